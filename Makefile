@@ -1,0 +1,33 @@
+# Two commands: `make run` trains the default experiment to its report, `make test` runs the tests.
+# Both set up .venv first, once. PYTHON names another Python 3.12, CONFIG another experiment.
+SHELL := /bin/bash
+PYTHON ?= python3.12
+CONFIG ?=
+BIN := .venv/bin
+SNAKEMAKE := $(BIN)/snakemake --profile profiles/local $(if $(CONFIG),--configfile $(CONFIG))
+
+.PHONY: run test test-fast lint schema status setup
+
+run: setup
+	@$(SNAKEMAKE)
+
+test: setup
+	@tests/run.sh
+
+test-fast: setup
+	@$(BIN)/pytest -q -n 2 -m "not slow"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow/rules
+	$(BIN)/snakemake --lint
+	$(BIN)/python workflow/scripts/write_schema.py --check
+
+status: setup
+	@$(BIN)/python workflow/scripts/status.py
+
+setup: .venv/.ready
+
+.venv/.ready: $(wildcard envs/*.txt) envs/setup.sh
+	@PYTHON="$(PYTHON)" envs/setup.sh

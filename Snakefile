@@ -1,0 +1,31 @@
+# From one YAML file to one report. Stages: snakemake data|import|preflight|pretrain|metrics|export|report
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/plan.smk"
+include: "workflow/rules/data.smk"
+include: "workflow/rules/import.smk"
+include: "workflow/rules/image.smk"
+include: "workflow/rules/preflight.smk"
+include: "workflow/rules/pretrain.smk"
+include: "workflow/rules/metrics.smk"
+include: "workflow/rules/export.smk"
+include: "workflow/rules/report.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        f"{RESULTS}/plan.tsv",
+        f"{RESULTS}/report/index.html",
+
+
+onstart:
+    hold_experiment(RESULTS)
+
+
+onsuccess:
+    print_outcome(RESULTS)

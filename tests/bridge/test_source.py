@@ -1,0 +1,167 @@
+"""Models made from a config, found in a folder, or asked of the hub."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import DENSE, MOE, TIED_BF16, specification, train_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import megaboa
+from megaboa.bridge.source import obtain
+from megaboa.bridge.tensors import Tensors
+from megaboa.data.errors import InputError
+from megaboa.files import folder_digests, write_json
+
+SCRIPTS = Path(megaboa.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    return train_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, words):
+    return obtain(specification(tmp_path_factory.mktemp("store"), words))
+
+
+def test_the_manifest_of_a_model_made_from_a_config(made, words):
+    model = AutoModelForCausalLM.from_pretrained(made["path"])
+    assert made["params"] == model.num_parameters()
+    assert (made["vocab_size"], made["dtype"], made["revision"]) == (300, "float32", None)
+    assert made["tokenizer"] == words["path"]
+
+
+def test_it_takes_from_the_tokenizer_what_its_config_leaves_open(made):
+    model, loaded = (kind.from_pretrained(made["path"]) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    assert model.config.vocab_size == len(loaded)
+    assert model.config.eos_token_id == loaded.eos_token_id
+    assert model.config.pad_token_id == loaded.pad_token_id
+
+
+def test_no_two_tensors_are_alike(made):
+    with Tensors(made["path"]) as tensors:
+        values = [tensors[name].flatten().tolist() for name in tensors]
+    assert all(len(set(value)) > 1 for value in values)
+    assert len({tuple(value) for value in values}) == len(values)
+
+
+def test_others_may_read_the_weights(made):
+    modes = {path.name: path.stat().st_mode & 0o777 for path in Path(made["path"]).iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
+
+
+def test_the_same_specification_gives_the_same_bytes_elsewhere_and_is_made_once(made, words, tmp_path):
+    other = obtain(specification(tmp_path, words))
+    assert folder_digests(other["path"]) == folder_digests(made["path"])
+    assert other["digest"] == made["digest"]
+    written = Path(other["path"], "model.safetensors").stat().st_mtime_ns
+    assert obtain(specification(tmp_path, words)) == other
+    assert Path(other["path"], "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_another_seed_or_config_is_another_model(made, words, tmp_path):
+    changed = [{"seed": 1}, {"config": {**DENSE, "rope_theta": 5000.0}}, {"weights": False}]
+    manifests = [obtain(specification(tmp_path, words, **change)) for change in changed]
+    assert len({made["digest"], *(manifest["digest"] for manifest in manifests)}) == 4
+    assert len({manifest["path"] for manifest in manifests}) == 3
+
+
+@pytest.mark.parametrize(("config", "dtype"), [(MOE, torch.float32), (TIED_BF16, torch.bfloat16)])
+def test_other_kinds_of_models(words, tmp_path, config, dtype):
+    manifest = obtain(specification(tmp_path, words, config=config))
+    model = AutoModelForCausalLM.from_pretrained(manifest["path"])
+    assert (model.dtype, model.num_parameters()) == (dtype, manifest["params"])
+    assert manifest["dtype"] == str(dtype).removeprefix("torch.")
+
+
+def test_a_model_that_starts_from_random_weights_is_saved_without_any(made, words, tmp_path):
+    manifest = obtain(specification(tmp_path, words, weights=False))
+    assert manifest["params"] == made["params"]
+    assert not list(Path(manifest["path"]).glob("*.safetensors"))
+    config = json.loads(Path(manifest["path"], "config.json").read_text())
+    assert config["architectures"] == ["Qwen3ForCausalLM"]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({**DENSE, "model_type": "qwen4"}, ["models.tiny.config.model_type: 'qwen4'", "did you mean 'qwen"]),
+        ({"hidden_size": 32}, ["models.tiny.config.model_type: None"]),
+        ({**DENSE, "num_hidden_layer": 3}, ["models.tiny.config.num_hidden_layer", "'num_hidden_layers'"]),
+        ({**DENSE, "vocab_size": 200}, ["models.tiny.tokenizer", "300 tokens", "vocab_size of 200"]),
+        ({**DENSE, "hidden_size": "wide"}, ["models.tiny.config: transformers refuses it", "hidden_size"]),
+    ],
+)
+def test_a_mistake_in_a_config_is_named(words, tmp_path, config, said):
+    with pytest.raises(InputError) as error:
+        obtain(specification(tmp_path, words, config=config))
+    assert all(part in str(error.value) for part in said), error.value
+
+
+def test_a_local_folder_is_used_where_it_lies(made, tmp_path):
+    manifest = obtain(specification(tmp_path / "store", None, config=None, hf=made["path"]))
+    assert manifest["path"] == manifest["tokenizer"] == made["path"]
+    assert manifest["params"] == made["params"]
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.fixture
+def copied(made, tmp_path):
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for path in Path(made["path"]).iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def test_the_digest_of_a_local_folder_follows_its_weights_and_not_its_place(made, copied, tmp_path):
+    def digest(folder):
+        return obtain(specification(tmp_path, None, config=None, hf=str(folder)))["digest"]
+
+    assert digest(copied) == digest(made["path"])
+    (copied / "README.md").write_text("no part of the model")
+    assert digest(copied) == digest(made["path"])
+    weights = copied / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x55")
+    assert digest(copied) != digest(made["path"])
+
+
+def test_a_folder_that_is_no_model_is_refused(copied, tmp_path):
+    spec = specification(tmp_path, None, config=None, hf=str(copied))
+    with pytest.raises(InputError, match=r"models\.tiny\.hf: .* has no revision 'main'"):
+        obtain({**spec, "revision": "main"})
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"models\.tiny\.hf: .*has no \*\.safetensors.*`init: scratch`"):
+        obtain(spec)
+    assert obtain({**spec, "weights": False})["params"] > 0
+    (copied / "config.json").unlink()
+    with pytest.raises(InputError, match=r"models\.tiny\.hf: .*has no config\.json"):
+        obtain({**spec, "weights": False})
+
+
+@pytest.mark.slow
+def test_the_script_needs_no_megatron_and_ends_in_one_sentence_without_a_network(words, tmp_path):
+    arguments = ["--spec", str(tmp_path / "spec.json"), "--out", str(tmp_path / "source.json")]
+    write_json(tmp_path / "spec.json", specification(tmp_path / "store", words))
+    code = f"import runpy, sys; sys.argv = ['get_model.py', *{arguments}]; sys.path.insert(0, {str(SCRIPTS)!r})\n"
+    code += f"runpy.run_path({str(SCRIPTS / 'get_model.py')!r}, run_name='__main__')\n"
+    code += "assert not [name for name in sys.modules if name.split('.')[0] == 'megatron']"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert json.loads((tmp_path / "source.json").read_text())["name"] == "tiny"
+
+    (tmp_path / "source.json").unlink()
+    write_json(tmp_path / "spec.json", specification(tmp_path, words, config=None, hf="nobody/nothing"))
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "get_model.py", *arguments], env=offline, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: models.tiny.hf: 'nobody/nothing' is not in the local cache")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "source.json").exists()

@@ -1,0 +1,75 @@
+"""The JSON schema and the table of keys are current, and say the same as the models."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from megaboa.config.describe import json_schema, readme_with_table, schema_text
+
+ROOT = Path(__file__).resolve().parents[2]
+REMEDY = "run python workflow/scripts/write_schema.py"
+
+
+def test_schema_is_current() -> None:
+    assert (ROOT / "workflow/schemas/experiment.schema.json").read_text(encoding="utf-8") == schema_text(), REMEDY
+
+
+def test_table_of_keys_is_current() -> None:
+    text = (ROOT / "config/README.md").read_text(encoding="utf-8")
+    assert text == readme_with_table(text), REMEDY
+
+
+def test_the_shipped_experiment_is_valid() -> None:
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8")), schema)
+
+
+GOOD = {
+    "models": {"m": {"hf": "org/name"}},
+    "training": {"train_iters": "20 * params / (gbs * seq_length)", "micro_batch_size": 2},
+    "data": {"blend": {"a": 1, "b": 2.5}},
+    "overrides": {"model.x": {"y": 1}},
+    "sweep": {
+        "grid": {"parallel.tp": [1, 2], "models.m.config.hidden_size": [64], "layout": {"a": {"parallel.pp": 2}}},
+        "zip": {"optimizer.lr": [0.1]},
+        "runs": {"one": {"parallel.tp": 1, "overrides.model.x": False}},
+    },
+    "export": {"runs": "all"},
+}
+
+
+def test_expressions_and_dotted_axes_are_valid() -> None:
+    jsonschema.validate(GOOD, json_schema())
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("trainning", {}),
+        ("training.lr", 1),
+        ("training.micro_batch_size", 0),
+        ("training.micro_batch_size", 1.5),
+        ("training.precision", "fp31"),
+        ("parallel", {"sp": "yes"}),
+        ("data.blend", {"a": 0}),
+        ("sweep.grid", {"parallel.tp": 2}),
+        ("sweep.grid", {"parallel.tp": []}),
+        ("models", {}),
+        ("models.m.tokeniser", "x"),
+    ],
+)
+def test_mistakes_are_not_valid(path: str, value: object) -> None:
+    changed = copy.deepcopy(GOOD)
+    *parents, last = path.split(".")
+    node = changed
+    for part in parents:
+        node = node[part]
+    node[last] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(changed, json_schema())

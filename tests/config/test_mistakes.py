@@ -1,0 +1,262 @@
+# ruff: noqa: E501 (one mistake a line reads better)
+"""Every mistake that a user might make: the message names the key, the value or what is allowed, and a remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from megaboa.config import ConfigError, load
+from megaboa.plan import make_plan
+
+GOOD = """\
+experiment: good
+device: cpu
+tokenizers:
+  bpe: {train_on: text, vocab_size: 512}
+corpora:
+  text: {source: python-stdlib}
+models:
+  dense:
+    tokenizer: bpe
+    config: {model_type: qwen3, hidden_size: 64}
+training:
+  train_iters: 10
+"""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What is appended to a good file, or replaced in it; and what the message must say."""
+
+    name: str
+    key: str
+    hints: tuple[str, ...]
+    add: str = ""
+    replace: tuple[str, str] = ("", "")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def mistake(name: str, key: str, *hints: str, add: str = "", replace: tuple[str, str] = ("", "")) -> Mistake:
+    return Mistake(name, key, hints, add, replace)
+
+
+ITERS = "  train_iters: 10\n"
+
+
+def training(line: str) -> tuple[str, str]:
+    return (ITERS, f"{ITERS}  {line}\n")
+
+
+def sweep(text: str) -> str:
+    return f"sweep: {text}\n"
+
+
+MISTAKES = [
+    # keys
+    mistake("unknown section", "trainning", "did you mean 'training'", add="trainning: {seed: 1}\n"),
+    mistake("unknown key", "training.global_batchsize", "did you mean 'global_batch_size'", replace=training("global_batchsize: 8")),
+    mistake("key of another section", "training.lr", "did you mean 'optimizer.lr'", replace=training("lr: 0.1")),
+    mistake("short name as key", "parallel.tensor", "known: tp", add="parallel: {tensor: 2}\n"),
+    mistake("key of a model", "models.dense.tokenizr", "did you mean 'tokenizer'", replace=("    tokenizer: bpe\n", "    tokenizer: bpe\n    tokenizr: bpe\n")),
+    mistake("duplicate key", "training", "twice", "line 11", add="training: {seed: 1}\n"),
+    mistake("key that is a number", "sweep.runs", "'1' is not text", "quotes", add="sweep: {runs: {1: {training.seed: 1}}}\n"),
+    mistake("key that is a truth value", "parallel", "'on' is not text", add="parallel: {on: 1}\n"),
+    mistake("no models", "models", "is missing", replace=("models:\n  dense:\n    tokenizer: bpe\n    config: {model_type: qwen3, hidden_size: 64}\n", "")),
+    mistake("empty models", "models", "at least 1", replace=("models:\n  dense:\n    tokenizer: bpe\n    config: {model_type: qwen3, hidden_size: 64}\n", "models: {}\n")),
+    mistake("empty section", "parallel", "is empty", add="parallel:\n"),
+    mistake("list for a section", "parallel", "mapping", add="parallel: [tp, 2]\n"),
+    mistake("bad name", "models.0dense", "letter", add="data: {num_workers: 0}\n", replace=("  dense:", "  0dense:")),
+    # types and values
+    mistake("text for a whole number", "parallel.tp", "'two'", "allowed: numbers", add="parallel: {tp: two}\n"),
+    mistake("quoted number", "parallel.tp", "write 2 without quotes", add="parallel: {tp: '2'}\n"),
+    mistake("fraction for a whole number", "parallel.tp", "1.5", "whole number", add="parallel: {tp: 1.5}\n"),
+    mistake("truth value for a number", "parallel.tp", "true", "whole number", add="parallel: {tp: true}\n"),
+    mistake("number for a truth value", "parallel.sp", "1", "true or false", add="parallel: {sp: 1}\n"),
+    mistake("text for a truth value", "parallel.sp", "true or false, without quotes", add="parallel: {sp: 'true'}\n"),
+    mistake("no", "parallel.sp", "write true or false", add="parallel: {sp: no}\n"),
+    mistake("off", "checkpoint.async_save", "write true or false", add="checkpoint: {async_save: off}\n"),
+    mistake("Yes in an override", "overrides.model.moe_permute_fusion", "write true or false", add="overrides: {model.moe_permute_fusion: Yes}\n"),
+    mistake("octal", "training.seed", "010", "leading zeros", replace=training("seed: 010")),
+    mistake("octal, the other way", "training.seed", "0o17", "octal", replace=training("seed: 0o17")),
+    mistake("hexadecimal", "training.seed", "0x10", "decimal", replace=training("seed: 0x10")),
+    mistake("base 60", "resources.runtime", "1:30", "base 60", add="resources: {runtime: 1:30}\n"),
+    mistake("not a number", "optimizer.lr", ".nan", "finite", add="optimizer: {lr: .nan}\n"),
+    mistake("infinite", "optimizer.lr", ".inf", "finite", add="optimizer: {lr: .inf}\n"),
+    mistake("overflow", "optimizer.lr", "1e999", "finite", add="optimizer: {lr: 1e999}\n"),
+    mistake("negative", "training.micro_batch_size", "-1", "greater than 0", replace=training("micro_batch_size: -1")),
+    mistake("zero", "training.train_iters", "0", "greater than 0", replace=(ITERS, "  train_iters: 0\n")),
+    mistake("negative learning rate", "optimizer.lr", "-0.001", "greater than 0", add="optimizer: {lr: -1e-3}\n"),
+    mistake("beta of one", "optimizer.beta2", "less than 1", add="optimizer: {beta2: 1.0}\n"),
+    mistake("misspelt choice", "training.precision", "did you mean 'bf16_mixed'", replace=training("precision: bf16_mixd")),
+    mistake("choice in another case", "schedule.decay", "did you mean 'WSD'", add="schedule: {decay: wsd}\n"),
+    mistake("no such choice", "device", "'tpu'", "allowed: cpu, cuda", replace=("device: cpu", "device: tpu")),
+    mistake("number for text", "resources.partition", "17", "quotes", add="resources: {partition: 17}\n"),
+    mistake("wall time", "resources.runtime", "'4 hours'", "4h", add="resources: {runtime: 4 hours}\n"),
+    mistake("split in two parts", "data.split", "'90,10'", "98,1,1", add="data: {split: '90,10'}\n"),
+    mistake("one for a list", "report.agreements", "list", add="report: {agreements: {reference: run}}\n"),
+    mistake("missing in a list", "report.agreements[0].runs", "is missing", add="report: {agreements: [{reference: run}]}\n"),
+    mistake("backward profile", "profile", "5 is not before 2", add="profile: {steps: [5, 2]}\n"),
+    mistake("three steps", "profile.steps", "2 values", add="profile: {steps: [1, 2, 3]}\n"),
+    mistake("small vocabulary", "tokenizers.bpe.vocab_size", "100", "260", replace=("512", "100")),
+    # models, corpora, references and files
+    mistake("two origins", "models.dense", "exactly one of hf, config and recipe", replace=("    tokenizer: bpe\n", "    tokenizer: bpe\n    hf: org/name\n")),
+    mistake("no origin", "models.other", "given: none", add="model: dense\n", replace=("  dense:", "  other: {tokenizer: bpe}\n  dense:")),
+    mistake("no model_type", "models.dense", "model_type", replace=("model_type: qwen3, ", "")),
+    mistake("pretrained recipe", "models.dense", "pretrained needs hf or config", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: some_recipe\n    init: pretrained")),
+    mistake("args without recipe", "models.dense", "args belong to recipe", replace=("    tokenizer: bpe\n", "    tokenizer: bpe\n    args: {a: 1}\n")),
+    mistake("misspelt model", "model", "did you mean 'dense'", add="model: dens\n"),
+    mistake("misspelt corpus", "data.blend", "did you mean 'text'", add="data: {blend: txt}\n"),
+    mistake("misspelt corpus in a blend", "data.blend", "did you mean 'text'", add="data: {blend: {tekst: 1}}\n"),
+    mistake("blend of nothing", "data.blend", "mapping from corpora to weights", add="data: {blend: 3}\n"),
+    mistake("weight of zero", "data.blend.text", "greater than 0", add="data: {blend: {text: 0}}\n"),
+    mistake("misspelt tokenizer", "models.dense.tokenizer", "did you mean 'bpe'", replace=("    tokenizer: bpe", "    tokenizer: bpee")),
+    mistake("no tokenizer", "models.dense", "set tokenizer", replace=("    tokenizer: bpe\n", "")),
+    mistake("tokenizer of no corpus", "tokenizers.bpe.train_on", "corpus 'texts'", "did you mean 'text'", replace=("train_on: text", "train_on: texts")),
+    mistake("missing corpus file", "corpora.text.source", "there is no file 'nowhere/*.jsonl'", replace=("python-stdlib", "nowhere/*.jsonl")),
+    mistake("misspelt stdlib", "corpora.text.source", "did you mean 'python-stdlib'", replace=("python-stdlib", "python-stdlb")),
+    mistake("missing recipe file", "models.dense.recipe", "there is no file 'recipes/none.py'", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: recipes/none.py")),
+    mistake("missing model folder", "models.dense.hf", "there is no folder './none'", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: ./none")),
+    # overrides
+    mistake("override without a dot", "overrides.seed", "dotted field", add="overrides: {seed: 1}\n"),
+    mistake("override of a key that is set", "overrides.train.train_iters", "training.train_iters", "remove one", add="overrides: {train.train_iters: 5}\n"),
+    mistake("override of a part of a key", "overrides.model.seq_length", "set that instead", "training.seq_length", add="overrides: {model.seq_length: 5}\n"),
+    mistake("override of our own", "overrides.checkpoint.save", "Megaboa itself", add="overrides: {checkpoint.save: here}\n"),
+    mistake("override with a bad value", "optimizer.lr", "-1", "greater than 0", add="overrides: {optimizer.lr: -1}\n"),
+    # sweeps
+    mistake("empty sweep", "sweep", "is empty", add=sweep("{}")),
+    mistake("empty grid", "sweep.grid", "at least 1", add=sweep("{grid: {}}")),
+    mistake("empty axis", "sweep.grid.parallel.tp", "is empty", add=sweep("{grid: {parallel.tp: []}}")),
+    mistake("axis of one value", "sweep.grid.parallel.tp", "list of values", add=sweep("{grid: {parallel.tp: 2}}")),
+    mistake("unknown axis", "sweep.grid.parallel.pt", "did you mean parallel.tp", add=sweep("{grid: {parallel.pt: [1, 2]}}")),
+    mistake("short axis", "sweep.grid.gbs", "did you mean training.global_batch_size", add=sweep("{grid: {gbs: [8]}}")),
+    mistake("axis that is a section", "sweep.grid.parallel", "such as parallel.tp", add=sweep("{grid: {parallel: [1]}}")),
+    mistake("axis that is shared", "sweep.grid.corpora.text.limit", "can't be swept", "data.blend", add=sweep("{grid: {corpora.text.limit: [1, 2]}}")),
+    mistake("wrong value in an axis", "sweep.grid.parallel.tp[1]", "-2", "greater than 0", add=sweep("{grid: {parallel.tp: [1, -2]}}")),
+    mistake("misspelt model in an axis", "sweep.grid.model[0]", "did you mean 'dense'", add=sweep("{grid: {model: [dence]}}")),
+    mistake("axis of no model", "sweep.grid.models.dens.config.hidden_size", "did you mean dense", add=sweep("{grid: {models.dens.config.hidden_size: [8]}}")),
+    mistake("set and swept", "sweep.grid.training.train_iters", "also set", "line 12", "remove one", add=sweep("{grid: {training.train_iters: [1, 2]}}")),
+    mistake("config set and swept", "sweep.grid.models.dense.config.hidden_size", "also set", add=sweep("{grid: {models.dense.config.hidden_size: [8]}}")),
+    mistake("swept twice", "sweep.zip", "same field as sweep.grid.training.seed", add=sweep("{grid: {training.seed: [1]}, zip: {training.seed: [2]}}")),
+    mistake("swept under two names", "sweep.grid.overrides.optimizer.lr", "same field", add=sweep("{grid: {optimizer.lr: [1.0], overrides.optimizer.lr: [2.0]}}")),
+    mistake("unequal zip", "sweep", "equal length", "training.seed has 2", add=sweep("{zip: {training.seed: [1, 2], optimizer.lr: [0.1]}}")),
+    mistake("duplicate value", "sweep.grid.optimizer.lr[1]", "same name 'lr0.0003'", add=sweep("{grid: {optimizer.lr: [3e-4, 0.0003]}}")),
+    mistake("duplicate run", "sweep.runs.b", "'a' and 'b' train the same thing", "remove one", add=sweep("{runs: {a: {training.seed: 1}, b: {training.seed: 1}}}")),
+    mistake("duplicate identity", "sweep", "differ only in resources.partition", add=sweep("{grid: {resources.partition: [x, y]}}")),
+    mistake("bad run name", "sweep.runs.a/b", "letter", add=sweep("{runs: {a/b: {training.seed: 1}}}")),
+    mistake("long run name", "sweep.grid.resources.partition[0]", "longer than 100 characters", add=sweep("{grid: {resources.partition: [" + "x" * 120 + "]}}")),
+    mistake("label without keys", "sweep.grid.layout", "'tp2' must be a mapping", add=sweep("{grid: {layout: {tp2: 2}}}")),
+    mistake("unknown key in a label", "sweep.grid.layout.a.parallel.pt", "did you mean parallel.tp", add=sweep("{grid: {layout: {a: {parallel.pt: 2}}}}")),
+    mistake("export of no run", "export.runs", "there is no run 'rum'", "did you mean 'run'", add="export: {runs: [rum]}\n"),
+    mistake("agreement with no run", "report.agreements[0].reference", "did you mean 'run'", add="report: {agreements: [{reference: rnu, runs: ['*']}]}\n"),
+    # expressions
+    mistake("unknown name", "training.micro_batch_size", "'gbz'", "did you mean 'gbs'", replace=training("micro_batch_size: gbz / 2")),
+    mistake("attribute", "training.micro_batch_size", "not allowed: 'gbs.real'", replace=training("micro_batch_size: gbs.real")),
+    mistake("call", "training.micro_batch_size", "not allowed", replace=training("micro_batch_size: open('f')")),
+    mistake("huge power", "training.micro_batch_size", "too large", replace=training("micro_batch_size: 9**9**9")),
+    mistake("division by zero", "training.micro_batch_size", "divides by zero", replace=training("micro_batch_size: gbs / (tp - 1)")),
+    mistake("cycle", "training.micro_batch_size", "depends on itself: mbs → mbs", replace=training("micro_batch_size: mbs / 2")),
+    mistake("result out of range", "training.micro_batch_size", "-8", "greater than 0", replace=training("micro_batch_size: -gbs")),
+    # lengths and layouts
+    mistake("no length", "training.train_iters", "is missing", "train_tokens", replace=(ITERS, "  seed: 1\n")),
+    mistake("two lengths", "training", "remove one", replace=training("train_tokens: 1000")),
+    mistake("layout does not fit", "resources.gpus_per_node", "tp * pp * cp = 2 * 1 * 1", "nearest: 2", add="parallel: {tp: 2}\n"),
+    mistake("batch does not fit", "training.global_batch_size", "3 * 1", "nearest: 6 or 9", replace=training("micro_batch_size: 3")),
+    # YAML
+    mistake("tab", "", "tab in the indentation", "spaces", replace=(ITERS, "\ttrain_iters: 10\n")),
+    mistake("unclosed bracket", "", "is not YAML", add="parallel: {tp: 2\n"),
+    mistake("unknown alias", "", "undefined alias", add="parallel: *nothing\n"),
+    mistake("recursive alias", "overrides.model.x.y", "inside what it repeats", add="overrides: {model.x: &a {y: *a}}\n"),
+    mistake("python tag", "overrides.model.x", "tag", "plain YAML", add="overrides: {model.x: !!python/tuple [1]}\n"),
+    mistake("two documents", "", "several documents", add="---\nmodels: {}\n"),
+]  # fmt: skip
+
+
+def message_of(paths: list[Path], extra: dict | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        make_plan(load(paths, extra))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistake(mistake: Mistake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    old, new = mistake.replace
+    assert not old or old in GOOD
+    file = Path("experiment.yaml")
+    file.write_text(GOOD.replace(old, new) + mistake.add if old else GOOD + mistake.add)
+    message = message_of([file])
+    lines = [line for line in message.splitlines() if line.startswith("  experiment.yaml:") or not mistake.key]
+    found = [line for line in lines if f": {mistake.key}: " in line or not mistake.key]
+    assert found, f"no line about {mistake.key!r} in:\n{message}"
+    for hint in mistake.hints:
+        assert any(hint in line for line in found), f"{hint!r} is not in:\n{message}"
+    assert message.startswith("1 problem "), message
+
+
+def test_good_file_is_good(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(GOOD)
+    assert [run.name for run in make_plan(load([file])).runs] == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (b"", "is empty"),
+        (b"# nothing\n", "is empty"),
+        (b"- a\n- b\n", "top level"),
+        (b"hello\n", "top level"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"a: \x00\n", "not YAML"),
+        (b"a: " + b"[" * 5000, "is n"),
+        (b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(b"%c: &%c [%s]\n" % (98 + i, 98 + i, b",".join([b"*%c" % (97 + i)] * 9)) for i in range(9)), "repeat too much"),
+    ],
+    ids=["empty", "comments", "list", "scalar", "binary", "null byte", "deep", "billion laughs"],
+)  # fmt: skip
+def test_files_that_are_no_configuration(content: bytes, hint: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_bytes(content)
+    message = message_of([file])
+    assert "bad.yaml" in message
+    assert hint in message
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    message = message_of([tmp_path / "none.yaml"])
+    assert "none.yaml: can't be read (No such file or directory): check the path" in message
+    assert message.startswith("1 problem")
+
+
+def test_all_problems_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "many.yaml"
+    file.write_text(
+        GOOD + "parallel: {tp: two, sp: no}\nmodel: dens\nsweep: {grid: {optimizer.lrr: [1], training.seed: [-1]}}\n"
+    )
+    message = message_of([file])
+    for key in ("parallel.tp", "parallel.sp", "model", "sweep.grid.optimizer.lrr", "sweep.grid.training.seed[0]"):
+        assert f": {key}: " in message
+    assert message.startswith("5 problems")
+
+
+def test_all_runs_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "runs.yaml"
+    file.write_text(GOOD + "sweep: {grid: {parallel.tp: [1, 2, 4], training.micro_batch_size: [1, 3]}}\n")
+    message = message_of([file])
+    assert "tp * pp * cp = 2 * 1 * 1 = 2" in message
+    assert "tp * pp * cp = 4 * 1 * 1 = 4" in message
+    assert "(runs tp2-mbs1, tp2-mbs3)" in message
+    assert "nearest: 6 or 9 (run tp1-mbs3)" in message
+
+
+def test_mistakes_in_later_files_and_on_the_command_line_are_placed(tmp_path: Path) -> None:
+    base, more = tmp_path / "base.yaml", tmp_path / "more.yaml"
+    base.write_text(GOOD)
+    more.write_text("parallel:\n  tp: 0\n")
+    message = message_of([base, more], {"training.seed": -1})
+    assert f"{more}:2: parallel.tp: 0 must be greater than 0" in message
+    assert "--config: training.seed: -1 must be" in message

@@ -1,0 +1,83 @@
+"""Steps of all attempts in one table, each step once and what was done again marked."""
+
+import math
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from fake_runs import START, FakeExperiment, start_event, step_event, write_attempt, write_attempts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaboa.observe.steps import read_events, step_rows, write_steps
+from megaboa.results import RunStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    return FakeExperiment(tmp_path).plan_run("dp2")
+
+
+def step(number, attempt=1, **values):
+    return {**step_event(number, START + number), "attempt": attempt, **values}
+
+
+def test_a_resumed_attempt_marks_what_it_did_again(store):
+    write_attempts(store, [start_event(1), start_event(2, resumed_from=10)])
+    write_attempt(store, 1, [step_event(number, START + number) for number in range(1, 14)], torn='{"event": "st')
+    write_attempt(store, 2, [step_event(number, START + 50 + number) for number in range(11, 21)])
+    rows = step_rows(read_events(RunStore(store)))
+    assert [(row["step"], row["attempt"]) for row in rows if row["replayed"]] == [(11, 1), (12, 1), (13, 1)]
+    assert [row["step"] for row in rows if not row["replayed"]] == list(range(1, 21))
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=5))
+def test_every_step_has_exactly_one_row_that_counts(attempts):
+    events = [
+        step(number, attempt)
+        for attempt, (resumed_from, length) in enumerate(attempts, start=1)
+        for number in range(resumed_from + 1, resumed_from + length + 1)
+    ]
+    rows = step_rows(events)
+    assert len(rows) == len(events)
+    counting = [row for row in rows if not row["replayed"]]
+    assert sorted(row["step"] for row in counting) == sorted({event["step"] for event in events})
+    for row in counting:
+        assert row["attempt"] == max(event["attempt"] for event in events if event["step"] == row["step"])
+
+
+def test_other_events_make_no_rows():
+    assert step_rows([{"event": "eval", "step": 1, "time": START, "losses": {}, "attempt": 1}]) == []
+
+
+def test_the_table_keeps_nan_and_null_apart_and_has_a_column_for_every_further_loss(tmp_path):
+    rows = step_rows(
+        [
+            step(1, loss=math.nan, losses={"lm loss": math.nan}),
+            step(2, loss=None, grad_norm=None, losses={}),
+            step(3, losses={"lm loss": 5.0, "load_balancing_loss": 1.25}),
+        ]
+    )
+    path = tmp_path / "metrics" / "steps.parquet"
+    write_steps(path, rows)
+    table = pq.read_table(path)
+    assert table["loss"].null_count == 1
+    assert math.isnan(table["loss"][0].as_py())
+    assert table["losses/load_balancing_loss"].to_pylist() == [None, None, 1.25]
+    assert [name for name in table.column_names if name.startswith("losses/")] == ["losses/load_balancing_loss"]
+    frame = pd.read_parquet(path)
+    assert frame["step"].tolist() == [1, 2, 3]
+    assert frame["tokens"].tolist() == [1024] * 3
+    assert list(path.parent.iterdir()) == [path], "no temporary file is left"
+
+
+def test_a_run_without_steps_gives_an_empty_table(tmp_path):
+    write_steps(tmp_path / "steps.parquet", [])
+    assert pd.read_parquet(tmp_path / "steps.parquet").empty
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path):
+    rows = step_rows([step(1), step(2)])
+    write_steps(tmp_path / "a", rows)
+    write_steps(tmp_path / "b", rows)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

@@ -1,0 +1,250 @@
+"""From an experiment to its runs: names, precedence, identities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megaboa.config import ConfigError, load
+from megaboa.files import canonical
+from megaboa.plan import Plan, make_plan, plan_table, read_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+PlanOf = Callable[..., Plan]
+
+
+def names(plan: Plan) -> list[str]:
+    return [run.name for run in plan.runs]
+
+
+# names
+
+
+@pytest.mark.parametrize(
+    ("sweep", "expected"),
+    [
+        ("{grid: {parallel.tp: [1, 2], training.micro_batch_size: [1, 2]}}", "tp1-mbs1 tp1-mbs2 tp2-mbs1 tp2-mbs2"),
+        ("{grid: {optimizer.lr: [3e-4, 1e-5, 2.0]}}", "lr0.0003 lr1e-05 lr2"),
+        ("{grid: {parallel.sp: [true, false]}}", "sp nosp"),
+        ("{grid: {schedule.decay: [WSD, inverse-square-root]}}", "decay-WSD decay-inverse-square-root"),
+        ("{grid: {checkpoint.keep_last: [null], training.seed: [1]}}", "keep_last-none-seed1"),
+        ("{zip: {training.seed: [1, 2], optimizer.lr: [0.1, 0.2]}}", "seed1-lr0.1 seed2-lr0.2"),
+        ("{runs: {b: {training.seed: 1}, a: {training.seed: 2}}}", "b a"),
+        ("{grid: {parallel.tp: [2]}, runs: {a: {training.seed: 1}, b: {training.seed: 2}}}", "tp2-a tp2-b"),
+        ("{grid: {layout: {two: {parallel.tp: 2}, wide: {parallel.tp: 4}}}}", "two wide"),
+        ("{grid: {overrides.model.moe_permute_fusion: [true, false]}}", "moe_permute_fusion nomoe_permute_fusion"),
+        ("{grid: {overrides.ddp.bucket_size: [1000000]}}", "bucket_size1000000"),
+        ("{grid: {overrides.optimizer.lr: [0.1]}}", "lr0.1"),
+        ("{grid: {data.blend: [{text: 2}]}}", "data-text2"),
+        ("{grid: {data.split: ['90,5,5']}}", "split-90-5-5"),
+        ("{grid: {training.micro_batch_size: [gbs / 2]}}", "mbs-gbs-2"),
+    ],
+)
+def test_names(plan_of: PlanOf, sweep: str, expected: str) -> None:
+    resources = "resources: {gpus_per_node: 4}\n" if "parallel.tp" in sweep else ""
+    assert names(plan_of(f"{resources}sweep: {sweep}")) == expected.split()
+
+
+def test_no_sweep_is_one_run(plan_of: PlanOf) -> None:
+    assert names(plan_of()) == ["run"]
+
+
+def test_a_swept_model_becomes_one_model_for_each_value(plan_of: PlanOf) -> None:
+    plan = plan_of("sweep: {grid: {models.dense.config.hidden_size: [32, 64], training.seed: [1, 2]}}")
+    assert names(plan) == ["h32-seed1", "h32-seed2", "h64-seed1", "h64-seed2"]
+    assert [run.model for run in plan.runs] == ["dense-h32", "dense-h32", "dense-h64", "dense-h64"]
+    assert {name: model.config["hidden_size"] for name, model in plan.models.items()} == {
+        "dense-h32": 32,
+        "dense-h64": 64,
+    }
+    assert plan["h32-seed1"].config.model == "dense-h32"
+    assert plan["h32-seed1"].run["model"]["name"] == "dense-h32"
+
+
+def test_sweeping_a_model_that_a_run_does_not_train_is_no_difference(plan_of: PlanOf) -> None:
+    other = "models: {other: {tokenizer: bpe, config: {model_type: llama}}}\n"
+    with pytest.raises(ConfigError, match=r"differ only in models\.other\.config\.hidden_size"):
+        plan_of(other + "model: dense\nsweep: {grid: {models.other.config.hidden_size: [32, 64]}}")
+
+
+def test_names_of_models_may_hold_dots(plan_of: PlanOf) -> None:
+    text = "models: {q-2.5: {tokenizer: bpe, config: {model_type: llama}}}\nmodel: q-2.5\n"
+    plan = plan_of(text + "sweep: {grid: {models.q-2.5.config.hidden_size: [32]}}")
+    assert plan.runs[0].model == "q-2.5-h32"
+
+
+# precedence and identity
+
+
+def test_what_is_swept_reaches_the_run(plan_of: PlanOf) -> None:
+    plan = plan_of("sweep: {runs: {a: {optimizer.lr: 1, overrides.model.x: {y: 1}}, b: {}}}")
+    a, b = plan.runs
+    assert (a.config.optimizer.lr, a.run["optimizer"]["lr"], a.row["lr"]) == (1.0, 1.0, 1.0)
+    assert a.run["overrides"] == {"model.x": {"y": 1}}
+    assert b.config.optimizer.lr == 3e-4
+    assert b.run["overrides"] == {}
+    assert a.values == {"optimizer.lr": 1, "overrides.model.x": {"y": 1}}
+
+
+def test_an_override_of_a_key_is_another_spelling_of_it(plan_of: PlanOf) -> None:
+    as_override = plan_of("overrides: {optimizer.lr: 0.1, train.global_batch_size: 16}")
+    as_key = plan_of("optimizer: {lr: 0.1}", training__train_iters=10, training__global_batch_size=16)
+    assert canonical(as_override.runs[0].run) == canonical(as_key.runs[0].run)
+    assert as_override.runs[0].row["gbs"] == 16
+
+
+def test_the_same_number_written_differently_is_the_same_identity(plan_of: PlanOf) -> None:
+    one = plan_of("optimizer: {lr: 3e-4, clip_grad: 1}\nparallel: {tp: 1}\ndata: {blend: text}")
+    two = plan_of("optimizer: {lr: 0.0003, clip_grad: 1.0}\nparallel: {tp: 1.0}\ndata: {blend: {text: 1}}")
+    three = plan_of("optimizer: {lr: 0.00030}\n# a comment\n")
+    assert canonical(one.runs[0].run) == canonical(two.runs[0].run) == canonical(three.runs[0].run)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "resources: {partition: gpu, runtime: 1d, cpus_per_rank: 2, mem_mb_per_rank: 1, account: me}",
+        "checkpoint: {save_interval: 5, keep_last: 1, async_save: true, reshardable: false}",
+        "profile: {tool: pytorch, steps: [1, 2], ranks: [0]}",
+        "export: {runs: all}",
+        "report: {title: Another}",
+        "store: elsewhere",
+        "data: {num_workers: 7}",
+        "overrides: {logger.log_interval: 5, profiling.nvtx_ranges: true, checkpoint.save_optim: false}",
+    ],
+)
+def test_what_can_not_change_the_losses_is_not_identity(plan_of: PlanOf, text: str) -> None:
+    plain, changed = plan_of().runs[0], plan_of(text).runs[0]
+    assert canonical(plain.run) == canonical(changed.run)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "resources: {gpus_per_node: 2}",
+        "resources: {nodes: 2}",
+        "parallel: {distributed_optimizer: false}",
+        "optimizer: {eps: 1e-6}",
+        "schedule: {warmup_iters: 1}",
+        "training: {seed: 1}",
+        "data: {split: '90,9,1'}",
+        "device: cuda",
+        "models: {dense: {seed: 1}}",
+        "models: {dense: {init: pretrained}}",
+        "models: {dense: {config: {rms_norm_eps: 1e-5}}}",
+        "overrides: {model.moe_permute_fusion: true}",
+    ],
+)
+def test_what_can_change_the_losses_is_identity(plan_of: PlanOf, text: str) -> None:
+    assert canonical(plan_of().runs[0].run) != canonical(plan_of(text).runs[0].run)
+
+
+def test_launch_and_profile_hold_the_rest(plan_of: PlanOf) -> None:
+    run = plan_of("resources: {nodes: 2, partition: gpu}\noverrides: {logger.log_interval: 5}\nstore: there").runs[0]
+    assert run.run["world_size"] == 2
+    assert {key: run.launch[key] for key in ("nodes", "gpus_per_node", "partition", "store", "num_workers")} == {
+        "nodes": 2,
+        "gpus_per_node": 1,
+        "partition": "gpu",
+        "store": "there",
+        "num_workers": 2,
+    }
+    assert run.launch["overrides"] == {"logger.log_interval": 5}
+    assert run.profile == {"tool": "none", "steps": [2, 4], "ranks": [0]}
+
+
+# recipes
+
+
+RECIPE = 'models: {r: {recipe: RECIPE_FILE, tokenizer: bpe, args: {layers: 2}}}\nmodel: r\noptimizer: {lr: 1.0e-3}\n'
+
+
+def recipe_run(tmp_path: Path, code: str):
+    file = tmp_path / "recipe.py"
+    file.write_text(code)
+    experiment = tmp_path / "recipes.yaml"
+    corpus = "corpora: {text: {source: python-stdlib}}\ntokenizers: {bpe: {train_on: text}}\n"
+    experiment.write_text(corpus + RECIPE.replace("RECIPE_FILE", str(file)))
+    return make_plan(load([experiment])).runs[0]
+
+
+def test_keys_that_are_not_set_never_overwrite_a_recipe(tmp_path: Path) -> None:
+    run = recipe_run(tmp_path, "def configure(layers): ...\n")
+    assert run.run["optimizer"] == {"lr": 0.001}
+    assert run.run["training"] == run.run["parallel"] == run.run["schedule"] == {}
+    assert run.run["data"] == {"blend": {"text": 1.0}}
+    assert (run.row["lr"], run.row["gbs"], run.row["dp"], run.row["tokens"]) == (0.001, "recipe", "recipe", "recipe")
+
+
+def test_a_comment_in_a_recipe_is_no_change_but_code_is(tmp_path: Path) -> None:
+    plain = recipe_run(tmp_path, "def configure(layers):\n    return layers\n")
+    commented = recipe_run(tmp_path, '"""Doc."""\n\n\ndef configure(layers):\n    """Why."""\n    # c\n    return layers\n')
+    changed = recipe_run(tmp_path, "def configure(layers):\n    return layers + 1\n")
+    assert plain.run["model"]["recipe_code"] == commented.run["model"]["recipe_code"]
+    assert plain.run["model"]["recipe_code"] != changed.run["model"]["recipe_code"]
+
+
+# what runs share
+
+
+def test_corpora_and_tokenizers_of_runs(plan_of: PlanOf) -> None:
+    run = plan_of().runs[0]
+    assert (run.corpora, run.tokenizers) == (("text",), ("bpe",))
+    assert plan_of().corpus_tokenizers == {"text": "bpe"}
+
+
+def test_models_with_different_tokenizers_can_not_share_a_corpus(plan_of: PlanOf) -> None:
+    text = "models: {other: {hf: org/name}}\nsweep: {runs: {a: {model: dense}, b: {model: other}}}"
+    with pytest.raises(ConfigError, match=r"corpora\.text: .*dense wants bpe, other wants org/name"):
+        plan_of(text)
+
+
+def test_exports_and_agreements_are_matched(plan_of: PlanOf) -> None:
+    text = """
+sweep: {grid: {training.seed: [1, 2, 3]}}
+export: {runs: ['seed[12]']}
+report: {agreements: [{reference: seed1, runs: ['*'], tolerance: 1}]}
+"""
+    plan = plan_of(text)
+    assert plan.exports == ["seed1", "seed2"]
+    assert plan.agreements == [{"reference": "seed1", "runs": ["seed2", "seed3"], "tolerance": 1.0}]
+
+
+# files
+
+
+def test_files_are_written_only_when_they_change(plan_of: PlanOf, tmp_path: Path) -> None:
+    sweep = "sweep: {grid: {training.seed: [1, 2]}}\n"
+    plan = plan_of(sweep)
+    assert len(plan.write(tmp_path / "results")) == 6
+    folder = tmp_path / "results/small/runs/seed1"
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert {path.name for path in before} == {"run.json", "launch.json", "profile.json"}
+    (folder / "train.json").write_text("{}")
+    assert plan_of(sweep + "# a comment\n").write(tmp_path / "results") == []
+    changed = plan_of(sweep + "resources: {partition: gpu}\n").write(tmp_path / "results")
+    assert {path.name for path in changed} == {"launch.json"}
+    assert (folder / "run.json").stat().st_mtime_ns == before[folder / "run.json"]
+    assert (folder / "train.json").read_text() == "{}"
+
+
+def test_plan_table_comes_from_the_launch_files(plan_of: PlanOf, tmp_path: Path) -> None:
+    plan = plan_of("sweep: {grid: {optimizer.lr: [3e-4, 1e-3]}}")
+    plan.write(tmp_path)
+    files = [tmp_path / "small/runs" / run.name / "launch.json" for run in plan.runs]
+    lines = [line.split("\t") for line in plan_table(read_rows(files)).splitlines()]
+    head, first, second = lines
+    assert head[:3] == ["run", "model", "data"]
+    assert dict(zip(head, first, strict=True))["tokens"] == str(10 * 8 * 128)
+    assert dict(zip(head, second, strict=True))["lr"] == "0.001"
+    assert dict(zip(head, first, strict=True))["vpp"] == "-"
+
+
+def test_the_shipped_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    plan = make_plan(load([ROOT / "config/config.yaml"]))
+    assert len(plan.runs) >= 7
+    assert set(plan.models) == {"dense", "moe"}
+    assert all(isinstance(run.row["params"], int) for run in plan.runs)

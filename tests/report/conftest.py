@@ -1,0 +1,6 @@
+"""The trees of results that these tests report on are made by the same module as those of tests/observe."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "observe"))

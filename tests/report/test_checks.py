@@ -1,0 +1,92 @@
+"""Agreement of losses, proofs, and what they come to together."""
+
+import pytest
+from fake_runs import FakeExperiment, loss_at
+
+from megaboa.files import write_json
+from megaboa.report.checks import agreement_checks, proof_checks, verdict
+from megaboa.report.runs import load_runs
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    experiment = FakeExperiment(tmp_path)
+    experiment.completed_run("dp1", steps=20)
+    experiment.measure("dp1")
+    return experiment
+
+
+def check(experiment, name="other", tolerance=1e-5):
+    agreements = [{"reference": "dp1", "runs": ["dp1", name], "tolerance": tolerance}]
+    [found] = agreement_checks(agreements, load_runs(experiment.results))
+    return found
+
+
+def add(experiment, **values):
+    experiment.completed_run("other", **{"steps": 20, **values})
+    experiment.measure("other")
+
+
+def test_equal_losses_pass(experiment):
+    add(experiment)
+    found = check(experiment)
+    assert (found["state"], found["max_difference"], found["steps"]) == ("PASS", 0.0, 20)
+
+
+@pytest.mark.parametrize(("tolerance", "state"), [(1e-3, "PASS"), (2e-4, "FAIL")])
+def test_the_largest_difference_and_its_step_are_found(experiment, tolerance, state):
+    add(experiment, losses={13: loss_at(13) + 0.0003})
+    found = check(experiment, tolerance=tolerance)
+    assert (found["state"], found["step"]) == (state, 13)
+    assert found["max_difference"] == pytest.approx(0.0003)
+
+
+def test_a_failure_says_how_many_steps_differ(experiment):
+    add(experiment, losses={13: 1.0, 14: 1.0})
+    assert check(experiment)["detail"] == "2 of 20 steps differ by more than 1e-05"
+
+
+def test_steps_that_only_one_run_has_fail_the_check_however_well_the_others_agree(experiment):
+    add(experiment, steps=15)
+    found = check(experiment)
+    assert (found["state"], found["detail"]) == ("FAIL", "only 15 of 20 steps can be compared")
+    assert found["max_difference"] == 0.0
+
+
+def test_an_invalid_run_is_not_compared(experiment):
+    add(experiment, losses={4: float("nan")})
+    found = check(experiment)
+    assert (found["state"], found["max_difference"]) == ("INVALID", None)
+    assert found["detail"] == "other is INVALID: no finite loss at step 4"
+
+
+def test_a_run_that_has_not_run_is_said(experiment):
+    experiment.plan_run("other")
+    assert (check(experiment)["state"], check(experiment)["detail"]) == ("NOT_RUN", "other has not run")
+    assert check(experiment, "ghost")["detail"] == "ghost is not in the plan"
+
+
+def test_proofs_are_named_after_what_they_prove(tmp_path):
+    import_proof, export_proof = tmp_path / "models" / "dense" / "proof.json", tmp_path / "runs" / "dp1" / "proof.json"
+    write_json(import_proof, {"state": "PASS", "checks": [{"name": "tensors", "state": "PASS", "detail": "35 equal"}]})
+    write_json(export_proof, {"state": "FAIL", "checks": [{"name": "logits", "state": "FAIL", "detail": "0.3"}]})
+    found = proof_checks([export_proof, import_proof])
+    names = [(check["name"], check["state"]) for check in found]
+    assert names == [("import of dense: tensors", "PASS"), ("export of dp1: logits", "FAIL")]
+
+
+@pytest.mark.parametrize(
+    ("states", "result"),
+    [
+        (["PASS"], "PASS"),
+        ([], "PASS"),
+        (["PASS", "NOT_RUN"], "NOT_RUN"),
+        (["INVALID", "NOT_RUN"], "INVALID"),
+        (["INVALID", "FAIL", "NOT_RUN"], "FAIL"),
+    ],
+)
+def test_the_verdict_is_the_worst_of_all(experiment, states, result):
+    found = verdict(load_runs(experiment.results), [{"state": state} for state in states])
+    assert found["state"] == result
+    assert found["counts"]["runs"] == {"PASS": 1}
+    assert sum(found["counts"]["checks"].values()) == len(states)

@@ -1,0 +1,207 @@
+"""The page: what it shows, that it needs nothing else, and that nobody's name can break it."""
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+from fake_runs import FakeExperiment
+
+from megaboa.files import write_text
+from megaboa.report.checks import agreement_checks
+from megaboa.report.colours import Colours
+from megaboa.report.page import FIGURES, ReportError, draw, read_captions, render, verdict_text
+from megaboa.report.runs import load_runs
+
+CAPTIONS = Path(__file__).parents[2] / "workflow" / "report" / "captions.yaml"
+AGREEMENTS = [{"reference": "dp1", "runs": ["tp2", "broken", "later"], "tolerance": 1e-5}]
+PROVENANCE = {
+    "versions": {"torch": "2.9.1"},
+    "commit": None,
+    "command": "snakemake",
+    "config": [{"path": "config/x.yaml", "text": "title: <b>&"}],
+}
+KINDS = ("pdf", "png", "svg")
+HOSTILE = '<script>alert("x")</script>&$\\frac'
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    experiment = FakeExperiment(tmp_path_factory.mktemp("page"))
+    experiment.completed_run("dp1", steps=20)
+    experiment.completed_run("tp2", steps=20, noise=2e-6, world_size=2, tp=2, sp="true")
+    experiment.completed_run("broken", steps=20, losses={4: float("nan")})
+    for run in ("dp1", "tp2", "broken"):
+        experiment.measure(run)
+    experiment.plan_run("later")
+    return experiment
+
+
+def page(runs, folder, title="Title", agreements=AGREEMENTS, captions=None):
+    drawn = draw(runs, agreements, captions or read_captions(CAPTIONS), folder)
+    checks = agreement_checks(agreements, runs)
+    return render(title=title, experiment="tiny", runs=runs, checks=checks, drawn=drawn, provenance=PROVENANCE)
+
+
+@pytest.fixture(scope="module")
+def html(experiment, tmp_path_factory):
+    return page(load_runs(experiment.results), tmp_path_factory.mktemp("report"))
+
+
+def rows(html):
+    """Text of every table row, cells joined by `|`."""
+    found = re.findall(r"<tr>(.*?)</tr>", html, re.DOTALL)
+    cells = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL) for row in found]
+    return ["|".join(" ".join(re.sub(r"<[^>]+>", " ", cell).split()) for cell in row) for row in cells]
+
+
+def figure(html, name):
+    return re.search(rf'<figure id="figure-{name}">.*?</figure>', html, re.DOTALL).group()
+
+
+def test_every_run_has_a_row_with_its_state(html):
+    table = rows(html)
+    assert any(row.startswith("tp2|PASS|dense|tp2 sp|1|8|20/20|") for row in table)
+    assert any(row.startswith("broken|INVALID no finite loss at step 4|") for row in table)
+    assert any(row.startswith("later|NOT_RUN it has no metrics|") for row in table)
+
+
+def test_only_runs_that_passed_are_plotted(html):
+    for name in FIGURES:
+        drawn = figure(html, name)
+        assert "tp2" in drawn
+        assert "broken" not in drawn
+        assert "later" not in drawn
+
+
+def test_checks_are_shown_with_their_numbers(html):
+    table = rows(html)
+    assert any(re.match(r"tp2\|dp1\|PASS\|\d\.?\d?e-06\|\d+\|1e-05$", row) for row in table)
+    assert any(row.startswith("broken|dp1|INVALID") for row in table)
+
+
+class Structure(HTMLParser):
+    """Ids, references and the nesting of a page."""
+
+    VOID = ("meta", "link", "br")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.ids, self.references = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self._read(attributes)
+
+    def handle_startendtag(self, tag, attributes):
+        self._read(attributes)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def _read(self, attributes):
+        for name, value in attributes:
+            if name == "id":
+                self.ids.append(value)
+            if name in ("href", "src", "xlink:href"):
+                self.references.append(value)
+
+
+def test_the_page_is_well_formed_and_asks_for_nothing_from_outside(html):
+    structure = Structure()
+    structure.feed(html)
+    assert structure.open == []
+    assert len(structure.ids) == len(set(structure.ids))
+    inside = {f"#{name}" for name in structure.ids}
+    files = {f"{name}.{kind}" for name in FIGURES for kind in KINDS}
+    assert set(structure.references) <= inside | files | {"data:,"}
+    assert not re.search(r"url\((?!#)|@import", html)
+
+
+def test_names_titles_and_reasons_are_text_whatever_they_hold(experiment, tmp_path):
+    runs = load_runs(experiment.results)
+    runs = [dataclasses.replace(run, name=run.name + HOSTILE, reasons=[HOSTILE]) for run in runs]
+    html = page(runs, tmp_path, title=HOSTILE, agreements=[])
+    assert "<script" not in html
+    assert "<b>&" not in html
+    assert html.count("&lt;script&gt;") > 6
+
+
+def test_the_page_and_the_figures_beside_it_are_the_same_every_time(experiment, html, tmp_path):
+    first, second = tmp_path / "a", tmp_path / "b"
+    assert page(load_runs(experiment.results), first) == page(load_runs(experiment.results), second) == html
+    assert {path.name for path in first.iterdir()} == {f"{name}.{kind}" for name in FIGURES for kind in KINDS}
+    for path in first.iterdir():
+        assert path.read_bytes() == (second / path.name).read_bytes(), path.name
+
+
+def test_an_edited_caption_changes_the_page(experiment, tmp_path, html):
+    captions = {**read_captions(CAPTIONS), "loss": "My own words."}
+    changed = page(load_runs(experiment.results), tmp_path, captions=captions)
+    assert "My own words." in figure(changed, "loss")
+    assert "My own words." not in html
+
+
+@pytest.mark.parametrize("captions", [{"loss": "only one"}, {**dict.fromkeys(FIGURES, "x"), "lose": "x"}, ["loss"]])
+def test_captions_that_fit_no_figure_are_refused(tmp_path, captions):
+    path = tmp_path / "captions.yaml"
+    path.write_text(yaml.safe_dump(captions))
+    with pytest.raises(ReportError, match="one caption for each of loss, agreement"):
+        read_captions(path)
+
+
+def test_an_experiment_of_which_nothing_has_run_has_a_page(tmp_path):
+    experiment = FakeExperiment(tmp_path)
+    experiment.plan_run("later")
+    write_text(tmp_path / "report" / "loss.png", "of an earlier report")
+    html = page(load_runs(experiment.results), tmp_path / "report", agreements=[])
+    assert list((tmp_path / "report").iterdir()) == []
+    assert "nothing to plot" in html
+    assert "0 of 1 runs passed; 1 NOT_RUN." in html
+
+
+def test_many_runs_of_one_model_are_shaded_by_their_order_with_a_legend_only_where_it_has_room(experiment):
+    first = load_runs(experiment.results)[0]
+
+    def colours(count):
+        runs = [dataclasses.replace(first, name=f"lr{index}") for index in range(count)]
+        return Colours(runs), [Colours(runs).of(run) for run in runs]
+
+    for count in (1, 8, 12, 40):
+        assert len(set(colours(count)[1])) == count
+    assert colours(12)[0].note() == ""
+    assert colours(40)[0].note() == "From light to dark in the order of the plan."
+
+
+@pytest.mark.slow
+def test_many_runs_are_coloured_by_model_and_the_fastest_are_shown(tmp_path):
+    experiment = FakeExperiment(tmp_path)
+    for index in range(45):
+        run = f"lr{index}"
+        experiment.completed_run(run, model=["dense", "moe"][index % 2], steps=5, seconds=0.1 + index / 100)
+        experiment.measure(run)
+    html = page(load_runs(experiment.results), tmp_path / "report", agreements=[])
+    assert "lr3" not in figure(html, "loss")
+    assert "moe" in figure(html, "loss")
+    assert "The 40 fastest of 45 runs." in figure(html, "throughput")
+    assert ">lr1<" in figure(html, "throughput")
+    assert ">lr44<" not in figure(html, "throughput")
+
+
+@pytest.mark.parametrize(
+    ("runs", "checks", "text"),
+    [
+        ({"PASS": 7}, {"PASS": 9}, "All 7 runs passed. All 9 checks passed."),
+        ({"PASS": 1}, {}, "The only run passed. There are no checks."),
+        (
+            {"PASS": 5, "INVALID": 1, "NOT_RUN": 1},
+            {"PASS": 1, "FAIL": 2},
+            "5 of 7 runs passed; 1 INVALID, 1 NOT_RUN. 1 of 3 checks passed; 2 FAIL.",
+        ),
+    ],
+)
+def test_the_verdict_in_words(runs, checks, text):
+    assert verdict_text({"state": "", "counts": {"runs": runs, "checks": checks}}) == text

@@ -1,0 +1,58 @@
+"""report.py, from an experiment's results to its page and its checks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_runs import FakeExperiment
+
+from megaboa.files import write_json
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    experiment = FakeExperiment(tmp_path)
+    for run, noise in (("dp1", 0.0), ("dp2", 1e-3)):
+        experiment.completed_run(run, steps=8, noise=noise)
+        experiment.measure(run)
+    packages = {"torch": "2.9.1", "megatron_core": "0.19.2"}
+    image = {"runtime": "venv", "digest": None, "python": "3.12.4", "packages": packages}
+    write_json(experiment.results / "image.json", image)
+    agreements = [{"reference": "dp1", "runs": ["dp2"], "tolerance": 1e-5}]
+    write_json(tmp_path / "settings.json", {"title": None, "agreements": agreements})
+    (tmp_path / "my.yaml").write_text("experiment: tiny # mine\n")
+    return experiment
+
+
+def report(experiment, captions):
+    out = experiment.results / "report" / "index.html"
+    command = [sys.executable, ROOT / "workflow" / "scripts" / "report.py", "--results", experiment.results]
+    command += ["--settings", experiment.root / "settings.json", "--captions", captions, "--out", out]
+    command += ["--config-file", experiment.root / "my.yaml", "--command", "snakemake --configfile my.yaml"]
+    return subprocess.run(command, capture_output=True, text=True), out
+
+
+def test_report_of_an_experiment(experiment):
+    done, out = report(experiment, ROOT / "workflow" / "report" / "captions.yaml")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{out}: FAIL. All 2 runs passed. 0 of 1 checks passed; 1 FAIL.\n"
+    html = out.read_text()
+    for text in ("<h1>tiny</h1>", "snakemake --configfile my.yaml", "experiment: tiny # mine", "0.19.2", "3.12.4"):
+        assert text in html
+    checks = json.loads((out.parent / "checks.json").read_text())
+    assert checks["state"] == "FAIL"
+    assert [(check["name"], check["state"]) for check in checks["checks"]] == [("dp2 agrees with dp1", "FAIL")]
+    assert (out.parent / "loss.png").exists()
+
+
+def test_captions_that_cannot_be_used_are_named(experiment):
+    captions = experiment.root / "captions.yaml"
+    captions.write_text("loss: hm\n")
+    done, out = report(experiment, captions)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{captions}: must have one caption for each")
+    assert not out.exists()

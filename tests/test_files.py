@@ -1,0 +1,64 @@
+"""megaboa.files: small files written whole or not at all."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from megaboa import files
+
+
+def test_canonical_is_the_same_text_for_the_same_value():
+    assert files.canonical({"b": 1, "a": [1.0, "ü"]}) == files.canonical({"a": [1.0, "ü"], "b": 1})
+    assert files.digest({"a": 1}) != files.digest({"a": 2})
+
+
+def test_write_text_replaces_in_one_step_and_leaves_no_temporary_file(tmp_path):
+    path = tmp_path / "deep" / "file.json"
+    files.write_json(path, {"a": 1})
+    files.write_json(path, {"a": 2})
+    assert files.read_json(path) == {"a": 2}
+    assert os.listdir(path.parent) == ["file.json"]
+    assert path.stat().st_mode & 0o777 == 0o666 & ~files._umask()
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path):
+    path = tmp_path / "file"
+    files.write_text(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        files.write_text(path, "\ud800")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_read_jsonl_leaves_out_a_torn_last_line(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n{"a":')
+    assert files.read_jsonl(path) == [{"a": 1}, {"a": 2}]
+    assert files.read_jsonl(tmp_path / "missing") == []
+
+
+def test_link_replaces_an_older_link(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+        files.link(tmp_path / name, tmp_path / "links" / "current")
+    assert (tmp_path / "links" / "current").read_text() == "two"
+
+
+def test_a_writer_killed_at_any_moment_never_leaves_half_a_file(tmp_path):
+    path = tmp_path / "file.json"
+    writer = (
+        "import sys; sys.path.insert(0, 'workflow/scripts')\n"
+        "from megaboa import files\n"
+        f"while True: files.write_json({str(path)!r}, list(range(20000)))"
+    )
+    for delay in (0.3, 0.37, 0.41):
+        process = subprocess.Popen([sys.executable, "-c", writer])
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if path.exists():
+            assert files.read_json(path) == list(range(20000))

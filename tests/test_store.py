@@ -1,0 +1,78 @@
+"""megaboa.store: payload folders by identity."""
+
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from megaboa import store
+
+
+def test_folder_is_readable_and_changes_with_the_identity(tmp_path):
+    one = store.folder(tmp_path, "corpora", "wiki", {"tokenizer": "a"})
+    assert one.parent == tmp_path / "corpora" / "wiki" and len(one.name) == 12
+    assert one != store.folder(tmp_path, "corpora", "wiki", {"tokenizer": "b"})
+
+
+def test_a_payload_is_there_whole_or_not_at_all(tmp_path):
+    final = tmp_path / "corpora" / "wiki" / "abc"
+    with pytest.raises(RuntimeError), store.building(final) as partial:
+        (partial / "half").write_text("x")
+        raise RuntimeError
+    assert not final.exists()
+    with store.building(final) as partial:
+        assert not list(partial.iterdir())
+        (partial / "whole").write_text("x")
+    with store.building(final) as partial:
+        assert partial is None
+    assert (final / "whole").exists()
+
+
+BUILDER = """
+import sys, time; sys.path.insert(0, "workflow/scripts")
+from pathlib import Path
+from megaboa import store
+with store.building(Path(sys.argv[1])) as partial:
+    if partial is None:
+        print("found")
+    else:
+        (partial / "file").write_text("x")
+        print("building", flush=True)
+        time.sleep(float(sys.argv[2]))
+"""
+
+
+def builder(final, seconds):
+    return subprocess.Popen([sys.executable, "-c", BUILDER, str(final), str(seconds)], stdout=subprocess.PIPE, text=True)
+
+
+def test_two_builders_of_one_payload_wait_for_each_other(tmp_path):
+    first = builder(tmp_path / "payload", 1)
+    assert first.stdout.readline() == "building\n"
+    second = builder(tmp_path / "payload", 0)
+    assert second.communicate(timeout=20)[0] == "found\n"
+    assert first.wait() == 0
+
+
+def test_what_a_killed_builder_left_is_built_anew(tmp_path):
+    killed = builder(tmp_path / "payload", 60)
+    killed.stdout.readline()
+    killed.kill()
+    killed.wait()
+    assert not (tmp_path / "payload").exists()
+    assert builder(tmp_path / "payload", 0).communicate(timeout=20)[0] == "building\n"
+    assert (tmp_path / "payload" / "file").exists()
+
+
+def test_who_waits_hears_who_holds_the_lock(tmp_path):
+    holder = builder(tmp_path / "payload", 1.5)
+    holder.stdout.readline()
+    heard = []
+    before = time.monotonic()
+    with store.locked(tmp_path / ".payload.lock", on_wait=heard.append):
+        waited = time.monotonic() - before
+    assert heard == [f"process {holder.pid} on host {socket.gethostname()}"]
+    assert waited > 0.5
+    holder.wait()

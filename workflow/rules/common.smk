@@ -1,0 +1,45 @@
+# What all rules share: the plan, names of folders, and Snakemake's behaviour where its defaults don't fit.
+import os
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.settings import ExecMode
+
+SCRIPTS = Path(workflow.basedir) / "workflow" / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from megaboa.config import ConfigError, load
+from megaboa.plan import make_plan
+from megaboa.plan.shared import Shared
+from megaboa.workflow import hold_experiment, introduce, print_outcome
+
+# Jobs run with the Python that runs Snakemake, where no conda environment or container is deployed.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+CONFIG_FILES = workflow.configfiles or [Path("config/config.yaml")]
+try:
+    PLAN = make_plan(load(CONFIG_FILES, dict(workflow.config_settings.config)))
+except ConfigError as error:
+    raise WorkflowError(f"\n{error}") from None
+
+SHARED = Shared(PLAN)
+RESULTS = str(SHARED.folder)
+RUNS = {run.name: run for run in PLAN.runs}
+if workflow.exec_mode == ExecMode.DEFAULT:  # jobs read these files and never write them
+    PLAN.write(SHARED.folder.parent)
+    SHARED.write()
+    introduce(PLAN)
+
+
+def cores(run):
+    """Cores that a run takes on one node."""
+    resources = RUNS[run].config.resources
+    return resources.gpus_per_node * resources.cpus_per_rank
+
+
+wildcard_constraints:
+    run="[^/]+",
+    model="[^/]+",
+    corpus="[^/]+",
+    tokenizer="[^/]+",

@@ -1,0 +1,34 @@
+rule data:
+    input:
+        expand(f"{RESULTS}/data/{{corpus}}.json", corpus=SHARED.corpora),
+
+
+rule train_tokenizer:
+    input:
+        f"{RESULTS}/specs/tokenizers/{{tokenizer}}.json",
+    output:
+        f"{RESULTS}/tokenizers/{{tokenizer}}.json",
+    log:
+        f"{RESULTS}/logs/tokenizers/{{tokenizer}}.log",
+    conda:
+        "../../envs/runtime-cpu.yaml"
+    threads: 2
+    shell:
+        "python {SCRIPTS}/train_tokenizer.py --spec {input} --out {output} 2>&1 | tee {log}"
+
+
+rule tokenize:
+    input:
+        spec=f"{RESULTS}/specs/corpora/{{corpus}}.json",
+        tokenizer=lambda wildcards: SHARED.tokenizer_inputs(
+            SHARED.corpus_tokenizer(wildcards.corpus)
+        ),
+    output:
+        f"{RESULTS}/data/{{corpus}}.json",
+    log:
+        f"{RESULTS}/logs/data/{{corpus}}.log",
+    conda:
+        "../../envs/runtime-cpu.yaml"
+    threads: 2
+    shell:
+        "python {SCRIPTS}/tokenize_corpus.py --spec {input.spec} --out {output} 2>&1 | tee {log}"

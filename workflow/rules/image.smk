@@ -1,0 +1,13 @@
+# What the ranks run in. So far that is the environment in which Snakemake runs.
+rule image:
+    input:
+        f"{RESULTS}/specs/image.json",
+    output:
+        f"{RESULTS}/image.json",
+    log:
+        f"{RESULTS}/logs/image.log",
+    conda:
+        "../../envs/pipeline.yaml"
+    localrule: True
+    shell:
+        "cp {input} {output} > {log} 2>&1"

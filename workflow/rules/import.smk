@@ -1,0 +1,49 @@
+rule get_model:
+    input:
+        spec=f"{RESULTS}/specs/models/{{model}}.json",
+        tokenizer=lambda wildcards: SHARED.tokenizer_inputs(SHARED.model_tokenizer(wildcards.model)),
+    output:
+        f"{RESULTS}/models/{{model}}/source.json",
+    log:
+        f"{RESULTS}/logs/models/{{model}}.source.log",
+    conda:
+        "../../envs/runtime-cpu.yaml"
+    shell:
+        "python {SCRIPTS}/get_model.py --spec {input.spec} --out {output} 2>&1 | tee {log}"
+
+
+rule import_model:
+    input:
+        f"{RESULTS}/models/{{model}}/source.json",
+    output:
+        f"{RESULTS}/models/{{model}}/import.json",
+    log:
+        f"{RESULTS}/logs/models/{{model}}.import.log",
+    conda:
+        "../../envs/runtime-cpu.yaml"
+    shell:
+        "python {SCRIPTS}/import_model.py --source {input} --store {PLAN.experiment.store} --device {PLAN.experiment.device} --out {output}"
+        " 2>&1 | tee {log}"
+
+
+rule prove_import:
+    input:
+        source=f"{RESULTS}/models/{{model}}/source.json",
+        imported=f"{RESULTS}/models/{{model}}/import.json",
+    output:
+        f"{RESULTS}/models/{{model}}/proof.json",
+    log:
+        f"{RESULTS}/logs/models/{{model}}.proof.log",
+    conda:
+        "../../envs/runtime-cpu.yaml"
+    shell:
+        "python {SCRIPTS}/prove_import.py --source {input.source} --import {input.imported} --out {output}"
+        " 2>&1 | tee {log}"
+
+
+# `import` is a keyword of Python: a rule can be called so, but other rules can't refer to it by attribute.
+rule:
+    name:
+        "import"
+    input:
+        SHARED.import_proofs,

@@ -1,0 +1,13 @@
+# Bridge's own configuration of every run, built and validated without a GPU.
+rule preflight:
+    input:
+        runs=expand(f"{RESULTS}/runs/{{run}}/run.json", run=RUNS),
+        models=expand(f"{RESULTS}/models/{{model}}/source.json", model=SHARED.sourced_models),
+    output:
+        f"{RESULTS}/preflight.json",
+    log:
+        f"{RESULTS}/logs/preflight.log",
+    conda:
+        "../../envs/runtime-cpu.yaml"
+    shell:
+        "python {SCRIPTS}/preflight.py {RESULTS} --out {output} 2>&1 | tee {log}"

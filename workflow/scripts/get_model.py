@@ -1,0 +1,25 @@
+"""Make a model from a config, or find or fetch it, as a specification says; write its manifest. Needs no Megatron."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from megaboa.bridge.source import obtain
+from megaboa.data.errors import one_sentence
+from megaboa.files import read_json, write_json
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--spec", required=True, type=Path)
+    parser.add_argument("--out", required=True, type=Path)
+    args = parser.parse_args()
+    manifest = obtain(read_json(args.spec))
+    write_json(args.out, manifest)
+    print(f"model {manifest['name']}: {manifest['params']:,} parameters, {manifest['path']}")
+
+
+if __name__ == "__main__":
+    with one_sentence():
+        main()

@@ -1,0 +1,69 @@
+"""Checks on the tensors of two models: are they all there, are they the same? Needs torch, no Megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from safetensors.torch import _TYPES
+
+from megaboa.bridge.tensors import Kind, Tensors
+from megaboa.bridge.verdict import Check, check
+
+SHOWN = 5
+# Types as safetensors writes them.
+DTYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+
+
+def same_kinds(expected: dict[str, Kind], found: dict[str, Kind]) -> Check:
+    """Every tensor is there with its shape and type, and no other."""
+    missing = sorted(expected.keys() - found.keys())
+    extra = sorted(found.keys() - expected.keys())
+    changed = [
+        f"{name} ({found[name]}, not {expected[name]})"
+        for name in sorted(expected.keys() & found.keys())
+        if expected[name] != found[name]
+    ]
+    right = len(expected) - len(missing) - len(changed)
+    detail = f"{right} of {len(expected)} tensors have their name, shape and type"
+    detail += listed("missing", missing) + listed("not in the model", extra) + listed("changed", changed)
+    return check("tensors", not (missing or extra or changed), detail)
+
+
+def round_trip(originals: Tensors, returned: Iterable[tuple[str, torch.Tensor]]) -> list[Check]:
+    """Compare tensors that came back from Megatron with the originals, one at a time."""
+    kinds: dict[str, Kind] = {}
+    differing = []
+    for name, tensor in returned:
+        kinds[name] = Kind(tuple(tensor.shape), DTYPE_NAMES[tensor.dtype])
+        if name not in originals or kinds[name] != originals.kind(name) or not same_bits(tensor, originals[name]):
+            differing.append(name)
+    detail = f"{len(kinds) - len(differing)} of {len(originals)} tensors are the same bit for bit"
+    return [
+        same_kinds(originals.kinds(), kinds),
+        check("round trip", not differing and len(kinds) == len(originals), detail + listed("different", differing)),
+    ]
+
+
+def trained(before: Tensors, after: Tensors) -> Check:
+    """The weights are no longer those from which the model started."""
+    common = [name for name in before if name in after and before.kind(name) == after.kind(name)]
+    changed = sum(not same_bits(before[name], after[name]) for name in common)
+    return check("trained", changed > 0, f"{changed} of {len(common)} tensors differ from those of the source")
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal in every bit, so that NaN equals itself and 0.0 is not -0.0."""
+    return torch.equal(_bytes(one), _bytes(other))
+
+
+def listed(what: str, names: list[str]) -> str:
+    """The first few names of a list, to be added to a sentence; nothing for an empty list."""
+    if not names:
+        return ""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"; {what}: {', '.join(names[:SHOWN])}{more}"
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8)

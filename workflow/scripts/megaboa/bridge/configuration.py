@@ -1,0 +1,182 @@
+"""From `run.json` to Bridge's ConfigContainer.
+
+`build` sets what can change the losses, `place` where the run lies and what it saves; together they are what `pretrain`
+gets. Preflight uses `build` alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.bridge import AutoBridge
+from megatron.bridge.recipes.common import _pretrain_common
+from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
+
+from megaboa.config.fields import BRIDGE_FIELDS
+from megaboa.files import read_json
+from megaboa.results import AttemptFolder, RunFolder, RunStore
+
+SECTIONS = ("training", "optimizer", "schedule", "parallel")
+NOT_COPIED = {"training.precision", "parallel.fsdp"}  # their values mean something else in Bridge's fields
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Payloads that a run reads, from the manifests of the stages before it."""
+
+    hf: str | None  # Hugging Face folder: architecture and tokenizer
+    pretrained: str | None  # Megatron checkpoint to start from
+    corpora: dict[str, str]  # prefix of .bin/.idx by name
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Inputs:
+        model = folder.run["model"]
+        pretrained = not model.get("recipe") and model["init"] == "pretrained"
+        return cls(
+            hf=_hugging_face_folder(folder),
+            pretrained=read_json(folder.model_manifest)["checkpoint"] if pretrained else None,
+            corpora={name: read_json(path)["prefix"] for name, path in folder.corpus_manifests.items()},
+        )
+
+    @classmethod
+    def before_payloads(cls, folder: RunFolder) -> Inputs:
+        """For preflight, which needs the architecture, but neither weights nor text."""
+        return cls(hf=_hugging_face_folder(folder), pretrained=None, corpora={})
+
+
+def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
+    config = _from_recipe(run["model"]) if run["model"].get("recipe") else _from_hugging_face(inputs.hf)
+    _set_precision(config, run["training"].get("precision"))
+    for section in SECTIONS:
+        for name, value in (run.get(section) or {}).items():
+            key = f"{section}.{name}"
+            if value is not None and key not in NOT_COPIED:
+                for field in BRIDGE_FIELDS[key]:
+                    _set(config, field, value)
+    _set_sharding(config, run["parallel"])
+    _set_data(config, run["data"], inputs)
+    config.checkpoint.pretrained_checkpoint = inputs.pretrained
+    if run["device"] == "cpu":
+        config.dist.distributed_backend = "gloo"
+        config.dist.use_gloo_process_groups = False
+        config.train.manual_gc = False
+    return override(config, run["overrides"])
+
+
+def place(
+    config: ConfigContainer, launch: dict[str, Any], store: RunStore, attempt: AttemptFolder, resume_from: int
+) -> None:
+    wanted = launch["checkpoint"]
+    interval = wanted.get("save_interval")
+    saved = config.checkpoint
+    saved.save = None if interval == 0 else str(store.checkpoints.absolute())
+    saved.save_interval = interval or config.train.train_iters
+    saved.load = str(store.checkpoints.absolute()) if resume_from else None
+    saved.ckpt_step = resume_from or None
+    saved.dist_ckpt_optim_fully_reshardable = wanted["reshardable"]
+    saved.async_save = wanted["async_save"]
+    saved.most_recent_k = wanted.get("keep_last") or -1
+    config.dataset.num_workers = launch["num_workers"]
+    config.dataset.path_to_cache = str(store.index_cache.absolute())
+    config.logger.tensorboard_dir = str(attempt.tensorboard.absolute())
+    config.logger.log_interval = 1
+    override(config, launch.get("overrides") or {})
+
+
+def override(config: ConfigContainer, overrides: dict[str, Any]) -> ConfigContainer:
+    """Set fields in Bridge's own dotted form, with its own checks of names and types."""
+    if not overrides:
+        return config
+    return process_config_with_overrides(config, cli_overrides=[hydra_override(*item) for item in overrides.items()])
+
+
+def hydra_override(field: str, value: Any) -> str:
+    """`++`-less: a field that Bridge doesn't know is an error, not a new field."""
+    return f"{field}={hydra_value(value)}"
+
+
+def hydra_value(value: Any) -> str:
+    """A value in Hydra's override grammar, quoted so that it arrives with the type that it has here."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{escaped}'"
+    if isinstance(value, list):
+        return "[" + ",".join(hydra_value(item) for item in value) + "]"
+    return "{" + ",".join(f"{name}:{hydra_value(item)}" for name, item in value.items()) + "}"
+
+
+def _hugging_face_folder(folder: RunFolder) -> str | None:
+    return None if folder.run["model"].get("recipe") else read_json(folder.source_manifest)["path"]
+
+
+def _from_hugging_face(folder: str) -> ConfigContainer:
+    config = _pretrain_common()
+    config.model = AutoBridge.from_hf_pretrained(folder).to_megatron_provider(load_weights=False)
+    config.tokenizer.tokenizer_model = folder
+    # Bridge pads some vocabularies to 1280 * tp: padded rows enter the softmax, and differ with the layout.
+    config.model.make_vocab_size_divisible_by = 128
+    config.ddp.overlap_grad_reduce = config.ddp.overlap_param_gather = False
+    return config
+
+
+def _from_recipe(model: dict[str, Any]) -> ConfigContainer:
+    """A recipe of the user's (a Python file with `configure`) or one of Bridge's own, by its name."""
+    name = model["recipe"]
+    if name.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.configure(**model["args"])
+    recipes = importlib.import_module("megatron.bridge.recipes")
+    return getattr(recipes, name)(**model["args"])
+
+
+def _set_precision(config: ConfigContainer, precision: str | None) -> None:
+    if precision is None:
+        return
+    config.mixed_precision = None if precision == "fp32" else precision
+    if precision == "fp32":
+        for part in (config.model, config.optimizer):
+            part.bf16 = part.fp16 = False
+            part.params_dtype = torch.float32
+        config.model.pipeline_dtype = torch.float32
+
+
+def _set_sharding(config: ConfigContainer, parallel: dict[str, Any]) -> None:
+    kind = parallel.get("fsdp")
+    if kind == "megatron":
+        config.dist.use_megatron_fsdp = config.ddp.use_megatron_fsdp = True
+        config.checkpoint.ckpt_format = "fsdp_dtensor"
+    elif kind == "torch":
+        config.dist.use_torch_fsdp2 = True
+
+
+def _set_data(config: ConfigContainer, data: dict[str, Any], inputs: Inputs) -> None:
+    blend = data.get("blend")
+    if not blend or not inputs.corpora:
+        return
+    weights = None if len(blend) == 1 else list(blend.values())
+    config.dataset.blend = ([inputs.corpora[name] for name in blend], weights)
+    config.dataset.split = data["split"]
+
+
+def _set(config: ConfigContainer, field: str, value: Any) -> None:
+    *path, name = field.split(".")
+    target: Any = config
+    for part in path:
+        target = getattr(target, part)
+    if not hasattr(target, name):
+        raise AttributeError(f"Bridge's configuration has no field {field}")
+    setattr(target, name, value)

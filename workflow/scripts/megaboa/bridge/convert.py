@@ -1,0 +1,68 @@
+"""Hugging Face folder to Megatron checkpoint and back, in one process, with Bridge's own converters.
+
+The CPU backend, where it is needed, must be active before this module is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.bridge import AutoBridge
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from transformers import AutoConfig
+
+from megaboa.bridge import tensors
+from megaboa.bridge.source import TOKENIZER_FILES
+
+
+@contextlib.contextmanager
+def single_process(backend: str = "gloo") -> Iterator[None]:
+    """Megatron's process groups for this process alone, over a store in memory: no port that another job may want."""
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        parallel_state.initialize_model_parallel()
+        model_parallel_cuda_manual_seed(0)
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def import_checkpoint(source: dict[str, Any], folder: Path) -> None:
+    """Write a model's weights as a Megatron distributed checkpoint, in the type in which the model has them."""
+    bridge = bridge_of(source)
+    with single_process("gloo" if source["device"] == "cpu" else "nccl"):
+        model = bridge.to_megatron_model(wrap_with_ddp=False, use_cpu_initialization=True)
+        bridge.save_megatron_model(model, folder, hf_tokenizer_path=source["tokenizer"], low_memory_save=True)
+
+
+def export_checkpoint(source: dict[str, Any], checkpoint: Path, folder: Path) -> None:
+    """Write a Megatron checkpoint as a Hugging Face folder with config, tokenizer and safetensors."""
+    bridge = bridge_of(source)
+    with single_process():
+        model = load_checkpoint(bridge, checkpoint)
+        bridge.save_hf_pretrained(model, folder, show_progress=False, strict=True)
+    tensors.share(folder)
+    if source["tokenizer"]:
+        for pattern in TOKENIZER_FILES:
+            for path in Path(source["tokenizer"]).glob(pattern):
+                shutil.copyfile(path, folder / path.name)
+
+
+def bridge_of(source: dict[str, Any]) -> AutoBridge:
+    """Bridge's converter for a model; one without weights has a config alone."""
+    if tensors.files(source["path"]):
+        return AutoBridge.from_hf_pretrained(source["path"])
+    return AutoBridge.from_hf_config(AutoConfig.from_pretrained(source["path"], local_files_only=True))
+
+
+def load_checkpoint(bridge: AutoBridge, checkpoint: Path) -> list[torch.nn.Module]:
+    """The model of a checkpoint, whole, whatever layout saved it."""
+    return bridge.load_megatron_model(checkpoint, wrap_with_ddp=False)

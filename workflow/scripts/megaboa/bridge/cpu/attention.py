@@ -1,0 +1,88 @@
+"""Attention for what Megatron's own DotProductAttention refuses: context parallelism, and MLA's unequal head sizes.
+
+On a GPU this is Transformer Engine's. Here every rank gathers all keys and values: slow, but the same function, so
+that Megatron's slicing of sequences, positions and reductions are put to the test.
+"""
+
+from __future__ import annotations
+
+import torch
+from megatron.core import tensor_parallel
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
+
+
+def positions(rank: int, ranks: int, length: int) -> torch.Tensor:
+    """Positions of the `length` tokens of a rank: Megatron deals the chunks in a zigzag, an early and a late one each."""
+    if ranks == 1:
+        return torch.arange(length)
+    chunk = length // 2
+    return torch.cat([torch.arange(c * chunk, (c + 1) * chunk) for c in (rank, 2 * ranks - 1 - rank)])
+
+
+class GatheredAttention(MegatronModule):
+    """Scaled dot-product attention of this rank's queries to the keys and values of all context parallel ranks."""
+
+    def __init__(
+        self,
+        config,
+        layer_number,
+        attn_mask_type,
+        attention_type,
+        attention_dropout=None,
+        softmax_scale=None,
+        k_channels=None,
+        v_channels=None,
+        cp_comm_type=None,
+        pg_collection=None,
+    ) -> None:
+        super().__init__(config=config)
+        if attn_mask_type not in (AttnMaskType.causal, AttnMaskType.no_mask):
+            raise NotImplementedError(f"attention mask {attn_mask_type} is not supported on the CPU")
+        self.causal = attn_mask_type == AttnMaskType.causal
+        self.scale = softmax_scale
+        self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        self.group = pg_collection.cp
+
+    def forward(
+        self,
+        query,
+        key,
+        value,
+        attention_mask=None,
+        attn_mask_type=None,
+        attention_bias=None,
+        packed_seq_params=None,
+    ) -> torch.Tensor:
+        """Tensors are [sequence, batch, heads, channels]; the result is [sequence, batch, heads * channels]."""
+        if packed_seq_params is not None or attention_bias is not None:
+            raise NotImplementedError("packed sequences and attention biases are not supported on the CPU")
+        rank, ranks, length = self.group.rank(), self.group.size(), query.size(0)
+        mask = None
+        if self.causal:
+            of_keys = torch.cat([positions(r, ranks, length) for r in range(ranks)])
+            mask = of_keys[None, :] <= positions(rank, ranks, length)[:, None]
+        if ranks > 1:  # in the backward pass this becomes a reduce-scatter
+            key, value = (gather_from_sequence_parallel_region(t, True, self.group) for t in (key, value))
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
+        with tensor_parallel.get_cuda_rng_tracker().fork():
+            result = torch.nn.functional.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=mask,
+                dropout_p=self.dropout if self.training else 0.0,
+                scale=self.scale,
+                enable_gqa=q.size(1) != k.size(1),
+            )
+        return result.permute(2, 0, 1, 3).flatten(2)
+
+
+class CoreAttention:
+    """Megatron's DotProductAttention wherever it can be used, else `GatheredAttention`."""
+
+    def __new__(cls, config, *args, **kwargs):
+        plain = config.context_parallel_size == 1 and not {"k_channels", "v_channels"} & kwargs.keys()
+        return (DotProductAttention if plain else GatheredAttention)(config, *args, **kwargs)

@@ -1,0 +1,182 @@
+"""Stand-ins for packages that Megatron-Bridge imports but doesn't need on the CPU.
+
+A stand-in is put in place only where the real package is not installed. None of them is Transformer Engine for all:
+Megatron takes a mere `import transformer_engine` that succeeds as proof that its kernels are there.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from types import ModuleType, SimpleNamespace
+
+from megaboa.bridge.cpu.hooks import on_import
+
+
+def is_missing(name: str) -> bool:
+    """Whether a module can't be imported; the folders of a namespace package alone don't count as one."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        return True
+    return spec is None or (spec.origin is None and not spec.submodule_search_locations)
+
+
+def _nothing(*args, **kwargs) -> None:
+    return None
+
+
+def _empty_class(name: str) -> type:
+    return type(name, (), {})
+
+
+# What Bridge's training loop imports by name from packages that it uses only where asked to.
+NAMES = {
+    "modelopt.torch.opt": {
+        "ModeloptStateManager": type("ModeloptStateManager", (), {"is_converted": staticmethod(lambda model: False)}),
+        "restore_from_modelopt_state": _nothing,
+    },
+    "modelopt.torch.opt.plugins": dict.fromkeys(
+        ("restore_modelopt_state", "save_modelopt_state", "save_sharded_modelopt_state"), _nothing
+    ),
+    "modelopt.torch.opt.plugins.mcore_dist_checkpointing": {"_load_extra_state_from_sharded_checkpoint": _nothing},
+    "modelopt.torch.quantization.utils": {"is_quantized": lambda model: False},
+    "modelopt.torch.distill": {"DistillationModel": _empty_class("DistillationModel")},
+    "modelopt.torch.distill.plugins.megatron": {
+        "get_tensor_shapes_adjust_fn_for_distillation": _nothing,
+        "DistillationConfig": _empty_class("DistillationConfig"),
+    },
+    "nvidia_resiliency_ext.inprocess": {"CallWrapper": _empty_class("CallWrapper")},
+}
+
+# Packages of which anything may be imported to derive classes from: multimodal data, and the diffusion recipes that
+# `megatron.bridge.recipes` imports along with all others. The second name is the package that is really missing.
+TREES = {
+    "megatron.energon": "megatron.energon",
+    "megatron.bridge.recipes.flux": "diffusers",
+    "megatron.bridge.recipes.wan": "diffusers",
+}
+
+
+def _install_names(module: str, names: Mapping[str, object]) -> None:
+    """Put a module with these names, and the packages above it, into sys.modules."""
+    parent = None
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        name = ".".join(parts[:depth])
+        if name not in sys.modules:
+            package = ModuleType(name, "Stand-in of the CPU backend.")
+            package.__path__ = []  # without submodules: importing another one fails as it would without the stand-in
+            package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+            sys.modules[name] = package
+            if parent is not None:
+                setattr(parent, parts[depth - 1], package)
+        parent = sys.modules[name]
+    vars(parent).update(names)
+
+
+class _Placeholder(abc.ABCMeta):
+    """A class to derive from, to subscript and to build; using what it builds fails."""
+
+    def __getitem__(cls, item):
+        return cls
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _nothing
+
+
+def _placeholder(module: str, name: str) -> type:
+    def __getattr__(self, attribute):
+        raise AttributeError(f"{module}.{name} is a stand-in of the CPU backend: install {module} to use {attribute}")
+
+    return _Placeholder(name, (), {"__init__": _nothing, "__getattr__": __getattr__})
+
+
+class _TreeFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds any module below the given packages; any name in it is a placeholder class."""
+
+    def __init__(self, trees: set[str]) -> None:
+        self.trees = trees
+
+    def find_spec(self, name, path=None, target=None):
+        if any(name == tree or name.startswith(f"{tree}.") for tree in self.trees):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        module = ModuleType(spec.name)
+
+        def __getattr__(name):
+            if name.startswith("__"):
+                raise AttributeError(name)
+            if name == "stateless":  # energon's decorator
+                return lambda function=None, **kwargs: function or (lambda f: f)
+            placeholder = _placeholder(spec.name, name)
+            setattr(module, name, placeholder)
+            return placeholder
+
+        module.__getattr__ = __getattr__
+        return module
+
+    def exec_module(self, module):
+        pass
+
+
+@contextlib.contextmanager
+def _visible(modules: Mapping[str, ModuleType]) -> Iterator[None]:
+    """Let modules be imported for a while; for everyone else the package stays "not installed"."""
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in modules:
+            del sys.modules[name]
+
+
+def _transformer_engine_visible() -> contextlib.AbstractContextManager:
+    """The names that Bridge's LoRA layers use in annotations and isinstance tests."""
+    package, pytorch = ModuleType("transformer_engine"), ModuleType("transformer_engine.pytorch")
+    package.__path__, package.pytorch = [], pytorch
+    pytorch.Linear, pytorch.LayerNormLinear = _empty_class("Linear"), _empty_class("LayerNormLinear")
+    pytorch.ops = SimpleNamespace(Sequential=_empty_class("Sequential"))
+    return _visible({"transformer_engine": package, "transformer_engine.pytorch": pytorch})
+
+
+class _Triton(ModuleType):
+    """triton and triton.language in the decorators, annotations and constants of kernels that nobody starts."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, function=None, *args, **kwargs):
+        return function if callable(function) else self
+
+
+def _triton_visible() -> contextlib.AbstractContextManager:
+    return _visible(dict.fromkeys(("triton", "triton.language"), _Triton("triton")))
+
+
+def install() -> None:
+    """Put the stand-ins of all missing packages in place."""
+    trees = {tree for tree, package in TREES.items() if is_missing(package)}
+    if trees:
+        sys.meta_path.insert(0, _TreeFinder(trees))
+    missing = {top for top in {module.split(".")[0] for module in NAMES} if is_missing(top)}
+    for module, names in NAMES.items():
+        if module.split(".")[0] in missing:
+            _install_names(module, names)
+    if is_missing("transformer_engine"):
+        on_import("megatron.bridge.peft.lora_layers", during=_transformer_engine_visible)
+    if is_missing("triton"):  # torch for the CPU alone comes without it
+        on_import("megatron.core.transformer.moe.ops.paged_stash", during=_triton_visible)

@@ -1,0 +1,128 @@
+"""What Megatron's modules need changed to run without a GPU. Each change waits for the import of its module."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+import sys
+from types import ModuleType
+
+import torch
+
+from megaboa.bridge.cpu.hooks import on_import
+from megaboa.bridge.cpu.optimizer import Adam
+
+# Switches of TransformerConfig that choose a faster kernel for the same result, and what they are on the CPU.
+KERNELS = {
+    "apply_rope_fusion": False,
+    "persist_layer_norm": False,
+    "gradient_accumulation_fusion": False,
+    "masked_softmax_fusion": False,
+    "cross_entropy_fusion_impl": "native",
+    "moe_grouped_gemm": False,
+    "moe_permute_fusion": False,
+    "moe_router_fusion": False,
+}
+
+
+@functools.cache
+def _say(text: str) -> None:
+    """Tell the user once, from rank 0."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, file=sys.stderr, flush=True)
+
+
+def _random(module: ModuleType) -> None:
+    """One generator plays both the CPU's and the GPU's."""
+    module._set_cuda_rng_state = lambda new_state, device=-1, graph_safe=False: torch.set_rng_state(new_state)
+    # The tracker warns when a block meant for the GPU's generator has moved the CPU's: here it always does.
+    logging.getLogger(module.__name__).addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
+
+
+def _transformer_config(module: ModuleType) -> None:
+    for config_class in (module.TransformerConfig, module.MLATransformerConfig):
+        _without_kernels(config_class)
+
+
+def _without_kernels(config_class: type) -> None:
+    post_init = config_class.__post_init__
+
+    @functools.wraps(post_init)
+    def __post_init__(self):
+        changed = {name: value for name, value in KERNELS.items() if getattr(self, name, value) != value}
+        for name, value in changed.items():
+            setattr(self, name, value)
+        if changed:
+            _say("device cpu: kernels of the GPU are off: " + ", ".join(f"model.{n}={v}" for n, v in changed.items()))
+        post_init(self)
+
+    config_class.__post_init__ = __post_init__
+
+
+def _torch_norm(module: ModuleType) -> None:
+    """Allow sequence parallelism: the weights get the mark by which Megatron sums their gradients over the ranks."""
+    new = module.WrappedTorchNorm.__new__
+
+    def __new__(cls, config, hidden_size, eps=1e-5, **kwargs):
+        sequence_parallel, config.sequence_parallel = config.sequence_parallel, False
+        try:
+            norm = new(cls, config, hidden_size, eps, **kwargs)
+        finally:
+            config.sequence_parallel = sequence_parallel
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = sequence_parallel
+        return norm
+
+    module.WrappedTorchNorm.__new__ = staticmethod(__new__)
+
+
+def _backends(module: ModuleType) -> None:
+    from megaboa.bridge.cpu.attention import CoreAttention
+
+    module.LocalSpecProvider.core_attention = lambda self: CoreAttention
+
+
+def _moe_utils(module: ModuleType) -> None:
+    """The original looks whether a tensor is on a GPU before it makes an array of it."""
+
+    def maybe_move_tensor_to_cpu(tensor, as_numpy=False, record_stream=False):
+        return tensor.detach().numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    module.maybe_move_tensor_to_cpu = maybe_move_tensor_to_cpu
+
+
+def _optimizer(module: ModuleType) -> None:
+    module.Adam, module.USING_PYTORCH_OPTIMIZER = Adam, False
+
+
+def _distributed_optimizer(module: ModuleType) -> None:
+    module.Adam, module.HAVE_APEX_OR_TE, module.USING_APEX_OPTIMIZER = Adam, True, True
+
+
+def _initialize(module: ModuleType) -> None:
+    module.initialize_megatron = functools.partial(module.initialize_megatron, allow_no_cuda=True)
+    module._warmup_jit_function = lambda *args, **kwargs: None
+    if importlib.util.find_spec("megatron.core.datasets.helpers_cpp"):
+        module.compile_helpers = lambda: None  # wheels have them compiled, but no Makefile to compile them again
+
+
+def _gpt_provider(module: ModuleType) -> None:
+    module.transformer_engine_layer_spec = module.local_layer_spec
+
+
+def install() -> None:
+    """Wait for the modules."""
+    for name, change in {
+        "megatron.core.tensor_parallel.random": _random,
+        "megatron.core.transformer.transformer_config": _transformer_config,
+        "megatron.core.transformer.torch_norm": _torch_norm,
+        "megatron.core.transformer.moe.moe_utils": _moe_utils,
+        "megatron.core.models.backends": _backends,
+        "megatron.core.optimizer": _optimizer,
+        "megatron.core.optimizer.distrib_optimizer": _distributed_optimizer,
+        "megatron.bridge.training.initialize": _initialize,
+        "megatron.bridge.models.gpt_provider": _gpt_provider,
+    }.items():
+        on_import(name, after=change)

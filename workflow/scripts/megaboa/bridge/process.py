@@ -1,0 +1,34 @@
+"""Making a process fit for Megatron, before anything of it is imported."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import warnings
+
+_PR_SET_PDEATHSIG = 1
+
+
+def prepare(device: str, threads: int = 1) -> None:
+    """For a rank: die with its launcher, use the given number of threads, activate the CPU backend where asked for."""
+    die_with_parent()
+    warnings.simplefilter("ignore")
+    import torch
+
+    torch.set_num_threads(threads)
+    if device == "cpu":
+        from megaboa.bridge import cpu
+
+        cpu.activate()
+
+
+def die_with_parent() -> None:
+    """Let the kernel end this process when its parent ends, however that happens: no rank is ever left alone."""
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the request was in place
+        os.kill(os.getpid(), signal.SIGKILL)

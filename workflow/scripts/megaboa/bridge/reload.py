@@ -1,0 +1,50 @@
+"""Load a Hugging Face folder with nothing but transformers, generate, and print what was seen as JSON.
+
+`python -m megaboa.bridge.reload FOLDER`
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from megaboa.bridge.quiet import quietly
+from megaboa.data import tokenizer
+
+PROMPT = "import"
+NEW_TOKENS = 16
+
+
+def observe(folder: str) -> dict[str, object]:
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+    )
+    model.eval()
+    words = AutoTokenizer.from_pretrained(folder, local_files_only=True) if tokenizer.find(folder) else None
+    prompt = words(PROMPT, return_tensors="pt")["input_ids"] if words else torch.tensor([[0, 1]])
+    with torch.no_grad():
+        finite = bool(torch.isfinite(model(prompt).logits).all())
+        output = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=NEW_TOKENS,
+            do_sample=False,
+        )[0]
+    return {
+        "missing": sorted(map(str, loading["missing_keys"])),
+        "unexpected": sorted(map(str, loading["unexpected_keys"])),
+        "mismatched": sorted(map(str, loading["mismatched_keys"])),
+        "finite": finite,
+        "generated": len(output) - prompt.shape[1],
+        "text": words.decode(output) if words else output.tolist(),
+    }
+
+
+if __name__ == "__main__":
+    with quietly():
+        seen = observe(sys.argv[1])
+    print(json.dumps(seen))

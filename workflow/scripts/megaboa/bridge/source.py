@@ -1,0 +1,193 @@
+"""A model as `transformers` knows it: made from a config, found in a folder, or fetched from the hub.
+
+Nothing here needs Megatron.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import itertools
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megaboa import store
+from megaboa.bridge import tensors
+from megaboa.bridge.quiet import quietly
+from megaboa.data import hub, tokenizer
+from megaboa.data.errors import InputError
+from megaboa.files import digest, file_digest, folder_digests, read_json, write_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+CONFIG_FILES = ["config.json", "generation_config.json"]
+WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
+TOKENIZER_FILES = [*tokenizer.FILES, "chat_template*"]
+# Keys that transformers turns into others when it reads a config.
+CONVERTED_KEYS = {"rope_theta", "rope_scaling", "partial_rotary_factor", "torch_dtype"}
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# How far the one-dimensional weights (norms, biases), all alike at first, are moved from each other.
+PERTURBATION = 0.02
+
+
+def obtain(spec: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of the model that a specification describes, made or fetched if it isn't there yet.
+
+    Where `spec["weights"]` is false (a model whose runs start from random weights), its folder needs no weights.
+    """
+    key = f"models.{spec['name']}"
+    named = tokenizer.resolve(spec["tokenizer"], f"{key}.tokenizer") if spec["tokenizer"] else None
+    found = _find(spec, f"{key}.hf") if spec["config"] is None else _make(spec, named, key)
+    used = named or tokenizer.find(found["path"])
+    config = read_config(found["path"], key)
+    vocab_size = config.get_text_config().vocab_size
+    if used:
+        _check_vocabulary(used, vocab_size, f"{key}.tokenizer")
+    return {
+        "name": spec["name"],
+        **found,
+        "tokenizer": used.path if used else None,
+        "tokenizer_digest": used.digest if used else None,
+        "vocab_size": vocab_size,
+        "params": tensors.count(found["path"]) or _on_meta_device(config).num_parameters(),
+        "dtype": str(config.dtype or "float32").removeprefix("torch."),
+        "device": spec["device"],
+    }
+
+
+def read_config(folder: str | Path, key: str) -> PreTrainedConfig:
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, StrictDataclassError) as error:
+        why = f"transformers {version('transformers')} can't read it: {_on_one_line(error)}"
+        raise InputError(f"{key}: {folder}: {why}") from error
+
+
+def _find(spec: dict[str, Any], key: str) -> dict[str, Any]:
+    """A local folder is used where it lies; a Hugging Face id is fetched into the cache of the hub."""
+    patterns = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if spec["weights"] else [])]
+    folder = Path(spec["hf"])
+    if folder.is_dir():
+        if spec["revision"]:
+            raise InputError(f"{key}: {folder} is a local folder, which has no revision {spec['revision']!r}")
+        commit = None
+        files = sorted(set(itertools.chain.from_iterable(folder.glob(pattern) for pattern in patterns)))
+        content = digest({path.name: file_digest(path) for path in files})
+    else:
+        folder, commit = hub.download(spec["hf"], spec["revision"], patterns, key)
+        content = digest({"hub": spec["hf"], "commit": commit, "patterns": patterns})
+    if not (folder / "config.json").exists():
+        raise InputError(f"{key}: {folder} has no config.json; name the folder of a Hugging Face model")
+    if spec["weights"] and not tensors.files(folder):
+        raise InputError(
+            f"{key}: {folder} has no *.safetensors; save its weights in that form, "
+            "or set `init: scratch` to start from random ones"
+        )
+    return {"path": str(folder), "revision": commit, "digest": content}
+
+
+def _make(spec: dict[str, Any], named: tokenizer.Reference | None, key: str) -> dict[str, Any]:
+    """A model from a config, with its tokenizer beside it, in the store."""
+    import torch
+
+    identity = {
+        "config": spec["config"],
+        "seed": spec["seed"],
+        "weights": spec["weights"],
+        "tokenizer": named.digest if named else None,
+        "transformers": version("transformers"),
+        "torch": torch.__version__,
+    }
+    folder = store.folder(spec["store"], "models", spec["name"], identity)
+    with store.building(folder) as partial:
+        if partial:
+            config = _config(spec["config"], named, f"{key}.config")
+            loaded = tokenizer.load(named) if named else None
+            if spec["weights"]:
+                with quietly():
+                    _random_model(config, spec["seed"]).save_pretrained(partial / "hf")
+                tensors.share(partial / "hf")
+            else:
+                config.architectures = [type(_on_meta_device(config)).__name__]
+                config.save_pretrained(partial / "hf")
+            if loaded:
+                loaded.save_pretrained(str(partial / "hf"))
+            write_json(partial / "facts.json", {"digest": digest(folder_digests(partial / "hf"))})
+    return {"path": str(folder / "hf"), "revision": None, **read_json(folder / "facts.json")}
+
+
+def _config(given: dict[str, Any], named: tokenizer.Reference | None, key: str) -> PreTrainedConfig:
+    """The written-out config; what it leaves open about the vocabulary comes from the tokenizer."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    values = dict(given)
+    model_type = values.pop("model_type", None)
+    if model_type not in CONFIG_MAPPING:
+        meant = _nearest(model_type, CONFIG_MAPPING)
+        raise InputError(f"{key}.model_type: {model_type!r} is no model type of transformers{meant}")
+    known = _known_keys(CONFIG_MAPPING[model_type])
+    for name in values:
+        # transformers takes any key, and some models read keys that their config class does not declare.
+        if name not in known and (meant := _nearest(name, known, cutoff=0.85)):
+            raise InputError(f"{key}.{name}: {model_type} has no such setting{meant}")
+    if named:
+        loaded = tokenizer.load(named)
+        defaults = {"vocab_size": len(loaded)} | {name: getattr(loaded, name) for name in SPECIAL_TOKENS}
+        values = defaults | values
+    values.setdefault("dtype", values.pop("torch_dtype", "float32"))
+    try:
+        return AutoConfig.for_model(model_type, **values)
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise InputError(f"{key}: transformers refuses it: {_on_one_line(error)}") from error
+
+
+def _known_keys(config_class: type[PreTrainedConfig]) -> set[str]:
+    parameters = set(inspect.signature(config_class).parameters)
+    return parameters | set(config_class().to_dict()) | set(config_class.attribute_map) | CONVERTED_KEYS
+
+
+def _nearest(word: Any, words: Iterable[str], cutoff: float = 0.6) -> str:
+    close = difflib.get_close_matches(str(word), list(words), n=1, cutoff=cutoff)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _on_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=config.dtype)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                weight.add_(torch.randn_like(weight) * PERTURBATION)
+    return model
+
+
+def _on_meta_device(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model's structure, without memory for its weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def _check_vocabulary(used: tokenizer.Reference, vocab_size: int, key: str) -> None:
+    size = len(tokenizer.load(used))
+    if size > vocab_size:
+        raise InputError(
+            f"{key}: the tokenizer {used.path} has {size} tokens, more than the model's vocab_size of {vocab_size}; "
+            "raise vocab_size or take another tokenizer"
+        )

@@ -1,0 +1,47 @@
+"""One rank of a run: read what is asked for, build Bridge's configuration, train."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from megaboa import files
+from megaboa.bridge import process
+from megaboa.results import AttemptFolder, RunFolder, RunStore
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder below results/")
+    parser.add_argument("--store", type=Path, required=True, help="the run's payload folder")
+    parser.add_argument("--attempt", type=Path, required=True, help="the attempt's folder in the store")
+    parser.add_argument("--resume-from", type=int, default=0, help="iteration of the checkpoint to go on from")
+    arguments = parser.parse_args()
+
+    folder, store, attempt = RunFolder(arguments.run), RunStore(arguments.store), AttemptFolder(arguments.attempt)
+    process.prepare(folder.run["device"], folder.launch["cpus_per_rank"])
+    train(folder, store, attempt, arguments.resume_from)
+
+
+def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, resume_from: int) -> None:
+    from megatron.bridge.training.gpt_step import forward_step
+    from megatron.bridge.training.pretrain import pretrain
+
+    from megaboa.bridge import configuration, steps
+
+    config = configuration.build(folder.run, configuration.Inputs.read(folder))
+    configuration.place(config, folder.launch, store, attempt, resume_from)
+    if folder.run["device"] == "cpu":
+        from megaboa.bridge import cpu
+
+        cpu.refuse(config)
+
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    callbacks = [steps.EndRecord(attempt, rank)]
+    if rank == 0:
+        files.write_json(store.train_iters, {"train_iters": config.train.train_iters})
+        callbacks.append(steps.CheckpointMarker(store.checkpoints))
+    if rank == world_size - 1:
+        callbacks.append(steps.StepWriter(attempt.steps))
+    pretrain(config, forward_step, callbacks=callbacks)

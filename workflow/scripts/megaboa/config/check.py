@@ -1,0 +1,270 @@
+"""What pydantic finds, in the user's words; and what no single value shows: references and files."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path as FilePath
+from typing import Annotated, Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from megaboa.config import keys
+from megaboa.config.errors import Problem, choose, nearest, show
+from megaboa.config.keys import Path
+from megaboa.config.models import Experiment, Model
+from megaboa.config.yaml_file import Places, dotted
+
+STDLIB = "python-stdlib"
+
+
+def translate(error: ValidationError, raw: dict[str, Any], places: Places) -> list[Problem]:
+    """The errors of the typed models as problems with places."""
+    problems = []
+    for detail in error.errors(include_url=False):
+        path = _real_path(detail, raw)
+        place, message = path, _message(detail, path)
+        if detail["type"] == "missing":
+            place = path[:-1]
+        problems.append(keys.problem_at(places, place, dotted(path), message))
+    return problems
+
+
+def value_problems(path: Path, value: Any, raw: dict[str, Any]) -> list[str]:
+    """What is wrong with a value at a path, seen by itself."""
+    if path[0] == "overrides" or (path[0] == "models" and len(path) > 3):
+        return []
+    if path == ("model",):
+        return _unknown_reference(value, raw.get("models"), "model")
+    section, field = (Model, path[2]) if path[0] == "models" else (keys.sweepable()[".".join(path)].section, path[-1])
+    try:
+        _adapter(section, field).validate_python(value, strict=True)
+    except ValidationError as error:
+        return [_message(detail, (*path, *detail["loc"]), section, field) for detail in error.errors(include_url=False)]
+    if path == ("data", "blend"):
+        names = [value] if isinstance(value, str) else list(value or ())
+        return [message for name in names for message in _unknown_reference(name, raw.get("corpora"), "corpus")]
+    return []
+
+
+@functools.cache
+def _adapter(section: type[BaseModel], field: str) -> TypeAdapter[Any]:
+    info = section.model_fields[field]
+    annotation: Any = info.annotation
+    for item in info.metadata:
+        annotation = Annotated[annotation, item]
+    return TypeAdapter(annotation)
+
+
+def _real_path(detail: ErrorDetails, raw: Any) -> tuple[str | int, ...]:
+    """The part of an error's location that exists in the file, without pydantic's names for branches of types."""
+    path: list[str | int] = []
+    node = raw
+    for index, part in enumerate(detail["loc"]):
+        last = index == len(detail["loc"]) - 1
+        inside = (isinstance(node, dict) and part in node) or (
+            isinstance(node, list) and isinstance(part, int) and part < len(node)
+        )
+        if inside:
+            node = node[part]
+            path.append(part)
+        elif last and detail["type"] == "missing":
+            path.append(part)
+    return tuple(path)
+
+
+def _section_of(path: tuple[str | int, ...]) -> type[BaseModel] | None:
+    """The typed section whose field stands at the end of a path."""
+    section: type[BaseModel] | None = Experiment
+    skip = False
+    for part in path[:-1]:
+        if skip:
+            skip = False
+            continue
+        field = section.model_fields.get(str(part)) if section else None
+        if field is None:
+            return None
+        section, step = keys.submodel(field.annotation)
+        skip = bool(step)
+    return None if skip else section
+
+
+def _message(
+    detail: ErrorDetails, path: tuple[str | int, ...], section: type[BaseModel] | None = None, field: str | None = None
+) -> str:
+    section = section or _section_of(path)
+    context = detail.get("ctx", {})
+    value = detail["input"]
+    got = f"{show(value)} " if not isinstance(value, dict | list) else ""
+    match detail["type"]:
+        case "extra_forbidden":
+            return _unknown_key(str(path[-1]), section)
+        case "missing":
+            return "is missing" + _meaning(section, path)
+        case "model_type" | "model_attributes_type" | "dict_type":
+            if value is None:
+                return "is empty: give it keys, or remove it"
+            return f"{got}must be a mapping (`key: value`)"
+        case "int_type" | "int_from_float" | "int_parsing":
+            return f"{got}must be a whole number" + _quoted(value)
+        case "float_type" | "float_parsing":
+            return f"{got}must be a number" + _quoted(value)
+        case "bool_type":
+            return f"{got}must be true or false" + (", without quotes" if isinstance(value, str) else "")
+        case "string_type":
+            return f"{got}must be text" + (": put it in quotes" if isinstance(value, int | float) else "")
+        case "list_type":
+            return f"{got}must be a list, such as [{value}]" if got else "must be a list"
+        case "literal_error":
+            return _not_allowed(value, context["expected"])
+        case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
+            bound = context.get("gt", context.get("ge", context.get("lt", context.get("le"))))
+            relation = detail["type"].replace("_equal", " than or equal to").replace("_", " ")
+            return f"{got}must be {relation.replace('than than', 'than')} {bound}"
+        case "string_pattern_mismatch" if path[:1] == ("overrides",):
+            return f"{got}must be a dotted field of Bridge's configuration, such as model.moe_permute_fusion"
+        case "string_pattern_mismatch" if "[A-Za-z]" in context["pattern"]:
+            return f"{got}must begin with a letter and hold only letters, digits, '.', '_' and '-'"
+        case "string_pattern_mismatch":
+            return f"{got}has the wrong form" + _meaning(section, path, field)
+        case "string_too_long":
+            return f"{got}is longer than {context['max_length']} characters: shorten it"
+        case "too_short":
+            return (
+                "is empty: give it at least " + str(context["min_length"])
+                if not value
+                else f"must have {context['min_length']} values"
+            )
+        case "too_long":
+            return f"must have {context['max_length']} values, not {len(value)}"
+        case "value_error":
+            return f"{got}{context['error']}"
+        case _:
+            return f"{got}{detail['msg']}"
+
+
+def _unknown_key(name: str, section: type[BaseModel] | None) -> str:
+    known = list(section.model_fields) if section else []
+    hint = nearest(name, known)
+    if hint:
+        return f"unknown key; did you mean {hint!r}?"
+    elsewhere = [key for key in keys.all_keys() if key.rpartition(".")[2] == name or keys.all_keys()[key].short == name]
+    if elsewhere:
+        return f"unknown key here; did you mean {elsewhere[0]!r}?"
+    return f"unknown key; known: {', '.join(known)}"
+
+
+def _quoted(value: Any) -> str:
+    if isinstance(value, str):
+        return ", without quotes"
+    return ", not true or false" if isinstance(value, bool) else ""
+
+
+def _not_allowed(value: Any, expected: str) -> str:
+    options = [part.strip("' ") for part in expected.replace(" or ", ", ").split(",")]
+    hint = nearest(str(value), options)
+    return (
+        f"{show(value)} is not allowed"
+        + (f"; did you mean {hint!r}?" if hint else "")
+        + f"; allowed: {', '.join(options)}"
+    )
+
+
+def _meaning(section: type[BaseModel] | None, path: tuple[str | int, ...], field: str | None = None) -> str:
+    info: FieldInfo | None = section.model_fields.get(field or str(path[-1])) if section else None
+    if info is None or not info.description:
+        return ""
+    example = f" (such as {show(info.default)})" if isinstance(info.default, str) else ""
+    return f": {info.description}{example}"
+
+
+def _unknown_reference(name: Any, defined: Any, what: str) -> list[str]:
+    defined = defined if isinstance(defined, dict) else {}
+    if isinstance(name, str) and name not in defined:
+        return [choose(name, defined, what)]
+    return [] if isinstance(name, str) else [f"{show(name)} must be the name of a {what}"]
+
+
+def references(raw: dict[str, Any], places: Places, factors: Any) -> list[Problem]:
+    """Names that are not defined, and files that are not there, found in the tree itself: beside any other mistake."""
+    problems: list[Problem] = []
+
+    def complain(path: tuple[str | int, ...], messages: list[str]) -> None:
+        problems.extend(keys.problem_at(places, path, dotted(path), message) for message in messages)
+
+    def named(section: str) -> dict[str, dict[str, Any]]:
+        found = raw.get(section)
+        return {k: v for k, v in found.items() if isinstance(v, dict)} if isinstance(found, dict) else {}
+
+    if isinstance(raw.get("model"), str):
+        complain(("model",), _unknown_reference(raw["model"], raw.get("models"), "model"))
+    blend = raw["data"].get("blend") if isinstance(raw.get("data"), dict) else None
+    for name in [blend] if isinstance(blend, str) else blend if isinstance(blend, dict) else ():
+        complain(("data", "blend"), _unknown_reference(name, raw.get("corpora"), "corpus"))
+    for name, tokenizer in named("tokenizers").items():
+        if isinstance(tokenizer.get("train_on"), str):
+            path = ("tokenizers", name, "train_on")
+            complain(path, _unknown_reference(tokenizer["train_on"], raw.get("corpora"), "corpus"))
+    for name, model in named("models").items():
+        complain(("models", name, "hf"), _folder_problem(model.get("hf"), "config.json"))
+        complain(("models", name, "recipe"), _recipe_problem(model.get("recipe")))
+        complain(("models", name, "tokenizer"), _tokenizer_problem(model.get("tokenizer"), list(named("tokenizers"))))
+        if model.get("config") is not None and model.get("tokenizer") is None:
+            swept = any(("models", name, "tokenizer") in factor.paths for factor in factors)
+            message = "a model made from config has no tokenizer of its own: set tokenizer"
+            complain(("models", name), [] if swept else [message])
+    for name, corpus in named("corpora").items():
+        complain(("corpora", name, "source"), _source_problem(corpus.get("source")))
+        complain(("corpora", name, "tokenizer"), _tokenizer_problem(corpus.get("tokenizer"), list(named("tokenizers"))))
+    return problems
+
+
+def is_local(name: str) -> bool:
+    """Whether a Hugging Face name is a folder of this machine."""
+    return name.startswith(("./", "../", "/", "~")) or FilePath(name).is_dir()
+
+
+def _folder_problem(name: Any, needs: str | None) -> list[str]:
+    if not isinstance(name, str) or not is_local(name):
+        return []
+    folder = FilePath(name).expanduser()
+    if not folder.is_dir():
+        return [f"there is no folder {name!r}: check the path"]
+    if needs and not (folder / needs).is_file():
+        return [f"the folder {name!r} has no {needs}: it is no Hugging Face model"]
+    return []
+
+
+def _recipe_problem(recipe: Any) -> list[str]:
+    if not isinstance(recipe, str):
+        return []
+    if recipe.endswith(".py"):
+        return [] if FilePath(recipe).expanduser().is_file() else [f"there is no file {recipe!r}: check the path"]
+    if not recipe.isidentifier():
+        return [f"{recipe!r} is neither a Python file (.py) nor the name of a recipe"]
+    return []
+
+
+def _tokenizer_problem(name: Any, trained: list[str]) -> list[str]:
+    if not isinstance(name, str) or name in trained:
+        return []
+    if is_local(name):
+        return _folder_problem(name, None)
+    hint = None if "/" in name else nearest(name, trained)
+    return [f"there is no tokenizer {name!r}; did you mean {hint!r}?"] if hint else []
+
+
+def _source_problem(source: Any) -> list[str]:
+    if not isinstance(source, str) or source == STDLIB:
+        return []
+    if not source.endswith((".jsonl", ".jsonl.gz", ".txt")):
+        hint = nearest(source, [STDLIB])
+        extra = f"; did you mean {hint!r}?" if hint else ""
+        return [f"{source!r} must be a .jsonl, .jsonl.gz or .txt file, a glob of them, or {STDLIB!r}{extra}"]
+    path = FilePath(source).expanduser()
+    return (
+        []
+        if any(FilePath(path.anchor).glob(str(path.relative_to(path.anchor))))
+        else [f"there is no file {source!r}: check the path"]
+    )

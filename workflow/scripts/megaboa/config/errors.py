@@ -1,0 +1,64 @@
+"""What is wrong with an experiment file, told all at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake: where it is (file, line, dotted key) and what is allowed there."""
+
+    key: str
+    message: str
+    file: str | None = None
+    line: int | None = None
+
+    def __str__(self) -> str:
+        place = ":".join(str(part) for part in (self.file, self.line) if part is not None)
+        return ": ".join(part for part in (place, self.key, self.message) if part)
+
+
+class ConfigError(Exception):
+    """Every problem of a configuration; its text is the complete message for the user."""
+
+    def __init__(self, problems: Iterable[Problem]):
+        self.problems = list(dict.fromkeys(problems))
+        count = len(self.problems)
+        head = "1 problem in the configuration:" if count == 1 else f"{count} problems in the configuration:"
+        super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems)]))
+
+
+def show(value: Any) -> str:
+    """A value as it could stand in the file, shortened."""
+    words = {True: "true", False: "false", None: "null"}
+    text = words[value] if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def nearest(word: str, options: Iterable[str]) -> str | None:
+    """The option that was probably meant."""
+    options = list(options)
+    close = difflib.get_close_matches(word, options, n=1, cutoff=0.6)
+    if not close:  # the same word in another case, or one part of a dotted key
+        folded = word.casefold()
+        close = [o for o in options if folded in (o.casefold(), o.casefold().rpartition(".")[2])]
+    return close[0] if close else None
+
+
+def choose(word: str, options: Iterable[str], what: str) -> str:
+    """'there is no ... ; did you mean ...?', with the options, as far as they fit on a line."""
+    options = list(options)
+    hint = nearest(word, options)
+    text = f"there is no {what} {word!r}"
+    if hint:
+        text += f"; did you mean {hint!r}?"
+    listed = ", ".join(options)
+    if not options:
+        text += f"; no {what} is defined"
+    elif len(listed) <= 160:
+        text += f" ({what}s: {listed})" if hint else f"; {what}s: {listed}"
+    return text

@@ -1,0 +1,68 @@
+"""Our keys and the fields of Bridge's ConfigContainer that they set: the one place where the two vocabularies meet."""
+
+from __future__ import annotations
+
+BRIDGE_FIELDS: dict[str, tuple[str, ...]] = {
+    "data.blend": ("dataset.blend",),
+    "data.split": ("dataset.split",),
+    "data.num_workers": ("dataset.num_workers",),
+    "training.train_iters": ("train.train_iters",),
+    "training.train_tokens": ("train.train_iters",),
+    "training.global_batch_size": ("train.global_batch_size",),
+    "training.micro_batch_size": ("train.micro_batch_size",),
+    "training.seq_length": ("model.seq_length", "dataset.seq_length"),
+    "training.seed": ("rng.seed", "dataset.random_seed"),
+    "training.precision": ("mixed_precision",),
+    "training.eval_interval": ("validation.eval_interval",),
+    "training.eval_iters": ("validation.eval_iters",),
+    "optimizer.name": ("optimizer.optimizer",),
+    "optimizer.lr": ("optimizer.lr",),
+    "optimizer.min_lr": ("optimizer.min_lr",),
+    "optimizer.weight_decay": ("optimizer.weight_decay", "scheduler.start_weight_decay", "scheduler.end_weight_decay"),
+    "optimizer.beta1": ("optimizer.adam_beta1",),
+    "optimizer.beta2": ("optimizer.adam_beta2",),
+    "optimizer.eps": ("optimizer.adam_eps",),
+    "optimizer.clip_grad": ("optimizer.clip_grad",),
+    "schedule.decay": ("scheduler.lr_decay_style",),
+    "schedule.warmup_iters": ("scheduler.lr_warmup_iters",),
+    "schedule.decay_iters": ("scheduler.lr_decay_iters",),
+    "schedule.wsd_decay_iters": ("scheduler.lr_wsd_decay_iters",),
+    "parallel.tp": ("model.tensor_model_parallel_size",),
+    "parallel.pp": ("model.pipeline_model_parallel_size",),
+    "parallel.vpp": ("model.virtual_pipeline_model_parallel_size",),
+    "parallel.cp": ("model.context_parallel_size",),
+    "parallel.ep": ("model.expert_model_parallel_size",),
+    "parallel.etp": ("model.expert_tensor_parallel_size",),
+    "parallel.sp": ("model.sequence_parallel",),
+    "parallel.distributed_optimizer": ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
+    "parallel.fsdp": ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp", "dist.use_torch_fsdp2"),
+    "parallel.fsdp_sharding": ("ddp.data_parallel_sharding_strategy",),
+    "checkpoint.save_interval": ("checkpoint.save_interval",),
+    "checkpoint.keep_last": ("checkpoint.most_recent_k",),
+    "checkpoint.async_save": ("checkpoint.async_save",),
+    "checkpoint.reshardable": ("checkpoint.dist_ckpt_optim_fully_reshardable",),
+    "profile.tool": ("profiling.use_pytorch_profiler", "profiling.use_nsys_profiler"),
+    "profile.steps": ("profiling.profile_step_start", "profiling.profile_step_end"),
+    "profile.ranks": ("profiling.profile_ranks",),
+}
+
+# Fields that say where a run writes and what it resumes from: Megaboa sets them itself, after everything else.
+OWN_FIELDS = ("checkpoint.save", "checkpoint.load")
+
+# Overrides that cannot change the losses: they go to launch.json, and changing one retrains nothing.
+HARMLESS_OVERRIDES = ("logger.", "profiling.", "checkpoint.save", "checkpoint.most_recent_k", "checkpoint.async_")
+
+# Keys whose value means the same in Bridge's field: an override of the field is just another spelling of the key.
+_OTHER_MEANING = {"data.blend", "training.train_tokens", "training.precision"}
+SAME_AS: dict[str, str] = {
+    fields[0]: key for key, fields in BRIDGE_FIELDS.items() if len(fields) == 1 and key not in _OTHER_MEANING
+}
+
+
+def key_of(field: str) -> str | None:
+    """The key of ours that sets a field of Bridge."""
+    return next((key for key, fields in BRIDGE_FIELDS.items() if field in fields), None)
+
+
+def is_harmless(field: str) -> bool:
+    return field.startswith(HARMLESS_OVERRIDES)

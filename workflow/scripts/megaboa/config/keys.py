@@ -1,0 +1,194 @@
+"""The dotted keys of the experiment file: which there are, which may be swept, and what a dotted name refers to."""
+
+from __future__ import annotations
+
+import functools
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from megaboa.config.errors import Problem, nearest
+from megaboa.config.fields import OWN_FIELDS, SAME_AS, key_of
+from megaboa.config.formula import Formula
+from megaboa.config.models import Experiment, Model
+
+Path = tuple[str, ...]
+
+NOT_SWEPT = {
+    "experiment": "a sweep belongs to one experiment",
+    "device": "all runs of an experiment share the device",
+    "store": "all runs share the store",
+    "tokenizers": "tokenizers are shared by all runs: define several, and sweep `model`",
+    "corpora": "corpora are shared by all runs: define several, and sweep `data.blend`",
+    "export": "it is no property of a run",
+    "report": "it is no property of a run",
+    "sweep": "a sweep can't contain itself",
+}
+
+# Names of the axes that scaling-law sweeps have, below models.<name>.config.
+CONFIG_SHORT = {
+    "hidden_size": "h",
+    "num_hidden_layers": "l",
+    "intermediate_size": "ffn",
+    "moe_intermediate_size": "moeffn",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv",
+    "num_experts": "experts",
+    "num_local_experts": "experts",
+    "n_routed_experts": "experts",
+    "num_experts_per_tok": "topk",
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A leaf of the experiment file: `<name>` stands for a name that the user chooses."""
+
+    dotted: str
+    section: type[BaseModel]
+    field: FieldInfo
+
+    @property
+    def short(self) -> str | None:
+        extra = self.field.json_schema_extra
+        return typing.cast(str, extra.get("short")) if isinstance(extra, dict) else None
+
+
+def submodel(annotation: Any) -> tuple[type[BaseModel] | None, str]:
+    """The section that a field holds, and how it is reached: directly, by name or in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, ""
+    arguments = typing.get_args(annotation)
+    container = typing.get_origin(annotation)
+    if container is dict and isinstance(arguments[1], type) and issubclass(arguments[1], BaseModel):
+        return arguments[1], ".<name>"
+    if container is list and isinstance(arguments[0], type) and issubclass(arguments[0], BaseModel):
+        return arguments[0], "[]"
+    for argument in arguments if type(None) in arguments else ():
+        if (found := submodel(argument))[0]:
+            return found
+    return None, ""
+
+
+def _walk(section: type[BaseModel], prefix: str) -> Iterator[Key]:
+    for name, field in section.model_fields.items():
+        inner, step = submodel(field.annotation)
+        if inner:
+            yield from _walk(inner, f"{prefix}{name}{step}.")
+        else:
+            yield Key(prefix + name, section, field)
+
+
+@functools.cache
+def all_keys() -> dict[str, Key]:
+    return {key.dotted: key for key in _walk(Experiment, "")}
+
+
+@functools.cache
+def sweepable() -> dict[str, Key]:
+    """The keys that may be axes, without those below `models` and `overrides`, which depend on the file."""
+    refused = (*NOT_SWEPT, "models", "overrides")
+    return {dotted: key for dotted, key in all_keys().items() if dotted.split(".")[0] not in refused}
+
+
+def _contains_formula(annotation: Any) -> bool:
+    metadata = getattr(annotation, "__metadata__", ())
+    return any(isinstance(item, Formula) for item in metadata) or any(
+        _contains_formula(argument) for argument in typing.get_args(annotation)
+    )
+
+
+@functools.cache
+def formula_keys() -> dict[str, bool]:
+    """Keys for whose number an expression may stand; true where only whole numbers are allowed."""
+    found = {}
+    for dotted, key in sweepable().items():
+        annotations = (key.field.annotation, *key.field.metadata)
+        if any(isinstance(item, Formula) for item in annotations) or _contains_formula(key.field.annotation):
+            found[dotted] = "int" in repr(key.field.annotation)
+    return found
+
+
+def split(dotted: str, names: dict[str, list[str]]) -> Path:
+    """A dotted key as a path in the tree; `names` are the names defined under `models`, which may hold dots themselves.
+
+    An override that is only another spelling of a key of ours becomes that key.
+    """
+    head, _, rest = dotted.partition(".")
+    if head == "overrides" and rest:
+        return tuple(SAME_AS[rest].split(".")) if rest in SAME_AS else (head, rest)
+    if head in names:
+        for name in sorted(names[head], key=len, reverse=True):
+            if rest == name or rest.startswith(name + "."):
+                tail = rest[len(name) + 1 :]
+                return (head, name, *tail.split(".")) if tail else (head, name)
+    return tuple(dotted.split("."))
+
+
+def sweep_problem(dotted: str, path: Path, models: list[str]) -> str | None:
+    """Why a dotted key can't be swept, if it can't."""
+    head = path[0]
+    if head in NOT_SWEPT:
+        return f"can't be swept: {NOT_SWEPT[head]}"
+    if head == "overrides":
+        return "name a field, as in overrides.model.moe_permute_fusion" if len(path) < 2 else override_problem(path[1])
+    if head == "models":
+        return _model_key_problem(path, models)
+    if ".".join(path) in sweepable():
+        return None
+    inside = [key for key in sweepable() if key.startswith(dotted + ".")]
+    if inside:
+        return f"is a section, not a key: sweep a key of it, such as {inside[0]}"
+    hint = _nearest_key(dotted, [*sweepable(), *(f"models.{m}.config" for m in models)])
+    return "unknown key" + (f"; did you mean {hint}?" if hint else "; config/README.md lists the keys")
+
+
+def _nearest_key(dotted: str, options: list[str]) -> str | None:
+    by_short = {key.short: name for name, key in sweepable().items() if key.short}
+    return by_short.get(dotted) or nearest(dotted, options)
+
+
+def _model_key_problem(path: Path, models: list[str]) -> str | None:
+    if len(path) < 3 or path[1] not in models:
+        hint = nearest(path[1], models) if len(path) > 1 else None
+        known = ", ".join(models) or "none"
+        return "needs the name of a model and a key of it" + (
+            f"; did you mean {hint}?" if hint else f"; models: {known}"
+        )
+    if path[2] not in Model.model_fields:
+        hint = nearest(path[2], Model.model_fields)
+        return f"unknown key {path[2]}" + (
+            f"; did you mean {hint}?" if hint else f"; known: {', '.join(Model.model_fields)}"
+        )
+    if len(path) > 3 and path[2] not in ("config", "args"):
+        return f"{path[2]} has no keys below it"
+    return None
+
+
+def override_problem(field: str) -> str | None:
+    """Why a field of Bridge can't be set under `overrides`, if it can't."""
+    if field in OWN_FIELDS:
+        return "is set by Megaboa itself: remove it"
+    key = key_of(field)
+    if key and field not in SAME_AS:
+        return f"is set by the key {key}: set that instead"
+    return None
+
+
+def names_clash(one: Path, other: Path) -> bool:
+    """Whether two paths set the same thing, or one of them a part of the other."""
+    shorter = min(len(one), len(other))
+    return one[:shorter] == other[:shorter]
+
+
+def problem_at(places: dict[Any, tuple[str, int]], path: tuple[str | int, ...], key: str, message: str) -> Problem:
+    """A problem with the place of the value at `path`, or of the nearest thing around it."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in places:
+            file, line = places[path[:length]]
+            return Problem(key, message, file, line or None)
+    return Problem(key, message, places[()][0] if () in places else None)

@@ -1,0 +1,337 @@
+"""The experiment file, typed. The JSON schema and the table of keys in config/README.md are made from these models.
+
+A field's description is what a user reads in the table of keys; `short` is how the field is called in the names of a
+sweep's runs (`tp2-mbs8`). Fields annotated with `Formula` also take an expression
+(`"20 * params / (gbs * seq_length)"`): in an experiment as read they may still be text, in a planned run they are numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
+
+from megaboa.config.formula import Formula
+
+# Names become file and folder names: letters first, then letters, digits, '.', '_', '-'.
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]*$", max_length=100)]
+Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_-]+)+$")]
+
+Count = Annotated[int, Field(gt=0), Formula()]
+Whole = Annotated[int, Field(ge=0), Formula()]
+Positive = Annotated[float, Field(gt=0), Formula()]
+NonNegative = Annotated[float, Field(ge=0), Formula()]
+Share = Annotated[float, Field(ge=0, lt=1), Formula()]
+
+Precision = Literal[
+    "fp32",
+    "bf16_mixed",
+    "fp16_mixed",
+    "bf16_with_fp8_delayed_scaling_mixed",
+    "bf16_with_fp8_current_scaling_mixed",
+    "bf16_with_fp8_subchannel_scaling_mixed",
+    "bf16_with_mxfp8_mixed",
+    "bf16_with_nvfp4_mixed",
+]
+
+
+class Section(BaseModel):
+    """No unknown keys, no silent conversion ('yes' is not true, '8' is not 8), immutable once read."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+
+def key(default: Any = ..., description: str = "", short: str | None = None, **kwargs: Any) -> Any:
+    extra = {"short": short} if short else None
+    return Field(default=default, description=description, json_schema_extra=extra, **kwargs)
+
+
+def _weights(value: Any) -> Any:
+    """A single corpus is a blend of one."""
+    if isinstance(value, str):
+        return {value: 1.0}
+    if value is None or isinstance(value, dict):
+        return value
+    raise ValueError("must be the name of a corpus, or a mapping from corpora to weights")
+
+
+Blend = Annotated[
+    dict[Name, PositiveFloat] | None,
+    BeforeValidator(_weights),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "object",
+                    "additionalProperties": {"type": "number", "exclusiveMinimum": 0},
+                    "minProperties": 1,
+                },
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+
+
+def _patterns(value: Any) -> Any:
+    """`all` is the pattern that every run matches."""
+    if value == "all":
+        return ["*"]
+    if isinstance(value, list):
+        return value
+    raise ValueError("must be a list of names or glob patterns of runs, or `all`")
+
+
+Runs = Annotated[
+    list[str],
+    BeforeValidator(_patterns),
+    WithJsonSchema({"anyOf": [{"const": "all"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+
+
+def _axis(value: Any) -> Any:
+    """A list of values, or a mapping from labels to the keys that each of them sets."""
+    if not value:
+        raise ValueError("is empty: give it values or remove it")
+    if isinstance(value, dict):
+        for label, keys in value.items():
+            if not isinstance(keys, dict) or not keys:
+                raise ValueError(
+                    f"{label!r} must be a mapping from dotted keys to values (or give the axis a list of values)"
+                )
+    elif not isinstance(value, list):
+        raise ValueError("must be a list of values, or a mapping from labels to dotted keys with values")
+    return value
+
+
+Axis = Annotated[
+    list[Any] | dict[str, dict[str, Any]],
+    BeforeValidator(_axis),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "array", "minItems": 1},
+                {"type": "object", "minProperties": 1, "additionalProperties": {"type": "object", "minProperties": 1}},
+            ]
+        }
+    ),
+]
+
+
+class Tokenizer(Section):
+    train_on: Name = key(description="corpus whose text the tokenizer is trained on")
+    vocab_size: Annotated[int, Field(ge=260)] = key(512, "size of the byte-level BPE vocabulary")
+
+
+class Model(Section):
+    """Exactly one of `hf`, `config` and `recipe`."""
+
+    hf: str | None = key(None, "Hugging Face id, or path of a local folder with config.json and weights")
+    revision: str | None = key(None, "commit, tag or branch of the Hugging Face id")
+    config: dict[str, Any] | None = key(
+        None, "a Hugging Face config written out (`model_type: qwen3`, ...): a model made on the spot"
+    )
+    recipe: str | None = key(
+        None, "a Python file with `configure(...)`, or the name of a pretraining recipe of Megatron-Bridge"
+    )
+    args: dict[str, Any] = key({}, "arguments for the recipe's function")
+    tokenizer: str | None = key(None, "name under `tokenizers`, or Hugging Face id or folder; default: the model's own")
+    init: Literal["pretrained", "scratch"] = key(
+        "scratch", "start from the imported weights, or from random ones drawn by Megatron"
+    )
+    seed: NonNegativeInt = key(0, "seed of the weights of a model made from `config`")
+    params: PositiveInt | None = key(
+        None, "number of parameters, for expressions, where it can't be told from the model's config"
+    )
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Model:
+        given = [name for name in ("hf", "config", "recipe") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"needs exactly one of hf, config and recipe; given: {', '.join(given) or 'none'}")
+        if self.config is not None and not isinstance(self.config.get("model_type"), str):
+            raise ValueError("config needs model_type, such as `model_type: qwen3`")
+        if self.revision and not self.hf:
+            raise ValueError("revision belongs to hf: remove it, or name a model with hf")
+        if self.args and not self.recipe:
+            raise ValueError("args belong to recipe: remove them, or name a recipe")
+        if self.init == "pretrained" and self.recipe:
+            raise ValueError("init: pretrained needs hf or config, because a recipe has no weights to import")
+        return self
+
+
+class Corpus(Section):
+    source: str = key(
+        description="a .jsonl, .jsonl.gz or .txt file or a glob of them, or `python-stdlib`: "
+        "the sources and docstrings of Python's own standard library"
+    )
+    text_key: str = key("text", "the field of a JSON line that holds the text")
+    limit: PositiveInt | None = key(None, "take only the first so many documents")
+    tokenizer: str | None = key(None, "name under `tokenizers`, or Hugging Face id or folder; default: the model's")
+    append_eod: bool = key(True, "end every document with the tokenizer's end-of-text token")
+
+
+class Data(Section):
+    blend: Blend = key(None, "a corpus, or corpora with weights; default: the only corpus there is", short="data")
+    split: str = key(
+        "98,1,1",
+        "shares of documents for training, validation and test",
+        short="split",
+        pattern=r"^\d+(\.\d+)?(,\d+(\.\d+)?){2}$",
+    )
+    num_workers: NonNegativeInt = key(2, "data loader processes per rank; on the CPU always 0")
+
+
+class Training(Section):
+    train_iters: Count | None = key(None, "number of steps (or an expression)", short="iters")
+    train_tokens: Count | None = key(
+        None, "number of tokens instead of steps (or an expression); rounded up to whole steps", short="tokens"
+    )
+    global_batch_size: Count = key(8, "sequences per step, over all ranks", short="gbs")
+    micro_batch_size: Count = key(1, "sequences per rank and forward pass", short="mbs")
+    seq_length: Count = key(2048, "tokens per sequence", short="seq")
+    seed: Whole = key(1234, "seed of weights, dropout and data order", short="seed")
+    precision: Precision = key("bf16_mixed", "fp32, or one of Bridge's mixed-precision recipes", short="precision")
+    eval_interval: Count | None = key(None, "evaluate every so many steps; default: at the end only")
+    eval_iters: Whole = key(1, "batches per evaluation; 0: never evaluate")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Training:
+        if self.train_iters is not None and self.train_tokens is not None:
+            raise ValueError("train_iters and train_tokens are both set: remove one")
+        return self
+
+
+class Optimizer(Section):
+    name: Literal["adam", "sgd", "muon"] = key("adam", "optimizer", short="opt")
+    lr: Positive = key(3e-4, "peak learning rate", short="lr")
+    min_lr: NonNegative = key(0.0, "learning rate at the end of the decay", short="minlr")
+    weight_decay: NonNegative = key(0.1, "weight decay", short="wd")
+    beta1: Share = key(0.9, "Adam's first moment", short="beta1")
+    beta2: Share = key(0.95, "Adam's second moment", short="beta2")
+    eps: Positive = key(1e-8, "Adam's epsilon", short="eps")
+    clip_grad: NonNegative = key(1.0, "largest gradient norm; 0: no clipping", short="clip")
+
+
+class Schedule(Section):
+    decay: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = key(
+        "cosine", "how the learning rate falls", short="decay"
+    )
+    warmup_iters: Whole = key(0, "steps of linear warm-up (or an expression)", short="warmup")
+    decay_iters: Count | None = key(None, "step at which the decay ends; default: the last", short="decayiters")
+    wsd_decay_iters: Count | None = key(None, "length of WSD's final decay", short="wsd")
+
+
+class Parallel(Section):
+    tp: Count = key(1, "tensor parallel size", short="tp")
+    pp: Count = key(1, "pipeline parallel size", short="pp")
+    vpp: Count | None = key(None, "virtual pipeline stages per rank (interleaved schedule)", short="vpp")
+    cp: Count = key(1, "context parallel size", short="cp")
+    ep: Count = key(1, "expert parallel size", short="ep")
+    etp: Count | None = key(None, "tensor parallel size inside experts; default: tp", short="etp")
+    sp: bool = key(False, "sequence parallelism (with tp > 1)", short="sp")
+    distributed_optimizer: bool = key(True, "shard the optimizer's state over data parallel ranks", short="distopt")
+    fsdp: Literal["none", "megatron", "torch"] = key("none", "Megatron-FSDP or PyTorch's FSDP2", short="fsdp")
+    fsdp_sharding: Literal["no_shard", "optim", "optim_grads", "optim_grads_params"] = key(
+        "optim_grads_params", "what Megatron-FSDP shards", short="shard"
+    )
+
+
+class Checkpoint(Section):
+    save_interval: Whole | None = key(None, "save every so many steps; 0: never; default: at the end only")
+    keep_last: Count | None = key(None, "keep only the newest so many checkpoints; default: all")
+    async_save: bool = key(False, "write checkpoints in the background")
+    reshardable: bool = key(True, "save so that another layout can resume (dist_ckpt_optim_fully_reshardable)")
+
+
+class Profile(Section):
+    tool: Literal["none", "pytorch"] = key("none", "profiler of the profile stage")
+    steps: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)] = key(
+        [2, 4], "first step, and the step before which capture ends"
+    )
+    ranks: list[NonNegativeInt] = key([0], "ranks that are profiled", min_length=1)
+
+    @model_validator(mode="after")
+    def _forward(self) -> Profile:
+        if self.steps[0] >= self.steps[1]:
+            raise ValueError(f"steps must go forward: {self.steps[0]} is not before {self.steps[1]}")
+        return self
+
+
+class Resources(Section):
+    nodes: Count = key(1, "nodes of a run", short="nodes")
+    gpus_per_node: Count = key(1, "ranks per node: one per GPU, or one process each on the CPU", short="gpus")
+    cpus_per_rank: Count = key(1, "CPU cores per rank")
+    mem_mb_per_rank: Count = key(4000, "host memory per rank")
+    runtime: str = key("4h", "wall time of a training job", pattern=r"^[1-9]\d*(m|h|d)?$")
+    partition: str | None = key(None, "SLURM partition of training jobs; default: the profile's")
+    account: str | None = key(None, "SLURM account of training jobs; default: the profile's")
+
+
+class Export(Section):
+    runs: Runs = key([], "names or glob patterns of the runs to export to Hugging Face format, or `all`")
+
+
+class Agreement(Section):
+    """Runs whose losses must agree at every step: a check in the report."""
+
+    reference: Name = key(description="run that the others are compared with")
+    runs: list[str] = key(description="names or glob patterns of the runs that must agree with it")
+    tolerance: PositiveFloat = key(1e-5, "largest allowed absolute difference of the loss at any step")
+
+
+class Report(Section):
+    title: str | None = key(None, "heading of the report; default: the experiment's name")
+    agreements: list[Agreement] = key([], "groups of runs whose losses must agree")
+
+
+class Sweep(Section):
+    """Every block given multiplies the number of runs. A value may stand for any key of the file, dotted."""
+
+    grid: dict[str, Axis] = key({}, "axes of which every combination is run", min_length=1)
+    zip: dict[str, Axis] = key({}, "axes of equal length that advance together", min_length=1)
+    runs: dict[Name, dict[str, Any]] = key({}, "named runs: for each its own values, by dotted key", min_length=1)
+
+    @model_validator(mode="after")
+    def _something(self) -> Sweep:
+        if not (self.grid or self.zip or self.runs):
+            raise ValueError("is empty: give it grid, zip or runs, or remove it")
+        lengths = {name: len(axis) for name, axis in self.zip.items()}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            raise ValueError(f"the axes of zip must be of equal length: {listed}")
+        return self
+
+
+class Experiment(Section):
+    experiment: Name | None = key(None, "name; results go to results/<name>/; default: the file's name")
+    device: Literal["cpu", "cuda"] = key("cuda", "where training runs; `cpu` needs no GPU")
+    store: str = key("store", "folder of payloads (checkpoints, corpora, models); shared between experiments")
+    tokenizers: dict[Name, Tokenizer] = key({}, "tokenizers that are trained on the spot")
+    models: dict[Name, Model] = key(description="models by name", min_length=1)
+    corpora: dict[Name, Corpus] = key({}, "corpora by name; none: Bridge's mock data")
+    model: Name | None = key(None, "model of the runs; default: the only one there is", short="model")
+    data: Data = key(Data(), "which corpora a run reads")
+    training: Training = key(Training(), "length, batch, precision, evaluation")
+    optimizer: Optimizer = key(Optimizer(), "optimizer")
+    schedule: Schedule = key(Schedule(), "learning rate schedule")
+    parallel: Parallel = key(Parallel(), "layout; data parallel size follows from it and `resources`")
+    checkpoint: Checkpoint = key(Checkpoint(), "saving")
+    profile: Profile = key(Profile(), "profiling")
+    resources: Resources = key(Resources(), "what a run is given")
+    export: Export = key(Export(), "which runs become Hugging Face models")
+    report: Report = key(Report(), "the report")
+    overrides: dict[Dotted, Any] = key({}, "fields of Bridge's ConfigContainer in its own dotted form")
+    sweep: Sweep | None = key(None, "axes of the experiment; none: one run called `run`")

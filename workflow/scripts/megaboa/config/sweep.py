@@ -1,0 +1,195 @@
+"""The sweep, read: each block's axes as factors, of which every combination of options is one run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from megaboa.config import check, keys
+from megaboa.config.errors import Problem
+from megaboa.config.keys import Path
+from megaboa.config.yaml_file import Places, dotted
+
+
+@dataclass(frozen=True)
+class Option:
+    """One choice of a factor: its part of the run's name, and the values that it sets, by path."""
+
+    name: str
+    values: dict[Path, Any]
+    place: tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Options of which a run takes exactly one."""
+
+    title: str
+    options: tuple[Option, ...]
+
+    @property
+    def paths(self) -> set[Path]:
+        return {path for option in self.options for path in option.values}
+
+
+def read(raw: dict[str, Any], places: Places) -> tuple[tuple[Factor, ...], list[Problem]]:
+    """The factors of the sweep, and what is wrong with its keys and values; its shape is the models' business."""
+    block = raw.get("sweep")
+    if not isinstance(block, dict):
+        return (), []
+    reader = _Reader(raw, places)
+    factors = [
+        Factor(f"sweep.grid.{axis}", reader.axis(("sweep", "grid", axis), axis, given))
+        for axis, given in _mapping(block, "grid").items()
+    ]
+    zipped = [reader.axis(("sweep", "zip", axis), axis, given) for axis, given in _mapping(block, "zip").items()]
+    if zipped:
+        rows = zip(*zipped, strict=False)  # unequal lengths are reported by the models
+        factors.append(Factor("sweep.zip", tuple(reader.together(row) for row in rows)))
+    runs = {name: values for name, values in _mapping(block, "runs").items() if isinstance(values, dict)}
+    if runs:
+        named = (reader.option(("sweep", "runs", name), name, values) for name, values in runs.items())
+        factors.append(Factor("sweep.runs", tuple(named)))
+    reader.check_factors(factors)
+    return tuple(factors), reader.problems
+
+
+def _mapping(block: dict[str, Any], name: str) -> dict[str, Any]:
+    return block[name] if isinstance(block.get(name), dict) else {}
+
+
+class _Reader:
+    def __init__(self, raw: dict[str, Any], places: Places):
+        self.raw = raw
+        self.places = places
+        self.problems: list[Problem] = []
+        self.models = list(_mapping(raw, "models"))
+        self.known: dict[tuple[str, ...], str | None] = {}
+        self.checked: dict[tuple[Path, str], list[str]] = {}
+
+    def problem(self, place: tuple[str | int, ...], message: str) -> None:
+        self.problems.append(keys.problem_at(self.places, place, dotted(place), message))
+
+    def axis(self, place: tuple[str | int, ...], axis: str, given: Any) -> tuple[Option, ...]:
+        """The options of one axis: plain values of a key, or labels that set several keys."""
+        if isinstance(given, dict):
+            labelled = {label: values for label, values in given.items() if isinstance(values, dict)}
+            return tuple(self.option((*place, label), label, values) for label, values in labelled.items())
+        if not isinstance(given, list):
+            return ()
+        path = self.path(place, axis)
+        if path is None:
+            return ()
+        options = []
+        for index, value in enumerate(given):
+            self.check_value((*place, index), path, value)
+            options.append(Option(piece(path, value), {path: value}, (*place, index)))
+        return tuple(options)
+
+    def option(self, place: tuple[str | int, ...], name: str, values: dict[str, Any]) -> Option:
+        """A label or a named run."""
+        if name != clean(name) and place[1] != "runs":  # the models check the names of runs
+            self.problem(place, f"the label {name!r} can't be a file name: use letters, digits, '.', '_' and '-'")
+        found: dict[Path, Any] = {}
+        for key, value in values.items():
+            path = self.path((*place, key), key)
+            if path is None:
+                continue
+            clash = next((other for other in found if keys.names_clash(path, other)), None)
+            if clash:
+                self.problem((*place, key), f"sets the same field as {dotted(clash)} beside it: remove one")
+            found[path] = value
+            self.check_value((*place, key), path, value)
+        return Option(name, found, place)
+
+    def together(self, options: tuple[Option, ...]) -> Option:
+        values = {path: value for option in options for path, value in option.values.items()}
+        return Option("-".join(option.name for option in options), values, options[0].place)
+
+    def path(self, place: tuple[str | int, ...], key: str) -> Path | None:
+        """The path that a dotted key of the sweep names; None, and a problem, if there is no such key."""
+        path = keys.split(key, {"models": self.models})
+        if path not in self.known:
+            self.known[path] = keys.sweep_problem(key, path, self.models) or self.already_set(path)
+        if message := self.known[path]:
+            self.problem(place, message)
+            return None
+        return path
+
+    def already_set(self, path: Path) -> str | None:
+        node: Any = self.raw
+        for depth, part in enumerate(path):
+            if not isinstance(node, dict):
+                return f"lies below {dotted(path[:depth])}, which is no mapping"
+            if part not in node:
+                return None
+            node = node[part]
+        file, line = self.places.get(path, ("the file", 0))
+        return f"is also set in {file}" + (f", line {line}" if line else "") + ": remove one of the two"
+
+    def check_value(self, place: tuple[str | int, ...], path: Path, value: Any) -> None:
+        known = (path, repr(value))
+        if known not in self.checked:
+            self.checked[known] = check.value_problems(path, value, self.raw)
+        for message in self.checked[known]:
+            self.problem(place, message)
+
+    def check_factors(self, factors: list[Factor]) -> None:
+        """No two factors may set the same thing."""
+        owner: dict[Path, str] = {}
+        for factor in factors:
+            for path in sorted(factor.paths):
+                for other, title in owner.items():
+                    if title != factor.title and keys.names_clash(path, other):
+                        where = tuple(factor.title.split(".", 2))
+                        self.problem(where, f"sets the same field as {title} ({dotted(other)}): remove one")
+            owner |= dict.fromkeys(factor.paths, factor.title)
+        axes = [factor for factor in factors if factor.title != "sweep.runs"]
+        for factor in axes:
+            names = [option.name for option in factor.options]
+            for option in factor.options:
+                if names.count(option.name) > 1 and names.index(option.name) != factor.options.index(option):
+                    self.problem(
+                        option.place, f"two values give the same name {option.name!r}: remove one, or label them"
+                    )
+
+
+def clean(text: str) -> str:
+    """What of a text may stand in a file name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")
+
+
+def short_name(path: Path) -> str:
+    """How a key is called in the names of runs."""
+    if path[0] in ("models", "overrides"):
+        last = path[-1].rpartition(".")[2]
+        return keys.CONFIG_SHORT.get(last, last)
+    return keys.sweepable()[".".join(path)].short or path[-1]
+
+
+def piece(path: Path, value: Any) -> str:
+    """An axis and its value in a run's name: tp2, lr0.0003, sp, nosp, decay-cosine."""
+    short = short_name(path)
+    match value:
+        case True:
+            return short
+        case False:
+            return f"no{short}"
+        case None:
+            return f"{short}-none"
+        case int() | float():
+            return f"{short}{number(value)}".replace("+", "")
+        case dict():
+            return clean(f"{short}-" + "-".join(f"{name}{number(part)}" for name, part in value.items()))
+        case list():
+            return clean(f"{short}-" + "-".join(number(part) for part in value))
+        case _:
+            return clean(f"{short}-{value}")
+
+
+def number(value: Any) -> str:
+    """3e-4 as 0.0003, 2.0 as 2."""
+    if isinstance(value, float):
+        return repr(int(value)) if value.is_integer() and abs(value) < 1e16 else repr(value)
+    return str(value)

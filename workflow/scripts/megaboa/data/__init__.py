@@ -1,0 +1,1 @@
+"""Text to tokens: sources of text, tokenizers, and the indexed corpora that Megatron reads."""

@@ -1,0 +1,38 @@
+"""Files from the Hugging Face hub, at a commit that is recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megaboa.data.errors import InputError
+
+
+def download(repo: str, revision: str | None, patterns: list[str], key: str) -> tuple[Path, str]:
+    """The folder of a repository's files (from the cache, where they are there already) and its commit.
+
+    `key` is the key of the experiment file that named the repository: errors name it.
+    """
+    from huggingface_hub import errors, snapshot_download
+
+    where = f"{key}: {repo!r}" + (f" at revision {revision!r}" if revision else "")
+    try:
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
+    except errors.HFValidationError as error:
+        raise InputError(f"{where} is neither an existing folder nor a Hugging Face id (`owner/name`)") from error
+    except errors.GatedRepoError as error:
+        raise InputError(
+            f"{where} is gated: ask for access at https://huggingface.co/{repo}, then run `hf auth login`"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise InputError(f"{where}: there is no such commit, tag or branch") from error
+    except errors.RepositoryNotFoundError as error:
+        raise InputError(
+            f"{where} is not on the hub, or is private: check the spelling, or run `hf auth login`"
+        ) from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
+        raise InputError(
+            f"{where} is not in the local cache and the hub can't be reached from here: download it where there is "
+            f"a network (`hf download {repo}`) and share HF_HOME, or name a local folder"
+        ) from error
+    # The cache keeps a snapshot in a folder that is called after its commit.
+    return folder, folder.name

@@ -1,0 +1,111 @@
+"""Tokenizers: trained on the spot, from a folder, or from the hub; always the ones that `transformers` loads.
+
+Used on the login node and, for models that are made from a config, inside the container.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megaboa.data import hub
+from megaboa.data.errors import InputError
+from megaboa.files import digest, file_digest, read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+END_OF_TEXT = "<|endoftext|>"
+PAD = "<|pad|>"
+# The files that decide how text becomes tokens; a chat template does not.
+FILES = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where a tokenizer lies, and the digest of its files."""
+
+    path: str
+    digest: str
+
+
+def train(texts: Iterable[str], vocab_size: int, folder: str | Path) -> int:
+    """Train a byte-level BPE tokenizer and save it for `AutoTokenizer`; return its number of tokens.
+
+    The same texts give the same files. A text that is too short yields fewer tokens than were asked for.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=PAD
+    )
+    fast.save_pretrained(str(folder))
+    return len(fast)
+
+
+def resolve(reference: dict[str, Any], key: str) -> Reference:
+    """Find the tokenizer that a specification names (`key`: the key of the experiment file that named it).
+
+    `{"kind": "manifest", "manifest": ...}` is one trained on the spot, `{"kind": "path", "path": ...}` a folder or a
+    Hugging Face id, `{"kind": "model", "manifest": ...}` the one that came with a model.
+    """
+    match reference["kind"]:
+        case "manifest":
+            manifest = read_json(reference["manifest"])
+            return Reference(manifest["path"], manifest["digest"])
+        case "model":
+            manifest = read_json(reference["manifest"])
+            if manifest["tokenizer"] is None:
+                raise InputError(f"{key}: model {manifest['name']!r} comes without a tokenizer; name one here")
+            return Reference(manifest["tokenizer"], manifest["tokenizer_digest"])
+        case "path":
+            path = Path(reference["path"])
+            folder = path if path.is_dir() else hub.download(reference["path"], None, FILES, key)[0]
+            found = find(folder)
+            if found is None:
+                raise InputError(f"{key}: there are no tokenizer files in {folder}")
+            return found
+        case kind:
+            raise ValueError(f"unknown kind of tokenizer reference: {kind!r}")
+
+
+def find(folder: str | Path) -> Reference | None:
+    """The tokenizer of a folder, if there is one."""
+    paths = sorted(set(itertools.chain.from_iterable(Path(folder).glob(pattern) for pattern in FILES)))
+    if not any(path.name == "tokenizer_config.json" or path.name == "tokenizer.json" for path in paths):
+        return None
+    return Reference(str(folder), digest({path.name: file_digest(path) for path in paths}))
+
+
+def load(reference: Reference) -> PreTrainedTokenizerFast:
+    """The fast tokenizer of a folder; slow ones, written in Python, are refused."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(reference.path, local_files_only=True)
+    if not tokenizer.is_fast:
+        raise InputError(f"tokenizer {reference.path}: only a slow version in Python; convert it to a tokenizer.json")
+    return tokenizer

@@ -1,0 +1,103 @@
+"""Small files, written so that nobody ever sees half of one. Standard library only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def canonical(value: Any) -> str:
+    """JSON that is the same text for the same value: sorted keys, one line feed at the end."""
+    return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a value's canonical JSON."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+def file_digest(path: str | Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def folder_digests(folder: str | Path) -> dict[str, str]:
+    """SHA-256 of every file below a folder, by its relative path."""
+    root = Path(folder)
+    return {str(p.relative_to(root)): file_digest(p) for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def read_json(path: str | Path) -> Any:
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a whole file or nothing: a temporary file beside it, flushed to disk, then renamed."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    write_text(path, canonical(value))
+
+
+def write_if_changed(path: str | Path, text: str) -> bool:
+    """Leave a file that holds this text already alone, its time stamp too; say whether it was written."""
+    try:
+        if Path(path).read_bytes() == text.encode():
+            return False
+    except FileNotFoundError:
+        pass
+    write_text(path, text)
+    return True
+
+
+def link(target: str | Path, path: str | Path) -> None:
+    """Point a symbolic link at `target`, replacing an older link in one step."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(os.path.relpath(target, path.parent))
+    os.replace(temporary, path)
+
+
+def append_line(path: str | Path, text: str) -> None:
+    """Append one line and flush it to disk: what is said to be recorded is recorded."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        os.write(handle, (text + "\n").encode())
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
+    """The complete lines of a JSON-lines file; a torn last line (its writer was killed) is left out."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text.split("\n")[:-1]
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def _umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value

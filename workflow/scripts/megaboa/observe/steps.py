@@ -1,0 +1,92 @@
+"""The steps of a run over all its attempts, one row each; steps that a later attempt did again are marked."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from megaboa.files import read_jsonl
+from megaboa.observe.atomic import write_bytes
+from megaboa.results import RunStore
+
+COLUMNS = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("attempt", pa.int64()),
+        ("replayed", pa.bool_()),
+        ("time", pa.float64()),
+        ("seconds", pa.float64()),
+        ("loss", pa.float64()),
+        ("grad_norm", pa.float64()),
+        ("lr", pa.float64()),
+        ("tokens", pa.int64()),
+        ("skipped", pa.bool_()),
+    ]
+)
+# The language model's loss is the column `loss`; every other loss becomes a column `losses/<name>`.
+MAIN_LOSS = "lm loss"
+
+Row = dict[str, Any]
+
+
+def read_attempts(store: RunStore) -> list[dict[str, Any]]:
+    """The start line of every attempt, oldest first."""
+    return [event for event in read_jsonl(store.ledger) if event["event"] == "start"]
+
+
+def read_events(store: RunStore) -> list[dict[str, Any]]:
+    """Every event of every attempt, in order, each with the number of its attempt."""
+    events = []
+    for start in read_attempts(store):
+        number = start["attempt"]
+        events += [{**event, "attempt": number} for event in read_jsonl(store.attempt(number).steps)]
+    return events
+
+
+def step_rows(events: list[dict[str, Any]]) -> list[Row]:
+    """One row per step and attempt, by step and then attempt. Of the rows of one step only the last is not replayed."""
+    rows: dict[tuple[int, int], Row] = {}
+    for event in events:
+        if event["event"] == "step":
+            rows[event["step"], event["attempt"]] = _row(event)
+    ordered = [rows[key] for key in sorted(rows)]
+    newest = {row["step"]: row["attempt"] for row in ordered}
+    return [{**row, "replayed": row["attempt"] != newest[row["step"]]} for row in ordered]
+
+
+def write_steps(path: str | Path, rows: list[Row]) -> None:
+    """Write the rows as Parquet. A loss that was not recorded is null there, one that was NaN is NaN."""
+    further = sorted({name for row in rows for name in row if name.startswith("losses/")})
+    schema = pa.schema([*COLUMNS, *((name, pa.float64()) for name in further)])
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), buffer)
+    write_bytes(path, buffer.getvalue())
+
+
+def _row(event: dict[str, Any]) -> Row:
+    further = {f"losses/{name}": _float(v) for name, v in (event.get("losses") or {}).items() if name != MAIN_LOSS}
+    return {
+        "step": event["step"],
+        "attempt": event["attempt"],
+        "time": event["time"],
+        "seconds": _float(event.get("seconds")),
+        "loss": _float(event.get("loss")),
+        "grad_norm": _float(event.get("grad_norm")),
+        "lr": _float(event.get("lr")),
+        "tokens": event.get("tokens"),
+        "skipped": bool(event.get("skipped")),
+        **further,
+    }
+
+
+def _float(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,125 @@
+"""What is written about a run: its identity, how it is launched, and its row in the plan."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from megaboa.config.fields import is_harmless
+from megaboa.config.models import Experiment, Model
+from megaboa.plan.quantities import Quantities
+
+COLUMNS = (
+    *("run", "model", "data", "world_size", "tp", "pp", "vpp", "cp", "ep", "sp", "dp", "gbs", "mbs", "seq_length"),
+    *("train_iters", "tokens", "params", "lr", "precision"),
+)
+_SECTIONS = ("training", "optimizer", "schedule", "parallel")
+RECIPE = "recipe"  # in the plan: a value that the recipe decides
+
+
+def identity(config: Experiment, model: str, world_size: int) -> dict[str, Any]:
+    """What can change the losses, and nothing else. A recipe's run carries only the keys that are set."""
+    own_defaults = config.models[model].recipe is None
+    sections = {
+        name: getattr(config, name).model_dump(mode="json", exclude_unset=not own_defaults) for name in _SECTIONS
+    }
+    sections["training"].pop("train_tokens", None)
+    return {
+        "model": {"name": model, **_model(config.models[model])},
+        "data": config.data.model_dump(mode="json", exclude_unset=not own_defaults, exclude={"num_workers"}),
+        **sections,
+        "world_size": world_size,
+        "device": config.device,
+        "overrides": {field: value for field, value in config.overrides.items() if not is_harmless(field)},
+    }
+
+
+def _model(model: Model) -> dict[str, Any]:
+    kept = {"init": model.init, "tokenizer": model.tokenizer}
+    if model.config is not None:
+        return {**kept, "config": model.config, "seed": model.seed}
+    if model.hf is not None:
+        return {**kept, "hf": model.hf, "revision": model.revision}
+    recipe = {**kept, "recipe": model.recipe, "args": model.args}
+    if str(model.recipe).endswith(".py"):
+        recipe["recipe_code"] = _code_digest(str(Path(str(model.recipe)).expanduser()))
+    return recipe
+
+
+@functools.lru_cache(maxsize=64)
+def _code_digest(path: str) -> str:
+    """SHA-256 of what a Python file does: comments, docstrings and layout don't count."""
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(
+            node
+        ):
+            node.body = node.body[1:] or [ast.Pass()]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+
+
+def launch(config: Experiment, model: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Where and how a run runs, and its row in the plan: no input of training."""
+    return {
+        **config.resources.model_dump(mode="json"),
+        "checkpoint": config.checkpoint.model_dump(mode="json"),
+        "store": config.store,
+        **config.data.model_dump(
+            mode="json", exclude_unset=config.models[model].recipe is not None, include={"num_workers"}
+        ),
+        "overrides": {field: value for field, value in config.overrides.items() if is_harmless(field)},
+        "row": row,
+    }
+
+
+def row(name: str, model: str, config: Experiment, quantities: Quantities) -> dict[str, Any]:
+    """One line of plan.tsv."""
+    own_defaults = config.models[model].recipe is None
+
+    def known(section: str, field: str) -> Any:
+        part = getattr(config, section)
+        return getattr(part, field) if own_defaults or field in part.model_fields_set else RECIPE
+
+    def number(quantity: str) -> Any:
+        value = quantities.get(quantity)
+        return RECIPE if value is None else int(value)
+
+    params = quantities.get("params")
+    return {
+        "run": name,
+        "model": model,
+        "data": _blend(config.data.blend) or ("mock" if own_defaults else RECIPE),
+        "world_size": number("world_size"),
+        **{field: known("parallel", field) for field in ("tp", "pp", "vpp", "cp", "ep", "sp")},
+        "dp": number("dp"),
+        "gbs": known("training", "global_batch_size"),
+        "mbs": known("training", "micro_batch_size"),
+        "seq_length": known("training", "seq_length"),
+        "train_iters": number("train_iters"),
+        "tokens": number("train_tokens"),
+        "params": None if params is None else int(params),
+        "lr": known("optimizer", "lr"),
+        "precision": known("training", "precision"),
+    }
+
+
+def _blend(blend: dict[str, float] | None) -> str:
+    if not blend:
+        return ""
+    return next(iter(blend)) if len(blend) == 1 else ",".join(f"{name}:{weight:g}" for name, weight in blend.items())
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows as tab-separated text."""
+    lines = ["\t".join(COLUMNS)]
+    lines += ["\t".join(_cell(entry[column]) for column in COLUMNS) for entry in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,362 @@
+"""Make the plan: every combination of the sweep becomes a run, checked; all problems are reported at once."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from megaboa.config import ConfigError, Experiment, LoadedExperiment, Problem, check
+from megaboa.config.errors import choose
+from megaboa.config.sweep import Option, piece
+from megaboa.config.yaml_file import dotted
+from megaboa.files import read_json
+from megaboa.plan import documents
+from megaboa.plan.model import Plan, Run
+from megaboa.plan.parameters import UnknownFamilyError, count_parameters
+from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
+
+MAX_NAME = 100
+MAX_RUNS = 100_000
+
+TreePath = tuple[str, ...]
+
+
+def make_plan(loaded: LoadedExperiment) -> Plan:
+    """The runs of an experiment. Raises ConfigError with all that is wrong with any of them."""
+    return _Planner(loaded).plan()
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One combination of the sweep: a run before it is resolved."""
+
+    name: str
+    values: dict[TreePath, Any]
+    place: tuple[str | int, ...]
+
+
+def _choices(loaded: LoadedExperiment) -> Iterator[_Choice]:
+    if not loaded.factors:
+        yield _Choice("run", {}, ())
+    elif len(loaded.factors) == 1:
+        for option in loaded.factors[0].options:
+            yield _Choice(option.name, option.values, option.place)
+    else:
+        for options in itertools.product(*(factor.options for factor in loaded.factors)):
+            yield _join(options)
+
+
+def _join(options: tuple[Option, ...]) -> _Choice:
+    values = {path: value for option in options for path, value in option.values.items()}
+    return _Choice("-".join(option.name for option in options), values, ("sweep",))
+
+
+class _Planner:
+    def __init__(self, loaded: LoadedExperiment):
+        self.loaded = loaded
+        self.base = loaded.experiment
+        self.problems: dict[Problem, list[str]] = {}  # with the runs that have it
+        self.params: dict[str, int] = {}
+        self.models: dict[str, Any] = {}  # by name, as plain trees: of two different ones with one name, one is refused
+
+    def problem(self, path: tuple[str | int, ...], message: str, run: str = "") -> None:
+        self.problems.setdefault(self.loaded.problem(path, message), []).append(run)
+
+    def plan(self) -> Plan:
+        choices = list(itertools.islice(_choices(self.loaded), MAX_RUNS + 1))
+        if len(choices) > MAX_RUNS:
+            self.problem(("sweep",), f"gives more than {MAX_RUNS} runs: split it")
+            choices = []
+        self.check_names(choices)
+        runs = [run for choice in choices if (run := self.run(choice))]
+        if choices and not self.problems:
+            self.check_same(runs)
+        names = [choice.name for choice in choices]
+        exports = self.matching(("export", "runs"), self.base.export.runs, names)
+        agreements = self.agreements(names)
+        tokenizers = self.corpus_tokenizers(runs)
+        if self.problems:
+            raise ConfigError(self.complete(problem, names) for problem, names in self.problems.items())
+        return Plan(
+            name=str(self.base.experiment),
+            experiment=self.base,
+            runs=runs,
+            models={run.model: run.config.models[run.model] for run in runs},
+            corpus_tokenizers=tokenizers,
+            exports=exports,
+            agreements=agreements,
+        )
+
+    @staticmethod
+    def complete(problem: Problem, runs: list[str]) -> Problem:
+        """Say which runs have a problem, once."""
+        named = [name for name in runs if name]
+        if not named or named == ["run"]:
+            return problem
+        more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+        where = f" (run{'s' if len(named) > 1 else ''} {', '.join(named[:3])}{more})"
+        return Problem(problem.key, problem.message + where, problem.file, problem.line)
+
+    # names
+
+    def check_names(self, choices: list[_Choice]) -> None:
+        seen: set[str] = set()
+        for choice in choices:
+            if len(choice.name) > MAX_NAME:
+                message = (
+                    f"the run name {choice.name!r} is longer than {MAX_NAME} characters: give names under sweep.runs"
+                )
+                self.problem(choice.place, message)
+            elif not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*", choice.name):
+                self.problem(
+                    choice.place, f"the run name {choice.name!r} does not begin with a letter: label the values"
+                )
+            if choice.name in seen:
+                message = (
+                    f"two runs are called {choice.name!r}, and would share a folder: remove one, or label the values"
+                )
+                self.problem(choice.place, message)
+            seen.add(choice.name)
+
+    def check_same(self, runs: list[Run]) -> None:
+        """Two runs with one identity would train the same thing twice."""
+        seen: dict[str, Run] = {}
+        for run in runs:
+            key = json.dumps(run.run, sort_keys=True)
+            other = seen.setdefault(key, run)
+            if other is run:
+                continue
+            differing = sorted(
+                key for key in {*run.values, *other.values} if run.values.get(key) != other.values.get(key)
+            )
+            why = (
+                f"they differ only in {', '.join(differing)}, which changes nothing here"
+                if differing
+                else "they are equal"
+            )
+            place = ("sweep", "runs", run.name) if ("sweep", "runs", run.name) in self.loaded.places else ("sweep",)
+            self.problem(place, f"the runs {other.name!r} and {run.name!r} train the same thing: {why}; remove one")
+
+    def matching(self, path: tuple[str | int, ...], patterns: list[str], names: list[str]) -> list[str]:
+        """The runs that match names or glob patterns, in the runs' order; a pattern without a match is a problem."""
+        found = set()
+        for pattern in patterns:
+            matched = fnmatch.filter(names, pattern)
+            if not matched:
+                self.problem(path, choose(pattern, names, "run"))
+            found.update(matched)
+        return [name for name in names if name in found]
+
+    def agreements(self, names: list[str]) -> list[dict[str, Any]]:
+        result = []
+        for index, agreement in enumerate(self.base.report.agreements):
+            path = ("report", "agreements", index)
+            if agreement.reference not in names:
+                self.problem((*path, "reference"), choose(agreement.reference, names, "run"))
+            runs = self.matching((*path, "runs"), agreement.runs, names)
+            others = [name for name in runs if name != agreement.reference]
+            result.append({"reference": agreement.reference, "runs": others, "tolerance": agreement.tolerance})
+        return result
+
+    # one run
+
+    def run(self, choice: _Choice) -> Run | None:
+        """A run, or None if something is wrong with it."""
+        before = len(self.problems), sum(map(len, self.problems.values()))
+        raw = overlay(self.loaded.raw, choice.values)
+        model = self.model_of(raw, choice)
+        if model is None:
+            return None
+        raw, model = self.derive(raw, model, choice)
+        self.choose_blend(raw, choice)
+        definition = raw["models"][model]
+        own_defaults = definition.get("recipe") is None
+
+        def params() -> int:
+            return self.count(model, definition, raw)
+
+        quantities = Quantities(raw, own_defaults, params)
+        raw, failed = resolve(raw, quantities)
+        for key, message in failed:
+            self.problem(self.place_of(tuple(key.split(".")), choice), message, choice.name)
+        if failed:
+            return None
+        raw = self.with_length(raw, quantities, own_defaults, choice)
+        try:
+            config = self.validate(raw)
+        except ValidationError as error:
+            for problem in check.translate(error, raw, self.loaded.places):
+                self.problems.setdefault(problem, []).append(choice.name)
+            return None
+        quantities = Quantities(raw, own_defaults, params)
+        self.check_layout(quantities, choice)
+        if before != (len(self.problems), sum(map(len, self.problems.values()))):
+            return None
+        return self.finish(choice, config, model, quantities)
+
+    def finish(self, choice: _Choice, config: Experiment, model: str, quantities: Quantities) -> Run:
+        row = documents.row(choice.name, model, config, quantities)
+        corpora = tuple(config.data.blend or ())
+        used = [config.models[model].tokenizer, *(config.corpora[name].tokenizer for name in corpora)]
+        return Run(
+            name=choice.name,
+            values={dotted(path): value for path, value in choice.values.items()},
+            config=config,
+            model=model,
+            corpora=corpora,
+            tokenizers=tuple(dict.fromkeys(name for name in used if name in config.tokenizers)),
+            run=documents.identity(config, model, int(quantities("world_size"))),
+            launch=documents.launch(config, model, row),
+            profile=config.profile.model_dump(mode="json"),
+            row=row,
+        )
+
+    def place_of(self, path: TreePath, choice: _Choice) -> tuple[str | int, ...]:
+        """Where a run's value at a path was written."""
+        if path in choice.values:
+            own = (*choice.place, dotted(path))
+            axis = next(
+                (
+                    (*block, dotted(path))
+                    for block in (("sweep", "grid"), ("sweep", "zip"))
+                    if (*block, dotted(path)) in self.loaded.places
+                ),
+                choice.place,
+            )
+            return own if own in self.loaded.places else axis
+        return path
+
+    def validate(self, raw: dict[str, Any]) -> Experiment:
+        """The typed experiment; sections that are as in the file are not checked again."""
+        changed = {name: value for name, value in raw.items() if value is not self.loaded.raw.get(name)}
+        if not changed:
+            return self.base
+        needed = {"models": {"m": {"recipe": "r"}}} if "models" not in changed else {}
+        partial = Experiment.model_validate({**needed, **changed})
+        return self.base.model_copy(update={name: getattr(partial, name) for name in changed})
+
+    def model_of(self, raw: dict[str, Any], choice: _Choice) -> str | None:
+        name = raw.get("model")
+        if name is None and len(raw["models"]) == 1:
+            return next(iter(raw["models"]))
+        if name is None:
+            names = ", ".join(raw["models"])
+            self.problem(("model",), f"is missing: say which of the models {names} a run trains", choice.name)
+        return name
+
+    def derive(self, raw: dict[str, Any], model: str, choice: _Choice) -> tuple[dict[str, Any], str]:
+        """The run's model by name. One that the sweep changes gets a name of its own, as models are made once each."""
+        own = {path: value for path, value in choice.values.items() if path[0] == "models" and path[1] == model}
+        name = "-".join([model, *(piece(path, value) for path, value in own.items())])
+        models = {**self.loaded.raw["models"], name: raw["models"][model]}
+        raw = {**raw, "models": models if own else self.loaded.raw["models"], "model": name}
+        if own and self.models.setdefault(name, models[name]) != models[name]:
+            self.problem(choice.place, f"two different models would be called {name!r}: label the values", choice.name)
+        return raw, name
+
+    def choose_blend(self, raw: dict[str, Any], choice: _Choice) -> None:
+        """The only corpus there is, where no blend is given."""
+        corpora = raw.get("corpora") or {}
+        if (raw.get("data") or {}).get("blend") is not None or not corpora:
+            return
+        if len(corpora) > 1:
+            self.problem(("data", "blend"), f"is missing: say which of {', '.join(corpora)} a run reads", choice.name)
+        raw["data"] = {**(raw.get("data") or {}), "blend": next(iter(corpora))}
+
+    def with_length(
+        self, raw: dict[str, Any], quantities: Quantities, own_defaults: bool, choice: _Choice
+    ) -> dict[str, Any]:
+        """train_iters, whichever way the length was given."""
+        training = dict(raw.get("training") or {})
+        tokens = training.pop("train_tokens", None)
+        if training.get("train_iters") is not None or (tokens is None and not own_defaults):
+            return raw
+        try:
+            training["train_iters"] = int(quantities("train_iters"))
+        except UnknownQuantityError as error:
+            path = ("training", "train_iters") if tokens is None else ("training", "train_tokens")
+            message = "is missing: set it, or train_tokens" if tokens is None else str(error)
+            self.problem(path, message, choice.name)
+            return raw
+        return {**raw, "training": training}
+
+    def check_layout(self, quantities: Quantities, choice: _Choice) -> None:
+        """Ranks must fill the layout, and sequences the ranks. Unknown numbers are the recipe's business."""
+        world, tp, pp, cp = (quantities.get(name) for name in ("world_size", "tp", "pp", "cp"))
+        if None in (world, tp, pp, cp):
+            return
+        size = tp * pp * cp
+        if world % size:
+            legal = sorted({max(world // size, 1) * size, (world // size + 1) * size})
+            message = (
+                f"nodes * gpus_per_node = {world} is no multiple of tp * pp * cp = {tp} * {pp} * {cp} = {size}; "
+                f"nearest: {' or '.join(map(str, legal))}"
+            )
+            self.problem(self.place_of(("resources", "gpus_per_node"), choice), message, choice.name)
+            return
+        gbs, mbs, dp = quantities.get("gbs"), quantities.get("mbs"), world // size
+        if gbs is not None and mbs is not None and gbs % (mbs * dp):
+            legal = sorted({max(gbs // (mbs * dp), 1) * mbs * dp, (gbs // (mbs * dp) + 1) * mbs * dp})
+            message = (
+                f"{gbs} is no multiple of micro_batch_size * dp = {mbs} * {dp} = {mbs * dp}; "
+                f"nearest: {' or '.join(map(str, legal))}"
+            )
+            self.problem(self.place_of(("training", "global_batch_size"), choice), message, choice.name)
+
+    def count(self, name: str, model: dict[str, Any], raw: dict[str, Any]) -> int:
+        """The parameters of a model, counted once."""
+        if name not in self.params:
+            self.params[name] = _count(model, raw.get("tokenizers") or {}, name)
+        return self.params[name]
+
+    # what runs share
+
+    def corpus_tokenizers(self, runs: list[Run]) -> dict[str, str]:
+        """For each corpus the one tokenizer that all its runs agree on."""
+        found: dict[str, dict[str, str]] = {}  # corpus -> tokenizer -> a model that asks for it
+        for run in runs:
+            model = run.config.models[run.model]
+            for corpus in run.corpora:
+                asked = run.config.corpora[corpus].tokenizer or model.tokenizer or model.hf
+                if asked is None:
+                    message = f"is missing: the model {run.model} is a recipe, and names no tokenizer"
+                    self.problem(("corpora", corpus, "tokenizer"), message)
+                else:
+                    found.setdefault(corpus, {}).setdefault(asked, run.model)
+        for corpus, asked in found.items():
+            if len(asked) > 1:
+                listed = ", ".join(f"{model} wants {tokenizer}" for tokenizer, model in asked.items())
+                message = f"the models need different tokenizers ({listed}): define the corpus once for each of them"
+                self.problem(("corpora", corpus), message)
+        return {corpus: next(iter(asked)) for corpus, asked in found.items()}
+
+
+def _count(model: dict[str, Any], tokenizers: dict[str, Any], name: str) -> int:
+    if model.get("params") is not None:
+        return int(model["params"])
+    remedy = f"set models.{name}.params"
+    if model.get("config") is not None:
+        config = model["config"]
+    elif model.get("hf") is not None and check.is_local(model["hf"]):
+        config = read_json(Path(model["hf"]).expanduser() / "config.json")
+    else:
+        raise UnknownQuantityError(f"the number of parameters is not known before the model is fetched: {remedy}")
+    tokenizer = tokenizers.get(model.get("tokenizer"))
+    if tokenizer and "vocab_size" not in config:
+        config = {**config, "vocab_size": tokenizer["vocab_size"]}
+    try:
+        return count_parameters(config)
+    except UnknownFamilyError as error:
+        raise UnknownQuantityError(str(error).replace("models.<name>", f"models.{name}")) from None
+    except (TypeError, ZeroDivisionError, KeyError) as error:
+        raise UnknownQuantityError(
+            f"the parameters can't be counted ({error}): check the model's config, or {remedy}"
+        ) from None

@@ -1,0 +1,87 @@
+"""A plan: the runs of an experiment, and the files that say what they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megaboa import files
+from megaboa.config.models import Experiment, Model
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the sweep. `config` is the experiment with the run's values, every number resolved.
+
+    `model` is a key of `config.models`; where the sweep changes the model itself, it is one that the plan derived.
+    `corpora` are the names of the corpora that are read, `tokenizers` those of the trained tokenizers that are needed.
+    """
+
+    name: str
+    values: dict[str, Any]
+    config: Experiment
+    model: str
+    corpora: tuple[str, ...]
+    tokenizers: tuple[str, ...]
+    run: dict[str, Any]
+    launch: dict[str, Any]
+    profile: dict[str, Any]
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs, and what they share.
+
+    `corpus_tokenizers` says for each corpus in use which tokenizer it is written with: a name under `tokenizers`, or a
+    Hugging Face id or folder. `exports` are the runs to export, `agreements` the report's: names, no patterns.
+    """
+
+    name: str
+    experiment: Experiment
+    runs: list[Run]
+    models: dict[str, Model]
+    corpus_tokenizers: dict[str, str]
+    exports: list[str]
+    agreements: list[dict[str, Any]]
+
+    def __getitem__(self, name: str) -> Run:
+        return next(run for run in self.runs if run.name == name)
+
+    def write(self, results: Path | str) -> list[Path]:
+        """Write each run's run.json, launch.json and profile.json where their content changed; say which."""
+        written = []
+        for run in self.runs:
+            folder = Path(results) / self.name / "runs" / run.name
+            for name, value in (("run.json", run.run), ("launch.json", run.launch), ("profile.json", run.profile)):
+                path, text = folder / name, files.canonical(value)
+                if not _holds(path, text):
+                    _write(path, text)
+                    written.append(path)
+        return written
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return path.read_bytes() == text.encode()
+    except FileNotFoundError:
+        return False
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a whole file or nothing, without waiting for the disk, which takes a sweep of 10,000 runs half a minute.
+
+    Should the machine lose power, the next plan finds other content in the file, and writes it again.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_rows(launch_files: Iterable[Path | str]) -> list[dict[str, Any]]:
+    """The rows of plan.tsv, from the runs' launch.json files, in their order."""
+    return [files.read_json(path)["row"] for path in launch_files]

@@ -1,0 +1,124 @@
+"""What the runs of an experiment share: corpora, tokenizers, models. Each is made once, by a job of its own, from a
+specification that the plan writes. A specification says all that the job must know, so that an edited experiment reruns
+just the jobs whose own part has changed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from pathlib import Path
+from typing import Any
+
+from megaboa import files
+from megaboa.plan.model import Plan, Run
+
+Reference = dict[str, str]
+
+
+def environment() -> dict[str, Any]:
+    """What the ranks run in, where no container is used: this Python and its packages, and a digest of both."""
+    packages = {package.name: package.version for package in importlib.metadata.distributions()}
+    content = {"runtime": "none", "python": platform.python_version(), "packages": packages}
+    return {**content, "digest": files.digest(content)}
+
+
+class Shared:
+    """The stages before training, as the plan's runs need them."""
+
+    def __init__(self, plan: Plan, results: Path | str = "results"):
+        self.plan = plan
+        self.folder = Path(results) / plan.name
+        used = {name: corpus for name, corpus in plan.experiment.corpora.items() if name in plan.corpus_tokenizers}
+        self.corpora = used
+        self.sourced_models = [name for name, model in plan.models.items() if model.recipe is None]
+        self.imported_models = [name for name in self.sourced_models if plan.models[name].init == "pretrained"]
+
+    @property
+    def import_proofs(self) -> list[str]:
+        return [f"{self.folder}/models/{name}/proof.json" for name in self.imported_models]
+
+    @property
+    def export_proofs(self) -> list[str]:
+        return [f"{self.folder}/runs/{name}/proof.json" for name in self.plan.exports]
+
+    def write(self) -> None:
+        """Write the specifications whose content has changed."""
+        for path, spec in self.specifications().items():
+            files.write_if_changed(self.folder / "specs" / path, files.canonical(spec))
+
+    def specifications(self) -> dict[str, dict[str, Any]]:
+        specs = {f"tokenizers/{name}.json": self._tokenizer(name) for name in self.plan.experiment.tokenizers}
+        specs |= {f"corpora/{name}.json": self._corpus(name) for name in self.corpora}
+        specs |= {f"models/{name}.json": self._model(name) for name in self.sourced_models}
+        return {**specs, "image.json": environment(), "runs.json": self._runs(), "report.json": self._report()}
+
+    def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
+        """The manifest that must be there before a tokenizer can be used."""
+        return [reference["manifest"]] if reference and "manifest" in reference else []
+
+    def corpus_tokenizer(self, corpus: str) -> Reference:
+        return self._reference(self.plan.corpus_tokenizers[corpus])
+
+    def model_tokenizer(self, model: str) -> Reference | None:
+        named = self.plan.models[model].tokenizer
+        return self._reference(named) if named else None
+
+    def run_inputs(self, run: Run) -> list[str]:
+        """The manifests of what a run reads."""
+        manifests = [f"{self.folder}/data/{corpus}.json" for corpus in run.corpora]
+        if run.model in self.sourced_models:
+            manifests.append(f"{self.folder}/models/{run.model}/source.json")
+        if run.model in self.imported_models:
+            manifests.append(f"{self.folder}/models/{run.model}/import.json")
+        return manifests
+
+    def _reference(self, named: str) -> Reference:
+        if named in self.plan.experiment.tokenizers:
+            return {"kind": "manifest", "manifest": f"{self.folder}/tokenizers/{named}.json"}
+        for name, model in self.plan.models.items():
+            if model.hf == named and model.revision:  # the same commit as the model's
+                return {"kind": "model", "manifest": f"{self.folder}/models/{name}/source.json"}
+        return {"kind": "path", "path": named}
+
+    def _tokenizer(self, name: str) -> dict[str, Any]:
+        tokenizer = self.plan.experiment.tokenizers[name]
+        corpus = self.plan.experiment.corpora[tokenizer.train_on]
+        text = {key: getattr(corpus, key) for key in ("source", "text_key", "limit")}
+        return {
+            "name": name,
+            "store": self.plan.experiment.store,
+            "train_on": {"name": tokenizer.train_on, **text},
+            "vocab_size": tokenizer.vocab_size,
+        }
+
+    def _corpus(self, name: str) -> dict[str, Any]:
+        return {
+            "name": name,
+            "store": self.plan.experiment.store,
+            **self.corpora[name].model_dump(exclude={"tokenizer"}),
+            "tokenizer": self.corpus_tokenizer(name),
+        }
+
+    def _model(self, name: str) -> dict[str, Any]:
+        model = self.plan.models[name]
+        return {
+            "name": name,
+            "store": self.plan.experiment.store,
+            **model.model_dump(include={"hf", "revision", "config", "seed"}),
+            "tokenizer": self.model_tokenizer(name),
+            "weights": name in self.imported_models,
+            "device": self.plan.experiment.device,
+        }
+
+    def _runs(self) -> dict[str, Any]:
+        """All runs in their order; a file, as ten thousand names don't fit on a command line."""
+        return {"runs": [run.name for run in self.plan.runs]}
+
+    def _report(self) -> dict[str, Any]:
+        return {
+            **self._runs(),
+            "title": self.plan.experiment.report.title,
+            "agreements": self.plan.agreements,
+            "proofs": [*self.import_proofs, *self.export_proofs],
+        }

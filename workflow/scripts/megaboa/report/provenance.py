@@ -1,0 +1,52 @@
+"""What a report was made from: versions, commit, configuration."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from megaboa.files import read_json
+
+PACKAGES = ("torch", "megatron-core", "megatron-bridge", "transformers")
+
+
+def provenance(results: Path, config_files: list[Path], command: str) -> dict[str, Any]:
+    return {
+        "versions": versions(results / "image.json"),
+        "commit": commit(),
+        "command": command,
+        "config": [{"path": str(path), "text": path.read_text(encoding="utf-8")} for path in config_files],
+    }
+
+
+def versions(image: Path) -> dict[str, str]:
+    """Versions of what trained, from the image's manifest, and of Snakemake here."""
+    found = {}
+    if image.exists():
+        manifest = read_json(image)
+        packages = {name.lower().replace("_", "-"): value for name, value in manifest["packages"].items()}
+        found = {"runtime": manifest["runtime"], "image": manifest.get("digest"), "python": manifest["python"]}
+        found |= {name: packages.get(name) for name in PACKAGES}
+    try:
+        found["snakemake"] = importlib.metadata.version("snakemake")
+    except importlib.metadata.PackageNotFoundError:
+        found["snakemake"] = None
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def commit() -> str | None:
+    """The commit of the folder that Snakemake runs in, and whether files differ from it; None outside of git."""
+    head = _git("rev-parse", "HEAD")
+    if not head:
+        return None
+    return f"{head} with local changes" if _git("status", "--porcelain", "--untracked-files=no") else head
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

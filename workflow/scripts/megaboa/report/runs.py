@@ -1,0 +1,78 @@
+"""What is known about each run of the plan, from the files below the results."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from megaboa.files import read_json
+from megaboa.results import RunFolder
+
+SIZES = ("tp", "pp", "vpp", "cp", "ep")
+# Best first: the order in which states are counted and shown.
+STATES = ("PASS", "FAIL", "INVALID", "NOT_RUN")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A planned run and what came of it. `steps` holds one row per step, without those that were done again."""
+
+    name: str
+    plan: dict[str, str]
+    state: str
+    reasons: list[str] = field(default_factory=list)
+    summary: dict[str, Any] | None = None
+    steps: pd.DataFrame | None = None
+    checkpoint: str | None = None
+    export: str | None = None
+
+    @property
+    def model(self) -> str:
+        return self.plan["model"]
+
+    @property
+    def layout(self) -> str:
+        """What is split, and in how many: `tp2 sp`; nothing where only data parallel ranks share the work."""
+        sizes = [f"{name}{self.plan[name]}" for name in SIZES if self.plan[name] not in ("1", "-")]
+        return " ".join([*sizes, *(["sp"] if self.plan["sp"] == "true" else [])])
+
+
+def load_runs(results: Path) -> list[RunResult]:
+    """Every run of plan.tsv, in its order."""
+    with (results / "plan.tsv").open(encoding="utf-8", newline="") as stream:
+        plan = list(csv.DictReader(stream, delimiter="\t"))
+    return [load_run(RunFolder(results / "runs" / row["run"]), row) for row in plan]
+
+
+def load_run(folder: RunFolder, plan: dict[str, str]) -> RunResult:
+    path = folder.path / "metrics" / "summary.json"
+    if not path.exists():
+        return RunResult(folder.name, plan, "NOT_RUN", ["it has no metrics"])
+    summary = read_json(path)
+    steps = pd.read_parquet(path.with_name("steps.parquet"))
+    return RunResult(
+        name=folder.name,
+        plan=plan,
+        state=summary["state"],
+        reasons=summary["reasons"],
+        summary=summary,
+        steps=steps[~steps["replayed"]].reset_index(drop=True),
+        checkpoint=_value(folder.train_manifest, "checkpoint"),
+        export=_value(folder.path / "export.json", "path"),
+    )
+
+
+def passed(runs: list[RunResult]) -> list[RunResult]:
+    return [run for run in runs if run.state == "PASS"]
+
+
+def count_states(states: list[str]) -> dict[str, int]:
+    return {state: states.count(state) for state in STATES if state in states}
+
+
+def _value(manifest: Path, name: str) -> Any:
+    return read_json(manifest).get(name) if manifest.exists() else None

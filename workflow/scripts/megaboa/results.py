@@ -1,0 +1,124 @@
+"""Names of files below `results/<experiment>/runs/<run>` and in a run's store: the one place that knows them.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from megaboa.files import read_json
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder below the results: what was asked for, and manifests of what came out."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def experiment(self) -> str:
+        return self._experiment_folder.name
+
+    @property
+    def _experiment_folder(self) -> Path:
+        return self.path.parent.parent
+
+    @cached_property
+    def run(self) -> dict[str, Any]:
+        return read_json(self.path / "run.json")
+
+    @cached_property
+    def launch(self) -> dict[str, Any]:
+        return read_json(self.path / "launch.json")
+
+    @property
+    def model_manifest(self) -> Path | None:
+        """What the run's model is made of; None for a recipe, which brings its own."""
+        model = self.run["model"]
+        if model.get("recipe"):
+            return None
+        manifest = "import.json" if model["init"] == "pretrained" else "source.json"
+        return self._experiment_folder / "models" / model["name"] / manifest
+
+    @property
+    def source_manifest(self) -> Path:
+        return self._experiment_folder / "models" / self.run["model"]["name"] / "source.json"
+
+    @property
+    def corpus_manifests(self) -> dict[str, Path]:
+        return {name: self._experiment_folder / "data" / f"{name}.json" for name in self.run["data"].get("blend") or {}}
+
+    @property
+    def train_manifest(self) -> Path:
+        return self.path / "train.json"
+
+    @property
+    def attempts_link(self) -> Path:
+        return self.path / "attempts.jsonl"
+
+    @property
+    def progress_log(self) -> Path:
+        """One file for all runs of the experiment."""
+        return self._experiment_folder / "logs" / "progress.log"
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """Where the payloads of one identity of a run lie."""
+
+    path: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def identity(self) -> Path:
+        return self.path / "identity.json"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "attempts.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def train_iters(self) -> Path:
+        """How many steps the ranks found the run to have: a recipe's number isn't known before."""
+        return self.path / "train_iters.json"
+
+    @property
+    def index_cache(self) -> Path:
+        return self.path / "index-cache"
+
+    def attempt(self, number: int) -> AttemptFolder:
+        return AttemptFolder(self.path / "attempts" / f"{number:02d}")
+
+
+@dataclass(frozen=True)
+class AttemptFolder:
+    path: Path
+
+    @property
+    def steps(self) -> Path:
+        return self.path / "steps.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    def log(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.log"
+
+    def end_record(self, rank: int) -> Path:
+        return self.path / "end" / f"{rank}.json"

@@ -1,0 +1,67 @@
+"""Payloads (checkpoints, corpora, models) by identity: `<store>/<kind>/<name>/<first 12 of the identity's SHA-256>`.
+
+A payload folder appears under its final name only when it is complete, so whatever lies there may be used.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from megaboa.files import digest
+
+ID_LENGTH = 12
+
+
+def folder(store: str | Path, kind: str, name: str, identity: Any) -> Path:
+    """Where the payload of this identity (any JSON value) lies."""
+    return Path(store) / kind / name / digest(identity)[:ID_LENGTH]
+
+
+@contextlib.contextmanager
+def locked(path: str | Path, on_wait: Callable[[str], None] = lambda holder: None) -> Iterator[None]:
+    """Hold an exclusive lock on a file. The kernel lets go of it when the process ends, however it ends.
+
+    Where another process holds it, `on_wait` hears who that is ('process 42 on host n1') and the call waits.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.seek(0)
+            on_wait(stream.read().strip() or "another process")
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.truncate(0)
+        stream.write(f"process {os.getpid()} on host {socket.gethostname()}\n")
+        stream.flush()
+        yield
+
+
+@contextlib.contextmanager
+def building(final: Path) -> Iterator[Path | None]:
+    """Give a fresh folder to build a payload in and move it to `final` at the end; give None if `final` is there.
+
+    Two jobs that want the same payload wait for each other; what a killed job left half-built is thrown away.
+    """
+    with locked(final.with_name(f".{final.name}.lock")):
+        if final.exists():
+            yield None
+            return
+        partial = final.with_name(f".{final.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        os.replace(partial, final)

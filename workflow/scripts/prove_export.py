@@ -1,0 +1,30 @@
+"""Prove that an exported model is complete, trained and runs on its own; write the proof only if every check passes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from megaboa.bridge.process import prepare
+from megaboa.bridge.quiet import quietly
+from megaboa.bridge.verdict import conclude
+from megaboa.files import read_json
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--export", required=True, type=Path, help="export.json of the run")
+    parser.add_argument("--source", required=True, type=Path, help="source.json of its model")
+    parser.add_argument("--out", required=True, type=Path)
+    args = parser.parse_args()
+    export, source = read_json(args.export), read_json(args.source)
+    with quietly():
+        prepare(source["device"])
+        from megaboa.bridge.proof import prove_export
+
+        checks = prove_export(export, source)
+    conclude(f"export {export['path']}", checks, args.out)
+
+
+if __name__ == "__main__":
+    main()

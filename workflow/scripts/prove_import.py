@@ -1,0 +1,30 @@
+"""Prove that an imported Megatron checkpoint is the Hugging Face model; write the proof only if every check passes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from megaboa.bridge.process import prepare
+from megaboa.bridge.quiet import quietly
+from megaboa.bridge.verdict import conclude
+from megaboa.files import read_json
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--source", required=True, type=Path, help="source.json of the model")
+    parser.add_argument("--import", required=True, type=Path, dest="imported", help="import.json of the model")
+    parser.add_argument("--out", required=True, type=Path)
+    args = parser.parse_args()
+    source, imported = read_json(args.source), read_json(args.imported)
+    with quietly():
+        prepare(imported["device"])
+        from megaboa.bridge.proof import prove_import
+
+        checks = prove_import(source, Path(imported["checkpoint"]))
+    conclude(f"import of model {source['name']}", checks, args.out)
+
+
+if __name__ == "__main__":
+    main()

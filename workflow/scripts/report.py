@@ -1,0 +1,52 @@
+"""Make the report of an experiment: figures, checks and one page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from megaboa.files import read_json, write_json, write_text
+from megaboa.report.checks import agreement_checks, proof_checks, verdict
+from megaboa.report.page import ReportError, draw, read_captions, render, verdict_text
+from megaboa.report.provenance import provenance
+from megaboa.report.runs import load_runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, required=True, help="folder results/<experiment>")
+    parser.add_argument("--settings", type=Path, required=True, help="JSON with title and agreements")
+    parser.add_argument("--captions", type=Path, required=True, help="YAML with a caption for every figure")
+    parser.add_argument("--proofs", type=Path, nargs="*", default=[], help="proof.json of imports and exports")
+    parser.add_argument("--config-file", type=Path, nargs="*", default=[], help="the experiment's files, to be shown")
+    parser.add_argument("--command", default="snakemake", help="the command that makes this report")
+    parser.add_argument("--out", type=Path, required=True, help="page to write; figures and checks.json go beside it")
+    args = parser.parse_args()
+
+    try:
+        captions = read_captions(args.captions)
+    except ReportError as error:
+        sys.exit(str(error))
+    settings = read_json(args.settings)
+    runs = load_runs(args.results)
+    checks = agreement_checks(settings["agreements"], runs) + proof_checks(args.proofs)
+    drawn = draw(runs, settings["agreements"], captions, args.out.parent)
+    page = render(
+        title=settings["title"] or args.results.name,
+        experiment=args.results.name,
+        runs=runs,
+        checks=checks,
+        drawn=drawn,
+        provenance=provenance(args.results, args.config_file, args.command),
+    )
+    result = verdict(runs, checks)
+    write_json(
+        args.out.with_name("checks.json"), {"state": result["state"], "counts": result["counts"], "checks": checks}
+    )
+    write_text(args.out, page)
+    print(f"{args.out}: {result['state']}. {verdict_text(result)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Show how far the runs of an experiment have come."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+
+from megaboa.observe.status import as_record, experiment_progress, progress_table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("experiment", nargs="?", help="name below the folder of results; default: every one there")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of results")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--watch", action="store_true", help="stay and update once a second")
+    form.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args()
+
+    experiments = find_experiments(args.results, args.experiment)
+    if args.json:
+        found = {path.name: [as_record(run) for run in experiment_progress(path)] for path in experiments}
+        print(json.dumps(found, indent=1))
+    elif args.watch:
+        watch(experiments)
+    else:
+        Console().print(show(experiments))
+
+
+def find_experiments(results: Path, name: str | None) -> list[Path]:
+    found = sorted(path.parent for path in results.glob("*/runs") if name in (None, path.parent.name))
+    if not found:
+        what = f"no experiment `{name}`" if name else "no experiment"
+        sys.exit(f"{results}: {what} there; `snakemake -n` writes its plan, and then it is shown here")
+    return found
+
+
+def show(experiments: list[Path]) -> Group:
+    return Group(*(progress_table(path.name, experiment_progress(path)) for path in experiments))
+
+
+def watch(experiments: list[Path]) -> None:
+    with Live(show(experiments), auto_refresh=False, screen=sys.stdout.isatty()) as live:
+        try:
+            while True:
+                time.sleep(1)
+                live.update(show(experiments), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Train a byte-level BPE tokenizer as a specification says, once per identity, and write its manifest."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from megaboa import store
+from megaboa.data import sources, tokenizer
+from megaboa.data.errors import InputError, one_sentence
+from megaboa.files import read_json, write_json
+
+
+def train(spec: dict[str, Any]) -> dict[str, Any]:
+    text = spec["train_on"]
+    identity = {
+        "files": sources.fingerprint(text["source"]),
+        "text_key": text["text_key"],
+        "limit": text["limit"],
+        "vocab_size": spec["vocab_size"],
+        "tokenizers": version("tokenizers"),
+        "transformers": version("transformers"),
+    }
+    folder = store.folder(spec["store"], "tokenizers", spec["name"], identity)
+    with store.building(folder) as partial:
+        if partial:
+            texts = sources.documents(text["source"], text["text_key"], text["limit"])
+            size = tokenizer.train(texts, spec["vocab_size"], partial)
+            if size != spec["vocab_size"]:
+                raise InputError(
+                    f"tokenizers.{spec['name']}.vocab_size: {spec['vocab_size']}, but the text of corpus "
+                    f"{text['name']!r} yields only {size} tokens; set it to {size} or take more text"
+                )
+    found = tokenizer.find(folder)
+    return {"name": spec["name"], "path": found.path, "digest": found.digest, "vocab_size": spec["vocab_size"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--spec", required=True, type=Path)
+    parser.add_argument("--out", required=True, type=Path)
+    args = parser.parse_args()
+    manifest = train(read_json(args.spec))
+    write_json(args.out, manifest)
+    print(f"tokenizer {manifest['name']}: {manifest['vocab_size']} tokens, {manifest['path']}")
+
+
+if __name__ == "__main__":
+    with one_sentence():
+        main()
