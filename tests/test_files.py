@@ -21,8 +21,7 @@ def test_write_text_replaces_in_one_step_and_leaves_no_temporary_file(tmp_path):
     files.write_json(path, {"a": 1})
     files.write_json(path, {"a": 2})
     assert files.read_json(path) == {"a": 2}
-    assert os.listdir(path.parent) == ["file.json"]
-    assert path.stat().st_mode & 0o777 == 0o666 & ~files._umask()
+    assert [entry.name for entry in path.parent.iterdir()] == ["file.json"]
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path):
@@ -31,7 +30,15 @@ def test_a_failed_write_keeps_the_old_file(tmp_path):
     with pytest.raises(UnicodeEncodeError):
         files.write_text(path, "\ud800")
     assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["file"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_write_if_changed_leaves_the_time_stamp_of_the_same_text(tmp_path):
+    path = tmp_path / "file"
+    assert files.write_if_changed(path, "text")
+    os.utime(path, (1, 1))
+    assert not files.write_if_changed(path, "text") and path.stat().st_mtime == 1
+    assert files.write_if_changed(path, "other") and path.read_text() == "other"
 
 
 def test_read_jsonl_leaves_out_a_torn_last_line(tmp_path):

@@ -45,7 +45,9 @@ with store.building(Path(sys.argv[1])) as partial:
 
 
 def builder(final, seconds):
-    return subprocess.Popen([sys.executable, "-c", BUILDER, str(final), str(seconds)], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", BUILDER, str(final), str(seconds)], stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_two_builders_of_one_payload_wait_for_each_other(tmp_path):

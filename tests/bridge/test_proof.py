@@ -1,6 +1,5 @@
 """Conversions by the real Bridge on the CPU, their proofs, and proofs that must fail."""
 
-import json
 import os
 import subprocess
 import sys
@@ -74,7 +73,7 @@ def test_the_import_script_uses_the_store_again(root, tmp_path):
 
 
 def test_a_checkpoint_of_other_weights_is_found_out(root, tmp_path):
-    """One bit of one tensor, a tensor of its own, and a tensor that the checkpoint has and the model lacks."""
+    """The model has one bit of one tensor changed, and a tensor that the checkpoint lacks."""
     source = read_json(root / "dense" / "source.json")
     forged = tmp_path / "forged"
     forged.mkdir()
@@ -156,5 +155,4 @@ def test_a_run_without_its_checkpoint_is_not_exported(root, tmp_path, checkpoint
     )
     assert done.returncode == 1
     assert said in done.stderr
-    assert json.loads((tmp_path / "train.json").read_text()) == train
     assert not (tmp_path / "export.json").exists()

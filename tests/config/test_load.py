@@ -84,12 +84,15 @@ def test_a_local_model_and_a_glob_of_files(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "model").mkdir()
     write(tmp_path, "model/config.json", "{}")
     write(tmp_path, "a.jsonl", "{}")
-    text = "models: {m: {hf: ./model}}\ncorpora: {c: {source: '*.jsonl'}, d: {source: '%s/a.jsonl'}}\n" % tmp_path
+    text = (
+        f"models: {{m: {{hf: ./model}}}}\ncorpora: {{c: {{source: '*.jsonl'}}, d: {{source: '{tmp_path}/a.jsonl'}}}}\n"
+    )
     assert load([write(tmp_path, "e.yaml", text)]).experiment.models["m"].hf == "./model"
 
 
 def test_reading_and_planning_need_no_heavy_libraries() -> None:
-    code = "import sys, megaboa.config, megaboa.plan; print(sorted({'torch', 'pandas', 'transformers', 'numpy'} & set(sys.modules)))"
+    heavy = {"torch", "pandas", "transformers", "numpy"}
+    code = f"import sys, megaboa.config, megaboa.plan; print(sorted({heavy} & set(sys.modules)))"
     path = str(ROOT / "workflow/scripts")
     run = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True

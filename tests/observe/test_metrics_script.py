@@ -15,7 +15,7 @@ def test_metrics_of_a_run(tmp_path):
     experiment = FakeExperiment(tmp_path)
     train = experiment.completed_run("moe", model="moe", steps=20, losses={7: float("nan")})
     metrics = train.parent / "metrics"
-    arguments = ["--run", train.parent, "--train", train]
+    arguments = ["--train", train]
     outputs = ["--steps", metrics / "steps.parquet", "--summary", metrics / "summary.json"]
     for _ in range(2):
         subprocess.run([sys.executable, SCRIPT, *arguments, *outputs], check=True)

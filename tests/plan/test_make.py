@@ -75,6 +75,12 @@ def test_names_of_models_may_hold_dots(plan_of: PlanOf) -> None:
     assert plan.runs[0].model == "q-2.5-h32"
 
 
+def test_a_derived_model_may_not_take_the_name_of_another(plan_of: PlanOf) -> None:
+    other = "models: {dense-h32: {hf: org/name}}\nmodel: dense\n"
+    with pytest.raises(ConfigError, match="two different models would be called 'dense-h32'"):
+        plan_of(other + "sweep: {grid: {models.dense.config.hidden_size: [32]}}")
+
+
 # precedence and identity
 
 
@@ -89,10 +95,15 @@ def test_what_is_swept_reaches_the_run(plan_of: PlanOf) -> None:
 
 
 def test_an_override_of_a_key_is_another_spelling_of_it(plan_of: PlanOf) -> None:
-    as_override = plan_of("overrides: {optimizer.lr: 0.1, train.global_batch_size: 16}")
-    as_key = plan_of("optimizer: {lr: 0.1}", training__train_iters=10, training__global_batch_size=16)
+    as_override = plan_of("overrides: {optimizer.lr: 0.1, model.context_parallel_size: 1}")
+    as_key = plan_of("optimizer: {lr: 0.1}\nparallel: {cp: 1}")
     assert canonical(as_override.runs[0].run) == canonical(as_key.runs[0].run)
-    assert as_override.runs[0].row["gbs"] == 16
+    assert as_override.runs[0].row["lr"] == 0.1
+
+
+def test_a_bad_value_of_a_sweep_is_placed_in_the_sweep(plan_of: PlanOf) -> None:
+    with pytest.raises(ConfigError, match=r"more\.yaml:1: sweep\.grid\.training\.micro_batch_size: -8 must be greater"):
+        plan_of("sweep: {grid: {training.micro_batch_size: [1, -gbs]}}")
 
 
 def test_the_same_number_written_differently_is_the_same_identity(plan_of: PlanOf) -> None:
@@ -158,7 +169,7 @@ def test_launch_and_profile_hold_the_rest(plan_of: PlanOf) -> None:
 # recipes
 
 
-RECIPE = 'models: {r: {recipe: RECIPE_FILE, tokenizer: bpe, args: {layers: 2}}}\nmodel: r\noptimizer: {lr: 1.0e-3}\n'
+RECIPE = "models: {r: {recipe: RECIPE_FILE, tokenizer: bpe, args: {layers: 2}}}\nmodel: r\noptimizer: {lr: 1.0e-3}\n"
 
 
 def recipe_run(tmp_path: Path, code: str):
@@ -180,7 +191,9 @@ def test_keys_that_are_not_set_never_overwrite_a_recipe(tmp_path: Path) -> None:
 
 def test_a_comment_in_a_recipe_is_no_change_but_code_is(tmp_path: Path) -> None:
     plain = recipe_run(tmp_path, "def configure(layers):\n    return layers\n")
-    commented = recipe_run(tmp_path, '"""Doc."""\n\n\ndef configure(layers):\n    """Why."""\n    # c\n    return layers\n')
+    commented = recipe_run(
+        tmp_path, '"""Doc."""\n\n\ndef configure(layers):\n    """Why."""\n    # c\n    return layers\n'
+    )
     changed = recipe_run(tmp_path, "def configure(layers):\n    return layers + 1\n")
     assert plain.run["model"]["recipe_code"] == commented.run["model"]["recipe_code"]
     assert plain.run["model"]["recipe_code"] != changed.run["model"]["recipe_code"]

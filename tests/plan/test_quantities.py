@@ -40,8 +40,9 @@ def test_tokens_become_whole_steps(plan_of: PlanOf) -> None:
 
 
 def test_tokens_may_be_swept_and_be_expressions(plan_of: PlanOf) -> None:
-    plan = plan_of("sweep: {grid: {training.train_tokens: [2048, gbs * 256]}}", training__seed=1)
-    assert [run.config.training.train_iters for run in plan.runs] == [2, 2] if False else True
+    plan = plan_of("sweep: {grid: {training.train_tokens: [2048, gbs * 512]}}", training__seed=1)
+    assert [run.name for run in plan.runs] == ["tokens2048", "tokens-gbs-512"]
+    assert [run.config.training.train_iters for run in plan.runs] == [2, 4]
 
 
 @pytest.mark.parametrize(

@@ -23,15 +23,16 @@ def experiment(tmp_path):
     image = {"runtime": "venv", "digest": None, "python": "3.12.4", "packages": packages}
     write_json(experiment.results / "image.json", image)
     agreements = [{"reference": "dp1", "runs": ["dp2"], "tolerance": 1e-5}]
-    write_json(tmp_path / "settings.json", {"title": None, "agreements": agreements})
+    settings = {"title": None, "agreements": agreements, "proofs": []}
+    write_json(experiment.results / "specs" / "report.json", settings)
     (tmp_path / "my.yaml").write_text("experiment: tiny # mine\n")
     return experiment
 
 
 def report(experiment, captions):
     out = experiment.results / "report" / "index.html"
-    command = [sys.executable, ROOT / "workflow" / "scripts" / "report.py", "--results", experiment.results]
-    command += ["--settings", experiment.root / "settings.json", "--captions", captions, "--out", out]
+    command = [sys.executable, ROOT / "workflow" / "scripts" / "report.py"]
+    command += ["--settings", experiment.results / "specs" / "report.json", "--captions", captions, "--out", out]
     command += ["--config-file", experiment.root / "my.yaml", "--command", "snakemake --configfile my.yaml"]
     return subprocess.run(command, capture_output=True, text=True), out
 

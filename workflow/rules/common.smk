@@ -6,17 +6,15 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.settings import ExecMode
 
-SCRIPTS = Path(workflow.basedir) / "workflow" / "scripts"
-sys.path.insert(0, str(SCRIPTS))
+SCRIPTS = os.path.relpath(f"{workflow.basedir}/workflow/scripts")
+sys.path.insert(0, os.path.abspath(SCRIPTS))
 
 from megaboa.config import ConfigError, load
 from megaboa.plan import make_plan
 from megaboa.plan.shared import Shared
-from megaboa.workflow import hold_experiment, introduce, print_outcome
+from megaboa.workflow import hold_experiment, introduce, print_outcome, use_this_python
 
-# Jobs run with the Python that runs Snakemake, where no conda environment or container is deployed.
-os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-
+use_this_python()
 CONFIG_FILES = workflow.configfiles or [Path("config/config.yaml")]
 try:
     PLAN = make_plan(load(CONFIG_FILES, dict(workflow.config_settings.config)))

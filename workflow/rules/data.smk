@@ -13,8 +13,10 @@ rule train_tokenizer:
     conda:
         "../../envs/runtime-cpu.yaml"
     threads: 2
+    params:
+        scripts=SCRIPTS,
     shell:
-        "python {SCRIPTS}/train_tokenizer.py --spec {input} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts}/train_tokenizer.py --spec {input} --out {output} 2>&1 | tee {log}"
 
 
 rule tokenize:
@@ -30,5 +32,7 @@ rule tokenize:
     conda:
         "../../envs/runtime-cpu.yaml"
     threads: 2
+    params:
+        scripts=SCRIPTS,
     shell:
-        "python {SCRIPTS}/tokenize_corpus.py --spec {input.spec} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts}/tokenize_corpus.py --spec {input.spec} --out {output} 2>&1 | tee {log}"

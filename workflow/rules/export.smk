@@ -13,8 +13,10 @@ rule export_model:
         f"{RESULTS}/logs/export/{{run}}.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    params:
+        scripts=SCRIPTS,
     shell:
-        "python {SCRIPTS}/export_model.py --train {input.train} --source {input.source} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts}/export_model.py --train {input.train} --source {input.source} --out {output} 2>&1 | tee {log}"
 
 
 rule prove_export:
@@ -27,5 +29,7 @@ rule prove_export:
         f"{RESULTS}/logs/export/{{run}}.proof.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    params:
+        scripts=SCRIPTS,
     shell:
-        "python {SCRIPTS}/prove_export.py --export {input.export} --source {input.source} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts}/prove_export.py --export {input.export} --source {input.source} --out {output} 2>&1 | tee {log}"

@@ -6,8 +6,8 @@ rule image:
         f"{RESULTS}/image.json",
     log:
         f"{RESULTS}/logs/image.log",
+    localrule: True
     conda:
         "../../envs/pipeline.yaml"
-    localrule: True
     shell:
         "cp {input} {output} > {log} 2>&1"

@@ -1,15 +1,19 @@
 rule get_model:
     input:
         spec=f"{RESULTS}/specs/models/{{model}}.json",
-        tokenizer=lambda wildcards: SHARED.tokenizer_inputs(SHARED.model_tokenizer(wildcards.model)),
+        tokenizer=lambda wildcards: SHARED.tokenizer_inputs(
+            SHARED.model_tokenizer(wildcards.model)
+        ),
     output:
         f"{RESULTS}/models/{{model}}/source.json",
     log:
         f"{RESULTS}/logs/models/{{model}}.source.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    params:
+        scripts=SCRIPTS,
     shell:
-        "python {SCRIPTS}/get_model.py --spec {input.spec} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts}/get_model.py --spec {input.spec} --out {output} 2>&1 | tee {log}"
 
 
 rule import_model:
@@ -21,8 +25,12 @@ rule import_model:
         f"{RESULTS}/logs/models/{{model}}.import.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    params:
+        scripts=SCRIPTS,
+        store=PLAN.experiment.store,
+        device=PLAN.experiment.device,
     shell:
-        "python {SCRIPTS}/import_model.py --source {input} --store {PLAN.experiment.store} --device {PLAN.experiment.device} --out {output}"
+        "python {params.scripts}/import_model.py --source {input} --store {params.store} --device {params.device} --out {output}"
         " 2>&1 | tee {log}"
 
 
@@ -36,8 +44,10 @@ rule prove_import:
         f"{RESULTS}/logs/models/{{model}}.proof.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    params:
+        scripts=SCRIPTS,
     shell:
-        "python {SCRIPTS}/prove_import.py --source {input.source} --import {input.imported} --out {output}"
+        "python {params.scripts}/prove_import.py --source {input.source} --import {input.imported} --out {output}"
         " 2>&1 | tee {log}"
 
 

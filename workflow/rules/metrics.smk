@@ -11,9 +11,11 @@ rule summarize:
         summary=f"{RESULTS}/runs/{{run}}/metrics/summary.json",
     log:
         f"{RESULTS}/logs/metrics/{{run}}.log",
+    localrule: True
     conda:
         "../../envs/pipeline.yaml"
-    localrule: True
+    params:
+        scripts=SCRIPTS,
     shell:
-        "python {SCRIPTS}/metrics.py --run {RESULTS}/runs/{wildcards.run} --train {input}"
+        "python {params.scripts}/metrics.py --train {input}"
         " --steps {output.steps} --summary {output.summary} > {log} 2>&1"

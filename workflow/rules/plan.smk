@@ -6,8 +6,10 @@ rule plan:
         f"{RESULTS}/plan.tsv",
     log:
         f"{RESULTS}/logs/plan.log",
+    localrule: True
     conda:
         "../../envs/pipeline.yaml"
-    localrule: True
+    params:
+        scripts=SCRIPTS,
     shell:
-        "python {SCRIPTS}/plan_table.py {RESULTS} --out {output} > {log} 2>&1"
+        "python {params.scripts}/plan_table.py {input.order} --out {output} > {log} 2>&1"

@@ -1,13 +1,18 @@
 # Bridge's own configuration of every run, built and validated without a GPU.
 rule preflight:
     input:
+        order=f"{RESULTS}/specs/runs.json",
         runs=expand(f"{RESULTS}/runs/{{run}}/run.json", run=RUNS),
-        models=expand(f"{RESULTS}/models/{{model}}/source.json", model=SHARED.sourced_models),
+        models=expand(
+            f"{RESULTS}/models/{{model}}/source.json", model=SHARED.sourced_models
+        ),
     output:
         f"{RESULTS}/preflight.json",
     log:
         f"{RESULTS}/logs/preflight.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    params:
+        scripts=SCRIPTS,
     shell:
-        "python {SCRIPTS}/preflight.py {RESULTS} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts}/preflight.py {input.order} --out {output} 2>&1 | tee {log}"

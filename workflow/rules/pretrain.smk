@@ -14,9 +14,11 @@ rule train:
         f"{RESULTS}/runs/{{run}}/train.json",
     log:
         f"{RESULTS}/logs/runs/{{run}}.log",
+    retries: 0
     conda:
         "../../envs/runtime-cpu.yaml"
     threads: lambda wildcards: cores(wildcards.run)
-    retries: 0
+    params:
+        scripts=SCRIPTS,
     shell:
-        "python {SCRIPTS}/pretrain.py {RESULTS}/runs/{wildcards.run} 2>&1 | tee {log}"
+        "python {params.scripts}/pretrain.py {input.run} 2>&1 | tee {log}"

@@ -8,12 +8,16 @@ rule report:
         settings=f"{RESULTS}/specs/report.json",
         captions=f"{workflow.basedir}/workflow/report/captions.yaml",
     output:
-        f"{RESULTS}/report/index.html",
+        page=f"{RESULTS}/report/index.html",
+        checks=f"{RESULTS}/report/checks.json",
     log:
         f"{RESULTS}/logs/report.log",
+    localrule: True
     conda:
         "../../envs/pipeline.yaml"
-    localrule: True
+    params:
+        scripts=SCRIPTS,
+        config=[os.path.relpath(path) for path in CONFIG_FILES],
     shell:
-        "python {SCRIPTS}/report.py --results {RESULTS} --settings {input.settings} --captions {input.captions}"
-        " --config-file {CONFIG_FILES} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts}/report.py --settings {input.settings} --captions {input.captions}"
+        " --config-file {params.config} --out {output.page} 2>&1 | tee {log}"

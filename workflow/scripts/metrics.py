@@ -13,7 +13,6 @@ from megaboa.results import RunStore
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="folder results/<experiment>/runs/<run>")
     parser.add_argument("--train", type=Path, required=True, help="the run's train.json")
     parser.add_argument("--steps", type=Path, required=True, help="table to write (Parquet)")
     parser.add_argument("--summary", type=Path, required=True, help="summary to write (JSON)")
@@ -24,7 +23,7 @@ def main() -> None:
     events = read_events(store)
     rows = step_rows(events)
     write_steps(args.steps, rows)
-    write_json(args.summary, summarize(args.run.name, train, read_attempts(store), events, rows))
+    write_json(args.summary, summarize(train["run"], train, read_attempts(store), events, rows))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Validate every run of an experiment against Bridge, without a GPU: `preflight.py results/<experiment> --out FILE`."""
+"""Validate every run of an experiment against Bridge, without a GPU.
+
+`python workflow/scripts/preflight.py results/<experiment>/specs/runs.json --out FILE`
+"""
 
 import argparse
 import sys
@@ -9,16 +12,15 @@ from megaboa.bridge import process
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path, help="the experiment's folder below results/")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("order", type=Path, help="the experiment's specs/runs.json, with the names of the runs")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
 
     process.prepare("cpu")
     from megaboa.bridge.preflight import check
 
-    names = files.read_json(arguments.results / "specs" / "runs.json")["runs"]
-    runs = check(arguments.results, names)
+    runs = check(arguments.order.parents[1], files.read_json(arguments.order)["runs"])
     failed = {name: result for name, result in runs.items() if result["state"] == "FAIL"}
     for name, result in failed.items():
         print(f"run {name}: Bridge refuses it: {result['error']}: {result['detail']}", file=sys.stderr)

@@ -13,9 +13,10 @@ from megaboa.run.supervisor import Interrupted, TrainingFailed, train
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="the run's folder, which holds run.json and launch.json")
+    parser.add_argument("run", type=Path, help="the run's folder, or its run.json")
+    run = parser.parse_args().run
     try:
-        train(RunFolder(parser.parse_args().run))
+        train(RunFolder(run.parent if run.name == "run.json" else run))
     except TrainingFailed as failure:
         print(failure, file=sys.stderr)
         return 1

@@ -15,10 +15,8 @@ from megaboa.report.runs import load_runs
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, required=True, help="folder results/<experiment>")
-    parser.add_argument("--settings", type=Path, required=True, help="JSON with title and agreements")
+    parser.add_argument("--settings", type=Path, required=True, help="the experiment's specs/report.json")
     parser.add_argument("--captions", type=Path, required=True, help="YAML with a caption for every figure")
-    parser.add_argument("--proofs", type=Path, nargs="*", default=[], help="proof.json of imports and exports")
     parser.add_argument("--config-file", type=Path, nargs="*", default=[], help="the experiment's files, to be shown")
     parser.add_argument("--command", default="snakemake", help="the command that makes this report")
     parser.add_argument("--out", type=Path, required=True, help="page to write; figures and checks.json go beside it")
@@ -28,17 +26,18 @@ def main() -> None:
         captions = read_captions(args.captions)
     except ReportError as error:
         sys.exit(str(error))
+    results = args.settings.parents[1]
     settings = read_json(args.settings)
-    runs = load_runs(args.results)
-    checks = agreement_checks(settings["agreements"], runs) + proof_checks(args.proofs)
+    runs = load_runs(results)
+    checks = agreement_checks(settings["agreements"], runs) + proof_checks([Path(path) for path in settings["proofs"]])
     drawn = draw(runs, settings["agreements"], captions, args.out.parent)
     page = render(
-        title=settings["title"] or args.results.name,
-        experiment=args.results.name,
+        title=settings["title"] or results.name,
+        experiment=results.name,
         runs=runs,
         checks=checks,
         drawn=drawn,
-        provenance=provenance(args.results, args.config_file, args.command),
+        provenance=provenance(results, args.config_file, args.command),
     )
     result = verdict(runs, checks)
     write_json(

@@ -1,16 +1,14 @@
-"""Imported once by the tests' fork server: a process in which the backend is active and Megatron is imported."""
+"""Imported once by the tests' fork server: activates the backend, then imports Megatron."""
 
+import importlib
 import warnings
 
-warnings.simplefilter("ignore")
-
-from megaboa.bridge.cpu import activate
-
-activate()
-
-import megatron.bridge.recipes.common
-import megatron.bridge.training.gpt_step
-import megatron.bridge.training.pretrain  # noqa: F401
 import torch
 
+from megaboa.bridge import cpu
+
+warnings.simplefilter("ignore")
 torch.set_num_threads(1)
+cpu.activate()
+for _module in ("recipes.common", "training.gpt_step", "training.pretrain"):
+    importlib.import_module(f"megatron.bridge.{_module}")

@@ -1,19 +1,41 @@
-"""Calls functions in processes in which the CPU backend is active. It changes a process for good, so never in pytest's."""
+"""Calls functions in processes in which the CPU backend is active.
 
+It changes a process for good, so never in pytest's own. The processes are forked from a server that has activated the
+backend and imported Megatron once.
+"""
+
+import contextlib
+import functools
+import importlib
 import multiprocessing
 import os
+import signal
 import socket
+import sys
+import traceback
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from typing import Any
+from unittest.mock import patch
 
 ACTIVE = "cpu_backend_active"
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([ACTIVE])
+TIMEOUT_S = 120
 
 
-def _as_rank(function: Callable, args: tuple, rank: int, world_size: int, port: int) -> Any:
-    __import__(ACTIVE)  # at no cost where the fork server has done it
+@functools.cache
+def _server() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([ACTIVE])
+    # The server imports its modules before it is told sys.path.
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS="1"):
+        forkserver.ensure_running()
+    return context
+
+
+def _as_rank(report: Connection, function: Callable, args: tuple, rank: int, world_size: int, port: int) -> None:
+    os.setsid()  # so that a rank is ended together with the checkpoint writers that it starts
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -21,7 +43,11 @@ def _as_rank(function: Callable, args: tuple, rank: int, world_size: int, port: 
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    return function(*args)
+    try:
+        importlib.import_module(ACTIVE)  # at no cost: the fork server has done it
+        report.send((function(*args), None))
+    except BaseException:
+        report.send((None, traceback.format_exc()))
 
 
 def on_cpu(function: Callable, *args: Any, world_size: int = 1) -> list[Any]:
@@ -29,6 +55,26 @@ def on_cpu(function: Callable, *args: Any, world_size: int = 1) -> list[Any]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with ProcessPoolExecutor(world_size, mp_context=_context, max_tasks_per_child=1) as pool:
-        ranks = [pool.submit(_as_rank, function, args, rank, world_size, port) for rank in range(world_size)]
-        return [rank.result() for rank in ranks]
+    context = _server()
+    processes, reports, results = [], {}, {}
+    try:
+        for rank in range(world_size):
+            report, to_parent = context.Pipe(duplex=False)
+            reports[report] = rank
+            processes.append(context.Process(target=_as_rank, args=(to_parent, function, args, rank, world_size, port)))
+            processes[-1].start()
+            to_parent.close()
+        while len(results) < world_size:
+            ready = wait([report for report, rank in reports.items() if rank not in results], TIMEOUT_S)
+            assert ready, f"{world_size - len(results)} of {world_size} ranks took longer than {TIMEOUT_S} s"
+            for report in ready:
+                results[reports[report]], error = report.recv()
+                assert error is None, f"rank {reports[report]}: {error}"
+    finally:
+        for process in processes:
+            process.join(10 if len(results) == world_size else 0)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            process.join()
+    return [results[rank] for rank in range(world_size)]

@@ -117,6 +117,20 @@ def test_process_groups_speak_gloo(backend):
     assert on_cpu(_process_group, backend, world_size=2) == [("gloo", 2.0)] * 2
 
 
+def _loader():
+    import torch
+
+    torch.manual_seed(1)
+    undisturbed = torch.rand(2).tolist()
+    torch.manual_seed(1)
+    batches = [batch.tolist() for batch in torch.utils.data.DataLoader([1, 2, 3], batch_size=2)]
+    return batches, torch.rand(2).tolist() == undisturbed
+
+
+def test_a_data_loader_leaves_the_random_stream_of_dropout_alone():
+    assert on_cpu(_loader) == [([[1, 2], [3]], True)]
+
+
 def _random():
     import torch
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ def digest(value: Any) -> str:
 
 
 def file_digest(path: str | Path) -> str:
-    with open(path, "rb") as stream:
+    with Path(path).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -35,21 +34,28 @@ def read_json(path: str | Path) -> Any:
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
-def write_text(path: str | Path, text: str) -> None:
-    """Write a whole file or nothing: a temporary file beside it, flushed to disk, then renamed."""
+def write_bytes(path: str | Path, data: bytes, durable: bool = True) -> None:
+    """Write a whole file or nothing: a temporary file beside it, flushed to disk, then renamed.
+
+    `durable=False` doesn't wait for the disk: for files whose content is compared and written again anyway.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    write_bytes(path, text.encode())
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -58,12 +64,13 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def write_if_changed(path: str | Path, text: str) -> bool:
     """Leave a file that holds this text already alone, its time stamp too; say whether it was written."""
+    data = text.encode()
     try:
-        if Path(path).read_bytes() == text.encode():
+        if Path(path).read_bytes() == data:
             return False
     except FileNotFoundError:
         pass
-    write_text(path, text)
+    write_bytes(path, data, durable=False)
     return True
 
 
@@ -74,7 +81,7 @@ def link(target: str | Path, path: str | Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(os.path.relpath(target, path.parent))
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def append_line(path: str | Path, text: str) -> None:
@@ -95,9 +102,3 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = text.split("\n")[:-1]
     return [json.loads(line) for line in lines if line.strip()]
-
-
-def _umask() -> int:
-    value = os.umask(0)
-    os.umask(value)
-    return value

@@ -53,6 +53,15 @@ class RunFolder:
         return self._experiment_folder / "models" / self.run["model"]["name"] / "source.json"
 
     @property
+    def tokenizer_manifest(self) -> Path | None:
+        """The tokenizer of a recipe, where it is one that the experiment trains; other models bring theirs."""
+        model = self.run["model"]
+        if not model.get("recipe") or not model["tokenizer"]:
+            return None
+        trained = (self._experiment_folder / "specs" / "tokenizers" / f"{model['tokenizer']}.json").exists()
+        return self._experiment_folder / "tokenizers" / f"{model['tokenizer']}.json" if trained else None
+
+    @property
     def corpus_manifests(self) -> dict[str, Path]:
         return {name: self._experiment_folder / "data" / f"{name}.json" for name in self.run["data"].get("blend") or {}}
 

@@ -33,7 +33,7 @@ def locked(path: str | Path, on_wait: Callable[[str], None] = lambda holder: Non
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+") as stream:
+    with path.open("a+") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -64,4 +64,4 @@ def building(final: Path) -> Iterator[Path | None]:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        os.replace(partial, final)
+        partial.replace(final)

@@ -15,6 +15,11 @@ from megaboa.plan import Plan
 _held: list[IO[str]] = []  # open for as long as this process lives
 
 
+def use_this_python() -> None:
+    """Let jobs run with the Python that runs Snakemake, where no conda environment or container is deployed."""
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
 def hold_experiment(results: str | Path) -> None:
     """Keep other workflow processes away from this experiment until this one ends, however it ends."""
     path = Path(results) / ".lock"
@@ -40,11 +45,19 @@ def introduce(plan: Plan) -> None:
 
 
 def print_outcome(results: str | Path) -> None:
+    """The last lines that a user sees: what the report comes to, and where it is."""
     checks = Path(results) / "report" / "checks.json"
-    if not checks.exists():
-        return
-    verdict = read_json(checks)["verdict"]
-    say(f"{verdict}\nreport: {Path(results) / 'report' / 'index.html'}")
+    if checks.exists():
+        found = read_json(checks)
+        counts = "; ".join(f"{_count(states)} {what}" for what, states in found["counts"].items() if states)
+        say(f"{found['state']}: {counts}\nreport: {Path(results) / 'report' / 'index.html'}")
+
+
+def _count(states: dict[str, int]) -> str:
+    """`7 of 7` where all passed, else each state with its number."""
+    if set(states) == {"PASS"}:
+        return "all {PASS}".format(**states)
+    return ", ".join(f"{number} {state}" for state, number in states.items())
 
 
 def say(text: str) -> None:

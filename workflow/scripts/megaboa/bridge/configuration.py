@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.bridge import AutoBridge
 from megatron.bridge.recipes.common import _pretrain_common
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 
-from megaboa.config.fields import BRIDGE_FIELDS
+from megaboa.bridge.convert import bridge_of
+from megaboa.fields import BRIDGE_FIELDS
 from megaboa.files import read_json
 from megaboa.results import AttemptFolder, RunFolder, RunStore
 
@@ -30,7 +30,8 @@ NOT_COPIED = {"training.precision", "parallel.fsdp"}  # their values mean someth
 class Inputs:
     """Payloads that a run reads, from the manifests of the stages before it."""
 
-    hf: str | None  # Hugging Face folder: architecture and tokenizer
+    source: dict[str, Any] | None  # manifest of the Hugging Face folder: the architecture; None for a recipe
+    tokenizer: str | None  # Hugging Face folder or id
     pretrained: str | None  # Megatron checkpoint to start from
     corpora: dict[str, str]  # prefix of .bin/.idx by name
 
@@ -39,7 +40,7 @@ class Inputs:
         model = folder.run["model"]
         pretrained = not model.get("recipe") and model["init"] == "pretrained"
         return cls(
-            hf=_hugging_face_folder(folder),
+            *_architecture(folder),
             pretrained=read_json(folder.model_manifest)["checkpoint"] if pretrained else None,
             corpora={name: read_json(path)["prefix"] for name, path in folder.corpus_manifests.items()},
         )
@@ -47,11 +48,14 @@ class Inputs:
     @classmethod
     def before_payloads(cls, folder: RunFolder) -> Inputs:
         """For preflight, which needs the architecture, but neither weights nor text."""
-        return cls(hf=_hugging_face_folder(folder), pretrained=None, corpora={})
+        return cls(*_architecture(folder), pretrained=None, corpora={})
 
 
 def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
-    config = _from_recipe(run["model"]) if run["model"].get("recipe") else _from_hugging_face(inputs.hf)
+    config = _from_hugging_face(inputs.source) if inputs.source else _from_recipe(run["model"])
+    if inputs.tokenizer:
+        config.tokenizer.tokenizer_type = "HuggingFaceTokenizer"
+        config.tokenizer.tokenizer_model = inputs.tokenizer
     _set_precision(config, run["training"].get("precision"))
     for section in SECTIONS:
         for name, value in (run.get(section) or {}).items():
@@ -117,14 +121,19 @@ def hydra_value(value: Any) -> str:
     return "{" + ",".join(f"{name}:{hydra_value(item)}" for name, item in value.items()) + "}"
 
 
-def _hugging_face_folder(folder: RunFolder) -> str | None:
-    return None if folder.run["model"].get("recipe") else read_json(folder.source_manifest)["path"]
+def _architecture(folder: RunFolder) -> tuple[dict[str, Any] | None, str | None]:
+    """The manifest of the run's model, if it isn't a recipe, and its tokenizer."""
+    model = folder.run["model"]
+    if not model.get("recipe"):
+        source = read_json(folder.source_manifest)
+        return source, source["tokenizer"]
+    trained = folder.tokenizer_manifest
+    return None, read_json(trained)["path"] if trained else model["tokenizer"]
 
 
-def _from_hugging_face(folder: str) -> ConfigContainer:
+def _from_hugging_face(source: dict[str, Any]) -> ConfigContainer:
     config = _pretrain_common()
-    config.model = AutoBridge.from_hf_pretrained(folder).to_megatron_provider(load_weights=False)
-    config.tokenizer.tokenizer_model = folder
+    config.model = bridge_of(source).to_megatron_provider(load_weights=False)
     # Bridge pads some vocabularies to 1280 * tp: padded rows enter the softmax, and differ with the layout.
     config.model.make_vocab_size_divisible_by = 128
     config.ddp.overlap_grad_reduce = config.ddp.overlap_param_gather = False

@@ -19,16 +19,15 @@ from megaboa.config.yaml_file import Places, dotted
 STDLIB = "python-stdlib"
 
 
+def messages(error: ValidationError, raw: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
+    """The errors of the typed models: the path of each, and what to say about it."""
+    details = [(_real_path(detail, raw), detail) for detail in error.errors(include_url=False)]
+    return [(path, _message(detail, path)) for path, detail in details]
+
+
 def translate(error: ValidationError, raw: dict[str, Any], places: Places) -> list[Problem]:
     """The errors of the typed models as problems with places."""
-    problems = []
-    for detail in error.errors(include_url=False):
-        path = _real_path(detail, raw)
-        place, message = path, _message(detail, path)
-        if detail["type"] == "missing":
-            place = path[:-1]
-        problems.append(keys.problem_at(places, place, dotted(path), message))
-    return problems
+    return [keys.problem_at(places, path, dotted(path), message) for path, message in messages(error, raw)]
 
 
 def value_problems(path: Path, value: Any, raw: dict[str, Any]) -> list[str]:
@@ -42,6 +41,8 @@ def value_problems(path: Path, value: Any, raw: dict[str, Any]) -> list[str]:
         _adapter(section, field).validate_python(value, strict=True)
     except ValidationError as error:
         return [_message(detail, (*path, *detail["loc"]), section, field) for detail in error.errors(include_url=False)]
+    if path[0] == "models":
+        return _model_problem(field, value, list(raw["tokenizers"]) if isinstance(raw.get("tokenizers"), dict) else [])
     if path == ("data", "blend"):
         names = [value] if isinstance(value, str) else list(value or ())
         return [message for name in names for message in _unknown_reference(name, raw.get("corpora"), "corpus")]
@@ -207,9 +208,8 @@ def references(raw: dict[str, Any], places: Places, factors: Any) -> list[Proble
             path = ("tokenizers", name, "train_on")
             complain(path, _unknown_reference(tokenizer["train_on"], raw.get("corpora"), "corpus"))
     for name, model in named("models").items():
-        complain(("models", name, "hf"), _folder_problem(model.get("hf"), "config.json"))
-        complain(("models", name, "recipe"), _recipe_problem(model.get("recipe")))
-        complain(("models", name, "tokenizer"), _tokenizer_problem(model.get("tokenizer"), list(named("tokenizers"))))
+        for field in ("hf", "recipe", "tokenizer"):
+            complain(("models", name, field), _model_problem(field, model.get(field), list(named("tokenizers"))))
         if model.get("config") is not None and model.get("tokenizer") is None:
             swept = any(("models", name, "tokenizer") in factor.paths for factor in factors)
             message = "a model made from config has no tokenizer of its own: set tokenizer"
@@ -223,6 +223,18 @@ def references(raw: dict[str, Any], places: Places, factors: Any) -> list[Proble
 def is_local(name: str) -> bool:
     """Whether a Hugging Face name is a folder of this machine."""
     return name.startswith(("./", "../", "/", "~")) or FilePath(name).is_dir()
+
+
+def _model_problem(field: str, value: Any, trained: list[str]) -> list[str]:
+    match field:
+        case "hf":
+            return _folder_problem(value, "config.json")
+        case "recipe":
+            return _recipe_problem(value)
+        case "tokenizer":
+            return _tokenizer_problem(value, trained)
+        case _:
+            return []
 
 
 def _folder_problem(name: Any, needs: str | None) -> list[str]:

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from megaboa.config.errors import Problem, nearest
-from megaboa.config.fields import OWN_FIELDS, SAME_AS, key_of
 from megaboa.config.formula import Formula
 from megaboa.config.models import Experiment, Model
+from megaboa.fields import OWN_FIELDS, SAME_AS, key_of
 
 Path = tuple[str, ...]
 
@@ -95,11 +95,10 @@ def sweepable() -> dict[str, Key]:
     return {dotted: key for dotted, key in all_keys().items() if dotted.split(".")[0] not in refused}
 
 
-def _contains_formula(annotation: Any) -> bool:
-    metadata = getattr(annotation, "__metadata__", ())
-    return any(isinstance(item, Formula) for item in metadata) or any(
-        _contains_formula(argument) for argument in typing.get_args(annotation)
-    )
+def _parts(annotation: Any) -> set[Any]:
+    """The types that an annotation is made of, and the kinds of its metadata."""
+    inner = (*typing.get_args(annotation), *map(type, getattr(annotation, "__metadata__", ())))
+    return {annotation}.union(*map(_parts, inner)) if inner else {annotation}
 
 
 @functools.cache
@@ -107,9 +106,9 @@ def formula_keys() -> dict[str, bool]:
     """Keys for whose number an expression may stand; true where only whole numbers are allowed."""
     found = {}
     for dotted, key in sweepable().items():
-        annotations = (key.field.annotation, *key.field.metadata)
-        if any(isinstance(item, Formula) for item in annotations) or _contains_formula(key.field.annotation):
-            found[dotted] = "int" in repr(key.field.annotation)
+        parts = _parts(key.field.annotation) | set(map(type, key.field.metadata))
+        if Formula in parts:
+            found[dotted] = int in parts
     return found
 
 

@@ -53,7 +53,7 @@ def load(paths: Iterable[Path | str], extra: dict[str, Any] | None = None) -> Lo
         merge(raw, more)
         places |= _extra_places(more)
     problems += _fold_overrides(raw, places)
-    if files and "experiment" not in raw:
+    if files and raw.get("experiment") is None:
         raw["experiment"] = files[0].stem
         places["experiment",] = (str(files[0]), 0)
     experiment = None

@@ -145,14 +145,12 @@ class _Reader:
                         where = tuple(factor.title.split(".", 2))
                         self.problem(where, f"sets the same field as {title} ({dotted(other)}): remove one")
             owner |= dict.fromkeys(factor.paths, factor.title)
-        axes = [factor for factor in factors if factor.title != "sweep.runs"]
-        for factor in axes:
-            names = [option.name for option in factor.options]
+            seen: set[str] = set()
             for option in factor.options:
-                if names.count(option.name) > 1 and names.index(option.name) != factor.options.index(option):
-                    self.problem(
-                        option.place, f"two values give the same name {option.name!r}: remove one, or label them"
-                    )
+                if option.name in seen:
+                    message = f"two values give the same name {option.name!r}: remove one, or label them"
+                    self.problem(option.place, message)
+                seen.add(option.name)
 
 
 def clean(text: str) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from megaboa.files import read_jsonl
-from megaboa.observe.atomic import write_bytes
+from megaboa.files import read_jsonl, write_bytes
 from megaboa.results import RunStore
 
 COLUMNS = pa.schema(

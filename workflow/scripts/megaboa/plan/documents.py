@@ -8,8 +8,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from megaboa.config.fields import is_harmless
 from megaboa.config.models import Experiment, Model
+from megaboa.fields import is_harmless
 from megaboa.plan.quantities import Quantities
 
 COLUMNS = (
@@ -45,14 +45,14 @@ def _model(model: Model) -> dict[str, Any]:
         return {**kept, "hf": model.hf, "revision": model.revision}
     recipe = {**kept, "recipe": model.recipe, "args": model.args}
     if str(model.recipe).endswith(".py"):
-        recipe["recipe_code"] = _code_digest(str(Path(str(model.recipe)).expanduser()))
+        recipe["recipe_code"] = _code_digest(Path(str(model.recipe)).expanduser().read_text(encoding="utf-8"))
     return recipe
 
 
 @functools.lru_cache(maxsize=64)
-def _code_digest(path: str) -> str:
-    """SHA-256 of what a Python file does: comments, docstrings and layout don't count."""
-    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+def _code_digest(code: str) -> str:
+    """SHA-256 of what Python code does: comments, docstrings and layout don't count."""
+    tree = ast.parse(code)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(
             node

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from megaboa.config import ConfigError, Experiment, LoadedExperiment, Problem, check
 from megaboa.config.errors import choose
+from megaboa.config.models import Tokenizer
 from megaboa.config.sweep import Option, piece
 from megaboa.config.yaml_file import dotted
 from megaboa.files import read_json
@@ -64,11 +65,13 @@ class _Planner:
         self.loaded = loaded
         self.base = loaded.experiment
         self.problems: dict[Problem, list[str]] = {}  # with the runs that have it
+        self.count_of_problems = 0
         self.params: dict[str, int] = {}
         self.models: dict[str, Any] = {}  # by name, as plain trees: of two different ones with one name, one is refused
 
     def problem(self, path: tuple[str | int, ...], message: str, run: str = "") -> None:
         self.problems.setdefault(self.loaded.problem(path, message), []).append(run)
+        self.count_of_problems += 1
 
     def plan(self) -> Plan:
         choices = list(itertools.islice(_choices(self.loaded), MAX_RUNS + 1))
@@ -170,7 +173,7 @@ class _Planner:
 
     def run(self, choice: _Choice) -> Run | None:
         """A run, or None if something is wrong with it."""
-        before = len(self.problems), sum(map(len, self.problems.values()))
+        before = self.count_of_problems
         raw = overlay(self.loaded.raw, choice.values)
         model = self.model_of(raw, choice)
         if model is None:
@@ -181,7 +184,7 @@ class _Planner:
         own_defaults = definition.get("recipe") is None
 
         def params() -> int:
-            return self.count(model, definition, raw)
+            return self.count(model, definition)
 
         quantities = Quantities(raw, own_defaults, params)
         raw, failed = resolve(raw, quantities)
@@ -193,12 +196,12 @@ class _Planner:
         try:
             config = self.validate(raw)
         except ValidationError as error:
-            for problem in check.translate(error, raw, self.loaded.places):
-                self.problems.setdefault(problem, []).append(choice.name)
+            for path, message in check.messages(error, raw):
+                self.problem(self.place_of(path, choice), message, choice.name)
             return None
         quantities = Quantities(raw, own_defaults, params)
         self.check_layout(quantities, choice)
-        if before != (len(self.problems), sum(map(len, self.problems.values()))):
+        if self.count_of_problems > before:
             return None
         return self.finish(choice, config, model, quantities)
 
@@ -220,19 +223,11 @@ class _Planner:
         )
 
     def place_of(self, path: TreePath, choice: _Choice) -> tuple[str | int, ...]:
-        """Where a run's value at a path was written."""
-        if path in choice.values:
-            own = (*choice.place, dotted(path))
-            axis = next(
-                (
-                    (*block, dotted(path))
-                    for block in (("sweep", "grid"), ("sweep", "zip"))
-                    if (*block, dotted(path)) in self.loaded.places
-                ),
-                choice.place,
-            )
-            return own if own in self.loaded.places else axis
-        return path
+        """Where a run's value at a path was written: in the sweep, or else in its section."""
+        if path not in choice.values:
+            return path
+        candidates = [(*choice.place, dotted(path)), ("sweep", "grid", dotted(path)), ("sweep", "zip", dotted(path))]
+        return next((place for place in candidates if place in self.loaded.places), choice.place)
 
     def validate(self, raw: dict[str, Any]) -> Experiment:
         """The typed experiment; sections that are as in the file are not checked again."""
@@ -258,8 +253,9 @@ class _Planner:
         name = "-".join([model, *(piece(path, value) for path, value in own.items())])
         models = {**self.loaded.raw["models"], name: raw["models"][model]}
         raw = {**raw, "models": models if own else self.loaded.raw["models"], "model": name}
-        if own and self.models.setdefault(name, models[name]) != models[name]:
-            self.problem(choice.place, f"two different models would be called {name!r}: label the values", choice.name)
+        taken = name in self.loaded.raw["models"] or self.models.setdefault(name, models[name]) != models[name]
+        if own and taken:
+            self.problem(choice.place, f"two different models would be called {name!r}: rename one", choice.name)
         return raw, name
 
     def choose_blend(self, raw: dict[str, Any], choice: _Choice) -> None:
@@ -311,10 +307,10 @@ class _Planner:
             )
             self.problem(self.place_of(("training", "global_batch_size"), choice), message, choice.name)
 
-    def count(self, name: str, model: dict[str, Any], raw: dict[str, Any]) -> int:
+    def count(self, name: str, model: dict[str, Any]) -> int:
         """The parameters of a model, counted once."""
         if name not in self.params:
-            self.params[name] = _count(model, raw.get("tokenizers") or {}, name)
+            self.params[name] = _count(model, self.base.tokenizers, name)
         return self.params[name]
 
     # what runs share
@@ -339,7 +335,7 @@ class _Planner:
         return {corpus: next(iter(asked)) for corpus, asked in found.items()}
 
 
-def _count(model: dict[str, Any], tokenizers: dict[str, Any], name: str) -> int:
+def _count(model: dict[str, Any], tokenizers: dict[str, Tokenizer], name: str) -> int:
     if model.get("params") is not None:
         return int(model["params"])
     remedy = f"set models.{name}.params"
@@ -349,9 +345,9 @@ def _count(model: dict[str, Any], tokenizers: dict[str, Any], name: str) -> int:
         config = read_json(Path(model["hf"]).expanduser() / "config.json")
     else:
         raise UnknownQuantityError(f"the number of parameters is not known before the model is fetched: {remedy}")
-    tokenizer = tokenizers.get(model.get("tokenizer"))
+    tokenizer = tokenizers.get(str(model.get("tokenizer")))
     if tokenizer and "vocab_size" not in config:
-        config = {**config, "vocab_size": tokenizer["vocab_size"]}
+        config = {**config, "vocab_size": tokenizer.vocab_size}
     try:
         return count_parameters(config)
     except UnknownFamilyError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,29 +56,9 @@ class Plan:
         for run in self.runs:
             folder = Path(results) / self.name / "runs" / run.name
             for name, value in (("run.json", run.run), ("launch.json", run.launch), ("profile.json", run.profile)):
-                path, text = folder / name, files.canonical(value)
-                if not _holds(path, text):
-                    _write(path, text)
-                    written.append(path)
+                if files.write_if_changed(folder / name, files.canonical(value)):
+                    written.append(folder / name)
         return written
-
-
-def _holds(path: Path, text: str) -> bool:
-    try:
-        return path.read_bytes() == text.encode()
-    except FileNotFoundError:
-        return False
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a whole file or nothing, without waiting for the disk, which takes a sweep of 10,000 runs half a minute.
-
-    Should the machine lose power, the next plan finds other content in the file, and writes it again.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def read_rows(launch_files: Iterable[Path | str]) -> list[dict[str, Any]]:

@@ -54,10 +54,8 @@ class Quantities:
 
     def value(self, key: str, given: Any) -> Number:
         """A key's value, its expression calculated: whole where the key is, rounded up."""
-        if not isinstance(given, str):
-            return given
-        result = formula.evaluate(given, self)
-        return math.ceil(result) if keys.formula_keys()[key] else float(result)
+        number = formula.evaluate(given, self) if isinstance(given, str) else given
+        return math.ceil(number) if keys.formula_keys()[key] else float(number)
 
     def _find(self, name: str) -> Number:
         match name:

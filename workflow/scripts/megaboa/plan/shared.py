@@ -67,7 +67,9 @@ class Shared:
     def run_inputs(self, run: Run) -> list[str]:
         """The manifests of what a run reads."""
         manifests = [f"{self.folder}/data/{corpus}.json" for corpus in run.corpora]
-        if run.model in self.sourced_models:
+        if run.model not in self.sourced_models:
+            manifests += self.tokenizer_inputs(self.model_tokenizer(run.model))
+        else:
             manifests.append(f"{self.folder}/models/{run.model}/source.json")
         if run.model in self.imported_models:
             manifests.append(f"{self.folder}/models/{run.model}/import.json")

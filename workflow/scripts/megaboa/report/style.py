@@ -11,7 +11,7 @@ import seaborn
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from megaboa.observe.atomic import write_bytes
+from megaboa.files import write_bytes
 
 INK, MUTED, GRID = "#1d2129", "#5e6673", "#dfe3e8"
 # Okabe and Ito's colours for the colour-blind, without yellow, which can't be seen on white, and a grey.

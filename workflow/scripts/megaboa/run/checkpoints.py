@@ -1,8 +1,8 @@
 """Which checkpoints of a run may be trusted.
 
 Bridge's own tracker files are written while the last parts of a checkpoint are still missing, and not in one step.
-So rank 0 leaves a marker in a checkpoint's folder when the whole save is over (`mark_complete`), and only folders with a
-marker count.
+So rank 0 leaves a marker in a checkpoint's folder when the whole save is over (`mark_complete`), and only folders with
+a marker count.
 """
 
 from __future__ import annotations

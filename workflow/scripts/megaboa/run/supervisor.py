@@ -15,7 +15,7 @@ from typing import Any
 
 from megaboa import files, store
 from megaboa.launch import local
-from megaboa.observe.progress import format_progress, read_progress
+from megaboa.observe.progress import describe, read_progress
 from megaboa.results import AttemptFolder, RunFolder, RunStore
 from megaboa.run import checkpoints, ledger
 
@@ -34,11 +34,11 @@ class Interrupted(BaseException):
 
 def identity_of(folder: RunFolder) -> dict[str, Any]:
     """What can change the losses: the run's own file, and the contents of its model and corpora."""
-    model = folder.model_manifest
     return {
         "run": folder.run,
-        "model": files.read_json(model)["digest"] if model else None,
-        "corpora": {name: files.read_json(path)["digest"] for name, path in folder.corpus_manifests.items()},
+        "model": _digest_in(folder.model_manifest),
+        "tokenizer": _digest_in(folder.tokenizer_manifest),
+        "corpora": {name: _digest_in(path) for name, path in folder.corpus_manifests.items()},
     }
 
 
@@ -72,7 +72,8 @@ def attempt(folder: RunFolder, payload: RunStore, say: Callable[[str], None]) ->
     resumed_from = checkpoints.latest(payload.checkpoints)
     world_size = folder.run["world_size"]
     ledger.record_start(payload.ledger, number, resumed_from, world_size)
-    say(f"attempt {number}, {world_size} rank(s), " + (f"from step {resumed_from}" if resumed_from else "from the start"))
+    beginning = f"step {resumed_from}" if resumed_from else "the start"
+    say(f"attempt {number}, {world_size} rank(s), from {beginning}")
 
     def close(outcome: ledger.Outcome, detail: str) -> None:
         ledger.record_end(payload.ledger, number, outcome, checkpoints.latest(payload.checkpoints), detail)
@@ -90,7 +91,7 @@ def attempt(folder: RunFolder, payload: RunStore, say: Callable[[str], None]) ->
         close("failed", detail)
         raise TrainingFailed(_explain(folder, target, ended, detail))
     close("completed", str(ended))
-    say(format_progress(read_progress(payload.path)))
+    say(describe(read_progress(payload.path)))
 
 
 def finished(folder: RunFolder, payload: RunStore) -> bool:
@@ -151,6 +152,10 @@ def _run_ranks(
             raise
 
 
+def _digest_in(manifest: Path | None) -> str | None:
+    return files.read_json(manifest)["digest"] if manifest else None
+
+
 def _saves(folder: RunFolder) -> bool:
     return folder.launch["checkpoint"].get("save_interval") != 0
 
@@ -195,7 +200,7 @@ def _progress_reporter(payload: RunStore, say: Callable[[str], None]) -> Callabl
         if time.monotonic() - last_time < PROGRESS_SECONDS:
             return
         last_time = time.monotonic()
-        text = format_progress(read_progress(payload.path))
+        text = describe(read_progress(payload.path))
         if text != last_text:
             last_text = text
             say(text)

@@ -15,7 +15,7 @@ from megatron.core.transformer.module import MegatronModule
 
 
 def positions(rank: int, ranks: int, length: int) -> torch.Tensor:
-    """Positions of the `length` tokens of a rank: Megatron deals the chunks in a zigzag, an early and a late one each."""
+    """Positions of a rank's `length` tokens: Megatron deals chunks in a zigzag, an early and a late one to each."""
     if ranks == 1:
         return torch.arange(length)
     chunk = length // 2
@@ -41,6 +41,11 @@ class GatheredAttention(MegatronModule):
         super().__init__(config=config)
         if attn_mask_type not in (AttnMaskType.causal, AttnMaskType.no_mask):
             raise NotImplementedError(f"attention mask {attn_mask_type} is not supported on the CPU")
+        if config.window_size is not None or config.softmax_type != "vanilla":
+            raise NotImplementedError(
+                f"model.window_size: {config.window_size} with model.softmax_type: {config.softmax_type} is not "
+                "supported on the CPU with context parallelism or MLA"
+            )
         self.causal = attn_mask_type == AttnMaskType.causal
         self.scale = softmax_scale
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
@@ -57,8 +62,8 @@ class GatheredAttention(MegatronModule):
         packed_seq_params=None,
     ) -> torch.Tensor:
         """Tensors are [sequence, batch, heads, channels]; the result is [sequence, batch, heads * channels]."""
-        if packed_seq_params is not None or attention_bias is not None:
-            raise NotImplementedError("packed sequences and attention biases are not supported on the CPU")
+        if any(given is not None for given in (attention_mask, attention_bias, packed_seq_params)):
+            raise NotImplementedError("masks, biases and packed sequences are not supported on the CPU here")
         rank, ranks, length = self.group.rank(), self.group.size(), query.size(0)
         mask = None
         if self.causal:

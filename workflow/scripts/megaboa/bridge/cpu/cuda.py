@@ -8,6 +8,7 @@ from collections import defaultdict
 
 import torch
 import torch.distributed
+import torch.utils.data
 from torch.overrides import TorchFunctionMode
 
 CPU = torch.device("cpu")
@@ -23,13 +24,11 @@ def is_cuda(device: object) -> bool:
 
 
 class CudaOnCpu(TorchFunctionMode):
-    """device="cuda", .cuda() and .to("cuda") give CPU tensors; Tensor.type() answers as on a GPU, where Megatron asks."""
+    """device="cuda", .cuda() and .to("cuda") give CPU tensors; Tensor.type() answers as on a GPU."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is torch.Tensor.cuda:
-            return args[0]
-        if func is torch.Tensor.pin_memory:
+        if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:
             return func(args[0]).replace("torch.", "torch.cuda.", 1)
@@ -145,6 +144,21 @@ def _redirect_distributed() -> None:
     torch.distributed.barrier = barrier_without_devices
 
 
+def _redirect_data_loaders() -> None:
+    """Starting a loader draws a seed from the CPU's generator, which here also plays the GPU's and draws dropout.
+
+    A resumed run starts its loaders after it has restored the generator: without this, its dropout would be another.
+    """
+    start = torch.utils.data.DataLoader.__iter__
+
+    @functools.wraps(start)
+    def start_aside(self):
+        with torch.random.fork_rng(devices=[]):
+            return start(self)
+
+    torch.utils.data.DataLoader.__iter__ = start_aside
+
+
 def redirect() -> None:
     """Redirect everything, once. The mode is per thread: that of the caller, in which CPU autograd runs, too."""
     mode = CudaOnCpu()
@@ -152,4 +166,5 @@ def redirect() -> None:
     _redirect_backward(mode)
     _redirect_runtime()
     _redirect_distributed()
+    _redirect_data_loaders()
     torch.compile = _uncompiled

@@ -93,10 +93,10 @@ class _Placeholder(abc.ABCMeta):
 
 
 def _placeholder(module: str, name: str) -> type:
-    def __getattr__(self, attribute):
+    def refuse(self, attribute):
         raise AttributeError(f"{module}.{name} is a stand-in of the CPU backend: install {module} to use {attribute}")
 
-    return _Placeholder(name, (), {"__init__": _nothing, "__getattr__": __getattr__})
+    return _Placeholder(name, (), {"__init__": _nothing, "__getattr__": refuse})
 
 
 class _TreeFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -113,7 +113,7 @@ class _TreeFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def create_module(self, spec):
         module = ModuleType(spec.name)
 
-        def __getattr__(name):
+        def placeholder_for(name):
             if name.startswith("__"):
                 raise AttributeError(name)
             if name == "stateless":  # energon's decorator
@@ -122,7 +122,7 @@ class _TreeFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             setattr(module, name, placeholder)
             return placeholder
 
-        module.__getattr__ = __getattr__
+        module.__getattr__ = placeholder_for
         return module
 
     def exec_module(self, module):
@@ -152,7 +152,7 @@ def _transformer_engine_visible() -> contextlib.AbstractContextManager:
 class _Triton(ModuleType):
     """triton and triton.language in the decorators, annotations and constants of kernels that nobody starts."""
 
-    __path__: list[str] = []
+    __path__ = ()
 
     def __getattr__(self, name):
         if name.startswith("__"):

@@ -50,7 +50,7 @@ def _without_kernels(config_class: type) -> None:
     post_init = config_class.__post_init__
 
     @functools.wraps(post_init)
-    def __post_init__(self):
+    def prepare(self):
         changed = {name: value for name, value in KERNELS.items() if getattr(self, name, value) != value}
         for name, value in changed.items():
             setattr(self, name, value)
@@ -58,14 +58,14 @@ def _without_kernels(config_class: type) -> None:
             _say("device cpu: kernels of the GPU are off: " + ", ".join(f"model.{n}={v}" for n, v in changed.items()))
         post_init(self)
 
-    config_class.__post_init__ = __post_init__
+    config_class.__post_init__ = prepare
 
 
 def _torch_norm(module: ModuleType) -> None:
     """Allow sequence parallelism: the weights get the mark by which Megatron sums their gradients over the ranks."""
     new = module.WrappedTorchNorm.__new__
 
-    def __new__(cls, config, hidden_size, eps=1e-5, **kwargs):
+    def build(cls, config, hidden_size, eps=1e-5, **kwargs):
         sequence_parallel, config.sequence_parallel = config.sequence_parallel, False
         try:
             norm = new(cls, config, hidden_size, eps, **kwargs)
@@ -75,7 +75,7 @@ def _torch_norm(module: ModuleType) -> None:
             parameter.sequence_parallel = sequence_parallel
         return norm
 
-    module.WrappedTorchNorm.__new__ = staticmethod(__new__)
+    module.WrappedTorchNorm.__new__ = staticmethod(build)
 
 
 def _backends(module: ModuleType) -> None:

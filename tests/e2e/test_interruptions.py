@@ -1,0 +1,137 @@
+"""Processes killed in the middle. Afterwards one more call finishes the work, and the curve is that of a quiet run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from clone import kill_group, user_environment
+
+from megaboa.files import read_jsonl
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("interruptions")]
+
+STEPS, SAVE_INTERVAL, KILLED_AT = 60, 10, 13
+
+
+@pytest.fixture(scope="module")
+def quiet(workspace):
+    """A run that nothing disturbs, and the shared stages for all the others."""
+    config = workspace.experiment("quiet", {"dp2": "{resources.gpus_per_node: 2}"}, STEPS, SAVE_INTERVAL)
+    workspace.snakemake("pretrain", "--configfile", config)
+    curve = workspace.steps("quiet", "dp2")
+    assert [step for step, *_ in curve] == list(range(1, STEPS + 1))
+    return curve
+
+
+def experiment(workspace, name):
+    """The same run under another name, up to the moment before training."""
+    config = workspace.experiment(name, {"dp2": "{resources.gpus_per_node: 2}"}, STEPS, SAVE_INTERVAL)
+    workspace.snakemake("data", "import", "preflight", "--configfile", config)
+    return config
+
+
+def attempts(workspace, name):
+    return read_jsonl(workspace.store(name, "dp2") / "attempts.jsonl")
+
+
+def gone(pids, timeout=20):
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_killed_rank_takes_the_others_down_and_the_next_call_resumes(workspace, quiet):
+    config = experiment(workspace, "rank")
+    process = workspace.start("pretrain", "--configfile", config)
+    ranks = workspace.wait_for_step("rank", "dp2", KILLED_AT)
+    assert len(ranks) == 2
+    os.kill(ranks[1], signal.SIGKILL)
+    killed = time.monotonic()
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode != 0 and time.monotonic() - killed < 30
+    assert "was killed by SIGKILL" in output and "The last lines of" in output
+    assert gone(ranks)
+    assert not workspace.results("rank", "runs", "dp2", "train.json").exists()
+
+    output = workspace.snakemake("pretrain", "--configfile", config)
+    assert "attempt 2, 2 rank(s), from step" in output
+    _start, end, again, done = attempts(workspace, "rank")
+    assert end["outcome"] == "failed" and "SIGKILL" in end["detail"]
+    assert again["resumed_from"] == end["iteration"] >= SAVE_INTERVAL
+    assert done["outcome"] == "completed" and done["iteration"] == STEPS
+    assert workspace.steps("rank", "dp2") == quiet
+
+
+def test_killed_snakemake_needs_no_unlock_and_training_is_never_doubled(workspace, quiet):
+    config = experiment(workspace, "driver")
+    process = workspace.start("pretrain", "--configfile", config)
+    ranks = workspace.wait_for_step("driver", "dp2", KILLED_AT)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not gone(ranks, timeout=1), "the run goes on by itself"
+    output = workspace.snakemake("pretrain", "--configfile", config)
+    assert "is being trained by process" in output
+    assert workspace.steps("driver", "dp2") == quiet
+    assert [entry["event"] for entry in attempts(workspace, "driver")] == ["start", "end"]
+    process.communicate()
+
+
+def test_everything_killed_at_once(workspace, quiet):
+    config = experiment(workspace, "crash")
+    process = workspace.start("pretrain", "--configfile", config)
+    ranks = workspace.wait_for_step("crash", "dp2", KILLED_AT)
+    kill_group(process)  # snakemake, its shells and the supervisor; the ranks must follow by themselves
+    assert gone(ranks)
+    workspace.snakemake("pretrain", "--configfile", config)
+    _start, again, _done = attempts(workspace, "crash")
+    assert again["event"] == "start" and again["resumed_from"] >= SAVE_INTERVAL
+    assert workspace.steps("crash", "dp2") == quiet
+
+
+def test_ctrl_c_ends_the_ranks_and_closes_the_ledger(workspace, quiet):
+    config = experiment(workspace, "ctrlc")
+    process = workspace.start("pretrain", "--configfile", config)
+    ranks = workspace.wait_for_step("ctrlc", "dp2", KILLED_AT)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert gone(ranks)
+    assert attempts(workspace, "ctrlc")[-1]["outcome"] == "interrupted"
+    workspace.snakemake("pretrain", "--configfile", config)
+    assert workspace.steps("ctrlc", "dp2") == quiet
+
+
+def test_a_save_cut_short_is_not_taken_for_a_checkpoint(workspace, quiet):
+    config = experiment(workspace, "save")
+    process = workspace.start("pretrain", "--configfile", config)
+    workspace.wait_for_step("save", "dp2", SAVE_INTERVAL + 1)
+    saving = workspace.store("save", "dp2") / "checkpoints" / f"iter_{2 * SAVE_INTERVAL:07d}"
+    deadline = time.monotonic() + 120
+    while not saving.exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    kill_group(process)
+    assert saving.exists() and not (saving / "complete.json").exists()
+    workspace.snakemake("pretrain", "--configfile", config)
+    again = [entry for entry in attempts(workspace, "save") if entry["event"] == "start"][-1]
+    assert again["resumed_from"] == SAVE_INTERVAL
+    assert workspace.steps("save", "dp2") == quiet
+
+
+def test_one_run_by_hand(workspace, quiet):
+    experiment(workspace, "hand")
+    command = [sys.executable, "workflow/scripts/pretrain.py", "results/hand/runs/dp2"]
+    done = subprocess.run(command, cwd=workspace.path, env=user_environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"{STEPS}/{STEPS}" in done.stderr
+    assert workspace.steps("hand", "dp2") == quiet
+
+
+def test_progress_is_told_on_the_terminal_and_in_one_file(workspace, quiet):
+    log = workspace.results("quiet", "logs", "progress.log").read_text()
+    assert f"{STEPS}/{STEPS}" in log and "steps/s" in log and "loss" in log

@@ -1,0 +1,113 @@
+"""What runs again when something changes, and what doesn't."""
+
+import pytest
+from clone import edit
+
+from megaboa.files import read_json
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("reruns")]
+
+RUNS = {"slow": "{optimizer.lr: 1.0e-3}", "fast": "{optimizer.lr: 2.0e-3}"}
+
+
+@pytest.fixture(scope="module")
+def done(workspace):
+    """The experiment, finished once; the tests below go on from here, in their order."""
+    config = workspace.experiment("reruns", RUNS, more="export: {runs: [slow]}\n")
+    workspace.snakemake("--configfile", config)
+    return workspace, config
+
+
+def trained(workspace):
+    return {run: read_json(workspace.results("reruns", "runs", run, "train.json")) for run in RUNS}
+
+
+def test_nothing_changed_nothing_runs(done):
+    workspace, config = done
+    assert workspace.planned("--configfile", config) == {}
+
+
+def test_a_comment_in_the_experiment_or_in_any_python_file_reruns_nothing(done):
+    workspace, config = done
+    config.write_text(config.read_text() + "\n# a comment\n")
+    sources = [*workspace.path.glob("workflow/**/*.py"), *workspace.path.glob("workflow/rules/*.smk")]
+    assert len(sources) > 30
+    for source in sources:
+        source.write_text(source.read_text() + "\n# a comment\n")
+    assert workspace.planned("--configfile", config) == {}
+
+
+def test_another_partition_and_wall_time_retrain_nothing(done):
+    workspace, config = done
+    config.write_text(config.read_text() + "resources: {partition: night, runtime: 2d, mem_mb_per_rank: 5000}\n")
+    assert workspace.planned("--configfile", config) == {}
+    assert workspace.json("reruns", "runs", "slow", "launch.json")["partition"] == "night"
+
+
+def test_a_caption_reruns_the_report_alone(done):
+    workspace, config = done
+    captions = workspace.path / "workflow" / "report" / "captions.yaml"
+    captions.write_text(captions.read_text().replace("loss", "LOSS"))
+    assert workspace.planned("--configfile", config) == {"report": 1}
+    workspace.snakemake("--configfile", config)
+    assert "LOSS" in workspace.results("reruns", "report", "index.html").read_text()
+
+
+def test_a_lost_metrics_file_is_made_again_without_training(done):
+    workspace, config = done
+    workspace.results("reruns", "runs", "fast", "metrics", "steps.parquet").unlink()
+    assert workspace.planned("--configfile", config) == {"summarize": 1, "report": 1}
+    workspace.snakemake("--configfile", config)
+    assert workspace.results("reruns", "runs", "fast", "metrics", "steps.parquet").exists()
+
+
+def test_another_learning_rate_under_the_same_name_trains_that_run_alone_and_anew(done):
+    workspace, config = done
+    before, curve = trained(workspace), workspace.steps("reruns", "fast")
+    edit(config, "2.0e-3", "4.0e-3")
+    planned = workspace.planned("--configfile", config)
+    assert planned == {"plan": 1, "preflight": 1, "train": 1, "summarize": 1, "report": 1}
+    workspace.snakemake("--configfile", config)
+    after = trained(workspace)
+    assert after["slow"] == before["slow"]
+    assert after["fast"]["store"] != before["fast"]["store"]
+    again = workspace.steps("reruns", "fast")
+    assert len(again) == len(curve) == 6, "trained from the first step, not from the old checkpoint"
+    assert again[0][1] == curve[0][1] and again[-1][1] != curve[-1][1]
+
+
+def test_changed_back_nothing_is_trained_again(done):
+    workspace, config = done
+    edit(config, "4.0e-3", "2.0e-3")
+    workspace.snakemake("--configfile", config)
+    ledger = workspace.store("reruns", "fast") / "attempts.jsonl"
+    assert len(ledger.read_text().splitlines()) == 2, "one attempt, and its end"
+
+
+def test_one_more_export_exports_without_training(done):
+    workspace, config = done
+    edit(config, "runs: [slow]", "runs: [slow, fast]")
+    assert workspace.planned("--configfile", config) == {"export_model": 1, "prove_export": 1, "report": 1}
+
+
+@pytest.mark.parametrize(
+    ("stage", "rules"),
+    [
+        ("data", {"train_tokenizer": 1, "tokenize": 1, "data": 1}),
+        ("import", {"train_tokenizer": 1, "get_model": 1, "import_model": 1, "prove_import": 1, "import": 1}),
+        ("preflight", {"train_tokenizer": 1, "get_model": 1, "preflight": 1}),
+        ("pretrain", {"tokenize": 1, "import_model": 1, "preflight": 1, "train": 2, "pretrain": 1}),
+        ("metrics", {"train": 2, "summarize": 2, "metrics": 1}),
+        ("export", {"train": 1, "export_model": 1, "prove_export": 1, "export": 1}),
+        ("report", {"train": 2, "summarize": 2, "prove_import": 1, "prove_export": 1, "plan": 1, "report": 1}),
+    ],
+)
+def test_a_stage_is_a_target(done, stage, rules):
+    workspace, _ = done
+    config = workspace.experiment("stages", RUNS, more="export: {runs: [slow]}\n")
+    output = workspace.snakemake("-n", stage, "--configfile", config)
+    assert "reason: Missing output files" in output
+    planned = workspace.planned(stage, "--configfile", config)
+    assert rules.items() <= planned.items()
+    if stage in ("data", "import", "preflight"):
+        assert "train" not in planned

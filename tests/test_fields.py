@@ -1,0 +1,85 @@
+"""The table of Bridge's fields against the sources of Bridge and Megatron-Core, read without importing them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from megaboa.config.keys import all_keys
+from megaboa.fields import BRIDGE_FIELDS, HARMLESS_OVERRIDES, OWN_FIELDS, SAME_AS, is_harmless, key_of
+
+# Where the fields of each part of the ConfigContainer are declared: its own class and those that it inherits from.
+SOURCES = {
+    "train": [
+        ("training/config/training_config.py", "TrainingConfig"),
+        ("bridge/training/config.py", "TrainingConfig"),
+    ],
+    "validation": [("training/config/training_config.py", "ValidationConfig")],
+    "scheduler": [("training/config/training_config.py", "SchedulerConfig")],
+    "checkpoint": [("training/config/training_config.py", "CheckpointConfig")],
+    "rng": [("training/config/common_config.py", "RNGConfig")],
+    "dist": [("training/config/common_config.py", "DistributedInitConfig")],
+    "profiling": [("training/config/common_config.py", "ProfilingConfig")],
+    "optimizer": [("core/optimizer/optimizer_config.py", "OptimizerConfig")],
+    "ddp": [("core/distributed/distributed_data_parallel_config.py", "DistributedDataParallelConfig")],
+    "model": [
+        ("core/model_parallel_config.py", "ModelParallelConfig"),
+        ("bridge/models/gpt_provider.py", "GPTModelProvider"),
+    ],
+    "dataset": [
+        ("core/datasets/blended_megatron_dataset_config.py", "BlendedMegatronDatasetConfig"),
+        ("bridge/training/config.py", "GPTDatasetConfig"),
+        ("bridge/data/base.py", "DataloaderConfig"),
+    ],
+}
+
+
+@functools.cache
+def declared(path: str, name: str) -> frozenset[str]:
+    spec = importlib.util.find_spec("megatron")
+    assert spec and spec.submodule_search_locations
+    roots = [Path(root) / path for root in spec.submodule_search_locations]
+    text = next(root for root in roots if root.exists()).read_text(encoding="utf-8")
+    classes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef) and node.name == name]
+    return frozenset(
+        item.target.id
+        for item in classes[0].body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    )
+
+
+@pytest.mark.parametrize(
+    "field", sorted({field for fields in BRIDGE_FIELDS.values() for field in fields} | {*OWN_FIELDS})
+)
+def test_field_exists(field: str) -> None:
+    section, _, name = field.partition(".")
+    if not name:
+        assert section in declared("bridge/training/config.py", "ConfigContainer")
+    else:
+        assert any(name in declared(*source) for source in SOURCES[section])
+
+
+def test_keys_exist() -> None:
+    assert set(BRIDGE_FIELDS) <= set(all_keys())
+
+
+def test_every_key_that_changes_a_run_has_its_field() -> None:
+    sections = ("training", "optimizer", "schedule", "parallel", "checkpoint", "profile", "data")
+    assert {key for key in all_keys() if key.startswith(sections)} == set(BRIDGE_FIELDS)
+
+
+def test_fields_lead_back_to_their_keys() -> None:
+    assert key_of("model.seq_length") == "training.seq_length"
+    assert key_of("train.train_iters") == SAME_AS["train.train_iters"] == "training.train_iters"
+    assert key_of("model.moe_permute_fusion") is None
+    assert "mixed_precision" not in SAME_AS
+
+
+def test_harmless_overrides() -> None:
+    assert all(is_harmless(prefix + "x") for prefix in HARMLESS_OVERRIDES)
+    assert not is_harmless("checkpoint.finetune")
+    assert not is_harmless("model.moe_permute_fusion")
