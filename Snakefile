@@ -1,4 +1,4 @@
-# From one YAML file to one report. Stages: snakemake data|import|preflight|pretrain|metrics|export|report
+# From one YAML file to one report. Stages: snakemake data|import|preflight|pretrain|profile|metrics|export|report
 from snakemake.utils import min_version
 
 min_version("9.27")
@@ -11,6 +11,7 @@ include: "workflow/rules/import.smk"
 include: "workflow/rules/image.smk"
 include: "workflow/rules/preflight.smk"
 include: "workflow/rules/pretrain.smk"
+include: "workflow/rules/profile.smk"
 include: "workflow/rules/metrics.smk"
 include: "workflow/rules/export.smk"
 include: "workflow/rules/report.smk"
@@ -21,6 +22,7 @@ rule all:
     input:
         f"{RESULTS}/plan.tsv",
         f"{RESULTS}/report/index.html",
+        METRICS,  # named here too: Snakemake doesn't make a lost file again for the sake of a newer one that used it
 
 
 onstart:

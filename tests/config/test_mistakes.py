@@ -57,6 +57,7 @@ def sweep(text: str) -> str:
 
 
 MISTAKES = [
+    mistake("sgd with a distributed optimizer", "optimizer.name", "parallel.distributed_optimizer: false", add="optimizer: {name: sgd}\n"),
     # keys
     mistake("unknown section", "trainning", "did you mean 'training'", add="trainning: {seed: 1}\n"),
     mistake("unknown key", "training.global_batchsize", "did you mean 'global_batch_size'", replace=training("global_batchsize: 8")),

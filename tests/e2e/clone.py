@@ -23,13 +23,14 @@ device: cpu
 tokenizers:
   bpe: {{train_on: text, vocab_size: 384}}
 corpora:
-  text: {{source: python-stdlib, limit: 20}}
+  text: {{source: python-stdlib, limit: 60}}
 models:
   dense:
     tokenizer: bpe
     init: pretrained
     config: {{model_type: qwen3, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2,
       num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 128}}
+data: {{split: "90,5,5"}}
 training: {{train_iters: {steps}, global_batch_size: 8, micro_batch_size: 2, seq_length: 64, precision: fp32}}
 checkpoint: {{save_interval: {save_interval}}}
 schedule: {{warmup_iters: 2}}
@@ -42,7 +43,7 @@ class Workspace:
     """A clone, and what its user does in it."""
 
     def __init__(self, path: Path):
-        self.path = path
+        self.path = path.resolve()
 
     def experiment(
         self, name: str, runs: dict[str, str], steps: int = 6, save_interval: int = 3, more: str = ""
@@ -117,32 +118,38 @@ class Workspace:
         raise TimeoutError(f"{run} did not come to step {step} in {timeout} s")
 
     def rank_processes(self, experiment: str, run: str) -> list[int]:
-        return processes("train_rank.py", f"--run={Path('results', experiment, 'runs', run)}", cwd=self.path)
+        """The ranks, without the processes that they fork: they are children of the supervisor."""
+        words = ("train_rank.py", f"--run={Path('results', experiment, 'runs', run)}")
+        return [pid for pid in processes(*words, cwd=self.path) if "pretrain.py" in command_line(parent(pid))]
 
-    def supervisors(self, run: str) -> list[int]:
-        return processes("pretrain.py", run, cwd=self.path, program="python")
 
-
-def processes(*words: str, cwd: Path, program: str = "") -> list[int]:
+def processes(*words: str, cwd: Path) -> list[int]:
     """Processes started in this folder whose command line has all these words, oldest first."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            command = (entry / "cmdline").read_text().split("\0")
-            here = (entry / "cwd").resolve() == cwd.resolve()
-        except OSError:
-            continue
-        text = " ".join(command)
-        if (
-            here
-            and all(word in text for word in words)
-            and program in command[0]
-            and "--multiprocessing-fork" not in text
-        ):
-            found.append(int(entry.name))
-    return sorted(found)
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return sorted(
+        pid for pid in pids if working_folder(pid) == cwd and all(word in command_line(pid) for word in words)
+    )
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def working_folder(pid: int) -> Path | None:
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink()
+    except OSError:
+        return None
+
+
+def parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return 0
 
 
 def user_environment() -> dict[str, str]:

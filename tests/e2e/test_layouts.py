@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from megaboa.results import RunFolder
-from megaboa.run.supervisor import store_of
+from megaboa.run.identity import store_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("layouts")]
 
@@ -16,17 +16,31 @@ RUNS = {
 }
 
 
-def test_a_checkpoint_of_one_layout_goes_on_under_another(workspace, monkeypatch):
+@pytest.fixture(scope="module")
+def trained(workspace):
+    """One model under two layouts; its vocabulary is no multiple of 128 times tp."""
     config = workspace.experiment("layouts", RUNS, steps=10, save_interval=5)
-    targets = [f"results/layouts/runs/{run}/train.json" for run in ("dp1", "tp2")]
-    workspace.snakemake(*targets, "--configfile", config)
+    workspace.snakemake(*(f"results/layouts/runs/{run}/train.json" for run in ("dp1", "tp2")), "--configfile", config)
+    return config
+
+
+def losses(workspace, run):
+    return {step: float.fromhex(loss) for step, loss, _ in workspace.steps("layouts", run)}
+
+
+def test_the_padding_of_the_vocabulary_does_not_depend_on_the_layout(workspace, trained):
+    one, two = losses(workspace, "dp1"), losses(workspace, "tp2")
+    assert list(one) == list(two) == list(range(1, 11))
+    assert all(abs(one[step] - two[step]) < 1e-5 for step in one)
+
+
+def test_a_checkpoint_of_one_layout_goes_on_under_another(workspace, trained, monkeypatch):
     halfway = workspace.store("layouts", "tp2") / "checkpoints" / "iter_0000005"
     monkeypatch.chdir(workspace.path)
     other = store_of(RunFolder(workspace.results("layouts", "runs", "pp2"))).checkpoints
     shutil.copytree(halfway, workspace.path / other / halfway.name)
-    output = workspace.snakemake("pretrain", "--configfile", config)
-    assert "pp2" in output and "from step 5" in output
-    whole = {step: float.fromhex(loss) for step, loss, _ in workspace.steps("layouts", "dp1")}
-    resumed = {step: float.fromhex(loss) for step, loss, _ in workspace.steps("layouts", "pp2")}
+    output = workspace.snakemake("pretrain", "--configfile", trained)
+    assert "2 rank(s), from step 5" in output
+    whole, resumed = losses(workspace, "dp1"), losses(workspace, "pp2")
     assert list(resumed) == [6, 7, 8, 9, 10]
     assert all(abs(loss - whole[step]) < 1e-5 for step, loss in resumed.items())

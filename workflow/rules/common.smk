@@ -12,6 +12,8 @@ sys.path.insert(0, os.path.abspath(SCRIPTS))
 from megaboa.config import ConfigError, load
 from megaboa.plan import make_plan
 from megaboa.plan.shared import Shared
+from megaboa.results import RunFolder
+from megaboa.run.identity import is_trained
 from megaboa.workflow import hold_experiment, introduce, print_outcome, use_this_python
 
 use_this_python()
@@ -24,6 +26,11 @@ except ConfigError as error:
 SHARED = Shared(PLAN)
 RESULTS = str(SHARED.folder)
 RUNS = {run.name: run for run in PLAN.runs}
+METRICS = expand(
+    f"{RESULTS}/runs/{{run}}/metrics/{{table}}",
+    run=RUNS,
+    table=["steps.parquet", "summary.json"],
+)
 if workflow.exec_mode == ExecMode.DEFAULT:  # jobs read these files and never write them
     PLAN.write(SHARED.folder.parent)
     SHARED.write()
@@ -34,6 +41,20 @@ def cores(run):
     """Cores that a run takes on one node."""
     resources = RUNS[run].config.resources
     return resources.gpus_per_node * resources.cpus_per_rank
+
+
+def preflight_of(run):
+    """Preflight comes before a run's training; that it ran again, for the sake of another run, must not retrain this one.
+
+    `ancient` alone would be wrong: below a job that runs, Snakemake doesn't look for other reasons, so that a run whose
+    own file has changed would not be trained in the same call.
+    """
+    manifest = f"{RESULTS}/preflight.json"
+    return (
+        ancient(manifest)
+        if is_trained(RunFolder(Path(RESULTS, "runs", run)))
+        else manifest
+    )
 
 
 wildcard_constraints:

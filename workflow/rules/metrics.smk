@@ -1,6 +1,6 @@
 rule metrics:
     input:
-        expand(f"{RESULTS}/runs/{{run}}/metrics/summary.json", run=RUNS),
+        METRICS,
 
 
 rule summarize:

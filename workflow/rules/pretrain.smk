@@ -3,13 +3,12 @@ rule pretrain:
         expand(f"{RESULTS}/runs/{{run}}/train.json", run=RUNS),
 
 
-# Where and how a run is launched (launch.json) is no input: a longer wall time retrains nothing. Neither is the result
-# of preflight, which covers all runs of the experiment: a change of one must not retrain the others.
+# Where and how a run is launched (launch.json) is no input: a longer wall time retrains nothing.
 rule train:
     input:
         lambda wildcards: SHARED.run_inputs(RUNS[wildcards.run]),
         run=f"{RESULTS}/runs/{{run}}/run.json",
-        preflight=ancient(f"{RESULTS}/preflight.json"),
+        preflight=lambda wildcards: preflight_of(wildcards.run),
     output:
         f"{RESULTS}/runs/{{run}}/train.json",
     log:

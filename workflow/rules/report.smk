@@ -2,11 +2,11 @@ rule report:
     input:
         f"{RESULTS}/plan.tsv",
         f"{RESULTS}/image.json",
-        expand(f"{RESULTS}/runs/{{run}}/metrics/summary.json", run=RUNS),
+        METRICS,
         SHARED.import_proofs,
         SHARED.export_proofs,
         settings=f"{RESULTS}/specs/report.json",
-        captions=f"{workflow.basedir}/workflow/report/captions.yaml",
+        captions=os.path.relpath(f"{workflow.basedir}/workflow/report/captions.yaml"),
     output:
         page=f"{RESULTS}/report/index.html",
         checks=f"{RESULTS}/report/checks.json",

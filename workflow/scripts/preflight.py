@@ -23,7 +23,7 @@ def main() -> int:
     runs = check(arguments.order.parents[1], files.read_json(arguments.order)["runs"])
     failed = {name: result for name, result in runs.items() if result["state"] == "FAIL"}
     for name, result in failed.items():
-        print(f"run {name}: Bridge refuses it: {result['error']}: {result['detail']}", file=sys.stderr)
+        print(f"run {name} is refused: {result['error']}: {result['detail']}", file=sys.stderr)
     if failed:
         print(f"{len(failed)} of {len(runs)} runs could never work; nothing was trained.", file=sys.stderr)
         return 1

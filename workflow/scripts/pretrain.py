@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from megaboa.results import RunFolder
+from megaboa.run.inputs import UnusableInputError
 from megaboa.run.supervisor import Interrupted, TrainingFailed, train
 
 
@@ -17,7 +18,7 @@ def main() -> int:
     run = parser.parse_args().run
     try:
         train(RunFolder(run.parent if run.name == "run.json" else run))
-    except TrainingFailed as failure:
+    except (TrainingFailed, UnusableInputError) as failure:
         print(failure, file=sys.stderr)
         return 1
     except Interrupted as signal:

@@ -39,6 +39,10 @@ class RunFolder:
     def launch(self) -> dict[str, Any]:
         return read_json(self.path / "launch.json")
 
+    @cached_property
+    def profile(self) -> dict[str, Any]:
+        return read_json(self.path / "profile.json")
+
     @property
     def model_manifest(self) -> Path | None:
         """What the run's model is made of; None for a recipe, which brings its own."""

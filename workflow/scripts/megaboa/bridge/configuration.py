@@ -21,8 +21,10 @@ from megaboa.bridge.convert import bridge_of
 from megaboa.fields import BRIDGE_FIELDS
 from megaboa.files import read_json
 from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.run import checkpoints
 
 SECTIONS = ("training", "optimizer", "schedule", "parallel")
+VOCABULARY_MULTIPLE = 128
 NOT_COPIED = {"training.precision", "parallel.fsdp"}  # their values mean something else in Bridge's fields
 
 
@@ -56,14 +58,18 @@ def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
     if inputs.tokenizer:
         config.tokenizer.tokenizer_type = "HuggingFaceTokenizer"
         config.tokenizer.tokenizer_model = inputs.tokenizer
+    if inputs.source:
+        config.model.make_vocab_size_divisible_by = vocabulary_multiple(run["parallel"]["tp"])
     _set_precision(config, run["training"].get("precision"))
     for section in SECTIONS:
         for name, value in (run.get(section) or {}).items():
             key = f"{section}.{name}"
-            if value is not None and key not in NOT_COPIED:
+            if value is not None and key not in VOCABULARY_MULTIPLE = 128
+NOT_COPIED:
                 for field in BRIDGE_FIELDS[key]:
                     _set(config, field, value)
     _set_sharding(config, run["parallel"])
+    _set_pipeline(config, run["parallel"])
     _set_data(config, run["data"], inputs)
     config.checkpoint.pretrained_checkpoint = inputs.pretrained
     if run["device"] == "cpu":
@@ -81,16 +87,42 @@ def place(
     saved = config.checkpoint
     saved.save = None if interval == 0 else str(store.checkpoints.absolute())
     saved.save_interval = interval or config.train.train_iters
-    saved.load = str(store.checkpoints.absolute()) if resume_from else None
-    saved.ckpt_step = resume_from or None
+    saved.load = None
+    if resume_from:  # this very folder: Bridge's tracker files may be older, torn, or lost
+        saved.load = str(checkpoints.folder(store.checkpoints, resume_from).absolute())
+        saved.pretrained_checkpoint = None
     saved.dist_ckpt_optim_fully_reshardable = wanted["reshardable"]
     saved.async_save = wanted["async_save"]
     saved.most_recent_k = wanted.get("keep_last") or -1
-    config.dataset.num_workers = launch["num_workers"]
+    if launch.get("num_workers") is not None:
+        config.dataset.num_workers = launch["num_workers"]
+    if config.dist.distributed_backend == "gloo":  # a loader's processes would only take the ranks' cores
+        config.dataset.num_workers = 0
     config.dataset.path_to_cache = str(store.index_cache.absolute())
     config.logger.tensorboard_dir = str(attempt.tensorboard.absolute())
     config.logger.log_interval = 1
     override(config, launch.get("overrides") or {})
+
+
+def vocabulary_multiple(tp: int) -> int:
+    """Megatron pads the vocabulary to a multiple of this times tp, and the padded rows take part in the softmax.
+
+    So the product must not depend on tp: with a constant the loss of one model would differ with the layout (by 0.29
+    for 384 tokens on two ranks: seen), and a checkpoint would not fit another one.
+    """
+    return max(1, VOCABULARY_MULTIPLE // tp)
+
+
+def profile(config: ConfigContainer, wanted: dict[str, Any]) -> None:
+    """Train the first steps alone, under the profiler, with the learning rates of the whole run, and save nothing."""
+    begin, end = wanted["steps"]
+    config.scheduler.lr_decay_iters = config.scheduler.lr_decay_iters or config.train.train_iters
+    config.train.train_iters = end
+    config.validation.eval_iters = 0
+    config.checkpoint.save = None
+    config.profiling.use_pytorch_profiler = True
+    config.profiling.profile_step_start, config.profiling.profile_step_end = begin, end
+    config.profiling.profile_ranks = wanted["ranks"]
 
 
 def override(config: ConfigContainer, overrides: dict[str, Any]) -> ConfigContainer:
@@ -134,8 +166,6 @@ def _architecture(folder: RunFolder) -> tuple[dict[str, Any] | None, str | None]
 def _from_hugging_face(source: dict[str, Any]) -> ConfigContainer:
     config = _pretrain_common()
     config.model = bridge_of(source).to_megatron_provider(load_weights=False)
-    # Bridge pads some vocabularies to 1280 * tp: padded rows enter the softmax, and differ with the layout.
-    config.model.make_vocab_size_divisible_by = 128
     config.ddp.overlap_grad_reduce = config.ddp.overlap_param_gather = False
     return config
 
@@ -170,6 +200,12 @@ def _set_sharding(config: ConfigContainer, parallel: dict[str, Any]) -> None:
         config.checkpoint.ckpt_format = "fsdp_dtensor"
     elif kind == "torch":
         config.dist.use_torch_fsdp2 = True
+
+
+def _set_pipeline(config: ConfigContainer, parallel: dict[str, Any]) -> None:
+    """With two pipeline ranks and several stages each, batched exchange trains wrongly, and says nothing (seen)."""
+    if parallel.get("vpp"):
+        config.model.overlap_p2p_comm, config.model.batch_p2p_comm = True, False
 
 
 def _set_data(config: ConfigContainer, data: dict[str, Any], inputs: Inputs) -> None:

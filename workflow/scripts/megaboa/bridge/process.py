@@ -12,8 +12,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def prepare(device: str, threads: int = 1) -> None:
-    """For a rank: die with its launcher, use the given number of threads, activate the CPU backend where asked for."""
-    die_with_parent()
+    """Use the given number of threads; activate the CPU backend where asked for."""
     warnings.simplefilter("ignore")
     import torch
 

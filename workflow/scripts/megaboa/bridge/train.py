@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from megaboa import files
@@ -17,14 +18,17 @@ def main() -> None:
     parser.add_argument("--store", type=Path, required=True, help="the run's payload folder")
     parser.add_argument("--attempt", type=Path, required=True, help="the attempt's folder in the store")
     parser.add_argument("--resume-from", type=int, default=0, help="iteration of the checkpoint to go on from")
+    parser.add_argument("--capture", action="store_true", help="profile the first steps instead of training")
     arguments = parser.parse_args()
 
     folder, store, attempt = RunFolder(arguments.run), RunStore(arguments.store), AttemptFolder(arguments.attempt)
     process.prepare(folder.run["device"], folder.launch["cpus_per_rank"])
-    train(folder, store, attempt, arguments.resume_from)
+    if folder.run != files.read_json(store.identity)["run"]:
+        sys.exit(f"{folder.path}/run.json was changed while this attempt started; give the command again")
+    train(folder, store, attempt, arguments.resume_from, arguments.capture)
 
 
-def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, resume_from: int) -> None:
+def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, resume_from: int, capture: bool) -> None:
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
@@ -32,6 +36,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, resume_fro
 
     config = configuration.build(folder.run, configuration.Inputs.read(folder))
     configuration.place(config, folder.launch, store, attempt, resume_from)
+    if capture:
+        configuration.profile(config, folder.profile)
     if folder.run["device"] == "cpu":
         from megaboa.bridge import cpu
 

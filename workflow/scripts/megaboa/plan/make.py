@@ -201,6 +201,7 @@ class _Planner:
             return None
         quantities = Quantities(raw, own_defaults, params)
         self.check_layout(quantities, choice)
+        self.check_optimizer(config, choice)
         if self.count_of_problems > before:
             return None
         return self.finish(choice, config, model, quantities)
@@ -306,6 +307,12 @@ class _Planner:
                 f"nearest: {' or '.join(map(str, legal))}"
             )
             self.problem(self.place_of(("training", "global_batch_size"), choice), message, choice.name)
+
+    def check_optimizer(self, config: Experiment, choice: _Choice) -> None:
+        """Megatron fails on this in the middle of its own start, with an assertion."""
+        if config.optimizer.name == "sgd" and config.parallel.distributed_optimizer:
+            message = "sgd has no state to distribute: set parallel.distributed_optimizer: false, or take adam"
+            self.problem(self.place_of(("optimizer", "name"), choice), message, choice.name)
 
     def count(self, name: str, model: dict[str, Any]) -> int:
         """The parameters of a model, counted once."""

@@ -42,6 +42,10 @@ class Shared:
     def export_proofs(self) -> list[str]:
         return [f"{self.folder}/runs/{name}/proof.json" for name in self.plan.exports]
 
+    @property
+    def profiled_runs(self) -> list[str]:
+        return [run.name for run in self.plan.runs if run.profile["tool"] != "none"]
+
     def write(self) -> None:
         """Write the specifications whose content has changed."""
         for path, spec in self.specifications().items():

@@ -18,6 +18,8 @@ from megaboa.launch import local
 from megaboa.observe.progress import describe, read_progress
 from megaboa.results import AttemptFolder, RunFolder, RunStore
 from megaboa.run import checkpoints, ledger
+from megaboa.run.identity import identity_of, store_of
+from megaboa.run.inputs import check_documents, check_nodes
 
 RANK_SCRIPT = Path(__file__).parents[2] / "train_rank.py"
 PROGRESS_SECONDS = 2.0
@@ -32,21 +34,6 @@ class Interrupted(BaseException):
     """The supervisor was asked to end."""
 
 
-def identity_of(folder: RunFolder) -> dict[str, Any]:
-    """What can change the losses: the run's own file, and the contents of its model and corpora."""
-    return {
-        "run": folder.run,
-        "model": _digest_in(folder.model_manifest),
-        "tokenizer": _digest_in(folder.tokenizer_manifest),
-        "corpora": {name: _digest_in(path) for name, path in folder.corpus_manifests.items()},
-    }
-
-
-def store_of(folder: RunFolder) -> RunStore:
-    name = f"{folder.experiment}/{folder.name}"
-    return RunStore(store.folder(folder.launch["store"], "runs", name, identity_of(folder)))
-
-
 def train(folder: RunFolder) -> dict[str, Any]:
     """Bring the run to its last step and write its manifest; every call goes on where the last one ended."""
     payload = store_of(folder)
@@ -57,6 +44,8 @@ def train(folder: RunFolder) -> dict[str, Any]:
         payload.ledger.touch()
         files.link(payload.ledger, folder.attempts_link)
         if not finished(folder, payload):
+            check_nodes(folder)
+            check_documents(folder)
             attempt(folder, payload, say)
         manifest = manifest_of(folder, payload)
         files.write_json(folder.train_manifest, manifest)
@@ -89,7 +78,7 @@ def attempt(folder: RunFolder, payload: RunStore, say: Callable[[str], None]) ->
     if not finished(folder, payload):
         detail = str(ended) if not ended.ok else "every rank ended with 0, but before the last step"
         close("failed", detail)
-        raise TrainingFailed(_explain(folder, target, ended, detail))
+        raise TrainingFailed(explain(folder, target, ended, detail))
     close("completed", str(ended))
     say(describe(read_progress(payload.path)))
 
@@ -152,10 +141,6 @@ def _run_ranks(
             raise
 
 
-def _digest_in(manifest: Path | None) -> str | None:
-    return files.read_json(manifest)["digest"] if manifest else None
-
-
 def _saves(folder: RunFolder) -> bool:
     return folder.launch["checkpoint"].get("save_interval") != 0
 
@@ -167,7 +152,8 @@ def _ended_at(folder: RunFolder, payload: RunStore, step: int) -> bool:
     return all(record.exists() and files.read_json(record)["step"] >= step for record in records)
 
 
-def _explain(folder: RunFolder, target: AttemptFolder, ended: local.Ended, detail: str) -> str:
+def explain(folder: RunFolder, target: AttemptFolder, ended: local.Ended, detail: str) -> str:
+    """What the user reads when ranks have failed."""
     log = target.log(ended.rank or 0)
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     shown = "\n".join(f"    {line}" for line in lines[-LOG_LINES_SHOWN:])

@@ -1,0 +1,62 @@
+"""Mistakes as a user meets them: through Snakemake, at the terminal."""
+
+import subprocess
+
+import pytest
+from clone import kill_group
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mistakes")]
+
+
+def test_a_wrong_experiment_stops_the_dry_run_with_every_mistake_at_once(workspace):
+    config = workspace.experiment("wrong", {"a": "{optimizer.lr: -1}"}, more="trainign: {}\nparallel: {tp: two}\n")
+    output = workspace.snakemake("-n", "--configfile", config, code=1)
+    for said in ("wrong.yaml", "trainign", "did you mean", "training", "parallel.tp", "optimizer.lr"):
+        assert said in output
+    assert "Traceback" not in output
+    assert not workspace.results("wrong").exists()
+
+
+def test_the_default_experiment_is_read_as_strictly(workspace):
+    default = workspace.path / "config" / "config.yaml"
+    text = default.read_text()
+    default.write_text(text.replace("  train_iters: 30", "\ttrain_iters: 30"))
+    try:
+        output = workspace.snakemake("-n", code=1)
+    finally:
+        default.write_text(text)
+    assert "config.yaml" in output and "tab" in output
+
+
+def test_what_bridge_refuses_stops_before_training(workspace):
+    config = workspace.experiment("refused", {"a": "{}"}, more="overrides: {model.no_such_field: 1}\n")
+    output = workspace.snakemake("pretrain", "--configfile", config, code=1)
+    assert "run a is refused" in output and "no_such_field" in output
+    assert not workspace.results("refused", "runs", "a", "train.json").exists()
+    assert not workspace.results("refused", "runs", "a", "attempts.jsonl").exists()
+
+
+def test_what_the_cpu_cannot_do_is_refused_and_named(workspace):
+    config = workspace.experiment("gpu", {"a": "{}"}, more="overrides: {model.fp8: hybrid}\n")
+    output = workspace.snakemake("pretrain", "--configfile", config, code=1)
+    assert "model.fp8" in output and "run a is refused" in output
+
+
+def test_a_second_workflow_for_the_same_experiment_is_refused(workspace):
+    config = workspace.experiment("twice", {"a": "{}"})
+    lock = workspace.results("twice", ".lock")
+    lock.parent.mkdir(parents=True)
+    holder = subprocess.Popen(["flock", lock, "sleep", "600"], start_new_session=True)
+    try:
+        output = workspace.snakemake("data", "--configfile", config, code=1)
+    finally:
+        kill_group(holder)
+    assert "results/twice is being worked on by" in output
+    workspace.snakemake("data", "--configfile", config)
+
+
+def test_too_few_documents_for_a_split_are_named_and_nothing_hangs(workspace):
+    config = workspace.experiment("few", {"a": "{}"})
+    config.write_text(config.read_text().replace("limit: 60", "limit: 8"))
+    output = workspace.snakemake("pretrain", "--configfile", config, code=1)
+    assert "corpus 'text' has 8 documents" in output and "validation" in output

@@ -1,0 +1,23 @@
+rule profile:
+    input:
+        expand(f"{RESULTS}/runs/{{run}}/trace.json", run=SHARED.profiled_runs),
+
+
+rule capture:
+    input:
+        lambda wildcards: SHARED.run_inputs(RUNS[wildcards.run]),
+        run=f"{RESULTS}/runs/{{run}}/run.json",
+        settings=f"{RESULTS}/runs/{{run}}/profile.json",
+        preflight=lambda wildcards: preflight_of(wildcards.run),
+    output:
+        f"{RESULTS}/runs/{{run}}/trace.json",
+    log:
+        f"{RESULTS}/logs/profiles/{{run}}.log",
+    retries: 0
+    conda:
+        "../../envs/runtime-cpu.yaml"
+    threads: lambda wildcards: cores(wildcards.run)
+    params:
+        scripts=SCRIPTS,
+    shell:
+        "python {params.scripts}/profile_run.py {input.run} --out {output} 2>&1 | tee {log}"

@@ -1,0 +1,55 @@
+"""A short run of its own under a profiler: the trained run, its checkpoints and its speed are left alone."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from megaboa import files, store
+from megaboa.launch import local
+from megaboa.results import AttemptFolder, RunFolder
+from megaboa.run.identity import identity_of
+from megaboa.run.inputs import UnusableInputError, check_documents, check_nodes
+from megaboa.run.supervisor import RANK_SCRIPT, TrainingFailed, explain
+
+TRACES = "torch_profile"  # Bridge's name for the folder beside TensorBoard's
+
+
+def capture(folder: RunFolder) -> dict[str, Any]:
+    """Profile the run's first steps as profile.json says, once for each identity and settings; return the manifest."""
+    check_nodes(folder)
+    check_documents(folder)
+    check_ranks(folder)
+    identity = {"run": identity_of(folder), "profile": folder.profile}
+    final = store.folder(folder.launch["store"], "profiles", f"{folder.experiment}/{folder.name}", identity)
+    with store.building(final) as partial:
+        if partial:
+            _profile(folder, AttemptFolder(partial))
+    traces = sorted((final / TRACES).iterdir())
+    return {"run": folder.name, "path": str(final / TRACES), **folder.profile, "traces": [path.name for path in traces]}
+
+
+def check_ranks(folder: RunFolder) -> None:
+    world_size = folder.run["world_size"]
+    beyond = [rank for rank in folder.profile["ranks"] if rank >= world_size]
+    if beyond:
+        raise UnusableInputError(
+            f"run {folder.name}: profile.ranks names rank {beyond[0]}, "
+            f"but its ranks are 0 to {world_size - 1}: name one of these."
+        )
+
+
+def _profile(folder: RunFolder, target: AttemptFolder) -> None:
+    files.write_json(target.path / "identity.json", identity_of(folder))
+    command = [sys.executable, str(RANK_SCRIPT), "--capture"]
+    command += [f"--run={folder.path}", f"--store={target.path}", f"--attempt={target.path}"]
+    ranks = local.start(command, folder.run["world_size"], target.path, folder.launch["cpus_per_rank"])
+    try:
+        ended = local.wait(ranks)
+    finally:
+        local.stop(ranks)
+    wanted = [target.path / TRACES / f"rank-{rank}.json.gz" for rank in folder.profile["ranks"]]
+    missing = [path.name for path in wanted if not path.exists()]
+    if not ended.ok or missing:
+        detail = str(ended) if not ended.ok else f"no trace {', '.join(missing)} was written"
+        raise TrainingFailed(explain(folder, target, ended, detail))

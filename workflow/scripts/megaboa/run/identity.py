@@ -1,0 +1,36 @@
+"""What a run is: everything that can change its losses. A changed identity is another run, with a store of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from megaboa import files, store
+from megaboa.results import RunFolder, RunStore
+
+
+def identity_of(folder: RunFolder) -> dict[str, Any]:
+    """The run's own file, and the contents of its model, tokenizer and corpora."""
+    return {
+        "run": folder.run,
+        "model": _digest_in(folder.model_manifest),
+        "tokenizer": _digest_in(folder.tokenizer_manifest),
+        "corpora": {name: _digest_in(path) for name, path in folder.corpus_manifests.items()},
+    }
+
+
+def store_of(folder: RunFolder) -> RunStore:
+    name = f"{folder.experiment}/{folder.name}"
+    return RunStore(store.folder(folder.launch["store"], "runs", name, identity_of(folder)))
+
+
+def is_trained(folder: RunFolder) -> bool:
+    """Whether the run's manifest is there and is that of what the run is now."""
+    try:
+        return files.read_json(folder.train_manifest)["identity"] == files.digest(identity_of(folder))
+    except FileNotFoundError:  # also where a corpus or a model is yet to be made
+        return False
+
+
+def _digest_in(manifest: Path | None) -> str | None:
+    return files.read_json(manifest)["digest"] if manifest else None
