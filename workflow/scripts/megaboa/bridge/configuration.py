@@ -64,8 +64,7 @@ def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
     for section in SECTIONS:
         for name, value in (run.get(section) or {}).items():
             key = f"{section}.{name}"
-            if value is not None and key not in VOCABULARY_MULTIPLE = 128
-NOT_COPIED:
+            if value is not None and key not in NOT_COPIED:
                 for field in BRIDGE_FIELDS[key]:
                     _set(config, field, value)
     _set_sharding(config, run["parallel"])
