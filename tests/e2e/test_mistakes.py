@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from clone import kill_group
+from clone import edit, kill_group
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mistakes")]
 
@@ -57,6 +57,6 @@ def test_a_second_workflow_for_the_same_experiment_is_refused(workspace):
 
 def test_too_few_documents_for_a_split_are_named_and_nothing_hangs(workspace):
     config = workspace.experiment("few", {"a": "{}"})
-    config.write_text(config.read_text().replace("limit: 60", "limit: 8"))
+    edit(config, '"90,5,5"', '"9999,8,2"')
     output = workspace.snakemake("pretrain", "--configfile", config, code=1)
-    assert "corpus 'text' has 8 documents" in output and "validation" in output
+    assert "corpus 'text' has 60 documents" in output and "none of them is left for validation" in output

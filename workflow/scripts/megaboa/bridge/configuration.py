@@ -18,6 +18,7 @@ from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 
 from megaboa.bridge.convert import bridge_of
+from megaboa.bridge.overrides import hydra_overrides
 from megaboa.fields import BRIDGE_FIELDS
 from megaboa.files import read_json
 from megaboa.results import AttemptFolder, RunFolder, RunStore
@@ -128,28 +129,7 @@ def override(config: ConfigContainer, overrides: dict[str, Any]) -> ConfigContai
     """Set fields in Bridge's own dotted form, with its own checks of names and types."""
     if not overrides:
         return config
-    return process_config_with_overrides(config, cli_overrides=[hydra_override(*item) for item in overrides.items()])
-
-
-def hydra_override(field: str, value: Any) -> str:
-    """`++`-less: a field that Bridge doesn't know is an error, not a new field."""
-    return f"{field}={hydra_value(value)}"
-
-
-def hydra_value(value: Any) -> str:
-    """A value in Hydra's override grammar, quoted so that it arrives with the type that it has here."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-        return f"'{escaped}'"
-    if isinstance(value, list):
-        return "[" + ",".join(hydra_value(item) for item in value) + "]"
-    return "{" + ",".join(f"{name}:{hydra_value(item)}" for name, item in value.items()) + "}"
+    return process_config_with_overrides(config, cli_overrides=hydra_overrides(overrides))
 
 
 def _architecture(folder: RunFolder) -> tuple[dict[str, Any] | None, str | None]:

@@ -1,0 +1,59 @@
+"""A recipe file: what the experiment doesn't set stays as the recipe has it, what it sets wins, overrides reach the rest."""
+
+import pytest
+import yaml
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("recipes")]
+
+EXPERIMENT = """\
+experiment: recipe
+device: cpu
+models: {gpt: {recipe: recipes/gpt_tiny.py, args: {hidden_size: 32}}}
+training: {precision: fp32}
+sweep:
+  runs:
+    as-it-is: {}
+    changed: {optimizer.lr: 1.0e-3, training.train_iters: 4}
+overrides:
+  model.layernorm_epsilon: 1.0e-6
+  model.init_method_std: 0.05
+  logger.log_params_norm: true
+"""
+
+
+@pytest.fixture(scope="module")
+def done(workspace):
+    (workspace.path / "recipe.yaml").write_text(EXPERIMENT)
+    workspace.snakemake("--configfile", "recipe.yaml")
+    return workspace
+
+
+def bridge_configuration(workspace, run):
+    """What Bridge itself says that it trained with."""
+    manifest = workspace.json("recipe", "runs", run, "train.json")
+    return yaml.safe_load((workspace.path / manifest["checkpoint"] / "run_config.yaml").read_text())
+
+
+def test_a_recipe_is_trained_and_reported(done):
+    assert done.json("recipe", "runs", "as-it-is", "train.json")["train_iters"] == 10, "the recipe's own number"
+    assert done.json("recipe", "runs", "changed", "train.json")["train_iters"] == 4
+    assert done.json("recipe", "report", "checks.json")["state"] == "PASS"
+    assert "\trecipe\t" in done.results("recipe", "plan.tsv").read_text()
+
+
+def test_only_what_is_set_overwrites_the_recipe(done):
+    kept, changed = (bridge_configuration(done, run) for run in ("as-it-is", "changed"))
+    assert kept["model"]["hidden_size"] == changed["model"]["hidden_size"] == 32
+    assert kept["optimizer"]["lr"] == 3e-4 and changed["optimizer"]["lr"] == 1e-3
+    assert kept["train"]["global_batch_size"] == 8
+    assert kept["optimizer"]["weight_decay"] == 0.1
+
+
+def test_overrides_arrive_with_their_types(done):
+    found = bridge_configuration(done, "as-it-is")
+    assert found["model"]["layernorm_epsilon"] == 1e-6
+    assert found["model"]["init_method_std"] == 0.05
+    assert found["logger"]["log_params_norm"] is True
+    run = done.json("recipe", "runs", "as-it-is", "run.json")
+    assert "logger.log_params_norm" not in run["overrides"], "it can't change a loss"
+    assert run["overrides"]["model.layernorm_epsilon"] == 1e-6

@@ -1,0 +1,68 @@
+"""What runs share is specified once, by all that its job must know."""
+
+import yaml
+
+from megaboa.config import load
+from megaboa.plan import make_plan
+from megaboa.plan.shared import Shared
+
+EXPERIMENT = {
+    "experiment": "e",
+    "device": "cpu",
+    "tokenizers": {"bpe": {"train_on": "text", "vocab_size": 300}},
+    "corpora": {"text": {"source": "python-stdlib"}, "unused": {"source": "python-stdlib", "limit": 5}},
+    "models": {
+        "dense": {"tokenizer": "bpe", "init": "pretrained", "config": {"model_type": "qwen3", "hidden_size": 32}},
+        "fresh": {"tokenizer": "bpe", "config": {"model_type": "qwen3", "hidden_size": 64}},
+    },
+    "data": {"blend": "text"},
+    "training": {"train_iters": 4},
+    "sweep": {"runs": {"a": {"model": "dense"}, "b": {"model": "fresh"}}},
+    "export": {"runs": ["b"]},
+}
+
+
+def shared(tmp_path, **changes):
+    path = tmp_path / "e.yaml"
+    path.write_text(yaml.safe_dump({**EXPERIMENT, **changes}))
+    return Shared(make_plan(load([path])), tmp_path / "results")
+
+
+def test_only_what_is_used_is_made(tmp_path):
+    found = shared(tmp_path)
+    assert list(found.corpora) == ["text"]
+    assert found.sourced_models == ["dense", "fresh"]
+    assert found.imported_models == ["dense"]
+    assert [path.split("/results/")[1] for path in found.import_proofs] == ["e/models/dense/proof.json"]
+    assert [path.split("/results/")[1] for path in found.export_proofs] == ["e/runs/b/proof.json"]
+
+
+def test_a_run_waits_for_what_it_reads(tmp_path):
+    found = shared(tmp_path)
+    wanted = {run.name: [path.split("/e/")[1] for path in found.run_inputs(run)] for run in found.plan.runs}
+    assert wanted == {
+        "a": ["data/text.json", "models/dense/source.json", "models/dense/import.json"],
+        "b": ["data/text.json", "models/fresh/source.json"],
+    }
+
+
+def test_weights_are_made_only_for_models_that_are_imported(tmp_path):
+    specs = shared(tmp_path).specifications()
+    assert specs["models/dense.json"]["weights"] is True
+    assert specs["models/fresh.json"]["weights"] is False
+
+
+def test_a_changed_part_changes_its_own_specification_alone(tmp_path):
+    before = shared(tmp_path).specifications()
+    corpora = {**EXPERIMENT["corpora"], "text": {"source": "python-stdlib", "append_eod": False}}
+    after = shared(tmp_path, corpora=corpora).specifications()
+    assert [name for name in before if before[name] != after[name]] == ["corpora/text.json"]
+
+
+def test_specifications_are_written_only_when_they_change(tmp_path):
+    found = shared(tmp_path)
+    found.write()
+    spec = found.folder / "specs" / "corpora" / "text.json"
+    stamp = spec.stat().st_mtime_ns
+    found.write()
+    assert spec.stat().st_mtime_ns == stamp

@@ -1,0 +1,36 @@
+"""Overrides of an experiment in the grammar of Hydra, which Bridge reads. Standard library only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def hydra_overrides(overrides: dict[str, Any]) -> list[str]:
+    """Without Hydra's `+`: a field that Bridge doesn't know is an error, not a new field."""
+    return [f"{field}={hydra_value(value)}" for field, value in overrides.items()]
+
+
+def hydra_value(value: Any) -> str:
+    """A value quoted so that it arrives with the type that it has here."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, list):
+        return "[" + ",".join(hydra_value(item) for item in value) + "]"
+    return "{" + ",".join(f"{name}:{hydra_value(item)}" for name, item in value.items()) + "}"
+
+
+def _quoted(text: str) -> str:
+    """Hydra takes a backslash for one only before a quote (or at the end), so only there is it doubled."""
+    out, slashes = [], 0
+    for character in text:
+        if character == "'":
+            out.append("\\" * (slashes + 1))
+        slashes = slashes + 1 if character == "\\" else 0
+        out.append(character)
+    return "'" + "".join(out) + "\\" * slashes + "'"
