@@ -41,7 +41,9 @@ class Newcomer:
         return python
 
     def make(self, *arguments: str) -> str:
-        environment = {**user_environment(), "HOME": str(self.home)}
+        # The copied Python finds its own library; it was built to look for it where it came from.
+        library = str(self.python.parents[1] / "lib")
+        environment = {**user_environment(), "HOME": str(self.home), "LD_LIBRARY_PATH": library}
         environment.pop("VIRTUAL_ENV", None)
         done = subprocess.run(
             ["make", f"PYTHON={self.python}", *arguments],
