@@ -1,4 +1,4 @@
-"""A recipe file: keys that the experiment doesn't set stay as they are, keys that it sets win, overrides reach the rest."""
+"""A recipe file: what the experiment leaves open stays as it is, what it sets wins, overrides reach the rest."""
 
 import pytest
 import yaml
