@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3.12
 CONFIG ?=
 BIN := .venv/bin
-SNAKEMAKE := $(BIN)/snakemake --profile profiles/local $(if $(CONFIG),--configfile $(CONFIG))
+SNAKEMAKE := $(BIN)/snakemake --profile profiles/local $(if $(CONFIG),--configfile '$(CONFIG)')
 
 .PHONY: run test test-fast lint schema status setup
 

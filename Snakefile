@@ -26,7 +26,7 @@ rule all:
 
 
 onstart:
-    hold_experiment(RESULTS)
+    require_claim()
 
 
 onsuccess:

@@ -22,7 +22,8 @@ fi
 
 echo "megaboa: setting up $venv (about 6 GB; once)" >&2
 [ -x "$venv/bin/python" ] && "$venv/bin/python" -c '' 2>/dev/null || "$python" -m venv --clear "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --requirement envs/bootstrap.txt
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --requirement envs/bootstrap.txt ||
+  fail "the installer (uv) could not be installed; the lines above say why. Mend it and give the same command again."
 locks=(envs/bootstrap.txt envs/pipeline.txt envs/runtime-cpu.txt envs/megatron.txt envs/dev.txt)
 "$venv/bin/uv" pip sync --quiet --compile-bytecode --python "$venv/bin/python" --require-hashes "${locks[@]}" ||
   fail "the environment could not be installed; the lines above say why. Mend it and give the same command again."

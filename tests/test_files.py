@@ -48,6 +48,14 @@ def test_read_jsonl_leaves_out_a_torn_last_line(tmp_path):
     assert files.read_jsonl(tmp_path / "missing") == []
 
 
+def test_a_torn_line_in_the_middle_spoils_no_other(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n{"a":')
+    files.append_line(path, '{"a": 3}')
+    files.append_line(path, '{"a": 4}')
+    assert files.read_jsonl(path) == [{"a": 1}, {"a": 3}, {"a": 4}]
+
+
 def test_link_replaces_an_older_link(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).write_text(name)

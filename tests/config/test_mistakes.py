@@ -57,6 +57,7 @@ def sweep(text: str) -> str:
 
 
 MISTAKES = [
+    mistake("an export of a run that saves nothing", "export.runs", "save_interval above 0", add="checkpoint: {save_interval: 0}\nexport: {runs: all}\n"),
     mistake("sgd with a distributed optimizer", "optimizer.name", "parallel.distributed_optimizer: false", add="optimizer: {name: sgd}\n"),
     # keys
     mistake("unknown section", "trainning", "did you mean 'training'", add="trainning: {seed: 1}\n"),

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from megaboa.results import RunFolder
-from megaboa.run.identity import store_of
+from megaboa.run.identity import identity_of, store_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("layouts")]
 
@@ -37,7 +37,8 @@ def test_the_padding_of_the_vocabulary_does_not_depend_on_the_layout(workspace, 
 def test_a_checkpoint_of_one_layout_goes_on_under_another(workspace, trained, monkeypatch):
     halfway = workspace.store("layouts", "tp2") / "checkpoints" / "iter_0000005"
     monkeypatch.chdir(workspace.path)
-    other = store_of(RunFolder(workspace.results("layouts", "runs", "pp2"))).checkpoints
+    pp2 = RunFolder(workspace.results("layouts", "runs", "pp2"))
+    other = store_of(pp2, identity_of(pp2)).checkpoints
     shutil.copytree(halfway, workspace.path / other / halfway.name)
     output = workspace.snakemake("pretrain", "--configfile", trained)
     assert "2 rank(s), from step 5" in output

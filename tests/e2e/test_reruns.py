@@ -66,7 +66,7 @@ def test_another_learning_rate_under_the_same_name_trains_that_run_alone_and_ane
     before, curve = trained(workspace), workspace.steps("reruns", "fast")
     edit(config, "2.0e-3", "4.0e-3")
     planned = workspace.planned("--configfile", config)
-    assert planned == {"plan": 1, "preflight": 1, "train": 1, "summarize": 1, "report": 1}
+    assert planned == {"preflight": 1, "train": 1, "summarize": 1, "report": 1}
     workspace.snakemake("--configfile", config)
     after = trained(workspace)
     assert after["slow"] == before["slow"]
@@ -99,7 +99,7 @@ def test_one_more_export_exports_without_training(done):
         ("pretrain", {"tokenize": 1, "import_model": 1, "preflight": 1, "train": 2, "pretrain": 1}),
         ("metrics", {"train": 2, "summarize": 2, "metrics": 1}),
         ("export", {"train": 1, "export_model": 1, "prove_export": 1, "export": 1}),
-        ("report", {"train": 2, "summarize": 2, "prove_import": 1, "prove_export": 1, "plan": 1, "report": 1}),
+        ("report", {"train": 2, "summarize": 2, "prove_import": 1, "prove_export": 1, "report": 1}),
     ],
 )
 def test_a_stage_is_a_target(done, stage, rules):

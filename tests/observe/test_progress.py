@@ -90,7 +90,7 @@ def test_a_recipes_number_of_steps_is_what_its_ranks_found(store):
     write_json(store / "identity.json", {"run": {"training": {}}})
     write_attempts(store, [start_event(1)])
     assert read_progress(store).total is None
-    write_json(store / "train_iters.json", {"train_iters": 12})
+    write_json(store / "found.json", {"train_iters": 12})
     assert read_progress(store).total == 12
 
 

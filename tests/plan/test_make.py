@@ -9,7 +9,7 @@ import pytest
 
 from megaboa.config import ConfigError, load
 from megaboa.files import canonical
-from megaboa.plan import Plan, make_plan, plan_table, read_rows
+from megaboa.plan import Plan, make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 PlanOf = Callable[..., Plan]
@@ -123,7 +123,7 @@ def test_the_same_number_written_differently_is_the_same_identity(plan_of: PlanO
         "report: {title: Another}",
         "store: elsewhere",
         "data: {num_workers: 7}",
-        "overrides: {logger.log_interval: 5, profiling.nvtx_ranges: true, checkpoint.save_optim: false}",
+        "overrides: {logger.log_interval: 5, profiling.nvtx_ranges: true, checkpoint.save_retain_interval: 5}",
     ],
 )
 def test_what_can_not_change_the_losses_is_not_identity(plan_of: PlanOf, text: str) -> None:
@@ -231,7 +231,7 @@ report: {agreements: [{reference: seed1, runs: ['*'], tolerance: 1}]}
 def test_files_are_written_only_when_they_change(plan_of: PlanOf, tmp_path: Path) -> None:
     sweep = "sweep: {grid: {training.seed: [1, 2]}}\n"
     plan = plan_of(sweep)
-    assert len(plan.write(tmp_path / "results")) == 6
+    assert len(plan.write(tmp_path / "results")) == 7, "three for each run, and the table"
     folder = tmp_path / "results/small/runs/seed1"
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert {path.name for path in before} == {"run.json", "launch.json", "profile.json"}
@@ -243,16 +243,27 @@ def test_files_are_written_only_when_they_change(plan_of: PlanOf, tmp_path: Path
     assert (folder / "train.json").read_text() == "{}"
 
 
-def test_plan_table_comes_from_the_launch_files(plan_of: PlanOf, tmp_path: Path) -> None:
-    plan = plan_of("sweep: {grid: {optimizer.lr: [3e-4, 1e-3]}}")
-    plan.write(tmp_path)
-    files = [tmp_path / "small/runs" / run.name / "launch.json" for run in plan.runs]
-    lines = [line.split("\t") for line in plan_table(read_rows(files)).splitlines()]
-    head, first, second = lines
+def test_the_table_is_written_with_the_runs(plan_of: PlanOf, tmp_path: Path) -> None:
+    plan_of("sweep: {grid: {optimizer.lr: [3e-4, 1e-3]}}").write(tmp_path)
+    head, first, second = [line.split("\t") for line in (tmp_path / "small/plan.tsv").read_text().splitlines()]
     assert head[:3] == ["run", "model", "data"]
     assert dict(zip(head, first, strict=True))["tokens"] == str(10 * 8 * 128)
     assert dict(zip(head, second, strict=True))["lr"] == "0.001"
     assert dict(zip(head, first, strict=True))["vpp"] == "-"
+
+
+def test_settings_of_what_is_not_in_use_are_no_part_of_the_identity(plan_of: PlanOf) -> None:
+    base = plan_of("").runs[0].run
+    assert plan_of("parallel: {fsdp_sharding: optim}\nschedule: {wsd_decay_iters: 5}\n").runs[0].run == base
+    assert plan_of("schedule: {decay: WSD, wsd_decay_iters: 5}\n").runs[0].run != base
+
+
+def test_a_recipes_own_way_of_saving_is_left_alone(plan_of: PlanOf, tmp_path: Path) -> None:
+    recipe = tmp_path / "r.py"
+    recipe.write_text("def configure(): ...\n")
+    loaded = tmp_path / "recipe.yaml"
+    loaded.write_text(f"device: cpu\nmodels: {{r: {{recipe: {recipe}}}}}\ncheckpoint: {{keep_last: 2}}\n")
+    assert make_plan(load([loaded])).runs[0].launch["checkpoint"] == {"keep_last": 2}
 
 
 def test_the_shipped_experiment(monkeypatch: pytest.MonkeyPatch) -> None:

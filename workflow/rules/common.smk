@@ -9,17 +9,23 @@ from snakemake_interface_executor_plugins.settings import ExecMode
 SCRIPTS = os.path.relpath(f"{workflow.basedir}/workflow/scripts")
 sys.path.insert(0, os.path.abspath(SCRIPTS))
 
-from megaboa.config import ConfigError, load
+from megaboa.config import ConfigError, command_line, load
 from megaboa.plan import make_plan
 from megaboa.plan.shared import Shared
 from megaboa.results import RunFolder
 from megaboa.run.identity import is_trained
-from megaboa.workflow import hold_experiment, introduce, print_outcome, use_this_python
+from megaboa.workflow import (
+    claim_experiment,
+    introduce,
+    print_outcome,
+    require_claim,
+    use_this_python,
+)
 
 use_this_python()
 CONFIG_FILES = workflow.configfiles or [Path("config/config.yaml")]
 try:
-    PLAN = make_plan(load(CONFIG_FILES, dict(workflow.config_settings.config)))
+    PLAN = make_plan(load(CONFIG_FILES, command_line(workflow.config_settings.config)))
 except ConfigError as error:
     raise WorkflowError(f"\n{error}") from None
 
@@ -32,15 +38,36 @@ METRICS = expand(
     table=["steps.parquet", "summary.json"],
 )
 if workflow.exec_mode == ExecMode.DEFAULT:  # jobs read these files and never write them
-    PLAN.write(SHARED.folder.parent)
-    SHARED.write()
+    if claim_experiment(RESULTS):
+        PLAN.write(SHARED.folder.parent)
+        SHARED.write()
     introduce(PLAN)
+
+
+def asked(run):
+    return RUNS[run].config.resources
 
 
 def cores(run):
     """Cores that a run takes on one node."""
-    resources = RUNS[run].config.resources
-    return resources.gpus_per_node * resources.cpus_per_rank
+    return asked(run).gpus_per_node * asked(run).cpus_per_rank
+
+
+def gpu_request(run):
+    """The plugin's own `gpu` resource would also set the number of tasks per GPU."""
+    return (
+        f"--gpus-per-node={asked(run).gpus_per_node}"
+        if RUNS[run].config.device == "cuda"
+        else ""
+    )
+
+
+# Partition and account of training, where the experiment names them; else the profile's hold.
+PLACES = {
+    f"slurm_{key}": lambda wildcards, key=key: getattr(asked(wildcards.run), key)
+    for key in ("partition", "account")
+    if all(getattr(run.config.resources, key) for run in PLAN.runs)
+}
 
 
 def preflight_of(run):

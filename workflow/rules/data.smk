@@ -5,7 +5,8 @@ rule data:
 
 rule train_tokenizer:
     input:
-        f"{RESULTS}/specs/tokenizers/{{tokenizer}}.json",
+        lambda wildcards: SHARED.tokenizer_texts(wildcards.tokenizer),
+        spec=f"{RESULTS}/specs/tokenizers/{{tokenizer}}.json",
     output:
         f"{RESULTS}/tokenizers/{{tokenizer}}.json",
     log:
@@ -16,15 +17,13 @@ rule train_tokenizer:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts}/train_tokenizer.py --spec {input} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/train_tokenizer.py --spec {input.spec} --out {output} 2>&1 | tee {log}"
 
 
 rule tokenize:
     input:
+        lambda wildcards: SHARED.corpus_inputs(wildcards.corpus),
         spec=f"{RESULTS}/specs/corpora/{{corpus}}.json",
-        tokenizer=lambda wildcards: SHARED.tokenizer_inputs(
-            SHARED.corpus_tokenizer(wildcards.corpus)
-        ),
     output:
         f"{RESULTS}/data/{{corpus}}.json",
     log:
@@ -35,4 +34,4 @@ rule tokenize:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts}/tokenize_corpus.py --spec {input.spec} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/tokenize_corpus.py --spec {input.spec} --out {output} 2>&1 | tee {log}"

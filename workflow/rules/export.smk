@@ -16,7 +16,7 @@ rule export_model:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts}/export_model.py --train {input.train} --source {input.source} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/export_model.py --train {input.train} --source {input.source} --out {output} 2>&1 | tee {log}"
 
 
 rule prove_export:
@@ -32,4 +32,4 @@ rule prove_export:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts}/prove_export.py --export {input.export} --source {input.source} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/prove_export.py --export {input.export} --source {input.source} --out {output} 2>&1 | tee {log}"

@@ -10,4 +10,4 @@ rule image:
     conda:
         "../../envs/pipeline.yaml"
     shell:
-        "cp {input} {output} > {log} 2>&1"
+        "cp {input} {output}.tmp > {log} 2>&1 && mv {output}.tmp {output}"

@@ -1,9 +1,7 @@
 rule get_model:
     input:
+        lambda wildcards: SHARED.model_inputs(wildcards.model),
         spec=f"{RESULTS}/specs/models/{{model}}.json",
-        tokenizer=lambda wildcards: SHARED.tokenizer_inputs(
-            SHARED.model_tokenizer(wildcards.model)
-        ),
     output:
         f"{RESULTS}/models/{{model}}/source.json",
     log:
@@ -13,7 +11,7 @@ rule get_model:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts}/get_model.py --spec {input.spec} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/get_model.py --spec {input.spec} --out {output} 2>&1 | tee {log}"
 
 
 rule import_model:
@@ -30,7 +28,7 @@ rule import_model:
         store=PLAN.experiment.store,
         device=PLAN.experiment.device,
     shell:
-        "python {params.scripts}/import_model.py --source {input} --store {params.store} --device {params.device} --out {output}"
+        "python {params.scripts:q}/import_model.py --source {input} --store {params.store:q} --device {params.device} --out {output}"
         " 2>&1 | tee {log}"
 
 
@@ -47,7 +45,7 @@ rule prove_import:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts}/prove_import.py --source {input.source} --import {input.imported} --out {output}"
+        "python {params.scripts:q}/prove_import.py --source {input.source} --import {input.imported} --out {output}"
         " 2>&1 | tee {log}"
 
 

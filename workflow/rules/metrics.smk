@@ -17,5 +17,5 @@ rule summarize:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts}/metrics.py --train {input}"
+        "python {params.scripts:q}/metrics.py --train {input}"
         " --steps {output.steps} --summary {output.summary} > {log} 2>&1"

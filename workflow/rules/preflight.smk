@@ -1,11 +1,9 @@
 # Bridge's own configuration of every run, built and validated without a GPU.
 rule preflight:
     input:
+        SHARED.preflight_inputs,
         order=f"{RESULTS}/specs/runs.json",
         runs=expand(f"{RESULTS}/runs/{{run}}/run.json", run=RUNS),
-        models=expand(
-            f"{RESULTS}/models/{{model}}/source.json", model=SHARED.sourced_models
-        ),
     output:
         f"{RESULTS}/preflight.json",
     log:
@@ -15,4 +13,4 @@ rule preflight:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts}/preflight.py {input.order} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/preflight.py {input.order} --out {output} 2>&1 | tee {log}"

@@ -17,7 +17,13 @@ rule capture:
     conda:
         "../../envs/runtime-cpu.yaml"
     threads: lambda wildcards: cores(wildcards.run)
+    resources:
+        **PLACES,
+        runtime=lambda wildcards: asked(wildcards.run).runtime,
+        mem_mb=lambda wildcards: asked(wildcards.run).mem_mb_per_rank
+        * asked(wildcards.run).gpus_per_node,
+        slurm_extra=lambda wildcards: gpu_request(wildcards.run),
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts}/profile_run.py {input.run} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/profile_run.py {input.run} --out {output} 2>&1 | tee {log}"

@@ -19,5 +19,5 @@ rule report:
         scripts=SCRIPTS,
         config=[os.path.relpath(path) for path in CONFIG_FILES],
     shell:
-        "python {params.scripts}/report.py --settings {input.settings} --captions {input.captions}"
-        " --config-file {params.config} --out {output.page} 2>&1 | tee {log}"
+        "python {params.scripts:q}/report.py --settings {input.settings} --captions {input.captions:q}"
+        " --config-file {params.config:q} --out {output.page} 2>&1 | tee {log}"

@@ -11,6 +11,8 @@ from megaboa.results import RunFolder
 from megaboa.run.inputs import UnusableInputError
 from megaboa.run.supervisor import Interrupted, TrainingFailed, train
 
+FIRST = "snakemake data import preflight --profile profiles/local"
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -21,7 +23,10 @@ def main() -> int:
     except (TrainingFailed, UnusableInputError) as failure:
         print(failure, file=sys.stderr)
         return 1
-    except Interrupted as signal:
+    except FileNotFoundError as missing:
+        print(f"{missing.filename} isn't there. First make what the run reads: {FIRST}", file=sys.stderr)
+        return 1
+    except (Interrupted, KeyboardInterrupt) as signal:
         print(f"interrupted by {signal}; the next call goes on from the newest complete checkpoint", file=sys.stderr)
         return 130
     return 0

@@ -47,10 +47,18 @@ BRIDGE_FIELDS: dict[str, tuple[str, ...]] = {
 }
 
 # Fields that say where a run writes and what it resumes from: Megaboa sets them itself, after everything else.
-OWN_FIELDS = ("checkpoint.save", "checkpoint.load")
+OWN_FIELDS = ("checkpoint.save", "checkpoint.load", "dataset.path_to_cache")
 
 # Overrides that cannot change the losses: they go to launch.json, and changing one retrains nothing.
-HARMLESS_OVERRIDES = ("logger.", "profiling.", "checkpoint.save", "checkpoint.most_recent_k", "checkpoint.async_")
+HARMLESS_OVERRIDES = (
+    "logger.",
+    "profiling.",
+    "checkpoint.save_interval",
+    "checkpoint.save_retain_interval",
+    "checkpoint.save_tokenizer_assets",
+    "checkpoint.most_recent_k",
+    "checkpoint.async_",
+)
 
 # Keys whose value means the same in Bridge's field: an override of the field is just another spelling of the key.
 _OTHER_MEANING = {"data.blend", "training.train_tokens", "training.precision"}

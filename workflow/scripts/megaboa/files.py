@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -85,20 +86,27 @@ def link(target: str | Path, path: str | Path) -> None:
 
 
 def append_line(path: str | Path, text: str) -> None:
-    """Append one line and flush it to disk: what is said to be recorded is recorded."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    """Append one line and flush it to disk: what is said to be recorded is recorded.
+
+    A line that was torn before (its writer was killed, the disk was full) is closed first, and stays alone.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        os.write(handle, (text + "\n").encode())
+        size = os.fstat(handle).st_size
+        torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+        os.write(handle, (("\n" if torn else "") + text + "\n").encode())
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """The complete lines of a JSON-lines file; a torn last line (its writer was killed) is left out."""
+    """The lines of a JSON-lines file; torn ones (their writer was killed) are left out."""
     path = Path(path)
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    lines = text.split("\n")[:-1]
-    return [json.loads(line) for line in lines if line.strip()]
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found

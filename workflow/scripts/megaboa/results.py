@@ -106,9 +106,9 @@ class RunStore:
         return self.path / "checkpoints"
 
     @property
-    def train_iters(self) -> Path:
-        """How many steps the ranks found the run to have: a recipe's number isn't known before."""
-        return self.path / "train_iters.json"
+    def found(self) -> Path:
+        """What only the ranks can tell of a recipe: how many steps it has, and whether it saves."""
+        return self.path / "found.json"
 
     @property
     def index_cache(self) -> Path:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import IO
 
@@ -13,6 +14,8 @@ from megaboa.files import read_json
 from megaboa.plan import Plan
 
 _held: list[IO[str]] = []  # open for as long as this process lives
+_holder: list[str] = []  # who else works on the experiment
+_STARTED = time.time()
 
 
 def use_this_python() -> None:
@@ -20,8 +23,11 @@ def use_this_python() -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
-def hold_experiment(results: str | Path) -> None:
-    """Keep other workflow processes away from this experiment until this one ends, however it ends."""
+def claim_experiment(results: str | Path) -> bool:
+    """Keep other workflow processes away from this experiment until this one ends, however it ends.
+
+    False where another one works on it: its files must not be written then.
+    """
     path = Path(results) / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     stream = path.open("a+")
@@ -29,11 +35,20 @@ def hold_experiment(results: str | Path) -> None:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         stream.seek(0)
-        sys.exit(f"{results} is being worked on by {stream.read().strip()}. Wait for it, or end it, and try again.")
+        _holder.append(f"{results} is being worked on by {stream.read().strip()}")
+        say(f"{_holder[0]}: its files are left as they are, and the plan below is theirs")
+        return False
     stream.truncate(0)
     stream.write(f"snakemake, process {os.getpid()} on host {socket.gethostname()}")
     stream.flush()
     _held.append(stream)
+    return True
+
+
+def require_claim() -> None:
+    """Called before the first job."""
+    if _holder:
+        sys.exit(f"{_holder[0]}. Wait for it, or end it, and try again.")
 
 
 def introduce(plan: Plan) -> None:
@@ -47,7 +62,7 @@ def introduce(plan: Plan) -> None:
 def print_outcome(results: str | Path) -> None:
     """The last lines that a user sees: what the report comes to, and where it is."""
     checks = Path(results) / "report" / "checks.json"
-    if checks.exists():
+    if checks.exists() and checks.stat().st_mtime >= _STARTED:  # not the verdict of an earlier call
         found = read_json(checks)
         counts = "; ".join(f"{_count(states)} {what}" for what, states in found["counts"].items() if states)
         say(f"{found['state']}: {counts}\nreport: {Path(results) / 'report' / 'index.html'}")

@@ -6,6 +6,7 @@ gets. Preflight uses `build` alone.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 from dataclasses import dataclass
@@ -82,18 +83,20 @@ def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
 def place(
     config: ConfigContainer, launch: dict[str, Any], store: RunStore, attempt: AttemptFolder, resume_from: int
 ) -> None:
-    wanted = launch["checkpoint"]
-    interval = wanted.get("save_interval")
+    wanted = launch["checkpoint"]  # of a recipe's run only what is set
     saved = config.checkpoint
-    saved.save = None if interval == 0 else str(store.checkpoints.absolute())
-    saved.save_interval = interval or config.train.train_iters
+    if "save_interval" in wanted:
+        saved.save_interval = config.train.train_iters if wanted["save_interval"] is None else wanted["save_interval"]
+    saved.save = str(store.checkpoints.absolute()) if saved.save_interval else None
     saved.load = None
     if resume_from:  # this very folder: Bridge's tracker files may be older, torn, or lost
         saved.load = str(checkpoints.folder(store.checkpoints, resume_from).absolute())
         saved.pretrained_checkpoint = None
-    saved.dist_ckpt_optim_fully_reshardable = wanted["reshardable"]
-    saved.async_save = wanted["async_save"]
-    saved.most_recent_k = wanted.get("keep_last") or -1
+    saved.dist_ckpt_optim_fully_reshardable = wanted.get("reshardable", True)
+    if "async_save" in wanted:
+        saved.async_save = wanted["async_save"]
+    if "keep_last" in wanted:
+        saved.most_recent_k = wanted["keep_last"] or -1
     if launch.get("num_workers") is not None:
         config.dataset.num_workers = launch["num_workers"]
     if config.dist.distributed_backend == "gloo":  # a loader's processes would only take the ranks' cores
@@ -107,8 +110,8 @@ def place(
 def vocabulary_multiple(tp: int) -> int:
     """Megatron pads the vocabulary to a multiple of this times tp, and the padded rows take part in the softmax.
 
-    So the product must not depend on tp: with a constant the loss of one model would differ with the layout (by 0.29
-    for 384 tokens on two ranks: seen), and a checkpoint would not fit another one.
+    So the product must not depend on tp (for powers of two it doesn't): with a constant, the loss of one model would
+    differ with the layout (by 0.29 for 384 tokens on two ranks: seen), and a checkpoint would not fit another one.
     """
     return max(1, VOCABULARY_MULTIPLE // tp)
 
@@ -153,11 +156,15 @@ def _from_recipe(model: dict[str, Any]) -> ConfigContainer:
     """A recipe of the user's (a Python file with `configure`) or one of Bridge's own, by its name."""
     name = model["recipe"]
     if name.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+        spec = importlib.util.spec_from_file_location(Path(name).stem, Path(name).expanduser())
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module.configure(**model["args"])
     recipes = importlib.import_module("megatron.bridge.recipes")
+    if not hasattr(recipes, name):
+        known = [known for known in dir(recipes) if known.endswith("pretrain_config")]
+        nearest = ", ".join(difflib.get_close_matches(name, known, n=3)) or f"{len(known)} others"
+        raise ValueError(f"models.<name>.recipe: Bridge has no recipe {name!r}; it has {nearest}")
     return getattr(recipes, name)(**model["args"])
 
 
@@ -173,12 +180,12 @@ def _set_precision(config: ConfigContainer, precision: str | None) -> None:
 
 
 def _set_sharding(config: ConfigContainer, parallel: dict[str, Any]) -> None:
-    kind = parallel.get("fsdp")
-    if kind == "megatron":
-        config.dist.use_megatron_fsdp = config.ddp.use_megatron_fsdp = True
+    if "fsdp" not in parallel:
+        return
+    config.dist.use_megatron_fsdp = config.ddp.use_megatron_fsdp = parallel["fsdp"] == "megatron"
+    config.dist.use_torch_fsdp2 = parallel["fsdp"] == "torch"
+    if parallel["fsdp"] == "megatron":
         config.checkpoint.ckpt_format = "fsdp_dtensor"
-    elif kind == "torch":
-        config.dist.use_torch_fsdp2 = True
 
 
 def _set_pipeline(config: ConfigContainer, parallel: dict[str, Any]) -> None:
@@ -188,12 +195,13 @@ def _set_pipeline(config: ConfigContainer, parallel: dict[str, Any]) -> None:
 
 
 def _set_data(config: ConfigContainer, data: dict[str, Any], inputs: Inputs) -> None:
+    if "split" in data:
+        config.dataset.split = data["split"]
     blend = data.get("blend")
     if not blend or not inputs.corpora:
         return
     weights = None if len(blend) == 1 else list(blend.values())
     config.dataset.blend = ([inputs.corpora[name] for name in blend], weights)
-    config.dataset.split = data["split"]
 
 
 def _set(config: ConfigContainer, field: str, value: Any) -> None:

@@ -70,7 +70,7 @@ class CheckpointMarker(Callback):
         self._folder = folder
 
     def on_checkpoint_save(self, context: CallbackContext) -> None:
-        checkpoints.mark_complete(self._folder, int(context.state.train_state.step))
+        checkpoints.mark_complete(self._folder)
 
 
 class EndRecord(Callback):

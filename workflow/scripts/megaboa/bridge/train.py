@@ -10,6 +10,7 @@ from pathlib import Path
 from megaboa import files
 from megaboa.bridge import process
 from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.run.identity import identity_of
 
 
 def main() -> None:
@@ -23,8 +24,8 @@ def main() -> None:
 
     folder, store, attempt = RunFolder(arguments.run), RunStore(arguments.store), AttemptFolder(arguments.attempt)
     process.prepare(folder.run["device"], folder.launch["cpus_per_rank"])
-    if folder.run != files.read_json(store.identity)["run"]:
-        sys.exit(f"{folder.path}/run.json was changed while this attempt started; give the command again")
+    if identity_of(folder) != files.read_json(store.identity):
+        sys.exit(f"{folder.path}/run.json, or what it reads, was changed while this attempt started; start it again")
     train(folder, store, attempt, arguments.resume_from, arguments.capture)
 
 
@@ -46,7 +47,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, resume_fro
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     callbacks = [steps.EndRecord(attempt, rank)]
     if rank == 0:
-        files.write_json(store.train_iters, {"train_iters": config.train.train_iters})
+        found = {"train_iters": config.train.train_iters, "saves": config.checkpoint.save is not None}
+        files.write_json(store.found, found)
         callbacks.append(steps.CheckpointMarker(store.checkpoints))
     if rank == world_size - 1:
         callbacks.append(steps.StepWriter(attempt.steps))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,19 @@ def load(paths: Iterable[Path | str], extra: dict[str, Any] | None = None) -> Lo
     if problems or experiment is None:
         raise ConfigError(problems)
     return LoadedExperiment(experiment, raw, files, places, factors)
+
+
+def command_line(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What `--config` gave, with the types that it would have in a file: Snakemake hands nested values over as text."""
+    return {name: _typed(value) for name, value in given.items()}
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return command_line(value)
+    if isinstance(value, list | tuple):
+        return [_typed(item) for item in value]
+    return yaml_file.scalar(value) if isinstance(value, str) else value
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> None:

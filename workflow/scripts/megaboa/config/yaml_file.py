@@ -159,6 +159,15 @@ def dotted(path: tuple[str | int, ...]) -> str:
     return text
 
 
+def scalar(text: str) -> Any:
+    """A single value as it would be read from a file; text that is none of YAML's other types stays text."""
+    try:
+        node = yaml.compose(text, _Loader)
+    except yaml.YAMLError:
+        return text
+    return _Reader("--config").value(node, ()) if isinstance(node, yaml.ScalarNode) else text
+
+
 def read(path: Path) -> tuple[dict[str, Any], Places, list[Problem]]:
     """A file's top-level mapping (empty if it can't be read), the place of each value, and the problems."""
     file = str(path)

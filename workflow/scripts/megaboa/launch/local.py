@@ -36,7 +36,8 @@ class Ended:
         if self.ok:
             return "every rank ended with 0"
         if self.returncode < 0:
-            return f"rank {self.rank} was killed by {signal.Signals(-self.returncode).name}"
+            names = {number.value: number.name for number in signal.Signals}
+            return f"rank {self.rank} was killed by {names.get(-self.returncode, f'signal {-self.returncode}')}"
         return f"rank {self.rank} ended with exit code {self.returncode}"
 
 
@@ -51,6 +52,7 @@ def start(command: Sequence[str], world_size: int, logs: Path, cpus_per_rank: in
                 **threads_environment(cpus_per_rank),
                 **rank_environment(rank, rank, world_size, "127.0.0.1", port),
                 "PYTHONUNBUFFERED": "1",
+                "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),  # not what the host's name leads to
             }
             with open(logs / f"rank-{rank}.log", "ab") as log:
                 ranks.append(
@@ -76,7 +78,7 @@ def wait(ranks: list[subprocess.Popen], each_poll: Callable[[], None] = lambda: 
         failed = [(number, code) for number, code in enumerate(codes) if code not in (None, 0)]
         if failed:
             stop(ranks)
-            return Ended(*failed[0])
+            return Ended(*min(failed, key=lambda rank: rank[1] > 0))  # one that was killed is the cause, not a victim
         if all(code == 0 for code in codes):
             return Ended(None, 0)
         each_poll()

@@ -77,8 +77,8 @@ def read_progress(run_store: str | Path, run: str | None = None, now: float | No
 def last_step(store: RunStore) -> int | None:
     """The step at which the run is over: from its identity or, for a recipe, as its ranks found it."""
     asked = read_json(store.identity)["run"]["training"].get("train_iters") if store.identity.exists() else None
-    if asked is None and store.train_iters.exists():
-        return read_json(store.train_iters)["train_iters"]
+    if asked is None and store.found.exists():
+        return read_json(store.found)["train_iters"]
     return asked
 
 

@@ -13,7 +13,8 @@ from megaboa.fields import is_harmless
 from megaboa.plan.quantities import Quantities
 
 COLUMNS = (
-    *("run", "model", "data", "world_size", "tp", "pp", "vpp", "cp", "ep", "sp", "dp", "gbs", "mbs", "seq_length"),
+    *("run", "model", "data", "world_size", "tp", "pp", "vpp", "cp", "ep", "etp", "sp", "fsdp", "dp", "gbs", "mbs"),
+    "seq_length",
     *("train_iters", "tokens", "params", "lr", "precision"),
 )
 _SECTIONS = ("training", "optimizer", "schedule", "parallel")
@@ -27,6 +28,8 @@ def identity(config: Experiment, model: str, world_size: int) -> dict[str, Any]:
         name: getattr(config, name).model_dump(mode="json", exclude_unset=not own_defaults) for name in _SECTIONS
     }
     sections["training"].pop("train_tokens", None)
+    if own_defaults:
+        _drop_idle(sections)
     return {
         "model": {"name": model, **_model(config.models[model])},
         "data": config.data.model_dump(mode="json", exclude_unset=not own_defaults, exclude={"num_workers"}),
@@ -35,6 +38,14 @@ def identity(config: Experiment, model: str, world_size: int) -> dict[str, Any]:
         "device": config.device,
         "overrides": {field: value for field, value in config.overrides.items() if not is_harmless(field)},
     }
+
+
+def _drop_idle(sections: dict[str, dict[str, Any]]) -> None:
+    """Settings of what is not in use can't change a loss."""
+    if sections["parallel"]["fsdp"] != "megatron":
+        del sections["parallel"]["fsdp_sharding"]
+    if sections["schedule"]["decay"] != "WSD":
+        del sections["schedule"]["wsd_decay_iters"]
 
 
 def _model(model: Model) -> dict[str, Any]:
@@ -61,17 +72,16 @@ def _code_digest(code: str) -> str:
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
-def launch(config: Experiment, model: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Where and how a run runs, and its row in the plan: no input of training."""
+def launch(config: Experiment, model: str) -> dict[str, Any]:
+    """Where and how a run runs: no input of training."""
     return {
         **config.resources.model_dump(mode="json"),
-        "checkpoint": config.checkpoint.model_dump(mode="json"),
+        "checkpoint": config.checkpoint.model_dump(mode="json", exclude_unset=config.models[model].recipe is not None),
         "store": config.store,
         **config.data.model_dump(
             mode="json", exclude_unset=config.models[model].recipe is not None, include={"num_workers"}
         ),
         "overrides": {field: value for field, value in config.overrides.items() if is_harmless(field)},
-        "row": row,
     }
 
 
@@ -93,7 +103,7 @@ def row(name: str, model: str, config: Experiment, quantities: Quantities) -> di
         "model": model,
         "data": _blend(config.data.blend) or ("mock" if own_defaults else RECIPE),
         "world_size": number("world_size"),
-        **{field: known("parallel", field) for field in ("tp", "pp", "vpp", "cp", "ep", "sp")},
+        **{field: known("parallel", field) for field in ("tp", "pp", "vpp", "cp", "ep", "etp", "sp", "fsdp")},
         "dp": number("dp"),
         "gbs": known("training", "global_batch_size"),
         "mbs": known("training", "micro_batch_size"),

@@ -84,6 +84,7 @@ class _Planner:
             self.check_same(runs)
         names = [choice.name for choice in choices]
         exports = self.matching(("export", "runs"), self.base.export.runs, names)
+        self.check_exports(runs, exports)
         agreements = self.agreements(names)
         tokenizers = self.corpus_tokenizers(runs)
         if self.problems:
@@ -158,6 +159,12 @@ class _Planner:
             found.update(matched)
         return [name for name in names if name in found]
 
+    def check_exports(self, runs: list[Run], exports: list[str]) -> None:
+        for run in runs:
+            if run.name in exports and run.config.checkpoint.save_interval == 0:
+                message = f"the run {run.name!r} saves no checkpoint to export: set checkpoint.save_interval above 0"
+                self.problem(("export", "runs"), message)
+
     def agreements(self, names: list[str]) -> list[dict[str, Any]]:
         result = []
         for index, agreement in enumerate(self.base.report.agreements):
@@ -218,7 +225,7 @@ class _Planner:
             corpora=corpora,
             tokenizers=tuple(dict.fromkeys(name for name in used if name in config.tokenizers)),
             run=documents.identity(config, model, int(quantities("world_size"))),
-            launch=documents.launch(config, model, row),
+            launch=documents.launch(config, model),
             profile=config.profile.model_dump(mode="json"),
             row=row,
         )

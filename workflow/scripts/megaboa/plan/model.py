@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from megaboa import files
 from megaboa.config.models import Experiment, Model
+from megaboa.plan import documents
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,14 @@ class Plan:
         return next(run for run in self.runs if run.name == name)
 
     def write(self, results: Path | str) -> list[Path]:
-        """Write each run's run.json, launch.json and profile.json where their content changed; say which."""
+        """Write the table, and each run's run.json, launch.json and profile.json, where they changed; say which."""
         written = []
         for run in self.runs:
             folder = Path(results) / self.name / "runs" / run.name
             for name, value in (("run.json", run.run), ("launch.json", run.launch), ("profile.json", run.profile)):
                 if files.write_if_changed(folder / name, files.canonical(value)):
                     written.append(folder / name)
+        table = Path(results) / self.name / "plan.tsv"
+        if files.write_if_changed(table, documents.table([run.row for run in self.runs])):
+            written.append(table)
         return written
-
-
-def read_rows(launch_files: Iterable[Path | str]) -> list[dict[str, Any]]:
-    """The rows of plan.tsv, from the runs' launch.json files, in their order."""
-    return [files.read_json(path)["row"] for path in launch_files]

@@ -6,11 +6,13 @@ just the jobs whose own part has changed.
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 from pathlib import Path
 from typing import Any
 
 from megaboa import files
+from megaboa.data import sources
 from megaboa.plan.model import Plan, Run
 
 Reference = dict[str, str]
@@ -18,9 +20,19 @@ Reference = dict[str, str]
 
 def environment() -> dict[str, Any]:
     """What the ranks run in, where no container is used: this Python and its packages, and a digest of both."""
-    packages = {package.name: package.version for package in importlib.metadata.distributions()}
+    packages = {package.name: package.version for package in importlib.metadata.distributions() if package.name}
     content = {"runtime": "none", "python": platform.python_version(), "packages": packages}
     return {**content, "digest": files.digest(content)}
+
+
+def expanded(path: str) -> str:
+    """A path with `~` as the home folder that it stands for; anything else as it is."""
+    return os.path.expanduser(path)  # noqa: PTH111 (a pattern or an id is no path)
+
+
+def source_files(source: str) -> list[str]:
+    """The text files of a corpus; none for a source that isn't a file."""
+    return [] if source == sources.STDLIB else [str(path) for path in sources.files(expanded(source))]
 
 
 class Shared:
@@ -47,9 +59,13 @@ class Shared:
         return [run.name for run in self.plan.runs if run.profile["tool"] != "none"]
 
     def write(self) -> None:
-        """Write the specifications whose content has changed."""
-        for path, spec in self.specifications().items():
-            files.write_if_changed(self.folder / "specs" / path, files.canonical(spec))
+        """Write the specifications whose content has changed, and remove those of what is there no longer."""
+        folder, wanted = self.folder / "specs", self.specifications()
+        for path, spec in wanted.items():
+            files.write_if_changed(folder / path, files.canonical(spec))
+        for path in folder.rglob("*.json"):
+            if str(path.relative_to(folder)) not in wanted:
+                path.unlink()
 
     def specifications(self) -> dict[str, dict[str, Any]]:
         specs = {f"tokenizers/{name}.json": self._tokenizer(name) for name in self.plan.experiment.tokenizers}
@@ -68,6 +84,29 @@ class Shared:
         named = self.plan.models[model].tokenizer
         return self._reference(named) if named else None
 
+    def corpus_inputs(self, corpus: str) -> list[str]:
+        """The files whose change makes a corpus out of date, and the tokenizer that must be there."""
+        texts = source_files(self.plan.experiment.corpora[corpus].source)
+        return [*texts, *self.tokenizer_inputs(self.corpus_tokenizer(corpus))]
+
+    def tokenizer_texts(self, tokenizer: str) -> list[str]:
+        trained_on = self.plan.experiment.tokenizers[tokenizer].train_on
+        return source_files(self.plan.experiment.corpora[trained_on].source)
+
+    def model_inputs(self, model: str) -> list[str]:
+        """The files of a model in a local folder, and the tokenizer that must be there."""
+        folder = Path(self.plan.models[model].hf or "").expanduser()
+        local = [folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("tokenizer*.json")]
+        found = [str(path) for path in sorted(local) if path.is_file()] if self.plan.models[model].hf else []
+        return [*found, *self.tokenizer_inputs(self.model_tokenizer(model))]
+
+    @property
+    def preflight_inputs(self) -> list[str]:
+        """Architectures and tokenizers, without weights and text."""
+        models = [f"{self.folder}/models/{name}/source.json" for name in self.sourced_models]
+        recipes = [name for name in self.plan.models if name not in self.sourced_models]
+        return [*models, *(path for name in recipes for path in self.tokenizer_inputs(self.model_tokenizer(name)))]
+
     def run_inputs(self, run: Run) -> list[str]:
         """The manifests of what a run reads."""
         manifests = [f"{self.folder}/data/{corpus}.json" for corpus in run.corpora]
@@ -85,7 +124,7 @@ class Shared:
         for name, model in self.plan.models.items():
             if model.hf == named and model.revision:  # the same commit as the model's
                 return {"kind": "model", "manifest": f"{self.folder}/models/{name}/source.json"}
-        return {"kind": "path", "path": named}
+        return {"kind": "path", "path": expanded(named)}
 
     def _tokenizer(self, name: str) -> dict[str, Any]:
         tokenizer = self.plan.experiment.tokenizers[name]
@@ -94,7 +133,7 @@ class Shared:
         return {
             "name": name,
             "store": self.plan.experiment.store,
-            "train_on": {"name": tokenizer.train_on, **text},
+            "train_on": {"name": tokenizer.train_on, **text, "source": expanded(corpus.source)},
             "vocab_size": tokenizer.vocab_size,
         }
 
@@ -103,6 +142,7 @@ class Shared:
             "name": name,
             "store": self.plan.experiment.store,
             **self.corpora[name].model_dump(exclude={"tokenizer"}),
+            "source": expanded(self.corpora[name].source),
             "tokenizer": self.corpus_tokenizer(name),
         }
 
@@ -111,7 +151,8 @@ class Shared:
         return {
             "name": name,
             "store": self.plan.experiment.store,
-            **model.model_dump(include={"hf", "revision", "config", "seed"}),
+            **model.model_dump(include={"revision", "config", "seed"}),
+            "hf": expanded(model.hf) if model.hf else None,
             "tokenizer": self.model_tokenizer(name),
             "weights": name in self.imported_models,
             "device": self.plan.experiment.device,

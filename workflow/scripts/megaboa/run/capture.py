@@ -52,4 +52,4 @@ def _profile(folder: RunFolder, target: AttemptFolder) -> None:
     missing = [path.name for path in wanted if not path.exists()]
     if not ended.ok or missing:
         detail = str(ended) if not ended.ok else f"no trace {', '.join(missing)} was written"
-        raise TrainingFailed(explain(folder, target, ended, detail))
+        raise TrainingFailed(explain(folder, target, ended, detail, "The log is not kept; nothing else was touched."))

@@ -14,6 +14,7 @@ from pathlib import Path
 from megaboa.files import write_json
 
 MARKER = "complete.json"
+LAST_WRITTEN = "run_config.yaml"
 _FOLDER = re.compile(r"^iter_(\d{7,})$")
 
 
@@ -21,8 +22,15 @@ def folder(checkpoints: Path, iteration: int) -> Path:
     return checkpoints / f"iter_{iteration:07d}"
 
 
-def mark_complete(checkpoints: Path, iteration: int) -> None:
-    write_json(folder(checkpoints, iteration) / MARKER, {"iteration": iteration})
+def mark_complete(checkpoints: Path) -> None:
+    """Mark every checkpoint whose save is over.
+
+    Which one that is the folders tell: a save in the background ends steps after the one that it belongs to. Bridge
+    writes its configuration when all tensors are on disk.
+    """
+    for iteration, path in _folders(checkpoints):
+        if (path / LAST_WRITTEN).exists() and not (path / MARKER).exists():
+            write_json(path / MARKER, {"iteration": iteration})
 
 
 def complete_iterations(checkpoints: Path) -> list[int]:

@@ -19,9 +19,9 @@ def identity_of(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def store_of(folder: RunFolder) -> RunStore:
+def store_of(folder: RunFolder, identity: dict[str, Any]) -> RunStore:
     name = f"{folder.experiment}/{folder.name}"
-    return RunStore(store.folder(folder.launch["store"], "runs", name, identity_of(folder)))
+    return RunStore(store.folder(folder.launch["store"], "runs", name, identity))
 
 
 def is_trained(folder: RunFolder) -> bool:

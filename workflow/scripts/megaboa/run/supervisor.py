@@ -6,6 +6,7 @@ record at the last step. Exit codes don't count: Bridge also ends with 0 on a si
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ from megaboa.run.inputs import check_documents, check_nodes
 RANK_SCRIPT = Path(__file__).parents[2] / "train_rank.py"
 PROGRESS_SECONDS = 2.0
 LOG_LINES_SHOWN = 15
+RESUMES = "The next call goes on from the newest complete checkpoint."
 
 
 class TrainingFailed(Exception):
@@ -36,18 +38,21 @@ class Interrupted(BaseException):
 
 def train(folder: RunFolder) -> dict[str, Any]:
     """Bring the run to its last step and write its manifest; every call goes on where the last one ended."""
-    payload = store_of(folder)
+    identity = identity_of(folder)
+    payload = store_of(folder, identity)
     payload.path.mkdir(parents=True, exist_ok=True)
     say = _announcer(folder)
     with store.locked(payload.lock, on_wait=lambda holder: say(f"is being trained by {holder}; waiting for it")):
-        files.write_json(payload.identity, identity_of(folder))
+        files.write_json(payload.identity, identity)
         payload.ledger.touch()
         files.link(payload.ledger, folder.attempts_link)
         if not finished(folder, payload):
             check_nodes(folder)
             check_documents(folder)
             attempt(folder, payload, say)
-        manifest = manifest_of(folder, payload)
+        if identity_of(RunFolder(folder.path)) != identity:  # read anew
+            raise TrainingFailed(f"run {folder.name} was changed while it was trained; call again for what it is now")
+        manifest = manifest_of(folder, payload, identity)
         files.write_json(folder.train_manifest, manifest)
         return manifest
 
@@ -78,7 +83,7 @@ def attempt(folder: RunFolder, payload: RunStore, say: Callable[[str], None]) ->
     if not finished(folder, payload):
         detail = str(ended) if not ended.ok else "every rank ended with 0, but before the last step"
         close("failed", detail)
-        raise TrainingFailed(explain(folder, target, ended, detail))
+        raise TrainingFailed(explain(folder, target, ended, detail, RESUMES))
     close("completed", str(ended))
     say(describe(read_progress(payload.path)))
 
@@ -89,7 +94,7 @@ def finished(folder: RunFolder, payload: RunStore) -> bool:
         return False
     if checkpoints.latest(payload.checkpoints) >= last:
         return True
-    return not _saves(folder) and _ended_at(folder, payload, last)
+    return not _saves(folder, payload) and _ended_at(folder, payload, last)
 
 
 def last_step(folder: RunFolder, payload: RunStore) -> int | None:
@@ -97,14 +102,14 @@ def last_step(folder: RunFolder, payload: RunStore) -> int | None:
     asked = folder.run["training"].get("train_iters")
     if asked is not None:
         return asked
-    return files.read_json(payload.train_iters)["train_iters"] if payload.train_iters.exists() else None
+    return files.read_json(payload.found)["train_iters"] if payload.found.exists() else None
 
 
-def manifest_of(folder: RunFolder, payload: RunStore) -> dict[str, Any]:
+def manifest_of(folder: RunFolder, payload: RunStore, identity: dict[str, Any]) -> dict[str, Any]:
     iteration = checkpoints.latest(payload.checkpoints)
     return {
         "run": folder.name,
-        "identity": files.digest(identity_of(folder)),
+        "identity": files.digest(identity),
         "store": str(payload.path),
         "train_iters": last_step(folder, payload),
         "iteration": iteration or last_step(folder, payload),
@@ -141,8 +146,11 @@ def _run_ranks(
             raise
 
 
-def _saves(folder: RunFolder) -> bool:
-    return folder.launch["checkpoint"].get("save_interval") != 0
+def _saves(folder: RunFolder, payload: RunStore) -> bool:
+    asked = folder.launch["checkpoint"]
+    if "save_interval" in asked:
+        return asked["save_interval"] != 0
+    return not payload.found.exists() or files.read_json(payload.found)["saves"]
 
 
 def _ended_at(folder: RunFolder, payload: RunStore, step: int) -> bool:
@@ -152,15 +160,12 @@ def _ended_at(folder: RunFolder, payload: RunStore, step: int) -> bool:
     return all(record.exists() and files.read_json(record)["step"] >= step for record in records)
 
 
-def explain(folder: RunFolder, target: AttemptFolder, ended: local.Ended, detail: str) -> str:
+def explain(folder: RunFolder, target: AttemptFolder, ended: local.Ended, detail: str, advice: str) -> str:
     """What the user reads when ranks have failed."""
     log = target.log(ended.rank or 0)
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     shown = "\n".join(f"    {line}" for line in lines[-LOG_LINES_SHOWN:])
-    return (
-        f"run {folder.name}: {detail}. The last lines of {log}:\n{shown}\n"
-        f"The next call goes on from the newest complete checkpoint."
-    )
+    return f"run {folder.name}: {detail}. The last lines of {log}:\n{shown}\n{advice}"
 
 
 def _announcer(folder: RunFolder) -> Callable[[str], None]:
@@ -169,11 +174,10 @@ def _announcer(folder: RunFolder) -> Callable[[str], None]:
 
     def say(text: str) -> None:
         line = f"{time.strftime('%H:%M:%S')}  {folder.name:<16} {text}"
-        files.append_line(folder.progress_log, line)
-        try:
+        with contextlib.suppress(OSError):  # a full disk or a closed terminal must not end the training
+            files.append_line(folder.progress_log, line)
+        with contextlib.suppress(OSError):
             print(line, file=sys.stderr, flush=True)
-        except OSError:  # the terminal is gone; the log has it
-            sys.stderr = None
 
     return say
 
@@ -186,7 +190,10 @@ def _progress_reporter(payload: RunStore, say: Callable[[str], None]) -> Callabl
         if time.monotonic() - last_time < PROGRESS_SECONDS:
             return
         last_time = time.monotonic()
-        text = describe(read_progress(payload.path))
+        try:
+            text = describe(read_progress(payload.path))
+        except (OSError, ValueError):  # seeing is not worth a training
+            return
         if text != last_text:
             last_text = text
             say(text)

@@ -1,0 +1,67 @@
+"""Builds Bridge's configuration of some runs in a process of its own, as the CPU backend must come before Megatron.
+
+`python configurations.py FOLDER`: FOLDER holds cases.json, {name: changes to the run}; the fields asked for are
+printed as JSON.
+"""
+
+import copy
+import json
+import sys
+from pathlib import Path
+
+from megaboa.bridge.process import prepare
+from megaboa.bridge.quiet import quietly
+from megaboa.files import read_json
+from megaboa.results import AttemptFolder, RunStore
+
+MODEL = {"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "vocab_size": 384}
+RUN = {
+    "model": {"name": "m", "init": "scratch"},
+    "data": {"blend": {"text": 1.0}, "split": "90,5,5"},
+    "training": {
+        "train_iters": 6,
+        "global_batch_size": 8,
+        "micro_batch_size": 2,
+        "seq_length": 64,
+        "precision": "fp32",
+    },
+    "optimizer": {},
+    "schedule": {},
+    "parallel": {"tp": 1},
+    "device": "cpu",
+    "overrides": {},
+}
+LAUNCH = {"checkpoint": {"save_interval": None}, "num_workers": 2, "overrides": {}}
+
+
+def main(folder):
+    prepare("cpu")
+    from transformers import AutoConfig
+
+    from megaboa.bridge import configuration
+
+    AutoConfig.for_model(**MODEL, architectures=["Qwen3ForCausalLM"]).save_pretrained(folder / "hf")
+    inputs = configuration.Inputs({"path": str(folder / "hf")}, "tokenizer", None, {"text": "/data/text"})
+    store, attempt = RunStore(folder / "store"), AttemptFolder(folder / "attempt")
+    found = {}
+    for name, case in read_json(folder / "cases.json").items():
+        run = copy.deepcopy(RUN)
+        for section, values in case["run"].items():
+            run[section] |= values
+        config = configuration.build(run, inputs)
+        configuration.place(config, LAUNCH, store, attempt, case.get("resume_from", 0))
+        found[name] = {field: _read(config, field) for field in case["expected"]}
+    return found
+
+
+def _read(config, field):
+    value = config
+    for part in field.split("."):
+        value = getattr(value, part)
+    return value if isinstance(value, int | float | str | list | tuple | None) else str(value)
+
+
+if __name__ == "__main__":
+    with quietly():
+        answer = main(Path(sys.argv[1]))
+    print(json.dumps(answer))

@@ -1,0 +1,119 @@
+"""From run.json to Bridge's configuration: every key of a layout arrives, and what Megaboa sets by itself."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megaboa.files import write_json
+
+pytestmark = pytest.mark.slow
+
+CASES = {
+    "defaults": {
+        "run": {},
+        "expected": {
+            "checkpoint.dist_ckpt_optim_fully_reshardable": True,
+            "checkpoint.save_interval": 6,
+            "checkpoint.load": None,
+            "dist.distributed_backend": "gloo",
+            "dataset.num_workers": 0,
+            "dataset.split": "90,5,5",
+            "model.make_vocab_size_divisible_by": 128,
+            "model.bf16": False,
+            "model.params_dtype": "torch.float32",
+        },
+    },
+    "tensor and sequence": {
+        "run": {"parallel": {"tp": 4, "sp": True}},
+        "expected": {
+            "model.tensor_model_parallel_size": 4,
+            "model.sequence_parallel": True,
+            "model.make_vocab_size_divisible_by": 32,
+        },
+    },
+    "pipeline, interleaved": {
+        "run": {"parallel": {"pp": 2, "vpp": 2}},
+        "expected": {
+            "model.pipeline_model_parallel_size": 2,
+            "model.virtual_pipeline_model_parallel_size": 2,
+            "model.overlap_p2p_comm": True,
+            "model.batch_p2p_comm": False,
+        },
+    },
+    "context and experts": {
+        "run": {"parallel": {"cp": 2, "ep": 4, "etp": 1}},
+        "expected": {
+            "model.context_parallel_size": 2,
+            "model.expert_model_parallel_size": 4,
+            "model.expert_tensor_parallel_size": 1,
+        },
+    },
+    "Megatron-FSDP": {
+        "run": {"parallel": {"fsdp": "megatron", "fsdp_sharding": "optim_grads"}},
+        "expected": {
+            "dist.use_megatron_fsdp": True,
+            "ddp.use_megatron_fsdp": True,
+            "dist.use_torch_fsdp2": False,
+            "ddp.data_parallel_sharding_strategy": "optim_grads",
+            "checkpoint.ckpt_format": "fsdp_dtensor",
+        },
+    },
+    "torch FSDP2": {
+        "run": {"parallel": {"fsdp": "torch"}},
+        "expected": {"dist.use_torch_fsdp2": True, "dist.use_megatron_fsdp": False},
+    },
+    "optimizer and schedule": {
+        "run": {
+            "optimizer": {"lr": 1e-3, "min_lr": 1e-4, "weight_decay": 0.2, "beta2": 0.99, "clip_grad": 0.5},
+            "schedule": {"decay": "linear", "warmup_iters": 2, "decay_iters": 5},
+            "parallel": {"distributed_optimizer": False},
+        },
+        "expected": {
+            "optimizer.lr": 1e-3,
+            "optimizer.min_lr": 1e-4,
+            "optimizer.weight_decay": 0.2,
+            "scheduler.end_weight_decay": 0.2,
+            "optimizer.adam_beta2": 0.99,
+            "optimizer.clip_grad": 0.5,
+            "scheduler.lr_decay_style": "linear",
+            "scheduler.lr_warmup_iters": 2,
+            "scheduler.lr_decay_iters": 5,
+            "ddp.use_distributed_optimizer": False,
+            "optimizer.use_distributed_optimizer": False,
+        },
+    },
+    "training": {
+        "run": {"training": {"seed": 7, "eval_interval": 3, "eval_iters": 2, "precision": "bf16_mixed"}},
+        "expected": {
+            "rng.seed": 7,
+            "dataset.random_seed": 7,
+            "dataset.seq_length": 64,
+            "model.seq_length": 64,
+            "validation.eval_interval": 3,
+            "validation.eval_iters": 2,
+            "mixed_precision": "bf16_mixed",
+        },
+    },
+    "overrides win": {
+        "run": {"overrides": {"model.make_vocab_size_divisible_by": 64, "ddp.bucket_size": 1000}},
+        "expected": {"model.make_vocab_size_divisible_by": 64, "ddp.bucket_size": 1000},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("configurations")
+    write_json(folder / "cases.json", CASES)
+    script = Path(__file__).with_name("configurations.py")
+    done = subprocess.run([sys.executable, script, folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fields_arrive(found, name):
+    assert found[name] == CASES[name]["expected"]
