@@ -10,7 +10,7 @@ import pytest
 from fake_runs import START, FakeExperiment, end_event, start_event, step_event, write_attempt, write_attempts
 
 from megaboa.files import write_json
-from megaboa.observe.progress import Progress, format_duration, format_progress, read_progress, read_tail
+from megaboa.observe.progress import Progress, describe, format_duration, read_progress, read_tail
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_running_run_has_step_loss_speed_and_time_left(store):
     assert progress.steps_per_second == pytest.approx(8.0)
     assert progress.eta_seconds == pytest.approx(2.0)
     assert progress.age_seconds == pytest.approx(3.0)
-    assert format_progress(progress) == "dp2  14/30  loss 5.860  8.0 steps/s  ETA 0:02"
+    assert describe(progress) == "14/30  loss 5.860  8.0 steps/s  ETA 0:02"
 
 
 def test_a_torn_last_line_is_not_read(store):
@@ -109,7 +109,7 @@ def test_only_the_tail_is_read_and_its_first_half_line_is_left_out(tmp_path):
 def test_a_nan_loss_is_said(store):
     write_attempts(store, [start_event(1)])
     write_attempt(store, 1, [step_event(1, START + 1, loss=float("nan"))])
-    assert "loss nan" in format_progress(read_progress(store))
+    assert "loss nan" in describe(read_progress(store))
 
 
 @pytest.mark.parametrize(

@@ -106,13 +106,8 @@ def speed(steps: list[dict[str, Any]]) -> float | None:
     return None
 
 
-def format_progress(progress: Progress) -> str:
-    """One line for people: `dp2  12/30  loss 5.213  8.1 steps/s  ETA 0:02`."""
-    return f"{progress.run}  {describe(progress)}"
-
-
 def describe(progress: Progress) -> str:
-    """The same without the run's name."""
+    """For people: `12/30  loss 5.213  8.1 steps/s  ETA 0:02`."""
     parts = [format_steps(progress)]
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.3f}")
