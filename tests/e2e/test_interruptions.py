@@ -12,7 +12,7 @@ from clone import kill_group, user_environment
 
 from megaboa.files import read_jsonl
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("interruptions")]
+pytestmark = pytest.mark.slow
 
 STEPS, SAVE_INTERVAL, KILLED_AT = 60, 10, 13
 

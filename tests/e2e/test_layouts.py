@@ -7,7 +7,7 @@ import pytest
 from megaboa.results import RunFolder
 from megaboa.run.identity import identity_of, store_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("layouts")]
+pytestmark = pytest.mark.slow
 
 RUNS = {
     "dp1": "{}",

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("profile")]
+pytestmark = pytest.mark.slow
 
 
 def test_a_profile_is_captured_beside_the_run_and_trains_nothing(workspace):

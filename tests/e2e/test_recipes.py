@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("recipes")]
+pytestmark = pytest.mark.slow
 
 EXPERIMENT = """\
 experiment: recipe

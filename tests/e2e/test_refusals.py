@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from clone import edit, kill_group
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("refusals")]
+pytestmark = pytest.mark.slow
 
 
 def test_a_wrong_experiment_stops_the_dry_run_with_every_mistake_at_once(workspace):

@@ -5,7 +5,7 @@ from clone import edit
 
 from megaboa.files import read_json
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("reruns")]
+pytestmark = pytest.mark.slow
 
 RUNS = {"slow": "{optimizer.lr: 1.0e-3}", "fast": "{optimizer.lr: 2.0e-3}"}
 
