@@ -1,6 +1,6 @@
 """How long `snakemake -n` takes for a sweep of many runs, beside a bare Snakefile with the same jobs.
 
-    .venv/bin/python benchmarks/planning.py [RUNS ...]      default: 100 1000
+    .venv/bin/python benchmarks/planning.py [RUNS ...]      default: 100 1000 10000
 
 Two dry runs each, in an empty folder: the first writes every run's files, the second finds them as they are.
 """
@@ -77,7 +77,7 @@ def bare(runs: int, folder: Path) -> float:
 def main() -> None:
     print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}")
     print(f"{'runs':>7}  {'first':>8}  {'again':>8}  {'bare Snakefile':>14}  {'again / bare':>12}")
-    for runs in [int(argument) for argument in sys.argv[1:]] or [100, 1000]:
+    for runs in [int(argument) for argument in sys.argv[1:]] or [100, 1000, 10000]:
         folders = [Path(tempfile.mkdtemp()) for _ in range(2)]
         try:
             first, again = megaboa(runs, folders[0])
