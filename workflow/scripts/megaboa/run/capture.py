@@ -7,7 +7,7 @@ from typing import Any
 
 from megaboa import files, store
 from megaboa.launch import local
-from megaboa.results import AttemptFolder, RunFolder
+from megaboa.results import AttemptFolder, RunFolder, RunStore
 from megaboa.run.identity import identity_of
 from megaboa.run.inputs import UnusableInputError, check_documents, check_nodes
 from megaboa.run.supervisor import RANK_SCRIPT, TrainingFailed, explain
@@ -20,11 +20,12 @@ def capture(folder: RunFolder) -> dict[str, Any]:
     check_nodes(folder)
     check_documents(folder)
     check_ranks(folder)
-    identity = {"run": identity_of(folder), "profile": folder.profile}
-    final = store.folder(folder.launch["store"], "profiles", f"{folder.experiment}/{folder.name}", identity)
+    identity = identity_of(folder)
+    captured = {"run": identity, "profile": folder.profile}
+    final = store.folder(folder.launch["store"], "profiles", f"{folder.experiment}/{folder.name}", captured)
     with store.building(final) as partial:
         if partial:
-            _profile(folder, AttemptFolder(partial))
+            _profile(folder, identity, AttemptFolder(partial))
     traces = sorted((final / TRACES).iterdir())
     return {"run": folder.name, "path": str(final / TRACES), **folder.profile, "traces": [path.name for path in traces]}
 
@@ -39,8 +40,8 @@ def check_ranks(folder: RunFolder) -> None:
         )
 
 
-def _profile(folder: RunFolder, target: AttemptFolder) -> None:
-    files.write_json(target.path / "identity.json", identity_of(folder))
+def _profile(folder: RunFolder, identity: dict[str, Any], target: AttemptFolder) -> None:
+    files.write_json(RunStore(target.path).identity, identity)
     command = [sys.executable, str(RANK_SCRIPT), "--capture"]
     command += [f"--run={folder.path}", f"--store={target.path}", f"--attempt={target.path}"]
     ranks = local.start(command, folder.run["world_size"], target.path, folder.launch["cpus_per_rank"])

@@ -16,7 +16,7 @@ from typing import Any
 
 from megaboa import files, store
 from megaboa.launch import local
-from megaboa.observe.progress import describe, read_progress
+from megaboa.observe.progress import describe, last_step, read_progress
 from megaboa.results import AttemptFolder, RunFolder, RunStore
 from megaboa.run import checkpoints, ledger
 from megaboa.run.identity import identity_of, store_of
@@ -89,20 +89,12 @@ def attempt(folder: RunFolder, payload: RunStore, say: Callable[[str], None]) ->
 
 
 def finished(folder: RunFolder, payload: RunStore) -> bool:
-    last = last_step(folder, payload)
+    last = last_step(payload)
     if last is None:
         return False
     if checkpoints.latest(payload.checkpoints) >= last:
         return True
     return not _saves(folder, payload) and _ended_at(folder, payload, last)
-
-
-def last_step(folder: RunFolder, payload: RunStore) -> int | None:
-    """The step at which the run is over: asked for in its file or, for a recipe, found out and noted by its ranks."""
-    asked = folder.run["training"].get("train_iters")
-    if asked is not None:
-        return asked
-    return files.read_json(payload.found)["train_iters"] if payload.found.exists() else None
 
 
 def manifest_of(folder: RunFolder, payload: RunStore, identity: dict[str, Any]) -> dict[str, Any]:
@@ -111,8 +103,8 @@ def manifest_of(folder: RunFolder, payload: RunStore, identity: dict[str, Any]) 
         "run": folder.name,
         "identity": files.digest(identity),
         "store": str(payload.path),
-        "train_iters": last_step(folder, payload),
-        "iteration": iteration or last_step(folder, payload),
+        "train_iters": last_step(payload),
+        "iteration": iteration or last_step(payload),
         "checkpoint": str(checkpoints.folder(payload.checkpoints, iteration)) if iteration else None,
         "world_size": folder.run["world_size"],
     }
