@@ -27,6 +27,7 @@ rule all:
 
 onstart:
     require_claim()
+    require_cluster(PLAN, workflow.executor_plugin.name)
 
 
 onsuccess:

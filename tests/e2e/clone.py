@@ -100,12 +100,7 @@ class Workspace:
 
     def steps(self, experiment: str, run: str) -> list[tuple[int, str, str]]:
         """The run's curve: of every step the last time that it was done, its loss and gradient norm to the last bit."""
-        curve = {}
-        for attempt in sorted((self.store(experiment, run) / "attempts").iterdir()):
-            for event in read_jsonl(attempt / "steps.jsonl"):
-                if event["event"] == "step":
-                    curve[event["step"]] = (event["step"], float(event["loss"]).hex(), float(event["grad_norm"]).hex())
-        return [curve[step] for step in sorted(curve)]
+        return curve_of(self.store(experiment, run))
 
     def wait_for_step(self, experiment: str, run: str, step: int, timeout: float = 240) -> list[int]:
         """Wait until the run has come this far; return the process ids of its ranks."""
@@ -121,6 +116,16 @@ class Workspace:
         """The ranks, without the processes that they fork: they are children of the supervisor."""
         words = ("train_rank.py", f"--run={Path('results', experiment, 'runs', run)}")
         return [pid for pid in processes(*words, cwd=self.path) if "pretrain.py" in command_line(parent(pid))]
+
+
+def curve_of(store: Path) -> list[tuple[int, str, str]]:
+    """Of every step the last time that it was done, its loss and gradient norm to the last bit."""
+    curve = {}
+    for attempt in sorted((store / "attempts").glob("[0-9]*")):
+        for event in read_jsonl(attempt / "steps.jsonl"):
+            if event["event"] == "step":
+                curve[event["step"]] = (event["step"], float(event["loss"]).hex(), float(event["grad_norm"]).hex())
+    return [curve[step] for step in sorted(curve)]
 
 
 def processes(*words: str, cwd: Path) -> list[int]:

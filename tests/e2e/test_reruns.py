@@ -3,7 +3,7 @@
 import pytest
 from clone import edit
 
-from megaboa.files import read_json
+from megaboa.files import read_json, read_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -80,8 +80,8 @@ def test_changed_back_nothing_is_trained_again(done):
     workspace, config = done
     edit(config, "4.0e-3", "2.0e-3")
     workspace.snakemake("--configfile", config)
-    ledger = workspace.store("reruns", "fast") / "attempts.jsonl"
-    assert len(ledger.read_text().splitlines()) == 2, "one attempt, and its end"
+    entries = read_jsonl(workspace.store("reruns", "fast") / "attempts.jsonl")
+    assert [entry["event"] for entry in entries] == ["call", "start", "end"], "one attempt, and its end"
 
 
 def test_one_more_export_exports_without_training(done):

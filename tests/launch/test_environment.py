@@ -1,4 +1,16 @@
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
 from megaboa.launch import environment
+from megaboa.launch.environment import ReservedPort
+
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux names the interface of an address")
+LOOPBACK = "lo"
 
 
 def test_a_rank_is_told_everything_torch_asks_for():
@@ -11,9 +23,86 @@ def test_a_rank_is_told_everything_torch_asks_for():
     }
 
 
-def test_free_ports_differ_while_one_is_used():
-    import socket
+SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_NODEID": "2"}
 
-    with socket.socket() as used:
-        used.bind(("127.0.0.1", environment.free_port()))
-        assert environment.free_port() != used.getsockname()[1]
+
+def test_a_task_of_srun_learns_its_rank_from_slurm():
+    assert environment.rank_from_slurm(SLURM) == {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
+    assert environment.rank_from_slurm({"PATH": "/bin"}) == {}
+
+
+def test_who_started_the_rank_himself_knows_better_than_slurm():
+    assert environment.rank_from_slurm({**SLURM, "RANK": "0"}) == {}
+
+
+@ON_LINUX
+def test_a_rank_adopts_its_names_and_the_interface_to_its_peers():
+    mine = {**SLURM, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    environment.adopt_rank(mine)
+    assert mine["RANK"] == "5" and mine["WORLD_SIZE"] == "8" and mine["GLOO_SOCKET_IFNAME"] == LOOPBACK
+
+
+def test_a_chosen_interface_is_kept():
+    mine = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "ib0"}
+    environment.adopt_rank(mine)
+    assert mine == {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "ib0"}
+
+
+@ON_LINUX
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
+def test_the_interface_towards_this_machine(address):
+    assert environment.interface_towards(address) == LOOPBACK
+
+
+@ON_LINUX
+def test_the_interface_towards_another_machine_has_the_address_that_it_sees():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no network")
+    assert environment.interface_towards("192.0.2.1") in {name for _, name in socket.if_nameindex()} - {LOOPBACK}
+
+
+def test_an_unknown_host_has_no_interface():
+    assert environment.interface_towards("no-such-host.invalid") is None
+
+
+def test_held_ports_are_distinct():
+    with contextlib.ExitStack() as stack:
+        numbers = {stack.enter_context(contextlib.closing(ReservedPort("127.0.0.1"))).number for _ in range(50)}
+        assert len(numbers) == 50
+
+
+def test_nobody_else_is_given_a_held_port():
+    held = contextlib.closing(ReservedPort("127.0.0.1"))
+    with held as port, socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port.number))
+
+
+@pytest.mark.parametrize("held_on", ["", "127.0.0.1"])
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_rank_0_can_listen_on_a_held_port(held_on, family):
+    with contextlib.closing(ReservedPort(held_on)) as port, socket.socket(family) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does
+        if family == socket.AF_INET6:
+            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        server.bind(("", port.number))
+        server.listen()
+        with socket.create_connection(("127.0.0.1", port.number), timeout=5):
+            peer, _ = server.accept()
+            peer.close()
+
+
+def test_a_closed_port_is_anybodys():
+    port = ReservedPort("127.0.0.1")
+    port.close()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port.number))
+
+
+def test_only_the_standard_library_is_needed():
+    code = "import sys, megaboa.launch.local, megaboa.launch.srun, megaboa.run.failures, megaboa.run.claims\n"
+    code += "third = {n.split('.')[0] for n in sys.modules} - set(sys.stdlib_module_names) - {'megaboa', '__main__'}\n"
+    code += "sys.exit(str(third) if third else 0)"
+    subprocess.run([sys.executable, "-S", "-c", code], env=dict(os.environ), check=True)

@@ -2,15 +2,20 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from fake_runs import START, FakeExperiment, end_event, start_event, step_event, write_attempt
 from rich.console import Console
 
-from megaboa.observe.status import experiment_progress, progress_table
+from megaboa.files import write_json
+from megaboa.observe import slurm_jobs
+from megaboa.observe.slurm_jobs import Queue, SlurmJob
+from megaboa.observe.status import event, experiment_progress, progress_table
 
 SCRIPT = Path(__file__).parents[2] / "workflow" / "scripts" / "status.py"
 
@@ -70,9 +75,217 @@ def test_markup_in_a_name_is_not_obeyed(tmp_path):
     assert "[bold]" in text
 
 
-def run_script(experiment, *arguments):
+NOW = START + 3600
+FAILED = {"outcome": "failed", "cause": "nan", "action": "stop", "detail": "nan: step 3"}
+TIME_LIMIT = {"outcome": "interrupted", "cause": "time_limit", "action": "requeue", "detail": "290 s are left"}
+
+
+def begin_in_slurm(experiment, run, *ends, job="12", steps=30):
+    """A run that SLURM job 12 trains: 10 steps so far, two seconds each."""
+    store = experiment.plan_run(run, steps=steps)
+    write_json(experiment.results / "runs" / run / "launch.json", {"runtime": "10m"})
+    write_attempt(store, 1, [step_event(step, START + 2 * step) for step in range(1, 11)])
+    call = {"event": "call", "job": job, "time": START}
+    experiment.begin(run, store, [call, start_event(1, job=job, host="n1", nodes=["n1", "n2"]), *ends])
+
+
+def job_of(run, id="12", state="RUNNING", **values):
+    return SlurmJob(id, state, comment=f"rule_train_wildcards_{run}", **values)
+
+
+def run_with(experiment, *jobs, known=True, asked=NOW):
+    """The run `big` as it is seen with these jobs in the queue."""
+    jobs = [SlurmJob(**{**vars(job), "folder": job.folder or str(experiment.root)}) for job in jobs]
+    found = experiment_progress(experiment.results, now=NOW, queue=Queue(asked, known, tuple(jobs)))
+    return next(run for run in found if run.run == "big")
+
+
+@pytest.fixture
+def empty(tmp_path):
+    return FakeExperiment(tmp_path)
+
+
+def test_a_run_whose_job_waits_is_queued(empty):
+    begin_in_slurm(empty, "big", end_event(1, 10, **TIME_LIMIT))
+    run = run_with(empty, job_of("big", state="PENDING", reason="Priority", starts=NOW + 7300))
+    assert (run.state, run.job, run.job_state, run.job_reason) == ("queued", "12", "PENDING", "Priority")
+    assert event(run, NOW) == "(Priority, starts in 2 h) queued again: time limit, 59 min ago"
+
+
+def test_a_killed_supervisors_run_is_queued_if_slurm_put_its_job_back(empty):
+    begin_in_slurm(empty, "big")
+    assert run_with(empty, job_of("big", state="PENDING", reason="BeginTime")).state == "queued"
+
+
+def test_a_run_whose_job_runs_is_running(empty):
+    begin_in_slurm(empty, "big")
+    run = run_with(empty, job_of("big", nodes="n[1-2]", ends=NOW + 300))
+    assert (run.state, run.nodes, run.job_ends) == ("running", ("n1", "n2"), NOW + 300)
+
+
+def test_a_run_whose_job_is_gone_is_lost_unless_its_supervisor_said_that_it_stops(empty):
+    begin_in_slurm(empty, "big")
+    run = run_with(empty)
+    assert (run.state, run.detail) == ("lost", "SLURM job 12 is gone: call again")
+    begin_in_slurm(empty, "big", end_event(1, 10, **TIME_LIMIT))
+    assert run_with(empty).state == "lost"
+    begin_in_slurm(empty, "big", end_event(1, 10, **FAILED))
+    assert run_with(empty).state == "failed"
+    assert run_with(empty, job_of("big")).state == "failed", "the rest of its job"
+
+
+def test_what_was_written_after_slurm_was_asked_is_newer(empty):
+    begin_in_slurm(empty, "big")
+    assert run_with(empty, asked=START - 1).state == "running"
+    begin_in_slurm(empty, "big", end_event(1, 10, **TIME_LIMIT))
+    assert run_with(empty, job_of("big"), asked=START + 50).state == "queued"
+
+
+def test_where_slurm_can_not_be_asked_the_ledger_stands_and_that_is_said(empty):
+    begin_in_slurm(empty, "big")
+    run = run_with(empty, known=False)
+    assert (run.state, run.slurm) == ("running", "unknown")
+    assert "unknown to SLURM at the moment" in event(run, NOW)
+    begin_in_slurm(empty, "big", end_event(1, 10, **FAILED))
+    assert (run := run_with(empty, known=False)).slurm is None and run.state == "failed"
+
+
+def test_a_run_that_has_not_begun_is_queued_with_the_job_that_was_submitted(empty):
+    empty.plan_run("big")
+    assert run_with(empty).state == "waiting"
+    run = run_with(empty, job_of("big", state="PENDING", reason="AssocGrpGRES"))
+    assert (run.state, run.job, event(run, NOW)) == ("queued", "12", "(AssocGrpGRES)")
+    run = run_with(empty, job_of("big", nodes="n7"))
+    assert (run.state, run.nodes, event(run, NOW)) == ("running", ("n7",), "its job starts")
+
+
+def test_a_failed_run_that_was_submitted_again_is_queued(empty):
+    begin_in_slurm(empty, "big", end_event(1, 10, **FAILED))
+    run = run_with(empty, job_of("big"), job_of("big", id="13", state="PENDING", reason="Dependency"))
+    assert (run.state, run.job) == ("queued", "13")
+
+
+def test_a_living_job_goes_before_one_that_waits_for_it(empty):
+    begin_in_slurm(empty, "big")
+    run = run_with(empty, job_of("big", id="13", state="PENDING"), job_of("big"))
+    assert (run.state, run.job) == ("running", "12")
+
+
+def test_jobs_of_other_folders_rules_and_runs_do_not_count(empty):
+    empty.plan_run("big")
+    others = [
+        job_of("big", folder="/elsewhere"),
+        SlurmJob("13", "RUNNING", comment="rule_capture_wildcards_big"),
+        SlurmJob("14", "RUNNING", comment="rule_preflight"),
+        job_of("bigger"),
+    ]
+    assert run_with(empty, *others).state == "waiting"
+
+
+SCRIPT_OF_JOB = """#!/bin/sh
+/x/bin/python -m snakemake --snakefile '/x/Snakefile' --target-jobs 'train:run=big' --allowed-rules train \
+ --wait-for-files '/x/.snakemake/tmp.1' 'results/other/models/m/source.json' 'results/other/runs/big/run.json' --force
+"""
+
+
+def test_a_batch_script_tells_the_experiment_where_two_have_a_run_of_one_name(empty):
+    empty.plan_run("big")
+    other = FakeExperiment(empty.root, "other")
+    other.plan_run("big")
+    asked = []
+
+    def script(job):
+        asked.append(job)
+        return SCRIPT_OF_JOB
+
+    jobs = (job_of("big", folder=str(empty.root)), SlurmJob("14", "RUNNING", comment="ours", folder=str(empty.root)))
+    queue = Queue(NOW, True, jobs)
+    assert slurm_jobs.trained_by(queue, empty.results, script) == {}
+    assert slurm_jobs.trained_by(queue, other.results, script) == {"big": list(jobs)}
+    assert asked == ["12", "14"] * 2
+    other.plan_run("small")
+    slurm_jobs.trained_by(Queue(NOW, True, (job_of("small", folder=str(empty.root)),)), other.results, script)
+    assert len(asked) == 4, "its comment is enough"
+
+
+def test_a_script_of_another_rule_or_none_trains_nothing():
+    assert slurm_jobs.run_in_script(SCRIPT_OF_JOB, "other") == "big"
+    assert slurm_jobs.run_in_script(SCRIPT_OF_JOB.replace("train:run", "capture:run"), "other") is None
+    assert slurm_jobs.run_in_script("", "other") is None
+    assert (
+        slurm_jobs.run_in_script("x --target-jobs 'train:run=big' --wait-for-files-file '/x/y.txt'", "other") == "big"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "values", "jobs"),
+    [
+        # 200 steps are left, 2 s each; of the 600 s of a job 60 s are for its last save.
+        ("PENDING", {}, 1),
+        ("RUNNING", {"ends": NOW + 500}, 0),
+        ("RUNNING", {"ends": NOW + 100}, 1),
+        ("RUNNING", {}, None),
+    ],
+)
+def test_how_many_further_jobs_a_run_needs_at_its_speed(empty, state, values, jobs):
+    begin_in_slurm(empty, "big", steps=210)
+    assert run_with(empty, job_of("big", state=state, **values)).jobs_left == jobs
+
+
+def test_a_run_that_is_done_needs_no_jobs_and_its_last_event_is_that(empty):
+    begin_in_slurm(empty, "big")
+    empty.finish("big", Path(os.path.realpath(empty.results / "runs" / "big" / "attempts.jsonl")).parent, 30)
+    run = run_with(empty)
+    assert (run.state, run.event, run.jobs_left) == ("done", "finished", None)
+
+
+def test_squeues_answer_is_read():
+    text = (
+        "12|PENDING|Priority||2026-11-20T12:00:00|N/A|rule_train_wildcards_a|/home/u/x\n"
+        "13|RUNNING|None|n[1-2]|2026-11-20T10:00:00|2026-11-20T14:00:00|(null)|/home/u/x|y\nslurm: noise\n"
+    )
+    first, second = slurm_jobs.parse(text)
+    assert (first.id, first.state, first.reason, first.ends) == ("12", "PENDING", "Priority", None)
+    assert first.starts == time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
+    assert (second.reason, second.nodes, second.comment, second.folder) == ("", "n[1-2]", "", "/home/u/x|y")
+    assert second.ends - second.starts == 4 * 3600
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_table_has_a_line_for_each_run_on_a_terminal_of_any_width(empty, width):
+    for number in range(3):
+        begin_in_slurm(empty, f"lr{number}", steps=123_456, job=f"8{number}234")
+    reason = "poisoned: " + "a long story, " * 12
+    begin_in_slurm(empty, "big", end_event(1, 10, **{**FAILED, "detail": reason}))
+    jobs = tuple(job_of(f"lr{number}", id=f"8{number}234", ends=NOW + 300) for number in range(3))
+    runs = experiment_progress(empty.results, now=NOW, queue=Queue(NOW, True, jobs))
+    console = Console(record=True, width=width, file=io.StringIO())
+    console.print(progress_table("tiny", runs, now=NOW))
+    lines = console.export_text().splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert [line.split()[0] for line in lines[1:5]] == ["run", "lr0", "lr1", "lr2"]
+    assert lines[2].split()[1:5] == [
+        "running",
+        "10/123456",
+        lines[2].split()[3],
+        *(["0.5"] if width == 160 else ["512"]),
+    ]
+    assert "80234" in lines[2]
+    assert " ".join(" ".join(lines[5:]).split()).count("a long story,") >= 12, "told in full"
+
+
+def run_script(experiment, *arguments, **environment):
     command = [sys.executable, SCRIPT, "--results", experiment.results.parent, *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+def squeue(folder, text):
+    """A program of this name for PATH, and the file where it counts its calls."""
+    program, calls = folder / "bin" / "squeue", folder / "calls"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho >> {calls}\n{text}\n")
+    program.chmod(0o755)
+    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}, calls
 
 
 def test_the_script_prints_json_for_machines(experiment):
@@ -85,3 +298,31 @@ def test_the_script_says_when_there_is_no_such_experiment(experiment):
     done = run_script(experiment, "tinny")
     assert done.returncode == 1
     assert "no experiment `tinny`" in done.stderr
+
+
+def test_squeue_is_called_once_for_all_experiments(empty):
+    empty.plan_run("big")
+    other = FakeExperiment(empty.root, "other")
+    begin_in_slurm(other, "old", job="11")
+    job = f"12|PENDING|Priority||N/A|N/A|rule_train_wildcards_big|{empty.root}"
+    environment, calls = squeue(empty.root, f"echo '{job}'")
+    found = json.loads(run_script(empty, "--json", **environment).stdout)
+    assert [(run["state"], run["job"], run["job_reason"]) for run in found["tiny"]] == [("queued", "12", "Priority")]
+    assert [(run["state"], run["nodes"]) for run in found["other"]] == [("lost", ["n1", "n2"])]
+    assert calls.read_text() == "\n"
+
+
+def test_a_squeue_that_fails_is_said(empty):
+    begin_in_slurm(empty, "big")
+    environment, _ = squeue(empty.root, "echo 'Unable to contact slurm controller' >&2; exit 1")
+    (run,) = json.loads(run_script(empty, "--json", **environment).stdout)["tiny"]
+    assert (run["state"], run["slurm"]) == ("running", "unknown")
+    assert "SLURM could not be asked" in run_script(empty, **environment).stdout
+
+
+def test_a_nan_is_null_in_json(empty):
+    store = empty.plan_run("big")
+    write_attempt(store, 1, [step_event(1, START + 1, loss=float("nan"))])
+    empty.begin("big", store, [start_event(1)])
+    (run,) = json.loads(run_script(empty, "--json").stdout, parse_constant=pytest.fail)["tiny"]
+    assert (run["loss"], run["step"]) == (None, 1)

@@ -119,6 +119,10 @@ def test_the_same_number_written_differently_is_the_same_identity(plan_of: PlanO
         "resources: {partition: gpu, runtime: 1d, cpus_per_rank: 2, mem_mb_per_rank: 1, account: me}",
         "checkpoint: {save_interval: 5, keep_last: 1, async_save: true, reshardable: false}",
         "profile: {tool: pytorch, steps: [1, 2], ranks: [0]}",
+        "checkpoint: {verify: false}",
+        "resources: {step_seconds: 2, slurm_extra: --exclusive}",
+        "launch: {starter: local, tasks: node, srun_args: [--mpi=none], network: infiniband, environment: {A: null}}",
+        "recovery: {budget: 0, actions: {hang: stop}, loss_spike: {factor: 3}, notify: mail me}",
         "export: {runs: all}",
         "report: {title: Another}",
         "store: elsewhere",
@@ -164,6 +168,21 @@ def test_launch_and_profile_hold_the_rest(plan_of: PlanOf) -> None:
     }
     assert run.launch["overrides"] == {"logger.log_interval": 5}
     assert run.profile == {"tool": "none", "steps": [2, 4], "ranks": [0]}
+
+
+def test_how_ranks_start_and_what_is_done_when_they_fail_is_launched(plan_of: PlanOf) -> None:
+    settings = "launch: {network: efa, environment: {A: b, C: null}}\n"
+    settings += "recovery: {actions: {hang: requeue}, loss_spike: {patience: 7}}\n"
+    launch = plan_of(settings).runs[0].launch
+    assert launch["start"]["network"] == "efa" and launch["start"]["environment"] == {"A": "b", "C": None}
+    assert (launch["start"]["starter"], launch["start"]["srun"], launch["start"]["health_check"]) == (
+        "auto",
+        "srun",
+        False,
+    )
+    assert launch["recovery"]["actions"] == {"hang": "requeue"} and launch["recovery"]["budget"] == 5
+    assert launch["recovery"]["loss_spike"] == {"factor": 2.0, "window": 50, "patience": 7, "limit": 3}
+    assert plan_of().runs[0].launch["recovery"]["loss_spike"] is None
 
 
 # recipes

@@ -7,8 +7,14 @@ from megaboa.run.inputs import UnusableInputError, check_documents, check_nodes,
 
 def test_several_nodes_are_refused_before_anything_starts(tmp_path):
     write_json(tmp_path / "launch.json", {"nodes": 2})
-    with pytest.raises(UnusableInputError, match=r"resources\.nodes is 2"):
-        check_nodes(RunFolder(tmp_path))
+    with pytest.raises(UnusableInputError, match=r"resources\.nodes is 2, but here is 1 \(laptop\).*--nodes=2"):
+        check_nodes(RunFolder(tmp_path), ["laptop"])
+
+
+def test_as_many_nodes_as_asked_for_or_more_will_do(tmp_path):
+    write_json(tmp_path / "launch.json", {"nodes": 2})
+    check_nodes(RunFolder(tmp_path), ["n1", "n2"])
+    check_nodes(RunFolder(tmp_path), ["n1", "n2", "n3"])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
 import os
+import time
+
+import pytest
 
 from megaboa.files import read_jsonl
 from megaboa.run import ledger
@@ -15,3 +18,115 @@ def test_attempts_are_numbered_and_a_killed_one_counts(tmp_path):
     assert start["event"] == "start" and start["pid"] == os.getpid() and start["world_size"] == 2
     assert end["outcome"] == "failed" and end["iteration"] == 10 and end["detail"].startswith("rank 1")
     assert again["resumed_from"] == 10 and again["time"] >= start["time"]
+
+
+def test_a_start_names_its_job_its_nodes_and_what_it_leaves_out(tmp_path):
+    path = tmp_path / "attempts.jsonl"
+    ledger.record_start(path, 1, 0, 4, job="17", restarts=2, nodes=("n1", "n2"), skipped=[(40, 45)])
+    (start,) = read_jsonl(path)
+    assert (start["job"], start["restarts"], start["nodes"]) == ("17", 2, ["n1", "n2"])
+    assert start["skipped"] == [[40, 45]] and start["image"] is None
+
+
+def test_an_end_names_its_cause_and_what_is_done(tmp_path):
+    path = tmp_path / "attempts.jsonl"
+    more = {"cause": "gpu_failure", "action": "requeue", "bad_nodes": ["n2"], "first_step": 11, "last_step": 17}
+    ledger.record_end(path, 1, "failed", 10, "gpu failure: ECC", rank=3, **more)
+    (end,) = read_jsonl(path)
+    assert {name: end[name] for name in more} == more and end["rank"] == 3
+
+
+def test_what_happens_between_attempts_has_no_number(tmp_path):
+    path = tmp_path / "attempts.jsonl"
+    ledger.record_start(path, 4, 0, 1)
+    ledger.record(path, "distrust", iteration=20, detail="changed")
+    assert ledger.next_attempt(path) == 5
+    assert read_jsonl(path)[1]["event"] == "distrust" and read_jsonl(path)[1]["time"] <= time.time()
+
+
+# Pure functions of the entries
+
+CALL = {"event": "call", "job": None}
+
+
+def start(attempt, resumed_from=0):
+    return {"event": "start", "attempt": attempt, "resumed_from": resumed_from}
+
+
+def end(cause="crash", iteration=0, last_step=None, attempt=1, outcome="failed", **more):
+    entry = {"event": "end", "attempt": attempt, "cause": cause, "outcome": outcome, "iteration": iteration}
+    return {**entry, "last_step": last_step, "time": 0.0, **more}
+
+
+def test_an_attempt_is_open_until_its_end_is_written():
+    assert ledger.open_attempt([]) is None
+    assert ledger.open_attempt([CALL, start(1)]) == start(1)
+    assert ledger.open_attempt([start(1), end(attempt=1)]) is None
+    assert ledger.open_attempt([start(1), end(attempt=1), CALL, start(2, 10)]) == start(2, 10)
+
+
+@pytest.mark.parametrize(
+    ("entries", "count"),
+    [
+        ([], 0),
+        ([CALL], 0),
+        ([end()], 1),
+        ([end(), end("killed"), end("hang")], 3),
+        ([end(), end(iteration=10)], 1),  # progress: this failure is the first since
+        ([end(), end(iteration=10), end(iteration=10)], 2),
+        ([end(iteration=10), end(iteration=10), end(iteration=20)], 1),
+        ([end(iteration=20), end(iteration=10)], 2),  # an older checkpoint is no progress
+        ([end(), end(), CALL], 0),
+        ([end(), end(), CALL, end()], 1),
+        ([end(), end("node_failure"), end("preempted"), end("time_limit"), end("requeued"), end("lost"), end()], 2),
+        ([end(), end("node_failure", iteration=10)], 0),  # nobody's failure, but progress
+        ([end(), end("stopped", outcome="interrupted")], 1),
+        ([end("gpu_failure")], 1),
+        ([end(), {"event": "distrust", "iteration": 10}, end()], 2),
+    ],
+)
+def test_failures_in_a_row(entries, count):
+    assert ledger.failures_in_a_row(entries) == count
+
+
+@pytest.mark.parametrize(
+    ("entries", "step"),
+    [
+        ([], None),
+        ([start(1), end(last_step=17)], None),
+        ([start(1), end(last_step=17), start(2), end(last_step=17, attempt=2)], 18),
+        ([start(1), end("crash", last_step=17), start(2), end("hang", last_step=17, attempt=2)], 18),
+        ([start(1), end(last_step=17), start(2), end(last_step=18, attempt=2)], None),
+        ([start(1), end(last_step=17), CALL, start(2), end(last_step=17, attempt=2)], None),
+        ([start(1), end(last_step=17), start(2), end("transient", last_step=17, attempt=2)], None),
+        ([start(1), end("out_of_memory", last_step=17), start(2), end(last_step=17, attempt=2)], None),
+        # free ends lie between
+        (
+            [start(1), end(last_step=17), start(2), end("preempted", 0, 9, 2), start(3), end(last_step=17, attempt=3)],
+            18,
+        ),
+        # at the first step after a checkpoint no step is done at the second time
+        ([start(1), end(last_step=10), start(2, 10), end(last_step=None, attempt=2)], 11),
+        ([start(1), end(last_step=12), start(2, 10), end(last_step=None, attempt=2)], None),
+        # before any step it is no step's fault
+        ([start(1), end(), start(2), end(attempt=2)], None),
+        ([start(1, 10), end(), start(2, 10), end(attempt=2)], None),
+        ([start(1), end(last_step=10), start(2), end(attempt=2)], None),
+    ],
+)
+def test_the_step_that_fails_again(entries, step):
+    assert ledger.fails_again_at(entries) == step
+
+
+def test_nodes_that_failed_are_avoided_for_some_hours():
+    entries = [
+        start(1),
+        end("node_failure", bad_nodes=["n2"], time=1000.0),
+        end("gpu_failure", bad_nodes=["n3", "n4"], time=3000.0),
+        end("crash", bad_nodes=["n5"], time=3000.0),
+        end("node_failure", time=3000.0),
+        CALL,
+    ]
+    assert ledger.avoided_nodes(entries, now=3600.0, hours=1) == {"n2", "n3", "n4"}
+    assert ledger.avoided_nodes(entries, now=4600.0, hours=1) == {"n3", "n4"}
+    assert ledger.avoided_nodes(entries, now=3600.0, hours=0) == set()

@@ -10,6 +10,7 @@ SCRIPTS = os.path.relpath(f"{workflow.basedir}/workflow/scripts")
 sys.path.insert(0, os.path.abspath(SCRIPTS))
 
 from megaboa.config import ConfigError, command_line, load
+from megaboa.launch import queue
 from megaboa.plan import make_plan
 from megaboa.plan.shared import Shared
 from megaboa.results import RunFolder
@@ -18,7 +19,9 @@ from megaboa.workflow import (
     claim_experiment,
     introduce,
     print_outcome,
+    profile_resources,
     require_claim,
+    require_cluster,
     use_this_python,
 )
 
@@ -29,6 +32,7 @@ try:
 except ConfigError as error:
     raise WorkflowError(f"\n{error}") from None
 
+PROFILE = profile_resources(workflow.resource_settings.default_resources)
 SHARED = Shared(PLAN)
 RESULTS = str(SHARED.folder)
 RUNS = {run.name: run for run in PLAN.runs}
@@ -41,7 +45,7 @@ if workflow.exec_mode == ExecMode.DEFAULT:  # jobs read these files and never wr
     if claim_experiment(RESULTS):
         PLAN.write(SHARED.folder.parent)
         SHARED.write()
-    introduce(PLAN)
+    introduce(PLAN, on_cluster="gpu_partition" in PROFILE)
 
 
 def asked(run):
@@ -53,20 +57,46 @@ def cores(run):
     return asked(run).gpus_per_node * asked(run).cpus_per_rank
 
 
-def gpu_request(run):
-    """The plugin's own `gpu` resource would also set the number of tasks per GPU."""
-    return (
-        f"--gpus-per-node={asked(run).gpus_per_node}"
-        if RUNS[run].config.device == "cuda"
-        else ""
-    )
+def sbatch_options(run, rule):
+    """What sbatch is told about a run beside its size: GPUs, what must end before it, nodes that it avoids."""
+    gpus = (
+        RUNS[run].config.device == "cuda"
+    )  # the plugin's own `gpu` resource would also set tasks per GPU
+    options = [f"--gpus-per-node={asked(run).gpus_per_node}"] if gpus else []
+    if workflow.exec_mode == ExecMode.DEFAULT:  # the job itself would find itself
+        options += queue.options(rule, RunFolder(Path(RESULTS, "runs", run)))
+    # A job that is put back into the queue writes to the same log again.
+    return " ".join([*options, "--open-mode=append", asked(run).slurm_extra]).strip()
 
 
-# Partition and account of training, where the experiment names them; else the profile's hold.
+# One allocation for all ranks of a run. With `mpi` the plugin leaves srun to the job, which starts the ranks itself; then
+# it wants at least two tasks per node. Tasks only size the allocation: they are as many as ranks, or two for one rank.
+ALLOCATION = {
+    "mpi": "srun",
+    "nodes": lambda wildcards: asked(wildcards.run).nodes,
+    "tasks_per_node": lambda wildcards: max(2, asked(wildcards.run).gpus_per_node),
+    "cpus_per_task": lambda wildcards: -(
+        -cores(wildcards.run) // max(2, asked(wildcards.run).gpus_per_node)
+    ),
+    "mem_mb": lambda wildcards: asked(wildcards.run).mem_mb_per_rank
+    * asked(wildcards.run).gpus_per_node,
+    "runtime": lambda wildcards: asked(wildcards.run).runtime,
+    "gpus_in_flight": lambda wildcards: asked(wildcards.run).nodes
+    * asked(wildcards.run).gpus_per_node,
+}
+
+
+def place_of(run, kind):
+    """Partition or account of a run's training: the experiment's, else the profile's."""
+    profile = "gpu_partition" if kind == "partition" else "slurm_account"
+    return getattr(asked(run), kind) or PROFILE[profile]
+
+
+# Only where a profile names them: elsewhere a job has neither.
 PLACES = {
-    f"slurm_{key}": lambda wildcards, key=key: getattr(asked(wildcards.run), key)
-    for key in ("partition", "account")
-    if all(getattr(run.config.resources, key) for run in PLAN.runs)
+    f"slurm_{kind}": lambda wildcards, kind=kind: place_of(wildcards.run, kind)
+    for kind in ("partition", "account")
+    if "gpu_partition" in PROFILE
 }
 
 

@@ -18,12 +18,10 @@ rule train:
         "../../envs/runtime-cpu.yaml"
     threads: lambda wildcards: cores(wildcards.run)
     resources:
+        **ALLOCATION,
         **PLACES,
-        runtime=lambda wildcards: asked(wildcards.run).runtime,
-        mem_mb=lambda wildcards: asked(wildcards.run).mem_mb_per_rank
-        * asked(wildcards.run).gpus_per_node,
-        slurm_extra=lambda wildcards: gpu_request(wildcards.run),
+        slurm_extra=lambda wildcards: sbatch_options(wildcards.run, "train"),
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/pretrain.py {input.run} 2>&1 | tee {log}"
+        "python {params.scripts:q}/pretrain.py {input.run} 2>&1 | tee -a {log}"

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from megaboa.files import read_json, write_json
-from megaboa.observe.steps import read_attempts, read_events, step_rows, write_steps
+from megaboa.observe.steps import read_attempts, read_events, step_rows, steps_in, write_steps
 from megaboa.observe.summary import summarize
 from megaboa.results import RunStore
 
@@ -21,7 +21,7 @@ def main() -> None:
     train = read_json(args.train)
     store = RunStore(Path(train["store"]))
     events = read_events(store)
-    rows = step_rows(events)
+    rows = step_rows(events, steps_in(train.get("skipped", [])))
     write_steps(args.steps, rows)
     write_json(args.summary, summarize(train["run"], train, read_attempts(store), events, rows))
 

@@ -5,13 +5,16 @@ The workflow calls it in the same way; by hand it serves to debug one run inside
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
+from megaboa.launch.slurm import SlurmUnreachableError
 from megaboa.results import RunFolder
 from megaboa.run.inputs import UnusableInputError
-from megaboa.run.supervisor import Interrupted, TrainingFailed, train
+from megaboa.run.supervisor import Interrupted, Requeued, TrainingFailed, train
 
-FIRST = "snakemake data import preflight --profile profiles/local"
+REQUEUE_SECONDS = 120
+FIRST = "snakemake data import preflight, with your profile"
 
 
 def main() -> int:
@@ -20,14 +23,17 @@ def main() -> int:
     run = parser.parse_args().run
     try:
         train(RunFolder(run.parent if run.name == "run.json" else run))
-    except (TrainingFailed, UnusableInputError) as failure:
+    except (TrainingFailed, UnusableInputError, SlurmUnreachableError, LookupError) as failure:
         print(failure, file=sys.stderr)
+        return 1
+    except Requeued:
+        time.sleep(REQUEUE_SECONDS)  # SLURM ends this job; ending it ourselves would race with that
         return 1
     except FileNotFoundError as missing:
         print(f"{missing.filename} isn't there. First make what the run reads: {FIRST}", file=sys.stderr)
         return 1
     except (Interrupted, KeyboardInterrupt) as signal:
-        print(f"interrupted by {signal}; the next call goes on from the newest complete checkpoint", file=sys.stderr)
+        print(f"interrupted: {signal}; the next call goes on from the newest complete checkpoint", file=sys.stderr)
         return 130
     return 0
 

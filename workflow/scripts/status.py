@@ -1,4 +1,4 @@
-"""Show how far the runs of an experiment have come."""
+"""Show how far the runs of an experiment have come, whether Snakemake runs or not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from pathlib import Path
 from rich.console import Console, Group
 from rich.live import Live
 
+from megaboa.observe.progress import Progress
+from megaboa.observe.slurm_jobs import Queue, read_queue
 from megaboa.observe.status import as_record, experiment_progress, progress_table
+
+ASK_SLURM_SECONDS = 20  # between two calls of squeue while watching
 
 
 def main() -> None:
@@ -25,12 +29,13 @@ def main() -> None:
 
     experiments = find_experiments(args.results, args.experiment)
     if args.json:
-        found = {path.name: [as_record(run) for run in experiment_progress(path)] for path in experiments}
+        queue = read_queue()
+        found = {path.name: [as_record(run) for run in progress_of(path, queue)] for path in experiments}
         print(json.dumps(found, indent=1))
     elif args.watch:
         watch(experiments)
     else:
-        Console().print(show(experiments))
+        Console().print(show(experiments, read_queue()))
 
 
 def find_experiments(results: Path, name: str | None) -> list[Path]:
@@ -41,16 +46,24 @@ def find_experiments(results: Path, name: str | None) -> list[Path]:
     return found
 
 
-def show(experiments: list[Path]) -> Group:
-    return Group(*(progress_table(path.name, experiment_progress(path)) for path in experiments))
+def show(experiments: list[Path], queue: Queue) -> Group:
+    parts = [part for path in experiments for part in ("", progress_table(path.name, progress_of(path, queue)))]
+    return Group(*parts[1:])  # an empty line between two
+
+
+def progress_of(experiment: Path, queue: Queue) -> list[Progress]:
+    return experiment_progress(experiment, queue=queue)
 
 
 def watch(experiments: list[Path]) -> None:
-    with Live(show(experiments), auto_refresh=False, screen=sys.stdout.isatty()) as live:
+    queue = read_queue()
+    with Live(show(experiments, queue), auto_refresh=False, screen=sys.stdout.isatty()) as live:
         try:
             while True:
                 time.sleep(1)
-                live.update(show(experiments), refresh=True)
+                if time.time() - queue.asked > ASK_SLURM_SECONDS:
+                    queue = read_queue()
+                live.update(show(experiments, queue), refresh=True)
         except KeyboardInterrupt:
             return
 

@@ -1,9 +1,16 @@
-"""The entrypoint of one rank; the launcher tells it which one by RANK, LOCAL_RANK and WORLD_SIZE."""
+"""The entrypoint of one rank. The launcher says which: by RANK, LOCAL_RANK and WORLD_SIZE, or by SLURM's names."""
 
-from megaboa.bridge.process import die_with_parent
-from megaboa.bridge.train import main
+from megaboa.bridge import process
+from megaboa.launch.environment import adopt_rank
 
-die_with_parent()  # also in the checkpoint writers, which are spawned and import this file again
+process.die_with_parent()  # also in the checkpoint writers, which are spawned and import this file again
 
 if __name__ == "__main__":
+    adopt_rank()
+    process.stacks_on_signal()
+
+    from megaboa.bridge.train import main
+
     main()
+else:
+    process.ignore_stop_signal()

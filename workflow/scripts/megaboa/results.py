@@ -90,8 +90,14 @@ class RunStore:
     path: Path
 
     @property
-    def lock(self) -> Path:
-        return self.path / "lock"
+    def claims(self) -> Path:
+        """Who trains the run, and who did."""
+        return self.path / "claims"
+
+    @property
+    def stop(self) -> Path:
+        """A file whose presence asks the supervisor to stop the run in order."""
+        return self.path / "stop"
 
     @property
     def identity(self) -> Path:
@@ -132,6 +138,16 @@ class AttemptFolder:
 
     def log(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.log"
+
+    @property
+    def logs(self) -> dict[int | None, Path]:
+        """The ranks' logs by rank, and under None the launcher's."""
+        ranks = {int(path.stem.removeprefix("rank-")): path for path in self.path.glob("rank-*.log")}
+        return {**ranks, None: self.path / "srun.log"}
+
+    @property
+    def health(self) -> Path:
+        return self.path / "health"
 
     def end_record(self, rank: int) -> Path:
         return self.path / "end" / f"{rank}.json"

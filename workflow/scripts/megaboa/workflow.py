@@ -8,11 +8,15 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from megaboa.files import read_json
 from megaboa.plan import Plan
+from megaboa.plan.submission import describe, submission
+from megaboa.results import RunFolder
+from megaboa.run.identity import is_trained
 
+PLACEHOLDER = "CHANGE_ME"
 _held: list[IO[str]] = []  # open for as long as this process lives
 _holder: list[str] = []  # who else works on the experiment
 _STARTED = time.time()
@@ -51,11 +55,37 @@ def require_claim() -> None:
         sys.exit(f"{_holder[0]}. Wait for it, or end it, and try again.")
 
 
-def introduce(plan: Plan) -> None:
-    """Say on one screen what was planned."""
+def profile_resources(default_resources: Any) -> dict[str, str]:
+    """What a profile's default-resources say, by name; names that its user hasn't filled in end the call."""
+    found = {name: str(getattr(value, "raw", value)) for name, value in (default_resources or {}).items()}
+    open_names = [name for name, value in found.items() if value == PLACEHOLDER]
+    if open_names:
+        sys.exit(
+            f"profiles/slurm/config.yaml: default-resources: {' and '.join(open_names)} say {PLACEHOLDER}: put in your "
+            f"account and partitions (`sacctmgr show associations user=$USER`, `sinfo`)"
+        )
+    return found
+
+
+def require_cluster(plan: Plan, executor: str) -> None:
+    """Called before the first job: several nodes are had from SLURM only."""
+    wide = next((run for run in plan.runs if run.config.resources.nodes > 1), None)
+    if wide and executor != "slurm":
+        sys.exit(
+            f"run {wide.name}: resources.nodes is {wide.config.resources.nodes}, and this machine is one: "
+            f"call `snakemake --profile slurm`, or set it to 1"
+        )
+
+
+def introduce(plan: Plan, on_cluster: bool) -> None:
+    """Say on one screen what was planned and, where it costs something, how much."""
     results = Path("results") / plan.name
     count = len(plan.runs)
     say(f"experiment {plan.name}: {count} run{'s' if count > 1 else ''} on {plan.experiment.device}, in {results}/")
+    if on_cluster or plan.experiment.device == "cuda":
+        trained = {run.name for run in plan.runs if is_trained(RunFolder(results / "runs" / run.name))}
+        for line in describe(submission(plan.runs, trained), plan.experiment.device):
+            say(line)
     say(f"one run by hand, for debugging: python workflow/scripts/pretrain.py {results}/runs/{plan.runs[0].name}")
 
 

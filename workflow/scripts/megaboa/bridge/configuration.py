@@ -97,6 +97,8 @@ def place(
         saved.async_save = wanted["async_save"]
     if "keep_last" in wanted:
         saved.most_recent_k = wanted["keep_last"] or -1
+    # A rank that is asked to end (SIGTERM) saves first, and so its loaders must live on for a moment.
+    config.train.exit_signal_handler = config.train.exit_signal_handler_for_dataloader = True
     if launch.get("num_workers") is not None:
         config.dataset.num_workers = launch["num_workers"]
     if config.dist.distributed_backend == "gloo":  # a loader's processes would only take the ranks' cores

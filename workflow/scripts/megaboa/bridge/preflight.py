@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.results import RunFolder
-from megaboa.run.inputs import check_nodes
 
 
 def check(experiment: Path, runs: list[str]) -> dict[str, dict[str, Any]]:
@@ -24,7 +23,6 @@ def check_run(folder: RunFolder) -> dict[str, Any]:
 
     with playing_rank_0_of(folder.run["world_size"]):
         try:
-            check_nodes(folder)
             config = configuration.build(folder.run, configuration.Inputs.before_payloads(folder))
             if folder.run["device"] == "cpu":
                 cpu.refuse(config)

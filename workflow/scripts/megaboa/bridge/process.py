@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
 import warnings
+
+from megaboa.launch.ranks import STACKS_SIGNAL
 
 _PR_SET_PDEATHSIG = 1
 
@@ -21,6 +24,16 @@ def prepare(device: str, threads: int = 1) -> None:
         from megaboa.bridge import cpu
 
         cpu.activate()
+
+
+def stacks_on_signal() -> None:
+    """Write the stacks of all threads to the log when the supervisor asks for them."""
+    faulthandler.register(STACKS_SIGNAL, all_threads=True)
+
+
+def ignore_stop_signal() -> None:
+    """For the processes that write a checkpoint: when all of a job gets SIGTERM, they must finish what they write."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def die_with_parent() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megaboa import files
 from megaboa.results import AttemptFolder
 from megaboa.run import checkpoints
+from megaboa.run.claims import newest as newest_claim
+
+FENCE_SECONDS = 5.0
 
 
 class StepWriter(Callback):
@@ -25,6 +29,7 @@ class StepWriter(Callback):
         self._stream = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         self._started = 0.0
         self._lr: float | None = None
+        self._last_written = time.time()
 
     def on_train_start(self, context: CallbackContext) -> None:
         self._write("train_start", context)
@@ -53,13 +58,14 @@ class StepWriter(Callback):
         self._write("eval", context, losses={name: float(value) for name, value in losses.items()})
 
     def on_checkpoint_save(self, context: CallbackContext) -> None:
-        self._write("save", context)
+        self._write("save", context, seconds=time.time() - self._last_written)
 
     def on_train_end(self, context: CallbackContext) -> None:
         self._write("end", context)
 
     def _write(self, event: str, context: CallbackContext, **fields: Any) -> None:
-        line = {"event": event, "time": time.time(), "step": context.state.train_state.step, **fields}
+        self._last_written = time.time()
+        line = {"event": event, "time": self._last_written, "step": context.state.train_state.step, **fields}
         os.write(self._stream, (json.dumps(line, sort_keys=True) + "\n").encode())
 
 
@@ -71,6 +77,28 @@ class CheckpointMarker(Callback):
 
     def on_checkpoint_save(self, context: CallbackContext) -> None:
         checkpoints.mark_complete(self._folder)
+
+
+class Fence(Callback):
+    """Ends a rank whose run has been given to somebody else.
+
+    A node that SLURM has lost sight of may still reach the file system: its ranks must not go on writing.
+    """
+
+    def __init__(self, claims: Path, claim: int):
+        self._claims, self._claim = claims, claim
+        self._looked = time.monotonic()
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        if time.monotonic() - self._looked < FENCE_SECONDS:
+            return
+        self._looked = time.monotonic()
+        if (newest := newest_claim(self._claims)) > self._claim:
+            sys.stderr.write(
+                f"megaboa: claim {newest} of this run is newer than ours, {self._claim}: we were given up\n"
+            )
+            sys.stderr.flush()
+            os._exit(1)
 
 
 class EndRecord(Callback):

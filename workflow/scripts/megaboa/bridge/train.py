@@ -18,26 +18,35 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="the run's folder below results/")
     parser.add_argument("--store", type=Path, required=True, help="the run's payload folder")
     parser.add_argument("--attempt", type=Path, required=True, help="the attempt's folder in the store")
+    parser.add_argument("--claim", type=int, default=0, help="number of the supervisor's claim; 0: it has none")
     parser.add_argument("--resume-from", type=int, default=0, help="iteration of the checkpoint to go on from")
     parser.add_argument("--capture", action="store_true", help="profile the first steps instead of training")
+    parser.add_argument("--skip", action="append", default=[], help="steps whose batches are left out, as in 40-45")
     arguments = parser.parse_args()
 
     folder, store, attempt = RunFolder(arguments.run), RunStore(arguments.store), AttemptFolder(arguments.attempt)
     process.prepare(folder.run["device"], folder.launch["cpus_per_rank"])
     if identity_of(folder) != files.read_json(store.identity):
         sys.exit(f"{folder.path}/run.json, or what it reads, was changed while this attempt started; start it again")
-    train(folder, store, attempt, arguments.resume_from, arguments.capture)
+    train(folder, store, attempt, arguments)
 
 
-def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, resume_from: int, capture: bool) -> None:
+def steps_of(ranges: list[str]) -> list[int]:
+    """`40-42` as 40, 41, 42."""
+    bounds = [tuple(map(int, text.split("-"))) for text in ranges]
+    return [step for first, last in bounds for step in range(first, last + 1)]
+
+
+def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: argparse.Namespace) -> None:
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
     from megaboa.bridge import configuration, steps
 
     config = configuration.build(folder.run, configuration.Inputs.read(folder))
-    configuration.place(config, folder.launch, store, attempt, resume_from)
-    if capture:
+    configuration.place(config, folder.launch, store, attempt, wanted.resume_from)
+    config.train.iterations_to_skip = [*config.train.iterations_to_skip, *steps_of(wanted.skip)]
+    if wanted.capture:
         configuration.profile(config, folder.profile)
     if folder.run["device"] == "cpu":
         from megaboa.bridge import cpu
@@ -46,6 +55,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, resume_fro
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     callbacks = [steps.EndRecord(attempt, rank)]
+    if wanted.claim:
+        callbacks.append(steps.Fence(store.claims, wanted.claim))
     if rank == 0:
         found = {"train_iters": config.train.train_iters, "saves": config.checkpoint.save is not None}
         files.write_json(store.found, found)

@@ -22,7 +22,9 @@ from pydantic import (
     model_validator,
 )
 
+from megaboa.causes import ACTIONS, Cause
 from megaboa.config.formula import Formula
+from megaboa.launch import networks
 
 # Names become file and folder names: letters first, then letters, digits, '.', '_', '-'.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]*$", max_length=100)]
@@ -254,6 +256,7 @@ class Checkpoint(Section):
     keep_last: Count | None = key(None, "keep only the newest so many checkpoints; default: all")
     async_save: bool = key(False, "write checkpoints in the background")
     reshardable: bool = key(True, "save so that another layout can resume (dist_ckpt_optim_fully_reshardable)")
+    verify: bool = key(True, "write down a checkpoint's checksums while training goes on, and compare before resuming")
 
 
 class Profile(Section):
@@ -275,9 +278,64 @@ class Resources(Section):
     gpus_per_node: Count = key(1, "ranks per node: one per GPU, or one process each on the CPU", short="gpus")
     cpus_per_rank: Count = key(1, "CPU cores per rank")
     mem_mb_per_rank: Count = key(4000, "host memory per rank")
-    runtime: str = key("4h", "wall time of a training job", pattern=r"^[1-9]\d*(m|h|d)?$")
+    runtime: str = key(
+        "4h", "wall time of one training job; a run that needs longer goes on by itself", pattern=r"^[1-9]\d*(m|h|d)?$"
+    )
+    step_seconds: Positive | None = key(
+        None, "expected seconds per step: the plan then shows how many jobs a run needs"
+    )
     partition: str | None = key(None, "SLURM partition of training jobs; default: the profile's")
     account: str | None = key(None, "SLURM account of training jobs; default: the profile's")
+    slurm_extra: str = key("", "further options of sbatch for training jobs, such as `--exclusive`")
+
+
+class Launch(Section):
+    """How the ranks are started. Changes no loss, so that nothing is trained again when it changes."""
+
+    starter: Literal["auto", "srun", "local"] = key(
+        "auto", "what starts the ranks: srun, or this machine; auto: srun inside a SLURM job"
+    )
+    tasks: Literal["rank", "node"] = key(
+        "rank", "a SLURM task per rank, or one per node that starts the node's ranks, as torchrun would"
+    )
+    srun: str = key("srun", "the command srun, where it is called otherwise")
+    srun_args: list[str] = key([], "further arguments of srun, such as container flags")
+    cpu_bind: str | None = key(None, "srun's --cpu-bind, such as `cores`; default: the site's")
+    python: str | None = key(
+        None, "Python of the ranks, where a container has its own; default: the one that runs Snakemake"
+    )
+    network: Literal[networks.names()] | None = key(
+        None, "preset of environment variables for the network between nodes"
+    )
+    environment: dict[str, str | None] = key({}, "environment variables of the ranks; null removes one of the preset")
+    health_check: bool = key(False, "check every node before the ranks start, not only after a failure")
+
+
+class LossSpike(Section):
+    factor: Annotated[float, Field(gt=1)] = key(2.0, "a loss so many times the median before it is a spike")
+    window: Annotated[int, Field(gt=1)] = key(50, "steps over which the median is taken")
+    patience: PositiveInt = key(5, "steps in a row that must lie above")
+    limit: PositiveInt = key(3, "spikes skipped in one run; one more stops it")
+
+
+class Recovery(Section):
+    """What is done when ranks fail. Changes no loss, except `loss_spike`: ledger and report say so."""
+
+    budget: NonNegativeInt = key(5, "failures in a row without a new checkpoint after which a run stops")
+    backoff_seconds: NonNegative = key(
+        10.0, "pause before ranks are started again; doubled with every failure in a row"
+    )
+    no_progress_minutes: PositiveFloat = key(30.0, "no new step for so long: stacks are written, ranks started again")
+    start_minutes: PositiveFloat = key(60.0, "the same before the first step: ranks load, compile and connect")
+    stop_seconds: NonNegative = key(60.0, "time that ranks are given to save and end when they are asked to")
+    exclude_hours: NonNegative = key(24.0, "how long a run avoids a node that failed under it")
+    actions: dict[Cause, Literal[ACTIONS]] = key(
+        {}, "what to do instead of the default, by cause (docs/recovery.md lists them)"
+    )
+    loss_spike: LossSpike | None = key(None, "go back to the checkpoint before a spike and leave out its batches; off")
+    notify: str | None = key(
+        None, "shell command called at the end or final failure of a run, with MEGABOA_* variables"
+    )
 
 
 class Export(Section):
@@ -331,6 +389,8 @@ class Experiment(Section):
     checkpoint: Checkpoint = key(Checkpoint(), "saving")
     profile: Profile = key(Profile(), "profiling")
     resources: Resources = key(Resources(), "what a run is given")
+    launch: Launch = key(Launch(), "how its ranks are started")
+    recovery: Recovery = key(Recovery(), "what is done when they fail")
     export: Export = key(Export(), "which runs become Hugging Face models")
     report: Report = key(Report(), "the report")
     overrides: dict[Dotted, Any] = key({}, "fields of Bridge's ConfigContainer in its own dotted form")

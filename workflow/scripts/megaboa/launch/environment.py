@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import socket
+import struct
+from collections.abc import Mapping, MutableMapping
+
+_SIOCGIFADDR = 0x8915
 
 
 def rank_environment(rank: int, local_rank: int, world_size: int, address: str, port: int) -> dict[str, str]:
@@ -10,9 +17,12 @@ def rank_environment(rank: int, local_rank: int, world_size: int, address: str, 
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
+        **rendezvous_environment(address, port),
     }
+
+
+def rendezvous_environment(address: str, port: int) -> dict[str, str]:
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
 def threads_environment(cpus_per_rank: int) -> dict[str, str]:
@@ -20,7 +30,51 @@ def threads_environment(cpus_per_rank: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(cpus_per_rank), "MKL_NUM_THREADS": str(cpus_per_rank)}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def rank_from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
+    """Who a task of srun is. Empty where somebody else has said it."""
+    if "RANK" in environment or "SLURM_PROCID" not in environment:
+        return {}
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "WORLD_SIZE": environment["SLURM_NTASKS"],
+    }
+
+
+def adopt_rank(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Called by a rank before it imports anything: say in torch's names who it is, and where its peers find it."""
+    environment.update(rank_from_slurm(environment))
+    if "GLOO_SOCKET_IFNAME" not in environment and (interface := interface_towards(environment["MASTER_ADDR"])):
+        environment["GLOO_SOCKET_IFNAME"] = interface
+
+
+def interface_towards(address: str) -> str | None:
+    """The network interface by which this host reaches another one: not what its own name leads to (127.0.1.1)."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # sends nothing
+            ours = probe.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                with contextlib.suppress(OSError):
+                    request = struct.pack("256s", name.encode())
+                    if socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24]) == ours:
+                        return name
+    except OSError:
+        pass
+    return None
+
+
+class ReservedPort:
+    """A free port of this host that nobody else is given while this object is open.
+
+    The socket is bound, but doesn't listen; with SO_REUSEADDR on both sides rank 0 can still listen on the port.
+    """
+
+    def __init__(self, address: str = ""):
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind((address, 0))
+        self.number: int = self._socket.getsockname()[1]
+
+    def close(self) -> None:
+        self._socket.close()

@@ -11,93 +11,112 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from megaboa.launch.environment import free_port, rank_environment, threads_environment
+from megaboa.launch.environment import ReservedPort, rank_environment, rendezvous_environment
+from megaboa.launch.ranks import STACKS_SIGNAL, Ended
 
 GRACE_SECONDS = 3.0
 POLL_SECONDS = 0.1
+ADDRESS = "127.0.0.1"
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How the ranks ended: every rank with 0, or the first one that didn't."""
+class LocalRanks:
+    """Rank `first`, `first + 1`, ... as children of this process; rank K writes to `logs/rank-K.log`."""
 
-    rank: int | None
-    returncode: int
-
-    @property
-    def ok(self) -> bool:
-        return self.returncode == 0
-
-    def __str__(self) -> str:
-        if self.ok:
-            return "every rank ended with 0"
-        if self.returncode < 0:
-            names = {number.value: number.name for number in signal.Signals}
-            return f"rank {self.rank} was killed by {names.get(-self.returncode, f'signal {-self.returncode}')}"
-        return f"rank {self.rank} ended with exit code {self.returncode}"
-
-
-def start(command: Sequence[str], world_size: int, logs: Path, cpus_per_rank: int = 1) -> list[subprocess.Popen]:
-    """Start the ranks; rank K writes to `logs/rank-K.log`."""
-    port = free_port()
-    ranks: list[subprocess.Popen] = []
-    try:
-        for rank in range(world_size):
-            environment = {
-                **os.environ,
-                **threads_environment(cpus_per_rank),
-                **rank_environment(rank, rank, world_size, "127.0.0.1", port),
-                "PYTHONUNBUFFERED": "1",
-                "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),  # not what the host's name leads to
-            }
-            with open(logs / f"rank-{rank}.log", "ab") as log:
-                ranks.append(
-                    subprocess.Popen(
-                        command,
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                    )
+    def __init__(
+        self,
+        command: Sequence[str],
+        world_size: int,
+        logs: Path,
+        environment: Mapping[str, str],
+        *,
+        first: int = 0,
+        count: int | None = None,
+        port: ReservedPort | None = None,
+    ):
+        self.first, self.port = first, port
+        self.processes: list[subprocess.Popen] = []
+        try:
+            for local in range(count if count is not None else world_size):
+                who = rank_environment(
+                    first + local, local, world_size, environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
                 )
-    except BaseException:
-        stop(ranks)
-        raise
-    return ranks
+                self._start(command, logs / f"rank-{first + local}.log", {**environment, **who})
+        except BaseException:
+            self.kill()
+            raise
 
-
-def wait(ranks: list[subprocess.Popen], each_poll: Callable[[], None] = lambda: None) -> Ended:
-    """Wait until all ranks have ended well or one has failed; in the second case end the others."""
-    while True:
-        codes = [rank.poll() for rank in ranks]
-        failed = [(number, code) for number, code in enumerate(codes) if code not in (None, 0)]
+    def poll(self) -> Ended | None:
+        codes = [process.poll() for process in self.processes]
+        failed = [(self.first + number, code) for number, code in enumerate(codes) if code not in (None, 0)]
         if failed:
-            stop(ranks)
+            self.end()
             return Ended(*min(failed, key=lambda rank: rank[1] > 0))  # one that was killed is the cause, not a victim
-        if all(code == 0 for code in codes):
-            return Ended(None, 0)
-        each_poll()
+        if any(code is None for code in codes):
+            return None
+        self._release()
+        return Ended()
+
+    def ask(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def dump(self) -> None:
+        self._signal(STACKS_SIGNAL)
+
+    def kill(self) -> None:
+        self.end(grace=0)
+
+    def end(self, grace: float = GRACE_SECONDS) -> None:
+        """Ask every rank still alive to end, then make it; with it goes whatever it started."""
+        if grace:
+            self.ask()
+        deadline = time.monotonic() + grace
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            _signal_group(process, signal.SIGKILL)
+            process.wait()
+        self._release()
+
+    def _release(self) -> None:
+        if self.port:
+            self.port.close()
+
+    def _start(self, command: Sequence[str], log: Path, environment: dict[str, str]) -> None:
+        with log.open("ab") as stream:
+            self.processes.append(
+                subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+
+def start(command: Sequence[str], world_size: int, logs: Path, environment: Mapping[str, str]) -> LocalRanks:
+    """All ranks of a run on this machine."""
+    port = ReservedPort(ADDRESS)  # held until the ranks have ended
+    here = {**os.environ, **environment, **rendezvous_environment(ADDRESS, port.number)}
+    return LocalRanks(command, world_size, logs, here, port=port)
+
+
+def wait(ranks: LocalRanks) -> Ended:
+    """Wait until all ranks have ended well or one has failed."""
+    while (ended := ranks.poll()) is None:
         time.sleep(POLL_SECONDS)
+    return ended
 
 
-def stop(ranks: list[subprocess.Popen], grace: float = GRACE_SECONDS) -> None:
-    """Ask every rank still alive to end, then make it; with it goes whatever it started."""
-    for rank in ranks:
-        if rank.poll() is None:
-            _signal_group(rank, signal.SIGTERM)
-    deadline = time.monotonic() + grace
-    for rank in ranks:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            rank.wait(max(0.0, deadline - time.monotonic()))
-        _signal_group(rank, signal.SIGKILL)
-        rank.wait()
-
-
-def _signal_group(rank: subprocess.Popen, number: signal.Signals) -> None:
+def _signal_group(process: subprocess.Popen, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(rank.pid, number)
+        os.killpg(process.pid, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -12,17 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.files import read_json, read_jsonl
-from megaboa.results import RunStore
+from megaboa.observe import history
+from megaboa.results import AttemptFolder, RunStore
 
 # Long enough for the last hundred steps or so, whatever the length of steps.jsonl.
 TAIL_BYTES = 32_768
 # Steps over which the speed is measured: enough to be calm, few enough to follow a change.
 SPEED_WINDOW = 20
+SAVES_FROM_ATTEMPTS = 3
+SAVES_BYTES = 4_194_304  # some ten thousand steps
 
 
 @dataclass(frozen=True)
 class Progress:
-    """One run at one moment. `state` is waiting, running, done, failed or interrupted."""
+    """One run at one moment. `state` is waiting, queued, running, done, failed, interrupted or lost.
+
+    The files alone never say lost, and queued only where a run has put its own job back; the rest SLURM must tell.
+    """
 
     run: str
     state: str
@@ -30,11 +37,23 @@ class Progress:
     total: int | None = None
     loss: float | None = None
     steps_per_second: float | None = None
+    tokens_per_second: float | None = None
     attempt: int = 0
     host: str | None = None
     pid: int | None = None
+    job: str | None = None
+    nodes: tuple[str, ...] = ()
     age_seconds: float | None = None
     detail: str | None = None
+    event: str | None = None  # what happened last, without the steps
+    event_time: float | None = None
+    goes_on: bool = False  # as the ledger has it: somebody trains it, or is about to
+    job_state: str | None = None  # SLURM's words for the job
+    job_reason: str | None = None  # why it waits
+    job_starts: float | None = None  # when SLURM expects that it starts
+    job_ends: float | None = None  # when its wall time is used up
+    slurm: str | None = None  # "unknown": SLURM could not be asked
+    jobs_left: int | None = None  # further jobs that the run needs, at the speed that was measured
 
     @property
     def eta_seconds(self) -> float | None:
@@ -47,30 +66,42 @@ def read_progress(run_store: str | Path, run: str | None = None, now: float | No
     """Read a run's state from its store; `now` (unix seconds) is only for the age of the last event."""
     store = RunStore(Path(run_store))
     run = run or store.path.parent.name
+    now = time.time() if now is None else now
     total = last_step(store)
-    attempts = read_jsonl(store.ledger)
-    starts = [event for event in attempts if event["event"] == "start"]
+    entries = read_jsonl(store.ledger)
+    event, event_time = history.last_event(entries) or (None, None)
+    told = {"event": event, "event_time": event_time}
+    job = next((entry.get("job") for entry in reversed(entries) if entry["event"] in ("start", "call")), None)
+    starts = [entry for entry in entries if entry["event"] == "start"]
     if not starts:
-        return Progress(run, "waiting", total=total)
+        state = "running" if job else "waiting"  # called in a job, and about to start
+        return Progress(run, state, total=total, job=job, goes_on=job is not None, **told)
     start = starts[-1]
     number = start["attempt"]
-    end = next((e for e in reversed(attempts) if e["event"] == "end" and e["attempt"] == number), None)
+    end = next((entry for entry in reversed(entries) if entry["event"] == "end" and entry["attempt"] == number), None)
+    called = any(entry["event"] == "call" and entry.get("job") for entry in entries[entries.index(end or start) :])
     events = read_tail(store.attempt(number).steps)
     steps = [event for event in events if event["event"] == "step"]
-    state, detail = _state(start, end)
+    state, detail, goes_on = ("running", None, True) if called else _state(start, end)
     last_time = max(event["time"] for event in [start, *events, *([end] if end else [])])
+    rate = speed(steps)
     return Progress(
         run=run,
         state=state,
         step=_step(start, end, events),
         total=total,
         loss=steps[-1].get("loss") if steps else None,
-        steps_per_second=speed(steps),
+        steps_per_second=rate,
+        tokens_per_second=rate * tokens if rate and (tokens := tokens_per_step(steps)) else None,
         attempt=number,
         host=start.get("host"),
         pid=start.get("pid"),
-        age_seconds=max((time.time() if now is None else now) - last_time, 0.0),
+        job=job,
+        nodes=tuple(start.get("nodes") or ()),
+        age_seconds=max(now - last_time, 0.0),
         detail=detail,
+        goes_on=goes_on,
+        **told,
     )
 
 
@@ -80,6 +111,31 @@ def last_step(store: RunStore) -> int | None:
     if asked is None and store.found.exists():
         return read_json(store.found)["train_iters"]
     return asked
+
+
+def slowest_save(store: RunStore) -> float | None:
+    """Seconds of the slowest save of the newest attempts; None where none was measured."""
+    attempts = sorted((store.path / "attempts").glob("[0-9]*"), key=lambda path: int(path.name))[-SAVES_FROM_ATTEMPTS:]
+    events = [event for path in attempts for event in read_tail(path / "steps.jsonl", SAVES_BYTES)]
+    return max(
+        (event["seconds"] for event in events if event["event"] == "save" and event.get("seconds")), default=None
+    )
+
+
+def seconds_per_step(attempt: AttemptFolder) -> float | None:
+    rate = speed([event for event in read_tail(attempt.steps) if event["event"] == "step"])
+    return 1 / rate if rate else None
+
+
+def usual_seconds_per_step(store: RunStore) -> float | None:
+    """As the newest attempt has it that did more than a step."""
+    attempts = sorted((store.path / "attempts").glob("*"), reverse=True)[:SAVES_FROM_ATTEMPTS]
+    return next((seconds for path in attempts if (seconds := seconds_per_step(AttemptFolder(path)))), None)
+
+
+def has_steps(attempt: AttemptFolder) -> bool:
+    """Whether the attempt has done a step."""
+    return any(event["event"] == "step" for event in read_tail(attempt.steps))
 
 
 def read_tail(path: str | Path, size: int = TAIL_BYTES) -> list[dict[str, Any]]:
@@ -93,7 +149,11 @@ def read_tail(path: str | Path, size: int = TAIL_BYTES) -> list[dict[str, Any]]:
         stream.seek(max(start - 1, 0))
         text = stream.read()
     lines = text.split(b"\n")[1 if start else 0 : -1]
-    return [json.loads(line) for line in lines if line.strip()]
+    found = []
+    for line in lines:
+        with contextlib.suppress(json.JSONDecodeError):  # torn by a full disk or a kill
+            found.append(json.loads(line))
+    return found
 
 
 def speed(steps: list[dict[str, Any]]) -> float | None:
@@ -104,6 +164,11 @@ def speed(steps: list[dict[str, Any]]) -> float | None:
     if window and window[-1].get("seconds"):
         return 1 / window[-1]["seconds"]
     return None
+
+
+def tokens_per_step(steps: list[dict[str, Any]]) -> float | None:
+    counts = [event["tokens"] for event in steps[-SPEED_WINDOW:] if event.get("tokens")]
+    return sum(counts) / len(counts) if counts else None
 
 
 def describe(progress: Progress) -> str:
@@ -129,6 +194,22 @@ def format_speed(value: float) -> str:
     return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
+def format_count(value: float) -> str:
+    """Three digits: `950`, `12.3k`, `4.56M`."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{letter}" if value / size < 999.5 else f"{value / size:.0f}{letter}"
+    return format_speed(value) if value < 10 else f"{value:.0f}"
+
+
+def format_age(seconds: float) -> str:
+    """`12 s`, `3 min`, `5 h`, `2 d`."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def format_duration(seconds: float) -> str:
     """`0:02`, `12:05`, `3:07:00`, `2d 03:07`."""
     whole = math.ceil(seconds)
@@ -146,15 +227,19 @@ def _step(start: dict[str, Any], end: dict[str, Any] | None, events: list[dict[s
     return (end or {}).get("iteration") or start.get("resumed_from") or 0
 
 
-def _state(start: dict[str, Any], end: dict[str, Any] | None) -> tuple[str, str | None]:
-    if end:
-        outcome = end["outcome"]
-        return ("done", None) if outcome == "completed" else (outcome, end.get("detail"))
-    if start.get("host") != socket.gethostname():
-        return "running", None
-    if _alive(start["pid"]):
-        return "running", None
-    return "interrupted", f"process {start['pid']} is gone"
+def _state(start: dict[str, Any], end: dict[str, Any] | None) -> tuple[str, str | None, bool]:
+    """The run's state, more about it, and whether it goes on by itself."""
+    action = end.get("action") if end else None
+    if end and end["outcome"] == "completed":
+        return "done", None, False
+    if action == "requeue":
+        return "queued", end["detail"], True
+    here = start.get("host") == socket.gethostname()
+    if (not end or action == "resume") and (not here or _alive(start["pid"])):
+        return "running", None, True
+    if not end:
+        return "interrupted", f"process {start['pid']} is gone", True
+    return end["outcome"], end.get("detail"), action == "resume"
 
 
 def _alive(pid: int) -> bool:

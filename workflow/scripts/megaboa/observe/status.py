@@ -3,31 +3,57 @@
 from __future__ import annotations
 
 import csv
+import math
+import time
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from megaboa.files import read_json
+from megaboa.observe import history, slurm_jobs
 from megaboa.observe.progress import (
     Progress,
+    format_age,
+    format_count,
     format_duration,
     format_speed,
     format_steps,
     read_progress,
+    slowest_save,
+    usual_seconds_per_step,
 )
+from megaboa.observe.slurm_jobs import Queue, SlurmJob
 from megaboa.results import RunFolder, RunStore
+from megaboa.run.chain import links, wall_seconds
+from megaboa.run.recovery import lead_seconds
 
-STYLES = {"running": "bold cyan", "done": "green", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
+STYLES = {
+    "running": "bold cyan",
+    "queued": "blue",
+    "done": "green",
+    "failed": "bold red",
+    "lost": "bold red",
+    "interrupted": "yellow",
+    "waiting": "dim",
+}
+STOPPED = ("failed", "lost", "interrupted")  # what a person must look at: told in full
+WIDE = 140  # columns of a terminal that has room for everything
+SILENT_SECONDS, SILENT_STEPS = 120.0, 10
 
 
-def experiment_progress(results: str | Path, now: float | None = None) -> list[Progress]:
-    """Progress of every run, in the order of the plan."""
+def experiment_progress(results: str | Path, now: float | None = None, queue: Queue | None = None) -> list[Progress]:
+    """Progress of every run, in the order of the plan; `queue`: what SLURM says, asked for just before."""
     results = Path(results)
-    return [run_progress(RunFolder(results / "runs" / run), now) for run in planned_runs(results)]
+    jobs = slurm_jobs.trained_by(queue, results) if queue else {}
+    return [
+        run_progress(RunFolder(results / "runs" / run), now, queue, jobs.get(run, ())) for run in planned_runs(results)
+    ]
 
 
 def planned_runs(results: Path) -> list[str]:
@@ -38,54 +64,142 @@ def planned_runs(results: Path) -> list[str]:
         return [row["run"] for row in csv.DictReader(stream, delimiter="\t")]
 
 
-def run_progress(run: RunFolder, now: float | None = None) -> Progress:
-    """A run's progress, by the link to its attempts that its supervisor makes when it starts."""
-    waiting = Progress(run.name, "waiting", total=run.run["training"].get("train_iters"))
-    if not run.attempts_link.exists():
-        return waiting
-    store = RunStore(run.attempts_link.resolve().parent)
-    if _outdated(run, store):
-        return waiting
+def run_progress(
+    run: RunFolder, now: float | None = None, queue: Queue | None = None, jobs: Sequence[SlurmJob] = ()
+) -> Progress:
+    """A run's progress, by the link to its attempts that its supervisor makes when it starts, and by SLURM."""
+    store = RunStore(run.attempts_link.resolve().parent) if run.attempts_link.exists() else None
+    if store is None or _outdated(run, store):
+        progress = Progress(run.name, "waiting", total=run.run["training"].get("train_iters"))
+        return slurm_jobs.with_queue(progress, queue, jobs) if queue else progress
     progress = read_progress(store.path, run=run.name, now=now)
     if run.train_manifest.exists():
         # Also where the last attempt was killed after its last checkpoint and could not say that it ended.
-        return replace(progress, state="done", detail=None)
-    return progress
+        if progress.state != "done":
+            told = {"event": "finished", "event_time": run.train_manifest.stat().st_mtime}
+            progress = replace(progress, state="done", detail=None, goes_on=False, **told)
+        return progress
+    if queue:
+        progress = slurm_jobs.with_queue(progress, queue, jobs)
+    return replace(progress, jobs_left=jobs_left(progress, store, run, time.time() if now is None else now))
 
 
-def progress_table(name: str, runs: list[Progress]) -> Group:
-    """A table of the runs and one line that counts them."""
-    table = Table(title=Text(name, style="bold"), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("run", no_wrap=True)
-    table.add_column("state")
-    for heading in ("step", "loss", "steps/s", "ETA", "attempt"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", overflow="fold")
-    for run in runs:
-        table.add_row(
-            Text(run.run),
-            Text(run.state, style=STYLES.get(run.state, "")),
-            format_steps(run),
-            "" if run.loss is None else f"{run.loss:.4f}",
-            "" if run.steps_per_second is None else format_speed(run.steps_per_second),
-            "" if run.eta_seconds is None else format_duration(run.eta_seconds),
-            str(run.attempt or ""),
-            Text(_note(run), style="dim"),
-        )
-    counts = Counter(run.state for run in runs)
-    line = ", ".join(f"{counts[state]} {state}" for state in STYLES if counts[state])
-    return Group(table, Text(line or "no runs", style="dim"))
+def jobs_left(progress: Progress, store: RunStore, run: RunFolder, now: float) -> int | None:
+    """How many jobs the run needs beside the one that runs; None where the speed, or that one's end, is unknown."""
+    step = usual_seconds_per_step(store) if progress.job and progress.total and progress.state != "done" else None
+    if step is None or (progress.state == "running" and progress.job_ends is None):
+        return None
+    wall, save = wall_seconds(run.launch["runtime"]), slowest_save(store)
+    seconds = (progress.total - progress.step) * step
+    if progress.state == "running":
+        seconds -= progress.job_ends - now - lead_seconds(save, step, wall)
+    return links(seconds, wall, step, save)
+
+
+def progress_table(name: str, runs: Sequence[Progress], now: float | None = None) -> ProgressTable:
+    """A table of the runs and one line that counts them, for a terminal of any width."""
+    return ProgressTable(name, runs, time.time() if now is None else now)
+
+
+@dataclass(frozen=True)
+class _Column:
+    heading: str
+    cell: Callable[[Progress], str]
+    options: dict[str, Any]
+
+
+_RIGHT = {"justify": "right", "no_wrap": True}
+_COLUMNS = (
+    _Column("step", format_steps, _RIGHT),
+    _Column("loss", lambda run: "" if run.loss is None else f"{run.loss:.4f}", _RIGHT),
+    _Column(
+        "tokens/s", lambda run: "" if run.tokens_per_second is None else format_count(run.tokens_per_second), _RIGHT
+    ),
+    _Column("ETA", lambda run: "" if run.eta_seconds is None else format_duration(run.eta_seconds), _RIGHT),
+    _Column("try", lambda run: str(run.attempt or ""), _RIGHT),
+    _Column("job", lambda run: run.job or "", _RIGHT),
+    _Column("+jobs", lambda run: "" if run.jobs_left is None else str(run.jobs_left), _RIGHT),
+)
+_WIDE_COLUMNS = (
+    *_COLUMNS[:2],
+    _Column("steps/s", lambda run: "" if run.steps_per_second is None else format_speed(run.steps_per_second), _RIGHT),
+    *_COLUMNS[2:],
+    _Column("nodes", lambda run: history.brief(run.nodes), {"overflow": "ellipsis", "no_wrap": True, "max_width": 24}),
+)
+
+
+@dataclass(frozen=True)
+class ProgressTable:
+    """What fits into the terminal: a narrow one has no nodes and steps/s, and columns that say nothing are left out."""
+
+    name: str
+    runs: Sequence[Progress]
+    now: float
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.max_width >= WIDE
+        title = Text(self.name, style="bold")
+        padding = (0, 2 if wide else 1, 0, 0)
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=padding)
+        table.add_column("run", overflow="fold", max_width=max(options.max_width // 4, 16))
+        table.add_column("state", no_wrap=True)
+        columns = [column for column in (_WIDE_COLUMNS if wide else _COLUMNS) if any(map(column.cell, self.runs))]
+        for column in columns:
+            table.add_column(column.heading, **column.options)
+        table.add_column("last event")
+        for run in self.runs:
+            state = Text(run.state, style=STYLES.get(run.state, ""))
+            in_full = wide and run.state in STOPPED
+            told = Text(event(run, self.now), style="" if run.state in STOPPED else "dim")
+            told.no_wrap, told.overflow = (not in_full), ("fold" if in_full else "ellipsis")
+            table.add_row(Text(run.run), state, *(column.cell(run) for column in columns), told)
+        yield table
+        for run in self.runs:
+            if not wide and run.state in STOPPED:
+                yield Text(f"{run.run}: {event(run, self.now)}")
+        counts = Counter(run.state for run in self.runs)
+        line = ", ".join(f"{counts[state]} {state}" for state in STYLES if counts[state]) or "no runs"
+        if any(run.slurm for run in self.runs):
+            line += "; SLURM could not be asked"
+        yield Text(line, style="dim")
+
+
+def event(run: Progress, now: float) -> str:
+    """What happened last, and what is to be said of now: `resumed from 40 after node failure of n2, 3 min ago`."""
+    parts = []
+    if run.state == "running" and run.event is None:
+        parts.append("its job starts")
+    elif run.state == "running" and _is_silent(run):
+        parts.append(f"no step for {format_age(run.age_seconds or 0)}")
+    elif run.state in ("lost", "interrupted") and run.detail and run.detail not in (run.event or ""):
+        parts.append(run.detail)
+    if run.event:
+        parts.append(f"{run.event}, {format_age(now - (run.event_time or now))} ago")
+    if run.slurm == "unknown":
+        parts.append("unknown to SLURM at the moment")
+    return " ".join([*_waits_for(run, now), "; ".join(parts)]).strip()
+
+
+def _waits_for(run: Progress, now: float) -> list[str]:
+    if run.state != "queued" or not run.job_state:
+        return []
+    starts = f"starts in {format_age(run.job_starts - now)}" if run.job_starts and run.job_starts > now else ""
+    reason = ", ".join(part for part in (run.job_reason, starts) if part)
+    return [f"({reason})"] if reason else []
 
 
 def as_record(run: Progress) -> dict[str, object]:
     """One run for machines."""
-    return {**vars(run), "eta_seconds": run.eta_seconds}
+    record = {**vars(run), "nodes": list(run.nodes), "eta_seconds": run.eta_seconds}
+    # JSON has no NaN.
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()
+    }
 
 
-def _note(run: Progress) -> str:
-    if run.state == "running":
-        return f"on {run.host}, last event {format_duration(run.age_seconds or 0)} ago"
-    return run.detail or ""
+def _is_silent(run: Progress) -> bool:
+    steps = SILENT_STEPS / run.steps_per_second if run.steps_per_second else 0
+    return (run.age_seconds or 0) > max(SILENT_SECONDS, steps)
 
 
 def _outdated(run: RunFolder, store: RunStore) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +48,23 @@ def read_events(store: RunStore) -> list[dict[str, Any]]:
     return events
 
 
-def step_rows(events: list[dict[str, Any]]) -> list[Row]:
-    """One row per step and attempt, by step and then attempt. Of the rows of one step only the last is not replayed."""
+def step_rows(events: list[dict[str, Any]], left_out: Collection[int] = ()) -> list[Row]:
+    """One row per step and attempt, by step and then attempt. Of the rows of one step only the last is not replayed.
+
+    Of a step whose batch was left out (after a loss spike) every row is: what it did was undone.
+    """
     rows: dict[tuple[int, int], Row] = {}
     for event in events:
         if event["event"] == "step":
             rows[event["step"], event["attempt"]] = _row(event)
     ordered = [rows[key] for key in sorted(rows)]
     newest = {row["step"]: row["attempt"] for row in ordered}
-    return [{**row, "replayed": row["attempt"] != newest[row["step"]]} for row in ordered]
+    return [{**row, "replayed": row["attempt"] != newest[row["step"]] or row["step"] in left_out} for row in ordered]
+
+
+def steps_in(ranges: Iterable[Sequence[int]]) -> set[int]:
+    """`[[9, 11]]` as 9, 10, 11."""
+    return {step for first, last in ranges for step in range(first, last + 1)}
 
 
 def write_steps(path: str | Path, rows: list[Row]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from megaboa.observe.steps import Row, is_finite
+from megaboa.observe.steps import Row, is_finite, steps_in
 
 # The first steps of every attempt are slow (allocation, compilation, connections) and say nothing about the speed.
 WARMUP_STEPS = 3
@@ -35,6 +35,7 @@ def summarize(
         "skipped_steps": sum(row["skipped"] for row in final),
         "attempts": len(attempts),
         "lost_steps": len(rows) - len(final),
+        "left_out": train.get("skipped", []),  # steps whose batches were left out after a loss spike
         "warmup_steps_dropped": len(final) - len(timed),
         "step_seconds": spread([row["seconds"] for row in timed]),
         "tokens_per_second": throughput,
@@ -55,7 +56,8 @@ def invalid_reasons(train: dict[str, Any], attempts: list[dict[str, Any]], final
     bad = [row["step"] for row in final if not row["skipped"] and not is_finite(row["loss"])]
     if bad:
         reasons.append(f"no finite loss at {_steps(bad)}")
-    missing = sorted(set(range(1, train["train_iters"] + 1)) - {row["step"] for row in final})
+    left_out = steps_in(train.get("skipped", []))
+    missing = sorted(set(range(1, train["train_iters"] + 1)) - {row["step"] for row in final} - left_out)
     if missing:
         reasons.append(f"{len(final)} of {train['train_iters']} steps recorded; missing: {_steps(missing)}")
     wrong = sorted({start["world_size"] for start in attempts} - {train["world_size"]})

@@ -11,11 +11,13 @@ from typing import Any
 from megaboa.config.models import Experiment, Model
 from megaboa.fields import is_harmless
 from megaboa.plan.quantities import Quantities
+from megaboa.run.chain import links, wall_seconds
 
 COLUMNS = (
     *("run", "model", "data", "world_size", "tp", "pp", "vpp", "cp", "ep", "etp", "sp", "fsdp", "dp", "gbs", "mbs"),
     "seq_length",
     *("train_iters", "tokens", "params", "lr", "precision"),
+    *("nodes", "gpus_per_node", "runtime", "jobs"),
 )
 _SECTIONS = ("training", "optimizer", "schedule", "parallel")
 RECIPE = "recipe"  # in the plan: a value that the recipe decides
@@ -76,6 +78,8 @@ def launch(config: Experiment, model: str) -> dict[str, Any]:
     """Where and how a run runs: no input of training."""
     return {
         **config.resources.model_dump(mode="json"),
+        "start": config.launch.model_dump(mode="json"),
+        "recovery": config.recovery.model_dump(mode="json"),
         "checkpoint": config.checkpoint.model_dump(mode="json", exclude_unset=config.models[model].recipe is not None),
         "store": config.store,
         **config.data.model_dump(
@@ -113,7 +117,17 @@ def row(name: str, model: str, config: Experiment, quantities: Quantities) -> di
         "params": None if params is None else int(params),
         "lr": known("optimizer", "lr"),
         "precision": known("training", "precision"),
+        **{field: getattr(config.resources, field) for field in ("nodes", "gpus_per_node", "runtime")},
+        "jobs": _jobs(quantities, config),
     }
+
+
+def _jobs(quantities: Quantities, config: Experiment) -> int | None:
+    """How many jobs the run needs, one after the other; None where nobody said how long a step takes."""
+    step, steps = config.resources.step_seconds, quantities.get("train_iters")
+    if step is None or steps is None:
+        return None
+    return links(int(steps) * step, wall_seconds(config.resources.runtime), step)
 
 
 def _blend(blend: dict[str, float] | None) -> str:

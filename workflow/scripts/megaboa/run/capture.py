@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import sys
+import time
 from typing import Any
 
 from megaboa import files, store
-from megaboa.launch import local
+from megaboa.launch.ranks import Ended
 from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.run import site as sites
+from megaboa.run.announce import explain
+from megaboa.run.command import RANK_SCRIPT, rank_environment
 from megaboa.run.identity import identity_of
 from megaboa.run.inputs import UnusableInputError, check_documents, check_nodes
-from megaboa.run.supervisor import RANK_SCRIPT, TrainingFailed, explain
+from megaboa.run.supervisor import TrainingFailed
+from megaboa.run.watch import POLL_SECONDS
 
 TRACES = "torch_profile"  # Bridge's name for the folder beside TensorBoard's
 
 
 def capture(folder: RunFolder) -> dict[str, Any]:
     """Profile the run's first steps as profile.json says, once for each identity and settings; return the manifest."""
-    check_nodes(folder)
+    site = sites.here(folder.launch, folder.run["device"])
+    check_nodes(folder, site.nodes)
     check_documents(folder)
     check_ranks(folder)
     identity = identity_of(folder)
@@ -25,7 +30,7 @@ def capture(folder: RunFolder) -> dict[str, Any]:
     final = store.folder(folder.launch["store"], "profiles", f"{folder.experiment}/{folder.name}", captured)
     with store.building(final) as partial:
         if partial:
-            _profile(folder, identity, AttemptFolder(partial))
+            _profile(folder, site, identity, AttemptFolder(partial))
     traces = sorted((final / TRACES).iterdir())
     return {"run": folder.name, "path": str(final / TRACES), **folder.profile, "traces": [path.name for path in traces]}
 
@@ -40,17 +45,23 @@ def check_ranks(folder: RunFolder) -> None:
         )
 
 
-def _profile(folder: RunFolder, identity: dict[str, Any], target: AttemptFolder) -> None:
+def _profile(folder: RunFolder, site: sites.Site, identity: dict[str, Any], target: AttemptFolder) -> None:
     files.write_json(RunStore(target.path).identity, identity)
-    command = [sys.executable, str(RANK_SCRIPT), "--capture"]
+    command = [sites.python_of(folder.launch), str(RANK_SCRIPT), "--capture"]
     command += [f"--run={folder.path}", f"--store={target.path}", f"--attempt={target.path}"]
-    ranks = local.start(command, folder.run["world_size"], target.path, folder.launch["cpus_per_rank"])
-    try:
-        ended = local.wait(ranks)
-    finally:
-        local.stop(ranks)
+    ended = _run(site, command, folder, target)
     wanted = [target.path / TRACES / f"rank-{rank}.json.gz" for rank in folder.profile["ranks"]]
     missing = [path.name for path in wanted if not path.exists()]
     if not ended.ok or missing:
         detail = str(ended) if not ended.ok else f"no trace {', '.join(missing)} was written"
         raise TrainingFailed(explain(folder, target, ended, detail, "The log is not kept; nothing else was touched."))
+
+
+def _run(site: sites.Site, command: list[str], folder: RunFolder, target: AttemptFolder) -> Ended:
+    ranks = site.start(command, folder.run["world_size"], target.path, rank_environment(folder))
+    try:
+        while (ended := ranks.poll()) is None:
+            time.sleep(POLL_SECONDS)
+        return ended
+    finally:
+        ranks.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from megaboa import files
@@ -14,12 +15,13 @@ class UnusableInputError(Exception):
     """The message is what the user reads."""
 
 
-def check_nodes(folder: RunFolder) -> None:
-    nodes = folder.launch["nodes"]
-    if nodes > 1:
+def check_nodes(folder: RunFolder, nodes: Sequence[str]) -> None:
+    """A run gets the nodes that it asks for; a machine without SLURM is one."""
+    wanted = folder.launch["nodes"]
+    if len(nodes) < wanted:
         raise UnusableInputError(
-            f"run {folder.name}: resources.nodes is {nodes}, but the ranks of a run are started on one machine so far. "
-            f"Set it to 1 and resources.gpus_per_node to at most what a machine has."
+            f"run {folder.name}: resources.nodes is {wanted}, but here is {len(nodes)} ({', '.join(nodes)}). "
+            f"Several nodes are had from SLURM: `snakemake --profile slurm`, or `salloc --nodes={wanted}` by hand."
         )
 
 

@@ -1,0 +1,111 @@
+"""megaboa.bridge.steps without Bridge: its callbacks need of it no more than two names."""
+
+import importlib
+import sys
+import time
+import types
+
+import pytest
+
+from megaboa.files import read_json, read_jsonl, write_json
+from megaboa.results import AttemptFolder
+from megaboa.run import checkpoints
+
+STUBS = ("megatron", "megatron.bridge", "megatron.bridge.training", "megatron.bridge.training.callbacks")
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    for name in STUBS:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules[STUBS[-1]].Callback = sys.modules[STUBS[-1]].CallbackContext = object
+    monkeypatch.delitem(sys.modules, "megaboa.bridge.steps", raising=False)
+    yield importlib.import_module("megaboa.bridge.steps")
+    del sys.modules["megaboa.bridge.steps"]
+
+
+def context(step=7, **more):
+    config = types.SimpleNamespace(
+        train=types.SimpleNamespace(global_batch_size=8), dataset=types.SimpleNamespace(seq_length=64)
+    )
+    state = types.SimpleNamespace(train_state=types.SimpleNamespace(step=step), cfg=config)
+    optimizer = types.SimpleNamespace(param_groups=[{"lr": 3e-4}])
+    given = {"loss_dict": {"lm loss": 6.5}, "grad_norm": 1.5, "skipped_iter": 0, "total_loss_dict": {"lm loss": 6.0}}
+    return types.SimpleNamespace(state=state, optimizer=optimizer, **given | more)
+
+
+class Fenced(Exception):
+    pass
+
+
+@pytest.fixture
+def fence(steps, tmp_path, monkeypatch):
+    def gone(code):
+        raise Fenced(code)
+
+    monkeypatch.setattr(steps.os, "_exit", gone)
+    monkeypatch.setattr(steps, "FENCE_SECONDS", -1.0)
+    for number in (1, 2):
+        write_json(tmp_path / f"{number:06d}.json", {})
+    return steps.Fence(tmp_path, 2)
+
+
+def test_who_holds_the_run_goes_on(fence):
+    fence.on_train_step_end(context())
+    fence.on_train_step_end(context())
+
+
+def test_whose_run_was_given_to_somebody_else_ends_and_says_so(fence, tmp_path, capsys):
+    write_json(tmp_path / "000003.json", {})
+    with pytest.raises(Fenced, match="1"):
+        fence.on_train_step_end(context())
+    assert "claim 3 of this run is newer than ours, 2" in capsys.readouterr().err
+
+
+def test_nobody_looks_at_every_step(fence, steps, tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "FENCE_SECONDS", 60.0)
+    write_json(tmp_path / "000003.json", {})
+    fence.on_train_step_end(context())
+
+
+def test_events_are_what_the_supervisor_reads(steps, tmp_path):
+    path = tmp_path / "steps.jsonl"
+    writer = steps.StepWriter(path)
+    writer.on_train_start(context(step=0))
+    writer.on_train_step_start(context())
+    writer.on_train_step_end(context())
+    writer.on_eval_end(context())
+    time.sleep(0.05)
+    writer.on_checkpoint_save(context())
+    writer.on_train_end(context(step=8))
+    begin, step, evaluated, save, end = read_jsonl(path)
+    assert (begin["event"], begin["step"], end["event"], end["step"]) == ("train_start", 0, "end", 8)
+    assert (step["step"], step["loss"], step["lr"], step["tokens"], step["skipped"]) == (8, 6.5, 3e-4, 512, False)
+    assert evaluated["losses"] == {"lm loss": 6.0}
+    assert 0.05 <= save["seconds"] < 5 and save["time"] >= evaluated["time"]
+
+
+def test_a_step_without_a_loss(steps, tmp_path):
+    writer = steps.StepWriter(tmp_path / "steps.jsonl")
+    writer.on_train_step_start(context())
+    writer.on_train_step_end(context(loss_dict=None, grad_norm=None, skipped_iter=1))
+    (step,) = read_jsonl(tmp_path / "steps.jsonl")
+    assert (step["loss"], step["grad_norm"], step["skipped"], step["losses"]) == (None, None, True, {})
+
+
+def test_a_checkpoint_is_marked_when_the_save_is_over(steps, tmp_path):
+    folder = checkpoints.folder(tmp_path, 10)
+    folder.mkdir()
+    marker = steps.CheckpointMarker(tmp_path)
+    marker.on_checkpoint_save(context())
+    assert checkpoints.latest(tmp_path) == 0
+    (folder / checkpoints.LAST_WRITTEN).touch()
+    marker.on_checkpoint_save(context())
+    assert checkpoints.latest(tmp_path) == 10
+
+
+def test_every_rank_leaves_a_record_of_its_end(steps, tmp_path):
+    attempt = AttemptFolder(tmp_path)
+    for rank in (0, 1):
+        steps.EndRecord(attempt, rank).on_train_end(context(step=20))
+    assert [read_json(attempt.end_record(rank)) for rank in (0, 1)] == [{"step": 20}] * 2

@@ -1,0 +1,76 @@
+"""What a rank does to its process before anything of Megatron is imported, and what the supervisor tells it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from megaboa.bridge.train import steps_of
+from megaboa.files import write_json
+from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.run.command import RANK_SCRIPT, rank_command
+
+
+def test_steps_to_leave_out_are_given_as_ranges():
+    assert steps_of([]) == []
+    assert steps_of(["40-42", "50-50"]) == [40, 41, 42, 50]
+
+
+def test_the_supervisor_writes_ranges_as_the_rank_reads_them(tmp_path):
+    write_json(tmp_path / "run" / "launch.json", {"start": {"python": "python"}})
+    folder, store, attempt = RunFolder(tmp_path / "run"), RunStore(tmp_path / "store"), AttemptFolder(tmp_path / "a")
+    command = rank_command(folder, store, attempt, 3, 10, [[40, 42], [50, 50]])
+    assert command[:2] == ["python", str(RANK_SCRIPT)]
+    assert "--claim=3" in command and "--resume-from=10" in command
+    given = [word.removeprefix("--skip=") for word in command if word.startswith("--skip=")]
+    assert steps_of(given) == [40, 41, 42, 50]
+
+
+PARENT = """
+import subprocess, sys
+code = "from megaboa.bridge import process; process.die_with_parent(); print('ready', flush=True); import time; "
+child = subprocess.Popen([sys.executable, "-c", code + "time.sleep(60)"], stdout=subprocess.PIPE, text=True)
+child.stdout.readline()
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell of a parent's death")
+def test_a_rank_whose_parent_is_killed_goes_too():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    os.kill(child, 0)
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 10
+    while _lives(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _lives(child)
+
+
+def _lives(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_checkpoints_writer_finishes_what_it_writes():
+    code = "import os, signal; from megaboa.bridge import process; process.ignore_stop_signal()\n"
+    code += "os.kill(os.getpid(), signal.SIGTERM); print('written')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "written\n"
+
+
+def test_the_entrypoint_of_a_rank_is_a_writers_too():
+    """Writers are spawned: they import the file that started their parent, under another name."""
+    code = f"import runpy, signal; runpy.run_path({str(RANK_SCRIPT)!r}, run_name='__mp_main__')\n"
+    code += "print(signal.getsignal(signal.SIGTERM) == signal.SIG_IGN)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+    assert signal.getsignal(signal.SIGTERM) != signal.SIG_IGN

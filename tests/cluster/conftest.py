@@ -1,0 +1,42 @@
+"""One SLURM cluster for every module of tests."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from lab import Lab, skip_reason
+
+
+@pytest.fixture(scope="module")
+def make_lab() -> Iterator[Callable[..., Lab]]:
+    """Start a cluster, with the options of Lab; it ends with the module."""
+    if reason := skip_reason():
+        give_up = pytest.fail if os.environ.get("MEGABOA_REQUIRE_CLUSTER") == "1" else pytest.skip
+        give_up(f"no SLURM cluster: {reason}")
+    with ExitStack() as stack:
+
+        def make(**options: object) -> Lab:
+            root = Path(tempfile.mkdtemp(prefix="megaboa-lab-", dir="/tmp"))  # sockets need a short path
+            stack.callback(shutil.rmtree, root)
+            return stack.enter_context(Lab(root, **options))
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def lab(make_lab: Callable[..., Lab]) -> Lab:
+    return make_lab()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A failed test shows its clusters' logs, which are gone afterwards."""
+    report = yield
+    if report.failed:
+        labs = {id(value): value for value in getattr(item, "funcargs", {}).values() if isinstance(value, Lab)}
+        report.sections += [(f"SLURM's logs in {lab.root}", lab.logs()) for lab in labs.values()]
+    return report

@@ -1,0 +1,82 @@
+"""The matrix of faults as a table: what was done, what came of it. `MEGABOA_WRITE_MATRIX=1` writes it to docs/."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from lab import REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "fault-matrix.md"
+HEAD = """\
+# What happens when something breaks
+
+Each line is a real event on a real SLURM cluster of three hosts (Debian's SLURM, network namespaces on one machine),
+done to a run on two hosts that saves every 10 steps: of 60 steps, or, for the wall time, of more than fit into one job.
+The loss and the gradient norm of every step are compared, to the last bit, with those of a run that nothing disturbed.
+Lost steps were done twice. Recovery is the time from the event, or for a run that stopped from the next call, to the
+next step done. SLURM's own time-outs are in it: here a host is given up after 10 s and a job waits 6 s in the queue;
+on most clusters these are 300 s and 120 s. Two such clusters shared the machine.
+
+{made}
+"""
+TABLE = """\
+| event | what Megaboa takes it for, and does | lost steps | jobs submitted | recovery | same curve |
+|---|---|---|---|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    event: str
+    outcome: str
+    lost: int | None  # None, as below: it has none
+    jobs: int
+    recovery: float | None
+    same: bool | None
+
+    def __str__(self) -> str:
+        recovery = "–" if self.recovery is None else f"{self.recovery:.0f} s"
+        same = {True: "yes", False: "no", None: "–"}[self.same]
+        lost = "–" if self.lost is None else self.lost
+        return f"| {self.event} | {self.outcome} | {lost} | {self.jobs} | {recovery} | {same} |"
+
+
+def write(part: str, rows: list[Row]) -> None:
+    """Put these lines into a part of the page, in place of older ones of the same events, when somebody wants that."""
+    if os.environ.get("MEGABOA_WRITE_MATRIX") != "1":
+        return
+    tables = _tables()
+    lines = {**_lines(tables.get(part, "")), **{row.event: str(row) for row in rows}}
+    tables[part] = TABLE + "\n".join(lines.values()) + "\n"
+    parts = [f"## {name}\n\n{table}" for name, table in sorted(tables.items())]
+    PAGE.write_text("\n".join([HEAD.format(made=_made()), *parts]))
+
+
+def check(part: str, rows: list[Row]) -> None:
+    """Where the page has this part, it has a line for each event that was just tried."""
+    if (lines := _lines(_tables().get(part, ""))) and os.environ.get("MEGABOA_WRITE_MATRIX") != "1":
+        assert {row.event for row in rows} <= set(lines)
+
+
+def _lines(table: str) -> dict[str, str]:
+    """The lines of a table by their event."""
+    return {line.split("|")[1].strip(): line for line in table.splitlines()[2:]}
+
+
+def _tables() -> dict[str, str]:
+    """The tables of the page as it is, by heading."""
+    text = PAGE.read_text() if PAGE.exists() else ""
+    parts = (part.split("\n\n", 1) for part in text.split("## ")[1:])
+    return {name: table.strip() + "\n" for name, table in parts}
+
+
+def _made() -> str:
+    slurm = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout.strip()
+    packages = ", ".join(f"{name} {version(name)}" for name in ("megatron-bridge", "snakemake", "torch"))
+    where = f"{os.cpu_count()} cores, Python {platform.python_version()}, {slurm}, {packages}"
+    return f"Made by `tests/cluster/test_faults_of_*.py` on {time.strftime('%Y-%m-%d')} ({where})."

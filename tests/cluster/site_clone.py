@@ -1,0 +1,114 @@
+"""A clone of the repository in an ordinary user's home on the lab, with the profile filled in as it says itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from clone import TINY, copy_repository, curve_of
+from lab import UID, Lab
+
+from megaboa.files import read_json, read_jsonl
+
+PROFILE = Path("profiles", "slurm", "config.yaml")
+# The lab answers at once, so Snakemake need not wait as long as on a real site.
+FAST = ("--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "10", "--max-status-checks-per-second", "2")
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+
+
+class SiteClone:
+    """What a user does on the login host."""
+
+    def __init__(self, lab: Lab, name: str = "megaboa"):
+        self.lab, self.path = lab, lab.home / name
+        copy_repository(self.path)
+        profile = (self.path / PROFILE).read_text()
+        for key, value in (("slurm_account", "lab"), ("slurm_partition", "cpu"), ("gpu_partition", "gpu")):
+            profile = profile.replace(f"{key}: CHANGE_ME", f"{key}: {value}")
+        (self.path / PROFILE).write_text(profile)
+        subprocess.run(["chown", "-R", f"{UID}:{UID}", str(self.path)], check=True)
+
+    def experiment(self, name: str, runs: dict[str, str], save_interval: int = 10) -> str:
+        """Write a small experiment of long steps (a few a second); `runs`: the flow-style values of each.
+
+        Every run has a different `eval_interval` beyond its end: a run of its own, with the losses of the others.
+        """
+        text = TINY.format(name=name, steps=0, save_interval=save_interval)
+        text = text.replace("train_iters: 0, global_batch_size: 8,", "global_batch_size: 32,")
+        for number, (run, values) in enumerate(runs.items()):
+            text += f"    {run}: {{training.eval_interval: {1001 + number}, {values}}}\n"
+        (self.path / f"{name}.yaml").write_text(text)
+        return f"{name}.yaml"
+
+    def start(self, *arguments: str, **options: object) -> subprocess.Popen:
+        """`snakemake --profile slurm` on the login host; its output goes to a file, which `output` reads."""
+        self.log = self.path / f"snakemake-{time.monotonic_ns()}.out"
+        command = [sys.executable, "-m", "snakemake", *arguments, "--profile", "slurm", *FAST]
+        with self.log.open("wb") as stream:
+            return self.lab.popen(
+                command, cwd=self.path, env=ENVIRONMENT, stdout=stream, stderr=subprocess.STDOUT, **options
+            )
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def snakemake(self, *arguments: str, code: int = 0, timeout: float = 600) -> str:
+        process = self.start(*arguments)
+        try:
+            process.wait(timeout)
+        finally:
+            process.kill()
+        assert process.returncode == code, self.output()[-8000:]
+        return self.output()
+
+    def script(self, name: str, *arguments: str, **options: object) -> str:
+        command = [sys.executable, f"workflow/scripts/{name}", *arguments]
+        return self.lab.run(command, cwd=self.path, env=ENVIRONMENT, **options).stdout
+
+    def results(self, *parts: str) -> Path:
+        return self.path.joinpath("results", *parts)
+
+    def json(self, *parts: str) -> dict:
+        return read_json(self.results(*parts))
+
+    def store(self, experiment: str, run: str) -> Path:
+        return self.results(experiment, "runs", run, "attempts.jsonl").resolve().parent
+
+    def ledger(self, experiment: str, run: str) -> list[dict]:
+        return read_jsonl(self.results(experiment, "runs", run, "attempts.jsonl"))
+
+    def ends(self, experiment: str, run: str) -> list[dict]:
+        return [entry for entry in self.ledger(experiment, run) if entry["event"] == "end"]
+
+    def starts(self, experiment: str, run: str) -> list[dict]:
+        return [entry for entry in self.ledger(experiment, run) if entry["event"] == "start"]
+
+    def curve(self, experiment: str, run: str) -> list[tuple[int, str, str]]:
+        """Of every step the last time that it was done, its loss and gradient norm to the last bit."""
+        return curve_of(self.store(experiment, run))
+
+    def steps(self, experiment: str, run: str, attempt: int) -> list[dict]:
+        events = read_jsonl(self.store(experiment, run) / "attempts" / f"{attempt:02d}" / "steps.jsonl")
+        return [event for event in events if event["event"] == "step"]
+
+    def last_step(self, experiment: str, run: str) -> int:
+        if not self.ledger(experiment, run):
+            return 0
+        return max((step for step, *_ in self.curve(experiment, run)), default=0)
+
+    def wait_for_step(self, experiment: str, run: str, step: int, timeout: float = 240) -> None:
+        self.wait(lambda: self.last_step(experiment, run) >= step, timeout, f"step {step} of {experiment}/{run}")
+
+    def wait(self, condition: Callable[[], object], timeout: float, what: str) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what} did not come in {timeout} s\n{self.output()[-4000:]}\n{self.lab.logs()}")
+            time.sleep(0.1)
+
+    def jobs(self) -> list[str]:
+        """Every job that was ever submitted, once each."""
+        return self.lab.run(["squeue", "--noheader", "--states=all", "--format=%i"], user="root").stdout.split()

@@ -1,0 +1,208 @@
+"""What can happen to ranks, to their files and to the Snakemake that waits for them: for real, on a real cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import matrix
+import pytest
+from faults import AT_ONCE, HIT_AT, NAME, SAVE_INTERVAL, STEPS, Faults
+from lab import UID, Lab
+from site_clone import SiteClone
+
+from megaboa.results import RunFolder
+from megaboa.run.identity import identity_of, store_of
+
+pytestmark = pytest.mark.slow
+
+PART = "Ranks, files, Snakemake"
+RUNS = {
+    "quiet": STEPS,
+    **dict.fromkeys(("rank", "srun", "save", "stop", "damage", "driver-term", "driver-kill"), f"{STEPS}, {AT_ONCE}"),
+    "hang": f"{STEPS}, {AT_ONCE}, recovery.no_progress_minutes: 0.25",
+    "memory": f"{STEPS}, launch.python: limited-python",
+    "diverges": f"{STEPS}, optimizer.lr: 1.0e+30",
+    "disk": f"{STEPS}, recovery.backoff_seconds: 5, recovery.budget: 20",
+}
+# A Python that may use little more memory than torch takes to be imported: allocations fail for real.
+LIMITED_PYTHON = """\
+#!{python}
+import resource, runpy, sys
+import torch
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + 64 * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (size, size))
+sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].rsplit("/", 1)[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+SMALL_DISK_MB = 16
+
+
+@pytest.fixture(scope="module")
+def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file system that is soon full."""
+    place = tmp_path_factory.mktemp("disk")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_MB}m,mode=777", "tmpfs", str(place)], check=True)
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.fixture(scope="module")
+def faults(make_lab: Callable[..., Lab], small_disk: Path) -> Iterator[Faults]:
+    lab = make_lab(memory_mb=32000, shared=[small_disk])
+    clone = SiteClone(lab)
+    python = clone.path / "limited-python"
+    python.write_text(LIMITED_PYTHON.format(python=sys.executable))
+    python.chmod(0o755)
+    found = Faults(lab, clone, {run: values.replace("limited-python", str(python)) for run, values in RUNS.items()})
+    found.prepare("quiet")
+    yield found
+    matrix.write(PART, found.rows)
+
+
+def test_a_rank_is_killed(faults):
+    process, start = faults.start_and_wait("rank")
+    hit = time.time()
+    faults.signal_rank(start["nodes"][1], "KILL")
+    faults.finish("rank", process)
+    end = faults.ends("rank")[0]
+    assert end["cause"] == "killed" and end["action"] == "resume" and "SIGKILL" in end["detail"]
+    assert start["nodes"][1] in end["detail"]
+    faults.record("SIGKILL of one rank", "killed: starts the ranks again in the same allocation", since=hit)
+
+
+def test_srun_is_killed(faults):
+    """The ranks outlive it, and must not go on beside those of the next attempt."""
+    process, start = faults.start_and_wait("srun")
+    hit = time.time()
+    faults.lab.on_node(start["nodes"][0], ["pkill", "-KILL", "-f", "^srun .*train_rank.py"], user="root")
+    faults.finish("srun", process)
+    end, again = faults.ends("srun")[0], faults.clone.starts(NAME, "srun")[1]
+    assert end["cause"] == "killed" and "launcher" in end["detail"]
+    assert faults.clone.steps(NAME, "srun", 1)[-1]["time"] < again["time"]
+    faults.record("SIGKILL of srun", "killed: ends the step, starts the ranks again", since=hit)
+
+
+def test_a_rank_is_killed_in_the_middle_of_a_save(faults):
+    process, start = faults.start_and_wait("save", SAVE_INTERVAL + 1)
+    saving = faults.store("save") / "checkpoints" / f"iter_{2 * SAVE_INTERVAL:07d}"
+    faults.clone.wait(saving.exists, 120, "the beginning of the save")
+    hit = time.time()
+    faults.signal_rank(start["nodes"][0], "KILL")
+    assert not (saving / "complete.json").exists()
+    faults.finish("save", process)
+    assert faults.clone.starts(NAME, "save")[1]["resumed_from"] == SAVE_INTERVAL
+    faults.record("SIGKILL in the middle of a save", "killed: resumes from the checkpoint before", since=hit)
+
+
+def test_a_rank_hangs(faults):
+    process, start = faults.start_and_wait("hang")
+    hit = time.time()
+    faults.signal_rank(start["nodes"][1], "STOP")
+    faults.finish("hang", process)
+    end = faults.ends("hang")[0]
+    assert end["cause"] == "hang" and end["action"] == "resume"
+    log = (faults.store("hang") / "attempts" / "01" / "rank-0.log").read_text()
+    assert "Current thread" in log and "train.py" in log, "the stacks of the ranks that could still write them"
+    outcome = "no progress for 15 s: writes stacks, kills, starts the ranks again"
+    faults.record("a rank hangs (SIGSTOP)", outcome, since=hit)
+
+
+def test_a_rank_runs_out_of_memory(faults):
+    end = faults.stop("memory")
+    assert end["cause"] == "out_of_memory" and end["action"] == "stop"
+    faults.stops("a rank runs out of memory", "out of memory: stops at once and says so")
+
+
+def test_the_loss_becomes_nan(faults):
+    end = faults.stop("diverges")
+    assert end["cause"] == "nan" and end["action"] == "stop"
+    faults.stops("the loss becomes NaN", "nan: stops at once and says so")
+
+
+def test_the_newest_checkpoint_is_damaged(faults):
+    process, _ = faults.start_and_wait("damage", 2 * SAVE_INTERVAL + 2)
+    faults.clone.script("stop.py", f"results/{NAME}/runs/damage")
+    newest = faults.stop("damage", process)["iteration"]
+    folder = faults.store("damage") / "checkpoints" / f"iter_{newest:07d}"
+    if not (folder / "digests.json").exists():
+        pytest.fail("the newest checkpoint has no checksums")
+    shard = max(folder.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    with shard.open("r+b") as stream:  # in the middle of the tensors: it can be loaded, and is wrong
+        stream.seek(shard.stat().st_size // 2)
+        stream.write(b"\x00" * 64)
+    again = time.time()
+    faults.finish("damage")
+    distrust = next(entry for entry in faults.clone.ledger(NAME, "damage") if entry["event"] == "distrust")
+    assert distrust["iteration"] == newest and shard.name in distrust["detail"]
+    resumed_from = faults.clone.starts(NAME, "damage")[1]["resumed_from"]
+    assert resumed_from == (newest - 1) // SAVE_INTERVAL * SAVE_INTERVAL > 0
+    assert "was set aside" in (faults.clone.results(NAME, "logs", "progress.log")).read_text()
+    outcome = "checksums differ: set aside, resumes from the one before"
+    faults.record("the newest checkpoint is damaged", outcome, jobs=2, since=again)
+
+
+def test_the_disk_is_full_during_a_save(faults, small_disk):
+    """The checkpoints lie on a small file system, which is filled before the second save."""
+    folder = RunFolder(faults.clone.results(NAME, "runs", "disk"))
+    payload = faults.clone.path / store_of(folder, identity_of(folder)).path
+    target = small_disk / "checkpoints"
+    for path in (payload, target):
+        path.mkdir(parents=True)
+    subprocess.run(["chown", "-R", f"{UID}:{UID}", str(target), str(payload.parent)], check=True)
+    (payload / "checkpoints").symlink_to(target)
+    process, _ = faults.start_and_wait("disk", SAVE_INTERVAL + 1)
+    ballast, hit = small_disk / "ballast", time.time()
+    with ballast.open("wb") as stream:
+        free = os.statvfs(small_disk)
+        stream.write(b"\x00" * (free.f_bavail * free.f_frsize - 4096))
+    faults.clone.wait(lambda: faults.ends("disk"), 120, "the failure of the save")
+    ballast.unlink()
+    faults.finish("disk", process)
+    end = faults.ends("disk")[0]
+    assert end["cause"] == "disk_full" and "No space left" in end["detail"] and end["iteration"] == SAVE_INTERVAL
+    faults.record("the disk is full during a save", "disk full: tries again with growing pauses", since=hit)
+
+
+def test_a_user_stops_one_run(faults):
+    process, _ = faults.start_and_wait("stop")
+    said = faults.clone.script("stop.py", f"results/{NAME}/runs/stop")
+    assert "asked SLURM job" in said
+    end = faults.stop("stop", process)
+    assert end["cause"] == "stopped" and end["iteration"] == end["last_step"] >= HIT_AT
+    again = time.time()
+    faults.finish("stop")
+    assert faults.lost_steps("stop") == 0
+    faults.record("stop.py", "stopped: saves and stops; the next call resumes", jobs=2, since=again)
+
+
+def test_snakemake_gets_sigterm(faults):
+    process, _ = faults.start_and_wait("driver-term", 5)
+    process.send_signal(signal.SIGTERM)
+    process.wait(240)
+    faults.clone.wait(lambda: faults.ends("driver-term"), 120, "the end of the run")
+    faults.finish("driver-term")
+    assert [end["outcome"] for end in faults.ends("driver-term")] == ["completed"]
+    faults.record("SIGTERM to snakemake, and a new call", "nothing: the job goes on, the new call takes its result")
+
+
+def test_snakemake_is_killed_and_called_again_while_the_job_lives(faults):
+    before = set(faults.clone.jobs())
+    process, _ = faults.start_and_wait("driver-kill", 5)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    faults.finish("driver-kill")
+    assert [entry["event"] for entry in faults.clone.ledger(NAME, "driver-kill")] == ["call", "start", "end"]
+    assert len(set(faults.clone.jobs()) - before) == 2, "the second one waited for the first, and found nothing to do"
+    outcome = "the new job waits for the old one (afterany) and takes its result"
+    faults.record("SIGKILL of snakemake, and a new call", outcome)
+
+
+def test_the_page_has_these_events(faults):
+    matrix.check(PART, faults.rows)

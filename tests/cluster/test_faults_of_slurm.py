@@ -1,0 +1,155 @@
+"""What can happen to hosts and jobs, and to SLURM itself: each for real, on a real cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import matrix
+import pytest
+from faults import AT_ONCE, LONG, NAME, STEPS, Faults
+from lab import Lab
+from site_clone import SiteClone
+
+pytestmark = pytest.mark.slow
+
+LONGER_THAN_ONE_JOB = 90.0  # of training, of which a job of two minutes has 82 s less its start
+PART = "Hosts, jobs, SLURM"
+RUNS = {
+    "quiet": STEPS,
+    "long": LONG,
+    **dict.fromkeys(("power-off", "power-cycle", "scancel", "requeue", "controller", "status", "accounting"), STEPS),
+    "time-limit": f"{LONG}, resources.runtime: 2m",
+    "preempt-requeue": f"{STEPS}, resources.partition: low",
+    "preempt-cancel": f"{STEPS}, resources.partition: lowcancel",
+}
+
+
+@pytest.fixture(scope="module")
+def faults(make_lab: Callable[..., Lab]) -> Iterator[Faults]:
+    lab = make_lab(memory_mb=32000)
+    found = Faults(lab, SiteClone(lab), {run: f"{values}, {AT_ONCE}" for run, values in RUNS.items()})
+    found.prepare("quiet")
+    found.lengthen(LONGER_THAN_ONE_JOB)
+    found.prepare("long")
+    yield found
+    matrix.write(PART, found.rows)
+
+
+def test_a_host_loses_its_power(faults):
+    process, start = faults.start_and_wait("power-off")
+    lost = start["nodes"][1]
+    hit = time.time()
+    faults.lab.crash(lost)
+    try:
+        faults.finish("power-off", process)
+        end, last = faults.ends("power-off")[0], faults.clone.starts(NAME, "power-off")[-1]
+        assert end["cause"] == "node_failure" and end["bad_nodes"] == [lost] and end["action"] == "requeue"
+        assert lost not in last["nodes"] and start["nodes"][0] in last["nodes"], "only the failed host is avoided"
+    finally:
+        faults.lab.boot(lost)
+        faults.lab.wait_idle()
+    faults.record("a host loses its power", "node failure: same job on other hosts, the lost one avoided", since=hit)
+
+
+def test_a_host_loses_its_power_and_returns(faults):
+    """The supervisor's own host: nobody is left to write the end of the attempt, and the host looks well again."""
+    process, start = faults.start_and_wait("power-cycle")
+    lost = start["nodes"][0]
+    hit = time.time()
+    faults.lab.crash(lost)
+    time.sleep(2)
+    faults.lab.boot(lost)
+    faults.finish("power-cycle", process)
+    faults.lab.wait_idle()
+    end, last = faults.ends("power-cycle")[0], faults.clone.starts(NAME, "power-cycle")[-1]
+    assert end["cause"] == "node_failure" and end["bad_nodes"] == [lost] and "started anew" in end["detail"]
+    assert lost not in last["nodes"]
+    outcome = "node failure: same job on other hosts, the restarted one avoided"
+    faults.record("the supervisor's host loses its power and returns", outcome, since=hit)
+
+
+def test_the_wall_time_ends(faults):
+    faults.finish("time-limit", timeout=600)
+    ends = faults.ends("time-limit")
+    assert len(ends) > 1 and {end["cause"] for end in ends[:-1]} == {"time_limit"}
+    assert all(end["iteration"] == end["last_step"] for end in ends), "saved before the end: nothing is done twice"
+    assert faults.lost_steps("time-limit") == 0
+    since = ends[0]["time"]
+    faults.record("the wall time ends", "time limit: saves, same job goes on in the queue", since=since, of="long")
+
+
+@pytest.mark.parametrize(("run", "mode"), [("preempt-requeue", "REQUEUE"), ("preempt-cancel", "CANCEL with a grace")])
+def test_a_job_with_a_higher_priority_comes(faults, run, mode):
+    process, _ = faults.start_and_wait(run)
+    hit = time.time()
+    wrap = [
+        "sbatch",
+        "--partition=gpu",
+        "--nodes=3",
+        "--exclusive",
+        "--account=lab",
+        "--output=/dev/null",
+        "--wrap=sleep 5",
+    ]
+    faults.lab.run(wrap)
+    faults.finish(run, process)
+    end = faults.ends(run)[0]
+    assert end["cause"] == ("preempted" if run == "preempt-cancel" else "requeued") and end["action"] == "requeue"
+    assert end["outcome"] == "interrupted"
+    faults.record(f"preemption (PreemptMode {mode})", f"{end['cause']}: saves, same job waits its turn", since=hit)
+
+
+def test_scancel_stops_the_run_and_the_next_call_resumes(faults):
+    process, _ = faults.start_and_wait("scancel")
+    faults.lab.run(["scancel", faults.job("scancel")])
+    faults.snakemake_ends(process, code=1)
+    end = faults.ends("scancel")[0]
+    assert end["cause"] == "cancelled" and end["action"] == "stop"
+    again = time.time()
+    faults.finish("scancel")
+    faults.record("scancel", "cancelled: saves and stops; the next call resumes", jobs=2, since=again)
+
+
+def test_the_administrator_requeues(faults):
+    process, _ = faults.start_and_wait("requeue")
+    hit = time.time()
+    faults.lab.run(["scontrol", "requeue", faults.job("requeue")], user="root")
+    faults.finish("requeue", process)
+    end = faults.ends("requeue")[0]
+    assert end["cause"] == "requeued"
+    faults.record("scontrol requeue by the administrator", "requeued: saves, same job goes on", since=hit)
+
+
+def test_slurmctld_is_restarted(faults):
+    process, _ = faults.start_and_wait("controller", 5)
+    faults.lab.restart_controller()
+    faults.snakemake_ends(process)
+    assert [end["outcome"] for end in faults.ends("controller")] == ["completed"]
+    faults.record("slurmctld is restarted", "nothing: the ranks go on")
+
+
+def test_status_commands_fail_for_a_minute(faults):
+    process, _ = faults.start_and_wait("status", 5)
+    faults.lab.break_commands()
+    time.sleep(60)
+    assert process.poll() is None
+    faults.lab.mend_commands()
+    faults.snakemake_ends(process)
+    assert [end["outcome"] for end in faults.ends("status")] == ["completed"]
+    faults.record("squeue, sacct and scontrol fail for 60 s", "nothing: Snakemake asks again")
+
+
+def test_slurmdbd_is_away(faults):
+    process, _ = faults.start_and_wait("accounting", 5)
+    faults.lab.stop_accounting()
+    try:
+        faults.finish("accounting", process)
+    finally:
+        faults.lab.start_accounting()
+    assert [end["outcome"] for end in faults.ends("accounting")] == ["completed"]
+    faults.record("slurmdbd is away", "nothing: it isn't asked")
+
+
+def test_the_page_has_these_events(faults):
+    matrix.check(PART, faults.rows)

@@ -1,0 +1,45 @@
+"""`snakemake --profile slurm` in a clone, as far as it goes without a cluster."""
+
+import pytest
+
+from megaboa.workflow import PLACEHOLDER
+
+pytestmark = pytest.mark.slow
+RUN = "{resources.gpus_per_node: 2, resources.nodes: 2, resources.partition: big}"
+EXTRA = "resources: {slurm_extra: --exclusive}"
+
+
+@pytest.fixture(scope="module")
+def config(workspace):
+    return workspace.experiment("wide", {"dp4": RUN, "dp1": "{}"}, more=EXTRA)
+
+
+@pytest.fixture
+def filled(workspace):
+    path = workspace.path / "profiles" / "slurm" / "config.yaml"
+    text = path.read_text()
+    path.write_text(text.replace(f": {PLACEHOLDER}", ": lab"))
+    yield
+    path.write_text(text)
+
+
+def test_names_that_were_not_filled_in_end_the_call(workspace, config):
+    output = workspace.snakemake("-n", "--profile", "slurm", "--configfile", config, code=1)
+    assert "slurm_account and slurm_partition and gpu_partition say CHANGE_ME" in output
+    assert "Traceback" not in output and "Job stats" not in output
+
+
+def test_a_run_gets_its_allocation(workspace, config, filled):
+    output = workspace.snakemake("-n", "pretrain", "--profile", "slurm", "--configfile", config)
+    blocks = output.split("rule train:")[1:]
+    wide = next(block for block in blocks if "runs/dp4/train.json" in block)
+    for resource in ("mpi=srun", "nodes=2", "tasks_per_node=2", "slurm_partition=big", "slurm_account=lab"):
+        assert resource in wide
+    assert "slurm_extra=" in wide and "--exclusive" in wide and "gpus_in_flight=4" in wide
+    single = next(block for block in blocks if "runs/dp1/train.json" in block)
+    assert "nodes=1" in single and "tasks_per_node=2" in single and "slurm_partition=lab" in single
+
+
+def test_several_nodes_are_refused_on_one_machine(workspace, config):
+    output = workspace.snakemake("pretrain", "--configfile", config, code=1)
+    assert "run dp4: resources.nodes is 2, and this machine is one" in output and "--profile slurm" in output

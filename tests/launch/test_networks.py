@@ -1,0 +1,95 @@
+"""megaboa.launch.networks: presets are data with reasons, and a layout decides the number of connections."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from megaboa.launch import networks
+
+TABLES = tomllib.loads(Path(networks.__file__).with_name("networks.toml").read_text())
+KNOWN = re.compile(r"(NCCL|TORCH_NCCL|FI|OFI_NCCL)_[A-Z0-9_]+")
+
+
+def test_there_is_a_preset_for_every_network_and_no_other():
+    assert networks.names() == ("nvlink", "infiniband", "ethernet", "efa")
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_variable_has_a_value_and_a_reason(table):
+    for name, entry in TABLES[table].items():
+        assert KNOWN.fullmatch(name)
+        assert set(entry) == {"value", "reason"}
+        assert isinstance(entry["value"], str) and entry["value"]
+        assert entry["reason"].endswith(".") and len(entry["reason"]) > 40
+
+
+@pytest.mark.parametrize("network", [None, *networks.names()])
+def test_interfaces_are_only_ever_left_out(network):
+    environment = networks.environment(network, {})
+    assert environment.get("NCCL_SOCKET_IFNAME", "^").startswith("^")
+    assert not {"NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_SL", "GLOO_SOCKET_IFNAME"} & set(environment)
+
+
+def test_a_preset_comes_on_top_of_what_all_share():
+    common = networks.environment(None, {})
+    assert common["NCCL_DEBUG"] == "WARN"
+    assert networks.environment("infiniband", {}) == {**common, "NCCL_IB_TIMEOUT": "22", "NCCL_IB_RETRY_CNT": "7"}
+
+
+def test_the_users_values_win_and_none_takes_out():
+    chosen = networks.environment("infiniband", {"NCCL_IB_TIMEOUT": "23", "NCCL_DEBUG": None, "MINE": "1", "NO": None})
+    assert chosen["NCCL_IB_TIMEOUT"] == "23" and chosen["MINE"] == "1"
+    assert not {"NCCL_DEBUG", "NO"} & set(chosen)
+    assert networks.environment("infiniband", {})["NCCL_DEBUG"] == "WARN"  # the presets themselves are untouched
+
+
+def test_an_unknown_network_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"'token-ring'.*nvlink, infiniband, ethernet, efa"):
+        networks.environment("token-ring", {})
+    with pytest.raises(ValueError, match="'all'"):
+        networks.environment("all", {})
+
+
+def test_sockets_stay_within_nccls_limit():
+    chosen = networks.environment("ethernet", {})
+    assert int(chosen["NCCL_SOCKET_NTHREADS"]) * int(chosen["NCCL_NSOCKS_PERTHREAD"]) <= 64
+
+
+ALONE = {"tp": 1, "pp": 1, "vpp": None, "cp": 1, "ep": 1, "etp": None, "sp": False, "fsdp": "none"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (ALONE, None),
+        ({**ALONE, "pp": 4}, None),
+        ({**ALONE, "tp": 2, "sp": True}, "1"),
+        ({**ALONE, "cp": 2}, "1"),
+        ({**ALONE, "ep": 8}, "32"),
+        ({**ALONE, "tp": 2, "ep": 8}, "1"),
+        ({**ALONE, "fsdp": "megatron"}, "32"),
+        ({**ALONE, "fsdp": "torch", "tp": 2}, "32"),
+        ({"fsdp": "none"}, None),
+        ({}, None),
+        ({"tp": 8, "sp": True}, None),  # a recipe, which may use FSDP
+        ({"tp": None, "fsdp": None}, None),
+    ],
+)
+def test_connections_before_blackwell(layout, expected):
+    assert networks.connections(layout) == expected
+
+
+def test_connections_with_expert_overlap_and_on_blackwell():
+    experts = {**ALONE, "tp": 2, "ep": 8}
+    assert networks.connections(experts, expert_overlap=True) == "32"
+    assert networks.connections({**ALONE, "tp": 2}, blackwell=True) == "32"
+    assert networks.connections({}, blackwell=True) is None
+
+
+def test_fsdp_never_gets_the_one_connection_that_bridge_refuses():
+    for fsdp in ("megatron", "torch"):
+        for tp in (1, 8):
+            for blackwell in (True, False):
+                assert networks.connections({**ALONE, "fsdp": fsdp, "tp": tp}, blackwell=blackwell) != "1"

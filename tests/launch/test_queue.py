@@ -1,0 +1,101 @@
+"""megaboa.launch.queue with programs of our own in place of SLURM's."""
+
+import pytest
+
+from megaboa.files import append_line, write_json
+from megaboa.launch import queue, slurm
+from megaboa.results import RunFolder
+
+# As sbatch keeps what the executor plugin submits.
+SCRIPT = """\
+#!/bin/sh
+# This script was created by sbatch --wrap.
+
+/x/python -m snakemake --snakefile '/x/Snakefile' --target-jobs '{rule}:run={run}' --allowed-rules {rule} \
+--cores 'all' --attempt 1 --force-use-threads  --wait-for-files '/x/.snakemake/tmp.p1q' \
+'results/{experiment}/runs/{run}/run.json' \
+'results/{experiment}/preflight.json' --force --target-files-omit-workdir-adjustment --mode 'remote'
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    queue._list_jobs.cache_clear()
+    slurm.batch_script.cache_clear()
+    write_json(tmp_path / "results/tiny/runs/dp2/launch.json", {"recovery": {"exclude_hours": 24}})
+    return RunFolder((tmp_path / "results/tiny/runs/dp2").relative_to(tmp_path))
+
+
+@pytest.fixture
+def jobs(tmp_path, fake_command):
+    """Put jobs into the queue."""
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    fake_command("scontrol", f'[ "$1 $2 $4" = "write batch_script -" ] && cat {scripts}/$3')
+    fake_command("squeue", f"[ -e {tmp_path}/queue ] && cat {tmp_path}/queue")
+
+    def submit(job, rule="train", run="dp2", experiment="tiny", workdir=tmp_path):
+        (scripts / job).write_text(SCRIPT.format(rule=rule, run=run, experiment=experiment))
+        append_line(tmp_path / "queue", f"{job}|{workdir}")
+
+    return submit
+
+
+def test_without_slurm_there_is_nothing_to_say(folder, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert queue.options("train", folder) == []
+
+
+def test_a_first_job_waits_for_nobody(folder, jobs):
+    assert queue.options("train", folder) == []
+
+
+def test_a_new_job_waits_for_those_of_the_same_run(folder, jobs):
+    jobs("17")
+    jobs("18")
+    assert queue.options("train", folder) == ["--dependency=afterany:17:18"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"run": "dp22"},
+        {"rule": "summarize"},  # reads what training writes
+        {"rule": "capture"},
+        {"experiment": "other"},
+        {"workdir": "/somewhere/else"},
+    ],
+)
+def test_jobs_of_others_are_not_waited_for(folder, jobs, other):
+    jobs("17", **other)
+    assert queue.options("train", folder) == []
+
+
+def test_a_job_with_many_inputs_has_them_in_a_file(folder, jobs, tmp_path):
+    jobs("17")
+    script = tmp_path / "scripts" / "17"
+    script.write_text(script.read_text().split("--wait-for-files")[0] + "--wait-for-files-file '/x/3.txt' --force\n")
+    assert queue.jobs_of("train", folder) == ["17"]
+    assert queue.jobs_of("capture", folder) == []
+
+
+def test_captures_wait_for_captures(folder, jobs):
+    jobs("17", rule="capture")
+    assert queue.options("capture", folder) == ["--dependency=afterany:17"]
+
+
+def test_a_queue_that_does_not_answer_stops_nobody(folder, unreachable_slurm, monkeypatch):
+    monkeypatch.setattr(queue, "PAUSES", (0, 0))
+    assert queue.options("train", folder) == []
+
+
+def test_the_queue_is_asked_once_for_all_runs_and_a_script_once(folder, jobs, tmp_path, fake_command):
+    jobs("17")
+    scripts = tmp_path / "scripts"
+    fake_command("squeue", f"echo squeue >>{tmp_path}/asked; cat {tmp_path}/queue")
+    fake_command("scontrol", f"echo scontrol >>{tmp_path}/asked; cat {scripts}/$3")
+    for run in ("dp1", "dp2", "dp4"):
+        queue.jobs_of("train", RunFolder(folder.path.with_name(run)))
+    asked = (tmp_path / "asked").read_text().split()
+    assert asked.count("squeue") <= 2 and asked.count("scontrol") == 1

@@ -1,0 +1,231 @@
+"""megaboa.launch.slurm, on what SLURM 22.05 prints."""
+
+import time
+
+import pytest
+
+from megaboa.launch import slurm
+
+RUNNING = """\
+JobId=9 JobName=sbatch UserId=labuser(2000) GroupId=labuser(2000) MCS_label=N/A Priority=4294901751 Nice=0 \
+Account=lab QOS=normal JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 \
+ExitCode=0:0 RunTime=00:00:03 TimeLimit=04:00:00 TimeMin=N/A SubmitTime=2026-11-20T16:29:01 \
+EligibleTime=2026-11-20T16:29:01 AccrueTime=2026-11-20T16:29:01 StartTime=2026-11-20T16:29:01 \
+EndTime=2026-11-20T20:29:01 Deadline=N/A PreemptEligibleTime=2026-11-20T16:29:01 PreemptTime=None SuspendTime=None \
+SecsPreSuspend=0 LastSchedEval=2026-11-20T16:29:01 Scheduler=Backfill Partition=gpu AllocNode:Sid=login:435 \
+ReqNodeList=(null) ExcNodeList=n3 NodeList=n[1-2] BatchHost=n1 NumNodes=2 NumCPUs=4 NumTasks=4 CPUs/Task=1 \
+ReqB:S:C:T=0:0:*:* TRES=cpu=4,mem=8000M,node=2,billing=4 Socks/Node=* NtasksPerN:B:S:C=2:0:*:* CoreSpec=* \
+MinCPUsNode=2 MinMemoryCPU=2000M MinTmpDiskNode=0 Features=(null) DelayBoot=00:00:00 OverSubscribe=OK Contiguous=0 \
+Licenses=(null) Network=(null) Command=(null) WorkDir=/home/labuser StdErr=/home/labuser/9.out StdIn=/dev/null \
+StdOut=/home/labuser/9.out Power= \n"""
+# Preempted, and back in the queue: it has no nodes and no PreemptTime.
+REQUEUED = """\
+JobId=11 JobName=sbatch UserId=labuser(2000) GroupId=labuser(2000) MCS_label=N/A Priority=4294901749 Nice=0 \
+Account=(null) QOS=(null) JobState=PENDING Reason=BeginTime Dependency=(null) Requeue=1 Restarts=1 BatchFlag=1 \
+Reboot=0 ExitCode=0:0 RunTime=00:00:00 TimeLimit=UNLIMITED TimeMin=N/A SubmitTime=2026-11-20T16:29:10 \
+EligibleTime=2026-11-20T16:29:16 AccrueTime=2026-11-20T16:29:16 StartTime=2026-11-20T16:29:16 EndTime=Unknown \
+Deadline=N/A SuspendTime=None SecsPreSuspend=0 LastSchedEval=2026-11-20T16:29:09 Scheduler=Main Partition=low \
+AllocNode:Sid=login:525 ReqNodeList=(null) ExcNodeList=(null) NodeList= NumNodes=3-3 NumCPUs=6 NumTasks=6 \
+CPUs/Task=1 ReqB:S:C:T=0:0:*:* TRES=cpu=6,mem=12000M,node=3,billing=6 Command=(null) WorkDir=/home/labuser Power= \n"""
+NODE = """\
+NodeName={name} Arch=x86_64 CoresPerSocket=4  CPUAlloc=0 CPUEfctv=4 CPUTot=4 CPULoad=2.59 AvailableFeatures=(null) \
+ActiveFeatures=(null) Gres=gpu:h100:2 NodeAddr=10.77.0.12 NodeHostName={name} Version=22.05.8 \
+OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=8000 AllocMem=0 FreeMem=20337 Sockets=1 Boards=1 \
+State={state} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A Partitions=gpu,cpu,low  \
+BootTime={boot} SlurmdStartTime={started} LastBusyTime=2026-11-20T16:29:52 \
+CfgTRES=cpu=4,mem=8000M,billing=4 AllocTRES= CapWatts=n/a CurrentWatts=0 AveWatts=0 ExtSensorsJoules=n/s \
+ExtSensorsWatts=0 ExtSensorsTemp=n/s{more}
+"""
+
+
+def node(name="n2", state="IDLE", boot="2026-11-20T12:25:18", started="2026-11-20T16:28:41", more=""):
+    return NODE.format(name=name, state=state, boot=boot, started=started, more=more)
+
+
+def seconds(text):
+    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+
+
+def test_a_running_job():
+    job = slurm.parse_job(RUNNING)
+    assert (job.id, job.state, job.restarts, job.nodes, job.node_count) == ("9", "RUNNING", 0, "n[1-2]", 2)
+    assert (job.partition, job.excluded) == ("gpu", "n3")
+    assert job.requeue and job.batch and not job.preempted
+    assert (job.start, job.end) == (seconds("2026-11-20T16:29:01"), seconds("2026-11-20T20:29:01"))
+
+
+def test_a_job_back_in_the_queue_has_no_nodes_and_no_end():
+    job = slurm.parse_job(REQUEUED)
+    assert (job.state, job.restarts, job.nodes, job.node_count) == ("PENDING", 1, "", 3)
+    assert (job.end, job.excluded, job.preempted) == (None, "", False)
+
+
+def test_a_job_that_is_about_to_be_preempted():
+    assert slurm.parse_job(RUNNING.replace("PreemptTime=None", "PreemptTime=2026-11-20T16:31:00")).preempted
+
+
+def test_what_cannot_be_requeued():
+    assert not slurm.parse_job(RUNNING.replace("Requeue=1", "Requeue=0")).requeue
+    assert not slurm.parse_job(RUNNING.replace("BatchFlag=1", "BatchFlag=0")).batch  # salloc
+
+
+def test_reasons_with_spaces_are_read_to_their_end():
+    text = (
+        node("n1")
+        + node("n2", "DOWN+NOT_RESPONDING", more=" Reason=Not responding [root@2026-11-20T16:29:52]")
+        + node("n3", "IDLE+DRAIN", more=" Reason=bad GPU 3: fell off [root@2026-11-20T16:29:22] Comment=a=b")
+        + node("n4", "DOWN", more=" Reason=gone")
+    )
+    found = slurm.parse_nodes(text)
+    assert [(one.name, one.reason) for one in found] == [
+        ("n1", ""),
+        ("n2", "Not responding"),
+        ("n3", "bad GPU 3: fell off"),
+        ("n4", "gone"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "bad"),
+    [
+        ("IDLE", False),
+        ("ALLOCATED", False),
+        ("MIXED+PLANNED", False),
+        ("COMPLETING", False),
+        ("DOWN+NOT_RESPONDING", True),
+        ("ALLOCATED*", True),
+        ("IDLE+DRAIN", False),  # what runs there may end in peace
+        ("ALLOCATED+DRAIN", False),
+        ("FAILING", True),
+        ("UNKNOWN", True),
+        ("IDLE+POWERED_DOWN", True),
+    ],
+)
+def test_nodes_under_which_ranks_are_gone(state, bad):
+    assert slurm.parse_nodes(node(state=state))[0].down is bad
+
+
+def test_when_a_node_was_booted_and_its_slurmd_started():
+    (found,) = slurm.parse_nodes(node())
+    assert found.started == seconds("2026-11-20T16:28:41") and found.booted == seconds("2026-11-20T12:25:18")
+    (silent,) = slurm.parse_nodes(node(started="None", boot="None"))
+    assert silent.started is None and silent.booted is None
+
+
+def test_lines_that_are_no_nodes():
+    assert slurm.parse_nodes("") == slurm.parse_nodes("Node n9 not found\n") == []
+
+
+# Asking
+
+
+def test_an_unknown_job_is_no_answer_of_a_broken_controller(fake_command):
+    said = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+    fake_command("scontrol", said)
+    fake_command("squeue", said)
+    assert slurm.show_job("9999") is None
+    assert slurm.is_alive("9999") is False
+
+
+def test_from_silence_nothing_is_concluded(unreachable_slurm):
+    for ask in (slurm.show_job, slurm.is_alive, slurm.show_nodes, slurm.hostnames, slurm.usable_nodes):
+        with pytest.raises(slurm.SlurmUnreachableError, match="Unable to contact slurm controller"):
+            ask("1")
+    for tell in (slurm.requeue, slurm.cancel):
+        assert tell("1") is False
+
+
+def test_a_program_that_is_not_there_or_takes_for_ever_is_silence(fake_command, monkeypatch):
+    monkeypatch.setattr(slurm, "QUERY_SECONDS", 0.2)
+    fake_command("scontrol", "exec sleep 30")
+    with pytest.raises(slurm.SlurmUnreachableError, match="timed out"):
+        slurm.show_job("1")
+    assert slurm.requeue("1") is False
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(slurm.SlurmUnreachableError, match="No such file"):
+        slurm.show_job("1")
+    assert not slurm.available()
+
+
+@pytest.mark.parametrize(
+    ("states", "alive"),
+    [
+        ("RUNNING", True),
+        ("PENDING", True),
+        ("COMPLETING", True),
+        ("COMPLETED", False),
+        ("NODE_FAIL", False),
+        ("", False),
+    ],
+)
+def test_a_job_is_alive_as_long_as_it_may_run(fake_command, states, alive):
+    fake_command("squeue", f"echo {states}")
+    assert slurm.is_alive("7") is alive
+
+
+def test_a_job_as_scontrol_shows_it(fake_command, tmp_path):
+    (tmp_path / "job").write_text(RUNNING)
+    fake_command("scontrol", f'[ "$*" = "-o show job 9" ] && cat {tmp_path}/job')
+    assert slurm.show_job("9") == slurm.parse_job(RUNNING)
+
+
+def test_no_nodes_are_not_asked_for(unreachable_slurm):
+    assert slurm.show_nodes("") == slurm.hostnames("") == []
+
+
+def test_nodes_that_a_job_could_get(fake_command):
+    fake_command("sinfo", "printf 'n1 idle\\nn2 down*\\nn3 drained\\nn4 allocated\\nn5 idle*\\nn6 mixed\\n'")
+    assert slurm.usable_nodes("gpu") == {"n1", "n4", "n6"}
+
+
+def test_the_newest_step_of_a_name_counts(fake_command):
+    fake_command("squeue", "printf '9.2 attempt-02\\n9.batch batch\\n9.0 attempt-01\\n9.3 attempt-02\\n'")
+    assert slurm.step_of("9", "attempt-02") == "9.3"
+    assert slurm.step_of("9", "attempt-01") == "9.0"
+    assert slurm.step_of("9", "attempt-0") is None
+
+
+def test_what_slurm_is_told(fake_command, tmp_path):
+    for name in ("scontrol", "scancel"):
+        fake_command(name, f'echo {name} "$@" >>{tmp_path}/told')
+    assert slurm.requeue("9") and slurm.exclude("9", {"n3", "n2"}) and slurm.cancel("9")
+    assert slurm.signal_step("9.0", "TERM")
+    assert (tmp_path / "told").read_text().splitlines() == [
+        "scontrol requeue 9",
+        "scontrol update JobId=9 ExcNodeList=n2,n3",
+        "scancel 9",
+        "scancel --signal=TERM 9.0",
+    ]
+
+
+# srun
+
+
+def srun(**options):
+    given = {"nodes": 2, "tasks_per_node": 4, "cpus_per_task": 3, "output": "/s/rank-%t.log", "name": "attempt-01"}
+    return slurm.srun_command(["python", "rank.py", "--x"], **given | options)
+
+
+def test_srun_is_told_every_count_and_ends_all_when_one_fails():
+    command = srun()
+    assert command[0] == "srun" and command[-3:] == ["python", "rank.py", "--x"]
+    assert {
+        "--nodes=2",
+        "--ntasks=8",
+        "--ntasks-per-node=4",
+        "--cpus-per-task=3",
+        "--distribution=block",
+        "--kill-on-bad-exit=1",
+        "--overlap",
+        "--output=/s/rank-%t.log",
+        "--job-name=attempt-01",
+    } <= set(command)
+    assert not any(word.startswith(("--gpus", "--cpu-bind")) for word in command)
+
+
+def test_sruns_further_arguments_come_before_the_command():
+    command = srun(
+        srun="/opt/srun", gpus_per_node=4, cpu_bind="cores", further=["--container-image=/x.sqsh", "--mpi=none"]
+    )
+    assert command[0] == "/opt/srun" and {"--gpus-per-node=4", "--cpu-bind=cores"} <= set(command)
+    assert command[-5:] == ["--container-image=/x.sqsh", "--mpi=none", "python", "rank.py", "--x"]

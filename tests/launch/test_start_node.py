@@ -1,0 +1,72 @@
+"""workflow/scripts/start_node.py: the ranks of one node, as one task of srun."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "workflow" / "scripts" / "start_node.py"
+
+
+@pytest.fixture
+def start(tmp_path):
+    begun = []
+
+    def start(code, ranks=2, node=1, nodes=3):
+        here = {"SLURM_NODEID": str(node), "SLURM_NNODES": str(nodes), "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
+        command = [
+            sys.executable,
+            str(SCRIPT),
+            f"--ranks={ranks}",
+            f"--logs={tmp_path}",
+            "--",
+            sys.executable,
+            "-c",
+            code,
+        ]
+        begun.append(subprocess.Popen(command, env=os.environ | here, stderr=subprocess.PIPE, text=True))
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def test_the_ranks_of_the_second_node_of_three(start, tmp_path):
+    code = "import os; print(*(os.environ[k] for k in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR')))"
+    assert start(code).wait(20) == 0
+    assert (tmp_path / "rank-2.log").read_text() == "2 0 6 n1\n"
+    assert (tmp_path / "rank-3.log").read_text() == "3 1 6 n1\n"
+
+
+def test_a_failed_rank_fails_the_task(start):
+    process = start("import os, time\nif os.environ['RANK'] == '3': raise SystemExit(5)\ntime.sleep(60)")
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 1 and said == "rank 3 ended with exit code 5\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+def test_the_task_ends_as_the_rank_that_was_killed(start, number):
+    process = start(
+        f"import os, time\nif os.environ['RANK'] == '2': os.kill(os.getpid(), {number.value})\ntime.sleep(60)"
+    )
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == -number and said == f"rank 2 was killed by {number.name}\n"
+
+
+def test_a_signal_to_all_of_the_step_ends_the_ranks_and_the_task_waits_for_them(start, tmp_path):
+    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(0)))\n"
+    process = start(code + "import os; print(os.getpid(), flush=True)\nwhile True: signal.pause()")
+    logs = [tmp_path / "rank-2.log", tmp_path / "rank-3.log"]
+    deadline = time.monotonic() + 20
+    while not all(log.exists() and log.read_text() for log in logs) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)  # the task must have seen that they run
+    for pid in (process.pid, *(int(log.read_text()) for log in logs)):
+        os.kill(pid, signal.SIGTERM)
+    assert process.wait(20) == 0

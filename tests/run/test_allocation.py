@@ -1,0 +1,284 @@
+"""megaboa.run.site: where ranks start, what a SLURM job is told, and what SLURM says of an end."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from megaboa.config.models import Launch
+from megaboa.launch import slurm
+from megaboa.launch.slurm import Job, Node
+from megaboa.run import site
+from megaboa.run.site import Allocation, Machine, fallen, fallen_of, usable
+
+LATER = time.time() + 3600
+JOB = Job("17", "RUNNING", nodes="n[1-2]", node_count=2, requeue=True, partition="gpu", start=1000.0, end=LATER)
+SINCE = 2000.0
+SHOWN = "JobId=17 JobState=RUNNING Restarts=0 BatchFlag=1 Requeue=1 NumNodes=2 NodeList=n[1-2] Partition=gpu"
+
+
+def launch(**start):
+    return {
+        "gpus_per_node": 4,
+        "cpus_per_rank": 3,
+        "start": Launch().model_dump(mode="json") | start,
+    }
+
+
+@pytest.fixture
+def scontrol(fake_command, tmp_path):
+    """Answer with this job and these nodes, and keep what is told."""
+    told = tmp_path / "told"
+
+    def install(job=SHOWN, nodes="", requeue=0):
+        (tmp_path / "job").write_text(job)
+        (tmp_path / "nodes").write_text(nodes)
+        script = f"""case "$*" in
+"-o show job"*) cat {tmp_path}/job;;
+"-o show node"*) cat {tmp_path}/nodes;;
+"show hostnames"*) echo n1; echo n2;;
+*) echo "$*" >>{told}; exit {requeue};;
+esac"""
+        fake_command("scontrol", script)
+        return told
+
+    return install
+
+
+# Which site
+
+
+def test_without_a_job_it_is_this_machine():
+    assert isinstance(site.here(launch(), "cpu", {}), Machine)
+    assert isinstance(site.here(launch(starter="local"), "cpu", {"SLURM_JOB_ID": "17"}), Machine)
+
+
+def test_a_job_without_srun_is_this_machine(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert isinstance(site.here(launch(), "cpu", {"SLURM_JOB_ID": "17"}), Machine)
+
+
+def test_srun_outside_of_a_job_is_refused_with_a_remedy():
+    with pytest.raises(LookupError, match=r"launch\.starter is srun.*sbatch or salloc"):
+        site.here(launch(starter="srun"), "cpu", {})
+
+
+def test_a_job_with_srun_is_an_allocation(scontrol, fake_command):
+    scontrol()
+    fake_command("srun", "true")
+    here = site.here(launch(), "cpu", {"SLURM_JOB_ID": "17"})
+    assert isinstance(here, Allocation) and here.job.id == "17" and here.nodes == ["n1", "n2"]
+
+
+def test_a_job_that_slurm_does_not_know_is_refused_with_a_remedy(fake_command):
+    fake_command("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    with pytest.raises(LookupError, match=r"no job 17.*launch\.starter to local"):
+        site.here(launch(starter="srun"), "cpu", {"SLURM_JOB_ID": "17"})
+
+
+def test_a_controller_that_is_restarted_is_waited_for_but_not_for_ever(unreachable_slurm, monkeypatch):
+    monkeypatch.setattr(site, "PATIENCE_SECONDS", -1.0)
+    with pytest.raises(slurm.SlurmUnreachableError):
+        site.here(launch(starter="srun"), "cpu", {"SLURM_JOB_ID": "17"})
+
+
+def test_a_machine_is_never_taken_away():
+    machine = Machine()
+    assert len(machine.nodes) == 1 and machine.job is None and machine.deadline() is None
+    assert machine.interruption(0) is None and machine.requeue(set()) is False
+
+
+# The command
+
+
+@pytest.fixture
+def started(scontrol, monkeypatch, tmp_path):
+    """What srun would be called with."""
+    scontrol()
+
+    def start(device="cuda", **settings):
+        seen = []
+        monkeypatch.setattr(site, "SrunRanks", lambda *arguments, **named: seen.append(arguments))
+        logs = tmp_path / "attempts" / "03"
+        Allocation(JOB, launch(**settings), device).start(["python", "rank.py"], 8, logs, {"A": "1"})
+        job, command, name, folder, environment, address = seen[0]
+        assert (job, name, folder, environment, address) == ("17", "attempt-03", logs, {"A": "1"}, "n1")
+        return command, logs
+
+    return start
+
+
+def test_a_task_per_rank(started):
+    command, logs = started()
+    assert command[-2:] == ["python", "rank.py"]
+    assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=3", "--gpus-per-node=4"} <= set(command)
+    assert f"--output={logs}/rank-%t.log" in command
+
+
+def test_a_task_per_node_starts_the_nodes_ranks(started):
+    command, logs = started(tasks="node")
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=12"} <= set(command)
+    assert f"--output={logs}/node-%n.log" in command
+    assert command[-7:] == ["python", str(site.START_NODE), "--ranks=4", f"--logs={logs}", "--", "python", "rank.py"]
+    assert site.START_NODE.exists() and site.CHECK_NODE.exists()
+
+
+def test_the_users_srun_and_its_arguments(started):
+    command, _ = started("cpu", srun="/opt/srun", srun_args=["--mpi=none"], cpu_bind="cores")
+    assert command[0] == "/opt/srun" and "--cpu-bind=cores" in command and command[-3] == "--mpi=none"
+    assert not any(word.startswith("--gpus") for word in command)
+
+
+def test_the_python_of_a_container_is_its_own():
+    assert site.python_of(launch(python="/opt/python")) == "/opt/python"
+    assert site.python_of(launch()) == site.sys.executable
+
+
+# Nodes
+
+
+@pytest.mark.parametrize(
+    ("node", "down"),
+    [
+        (Node("n1", "ALLOCATED", started=SINCE - 1), False),
+        (Node("n1", "ALLOCATED"), False),
+        (Node("n1", "DOWN+NOT_RESPONDING", started=SINCE - 1), True),
+        (Node("n1", "IDLE+DRAIN", started=SINCE - 1), False),
+        (Node("n1", "IDLE", booted=SINCE + 1), True),  # it was away in between
+        (Node("n1", "IDLE", started=SINCE + 1), False),  # its slurmd was upgraded
+    ],
+)
+def test_a_node_that_fell(node, down):
+    assert fallen([node], SINCE) == ([node] if down else [])
+
+
+NODE_LINE = "NodeName={} OS=Linux 6.1 State={} BootTime=1970-01-01T00:00:01 SlurmdStartTime=None{}\n"
+N1_IS_DOWN = NODE_LINE.format("n1", "DOWN*", " Reason=Not responding [root@2026-11-20T16:29:52]") + NODE_LINE.format(
+    "n2", "IDLE", ""
+)
+BOTH_ARE_WELL = NODE_LINE.format("n1", "ALLOCATED", "") + NODE_LINE.format("n2", "ALLOCATED", "")
+
+
+def test_slurms_words_on_a_fallen_node(scontrol):
+    scontrol(nodes=N1_IS_DOWN)
+    assert fallen_of(["n1", "n2"], time.time()) == {"n1": "node n1 is DOWN* (Not responding)"}
+
+
+def test_nothing_is_concluded_from_silence(unreachable_slurm):
+    assert fallen_of(["n1"], 0) == {}
+    assert usable("gpu", {"n1"}, 2) == {"n1"}
+
+
+def test_nodes_are_avoided_only_where_enough_are_left(fake_command):
+    fake_command("sinfo", "printf 'n1 idle\\nn2 allocated\\nn3 mixed\\nn4 down*\\nn5 drained\\n'")
+    assert usable("gpu", {"n1"}, 2) == {"n1"}
+    assert usable("gpu", {"n1", "n2"}, 2) == set()
+    assert usable("gpu", {"n4"}, 3) == {"n4"}
+    assert usable("gpu", set(), 3) == set()
+
+
+# What became of the job
+
+
+@pytest.mark.parametrize(
+    ("now", "cause"),
+    [
+        (JOB, None),
+        (replace(JOB, preempted=True), "preempted"),
+        (replace(JOB, state="PENDING", restarts=1, nodes=""), "requeued"),
+        (replace(JOB, state="RUNNING", restarts=1), "requeued"),
+        (replace(JOB, state="PENDING", restarts=1, preempted=True), "preempted"),
+        (replace(JOB, state="TIMEOUT"), "time_limit"),
+        (replace(JOB, state="DEADLINE"), "time_limit"),
+        (replace(JOB, state="CANCELLED"), "cancelled"),
+        (replace(JOB, state="COMPLETING"), "cancelled"),
+    ],
+)
+def test_what_slurm_did_to_the_job(now, cause):
+    failure = site._interruption(JOB, now)
+    assert (failure and failure.cause) == cause
+
+
+@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "TIMEOUT"])
+def test_a_job_that_ends_after_its_wall_time_was_not_cancelled(state):
+    late = replace(JOB, end=time.time() - 1)
+    assert site._interruption(late, replace(late, state=state)).cause == "time_limit"
+    assert site._interruption(late, replace(late, state="RUNNING")) is None
+
+
+REQUEUED = SHOWN.replace("Restarts=0", "Restarts=1").replace("RUNNING", "PENDING").replace("n[1-2]", "")
+
+
+@pytest.mark.parametrize(
+    ("job", "nodes", "cause", "bad"),
+    [
+        (SHOWN, BOTH_ARE_WELL, None, ()),
+        (SHOWN, N1_IS_DOWN, None, ()),  # the ranks will say so, or end for another reason
+        (REQUEUED, N1_IS_DOWN, "node_failure", ("n1",)),
+        (REQUEUED, BOTH_ARE_WELL, "requeued", ()),
+        ("", N1_IS_DOWN, "node_failure", ("n1",)),
+        ("", BOTH_ARE_WELL, None, ()),
+    ],
+)
+def test_an_interruption_is_found_and_its_nodes_named(scontrol, job, nodes, cause, bad):
+    scontrol(job, nodes)
+    failure = Allocation(JOB, launch(), "cpu").interruption(time.time())
+    assert (failure and failure.cause) == cause
+    assert (failure.nodes if failure else ()) == bad
+
+
+def test_silence_is_no_interruption(scontrol, fake_command):
+    scontrol()
+    allocation = Allocation(JOB, launch(), "cpu")
+    fake_command("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    assert allocation.interruption(0) is None
+
+
+# Going back into the queue
+
+
+def test_a_job_is_requeued_and_kept_away_from_bad_nodes(scontrol):
+    told = scontrol()
+    assert Allocation(JOB, launch(), "cpu").requeue({"n2", "n1"})
+    assert told.read_text().splitlines() == ["requeue 17", "update JobId=17 ExcNodeList=n1,n2"]
+
+
+def test_without_bad_nodes_it_is_only_requeued(scontrol):
+    told = scontrol()
+    assert Allocation(JOB, launch(), "cpu").requeue(set())
+    assert told.read_text().splitlines() == ["requeue 17"]
+
+
+def test_a_requeue_is_tried_again_and_its_refusal_is_told(scontrol, monkeypatch):
+    monkeypatch.setattr(site, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(site, "REQUEUE_AGAIN_SECONDS", 0.1)
+    told = scontrol(requeue=1)
+    assert not Allocation(JOB, launch(), "cpu").requeue({"n1"})
+    assert set(told.read_text().splitlines()) == {"requeue 17"}
+    assert len(told.read_text().splitlines()) > 1
+
+
+@pytest.mark.parametrize("job", [replace(JOB, requeue=False), replace(JOB, batch=False)])
+def test_what_cannot_be_requeued_is_not_asked_for(scontrol, job):
+    told = scontrol()
+    assert not Allocation(job, launch(), "cpu").requeue({"n1"})
+    assert not told.exists()
+
+
+# Wall time
+
+
+def test_the_end_of_the_wall_time_is_asked_for_now_and_then(scontrol, monkeypatch):
+    scontrol(SHOWN + " EndTime=2026-11-20T20:29:01")
+    allocation = Allocation(JOB, launch(), "cpu")
+    assert allocation.deadline() == JOB.end
+    monkeypatch.setattr(site, "ASK_AGAIN_SECONDS", -1.0)
+    assert allocation.deadline() == time.mktime((2026, 11, 20, 20, 29, 1, 0, 0, -1))
+
+
+def test_the_old_end_holds_where_slurm_does_not_answer(scontrol, monkeypatch, fake_command):
+    scontrol()
+    allocation = Allocation(JOB, launch(), "cpu")
+    monkeypatch.setattr(site, "ASK_AGAIN_SECONDS", -1.0)
+    fake_command("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    assert allocation.deadline() == JOB.end

@@ -1,0 +1,54 @@
+"""megaboa.run.command: what ranks are started with."""
+
+import pytest
+
+from megaboa.config.models import Launch
+from megaboa.files import write_json
+from megaboa.results import RunFolder
+from megaboa.run import command
+
+LAYOUT = {"tp": 2, "pp": 1, "vpp": None, "cp": 1, "ep": 1, "etp": None, "sp": True, "fsdp": "none"}
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    """The environment of a run's ranks, by its device and its `launch`."""
+    monkeypatch.setattr(command, "identity_of", lambda folder: {"run": folder.name})
+    for name in ("NCCL_DEBUG", "NCCL_IB_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def make(device="cpu", **start):
+        path = tmp_path / "results" / "tiny" / "runs" / "dp2"
+        write_json(path / "run.json", {"device": device, "parallel": LAYOUT})
+        launch = {"cpus_per_rank": 3, "start": Launch().model_dump(mode="json") | start}
+        write_json(path / "launch.json", launch)
+        return command.rank_environment(RunFolder(path))
+
+    return make
+
+
+def test_ranks_on_the_cpu_have_their_threads_and_no_network_of_nccl(environment):
+    found = environment()
+    assert (found["OMP_NUM_THREADS"], found["PYTHONUNBUFFERED"], found["WANDB_RESUME"]) == ("3", "1", "allow")
+    assert found["WANDB_RUN_ID"].startswith("tiny-dp2-")
+    assert not any(name.startswith(("NCCL", "CUDA", "TORCH_NCCL")) for name in found)
+
+
+def test_ranks_on_gpus_have_the_networks_preset_and_the_layouts_connections(environment):
+    found = environment("cuda", network="infiniband")
+    assert (found["NCCL_IB_TIMEOUT"], found["CUDA_DEVICE_MAX_CONNECTIONS"]) == ("22", "1")
+
+
+def test_a_preset_is_taken_where_it_is_asked_for(environment):
+    assert environment("cpu", network="infiniband")["NCCL_IB_TIMEOUT"] == "22"
+
+
+def test_what_the_site_has_set_itself_is_better_than_a_preset(environment, monkeypatch):
+    monkeypatch.setenv("NCCL_IB_TIMEOUT", "30")
+    assert "NCCL_IB_TIMEOUT" not in environment("cuda", network="infiniband")
+
+
+def test_the_users_variables_win_and_null_takes_out(environment, monkeypatch):
+    mine = {"NCCL_IB_TIMEOUT": "23", "OMP_NUM_THREADS": None, "MINE": "1"}
+    found = environment("cuda", network="infiniband", environment=mine)
+    assert found["NCCL_IB_TIMEOUT"] == "23" and found["MINE"] == "1" and "OMP_NUM_THREADS" not in found

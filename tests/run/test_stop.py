@@ -1,0 +1,69 @@
+import time
+
+import pytest
+
+from megaboa.files import write_json
+from megaboa.results import RunStore
+from megaboa.run import claims
+from megaboa.run.stop import stop
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = RunStore(tmp_path / "store")
+    store.path.mkdir()
+    return store
+
+
+@pytest.fixture
+def held_by_job(store):
+    me = {"host": "n1", "pid": 42, "job": "17", "restarts": 0, "time": time.time()}
+    write_json(store.claims / "000001.json", me)
+    return store
+
+
+@pytest.fixture
+def job(fake_command, tmp_path):
+    """A job of this state; what it is told is kept."""
+    fake_command("scancel", f'echo "$@" >{tmp_path}/cancelled')
+
+    def install(state):
+        fake_command("scontrol", f"echo JobId=17 JobState={state} Restarts=0 BatchFlag=1 NumNodes=1")
+        return tmp_path / "cancelled"
+
+    return install
+
+
+def test_nobody_trains_it(store):
+    assert stop(store) == "nobody trains it" and not store.stop.exists()
+    with claims.held(store.claims, claims.myself(None)):
+        pass
+    assert stop(store) == "nobody trains it" and not store.stop.exists()
+
+
+def test_a_process_is_asked(store):
+    with claims.held(store.claims, claims.myself(None)):
+        said = stop(store)
+    assert said.startswith("asked process ") and said.endswith(" to save and stop") and store.stop.exists()
+
+
+def test_a_running_job_is_asked_and_not_cancelled(held_by_job, job):
+    cancelled = job("RUNNING")
+    assert stop(held_by_job) == "asked SLURM job 17 to save and stop"
+    assert held_by_job.stop.exists() and not cancelled.exists()
+
+
+def test_a_waiting_job_is_taken_out_of_the_queue(held_by_job, job):
+    cancelled = job("PENDING")
+    assert "was waiting in the queue, and was cancelled" in stop(held_by_job)
+    assert cancelled.read_text() == "17\n"
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "TIMEOUT", "NODE_FAIL"])
+def test_an_ended_job_is_left_alone(held_by_job, job, state):
+    cancelled = job(state)
+    assert stop(held_by_job) == "SLURM job 17 has ended already" and not cancelled.exists()
+
+
+def test_a_job_is_asked_by_its_file_where_slurm_does_not_answer(held_by_job, unreachable_slurm):
+    assert "SLURM doesn't answer" in stop(held_by_job) and held_by_job.stop.exists()

@@ -1,0 +1,36 @@
+"""megaboa.workflow: what ends a call before anything is submitted."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from megaboa.workflow import PLACEHOLDER, profile_resources, require_cluster
+
+
+def test_what_a_profile_says_by_name():
+    raw = SimpleNamespace(raw="lab")
+    assert profile_resources({"slurm_account": raw, "runtime": 120}) == {"slurm_account": "lab", "runtime": "120"}
+    assert profile_resources(None) == profile_resources({}) == {}
+
+
+def test_names_that_were_not_filled_in_end_the_call_with_a_remedy():
+    given = {"slurm_account": PLACEHOLDER, "slurm_partition": "cpu", "gpu_partition": SimpleNamespace(raw=PLACEHOLDER)}
+    with pytest.raises(SystemExit) as ended:
+        profile_resources(given)
+    said = str(ended.value)
+    assert "slurm_account and gpu_partition say CHANGE_ME" in said and "sinfo" in said and "slurm_partition" not in said
+
+
+def plan(**nodes):
+    runs = [
+        SimpleNamespace(name=name, config=SimpleNamespace(resources=SimpleNamespace(nodes=count)))
+        for name, count in nodes.items()
+    ]
+    return SimpleNamespace(runs=runs)
+
+
+def test_several_nodes_are_had_from_slurm_only():
+    require_cluster(plan(one=1, two=2), "slurm")
+    require_cluster(plan(one=1), "local")
+    with pytest.raises(SystemExit, match=r"run two: resources\.nodes is 2.*--profile slurm"):
+        require_cluster(plan(one=1, two=2), "local")

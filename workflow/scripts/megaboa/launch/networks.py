@@ -1,0 +1,62 @@
+"""Environment variables for a kind of network (networks.toml says which and why), and for a layout."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+COMMON = "all"
+_PRESETS = Path(__file__).with_name("networks.toml")
+
+
+def names() -> tuple[str, ...]:
+    return tuple(name for name in _presets() if name != COMMON)
+
+
+def environment(network: str | None, overrides: Mapping[str, str | None]) -> dict[str, str]:
+    """What every network needs, then this one, then the user's own values; None takes a variable out."""
+    if network is not None and network not in names():
+        raise ValueError(f"there are no settings for a network {network!r}; there are {', '.join(names())}")
+    chosen: dict[str, str | None] = {}
+    for table in (COMMON, network):
+        chosen |= {name: entry["value"] for name, entry in _presets().get(table, {}).items()}
+    chosen |= overrides
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def connections(parallel: Mapping[str, Any], *, expert_overlap: bool = False, blackwell: bool = False) -> str | None:
+    """CUDA_DEVICE_MAX_CONNECTIONS for a layout; None leaves it to the recipe, and then to the driver (8).
+
+    What megatron-core 0.19.2 and Megatron-Bridge 0.6.2 ask for:
+    - FSDP: not 1 (asserted in bridge/training/config.py for Megatron's, in megatron/training/arguments.py for both);
+      Bridge's recipes with FSDP set 32. So it is set, in case a site or an image says 1.
+    - tensor, sequence or context parallelism before Blackwell: 1, so that kernels run in the order in which they were
+      queued and communication starts before the computation that hides it (core/tensor_parallel/layers.py warns,
+      megatron/training/arguments.py asserts). It decides the speed, never the result.
+    - Blackwell: that need is gone (arguments.py), and all of Bridge's recipes for it set 32.
+    - experts: 32, so that all-to-all and computation don't wait for each other (arguments.py for
+      `overlap_moe_expert_parallel_comm`, where 1 and 32 exclude each other; that flag decides). Expert beside tensor
+      parallelism without that overlap stays at 1, as in Bridge's recipes for the H100.
+    """
+    fsdp = parallel.get("fsdp")
+    if fsdp is None:
+        return None  # a recipe may turn on FSDP, which 1 would break; Bridge's recipes carry a value of their own
+    if fsdp != "none" or expert_overlap or blackwell:
+        return "32"
+    if _size(parallel, "tp") > 1 or _size(parallel, "cp") > 1:
+        return "1"
+    if _size(parallel, "ep") > 1:
+        return "32"
+    return None
+
+
+def _size(parallel: Mapping[str, Any], key: str) -> int:
+    return parallel.get(key) or 1
+
+
+@functools.cache
+def _presets() -> dict[str, dict[str, dict[str, str]]]:
+    return tomllib.loads(_PRESETS.read_text(encoding="utf-8"))

@@ -1,0 +1,69 @@
+"""What is asked of SLURM before a run is submitted, on the login node.
+
+A killed Snakemake leaves its jobs behind, and the next one knows nothing of them. So a run's new job waits for a job
+of the same run that still lives.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from megaboa.launch import slurm
+from megaboa.results import RunFolder
+
+# Jobs are listed anew after so long: not once for each of a thousand runs.
+LIST_SECONDS = 20
+PAUSES = (1, 5, 10)
+
+
+def options(rule: str, folder: RunFolder) -> list[str]:
+    """sbatch's options for the job of a run that the rule makes."""
+    if shutil.which("squeue") is None:
+        return []
+    try:
+        living = jobs_of(rule, folder)
+    except slurm.SlurmUnreachableError as error:
+        print(
+            f"run {folder.name}: {error}: should an older job of it live, the new one waits in its nodes",
+            file=sys.stderr,
+        )
+        return []
+    return [f"--dependency=afterany:{':'.join(living)}"] if living else []
+
+
+def jobs_of(rule: str, folder: RunFolder) -> list[str]:
+    """Our jobs in the queue or running that this rule has made of this run."""
+    here = Path.cwd().resolve()
+    listed = _list_jobs(int(time.time() // LIST_SECONDS))
+    jobs = [job for job, workdir in listed if Path(workdir).resolve() == here]
+    return [job for job in jobs if _is_of(_patiently(slurm.batch_script, job), rule, folder)]
+
+
+@functools.lru_cache(maxsize=1)
+def _list_jobs(now: int) -> list[tuple[str, str]]:
+    """Our living jobs, with their working folders."""
+    text = _patiently(slurm.query, ["squeue", "--me", "--noheader", "--format=%i|%Z"]) or ""
+    return [tuple(line.split("|", 1)) for line in text.splitlines() if "|" in line]  # type: ignore[misc]
+
+
+def _is_of(script: str, rule: str, folder: RunFolder) -> bool:
+    """Snakemake names a job's rule and wildcards, and the files that it waits for (in a file, where they are many)."""
+    words = script.replace("'", " ").replace('"', " ").split()
+    same_experiment = str(folder.path / "run.json") in words or "--wait-for-files-file" in words
+    return f"{rule}:run={folder.name}" in words and same_experiment
+
+
+def _patiently[Question, Answer](ask: Callable[[Question], Answer], question: Question) -> Answer:
+    """What SLURM answers, after a few tries; exceptions are not remembered by the caches."""
+    for pause in PAUSES:
+        try:
+            return ask(question)
+        except slurm.SlurmUnreachableError as silence:
+            error = silence
+        time.sleep(pause)
+    raise error

@@ -1,0 +1,241 @@
+"""What SLURM says and what it is told. Runs on the host, where squeue, scontrol and srun are; standard library only."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+QUERY_SECONDS = 60
+# What slurmctld answers about a job that it has forgotten, or never knew.
+_NO_SUCH_JOB = "Invalid job id"
+# States after which a job never runs again.
+ENDED = frozenset(
+    [
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "TIMEOUT",
+        "REVOKED",
+    ]
+)
+# A node in one of these states, or one that doesn't answer (`*`), is no place for ranks.
+_DOWN_STATES = re.compile(r"DOWN|FAIL|UNKNOWN|NOT_RESPONDING|\*")
+_BAD_STATES = re.compile(r"DOWN|FAIL|DRAIN|UNKNOWN|POWERING_DOWN|POWERED_DOWN|NOT_RESPONDING|\*")
+
+
+class SlurmUnreachableError(Exception):
+    """SLURM could not be asked; nothing may be concluded from that."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as `scontrol show job` tells it."""
+
+    id: str
+    state: str
+    restarts: int = 0
+    nodes: str = ""  # SLURM's compressed form, such as n[1-2]
+    node_count: int = 1
+    start: float | None = None
+    end: float | None = None  # when the wall time is used up
+    preempted: bool = False
+    requeue: bool = False  # whether it may be put back into the queue
+    batch: bool = True
+    partition: str = ""
+    excluded: str = ""
+
+    @property
+    def can_requeue(self) -> bool:
+        """An interactive job has nothing that SLURM could start again."""
+        return self.requeue and self.batch
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    state: str
+    reason: str = ""
+    booted: float | None = None
+    started: float | None = None  # its slurmd
+
+    @property
+    def down(self) -> bool:
+        """Whether what ran on it is gone. A node that is drained ends its jobs first."""
+        return _DOWN_STATES.search(self.state) is not None
+
+
+def available() -> bool:
+    return shutil.which("scontrol") is not None
+
+
+def show_job(job: str) -> Job | None:
+    """A job; None where SLURM has forgotten it."""
+    text = query(["scontrol", "-o", "show", "job", job])
+    return parse_job(text) if text else None
+
+
+def is_alive(job: str) -> bool:
+    """Whether a job runs, or waits and will run."""
+    text = query(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"])
+    states = (text or "").split()
+    return any(state not in ENDED for state in states)
+
+
+def show_nodes(nodes: str) -> list[Node]:
+    text = query(["scontrol", "-o", "show", "node", nodes]) if nodes else None
+    return parse_nodes(text or "")
+
+
+def hostnames(nodes: str) -> list[str]:
+    """`n[1-2]` as n1 and n2, in the order in which SLURM gives them ranks."""
+    return (query(["scontrol", "show", "hostnames", nodes]) or "").split() if nodes else []
+
+
+def usable_nodes(partition: str) -> set[str]:
+    """The nodes of a partition that a job could get, now or later."""
+    text = query(["sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N %T"]) or ""
+    rows = [line.split() for line in text.splitlines()]
+    return {name for name, state, *_ in (row for row in rows if len(row) >= 2) if not _BAD_STATES.search(state.upper())}
+
+
+@functools.lru_cache(maxsize=10_000)
+def batch_script(job: str) -> str:
+    """A job's batch script; asked for once, as it never changes. Nothing where SLURM has forgotten the job."""
+    return query(["scontrol", "write", "batch_script", job, "-"]) or ""
+
+
+def step_of(job: str, name: str) -> str | None:
+    """The id of a job's step with this name."""
+    text = query(["squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i %j"]) or ""
+    found = [line.split() for line in text.splitlines()]
+    return next((row[0] for row in reversed(found) if row[1:] == [name]), None)
+
+
+def signal_step(step: str, name: str) -> bool:
+    return _do(["scancel", f"--signal={name}", step])
+
+
+def requeue(job: str) -> bool:
+    """Put our own job back into the queue. SLURM ends its processes right after it has agreed."""
+    return _do(["scontrol", "requeue", job])
+
+
+def exclude(job: str, nodes: Iterable[str]) -> bool:
+    """Keep a waiting job away from nodes. SLURM refuses that for a running one."""
+    return _do(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(sorted(nodes))}"])
+
+
+def cancel(job: str) -> bool:
+    return _do(["scancel", job])
+
+
+def parse_job(text: str) -> Job:
+    field = _fields(text)
+    return Job(
+        id=field["JobId"],
+        state=field["JobState"],
+        restarts=int(field.get("Restarts", 0)),
+        nodes=given(field.get("NodeList")),
+        node_count=int(field.get("NumNodes", "1").split("-")[0]),
+        start=moment(field.get("StartTime")),
+        end=moment(field.get("EndTime")),
+        preempted=moment(field.get("PreemptTime")) is not None,
+        requeue=field.get("Requeue") == "1",
+        batch=field.get("BatchFlag") != "0",
+        partition=field.get("Partition", ""),
+        excluded=given(field.get("ExcNodeList")),
+    )
+
+
+def parse_nodes(text: str) -> list[Node]:
+    found = []
+    for line in text.splitlines():
+        field = _fields(line)
+        if "NodeName" in field:
+            reason = re.search(r"\bReason=(.*?)(?: \[\S+@\S+\])?(?= \w+=|$)", line)
+            times = moment(field.get("BootTime")), moment(field.get("SlurmdStartTime"))
+            found.append(Node(field["NodeName"], field.get("State", ""), reason[1] if reason else "", *times))
+    return found
+
+
+def srun_command(
+    command: Sequence[str],
+    *,
+    nodes: int,
+    tasks_per_node: int,
+    cpus_per_task: int,
+    output: str,
+    name: str,
+    srun: str = "srun",
+    gpus_per_node: int = 0,
+    cpu_bind: str | None = None,
+    further: Sequence[str] = (),
+) -> list[str]:
+    """The command that starts the ranks. All counts are given: what a rule's shell has of SLURM_* is no guide."""
+    return [
+        srun,
+        f"--nodes={nodes}",
+        f"--ntasks={nodes * tasks_per_node}",
+        f"--ntasks-per-node={tasks_per_node}",
+        f"--cpus-per-task={cpus_per_task}",
+        "--distribution=block",  # ranks of a node are neighbours
+        "--mem=0",  # all memory of the job: the step is alone
+        *([f"--gpus-per-node={gpus_per_node}"] if gpus_per_node else []),
+        *([f"--cpu-bind={cpu_bind}"] if cpu_bind else []),
+        "--overlap",  # never wait for a step that won't die
+        "--kill-on-bad-exit=1",
+        "--export=ALL",
+        f"--output={output}",
+        f"--job-name={name}",
+        *further,
+        *command,
+    ]
+
+
+def query(command: list[str], seconds: float | None = None) -> str | None:
+    """What a command prints; None if it says that there is no such job."""
+    try:
+        environment = {**os.environ, "SLURM_TIME_FORMAT": "standard"}  # whatever the user likes to read
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds or QUERY_SECONDS, check=False, env=environment
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SlurmUnreachableError(str(error)) from None
+    if done.returncode == 0:
+        return done.stdout
+    if _NO_SUCH_JOB in done.stderr:
+        return None
+    raise SlurmUnreachableError(f"{' '.join(command)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+
+
+def given(value: str | None) -> str:
+    return "" if value in (None, "(null)") else str(value)
+
+
+def moment(text: str | None) -> float | None:
+    try:
+        return time.mktime(time.strptime(text or "", "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:  # None, Unknown, N/A
+        return None
+
+
+def _fields(line: str) -> dict[str, str]:
+    return dict(re.findall(r"(?:^|\s)([A-Za-z][\w/:]*)=(\S*)", line))
+
+
+def _do(command: list[str]) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, timeout=QUERY_SECONDS, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False

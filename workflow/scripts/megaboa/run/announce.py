@@ -1,0 +1,62 @@
+"""What people hear of a run while it is trained, on the terminal and in the experiment's progress log."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+
+from megaboa import files
+from megaboa.launch.ranks import Ended
+from megaboa.observe import progress
+from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.run.failures import read_tails
+
+PROGRESS_SECONDS = 2.0
+LOG_LINES_SHOWN = 15
+Say = Callable[[str], None]
+
+
+def announcer(folder: RunFolder) -> Say:
+    """Says a line on the terminal and in the experiment's progress log."""
+    folder.progress_log.parent.mkdir(parents=True, exist_ok=True)
+
+    def say(text: str) -> None:
+        line = f"{time.strftime('%H:%M:%S')}  {folder.name:<16} {text}"
+        with contextlib.suppress(OSError):  # a full disk or a closed terminal must not end the training
+            files.append_line(folder.progress_log, line)
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr, flush=True)
+
+    return say
+
+
+def progress_reporter(payload: RunStore, say: Say) -> Callable[[], None]:
+    """To be called often: says how far the run has come, now and then."""
+    last_time, last_text = time.monotonic(), ""
+
+    def report() -> None:
+        nonlocal last_time, last_text
+        if time.monotonic() - last_time < PROGRESS_SECONDS:
+            return
+        last_time = time.monotonic()
+        try:
+            text = progress.describe(progress.read_progress(payload.path))
+        except (OSError, ValueError):  # seeing is not worth a training
+            return
+        if text != last_text:
+            last_text = text
+            say(text)
+
+    return report
+
+
+def explain(
+    folder: RunFolder, target: AttemptFolder, ended: Ended, detail: str, advice: str, rank: int | None = None
+) -> str:
+    """What the user reads when ranks have failed."""
+    log = target.log(rank if rank is not None else ended.rank or 0)
+    lines = read_tails([(0, log)]).get(0, "").splitlines()
+    shown = "\n".join(f"    {line}" for line in lines[-LOG_LINES_SHOWN:])
+    return f"run {folder.name}: {detail}. The last lines of {log}:\n{shown}\n{advice}"

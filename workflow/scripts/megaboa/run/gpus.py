@@ -1,0 +1,159 @@
+"""What the driver and the kernel say about this node's GPUs: nvidia-smi's answers, Xid lines. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+SMI_SECONDS = 15.0
+OCCUPIED_GIB = 2.0  # drivers and monitors hold some hundred MiB of an idle GPU
+MEMORY_SLACK = 0.98  # "80 GB" are 79.6 GiB on an H100
+# Faults of the GPU, its memory, its links or its firmware. Others (13, 31, 43, 45 ...) come from a program that ended
+# badly, mostly somebody else's, and say nothing about the node.
+HARDWARE_XIDS = frozenset({46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143})
+XID_SECONDS = 24 * 3600.0  # the kernel's log isn't cleared when a GPU is reset and fit again
+FIELDS = ("index", "uuid", "name", "pci.bus_id", "memory.total", "memory.used")
+# Names that come and go with the driver and the GPU: nvidia-smi refuses a whole query for one that it doesn't know.
+OPTIONAL_FIELDS = (
+    "driver_version",
+    "compute_cap",
+    "ecc.errors.uncorrected.volatile.total",
+    "retired_pages.pending",
+    "remapped_rows.pending",
+    "remapped_rows.failure",
+    "gpu_recovery_action",
+)
+
+Gpu = dict[str, str | None]
+
+
+def query() -> list[Gpu]:
+    """Ask for all fields; those that this driver doesn't know are left out."""
+    fields = [*FIELDS, *OPTIONAL_FIELDS]
+    while True:
+        command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=False)
+        unknown = unknown_field(done.stdout + done.stderr)
+        if unknown in OPTIONAL_FIELDS and unknown in fields:
+            fields.remove(unknown)
+            continue
+        if done.returncode:
+            said = (done.stdout + done.stderr).strip() or "no message"
+            raise ValueError(f"exit code {done.returncode}: {said.splitlines()[0]}")
+        return parse(done.stdout, fields)
+
+
+def unknown_field(said: str) -> str | None:
+    match = re.search(r'Field "([^"]+)" is not a valid field to query', said)
+    return match and match[1]
+
+
+def parse(said: str, fields: list[str]) -> list[Gpu]:
+    """One GPU per line; None where the GPU or the driver has no such value."""
+    lines = [line for line in csv.reader(said.splitlines(), skipinitialspace=True) if line]
+    for line in lines:
+        if len(line) != len(fields):
+            raise ValueError(f"unexpected answer {', '.join(line)!r}")
+    return [dict(zip(fields, map(_value, line), strict=True)) for line in lines]
+
+
+def _value(text: str) -> str | None:
+    text = text.strip()
+    return None if text in ("", "N/A", "[N/A]", "[Not Supported]", "[Not Found]") else text
+
+
+def visible(gpus: list[Gpu], chosen: str | None) -> list[Gpu]:
+    """The GPUs that CUDA shows to this job: nvidia-smi shows all where SLURM doesn't fence them off."""
+    if not chosen:
+        return gpus
+    names = [name.strip() for name in chosen.split(",")]
+    return [gpu for gpu in gpus if any(gpu["index"] == name or _is_uuid(gpu, name) for name in names)]
+
+
+def _is_uuid(gpu: Gpu, name: str) -> bool:
+    return name.startswith("GPU-") and (gpu["uuid"] or "").startswith(name)
+
+
+def problems(gpu: Gpu, memory_gib: float | None) -> list[str]:
+    """What the driver knows to be wrong with a GPU."""
+    name = f"GPU {gpu['index']}"
+    odd = [f"{name}: {field} reads {value}" for field, value in gpu.items() if value and value.startswith("[")]
+    if odd:  # "[Unknown Error]", "[GPU requires reset]", "[GPU is lost]"
+        return odd
+    found = []
+    total = _number(gpu["memory.total"])
+    if memory_gib is not None and total is not None and total / 1024 < memory_gib * MEMORY_SLACK:
+        found.append(f"{name}: {total / 1024:.1f} GiB of memory instead of {memory_gib:g}")
+    if occupied := occupied_gib(gpu):
+        found.append(f"{name}: {occupied:.1f} GiB of memory are in use by other processes")
+    if errors := _number(gpu.get("ecc.errors.uncorrected.volatile.total")):
+        found.append(f"{name}: {errors:.0f} uncorrected memory errors since the driver was loaded")
+    for key, text in (
+        ("retired_pages.pending", "pages of its memory wait to be retired: it needs a reset"),
+        ("remapped_rows.pending", "rows of its memory wait to be remapped: it needs a reset"),
+        ("remapped_rows.failure", "rows of its memory couldn't be remapped: it must be replaced"),
+    ):
+        if (gpu.get(key) or "no").lower() not in ("no", "0"):
+            found.append(f"{name}: {text}")
+    if (action := gpu.get("gpu_recovery_action") or "None") != "None":
+        found.append(f"{name}: the driver asks for its recovery: {action}")
+    return found
+
+
+def occupied_gib(gpu: Gpu) -> float:
+    """How much of its memory others use; 0 as long as it is no more than an idle GPU's own."""
+    used = (_number(gpu["memory.used"]) or 0.0) / 1024
+    return used if used > OCCUPIED_GIB else 0.0
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
+def read_xids() -> list[dict[str, Any]] | None:
+    """The driver's fault reports since boot; None where the kernel's log may not be read."""
+    try:
+        done = subprocess.run(["dmesg"], capture_output=True, text=True, errors="replace", timeout=5, check=True)
+        uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    except (subprocess.SubprocessError, OSError, ValueError):
+        return None
+    return parse_xids(done.stdout, uptime)
+
+
+def parse_xids(log: str, uptime: float) -> list[dict[str, Any]]:
+    """`[ 1234.5] NVRM: Xid (PCI:0000:3b:00): 79, pid=..., GPU has fallen off the bus.`, and how many seconds ago."""
+    pattern = re.compile(r"^(?:\[\s*(\d+\.\d+)\])?.*NVRM: Xid \(PCI:([0-9a-fA-F:.]+)[^)]*\): (\d+)[,\s]*(.*)$", re.M)
+    return [
+        {
+            "age": max(0.0, uptime - float(match[1])) if match[1] else 0.0,
+            "pci": match[2],
+            "number": int(match[3]),
+            "text": match[4].strip(),
+        }
+        for match in pattern.finditer(log)
+    ]
+
+
+def xid_problems(xids: list[dict[str, Any]], gpus: list[Gpu]) -> list[str]:
+    """Recent faults of the hardware of these GPUs: other GPUs of the node may be somebody else's."""
+    index = {_pci(gpu["pci.bus_id"] or ""): gpu["index"] for gpu in gpus}
+    found = {
+        f"GPU {index[_pci(xid['pci'])]}: Xid {xid['number']} in the kernel's log: {xid['text']}": None
+        for xid in xids
+        if xid["number"] in HARDWARE_XIDS and xid["age"] < XID_SECONDS and _pci(xid["pci"]) in index
+    }
+    return list(found)
+
+
+def _pci(address: str) -> tuple[int, ...]:
+    """Domain, bus and device: `00000000:3B:00.0` is `0000:3b:00`."""
+    with contextlib.suppress(ValueError):
+        return tuple(int(part, 16) for part in address.partition(".")[0].split(":"))
+    return ()

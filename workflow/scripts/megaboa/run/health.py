@@ -1,0 +1,342 @@
+"""Is this node fit to train? One task per node answers within seconds, before any rank starts.
+
+The task itself uses the standard library alone and can't hang in torch, CUDA or NCCL: those run in processes of their
+own (megaboa.run.health_rank), one per GPU, which it ends when time is up. It writes its result twice: once with
+`stage: local`, when all is known that this node can know by itself, and once with `stage: done`, after the all-reduce
+over the nodes. Who is to blame is decided later, by `verdict`, from the results of all nodes together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megaboa.files import read_json, write_json
+from megaboa.launch.environment import ReservedPort, rank_environment
+from megaboa.run import gpus as driver
+
+SECONDS = 30.0
+MARGIN_SECONDS = 3.0  # between the end of the ranks and the end of the check
+BETWEEN_NODES = "the all-reduce over the nodes"
+OCCUPIED_PATIENCE_SECONDS = 5.0  # the ranks of an earlier attempt may still be leaving
+TEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Task:
+    """Which of the job's nodes this is, and where they meet."""
+
+    number: int
+    nodes: int
+    address: str
+    port: int
+
+
+@dataclass
+class Result:
+    node: str
+    number: int
+    problems: list[str] = field(default_factory=list)
+    measured: dict[str, Any] = field(default_factory=dict)
+    stage: str = "local"
+    doing: str = "its first steps"
+    reached: bool = False  # the first node, where all meet
+    missing: list[int] = field(default_factory=list)  # numbers of the nodes that didn't come
+    error: str | None = None  # what went wrong between the nodes
+
+    def write(self, out: Path) -> dict[str, Any]:
+        ok = self.stage == "done" and not self.problems and self.error is None
+        between = {"reached": self.reached, "missing": self.missing, "error": self.error}
+        result = {
+            "node": self.node,
+            "number": self.number,
+            "ok": ok,
+            "problems": self.problems,
+            "stage": self.stage,
+            "collective": between,
+            "measured": self.measured,
+        }
+        write_json(out / f"{self.node}.json", result)
+        return result
+
+
+def check(out: Path, gpus: int, memory_gib: float | None, folder: Path | None, seconds: float) -> dict[str, Any]:
+    """Test this node, then the way to the others; write the result, and return it."""
+    start = time.monotonic()
+    deadline = start + seconds
+    task = this_task()
+    result = Result(node_name(), task.number)
+    watchdog = threading.Timer(seconds, _give_up, (result, out, seconds))
+    watchdog.daemon = True
+    watchdog.start()
+    if folder is not None:
+        result.doing = f"the write to {folder}"
+        result.measured["folder"] = measure_folder(folder, result.problems)
+    complete = True
+    if gpus:
+        result.doing = "nvidia-smi"
+        complete = check_gpus(gpus, memory_gib, result)
+    if complete:  # without all GPUs the ranks would only wait for the missing one
+        result.doing = "the test on each GPU" if gpus else "the test of the processors"
+        run_ranks(task, gpus, deadline - MARGIN_SECONDS, result, out)
+    result.stage = "done"
+    result.measured["seconds"] = round(time.monotonic() - start, 2)
+    watchdog.cancel()
+    return result.write(out)
+
+
+def verdict(folder: Path, nodes: list[str], seconds: float = SECONDS) -> dict[str, list[str]]:
+    """What is wrong with each node; an empty list means fit.
+
+    One dead node makes the all-reduce of all the others fail, so a failed all-reduce is no reason to blame a node.
+    Whoever can be named for certain is blamed, and then nobody else: a node without a result, one with a problem of its
+    own, one that stopped answering after its own tests. If there is none of these, those are blamed that the others
+    waited for in vain, or that couldn't reach the first node, or the first node if nobody could; but only as long as
+    they are fewer than half. If nobody can be singled out, every node carries the error: then it is the network or its
+    settings, and leaving nodes out won't help.
+
+    `folder` must hold results of this check only: one from an earlier check would speak for a node that is dead now.
+    """
+    results = {node: _read(folder / f"{node}.json") for node in nodes}
+    found = {
+        node: [f"no answer within {seconds:g} s"] if result is None else list(result["problems"])
+        for node, result in results.items()
+    }
+    if any(found.values()):
+        return found
+    known = {node: result for node, result in results.items() if result is not None}
+    failed = {node: result["collective"]["error"] for node, result in known.items() if result["collective"]["error"]}
+    unfinished = [node for node, result in known.items() if result["stage"] != "done"]
+    if unfinished and len(unfinished) < len(nodes):
+        return found | {node: ["stopped answering in the all-reduce over the nodes"] for node in unfinished}
+    if unfinished:
+        return {node: ["the check was ended during the all-reduce over the nodes"] for node in nodes}
+    if not failed:
+        return found
+    suspects, reason = _suspects(known)
+    if suspects:
+        return found | {node: [reason] for node in suspects}
+    return found | {node: [f"{error} (no single node is to blame)"] for node, error in failed.items()}
+
+
+def _suspects(results: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
+    """The few nodes that the many have to thank for a failed all-reduce, and why."""
+    missed = {number for result in results.values() for number in result["collective"]["missing"]}
+    missing = [node for node, result in results.items() if result["number"] in missed]
+    cut_off = [node for node, result in results.items() if not result["collective"]["reached"]]
+    for suspects, reason in (
+        (missing, "the other nodes waited for it in vain"),
+        (cut_off, "can't reach the first node"),
+    ):
+        if suspects and 2 * len(suspects) < len(results):
+            return suspects, reason
+    if len(cut_off) == len(results) - 1 > 1:
+        return [node for node in results if node not in cut_off], "no other node can reach it"
+    return [], ""
+
+
+def this_task() -> Task:
+    """From SLURM's environment, one task per node; without it, this is the only node."""
+    nodes = int(os.environ.get("SLURM_NTASKS", 1))
+    if nodes == 1:
+        return Task(0, 1, "127.0.0.1", 0)
+    number = int(os.environ["SLURM_PROCID"])
+    return Task(number, nodes, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+
+
+def node_name() -> str:
+    """As SLURM calls it: that is the name by which a node is left out."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def check_gpus(gpus: int, memory_gib: float | None, result: Result) -> bool:
+    """Ask the driver; False if the ranks couldn't all start."""
+    try:
+        found = driver.visible(driver.query(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        patience = time.monotonic() + OCCUPIED_PATIENCE_SECONDS
+        while any(map(driver.occupied_gib, found)) and time.monotonic() < patience:
+            time.sleep(1)
+            found = driver.visible(driver.query(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    except FileNotFoundError:
+        result.problems.append("nvidia-smi isn't there: no driver, or the container was started without one")
+        return False
+    except (subprocess.SubprocessError, OSError, ValueError) as error:
+        result.problems.append(f"nvidia-smi fails: {error}")
+        return False
+    result.measured["gpus"] = found
+    result.problems += [problem for gpu in found for problem in driver.problems(gpu, memory_gib)]
+    xids = driver.read_xids()
+    result.measured["xids"] = xids if xids is None else [f"{xid['pci']}: {xid['number']}" for xid in xids]
+    result.problems += driver.xid_problems(xids or [], found)
+    if len(found) != gpus:
+        result.problems.append(f"{len(found)} GPUs instead of {gpus}")
+    return len(found) == gpus
+
+
+def measure_folder(folder: Path, problems: list[str]) -> dict[str, Any]:
+    """Write a file there, read it again, and see how much room is left. A file system that hangs ends the check."""
+    probe = folder / f".health.{node_name()}.{os.getpid()}"
+    data = os.urandom(TEST_BYTES)
+    measured: dict[str, Any] = {"path": str(folder)}
+    try:
+        start = time.monotonic()
+        with probe.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        same = probe.read_bytes() == data
+        measured["seconds"] = round(time.monotonic() - start, 3)
+        measured["free_bytes"] = shutil.disk_usage(folder).free
+        if not same:
+            problems.append(f"{folder}: a file doesn't read as it was written")
+    except OSError as error:
+        problems.append(f"{folder}: can't write there: {error.strerror or error}")
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return measured
+
+
+def run_ranks(task: Task, gpus: int, deadline: float, result: Result, out: Path) -> None:
+    """Start a process per GPU (or one), follow what they say, and write the first result once the node is known."""
+    ranks = max(1, gpus)
+    with tempfile.TemporaryDirectory(prefix="megaboa-health-") as name:
+        logs = [Path(name, f"{rank}.log") for rank in range(ranks)]
+        port = ReservedPort()  # where the ranks of this node meet
+        workers = _start(task, gpus, deadline, logs, port.number)
+        try:
+            local = False
+            while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
+                time.sleep(0.1)
+                if not local and all(_knows_node(said(log), gpus) for log in logs):
+                    local = True
+                    judge_node([said(log) for log in logs], logs, gpus, result)
+                    result.doing = BETWEEN_NODES
+                    result.write(out)
+        finally:
+            for worker in workers:
+                if worker.poll() is None:
+                    worker.kill()
+            port.close()
+        if not local:
+            judge_node([said(log) for log in logs], logs, gpus, result)
+        judge_nodes([said(log) for log in logs], task, result)
+
+
+def _start(task: Task, gpus: int, deadline: float, logs: list[Path], port: int) -> list[subprocess.Popen]:
+    ranks = len(logs)
+    plan = {"gpu": gpus > 0, "gpus": gpus, "seconds": deadline - time.monotonic(), "node_port": port}
+    library = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, (library, os.environ.get("PYTHONPATH"))))
+    workers = []
+    for local, log in enumerate(logs):
+        rank = task.number * ranks + local
+        environment = rank_environment(rank, local, task.nodes * ranks, task.address, task.port)
+        with log.open("wb") as stream:
+            workers.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "megaboa.run.health_rank", json.dumps(plan)],
+                    env={**os.environ, **environment, "PYTHONPATH": path},
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    return workers
+
+
+def said(log: Path) -> dict[str, dict[str, Any]]:
+    """What a rank has found out so far, by the name of the step; the rest of its log is other people's noise."""
+    found = {}
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            entry = json.loads(line)
+            if isinstance(entry, dict) and "said" in entry:
+                found[entry["said"]] = entry
+    return found
+
+
+def _knows_node(steps: dict[str, Any], gpus: int) -> bool:
+    return ("node" if gpus > 1 else "multiply") in steps
+
+
+def judge_node(ranks: list[dict[str, Any]], logs: list[Path], gpus: int, result: Result) -> None:
+    """The part of the ranks' answers that only this node can be blamed for."""
+    names = [f"GPU {number}" for number in range(gpus)] or ["processors"]
+    silent = False
+    for name, steps, log in zip(names, ranks, logs, strict=True):
+        if "multiply" not in steps:
+            silent = True
+            doing = "multiplying matrices" if "started" in steps else "importing torch"
+            result.problems.append(f"{name}: no result of {doing}: {_last_words(steps, log)}")
+        elif steps["multiply"]["wrong"]:
+            result.problems.append(f"{name}: {steps['multiply']['wrong']} wrong numbers in a product of matrices")
+    result.measured["tflops"] = [
+        round(steps["multiply"]["tflops"], 3) if "multiply" in steps else None for steps in ranks
+    ]
+    if gpus > 1 and not silent:  # a GPU that is silent makes its neighbours wait, and is named above
+        for name, steps, log in zip(names, ranks, logs, strict=True):
+            if "node" not in steps:
+                result.problems.append(f"{name}: all-reduce over the GPUs of the node: {_last_words(steps, log)}")
+            elif steps["node"]["wrong"]:
+                result.problems.append(f"{name}: {steps['node']['wrong']} wrong numbers after an all-reduce")
+        rates = [steps["node"]["gb_per_second"] for steps in ranks if "node" in steps]
+        result.measured["node_gb_per_second"] = round(min(rates), 3) if rates else None
+
+
+def judge_nodes(ranks: list[dict[str, Any]], task: Task, result: Result) -> None:
+    """How far this node came with the others; not a word about whose fault it is."""
+    result.reached = task.nodes == 1 or all("reached" in steps for steps in ranks)
+    result.missing = sorted({node for steps in ranks for node in steps.get("missing", {}).get("nodes", [])})
+    done = [steps["world"] for steps in ranks if "world" in steps]
+    if task.nodes > 1 and done:
+        result.measured["nodes_gb_per_second"] = round(min(step["gb_per_second"] for step in done), 3)
+    if result.problems:
+        return
+    failed = [steps["failed"]["error"] for steps in ranks if "failed" in steps]
+    if not result.reached:
+        result.error = f"can't reach the first node at {task.address}:{task.port}: {(failed or ['no answer'])[0]}"
+    elif result.missing:
+        result.error = f"waited for {len(result.missing)} of {task.nodes} nodes in vain"
+    elif len(done) < len(ranks):
+        result.error = f"the all-reduce over {task.nodes} nodes failed: {(failed or ['not done in time'])[0]}"
+    elif wrong := sum(step.get("wrong", 0) for step in done):
+        result.error = f"{wrong} wrong numbers after the all-reduce over {task.nodes} nodes"
+
+
+def _last_words(steps: dict[str, Any], log: Path) -> str:
+    if "failed" in steps:
+        return steps["failed"]["error"]
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    noise = [line for line in lines if not line.startswith('{"said"')]
+    return noise[-1].strip() if noise else "no answer in time"
+
+
+def _give_up(result: Result, out: Path, seconds: float) -> None:
+    """Something hangs that can't be interrupted, such as a file system or the driver: say so, and end."""
+    text = f"not done within {seconds:g} s: it hangs in {result.doing}"
+    if result.doing == BETWEEN_NODES:
+        result.error = text  # which may be another node's fault
+    else:
+        result.problems.append(text)
+    result.stage = "done"
+    result.write(out)
+    os._exit(0)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,179 @@
+"""What one process of the node health check does: on one GPU, or on the processors of a node that has none.
+
+It runs as `python -m megaboa.run.health_rank <plan>` and says each thing it has found out as one line of JSON, at once:
+whoever started it knows from the last line how far it came, however it ends.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from megaboa.launch.environment import adopt_rank
+
+MARGIN_SECONDS = 2.0  # to say what went wrong before being ended
+REPEATS = 20
+SIZE = {"cuda": 8192, "cpu": 1024}  # powers of two, see `multiply`
+NUMBERS = {"cuda": 1 << 24, "cpu": 1 << 20}  # of an all-reduce: 64 MiB and 4 MiB
+
+
+def main() -> None:
+    plan = json.loads(sys.argv[1])
+    deadline = time.monotonic() + plan["seconds"]
+    _end_at(deadline)
+    adopt_rank()
+    import torch
+
+    kind = "cuda" if plan["gpu"] else "cpu"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if plan["gpu"] else torch.device("cpu")
+    if plan["gpu"]:
+        torch.cuda.set_device(device)
+    say("started", torch=torch.__version__)
+    say("multiply", **multiply(device, SIZE[kind]))
+    if plan["gpus"] > 1:
+        store = _store("127.0.0.1", plan["node_port"], int(os.environ["LOCAL_RANK"]), deadline)
+        say("node", **all_reduce(store, int(os.environ["LOCAL_RANK"]), plan["gpus"], device, NUMBERS[kind], deadline))
+    over_all_nodes(device, NUMBERS[kind], deadline, max(1, plan["gpus"]))
+    _leave(0)
+
+
+def over_all_nodes(device: Any, numbers: int, deadline: float, ranks_per_node: int) -> None:
+    """Meet the ranks of all nodes, then reduce with them; say which nodes didn't come."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world == ranks_per_node:
+        say("world", alone=True)
+        return
+    store = _store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank, deadline)
+    say("reached")
+    store.add(f"here/{rank // ranks_per_node}", 1)
+    if not _together(store, "here", world, deadline - MARGIN_SECONDS):
+        nodes = range(world // ranks_per_node)
+        say("missing", nodes=[node for node in nodes if store.add(f"here/{node}", 0) < ranks_per_node])
+        return
+    say("met")
+    say("world", **all_reduce(store, rank, world, device, numbers, deadline))
+    done = min(deadline - MARGIN_SECONDS, time.monotonic() + MARGIN_SECONDS)
+    if rank == 0:  # the store lives in this process: leave last
+        _together(store, "done", world, done)
+    else:
+        store.add("done", 1)
+
+
+def multiply(device: Any, size: int) -> dict[str, Any]:
+    """Multiply a matrix of which the exact result is known, on every unit of the device, and time it.
+
+    A Hadamard matrix, +1 and -1 only, times its transpose is `size` on the diagonal and 0 elsewhere. Every partial sum
+    is a whole number that the accumulators hold exactly, so that a single wrong bit anywhere is seen, in any order of
+    summation.
+    """
+    import torch
+
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    matrix = torch.ones(1, 1, dtype=_dtype(device), device=device)
+    while len(matrix) < size:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    expected = torch.eye(size, dtype=matrix.dtype, device=device) * size
+    wrong = int((matrix @ matrix.T != expected).sum())  # also a warm-up; NaN differs from everything
+    _synchronize(device)
+    start = time.perf_counter()
+    for _ in range(REPEATS):
+        product = matrix @ matrix.T
+    _synchronize(device)
+    seconds = (time.perf_counter() - start) / REPEATS
+    wrong += int((product != expected).sum())
+    return {"wrong": wrong, "tflops": 2 * size**3 / seconds / 1e12}
+
+
+def all_reduce(store: Any, rank: int, world: int, device: Any, numbers: int, deadline: float) -> dict[str, Any]:
+    """Sum a tensor over the ranks, check every number of it, and time it; bus bandwidth as nccl-tests define it."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=dist.PrefixStore("reduce", store),
+        rank=rank,
+        world_size=world,
+        timeout=_left(deadline),
+        device_id=device if device.type == "cuda" else None,
+    )
+    pattern = torch.arange(numbers, dtype=torch.float32, device=device) % 7
+    tensor = pattern + rank
+    dist.all_reduce(tensor)
+    wrong = int((tensor != pattern * world + world * (world - 1) // 2).sum())
+    tensor.zero_()
+    _synchronize(device)
+    start = time.perf_counter()
+    for _ in range(3):
+        dist.all_reduce(tensor)
+    _synchronize(device)
+    seconds = (time.perf_counter() - start) / 3
+    dist.destroy_process_group()
+    return {"wrong": wrong, "gb_per_second": 2 * (world - 1) / world * 4 * numbers / seconds / 1e9}
+
+
+def say(what: str, **found: Any) -> None:
+    print("\n" + json.dumps({"said": what, **found}), flush=True)  # a line of its own, whatever NCCL printed before
+
+
+def _dtype(device: Any) -> Any:
+    import torch
+
+    if device.type == "cpu":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+
+
+def _synchronize(device: Any) -> None:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _store(address: str, port: int, rank: int, deadline: float) -> Any:
+    from torch.distributed import TCPStore
+
+    return TCPStore(address, port, is_master=rank == 0, timeout=_left(deadline), wait_for_workers=False)
+
+
+def _together(store: Any, event: str, world: int, deadline: float) -> bool:
+    """Tell all ranks that this one is there, and wait for the others until the deadline."""
+    store.add(event, 1)
+    while store.add(event, 0) < world:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _left(deadline: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=max(1.0, deadline - MARGIN_SECONDS - time.monotonic()))
+
+
+def _end_at(deadline: float) -> None:
+    """A call into CUDA or NCCL can hang where no exception reaches it; this process ends in time anyway."""
+    timer = threading.Timer(deadline - time.monotonic(), _leave, (1,))
+    timer.daemon = True
+    timer.start()
+
+
+def _leave(code: int) -> None:
+    """End now: what is left of CUDA, NCCL and the store may wait for ranks that are gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        say("failed", error=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+        _leave(1)

@@ -1,0 +1,264 @@
+"""Where the supervisor runs: on a machine, or in a SLURM job. What it may ask there, and how ranks start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from megaboa.launch import local, slurm
+from megaboa.launch.ranks import Ranks
+from megaboa.launch.srun import SrunRanks
+from megaboa.run import health
+from megaboa.run.failures import Failure
+
+ASK_AGAIN_SECONDS = 30.0
+PATIENCE_SECONDS = 600.0
+REQUEUE_AGAIN_SECONDS = 3.0
+EXCLUDE_TRIES, EXCLUDE_AGAIN_SECONDS = 10, 0.3
+CHECK_SECONDS_GPU = 60  # importing torch from a cold image takes its time
+SRUN_SECONDS = 30  # for srun to start and end tasks
+CHECK_NODE = Path(__file__).parents[2] / "check_node.py"
+START_NODE = Path(__file__).parents[2] / "start_node.py"
+
+
+class Site(Protocol):
+    job: slurm.Job | None
+    nodes: list[str]
+
+    def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Mapping[str, str]) -> Ranks: ...
+
+    def deadline(self) -> float | None:
+        """When the place is taken away, in unix seconds; None where it isn't."""
+
+    def interruption(self, since: float) -> Failure | None:
+        """What the place itself did to the ranks, as far as it can tell; None: nothing."""
+
+    def check(self, out: Path, environment: Mapping[str, str]) -> dict[str, list[str]]:
+        """Problems by node, where there are any."""
+
+    def requeue(self, avoided: set[str]) -> bool:
+        """Give the place back and be started again elsewhere. Only to be called last."""
+
+
+class Machine:
+    """This machine, without SLURM."""
+
+    job = None
+
+    def __init__(self) -> None:
+        self.nodes = [socket.gethostname()]
+
+    def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Mapping[str, str]) -> Ranks:
+        return local.start(command, world_size, logs, environment)
+
+    def deadline(self) -> float | None:
+        return None
+
+    def interruption(self, since: float) -> Failure | None:
+        return None
+
+    def check(self, out: Path, environment: Mapping[str, str]) -> dict[str, list[str]]:
+        return {}
+
+    def requeue(self, avoided: set[str]) -> bool:
+        return False
+
+
+class Allocation:
+    """The nodes of a SLURM job. The supervisor runs on the first of them."""
+
+    def __init__(self, job: slurm.Job, launch: dict[str, Any], device: str):
+        self.job, self._launch = job, launch
+        self._gpus = launch["gpus_per_node"] if device == "cuda" else 0
+        self.nodes = slurm.hostnames(job.nodes)
+        self._asked = time.monotonic()
+
+    def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Mapping[str, str]) -> Ranks:
+        start, per_node = self._launch["start"], self._launch["gpus_per_node"]
+        one_task = start["tasks"] == "node"
+        name = f"attempt-{logs.name}"
+        if one_task:
+            spawner = [command[0], str(START_NODE), f"--ranks={per_node}", f"--logs={logs}", "--"]
+            command = [*spawner, *command]
+        srun = slurm.srun_command(
+            command,
+            nodes=world_size // per_node,
+            tasks_per_node=1 if one_task else per_node,
+            cpus_per_task=self._launch["cpus_per_rank"] * (per_node if one_task else 1),
+            output=str(logs / ("node-%n.log" if one_task else "rank-%t.log")),
+            name=name,
+            srun=start["srun"],
+            gpus_per_node=self._gpus,
+            cpu_bind=start["cpu_bind"],
+            further=start["srun_args"],
+        )
+        return SrunRanks(self.job.id, srun, name, logs, environment, self.nodes[0], tasks_are_ranks=not one_task)
+
+    def check(self, out: Path, environment: Mapping[str, str]) -> dict[str, list[str]]:
+        """One task per node looks at its node, and all of them talk to each other."""
+        shutil.rmtree(out, ignore_errors=True)  # an older answer would speak for a dead node
+        out.mkdir(parents=True)
+        seconds = CHECK_SECONDS_GPU if self._gpus else health.SECONDS
+        start, name = self._launch["start"], f"health-{out.parent.name}"
+        command = [python_of(self._launch), str(CHECK_NODE), f"--out={out}", f"--seconds={seconds}"]
+        srun = slurm.srun_command(
+            [*command, f"--gpus={self._gpus}", f"--folder={out}"],
+            nodes=len(self.nodes),
+            tasks_per_node=1,
+            cpus_per_task=self._launch["cpus_per_rank"] * self._launch["gpus_per_node"],
+            output=str(out / "node-%n.log"),
+            name=name,
+            srun=start["srun"],
+            gpus_per_node=self._gpus,
+            further=start["srun_args"],
+        )
+        tasks = SrunRanks(self.job.id, srun, name, out, environment, self.nodes[0])
+        deadline = time.monotonic() + seconds + SRUN_SECONDS
+        while tasks.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+        tasks.kill()
+        if not any(out.glob("*.json")):  # srun or the controller failed, and says nothing of the nodes
+            return {}
+        return {node: problems for node, problems in health.verdict(out, self.nodes, seconds).items() if problems}
+
+    def deadline(self) -> float | None:
+        """Asked again now and then: an administrator can move it."""
+        if time.monotonic() - self._asked > ASK_AGAIN_SECONDS:
+            self._asked = time.monotonic()
+            with contextlib.suppress(slurm.SlurmUnreachableError):
+                now = slurm.show_job(self.job.id)
+                if now and now.restarts == self.job.restarts:  # else it is over, and this is the memory of it
+                    self.job = replace(self.job, end=now.end)
+        return self.job.end
+
+    def interruption(self, since: float) -> Failure | None:
+        try:
+            now = slurm.show_job(self.job.id)
+            nodes = slurm.show_nodes(self.job.nodes)
+        except slurm.SlurmUnreachableError:
+            return None
+        bad = fallen(nodes, since)
+        if bad and (now is None or now.restarts > self.job.restarts or now.state != "RUNNING"):
+            return Failure("node_failure", _why(bad), nodes=tuple(node.name for node in bad))
+        return _interruption(self.job, now) if now else None
+
+    def requeue(self, avoided: set[str]) -> bool:
+        if not self.job.can_requeue:
+            return False
+        # SLURM takes ExcNodeList for waiting jobs only, and ends this process after the first of the two. It gives a
+        # grace before it kills, and the job waits longer than that; should the second be lost, the next life of the job
+        # finds itself on an avoided node and comes here again.
+        deadline = time.monotonic() + PATIENCE_SECONDS  # a controller that is being restarted is waited for
+        while not (done := self._is_requeued() or slurm.requeue(self.job.id)) and time.monotonic() < deadline:
+            time.sleep(REQUEUE_AGAIN_SECONDS)
+        if done and avoided:
+            self._exclude({*avoided, *filter(None, [self.job.excluded])})  # the user's own stay excluded
+        return done
+
+    def _exclude(self, nodes: set[str]) -> None:
+        """Tried again: SLURM's SIGTERM to all of the job's processes may reach the command that is to tell it."""
+        for _ in range(EXCLUDE_TRIES):
+            if slurm.exclude(self.job.id, nodes):
+                return
+            time.sleep(EXCLUDE_AGAIN_SECONDS)
+
+    def _is_requeued(self) -> bool:
+        """Whether SLURM has done it already."""
+        try:
+            now = slurm.show_job(self.job.id)
+        except slurm.SlurmUnreachableError:
+            return False
+        return now is not None and now.restarts > self.job.restarts
+
+
+def here(launch: dict[str, Any], device: str, environment: Mapping[str, str] = os.environ) -> Site:
+    """The place that this process is in, or that the run's settings name."""
+    starter, job = launch["start"]["starter"], environment.get("SLURM_JOB_ID")
+    if starter == "local" or (starter == "auto" and not (job and _has_srun(launch))):
+        return Machine()
+    if not job:
+        raise LookupError(
+            "launch.starter is srun, but this is no SLURM job: take `auto`, or start it by sbatch or salloc"
+        )
+    found = _patiently(job)
+    if found is None:
+        raise LookupError(
+            f"SLURM knows no job {job}, which SLURM_JOB_ID names: unset it, or set launch.starter to local"
+        )
+    return Allocation(found, launch, device)
+
+
+def fallen(nodes: Sequence[slurm.Node], since: float) -> list[slurm.Node]:
+    """Nodes that are down, or were booted since the given time."""
+    return [node for node in nodes if node.down or (node.booted or 0) > since]
+
+
+def fallen_of(names: Sequence[str], since: float) -> dict[str, str]:
+    """Of nodes whose supervisor is gone the fallen ones, each with what SLURM says of it.
+
+    Then a slurmd that was started anew is a sign as well; alone it isn't, as its upgrade harms no job.
+    """
+    try:
+        nodes = slurm.show_nodes(",".join(names))
+        bad = fallen(nodes, since) or [node for node in nodes if (node.started or 0) > since]
+        return {node.name: _why([node]) for node in bad}
+    except slurm.SlurmUnreachableError:
+        return {}
+
+
+def usable(partition: str, avoided: set[str], needed: int) -> set[str]:
+    """The nodes to avoid, or none where too few would be left: a bad node is better than waiting for ever."""
+    try:
+        left = slurm.usable_nodes(partition) - avoided
+    except slurm.SlurmUnreachableError:
+        return avoided
+    return avoided if len(left) >= needed else set()
+
+
+def python_of(launch: dict[str, Any]) -> str:
+    return launch["start"]["python"] or sys.executable
+
+
+def _interruption(then: slurm.Job, now: slurm.Job) -> Failure | None:
+    if now.preempted and not then.preempted:
+        return Failure("preempted", "a job with a higher priority takes the nodes")
+    if now.restarts > then.restarts:
+        return Failure("requeued", "the job was put back into the queue")
+    ending = now.state in ("COMPLETING", "CANCELLED")
+    if now.state in ("TIMEOUT", "DEADLINE") or (ending and then.end and time.time() >= then.end):
+        return Failure("time_limit", "the job's wall time was used up")
+    return Failure("cancelled", f"SLURM job {now.id} was cancelled") if ending else None
+
+
+def _why(nodes: Sequence[slurm.Node]) -> str:
+    return "; ".join(_what_happened(node) for node in nodes)
+
+
+def _what_happened(node: slurm.Node) -> str:
+    if not node.down and node.started:
+        return f"node {node.name} was started anew at {time.strftime('%H:%M:%S', time.localtime(node.started))}"
+    return f"node {node.name} is {node.state}" + (f" ({node.reason})" if node.reason else "")
+
+
+def _has_srun(launch: dict[str, Any]) -> bool:
+    return shutil.which(launch["start"]["srun"]) is not None and slurm.available()
+
+
+def _patiently(job: str) -> slurm.Job | None:
+    """The job as SLURM tells it; a controller that is being restarted is waited for."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return slurm.show_job(job)
+        except slurm.SlurmUnreachableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(5)

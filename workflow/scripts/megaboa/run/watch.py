@@ -1,0 +1,104 @@
+"""Watching ranks until they have ended: stopping them in order when there is a reason, killing them when they hang."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from megaboa.causes import Cause
+from megaboa.launch.ranks import Ended, Ranks
+
+POLL_SECONDS = 0.2
+LOOK_SECONDS = 1.0  # between two looks for a reason to stop, which read files
+HICCUP_SECONDS = 600.0  # that the file system may fail
+STACKS_SECONDS = 3.0  # for the stacks to reach the logs
+UNFIT_TO_SAVE: frozenset[Cause] = frozenset({"hang", "loss_spike"})  # can't save, or must not
+
+
+@dataclass
+class Signals:
+    """SIGTERM, SIGINT and SIGHUP as facts: they are noted, and the watcher acts on them.
+
+    Used as a context: outside of it the signals do what they did before.
+    """
+
+    seen: list[str] = field(default_factory=list)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def __enter__(self) -> Signals:
+        def note(number: int, frame: object) -> None:
+            self.seen.append(signal.Signals(number).name)
+
+        self._before = {number: signal.signal(number, note) for number in self.numbers}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class Watched:
+    ended: Ended
+    reason: Cause | None  # why the watcher ended them; None where they ended by themselves
+    evidence: str = ""
+
+
+@dataclass
+class Watch:
+    """What is looked at while ranks run. Every question is a function of the supervisor's."""
+
+    signals: Signals
+    silence: Callable[[], tuple[float, float]]  # seconds since the ranks last did something, and how many are too many
+    stop_seconds: Callable[[Cause], float]  # that ranks are given to save and end
+    stop_now: Callable[[], tuple[Cause, str] | None]  # a reason to stop them in order: wall time, a user, a loss spike
+    each_poll: Callable[[], None] = lambda: None
+
+    def until_ended(self, ranks: Ranks) -> Watched:
+        try:
+            looked, trouble = 0.0, None
+            while (ended := ranks.poll()) is None:
+                try:
+                    if self.signals.seen or time.monotonic() - looked > LOOK_SECONDS:
+                        looked = time.monotonic()
+                        if reason := self._reason():
+                            return Watched(self._end(ranks, *reason), *reason)
+                    self.each_poll()
+                    trouble = None
+                except OSError:  # a file system's hiccup is no reason to end healthy ranks
+                    trouble = trouble or time.monotonic()
+                    if time.monotonic() - trouble > HICCUP_SECONDS:
+                        raise
+                time.sleep(POLL_SECONDS)
+            return Watched(ended, None)
+        except BaseException:
+            ranks.kill()
+            raise
+
+    def _reason(self) -> tuple[Cause, str] | None:
+        if self.signals.seen:
+            return "cancelled", f"the supervisor got {self.signals.seen[0]}"
+        silent, limit = self.silence()
+        if silent > limit:
+            return "hang", f"no step was done for {silent:.0f} s, and every rank lives"
+        return self.stop_now()
+
+    def _end(self, ranks: Ranks, reason: Cause, evidence: str) -> Ended:
+        if reason == "hang":
+            ranks.dump()
+            time.sleep(STACKS_SECONDS)
+        if reason in UNFIT_TO_SAVE:
+            ranks.kill()
+            return Ended(returncode=-signal.SIGKILL)
+        ranks.ask()
+        asked, heard = time.monotonic(), len(self.signals.seen)
+        patience = self.stop_seconds(reason)
+        while time.monotonic() - asked < patience and len(self.signals.seen) <= heard:
+            if (ended := ranks.poll()) is not None:
+                return ended
+            self.each_poll()
+            time.sleep(POLL_SECONDS)
+        ranks.kill()  # they don't hear, or the user is in a hurry
+        return Ended(returncode=-signal.SIGKILL)

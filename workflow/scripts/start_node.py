@@ -1,0 +1,48 @@
+"""Start the ranks of one node: for sites that allow one task per node (`launch.tasks: node`).
+
+`python start_node.py --ranks=8 --logs=FOLDER -- COMMAND...`; SLURM says which node this is.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from megaboa.launch.local import POLL_SECONDS, LocalRanks
+from megaboa.launch.ranks import STACKS_SIGNAL
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, required=True, help="ranks of this node")
+    parser.add_argument("--logs", type=Path, required=True, help="folder of the ranks' logs")
+    parser.add_argument("command", nargs="+", help="what every rank runs")
+    arguments = parser.parse_args()
+    node, nodes = int(os.environ["SLURM_NODEID"]), int(os.environ["SLURM_NNODES"])
+    ranks = LocalRanks(
+        arguments.command,
+        nodes * arguments.ranks,
+        arguments.logs,
+        os.environ,
+        first=node * arguments.ranks,
+        count=arguments.ranks,
+    )
+    # A step's signal reaches all processes of the step, so the ranks have it already; this one waits for them.
+    for number in (signal.SIGTERM, STACKS_SIGNAL):
+        signal.signal(number, signal.SIG_IGN)
+    while (ended := ranks.poll()) is None:
+        time.sleep(POLL_SECONDS)
+    print(ended, file=sys.stderr)
+    if ended.killed:  # end in the same way, so that srun can tell
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-ended.returncode, signal.SIG_DFL)
+        sys.stderr.flush()
+        os.kill(os.getpid(), -ended.returncode)
+    return 0 if ended.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
