@@ -1,6 +1,6 @@
 rule data:
     input:
-        expand(f"{RESULTS}/data/{{corpus}}.json", corpus=SHARED.corpora),
+        expand(f"{RESULTS}/data/{{corpus}}/verification.json", corpus=SHARED.corpora),
 
 
 rule train_tokenizer:
@@ -20,18 +20,74 @@ rule train_tokenizer:
         "python {params.scripts:q}/train_tokenizer.py --spec {input.spec} --out {output} 2>&1 | tee {log}"
 
 
-rule tokenize:
+rule list_sources:
     input:
         lambda wildcards: SHARED.corpus_inputs(wildcards.corpus),
         spec=f"{RESULTS}/specs/corpora/{{corpus}}.json",
     output:
-        f"{RESULTS}/data/{{corpus}}.json",
+        f"{RESULTS}/data/{{corpus}}/sources.json",
     log:
-        f"{RESULTS}/logs/data/{{corpus}}.log",
+        f"{RESULTS}/logs/data/{{corpus}}/sources.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     threads: 2
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/tokenize_corpus.py --spec {input.spec} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/list_sources.py --spec {input.spec} --threads {threads} --out {output} 2>&1 | tee {log}"
+
+
+# What a shard leaves is gone when they are merged, and so is its manifest.
+rule tokenize:
+    input:
+        sources=f"{RESULTS}/data/{{corpus}}/sources.json",
+        spec=f"{RESULTS}/specs/corpora/{{corpus}}.json",
+    output:
+        temp(f"{RESULTS}/data/{{corpus}}/shard-{{shard}}-of-{{shards}}.json"),
+    log:
+        f"{RESULTS}/logs/data/{{corpus}}/shard-{{shard}}-of-{{shards}}.log",
+    conda:
+        "../../envs/runtime-cpu.yaml"
+    threads: lambda wildcards: 2 if wildcards.shards == "1" else 1
+    params:
+        scripts=SCRIPTS,
+    shell:
+        "python {params.scripts:q}/tokenize_shard.py --spec {input.spec} --sources {input.sources}"
+        " --shard {wildcards.shard} --shards {wildcards.shards} --threads {threads} --out {output} 2>&1 | tee {log}"
+
+
+rule merge_corpus:
+    input:
+        lambda wildcards: SHARED.shard_manifests(wildcards.corpus),
+        sources=f"{RESULTS}/data/{{corpus}}/sources.json",
+        spec=f"{RESULTS}/specs/corpora/{{corpus}}.json",
+    output:
+        f"{RESULTS}/data/{{corpus}}.json",
+    log:
+        f"{RESULTS}/logs/data/{{corpus}}/merge.log",
+    conda:
+        "../../envs/runtime-cpu.yaml"
+    params:
+        scripts=SCRIPTS,
+        shards=lambda wildcards: SHARED.shards(wildcards.corpus),
+    shell:
+        "python {params.scripts:q}/merge_corpus.py --spec {input.spec} --sources {input.sources}"
+        " --shards {params.shards} --out {output} 2>&1 | tee {log}"
+
+
+rule verify_corpus:
+    input:
+        manifest=f"{RESULTS}/data/{{corpus}}.json",
+        sources=f"{RESULTS}/data/{{corpus}}/sources.json",
+        spec=f"{RESULTS}/specs/corpora/{{corpus}}.json",
+    output:
+        f"{RESULTS}/data/{{corpus}}/verification.json",
+    log:
+        f"{RESULTS}/logs/data/{{corpus}}/verification.log",
+    conda:
+        "../../envs/runtime-cpu.yaml"
+    params:
+        scripts=SCRIPTS,
+    shell:
+        "python {params.scripts:q}/verify_corpus.py --spec {input.spec} --sources {input.sources}"
+        " --manifest {input.manifest} --out {output} 2>&1 | tee {log}"

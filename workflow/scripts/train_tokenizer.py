@@ -10,15 +10,19 @@ from typing import Any
 from megaboa import store
 from megaboa.data import sources, tokenizer
 from megaboa.data.errors import InputError, one_sentence
+from megaboa.data.readers import documents
+from megaboa.data.records import Format
 from megaboa.files import read_json, write_json
 
 
 def train(spec: dict[str, Any]) -> dict[str, Any]:
     text = spec["train_on"]
+    files = sources.files(text)
+    form = Format.of(text)
+    listed = sources.listing(files, Path(spec["store"]) / "digests")
     identity = {
-        "files": sources.fingerprint(text["source"]),
-        "text_key": text["text_key"],
-        "limit": text["limit"],
+        "files": sources.fingerprint(listed),
+        **{key: text[key] for key in ("text_key", "separator", "limit")},
         "vocab_size": spec["vocab_size"],
         "tokenizers": version("tokenizers"),
         "transformers": version("transformers"),
@@ -26,7 +30,7 @@ def train(spec: dict[str, Any]) -> dict[str, Any]:
     folder = store.folder(spec["store"], "tokenizers", spec["name"], identity)
     with store.building(folder) as partial:
         if partial:
-            texts = sources.documents(text["source"], text["text_key"], text["limit"])
+            texts = documents(files, form, text["limit"])
             size = tokenizer.train(texts, spec["vocab_size"], partial)
             if size != spec["vocab_size"]:
                 raise InputError(

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 def canonical(value: Any) -> str:
@@ -48,12 +48,17 @@ def write_bytes(path: str | Path, data: bytes, durable: bool = True) -> None:
         with temporary.open("wb") as stream:
             stream.write(data)
             if durable:
-                stream.flush()
-                os.fsync(stream.fileno())
+                flush(stream)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def flush(stream: IO[bytes]) -> None:
+    """Wait until the disk has it."""
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -46,7 +46,7 @@ class Inputs:
         return cls(
             *_architecture(folder),
             pretrained=read_json(folder.model_manifest)["checkpoint"] if pretrained else None,
-            corpora={name: read_json(path)["prefix"] for name, path in folder.corpus_manifests.items()},
+            corpora={name: read_json(path)["datasets"][0]["prefix"] for name, path in folder.corpus_manifests.items()},
         )
 
     @classmethod

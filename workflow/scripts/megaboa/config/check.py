@@ -15,8 +15,8 @@ from megaboa.config.errors import Problem, choose, nearest, show
 from megaboa.config.keys import Path
 from megaboa.config.models import Experiment, Model
 from megaboa.config.yaml_file import Places, dotted
+from megaboa.data.sources import STDLIB, SUFFIXES, hub_id, is_hub_id
 
-STDLIB = "python-stdlib"
 
 
 def messages(error: ValidationError, raw: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
@@ -268,15 +268,22 @@ def _tokenizer_problem(name: Any, trained: list[str]) -> list[str]:
 
 
 def _source_problem(source: Any) -> list[str]:
-    if not isinstance(source, str) or source == STDLIB:
+    sources = source if isinstance(source, list) else [source]
+    return [problem for one in sources if isinstance(one, str) for problem in _one_source_problem(one)]
+
+
+def _one_source_problem(source: str) -> list[str]:
+    if source == STDLIB:
         return []
-    if not source.endswith((".jsonl", ".jsonl.gz", ".txt")):
+    if (name := hub_id(source)) is not None:
+        return [] if is_hub_id(name) else [f"{source!r} must be `hf:` and an id of the hub, as in hf:owner/name"]
+    path = FilePath(source).expanduser()
+    if path.is_dir():
+        saved = (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+        return [] if saved else [f"folder {source!r} was not written by `save_to_disk`: give a glob of the files in it"]
+    if not source.endswith(SUFFIXES):
         hint = nearest(source, [STDLIB])
         extra = f"; did you mean {hint!r}?" if hint else ""
-        return [f"{source!r} must be a .jsonl, .jsonl.gz or .txt file, a glob of them, or {STDLIB!r}{extra}"]
-    path = FilePath(source).expanduser()
-    return (
-        []
-        if any(FilePath(path.anchor).glob(str(path.relative_to(path.anchor))))
-        else [f"there is no file {source!r}: check the path"]
-    )
+        return [f"{source!r} must be a file ({', '.join(SUFFIXES)}), a glob of them, or {STDLIB!r}{extra}"]
+    found = any(FilePath(path.anchor).glob(str(path.relative_to(path.anchor))))
+    return [] if found else [f"there is no file {source!r}: check the path"]

@@ -7,6 +7,7 @@ sweep's runs (`tp2-mbs8`). Fields annotated with `Formula` also take an expressi
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -175,14 +176,41 @@ class Model(Section):
 
 
 class Corpus(Section):
-    source: str = key(
-        description="a .jsonl, .jsonl.gz or .txt file or a glob of them, or `python-stdlib`: "
-        "the sources and docstrings of Python's own standard library"
+    source: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] = key(
+        description="files (.jsonl, .txt, both also .gz and .zst, .parquet), a glob of them, a folder that `save_to_disk` "
+        "wrote, `hf:owner/name` of the hub, or `python-stdlib`: the sources of Python's own library; or a list of these"
     )
-    text_key: str = key("text", "the field of a JSON line that holds the text")
-    limit: PositiveInt | None = key(None, "take only the first so many documents")
+    text_key: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] = key(
+        "text", "the field that holds the text, nested ones as `a.b`; several give a dataset each"
+    )
+    separator: Annotated[str, Field(min_length=1)] | None = key(
+        None, "what stands between the documents of a text file; default: a file is one document"
+    )
+    subset: str | None = key(None, "configuration of a dataset of the hub")
+    split: str = key("train", "split of a dataset of the hub, or of a folder with several")
+    revision: str | None = key(None, "commit, tag or branch of a dataset of the hub")
+    limit: PositiveInt | None = key(None, "take only the first so many records (in one shard)")
+    shards: PositiveInt = key(1, "jobs that share the work; changes nothing in the result")
+    min_characters: NonNegativeInt = key(0, "leave out shorter documents")
+    deduplicate: bool = key(False, "leave out documents whose text is exactly that of an earlier one")
+    on_bad_record: Literal["error", "skip"] = key(
+        "error", "a record that can't be used ends the job, or is left out, counted and shown"
+    )
+    max_document_mb: PositiveInt = key(256, "a longer record can't be used; memory grows with it")
     tokenizer: str | None = key(None, "name under `tokenizers`, or Hugging Face id or folder; default: the model's")
     append_eod: bool = key(True, "end every document with the tokenizer's end-of-text token")
+    prepend_bos: bool | None = key(None, "begin every document with the BOS token; default: as the tokenizer does it")
+    encoder: Literal["auto", "gigatoken", "tokenizers"] = key(
+        "auto", "gigatoken where it takes the tokenizer, and is equal to `tokenizers` on a sample of every shard"
+    )
+
+    @model_validator(mode="after")
+    def _distinct_keys(self) -> Corpus:
+        keys = self.text_key if isinstance(self.text_key, list) else [self.text_key]
+        names = [re.sub(r"[^A-Za-z0-9]+", "_", name) for name in keys]
+        if len(set(names)) < len(names):
+            raise ValueError(f"the keys of text_key give files of the same name: {', '.join(keys)}")
+        return self
 
 
 class Data(Section):

@@ -1,23 +1,30 @@
 """Megatron's indexed dataset: a .bin file of token ids and an .idx file that says where documents begin.
 
 Written here with numpy alone, because the machine that tokenizes needs no torch; a test holds every byte
-against megatron-core's own builder.
+against megatron-core's own builder. Everything goes through memory in pieces.
 """
 
 from __future__ import annotations
 
-import array
 import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megaboa.files import flush
+
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
 CODES = {np.dtype(np.int32): 4, np.dtype(np.uint16): 8}
 # Megatron takes two bytes per token for vocabularies smaller than this.
 TWO_BYTES_BELOW = 65500
+PIECE = 1 << 20  # documents at once
+
+Lengths = Callable[[], Iterator[NDArray]]
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -25,42 +32,87 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size < TWO_BYTES_BELOW else np.int32)
 
 
-class IndexedWriter:
-    """Append documents to `<prefix>.bin`; `close` writes `<prefix>.idx`. Memory: four bytes per document."""
+def write_index(path: Path, dtype: np.dtype, lengths: Lengths) -> int:
+    """Write the .idx of documents of these lengths, given in pieces as often as asked; return their number."""
+    documents = sum(len(piece) for piece in lengths())
+    with path.open("wb") as stream:
+        stream.write(HEADER.pack(MAGIC, VERSION, CODES[np.dtype(dtype)], documents, documents + 1))
+        for piece in lengths():
+            stream.write(piece.astype("<i4").tobytes())
+        begin = 0
+        for piece in lengths():
+            ends = begin + np.cumsum(piece, dtype=np.int64) * np.dtype(dtype).itemsize
+            stream.write(np.concatenate([[begin], ends[:-1]])[: len(piece)].astype("<i8").tobytes())
+            begin = int(ends[-1]) if len(piece) else begin
+        for first in range(0, documents + 1, PIECE):
+            stream.write(np.arange(first, min(first + PIECE, documents + 1), dtype="<i8").tobytes())
+        flush(stream)
+    return documents
 
-    def __init__(self, prefix: str | Path, dtype: np.dtype) -> None:
-        self.prefix = Path(prefix)
-        self.dtype = np.dtype(dtype)
-        self.documents = 0
-        self.tokens = 0
-        self._lengths = array.array("i")
-        self._stream = self.prefix.with_name(self.prefix.name + ".bin").open("wb")
 
-    def __enter__(self) -> IndexedWriter:
-        return self
+def in_pieces(values: NDArray, size: int = PIECE) -> Iterator[NDArray]:
+    for begin in range(0, len(values), size):
+        yield values[begin : begin + size]
 
-    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        self._stream.close()
-        if failure is None:
-            self._write_index()
 
-    def add(self, ids: list[int] | NDArray) -> None:
-        """One document."""
-        tokens = np.asarray(ids, dtype=np.int64)
-        bounds = np.iinfo(self.dtype)
-        if tokens.size and (tokens.min() < 0 or tokens.max() > bounds.max):
-            raise ValueError(f"token id {tokens.max()} does not fit {self.dtype}")
-        self._stream.write(tokens.astype(self.dtype.newbyteorder("<")).tobytes())
-        self._lengths.append(tokens.size)
-        self.documents += 1
-        self.tokens += tokens.size
+@dataclass(frozen=True)
+class Index:
+    """An .idx file, mapped into memory."""
 
-    def _write_index(self) -> None:
-        lengths = np.array(self._lengths, dtype="<i4")
-        pointers = np.zeros(len(lengths), dtype="<i8")
-        np.cumsum(lengths[:-1].astype("<i8") * self.dtype.itemsize, out=pointers[1:])
-        with self.prefix.with_name(self.prefix.name + ".idx").open("wb") as stream:
-            stream.write(MAGIC + struct.pack("<QBQQ", VERSION, CODES[self.dtype], len(lengths), len(lengths) + 1))
-            stream.write(lengths.tobytes())
-            stream.write(pointers.tobytes())
-            stream.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+    dtype: np.dtype
+    lengths: NDArray
+    pointers: NDArray
+    documents: NDArray
+
+    @classmethod
+    def open(cls, path: Path) -> Index:
+        with path.open("rb") as stream:
+            header = stream.read(HEADER.size)
+        if len(header) < HEADER.size or not header.startswith(MAGIC):
+            raise ValueError(f"{path} is no index of Megatron's")
+        _, version, code, sequences, documents = HEADER.unpack(header)
+        kinds = {code: dtype for dtype, code in CODES.items()}
+        if version != VERSION or code not in kinds:
+            raise ValueError(f"{path}: unknown version {version} or type {code}")
+        size = HEADER.size + sequences * 12 + documents * 8
+        if path.stat().st_size != size:
+            raise ValueError(f"{path} has {path.stat().st_size} bytes instead of {size}")
+
+        def array(kind: str, count: int, offset: int) -> NDArray:
+            return np.memmap(path, kind, "r", offset, count) if count else np.empty(0, kind)
+
+        return cls(
+            kinds[code],
+            array("<i4", sequences, HEADER.size),
+            array("<i8", sequences, HEADER.size + sequences * 4),
+            array("<i8", documents, HEADER.size + sequences * 12),
+        )
+
+    def problems(self) -> list[str]:
+        """Where pointers and lengths contradict each other."""
+        found, expected = [], 0
+        for begin in range(0, len(self.lengths), PIECE):
+            lengths, pointers = self.lengths[begin : begin + PIECE], self.pointers[begin : begin + PIECE]
+            ends = expected + np.cumsum(lengths, dtype=np.int64) * self.dtype.itemsize
+            wrong = np.flatnonzero(pointers != np.concatenate([[expected], ends[:-1]]))
+            if len(wrong):
+                found.append(f"the pointer of document {begin + wrong[0]} is wrong")
+                break
+            if (lengths <= 0).any():
+                found.append(f"document {begin + int(np.argmax(lengths <= 0))} has no tokens")
+            expected = int(ends[-1])
+        for begin in range(0, len(self.documents), PIECE):
+            piece = self.documents[begin : begin + PIECE]
+            if (piece != np.arange(begin, begin + len(piece))).any() or len(self.documents) != len(self.lengths) + 1:
+                found.append("its list of documents is not that of one sequence per document")
+                break
+        return found
+
+    @property
+    def bytes(self) -> int:
+        """How long the .bin must be."""
+        return int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if len(self.lengths) else 0
+
+    def tokens(self, data: NDArray, document: int) -> NDArray:
+        begin = int(self.pointers[document]) // self.dtype.itemsize
+        return data[begin : begin + int(self.lengths[document])]

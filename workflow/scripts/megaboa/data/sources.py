@@ -1,103 +1,167 @@
-"""Documents from text files: JSON lines, plain text, or the sources of Python's own standard library.
+"""What a corpus is made of: files of JSON lines, text and tables, datasets from the hub, or Python's own sources.
 
-The order of documents is the order of the sorted paths, so that the same files give the same corpus anywhere.
-Standard library only.
+The order of a corpus's files is the order of its sources, and within one that of the sorted paths, so that the same
+files give the same corpus anywhere. Standard library only: the plan looks for files too.
 """
 
 from __future__ import annotations
 
 import glob
-import gzip
-import itertools
-import json
 import os
+import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from megaboa.data.errors import InputError
-from megaboa.files import file_digest
+from megaboa.files import digest, file_digest, read_json, write_json
 
 STDLIB = "python-stdlib"
-SUFFIXES = (".jsonl", ".jsonl.gz", ".txt")
+HUB = "hf:"
+# Kind of a file by the end of its name, without .gz or .zst.
+KINDS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet"}
+PACKED = {".gz": "gz", ".zst": "zst"}
+SUFFIXES = (*KINDS, *(kind + packed for kind in (".jsonl", ".txt") for packed in PACKED))
 # Folders of the standard library that hold other people's packages, data files of tests, or build leftovers.
 NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"}
+REMEMBERED_BYTES = 64 << 20  # a smaller file is read again more quickly than its checksum is kept
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def files(source: str) -> list[Path]:
-    """The files of a source, in the order in which their documents come."""
+@dataclass(frozen=True)
+class File:
+    """One file of a corpus. A file of a hub's dataset has no path; `stream` says which it is."""
+
+    path: str
+    kind: str  # jsonl, text, source (text that may be no UTF-8), parquet, arrow, stream
+    packed: str | None = None
+    size: int = 1
+    changed: int = 0  # modification time in nanoseconds
+    sha256: str = ""
+    stream: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, path: Path, kind: str, packed: str | None = None) -> File:
+        status = path.stat()
+        return cls(str(path), kind, packed, status.st_size, status.st_mtime_ns)
+
+
+def as_list(source: str | list[str]) -> list[str]:
+    return [source] if isinstance(source, str) else list(source)
+
+
+def hub_id(source: str) -> str | None:
+    """`owner/name` of a dataset on the hub."""
+    return source.removeprefix(HUB) if source.startswith(HUB) else None
+
+
+def is_hub_id(name: str) -> bool:
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def paths(source: str | list[str]) -> list[str]:
+    """The files whose change makes a corpus out of date; what has no files of its own gives none."""
+    local = [one for one in as_list(source) if one != STDLIB and not hub_id(one)]
+    return [file.path for one in local for file in files_of(one, split=None)]
+
+
+def files(spec: dict[str, Any]) -> list[File]:
+    """All files of a corpus, in the order in which their documents come, without their checksums."""
+    found = []
+    for source in as_list(spec["source"]):
+        if name := hub_id(source):
+            from megaboa.data import stream
+
+            found += stream.files(name, spec["subset"], spec["split"], spec["revision"])
+        else:
+            found += files_of(source, spec["split"])
+    return found
+
+
+def files_of(source: str, split: str | None) -> list[File]:
     if source == STDLIB:
-        return _stdlib_files()
+        return [File.of(path, "source") for path in _stdlib_files()]
+    if Path(source).is_dir():
+        return [File.of(path, "arrow") for path in saved_dataset(Path(source), split)]
     # Path.glob takes no absolute patterns.
     named = [source] if Path(source).is_file() else glob.iglob(source, recursive=True)  # noqa: PTH207
     found = sorted(path for path in map(Path, named) if path.is_file())
     if not found:
-        raise InputError(f"corpus source {source!r}: no such file; give a file, a glob, or {STDLIB!r}")
-    for path in found:
-        if not path.name.endswith(SUFFIXES):
-            raise InputError(f"corpus source {path}: unknown kind of file; known are {', '.join(SUFFIXES)}")
-    return found
+        raise InputError(
+            f"corpus source {source!r}: no such file; give a file, a glob, a folder that `save_to_disk` wrote, "
+            f"`{HUB}owner/name`, or {STDLIB!r}"
+        )
+    return [File.of(path, *kind_of(path)) for path in found]
 
 
-def documents(source: str, text_key: str = "text", limit: int | None = None) -> Iterator[str]:
-    """The first `limit` documents of a source (all of them without a limit); blank ones are passed over.
-
-    A .jsonl file holds one document per line, under `text_key`; any other file is one document.
-    """
-    texts = itertools.chain.from_iterable(
-        _texts(path, text_key, skip_binary=source == STDLIB) for path in files(source)
-    )
-    empty = True
-    for text in itertools.islice((text for text in texts if text.strip()), limit):
-        empty = False
-        yield text
-    if empty:
-        raise InputError(f"corpus source {source!r}: there is no text in it")
+def kind_of(path: Path) -> tuple[str, str | None]:
+    packed = PACKED.get(path.suffix)
+    suffix = path.with_suffix("").suffix if packed else path.suffix
+    kind = KINDS.get(suffix)
+    if kind is None or (packed and kind == "parquet"):
+        raise InputError(f"corpus source {path}: unknown kind of file; known are {', '.join(SUFFIXES)}")
+    return kind, packed
 
 
-def fingerprint(source: str) -> list[str]:
-    """SHA-256 of every file of a source, in order: what its text is, wherever the files lie."""
-    return [file_digest(path) for path in files(source)]
+def saved_dataset(folder: Path, split: str | None) -> list[Path]:
+    """The Arrow files of a folder that `datasets` wrote by `save_to_disk`."""
+    if (parts := folder / "dataset_dict.json").is_file():
+        splits = read_json(parts)["splits"]
+        if split is None:  # the plan asks: all that could be read
+            return [path for name in splits for path in saved_dataset(folder / name, None)]
+        if split not in splits:
+            raise InputError(f"corpus source {folder}: has no split {split!r}; set `split` to one of {splits}")
+        folder = folder / split
+    if not (state := folder / "state.json").is_file():
+        raise InputError(f"corpus source {folder}: a folder without state.json; give a glob of the files in it")
+    content = read_json(state)
+    if content.get("_indices_files"):
+        raise InputError(
+            f"corpus source {folder}: its rows are picked by an indices file; call flatten_indices() and save it again"
+        )
+    return [folder / file["filename"] for file in content["_data_files"]]
 
 
-def _texts(path: Path, text_key: str, skip_binary: bool) -> Iterator[str]:
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
-        yield from _json_texts(path, text_key)
+def listing(found: list[File], cache: Path, threads: int = 1) -> list[dict[str, Any]]:
+    """The files with their SHA-256. A file that didn't change since it was read last is not read again."""
+    with ThreadPoolExecutor(threads) as pool:
+        sums = list(pool.map(lambda file: file.sha256 or _remembered_digest(file, cache), found))
+    return [asdict(file) | {"sha256": sha256} for file, sha256 in zip(found, sums, strict=True)]
+
+
+def fingerprint(listed: Iterable[dict[str, Any]]) -> list[str]:
+    """What the text of the files is, wherever they lie."""
+    return [f"{file['kind']} {file['sha256']}" for file in listed]
+
+
+def require_unchanged(file: File) -> None:
+    if file.kind == "stream":
         return
     try:
-        yield path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        if not skip_binary:
-            raise InputError(f"{path}: not UTF-8 text (byte {error.start}); convert it first") from error
+        status = Path(file.path).stat()
+    except OSError as error:
+        raise InputError(f"{file.path}: {error.strerror}; it was there when the corpus's files were listed") from error
+    if (status.st_size, status.st_mtime_ns) != (file.size, file.changed):
+        raise InputError(f"{file.path} has changed since the corpus's files were listed: start again")
 
 
-def _json_texts(path: Path, text_key: str) -> Iterator[str]:
-    with _open(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _json_text(line, text_key, f"{path}:{number}")
-
-
-def _json_text(line: bytes, text_key: str, where: str) -> str:
+def _remembered_digest(file: File, cache: Path) -> str:
+    if file.size < REMEMBERED_BYTES:
+        return file_digest(file.path)
+    known = cache / f"{digest(os.path.realpath(file.path))[:24]}.json"
+    stamp = {"size": file.size, "changed": file.changed}
     try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{where}: not a line of JSON ({error}); mend or remove the line") from error
-    if not isinstance(record, dict):
-        raise InputError(
-            f"{where}: a JSON {type(record).__name__}, where an object with the key {text_key!r} is needed"
-        )
-    if text_key not in record:
-        raise InputError(f"{where}: no key {text_key!r}; set the corpus's `text_key` to one of {sorted(record)}")
-    if not isinstance(record[text_key], str):
-        kind = type(record[text_key]).__name__
-        raise InputError(f"{where}: {text_key!r} holds {kind}, not a string; set `text_key` to the field with the text")
-    return record[text_key]
-
-
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+        content = read_json(known)
+        if content["stamp"] == stamp:
+            return content["sha256"]
+    except (OSError, ValueError, KeyError):
+        pass
+    sha256 = file_digest(file.path)
+    write_json(known, {"path": os.path.realpath(file.path), "stamp": stamp, "sha256": sha256})
+    return sha256
 
 
 def _stdlib_files() -> list[Path]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from megaboa.data import hub
 from megaboa.data.errors import InputError
-from megaboa.files import digest, file_digest, read_json
+from megaboa.files import digest, file_digest, read_json, write_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -109,3 +109,19 @@ def load(reference: Reference) -> PreTrainedTokenizerFast:
     if not tokenizer.is_fast:
         raise InputError(f"tokenizer {reference.path}: only a slow version in Python; convert it to a tokenizer.json")
     return tokenizer
+
+
+def freeze(reference: Reference, file: Path) -> dict[str, Any]:
+    """Write the tokenizer as `transformers` loads it to a file that `tokenizers` alone can read."""
+    tokenizer = load(reference)
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    write_text(file, backend.to_str())
+    return {
+        **vars(reference),
+        "file": str(file),
+        "size": len(tokenizer),
+        "eos": tokenizer.eos_token_id,
+        "bos": tokenizer.bos_token_id,
+    }

@@ -30,9 +30,13 @@ def expanded(path: str) -> str:
     return os.path.expanduser(path)  # noqa: PTH111 (a pattern or an id is no path)
 
 
-def source_files(source: str) -> list[str]:
+def expanded_source(source: str | list[str]) -> list[str]:
+    return [one if sources.hub_id(one) else expanded(one) for one in sources.as_list(source)]
+
+
+def source_files(source: str | list[str]) -> list[str]:
     """The text files of a corpus; none for a source that isn't a file."""
-    return [] if source == sources.STDLIB else [str(path) for path in sources.files(expanded(source))]
+    return sources.paths(expanded_source(source))
 
 
 class Shared:
@@ -89,6 +93,14 @@ class Shared:
         texts = source_files(self.plan.experiment.corpora[corpus].source)
         return [*texts, *self.tokenizer_inputs(self.corpus_tokenizer(corpus))]
 
+    def shards(self, corpus: str) -> int:
+        """Jobs that a corpus is tokenized by; the first records are taken by one."""
+        return 1 if self.corpora[corpus].limit else self.corpora[corpus].shards
+
+    def shard_manifests(self, corpus: str) -> list[str]:
+        shards = self.shards(corpus)
+        return [f"{self.folder}/data/{corpus}/shard-{shard}-of-{shards}.json" for shard in range(shards)]
+
     def tokenizer_texts(self, tokenizer: str) -> list[str]:
         trained_on = self.plan.experiment.tokenizers[tokenizer].train_on
         return source_files(self.plan.experiment.corpora[trained_on].source)
@@ -129,11 +141,11 @@ class Shared:
     def _tokenizer(self, name: str) -> dict[str, Any]:
         tokenizer = self.plan.experiment.tokenizers[name]
         corpus = self.plan.experiment.corpora[tokenizer.train_on]
-        text = {key: getattr(corpus, key) for key in ("source", "text_key", "limit")}
+        text = corpus.model_dump(include={"text_key", "separator", "subset", "split", "revision", "limit", "max_document_mb"})
         return {
             "name": name,
             "store": self.plan.experiment.store,
-            "train_on": {"name": tokenizer.train_on, **text, "source": expanded(corpus.source)},
+            "train_on": {"name": tokenizer.train_on, **text, "source": expanded_source(corpus.source)},
             "vocab_size": tokenizer.vocab_size,
         }
 
@@ -141,8 +153,8 @@ class Shared:
         return {
             "name": name,
             "store": self.plan.experiment.store,
-            **self.corpora[name].model_dump(exclude={"tokenizer"}),
-            "source": expanded(self.corpora[name].source),
+            **self.corpora[name].model_dump(exclude={"tokenizer", "shards"}),
+            "source": expanded_source(self.corpora[name].source),
             "tokenizer": self.corpus_tokenizer(name),
         }
 

@@ -1,0 +1,52 @@
+"""Corpora through megatron-core's own classes."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import numpy as np
+
+SAMPLES, LENGTH = 20, 64
+
+
+def read_as_training_does(dataset: dict[str, Any], dtype: str, vocab_size: int) -> list[str]:
+    """What is wrong when a corpus is read through GPTDataset; its samples must be made of the corpus's tokens."""
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+    from megatron.core.datasets.utils import Split
+
+    indexed = IndexedDataset(dataset["prefix"])
+    documents = len(indexed)
+    if (documents, int(indexed.sequence_lengths.sum(dtype=np.int64))) != (dataset["documents"], dataset["tokens"]):
+        return [f"{dataset['prefix']}: megatron-core counts {documents} documents"]
+    few = np.arange(min(documents, 1000), dtype=np.int32)
+    length = min(LENGTH, max(1, int(indexed.sequence_lengths[few].sum()) - 1))
+    with tempfile.TemporaryDirectory() as cache:
+        config = GPTDatasetConfig(
+            random_seed=1,
+            sequence_length=length,
+            split="1",
+            path_to_cache=cache,
+            tokenizer=_Vocabulary(vocab_size),
+            reset_position_ids=False,
+            reset_attention_mask=False,
+            eod_mask_loss=False,
+            create_attention_mask=False,
+        )
+        samples = GPTDataset(indexed, dataset["prefix"], few, None, Split.train, config)
+        found = []
+        for number in range(min(SAMPLES, len(samples))):
+            tokens = samples[number]["tokens"].numpy()
+            if len(tokens) != length or tokens.max() >= vocab_size:
+                found.append(f"{dataset['prefix']}: GPTDataset gives a wrong sample {number}")
+        return found
+
+
+class _Vocabulary:
+    """As much of a tokenizer as GPTDataset asks for."""
+
+    def __init__(self, size: int) -> None:
+        self.vocab_size = size
+        self.eod = self.pad = size - 1
+        self.unique_identifiers = {"class": type(self).__name__, "vocab_size": size}

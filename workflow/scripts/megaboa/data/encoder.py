@@ -1,0 +1,183 @@
+"""Text to token ids: by gigatoken where it takes the tokenizer, else by `tokenizers`; the two are compared as they go.
+
+`tokenizers`, as `transformers` loads it, is the reference: what it says is right, and what is written must be equal.
+It comes here as a file that holds it as loaded, since importing transformers alone takes seconds and gigabytes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from megaboa.data.errors import InputError
+
+# Text on which encoders like to differ: tried before gigatoken is taken at all.
+HARD_TEXTS = [
+    "It's we'll I'VE don't 'tis ''s",
+    "  two\t tabs \t\n\n \n  and   spaces ",
+    "def f(x):\n\treturn x**2  # ok\r\n\r\n",
+    "1234567890 3.14159 1,000,000 0x1F 12345678901234567890",
+    "e\u0301 \u00e9 \u1e9b\u0323 \ufb01 \u212b \u00bd",
+    "\u4f60\u597d\uff0c\u4e16\u754c\u3002 \ud55c\uad6d\uc5b4 \u65e5\u672c\u8a9e\u30c6\u30ad\u30b9\u30c8",
+    "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0939\u093f\u0928\u094d\u0926\u0940 \u0e44\u0e17\u0e22",
+    "\U0001f923 \U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea",
+    "\ufeffmark \u200b\u00a0\u2003\u3000 nul\x00 bell\x07 \x7f \ufffd",
+    "<s> </s> <unk> <pad> <|endoftext|> <|im_start|>user\n[INST] <bos>",
+    "!!!???...---===<<<>>>((()))",
+    "A" * 300 + "\n" * 50 + " " * 100,
+]
+GATE_CHARACTERS = 200_000  # of a shard, compared with the reference
+GATE_LONGEST = 50_000  # characters of one document
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The ids of some documents, one after the other, and how many each has."""
+
+    ids: NDArray
+    lengths: NDArray
+
+
+class Encoder:
+    def __init__(
+        self, loaded: dict[str, Any], append_eod: bool, prepend_bos: bool | None, kind: str = "auto", key: str = ""
+    ) -> None:
+        """`loaded` is what `tokenizer.freeze` gives; `key` is named in errors, as in `corpora.wiki`."""
+        self.reference = tokenizers.Tokenizer.from_file(loaded["file"])
+        self.vocab_size = loaded["size"]
+        self._loaded, self._key = loaded, key
+        self._as_tokenizer_does = prepend_bos is None
+        self.prefix, self.suffix = self._surroundings(prepend_bos)
+        if append_eod:
+            self.suffix = [*self.suffix, self._special("eos", "append_eod")]
+        self._fast, self.name = None, f"tokenizers {version('tokenizers')}"
+        self.refused: str | None = None
+        if kind != "tokenizers":
+            self._fast, self.refused = _gigatoken(self.reference)
+            if self._fast is not None:
+                self.name = f"gigatoken {version('gigatoken')}"
+            elif kind == "gigatoken":
+                raise InputError(f"{key}.encoder: gigatoken doesn't take this tokenizer ({self.refused}); remove the key")
+
+    def encode(self, texts: Sequence[str]) -> Tokens:
+        """Of texts that are not empty."""
+        return surround(self._plain(list(texts)), self.prefix, self.suffix)
+
+    def expected(self, text: str) -> list[int]:
+        """What `tokenizers` makes of a text."""
+        if self._as_tokenizer_does:
+            ids = self.reference.encode(text).ids
+            return [*ids, *self.suffix[len(self.suffix) - self._appended :]]
+        return [*self.prefix, *_ids(self.reference, text), *self.suffix]
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of tokens without what stands around a document."""
+        return self.reference.decode(ids, skip_special_tokens=False)
+
+    def require_equal(self, text: str, where: str) -> None:
+        """Stop where the two disagree. Of a long document, its beginning is compared."""
+        text = text[:GATE_LONGEST]
+        made = self.encode([text]).ids.tolist()
+        expected = self.expected(text)
+        if made != expected:
+            place = next((n for n, pair in enumerate(zip(made, expected, strict=False)) if pair[0] != pair[1]), None)
+            at = f"at token {place}" if place is not None else f"in length ({len(made)} and {len(expected)})"
+            raise InputError(
+                f"{where}: {self.name} and tokenizers {version('tokenizers')} differ {at}; "
+                f"set {self._key}.encoder to `tokenizers`"
+            )
+
+    def _plain(self, texts: list[str]) -> Tokens:
+        if self._fast is None:
+            encodings = self.reference.encode_batch_fast(texts, add_special_tokens=False)
+            lists = [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
+            return Tokens(np.concatenate(lists), np.array([len(ids) for ids in lists], dtype=np.int64))
+        layout = self._fast.encode_batch(texts).layout
+        offsets = np.asarray(layout.offsets.data)
+        return Tokens(np.asarray(layout.content.data)[offsets[0] : offsets[-1]], np.diff(offsets))
+
+    def _surroundings(self, prepend_bos: bool | None) -> tuple[list[int], list[int]]:
+        """What stands before and after a document."""
+        self._appended = 0
+        if prepend_bos is not None:
+            return ([self._special("bos", "prepend_bos")] if prepend_bos else []), []
+        text = "a"
+        whole, plain = self.reference.encode(text).ids, _ids(self.reference, text)
+        for begin in range(len(whole) - len(plain) + 1):
+            if whole[begin : begin + len(plain)] == plain:
+                return whole[:begin], whole[begin + len(plain) :]
+        raise InputError(f"{self._key}.tokenizer changes a text by more than what it puts around it; set `prepend_bos`")
+
+    def _special(self, name: str, option: str) -> int:
+        value = self._loaded[name]
+        if value is None:
+            raise InputError(
+                f"{self._key}.{option} is true, but tokenizer {self._loaded['path']} has no {name.upper()} token; "
+                "set it to false, or give the tokenizer one"
+            )
+        self._appended += name == "eos"
+        return value
+
+
+class Gate:
+    """Picks documents of a shard and lets the encoder prove itself on them."""
+
+    def __init__(self, encoder: Encoder, expected_characters: int, seed: str) -> None:
+        self._encoder, self._random = encoder, random.Random(seed)
+        self._chance = min(1.0, GATE_CHARACTERS / max(1, expected_characters))
+        self.documents = self.characters = 0
+
+    def wants(self) -> bool:
+        """The first documents, and others by chance."""
+        if self.characters >= 2 * GATE_CHARACTERS:
+            return False
+        return self.documents < 20 or self._random.random() < self._chance
+
+    def check(self, text: str, where: str) -> None:
+        self._encoder.require_equal(text, where)
+        self.documents += 1
+        self.characters += min(len(text), GATE_LONGEST)
+
+
+def surround(plain: Tokens, prefix: list[int], suffix: list[int]) -> Tokens:
+    """Put the same tokens before and after every document."""
+    extra = len(prefix) + len(suffix)
+    if not extra:
+        return plain
+    lengths = plain.lengths + extra
+    ends = np.cumsum(lengths)
+    ids = np.empty(int(ends[-1]) if len(ends) else 0, dtype=plain.ids.dtype)
+    own = np.ones(len(ids), dtype=bool)
+    for number, token in enumerate(prefix):
+        places = ends - lengths + number
+        ids[places], own[places] = token, False
+    for number, token in enumerate(reversed(suffix), start=1):
+        places = ends - number
+        ids[places], own[places] = token, False
+    ids[own] = plain.ids
+    return Tokens(ids, lengths)
+
+
+def _ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def _gigatoken(reference: tokenizers.Tokenizer) -> tuple[Any, str | None]:
+    """gigatoken's encoder, or why it can't be taken."""
+    import gigatoken
+
+    try:
+        fast = gigatoken.Tokenizer.from_json(reference.to_str())
+        for text in HARD_TEXTS:
+            if fast.encode(text).tolist() != _ids(reference, text):
+                return None, f"it encodes {text[:40]!r} otherwise"
+    except Exception as error:  # it refuses tokenizers in many ways
+        return None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+    return fast, None

@@ -1,0 +1,137 @@
+"""The jobs that make a corpus: list its files, tokenize a shard, merge the shards.
+
+All of them lead to one folder of the store, named by what decides the tokens: the text, the tokenizer and the options, not
+the number of shards. Experiments that want the same corpus share it; a job whose work is there already does nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from megaboa import store
+from megaboa.data import sources, tokenizer
+from megaboa.data.corpus import Options, merge, tokenize_shard
+from megaboa.data.encoder import Encoder
+from megaboa.data.errors import InputError
+from megaboa.data.progress import Progress
+from megaboa.data.shards import divide
+from megaboa.data.sources import File
+from megaboa.files import digest, link, read_json, write_json
+
+FACTS = "facts.json"
+# What decides which tokens a corpus holds, beside its text and its tokenizer.
+DECIDING = (
+    "text_key",
+    "separator",
+    "limit",
+    "min_characters",
+    "deduplicate",
+    "max_document_mb",
+    "on_bad_record",
+    "append_eod",
+    "prepend_bos",
+)
+
+
+def list_sources(spec: dict[str, Any], threads: int) -> dict[str, Any]:
+    """The corpus's files with their checksums, its tokenizer, and where its tokens are to lie."""
+    name = spec["name"]
+    reference = tokenizer.resolve(spec["tokenizer"], key=f"corpora.{name}.tokenizer")
+    files = sources.listing(sources.files(spec), Path(spec["store"]) / "digests", threads)
+    identity = {
+        "files": sources.fingerprint(files),
+        "tokenizer": reference.digest,
+        "transformers": version("transformers"),
+        "tokenizers": version("tokenizers"),
+        **{option: spec[option] for option in DECIDING},
+    }
+    folder = store.folder(spec["store"], "corpora", name, identity)
+    loaded = tokenizer.freeze(reference, folder.with_name(f"{folder.name}.tokenizer.json"))
+    return {"name": name, "files": files, "tokenizer": loaded, "identity": identity, "folder": str(folder)}
+
+
+def make_shard(spec: dict[str, Any], listing: dict[str, Any], shard: int, shards: int) -> dict[str, Any]:
+    """Tokenize one shard, unless the corpus or the shard is there."""
+    final = Path(listing["folder"])
+    if final.exists():
+        return {"folder": None}
+    options = Options.of(spec)
+    files = [File(**file) for file in listing["files"]]
+    parts = divide(files, shards, spec["separator"])[shard]
+    folder = shard_folder(final, shard, shards)
+    with disk_full(folder), store.building(folder) as partial:
+        if partial:
+            encoder = encoder_of(spec, listing)
+            progress = Progress(spec["name"], folder.parent / "progress", shard, shards)
+            write_json(partial / FACTS, tokenize_shard(options, files, parts, encoder, partial, progress))
+    return {"folder": str(folder)}
+
+
+def merge_shards(spec: dict[str, Any], listing: dict[str, Any], shards: int) -> dict[str, Any]:
+    """Put the shards together, and give the corpus's manifest."""
+    final = Path(listing["folder"])
+    with disk_full(final), store.building(final) as partial:
+        if partial:
+            folders = [shard_folder(final, shard, shards) for shard in range(shards)]
+            made = [(folder, read_json(folder / FACTS)) for folder in folders]
+            write_json(partial / FACTS, merge(Options.of(spec), made, partial))
+    shutil.rmtree(shard_folder(final, 0, shards).parent, ignore_errors=True)
+    return manifest(spec, listing, read_json(final / FACTS))
+
+
+def manifest(spec: dict[str, Any], listing: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    folder = Path(listing["folder"])
+    datasets = [
+        {**dataset, "prefix": str(folder / Path(next(iter(dataset["sizes"]))).stem)} for dataset in facts["datasets"]
+    ]
+    documents = dict(datasets[0]["by_file"])
+    named = ("path", "kind", "size", "sha256")
+    return {
+        **facts,
+        "name": spec["name"],
+        "datasets": [{key: value for key, value in dataset.items() if key != "by_file"} for dataset in datasets],
+        "digest": digest([dataset["sha256"] for dataset in datasets]),
+        "source": spec["source"],
+        "sources": [
+            {**{key: file[key] for key in named}, "documents": documents.get(number, 0)}
+            for number, file in enumerate(listing["files"])
+        ],
+        "tokenizer": listing["tokenizer"]["path"],
+        "tokenizer_digest": listing["tokenizer"]["digest"],
+        "identity": {key: value for key, value in listing["identity"].items() if key != "files"},
+    }
+
+
+def link_files(manifest: dict[str, Any], beside: Path) -> None:
+    """The corpus's files, findable beside its manifest."""
+    for dataset in manifest["datasets"]:
+        for name in dataset["sizes"]:
+            link(Path(dataset["prefix"]).with_name(name), beside / name)
+
+
+def encoder_of(spec: dict[str, Any], listing: dict[str, Any], kind: str | None = None) -> Encoder:
+    key = f"corpora.{spec['name']}"
+    return Encoder(listing["tokenizer"], spec["append_eod"], spec["prepend_bos"], kind or spec["encoder"], key)
+
+
+def shard_folder(final: Path, shard: int, shards: int) -> Path:
+    return final.with_name(f"{final.name}.shards-of-{shards}") / f"{shard:05d}"
+
+
+@contextmanager
+def disk_full(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        kind = "the quota is used up" if error.errno == errno.EDQUOT else "the disk is full"
+        raise InputError(
+            f"{folder.parent}: {kind}; nothing half-written was kept. Free some space, or set `store` to another place"
+        ) from error

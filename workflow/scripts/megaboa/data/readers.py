@@ -1,0 +1,171 @@
+"""The records of one file, from where a part begins to where it ends.
+
+A record that can't be used is handed on as the reason, not raised: the corpus decides what is done with it. What is wrong
+with a file as a whole is an `InputError`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from megaboa.data.errors import InputError
+from megaboa.data.packed import CHUNK, unpacked
+from megaboa.data.records import Bad, Format, Record, decode, json_parser, text_getter, too_long
+from megaboa.data.shards import BLOCK, Part
+from megaboa.data.sources import File
+
+
+class Records:
+    """Iterate over a part's records; `share` says how much of it is done."""
+
+    def __init__(self, file: File, part: Part, form: Format) -> None:
+        self.file, self.part, self.form = file, part, form
+        self.share = 0.0
+
+    def __iter__(self) -> Iterator[Record]:
+        try:
+            yield from self._records()
+        except OSError as error:
+            raise InputError(f"{self.file.path}: can't be read: {error.strerror or error}") from error
+        self.share = 1.0
+
+    def _records(self) -> Iterator[Record]:
+        match self.file.kind:
+            case "jsonl":
+                return self._parsed(self._cut(b"\n"))
+            case "text" if self.form.separator is not None:
+                return self._decoded(self._cut(self.form.separator.encode()))
+            case "text" | "source":
+                return self._whole()
+            case "parquet" | "arrow":
+                from megaboa.data import tables
+
+                return self._mine(tables.rows(self.file, self.part, self.form, self))
+            case "stream":
+                from megaboa.data import stream
+
+                return self._mine(stream.rows(self.file, self.form))
+            case kind:
+                raise ValueError(f"unknown kind of file: {kind!r}")
+
+    def _cut(self, separator: bytes) -> Iterator[tuple[int, bytes | Bad]]:
+        if self.file.packed:
+            with unpacked(self.file.path, self.file.packed) as (stream, done):
+                pieces = enumerate(piece for _, piece in split(stream, separator, 0, self.form.max_bytes))
+                for number, piece in self._mine(pieces):
+                    self.share = done() / max(1, self.file.size)
+                    yield number, piece
+            return
+        begin, end = self.part.begin, self.part.end
+        with Path(self.file.path).open("rb", buffering=CHUNK) as stream:
+            for position, piece in split(stream, separator, begin, self.form.max_bytes):
+                if position >= end:
+                    break
+                self.share = (position - begin) / (end - begin)
+                yield position, piece
+
+    def _mine(self, records: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """Of a file that several shards read in turns, what is this one's."""
+        turn, turns = self.part.turn, self.part.turns
+        return records if turns == 1 else (record for record in records if record[0] // BLOCK % turns == turn)
+
+    def _parsed(self, lines: Iterator[tuple[int, bytes | Bad]]) -> Iterator[Record]:
+        parse = json_parser()
+        texts = text_getter(self.form.keys)
+        for position, line in lines:
+            if isinstance(line, Bad):
+                yield position, line
+            elif line and not line.isspace():
+                try:
+                    yield position, texts(parse(line))
+                except ValueError as error:
+                    yield position, Bad(f"not a line of JSON ({error})")
+
+    def _decoded(self, pieces: Iterator[tuple[int, bytes | Bad]]) -> Iterator[Record]:
+        for position, piece in pieces:
+            yield position, piece if isinstance(piece, Bad) else decode(piece)
+
+    def _whole(self) -> Iterator[Record]:
+        """A file without a separator is one document."""
+        if self.file.packed:
+            with unpacked(self.file.path, self.file.packed) as (stream, _):
+                content = stream.read(self.form.max_bytes + 1)
+        elif self.file.size > self.form.max_bytes:
+            content = None
+        else:
+            content = Path(self.file.path).read_bytes()
+        if content is None or len(content) > self.form.max_bytes:
+            yield 0, too_long(self.form.max_bytes)
+            return
+        record = decode(content)
+        if not (isinstance(record, Bad) and self.file.kind == "source"):
+            yield 0, record
+
+
+def split(stream: IO[bytes], separator: bytes, begin: int, max_bytes: int) -> Iterator[tuple[int, bytes | Bad]]:
+    """The pieces between separators that begin at byte `begin` or later, each with its place.
+
+    Memory is bounded by the longest piece that is allowed: of a longer one, only its end is looked for.
+    """
+    place = max(0, begin - len(separator))
+    if place:
+        stream.seek(place)
+    others = begin > 0  # the piece in which we begin belongs to the part before
+    dropped = 0  # bytes of the present piece that nobody needs
+    rest = b""
+    while chunk := stream.read(max(CHUNK, len(rest))):  # more for a long piece, or copying would take quadratic time
+        pieces = (rest + chunk).split(separator)
+        rest = pieces.pop()
+        for piece in pieces:
+            length = dropped + len(piece)
+            if not others:
+                yield place, piece if length <= max_bytes else too_long(max_bytes)
+            place += length + len(separator)
+            others, dropped = False, 0
+        if others or dropped + len(rest) > max_bytes:
+            kept = len(separator) - 1  # which may be the beginning of a separator
+            dropped += max(0, len(rest) - kept)
+            rest = rest[-kept:] if kept else b""
+    if not others and dropped + len(rest):
+        yield place, rest if dropped + len(rest) <= max_bytes else too_long(max_bytes)
+
+
+def whole(number: int, file: File) -> Part:
+    return Part(number, 0, file.size)
+
+
+def describe(file: File, position: int, form: Format) -> str:
+    """Where a record is, for people."""
+    if file.kind == "jsonl":
+        return f"{file.path}:{position + 1 if file.packed else line_number(file.path, position)}"
+    if file.kind in ("parquet", "arrow", "stream"):
+        return f"{file.path}, row {position}"
+    if file.kind == "source" or form.separator is None:
+        return file.path
+    return f"{file.path}, document {position + 1}" if file.packed else f"{file.path}, byte {position}"
+
+
+def line_number(path: str, position: int) -> int:
+    with Path(path).open("rb") as stream:
+        chunks = iter(lambda: stream.read(min(CHUNK, position - stream.tell())), b"")
+        return 1 + sum(chunk.count(b"\n") for chunk in chunks)
+
+
+def documents(files: Iterable[File], form: Format, limit: int | None = None) -> Iterator[str]:
+    """The first `limit` texts that are not blank, one after the other; a record that can't be used ends it."""
+    texts = itertools.chain.from_iterable(_texts(file, number, form) for number, file in enumerate(files))
+    return itertools.islice((text for text in texts if not is_blank(text)), limit)
+
+
+def is_blank(text: str) -> bool:
+    return not text or text.isspace()
+
+
+def _texts(file: File, number: int, form: Format) -> Iterator[str]:
+    for position, texts in Records(file, whole(number, file), form):
+        if isinstance(texts, Bad):
+            raise InputError(f"{describe(file, position, form)}: {texts.reason}")
+        yield from texts

@@ -1,0 +1,91 @@
+"""One record: its place, and the texts that it holds, or why it holds none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Bad:
+    """Why a record can't be used."""
+
+    reason: str
+
+
+# Position (a byte for files that can be cut, a row of a table, else the record's number), and its text by key.
+Record = tuple[int, "Sequence[str] | Bad"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How documents are found in files."""
+
+    keys: tuple[str, ...] = ("text",)
+    separator: str | None = None
+    max_bytes: int = 256 << 20
+
+    @classmethod
+    def of(cls, spec: dict[str, Any]) -> Format:
+        keys = (spec["text_key"],) if isinstance(spec["text_key"], str) else tuple(spec["text_key"])
+        return cls(keys, spec["separator"], spec["max_document_mb"] << 20)
+
+
+def decode(content: bytes) -> Sequence[str] | Bad:
+    try:
+        return (content.decode(),)
+    except UnicodeDecodeError as error:
+        return Bad(f"not UTF-8 text (byte {error.start})")
+
+
+def too_long(max_bytes: int) -> Bad:
+    return Bad(f"longer than max_document_mb allows ({max_bytes >> 20} MiB)")
+
+
+def json_parser() -> Callable[[bytes], Any]:
+    """The fast parser, and where it refuses, Python's own, which also takes NaN."""
+    import orjson
+
+    def parse(line: bytes) -> Any:
+        try:
+            return orjson.loads(line)
+        except orjson.JSONDecodeError:
+            return json.loads(line)
+
+    return parse
+
+
+def text_getter(keys: tuple[str, ...]) -> Callable[[Any], Sequence[str] | Bad]:
+    """From a record to its texts. `a.b` is a key of that name, or `b` within `a`."""
+    steps = [key.split(".") for key in keys]
+
+    def texts(record: Any) -> Sequence[str] | Bad:
+        if not isinstance(record, dict):
+            return Bad(f"a JSON {type(record).__name__}, where an object with the key {keys[0]!r} is needed")
+        found = []
+        for key, path in zip(keys, steps, strict=True):
+            value: Any = record
+            for step in [key] if key in record else path:
+                if not isinstance(value, dict) or step not in value:
+                    return Bad(f"no key {key!r}; set the corpus's `text_key` to one of {sorted(map(str, record))}")
+                value = value[step]
+            if not isinstance(value, str):
+                return Bad(
+                    f"{key!r} holds {type(value).__name__}, not a string; set `text_key` to the field with the text"
+                )
+            if not value.isascii() and not _is_unicode(value):
+                return Bad(f"{key!r} holds half a character (a lone surrogate)")
+            found.append(value)
+        return found
+
+    return texts
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,75 @@
+"""Datasets of the Hugging Face hub, read as they come over the network; nothing is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from megaboa.data.errors import InputError
+from megaboa.data.records import Format, Record, text_getter
+from megaboa.data.sources import File, is_hub_id
+
+# What a file of a stream counts for beside local files, as its size isn't known.
+NOMINAL_BYTES = 1 << 30
+
+
+def files(name: str, subset: str | None, split: str, revision: str | None) -> list[File]:
+    """The dataset's own shards, each a file that one can't enter in the middle, at a commit that is written down."""
+    commit = _commit(name, revision)
+    where = {"id": name, "subset": subset, "split": split, "revision": commit}
+    count = _open(where).num_shards
+    return [
+        File(
+            path=f"hf:{name}@{commit[:12]} {subset or ''}/{split} {number + 1} of {count}",
+            kind="stream",
+            size=NOMINAL_BYTES,
+            sha256=f"{name}@{commit} {subset} {split} {number} of {count}",
+            stream={**where, "number": number, "count": count},
+        )
+        for number in range(count)
+    ]
+
+
+def rows(file: File, form: Format) -> Iterator[Record]:
+    texts = text_getter(form.keys)
+    wanted = dict(file.stream)
+    number, count = wanted.pop("number"), wanted.pop("count")
+    shard = _open(wanted).shard(num_shards=count, index=number)
+    for position, record in enumerate(shard):
+        yield position, texts(record)
+
+
+def _commit(name: str, revision: str | None) -> str:
+    from huggingface_hub import HfApi, errors
+
+    where = f"corpus source hf:{name}" + (f" at revision {revision!r}" if revision else "")
+    if not is_hub_id(name):
+        raise InputError(f"{where}: not a Hugging Face id (`hf:owner/name`)")
+    try:
+        return HfApi().dataset_info(name, revision=revision).sha
+    except errors.GatedRepoError as error:
+        raise InputError(
+            f"{where} is gated: ask for access at https://huggingface.co/datasets/{name}, then run `hf auth login`"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise InputError(f"{where}: there is no such commit, tag or branch") from error
+    except errors.RepositoryNotFoundError as error:
+        raise InputError(
+            f"{where} is not on the hub, or is private: check the spelling, or run `hf auth login`"
+        ) from error
+    except Exception as error:  # the client's network library is its own affair
+        raise InputError(
+            f"{where}: the hub can't be reached from here ({type(error).__name__}); where there is a network, save it "
+            "with `load_dataset(...).save_to_disk(folder)`, and name that folder as the source"
+        ) from error
+
+
+def _open(where: dict[str, Any]) -> Any:
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(
+            where["id"], where["subset"], split=where["split"], revision=where["revision"], streaming=True
+        )
+    except (ValueError, FileNotFoundError, ConnectionError, OSError) as error:
+        raise InputError(f"corpus source hf:{where['id']}: {str(error).splitlines()[0]}") from error

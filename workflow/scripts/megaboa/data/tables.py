@@ -1,0 +1,122 @@
+"""Rows of Parquet files and of the Arrow files that `datasets` writes, a thousand at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow
+import pyarrow.parquet
+
+from megaboa.data.errors import InputError
+from megaboa.data.records import Bad, Format, Record, text_getter
+
+if TYPE_CHECKING:
+    from megaboa.data.readers import Records
+    from megaboa.data.shards import Part
+    from megaboa.data.sources import File
+
+ROWS = 1000
+
+
+def rows(file: File, part: Part, form: Format, progress: Records) -> Iterator[Record]:
+    """The part's rows: those of the table, cut in proportion to its bytes."""
+    read = _parquet if file.kind == "parquet" else _arrow
+    try:
+        yield from read(file, part, form, progress)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError) as error:
+        raise InputError(f"{file.path}: not a readable {file.kind} file ({str(error).splitlines()[0]})") from error
+
+
+def span(part: Part, size: int, count: int) -> tuple[int, int]:
+    """First row, and the row before which the part ends."""
+    return part.begin * count // size, part.end * count // size
+
+
+def _parquet(file: File, part: Part, form: Format, progress: Records) -> Iterator[Record]:
+    with pyarrow.parquet.ParquetFile(file.path) as table:
+        columns = _columns(table.schema_arrow.names, form.keys, file.path)
+        first, last = span(part, file.size, table.metadata.num_rows)
+        begin = 0
+        for group in range(table.num_row_groups):
+            end = begin + table.metadata.row_group(group).num_rows
+            if begin < last and first < end:
+                position = begin
+                for batch in table.iter_batches(ROWS, row_groups=[group], columns=columns):
+                    yield from _rows(batch, position, first, last, form, progress)
+                    position += batch.num_rows
+            begin = end
+
+
+def _arrow(file: File, part: Part, form: Format, progress: Records) -> Iterator[Record]:
+    with pyarrow.memory_map(file.path) as stream:
+        count = sum(batch.num_rows for batch in _batches(stream))
+        first, last = span(part, file.size, count)
+        stream.seek(0)
+        position = 0
+        for batch in _batches(stream):
+            if position == 0:
+                columns = _columns(batch.schema.names, form.keys, file.path)
+            for begin in range(0, batch.num_rows, ROWS):
+                few = batch.slice(begin, ROWS).select(columns)
+                yield from _rows(few, position + begin, first, last, form, progress)
+            position += batch.num_rows
+
+
+def _batches(stream: Any) -> Iterator[pyarrow.RecordBatch]:
+    """Of a stream, as `datasets` writes it, or of Arrow's file format."""
+    try:
+        reader = pyarrow.ipc.open_stream(stream)
+    except pyarrow.ArrowInvalid:
+        stream.seek(0)
+        reader = pyarrow.ipc.open_file(stream)
+        yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
+        return
+    yield from reader
+
+
+def _columns(names: Sequence[str], keys: Sequence[str], path: str) -> list[str]:
+    wanted = dict.fromkeys(key if key in names else key.split(".")[0] for key in keys)
+    for name in wanted:
+        if name not in names:
+            raise InputError(f"{path}: no column {name!r}; set the corpus's `text_key` to one of {sorted(names)}")
+    return list(wanted)
+
+
+def _rows(
+    batch: pyarrow.RecordBatch, position: int, first: int, last: int, form: Format, progress: Records
+) -> Iterator[Record]:
+    begin, end = max(first - position, 0), min(last - position, batch.num_rows)
+    if begin >= end:
+        return
+    texts = text_getter(form.keys)
+    few = batch.slice(begin, end - begin)
+    progress.share = (position + begin - first) / (last - first)
+    for number, record in enumerate(_records(few), start=position + begin):
+        yield number, _decoded(record, texts)
+
+
+def _records(batch: pyarrow.RecordBatch) -> list[dict[str, Any]]:
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:  # a string column that holds something else: which rows do?
+        return [
+            dict(zip(batch.schema.names, row, strict=True))
+            for row in zip(*(_values(column) for column in batch.columns), strict=True)
+        ]
+
+
+def _values(column: pyarrow.Array) -> list[Any]:
+    if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
+        return column.cast(pyarrow.large_binary()).to_pylist()
+    return column.to_pylist()
+
+
+def _decoded(record: dict[str, Any], texts: Any) -> Any:
+    for key, value in record.items():
+        if isinstance(value, bytes):
+            try:
+                record[key] = value.decode()
+            except UnicodeDecodeError as error:
+                return Bad(f"{key!r} is not UTF-8 text (byte {error.start})")
+    return texts(record)

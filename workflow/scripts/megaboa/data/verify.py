@@ -1,0 +1,129 @@
+"""Is a finished corpus what its source says? Its index, and documents picked at random, from the source to the tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megaboa.data.encoder import Encoder
+from megaboa.data.indexed import Index
+from megaboa.data.readers import Records, describe, whole
+from megaboa.data.records import Bad, Format
+from megaboa.data.shards import Part, can_be_cut
+from megaboa.data.sources import File, require_unchanged
+
+DOCUMENTS = 200
+SAMPLED_FILES = 100
+# Of a file that can't be entered in the middle, or a stream, documents are picked from its beginning.
+NEAR = 100_000
+LONGEST_TOKENS = 100_000  # a longer document is compared up to here, by its decoded text
+
+
+@dataclass
+class Verdict:
+    documents: int = 0  # compared with the source
+    decoded: int = 0  # of these, exactly the source's text again
+    problems: list[str] = field(default_factory=list)
+
+
+def check_index(dataset: dict[str, Any], dtype: str) -> list[str]:
+    """Every pointer and length, and the files' sizes."""
+    prefix = dataset["prefix"]
+    try:
+        index = Index.open(Path(f"{prefix}.idx"))
+    except (OSError, ValueError) as error:
+        return [str(error)]
+    found = [f"{prefix}.idx: {problem}" for problem in index.problems()]
+    size = Path(f"{prefix}.bin").stat().st_size
+    counted = {
+        "type": (index.dtype.name, dtype),
+        "documents": (len(index.lengths), dataset["documents"]),
+        "bytes of .bin by its index": (index.bytes, size),
+        "tokens": (size // index.dtype.itemsize, dataset["tokens"]),
+    }
+    return found + [f"{prefix}: {name}: {is_} instead of {want}" for name, (is_, want) in counted.items() if is_ != want]
+
+
+def check_documents(
+    dataset: dict[str, Any],
+    number: int,
+    by_file: Sequence[Sequence[int]],
+    files: Sequence[File],
+    form: Format,
+    encoder: Encoder,
+    documents: int = DOCUMENTS,
+) -> Verdict:
+    """Compare a random sample with the source: the tokens with those of `tokenizers`, the decoded text with the text."""
+    prefix = dataset["prefix"]
+    index = Index.open(Path(f"{prefix}.idx"))
+    data = np.memmap(f"{prefix}.bin", index.dtype, "r")
+    origins = np.memmap(f"{prefix}.origins", "<i8", "r")
+    verdict = Verdict()
+    for file, wanted in pick(by_file, files, form, origins, documents, seed=str(dataset["sha256"])):
+        require_unchanged(files[file])
+        texts = dict(read_at(files[file], file, form, sorted(wanted), number))
+        for position, document in wanted.items():
+            where = f"document {document} of {prefix} ({describe(files[file], position, form)})"
+            ids = index.tokens(data, document).tolist()
+            _compare(ids, texts.get(position), encoder, where, verdict)
+    return verdict
+
+
+def pick(
+    by_file: Sequence[Sequence[int]],
+    files: Sequence[File],
+    form: Format,
+    origins: np.ndarray,
+    documents: int,
+    seed: str,
+) -> Iterator[tuple[int, dict[int, int]]]:
+    """For some files, document numbers by position in the file; each file with its share of the sample."""
+    chance = random.Random(seed)
+    begins = np.cumsum([0, *(count for _, count in by_file)]).tolist()
+    sampled = sorted(chance.sample(range(len(by_file)), min(SAMPLED_FILES, len(by_file))))
+    total = sum(by_file[number][1] for number in sampled)
+    for number in sampled:
+        file, count = by_file[number]
+        near = count if can_be_cut(files[file], form.separator) else min(count, NEAR)
+        share = min(near, max(1, round(documents * count / max(1, total))))
+        chosen = (begins[number] + offset for offset in chance.sample(range(near), share))
+        yield file, {int(origins[document]): document for document in chosen}
+
+
+def read_at(file: File, number: int, form: Format, positions: Sequence[int], key: int) -> Iterator[tuple[int, str]]:
+    """The texts that stand at these positions of a file."""
+    if file.kind in ("jsonl", "text") and can_be_cut(file, form.separator):
+        for position in positions:  # entered where the record begins
+            for found, texts in Records(file, Part(number, position, position + 1), form):
+                if not isinstance(texts, Bad):
+                    yield found, texts[key]
+        return
+    wanted = set(positions)
+    for position, texts in Records(file, whole(number, file), form):
+        if position in wanted and not isinstance(texts, Bad):
+            yield position, texts[key]
+            wanted.remove(position)
+            if not wanted:
+                return
+
+
+def _compare(ids: list[int], text: str | None, encoder: Encoder, where: str, verdict: Verdict) -> None:
+    verdict.documents += 1
+    if text is None:
+        verdict.problems.append(f"{where}: there is no such record in the source")
+        return
+    own = ids[len(encoder.prefix) : len(ids) - len(encoder.suffix)]
+    if ids[: len(encoder.prefix)] != encoder.prefix or ids[len(ids) - len(encoder.suffix) :] != encoder.suffix:
+        verdict.problems.append(f"{where}: doesn't begin and end with the special tokens it should")
+    elif len(ids) <= LONGEST_TOKENS and ids != encoder.expected(text):
+        verdict.problems.append(f"{where}: its tokens aren't those of the source's text")
+    decoded = encoder.decode(own)
+    if decoded == text:
+        verdict.decoded += 1
+    elif len(ids) > LONGEST_TOKENS:
+        verdict.problems.append(f"{where}: decodes to another text")
