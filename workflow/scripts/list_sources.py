@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 
 from megaboa.data.errors import one_sentence
-from megaboa.data.jobs import list_sources
 from megaboa.files import read_json, write_json
 
 
@@ -16,12 +17,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="files that are read at the same time")
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
-    listing = list_sources(read_json(args.spec), args.threads)
+    # Tokenizers need no torch, and transformers would spend seconds and 700 MB on importing it.
+    sys.modules["torch"] = None
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+    from megaboa.data.jobs import list_sources
+
+    with one_sentence():
+        listing = list_sources(read_json(args.spec), args.threads)
     write_json(args.out, listing)
     size = sum(file["size"] for file in listing["files"])
     print(f"corpus {listing['name']}: {len(listing['files']):,} files, {size / 1e6:,.1f} MB, {listing['folder']}")
 
 
 if __name__ == "__main__":
-    with one_sentence():
-        main()
+    main()

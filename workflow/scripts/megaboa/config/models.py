@@ -177,8 +177,9 @@ class Model(Section):
 
 class Corpus(Section):
     source: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] = key(
-        description="files (.jsonl, .txt, both also .gz and .zst, .parquet), a glob of them, a folder that `save_to_disk` "
-        "wrote, `hf:owner/name` of the hub, or `python-stdlib`: the sources of Python's own library; or a list of these"
+        description="files (.jsonl and .txt, also as .gz and .zst; .parquet), a glob of them, a folder that "
+        "`save_to_disk` wrote, `hf:owner/name` of the hub, or `python-stdlib`: the sources of Python's own library; or "
+        "a list of these"
     )
     text_key: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] = key(
         "text", "the field that holds the text, nested ones as `a.b`; several give a dataset each"

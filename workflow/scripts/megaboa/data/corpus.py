@@ -1,8 +1,8 @@
 """A shard of a corpus to tokens, and the shards to one corpus. Memory is bounded by a batch, not by the corpus.
 
-A shard's folder holds, for every text key, token ids (.bin), and by document its length (.lengths), where its record was
-(.origins) and, to find duplicates, a hash of its text (.hashes). Merging puts these one behind the other in the order of
-the source, whichever shard they came from: so the number of shards changes nothing.
+A shard's folder holds, for every text key, token ids (.bin), and by document its length (.lengths), where its record
+was (.origins) and, to find duplicates, a hash of its text (.hashes). Merging puts these one behind the other in the order
+of the source, whichever shard they came from: so the number of shards changes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from megaboa.data import duplicates
 from megaboa.data.encoder import Encoder, Gate, Tokens
 from megaboa.data.errors import InputError
-from megaboa.data.indexed import PIECE, in_pieces, token_dtype, write_index
+from megaboa.data.indexed import PIECE, in_pieces, mapped, token_dtype, write_index
 from megaboa.data.readers import Records, describe, is_blank
 from megaboa.data.records import Bad, Format
 from megaboa.data.shards import BLOCK, Part
@@ -93,7 +93,7 @@ class Column:
 
     def __post_init__(self) -> None:
         endings = ["bin", "lengths", "origins", *(["hashes"] if self.hashed else [])]
-        self._files = {ending: Path(f"{self.path}.{ending}").open("wb") for ending in endings}
+        self._files = {ending: Path(f"{self.path}.{ending}").open("wb") for ending in endings}  # noqa: SIM115 (see close)
         self._counts = np.zeros(0, dtype=np.int64)
         self._histogram = np.zeros(LENGTH_BINS, dtype=np.int64)
 
@@ -248,7 +248,9 @@ class _Shard:
         self.waiting = 0
 
     def _tell(self, share: float) -> None:
-        totals = [sum(getattr(column, name) for column in self.columns) for name in ("documents", "tokens", "text_bytes")]
+        totals = [
+            sum(getattr(column, name) for column in self.columns) for name in ("documents", "tokens", "text_bytes")
+        ]
         self.progress(share, *totals)
 
 
@@ -292,9 +294,7 @@ def merge(options: Options, shards: Sequence[tuple[Path, Facts]], out: Path) -> 
         },
         "encoders": sorted({facts["encoder"] for _, facts in shards}),
         "refused": shards[0][1]["refused"],
-        "compared": {
-            name: sum(facts["compared"][name] for _, facts in shards) for name in ("documents", "characters")
-        },
+        "compared": {name: sum(facts["compared"][name] for _, facts in shards) for name in ("documents", "characters")},
     }
 
 
@@ -320,16 +320,14 @@ def _merge_column(
             stream.write(piece.tobytes())
         flush(stream)
     sha256 = _copy_tokens(sources, runs, dtype, kept, data)
-    mapped = np.memmap(lengths, LENGTH, "r") if lengths.stat().st_size else np.empty(0, LENGTH)
-    documents = write_index(index, dtype, lambda: in_pieces(mapped))
+    kept_lengths = mapped(lengths, LENGTH)
+    documents = write_index(index, dtype, lambda: in_pieces(kept_lengths))
     if kept is None:
         counts = _sum([np.load(f"{source}.counts.npy") for source in sources])
         histogram = _sum([np.array(fact["lengths"]) for fact in facts])
     else:
-        tokens = np.memmap(data, dtype, "r") if data.stat().st_size else np.empty(0, dtype)
-        counts = _sum([np.bincount(piece) for piece in in_pieces(tokens)])
-        histogram = _sum([length_histogram(piece) for piece in in_pieces(mapped)])
-    del mapped
+        counts = _sum([np.bincount(piece) for piece in in_pieces(mapped(data, dtype))])
+        histogram = _sum([length_histogram(piece) for piece in in_pieces(kept_lengths)])
     lengths.unlink()
     dropped = sum((Counter(fact["dropped"]) for fact in facts), Counter())
     if kept is not None:

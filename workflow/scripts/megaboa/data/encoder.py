@@ -64,7 +64,9 @@ class Encoder:
             if self._fast is not None:
                 self.name = f"gigatoken {version('gigatoken')}"
             elif kind == "gigatoken":
-                raise InputError(f"{key}.encoder: gigatoken doesn't take this tokenizer ({self.refused}); remove the key")
+                raise InputError(
+                    f"{key}.encoder: gigatoken doesn't take this tokenizer ({self.refused}); remove the key"
+                )
 
     def encode(self, texts: Sequence[str]) -> Tokens:
         """Of texts that are not empty."""

@@ -55,6 +55,11 @@ def in_pieces(values: NDArray, size: int = PIECE) -> Iterator[NDArray]:
         yield values[begin : begin + size]
 
 
+def mapped(path: Path, dtype: np.dtype | str) -> NDArray:
+    """A file's content, which stays on the disk until it is looked at."""
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+
+
 @dataclass(frozen=True)
 class Index:
     """An .idx file, mapped into memory."""

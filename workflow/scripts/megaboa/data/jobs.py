@@ -1,7 +1,7 @@
 """The jobs that make a corpus: list its files, tokenize a shard, merge the shards.
 
-All of them lead to one folder of the store, named by what decides the tokens: the text, the tokenizer and the options, not
-the number of shards. Experiments that want the same corpus share it; a job whose work is there already does nothing.
+All of them lead to one folder of the store, named by what decides the tokens: the text, the tokenizer and the options,
+not the number of shards. Experiments that want the same corpus share it; a job whose work is there does nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The records of one file, from where a part begins to where it ends.
 
-A record that can't be used is handed on as the reason, not raised: the corpus decides what is done with it. What is wrong
-with a file as a whole is an `InputError`.
+A record that can't be used is handed on as the reason, not raised: the corpus decides what is done with it. What is
+wrong with a file as a whole is an `InputError`.
 """
 
 from __future__ import annotations

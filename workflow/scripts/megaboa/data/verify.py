@@ -1,4 +1,4 @@
-"""Is a finished corpus what its source says? Its index, and documents picked at random, from the source to the tokens."""
+"""Is a finished corpus what its source says? Its index is checked, and documents picked at random are compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from megaboa.data.encoder import Encoder
-from megaboa.data.indexed import Index
+from megaboa.data.indexed import Index, mapped
 from megaboa.data.readers import Records, describe, whole
 from megaboa.data.records import Bad, Format
 from megaboa.data.shards import Part, can_be_cut
@@ -46,7 +46,9 @@ def check_index(dataset: dict[str, Any], dtype: str) -> list[str]:
         "bytes of .bin by its index": (index.bytes, size),
         "tokens": (size // index.dtype.itemsize, dataset["tokens"]),
     }
-    return found + [f"{prefix}: {name}: {is_} instead of {want}" for name, (is_, want) in counted.items() if is_ != want]
+    return found + [
+        f"{prefix}: {name}: {is_} instead of {want}" for name, (is_, want) in counted.items() if is_ != want
+    ]
 
 
 def check_documents(
@@ -58,11 +60,11 @@ def check_documents(
     encoder: Encoder,
     documents: int = DOCUMENTS,
 ) -> Verdict:
-    """Compare a random sample with the source: the tokens with those of `tokenizers`, the decoded text with the text."""
+    """Compare a random sample with the source: its tokens with those of `tokenizers`, its decoded text with the text."""
     prefix = dataset["prefix"]
     index = Index.open(Path(f"{prefix}.idx"))
-    data = np.memmap(f"{prefix}.bin", index.dtype, "r")
-    origins = np.memmap(f"{prefix}.origins", "<i8", "r")
+    data = mapped(Path(f"{prefix}.bin"), index.dtype)
+    origins = mapped(Path(f"{prefix}.origins"), "<i8")
     verdict = Verdict()
     for file, wanted in pick(by_file, files, form, origins, documents, seed=str(dataset["sha256"])):
         require_unchanged(files[file])

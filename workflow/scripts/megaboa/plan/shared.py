@@ -141,7 +141,9 @@ class Shared:
     def _tokenizer(self, name: str) -> dict[str, Any]:
         tokenizer = self.plan.experiment.tokenizers[name]
         corpus = self.plan.experiment.corpora[tokenizer.train_on]
-        text = corpus.model_dump(include={"text_key", "separator", "subset", "split", "revision", "limit", "max_document_mb"})
+        text = corpus.model_dump(
+            include={"text_key", "separator", "subset", "split", "revision", "limit", "max_document_mb"}
+        )
         return {
             "name": name,
             "store": self.plan.experiment.store,
