@@ -1,8 +1,8 @@
 """A shard of a corpus to tokens, and the shards to one corpus. Memory is bounded by a batch, not by the corpus.
 
 A shard's folder holds, for every text key, token ids (.bin), and by document its length (.lengths), where its record
-was (.origins) and, to find duplicates, a hash of its text (.hashes). Merging puts these one behind the other in the order
-of the source, whichever shard they came from: so the number of shards changes nothing.
+was (.origins) and, to find duplicates, a hash of its text (.hashes). Merging puts these one behind the other in the
+order of the source, whichever shard they came from: so the number of shards changes nothing.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def check_documents(
     encoder: Encoder,
     documents: int = DOCUMENTS,
 ) -> Verdict:
-    """Compare a random sample with the source: its tokens with those of `tokenizers`, its decoded text with the text."""
+    """Compare a random sample with the source: tokens with those of `tokenizers`, decoded text with the text."""
     prefix = dataset["prefix"]
     index = Index.open(Path(f"{prefix}.idx"))
     data = mapped(Path(f"{prefix}.bin"), index.dtype)
