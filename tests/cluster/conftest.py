@@ -1,4 +1,7 @@
-"""One SLURM cluster for every module of tests."""
+"""One SLURM cluster for every module of tests.
+
+MEGABOA_SLURM_TREE names a folder with another Debian, whose SLURM is taken instead of this machine's.
+"""
 
 import os
 import shutil
@@ -17,9 +20,11 @@ def make_lab() -> Iterator[Callable[..., Lab]]:
     if reason := skip_reason():
         give_up = pytest.fail if os.environ.get("MEGABOA_REQUIRE_CLUSTER") == "1" else pytest.skip
         give_up(f"no SLURM cluster: {reason}")
+    tree = os.environ.get("MEGABOA_SLURM_TREE")
     with ExitStack() as stack:
 
         def make(**options: object) -> Lab:
+            options = {"programs": Path(tree)} | options if tree else options
             root = Path(tempfile.mkdtemp(prefix="megaboa-lab-", dir="/tmp"))  # sockets need a short path
             stack.callback(shutil.rmtree, root)
             return stack.enter_context(Lab(root, **options))
