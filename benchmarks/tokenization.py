@@ -110,7 +110,7 @@ def measure(folder: Path, wanted: argparse.Namespace) -> list[Result]:
     if wanted.megatron_lm:
         common = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", tokens, "--append-eod"]
         for script, source, size, extra in (
-            ("preprocess_data_fast.py", corpus, text, []),
+            ("preprocess_data_fast.py", corpus, text, ["--use-gigatoken"]),
             ("preprocess_data.py", small, share, ["--workers", os.cpu_count()]),
         ):
             out = folder / script

@@ -41,6 +41,7 @@ METRICS = expand(
     run=RUNS,
     table=["steps.parquet", "summary.json"],
 )
+DATA = expand(f"{RESULTS}/data/{{corpus}}/verification.json", corpus=SHARED.corpora)
 if workflow.exec_mode == ExecMode.DEFAULT:  # jobs read these files and never write them
     if claim_experiment(RESULTS):
         PLAN.write(SHARED.folder.parent)

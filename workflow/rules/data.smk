@@ -1,6 +1,6 @@
 rule data:
     input:
-        expand(f"{RESULTS}/data/{{corpus}}/verification.json", corpus=SHARED.corpora),
+        DATA,
 
 
 rule train_tokenizer:

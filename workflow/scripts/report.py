@@ -8,6 +8,7 @@ from pathlib import Path
 
 from megaboa.files import read_json, write_json, write_text
 from megaboa.report.checks import agreement_checks, proof_checks, verdict
+from megaboa.report.corpora import load_corpora
 from megaboa.report.page import ReportError, draw, read_captions, render, verdict_text
 from megaboa.report.provenance import provenance
 from megaboa.report.runs import load_runs
@@ -28,13 +29,14 @@ def main() -> None:
         sys.exit(str(error))
     results = args.settings.parents[1]
     settings = read_json(args.settings)
-    runs = load_runs(results)
+    runs, corpora = load_runs(results), load_corpora(results)
     checks = agreement_checks(settings["agreements"], runs) + proof_checks([Path(path) for path in settings["proofs"]])
-    drawn = draw(runs, settings["agreements"], captions, args.out.parent)
+    drawn = draw(runs, corpora, settings["agreements"], captions, args.out.parent)
     page = render(
         title=settings["title"] or results.name,
         experiment=results.name,
         runs=runs,
+        corpora=corpora,
         checks=checks,
         drawn=drawn,
         provenance=provenance(results, args.config_file, args.command),

@@ -14,6 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from megaboa import store
 from megaboa.data import sources, tokenizer
 from megaboa.data.corpus import Options, merge, tokenize_shard
@@ -87,8 +89,14 @@ def merge_shards(spec: dict[str, Any], listing: dict[str, Any], shards: int) -> 
 
 def manifest(spec: dict[str, Any], listing: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
     folder = Path(listing["folder"])
+    words = tokenizers.Tokenizer.from_file(listing["tokenizer"]["file"])
     datasets = [
-        {**dataset, "prefix": str(folder / Path(next(iter(dataset["sizes"]))).stem)} for dataset in facts["datasets"]
+        {
+            **dataset,
+            "prefix": str(folder / Path(next(iter(dataset["sizes"]))).stem),
+            "frequent": [[token, count, words.decode([token], False)] for token, count in dataset["frequent"]],
+        }
+        for dataset in facts["datasets"]
     ]
     documents = dict(datasets[0]["by_file"])
     named = ("path", "kind", "size", "sha256")

@@ -15,8 +15,9 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from megaboa.report.checks import differences
 from megaboa.report.colours import Colours, legend
+from megaboa.report.corpora import CorpusCard
 from megaboa.report.runs import RunResult
-from megaboa.report.style import INK, POWERS_OF_TEN, WIDTH
+from megaboa.report.style import INK, PALETTE, POWERS_OF_TEN, WIDTH
 
 # Points that a figure holds before only every so many-th step is drawn.
 MOST_POINTS = 20_000
@@ -86,6 +87,45 @@ def step_time_figure(runs: list[RunResult], colours: Colours) -> Figure | None:
 def throughput_figure(runs: list[RunResult], colours: Colours) -> Figure | None:
     """Median tokens per second of every run with the 5th to 95th percentile."""
     return _bars(runs, colours, "tokens_per_second", "tokens per second", lambda value: f"{value:,.0f}")
+
+
+def lengths_figure(corpora: list[CorpusCard]) -> Figure | None:
+    """Share of a corpus's documents by their length in tokens, in powers of two."""
+    corpora = [corpus for corpus in corpora if corpus.documents]
+    if not corpora:
+        return None
+    figure, axes = plt.subplots(figsize=(WIDTH, 3.0))
+    used = [power for corpus in corpora for power, count in enumerate(corpus.lengths) if count]
+    first, last = min(used), max(used)
+    for number, corpus in enumerate(corpora):
+        shares = [count / corpus.documents for count in corpus.lengths[first : last + 1]]
+        axes.stairs(
+            shares,
+            range(first, last + 2),
+            color=PALETTE[number % len(PALETTE)],
+            fill=len(corpora) == 1,
+            linewidth=1.6,
+            label=corpus.name,
+        )
+    axes.set_xticks(range(first, last + 2))
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.xaxis.set_major_formatter(lambda power, _: tokens_text(2 ** int(power)))
+    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tokens per document")
+    axes.set_ylabel("share of documents")
+    axes.grid(axis="x", visible=False)
+    if len(corpora) > 1:
+        legend(axes)
+    return figure
+
+
+def tokens_text(count: int) -> str:
+    """`512`, `4k`, `1M`: powers of two as people call them."""
+    for size, letter in ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "k")):
+        if count >= size:
+            return f"{count // size}{letter}"
+    return str(count)
 
 
 def _curves(

@@ -15,10 +15,11 @@ from matplotlib.figure import Figure
 from megaboa.report import figures, style
 from megaboa.report.checks import Check, verdict
 from megaboa.report.colours import Colours
+from megaboa.report.corpora import CorpusCard
 from megaboa.report.runs import RunResult, passed
 
 HERE = Path(__file__).parent
-FIGURES = ("loss", "agreement", "validation", "step_time", "throughput")
+FIGURES = ("loss", "agreement", "validation", "step_time", "throughput", "lengths")
 
 
 class ReportError(Exception):
@@ -34,7 +35,11 @@ def read_captions(path: Path) -> dict[str, str]:
 
 
 def draw(
-    runs: list[RunResult], agreements: list[dict[str, Any]], captions: dict[str, str], folder: Path
+    runs: list[RunResult],
+    corpora: list[CorpusCard],
+    agreements: list[dict[str, Any]],
+    captions: dict[str, str],
+    folder: Path,
 ) -> list[dict[str, Any]]:
     """Draw and save every figure that has something to show; only runs that passed are shown."""
     style.apply_style()
@@ -46,6 +51,7 @@ def draw(
         "validation": lambda: figures.validation_figure(good, colours),
         "step_time": lambda: figures.step_time_figure(good, colours),
         "throughput": lambda: figures.throughput_figure(good, colours),
+        "lengths": lambda: figures.lengths_figure(corpora),
     }
     drawn = []
     for name, make in makers.items():
@@ -64,6 +70,7 @@ def render(
     title: str,
     experiment: str,
     runs: list[RunResult],
+    corpora: list[CorpusCard],
     checks: list[Check],
     drawn: list[dict[str, Any]],
     provenance: dict[str, Any],
@@ -83,7 +90,9 @@ def render(
         loss_figures=_named(drawn, "loss", "validation"),
         agreement_figures=_named(drawn, "agreement"),
         speed_figures=_named(drawn, "step_time", "throughput"),
+        data_figures=_named(drawn, "lengths"),
         runs=runs,
+        corpora=corpora,
         agreements=[check for check in checks if check["kind"] == "agreement"],
         proofs=[check for check in checks if check["kind"] != "agreement"],
         places=[run for run in runs if run.checkpoint or run.export],
@@ -113,6 +122,8 @@ def _named(drawn: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
 
 def _note(name: str, good: list[RunResult], colours: Colours) -> str:
     """What has to be said about a figure because of what it shows this time."""
+    if name == "lengths":
+        return ""
     if name not in ("step_time", "throughput"):
         return colours.note()
     shown = figures.MOST_BARS
