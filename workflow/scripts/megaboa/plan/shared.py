@@ -121,7 +121,8 @@ class Shared:
 
     def run_inputs(self, run: Run) -> list[str]:
         """The manifests of what a run reads."""
-        manifests = [f"{self.folder}/data/{corpus}.json" for corpus in run.corpora]
+        data = [f"{self.folder}/data/{corpus}" for corpus in run.corpora]
+        manifests = [path for corpus in data for path in (f"{corpus}.json", f"{corpus}/verification.json")]
         if run.model not in self.sourced_models:
             manifests += self.tokenizer_inputs(self.model_tokenizer(run.model))
         else:
