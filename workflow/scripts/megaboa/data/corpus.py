@@ -32,7 +32,7 @@ from megaboa.data.sources import File, require_unchanged
 from megaboa.files import file_digest, flush
 
 BATCH_DOCUMENTS = 10_000
-BATCH_CHARACTERS = 16_000_000
+BATCH_CHARACTERS = 4_000_000
 COPY_BYTES = 8 << 20
 BAD_SAMPLES = 5
 HASH_BYTES = 16
