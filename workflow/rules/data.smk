@@ -49,6 +49,8 @@ rule tokenize:
     conda:
         "../../envs/runtime-cpu.yaml"
     threads: lambda wildcards: 2 if wildcards.shards == "1" else 1
+    resources:
+        mem_mb=lambda wildcards: SHARED.shard_mb(wildcards.corpus),
     params:
         scripts=SCRIPTS,
     shell:

@@ -25,7 +25,7 @@ class Format:
 
     keys: tuple[str, ...] = ("text",)
     separator: str | None = None
-    max_bytes: int = 256 << 20
+    max_bytes: int = 128 << 20
 
     @classmethod
     def of(cls, spec: dict[str, Any]) -> Format:

@@ -97,6 +97,10 @@ class Shared:
         """Jobs that a corpus is tokenized by; the first records are taken by one."""
         return 1 if self.corpora[corpus].limit else self.corpora[corpus].shards
 
+    def shard_mb(self, corpus: str) -> int:
+        """Memory of a shard's job: a little, and for one document of the largest size (20 times that: measured)."""
+        return 1000 + 20 * self.corpora[corpus].max_document_mb
+
     def shard_manifests(self, corpus: str) -> list[str]:
         shards = self.shards(corpus)
         return [f"{self.folder}/data/{corpus}/shard-{shard}-of-{shards}.json" for shard in range(shards)]
