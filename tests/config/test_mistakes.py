@@ -139,7 +139,7 @@ MISTAKES = [
     mistake("empty validation set", "data.validation_sets.law", "is empty", add="data: {validation_sets: {law: null}}\n"),
     mistake("validation set that is trained on", "data.validation_sets.law", "'text'", "name another corpus", add="data: {blend_per_split: {train: text, valid: other}, validation_sets: {law: text}}\n", replace=OTHER),
     mistake("validation set of two kinds", "data.validation_sets.law", "mixes 'text'", "make two sets", add="data: {blend: text, validation_sets: {law: {text: 1, other: 1}}}\n", replace=OTHER),
-    mistake("validation set of nothing", "data.validation_sets.law", "'99,0,1' holds nothing out", add="data: {blend: text, split: '99,0,1', validation_sets: {law: text}}\n", replace=OTHER),
+    mistake("validation set of nothing", "data.validation_sets", "there is none: set data.split", add="data: {blend: text, split: '99,0,1', validation_sets: {law: text}}\n", replace=OTHER),
     mistake("validation sets without the main one", "data.validation_sets", "set data.blend_per_split.valid", add="data: {blend_per_split: {train: text}, validation_sets: {law: other}}\n", replace=OTHER),
     mistake("validation sets without validation", "data.validation_sets", "eval_iters is 0", add="data: {blend: text, validation_sets: {law: text}}\n", replace=training("eval_iters: 0")),
     mistake("mask across ranks", "data.reset_attention_mask", "parallel.cp to 1, not 2", add="data: {reset_attention_mask: true}\nparallel: {cp: 2}\nresources: {gpus_per_node: 2}\n"),

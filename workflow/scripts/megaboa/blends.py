@@ -46,7 +46,4 @@ def set_problem(data: dict[str, Any], blend: Blend) -> str | None:
             f"mixes {shared[0]!r}, of which data.split holds out a share, with {other!r}, which isn't trained on: "
             "make two sets of them"
         )
-    split = data.get("split")
-    if split and float(split.split(",")[1]) == 0:
-        return f"names {shared[0]!r}, of which data.split {split!r} holds nothing out: give validation a share there"
     return None

@@ -232,7 +232,7 @@ class Data(Section):
     )
     validation_sets: dict[Name, Blend] = key(
         {},
-        "further validation sets by name, each with a loss of its own: of corpora that are trained on the share held out",
+        "further validation sets by name, each with its own loss; of corpora that are trained on, what is held out",
     )
     reset_position_ids: bool = key(False, "count positions anew after every end-of-text token", short="resetpos")
     reset_attention_mask: bool = key(False, "let no token see across an end-of-text token", short="resetmask")

@@ -340,9 +340,7 @@ class _Planner:
             message = "are never evaluated, as training.eval_iters is 0: raise it, or remove them"
             self.problem(("data", "validation_sets"), message, choice.name)
         if config.data.reset_attention_mask and (cp := config.parallel.cp) > 1:
-            message = (
-                f"no attention takes its mask with context parallelism: set parallel.cp to 1, not {config.parallel.cp}"
-            )
+            message = f"no attention takes its mask with context parallelism: set parallel.cp to 1, not {cp}"
             self.problem(self.place_of(("data", "reset_attention_mask"), choice), message, choice.name)
 
     def count(self, name: str, model: dict[str, Any]) -> int:
