@@ -7,6 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from megaboa import store
 from megaboa.data import sources, tokenizer
 from megaboa.data.corpus import tokenize
@@ -40,13 +42,25 @@ def build(spec: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     facts = read_json(folder / FACTS)
     manifest = {
         "name": name,
-        "prefix": str(folder / name),
+        "datasets": [dataset(folder / name, spec["text_key"], facts)],
         "source": spec["source"],
         "tokenizer_digest": reference.digest,
         "digest": digest(facts["files"]),
         **facts,
     }
     return folder, manifest
+
+
+def dataset(prefix: Path, key: str, facts: dict[str, Any]) -> dict[str, Any]:
+    files = {end: prefix.with_name(f"{prefix.name}.{end}") for end in ("bin", "idx")}
+    return {
+        "key": key,
+        "prefix": str(prefix),
+        "documents": facts["documents"],
+        "tokens": facts["tokens"],
+        "sizes": {path.name: path.stat().st_size for path in files.values()},
+        "largest_token": int(np.memmap(files["bin"], dtype=facts["dtype"], mode="r").max()),
+    }
 
 
 def main() -> None:
