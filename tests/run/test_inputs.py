@@ -6,7 +6,7 @@ import pytest
 from megaboa.data.indexed import IndexedWriter
 from megaboa.files import write_json
 from megaboa.results import RunFolder
-from megaboa.run.inputs import UnusableInputError, check_data, check_documents, check_nodes, empty_splits
+from megaboa.run.inputs import UnusableInputError, check_data, check_documents, check_index, check_nodes, empty_splits
 
 
 def test_several_nodes_are_refused_before_anything_starts(tmp_path):
@@ -104,7 +104,7 @@ def test_an_index_of_something_else(tmp_path, offset, value, said):
 
 def test_tokens_that_the_model_does_not_know(tmp_path):
     corpus(tmp_path, "text", largest=12)
-    said = r"corpora\.text: .*text\.bin holds token 12, and the vocabulary of the model 'm' is 12.*corpora\.text\.tokenizer"
+    said = r"corpora\.text: .*text\.bin holds token 12, and the vocabulary of the model 'm' is 12.*text\.tokenizer"
     with pytest.raises(UnusableInputError, match=said):
         check_data(run_of(tmp_path, ONE, vocab_size=12))
     check_data(run_of(tmp_path, ONE, vocab_size=13))
@@ -146,6 +146,7 @@ def test_an_index_cache_that_was_removed(tmp_path):
     corpus(tmp_path, "text")
     write_json(tmp_path / "results" / "e" / "data" / "indexes" / "i.json", {"cache": str(tmp_path / "cache")})
     with pytest.raises(UnusableInputError, match=r"index of its data is not in .*cache any more.*--forcerun index"):
-        check_data(run_of(tmp_path, ONE, index="i"))
+        check_index(run_of(tmp_path, ONE, index="i"))
     (tmp_path / "cache").mkdir()
-    check_data(run_of(tmp_path, ONE, index="i"))
+    check_index(run_of(tmp_path, ONE, index="i"))
+    check_index(run_of(tmp_path, ONE))

@@ -49,8 +49,8 @@ def require_vocabulary(config: ConfigContainer, corpora: datasets.Corpora) -> No
         for part in parts:
             if part["largest_token"] >= vocab_size:
                 raise InputError(
-                    f"corpora.{name}: {part['prefix']}.bin holds token {part['largest_token']}, and the model's vocabulary "
-                    f"is {vocab_size}: write the corpus with the model's tokenizer, or take a larger vocabulary"
+                    f"corpora.{name}: {part['prefix']}.bin holds token {part['largest_token']}, and the model's "
+                    f"vocabulary is {vocab_size}: write the corpus with the model's tokenizer, or enlarge the vocabulary"
                 )
 
 
@@ -83,22 +83,26 @@ def _tokens(dataset: Any, config: ConfigContainer) -> tuple[dict[str, int], dict
 
 def warnings(rows: list[dict[str, Any]], limit: float) -> list[str]:
     return [
-        f"corpus {row['name']!r} is read {row['epochs']:.1f} times ({row['tokens_asked']:,} of {row['tokens']:,} tokens), "
-        f"more often than data.max_epochs: {limit:g}; train on fewer tokens, lower its weight, or raise the limit"
+        f"corpus {row['name']!r} is read {row['epochs']:.1f} times ({row['tokens_asked']:,} of {row['tokens']:,} "
+        f"tokens), and data.max_epochs is {limit:g}: train on fewer tokens, lower its weight, or raise the limit"
         for row in rows
         if row["epochs"] > limit
     ]
 
 
 def identity(folder: RunFolder, key: dict[str, Any]) -> dict[str, Any]:
-    """What the index depends on: what the plan knew, and the contents of corpora and tokenizer."""
+    """What the index depends on: what the plan knew, and corpora and tokenizer, by whose paths Megatron finds it."""
     import megatron.core
 
     tokenizer = folder.tokenizer_manifest or (None if folder.run["model"].get("recipe") else folder.source_manifest)
     manifest = read_json(tokenizer) if tokenizer else {}
     return {
         "key": key,
-        "corpora": {name: read_json(path)["digest"] for name, path in folder.corpus_manifests.items()},
-        "tokenizer": manifest.get("tokenizer") or manifest.get("path"),  # Megatron goes by its path
+        "corpora": {name: _places(read_json(path)) for name, path in folder.corpus_manifests.items()},
+        "tokenizer": manifest.get("tokenizer") or manifest.get("path"),
         "megatron": megatron.core.__version__,
     }
+
+
+def _places(manifest: dict[str, Any]) -> list[Any]:
+    return [manifest["digest"], *(part["prefix"] for part in manifest["datasets"])]

@@ -8,7 +8,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from megaboa.blends import Blend, split_blends
+from megaboa import files, store
+from megaboa.blends import Blend, corpora, split_blends
 from megaboa.config.models import Data, Experiment, Model
 from megaboa.fields import is_harmless
 from megaboa.plan.quantities import Quantities
@@ -22,6 +23,9 @@ COLUMNS = (
 )
 _SECTIONS = ("training", "optimizer", "schedule", "parallel")
 _SAME_LOSSES = {"num_workers", "max_epochs"}
+_SAME_SAMPLES = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "fim")
+_SAMPLES = ("train_iters", "global_batch_size", "seq_length", "seed", "eval_interval", "eval_iters")
+_SAMPLE_FIELDS = ("dataset.", "train.", "validation.", "tokenizer.", "rng.")
 RECIPE = "recipe"  # in the plan: a value that the recipe decides
 
 
@@ -101,6 +105,30 @@ def launch(config: Experiment, model: str) -> dict[str, Any]:
         ),
         "overrides": {field: value for field, value in config.overrides.items() if is_harmless(field)},
     }
+
+
+def index_key(run: dict[str, Any]) -> dict[str, Any] | None:
+    """What of a run's identity decides which samples Megatron draws from its corpora, and in which order.
+
+    None where it has no corpora: Bridge makes its data up, or the recipe has its own.
+    """
+    data = run["data"]
+    if not corpora(data):
+        return None
+    model = run["model"]
+    recipe = model if model.get("recipe") else None  # it may set anything
+    return {
+        "data": {name: value for name, value in data.items() if name not in _SAME_SAMPLES},
+        "fim": bool(data.get("fim")),
+        "training": {name: run["training"].get(name) for name in _SAMPLES},
+        "tokenizer": recipe or model["tokenizer"] or [model.get("hf"), model.get("revision")],
+        "overrides": {field: value for field, value in run["overrides"].items() if field.startswith(_SAMPLE_FIELDS)},
+    }
+
+
+def index_name(run: dict[str, Any]) -> str | None:
+    key = index_key(run)
+    return key and files.digest(key)[: store.ID_LENGTH]
 
 
 def row(name: str, model: str, config: Experiment, quantities: Quantities) -> dict[str, Any]:

@@ -219,6 +219,7 @@ class _Planner:
         row = documents.row(choice.name, model, config, quantities)
         corpora = tuple(blends.corpora(config.data.model_dump()))
         used = [config.models[model].tokenizer, *(config.corpora[name].tokenizer for name in corpora)]
+        identity = documents.identity(config, model, int(quantities("world_size")))
         return Run(
             name=choice.name,
             values={dotted(path): value for path, value in choice.values.items()},
@@ -226,8 +227,8 @@ class _Planner:
             model=model,
             corpora=corpora,
             tokenizers=tuple(dict.fromkeys(name for name in used if name in config.tokenizers)),
-            run=documents.identity(config, model, int(quantities("world_size"))),
-            launch=documents.launch(config, model),
+            run=identity,
+            launch={**documents.launch(config, model), "index": documents.index_name(identity)},
             profile=config.profile.model_dump(mode="json"),
             row=row,
         )

@@ -38,10 +38,14 @@ def check_data(folder: RunFolder) -> None:
     """The run's corpora are as their manifests say, fit the model, and give every split something to read."""
     check_corpora(folder)
     check_documents(folder)
-    if folder.index and not Path(folder.index["cache"]).is_dir():
+
+
+def check_index(folder: RunFolder) -> None:
+    """The ranks would build it again, all runs that share it in the same folder at the same time."""
+    if folder.index and not (cache := Path(folder.index["cache"])).is_dir():
         raise UnusableInputError(
-            f"run {folder.name}: the index of its data is not in {folder.index['cache']} any more. "
-            f"Make it again: `snakemake --forcerun index`."
+            f"run {folder.name}: the index of its data is not in {cache} any more. Make it again: remove "
+            f"{cache.parent}, and call `snakemake --forcerun index`."
         )
 
 
