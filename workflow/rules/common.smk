@@ -112,11 +112,7 @@ def before_training(run, manifest):
     `ancient` alone would be wrong: below a job that runs, Snakemake doesn't look for other reasons, so that a run whose
     own file has changed would not be trained in the same call.
     """
-    return (
-        ancient(manifest)
-        if trained(run)
-        else manifest
-    )
+    return ancient(manifest) if trained(run) else manifest
 
 
 def preflight_of(run):

@@ -4,6 +4,7 @@ rule report:
         ancient(f"{RESULTS}/plan.tsv"),
         f"{RESULTS}/image.json",
         METRICS,
+        expand(f"{RESULTS}/data/indexes/{{index}}.json", index=SHARED.indexes),
         SHARED.import_proofs,
         SHARED.export_proofs,
         settings=f"{RESULTS}/specs/report.json",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from megaboa.files import read_json, write_json, write_text
 from megaboa.report.checks import agreement_checks, proof_checks, verdict
+from megaboa.report.data import load_data
 from megaboa.report.page import ReportError, draw, read_captions, render, verdict_text
 from megaboa.report.provenance import provenance
 from megaboa.report.runs import load_runs
@@ -38,6 +39,7 @@ def main() -> None:
         checks=checks,
         drawn=drawn,
         provenance=provenance(results, args.config_file, args.command),
+        data=load_data(results, runs),
     )
     result = verdict(runs, checks)
     write_json(

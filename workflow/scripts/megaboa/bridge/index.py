@@ -50,7 +50,7 @@ def require_vocabulary(config: ConfigContainer, corpora: datasets.Corpora) -> No
             if part["largest_token"] >= vocab_size:
                 raise InputError(
                     f"corpora.{name}: {part['prefix']}.bin holds token {part['largest_token']}, and the model's "
-                    f"vocabulary is {vocab_size}: write the corpus with the model's tokenizer, or enlarge the vocabulary"
+                    f"vocabulary is {vocab_size}: write the corpus with the model's tokenizer, or take a larger model"
                 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from megaboa.report import figures, style
 from megaboa.report.checks import Check, verdict
 from megaboa.report.colours import Colours
+from megaboa.report.data import DataRead, last_validation
 from megaboa.report.runs import RunResult, passed
 
 HERE = Path(__file__).parent
@@ -67,6 +68,7 @@ def render(
     checks: list[Check],
     drawn: list[dict[str, Any]],
     provenance: dict[str, Any],
+    data: Sequence[DataRead] = (),
 ) -> str:
     """The page's HTML."""
     environment = jinja2.Environment(
@@ -86,6 +88,8 @@ def render(
         runs=runs,
         agreements=[check for check in checks if check["kind"] == "agreement"],
         proofs=[check for check in checks if check["kind"] != "agreement"],
+        data=data,
+        validation=last_validation(runs),
         places=[run for run in runs if run.checkpoint or run.export],
         provenance=provenance,
     )
