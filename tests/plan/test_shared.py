@@ -61,7 +61,7 @@ def test_runs_that_draw_the_same_samples_share_an_index(tmp_path):
     found = shared(tmp_path, sweep=sweep, export={"runs": []})
     assert [[run.name for run in runs] for runs in found.indexes.values()] == [
         ["a", "b", "wide"],
-        *[["long"], ["seed"], ["split"], ["fim"], ["sets"]],
+        *[["fim"], ["long"], ["seed"], ["sets"], ["split"]],
     ]
     name = next(iter(found.indexes))
     spec = found.specifications()[f"indexes/{name}.json"]
