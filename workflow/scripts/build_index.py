@@ -13,6 +13,7 @@ from megaboa.bridge.quiet import quietly
 from megaboa.data.errors import one_sentence
 from megaboa.files import read_json, write_json
 from megaboa.results import RunFolder
+from megaboa.run.inputs import UnusableInputError, check_data
 
 FACTS = "facts.json"
 
@@ -21,6 +22,7 @@ def build(spec: dict[str, Any], experiment: Path) -> dict[str, Any]:
     from megaboa.bridge import index
 
     folder = RunFolder(experiment / "runs" / spec["run"])
+    check_data(folder)
     final = store.folder(spec["store"], "indexes", spec["name"], index.identity(folder, spec["key"]))
     with store.building(final) as partial:
         if partial:
@@ -57,5 +59,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with one_sentence():
-        main()
+    try:
+        with one_sentence():
+            main()
+    except UnusableInputError as error:
+        sys.exit(f"error: {error}")

@@ -1,6 +1,7 @@
 """What the keys of a run's data section do to the samples that Bridge's own datasets give, and to attention."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -53,6 +54,7 @@ def _samples(folder, data, count):
     from megaboa.bridge import datasets
 
     config = _pretrain_common()
+    config.model = SimpleNamespace(context_parallel_size=1)
     config.tokenizer.tokenizer_model = f"{folder}/tokenizer"
     config.dataset.seq_length = LENGTH
     config.train.train_iters, config.train.global_batch_size = 5, 4
@@ -88,6 +90,51 @@ def _samples(folder, data, count):
 
 def samples(folder, data, count=6):
     return on_cpu(_samples, str(folder), data, count)[0]
+
+
+def _index(folder, largest_token):
+    """What the index job finds about the training set of a blend."""
+    from megatron.bridge.data.loaders import build_train_valid_test_datasets
+    from megatron.bridge.data.utils import get_dataset_provider
+    from megatron.bridge.recipes.common import _pretrain_common
+
+    from megaboa.bridge import datasets, index
+
+    config = _pretrain_common()
+    config.model = SimpleNamespace(vocab_size=None)
+    config.tokenizer.tokenizer_model = f"{folder}/tokenizer"
+    config.dataset.seq_length, config.train.train_iters, config.train.global_batch_size = LENGTH, 5, 4
+    with open(f"{folder}/corpora.json") as stream:
+        corpora = json.load(stream)
+    for part in corpora["odd"]:
+        part["largest_token"] = largest_token
+    data = {"blend": {"even": 1.0, "odd": 3.0}, "split": "80,10,10"}
+    datasets.configure(config, data, corpora)
+    config.dataset.path_to_cache = f"{folder}/cache-index"
+    datasets.set_tokenizer(config)
+    config.dataset.finalize()
+    index.require_vocabulary(config, {"odd": corpora["odd"]})
+    train, _, _ = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))
+    return index.epochs(data["blend"], corpora, train, config)
+
+
+def test_the_index_counts_the_tokens_of_every_corpus(folder):
+    even, odd = on_cpu(_index, str(folder), 303)[0]
+    manifests = json.loads((folder / "corpora.json").read_text())
+    assert (even["weight"], odd["weight"]) == (0.25, 0.75)
+    assert even["tokens_asked"] + odd["tokens_asked"] == 20 * LENGTH
+    assert even["tokens_asked"] == pytest.approx(5 * LENGTH, abs=LENGTH)
+    for row in (even, odd):
+        there = sum(part["tokens"] for part in manifests[row["name"]])
+        assert row["tokens"] == pytest.approx(0.8 * there, rel=0.05)
+        assert row["epochs"] == row["tokens_asked"] / row["tokens"]
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_before_training(folder):
+    with pytest.raises(
+        AssertionError, match=r"corpora\.odd: .*odd-0\.bin holds token 304, and the model's vocabulary is 304"
+    ):
+        on_cpu(_index, str(folder), 304)
 
 
 def test_without_options_documents_run_into_each_other(folder):

@@ -37,6 +37,10 @@ def config(**values) -> SimpleNamespace:
         ({"optimizer__optimizer": "muon"}, "optimizer.optimizer: 'muon': set optimizer.name to adam or sgd"),
         ({"model__moe_token_dispatcher_type": "flex"}, "model.moe_token_dispatcher_type: 'flex': set it to alltoall"),
         ({"checkpoint__async_save": True}, "checkpoint.async_save: True: set it to false"),
+        (
+            {"dataset__reset_attention_mask": True, "model__multi_latent_attention": True},
+            "dataset.reset_attention_mask: True: set it to false",
+        ),
         ({"dataset__enable_in_batch_packing": True}, "dataset.enable_in_batch_packing: True: set it to false"),
         ({"model__recompute_modules": ["core_attn", "layernorm"]}, "name only core_attn, mlp and moe"),
         ({"nvrx_straggler": SimpleNamespace(enabled=True)}, "nvrx_straggler: namespace(enabled=True): set it to null"),
