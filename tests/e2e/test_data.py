@@ -134,7 +134,7 @@ def test_the_report_shows_the_blend_and_every_validation_loss(done):
 def test_an_index_that_is_made_again_trains_nothing_again(done):
     workspace, config, _, before = done
     manifest = next(workspace.results("blends", "data", "indexes").glob("*.json"))
-    manifest.write_text(manifest.read_text())
+    manifest.write_text(manifest.read_text() + "\n")
     assert workspace.planned("--configfile", config) == {"report": 1}
     edit(config, "max_epochs: 0.3", "max_epochs: 3")
     assert "train" not in workspace.planned("--configfile", config)

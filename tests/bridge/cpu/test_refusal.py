@@ -104,13 +104,15 @@ def _unknown_fields() -> list[str]:
     from megatron.bridge.models.gpt_provider import GPTModelProvider
     from megatron.bridge.recipes.common import _pretrain_common
     from megatron.bridge.training.comm_overlap import CommOverlapConfig
-    from megatron.bridge.training.config import FaultToleranceConfig
+    from megatron.bridge.training.config import FaultToleranceConfig, GPTDatasetConfig
 
     from megaboa.bridge.cpu.refusal import RULES
 
     cfg = _pretrain_common()
     cfg.model, cfg.comm_overlap, cfg.ft = GPTModelProvider, CommOverlapConfig, FaultToleranceConfig
-    cfg.dataset = type("AnyDataset", (DirectHFSFTDatasetConfig, GPTSFTDatasetConfig), {})
+    datasets = (DirectHFSFTDatasetConfig, GPTSFTDatasetConfig, GPTDatasetConfig)
+    fields = {name for dataset in datasets for name in dataset.__dataclass_fields__}
+    cfg.dataset = type("AnyDataset", (), dict.fromkeys(fields))
     unknown = []
     for rule in RULES:
         section, _, field = rule.field.partition(".")
