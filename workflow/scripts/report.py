@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from megaboa.files import read_json, write_json, write_text
+from megaboa.report.blends import load_data
 from megaboa.report.checks import agreement_checks, proof_checks, verdict
-from megaboa.report.data import load_data
 from megaboa.report.page import ReportError, draw, read_captions, render, verdict_text
 from megaboa.report.provenance import provenance
 from megaboa.report.runs import load_runs

@@ -13,9 +13,9 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from megaboa.report import figures, style
+from megaboa.report.blends import DataRead, last_validation
 from megaboa.report.checks import Check, verdict
 from megaboa.report.colours import Colours
-from megaboa.report.data import DataRead, last_validation
 from megaboa.report.runs import RunResult, passed
 
 HERE = Path(__file__).parent

@@ -7,7 +7,7 @@ from fake_runs import FakeExperiment
 from test_page import page, rows
 
 from megaboa.files import write_json
-from megaboa.report.data import DataRead, last_validation, load_data
+from megaboa.report.blends import DataRead, last_validation, load_data
 from megaboa.report.runs import load_runs
 
 CORPORA = [
