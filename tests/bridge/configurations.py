@@ -31,6 +31,13 @@ RUN = {
     "device": "cpu",
     "overrides": {},
 }
+CORPORA = {
+    "text": [{"prefix": "/data/text", "tokens": 300}],
+    "law": [{"prefix": "/data/law", "tokens": 50}],
+    "talk": [{"prefix": f"/data/talk-{part}", "tokens": tokens} for part, tokens in (("a", 300), ("b", 100), ("c", 0))],
+}
+FIM = {"rate": 0.9, "spm_rate": 0.5, "split_sample": None, "fragment_rate": None, "no_prefix": None}
+FIM["tokens"] = {part: f"<{part}>" for part in ("prefix", "middle", "suffix", "pad", "eod")}
 LAUNCH = {"checkpoint": {"save_interval": None}, "num_workers": 2, "overrides": {}}
 
 
@@ -41,15 +48,15 @@ def main(folder):
     from megaboa.bridge import configuration
 
     AutoConfig.for_model(**MODEL, architectures=["Qwen3ForCausalLM"]).save_pretrained(folder / "hf")
-    inputs = configuration.Inputs({"path": str(folder / "hf")}, "tokenizer", None, {"text": "/data/text"})
+    inputs = configuration.Inputs({"path": str(folder / "hf")}, "tokenizer", None, CORPORA)
     store, attempt = RunStore(folder / "store"), AttemptFolder(folder / "attempt")
     found = {}
     for name, case in read_json(folder / "cases.json").items():
         run = copy.deepcopy(RUN)
         for section, values in case["run"].items():
-            run[section] |= values
+            run[section] = values if section == "data" else run[section] | values
         config = configuration.build(run, inputs)
-        configuration.place(config, LAUNCH, store, attempt, case.get("resume_from", 0))
+        configuration.place(config, LAUNCH, store, attempt, case.get("resume_from", 0), folder / "cache")
         found[name] = {field: _read(config, field) for field in case["expected"]}
     return found
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from configurations import FIM
 
 from megaboa.files import write_json
 
@@ -95,6 +96,60 @@ CASES = {
             "validation.eval_interval": 3,
             "validation.eval_iters": 2,
             "mixed_precision": "bf16_mixed",
+        },
+    },
+    "one corpus": {
+        "run": {"data": {"blend": {"text": 2.0}, "split": "90,5,5"}},
+        "expected": {
+            "dataset.blend": [["/data/text"], None],
+            "dataset.blend_per_split": None,
+            "dataset.reset_attention_mask": False,
+            "dataset.create_attention_mask": False,
+            "dataset.skip_getting_attention_mask_from_dataset": True,
+        },
+    },
+    "a corpus of several datasets": {
+        "run": {"data": {"blend": {"text": 1.0, "talk": 2.0}, "split": "90,5,5"}},
+        "expected": {"dataset.blend": [["/data/talk-a", "/data/talk-b", "/data/text"], [1.5, 0.5, 1.0]]},
+    },
+    "blends per split": {
+        "run": {"data": {"blend_per_split": {"train": {"text": 3.0, "law": 1.0}, "valid": {"law": 1.0}, "test": None}}},
+        "expected": {
+            "dataset.blend": None,
+            "dataset.split": None,
+            "dataset.blend_per_split": [[["/data/law", "/data/text"], [1.0, 3.0]], [["/data/law"], None], None],
+        },
+    },
+    "packed sequences": {
+        "run": {
+            "data": {
+                "blend": {"text": 1.0},
+                "reset_position_ids": True,
+                "reset_attention_mask": True,
+                "eod_mask_loss": True,
+            },
+            "overrides": {"ddp.bucket_size": 1000},
+        },
+        "expected": {
+            "dataset.reset_position_ids": True,
+            "dataset.reset_attention_mask": True,
+            "dataset.create_attention_mask": True,
+            "dataset.skip_getting_attention_mask_from_dataset": False,
+            "dataset.eod_mask_loss": True,
+        },
+    },
+    "fill-in-the-middle": {
+        "run": {
+            "data": {"blend": {"text": 1.0}, "split": "90,5,5", "fim": FIM},
+            "overrides": {"ddp.bucket_size": 1000},
+        },
+        "expected": {
+            "dataset.fim_data": True,
+            "dataset.fim_rate": 0.9,
+            "dataset.fim_split_sample": None,
+            "dataset.blend": [["/data/text"], None],
+            "dataset.split": "90,5,5",
+            "dataset.seq_length": 64,
         },
     },
     "overrides win": {

@@ -33,7 +33,7 @@ def test_the_shipped_experiment_is_valid() -> None:
 GOOD = {
     "models": {"m": {"hf": "org/name"}},
     "training": {"train_iters": "20 * params / (gbs * seq_length)", "micro_batch_size": 2},
-    "data": {"blend": {"a": 1, "b": 2.5}},
+    "data": {"blend": {"a": 1, "b": 2.5}, "validation_sets": {"law": "b", "both": {"a": 1, "b": 1}}},
     "overrides": {"model.x": {"y": 1}},
     "sweep": {
         "grid": {"parallel.tp": [1, 2], "models.m.config.hidden_size": [64], "layout": {"a": {"parallel.pp": 2}}},
@@ -58,6 +58,9 @@ def test_expressions_and_dotted_axes_are_valid() -> None:
         ("training.precision", "fp31"),
         ("parallel", {"sp": "yes"}),
         ("data.blend", {"a": 0}),
+        ("data.blend_per_split", {"valid": "a"}),
+        ("data.validation_sets", {"law": None}),
+        ("data.fim", {"rate": 2}),
         ("sweep.grid", {"parallel.tp": 2}),
         ("sweep.grid", {"parallel.tp": []}),
         ("models", {}),

@@ -45,6 +45,7 @@ def mistake(name: str, key: str, *hints: str, add: str = "", replace: tuple[str,
     return Mistake(name, key, hints, add, replace)
 
 
+OTHER = ("  text: {source: python-stdlib}\n", "  text: {source: python-stdlib}\n  other: {source: python-stdlib}\n")
 ITERS = "  train_iters: 10\n"
 
 
@@ -125,6 +126,26 @@ MISTAKES = [
     mistake("misspelt corpus in a blend", "data.blend", "did you mean 'text'", add="data: {blend: {tekst: 1}}\n"),
     mistake("blend of nothing", "data.blend", "mapping from corpora to weights", add="data: {blend: 3}\n"),
     mistake("weight of zero", "data.blend.text", "greater than 0", add="data: {blend: {text: 0}}\n"),
+    mistake("blend of no corpus", "data.blend", "at least 1", add="data: {blend: {}}\n"),
+    mistake("misspelt corpus of a split", "data.blend_per_split.valid", "did you mean 'text'", add="data: {blend_per_split: {train: text, valid: {txt: 1}}}\n"),
+    mistake("misspelt corpus of a validation set", "data.validation_sets.law", "did you mean 'text'", add="data: {validation_sets: {law: tekst}}\n"),
+    mistake("misspelt corpus in an axis", "sweep.grid.data.blend_per_split.train[1]", "did you mean 'text'", add=sweep("{grid: {data.blend_per_split.train: [text, txt]}}")),
+    mistake("no blend to train on", "data.blend_per_split.train", "is missing", add="data: {blend_per_split: {valid: text}}\n"),
+    mistake("misspelt split", "data.blend_per_split.validation", "did you mean 'valid'", add="data: {blend_per_split: {train: text, validation: text}}\n"),
+    mistake("two kinds of blends", "data", "blend and blend_per_split are both set", "remove one", add="data: {blend: text, blend_per_split: {train: text}}\n"),
+    mistake("split of blends per split", "data", "split shares out", "remove it", add="data: {split: '90,5,5', blend_per_split: {train: text}}\n"),
+    mistake("two kinds of blends by a sweep", "data", "blend and blend_per_split are both set", add="data: {blend_per_split: {train: text}}\n" + sweep("{runs: {a: {data.blend: text}}}")),
+    mistake("nameless validation sets", "data.validation_sets", "mapping", add="data: {validation_sets: text}\n"),
+    mistake("empty validation set", "data.validation_sets.law", "is empty", add="data: {validation_sets: {law: null}}\n"),
+    mistake("validation set that is trained on", "data.validation_sets.law", "'text'", "name another corpus", add="data: {blend_per_split: {train: text, valid: other}, validation_sets: {law: text}}\n", replace=OTHER),
+    mistake("validation set of two kinds", "data.validation_sets.law", "mixes 'text'", "make two sets", add="data: {blend: text, validation_sets: {law: {text: 1, other: 1}}}\n", replace=OTHER),
+    mistake("validation set of nothing", "data.validation_sets", "there is none: set data.split", add="data: {blend: text, split: '99,0,1', validation_sets: {law: text}}\n", replace=OTHER),
+    mistake("validation sets without the main one", "data.validation_sets", "set data.blend_per_split.valid", add="data: {blend_per_split: {train: text}, validation_sets: {law: other}}\n", replace=OTHER),
+    mistake("validation sets without validation", "data.validation_sets", "eval_iters is 0", add="data: {blend: text, validation_sets: {law: text}}\n", replace=training("eval_iters: 0")),
+    mistake("mask across ranks", "data.reset_attention_mask", "parallel.cp to 1, not 2", add="data: {reset_attention_mask: true}\nparallel: {cp: 2}\nresources: {gpus_per_node: 2}\n"),
+    mistake("share above one", "data.fim.rate", "1.5", "less than or equal to 1", add="data: {fim: {rate: 1.5}}\n"),
+    mistake("fragments without a rate", "data.fim", "set both or none", add="data: {fim: {split_sample: '<file>'}}\n"),
+    mistake("no epochs", "data.max_epochs", "greater than 0", add="data: {max_epochs: 0}\n"),
     mistake("misspelt tokenizer", "models.dense.tokenizer", "did you mean 'bpe'", replace=("    tokenizer: bpe", "    tokenizer: bpee")),
     mistake("no tokenizer", "models.dense", "set tokenizer", replace=("    tokenizer: bpe\n", "")),
     mistake("tokenizer of no corpus", "tokenizers.bpe.train_on", "corpus 'texts'", "did you mean 'text'", replace=("train_on: text", "train_on: texts")),

@@ -115,10 +115,15 @@ def test_the_scripts_from_text_to_a_linked_corpus(tmp_path):
     out = tmp_path / "results/x/data/raw.json"
     manifest = json.loads(out.read_text())
     assert set(manifest) == {
-        *("name", "prefix", "digest", "tokenizer_digest", "source", "documents", "tokens", "bytes", "dtype", "files")
+        *("name", "datasets", "digest", "tokenizer_digest", "source", "documents", "tokens", "bytes", "dtype", "files")
     }
     assert (manifest["documents"], manifest["dtype"], manifest["bytes"]) == (60, "uint16", 2 * manifest["tokens"])
-    assert read(tmp_path / manifest["prefix"]) == read(tmp_path / "results/x/data/raw")
+    (dataset,) = manifest["datasets"]
+    documents = read(tmp_path / dataset["prefix"])
+    assert documents == read(tmp_path / "results/x/data/raw")
+    sizes = {f"raw.{end}": (tmp_path / f"results/x/data/raw.{end}").stat().st_size for end in ("bin", "idx")}
+    assert (dataset["key"], dataset["documents"], dataset["sizes"]) == ("text", 60, sizes)
+    assert (dataset["tokens"], dataset["largest_token"]) == (manifest["tokens"], max(map(max, documents)))
     assert (tmp_path / "results/x/data/raw.bin").is_symlink()
 
     # Again: the payload stays, the manifest is written anew and the same.

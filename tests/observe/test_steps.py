@@ -50,6 +50,18 @@ def test_other_events_make_no_rows():
     assert step_rows([{"event": "eval", "step": 1, "time": START, "losses": {}, "attempt": 1}]) == []
 
 
+def test_a_further_validation_set_has_a_column_of_its_own(tmp_path):
+    losses = {"lm loss": 6.0, "valid/far": 7.0}
+    evaluations = [
+        {"event": "eval", "step": 2, "time": START, "losses": losses, "attempt": 1},
+        {"event": "eval", "step": 2, "time": START, "losses": {**losses, "valid/far": 7.5}, "attempt": 1},
+        {"event": "eval", "step": 4, "time": START, "losses": losses, "attempt": 2},  # without a step of its own
+    ]
+    write_steps(tmp_path / "steps.parquet", step_rows([step(1), step(2), step(3), *evaluations]))
+    table = pd.read_parquet(tmp_path / "steps.parquet")
+    assert table["valid/far"].fillna(0).tolist() == [0, 7.5, 0]
+
+
 def test_the_table_keeps_nan_and_null_apart_and_has_a_column_for_every_further_loss(tmp_path):
     rows = step_rows(
         [

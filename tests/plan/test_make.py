@@ -127,6 +127,8 @@ def test_the_same_number_written_differently_is_the_same_identity(plan_of: PlanO
         "report: {title: Another}",
         "store: elsewhere",
         "data: {num_workers: 7}",
+        "data: {max_epochs: 1}",
+        "data: {reset_position_ids: false, validation_sets: {}, fim: null, blend_per_split: null}",
         "overrides: {logger.log_interval: 5, profiling.nvtx_ranges: true, checkpoint.save_retain_interval: 5}",
     ],
 )
@@ -145,6 +147,12 @@ def test_what_can_not_change_the_losses_is_not_identity(plan_of: PlanOf, text: s
         "schedule: {warmup_iters: 1}",
         "training: {seed: 1}",
         "data: {split: '90,9,1'}",
+        "data: {blend_per_split: {train: text, valid: text}}",
+        "data: {validation_sets: {held-out: text}}",
+        "data: {reset_position_ids: true}",
+        "data: {reset_attention_mask: true}",
+        "data: {eod_mask_loss: true}",
+        "data: {fim: {}}",
         "device: cuda",
         "models: {dense: {seed: 1}}",
         "models: {dense: {init: pretrained}}",
@@ -183,6 +191,39 @@ def test_how_ranks_start_and_what_is_done_when_they_fail_is_launched(plan_of: Pl
     assert launch["recovery"]["actions"] == {"hang": "requeue"} and launch["recovery"]["budget"] == 5
     assert launch["recovery"]["loss_spike"] == {"factor": 2.0, "window": 50, "patience": 7, "limit": 3}
     assert plan_of().runs[0].launch["recovery"]["loss_spike"] is None
+
+
+# data
+
+
+CORPORA = "corpora: {a: {source: python-stdlib}, b: {source: python-stdlib}, c: {source: python-stdlib}}\n"
+
+
+def test_a_run_reads_every_corpus_that_its_data_names(plan_of: PlanOf) -> None:
+    plan = plan_of(CORPORA + "data: {blend_per_split: {train: {a: 2, b: 1}, valid: b}, validation_sets: {far: c}}")
+    (run,) = plan.runs
+    assert run.corpora == ("a", "b", "c")
+    assert set(plan.corpus_tokenizers) == {"a", "b", "c"}
+    assert run.run["data"] == {
+        "blend_per_split": {"train": {"a": 2.0, "b": 1.0}, "valid": {"b": 1.0}, "test": None},
+        "validation_sets": {"far": {"c": 1.0}},
+    }
+    assert run.row["data"] == "a:2,b:1"
+
+
+def test_a_validation_set_may_be_the_held_out_share_of_one_corpus_of_the_blend(plan_of: PlanOf) -> None:
+    plan = plan_of(CORPORA + "data: {blend: {a: 2, b: 1}, validation_sets: {a: a, far: c}}")
+    assert plan.runs[0].run["data"]["validation_sets"] == {"a": {"a": 1.0}, "far": {"c": 1.0}}
+
+
+def test_blends_are_swept(plan_of: PlanOf) -> None:
+    axis = "sweep: {grid: {data.blend: [a, {a: 1, b: 3}]}}"
+    assert names(plan_of(CORPORA + axis)) == ["data-a", "data-a1-b3"]
+    axis = "sweep: {grid: {data.blend_per_split.train: [a, b]}}\ndata: {blend_per_split: {valid: c}}"
+    with pytest.raises(ConfigError, match=r"data\.blend_per_split\.train: is missing"):
+        plan_of(CORPORA + axis)
+    axis = "sweep: {runs: {one: {data.blend: a}, two: {data.blend_per_split.train: a, data.blend_per_split.valid: b}}}"
+    assert [run.corpora for run in plan_of(CORPORA + axis).runs] == [("a",), ("a", "b")]
 
 
 # recipes

@@ -46,6 +46,42 @@ def test_a_run_waits_for_what_it_reads(tmp_path):
     }
 
 
+def test_runs_that_draw_the_same_samples_share_an_index(tmp_path):
+    runs = {
+        "a": {"optimizer.lr": 1.0},
+        "b": {"optimizer.lr": 2.0, "model": "fresh", "data.max_epochs": 2.0},
+        "wide": {"resources.gpus_per_node": 2, "training.micro_batch_size": 2, "data.eod_mask_loss": True},
+        "long": {"training.seq_length": 4096},
+        "seed": {"training.seed": 5},
+        "split": {"data.split": "90,5,5"},
+        "fim": {"data.fim.rate": 0.5},
+        "sets": {"data.validation_sets": {"held-out": {"text": 1.0}}},
+    }
+    sweep = {"runs": {name: {"model": "dense", **values} for name, values in runs.items()}}
+    found = shared(tmp_path, sweep=sweep, export={"runs": []})
+    assert [[run.name for run in runs] for runs in found.indexes.values()] == [
+        ["a", "b", "wide"],
+        *[["fim"], ["long"], ["seed"], ["sets"], ["split"]],
+    ]
+    name = next(iter(found.indexes))
+    spec = found.specifications()[f"indexes/{name}.json"]
+    assert (spec["run"], spec["max_epochs"]) == ("a", 2.0)
+    inputs = [path.split("/results/")[1] for path in found.index_inputs(name)]
+    assert inputs == ["e/data/text.json", "e/models/dense/source.json"]
+    assert found.index_manifest(found.plan["wide"])[0].endswith(f"e/data/indexes/{name}.json")
+
+
+def test_runs_without_corpora_have_no_index(tmp_path):
+    recipe = tmp_path / "r.py"
+    recipe.write_text("def configure(): ...\n")
+    text = {"experiment": "e", "device": "cpu", "models": {"r": {"recipe": str(recipe)}}}
+    path = tmp_path / "mock.yaml"
+    path.write_text(yaml.safe_dump(text))
+    found = Shared(make_plan(load([path])), tmp_path / "results")
+    assert found.indexes == {}
+    assert found.index_manifest(found.plan.runs[0]) == []
+
+
 def test_weights_are_made_only_for_models_that_are_imported(tmp_path):
     specs = shared(tmp_path).specifications()
     assert specs["models/dense.json"]["weights"] is True

@@ -39,10 +39,11 @@ def experiment(tmp_path_factory):
     return experiment
 
 
-def page(runs, folder, title="Title", agreements=AGREEMENTS, captions=None):
+def page(runs, folder, title="Title", agreements=AGREEMENTS, captions=None, data=()):
     drawn = draw(runs, agreements, captions or read_captions(CAPTIONS), folder)
     checks = agreement_checks(agreements, runs)
-    return render(title=title, experiment="tiny", runs=runs, checks=checks, drawn=drawn, provenance=PROVENANCE)
+    given = {"title": title, "experiment": "tiny", "runs": runs, "checks": checks, "drawn": drawn, "data": data}
+    return render(**given, provenance=PROVENANCE)
 
 
 @pytest.fixture(scope="module")

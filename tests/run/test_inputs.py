@@ -1,8 +1,12 @@
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+from megaboa.data.indexed import IndexedWriter
 from megaboa.files import write_json
 from megaboa.results import RunFolder
-from megaboa.run.inputs import UnusableInputError, check_documents, check_nodes, empty_splits
+from megaboa.run.inputs import UnusableInputError, check_data, check_documents, check_index, check_nodes, empty_splits
 
 
 def test_several_nodes_are_refused_before_anything_starts(tmp_path):
@@ -32,10 +36,117 @@ def test_empty_splits(split, documents, empty):
     assert empty_splits(split, documents) == empty
 
 
+def corpus(root, name, documents=20, largest=9, **changes):
+    """A corpus of one dataset, as the library writes it, and its manifest with some entries changed."""
+    prefix = root / "store" / name
+    prefix.parent.mkdir(exist_ok=True)
+    with IndexedWriter(prefix, np.dtype(np.uint16)) as writer:
+        for _ in range(documents):
+            writer.add([1, largest])
+    sizes = {f"{name}.{end}": (root / "store" / f"{name}.{end}").stat().st_size for end in ("bin", "idx")}
+    dataset = {"key": "text", "prefix": str(prefix), "documents": documents, "tokens": writer.tokens}
+    dataset |= {"sizes": sizes, "largest_token": largest, **changes}
+    manifest = root / "results" / "e" / "data" / f"{name}.json"
+    write_json(manifest, {"dtype": "uint16", "datasets": [dataset]})
+    return prefix
+
+
+def run_of(root, data, recipe=None, vocab_size=10, **launch):
+    folder = root / "results" / "e" / "runs" / "r"
+    write_json(folder / "run.json", {"data": data, "model": {"name": "m", "init": "scratch", "recipe": recipe}})
+    write_json(folder / "launch.json", launch)
+    write_json(root / "results" / "e" / "models" / "m" / "source.json", {"vocab_size": vocab_size})
+    return RunFolder(folder)
+
+
+ONE = {"blend": {"text": 1.0}, "split": "80,10,10"}
+
+
+def test_corpora_that_are_as_their_manifests_say_will_do(tmp_path):
+    corpus(tmp_path, "text")
+    check_data(run_of(tmp_path, ONE))
+
+
+def test_a_file_that_was_cut_off(tmp_path):
+    prefix = corpus(tmp_path, "text")
+    with open(f"{prefix}.bin", "r+b") as stream:
+        stream.truncate(70)
+    said = r"run r: corpora\.text: .*text\.bin has 70 bytes, and its manifest says 80\. Make the corpus again: remove "
+    with pytest.raises(UnusableInputError, match=said):
+        check_data(run_of(tmp_path, ONE))
+
+
+def test_a_file_that_is_gone(tmp_path):
+    prefix = corpus(tmp_path, "text")
+    Path(f"{prefix}.idx").unlink()
+    with pytest.raises(UnusableInputError, match=r"corpora\.text: .*text\.idx is missing"):
+        check_data(run_of(tmp_path, ONE))
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "said"),
+    [
+        (0, b"X", r"text\.idx is no index of Megatron's"),
+        (9, b"\x02", "has the version 2, and its manifest says 1"),
+        (17, b"\x04", "has the token type int32, and its manifest says uint16"),
+        (18, b"\x13", "has the number of sequences 19, and its manifest says 20"),
+        (26, b"\x13", "has the number of documents 18, and its manifest says 20"),
+    ],
+)
+def test_an_index_of_something_else(tmp_path, offset, value, said):
+    prefix = corpus(tmp_path, "text")
+    with open(f"{prefix}.idx", "r+b") as stream:
+        stream.seek(offset)
+        stream.write(value)
+    with pytest.raises(UnusableInputError, match=said):
+        check_data(run_of(tmp_path, ONE))
+
+
+def test_tokens_that_the_model_does_not_know(tmp_path):
+    corpus(tmp_path, "text", largest=12)
+    said = r"corpora\.text: .*text\.bin holds token 12, and the vocabulary of the model 'm' is 12.*text\.tokenizer"
+    with pytest.raises(UnusableInputError, match=said):
+        check_data(run_of(tmp_path, ONE, vocab_size=12))
+    check_data(run_of(tmp_path, ONE, vocab_size=13))
+    check_data(run_of(tmp_path, ONE, recipe="r.py", vocab_size=1))  # its vocabulary is the index job's business
+
+
+def test_corpora_of_every_split_and_validation_set_are_looked_at(tmp_path):
+    corpus(tmp_path, "text")
+    data = {
+        "blend_per_split": {"train": {"text": 1.0}, "valid": {"other": 1.0}},
+        "validation_sets": {"far": {"law": 1.0}},
+    }
+    for name in ("other", "law"):
+        corpus(tmp_path, "other")
+        corpus(tmp_path, "law")
+        Path(tmp_path, "store", f"{name}.bin").unlink()
+        with pytest.raises(UnusableInputError, match=rf"corpora\.{name}: .*missing"):
+            check_data(run_of(tmp_path, data))
+
+
 def test_the_message_names_corpus_split_and_remedy(tmp_path):
-    folder = tmp_path / "results" / "e" / "runs" / "r"
-    write_json(folder / "run.json", {"data": {"blend": {"text": 1.0}, "split": "98,1,1"}})
-    write_json(tmp_path / "results" / "e" / "data" / "text.json", {"documents": 20})
+    corpus(tmp_path, "text", documents=20)
     said = r"corpus 'text' has 20 documents.*data\.split.*validation.*larger share"
     with pytest.raises(UnusableInputError, match=said):
-        check_documents(RunFolder(folder))
+        check_documents(run_of(tmp_path, {"blend": {"text": 1.0}, "split": "98,1,1"}))
+
+
+def test_what_is_read_whole_needs_no_share_but_text(tmp_path):
+    data = {"blend_per_split": {"train": {"text": 1.0}, "valid": {"other": 1.0}}}
+    corpus(tmp_path, "text", documents=1)
+    corpus(tmp_path, "other", documents=1)
+    check_documents(run_of(tmp_path, data))
+    corpus(tmp_path, "other", documents=0)
+    with pytest.raises(UnusableInputError, match=r"corpus 'other' has no tokens at all.*corpora\.other\.source"):
+        check_documents(run_of(tmp_path, data))
+
+
+def test_an_index_cache_that_was_removed(tmp_path):
+    corpus(tmp_path, "text")
+    write_json(tmp_path / "results" / "e" / "data" / "indexes" / "i.json", {"cache": str(tmp_path / "cache")})
+    with pytest.raises(UnusableInputError, match=r"index of its data is not in .*cache any more.*--forcerun index"):
+        check_index(run_of(tmp_path, ONE, index="i"))
+    (tmp_path / "cache").mkdir()
+    check_index(run_of(tmp_path, ONE, index="i"))
+    check_index(run_of(tmp_path, ONE))

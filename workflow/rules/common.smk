@@ -1,4 +1,5 @@
 # What all rules share: the plan, names of folders, and Snakemake's behaviour where its defaults don't fit.
+import functools
 import os
 import sys
 from pathlib import Path
@@ -42,6 +43,7 @@ METRICS = expand(
     table=["steps.parquet", "summary.json"],
 )
 DATA = expand(f"{RESULTS}/data/{{corpus}}/verification.json", corpus=SHARED.corpora)
+INDEXES = expand(f"{RESULTS}/data/indexes/{{index}}.json", index=SHARED.indexes)
 if workflow.exec_mode == ExecMode.DEFAULT:  # jobs read these files and never write them
     if claim_experiment(RESULTS):
         PLAN.write(SHARED.folder.parent)
@@ -101,18 +103,27 @@ PLACES = {
 }
 
 
-def preflight_of(run):
-    """Preflight comes before a run's training; that it ran again, for the sake of another run, must not retrain this one.
+@functools.cache
+def trained(run):
+    return is_trained(RunFolder(Path(RESULTS, "runs", run)))
+
+
+def before_training(run, manifest):
+    """What comes before a run's training, but is no part of what it is; that it was made again must not retrain the run.
 
     `ancient` alone would be wrong: below a job that runs, Snakemake doesn't look for other reasons, so that a run whose
     own file has changed would not be trained in the same call.
     """
-    manifest = f"{RESULTS}/preflight.json"
-    return (
-        ancient(manifest)
-        if is_trained(RunFolder(Path(RESULTS, "runs", run)))
-        else manifest
-    )
+    return ancient(manifest) if trained(run) else manifest
+
+
+def preflight_of(run):
+    return before_training(run, f"{RESULTS}/preflight.json")
+
+
+def index_of(run):
+    """Other than preflight not every run has one."""
+    return [before_training(run, path) for path in SHARED.index_manifest(RUNS[run])]
 
 
 wildcard_constraints:
@@ -120,3 +131,4 @@ wildcard_constraints:
     model="[^/]+",
     corpus="[^/]+",
     tokenizer="[^/]+",
+    index="[^/]+",

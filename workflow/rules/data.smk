@@ -1,6 +1,7 @@
 rule data:
     input:
         DATA,
+        INDEXES,
 
 
 rule train_tokenizer:
@@ -93,3 +94,20 @@ rule verify_corpus:
     shell:
         "python {params.scripts:q}/verify_corpus.py --spec {input.spec} --sources {input.sources}"
         " --manifest {input.manifest} --out {output} 2>&1 | tee {log}"
+
+
+# Which samples are drawn, and in which order: made once for all runs that share it, before any of them holds a GPU.
+rule index:
+    input:
+        lambda wildcards: SHARED.index_inputs(wildcards.index),
+        spec=f"{RESULTS}/specs/indexes/{{index}}.json",
+    output:
+        f"{RESULTS}/data/indexes/{{index}}.json",
+    log:
+        f"{RESULTS}/logs/data/indexes/{{index}}.log",
+    conda:
+        "../../envs/runtime-cpu.yaml"
+    params:
+        scripts=SCRIPTS,
+    shell:
+        "python {params.scripts:q}/build_index.py --spec {input.spec} --out {output} 2>&1 | tee {log}"

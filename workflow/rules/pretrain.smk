@@ -9,6 +9,7 @@ rule train:
         lambda wildcards: SHARED.run_inputs(RUNS[wildcards.run]),
         run=f"{RESULTS}/runs/{{run}}/run.json",
         preflight=lambda wildcards: preflight_of(wildcards.run),
+        index=lambda wildcards: index_of(wildcards.run),
     output:
         f"{RESULTS}/runs/{{run}}/train.json",
     log:

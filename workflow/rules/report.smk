@@ -5,6 +5,7 @@ rule report:
         f"{RESULTS}/image.json",
         METRICS,
         DATA,
+        INDEXES,
         SHARED.import_proofs,
         SHARED.export_proofs,
         settings=f"{RESULTS}/specs/report.json",

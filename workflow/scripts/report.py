@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from megaboa.files import read_json, write_json, write_text
+from megaboa.report.blends import load_data
 from megaboa.report.checks import agreement_checks, proof_checks, verdict
 from megaboa.report.corpora import load_corpora
 from megaboa.report.page import ReportError, draw, read_captions, render, verdict_text
@@ -40,6 +41,7 @@ def main() -> None:
         checks=checks,
         drawn=drawn,
         provenance=provenance(results, args.config_file, args.command),
+        data=load_data(results, runs),
     )
     result = verdict(runs, checks)
     write_json(

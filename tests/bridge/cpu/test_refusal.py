@@ -37,6 +37,10 @@ def config(**values) -> SimpleNamespace:
         ({"optimizer__optimizer": "muon"}, "optimizer.optimizer: 'muon': set optimizer.name to adam or sgd"),
         ({"model__moe_token_dispatcher_type": "flex"}, "model.moe_token_dispatcher_type: 'flex': set it to alltoall"),
         ({"checkpoint__async_save": True}, "checkpoint.async_save: True: set it to false"),
+        (
+            {"dataset__reset_attention_mask": True, "model__multi_latent_attention": True},
+            "dataset.reset_attention_mask: True: set it to false",
+        ),
         ({"dataset__enable_in_batch_packing": True}, "dataset.enable_in_batch_packing: True: set it to false"),
         ({"model__recompute_modules": ["core_attn", "layernorm"]}, "name only core_attn, mlp and moe"),
         ({"nvrx_straggler": SimpleNamespace(enabled=True)}, "nvrx_straggler: namespace(enabled=True): set it to null"),
@@ -100,13 +104,15 @@ def _unknown_fields() -> list[str]:
     from megatron.bridge.models.gpt_provider import GPTModelProvider
     from megatron.bridge.recipes.common import _pretrain_common
     from megatron.bridge.training.comm_overlap import CommOverlapConfig
-    from megatron.bridge.training.config import FaultToleranceConfig
+    from megatron.bridge.training.config import FaultToleranceConfig, GPTDatasetConfig
 
     from megaboa.bridge.cpu.refusal import RULES
 
     cfg = _pretrain_common()
     cfg.model, cfg.comm_overlap, cfg.ft = GPTModelProvider, CommOverlapConfig, FaultToleranceConfig
-    cfg.dataset = type("AnyDataset", (DirectHFSFTDatasetConfig, GPTSFTDatasetConfig), {})
+    datasets = (DirectHFSFTDatasetConfig, GPTSFTDatasetConfig, GPTDatasetConfig)
+    fields = {name for dataset in datasets for name in dataset.__dataclass_fields__}
+    cfg.dataset = type("AnyDataset", (), dict.fromkeys(fields))
     unknown = []
     for rule in RULES:
         section, _, field = rule.field.partition(".")

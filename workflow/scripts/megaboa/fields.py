@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from megaboa.blends import SPLITS
+
 BRIDGE_FIELDS: dict[str, tuple[str, ...]] = {
     "data.blend": ("dataset.blend",),
     "data.split": ("dataset.split",),
+    "data.blend_per_split.train": ("dataset.blend_per_split",),
+    "data.blend_per_split.valid": ("dataset.blend_per_split",),
+    "data.blend_per_split.test": ("dataset.blend_per_split",),
+    "data.reset_position_ids": ("dataset.reset_position_ids",),
+    "data.reset_attention_mask": ("dataset.reset_attention_mask", "dataset.create_attention_mask"),
+    "data.eod_mask_loss": ("dataset.eod_mask_loss",),
     "data.num_workers": ("dataset.num_workers",),
     "training.train_iters": ("train.train_iters",),
     "training.train_tokens": ("train.train_iters",),
@@ -61,7 +69,12 @@ HARMLESS_OVERRIDES = (
 )
 
 # Keys whose value means the same in Bridge's field: an override of the field is just another spelling of the key.
-_OTHER_MEANING = {"data.blend", "training.train_tokens", "training.precision"}
+_OTHER_MEANING = {
+    "data.blend",
+    *(f"data.blend_per_split.{split}" for split in SPLITS),
+    "training.train_tokens",
+    "training.precision",
+}
 SAME_AS: dict[str, str] = {
     fields[0]: key for key, fields in BRIDGE_FIELDS.items() if len(fields) == 1 and key not in _OTHER_MEANING
 }

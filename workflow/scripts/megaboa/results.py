@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from megaboa.blends import corpora
 from megaboa.files import read_json
 
 
@@ -67,7 +68,14 @@ class RunFolder:
 
     @property
     def corpus_manifests(self) -> dict[str, Path]:
-        return {name: self._experiment_folder / "data" / f"{name}.json" for name in self.run["data"].get("blend") or {}}
+        """Of every corpus that the run reads, for training or validation."""
+        return {name: self._experiment_folder / "data" / f"{name}.json" for name in corpora(self.run["data"])}
+
+    @cached_property
+    def index(self) -> dict[str, Any] | None:
+        """The manifest of Megatron's index of the run's data; None where Bridge makes up the data, or a recipe does."""
+        name = self.launch.get("index")
+        return read_json(self._experiment_folder / "data" / "indexes" / f"{name}.json") if name else None
 
     @property
     def train_manifest(self) -> Path:

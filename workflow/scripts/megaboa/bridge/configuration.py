@@ -18,6 +18,7 @@ from megatron.bridge.recipes.common import _pretrain_common
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 
+from megaboa.bridge import datasets
 from megaboa.bridge.convert import bridge_of
 from megaboa.bridge.overrides import hydra_overrides
 from megaboa.fields import BRIDGE_FIELDS
@@ -37,7 +38,7 @@ class Inputs:
     source: dict[str, Any] | None  # manifest of the Hugging Face folder: the architecture; None for a recipe
     tokenizer: str | None  # Hugging Face folder or id
     pretrained: str | None  # Megatron checkpoint to start from
-    corpora: dict[str, str]  # prefix of .bin/.idx by name
+    corpora: datasets.Corpora
 
     @classmethod
     def read(cls, folder: RunFolder) -> Inputs:
@@ -46,8 +47,13 @@ class Inputs:
         return cls(
             *_architecture(folder),
             pretrained=read_json(folder.model_manifest)["checkpoint"] if pretrained else None,
-            corpora={name: read_json(path)["datasets"][0]["prefix"] for name, path in folder.corpus_manifests.items()},
+            corpora=_corpora(folder),
         )
+
+    @classmethod
+    def for_data(cls, folder: RunFolder) -> Inputs:
+        """For the index job, which needs all but weights."""
+        return cls(*_architecture(folder), pretrained=None, corpora=_corpora(folder))
 
     @classmethod
     def before_payloads(cls, folder: RunFolder) -> Inputs:
@@ -71,7 +77,7 @@ def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
                     _set(config, field, value)
     _set_sharding(config, run["parallel"])
     _set_pipeline(config, run["parallel"])
-    _set_data(config, run["data"], inputs)
+    datasets.configure(config, run["data"], inputs.corpora)
     config.checkpoint.pretrained_checkpoint = inputs.pretrained
     if run["device"] == "cpu":
         config.dist.distributed_backend = "gloo"
@@ -81,7 +87,12 @@ def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
 
 
 def place(
-    config: ConfigContainer, launch: dict[str, Any], store: RunStore, attempt: AttemptFolder, resume_from: int
+    config: ConfigContainer,
+    launch: dict[str, Any],
+    store: RunStore,
+    attempt: AttemptFolder,
+    resume_from: int,
+    index_cache: Path,
 ) -> None:
     wanted = launch["checkpoint"]  # of a recipe's run only what is set
     saved = config.checkpoint
@@ -103,7 +114,7 @@ def place(
         config.dataset.num_workers = launch["num_workers"]
     if config.dist.distributed_backend == "gloo":  # a loader's processes would only take the ranks' cores
         config.dataset.num_workers = 0
-    config.dataset.path_to_cache = str(store.index_cache.absolute())
+    config.dataset.path_to_cache = str(index_cache.absolute())
     config.logger.tensorboard_dir = str(attempt.tensorboard.absolute())
     config.logger.log_interval = 1
     override(config, launch.get("overrides") or {})
@@ -147,10 +158,15 @@ def _architecture(folder: RunFolder) -> tuple[dict[str, Any] | None, str | None]
     return None, read_json(trained)["path"] if trained else model["tokenizer"]
 
 
+def _corpora(folder: RunFolder) -> datasets.Corpora:
+    return {name: read_json(path)["datasets"] for name, path in folder.corpus_manifests.items()}
+
+
 def _from_hugging_face(source: dict[str, Any]) -> ConfigContainer:
     config = _pretrain_common()
     config.model = bridge_of(source).to_megatron_provider(load_weights=False)
     config.ddp.overlap_grad_reduce = config.ddp.overlap_param_gather = False
+    config.dataset.create_attention_mask = False  # nobody reads it, and it is as large as the square of the sequence
     return config
 
 
@@ -194,16 +210,6 @@ def _set_pipeline(config: ConfigContainer, parallel: dict[str, Any]) -> None:
     """With two pipeline ranks and several stages each, batched exchange trains wrongly, and says nothing (seen)."""
     if parallel.get("vpp"):
         config.model.overlap_p2p_comm, config.model.batch_p2p_comm = True, False
-
-
-def _set_data(config: ConfigContainer, data: dict[str, Any], inputs: Inputs) -> None:
-    if "split" in data:
-        config.dataset.split = data["split"]
-    blend = data.get("blend")
-    if not blend or not inputs.corpora:
-        return
-    weights = None if len(blend) == 1 else list(blend.values())
-    config.dataset.blend = ([inputs.corpora[name] for name in blend], weights)
 
 
 def _set(config: ConfigContainer, field: str, value: Any) -> None:

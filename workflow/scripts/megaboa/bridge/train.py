@@ -41,20 +41,27 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
-    from megaboa.bridge import configuration, steps
+    from megaboa.bridge import attention_mask, configuration, steps, validation
 
-    config = configuration.build(folder.run, configuration.Inputs.read(folder))
-    configuration.place(config, folder.launch, store, attempt, wanted.resume_from)
+    run, inputs = folder.run, configuration.Inputs.read(folder)
+    config = configuration.build(run, inputs)
+    # A profile reads fewer samples, for which the index that was made for the run is none.
+    cache = store.index_cache if wanted.capture or not folder.index else Path(folder.index["cache"])
+    configuration.place(config, folder.launch, store, attempt, wanted.resume_from, cache)
     config.train.iterations_to_skip = [*config.train.iterations_to_skip, *steps_of(wanted.skip)]
     if wanted.capture:
         configuration.profile(config, folder.profile)
-    if folder.run["device"] == "cpu":
+    if run["device"] == "cpu":
         from megaboa.bridge import cpu
 
         cpu.refuse(config)
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     callbacks = [steps.EndRecord(attempt, rank)]
+    if run["data"].get("reset_attention_mask"):
+        callbacks.append(attention_mask.MaskFromData())
+    if run["data"].get("validation_sets") and not wanted.capture:
+        callbacks.append(validation.ValidationSets(run["data"], inputs.corpora, forward_step))
     if wanted.claim:
         callbacks.append(steps.Fence(store.claims, wanted.claim))
     if rank == 0:

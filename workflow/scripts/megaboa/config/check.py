@@ -42,10 +42,21 @@ def value_problems(path: Path, value: Any, raw: dict[str, Any]) -> list[str]:
         return [_message(detail, (*path, *detail["loc"]), section, field) for detail in error.errors(include_url=False)]
     if path[0] == "models":
         return _model_problem(field, value, list(raw["tokenizers"]) if isinstance(raw.get("tokenizers"), dict) else [])
-    if path == ("data", "blend"):
-        names = [value] if isinstance(value, str) else list(value or ())
-        return [message for name in names for message in _unknown_reference(name, raw.get("corpora"), "corpus")]
+    return [message for _, blend in _blends(path, value) for message in _unknown_corpora(blend, raw)]
+
+
+def _blends(path: Path, value: Any) -> list[tuple[Path, Any]]:
+    """The blends that stand at a path of the data section, or below it."""
+    if path == ("data", "blend") or (len(path) == 3 and path[:2] == ("data", "blend_per_split")):
+        return [(path, value)]
+    if path in (("data", "blend_per_split"), ("data", "validation_sets")) and isinstance(value, dict):
+        return [((*path, name), blend) for name, blend in value.items()]
     return []
+
+
+def _unknown_corpora(blend: Any, raw: dict[str, Any]) -> list[str]:
+    names = [blend] if isinstance(blend, str) else list(blend) if isinstance(blend, dict) else []
+    return [message for name in names for message in _unknown_reference(name, raw.get("corpora"), "corpus")]
 
 
 @functools.cache
@@ -199,9 +210,9 @@ def references(raw: dict[str, Any], places: Places, factors: Any) -> list[Proble
 
     if isinstance(raw.get("model"), str):
         complain(("model",), _unknown_reference(raw["model"], raw.get("models"), "model"))
-    blend = raw["data"].get("blend") if isinstance(raw.get("data"), dict) else None
-    for name in [blend] if isinstance(blend, str) else blend if isinstance(blend, dict) else ():
-        complain(("data", "blend"), _unknown_reference(name, raw.get("corpora"), "corpus"))
+    for key, value in raw["data"].items() if isinstance(raw.get("data"), dict) else ():
+        for path, blend in _blends(("data", key), value):
+            complain(path, _unknown_corpora(blend, raw))
     for name, tokenizer in named("tokenizers").items():
         if isinstance(tokenizer.get("train_on"), str):
             path = ("tokenizers", name, "train_on")

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
+from megaboa.blends import SPLITS
 from megaboa.config import keys
 from megaboa.config.formula import NAMES
 from megaboa.config.models import Experiment
@@ -87,7 +88,13 @@ def _yaml(value: Any) -> str:
 
 
 def _type(dotted: str, key: keys.Key) -> str:
-    special = {"data.blend": "name, or names with weights", "export.runs": "list of names, or `all`"}
+    blend = "name, or names with weights"
+    special = {
+        "data.blend": blend,
+        **{f"data.blend_per_split.{split}": blend for split in SPLITS},
+        "data.validation_sets": "mapping from names to blends",
+        "export.runs": "list of names, or `all`",
+    }
     if dotted in special:
         return special[dotted]
     return _type_name(key.field.annotation) + (" ƒ" if dotted in keys.formula_keys() else "")

@@ -57,8 +57,9 @@ def choose(word: str, options: Iterable[str], what: str) -> str:
     if hint:
         text += f"; did you mean {hint!r}?"
     listed = ", ".join(options)
+    several = "corpora" if what == "corpus" else f"{what}s"
     if not options:
         text += f"; no {what} is defined"
     elif len(listed) <= 160:
-        text += f" ({what}s: {listed})" if hint else f"; {what}s: {listed}"
+        text += f" ({several}: {listed})" if hint else f"; {several}: {listed}"
     return text

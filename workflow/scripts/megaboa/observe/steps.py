@@ -30,6 +30,8 @@ COLUMNS = pa.schema(
 )
 # The language model's loss is the column `loss`; every other loss becomes a column `losses/<name>`.
 MAIN_LOSS = "lm loss"
+# The losses of further validation sets: columns of their own, null where nothing was evaluated.
+VALIDATION_SET = "valid/"
 
 Row = dict[str, Any]
 
@@ -57,6 +59,9 @@ def step_rows(events: list[dict[str, Any]], left_out: Collection[int] = ()) -> l
     for event in events:
         if event["event"] == "step":
             rows[event["step"], event["attempt"]] = _row(event)
+    for event in events:
+        if event["event"] == "eval" and (row := rows.get((event["step"], event["attempt"]))):
+            row |= {name: _float(v) for name, v in event["losses"].items() if name.startswith(VALIDATION_SET)}
     ordered = [rows[key] for key in sorted(rows)]
     newest = {row["step"]: row["attempt"] for row in ordered}
     return [{**row, "replayed": row["attempt"] != newest[row["step"]] or row["step"] in left_out} for row in ordered]
@@ -69,7 +74,7 @@ def steps_in(ranges: Iterable[Sequence[int]]) -> set[int]:
 
 def write_steps(path: str | Path, rows: list[Row]) -> None:
     """Write the rows as Parquet. A loss that was not recorded is null there, one that was NaN is NaN."""
-    further = sorted({name for row in rows for name in row if name.startswith("losses/")})
+    further = sorted({name for row in rows for name in row if name.startswith(("losses/", VALIDATION_SET))})
     schema = pa.schema([*COLUMNS, *((name, pa.float64()) for name in further)])
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), buffer)

@@ -8,7 +8,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from megaboa.config.models import Experiment, Model
+from megaboa import files, store
+from megaboa.blends import Blend, corpora, split_blends
+from megaboa.config.models import Data, Experiment, Model
 from megaboa.fields import is_harmless
 from megaboa.plan.quantities import Quantities
 from megaboa.run.chain import links, wall_seconds
@@ -20,6 +22,10 @@ COLUMNS = (
     *("nodes", "gpus_per_node", "runtime", "jobs"),
 )
 _SECTIONS = ("training", "optimizer", "schedule", "parallel")
+_SAME_LOSSES = {"num_workers", "max_epochs"}
+_SAME_SAMPLES = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "fim")
+_SAMPLES = ("train_iters", "global_batch_size", "seq_length", "seed", "eval_interval", "eval_iters")
+_SAMPLE_FIELDS = ("dataset.", "train.", "validation.", "tokenizer.", "rng.")
 RECIPE = "recipe"  # in the plan: a value that the recipe decides
 
 
@@ -34,12 +40,24 @@ def identity(config: Experiment, model: str, world_size: int) -> dict[str, Any]:
         _drop_idle(sections)
     return {
         "model": {"name": model, **_model(config.models[model])},
-        "data": config.data.model_dump(mode="json", exclude_unset=not own_defaults, exclude={"num_workers"}),
+        "data": _data(config.data, own_defaults),
         **sections,
         "world_size": world_size,
         "device": config.device,
         "overrides": {field: value for field, value in config.overrides.items() if not is_harmless(field)},
     }
+
+
+def _data(data: Data, own_defaults: bool) -> dict[str, Any]:
+    """Blend and split, and of the rest what is set to something else than the default."""
+    kept = data.model_dump(mode="json", exclude_unset=not own_defaults, exclude=_SAME_LOSSES)
+    if own_defaults:
+        defaults = Data().model_dump(mode="json")
+        kept = {k: value for k, value in kept.items() if k in ("blend", "split") or value != defaults[k]}
+    if data.blend_per_split is not None:
+        kept.pop("blend", None)
+        kept.pop("split", None)
+    return kept
 
 
 def _drop_idle(sections: dict[str, dict[str, Any]]) -> None:
@@ -89,6 +107,30 @@ def launch(config: Experiment, model: str) -> dict[str, Any]:
     }
 
 
+def index_key(run: dict[str, Any]) -> dict[str, Any] | None:
+    """What of a run's identity decides which samples Megatron draws from its corpora, and in which order.
+
+    None where it has no corpora: Bridge makes its data up, or the recipe has its own.
+    """
+    data = run["data"]
+    if not corpora(data):
+        return None
+    model = run["model"]
+    recipe = model if model.get("recipe") else None  # it may set anything
+    return {
+        "data": {name: value for name, value in data.items() if name not in _SAME_SAMPLES},
+        "fim": bool(data.get("fim")),
+        "training": {name: run["training"].get(name) for name in _SAMPLES},
+        "tokenizer": recipe or model["tokenizer"] or [model.get("hf"), model.get("revision")],
+        "overrides": {field: value for field, value in run["overrides"].items() if field.startswith(_SAMPLE_FIELDS)},
+    }
+
+
+def index_name(run: dict[str, Any]) -> str | None:
+    key = index_key(run)
+    return key and files.digest(key)[: store.ID_LENGTH]
+
+
 def row(name: str, model: str, config: Experiment, quantities: Quantities) -> dict[str, Any]:
     """One line of plan.tsv."""
     own_defaults = config.models[model].recipe is None
@@ -105,7 +147,7 @@ def row(name: str, model: str, config: Experiment, quantities: Quantities) -> di
     return {
         "run": name,
         "model": model,
-        "data": _blend(config.data.blend) or ("mock" if own_defaults else RECIPE),
+        "data": _blend(split_blends(config.data.model_dump()).get("train")) or ("mock" if own_defaults else RECIPE),
         "world_size": number("world_size"),
         **{field: known("parallel", field) for field in ("tp", "pp", "vpp", "cp", "ep", "etp", "sp", "fsdp")},
         "dp": number("dp"),
@@ -130,7 +172,7 @@ def _jobs(quantities: Quantities, config: Experiment) -> int | None:
     return links(int(steps) * step, wall_seconds(config.resources.runtime), step)
 
 
-def _blend(blend: dict[str, float] | None) -> str:
+def _blend(blend: Blend | None) -> str:
     if not blend:
         return ""
     return next(iter(blend)) if len(blend) == 1 else ",".join(f"{name}:{weight:g}" for name, weight in blend.items())

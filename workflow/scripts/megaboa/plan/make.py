@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from megaboa import blends
 from megaboa.config import ConfigError, Experiment, LoadedExperiment, Problem, check
 from megaboa.config.errors import choose
 from megaboa.config.models import Tokenizer
@@ -209,14 +210,16 @@ class _Planner:
         quantities = Quantities(raw, own_defaults, params)
         self.check_layout(quantities, choice)
         self.check_optimizer(config, choice)
+        self.check_data(config, choice)
         if self.count_of_problems > before:
             return None
         return self.finish(choice, config, model, quantities)
 
     def finish(self, choice: _Choice, config: Experiment, model: str, quantities: Quantities) -> Run:
         row = documents.row(choice.name, model, config, quantities)
-        corpora = tuple(config.data.blend or ())
+        corpora = tuple(blends.corpora(config.data.model_dump()))
         used = [config.models[model].tokenizer, *(config.corpora[name].tokenizer for name in corpora)]
+        identity = documents.identity(config, model, int(quantities("world_size")))
         return Run(
             name=choice.name,
             values={dotted(path): value for path, value in choice.values.items()},
@@ -224,8 +227,8 @@ class _Planner:
             model=model,
             corpora=corpora,
             tokenizers=tuple(dict.fromkeys(name for name in used if name in config.tokenizers)),
-            run=documents.identity(config, model, int(quantities("world_size"))),
-            launch=documents.launch(config, model),
+            run=identity,
+            launch={**documents.launch(config, model), "index": documents.index_name(identity)},
             profile=config.profile.model_dump(mode="json"),
             row=row,
         )
@@ -269,11 +272,12 @@ class _Planner:
     def choose_blend(self, raw: dict[str, Any], choice: _Choice) -> None:
         """The only corpus there is, where no blend is given."""
         corpora = raw.get("corpora") or {}
-        if (raw.get("data") or {}).get("blend") is not None or not corpora:
+        given = raw.get("data") or {}
+        if any(given.get(key) is not None for key in ("blend", "blend_per_split")) or not corpora:
             return
         if len(corpora) > 1:
             self.problem(("data", "blend"), f"is missing: say which of {', '.join(corpora)} a run reads", choice.name)
-        raw["data"] = {**(raw.get("data") or {}), "blend": next(iter(corpora))}
+        raw["data"] = {**given, "blend": next(iter(corpora))}
 
     def with_length(
         self, raw: dict[str, Any], quantities: Quantities, own_defaults: bool, choice: _Choice
@@ -320,6 +324,25 @@ class _Planner:
         if config.optimizer.name == "sgd" and config.parallel.distributed_optimizer:
             message = "sgd has no state to distribute: set parallel.distributed_optimizer: false, or take adam"
             self.problem(self.place_of(("optimizer", "name"), choice), message, choice.name)
+
+    def check_data(self, config: Experiment, choice: _Choice) -> None:
+        """What Megatron would train on, or leave out, without a word."""
+        data = config.data.model_dump()
+        sets = blends.validation_sets(data)
+        for name, blend in sets.items():
+            if message := blends.set_problem(data, blend):
+                self.problem(("data", "validation_sets", name), message, choice.name)
+        main = config.data.blend is None or float(config.data.split.split(",")[1]) > 0
+        if sets and not (main and "valid" in blends.split_blends(data)):
+            key = "data.split" if config.data.blend else "data.blend_per_split.valid"
+            message = f"are evaluated together with the main one, and there is none: set {key}"
+            self.problem(("data", "validation_sets"), message, choice.name)
+        if sets and config.training.eval_iters == 0:
+            message = "are never evaluated, as training.eval_iters is 0: raise it, or remove them"
+            self.problem(("data", "validation_sets"), message, choice.name)
+        if config.data.reset_attention_mask and (cp := config.parallel.cp) > 1:
+            message = f"no attention takes its mask with context parallelism: set parallel.cp to 1, not {cp}"
+            self.problem(self.place_of(("data", "reset_attention_mask"), choice), message, choice.name)
 
     def count(self, name: str, model: dict[str, Any]) -> int:
         """The parameters of a model, counted once."""

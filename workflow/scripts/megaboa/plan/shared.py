@@ -5,6 +5,7 @@ just the jobs whose own part has changed.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -13,6 +14,7 @@ from typing import Any
 
 from megaboa import files
 from megaboa.data import sources
+from megaboa.plan import documents
 from megaboa.plan.model import Plan, Run
 
 Reference = dict[str, str]
@@ -62,6 +64,15 @@ class Shared:
     def profiled_runs(self) -> list[str]:
         return [run.name for run in self.plan.runs if run.profile["tool"] != "none"]
 
+    @functools.cached_property
+    def indexes(self) -> dict[str, list[Run]]:
+        """The runs that share an index of their data, by its name."""
+        found: dict[str, list[Run]] = {}
+        for run in self.plan.runs:
+            if run.launch["index"]:
+                found.setdefault(run.launch["index"], []).append(run)
+        return found
+
     def write(self) -> None:
         """Write the specifications whose content has changed, and remove those of what is there no longer."""
         folder, wanted = self.folder / "specs", self.specifications()
@@ -75,6 +86,7 @@ class Shared:
         specs = {f"tokenizers/{name}.json": self._tokenizer(name) for name in self.plan.experiment.tokenizers}
         specs |= {f"corpora/{name}.json": self._corpus(name) for name in self.corpora}
         specs |= {f"models/{name}.json": self._model(name) for name in self.sourced_models}
+        specs |= {f"indexes/{name}.json": self._index(name) for name in self.indexes}
         return {**specs, "image.json": environment(), "runs.json": self._runs(), "report.json": self._report()}
 
     def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
@@ -123,17 +135,27 @@ class Shared:
         recipes = [name for name in self.plan.models if name not in self.sourced_models]
         return [*models, *(path for name in recipes for path in self.tokenizer_inputs(self.model_tokenizer(name)))]
 
+    def index_manifest(self, run: Run) -> list[str]:
+        return [f"{self.folder}/data/indexes/{run.launch['index']}.json"] if run.launch["index"] else []
+
+    def index_inputs(self, name: str) -> list[str]:
+        """Corpora, and the tokenizer that knows where a document ends."""
+        return self._data_inputs(self.indexes[name][0])
+
     def run_inputs(self, run: Run) -> list[str]:
-        """The manifests of what a run reads."""
-        data = [f"{self.folder}/data/{corpus}" for corpus in run.corpora]
-        manifests = [path for corpus in data for path in (f"{corpus}.json", f"{corpus}/verification.json")]
-        if run.model not in self.sourced_models:
-            manifests += self.tokenizer_inputs(self.model_tokenizer(run.model))
-        else:
-            manifests.append(f"{self.folder}/models/{run.model}/source.json")
+        """The manifests of what a run reads, but for the index of its data."""
+        manifests = self._data_inputs(run)
         if run.model in self.imported_models:
             manifests.append(f"{self.folder}/models/{run.model}/import.json")
         return manifests
+
+    def _data_inputs(self, run: Run) -> list[str]:
+        """The manifests of corpora that are what their sources say, and of the tokenizer."""
+        data = [f"{self.folder}/data/{corpus}" for corpus in run.corpora]
+        manifests = [path for corpus in data for path in (f"{corpus}.json", f"{corpus}/verification.json")]
+        if run.model not in self.sourced_models:
+            return manifests + self.tokenizer_inputs(self.model_tokenizer(run.model))
+        return [*manifests, f"{self.folder}/models/{run.model}/source.json"]
 
     def _reference(self, named: str) -> Reference:
         if named in self.plan.experiment.tokenizers:
@@ -175,6 +197,17 @@ class Shared:
             "tokenizer": self.model_tokenizer(name),
             "weights": name in self.imported_models,
             "device": self.plan.experiment.device,
+        }
+
+    def _index(self, name: str) -> dict[str, Any]:
+        """Any of the runs will do to build it: what they have in common decides."""
+        runs = self.indexes[name]
+        return {
+            "name": name,
+            "store": self.plan.experiment.store,
+            "run": runs[0].name,
+            "key": documents.index_key(runs[0].run),
+            "max_epochs": min(run.config.data.max_epochs for run in runs),
         }
 
     def _runs(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from megaboa.report import figures, style
+from megaboa.report.blends import DataRead, last_validation
 from megaboa.report.checks import Check, verdict
 from megaboa.report.colours import Colours
 from megaboa.report.corpora import CorpusCard
@@ -74,6 +75,7 @@ def render(
     checks: list[Check],
     drawn: list[dict[str, Any]],
     provenance: dict[str, Any],
+    data: Sequence[DataRead] = (),
 ) -> str:
     """The page's HTML."""
     environment = jinja2.Environment(
@@ -95,6 +97,8 @@ def render(
         corpora=corpora,
         agreements=[check for check in checks if check["kind"] == "agreement"],
         proofs=[check for check in checks if check["kind"] != "agreement"],
+        data=data,
+        validation=last_validation(runs),
         places=[run for run in runs if run.checkpoint or run.export],
         provenance=provenance,
     )

@@ -12,7 +12,7 @@ from megaboa.run import site as sites
 from megaboa.run.announce import explain
 from megaboa.run.command import RANK_SCRIPT, rank_environment
 from megaboa.run.identity import identity_of
-from megaboa.run.inputs import UnusableInputError, check_documents, check_nodes
+from megaboa.run.inputs import UnusableInputError, check_data, check_nodes
 from megaboa.run.supervisor import TrainingFailed
 from megaboa.run.watch import POLL_SECONDS
 
@@ -23,7 +23,7 @@ def capture(folder: RunFolder) -> dict[str, Any]:
     """Profile the run's first steps as profile.json says, once for each identity and settings; return the manifest."""
     site = sites.here(folder.launch, folder.run["device"])
     check_nodes(folder, site.nodes)
-    check_documents(folder)
+    check_data(folder)
     check_ranks(folder)
     identity = identity_of(folder)
     captured = {"run": identity, "profile": folder.profile}

@@ -45,6 +45,10 @@ def _gathers_context(cfg: Any) -> bool:
     return (_value(cfg, "model.context_parallel_size") or 1) > 1
 
 
+def _has_latent_attention(cfg: Any) -> bool:
+    return bool(_value(cfg, "model.multi_latent_attention"))
+
+
 def _interleaves_two_stages(cfg: Any) -> bool:
     """Two pipeline ranks are each other's predecessor and successor: batched, their messages would be mixed up."""
     stages = _value(cfg, "model.virtual_pipeline_model_parallel_size") or 1
@@ -102,6 +106,7 @@ RULES = (
     Rule("model.use_transformer_engine_op_fuser", bool, OFF),
     Rule("model.use_kitchen", bool, OFF),
     Rule("model.recompute_modules", _without_output, "name only core_attn, mlp and moe"),
+    Rule("dataset.reset_attention_mask", bool, OFF, where=_has_latent_attention),
     Rule("dataset.enable_offline_packing", bool, OFF),
     Rule("dataset.enable_in_batch_packing", bool, OFF),
     Rule("checkpoint.async_save", bool, OFF),

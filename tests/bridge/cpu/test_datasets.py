@@ -1,0 +1,195 @@
+"""What the keys of a run's data section do to the samples that Bridge's own datasets give, and to attention."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from cpu_ranks import on_cpu
+
+from megaboa.data import tokenizer
+from megaboa.data.indexed import IndexedWriter
+from megaboa.files import digest
+
+pytestmark = pytest.mark.slow
+
+LENGTH = 32
+FIM_TOKENS = {"prefix": "<|fim_prefix|>", "middle": "<|fim_middle|>", "suffix": "<|fim_suffix|>", "pad": "<|fim_pad|>"}
+FIM = {"rate": 1.0, "spm_rate": 0.0, "split_sample": None, "fragment_rate": None, "no_prefix": None}
+FIM["tokens"] = {**FIM_TOKENS, "eod": tokenizer.END_OF_TEXT}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two corpora of short documents; `odd` has two datasets."""
+    root = tmp_path_factory.mktemp("datasets")
+    texts = [f"value {number} is {number * number}\n" for number in range(120)]
+    tokenizer.train(texts, 300, root / "tokenizer")
+    words = tokenizer.load(tokenizer.find(root / "tokenizer"))
+    words.add_tokens(list(FIM_TOKENS.values()))
+    words.save_pretrained(str(root / "tokenizer"))
+    corpora = {"even": [texts[::2]], "odd": [texts[1:60:2], texts[61::2]]}
+    manifests = {
+        name: [write(root / f"{name}-{i}", words, part) for i, part in enumerate(parts)]
+        for name, parts in corpora.items()
+    }
+    (root / "corpora.json").write_text(json.dumps(manifests))
+    return root
+
+
+def write(prefix, words, texts):
+    with IndexedWriter(prefix, np.dtype(np.uint16)) as writer:
+        for text in texts:
+            writer.add([*words(text)["input_ids"], words.eos_token_id])
+    return {"prefix": str(prefix), "documents": writer.documents, "tokens": writer.tokens}
+
+
+def _samples(folder, data, count):
+    """The training set's first samples, as lists, and the sizes of all sets."""
+    import torch
+    from megatron.bridge.data.loaders import build_train_valid_test_datasets
+    from megatron.bridge.data.utils import get_dataset_provider
+    from megatron.bridge.recipes.common import _pretrain_common
+
+    from megaboa.bridge import datasets
+
+    config = _pretrain_common()
+    config.model = SimpleNamespace(context_parallel_size=1)
+    config.tokenizer.tokenizer_model = f"{folder}/tokenizer"
+    config.dataset.seq_length = LENGTH
+    config.train.train_iters, config.train.global_batch_size = 5, 4
+    config.validation.eval_iters = 2
+    with open(f"{folder}/corpora.json") as stream:
+        corpora = json.load(stream)
+    datasets.configure(config, data, corpora)
+    config.dataset.path_to_cache = f"{folder}/cache-{digest(data)[:8]}"
+    datasets.set_tokenizer(config)
+    config.dataset.finalize()
+    found = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))
+    sets = datasets.build_validation_sets(config, data, corpora)
+
+    def plain(sample):
+        return {name: part.tolist() if torch.is_tensor(part) else part for name, part in sample.items()}
+
+    first = [plain(found[0][index]) for index in range(count)]
+    again = [plain(found[0][index]) for index in reversed(range(count))]
+    documents = {}
+    for name, dataset in sets.items():
+        parts = getattr(dataset, "datasets", [dataset])
+        documents[name] = {part.dataset_path.rpartition("/")[2]: part.indices.tolist() for part in parts}
+    sizes = [None if dataset is None else len(dataset) for dataset in found]
+    return {
+        "first": first,
+        "same": again[::-1] == first,
+        "sizes": sizes,
+        "sets": {name: len(dataset) for name, dataset in sets.items()},
+        "documents": documents,
+        "eod": config.dataset.tokenizer.eod,
+    }
+
+
+def samples(folder, data, count=6):
+    return on_cpu(_samples, str(folder), data, count)[0]
+
+
+def _index(folder, largest_token):
+    """What the index job finds about the training set of a blend."""
+    from megatron.bridge.data.loaders import build_train_valid_test_datasets
+    from megatron.bridge.data.utils import get_dataset_provider
+    from megatron.bridge.recipes.common import _pretrain_common
+
+    from megaboa.bridge import datasets, index
+
+    config = _pretrain_common()
+    config.model = SimpleNamespace(vocab_size=None)
+    config.tokenizer.tokenizer_model = f"{folder}/tokenizer"
+    config.dataset.seq_length, config.train.train_iters, config.train.global_batch_size = LENGTH, 5, 4
+    with open(f"{folder}/corpora.json") as stream:
+        corpora = json.load(stream)
+    for part in corpora["odd"]:
+        part["largest_token"] = largest_token
+    data = {"blend": {"even": 1.0, "odd": 3.0}, "split": "80,10,10"}
+    datasets.configure(config, data, corpora)
+    config.dataset.path_to_cache = f"{folder}/cache-index"
+    datasets.set_tokenizer(config)
+    config.dataset.finalize()
+    index.require_vocabulary(config, {"odd": corpora["odd"]})
+    train, _, _ = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))
+    return index.epochs(data["blend"], corpora, train, config)
+
+
+def test_the_index_counts_the_tokens_of_every_corpus(folder):
+    even, odd = on_cpu(_index, str(folder), 303)[0]
+    manifests = json.loads((folder / "corpora.json").read_text())
+    assert (even["weight"], odd["weight"]) == (0.25, 0.75)
+    assert even["tokens_asked"] + odd["tokens_asked"] == 20 * LENGTH
+    assert even["tokens_asked"] == pytest.approx(5 * LENGTH, abs=LENGTH)
+    for row in (even, odd):
+        there = sum(part["tokens"] for part in manifests[row["name"]])
+        assert row["tokens"] == pytest.approx(0.8 * there, rel=0.05)
+        assert row["epochs"] == row["tokens_asked"] / row["tokens"]
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_before_training(folder):
+    with pytest.raises(
+        AssertionError, match=r"corpora\.odd: .*odd-0\.bin holds token 304, and the model's vocabulary is 304"
+    ):
+        on_cpu(_index, str(folder), 304)
+
+
+def test_without_options_documents_run_into_each_other(folder):
+    for sample in samples(folder, {"blend": {"even": 1.0}, "split": "80,10,10"})["first"]:
+        assert sample["position_ids"] == list(range(LENGTH))
+        assert set(sample["loss_mask"]) == {1.0}
+        assert "attention_mask" not in sample or sample["attention_mask"] is not None
+
+
+def test_positions_attention_and_loss_stop_at_the_end_of_a_document(folder):
+    options = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
+    found = samples(folder, {"blend": {"even": 1.0}, "split": "80,10,10", **options})
+    ends = 0
+    for sample in found["first"]:
+        tokens = np.array(sample["tokens"])
+        # Which document of the sample a token is in; the token that ends one belongs to it.
+        document = np.concatenate([[0], np.cumsum(tokens == found["eod"])[:-1]])
+        starts = [np.flatnonzero(document == number)[0] for number in document]
+        assert sample["position_ids"] == (np.arange(LENGTH) - starts).tolist()
+        assert sample["loss_mask"] == (tokens != found["eod"]).astype(float).tolist()
+        seen = ~np.array(sample["attention_mask"])[0]
+        blocks = document[:, None] == document[None, :]
+        assert (seen == blocks & np.tri(LENGTH, dtype=bool)).all()
+        ends += len(set(document)) - 1
+    assert ends > 6
+
+
+def test_fill_in_the_middle_rearranges_documents_and_the_same_way_each_time(folder):
+    found = samples(folder, {"blend": {"even": 1.0}, "split": "80,10,10", "fim": FIM})
+    words = tokenizer.load(tokenizer.find(folder / "tokenizer"))
+    prefix, middle, suffix = (words.convert_tokens_to_ids(FIM_TOKENS[part]) for part in ("prefix", "middle", "suffix"))
+    for sample in found["first"]:
+        parts = [token for token in sample["tokens"] if token in (prefix, middle, suffix, found["eod"])]
+        assert parts[:3] == [prefix, suffix, middle]
+    assert found["same"], "a sample depends on those that were read before it"
+
+
+def test_a_token_that_the_tokenizer_does_not_have_is_named(folder):
+    tokens = {**FIM["tokens"], "middle": "<middle>"}
+    with pytest.raises(AssertionError, match=r"data\.fim\.tokens\.middle: the tokenizer has no token '<middle>'"):
+        samples(folder, {"blend": {"even": 1.0}, "split": "80,10,10", "fim": {**FIM, "tokens": tokens}})
+
+
+def test_blends_per_split_and_validation_sets(folder):
+    data = {"blend_per_split": {"train": {"even": 1.0, "odd": 3.0}, "valid": {"odd": 1.0}, "test": None}}
+    found = samples(folder, data)
+    train, valid, test = found["sizes"]
+    assert (train >= 20, valid >= 8, test) == (True, True, None)
+
+
+def test_a_validation_set_is_what_training_leaves_out_or_a_whole_corpus(folder):
+    data = {"blend": {"odd": 1.0}, "split": "80,10,10", "validation_sets": {"near": {"odd": 1.0}, "far": {"even": 1.0}}}
+    found = samples(folder, data)
+    assert found["sets"]["near"] >= 8 and found["sets"]["far"] >= 8
+    assert found["documents"] == {
+        "near": {"odd-0": [24, 25, 26], "odd-1": [24, 25, 26]},
+        "far": {"even-0": list(range(60))},
+    }

@@ -1,0 +1,158 @@
+"""Further validation sets and masks from the data, in Bridge's own pretrain() on the CPU."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cpu_ranks import on_cpu
+
+from megaboa.data.indexed import IndexedWriter
+from megaboa.files import read_jsonl
+
+pytestmark = pytest.mark.slow
+
+LENGTH, VOCABULARY = 32, 127
+SETS = {"near": {"text": 1.0}, "far": {"other": 1.0}, "both": {"other": 1.0, "third": 2.0}}
+DATA = {"blend": {"text": 1.0}, "split": "80,10,10"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("validation")
+    draw = np.random.default_rng(0)
+    corpora = {}
+    for name, low in (("text", 0), ("other", 60), ("third", 90)):
+        with IndexedWriter(root / name, np.dtype(np.uint16)) as writer:
+            for _ in range(100):
+                writer.add([*draw.integers(low, low + 30, 20), VOCABULARY - 1])
+        corpora[name] = [{"prefix": str(root / name), "tokens": writer.tokens}]
+    (root / "corpora.json").write_text(json.dumps(corpora))
+    return root
+
+
+def _pretrain(root: str, name: str, data: dict, model: dict) -> float:
+    import torch
+    from megatron.bridge.models.gpt_provider import GPTModelProvider
+    from megatron.bridge.recipes.common import _pretrain_common
+    from megatron.bridge.training.callbacks import Callback
+    from megatron.bridge.training.gpt_step import forward_step
+    from megatron.bridge.training.pretrain import pretrain
+
+    from megaboa.bridge import datasets, steps
+    from megaboa.bridge.attention_mask import MaskFromData
+    from megaboa.bridge.validation import ValidationSets
+
+    class LookAcross(Callback):
+        """How much a document's logits depend on the document before it."""
+
+        difference = math.nan
+
+        def on_train_end(self, context):
+            if int(os.environ["WORLD_SIZE"]) > 1:
+                return
+            gpt, half = context.model[0].eval(), LENGTH // 2
+            one = torch.arange(LENGTH)[None] % 30
+            two = one.clone()
+            two[:, :half] += 7
+            document = torch.arange(LENGTH) // half
+            mask = (document[:, None] != document[None, :]) | ~torch.ones(LENGTH, LENGTH).tril().bool()
+            handed = mask[None, None] if data.get("reset_attention_mask") else None
+            with torch.no_grad():
+                logits = [gpt(tokens, torch.arange(LENGTH)[None], handed)[:, half:] for tokens in (one, two)]
+            self.difference = float((logits[0] - logits[1]).abs().max())
+
+    with open(f"{root}/corpora.json") as stream:
+        corpora = json.load(stream)
+    learning_rate = model.pop("learning_rate", 1e-2)
+    cfg = _pretrain_common()
+    cfg.model = GPTModelProvider(
+        num_layers=2,
+        hidden_size=32,
+        num_attention_heads=4,
+        seq_length=LENGTH,
+        vocab_size=128,
+        make_vocab_size_divisible_by=64,
+        position_embedding_type="rope",
+        share_embeddings_and_output_weights=False,
+        params_dtype=torch.float32,
+        pipeline_dtype=torch.float32,
+        bf16=False,
+        **{"hidden_dropout": 0.1, "attention_dropout": 0.1, **model},
+    )
+    cfg.mixed_precision = None
+    cfg.optimizer.bf16 = cfg.optimizer.fp16 = False
+    cfg.optimizer.params_dtype = torch.float32
+    cfg.optimizer.lr, cfg.optimizer.min_lr = learning_rate, learning_rate / 10
+    cfg.scheduler.lr_warmup_iters, cfg.scheduler.lr_decay_iters = 0, 10
+    cfg.train.train_iters, cfg.train.global_batch_size, cfg.train.micro_batch_size = 5, 4, 2
+    cfg.validation.eval_iters, cfg.validation.eval_interval = 2, 2
+    cfg.dataset.seq_length, cfg.dataset.num_workers = LENGTH, 0
+    cfg.tokenizer.tokenizer_type, cfg.tokenizer.vocab_size = "NullTokenizer", VOCABULARY
+    cfg.logger.tensorboard_dir = f"{root}/{name}/tensorboard"
+    cfg.dist.distributed_backend, cfg.dist.use_gloo_process_groups = "gloo", False
+    cfg.checkpoint.save = cfg.checkpoint.load = None
+    datasets.configure(cfg, data, corpora)
+    cfg.dataset.path_to_cache = f"{root}/cache"
+    look = LookAcross()
+    callbacks = [look]
+    if data.get("reset_attention_mask"):
+        callbacks.append(MaskFromData())
+    if data.get("validation_sets"):
+        callbacks.append(ValidationSets(data, corpora, forward_step))
+    if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+        callbacks.append(steps.StepWriter(Path(root, f"{name}.jsonl")))
+    pretrain(cfg, forward_step, callbacks=callbacks)
+    return look.difference
+
+
+def trained(folder, name, data, world_size=1, **model):
+    """The curve with its last bits, the evaluations, and how far a document's logits depend on the one before it."""
+    (folder / f"{name}.jsonl").unlink(missing_ok=True)
+    across = on_cpu(_pretrain, str(folder), name, data, model, world_size=world_size)[-1]
+    events = read_jsonl(folder / f"{name}.jsonl")
+    curve = [
+        (event["step"], event["loss"].hex(), event["grad_norm"].hex()) for event in events if event["event"] == "step"
+    ]
+    return curve, [(event["step"], event["losses"]) for event in events if event["event"] == "eval"], across
+
+
+@pytest.mark.parametrize(
+    ("layout", "world_size"),
+    [
+        ({}, 1),
+        ({}, 2),
+        ({"tensor_model_parallel_size": 2, "sequence_parallel": True}, 2),
+        ({"pipeline_model_parallel_size": 2}, 2),
+        ({"context_parallel_size": 2, "hidden_dropout": 0.0, "attention_dropout": 0.0}, 2),
+    ],
+    ids=["dp1", "dp2", "tp2", "pp2", "cp2"],
+)
+def test_further_sets_are_evaluated_and_change_nothing_else(folder, layout, world_size):
+    alone, evaluated, _ = trained(folder, "alone", DATA, world_size, **layout)
+    curve, further, _ = trained(folder, "with-sets", {**DATA, "validation_sets": SETS}, world_size, **layout)
+    assert len(curve) == 5 and curve == alone
+    assert [step for step, _ in further] == [step for step, _ in evaluated] == [2, 4, 5]
+    for (_, main), (_, losses) in zip(evaluated, further, strict=True):
+        assert losses.keys() == {"lm loss", "valid/near", "valid/far", "valid/both"}
+        assert losses["lm loss"] == main["lm loss"]
+        assert all(map(math.isfinite, losses.values()))
+    last = further[-1][1]
+    assert last["valid/near"] < last["valid/far"], "what is trained on is easier than what never was"
+
+
+def test_a_set_is_evaluated_on_the_same_samples_every_time(folder):
+    """Without learning, the loss stays what it is."""
+    _, evaluated, _ = trained(folder, "still", {**DATA, "validation_sets": SETS}, learning_rate=0.0)
+    assert len({losses["valid/far"] for _, losses in evaluated}) == 1
+
+
+def test_with_the_mask_of_the_data_a_document_does_not_see_the_one_before_it(folder):
+    masked = {**DATA, "reset_attention_mask": True}
+    *_, across = trained(folder, "open", DATA)
+    curve, _, across_masked = trained(folder, "masked", masked)
+    assert across > 1e-3
+    assert across_masked == 0.0
+    assert curve != trained(folder, "open", DATA)[0]

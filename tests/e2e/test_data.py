@@ -1,0 +1,153 @@
+"""Blends, splits, further validation sets and packed sequences, from the experiment file to the report."""
+
+import json
+import math
+
+import pandas as pd
+import pytest
+from clone import edit
+
+pytestmark = pytest.mark.slow
+
+EXPERIMENT = """\
+experiment: blends
+device: cpu
+tokenizers:
+  bpe: {train_on: code, vocab_size: 384}
+corpora:
+  code: {source: python-stdlib, limit: 60}
+  sums: {source: sums.jsonl}
+  far: {source: far.jsonl}
+models:
+  dense:
+    tokenizer: bpe
+    init: pretrained
+    config: {model_type: qwen3, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2,
+      num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 128}
+training: {train_iters: 6, global_batch_size: 8, micro_batch_size: 2, seq_length: 64, precision: fp32, eval_interval: 3}
+checkpoint: {save_interval: 3}
+data: {max_epochs: 0.3}
+sweep:
+  runs:
+    plain: {data.blend: BLEND, data.split: "80,10,10"}
+    packed: {data.blend: BLEND, data.split: "80,10,10", data.reset_position_ids: true, data.reset_attention_mask: true,
+      data.eod_mask_loss: true}
+    sets: {data.blend: BLEND, data.split: "80,10,10", data.validation_sets: SETS}
+    sets-dp2: {data.blend: BLEND, data.split: "80,10,10", data.validation_sets: SETS, resources.gpus_per_node: 2}
+    own: {data.blend_per_split.train: code, data.blend_per_split.valid: sums}
+report:
+  agreements: [{reference: sets, runs: [sets-dp2]}]
+"""
+BLEND = "{code: 3, sums: 1}"
+SETS = "{sums: sums, far: {far: 1}}"
+RUNS = ("plain", "packed", "sets", "sets-dp2", "own")
+
+
+def index_files(workspace):
+    """Every file of every index, and when it was written."""
+    found = workspace.path.glob("store/indexes/*/*/cache/*")
+    return {str(path): path.stat().st_mtime_ns for path in found}
+
+
+@pytest.fixture(scope="module")
+def done(workspace):
+    """The data are made first; then all the rest."""
+    for name, sign in (("sums", "+"), ("far", "minus")):
+        texts = [f"{number} {sign} {number + 1} and so on\n" * 3 for number in range(80)]
+        (workspace.path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    config = workspace.path / "blends.yaml"
+    config.write_text(EXPERIMENT.replace("BLEND", BLEND).replace("SETS", SETS))
+    said = workspace.snakemake("data", "--configfile", config)
+    before = index_files(workspace)
+    workspace.snakemake("--configfile", config)
+    return workspace, config, said, before
+
+
+def index_of(workspace, run):
+    return workspace.json(
+        "blends", "data", "indexes", workspace.json("blends", "runs", run, "launch.json")["index"] + ".json"
+    )
+
+
+def test_runs_that_draw_the_same_samples_share_an_index(done):
+    workspace, *_ = done
+    names = {run: workspace.json("blends", "runs", run, "launch.json")["index"] for run in RUNS}
+    assert names["plain"] == names["packed"] and names["sets"] == names["sets-dp2"]
+    assert len(set(names.values())) == len(list(workspace.results("blends", "data", "indexes").glob("*.json"))) == 3
+
+
+def test_training_builds_no_index(done):
+    workspace, _, _, before = done
+    assert len(before) > 20
+    assert index_files(workspace) == before
+    assert not list(workspace.path.glob("store/runs/**/index-cache"))
+
+
+def test_the_index_says_how_often_each_corpus_is_read(done):
+    workspace, _, said, _ = done
+    index = index_of(workspace, "sets")
+    assert index["samples"].keys() == {"train", "valid", "test", "valid/sums", "valid/far"}
+    rows = {row["name"]: row for row in index["corpora"]}
+    assert rows["code"]["weight"] == 0.75
+    assert sum(row["tokens_asked"] for row in rows.values()) == 6 * 8 * 64
+    for name, row in rows.items():
+        there = workspace.json("blends", "data", f"{name}.json")["tokens"]
+        assert 0 < row["tokens"] < there
+        assert row["epochs"] == row["tokens_asked"] / row["tokens"]
+    (warning,) = index["warnings"]
+    assert "corpus 'sums' is read" in warning and "data.max_epochs is 0.3" in warning
+    assert f"warning: {warning}" in said
+
+
+def test_further_validation_sets_have_losses_of_their_own(done):
+    workspace, *_ = done
+    for run in ("sets", "sets-dp2"):
+        summary = workspace.json("blends", "runs", run, "metrics", "summary.json")
+        assert [entry["step"] for entry in summary["validation"]] == [3, 6]
+        for entry in summary["validation"]:
+            assert entry["losses"].keys() == {"lm loss", "valid/sums", "valid/far"}
+        steps = pd.read_parquet(workspace.results("blends", "runs", run, "metrics", "steps.parquet"))
+        assert steps["valid/far"].notna().tolist() == [False, False, True, False, False, True]
+        assert steps["valid/far"].iloc[-1] == summary["validation"][-1]["losses"]["valid/far"]
+
+
+def test_further_validation_sets_do_not_change_training(done):
+    workspace, *_ = done
+    assert len(workspace.steps("blends", "plain")) == 6
+    assert workspace.steps("blends", "sets") == workspace.steps("blends", "plain")
+
+
+def test_every_option_changes_what_is_learnt(done):
+    workspace, *_ = done
+    curves = {run: workspace.steps("blends", run) for run in ("plain", "packed", "own")}
+    assert all(math.isfinite(float.fromhex(loss)) for curve in curves.values() for _, loss, _ in curve)
+    assert len({curve[-1] for curve in curves.values()}) == 3
+
+
+def test_the_report_shows_the_blend_and_every_validation_loss(done):
+    workspace, *_ = done
+    assert workspace.json("blends", "report", "checks.json")["state"] == "PASS"
+    page = workspace.results("blends", "report", "index.html").read_text()
+    assert "far" in page and "epochs" in page
+
+
+def test_an_index_that_is_made_again_trains_nothing_again(done):
+    workspace, config, _, before = done
+    manifest = next(workspace.results("blends", "data", "indexes").glob("*.json"))
+    manifest.write_text(manifest.read_text() + "\n")
+    assert workspace.planned("--configfile", config) == {"report": 1}
+    edit(config, "max_epochs: 0.3", "max_epochs: 3")
+    assert "train" not in workspace.planned("--configfile", config)
+    workspace.snakemake("data", "--configfile", config)
+    assert index_of(workspace, "sets")["warnings"] == []
+    assert index_files(workspace) == before
+
+
+def test_a_corpus_that_was_cut_off_ends_the_run_before_it_starts(done):
+    workspace, config, *_ = done
+    (dataset,) = workspace.json("blends", "data", "far.json")["datasets"]
+    path = workspace.path / f"{dataset['prefix']}.bin"
+    path.write_bytes(path.read_bytes()[:-2])
+    edit(config, "train_iters: 6", "train_iters: 7")
+    output = workspace.snakemake("--configfile", config, code=1)
+    assert "run sets: corpora.far:" in output and "and its manifest says" in output

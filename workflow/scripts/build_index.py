@@ -1,0 +1,66 @@
+"""Build Megatron's index of the data that some runs share, as a specification says, and write its manifest."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from megaboa import store
+from megaboa.bridge import process
+from megaboa.bridge.quiet import quietly
+from megaboa.data.errors import one_sentence
+from megaboa.files import read_json, write_json
+from megaboa.results import RunFolder
+from megaboa.run.inputs import UnusableInputError, check_data
+
+FACTS = "facts.json"
+
+
+def build(spec: dict[str, Any], experiment: Path) -> dict[str, Any]:
+    from megaboa.bridge import index
+
+    folder = RunFolder(experiment / "runs" / spec["run"])
+    check_data(folder)
+    final = store.folder(spec["store"], "indexes", spec["name"], index.identity(folder, spec["key"]))
+    with store.building(final) as partial:
+        if partial:
+            with quietly():
+                facts = index.build(folder, partial / "cache")
+            write_json(partial / FACTS, facts)
+    facts = read_json(final / FACTS)
+    return {
+        "name": spec["name"],
+        "cache": str(final / "cache"),
+        **facts,
+        "max_epochs": spec["max_epochs"],
+        "warnings": index.warnings(facts["corpora"], spec["max_epochs"]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--spec", required=True, type=Path, help="specs/indexes/<name>.json of an experiment")
+    parser.add_argument("--out", required=True, type=Path)
+    args = parser.parse_args()
+    process.prepare("cpu")
+    manifest = build(read_json(args.spec), args.spec.parents[2])
+    write_json(args.out, manifest)
+    samples = ", ".join(f"{count:,} {split}" for split, count in manifest["samples"].items())
+    print(f"index {manifest['name']}: samples: {samples}; {manifest['cache']}")
+    for row in manifest["corpora"]:
+        print(
+            f"  {row['name']}: weight {row['weight']:.3g}, {row['tokens_asked']:,} of {row['tokens']:,} tokens: "
+            f"{row['epochs']:.2f} epochs"
+        )
+    for warning in manifest["warnings"]:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    try:
+        with one_sentence():
+            main()
+    except UnusableInputError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,99 @@
+"""What a run's data section sets in Bridge's dataset configuration, and the datasets of its further validation sets."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+from megatron.bridge.data.utils import get_dataset_provider
+from megatron.bridge.training.config import ConfigContainer, GPTDatasetConfig, GPTFIMDatasetConfig
+from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
+
+from megaboa.blends import SPLITS, Blend, is_held_out, split_blends, validation_sets
+from megaboa.bridge import fill_in_the_middle
+
+Corpora = dict[str, list[dict[str, Any]]]  # by name: the datasets of its manifest
+
+OPTIONS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+
+
+def configure(config: ConfigContainer, data: dict[str, Any], corpora: Corpora) -> None:
+    """Set what the data section says. Without corpora (in preflight) the dataset stays Bridge's mock one."""
+    dataset = config.dataset
+    if data and not isinstance(dataset, GPTDatasetConfig):
+        raise ValueError(
+            f"data: the recipe reads a {type(dataset).__name__}, to which no key of data applies: remove them"
+        )
+    if "split" in data:
+        dataset.split = data["split"]
+    if corpora and data.get("blend"):
+        dataset.blend = paths_and_weights(data["blend"], corpora)
+    elif corpora and data.get("blend_per_split"):
+        blends = split_blends(data)
+        dataset.blend = dataset.split = None
+        dataset.blend_per_split = [blends.get(split) and paths_and_weights(blends[split], corpora) for split in SPLITS]
+    for option in OPTIONS:
+        if option in data:
+            setattr(dataset, option, data[option])
+    if data.get("reset_attention_mask") and config.model.context_parallel_size > 1:
+        raise ValueError(
+            "data.reset_attention_mask: no attention takes its mask with context parallelism: set it to false, or "
+            f"model.context_parallel_size to 1, not {config.model.context_parallel_size}"
+        )
+    if "reset_attention_mask" in data:  # or it is neither made nor handed on
+        dataset.create_attention_mask = data["reset_attention_mask"]
+        dataset.skip_getting_attention_mask_from_dataset = not data["reset_attention_mask"]
+    if data.get("fim"):
+        config.dataset = _with_fim(dataset, data["fim"])
+        fill_in_the_middle.install()
+
+
+def paths_and_weights(blend: Blend, corpora: Corpora) -> tuple[list[str], list[float] | None]:
+    """The datasets of a blend. A corpus's weight is shared out among its datasets, by their tokens."""
+    paths, weights = [], []
+    for name, weight in blend.items():
+        total = sum(part["tokens"] for part in corpora[name])
+        for part in filter(lambda part: part["tokens"], corpora[name]):
+            paths.append(part["prefix"])
+            weights.append(weight * (part["tokens"] / total))
+    return paths, weights if len(paths) > 1 else None
+
+
+def set_tokenizer(config: ConfigContainer) -> None:
+    """As `pretrain` does it, for who builds datasets without it."""
+    config.dataset.tokenizer = build_tokenizer(config.tokenizer)
+
+
+def build_validation_sets(config: ConfigContainer, data: dict[str, Any], corpora: Corpora) -> dict[str, Any]:
+    """The datasets of the further validation sets, each as long as one evaluation. All ranks must call this.
+
+    The configuration must be complete: validated, and with a tokenizer.
+    """
+    samples = config.validation.eval_iters * (
+        config.validation.eval_global_batch_size or config.train.global_batch_size
+    )
+    built = {}
+    for name, blend in validation_sets(data).items():
+        dataset = copy.copy(config.dataset)
+        valid = SPLITS.index("valid")
+        share = dataset.split_matrix[valid] if is_held_out(data, blend) else (0.0, 1.0)
+        dataset.blend, dataset.blend_per_split = paths_and_weights(blend, corpora), None
+        dataset.split_matrix = [share if index == valid else None for index in range(len(SPLITS))]
+        sizes = [samples if index == valid else 0 for index in range(len(SPLITS))]
+        built[name] = get_dataset_provider(dataset)(sizes, dataset)[valid]
+    return built
+
+
+def _with_fim(dataset: GPTDatasetConfig, fim: dict[str, Any]) -> GPTFIMDatasetConfig:
+    names = [field.name for field in dataclasses.fields(dataset) if field.init]
+    return GPTFIMDatasetConfig(
+        **{name: getattr(dataset, name) for name in names},
+        skip_getting_attention_mask_from_dataset=dataset.skip_getting_attention_mask_from_dataset,
+        fim_rate=fim["rate"],
+        fim_spm_rate=fim["spm_rate"],
+        fim_extra_tokens=fim["tokens"],
+        fim_split_sample=fim["split_sample"],
+        fim_fragment_rate=fim["fragment_rate"],
+        fim_no_prefix=fim["no_prefix"],
+    )

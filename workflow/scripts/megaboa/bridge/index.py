@@ -1,0 +1,108 @@
+"""Megatron's index of a run's data, built without a GPU before the run: which samples there are, and in which order.
+
+It is built by Bridge from the run's own configuration, as rank 0 of the run would do it, so that the run finds it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from megatron.bridge.data.loaders import build_train_valid_test_datasets
+from megatron.bridge.data.utils import get_dataset_provider
+from megatron.bridge.training.config import ConfigContainer, runtime_config_update
+from megatron.bridge.training.setup import _validate_and_set_vocab_size
+
+from megaboa.blends import SPLITS, split_blends
+from megaboa.bridge import configuration, datasets
+from megaboa.bridge.preflight import playing_rank_0_of
+from megaboa.data.errors import InputError
+from megaboa.files import read_json
+from megaboa.results import RunFolder
+
+
+def build(folder: RunFolder, cache: Path) -> dict[str, Any]:
+    """Fill the cache for a run; say how many samples there are, and how often training reads each corpus."""
+    run, inputs = folder.run, configuration.Inputs.for_data(folder)
+    config = configuration.build(run, inputs)
+    config.dataset.path_to_cache = str(cache.absolute())
+    with playing_rank_0_of(run["world_size"]):
+        runtime_config_update(config)
+    datasets.set_tokenizer(config)
+    require_vocabulary(config, inputs.corpora)
+    splits = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))
+    sets = datasets.build_validation_sets(config, run["data"], inputs.corpora)
+    found = {**dict(zip(SPLITS, splits, strict=True)), **{f"valid/{name}": dataset for name, dataset in sets.items()}}
+    return {
+        "samples": {name: len(dataset) for name, dataset in found.items() if dataset is not None},
+        "corpora": epochs(split_blends(run["data"])["train"], inputs.corpora, found["train"], config),
+    }
+
+
+def require_vocabulary(config: ConfigContainer, corpora: datasets.Corpora) -> None:
+    """On a GPU, a token beyond the vocabulary ends in an assertion that names neither."""
+    vocab_size, _ = _validate_and_set_vocab_size(
+        config.model.vocab_size, config.dataset.tokenizer.vocab_size, config.tokenizer.use_tokenizer_vocab_size
+    )
+    for name, parts in corpora.items():
+        for part in parts:
+            if part["largest_token"] >= vocab_size:
+                raise InputError(
+                    f"corpora.{name}: {part['prefix']}.bin holds token {part['largest_token']}, and the model's "
+                    f"vocabulary is {vocab_size}: write the corpus with the model's tokenizer, or take a larger model"
+                )
+
+
+def epochs(
+    blend: dict[str, float], corpora: datasets.Corpora, dataset: Any, config: ConfigContainer
+) -> list[dict[str, Any]]:
+    """For each corpus of the blend the tokens that training asks for, those that there are for it, and their ratio."""
+    asked, there = _tokens(dataset, config)
+    total = sum(blend.values())
+    rows = []
+    for name, weight in blend.items():
+        paths = [part["prefix"] for part in corpora[name] if part["tokens"]]
+        wanted, had = (sum(tokens[path] for path in paths) for tokens in (asked, there))
+        row = {"name": name, "weight": weight / total, "tokens_asked": wanted, "tokens": had, "epochs": wanted / had}
+        rows.append(row)
+    return rows
+
+
+def _tokens(dataset: Any, config: ConfigContainer) -> tuple[dict[str, int], dict[str, int]]:
+    """By path: the tokens that training draws, and those of the documents that it may draw from."""
+    samples = config.train.train_iters * config.train.global_batch_size
+    parts = getattr(dataset, "datasets", [dataset])
+    drawn = [samples]
+    if len(parts) > 1:
+        drawn = np.bincount(dataset.dataset_index[:samples], minlength=len(parts)).tolist()
+    length = config.dataset.seq_length
+    asked = {part.dataset_path: count * length for part, count in zip(parts, drawn, strict=True)}
+    return asked, {part.dataset_path: int(part.dataset.sequence_lengths[part.indices].sum()) for part in parts}
+
+
+def warnings(rows: list[dict[str, Any]], limit: float) -> list[str]:
+    return [
+        f"corpus {row['name']!r} is read {row['epochs']:.1f} times ({row['tokens_asked']:,} of {row['tokens']:,} "
+        f"tokens), and data.max_epochs is {limit:g}: train on fewer tokens, lower its weight, or raise the limit"
+        for row in rows
+        if row["epochs"] > limit
+    ]
+
+
+def identity(folder: RunFolder, key: dict[str, Any]) -> dict[str, Any]:
+    """What the index depends on: what the plan knew, and corpora and tokenizer, by whose paths Megatron finds it."""
+    import megatron.core
+
+    tokenizer = folder.tokenizer_manifest or (None if folder.run["model"].get("recipe") else folder.source_manifest)
+    manifest = read_json(tokenizer) if tokenizer else {}
+    return {
+        "key": key,
+        "corpora": {name: _places(read_json(path)) for name, path in folder.corpus_manifests.items()},
+        "tokenizer": manifest.get("tokenizer") or manifest.get("path"),
+        "megatron": megatron.core.__version__,
+    }
+
+
+def _places(manifest: dict[str, Any]) -> list[Any]:
+    return [manifest["digest"], *(part["prefix"] for part in manifest["datasets"])]
