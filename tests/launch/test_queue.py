@@ -21,7 +21,7 @@ SCRIPT = """\
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    queue._list_jobs.cache_clear()
+    queue._listed.clear()
     slurm.batch_script.cache_clear()
     write_json(tmp_path / "results/tiny/runs/dp2/launch.json", {"recovery": {"exclude_hours": 24}})
     return RunFolder((tmp_path / "results/tiny/runs/dp2").relative_to(tmp_path))
@@ -99,3 +99,16 @@ def test_the_queue_is_asked_once_for_all_runs_and_a_script_once(folder, jobs, tm
         queue.jobs_of("train", RunFolder(folder.path.with_name(run)))
     asked = (tmp_path / "asked").read_text().split()
     assert asked.count("squeue") <= 2 and asked.count("scontrol") == 1
+
+
+def test_silence_is_waited_for_once_and_said_in_one_line_for_each_run(
+    folder, fake_command, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(queue, "PAUSES", (0, 0))
+    fake_command(
+        "squeue", f"echo asked >> {tmp_path}/asked; echo 'error: no controller\nerror: none at all' >&2; exit 1"
+    )
+    assert [queue.options("train", folder) for _ in range(3)] == [[], [], []]
+    assert len((tmp_path / "asked").read_text().splitlines()) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3 and all("no controller: should an older job of it live" in line for line in said)

@@ -19,7 +19,8 @@ FACTS = "facts.json"
 
 
 def build(spec: dict[str, Any], experiment: Path) -> dict[str, Any]:
-    from megaboa.bridge import index
+    with quietly():
+        from megaboa.bridge import index
 
     folder = RunFolder(experiment / "runs" / spec["run"])
     check_data(folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.bridge.dataset import read_as_training_does
+from megaboa.bridge.quiet import quietly
 from megaboa.data import verify
 from megaboa.data.errors import InputError, one_sentence
 from megaboa.data.jobs import FACTS, encoder_of
@@ -28,7 +29,9 @@ def check(spec: dict[str, Any], listing: dict[str, Any], manifest: dict[str, Any
             by_file = facts["datasets"][number]["by_file"]
             verdict = verify.check_documents(dataset, number, by_file, files, form, encoder)
             documents, decoded = documents + verdict.documents, decoded + verdict.decoded
-            wrong = verdict.problems + read_as_training_does(dataset, manifest["dtype"], encoder.vocab_size)
+            with quietly():
+                unread = read_as_training_does(dataset, encoder.vocab_size)
+            wrong = verdict.problems + unread
         problems += wrong
     return {
         "corpus": manifest["name"],

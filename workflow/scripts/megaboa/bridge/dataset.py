@@ -10,7 +10,7 @@ import numpy as np
 SAMPLES, LENGTH = 20, 64
 
 
-def read_as_training_does(dataset: dict[str, Any], dtype: str, vocab_size: int) -> list[str]:
+def read_as_training_does(dataset: dict[str, Any], vocab_size: int) -> list[str]:
     """What is wrong when a corpus is read through GPTDataset; its samples must be made of the corpus's tokens."""
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
     from megatron.core.datasets.indexed_dataset import IndexedDataset

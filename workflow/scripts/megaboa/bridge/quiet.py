@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import sys
 from collections.abc import Iterator
 
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Hold back standard output and error of Python code; show all of it where an exception ends the block."""
+    """Hold back output, errors and logging of Python code; show all of it where an exception ends the block."""
     held = io.StringIO()
     try:
-        with contextlib.redirect_stdout(held), contextlib.redirect_stderr(held):
+        with contextlib.redirect_stdout(held), contextlib.redirect_stderr(held), _logging_to(held):
             yield
     except BaseException:
         sys.stderr.write(held.getvalue())
         raise
+
+
+@contextlib.contextmanager
+def _logging_to(stream: io.StringIO) -> Iterator[None]:
+    """Handlers keep the stream that they were made with, so that redirecting isn't enough."""
+    handlers = [handler for handler in logging.root.handlers if isinstance(handler, logging.StreamHandler)]
+    before = [(handler, handler.setStream(stream)) for handler in handlers]
+    try:
+        yield
+    finally:
+        for handler, old in before:
+            handler.setStream(old or sys.stderr)

@@ -6,7 +6,6 @@ of the same run that still lives.
 
 from __future__ import annotations
 
-import functools
 import shutil
 import sys
 import time
@@ -20,6 +19,8 @@ from megaboa.results import RunFolder
 LIST_SECONDS = 20
 PAUSES = (1, 5, 10)
 
+_listed: list[tuple[float, str | slurm.SlurmUnreachableError]] = []  # when, and what squeue said last
+
 
 def options(rule: str, folder: RunFolder) -> list[str]:
     """sbatch's options for the job of a run that the rule makes."""
@@ -28,8 +29,9 @@ def options(rule: str, folder: RunFolder) -> list[str]:
     try:
         living = jobs_of(rule, folder)
     except slurm.SlurmUnreachableError as error:
+        reason = str(error).splitlines()[0]
         print(
-            f"run {folder.name}: {error}: should an older job of it live, the new one waits in its nodes",
+            f"run {folder.name}: {reason}: should an older job of it live, the new one waits in its nodes",
             file=sys.stderr,
         )
         return []
@@ -39,16 +41,22 @@ def options(rule: str, folder: RunFolder) -> list[str]:
 def jobs_of(rule: str, folder: RunFolder) -> list[str]:
     """Our jobs in the queue or running that this rule has made of this run."""
     here = Path.cwd().resolve()
-    listed = _list_jobs(int(time.time() // LIST_SECONDS))
-    jobs = [job for job, workdir in listed if Path(workdir).resolve() == here]
+    jobs = [job for job, workdir in _list_jobs() if Path(workdir).resolve() == here]
     return [job for job in jobs if _is_of(_patiently(slurm.batch_script, job), rule, folder)]
 
 
-@functools.lru_cache(maxsize=1)
-def _list_jobs(now: int) -> list[tuple[str, str]]:
-    """Our living jobs, with their working folders."""
-    text = _patiently(slurm.query, ["squeue", "--me", "--noheader", "--format=%i|%Z"]) or ""
-    return [tuple(line.split("|", 1)) for line in text.splitlines() if "|" in line]  # type: ignore[misc]
+def _list_jobs() -> list[tuple[str, str]]:
+    """Our living jobs, with their working folders. Silence is remembered too, so that not every run waits for it."""
+    if not _listed or time.monotonic() - _listed[0][0] > LIST_SECONDS:
+        try:
+            answer = _patiently(slurm.query, ["squeue", "--me", "--noheader", "--format=%i|%Z"]) or ""
+        except slurm.SlurmUnreachableError as silence:
+            answer = silence
+        _listed[:] = [(time.monotonic(), answer)]
+    answer = _listed[0][1]
+    if isinstance(answer, slurm.SlurmUnreachableError):
+        raise answer
+    return [tuple(line.split("|", 1)) for line in answer.splitlines() if "|" in line]  # type: ignore[misc]
 
 
 def _is_of(script: str, rule: str, folder: RunFolder) -> bool:
