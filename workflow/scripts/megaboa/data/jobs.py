@@ -1,7 +1,7 @@
 """The jobs that make a corpus: list its files, tokenize a shard, merge the shards.
 
-All of them lead to one folder of the store, named by what decides the tokens: the text, the tokenizer and the options, not
-the number of shards. Experiments that want the same corpus share it; a job whose work is there already does nothing.
+All of them lead to one folder of the store, named by what decides the tokens: the text, the tokenizer and the options,
+not the number of shards. Experiments that want the same corpus share it; a job whose work is there does nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def list_sources(spec: dict[str, Any], threads: int) -> dict[str, Any]:
         **{option: spec[option] for option in DECIDING},
     }
     folder = store.folder(spec["store"], "corpora", name, identity)
-    loaded = tokenizer.freeze(reference, folder.with_name(f"{folder.name}.tokenizer.json"))
+    with disk_full(folder):
+        loaded = tokenizer.freeze(reference, folder.with_name(f"{folder.name}.tokenizer.json"))
     return {"name": name, "files": files, "tokenizer": loaded, "identity": identity, "folder": str(folder)}
 
 
@@ -65,11 +66,15 @@ def make_shard(spec: dict[str, Any], listing: dict[str, Any], shard: int, shards
     files = [File(**file) for file in listing["files"]]
     parts = divide(files, shards, spec["separator"])[shard]
     folder = shard_folder(final, shard, shards)
-    with disk_full(folder), store.building(folder) as partial:
-        if partial:
-            encoder = encoder_of(spec, listing)
-            progress = Progress(spec["name"], folder.parent / "progress", shard, shards)
-            write_json(partial / FACTS, tokenize_shard(options, files, parts, encoder, partial, progress))
+    try:
+        with disk_full(folder), store.building(folder) as partial:
+            if partial:
+                encoder = encoder_of(spec, listing)
+                progress = Progress(spec["name"], folder.parent / "progress", shard, shards)
+                write_json(partial / FACTS, tokenize_shard(options, files, parts, encoder, partial, progress))
+    except FileNotFoundError:
+        if not final.exists():  # else another job has merged the corpus meanwhile and removed its shards
+            raise
     return {"folder": str(folder)}
 
 

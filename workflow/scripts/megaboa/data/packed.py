@@ -28,7 +28,9 @@ def unpacked(path: str, packed: str) -> Iterator[tuple[IO[bytes], Callable[[], i
             try:
                 yield stream, raw.tell
             except (EOFError, zlib.error, gzip.BadGzipFile, TruncatedError) as error:
-                raise InputError(f"{path}: the compressed file is damaged or cut short ({error}); copy it anew") from error
+                raise InputError(
+                    f"{path}: the compressed file is damaged or cut short ({error}); copy it anew"
+                ) from error
 
 
 class _Zstd(io.RawIOBase):

@@ -14,7 +14,9 @@ SECONDS_BETWEEN_LINES = 10
 class Progress:
     """Of one shard. `folder` is where the shards of a corpus see each other's."""
 
-    def __init__(self, name: str, folder: Path, shard: int, shards: int, seconds: float = SECONDS_BETWEEN_LINES) -> None:
+    def __init__(
+        self, name: str, folder: Path, shard: int, shards: int, seconds: float = SECONDS_BETWEEN_LINES
+    ) -> None:
         self._name, self._folder, self._shard, self._shards = name, folder, shard, shards
         self._seconds = seconds
         self._started = self._shown = time.time()

@@ -1,7 +1,7 @@
 """The records of one file, from where a part begins to where it ends.
 
-A record that can't be used is handed on as the reason, not raised: the corpus decides what is done with it. What is wrong
-with a file as a whole is an `InputError`.
+A record that can't be used is handed on as the reason, not raised: the corpus decides what is done with it. What is
+wrong with a file as a whole is an `InputError`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Records:
             elif line and not line.isspace():
                 try:
                     yield position, texts(parse(line))
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     yield position, Bad(f"not a line of JSON ({error})")
 
     def _decoded(self, pieces: Iterator[tuple[int, bytes | Bad]]) -> Iterator[Record]:
@@ -154,9 +154,13 @@ def line_number(path: str, position: int) -> int:
         return 1 + sum(chunk.count(b"\n") for chunk in chunks)
 
 
-def documents(files: Iterable[File], form: Format, limit: int | None = None) -> Iterator[str]:
-    """The first `limit` texts that are not blank, one after the other; a record that can't be used ends it."""
-    texts = itertools.chain.from_iterable(_texts(file, number, form) for number, file in enumerate(files))
+def documents(
+    files: Iterable[File], form: Format, limit: int | None = None, skip_bad: bool = False, key: str = ""
+) -> Iterator[str]:
+    """The first `limit` texts that are not blank; `key` is named in errors, as in `corpora.wiki`."""
+    texts = itertools.chain.from_iterable(
+        _texts(file, number, form, skip_bad, key) for number, file in enumerate(files)
+    )
     return itertools.islice((text for text in texts if not is_blank(text)), limit)
 
 
@@ -164,8 +168,14 @@ def is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-def _texts(file: File, number: int, form: Format) -> Iterator[str]:
+def refuse(file: File, position: int, form: Format, record: Bad, key: str) -> InputError:
+    where = describe(file, position, form)
+    return InputError(f"{where}: {record.reason}; mend or remove the record, or set {key}.on_bad_record to `skip`")
+
+
+def _texts(file: File, number: int, form: Format, skip_bad: bool, key: str) -> Iterator[str]:
     for position, texts in Records(file, whole(number, file), form):
-        if isinstance(texts, Bad):
-            raise InputError(f"{describe(file, position, form)}: {texts.reason}")
-        yield from texts
+        if not isinstance(texts, Bad):
+            yield from texts
+        elif not skip_bad:
+            raise refuse(file, position, form, texts, key)
