@@ -14,7 +14,7 @@ from typing import IO, Any
 from megaboa.data.errors import InputError
 from megaboa.data.packed import CHUNK, unpacked
 from megaboa.data.records import Bad, Format, Record, decode, json_parser, text_getter, too_long
-from megaboa.data.shards import BLOCK, Part
+from megaboa.data.shards import BLOCK, Part, can_be_cut
 from megaboa.data.sources import File
 
 
@@ -52,7 +52,7 @@ class Records:
                 raise ValueError(f"unknown kind of file: {kind!r}")
 
     def _cut(self, separator: bytes) -> Iterator[tuple[int, bytes | Bad]]:
-        if self.file.packed:
+        if not can_be_cut(self.file, self.form.separator):
             with unpacked(self.file.path, self.file.packed) as (stream, done):
                 pieces = enumerate(piece for _, piece in split(stream, separator, 0, self.form.max_bytes))
                 for number, piece in self._mine(pieces):
@@ -125,8 +125,8 @@ def split(stream: IO[bytes], separator: bytes, begin: int, max_bytes: int) -> It
                 yield place, piece if length <= max_bytes else too_long(max_bytes)
             place += length + len(separator)
             others, dropped = False, 0
-        if others or dropped + len(rest) > max_bytes:
-            kept = len(separator) - 1  # which may be the beginning of a separator
+        kept = len(separator) - 1  # bytes that may be the beginning of a separator
+        if others or dropped + len(rest) - kept > max_bytes:
             dropped += max(0, len(rest) - kept)
             rest = rest[-kept:] if kept else b""
     if not others and dropped + len(rest):
@@ -145,7 +145,8 @@ def describe(file: File, position: int, form: Format) -> str:
         return f"{file.path}, row {position}"
     if file.kind == "source" or form.separator is None:
         return file.path
-    return f"{file.path}, document {position + 1}" if file.packed else f"{file.path}, byte {position}"
+    byte = can_be_cut(file, form.separator)
+    return f"{file.path}, byte {position}" if byte else f"{file.path}, document {position + 1}"
 
 
 def line_number(path: str, position: int) -> int:
