@@ -59,7 +59,7 @@ def test_the_kind_goes_by_the_name(tmp_path):
     for name, kind in kinds.items():
         assert sources.kind_of(tmp_path / name) == kind
     for name in ("a.csv", "a", "a.gz", "a.parquet.gz", "a.arrow.zst"):
-        with pytest.raises(InputError, match="unknown kind of file; known are .jsonl"):
+        with pytest.raises(InputError, match=r"unknown kind of file; known are \.jsonl"):
             sources.kind_of(tmp_path / name)
 
 
@@ -89,7 +89,7 @@ def test_a_saved_dataset_with_picked_rows_says_how_to_mend_it(tmp_path):
 def test_what_is_not_there_or_unknown_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(InputError, match=r"no such file; give a file, a glob, a folder"):
         found(str(tmp_path / "*.jsonl"))
-    with pytest.raises(InputError, match="a folder without state.json; give a glob of the files in it"):
+    with pytest.raises(InputError, match=r"a folder without state\.json; give a glob of the files in it"):
         found(str(tmp_path))
 
 
