@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import TEXTS, build, documents, jsonl, make, packed, sentences, specification
 
-from megaboa.data import corpus
+from megaboa.data import corpus, jobs
 from megaboa.data import encoder as encoders
 from megaboa.data.corpus import file_stem, length_histogram
 from megaboa.data.encoder import Encoder
@@ -255,11 +255,8 @@ def test_a_bad_record_ends_the_job_in_a_sentence_or_is_skipped_and_counted(encod
     with pytest.raises(InputError) as error:
         build(tmp_path / "error", [path], encoder, shards, max_document_mb=1)
     remedy = "mend or remove the record, or set corpora.c.on_bad_record to `skip`"
-    assert (
-        (str(error.value).startswith(f"{path}:2: {said}")
-        and str(error.value).endswith(remedy))
-        or (said in str(error.value) and f"{path}:2: " in str(error.value))
-    )
+    assert str(error.value).startswith(f"{path}:2: ") and str(error.value).endswith(remedy)
+    assert said in str(error.value)
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
     facts, files = build(tmp_path / "skip", [path], encoder, shards, max_document_mb=1, on_bad_record="skip")
     assert facts["bad"]["records"] == 1 and facts["datasets"][0]["dropped"] == {"blank": 1}
@@ -284,8 +281,6 @@ def test_empty_files_give_nothing_and_disturb_nobody(encoder, bpe, tmp_path):
 
 
 def test_a_source_that_changes_before_it_is_read_ends_the_job(encoder, bpe, tmp_path):
-    from megaboa.data import jobs
-
     spec = specification(tmp_path, jsonl(tmp_path / "a.jsonl", TEXTS), bpe)
     listing = jobs.list_sources(spec, 1)
     jsonl(tmp_path / "a.jsonl", [*TEXTS, "one more"])

@@ -25,6 +25,11 @@ from megaboa.data.sources import File
 from megaboa.files import digest, link, read_json, write_json
 
 FACTS = "facts.json"
+FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota is used up",
+    errno.EFBIG: "files may not be that large here (`ulimit -f`)",
+}
 # What decides which tokens a corpus holds, beside its text and its tokenizer.
 DECIDING = (
     "text_key",
@@ -134,9 +139,9 @@ def disk_full(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in FULL:
             raise
-        kind = "the quota is used up" if error.errno == errno.EDQUOT else "the disk is full"
+        kind = FULL[error.errno]
         raise InputError(
             f"{folder.parent}: {kind}; nothing half-written was kept. Free some space, or set `store` to another place"
         ) from error
