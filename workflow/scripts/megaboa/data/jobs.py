@@ -91,7 +91,8 @@ def merge_shards(spec: dict[str, Any], listing: dict[str, Any], shards: int) -> 
             folders = [shard_folder(final, shard, shards) for shard in range(shards)]
             made = [(folder, read_json(folder / FACTS)) for folder in folders]
             write_json(partial / FACTS, merge(Options.of(spec), made, partial))
-    shutil.rmtree(shard_folder(final, 0, shards).parent, ignore_errors=True)
+    for leftover in final.parent.glob(f"{final.name}.shards-of-*"):  # of another number of shards, too
+        shutil.rmtree(leftover, ignore_errors=True)
     return manifest(spec, listing, read_json(final / FACTS))
 
 
