@@ -196,7 +196,7 @@ def small_disk(tmp_path):
 
     yield size
     if place.is_mount():
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", "--lazy", str(place)], check=True)  # a traceback may hold files
 
 
 @pytest.mark.parametrize(("megabytes", "shards_fit"), [(1, False), (6, True)])
