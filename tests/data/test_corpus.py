@@ -1,160 +1,288 @@
-"""Tokenizing documents, in the library and through the scripts."""
+"""From records to the files of a corpus: what is taken, and that the way there changes nothing."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import hashlib
+import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from making import TEXTS, build, documents, jsonl, make, packed, sentences, specification
 
-import megaboa
-from megaboa.data import corpus, tokenizer
+from megaboa.data import corpus, jobs
+from megaboa.data import encoder as encoders
+from megaboa.data.corpus import file_stem, length_histogram
+from megaboa.data.encoder import Encoder
 from megaboa.data.errors import InputError
-from megaboa.files import write_json
 
-SCRIPTS = Path(megaboa.__file__).parents[1]
-TEXTS = [f"Satz Nummer {number}: äöü {'wort ' * (number % 7)}" for number in range(60)]
+MANY = sentences(400)
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.train(TEXTS, 280, folder)
-    return tokenizer.find(folder)
-
-
-def read(prefix):
-    """The documents of a corpus, by the offsets of its index."""
-    index = prefix.with_name(prefix.name + ".idx").read_bytes()
-    count = int(np.frombuffer(index, dtype="<u8", count=1, offset=18)[0])
-    lengths = np.frombuffer(index, dtype="<i4", count=count, offset=34)
-    offsets = np.frombuffer(index, dtype="<i8", count=count, offset=34 + 4 * count)
-    tokens = prefix.with_name(prefix.name + ".bin").read_bytes()
-    return [
-        np.frombuffer(tokens, "<u2", length, offset).tolist() for length, offset in zip(lengths, offsets, strict=True)
-    ]
+def without(facts, *names):
+    return {key: value for key, value in facts.items() if key not in names}
 
 
 @pytest.mark.parametrize("append_eod", [True, False])
-def test_a_corpus_holds_its_documents(reference, tmp_path, append_eod):
-    seen = corpus.tokenize(iter(TEXTS), reference, append_eod, tmp_path / "c")
-    words = tokenizer.load(reference)
-    found = read(tmp_path / "c")
+def test_a_corpus_holds_its_documents(loaded, bpe, tmp_path, append_eod):
+    source = jsonl(tmp_path / "a.jsonl", TEXTS)
+    manifest = make(specification(tmp_path, source, bpe, append_eod=append_eod))
+    found = documents(manifest["datasets"][0])
     if append_eod:
-        assert all(ids.pop() == words.eos_token_id for ids in found)
-    assert [words.decode(ids) for ids in found] == TEXTS
-    tokens = sum(map(len, found)) + (len(found) if append_eod else 0)
-    assert seen == {"documents": len(TEXTS), "tokens": tokens, "dtype": "uint16"}
+        assert all(ids.pop() == loaded["eos"] for ids in found)
+    encoder = Encoder(loaded, False, None)
+    assert [encoder.decode(ids) for ids in found] == TEXTS
+    assert (manifest["documents"], manifest["dtype"]) == (len(TEXTS), "uint16")
 
 
-def test_batches_change_nothing(reference, tmp_path, monkeypatch):
-    corpus.tokenize(iter(TEXTS), reference, True, tmp_path / "one")
-    monkeypatch.setattr(corpus, "BATCH_DOCUMENTS", 7)
-    corpus.tokenize(iter(TEXTS), reference, True, tmp_path / "other")
-    for end in ("bin", "idx"):
-        assert (tmp_path / f"one.{end}").read_bytes() == (tmp_path / f"other.{end}").read_bytes()
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_the_number_of_shards_changes_nothing(encoder, tmp_path, deduplicate):
+    paths = [jsonl(tmp_path / f"{n}.jsonl", [*MANY[n::3], "again", "", "again"]) for n in range(3)]
+    whole, files = build(tmp_path / "whole", paths, encoder, deduplicate=deduplicate)
+    for shards in (2, 3, 4, 5, 6, 7):
+        facts, cut = build(tmp_path / "cut", paths, encoder, shards, deduplicate=deduplicate)
+        assert cut == files
+        assert without(facts, "compared") == without(whole, "compared")
 
 
-def test_batches_are_bounded_and_lose_nothing(monkeypatch):
-    monkeypatch.setattr(corpus, "BATCH_DOCUMENTS", 4)
-    monkeypatch.setattr(corpus, "BATCH_CHARACTERS", 10)
-    texts = ["a", "b", "c", "d", "e", "x" * 50, "f", "12345", "67890", "g"]
-    found = list(corpus.batches(texts))
-    assert found == [["a", "b", "c", "d"], ["e", "x" * 50], ["f", "12345", "67890"], ["g"]]
+def test_more_shards_than_records_and_than_bytes_change_nothing(encoder, tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    _, files = build(tmp_path, [path], encoder)
+    for shards in (9, 60):
+        assert build(tmp_path, [path], encoder, shards)[1] == files
 
 
-def test_long_work_shows_how_far_it_is(reference, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(corpus, "SECONDS_BETWEEN_LINES", 0)
-    corpus.tokenize(iter(TEXTS), reference, True, tmp_path / "c")
-    assert "c: 60 documents" in capsys.readouterr().err
+@pytest.mark.parametrize(("documents", "characters"), [(1, 1 << 30), (7, 1 << 30), (1 << 30, 1), (1 << 30, 100)])
+def test_batches_change_nothing(encoder, tmp_path, monkeypatch, documents, characters):
+    path = jsonl(tmp_path / "a.jsonl", MANY)
+    whole = build(tmp_path / "whole", [path], encoder)
+    monkeypatch.setattr(corpus, "BATCH_DOCUMENTS", documents)
+    monkeypatch.setattr(corpus, "BATCH_CHARACTERS", characters)
+    assert build(tmp_path / "batches", [path], encoder) == whole
 
 
-def test_a_tokenizer_without_an_end_of_text_token(reference, tmp_path):
-    words = tokenizer.load(reference)
-    words.eos_token = None
-    words.save_pretrained(str(tmp_path))
-    bare = tokenizer.find(tmp_path)
-    with pytest.raises(InputError, match="no end-of-text token; set the corpus's `append_eod` to false"):
-        corpus.tokenize(TEXTS, bare, True, tmp_path / "c")
-    assert corpus.tokenize(TEXTS, bare, False, tmp_path / "c")["documents"] == len(TEXTS)
+def test_the_encoder_changes_nothing(loaded, encoder, tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", [*MANY, *encoders.HARD_TEXTS])
+    slow = Encoder(loaded, True, None, "tokenizers")
+    assert slow.name != encoder.name
+    assert build(tmp_path / "slow", [path], slow, 2)[1] == build(tmp_path / "fast", [path], encoder, 3)[1]
 
 
-def script(name, folder, *arguments, **environment):
-    return subprocess.run(
-        [sys.executable, SCRIPTS / name, *arguments],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
+@pytest.mark.parametrize("kind", ["jsonl", "txt"])
+@pytest.mark.parametrize("block", [3, 1000])
+def test_packing_changes_nothing(encoder, tmp_path, monkeypatch, kind, block):
+    for module in ("corpus", "readers", "shards"):
+        monkeypatch.setattr(f"megaboa.data.{module}.BLOCK", block)
+    plain = jsonl(tmp_path / f"a.{kind}", MANY)
+    _, files = build(tmp_path / "plain", [plain], encoder, separator="\n")
+    for end, shards in itertools.product(("gz", "zst"), (1, 4)):
+        path = packed(tmp_path / f"a.{kind}.{end}", plain.read_bytes())
+        assert build(tmp_path / end, [path], encoder, shards, separator="\n")[1] == files
+
+
+RECORDS = st.lists(
+    st.one_of(
+        st.builds(lambda n: MANY[n], st.integers(0, 399)),
+        st.text(st.characters(blacklist_categories=["Cs"]), max_size=30),
+        st.sampled_from([b"", b"\r", b"  ", "", "   ", '{"text": "\\u0000 é"}'.encode()]),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60)
+@given(
+    records=RECORDS,
+    ends=st.sampled_from([b"\n", b"\r\n"]),
+    closed=st.booleans(),
+    shards=st.integers(1, 7),
+    end=st.sampled_from(["jsonl", "jsonl.gz", "jsonl.zst"]),
+    block=st.integers(1, 10),
+    deduplicate=st.booleans(),
+)
+def test_whatever_the_records_the_way_changes_nothing(
+    encoder, tmp_path_factory, records, ends, closed, shards, end, block, deduplicate
+):
+    folder = tmp_path_factory.mktemp("c")
+    content = jsonl(folder / "a.jsonl", ["first", *records]).read_bytes().replace(b"\n", ends)
+    content = content if closed else content.removesuffix(ends)
+    (folder / "a.jsonl").write_bytes(content)
+    _, files = build(folder / "whole", [folder / "a.jsonl"], encoder, deduplicate=deduplicate)
+    texts = ["first", *(r if isinstance(r, str) else "\0 é" for r in records if isinstance(r, str) or b"u0000" in r)]
+    texts = [text for text in texts if text.strip()]
+    texts = list(dict.fromkeys(texts)) if deduplicate else texts
+    assert files["c.bin"] == np.array([t for text in texts for t in encoder.expected(text)], "<u2").tobytes()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("corpus", "readers", "shards"):
+            patch.setattr(f"megaboa.data.{module}.BLOCK", block)
+        path = packed(folder / f"b.{end}", content)
+        assert build(folder / "cut", [path], encoder, shards, deduplicate=deduplicate)[1] == files
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.sampled_from(["a", "世", "\n", "\n\n", "\n\n\n", "-=", "ab\r\n", "-", "="]), max_size=60),
+    st.sampled_from(["\n\n", "-=", "\r\n", "aba", "世"]),
+    st.integers(1, 7),
+    st.sampled_from(["txt", "txt.gz", "txt.zst"]),
+)
+def test_text_with_separators_is_divided_as_python_does_it(encoder, tmp_path_factory, pieces, separator, shards, end):
+    folder, text = tmp_path_factory.mktemp("t"), "x" + "".join(pieces)
+    path = packed(folder / f"a.{end}", text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("corpus", "readers", "shards"):
+            patch.setattr(f"megaboa.data.{module}.BLOCK", 2)
+        _, files = build(folder, [path], encoder, shards, separator=separator)
+    expected = [token for t in text.split(separator) if t.strip() for token in encoder.expected(t)]
+    assert files["c.bin"] == np.array(expected, "<u2").tobytes()
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_what_is_said_of_a_corpus_is_what_plain_python_counts(encoder, tmp_path, shards, deduplicate):
+    texts = [[*MANY[:50], "", "short", MANY[3]], [" "], MANY[40:90]]
+    paths = [jsonl(tmp_path / f"{n}.jsonl", records) for n, records in enumerate(texts)]
+    facts, files = build(tmp_path, paths, encoder, shards, deduplicate=deduplicate, min_characters=8)
+    (dataset,) = facts["datasets"]
+    long = [(n, text) for n, records in enumerate(texts) for text in records if len(text) >= 8]
+    kept = [(n, t) for i, (n, t) in enumerate(long) if not deduplicate or t not in [o for _, o in long[:i]]]
+    ids = [encoder.expected(text) for _, text in kept]
+    tokens = Counter(itertools.chain(*ids))
+    assert facts["documents"] == dataset["documents"] == len(kept)
+    assert facts["tokens"] == dataset["tokens"] == tokens.total()
+    assert dataset["largest_token"] == max(tokens)
+    repeated = {"duplicate": len(long) - len(kept)} if deduplicate else {}
+    assert dataset["dropped"] == {"blank": 2, "short": 1, **repeated}
+    assert sum(dataset["lengths"]) == len(kept)
+    assert {2**n: count for n, count in enumerate(dataset["lengths"]) if count} == Counter(
+        1 << (len(document).bit_length() - 1) for document in ids
     )
+    assert dataset["frequent"] == [list(pair) for pair in sorted(tokens.items(), key=lambda p: (-p[1], p[0]))[:20]]
+    assert dict(dataset["by_file"]) == Counter(n for n, _ in kept)
+    before = [encoder.expected(text) for _, text in long]
+    ratio = sum(len(text.encode()) for _, text in long) / sum(map(len, before))
+    assert dataset["bytes_per_token"] == round(ratio, 4)
+    assert dataset["sizes"] == {name: len(content) for name, content in files.items()}
+    assert dataset["sha256"] == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
-def specifications(folder, **corpus_changes):
-    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
-    (folder / "raw.jsonl").write_text(lines)
-    text = {"source": "raw.jsonl", "text_key": "text", "limit": None}
-    write_json(
-        folder / "bpe.spec.json",
-        {"name": "bpe", "store": "store", "train_on": {"name": "raw", **text}, "vocab_size": 280},
-    )
-    named = {"kind": "manifest", "manifest": "results/x/tokenizers/bpe.json"}
-    spec = {"name": "raw", "store": "store", **text, "append_eod": True, "tokenizer": named, **corpus_changes}
-    write_json(folder / "raw.spec.json", spec)
+@given(st.lists(st.integers(1, 2**31 - 1), max_size=20))
+def test_lengths_are_counted_by_powers_of_two(lengths):
+    found = length_histogram(np.array(lengths, "<i4"))
+    assert {n: count for n, count in enumerate(found.tolist()) if count} == Counter(n.bit_length() - 1 for n in lengths)
 
 
-@pytest.mark.slow
-def test_the_scripts_from_text_to_a_linked_corpus(tmp_path):
-    specifications(tmp_path)
-    train = ("train_tokenizer.py", tmp_path, "--spec", "bpe.spec.json", "--out", "results/x/tokenizers/bpe.json")
-    encode = ("tokenize_corpus.py", tmp_path, "--spec", "raw.spec.json", "--out", "results/x/data/raw.json")
-    for call in (train, encode):
-        done = script(*call)
-        assert done.returncode == 0, done.stderr
-    out = tmp_path / "results/x/data/raw.json"
-    manifest = json.loads(out.read_text())
-    assert set(manifest) == {
-        *("name", "datasets", "digest", "tokenizer_digest", "source", "documents", "tokens", "bytes", "dtype", "files")
-    }
-    assert (manifest["documents"], manifest["dtype"], manifest["bytes"]) == (60, "uint16", 2 * manifest["tokens"])
-    (dataset,) = manifest["datasets"]
-    documents = read(tmp_path / dataset["prefix"])
-    assert documents == read(tmp_path / "results/x/data/raw")
-    sizes = {f"raw.{end}": (tmp_path / f"results/x/data/raw.{end}").stat().st_size for end in ("bin", "idx")}
-    assert (dataset["key"], dataset["documents"], dataset["sizes"]) == ("text", 60, sizes)
-    assert (dataset["tokens"], dataset["largest_token"]) == (manifest["tokens"], max(map(max, documents)))
-    assert (tmp_path / "results/x/data/raw.bin").is_symlink()
-
-    # Again: the payload stays, the manifest is written anew and the same.
-    payload = (tmp_path / "results/x/data/raw.bin").resolve()
-    written, text = payload.stat().st_mtime_ns, out.read_text()
-    out.unlink()
-    assert script(*encode).returncode == 0
-    assert (payload.stat().st_mtime_ns, out.read_text()) == (written, text)
-
-    # Another text under the same name: another payload, and the old one is left alone.
-    with (tmp_path / "raw.jsonl").open("a") as stream:
-        stream.write('{"text": "one more"}\n')
-    assert script(*encode).returncode == 0
-    assert json.loads(out.read_text())["documents"] == 61
-    assert (tmp_path / "results/x/data/raw.bin").resolve() != payload
-    assert payload.stat().st_mtime_ns == written
+def test_several_keys_give_a_dataset_each(encoder, bpe, tmp_path):
+    records = [{"q": f"question {n}", "meta": {"answer": f"answer {n}" if n % 3 else ""}} for n in range(40)]
+    source = jsonl(tmp_path / "a.jsonl", records)
+    spec = specification(tmp_path, source, bpe, text_key=["q", "meta.answer"])
+    manifest = make(spec, 3)
+    questions, answers = manifest["datasets"]
+    assert [dataset["prefix"].rsplit("/", 1)[-1] for dataset in manifest["datasets"]] == ["c_q", "c_meta_answer"]
+    assert [dataset["key"] for dataset in manifest["datasets"]] == ["q", "meta.answer"]
+    assert documents(questions) == [encoder.expected(record["q"]) for record in records]
+    assert documents(answers) == [encoder.expected(f"answer {n}") for n in range(40) if n % 3]
+    assert answers["dropped"] == {"blank": 14} and questions["dropped"] == {}
+    assert manifest["documents"] == 40 + 26
 
 
-@pytest.mark.slow
-def test_a_mistake_ends_in_one_sentence_and_no_manifest(tmp_path):
-    specifications(tmp_path, text_key="content", tokenizer={"kind": "path", "path": "nobody/no-such-tokenizer"})
-    arguments = ("--spec", "raw.spec.json", "--out", "out.json")
-    done = script("tokenize_corpus.py", tmp_path, *arguments, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "hub"))
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: corpora.raw.tokenizer: 'nobody/no-such-tokenizer' is not in the local cache")
-    assert len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "out.json").exists()
+def test_a_key_without_any_text_gives_an_empty_dataset(encoder, tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", [{"a": "text", "b": ""}])
+    for deduplicate in (False, True):
+        facts, files = build(tmp_path / str(deduplicate), [path], encoder, text_key=["a", "b"], deduplicate=deduplicate)
+        assert [dataset["documents"] for dataset in facts["datasets"]] == [1, 0]
+        assert files["c_b.bin"] == b"" and len(files["c_b.idx"]) == 34 + 8
 
-    spec = json.loads((tmp_path / "bpe.spec.json").read_text())
-    write_json(tmp_path / "bpe.spec.json", {**spec, "vocab_size": 5000})
-    done = script("train_tokenizer.py", tmp_path, "--spec", "bpe.spec.json", "--out", "out.json")
-    assert done.returncode == 1
-    assert "tokenizers.bpe.vocab_size: 5000, but the text of corpus 'raw' yields only" in done.stderr
-    assert not (tmp_path / "out.json").exists()
+
+@pytest.mark.parametrize(("key", "stem"), [("a", "c_a"), ("a.b", "c_a_b"), ("ä-x", "c__x")])
+def test_the_names_of_the_files_of_several_keys(key, stem):
+    assert file_stem("c", [key, "other"], key) == stem
+    assert file_stem("c", [key], key) == "c"
+
+
+def test_the_limit_counts_records_that_are_used_and_ends_the_work(encoder, tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", ["", "one", "two", "three", b"not JSON"])
+    facts, _ = build(tmp_path, [path], encoder, limit=2)
+    assert facts["documents"] == 2 and facts["bad"]["records"] == 0
+
+
+def test_the_first_of_equal_documents_is_kept(encoder, tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", ["b", "a", "b", "c", "a"])
+    facts, files = build(tmp_path, [path], encoder, deduplicate=True)
+    assert files["c.bin"] == np.array([t for text in "bac" for t in encoder.expected(text)], "<u2").tobytes()
+    assert facts["datasets"][0]["dropped"] == {"duplicate": 2}
+
+
+def test_large_vocabularies_take_four_bytes(loaded, tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", MANY[:5])
+    encoder = Encoder({**loaded, "size": 70_000}, True, None)
+    for deduplicate in (False, True):
+        facts, files = build(tmp_path / str(deduplicate), [path], encoder, deduplicate=deduplicate)
+        expected = np.array([token for text in MANY[:5] for token in encoder.expected(text)], "<i4")
+        assert facts["dtype"] == "int32" and files["c.bin"] == expected.tobytes()
+
+
+def test_a_token_that_does_not_fit_is_refused(loaded, encoder, tmp_path):
+    wrong = Encoder(loaded, True, None)
+    wrong.suffix, wrong._appended = [70_000], 1
+    with pytest.raises(ValueError, match="token id 70000 does not fit uint16"):
+        build(tmp_path, [jsonl(tmp_path / "a.jsonl", ["a"])], wrong)
+
+
+@pytest.mark.parametrize("records", [[], ["", "  "], [b"", b"\r"]])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_source_without_text_is_refused(encoder, tmp_path, records, shards):
+    path = jsonl(tmp_path / "a.jsonl", records)
+    with pytest.raises(InputError, match=r"corpora\.c\.source: there is no text in it"):
+        build(tmp_path, [path], encoder, shards, deduplicate=shards == 3)
+
+
+BAD = [
+    (b'{"text": "cut', "not a line of JSON"),
+    (b'{"body": "x"}', "no key 'text'; set the corpus's `text_key` to one of ['body']"),
+    (b'{"text": 7}', "'text' holds int, not a string"),
+    (b'{"text": "\xff"}', "not a line of JSON"),
+    (b'{"text": "\\udc00"}', "half a character"),
+    (b"\0" * 4096, "not a line of JSON"),
+    (b'{"text": "' + b"x" * (1 << 20) + b'"}', "longer than max_document_mb allows (1 MiB)"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), BAD, ids=[said[:12] for _, said in BAD])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_bad_record_ends_the_job_in_a_sentence_or_is_skipped_and_counted(encoder, tmp_path, line, said, shards):
+    path = jsonl(tmp_path / "a.jsonl", ["good", line, "", "good too"])
+    with pytest.raises(InputError) as error:
+        build(tmp_path / "error", [path], encoder, shards, max_document_mb=1)
+    remedy = "mend or remove the record, or set corpora.c.on_bad_record to `skip`"
+    assert str(error.value).startswith(f"{path}:2: ") and str(error.value).endswith(remedy)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+    facts, files = build(tmp_path / "skip", [path], encoder, shards, max_document_mb=1, on_bad_record="skip")
+    assert facts["bad"]["records"] == 1 and facts["datasets"][0]["dropped"] == {"blank": 1}
+    (sample,) = facts["bad"]["samples"]
+    assert sample.startswith(f"{path}:2: ") and said in sample
+    assert files["c.bin"] == np.array([t for x in ("good", "good too") for t in encoder.expected(x)], "<u2").tobytes()
+
+
+def test_of_many_bad_records_all_are_counted_and_few_are_shown(encoder, tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", ["good", *[b"{"] * 50])
+    for shards in (1, 4):
+        facts, _ = build(tmp_path, [path], encoder, shards, on_bad_record="skip")
+        assert facts["bad"]["records"] == 50 and len(facts["bad"]["samples"]) == corpus.BAD_SAMPLES
+        assert facts["bad"]["samples"][0].startswith(f"{path}:2: ")
+
+
+def test_empty_files_give_nothing_and_disturb_nobody(encoder, bpe, tmp_path):
+    for name, texts in {"a": [], "b": ["one"], "c": [], "d": ["two"]}.items():
+        jsonl(tmp_path / f"{name}.jsonl", texts)
+    manifest = make(specification(tmp_path, tmp_path / "*.jsonl", bpe), 3)
+    assert [source["documents"] for source in manifest["sources"]] == [0, 1, 0, 1]
+
+
+def test_a_source_that_changes_before_it_is_read_ends_the_job(encoder, bpe, tmp_path):
+    spec = specification(tmp_path, jsonl(tmp_path / "a.jsonl", TEXTS), bpe)
+    listing = jobs.list_sources(spec, 1)
+    jsonl(tmp_path / "a.jsonl", [*TEXTS, "one more"])
+    with pytest.raises(InputError, match=r"a\.jsonl has changed since the corpus's files were listed: start again"):
+        jobs.make_shard(spec, listing, 0, 1)

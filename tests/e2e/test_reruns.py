@@ -93,10 +93,13 @@ def test_one_more_export_exports_without_training(done):
 @pytest.mark.parametrize(
     ("stage", "rules"),
     [
-        ("data", {"train_tokenizer": 1, "tokenize": 1, "data": 1}),
+        (
+            "data",
+            {"train_tokenizer": 1, "list_sources": 1, "tokenize": 1, "merge_corpus": 1, "verify_corpus": 1, "data": 1},
+        ),
         ("import", {"train_tokenizer": 1, "get_model": 1, "import_model": 1, "prove_import": 1, "import": 1}),
         ("preflight", {"train_tokenizer": 1, "get_model": 1, "preflight": 1}),
-        ("pretrain", {"tokenize": 1, "import_model": 1, "preflight": 1, "train": 2, "pretrain": 1}),
+        ("pretrain", {"tokenize": 1, "merge_corpus": 1, "import_model": 1, "preflight": 1, "train": 2, "pretrain": 1}),
         ("metrics", {"train": 2, "summarize": 2, "metrics": 1}),
         ("export", {"train": 1, "export_model": 1, "prove_export": 1, "export": 1}),
         ("report", {"train": 2, "summarize": 2, "prove_import": 1, "prove_export": 1, "report": 1}),

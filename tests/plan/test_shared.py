@@ -102,3 +102,36 @@ def test_specifications_are_written_only_when_they_change(tmp_path):
     stamp = spec.stat().st_mtime_ns
     found.write()
     assert spec.stat().st_mtime_ns == stamp
+
+
+def test_a_corpus_is_made_by_its_shards_and_its_first_records_by_one(tmp_path):
+    text = {"source": "python-stdlib", "shards": 3}
+    found = shared(tmp_path, corpora={"text": text})
+    assert [path.split("/e/data/")[1] for path in found.shard_manifests("text")] == [
+        f"text/shard-{shard}-of-3.json" for shard in range(3)
+    ]
+    assert shared(tmp_path, corpora={"text": {**text, "limit": 9}}).shards("text") == 1
+
+
+def test_the_number_of_shards_is_no_part_of_a_specification(tmp_path):
+    specs = [
+        shared(tmp_path, corpora={"text": {"source": "python-stdlib", "shards": n}}).specifications() for n in (1, 4)
+    ]
+    assert specs[0] == specs[1]
+
+
+def test_a_tokenizer_reads_its_text_as_the_corpus_does(tmp_path):
+    text = {"source": "python-stdlib", "on_bad_record": "skip", "max_document_mb": 7}
+    trained_on = shared(tmp_path, corpora={"text": text}).specifications()["tokenizers/bpe.json"]["train_on"]
+    assert (trained_on["on_bad_record"], trained_on["max_document_mb"]) == ("skip", 7)
+
+
+def test_a_glob_may_name_saved_datasets(tmp_path):
+    for name in ("one", "other"):
+        folder = tmp_path / "saved" / name
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+        (folder / "data.arrow").touch()
+    found = shared(tmp_path, corpora={"text": {"source": str(tmp_path / "saved" / "*")}})
+    files = [path for path in found.corpus_inputs("text") if path.endswith(".arrow")]
+    assert files == [str(tmp_path / "saved" / name / "data.arrow") for name in ("one", "other")]

@@ -14,6 +14,9 @@ from megaboa.data.readers import documents
 from megaboa.data.records import Format
 from megaboa.files import read_json, write_json
 
+# What decides which text is taken, beside the files.
+DECIDING = ("text_key", "separator", "limit", "max_document_mb", "on_bad_record")
+
 
 def train(spec: dict[str, Any]) -> dict[str, Any]:
     text = spec["train_on"]
@@ -22,7 +25,7 @@ def train(spec: dict[str, Any]) -> dict[str, Any]:
     listed = sources.listing(files, Path(spec["store"]) / "digests")
     identity = {
         "files": sources.fingerprint(listed),
-        **{key: text[key] for key in ("text_key", "separator", "limit")},
+        **{key: text[key] for key in DECIDING},
         "vocab_size": spec["vocab_size"],
         "tokenizers": version("tokenizers"),
         "transformers": version("transformers"),
@@ -30,7 +33,7 @@ def train(spec: dict[str, Any]) -> dict[str, Any]:
     folder = store.folder(spec["store"], "tokenizers", spec["name"], identity)
     with store.building(folder) as partial:
         if partial:
-            texts = documents(files, form, text["limit"])
+            texts = documents(files, form, text["limit"], text["on_bad_record"] == "skip", f"corpora.{text['name']}")
             size = tokenizer.train(texts, spec["vocab_size"], partial)
             if size != spec["vocab_size"]:
                 raise InputError(

@@ -15,8 +15,7 @@ from megaboa.config.errors import Problem, choose, nearest, show
 from megaboa.config.keys import Path
 from megaboa.config.models import Experiment, Model
 from megaboa.config.yaml_file import Places, dotted
-from megaboa.data.sources import STDLIB, SUFFIXES, hub_id, is_hub_id
-
+from megaboa.data.sources import STDLIB, SUFFIXES, hub_id, is_hub_id, is_saved
 
 def messages(error: ValidationError, raw: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
     """The errors of the typed models: the path of each, and what to say about it."""
@@ -289,11 +288,14 @@ def _one_source_problem(source: str) -> list[str]:
         return [] if is_hub_id(name) else [f"{source!r} must be `hf:` and an id of the hub, as in hf:owner/name"]
     path = FilePath(source).expanduser()
     if path.is_dir():
-        saved = (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
-        return [] if saved else [f"folder {source!r} was not written by `save_to_disk`: give a glob of the files in it"]
-    if not source.endswith(SUFFIXES):
+        return (
+            []
+            if is_saved(path)
+            else [f"folder {source!r} was not written by `save_to_disk`: give a glob of the files in it"]
+        )
+    found = list(FilePath(path.anchor).glob(str(path.relative_to(path.anchor))))
+    if not source.endswith(SUFFIXES) and not any(map(is_saved, found)):
         hint = nearest(source, [STDLIB])
         extra = f"; did you mean {hint!r}?" if hint else ""
         return [f"{source!r} must be a file ({', '.join(SUFFIXES)}), a glob of them, or {STDLIB!r}{extra}"]
-    found = any(FilePath(path.anchor).glob(str(path.relative_to(path.anchor))))
     return [] if found else [f"there is no file {source!r}: check the path"]

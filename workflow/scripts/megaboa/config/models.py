@@ -176,9 +176,9 @@ class Model(Section):
 
 class Corpus(Section):
     source: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] = key(
-        description="files (.jsonl and .txt, also as .gz and .zst; .parquet), a glob of them, a folder that "
-        "`save_to_disk` wrote, `hf:owner/name` of the hub, or `python-stdlib`: the sources of Python's own library; or "
-        "a list of these"
+        description="files (.jsonl, .txt, both also .gz and .zst, .parquet, .arrow), a folder that `save_to_disk` "
+        "wrote, a glob of them, `hf:owner/name` of the hub, or `python-stdlib`: the sources of Python's own library; "
+        "or a list of these"
     )
     text_key: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] = key(
         "text", "the field that holds the text, nested ones as `a.b`; several give a dataset each"
@@ -196,7 +196,7 @@ class Corpus(Section):
     on_bad_record: Literal["error", "skip"] = key(
         "error", "a record that can't be used ends the job, or is left out, counted and shown"
     )
-    max_document_mb: PositiveInt = key(128, "a longer record can't be used; 20 times its size is asked for in memory")
+    max_document_mb: PositiveInt = key(256, "a longer record can't be used; memory grows with it", le=1024)
     tokenizer: str | None = key(None, "name under `tokenizers`, or Hugging Face id or folder; default: the model's")
     append_eod: bool = key(True, "end every document with the tokenizer's end-of-text token")
     prepend_bos: bool | None = key(None, "begin every document with the BOS token; default: as the tokenizer does it")

@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from megaboa.data import duplicates
 from megaboa.data.encoder import Encoder, Gate, Tokens
 from megaboa.data.errors import InputError
-from megaboa.data.indexed import PIECE, in_pieces, mapped, token_dtype, write_index
-from megaboa.data.readers import Records, describe, is_blank
+from megaboa.data.indexed import PIECE, in_pieces, token_dtype, write_index
+from megaboa.data.readers import Records, describe, is_blank, refuse
 from megaboa.data.records import Bad, Format
 from megaboa.data.shards import BLOCK, Part
 from megaboa.data.sources import File, require_unchanged
@@ -87,13 +87,17 @@ class Column:
     tokens: int = 0
     text_bytes: int = 0
     largest: int = 0
+    empty: int = 0  # documents that the tokenizer makes nothing of
     dropped: Counter = field(default_factory=Counter)
     texts: list[str] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         endings = ["bin", "lengths", "origins", *(["hashes"] if self.hashed else [])]
-        self._files = {ending: Path(f"{self.path}.{ending}").open("wb") for ending in endings}  # noqa: SIM115 (see close)
+        self._files = {
+            ending: Path(f"{self.path}.{ending}").open("wb")  # noqa: SIM115
+            for ending in endings
+        }
         self._counts = np.zeros(0, dtype=np.int64)
         self._histogram = np.zeros(LENGTH_BINS, dtype=np.int64)
 
@@ -111,6 +115,7 @@ class Column:
         self._count(tokens)
         self.documents += len(self.texts)
         self.tokens += len(tokens.ids)
+        self.empty += int(np.count_nonzero(tokens.lengths == 0))
         self.largest = max(self.largest, largest)
         self.texts, self.origins = [], []
 
@@ -132,6 +137,7 @@ class Column:
             "tokens": self.tokens,
             "text_bytes": self.text_bytes,
             "largest_token": self.largest,
+            "empty": self.empty,
             "dropped": dict(self.dropped),
             "lengths": self._histogram.tolist(),
         }
@@ -192,6 +198,7 @@ class _Shard:
                     self._refuse(file, position, texts)
                 elif self._take(file, position, texts) and self.taken == self.options.limit:
                     self._write()
+                    self._tell(1.0)
                     return
                 if self.waiting >= BATCH_CHARACTERS or len(self.columns[0].texts) >= BATCH_DOCUMENTS:
                     self._write()
@@ -218,7 +225,7 @@ class _Shard:
                 column.dropped["short"] += 1
                 continue
             if self.gate.wants():
-                self.gate.check(text, describe(file, position, self.options.form))
+                self.gate.check(text, lambda: describe(file, position, self.options.form))
             column.texts.append(text)
             column.origins.append(position)
             column.text_bytes += len(text) if text.isascii() else len(text.encode())
@@ -229,17 +236,11 @@ class _Shard:
         return taken
 
     def _refuse(self, file: File, position: int, record: Bad) -> None:
-        said = f"{describe(file, position, self.options.form)}: {record.reason}" if self._tells() else ""
         if not self.options.skip_bad:
-            raise InputError(
-                f"{said}; mend or remove the record, or set corpora.{self.options.name}.on_bad_record to `skip`"
-            )
+            raise refuse(file, position, self.options.form, record, f"corpora.{self.options.name}")
         self.bad["records"] += 1
-        if said:
-            self.bad["samples"].append(said)
-
-    def _tells(self) -> bool:
-        return not self.options.skip_bad or len(self.bad["samples"]) < BAD_SAMPLES
+        if len(self.bad["samples"]) < BAD_SAMPLES:
+            self.bad["samples"].append(f"{describe(file, position, self.options.form)}: {record.reason}")
 
     def _write(self) -> None:
         for column in self.columns:
@@ -311,6 +312,10 @@ def _merge_column(
     kept = None
     if options.deduplicate:
         kept = duplicates.first_ones(lambda: _in_order(sources, runs, "hashes", np.dtype(f"V{HASH_BYTES}")))
+    duplicate = 0 if kept is None else int(np.count_nonzero(~kept))
+    if any(fact["empty"] for fact in facts):
+        filled = np.concatenate([piece > 0 for piece in _in_order(sources, runs, "lengths", LENGTH)])
+        kept = filled if kept is None else kept & filled
     data, index, origins, lengths = (Path(f"{stem}.{ending}") for ending in ("bin", "idx", "origins", "lengths"))
     with lengths.open("wb") as stream:
         for piece in _kept(_in_order(sources, runs, "lengths", LENGTH), kept):
@@ -323,15 +328,17 @@ def _merge_column(
     kept_lengths = mapped(lengths, LENGTH)
     documents = write_index(index, dtype, lambda: in_pieces(kept_lengths))
     if kept is None:
-        counts = _sum([np.load(f"{source}.counts.npy") for source in sources])
-        histogram = _sum([np.array(fact["lengths"]) for fact in facts])
+        counts = _sum(np.load(f"{source}.counts.npy") for source in sources)
+        histogram = _sum(np.array(fact["lengths"]) for fact in facts)
     else:
-        counts = _sum([np.bincount(piece) for piece in in_pieces(mapped(data, dtype))])
-        histogram = _sum([length_histogram(piece) for piece in in_pieces(kept_lengths)])
+        tokens = np.memmap(data, dtype, "r") if data.stat().st_size else np.empty(0, dtype)
+        counts = _sum(np.bincount(piece) for piece in in_pieces(tokens))
+        histogram = _sum(length_histogram(piece) for piece in in_pieces(mapped))
     lengths.unlink()
     dropped = sum((Counter(fact["dropped"]) for fact in facts), Counter())
+    dropped += Counter(duplicate=duplicate)
     if kept is not None:
-        dropped["duplicate"] = len(kept) - documents
+        dropped += Counter(untokenizable=len(kept) - documents - duplicate)
     before = sum(fact["tokens"] for fact in facts)
     return {
         "documents": documents,
@@ -342,7 +349,7 @@ def _merge_column(
         "sizes": {path.name: path.stat().st_size for path in (data, index)},
         "sha256": {data.name: sha256, index.name: file_digest(index)},
         "lengths": histogram.tolist(),
-        "frequent": [[int(token), int(counts[token])] for token in np.argsort(-counts, kind="stable")[:FREQUENT]],
+        "frequent": _frequent(counts),
         "by_file": _documents_by_file(by_file, kept),
     }
 
@@ -412,12 +419,18 @@ def _read(stream: IO[bytes], dtype: np.dtype, count: int) -> NDArray:
     return np.frombuffer(content, dtype)
 
 
-def _sum(arrays: list[NDArray]) -> NDArray:
+def _sum(arrays: Iterable[NDArray]) -> NDArray:
     """Element by element; shorter ones end in zeros."""
-    total = np.zeros(max((len(array) for array in arrays), default=0), dtype=np.int64)
+    total = np.zeros(0, dtype=np.int64)
     for array in arrays:
+        total = np.pad(total, (0, max(0, len(array) - len(total))))
         total[: len(array)] += array
     return total
+
+
+def _frequent(counts: NDArray) -> list[list[int]]:
+    most = np.argsort(-counts, kind="stable")[:FREQUENT]
+    return [[int(token), int(counts[token])] for token in most if counts[token]]
 
 
 def _documents_by_file(by_file: list[tuple[int, int]], kept: NDArray | None) -> list[list[int]]:

@@ -106,12 +106,11 @@ class Index:
             if (lengths <= 0).any():
                 found.append(f"document {begin + int(np.argmax(lengths <= 0))} has no tokens")
             expected = int(ends[-1])
+        wrong_list = len(self.documents) != len(self.lengths) + 1
         for begin in range(0, len(self.documents), PIECE):
             piece = self.documents[begin : begin + PIECE]
-            if (piece != np.arange(begin, begin + len(piece))).any() or len(self.documents) != len(self.lengths) + 1:
-                found.append("its list of documents is not that of one sequence per document")
-                break
-        return found
+            wrong_list |= bool((piece != np.arange(begin, begin + len(piece))).any())
+        return [*found, "its list of documents is not that of one sequence per document"] if wrong_list else found
 
     @property
     def bytes(self) -> int:

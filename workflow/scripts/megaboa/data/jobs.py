@@ -27,6 +27,11 @@ from megaboa.data.sources import File
 from megaboa.files import digest, link, read_json, write_json
 
 FACTS = "facts.json"
+FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota is used up",
+    errno.EFBIG: "files may not be that large here (`ulimit -f`)",
+}
 # What decides which tokens a corpus holds, beside its text and its tokenizer.
 DECIDING = (
     "text_key",
@@ -54,7 +59,8 @@ def list_sources(spec: dict[str, Any], threads: int) -> dict[str, Any]:
         **{option: spec[option] for option in DECIDING},
     }
     folder = store.folder(spec["store"], "corpora", name, identity)
-    loaded = tokenizer.freeze(reference, folder.with_name(f"{folder.name}.tokenizer.json"))
+    with disk_full(folder):
+        loaded = tokenizer.freeze(reference, folder.with_name(f"{folder.name}.tokenizer.json"))
     return {"name": name, "files": files, "tokenizer": loaded, "identity": identity, "folder": str(folder)}
 
 
@@ -67,11 +73,15 @@ def make_shard(spec: dict[str, Any], listing: dict[str, Any], shard: int, shards
     files = [File(**file) for file in listing["files"]]
     parts = divide(files, shards, spec["separator"])[shard]
     folder = shard_folder(final, shard, shards)
-    with disk_full(folder), store.building(folder) as partial:
-        if partial:
-            encoder = encoder_of(spec, listing)
-            progress = Progress(spec["name"], folder.parent / "progress", shard, shards)
-            write_json(partial / FACTS, tokenize_shard(options, files, parts, encoder, partial, progress))
+    try:
+        with disk_full(folder), store.building(folder) as partial:
+            if partial:
+                encoder = encoder_of(spec, listing)
+                progress = Progress(spec["name"], folder.parent / "progress", shard, shards)
+                write_json(partial / FACTS, tokenize_shard(options, files, parts, encoder, partial, progress))
+    except FileNotFoundError:
+        if not final.exists():  # else another job has merged the corpus meanwhile and removed its shards
+            raise
     return {"folder": str(folder)}
 
 
@@ -83,7 +93,8 @@ def merge_shards(spec: dict[str, Any], listing: dict[str, Any], shards: int) -> 
             folders = [shard_folder(final, shard, shards) for shard in range(shards)]
             made = [(folder, read_json(folder / FACTS)) for folder in folders]
             write_json(partial / FACTS, merge(Options.of(spec), made, partial))
-    shutil.rmtree(shard_folder(final, 0, shards).parent, ignore_errors=True)
+    for leftover in final.parent.glob(f"{final.name}.shards-of-*"):  # of another number of shards, too
+        shutil.rmtree(leftover, ignore_errors=True)
     return manifest(spec, listing, read_json(final / FACTS))
 
 
@@ -137,9 +148,9 @@ def disk_full(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in FULL:
             raise
-        kind = "the quota is used up" if error.errno == errno.EDQUOT else "the disk is full"
+        kind = FULL[error.errno]
         raise InputError(
             f"{folder.parent}: {kind}; nothing half-written was kept. Free some space, or set `store` to another place"
         ) from error

@@ -20,9 +20,12 @@ class TruncatedError(Exception):
 
 
 @contextlib.contextmanager
-def unpacked(path: str, packed: str) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
-    """The content of a .gz or .zst file, and a function that says how many of its bytes were read."""
+def unpacked(path: str, packed: str | None) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
+    """The content of a file that may be a .gz or .zst, and a function that says how many of its bytes were read."""
     with Path(path).open("rb") as raw:
+        if packed is None:
+            yield raw, raw.tell
+            return
         inner = gzip.GzipFile(fileobj=raw) if packed == "gz" else _Zstd(raw)
         with io.BufferedReader(inner, CHUNK) as stream:
             try:

@@ -14,7 +14,7 @@ from typing import IO, Any
 from megaboa.data.errors import InputError
 from megaboa.data.packed import CHUNK, unpacked
 from megaboa.data.records import Bad, Format, Record, decode, json_parser, text_getter, too_long
-from megaboa.data.shards import BLOCK, Part
+from megaboa.data.shards import BLOCK, Part, can_be_cut
 from megaboa.data.sources import File
 
 
@@ -52,7 +52,7 @@ class Records:
                 raise ValueError(f"unknown kind of file: {kind!r}")
 
     def _cut(self, separator: bytes) -> Iterator[tuple[int, bytes | Bad]]:
-        if self.file.packed:
+        if not can_be_cut(self.file, self.form.separator):
             with unpacked(self.file.path, self.file.packed) as (stream, done):
                 pieces = enumerate(piece for _, piece in split(stream, separator, 0, self.form.max_bytes))
                 for number, piece in self._mine(pieces):
@@ -81,7 +81,7 @@ class Records:
             elif line and not line.isspace():
                 try:
                     yield position, texts(parse(line))
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     yield position, Bad(f"not a line of JSON ({error})")
 
     def _decoded(self, pieces: Iterator[tuple[int, bytes | Bad]]) -> Iterator[Record]:
@@ -125,8 +125,8 @@ def split(stream: IO[bytes], separator: bytes, begin: int, max_bytes: int) -> It
                 yield place, piece if length <= max_bytes else too_long(max_bytes)
             place += length + len(separator)
             others, dropped = False, 0
-        if others or dropped + len(rest) > max_bytes:
-            kept = len(separator) - 1  # which may be the beginning of a separator
+        kept = len(separator) - 1  # bytes that may be the beginning of a separator
+        if others or dropped + len(rest) - kept > max_bytes:
             dropped += max(0, len(rest) - kept)
             rest = rest[-kept:] if kept else b""
     if not others and dropped + len(rest):
@@ -145,7 +145,8 @@ def describe(file: File, position: int, form: Format) -> str:
         return f"{file.path}, row {position}"
     if file.kind == "source" or form.separator is None:
         return file.path
-    return f"{file.path}, document {position + 1}" if file.packed else f"{file.path}, byte {position}"
+    byte = can_be_cut(file, form.separator)
+    return f"{file.path}, byte {position}" if byte else f"{file.path}, document {position + 1}"
 
 
 def line_number(path: str, position: int) -> int:
@@ -154,9 +155,13 @@ def line_number(path: str, position: int) -> int:
         return 1 + sum(chunk.count(b"\n") for chunk in chunks)
 
 
-def documents(files: Iterable[File], form: Format, limit: int | None = None) -> Iterator[str]:
-    """The first `limit` texts that are not blank, one after the other; a record that can't be used ends it."""
-    texts = itertools.chain.from_iterable(_texts(file, number, form) for number, file in enumerate(files))
+def documents(
+    files: Iterable[File], form: Format, limit: int | None = None, skip_bad: bool = False, key: str = ""
+) -> Iterator[str]:
+    """The first `limit` texts that are not blank; `key` is named in errors, as in `corpora.wiki`."""
+    texts = itertools.chain.from_iterable(
+        _texts(file, number, form, skip_bad, key) for number, file in enumerate(files)
+    )
     return itertools.islice((text for text in texts if not is_blank(text)), limit)
 
 
@@ -164,8 +169,14 @@ def is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-def _texts(file: File, number: int, form: Format) -> Iterator[str]:
+def refuse(file: File, position: int, form: Format, record: Bad, key: str) -> InputError:
+    where = describe(file, position, form)
+    return InputError(f"{where}: {record.reason}; mend or remove the record, or set {key}.on_bad_record to `skip`")
+
+
+def _texts(file: File, number: int, form: Format, skip_bad: bool, key: str) -> Iterator[str]:
     for position, texts in Records(file, whole(number, file), form):
-        if isinstance(texts, Bad):
-            raise InputError(f"{describe(file, position, form)}: {texts.reason}")
-        yield from texts
+        if not isinstance(texts, Bad):
+            yield from texts
+        elif not skip_bad:
+            raise refuse(file, position, form, texts, key)

@@ -34,6 +34,8 @@ class Format:
 
 
 def decode(content: bytes) -> Sequence[str] | Bad:
+    if (place := content.find(0)) >= 0:
+        return Bad(f"holds NUL bytes, as a crashed writer leaves them (byte {place})")
     try:
         return (content.decode(),)
     except UnicodeDecodeError as error:

@@ -16,7 +16,7 @@ BLOCK = 1000  # records
 
 @dataclass(frozen=True)
 class Part:
-    """Of file number `file` what lies in [begin, end) of its size; where it can't be cut, every so-many-th block."""
+    """Of file number `file` what lies in [begin, end) of its size; of a file that can't be cut, every n-th block."""
 
     file: int
     begin: int

@@ -22,8 +22,16 @@ from megaboa.files import digest, file_digest, read_json, write_json
 STDLIB = "python-stdlib"
 HUB = "hf:"
 # Kind of a file by the end of its name, without .gz or .zst.
-KINDS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".parquet": "parquet"}
+KINDS = {
+    ".jsonl": "jsonl",
+    ".json": "jsonl",
+    ".ndjson": "jsonl",
+    ".txt": "text",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
 PACKED = {".gz": "gz", ".zst": "zst"}
+TABLES = ("parquet", "arrow")
 SUFFIXES = (*KINDS, *(kind + packed for kind in (".jsonl", ".txt") for packed in PACKED))
 # Folders of the standard library that hold other people's packages, data files of tests, or build leftovers.
 NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"}
@@ -78,6 +86,9 @@ def files(spec: dict[str, Any]) -> list[File]:
             found += stream.files(name, spec["subset"], spec["split"], spec["revision"])
         else:
             found += files_of(source, spec["split"])
+    for file in found:
+        if file.size == 0 and (file.packed or file.kind in TABLES):
+            raise InputError(f"{file.path}: empty, which no {file.packed or file.kind} file is: copy it anew")
     return found
 
 
@@ -88,22 +99,33 @@ def files_of(source: str, split: str | None) -> list[File]:
         return [File.of(path, "arrow") for path in saved_dataset(Path(source), split)]
     # Path.glob takes no absolute patterns.
     named = [source] if Path(source).is_file() else glob.iglob(source, recursive=True)  # noqa: PTH207
-    found = sorted(path for path in map(Path, named) if path.is_file())
+    found, folders = [], set()
+    for path in sorted(set(map(Path, named))):
+        if folders.isdisjoint(path.parents):  # else it is a part of a folder that was taken as a whole
+            if path.is_file():
+                found.append(File.of(path, *kind_of(path)))
+            elif is_saved(path):
+                folders.add(path)
+                found += [File.of(part, "arrow") for part in saved_dataset(path, split)]
     if not found:
         raise InputError(
             f"corpus source {source!r}: no such file; give a file, a glob, a folder that `save_to_disk` wrote, "
             f"`{HUB}owner/name`, or {STDLIB!r}"
         )
-    return [File.of(path, *kind_of(path)) for path in found]
+    return found
 
 
 def kind_of(path: Path) -> tuple[str, str | None]:
     packed = PACKED.get(path.suffix)
     suffix = path.with_suffix("").suffix if packed else path.suffix
     kind = KINDS.get(suffix)
-    if kind is None or (packed and kind == "parquet"):
+    if kind is None or (packed and kind in TABLES):
         raise InputError(f"corpus source {path}: unknown kind of file; known are {', '.join(SUFFIXES)}")
     return kind, packed
+
+
+def is_saved(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
 
 
 def saved_dataset(folder: Path, split: str | None) -> list[Path]:

@@ -96,23 +96,23 @@ def _rows(
         yield number, _decoded(record, texts)
 
 
-def _records(batch: pyarrow.RecordBatch) -> list[dict[str, Any]]:
+def _records(batch: pyarrow.RecordBatch) -> list[dict[str, Any] | Bad]:
     try:
         return batch.to_pylist()
     except UnicodeDecodeError:  # a string column that holds something else: which rows do?
-        return [
-            dict(zip(batch.schema.names, row, strict=True))
-            for row in zip(*(_values(column) for column in batch.columns), strict=True)
-        ]
+        return [_record(batch.slice(number, 1)) for number in range(batch.num_rows)]
 
 
-def _values(column: pyarrow.Array) -> list[Any]:
-    if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
-        return column.cast(pyarrow.large_binary()).to_pylist()
-    return column.to_pylist()
+def _record(row: pyarrow.RecordBatch) -> dict[str, Any] | Bad:
+    try:
+        return row.to_pylist()[0]
+    except UnicodeDecodeError as error:
+        return Bad(f"not UTF-8 text (byte {error.start})")
 
 
-def _decoded(record: dict[str, Any], texts: Any) -> Any:
+def _decoded(record: dict[str, Any] | Bad, texts: Any) -> Any:
+    if isinstance(record, Bad):
+        return record
     for key, value in record.items():
         if isinstance(value, bytes):
             try:

@@ -1,4 +1,4 @@
-"""Is a finished corpus what its source says? Its index is checked, and documents picked at random are compared."""
+"""Is a finished corpus what its source says? Its index, and documents picked at random, from source to tokens."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from megaboa.data.readers import Records, describe, whole
 from megaboa.data.records import Bad, Format
 from megaboa.data.shards import Part, can_be_cut
 from megaboa.data.sources import File, require_unchanged
+from megaboa.files import file_digest
 
 DOCUMENTS = 200
 SAMPLED_FILES = 100
@@ -32,22 +33,26 @@ class Verdict:
 
 
 def check_index(dataset: dict[str, Any], dtype: str) -> list[str]:
-    """Every pointer and length, and the files' sizes."""
+    """Every pointer and length, and the files' sizes and checksums."""
     prefix = dataset["prefix"]
     try:
         index = Index.open(Path(f"{prefix}.idx"))
+        size = Path(f"{prefix}.bin").stat().st_size
     except (OSError, ValueError) as error:
         return [str(error)]
     found = [f"{prefix}.idx: {problem}" for problem in index.problems()]
-    size = Path(f"{prefix}.bin").stat().st_size
     counted = {
         "type": (index.dtype.name, dtype),
         "documents": (len(index.lengths), dataset["documents"]),
         "bytes of .bin by its index": (index.bytes, size),
         "tokens": (size // index.dtype.itemsize, dataset["tokens"]),
     }
+    found += [f"{prefix}: {name}: {is_} instead of {want}" for name, (is_, want) in counted.items() if is_ != want]
+    paths = [Path(prefix).with_name(name) for name in dataset["sha256"]]
     return found + [
-        f"{prefix}: {name}: {is_} instead of {want}" for name, (is_, want) in counted.items() if is_ != want
+        f"{path} was changed after it was written"
+        for path in paths
+        if file_digest(path) != dataset["sha256"][path.name]
     ]
 
 
@@ -60,7 +65,7 @@ def check_documents(
     encoder: Encoder,
     documents: int = DOCUMENTS,
 ) -> Verdict:
-    """Compare a random sample with the source: tokens with those of `tokenizers`, decoded text with the text."""
+    """Compare a random sample with the source: the tokens with those of `tokenizers`, the decoded text with its own."""
     prefix = dataset["prefix"]
     index = Index.open(Path(f"{prefix}.idx"))
     data = mapped(Path(f"{prefix}.bin"), index.dtype)
@@ -70,9 +75,10 @@ def check_documents(
         require_unchanged(files[file])
         texts = dict(read_at(files[file], file, form, sorted(wanted), number))
         for position, document in wanted.items():
-            where = f"document {document} of {prefix} ({describe(files[file], position, form)})"
             ids = index.tokens(data, document).tolist()
-            _compare(ids, texts.get(position), encoder, where, verdict)
+            if problem := _compare(ids, texts.get(position), encoder, verdict):
+                where = f"document {document} of {prefix} ({describe(files[file], position, form)})"
+                verdict.problems.append(f"{where}: {problem}")
     return verdict
 
 
@@ -114,18 +120,19 @@ def read_at(file: File, number: int, form: Format, positions: Sequence[int], key
                 return
 
 
-def _compare(ids: list[int], text: str | None, encoder: Encoder, where: str, verdict: Verdict) -> None:
+def _compare(ids: list[int], text: str | None, encoder: Encoder, verdict: Verdict) -> str | None:
+    """What is wrong with a document."""
     verdict.documents += 1
     if text is None:
-        verdict.problems.append(f"{where}: there is no such record in the source")
-        return
+        return "there is no such record in the source"
     own = ids[len(encoder.prefix) : len(ids) - len(encoder.suffix)]
     if ids[: len(encoder.prefix)] != encoder.prefix or ids[len(ids) - len(encoder.suffix) :] != encoder.suffix:
-        verdict.problems.append(f"{where}: doesn't begin and end with the special tokens it should")
-    elif len(ids) <= LONGEST_TOKENS and ids != encoder.expected(text):
-        verdict.problems.append(f"{where}: its tokens aren't those of the source's text")
+        return "doesn't begin and end with the special tokens it should"
+    if len(ids) <= LONGEST_TOKENS and ids != encoder.expected(text):
+        return "its tokens aren't those of the source's text"
     decoded = encoder.decode(own)
     if decoded == text:
         verdict.decoded += 1
     elif len(ids) > LONGEST_TOKENS:
-        verdict.problems.append(f"{where}: decodes to another text")
+        return "decodes to another text"
+    return None

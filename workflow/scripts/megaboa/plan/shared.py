@@ -168,9 +168,8 @@ class Shared:
     def _tokenizer(self, name: str) -> dict[str, Any]:
         tokenizer = self.plan.experiment.tokenizers[name]
         corpus = self.plan.experiment.corpora[tokenizer.train_on]
-        text = corpus.model_dump(
-            include={"text_key", "separator", "subset", "split", "revision", "limit", "max_document_mb"}
-        )
+        reading = ("text_key", "separator", "subset", "split", "revision", "limit", "max_document_mb", "on_bad_record")
+        text = corpus.model_dump(include=set(reading))
         return {
             "name": name,
             "store": self.plan.experiment.store,

@@ -1,0 +1,38 @@
+"""What a record is made of."""
+
+import pytest
+
+from megaboa.data.records import Bad, Format, decode, json_parser, text_getter
+
+
+@pytest.mark.parametrize(("key", "keys"), [("text", ("text",)), (["q", "a.b"], ("q", "a.b"))])
+def test_the_format_of_a_specification(key, keys):
+    assert Format.of({"text_key": key, "separator": "\n", "max_document_mb": 3}) == Format(keys, "\n", 3 << 20)
+
+
+def test_text_is_utf8_without_nul_bytes():
+    assert decode("ä世".encode()) == ("ä世",)
+    assert decode(b"a\xff") == Bad("not UTF-8 text (byte 1)")
+    assert "NUL bytes" in decode(b"a\0\0").reason
+
+
+def test_numbers_that_json_does_not_know_are_read_as_python_reads_them():
+    assert json_parser()(b'{"text": "a", "score": NaN, "big": 123456789012345678901234567890}')["text"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("record", "found"),
+    [
+        ({"a": {"b": {"c": "x"}}}, ["x"]),
+        ({"a.b.c": "y", "a": 1}, ["y"]),
+        ({"a": {"b.c": "z"}}, None),
+        ({"a": "b"}, None),
+    ],
+)
+def test_nested_keys(record, found):
+    texts = text_getter(("a.b.c",))(record)
+    assert texts == found if found else isinstance(texts, Bad)
+
+
+def test_a_key_of_a_record_that_is_half_a_character_can_be_shown():
+    assert text_getter(("text",))({"\ud800": 1}).reason.encode()
