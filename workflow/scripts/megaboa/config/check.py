@@ -17,6 +17,7 @@ from megaboa.config.models import Experiment, Model
 from megaboa.config.yaml_file import Places, dotted
 from megaboa.data.sources import STDLIB, SUFFIXES, hub_id, is_hub_id, is_saved
 
+
 def messages(error: ValidationError, raw: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
     """The errors of the typed models: the path of each, and what to say about it."""
     details = [(_real_path(detail, raw), detail) for detail in error.errors(include_url=False)]

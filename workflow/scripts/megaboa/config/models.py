@@ -196,7 +196,9 @@ class Corpus(Section):
     on_bad_record: Literal["error", "skip"] = key(
         "error", "a record that can't be used ends the job, or is left out, counted and shown"
     )
-    max_document_mb: PositiveInt = key(256, "a longer record can't be used; memory grows with it", le=1024)
+    max_document_mb: PositiveInt = key(
+        128, "a longer record can't be used; 20 times its size is asked for in memory", le=1024
+    )
     tokenizer: str | None = key(None, "name under `tokenizers`, or Hugging Face id or folder; default: the model's")
     append_eod: bool = key(True, "end every document with the tokenizer's end-of-text token")
     prepend_bos: bool | None = key(None, "begin every document with the BOS token; default: as the tokenizer does it")

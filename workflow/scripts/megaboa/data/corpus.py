@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from megaboa.data import duplicates
 from megaboa.data.encoder import Encoder, Gate, Tokens
 from megaboa.data.errors import InputError
-from megaboa.data.indexed import PIECE, in_pieces, token_dtype, write_index
+from megaboa.data.indexed import PIECE, in_pieces, mapped, token_dtype, write_index
 from megaboa.data.readers import Records, describe, is_blank, refuse
 from megaboa.data.records import Bad, Format
 from megaboa.data.shards import BLOCK, Part
@@ -331,9 +331,8 @@ def _merge_column(
         counts = _sum(np.load(f"{source}.counts.npy") for source in sources)
         histogram = _sum(np.array(fact["lengths"]) for fact in facts)
     else:
-        tokens = np.memmap(data, dtype, "r") if data.stat().st_size else np.empty(0, dtype)
-        counts = _sum(np.bincount(piece) for piece in in_pieces(tokens))
-        histogram = _sum(length_histogram(piece) for piece in in_pieces(mapped))
+        counts = _sum(np.bincount(piece) for piece in in_pieces(mapped(data, dtype)))
+        histogram = _sum(length_histogram(piece) for piece in in_pieces(kept_lengths))
     lengths.unlink()
     dropped = sum((Counter(fact["dropped"]) for fact in facts), Counter())
     dropped += Counter(duplicate=duplicate)
