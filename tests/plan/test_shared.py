@@ -40,9 +40,10 @@ def test_only_what_is_used_is_made(tmp_path):
 def test_a_run_waits_for_what_it_reads(tmp_path):
     found = shared(tmp_path)
     wanted = {run.name: [path.split("/e/")[1] for path in found.run_inputs(run)] for run in found.plan.runs}
+    data = ["data/text.json", "data/text/verification.json"]
     assert wanted == {
-        "a": ["data/text.json", "models/dense/source.json", "models/dense/import.json"],
-        "b": ["data/text.json", "models/fresh/source.json"],
+        "a": [*data, "models/dense/source.json", "models/dense/import.json"],
+        "b": [*data, "models/fresh/source.json"],
     }
 
 
@@ -67,7 +68,7 @@ def test_runs_that_draw_the_same_samples_share_an_index(tmp_path):
     spec = found.specifications()[f"indexes/{name}.json"]
     assert (spec["run"], spec["max_epochs"]) == ("a", 2.0)
     inputs = [path.split("/results/")[1] for path in found.index_inputs(name)]
-    assert inputs == ["e/data/text.json", "e/models/dense/source.json"]
+    assert inputs == ["e/data/text.json", "e/data/text/verification.json", "e/models/dense/source.json"]
     assert found.index_manifest(found.plan["wide"])[0].endswith(f"e/data/indexes/{name}.json")
 
 

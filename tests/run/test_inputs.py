@@ -1,9 +1,8 @@
 from pathlib import Path
 
-import numpy as np
 import pytest
+from indexed_files import write_indexed
 
-from megaboa.data.indexed import IndexedWriter
 from megaboa.files import write_json
 from megaboa.results import RunFolder
 from megaboa.run.inputs import UnusableInputError, check_data, check_documents, check_index, check_nodes, empty_splits
@@ -40,11 +39,9 @@ def corpus(root, name, documents=20, largest=9, **changes):
     """A corpus of one dataset, as the library writes it, and its manifest with some entries changed."""
     prefix = root / "store" / name
     prefix.parent.mkdir(exist_ok=True)
-    with IndexedWriter(prefix, np.dtype(np.uint16)) as writer:
-        for _ in range(documents):
-            writer.add([1, largest])
+    tokens = write_indexed(prefix, [[1, largest]] * documents)
     sizes = {f"{name}.{end}": (root / "store" / f"{name}.{end}").stat().st_size for end in ("bin", "idx")}
-    dataset = {"key": "text", "prefix": str(prefix), "documents": documents, "tokens": writer.tokens}
+    dataset = {"key": "text", "prefix": str(prefix), "documents": documents, "tokens": tokens}
     dataset |= {"sizes": sizes, "largest_token": largest, **changes}
     manifest = root / "results" / "e" / "data" / f"{name}.json"
     write_json(manifest, {"dtype": "uint16", "datasets": [dataset]})

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cpu_ranks import on_cpu
+from indexed_files import write_indexed
 
 from megaboa.data import tokenizer
-from megaboa.data.indexed import IndexedWriter
 from megaboa.files import digest
 
 pytestmark = pytest.mark.slow
@@ -38,10 +38,8 @@ def folder(tmp_path_factory):
 
 
 def write(prefix, words, texts):
-    with IndexedWriter(prefix, np.dtype(np.uint16)) as writer:
-        for text in texts:
-            writer.add([*words(text)["input_ids"], words.eos_token_id])
-    return {"prefix": str(prefix), "documents": writer.documents, "tokens": writer.tokens}
+    documents = [[*words(text)["input_ids"], words.eos_token_id] for text in texts]
+    return {"prefix": str(prefix), "documents": len(documents), "tokens": write_indexed(prefix, documents)}
 
 
 def _samples(folder, data, count):

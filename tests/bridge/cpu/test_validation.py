@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cpu_ranks import on_cpu
+from indexed_files import write_indexed
 
-from megaboa.data.indexed import IndexedWriter
 from megaboa.files import read_jsonl
 
 pytestmark = pytest.mark.slow
@@ -25,10 +25,8 @@ def folder(tmp_path_factory):
     draw = np.random.default_rng(0)
     corpora = {}
     for name, low in (("text", 0), ("other", 60), ("third", 90)):
-        with IndexedWriter(root / name, np.dtype(np.uint16)) as writer:
-            for _ in range(100):
-                writer.add([*draw.integers(low, low + 30, 20), VOCABULARY - 1])
-        corpora[name] = [{"prefix": str(root / name), "tokens": writer.tokens}]
+        documents = [[*draw.integers(low, low + 30, 20), VOCABULARY - 1] for _ in range(100)]
+        corpora[name] = [{"prefix": str(root / name), "tokens": write_indexed(root / name, documents)}]
     (root / "corpora.json").write_text(json.dumps(corpora))
     return root
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -89,7 +89,7 @@ def throughput_figure(runs: list[RunResult], colours: Colours) -> Figure | None:
     return _bars(runs, colours, "tokens_per_second", "tokens per second", lambda value: f"{value:,.0f}")
 
 
-def lengths_figure(corpora: list[CorpusCard]) -> Figure | None:
+def lengths_figure(corpora: Sequence[CorpusCard]) -> Figure | None:
     """Share of a corpus's documents by their length in tokens, in powers of two."""
     corpora = [corpus for corpus in corpora if corpus.documents]
     if not corpora:

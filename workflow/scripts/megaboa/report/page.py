@@ -37,7 +37,7 @@ def read_captions(path: Path) -> dict[str, str]:
 
 def draw(
     runs: list[RunResult],
-    corpora: list[CorpusCard],
+    corpora: Sequence[CorpusCard],
     agreements: list[dict[str, Any]],
     captions: dict[str, str],
     folder: Path,
@@ -71,7 +71,7 @@ def render(
     title: str,
     experiment: str,
     runs: list[RunResult],
-    corpora: list[CorpusCard],
+    corpora: Sequence[CorpusCard],
     checks: list[Check],
     drawn: list[dict[str, Any]],
     provenance: dict[str, Any],

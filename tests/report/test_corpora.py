@@ -1,0 +1,57 @@
+"""The data card."""
+
+import re
+
+from fake_runs import FakeExperiment
+from test_page import page, rows
+
+from megaboa.files import write_json
+from megaboa.report.corpora import left_out, load_corpora, visible
+from megaboa.report.figures import tokens_text
+
+
+def manifest(name, keys=("text",), **changes):
+    dataset = {
+        "documents": 30,
+        "tokens": 12_000,
+        "bytes_per_token": 3.456,
+        "lengths": [0] * 6 + [10, 15, 5] + [0] * 23,
+        "frequent": [[5, 900, " the"], [7, 500, "\n\t"], [8, 1, "<b>"]],
+        "dropped": {"blank": 2},
+    }
+    datasets = [{"key": key, **dataset} for key in keys]
+    return {"name": name, "datasets": datasets, "encoders": ["gigatoken 0.10.0"], "bad": {"records": 3}} | changes
+
+
+def test_a_card_says_what_a_corpus_is(tmp_path):
+    experiment = FakeExperiment(tmp_path)
+    experiment.completed_run("a", steps=5)
+    results = experiment.results
+    for name, keys in (("one", ("text",)), ("two", ("q", "a"))):
+        write_json(results / "specs" / "corpora" / f"{name}.json", {})
+        write_json(results / "data" / f"{name}.json", manifest(name, keys))
+    write_json(results / "specs" / "corpora" / "planned.json", {})
+    write_json(results / "data" / "one" / "verification.json", {"compared": 200})
+    cards = load_corpora(results)
+    assert [card.name for card in cards] == ["one", "two: q", "two: a"]
+    html = page([], tmp_path / "report", agreements=[], corpora=cards)
+    expected = "one|30|12,000|3.46|2 blank, 3 unusable|gigatoken 0.10.0|200 documents|␣the ⏎⇥ &lt;b&gt;"
+    assert expected in rows(html)
+    assert "two: q|30|12,000|3.46|2 blank, 3 unusable|gigatoken 0.10.0|–|␣the ⏎⇥ &lt;b&gt;" in rows(html)
+    assert re.search(r'id="figure-lengths"', html)
+    assert (tmp_path / "report" / "lengths.png").exists()
+
+
+def test_without_corpora_there_is_no_card(tmp_path):
+    html = page([], tmp_path / "report", agreements=[], corpora=())
+    assert 'id="data"' not in html and not (tmp_path / "report" / "lengths.png").exists()
+
+
+def test_what_was_left_out_is_said_in_words():
+    assert left_out({}, 0) == "none"
+    assert left_out({"blank": 1204, "duplicate": 17}, 0) == "1,204 blank, 17 duplicate"
+
+
+def test_blanks_can_be_seen_and_powers_of_two_are_short():
+    assert visible(" a\r\n") == "␣a␍⏎"
+    assert [tokens_text(2**power) for power in (0, 9, 10, 15, 20, 31)] == ["1", "512", "1k", "32k", "1M", "2G"]
