@@ -160,7 +160,7 @@ def test_an_experiment_of_which_nothing_has_run_has_a_page(tmp_path):
     experiment = FakeExperiment(tmp_path)
     experiment.plan_run("later")
     write_text(tmp_path / "report" / "loss.png", "of an earlier report")
-    html = page(load_runs(experiment.results), tmp_path / "report", agreements=[])
+    html = page(load_runs(experiment.results), tmp_path / "report", agreements=[], corpora=())
     assert list((tmp_path / "report").iterdir()) == []
     assert "nothing to plot" in html
     assert "0 of 1 runs passed; 1 NOT_RUN." in html
