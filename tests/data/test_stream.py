@@ -4,6 +4,7 @@ import pytest
 from making import jsonl, make, payload, specification
 
 from megaboa.data import shards, stream
+from megaboa.data.errors import InputError
 
 
 @pytest.fixture
@@ -30,3 +31,21 @@ def test_the_commit_is_part_of_the_identity(hub, bpe, tmp_path):
     one = make(specification(tmp_path, f"hf:{hub}", bpe, revision="1" * 40))
     other = make(specification(tmp_path, f"hf:{hub}", bpe, revision="2" * 40))
     assert one["datasets"][0]["prefix"] != other["datasets"][0]["prefix"]
+
+
+def test_a_stream_that_breaks_off_is_one_sentence(hub, bpe, tmp_path, monkeypatch):
+    def broken(where):
+        class Shards:
+            num_shards = 1
+
+            def shard(self, **_):
+                yield {"text": "one"}
+                raise TimeoutError("the hub is silent")
+
+        return Shards()
+
+    monkeypatch.setattr(stream, "_open", broken)
+    with pytest.raises(
+        InputError, match=r"1 of 1: the stream broke off \(TimeoutError: the hub is silent\); call again"
+    ):
+        make(specification(tmp_path, f"hf:{hub}", bpe))

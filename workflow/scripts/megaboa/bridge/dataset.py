@@ -21,7 +21,9 @@ def read_as_training_does(dataset: dict[str, Any], vocab_size: int) -> list[str]
     if (documents, int(indexed.sequence_lengths.sum(dtype=np.int64))) != (dataset["documents"], dataset["tokens"]):
         return [f"{dataset['prefix']}: megatron-core counts {documents} documents"]
     few = np.arange(min(documents, 1000), dtype=np.int32)
-    length = min(LENGTH, max(1, int(indexed.sequence_lengths[few].sum()) - 1))
+    length = min(LENGTH, int(indexed.sequence_lengths[few].sum()) - 1)  # each sample needs one token more
+    if length < 1:
+        return []
     with tempfile.TemporaryDirectory() as cache:
         config = GPTDatasetConfig(
             random_seed=1,

@@ -34,9 +34,18 @@ def rows(file: File, form: Format) -> Iterator[Record]:
     texts = text_getter(form.keys)
     wanted = dict(file.stream)
     number, count = wanted.pop("number"), wanted.pop("count")
-    shard = _open(wanted).shard(num_shards=count, index=number)
-    for position, record in enumerate(shard):
+    shard = enumerate(_open(wanted).shard(num_shards=count, index=number))
+    while (numbered := _next(shard, file.path)) is not None:
+        position, record = numbered
         yield position, texts(record)
+
+
+def _next(records: Iterator[tuple[int, Any]], where: str) -> tuple[int, Any] | None:
+    try:
+        return next(records, None)
+    except Exception as error:  # the client's network library is its own affair
+        said = (str(error).splitlines() or [""])[0]
+        raise InputError(f"{where}: the stream broke off ({type(error).__name__}: {said}); call again") from error
 
 
 def _commit(name: str, revision: str | None) -> str:
