@@ -19,11 +19,11 @@ FACTS = "facts.json"
 
 
 def build(spec: dict[str, Any], experiment: Path) -> dict[str, Any]:
-    with quietly():
-        from megaboa.bridge import index
-
     folder = RunFolder(experiment / "runs" / spec["run"])
     check_data(folder)
+    with quietly():  # from the import on: it is then that loggers take hold of stderr
+        process.prepare("cpu")
+        from megaboa.bridge import index
     final = store.folder(spec["store"], "indexes", spec["name"], index.identity(folder, spec["key"]))
     with store.building(final) as partial:
         if partial:
@@ -45,7 +45,6 @@ def main() -> None:
     parser.add_argument("--spec", required=True, type=Path, help="specs/indexes/<name>.json of an experiment")
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
-    process.prepare("cpu")
     manifest = build(read_json(args.spec), args.spec.parents[2])
     write_json(args.out, manifest)
     samples = ", ".join(f"{count:,} {split}" for split, count in manifest["samples"].items())
@@ -53,7 +52,7 @@ def main() -> None:
     for row in manifest["corpora"]:
         print(
             f"  {row['name']}: weight {row['weight']:.3g}, {row['tokens_asked']:,} of {row['tokens']:,} tokens: "
-            f"{row['epochs']:.2f} epochs"
+            f"{row['epochs']:.3g} epochs"
         )
     for warning in manifest["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)

@@ -5,6 +5,7 @@ It is built by Bridge from the run's own configuration, as rank 0 of the run wou
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def _tokens(dataset: Any, config: ConfigContainer) -> tuple[dict[str, int], dict
 
 def warnings(rows: list[dict[str, Any]], limit: float) -> list[str]:
     return [
-        f"corpus {row['name']!r} is read {row['epochs']:.1f} times ({row['tokens_asked']:,} of {row['tokens']:,} "
+        f"corpus {row['name']!r} is read {row['epochs']:.3g} times ({row['tokens_asked']:,} of {row['tokens']:,} "
         f"tokens), and data.max_epochs is {limit:g}: train on fewer tokens, lower its weight, or raise the limit"
         for row in rows
         if row["epochs"] > limit
@@ -92,15 +93,13 @@ def warnings(rows: list[dict[str, Any]], limit: float) -> list[str]:
 
 def identity(folder: RunFolder, key: dict[str, Any]) -> dict[str, Any]:
     """What the index depends on: what the plan knew, and corpora and tokenizer, by whose paths Megatron finds it."""
-    import megatron.core
-
     tokenizer = folder.tokenizer_manifest or (None if folder.run["model"].get("recipe") else folder.source_manifest)
     manifest = read_json(tokenizer) if tokenizer else {}
     return {
         "key": key,
         "corpora": {name: _places(read_json(path)) for name, path in folder.corpus_manifests.items()},
         "tokenizer": manifest.get("tokenizer") or manifest.get("path"),
-        "megatron": megatron.core.__version__,
+        "megatron": version("megatron-core"),
     }
 
 
