@@ -25,6 +25,7 @@ CASES = {
             "model.make_vocab_size_divisible_by": 128,
             "model.bf16": False,
             "model.params_dtype": "torch.float32",
+            "validation.eval_interval": 7,  # beyond the end: evaluated there only
         },
     },
     "tensor and sequence": {

@@ -75,6 +75,8 @@ def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
             if value is not None and key not in NOT_COPIED:
                 for field in BRIDGE_FIELDS[key]:
                     _set(config, field, value)
+    if inputs.source and run["training"].get("eval_interval") is None:
+        config.validation.eval_interval = config.train.train_iters + 1  # Bridge evaluates at the end in any case
     _set_sharding(config, run["parallel"])
     _set_pipeline(config, run["parallel"])
     datasets.configure(config, run["data"], inputs.corpora)
