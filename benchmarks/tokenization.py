@@ -227,7 +227,7 @@ class Watcher(threading.Thread):
 def equal(made: Path, reference: Path) -> str:
     """Whether the token files are the same, or the one the beginning of the other."""
     ours, theirs = Path(f"{reference}.bin"), Path(f"{made}.bin")
-    if not theirs.exists():
+    if not theirs.exists() or not theirs.stat().st_size:
         return "nothing written"
     if ours.stat().st_size == theirs.stat().st_size:
         index = filecmp.cmp(f"{reference}.idx", f"{made}.idx", shallow=False)

@@ -2,6 +2,8 @@
 
 import hashlib
 import itertools
+import os
+import resource
 from collections import Counter
 
 import numpy as np
@@ -15,6 +17,8 @@ from megaboa.data import encoder as encoders
 from megaboa.data.corpus import file_stem, length_histogram
 from megaboa.data.encoder import Encoder
 from megaboa.data.errors import InputError
+from megaboa.data.shards import divide
+from megaboa.data.sources import File
 
 MANY = sentences(400)
 
@@ -261,7 +265,7 @@ def test_a_bad_record_ends_the_job_in_a_sentence_or_is_skipped_and_counted(encod
     facts, files = build(tmp_path / "skip", [path], encoder, shards, max_document_mb=1, on_bad_record="skip")
     assert facts["bad"]["records"] == 1 and facts["datasets"][0]["dropped"] == {"blank": 1}
     (sample,) = facts["bad"]["samples"]
-    assert sample.startswith(f"{path}:2: ") and said in sample
+    assert sample.startswith(f"{path}, byte 17: ") and said in sample
     assert files["c.bin"] == np.array([t for x in ("good", "good too") for t in encoder.expected(x)], "<u2").tobytes()
 
 
@@ -270,7 +274,7 @@ def test_of_many_bad_records_all_are_counted_and_few_are_shown(encoder, tmp_path
     for shards in (1, 4):
         facts, _ = build(tmp_path, [path], encoder, shards, on_bad_record="skip")
         assert facts["bad"]["records"] == 50 and len(facts["bad"]["samples"]) == corpus.BAD_SAMPLES
-        assert facts["bad"]["samples"][0].startswith(f"{path}:2: ")
+        assert facts["bad"]["samples"][0].startswith(f"{path}, byte 17: ")
 
 
 def test_empty_files_give_nothing_and_disturb_nobody(encoder, bpe, tmp_path):
@@ -286,3 +290,26 @@ def test_a_source_that_changes_before_it_is_read_ends_the_job(encoder, bpe, tmp_
     jsonl(tmp_path / "a.jsonl", [*TEXTS, "one more"])
     with pytest.raises(InputError, match=r"a\.jsonl has changed since the corpus's files were listed: start again"):
         jobs.make_shard(spec, listing, 0, 1)
+
+
+def test_more_shards_than_files_can_be_open_are_merged(encoder, tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", MANY)
+    _, files = build(tmp_path / "one", [path], encoder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (the folder's own handle counts too)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 20, hard))
+    try:
+        assert build(tmp_path / "many", [path], encoder, 60)[1] == files
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_file_that_changes_while_it_is_read_is_noticed(encoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "BATCH_DOCUMENTS", 5)
+    path = jsonl(tmp_path / "a.jsonl", MANY)
+    files = [File.of(path, "jsonl")]
+    options = corpus.Options.of(specification(tmp_path, path, ""))
+    with pytest.raises(InputError, match="has changed since the corpus's files were listed"):
+        corpus.tokenize_shard(
+            options, files, divide(files, 1, None)[0], encoder, tmp_path, lambda *_: os.utime(path, (1, 1))
+        )

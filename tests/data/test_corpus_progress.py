@@ -33,7 +33,7 @@ def test_a_line_says_documents_tokens_speed_and_what_is_left():
 
 def test_the_line_of_a_corpus_adds_its_shards_up():
     line = describe("wiki, whole", [state(1.0), state(0.5, 2.0)], 4, 10.0)
-    assert line == "wiki, whole: 38%, 18,000 documents, 46,500,000 tokens, 15 MB/s, 17 s left"
+    assert line == "wiki, whole: 38%, 18,000 documents, 46,500,000 tokens, 8 MB/s, 30 s left"
 
 
 @pytest.mark.parametrize(
@@ -93,3 +93,9 @@ def test_work_that_a_limit_ends_is_done(encoder, tmp_path):
     tokenize_shard(options, [file], divide([file], 1, None)[0], encoder, tmp_path, lambda *said: heard.append(said))
     assert heard[-1][:2] == (1.0, 2)
     assert progress.SECONDS_BETWEEN_LINES == 10
+
+
+def test_a_pause_between_shards_is_no_work():
+    yesterday = state(1.0) | {"started": 0.0, "time": 10.0}
+    now = state(0.5) | {"started": 90_000.0, "time": 90_005.0}
+    assert describe("wiki, whole", [yesterday, now], 2, 90_005.0).endswith(" 5 s left")

@@ -30,9 +30,19 @@ def test_numbers_that_json_does_not_know_are_read_as_python_reads_them():
     ],
 )
 def test_nested_keys(record, found):
-    texts = text_getter(("a.b.c",))(record)
+    texts = text_getter(Format(("a.b.c",)))(record)
     assert texts == found if found else isinstance(texts, Bad)
 
 
 def test_a_key_of_a_record_that_is_half_a_character_can_be_shown():
-    assert text_getter(("text",))({"\ud800": 1}).reason.encode()
+    assert text_getter(Format())({"\ud800": 1}).reason.encode()
+
+
+def test_a_text_that_is_too_long_is_refused_by_its_bytes():
+    texts = text_getter(Format(max_bytes=1 << 20))
+    assert texts({"text": "a" * (1 << 20)}) == ["a" * (1 << 20)]
+    assert texts({"text": "ä" * (1 << 19) + "a"}) == Bad("longer than max_document_mb allows (1 MiB)")
+
+
+def test_of_many_keys_some_are_named():
+    assert len(text_getter(Format())({f"key{number}": 1 for number in range(1000)}).reason) < 500

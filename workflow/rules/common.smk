@@ -132,4 +132,4 @@ wildcard_constraints:
     model="[^/]+",
     corpus="[^/]+",
     tokenizer="[^/]+",
-    index="[^/]+",
+    index="[0-9a-f]+",

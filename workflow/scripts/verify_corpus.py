@@ -18,7 +18,12 @@ from megaboa.files import read_json, write_json
 
 def check(spec: dict[str, Any], listing: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any]:
     files = [File(**file) for file in listing["files"]]
-    facts = read_json(Path(listing["folder"]) / FACTS)
+    facts_file = Path(listing["folder"]) / FACTS
+    if not facts_file.exists():
+        raise InputError(
+            f"{facts_file.parent} is gone: remove data/{manifest['name']}.json below the results, call again"
+        )
+    facts = read_json(facts_file)
     encoder, form = encoder_of(spec, listing, "tokenizers"), Format.of(spec)
     problems, documents, decoded = [], 0, 0
     for number, dataset in enumerate(manifest["datasets"]):

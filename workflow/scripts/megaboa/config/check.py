@@ -15,7 +15,8 @@ from megaboa.config.errors import Problem, choose, nearest, show
 from megaboa.config.keys import Path
 from megaboa.config.models import Experiment, Model
 from megaboa.config.yaml_file import Places, dotted
-from megaboa.data.sources import STDLIB, SUFFIXES, hub_id, is_hub_id, is_saved
+from megaboa.data.errors import InputError
+from megaboa.data.sources import STDLIB, files_of, hub_id, is_hub_id
 
 
 def messages(error: ValidationError, raw: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
@@ -283,20 +284,11 @@ def _source_problem(source: Any) -> list[str]:
 
 
 def _one_source_problem(source: str) -> list[str]:
-    if source == STDLIB:
-        return []
     if (name := hub_id(source)) is not None:
         return [] if is_hub_id(name) else [f"{source!r} must be `hf:` and an id of the hub, as in hf:owner/name"]
-    path = FilePath(source).expanduser()
-    if path.is_dir():
-        return (
-            []
-            if is_saved(path)
-            else [f"folder {source!r} was not written by `save_to_disk`: give a glob of the files in it"]
-        )
-    found = list(FilePath(path.anchor).glob(str(path.relative_to(path.anchor))))
-    if not source.endswith(SUFFIXES) and not any(map(is_saved, found)):
+    try:
+        files_of(str(FilePath(source).expanduser()), split=None)
+    except InputError as error:
         hint = nearest(source, [STDLIB])
-        extra = f"; did you mean {hint!r}?" if hint else ""
-        return [f"{source!r} must be a file ({', '.join(SUFFIXES)}), a glob of them, or {STDLIB!r}{extra}"]
-    return [] if found else [f"there is no file {source!r}: check the path"]
+        return [str(error) + (f"; did you mean {hint!r}?" if hint else "")]
+    return []

@@ -7,7 +7,6 @@ order of the source, whichever shard they came from: so the number of shards cha
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
@@ -131,7 +130,9 @@ class Column:
             stream.close()
 
     def facts(self) -> Facts:
-        np.save(f"{self.path}.counts.npy", self._counts)
+        with Path(f"{self.path}.counts.npy").open("wb") as stream:
+            np.save(stream, self._counts)
+            flush(stream)
         return {
             "documents": self.documents,
             "tokens": self.tokens,
@@ -199,10 +200,12 @@ class _Shard:
                 elif self._take(file, position, texts) and self.taken == self.options.limit:
                     self._write()
                     self._tell(1.0)
+                    require_unchanged(file)
                     return
                 if self.waiting >= BATCH_CHARACTERS or len(self.columns[0].texts) >= BATCH_DOCUMENTS:
                     self._write()
                     self._tell((done + records.share * size) / max(1, sum(sizes)))
+            require_unchanged(file)  # what was read is what was listed
             done += size
         self._write()
         self._tell(1.0)
@@ -240,7 +243,8 @@ class _Shard:
             raise refuse(file, position, self.options.form, record, f"corpora.{self.options.name}")
         self.bad["records"] += 1
         if len(self.bad["samples"]) < BAD_SAMPLES:
-            self.bad["samples"].append(f"{describe(file, position, self.options.form)}: {record.reason}")
+            where = describe(file, position, self.options.form, by_line=False)
+            self.bad["samples"].append(f"{where}: {record.reason}")
 
     def _write(self) -> None:
         for column in self.columns:
@@ -355,11 +359,35 @@ def _merge_column(
 
 def _in_order(sources: list[Path], runs: Runs, ending: str, dtype: np.dtype) -> Iterator[NDArray]:
     """What the shards hold by document, in the order of the corpus. A shard's own order is the same."""
-    with contextlib.ExitStack() as stack:
-        streams = [stack.enter_context(Path(f"{source}.{ending}").open("rb")) for source in sources]
+    with _Streams([Path(f"{source}.{ending}") for source in sources]) as streams:
         for shard, documents in runs:
             for begin in range(0, documents, PIECE):
-                yield _read(streams[shard], dtype, min(PIECE, documents - begin))
+                yield _read(streams.of(shard), dtype, min(PIECE, documents - begin))
+
+
+class _Streams:
+    """A file of every shard, each read on from where it was left. One is open at a time, as thousands can't be."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._paths, self._places = paths, [0] * len(paths)
+        self._open: tuple[int, IO[bytes]] | None = None
+
+    def __enter__(self) -> _Streams:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._open:
+            number, stream = self._open
+            self._places[number] = stream.tell()
+            stream.close()
+        self._open = None
+
+    def of(self, number: int) -> IO[bytes]:
+        if not self._open or self._open[0] != number:
+            self.__exit__()
+            self._open = number, self._paths[number].open("rb")
+            self._open[1].seek(self._places[number])
+        return self._open[1]
 
 
 def _kept(pieces: Iterator[NDArray], kept: NDArray | None) -> Iterator[NDArray]:
@@ -372,9 +400,7 @@ def _kept(pieces: Iterator[NDArray], kept: NDArray | None) -> Iterator[NDArray]:
 def _copy_tokens(sources: list[Path], runs: Runs, dtype: np.dtype, kept: NDArray | None, data: Path) -> str:
     """Copy the tokens of the documents that are kept; return the SHA-256 of the file."""
     sha256 = hashlib.sha256()
-    with contextlib.ExitStack() as stack:
-        out = stack.enter_context(data.open("wb"))
-        streams = [stack.enter_context(Path(f"{source}.bin").open("rb")) for source in sources]
+    with data.open("wb") as out, _Streams([Path(f"{source}.bin") for source in sources]) as streams:
         begin = 0
         lengths = _in_order(sources, runs, "lengths", LENGTH)
         for shard, documents in runs:
@@ -383,9 +409,9 @@ def _copy_tokens(sources: list[Path], runs: Runs, dtype: np.dtype, kept: NDArray
                 mask = None if kept is None else kept[begin : begin + len(piece)]
                 for wanted, tokens in _stretches(piece, mask):
                     if wanted:
-                        _copy(streams[shard], out, tokens * dtype.itemsize, sha256)
+                        _copy(streams.of(shard), out, tokens * dtype.itemsize, sha256)
                     else:
-                        streams[shard].seek(tokens * dtype.itemsize, os.SEEK_CUR)
+                        streams.of(shard).seek(tokens * dtype.itemsize, os.SEEK_CUR)
                 begin += len(piece)
         flush(out)
     return sha256.hexdigest()

@@ -6,10 +6,12 @@ It comes here as a file that holds it as loaded, since importing transformers al
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,11 @@ HARD_TEXTS = [
 ]
 GATE_CHARACTERS = 200_000  # of a shard, compared with the reference
 GATE_LONGEST = 50_000  # characters of one document
+FIRST_LONGEST = 5_000  # of each of the first documents, so that they leave something for those picked by chance
+FIRST = 20
+# gigatoken remembers every word that it has met. Where that has taken this much memory, it starts anew.
+CACHE_BYTES = 300 << 20
+CHARACTERS_BETWEEN_STARTS = 32_000_000
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ class Encoder:
         self.refused: str | None = None
         if kind != "tokenizers":
             self._fast, self.refused = _gigatoken(self.reference)
+            self._memory, self._characters = memory(), 0
             if self._fast is not None:
                 self.name = f"gigatoken {version('gigatoken')}"
             elif kind == "gigatoken":
@@ -84,8 +92,7 @@ class Encoder:
         return self.reference.decode(ids, skip_special_tokens=False)
 
     def require_equal(self, text: str, where: Callable[[], str]) -> None:
-        """Stop where the two disagree. Of a long document, its beginning is compared."""
-        text = text[:GATE_LONGEST]
+        """Stop where the two disagree."""
         made = self.encode([text]).ids.tolist()
         expected = self.expected(text)
         if made != expected:
@@ -101,9 +108,18 @@ class Encoder:
             encodings = self.reference.encode_batch_fast(texts, add_special_tokens=False)
             lists = [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
             return Tokens(np.concatenate(lists), np.array([len(ids) for ids in lists], dtype=np.int64))
+        self._bound_memory(sum(map(len, texts)))
         layout = self._fast.encode_batch(texts).layout
         offsets = np.asarray(layout.offsets.data)
         return Tokens(np.asarray(layout.content.data)[offsets[0] : offsets[-1]], np.diff(offsets))
+
+    def _bound_memory(self, characters: int) -> None:
+        self._characters += characters
+        if self._characters < CHARACTERS_BETWEEN_STARTS or memory() - self._memory < CACHE_BYTES:
+            return
+        import gigatoken
+
+        self._fast, self._characters = gigatoken.Tokenizer.from_json(self.reference.to_str()), 0
 
     def _surroundings(self, prepend_bos: bool | None) -> tuple[list[int], list[int]]:
         """What stands before and after a document."""
@@ -140,12 +156,14 @@ class Gate:
         """The first documents, and others by chance."""
         if self.characters >= 2 * GATE_CHARACTERS:
             return False
-        return self.documents < 20 or self._random.random() < self._chance
+        return self.documents < FIRST or self._random.random() < self._chance
 
     def check(self, text: str, where: Callable[[], str]) -> None:
+        """Of a long document, its beginning is compared."""
+        text = text[: FIRST_LONGEST if self.documents < FIRST else GATE_LONGEST]
         self._encoder.require_equal(text, where)
         self.documents += 1
-        self.characters += min(len(text), GATE_LONGEST)
+        self.characters += len(text)
 
 
 def surround(plain: Tokens, prefix: list[int], suffix: list[int]) -> Tokens:
@@ -165,6 +183,14 @@ def surround(plain: Tokens, prefix: list[int], suffix: list[int]) -> Tokens:
         ids[places], own[places] = token, False
     ids[own] = plain.ids
     return Tokens(ids, lengths)
+
+
+def memory() -> int:
+    """Bytes that this process holds now; 0 where nobody says."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
 
 
 def _ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:

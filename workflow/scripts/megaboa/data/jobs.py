@@ -27,6 +27,7 @@ from megaboa.data.sources import File
 from megaboa.files import digest, link, read_json, write_json
 
 FACTS = "facts.json"
+FORMAT = 1  # of what documents files hold, and how they are written: raised when a corpus would come out otherwise
 FULL = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the quota is used up",
@@ -52,6 +53,7 @@ def list_sources(spec: dict[str, Any], threads: int) -> dict[str, Any]:
     reference = tokenizer.resolve(spec["tokenizer"], key=f"corpora.{name}.tokenizer")
     files = sources.listing(sources.files(spec), Path(spec["store"]) / "digests", threads)
     identity = {
+        "format": FORMAT,
         "files": sources.fingerprint(files),
         "tokenizer": reference.digest,
         "transformers": version("transformers"),
@@ -136,6 +138,11 @@ def link_files(manifest: dict[str, Any], beside: Path) -> None:
 
 def encoder_of(spec: dict[str, Any], listing: dict[str, Any], kind: str | None = None) -> Encoder:
     key = f"corpora.{spec['name']}"
+    if not Path(listing["tokenizer"]["file"]).exists():
+        raise InputError(
+            f"{listing['tokenizer']['file']} is gone: below the results, remove data/{spec['name']}.json and "
+            f"the folder data/{spec['name']}, and call again"
+        )
     return Encoder(listing["tokenizer"], spec["append_eod"], spec["prepend_bos"], kind or spec["encoder"], key)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from megaboa.files import read_json, write_json
 
 SECONDS_BETWEEN_LINES = 10
+WORKING_SECONDS = 60  # a shard that was heard of since then is at work
 
 
 class Progress:
@@ -54,11 +55,14 @@ def read(folder: Path) -> list[dict[str, float]]:
 
 def describe(label: str, states: list[dict[str, float]], shards: int, now: float) -> str:
     """`stdlib: 41 %, 12,000 documents, 31,000,000 tokens, 120 MB/s, 35 s left`."""
-    share = sum(state["share"] for state in states) / shards
-    elapsed = max(1e-3, max(state["time"] for state in states) - min(state["started"] for state in states))
+    done = sum(state["share"] for state in states)
     documents, tokens, text = (sum(state[name] for state in states) for name in ("documents", "tokens", "text_bytes"))
-    line = f"{label}: {share:.0%}, {documents:,} documents, {tokens:,} tokens, {text / elapsed / 1e6:,.0f} MB/s"
-    left = elapsed * (1 - share) / share if share else None
+    # Of the time that shards have worked, not of that since the first began: in between there may be a night.
+    worked = max(1e-3, sum(state["time"] - state["started"] for state in states))
+    working = max(1, sum(state["share"] < 1 and now - state["time"] < WORKING_SECONDS for state in states))
+    speed = text / worked * working / 1e6
+    line = f"{label}: {done / shards:.0%}, {documents:,} documents, {tokens:,} tokens, {speed:,.0f} MB/s"
+    left = worked * (shards - done) / done / working if done else None
     return line if not left else f"{line}, {duration(left)} left"
 
 

@@ -74,7 +74,7 @@ class Records:
 
     def _parsed(self, lines: Iterator[tuple[int, bytes | Bad]]) -> Iterator[Record]:
         parse = json_parser()
-        texts = text_getter(self.form.keys)
+        texts = text_getter(self.form)
         for position, line in lines:
             if isinstance(line, Bad):
                 yield position, line
@@ -137,10 +137,12 @@ def whole(number: int, file: File) -> Part:
     return Part(number, 0, file.size)
 
 
-def describe(file: File, position: int, form: Format) -> str:
-    """Where a record is, for people."""
-    if file.kind == "jsonl":
+def describe(file: File, position: int, form: Format, by_line: bool = True) -> str:
+    """Where a record is, for people. Counting lines means reading the file up to there."""
+    if file.kind == "jsonl" and (by_line or file.packed):
         return f"{file.path}:{position + 1 if file.packed else line_number(file.path, position)}"
+    if file.kind == "jsonl":
+        return f"{file.path}, byte {position}"
     if file.kind in ("parquet", "arrow", "stream"):
         return f"{file.path}, row {position}"
     if file.kind == "source" or form.separator is None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+SHOWN_KEYS = 20
+
 
 @dataclass(frozen=True)
 class Bad:
@@ -59,8 +61,9 @@ def json_parser() -> Callable[[bytes], Any]:
     return parse
 
 
-def text_getter(keys: tuple[str, ...]) -> Callable[[Any], Sequence[str] | Bad]:
+def text_getter(form: Format) -> Callable[[Any], Sequence[str] | Bad]:
     """From a record to its texts. `a.b` is a key of that name, or `b` within `a`."""
+    keys = form.keys
     steps = [key.split(".") for key in keys]
 
     def texts(record: Any) -> Sequence[str] | Bad:
@@ -71,23 +74,28 @@ def text_getter(keys: tuple[str, ...]) -> Callable[[Any], Sequence[str] | Bad]:
             value: Any = record
             for step in [key] if key in record else path:
                 if not isinstance(value, dict) or step not in value:
-                    return Bad(f"no key {key!r}; set the corpus's `text_key` to one of {sorted(map(str, record))}")
+                    some = sorted(map(str, record))[:SHOWN_KEYS]
+                    return Bad(f"no key {key!r}; set the corpus's `text_key` to one of {some}")
                 value = value[step]
             if not isinstance(value, str):
                 return Bad(
                     f"{key!r} holds {type(value).__name__}, not a string; set `text_key` to the field with the text"
                 )
-            if not value.isascii() and not _is_unicode(value):
+            if (size := utf8_bytes(value)) is None:
                 return Bad(f"{key!r} holds half a character (a lone surrogate)")
+            if size > form.max_bytes:
+                return too_long(form.max_bytes)
             found.append(value)
         return found
 
     return texts
 
 
-def _is_unicode(text: str) -> bool:
+def utf8_bytes(text: str) -> int | None:
+    """How long a text is as UTF-8; None if it can't be that."""
+    if text.isascii():
+        return len(text)
     try:
-        text.encode()
+        return len(text.encode())
     except UnicodeEncodeError:
-        return False
-    return True
+        return None

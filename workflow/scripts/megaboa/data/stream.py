@@ -31,7 +31,7 @@ def files(name: str, subset: str | None, split: str, revision: str | None) -> li
 
 
 def rows(file: File, form: Format) -> Iterator[Record]:
-    texts = text_getter(form.keys)
+    texts = text_getter(form)
     wanted = dict(file.stream)
     number, count = wanted.pop("number"), wanted.pop("count")
     shard = enumerate(_open(wanted).shard(num_shards=count, index=number))

@@ -1,4 +1,4 @@
-"""Rows of Parquet files and of the Arrow files that `datasets` writes, a thousand at a time."""
+"""Rows of Parquet files and of the Arrow files that `datasets` writes, a few megabytes at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from megaboa.data.shards import Part
     from megaboa.data.sources import File
 
-ROWS = 1000
+ROWS = 1000  # at once, or fewer where they are long
+BYTES = 16 << 20
 
 
 def rows(file: File, part: Part, form: Format, progress: Records) -> Iterator[Record]:
@@ -33,16 +34,24 @@ def span(part: Part, size: int, count: int) -> tuple[int, int]:
     return part.begin * count // size, part.end * count // size
 
 
+def few(rows: int, size: int) -> int:
+    """How many rows are taken at once, of so many that have so many bytes."""
+    return max(1, min(ROWS, BYTES * rows // max(1, size)))
+
+
 def _parquet(file: File, part: Part, form: Format, progress: Records) -> Iterator[Record]:
-    with pyarrow.parquet.ParquetFile(file.path) as table:
+    with pyarrow.parquet.ParquetFile(file.path, buffer_size=1 << 20) as table:
         columns = _columns(table.schema_arrow.names, form.keys, file.path)
         first, last = span(part, file.size, table.metadata.num_rows)
         begin = 0
         for group in range(table.num_row_groups):
-            end = begin + table.metadata.row_group(group).num_rows
+            size = table.metadata.row_group(group)
+            end = begin + size.num_rows
             if begin < last and first < end:
                 position = begin
-                for batch in table.iter_batches(ROWS, row_groups=[group], columns=columns):
+                for batch in table.iter_batches(
+                    few(size.num_rows, size.total_byte_size), row_groups=[group], columns=columns
+                ):
                     yield from _rows(batch, position, first, last, form, progress)
                     position += batch.num_rows
             begin = end
@@ -57,9 +66,10 @@ def _arrow(file: File, part: Part, form: Format, progress: Records) -> Iterator[
         for batch in _batches(stream):
             if position == 0:
                 columns = _columns(batch.schema.names, form.keys, file.path)
-            for begin in range(0, batch.num_rows, ROWS):
-                few = batch.slice(begin, ROWS).select(columns)
-                yield from _rows(few, position + begin, first, last, form, progress)
+            chosen = batch.select(columns)
+            step = few(chosen.num_rows, chosen.nbytes)
+            for begin in range(0, chosen.num_rows, step):
+                yield from _rows(chosen.slice(begin, step), position + begin, first, last, form, progress)
             position += batch.num_rows
 
 
@@ -89,10 +99,9 @@ def _rows(
     begin, end = max(first - position, 0), min(last - position, batch.num_rows)
     if begin >= end:
         return
-    texts = text_getter(form.keys)
-    few = batch.slice(begin, end - begin)
+    texts = text_getter(form)
     progress.share = (position + begin - first) / (last - first)
-    for number, record in enumerate(_records(few), start=position + begin):
+    for number, record in enumerate(_records(batch.slice(begin, end - begin)), start=position + begin):
         yield number, _decoded(record, texts)
 
 
