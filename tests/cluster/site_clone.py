@@ -109,6 +109,7 @@ class SiteClone:
                 raise TimeoutError(f"{what} did not come in {timeout} s\n{self.output()[-4000:]}\n{self.lab.logs()}")
             time.sleep(0.1)
 
-    def jobs(self) -> list[str]:
-        """Every job that was ever submitted, once each."""
-        return self.lab.run(["squeue", "--noheader", "--states=all", "--format=%i"], user="root").stdout.split()
+    def jobs(self, run: str) -> list[str]:
+        """Every job that was ever submitted to train a run; the executor's comment names rule and wildcards."""
+        listed = self.lab.run(["squeue", "--noheader", "--states=all", "--format=%i|%k"], user="root").stdout
+        return [line.split("|")[0] for line in listed.splitlines() if line.endswith(f"|rule_train_wildcards_{run}")]

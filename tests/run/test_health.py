@@ -379,8 +379,8 @@ def test_two_nodes_reduce_with_each_other(tmp_path):
 
 @pytest.mark.slow
 def test_of_three_nodes_the_one_that_never_came_is_blamed(tmp_path):
-    port, nodes = start_nodes(tmp_path, [0, 2], 3, 20)
-    said = [node.communicate(timeout=60)[0] for node in nodes]
+    port, nodes = start_nodes(tmp_path, [0, 2], 3, 60)
+    said = [node.communicate(timeout=120)[0] for node in nodes]
     # The first to give up says it; when that is the first node, the other loses the place where they meet.
     assert any("in vain" in words for words in said), said
     port.close()
