@@ -38,10 +38,11 @@ def steps_of(ranges: list[str]) -> list[int]:
 
 
 def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: argparse.Namespace) -> None:
+    from megatron.bridge.training import initialize
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
-    from megaboa.bridge import configuration, steps
+    from megaboa.bridge import configuration, steps, wheels
 
     config = configuration.build(folder.run, configuration.Inputs.read(folder))
     configuration.place(config, folder.launch, store, attempt, wanted.resume_from)
@@ -52,8 +53,12 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         from megaboa.bridge import cpu
 
         cpu.refuse(config)
-
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    wheels.keep_compiled_helpers(initialize)
+    changes = wheels.without_missing_kernels(config.model)
+    if rank == 0:
+        wheels.say(changes)
+
     callbacks = [steps.EndRecord(attempt, rank)]
     if wanted.claim:
         callbacks.append(steps.Fence(store.claims, wanted.claim))
