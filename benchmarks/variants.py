@@ -154,11 +154,10 @@ def be_a_rank(run: Path) -> None:
 def environment(variant: dict[str, Any], rank: int, gpus: list[int], port: int) -> None:
     os.environ |= {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(gpus[rank]),
         "WORLD_SIZE": str(len(gpus)),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
         **variant.get("environment", {}),
     }
 

@@ -1,8 +1,10 @@
-"""GPT-2 in its four published sizes, with learned positions, biases, GELU and tied embeddings, on Bridge's mock data."""
+"""GPT-2 in its four published sizes: learned positions, biases, GELU, tied embeddings; on Bridge's mock data."""
 
 from megatron.bridge.models.gpt_provider import GPTModelProvider
 from megatron.bridge.recipes.common import _pretrain_common
 from megatron.bridge.training.config import ConfigContainer
+
+from megaboa.bridge import kernels as faster
 
 SIZES = {  # layers, hidden size, attention heads
     "small": (12, 768, 12),
@@ -12,7 +14,11 @@ SIZES = {  # layers, hidden size, attention heads
 }
 
 
-def configure(size: str = "large", dropout: float = 0.1, seq_length: int = 1024) -> ConfigContainer:
+def configure(
+    size: str = "large", dropout: float = 0.1, seq_length: int = 1024, kernels: tuple[str, ...] = ()
+) -> ConfigContainer:
+    """`kernels` names those of `megaboa.bridge.kernels` that are used instead of Megatron's own."""
+    faster.use(*kernels)
     layers, hidden_size, heads = SIZES[size]
     config = _pretrain_common()
     config.model = GPTModelProvider(

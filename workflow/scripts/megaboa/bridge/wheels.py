@@ -25,7 +25,9 @@ def without_missing_kernels(model: Any) -> list[str]:
     Bridge turns gradient accumulation fusion on wherever there is Transformer Engine; but the output layer isn't
     Transformer Engine's, and refuses to be made without Apex's kernel.
     """
-    if not getattr(model, "gradient_accumulation_fusion", False) or is_installed(APEX_KERNEL):
+    from megatron.core.tensor_parallel import layers
+
+    if not getattr(model, "gradient_accumulation_fusion", False) or layers._grad_accum_fusion_available:
         return []
     model.gradient_accumulation_fusion = False
     return [f"model.gradient_accumulation_fusion=False (there is no {APEX_KERNEL}, which Apex brings)"]
