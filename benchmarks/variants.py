@@ -2,11 +2,11 @@
 
     python benchmarks/variants.py results/gpt2-large-2xh200/runs/gpu1 benchmarks/gpt2_large_variants.json --out variants
 
-The file holds a list: `{"name": ..., "training": {...}, "parallel": {...}, "overrides": {...}, "args": {...}}` is laid
-over the run's own values (`args`: of its recipe), `"ranks"` is their number (default 1), `"run"` another run of the same
-experiment, `"environment"` variables, `"profile": true` writes a table of the kernels of two steps. Variants run side by
-side, on as many GPUs as there are. A step's time is Bridge's own, the median of step 9 and later. While some ranks train,
-the next ones have been started and have made their imports.
+The file holds a list of `{"name": ..., "training": {...}, "parallel": {...}, "overrides": {...}, "args": {...}}`. Each
+is laid over the run's own values (`args`: of its recipe); `"ranks"` is the number of ranks (default 1), `"run"` another
+run of the same experiment, `"environment"` variables, and `"profile": true` writes a table of the kernels of two steps.
+Variants run side by side, on as many GPUs as there are. A step's time is Bridge's own, the median of step 9 and later.
+While some ranks train, the next ones have been started and have made their imports.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no further variant after so long")
     parser.add_argument("--limit", type=float, default=150, help="seconds that one variant may take")
     arguments = parser.parse_args()
-    wanted = [v for v in json.loads(arguments.variants.read_text()) if not arguments.only or v["name"] in arguments.only]
+    wanted = [
+        v for v in json.loads(arguments.variants.read_text()) if not arguments.only or v["name"] in arguments.only
+    ]
     arguments.out.mkdir(parents=True, exist_ok=True)
     Schedule(wanted, arguments).run()
     report(wanted, arguments.out)
@@ -148,7 +151,12 @@ def be_a_rank(run: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     environment(job["variant"], rank, gpus, job["port"])
-    train(job["variant"], folder, run, rank)
+    try:
+        train(job["variant"], folder, run, rank)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # what a failed run leaves behind may wait for ever
 
 
 def environment(variant: dict[str, Any], rank: int, gpus: list[int], port: int) -> None:

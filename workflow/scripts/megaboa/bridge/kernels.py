@@ -46,12 +46,10 @@ def _gradients() -> None:
 
     if layers._grad_accum_fusion_available or not is_installed("transformer_engine_torch"):
         return
-    from megatron.core.extensions.transformer_engine import te_general_gemm
+    from transformer_engine.pytorch.cpp_extensions import general_gemm
 
     def accumulate(inputs: torch.Tensor, gradients: torch.Tensor, total: torch.Tensor) -> None:
-        te_general_gemm(
-            inputs, gradients, out_dtype=total.dtype, layout="NT", out=total, grad=True, accumulate=True
-        )
+        general_gemm(inputs, gradients, out_dtype=total.dtype, layout="NT", out=total, grad=True, accumulate=True)
 
     layers.fused_weight_gradient_mlp_cuda = SimpleNamespace(
         wgrad_gemm_accum_fp32=accumulate, wgrad_gemm_accum_fp16=accumulate
