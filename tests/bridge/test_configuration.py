@@ -96,7 +96,16 @@ CASES = {
             "model.seq_length": 64,
             "validation.eval_interval": 3,
             "validation.eval_iters": 2,
-            "mixed_precision": "bf16_mixed",
+            "mixed_precision.bf16": True,
+            "ddp.check_for_nan_in_grad": True,
+        },
+    },
+    "fp16: an overflow is the loss scaler's business, and its fields can be reached": {
+        "run": {"training": {"precision": "fp16_mixed"}, "overrides": {"mixed_precision.initial_loss_scale": 65536}},
+        "expected": {
+            "mixed_precision.fp16": True,
+            "mixed_precision.initial_loss_scale": 65536,
+            "ddp.check_for_nan_in_grad": False,
         },
     },
     "one corpus": {

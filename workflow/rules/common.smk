@@ -85,6 +85,8 @@ ALLOCATION = {
     "mem_mb": lambda wildcards: asked(wildcards.run).mem_mb_per_rank
     * asked(wildcards.run).gpus_per_node,
     "runtime": lambda wildcards: asked(wildcards.run).runtime,
+    # Without SLURM two runs would both take this machine's first GPU: profiles/local lets one in at a time.
+    "gpu_machine": int(PLAN.experiment.device == "cuda"),
     "gpus_in_flight": lambda wildcards: asked(wildcards.run).nodes
     * asked(wildcards.run).gpus_per_node,
 }

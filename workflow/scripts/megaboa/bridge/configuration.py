@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from megatron.bridge.recipes.common import _pretrain_common
 from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.mixed_precision import get_mixed_precision_config
 from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 
 from megaboa.bridge import datasets
@@ -80,6 +81,7 @@ def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
     _set_sharding(config, run["parallel"])
     _set_pipeline(config, run["parallel"])
     datasets.configure(config, run["data"], inputs.corpora)
+    _let_overflow_reach_the_loss_scaler(config)
     config.checkpoint.pretrained_checkpoint = inputs.pretrained
     if run["device"] == "cpu":
         config.dist.distributed_backend = "gloo"
@@ -191,12 +193,19 @@ def _from_recipe(model: dict[str, Any]) -> ConfigContainer:
 def _set_precision(config: ConfigContainer, precision: str | None) -> None:
     if precision is None:
         return
-    config.mixed_precision = None if precision == "fp32" else precision
+    # Not by its name: so overrides reach its fields (`mixed_precision.initial_loss_scale`).
+    config.mixed_precision = None if precision == "fp32" else get_mixed_precision_config(precision)
     if precision == "fp32":
         for part in (config.model, config.optimizer):
             part.bf16 = part.fp16 = False
             part.params_dtype = torch.float32
         config.model.pipeline_dtype = torch.float32
+
+
+def _let_overflow_reach_the_loss_scaler(config: ConfigContainer) -> None:
+    """Under fp16 infinite gradients are how the loss scale is found; Bridge's check would end the run at the first."""
+    if config.mixed_precision is not None and get_mixed_precision_config(config.mixed_precision).fp16:
+        config.ddp.check_for_nan_in_grad = False
 
 
 def _set_sharding(config: ConfigContainer, parallel: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 
 from megaboa import files
@@ -102,13 +103,22 @@ class Fence(Callback):
 
 
 class EndRecord(Callback):
-    """Every rank says at which step its training ended: the proof of completion for runs that save nothing."""
+    """Every rank says at which step its training ended: the proof of completion for runs that save nothing.
+
+    And how much memory of its GPU was in use at most, in bytes: by tensors, and held for them.
+    """
 
     def __init__(self, attempt: AttemptFolder, rank: int):
         self._path = attempt.end_record(rank)
 
     def on_train_end(self, context: CallbackContext) -> None:
-        files.write_json(self._path, {"step": int(context.state.train_state.step)})
+        files.write_json(self._path, {"step": int(context.state.train_state.step), **_peak_memory()})
+
+
+def _peak_memory() -> dict[str, int]:
+    if not torch.version.cuda or not torch.cuda.is_initialized():
+        return {}
+    return {"peak_allocated": torch.cuda.max_memory_allocated(), "peak_reserved": torch.cuda.max_memory_reserved()}
 
 
 def _tokens_per_step(config: Any) -> int:

@@ -38,10 +38,11 @@ def steps_of(ranges: list[str]) -> list[int]:
 
 
 def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: argparse.Namespace) -> None:
+    from megatron.bridge.training import initialize
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
-    from megaboa.bridge import attention_mask, configuration, steps, validation
+    from megaboa.bridge import attention_mask, configuration, steps, validation, wheels
 
     run, inputs = folder.run, configuration.Inputs.read(folder)
     config = configuration.build(run, inputs)
@@ -55,8 +56,12 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         from megaboa.bridge import cpu
 
         cpu.refuse(config)
-
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    wheels.keep_compiled_helpers(initialize)
+    changes = wheels.without_missing_kernels(config.model)
+    if rank == 0:
+        wheels.say(changes)
+
     callbacks = [steps.EndRecord(attempt, rank)]
     if run["data"].get("reset_attention_mask"):
         callbacks.append(attention_mask.MaskFromData())

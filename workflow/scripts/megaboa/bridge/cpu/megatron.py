@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import os
 import sys
@@ -104,8 +103,6 @@ def _distributed_optimizer(module: ModuleType) -> None:
 def _initialize(module: ModuleType) -> None:
     module.initialize_megatron = functools.partial(module.initialize_megatron, allow_no_cuda=True)
     module._warmup_jit_function = lambda *args, **kwargs: None
-    if importlib.util.find_spec("megatron.core.datasets.helpers_cpp"):
-        module.compile_helpers = lambda: None  # wheels have them compiled, but no Makefile to compile them again
 
 
 def _gpt_provider(module: ModuleType) -> None:

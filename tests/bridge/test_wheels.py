@@ -1,0 +1,51 @@
+"""Megatron from wheels: no Makefile, no Apex."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from megaboa.bridge import wheels
+
+
+@pytest.fixture
+def layers(monkeypatch):
+    """Stands for megatron.core.tensor_parallel.layers, which only the CPU backend can import without a GPU."""
+    module = SimpleNamespace(_grad_accum_fusion_available=False)
+    package = ModuleType("megatron.core.tensor_parallel")
+    package.layers = module
+    monkeypatch.setitem(sys.modules, "megatron", ModuleType("megatron"))
+    monkeypatch.setitem(sys.modules, "megatron.core", ModuleType("megatron.core"))
+    monkeypatch.setitem(sys.modules, "megatron.core.tensor_parallel", package)
+    return module
+
+
+def test_without_apex_gradient_accumulation_is_not_fused_and_that_is_said(layers):
+    model = SimpleNamespace(gradient_accumulation_fusion=True)
+    (change,) = wheels.without_missing_kernels(model)
+    assert not model.gradient_accumulation_fusion
+    assert "gradient_accumulation_fusion" in change and "Apex" in change
+
+
+def test_with_the_kernel_nothing_changes(layers):
+    layers._grad_accum_fusion_available = True
+    model = SimpleNamespace(gradient_accumulation_fusion=True)
+    assert wheels.without_missing_kernels(model) == [] and model.gradient_accumulation_fusion
+
+
+def test_what_is_off_stays_off(layers):
+    assert wheels.without_missing_kernels(SimpleNamespace()) == []
+
+
+def test_compiled_helpers_are_not_compiled_again(monkeypatch):
+    initialize = SimpleNamespace(compile_helpers=lambda: pytest.fail("make was called"))
+    monkeypatch.setattr(wheels, "is_installed", lambda module: True)
+    wheels.keep_compiled_helpers(initialize)
+    initialize.compile_helpers()
+
+
+def test_where_there_are_none_they_are_compiled(monkeypatch):
+    initialize = SimpleNamespace(compile_helpers="make")
+    monkeypatch.setattr(wheels, "is_installed", lambda module: False)
+    wheels.keep_compiled_helpers(initialize)
+    assert initialize.compile_helpers == "make"
