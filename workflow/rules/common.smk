@@ -67,7 +67,9 @@ def sbatch_options(run, rule):
     )  # the plugin's own `gpu` resource would also set tasks per GPU
     options = [f"--gpus-per-node={asked(run).gpus_per_node}"] if gpus else []
     on_cluster = "gpu_partition" in PROFILE
-    if on_cluster and workflow.exec_mode == ExecMode.DEFAULT:  # the job itself would find itself
+    if (
+        on_cluster and workflow.exec_mode == ExecMode.DEFAULT
+    ):  # the job itself would find itself
         options += queue.options(rule, RunFolder(Path(RESULTS, "runs", run)))
     # A job that is put back into the queue writes to the same log again.
     return " ".join([*options, "--open-mode=append", asked(run).slurm_extra]).strip()
