@@ -10,6 +10,7 @@ from types import ModuleType
 
 import torch
 
+from megaboa.bridge import wheels
 from megaboa.bridge.cpu.hooks import on_import
 from megaboa.bridge.cpu.optimizer import Adam
 
@@ -103,6 +104,7 @@ def _distributed_optimizer(module: ModuleType) -> None:
 def _initialize(module: ModuleType) -> None:
     module.initialize_megatron = functools.partial(module.initialize_megatron, allow_no_cuda=True)
     module._warmup_jit_function = lambda *args, **kwargs: None
+    wheels.keep_compiled_helpers(module)
 
 
 def _gpt_provider(module: ModuleType) -> None:
