@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from megaboa.data.errors import InputError
@@ -16,19 +18,10 @@ def download(repo: str, revision: str | None, patterns: list[str], key: str) -> 
 
     where = f"{key}: {repo!r}" + (f" at revision {revision!r}" if revision else "")
     try:
-        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
+        with refusals(where, page=repo):
+            folder = Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
     except errors.HFValidationError as error:
         raise InputError(f"{where} is neither an existing folder nor a Hugging Face id (`owner/name`)") from error
-    except errors.GatedRepoError as error:
-        raise InputError(
-            f"{where} is gated: ask for access at https://huggingface.co/{repo}, then run `hf auth login`"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise InputError(f"{where}: there is no such commit, tag or branch") from error
-    except errors.RepositoryNotFoundError as error:
-        raise InputError(
-            f"{where} is not on the hub, or is private: check the spelling, or run `hf auth login`"
-        ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
         raise InputError(
             f"{where} is not in the local cache and the hub can't be reached from here: download it where there is "
@@ -36,3 +29,22 @@ def download(repo: str, revision: str | None, patterns: list[str], key: str) -> 
         ) from error
     # The cache keeps a snapshot in a folder that is called after its commit.
     return folder, folder.name
+
+
+@contextlib.contextmanager
+def refusals(where: str, page: str) -> Iterator[None]:
+    """What the hub itself answers, in a sentence; that it doesn't answer is another matter."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise InputError(
+            f"{where} is gated: ask for access at https://huggingface.co/{page}, then run `hf auth login`"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise InputError(f"{where}: there is no such commit, tag or branch") from error
+    except errors.RepositoryNotFoundError as error:
+        raise InputError(
+            f"{where} is not on the hub, or is private: check the spelling, or run `hf auth login`"
+        ) from error

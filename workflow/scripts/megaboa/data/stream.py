@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from megaboa.data import hub
 from megaboa.data.errors import InputError
 from megaboa.data.records import Format, Record, text_getter
 from megaboa.data.sources import File, is_hub_id
@@ -49,23 +50,16 @@ def _next(records: Iterator[tuple[int, Any]], where: str) -> tuple[int, Any] | N
 
 
 def _commit(name: str, revision: str | None) -> str:
-    from huggingface_hub import HfApi, errors
+    from huggingface_hub import HfApi
 
     where = f"corpus source hf:{name}" + (f" at revision {revision!r}" if revision else "")
     if not is_hub_id(name):
         raise InputError(f"{where}: not a Hugging Face id (`hf:owner/name`)")
     try:
-        return HfApi().dataset_info(name, revision=revision).sha
-    except errors.GatedRepoError as error:
-        raise InputError(
-            f"{where} is gated: ask for access at https://huggingface.co/datasets/{name}, then run `hf auth login`"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise InputError(f"{where}: there is no such commit, tag or branch") from error
-    except errors.RepositoryNotFoundError as error:
-        raise InputError(
-            f"{where} is not on the hub, or is private: check the spelling, or run `hf auth login`"
-        ) from error
+        with hub.refusals(where, page=f"datasets/{name}"):
+            return HfApi().dataset_info(name, revision=revision).sha
+    except InputError:
+        raise
     except Exception as error:  # the client's network library is its own affair
         raise InputError(
             f"{where}: the hub can't be reached from here ({type(error).__name__}); where there is a network, save it "
