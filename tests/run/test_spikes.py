@@ -19,7 +19,9 @@ CALM = [3.0, 3.1, 2.9, 3.0, 3.2, 2.8, 3.0, 3.1, 2.9, 3.0]
         ([*CALM, 7.0, float("inf"), 9.0], (11, 13)),
         ([*CALM, 7.0, 8.0], None),  # not yet
         ([*CALM, 7.0, 3.0, 9.0], None),  # one calm step between
-        ([*CALM, 7.0, 8.0, 9.0, 3.0], None),  # over
+        ([*CALM, 7.0, 8.0, 9.0, 3.0], (11, 13)),  # over before somebody looked
+        ([*CALM, 7.0, 8.0, 9.0, 3.0, *CALM, 9.0, 9.0, 9.0], (11, 13)),  # the first of two
+        ([*CALM, 7.0, 8.0, 9.0, 9.0], (11, 14)),
         ([*CALM, 6.0, 6.0, 6.0], None),  # twice the median is no spike, more is
         ([*CALM, 6.01, 6.01, 6.01], (11, 13)),
         ([*CALM, 7.0, float("nan"), 9.0], None),  # has a cause of its own
@@ -33,7 +35,7 @@ def test_a_spike_is_several_high_losses_in_a_row(losses, found):
 
 def test_only_the_window_before_it_is_compared():
     assert spikes.find(steps([100.0] * 50 + CALM + [7.0, 8.0, 9.0]), SETTINGS) == (61, 63)
-    assert spikes.find(steps([1.0] * 50 + [5.0] * 10 + [7.0, 8.0, 9.0]), SETTINGS) is None
+    assert spikes.find(steps([1.04**step for step in range(50)]), SETTINGS) is None  # seven times as high, but slowly
 
 
 def test_steps_without_a_loss_are_left_out():

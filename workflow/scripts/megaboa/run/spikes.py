@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
 
 def find(steps: Sequence[dict[str, Any]], settings: dict[str, Any]) -> tuple[int, int] | None:
-    """First and last step of a spike at the end of these steps: `patience` losses in a row above the median before."""
+    """First and last step of the first spike: at least `patience` losses in a row above the median before them.
+
+    All steps are looked at, not the newest only: several may have been done since somebody last looked.
+    """
     patience, window = settings["patience"], settings["window"]
     losses = [(step["step"], step["loss"]) for step in steps if step.get("loss") is not None]
-    if len(losses) < patience + window:
-        return None
-    recent, before = losses[-patience:], losses[-patience - window : -patience]
-    limit = settings["factor"] * statistics.median(loss for _, loss in before)
-    return (recent[0][0], recent[-1][0]) if all(loss > limit for _, loss in recent) else None
+    for start in range(window, len(losses) - patience + 1):
+        limit = settings["factor"] * statistics.median(loss for _, loss in losses[start - window : start])
+        high = list(itertools.takewhile(lambda entry, limit=limit: entry[1] > limit, losses[start:]))
+        if len(high) >= patience:
+            return high[0][0], high[-1][0]
+    return None

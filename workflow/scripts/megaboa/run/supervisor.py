@@ -29,6 +29,7 @@ from megaboa.run.watch import Signals, Watch, Watched
 
 LONGEST_SEARCH = 3  # times that a job is put back because it was given an avoided node again
 BYTES_PER_STEP = 1000  # of steps.jsonl, generously
+STEPS_BETWEEN_POLLS = 500  # more than can be done while nobody looks
 REQUEUE_SECONDS = 20.0  # of the wall time are kept for SLURM to be told
 RESUMES = "The next call goes on from the newest complete checkpoint."
 
@@ -400,7 +401,7 @@ def _spike(call: _Call, target: AttemptFolder) -> tuple[int, int] | None:
     settings = call.recovery["loss_spike"]
     if not settings:
         return None
-    size = BYTES_PER_STEP * (settings["window"] + settings["patience"])
+    size = BYTES_PER_STEP * (settings["window"] + settings["patience"] + STEPS_BETWEEN_POLLS)
     recent = [event for event in progress.read_tail(target.steps, size) if event["event"] == "step"]
     return spikes.find(recent, settings)
 
