@@ -103,6 +103,20 @@ def _backends(module: ModuleType) -> None:
     module.LocalSpecProvider.core_attention = lambda self: CoreAttention
 
 
+def _mappings(module: ModuleType) -> None:
+    """Nothing to sum over one rank: the original hands its input through, and experts with biases then change it.
+
+    Autograd forbids that. With grouped matrix products, as on a GPU, these lines are not reached.
+    """
+    reduce = module.reduce_from_tensor_model_parallel_region
+
+    def reduce_from_tensor_model_parallel_region(input_, group=None):
+        group = module.get_tensor_model_parallel_group_if_none(group)
+        return input_ if group.size() == 1 else reduce(input_, group=group)
+
+    module.reduce_from_tensor_model_parallel_region = reduce_from_tensor_model_parallel_region
+
+
 def _moe_utils(module: ModuleType) -> None:
     """The original looks whether a tensor is on a GPU before it makes an array of it."""
 
@@ -134,6 +148,7 @@ def install() -> None:
     """Wait for the modules."""
     for name, change in {
         "megatron.core.tensor_parallel.random": _random,
+        "megatron.core.tensor_parallel.mappings": _mappings,
         "megatron.core.transformer.transformer_config": _transformer_config,
         "megatron.core.transformer.torch_norm": _torch_norm,
         "megatron.core.transformer.moe.moe_utils": _moe_utils,
