@@ -14,6 +14,10 @@ rule export_model:
         f"{RESULTS}/logs/export/{{run}}.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    resources:
+        mem_mb=lambda wildcards: SHARED.conversion_mb(
+            RUNS[wildcards.run].model, copies=2
+        ),
     params:
         scripts=SCRIPTS,
         run=f"{RESULTS}/runs/{{run}}",
@@ -32,6 +36,10 @@ rule prove_export:
         f"{RESULTS}/logs/export/{{run}}.proof.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    resources:
+        mem_mb=lambda wildcards: SHARED.conversion_mb(
+            RUNS[wildcards.run].model, copies=3.5
+        ),
     params:
         scripts=SCRIPTS,
         run=f"{RESULTS}/runs/{{run}}",
@@ -57,6 +65,10 @@ rule generate_text:
         f"{RESULTS}/logs/export/{{run}}.generate.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    resources:
+        mem_mb=lambda wildcards: SHARED.conversion_mb(
+            RUNS[wildcards.run].model, copies=2.5
+        ),
     params:
         scripts=SCRIPTS,
     shell:
@@ -78,6 +90,8 @@ rule push_model:
         f"{RESULTS}/runs/{{run}}/push.json",
     log:
         f"{RESULTS}/logs/export/{{run}}.push.log",
+    conda:
+        "../../envs/runtime-cpu.yaml"
     params:
         scripts=SCRIPTS,
         repository=lambda wildcards: PLAN.experiment.export.push[wildcards.run],

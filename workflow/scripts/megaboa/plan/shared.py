@@ -19,6 +19,9 @@ from megaboa.plan.model import Plan, Run
 
 Reference = dict[str, str]
 
+CONVERSION_MB = 3000  # what importing torch, transformers and Megatron takes: 0.8 GB, and some room
+UNKNOWN_PARAMS = 8_000_000_000  # of a model that is yet to be fetched
+
 
 def environment() -> dict[str, Any]:
     """What the ranks run in, where no container is used: this Python and its packages, and a digest of both."""
@@ -122,6 +125,11 @@ class Shared:
     def shard_mb(self, corpus: str) -> int:
         """Memory of a shard's job: a little, and for one document of the largest size (20 times that: measured)."""
         return 1000 + 20 * self.corpora[corpus].max_document_mb
+
+    def conversion_mb(self, model: str, copies: float) -> int:
+        """Memory of a job that holds a model's weights so many times in fp32, beside what Python and torch take."""
+        params = next((run.row["params"] for run in self.plan.runs if run.model == model), None)
+        return CONVERSION_MB + round(copies * 4 * (params or UNKNOWN_PARAMS) / 1e6)
 
     def shard_manifests(self, corpus: str) -> list[str]:
         shards = self.shards(corpus)
