@@ -4,7 +4,7 @@ import pytest
 from fake_runs import FakeExperiment, loss_at
 
 from megaboa.files import write_json
-from megaboa.report.checks import agreement_checks, proof_checks, verdict
+from megaboa.report.checks import agreement_checks, by_subject, proof_checks, verdict
 from megaboa.report.runs import load_runs
 
 
@@ -90,3 +90,21 @@ def test_the_verdict_is_the_worst_of_all(experiment, states, result):
     assert found["state"] == result
     assert found["counts"]["runs"] == {"PASS": 1}
     assert sum(found["counts"]["checks"].values()) == len(states)
+
+
+def test_a_proof_is_one_row_with_the_differences_that_it_measured():
+    def one(kind, subject, check, state="PASS", **more):
+        return {"kind": kind, "subject": subject, "check": check, "state": state, **more}
+
+    rows = by_subject(
+        [
+            one("export", "r", "logits", difference=1e-7),
+            one("export", "r", "validation loss", "FAIL", difference=0.5),
+            one("import", "z", "logits"),
+        ]
+    )
+    assert [(row["subject"], row["kind"], row["state"], row["passed"], row["total"]) for row in rows] == [
+        ("z", "import", "PASS", 1, 1),
+        ("r", "export", "FAIL", 1, 2),
+    ]
+    assert (rows[1]["logits"], rows[1]["validation loss"], rows[0]["logits"]) == (1e-7, 0.5, None)

@@ -20,9 +20,8 @@ rule export_model:
         ),
     params:
         scripts=SCRIPTS,
-        run=f"{RESULTS}/runs/{{run}}",
     shell:
-        "python {params.scripts:q}/export_model.py --spec {input.spec} --run {params.run} --source {input.source} --out {output}"
+        "python {params.scripts:q}/export_model.py --spec {input.spec} --source {input.source} --out {output}"
         " 2>&1 | tee {log}"
 
 
@@ -42,9 +41,8 @@ rule prove_export:
         ),
     params:
         scripts=SCRIPTS,
-        run=f"{RESULTS}/runs/{{run}}",
     shell:
-        "python {params.scripts:q}/prove_export.py --run {params.run} --export {input.export} --source {input.source}"
+        "python {params.scripts:q}/prove_export.py --export {input.export} --source {input.source}"
         " --out {output} 2>&1 | tee {log}"
 
 

@@ -64,6 +64,28 @@ def proof_checks(proofs: list[Path]) -> list[Check]:
     return found
 
 
+def by_subject(proofs: list[Check]) -> list[dict[str, Any]]:
+    """One row for every import and export: how many of its checks passed, and the differences that they measured."""
+    groups: dict[tuple[str, str], list[Check]] = {}
+    for check in proofs:
+        groups.setdefault((check["kind"], check["subject"]), []).append(check)
+    return [
+        {
+            "kind": kind,
+            "subject": subject,
+            "state": next((check["state"] for check in checks if check["state"] != "PASS"), "PASS"),
+            "passed": sum(check["state"] == "PASS" for check in checks),
+            "total": len(checks),
+            **{name: _difference_in(checks, name) for name in ("logits", "validation loss")},
+        }
+        for (kind, subject), checks in sorted(groups.items(), key=lambda group: (group[0][0] == "export", group[0]))
+    ]
+
+
+def _difference_in(checks: list[Check], name: str) -> float | None:
+    return next((check.get("difference") for check in checks if check["check"] == name), None)
+
+
 def verdict(runs: list[RunResult], checks: list[Check]) -> dict[str, Any]:
     """What the report comes to: PASS only where every run and every check passed."""
     of_runs, of_checks = [run.state for run in runs], [check["state"] for check in checks]

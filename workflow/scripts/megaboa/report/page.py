@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from megaboa.report import figures, style
 from megaboa.report.blends import DataRead, last_validation
-from megaboa.report.checks import Check, verdict
+from megaboa.report.checks import Check, by_subject, verdict
 from megaboa.report.colours import Colours
 from megaboa.report.corpora import CorpusCard
 from megaboa.report.runs import RunResult, passed
@@ -83,6 +83,7 @@ def render(
     )
     environment.filters |= {"loss": _loss, "duration": figures.duration, "count": _count, "difference": _difference}
     result = verdict(runs, checks)
+    proofs = [check for check in checks if check["kind"] != "agreement"]
     return environment.get_template("page.html.j2").render(
         css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         title=title,
@@ -96,7 +97,8 @@ def render(
         runs=runs,
         corpora=corpora,
         agreements=[check for check in checks if check["kind"] == "agreement"],
-        proofs=[check for check in checks if check["kind"] != "agreement"],
+        proofs=proofs,
+        proved=by_subject(proofs),
         data=data,
         validation=last_validation(runs),
         places=[run for run in runs if run.checkpoint or run.export],
