@@ -57,7 +57,7 @@ class Story:
         connection = sqlite3.connect(path)
         connection.executescript(schema)
         strings: dict[str, int] = {}
-        write = lambda table, **row: _insert(connection, table, row)  # noqa: E731
+        write = Tables(connection).write
         number = lambda text: strings.setdefault(text, len(strings))  # noqa: E731
         for index, kernel in enumerate(self.kernels):
             launched, name_id = self._ns(kernel["launch"]), number(kernel["name"])
@@ -141,11 +141,22 @@ class Story:
         return {"start": self._ns(row["start"]), "end": self._ns(row["start"] + row["duration"])}
 
 
-def _insert(connection: sqlite3.Connection, table: str, row: dict[str, Any]) -> None:
-    """What a story doesn't say of a row, but the schema wants, is 0."""
-    columns = connection.execute(f"PRAGMA table_info({table})").fetchall()
-    wanted = {name: 0 if kind == "INTEGER" else "" for _, name, kind, required, *_ in columns if required}
-    row = {name: value for name, value in {**wanted, **row}.items() if name in {column[1] for column in columns}}
-    marks = ", ".join("?" * len(row))
-    names = ", ".join(f'"{name}"' for name in row)
-    connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(row.values()))
+class Tables:
+    """Rows by the names of their columns; what a story doesn't say, but the schema wants, is 0."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self.columns: dict[str, dict[str, Any]] = {}
+
+    def write(self, table: str, **row: Any) -> None:
+        if table not in self.columns:
+            found = self.connection.execute(f"PRAGMA table_info({table})").fetchall()
+            required = {
+                name: (0 if kind == "INTEGER" else "") if wanted else None for _, name, kind, wanted, *_ in found
+            }
+            self.columns[table] = required
+        known = self.columns[table]
+        row = {**known, **{name: value for name, value in row.items() if name in known}}
+        names = ", ".join(f'"{name}"' for name in row)
+        marks = ", ".join("?" * len(row))
+        self.connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(row.values()))

@@ -52,7 +52,9 @@ def _capture(
     tables = {
         table: events(np.frombuffer(values, dtype=np.int64), sized=table in SIZED) for table, values in columns.items()
     }
-    on_host = not len(tables["kernels"]) and len(tables["operators"]) > 0
+    # A run on a GPU whose kernels were not recorded is none on the host.
+    gpus = head.get("deviceProperties") or columns["calls"] or columns["copies"]
+    on_host = not gpus and not len(tables["kernels"]) and len(tables["operators"]) > 0
     if on_host:
         tables["kernels"] = host_kernels(tables["operators"], tables["ranges"], names.all())
     missing = {"kernels": "kernel", "copies": "gpu_memcpy", "calls": "cuda_runtime", "ranges": "user_annotation"}

@@ -22,7 +22,8 @@ from megaboa.observe.traces.launches import launch_rows
 from megaboa.observe.traces.sqlite_file import Database
 
 RANGE_TYPES = (59, 60, 70, 71)  # of NVTX: push and pop, start and end
-SIZE_IN_PAYLOAD = re.compile(r'"[^"]*(?:size|bytes)[^"]*"\s*:\s*"?(\d+)', re.IGNORECASE)
+# NCCL gives its ranges the size as a payload, called `Message size [bytes]`.
+SIZE_IN_PAYLOAD = re.compile(r'"message size[^"]*"\s*:\s*"?(\d+)', re.IGNORECASE)
 COPY_KINDS = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 10: "Peer-to-Peer"}
 
 
