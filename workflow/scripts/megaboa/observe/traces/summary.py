@@ -60,14 +60,15 @@ def _first_line(document: dict[str, Any]) -> list[str]:
         for kind, name in _SHOWN.items()
         if all(row[kind] is not None for row in rows)
     ]
-    took = f"{_ms(float(np.median(walls)))} ({_ms(min(walls))} to {_ms(max(walls))})"
-    return [f"A step takes {took}: {', '.join(shares) or 'nothing is known of the device'} ({_of(rows)})."]
+    median, least, most = (milliseconds(float(of(walls))) for of in (np.median, min, max))
+    said = ", ".join(shares) or "nothing is known of the device"
+    return [f"A step takes {median} ({least} to {most}): {said} ({_of(rows)})."]
 
 
 def _losses(document: dict[str, Any]) -> list[str]:
     return [
-        f"{_ms(row['ms'])} of a step ({row['share']:.1%}; winning all of it: at most +{row['gain_ceiling']:.1%}): "
-        f"{row['look']} ({_of(document['budget'])})."
+        f"{milliseconds(row['ms'])} of a step ({row['share']:.1%}; winning all of it: at most "
+        f"+{row['gain_ceiling']:.1%}): {row['look']} ({_of(document['budget'])})."
         for row in document["opportunities"]
         if row["share"] >= MATERIAL
     ]
@@ -115,8 +116,8 @@ def _waits(document: dict[str, Any]) -> list[str]:
     if waited <= 0:
         return []
     return [
-        f"Of shared collectives {_ms(found['transfer_ms'])} a step are transfer; {label} waits {_ms(waited)} in them "
-        f"for others (n = {found['matched']} matched)."
+        f"Of shared collectives {milliseconds(found['transfer_ms'])} a step are transfer; {label} waits "
+        f"{milliseconds(waited)} in them for others (n = {found['matched']} matched)."
     ]
 
 
@@ -145,5 +146,6 @@ def _of(rows: list[dict[str, Any]]) -> str:
     return f"{span} of {len(ranks)} rank{'s' if len(ranks) > 1 else ''}, n = {len(rows)}"
 
 
-def _ms(value: float) -> str:
-    return f"{value:,.3g} ms" if value < 1000 else f"{value:,.0f} ms"
+def milliseconds(value: float, sign: bool = False) -> str:
+    plus = "+" if sign and value > 0 else ""
+    return f"{plus}{value:,.3g} ms" if abs(value) < 1000 else f"{plus}{value:,.0f} ms"
