@@ -1,6 +1,6 @@
 """Captures with known answers: one story, told as an export of Nsight Systems and as a trace of PyTorch.
 
-Times are microseconds. Stream 7 computes, stream 20 communicates, thread 1 is the one that trains.
+Times are microseconds. Stream 7 computes, stream 20 communicates, process 1 is the one that trains.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class Story:
     ranges: list[tuple[str, float, float, int]] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
 
-    def kernel(self, name, start, duration, stream=COMPUTE, launch=None, size=None, group=None, thread=1):
+    def kernel(self, name, start, duration, stream=COMPUTE, launch=None, size=None, group=None, process=1, device=0):
         """`launch`: when the host's call began, 2 µs long; default: 5 µs before."""
         launch = start - 5 if launch is None else launch
         row = {"name": name, "start": start, "duration": duration, "stream": stream, "launch": launch}
-        self.kernels.append({**row, "size": size, "group": group, "thread": thread})
+        self.kernels.append({**row, "size": size, "group": group, "thread": process << 24 | 1, "device": device})
 
     def copy(self, start, duration, size, kind=1, source=0, target=2, stream=30):
         row = {"start": start, "duration": duration, "size": size, "kind": kind, "stream": stream}
         self.copies.append({**row, "source": source, "target": target})
 
-    def range(self, name, start, end, thread=1):
+    def range(self, name, start, end, thread=1 << 24 | 1):
         self.ranges.append((name, start, end, thread))
 
     def write(self, folder: Path, form: str) -> Path:
@@ -61,8 +61,9 @@ class Story:
         number = lambda text: strings.setdefault(text, len(strings))  # noqa: E731
         for index, kernel in enumerate(self.kernels):
             launched, name_id = self._ns(kernel["launch"]), number(kernel["name"])
+            place = {"deviceId": kernel["device"], "globalPid": kernel["thread"] >> 24 << 24}
             ids = {"demangledName": name_id, "shortName": name_id, "streamId": kernel["stream"]}
-            write("CUPTI_ACTIVITY_KIND_KERNEL", **self._times(kernel), **ids, correlationId=index, deviceId=0)
+            write("CUPTI_ACTIVITY_KIND_KERNEL", **self._times(kernel), **ids, correlationId=index, **place)
             row = {"nameId": number("cudaLaunchKernel"), "globalTid": kernel["thread"], "correlationId": index}
             write("CUPTI_ACTIVITY_KIND_RUNTIME", start=launched, end=launched + 2000, **row)
             if kernel["size"]:
@@ -70,7 +71,7 @@ class Story:
                 row = {"text": "ncclAllReduce", "eventType": 59, "globalTid": kernel["thread"], "jsonText": payload}
                 write("NVTX_EVENTS", start=launched - 100, end=launched + 2100, **row)
         for index, copy in enumerate(self.copies):
-            row = {"bytes": copy["size"], "copyKind": copy["kind"], "streamId": copy["stream"]}
+            row = {"globalPid": 1 << 24, "bytes": copy["size"], "copyKind": copy["kind"], "streamId": copy["stream"]}
             row |= {"srcKind": copy["source"], "dstKind": copy["target"], "correlationId": 10_000_000 + index}
             write("CUPTI_ACTIVITY_KIND_MEMCPY", **self._times(copy), **row)
         for text, start, end, thread in self.ranges:

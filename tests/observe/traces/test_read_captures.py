@@ -3,6 +3,7 @@
 import gzip
 import shutil
 import sqlite3
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -82,8 +83,8 @@ def test_a_truncated_sqlite_is_named(tmp_path):
     whole = path.read_bytes()
     for length in (len(whole) - 4096, 4096, 50):
         path.write_bytes(whole[:length])
-        capture, finding = read(path)
-        assert capture is None and (finding.code, finding.level) == ("truncated", "error")
+        captures, (finding,) = read(path)
+        assert captures == [] and (finding.code, finding.level) == ("truncated", "error")
 
 
 def test_damage_in_the_middle_is_named(tmp_path):
@@ -91,7 +92,7 @@ def test_damage_in_the_middle_is_named(tmp_path):
     content = bytearray(path.read_bytes())
     content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
-    assert read(path)[1].code == "truncated"
+    assert codes(read(path)[1]) == ["truncated"]
 
 
 @pytest.mark.parametrize("name", ["rank-0.sqlite", "rank-0.json", "rank-0.json.gz", "rank-0.nsys-rep"])
@@ -150,6 +151,44 @@ def test_kernels_of_graphs_are_told(tmp_path):
     captures, findings = read_all([path])
     assert codes(findings) == ["cuda_graphs", "graphs_whole", "diagnostic"] and "50%" in findings[0].text
     assert captures[0].named(captures[0].kernels)[-1] == "CUDA graph"
+
+
+def test_several_devices_in_one_file_are_several_ranks(tmp_path):
+    """As where nsys wraps the program that starts the ranks of a node."""
+    told = story()
+    told.kernel(GEMM, 15, 40, process=2, device=1)
+    path = told.nsys(tmp_path)
+    captures, findings = read_all([path])
+    assert [capture.rank for capture in captures] == [0, 1] and codes(findings) == ["several_devices"] * 2
+    assert [capture.kernels.durations.tolist() for capture in captures] == [[20_000, 30_500], [40_000]]
+    assert [len(capture.calls) for capture in captures] == [2, 1]
+    assert ["step" in capture.named(capture.ranges) for capture in captures] == [True, False]
+    assert "device 1 is called rank 1" in findings[1].text
+
+
+def payload(schema, size, length=24):
+    return struct.pack("<IIIIQQ", 1, 0, schema, 0, length, 32 + length) + struct.pack("<QQQ", 7, size, 0)
+
+
+@pytest.mark.parametrize(
+    ("binary", "size"),
+    [(payload(9, 65536), 65536), (payload(9, 65536, length=16), -1), (payload(8, 65536), -1), (b"torn", -1)],
+)
+def test_sizes_of_newer_exports_are_in_a_binary_payload(tmp_path, binary, size):
+    """Laid out as nsys-ai 0.3 reads it. What doesn't fit its own schema is no size."""
+    path = story().nsys(tmp_path)
+    connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE NVTX_EVENTS ADD COLUMN binaryData TEXT")
+    connection.execute("UPDATE NVTX_EVENTS SET jsonText = NULL, binaryData = ? WHERE text = 'ncclAllReduce'", (binary,))
+    connection.execute("CREATE TABLE NVTX_PAYLOAD_SCHEMAS (schemaId INTEGER, payloadSize INTEGER)")
+    connection.execute("INSERT INTO NVTX_PAYLOAD_SCHEMAS VALUES (9, 24), (8, 24)")
+    connection.execute("CREATE TABLE NVTX_PAYLOAD_SCHEMA_ENTRIES (schemaId INTEGER, name TEXT, offset INTEGER)")
+    rows = [(9, "NCCL communicator ID", None), (9, "Message size [bytes]", 8), (8, "Rank", 8)]
+    connection.executemany("INSERT INTO NVTX_PAYLOAD_SCHEMA_ENTRIES VALUES (?, ?, ?)", rows)
+    connection.commit()
+    connection.close()
+    (capture,) = read_all([path])[0]
+    assert capture.kernels.size.tolist() == [-1, size]
 
 
 def test_samples_of_network_cards(tmp_path):

@@ -14,13 +14,17 @@ OTHER = "other"
 _PATTERNS = {
     COMMUNICATION: r"nccl|rccl|^gloo:|nvshmem|deep_?ep|hybrid_?ep|rdma|userbuffers|all_?reduce_kernel",
     "optimizer": r"multi_?tensor|adam|lamb|l2_?norm|_foreach_|muon|newton_?schulz|lpnorm|lerp|addcdiv|addcmul",
-    "MoE": r"moe|(?<!::)permute|router|expert|sort_chunks",
+    "MoE": r"moe|_(un)?permute_|router|expert|sort_chunks",
     "attention": r"flash|fmha|sdpa|attention|attn|(masked|scaled)_?\w*softmax",
-    "norm": r"layer_?norm|rms_?norm|ln_(fwd|bwd)|norm_(fwd|bwd|forward|backward)|rsqrt",
-    "GEMM": r"gemm|cutlass|cublas|nvjet|xmma|mma_|matmul|split_?k|^aten::(mm|addmm|bmm|baddbmm|addbmm)$",
+    "norm": r"(layer|batch)_?norm|rms_?norm|ln_(fwd|bwd)|bn_(fw|bw)|norm_(fwd|bwd|forward|backward)|rsqrt",
+    # Convolutions too: they are matrix products, or transforms into such.
+    "GEMM": (
+        r"gemm|conv|[dw]grad|winograd|scudnn|cutlass|cublas|nvjet|xmma|mma_|matmul|split_?k|"
+        r"^aten::(mm|addmm|bmm|baddbmm|addbmm)$"
+    ),
     "elementwise": (
         r"elementwise|vectorized|reduce_kernel|^triton_|copy|cast|fill|dropout|gelu|glu|silu|softmax|cross_?entropy|"
-        r"embedding|index|gather|scatter|transpose|bias|(^|[_:])(add|mul|div|sub|cat|sum|mean|pow|exp|sqrt)|^aten::"
+        r"embedding|index|nchw|gather|scatter|transpose|bias|(^|[_:])(add|mul|div|sub|cat|sum|mean|pow|exp|sqrt)|^aten::"
     ),
 }
 NAMES = (*_PATTERNS, OTHER)

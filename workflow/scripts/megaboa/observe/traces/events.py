@@ -78,6 +78,7 @@ class Capture:
     kind: str  # nsys | pytorch
     version: str
     rank: int | None = None
+    owner: str | None = None  # of several in one file, this one's device
     world_size: int | None = None
     host: str | None = None
     device: str = "gpu"  # cpu: operators stand in for kernels

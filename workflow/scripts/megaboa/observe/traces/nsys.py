@@ -8,9 +8,7 @@ taken in blocks, so that a large one needs little more memory than the columns t
 from __future__ import annotations
 
 import array
-import re
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,24 +16,38 @@ import numpy as np
 from megaboa.observe.traces import nsys_about as about
 from megaboa.observe.traces.events import EMPTY, EMPTY_SIZED, UNKNOWN, Capture, Events, Names, events
 from megaboa.observe.traces.findings import Finding
-from megaboa.observe.traces.launches import launch_rows
+from megaboa.observe.traces.nvtx_payload import message_sizes, with_sizes
 from megaboa.observe.traces.sqlite_file import Database
 
 RANGE_TYPES = (59, 60, 70, 71)  # of NVTX: push and pop, start and end
-# NCCL gives its ranges the size as a payload, called `Message size [bytes]`.
-SIZE_IN_PAYLOAD = re.compile(r'"message size[^"]*"\s*:\s*"?(\d+)', re.IGNORECASE)
+PROCESS_BITS = 24  # below which a global thread id has the thread
 COPY_KINDS = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 10: "Peer-to-Peer"}
 
 
-def read(path: Path) -> Capture:
-    """Raises sqlite3.DatabaseError where the file is torn, or none of SQLite's."""
+def read(path: Path) -> list[Capture]:
+    """One capture for every process and device that ran kernels: mostly one.
+
+    Raises sqlite3.DatabaseError where the file is torn, or none of SQLite's.
+    """
     with closing(Database(path)) as database:
-        return _Reader(path, database).capture()
+        owners = _owners(database)
+        if len(owners) < 2:
+            return [_Reader(path, database).capture()]
+        return [_Reader(path, database, owner).capture() for owner in owners]
+
+
+def _owners(database: Database) -> list[tuple[int, int]]:
+    if database.lacks("CUPTI_ACTIVITY_KIND_KERNEL", "deviceId", "globalPid"):
+        return []
+    query = "SELECT DISTINCT deviceId, COALESCE(globalPid, 0) FROM CUPTI_ACTIVITY_KIND_KERNEL ORDER BY 1, 2"
+    return database.rows(query)
 
 
 class _Reader:
-    def __init__(self, path: Path, database: Database) -> None:
-        self.path, self.database = path, database
+    """Reads what one process did on one device; without an owner everything."""
+
+    def __init__(self, path: Path, database: Database, owner: tuple[int, int] | None = None) -> None:
+        self.path, self.database, self.owner = path, database, owner
         self.findings: list[Finding] = []
         self.missing: list[str] = []
         self.names = Names()
@@ -55,7 +67,9 @@ class _Reader:
             path=self.path,
             kind="nsys",
             version=version,
-            rank=about.integer(about.first(variables, about.RANK_VARIABLES)),
+            # The variables are those of the program that was started, here one that started several ranks.
+            rank=None if self.owner else about.integer(about.first(variables, about.RANK_VARIABLES)),
+            owner=f"device {self.owner[0]}" if self.owner else None,
             world_size=about.integer(about.first(variables, about.WORLD_VARIABLES)),
             host=about.host(database),
             device_name=about.device(database),
@@ -101,20 +115,32 @@ class _Reader:
         columns = self.database.tables[table]
         correlation = f"COALESCE(correlationId, {UNKNOWN})" if "correlationId" in columns else str(UNKNOWN)
         query = (
-            f"SELECT start, end, {name}, COALESCE({place}, 0), {correlation}{more} FROM {table} WHERE end IS NOT NULL"
+            f"SELECT start, end, {name}, COALESCE({place}, 0), {correlation}{more} FROM {table} "
+            f"WHERE end IS NOT NULL{self._mine(table)}"
         )
         rows = self.database.integers(query, 7 if more else 5)
         rows[:, 2] = self._named(rows[:, 2])
         return events(rows, sized=bool(more))
 
+    def _mine(self, table: str) -> str:
+        """The condition that a row is the owner's."""
+        if self.owner is None:
+            return ""
+        device, process = self.owner
+        columns = self.database.tables[table]
+        if {"deviceId", "globalPid"} <= columns:
+            return f" AND deviceId = {device} AND COALESCE(globalPid, 0) = {process}"
+        return f" AND globalTid >> {PROCESS_BITS} = {process >> PROCESS_BITS}"
+
     def _kernels(self) -> Events:
         columns = self.database.tables.get("CUPTI_ACTIVITY_KIND_KERNEL", set())
         name = "demangledName" if "demangledName" in columns else "shortName"
         found = self._table("CUPTI_ACTIVITY_KIND_KERNEL", name, "streamId", f", {UNKNOWN}, {UNKNOWN}")
-        if len(found) and "deviceId" in columns:
-            self._one_process(columns)
         if len(found) and "graphNodeId" in columns:
-            of_graphs = "SELECT COUNT(*) FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE COALESCE(graphNodeId, 0) != 0"
+            of_graphs = (
+                "SELECT COUNT(*) FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE COALESCE(graphNodeId, 0) != 0"
+                + self._mine("CUPTI_ACTIVITY_KIND_KERNEL")
+            )
             count = self.database.rows(of_graphs)[0][0]
             if count:
                 text = (
@@ -131,27 +157,17 @@ class _Reader:
             return kernels
         label = self.names.number("CUDA graph")
         correlation = "correlationId" if "correlationId" in self.database.tables[table] else str(UNKNOWN)
-        query = f"SELECT start, end, {label}, streamId, {correlation}, {UNKNOWN}, {UNKNOWN} FROM {table}"
+        what = f"start, end, {label}, streamId, {correlation}, {UNKNOWN}, {UNKNOWN}"
+        query = f"SELECT {what} FROM {table} WHERE 1{self._mine(table)}"
         rows = self.database.integers(query, 7)
         if not len(rows):
             return kernels
-        self._find(
-            "graphs_whole", "warning", f"{len(rows)} CUDA graphs were traced as a whole: what ran inside is unknown"
-        )
+        text = f"{len(rows)} CUDA graphs were traced as a whole: what ran inside is unknown"
+        self._find("graphs_whole", "warning", text)
         return events(np.concatenate([kernels.rows(), rows]), sized=True)
-
-    def _one_process(self, columns: set[str]) -> None:
-        owner = "COALESCE(globalPid, 0)" if "globalPid" in columns else "0"
-        count = self.database.rows(
-            f"SELECT COUNT(*) FROM (SELECT DISTINCT deviceId, {owner} FROM CUPTI_ACTIVITY_KIND_KERNEL)"
-        )[0][0]
-        if count > 1:
-            text = f"{count} devices or processes share one capture and are read as one rank: capture each by itself"
-            self._find("several_devices", "warning", text)
 
     def _copies(self) -> Events:
         parts = []
-        sized = f", bytes, {UNKNOWN}"
         if "CUPTI_ACTIVITY_KIND_MEMCPY" not in self.database.tables:
             self.missing.append("CUPTI_ACTIVITY_KIND_MEMCPY")
         for table, kind in (("CUPTI_ACTIVITY_KIND_MEMCPY", "copyKind"), ("CUPTI_ACTIVITY_KIND_MEMSET", "-1")):
@@ -161,7 +177,8 @@ class _Reader:
             kind = kind if kind in columns or kind == "-1" else "0"
             kinds = ", ".join(f"COALESCE({side}, -1)" if side in columns else "-1" for side in ("srcKind", "dstKind"))
             correlation = f"COALESCE(correlationId, {UNKNOWN})" if "correlationId" in columns else str(UNKNOWN)
-            query = f"SELECT start, end, {kind}, streamId, {correlation}{sized}, {kinds} FROM {table}"
+            what = f"start, end, {kind}, streamId, {correlation}, bytes, {UNKNOWN}, {kinds}"
+            query = f"SELECT {what} FROM {table} WHERE 1{self._mine(table)}"
             rows = self.database.integers(query, 9)
             rows[:, 2] = self._copy_names(rows[:, [2, 7, 8]])
             parts.append(rows[:, :7])
@@ -185,17 +202,19 @@ class _Reader:
         if not self._usable("NVTX_EVENTS", "start", "end", "eventType", "globalTid"):
             return EMPTY, None
         columns = self.database.tables["NVTX_EVENTS"]
-        wanted = [column if column in columns else "NULL" for column in ("text", "textId", "jsonText")]
+        texts = ("text", "textId", "jsonText", "binaryData")
+        wanted = [column if column in columns else "NULL" for column in texts]
+        size_of = message_sizes(self.database)
         types = ", ".join(map(str, RANGE_TYPES))
         query = (
             f"SELECT start, end, COALESCE(globalTid, 0), {', '.join(wanted)} FROM NVTX_EVENTS "
-            f"WHERE eventType IN ({types}) AND end IS NOT NULL"
+            f"WHERE eventType IN ({types}) AND end IS NOT NULL{self._mine('NVTX_EVENTS')}"
         )
         flat = array.array("q")
-        for start, end, thread, text, string, payload in self.database.each(query):
+        for start, end, thread, text, string, payload, binary in self.database.each(query):
             name = self._of_string.get(string) if text is None else self.names.number(plain(text))
             name = self.names.number("<no name>") if name is None else name
-            flat.extend((start, end, name, thread, UNKNOWN, _size(payload)))
+            flat.extend((start, end, name, thread, UNKNOWN, size_of(payload, binary)))
         rows = np.frombuffer(flat, dtype=np.int64).reshape(-1, 6)
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         return events(rows[:, :5]), rows[:, 5] if (rows[:, 5] != UNKNOWN).any() else None
@@ -204,27 +223,6 @@ class _Reader:
         self.findings.append(Finding(code, level, self.path.name, text))
 
 
-def with_sizes(kernels: Events, calls: Events, ranges: Events, sizes: np.ndarray) -> Events:
-    """Give a kernel the bytes of the NVTX range in which it was launched, where that range names some."""
-    size = kernels.size.copy()
-    launches = launch_rows(kernels, calls)
-    for thread in np.unique(ranges.place[sizes != UNKNOWN]):
-        rows = np.flatnonzero((sizes != UNKNOWN) & (ranges.place == thread))
-        launched = np.flatnonzero((launches != UNKNOWN) & (calls.place[launches] == thread))
-        times = calls.start[launches[launched]]
-        index = np.searchsorted(ranges.start[rows], times, side="right") - 1
-        inside = (index >= 0) & (times < ranges.end[rows[index]])
-        size[launched[inside]] = sizes[rows[index[inside]]]
-    return replace(kernels, size=size)
-
-
 def plain(name: str) -> str:
     """`aten::mm, op_id = 12` as `aten::mm`: PyTorch numbers the ranges that it emits, and each would be a name."""
     return name.split(", op_id = ", 1)[0].split(", seq = ", 1)[0]
-
-
-def _size(payload: str | None) -> int:
-    if not payload:
-        return UNKNOWN
-    found = SIZE_IN_PAYLOAD.search(payload)
-    return int(found.group(1)) if found else UNKNOWN

@@ -7,8 +7,8 @@ from typing import Any
 from megaboa.observe.traces.findings import Finding
 from megaboa.observe.traces.sqlite_file import Database
 
-# The newest schema that the reader was tried with (Nsight Systems 2023.4 writes 3.7).
-KNOWN_SCHEMA = (3, 7)
+# The newest schema that the reader was tried with: Nsight Systems 2026.2 writes it (2023.4 writes 3.7).
+KNOWN_SCHEMA = (3, 25)
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 WORLD_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 JOB_VARIABLES = ("SLURM_JOB_ID",)

@@ -36,12 +36,9 @@ def read_all(paths: Iterable[Path]) -> tuple[list[Capture], list[Finding]]:
     """Captures by rank, and what must be said of those that could not be read."""
     captures, findings = [], []
     for path in find(paths):
-        capture, problem = read(path)
-        if capture:
-            captures.append(capture)
-            findings += capture.findings
-        if problem:
-            findings.append(problem)
+        found, problems = read(path)
+        captures += found
+        findings += [finding for capture in found for finding in capture.findings] + problems
     if not captures and not findings:
         where = ", ".join(map(str, paths)) or "no path"
         findings.append(Finding("no_captures", "error", "profile", f"no capture in {where} ({' '.join(SUFFIXES)})"))
@@ -49,43 +46,47 @@ def read_all(paths: Iterable[Path]) -> tuple[list[Capture], list[Finding]]:
     return captures, findings + about_ranks
 
 
-def read(path: Path) -> tuple[Capture | None, Finding | None]:
+def read(path: Path) -> tuple[list[Capture], list[Finding]]:
     try:
         if not path.stat().st_size:
-            return None, Finding("empty", "error", path.name, "the file is empty: the profiler wrote nothing into it")
+            return _unusable("empty", path, "the file is empty: the profiler wrote nothing into it")
         if path.suffix == ".nsys-rep":
             return _exported(path)
         if path.suffix == ".sqlite":
             return _sqlite(path)
         capture = kineto.read(path)
     except (TornError, OSError) as error:
-        return None, Finding("truncated", "error", path.name, f"it can't be read: {error}")
-    return _with_rows(capture)
+        return _unusable("truncated", path, f"it can't be read: {error}")
+    return _with_rows(path, [capture])
 
 
-def _sqlite(path: Path) -> tuple[Capture | None, Finding | None]:
+def _unusable(code: str, path: Path, text: str) -> tuple[list[Capture], list[Finding]]:
+    return [], [Finding(code, "error", path.name, text)]
+
+
+def _sqlite(path: Path) -> tuple[list[Capture], list[Finding]]:
     if problem := torn(path):
-        return None, Finding("truncated", "error", path.name, problem)
+        return _unusable("truncated", path, problem)
     try:
-        return _with_rows(nsys.read(path))
+        return _with_rows(path, nsys.read(path))
     except sqlite3.DatabaseError as error:
-        return None, Finding("truncated", "error", path.name, f"it can't be read: {error}")
+        return _unusable("truncated", path, f"it can't be read: {error}")
 
 
-def _exported(path: Path) -> tuple[Capture | None, Finding | None]:
+def _exported(path: Path) -> tuple[list[Capture], list[Finding]]:
     program = shutil.which("nsys")
     if program is None:
         text = "reading it takes Nsight Systems, and there is no `nsys` here: export it where it was captured"
-        return None, Finding("no_nsys", "error", path.name, f"{text} (nsys export --type sqlite {path.name})")
+        return _unusable("no_nsys", path, f"{text} (nsys export --type sqlite {path.name})")
     with _export_folder() as folder:
         target = folder / f"{path.stem}.sqlite"
         command = [program, "export", "--type", "sqlite", "--quiet", "true", "-o", str(target), str(path)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode or not target.exists():
             last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["it said nothing"]
-            return None, Finding("truncated", "error", path.name, f"nsys export failed: {last[0]}")
-        capture, problem = _sqlite(target)
-        return (replace(capture, path=path) if capture else None), problem
+            return _unusable("truncated", path, f"nsys export failed: {last[0]}")
+        captures, problems = _sqlite(target)
+        return [replace(capture, path=path) for capture in captures], problems
 
 
 @contextmanager
@@ -94,18 +95,18 @@ def _export_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _with_rows(capture: Capture) -> tuple[Capture | None, Finding | None]:
-    if len(capture.kernels) or len(capture.ranges) or len(capture.operators):
-        return capture, None
+def _with_rows(path: Path, captures: list[Capture]) -> tuple[list[Capture], list[Finding]]:
+    if any(len(capture.kernels) or len(capture.ranges) or len(capture.operators) for capture in captures):
+        return captures, []
     text = "it has neither kernels nor ranges: nothing ran while it was captured, or the capture range never began"
-    return None, Finding("empty", "error", capture.path.name, text)
+    return _unusable("empty", path, text)
 
 
 def ranked(captures: list[Capture]) -> tuple[list[Capture], list[Finding]]:
     """Captures in the order of their ranks. A capture says its own; else its name does (`rank-3`), else its place."""
     placed, findings = [], []
     for index, capture in enumerate(captures):
-        in_name = RANK_IN_NAME.search(capture.path.name)
+        in_name = None if capture.owner else RANK_IN_NAME.search(capture.path.name)
         named = int(in_name.group(1)) if in_name else None
         if capture.rank is not None and named is not None and named != capture.rank:
             text = f"its name says rank {named}, what is in it says rank {capture.rank}: the latter is believed"
@@ -113,11 +114,18 @@ def ranked(captures: list[Capture]) -> tuple[list[Capture], list[Finding]]:
         rank = capture.rank if capture.rank is not None else named
         if rank is None:
             rank = index
-            text = f"neither the capture nor its name says which rank it is: called {rank}, by its place"
-            findings.append(Finding("rank_unknown", "warning", capture.path.name, text))
+            findings.append(_unknown_rank(capture, rank))
         placed.append(replace(capture, rank=rank))
     placed.sort(key=lambda capture: capture.rank)
     return one_session(placed, findings)
+
+
+def _unknown_rank(capture: Capture, rank: int) -> Finding:
+    if capture.owner:
+        text = f"several processes or devices share this capture: {capture.owner} is called rank {rank}"
+        return Finding("several_devices", "warning", capture.path.name, text)
+    text = f"neither the capture nor its name says which rank it is: called {rank}, by its place"
+    return Finding("rank_unknown", "warning", capture.path.name, text)
 
 
 def one_session(captures: list[Capture], findings: list[Finding]) -> tuple[list[Capture], list[Finding]]:
