@@ -44,11 +44,11 @@ def test_both_forms_come_to_the_same_columns(tmp_path, form):
     assert capture.named(capture.kernels) == [GEMM, ALL_REDUCE]
     assert capture.kernels.start.tolist() == [510_000, 520_000]
     assert capture.kernels.end.tolist() == [530_000, 550_500]
-    assert capture.kernels.size.tolist() == [-1, 4096]
+    assert capture.kernels.sizes.tolist() == [-1, 4096]
     assert capture.kernels.place.tolist() == [7, 20]
     assert capture.calls.start.tolist() == [502_000, 512_000]
     assert capture.calls.correlation.tolist() == capture.kernels.correlation.tolist() == [0, 1]
-    assert "Pageable" in capture.named(capture.copies)[0] and capture.copies.size.tolist() == [1024]
+    assert "Pageable" in capture.named(capture.copies)[0] and capture.copies.sizes.tolist() == [1024]
     assert "step" in capture.named(capture.ranges)
     assert capture.epoch + capture.kernels.start[0] == 1_700_000_000_000_000_000 + 10_000
 
@@ -188,7 +188,7 @@ def test_sizes_of_newer_exports_are_in_a_binary_payload(tmp_path, binary, size):
     connection.commit()
     connection.close()
     (capture,) = read_all([path])[0]
-    assert capture.kernels.size.tolist() == [-1, size]
+    assert capture.kernels.sizes.tolist() == [-1, size]
 
 
 def test_samples_of_network_cards(tmp_path):

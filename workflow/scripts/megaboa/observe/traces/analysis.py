@@ -150,9 +150,7 @@ def about_likeness(analysed: list[Analysed], layout: Layout | None) -> list[Find
     findings = []
     for part in dict.fromkeys(part_of(one.capture.rank, layout) for one in analysed):
         same = [one for one in analysed if part_of(one.capture.rank, layout) == part]
-        counts = {
-            one.capture.rank: tables.launch_row(one.timeline, one.steps)["kernels"] / len(one.steps) for one in same
-        }
+        counts = {one.capture.rank: tables.inside(one.timeline, one.steps).sum() / len(one.steps) for one in same}
         low, high = min(counts.values()), max(counts.values())
         if high > low * (1 + UNLIKE):
             unlike = ", ".join(f"{count:,.0f} on rank {rank}" for rank, count in counts.items())

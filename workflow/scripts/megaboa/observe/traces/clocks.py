@@ -74,7 +74,7 @@ def end_offsets(one: Capture, other: Capture) -> np.ndarray:
 def _ends(capture: Capture) -> dict[tuple[str, int], np.ndarray]:
     table = capture.kernels.take(Timeline(capture).is_communication)
     found: dict[tuple[str, int], list[int]] = {}
-    for key in zip(operations(capture, table).tolist(), table.size.tolist(), table.end.tolist(), strict=True):
+    for key in zip(operations(capture, table).tolist(), table.sizes.tolist(), table.end.tolist(), strict=True):
         found.setdefault(key[:2], []).append(key[2])
     point_to_point = "SendRecv"  # of these one side may leave long before the other
     return {key: np.array(times) for key, times in found.items() if key[0] != point_to_point}

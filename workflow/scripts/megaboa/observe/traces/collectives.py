@@ -35,7 +35,7 @@ def by_operation(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
     for name in sorted(set(operation.tolist())):
         chosen = table.take(operation == name)
         union = intervals.union(chosen.spans)
-        sized = chosen.take(chosen.size > 0)
+        sized = chosen.take(chosen.sizes > 0)
         rows.append(
             {
                 "operation": name,
@@ -44,8 +44,8 @@ def by_operation(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
                 "ms": intervals.length(union) / len(steps) / 1e6,
                 "exposed_ms": intervals.length(intervals.intersect(union, timeline.exposed)) / len(steps) / 1e6,
                 "sized": len(sized),
-                "bytes": int(sized.size.sum()) if len(sized) else None,
-                "GBps": float(sized.size.sum() / sized.durations.sum()) if len(sized) else None,
+                "bytes": int(sized.sizes.sum()) if len(sized) else None,
+                "GBps": float(sized.sizes.sum() / sized.durations.sum()) if len(sized) else None,
             }
         )
     return sorted(rows, key=lambda row: -row["ms"])
@@ -54,15 +54,15 @@ def by_operation(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
 def points(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
     """Size and bandwidth of single collectives; of very many every so many-th."""
     table, operation = collective_events(timeline, steps)
-    rows = np.flatnonzero((table.size > 0) & (table.durations > 0))
+    rows = np.flatnonzero((table.sizes > 0) & (table.durations > 0))
     rows = rows[:: max(1, -(-len(rows) // MOST_POINTS))].tolist()
     return [
         {
             "operation": operation[row],
-            "bytes": int(table.size[row]),
+            "bytes": int(table.sizes[row]),
             "us": float(table.durations[row]) / 1e3,
-            "GBps": float(table.size[row] / table.durations[row]),
-            "busGBps": _bus(operation[row], int(table.size[row]), int(table.durations[row]), int(table.group[row])),
+            "GBps": float(table.sizes[row] / table.durations[row]),
+            "busGBps": _bus(operation[row], int(table.sizes[row]), int(table.durations[row]), int(table.groups[row])),
         }
         for row in rows
     ]
@@ -93,7 +93,7 @@ def matched(timelines: list[Timeline], windows: list[Steps]) -> list[tuple[np.nd
 
 def _by_key(timeline: Timeline, steps: Steps) -> dict[tuple[str, int], Events]:
     table, operation = collective_events(timeline, steps)
-    keys = list(zip(operation.tolist(), table.size.tolist(), strict=True))
+    keys = list(zip(operation.tolist(), table.sizes.tolist(), strict=True))
     found = {key: np.array([other == key for other in keys]) for key in dict.fromkeys(keys)}
     return {key: table.take(rows) for key, rows in found.items()}
 
@@ -139,4 +139,4 @@ def waiting(timelines: list[Timeline], windows: list[Steps]) -> dict[str, Any] |
 
 
 def sizes_known(timeline: Timeline) -> bool:
-    return bool((timeline.capture.kernels.size[timeline.is_communication] != UNKNOWN).any())
+    return bool((timeline.capture.kernels.take(timeline.is_communication).sizes != UNKNOWN).any())

@@ -22,10 +22,10 @@ class Events:
     start: np.ndarray  # int64
     end: np.ndarray  # int64
     name: np.ndarray  # int32: index into the capture's names
-    place: np.ndarray  # int64: stream of what ran on a device, thread of what ran on the host
-    correlation: np.ndarray  # int64: a call and what it launched share it; -1: unknown
-    size: np.ndarray | None = None  # int64: bytes that were moved; -1: unknown
-    group: np.ndarray | None = None  # int32: ranks that take part; -1: unknown
+    place: np.ndarray  # int32: stream of what ran on a device, thread of what ran on the host
+    correlation: np.ndarray  # int32: a call and what it launched share it; -1: unknown
+    size: np.ndarray | None = None  # int64: bytes that were moved; -1: unknown. None: all are
+    group: np.ndarray | None = None  # int32: ranks that take part, likewise
 
     def __len__(self) -> int:
         return len(self.start)
@@ -37,6 +37,14 @@ class Events:
 
     def take(self, chosen: np.ndarray) -> Events:
         return Events(*(None if column is None else column[chosen] for column in self._columns()))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.full(len(self), UNKNOWN) if self.size is None else self.size
+
+    @property
+    def groups(self) -> np.ndarray:
+        return np.full(len(self), UNKNOWN) if self.group is None else self.group
 
     @property
     def spans(self) -> np.ndarray:
@@ -61,9 +69,10 @@ class Events:
 def events(rows: np.ndarray, sized: bool = False) -> Events:
     """From integer columns: start, end, name, place, correlation and, where `sized`, size and group."""
     rows = rows.reshape(-1, 7 if sized else 5)
-    start, end, name, place, correlation = (np.ascontiguousarray(rows[:, column]) for column in range(5))
+    start, end = rows[:, 0].copy(), rows[:, 1].copy()
+    name, place, correlation = (rows[:, column].astype(np.int32) for column in (2, 3, 4))
     size, group = (rows[:, 5].copy(), rows[:, 6].astype(np.int32)) if sized else (None, None)
-    return Events(start, end, name.astype(np.int32), place, correlation, size, group).sorted()
+    return Events(start, end, name, place, correlation, size, group).sorted()
 
 
 EMPTY = events(np.empty((0, 5), dtype=np.int64))

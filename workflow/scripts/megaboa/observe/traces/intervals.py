@@ -17,10 +17,13 @@ def spans(begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 def union(rows: np.ndarray) -> np.ndarray:
     """The time that any of the spans covers. Spans that touch become one."""
-    rows = rows[rows[:, 1] > rows[:, 0]]
+    there = rows[:, 1] > rows[:, 0]
+    if not there.all():
+        rows = rows[there]
     if not len(rows):
         return NONE
-    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    if (rows[1:, 0] < rows[:-1, 0]).any():
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
     latest = np.maximum.accumulate(rows[:, 1])
     first = np.concatenate([[True], rows[1:, 0] > latest[:-1]])
     last = np.concatenate([first[1:], [True]])
@@ -34,17 +37,30 @@ def length(rows: np.ndarray) -> int:
 
 def intersect(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """The time that two unions share."""
-    return _where(left, right, lambda in_left, in_right: in_left & in_right)
+    return _where(touching(left, right), touching(right, left), lambda in_left, in_right: in_left & in_right)
 
 
 def subtract(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """The time of the left union that the right one leaves."""
-    return _where(left, right, lambda in_left, in_right: in_left & ~in_right)
+    return _where(left, touching(right, left), lambda in_left, in_right: in_left & ~in_right)
+
+
+def touching(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """The spans of a union that share some time with another one: few, if the other one is small."""
+    if not len(others):
+        return NONE
+    index = np.searchsorted(others[:, 1], rows[:, 0], side="right")  # the first that ends after this one begins
+    return rows[(index < len(others)) & (others[np.minimum(index, len(others) - 1), 0] < rows[:, 1])]
 
 
 def gaps(rows: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """The time between `begin` and `end` that a union leaves."""
-    return subtract(np.array([[begin, end]], dtype=np.int64), rows)
+    """The time between `begin` and `end` that a union leaves. Looks only at the rows there."""
+    if end <= begin:
+        return NONE
+    first, last = np.searchsorted(rows[:, 1], begin, side="right"), np.searchsorted(rows[:, 0], end, side="left")
+    inside = np.clip(rows[first : max(first, last)], begin, end)
+    between = np.column_stack([np.append(begin, inside[:, 1]), np.append(inside[:, 0], end)])
+    return between[between[:, 1] > between[:, 0]]
 
 
 def within(rows: np.ndarray, windows: np.ndarray) -> np.ndarray:
@@ -69,7 +85,7 @@ def holds(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 
 def _where(left: np.ndarray, right: np.ndarray, keep) -> np.ndarray:
-    edges = np.unique(np.concatenate([left.ravel(), right.ravel()]))
+    edges = np.sort(np.concatenate([left.ravel(), right.ravel()]))
     if len(edges) < 2:
         return NONE
     kept = keep(holds(left, edges[:-1]), holds(right, edges[:-1]))

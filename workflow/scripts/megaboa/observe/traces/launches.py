@@ -12,11 +12,14 @@ def launch_rows(kernels: Events, calls: Events) -> np.ndarray:
     """For every kernel the row of the call that launched it, or -1. Kernels of a CUDA graph share one."""
     if not len(calls) or not len(kernels):
         return np.full(len(kernels), UNKNOWN, dtype=np.int64)
-    order = np.argsort(calls.correlation, kind="stable")
-    correlations = calls.correlation[order]
-    index = np.minimum(np.searchsorted(correlations, kernels.correlation), len(order) - 1)
+    correlations = calls.correlation
+    order = None  # mostly calls are numbered as they came
+    if (correlations[1:] < correlations[:-1]).any():
+        order = np.argsort(correlations, kind="stable")
+        correlations = correlations[order]
+    index = np.minimum(np.searchsorted(correlations, kernels.correlation), len(calls) - 1)
     known = (correlations[index] == kernels.correlation) & (kernels.correlation != UNKNOWN)
-    return np.where(known, order[index], UNKNOWN)
+    return np.where(known, index if order is None else order[index], UNKNOWN)
 
 
 def launch_times(kernels: Events, calls: Events) -> np.ndarray:

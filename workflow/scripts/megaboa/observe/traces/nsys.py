@@ -20,6 +20,7 @@ from megaboa.observe.traces.nvtx_payload import message_sizes, with_sizes
 from megaboa.observe.traces.sqlite_file import Database
 
 RANGE_TYPES = (59, 60, 70, 71)  # of NVTX: push and pop, start and end
+SMALL = 0x7FFFFFFF  # of a thread's global id these bits tell threads apart; correlations have no more
 PROCESS_BITS = 24  # below which a global thread id has the thread
 COPY_KINDS = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 10: "Peer-to-Peer"}
 
@@ -109,18 +110,20 @@ class _Reader:
             return False
         return True
 
-    def _table(self, table: str, name: str, place: str, more: str = "") -> Events:
+    def _table(self, table: str, name: str, place: str) -> Events:
         if not self._usable(table, "start", "end", name, place):
-            return EMPTY_SIZED if more else EMPTY
-        columns = self.database.tables[table]
-        correlation = f"COALESCE(correlationId, {UNKNOWN})" if "correlationId" in columns else str(UNKNOWN)
-        query = (
-            f"SELECT start, end, {name}, COALESCE({place}, 0), {correlation}{more} FROM {table} "
-            f"WHERE end IS NOT NULL{self._mine(table)}"
+            return EMPTY
+        what = f"start, end, {name}, COALESCE({place} & {SMALL}, 0), {self._correlation(table)}"
+        query = f"SELECT {what} FROM {table} WHERE end IS NOT NULL{self._mine(table)}"
+        start, end, names, places, correlation = self.database.columns(query, [np.int64, np.int64, *[np.int32] * 3])
+        return Events(start, end, self._named(names).astype(np.int32), places, correlation).sorted()
+
+    def _correlation(self, table: str) -> str:
+        return (
+            f"COALESCE(correlationId & {SMALL}, {UNKNOWN})"
+            if "correlationId" in self.database.tables[table]
+            else str(UNKNOWN)
         )
-        rows = self.database.integers(query, 7 if more else 5)
-        rows[:, 2] = self._named(rows[:, 2])
-        return events(rows, sized=bool(more))
 
     def _mine(self, table: str) -> str:
         """The condition that a row is the owner's."""
@@ -135,7 +138,7 @@ class _Reader:
     def _kernels(self) -> Events:
         columns = self.database.tables.get("CUPTI_ACTIVITY_KIND_KERNEL", set())
         name = "demangledName" if "demangledName" in columns else "shortName"
-        found = self._table("CUPTI_ACTIVITY_KIND_KERNEL", name, "streamId", f", {UNKNOWN}, {UNKNOWN}")
+        found = self._table("CUPTI_ACTIVITY_KIND_KERNEL", name, "streamId")
         if len(found) and "graphNodeId" in columns:
             of_graphs = (
                 "SELECT COUNT(*) FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE COALESCE(graphNodeId, 0) != 0"
@@ -156,8 +159,7 @@ class _Reader:
         if self.database.lacks(table, "start", "end", "streamId"):
             return kernels
         label = self.names.number("CUDA graph")
-        correlation = "correlationId" if "correlationId" in self.database.tables[table] else str(UNKNOWN)
-        what = f"start, end, {label}, streamId, {correlation}, {UNKNOWN}, {UNKNOWN}"
+        what = f"start, end, {label}, streamId, {self._correlation(table)}, {UNKNOWN}, {UNKNOWN}"
         query = f"SELECT {what} FROM {table} WHERE 1{self._mine(table)}"
         rows = self.database.integers(query, 7)
         if not len(rows):
@@ -176,8 +178,7 @@ class _Reader:
             columns = self.database.tables[table]
             kind = kind if kind in columns or kind == "-1" else "0"
             kinds = ", ".join(f"COALESCE({side}, -1)" if side in columns else "-1" for side in ("srcKind", "dstKind"))
-            correlation = f"COALESCE(correlationId, {UNKNOWN})" if "correlationId" in columns else str(UNKNOWN)
-            what = f"start, end, {kind}, streamId, {correlation}, bytes, {UNKNOWN}, {kinds}"
+            what = f"start, end, {kind}, streamId, {self._correlation(table)}, bytes, {UNKNOWN}, {kinds}"
             query = f"SELECT {what} FROM {table} WHERE 1{self._mine(table)}"
             rows = self.database.integers(query, 9)
             rows[:, 2] = self._copy_names(rows[:, [2, 7, 8]])
@@ -207,7 +208,7 @@ class _Reader:
         size_of = message_sizes(self.database)
         types = ", ".join(map(str, RANGE_TYPES))
         query = (
-            f"SELECT start, end, COALESCE(globalTid, 0), {', '.join(wanted)} FROM NVTX_EVENTS "
+            f"SELECT start, end, COALESCE(globalTid & {SMALL}, 0), {', '.join(wanted)} FROM NVTX_EVENTS "
             f"WHERE eventType IN ({types}) AND end IS NOT NULL{self._mine('NVTX_EVENTS')}"
         )
         flat = array.array("q")

@@ -57,7 +57,7 @@ def _in_bytes(binary: bytes | str, schemas: dict[int, tuple[int, int]]) -> int:
 
 def with_sizes(kernels: Events, calls: Events, ranges: Events, sizes: np.ndarray) -> Events:
     """Give a kernel the bytes of the NVTX range in which it was launched, where that range names some."""
-    size = kernels.size.copy()
+    size = kernels.sizes
     launches = launch_rows(kernels, calls)
     for thread in np.unique(ranges.place[sizes != UNKNOWN]):
         rows = np.flatnonzero((sizes != UNKNOWN) & (ranges.place == thread))

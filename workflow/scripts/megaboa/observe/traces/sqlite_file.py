@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,24 @@ class Database:
     def rows(self, query: str) -> list[tuple]:
         return self._connection.execute(query).fetchall()
 
-    def integers(self, query: str, width: int) -> np.ndarray:
-        """The rows of a query, all integers, as an array."""
-        blocks = []
+    def columns(self, query: str, kinds: Sequence[type]) -> list[np.ndarray]:
+        """The columns of a query, all integers, each as an array of its kind."""
+        width = len(kinds)
+        blocks: list[list[np.ndarray]] = [[np.empty(0, dtype=kind)] for kind in kinds]
         cursor = self._connection.execute(query)
         while rows := cursor.fetchmany(BLOCK):
-            flat = itertools.chain.from_iterable(rows)
-            blocks.append(np.fromiter(flat, dtype=np.int64, count=width * len(rows)))
-        return np.concatenate(blocks).reshape(-1, width) if blocks else np.empty((0, width), dtype=np.int64)
+            flat = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int64, count=width * len(rows))
+            for number, kind in enumerate(kinds):
+                blocks[number].append(flat[number::width].astype(kind))
+        found = []
+        for number in range(width):  # one after the other: the blocks of a column go when it is whole
+            found.append(np.concatenate(blocks[number]))
+            blocks[number] = []
+        return found
+
+    def integers(self, query: str, width: int) -> np.ndarray:
+        """The same as one array."""
+        return np.column_stack(self.columns(query, [np.int64] * width))
 
     def close(self) -> None:
         self._connection.close()

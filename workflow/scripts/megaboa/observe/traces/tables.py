@@ -18,11 +18,11 @@ MATERIAL = 0.01  # of a step: a kernel that takes this much and has no class is 
 
 def class_rows(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
     """Milliseconds per step of every class: by union, and summed over kernels (`work_ms`), which is no wall time."""
-    inside = _inside(timeline, steps)
+    counted = inside(timeline, steps)
     durations = timeline.capture.kernels.durations
     rows = []
     for number, name in enumerate(classes.NAMES):
-        chosen = inside & (timeline.class_numbers == number)
+        chosen = counted & (timeline.class_numbers == number)
         if chosen.any():
             union = intervals.within(timeline.of_class(number), steps.windows)
             per_step = {"per_step": float(chosen.sum()) / len(steps), "work_ms": _ms(durations[chosen].sum(), steps)}
@@ -32,7 +32,7 @@ def class_rows(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
 
 def kernel_rows(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
     """The kernels that took most, by their summed time."""
-    table = timeline.capture.kernels.take(_inside(timeline, steps))
+    table = timeline.capture.kernels.take(inside(timeline, steps))
     names, inverse = np.unique(table.name, return_inverse=True)
     work = np.bincount(inverse, weights=table.durations, minlength=len(names))
     counts = np.bincount(inverse, minlength=len(names))
@@ -84,8 +84,8 @@ def copy_rows(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
 def launch_row(timeline: Timeline, steps: Steps) -> dict[str, Any]:
     """Times without work on the device, and how far ahead of it the host was."""
     lengths = np.concatenate([gap_lengths(timeline.busy, begin, end) for begin, end in steps.windows.tolist()])
-    inside = _inside(timeline, steps)
-    known = inside & (timeline.launched != UNKNOWN)
+    counted = inside(timeline, steps)
+    known = counted & (timeline.launched != UNKNOWN)
     ahead = timeline.capture.kernels.start[known] - timeline.launched[known]
     return {
         "gaps": len(lengths),
@@ -94,12 +94,13 @@ def launch_row(timeline: Timeline, steps: Steps) -> dict[str, Any]:
         "gap_us_p95": float(np.percentile(lengths, 95)) / 1e3 if len(lengths) else None,
         "idle_in_gaps_over_1ms": float(lengths[lengths > 1e6].sum() / max(1, lengths.sum())),
         "launch_to_start_us_median": float(np.median(ahead)) / 1e3 if len(ahead) else None,
-        "kernels": int(inside.sum()),
+        "kernels": int(counted.sum()),
         "with_launch": int(known.sum()),
     }
 
 
-def _inside(timeline: Timeline, steps: Steps) -> np.ndarray:
+def inside(timeline: Timeline, steps: Steps) -> np.ndarray:
+    """Which kernels begin in the analysed steps."""
     return intervals.holds(intervals.union(steps.windows), timeline.capture.kernels.start)
 
 
