@@ -108,31 +108,34 @@ def _flush(connection: sqlite3.Connection, marks: str, kernels: list, calls: lis
     calls.clear()
 
 
-def measured(command: list[str]) -> tuple[float, float, str]:
-    """Seconds, gigabytes of memory at most, and what was printed."""
-    before = time.perf_counter()
+def measured(command: list[str]) -> tuple[float, float, float, str]:
+    """Seconds, of which of a core, gigabytes of memory at most, and what was printed."""
+    before, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     output, errors = process.communicate()
     seconds = time.perf_counter() - before
     if process.returncode:
         sys.exit(errors)
-    return seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6, output
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
+    return seconds, cpu, after.ru_maxrss / 1e6, output
 
 
 def sizes(gigabytes: list[float]) -> None:
-    print(f"{'GB':>6}  {'kernels':>12}  {'seconds':>8}  {'s/GB':>6}  {'peak memory':>11}")
+    print(f"{'GB':>6}  {'kernels':>12}  {'seconds':>8}  {'CPU s':>7}  {'CPU s/GB':>8}  {'peak memory':>11}")
     for size in sorted(gigabytes):  # the largest peak of all children is kept: upwards it is that of the last one
         folder = Path(tempfile.mkdtemp())
         try:
             path = folder / "rank-0.sqlite"
             kernels = make_export(path, size)
             actual = path.stat().st_size / 1e9
-            seconds, memory, _ = measured([sys.executable, str(SCRIPT), str(path), "--out", str(folder / "a.json")])
+            seconds, cpu, memory, _ = measured(
+                [sys.executable, str(SCRIPT), str(path), "--out", str(folder / "a.json")]
+            )
         finally:
             shutil.rmtree(folder)
-        print(
-            f"{actual:>6.2f}  {kernels:>12,}  {seconds:>8.1f}  {seconds / actual:>6.1f}  {memory:>8.2f} GB", flush=True
-        )
+        times = f"{seconds:>8.1f}  {cpu:>7.1f}  {cpu / actual:>8.1f}"
+        print(f"{actual:>6.2f}  {kernels:>12,}  {times}  {memory:>8.2f} GB", flush=True)
 
 
 def ours(path: Path) -> dict[str, float]:
@@ -155,7 +158,7 @@ def kineto(paths: list[Path], python: str) -> None:
     print(f"{'trace':<44} {'tool':<8} {'wall ms':>9} {'compute':>9} {'idle':>9} {'overlap':>8} {'seconds':>8}")
     for path in paths:
         own = ours(path)
-        _, _, output = measured([python, "-c", HTA, str(path.absolute())])
+        _, _, _, output = measured([python, "-c", HTA, str(path.absolute())])
         theirs = json.loads(output.split("RESULT", 1)[1])
         for tool, row in (("megaboa", own), ("HTA", theirs)):
             numbers = [row[name] / 1e3 for name in ("wall", "compute", "idle")]
@@ -172,7 +175,7 @@ def nsys(paths: list[Path], program: str) -> None:
         try:
             own = ours(path)
             command = [program, "skill", "run", "overlap_breakdown", str(copy), "--format", "json"]
-            _, _, output = measured(command)
+            _, _, _, output = measured(command)
         finally:
             shutil.rmtree(copy.parent)
         theirs = json.loads(output[output.index("[") :])[0]
