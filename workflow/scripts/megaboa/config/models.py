@@ -347,7 +347,7 @@ class Checkpoint(Section):
 class Profile(Section):
     tool: Literal["none", "pytorch"] = key("none", "profiler of the profile stage")
     steps: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)] = key(
-        [2, 4], "first step, and the step before which capture ends"
+        [2, 8], "first step, and the step before which capture ends; the first and the last are not analysed"
     )
     ranks: list[NonNegativeInt] = key([0], "ranks that are profiled", min_length=1)
 

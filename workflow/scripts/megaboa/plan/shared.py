@@ -241,4 +241,5 @@ class Shared:
             "title": self.plan.experiment.report.title,
             "agreements": self.plan.agreements,
             "proofs": [*self.import_proofs, *self.export_proofs],
+            "profiles": self.profiled_runs,
         }

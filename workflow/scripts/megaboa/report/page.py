@@ -12,15 +12,17 @@ import yaml
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from megaboa.report import figures, style
+from megaboa.report import figures, style, trace_figures
 from megaboa.report.blends import DataRead, last_validation
 from megaboa.report.checks import Check, by_subject, verdict
 from megaboa.report.colours import Colours
 from megaboa.report.corpora import CorpusCard
+from megaboa.report.profiles import PREFIX, Profile
 from megaboa.report.runs import RunResult, passed
 
 HERE = Path(__file__).parent
 FIGURES = ("loss", "agreement", "validation", "step_time", "throughput", "lengths")
+CAPTIONS = (*FIGURES, *(f"{PREFIX}{name}" for name in trace_figures.FIGURES))
 
 
 class ReportError(Exception):
@@ -30,8 +32,8 @@ class ReportError(Exception):
 def read_captions(path: Path) -> dict[str, str]:
     """A caption for every figure, from the file that the user may edit."""
     captions = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(captions, dict) or set(captions) != set(FIGURES):
-        raise ReportError(f"{path}: must have one caption for each of {', '.join(FIGURES)}, and nothing else")
+    if not isinstance(captions, dict) or set(captions) != set(CAPTIONS):
+        raise ReportError(f"{path}: must have one caption for each of {', '.join(CAPTIONS)}, and nothing else")
     return captions
 
 
@@ -76,6 +78,8 @@ def render(
     drawn: list[dict[str, Any]],
     provenance: dict[str, Any],
     data: Sequence[DataRead] = (),
+    profiles: Sequence[Profile] = (),
+    profile_figures: dict[str, list[dict[str, Any]]] | None = None,
 ) -> str:
     """The page's HTML."""
     environment = jinja2.Environment(
@@ -100,6 +104,8 @@ def render(
         proofs=proofs,
         proved=by_subject(proofs),
         data=data,
+        profiles=profiles,
+        profile_figures=profile_figures or {},
         validation=last_validation(runs),
         places=[run for run in runs if run.checkpoint or run.export],
         provenance=provenance,
