@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def summarize(
         "step_seconds": spread([row["seconds"] for row in timed]),
         "tokens_per_second": throughput,
         "tokens_per_second_per_rank": throughput and throughput["median"] / train["world_size"],
-        "loss": loss_summary(final),
+        "loss": loss_summary([row["step"] for row in final], [row["loss"] for row in final]),
         "grad_norm": {"last": final[-1]["grad_norm"], "max": _max([row["grad_norm"] for row in final])}
         if final
         else None,
@@ -77,18 +78,17 @@ def timed_rows(final: list[Row]) -> list[Row]:
     return timed
 
 
-def spread(values: list[float]) -> dict[str, float] | None:
-    if not values:
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    if not len(values):
         return None
     p5, median, p95 = np.percentile(values, [5, 50, 95])
     return {"median": float(median), "p5": float(p5), "p95": float(p95), "n": len(values)}
 
 
-def loss_summary(final: list[Row]) -> dict[str, Any] | None:
-    losses = [row["loss"] for row in final]
+def loss_summary(steps: Sequence[int], losses: Sequence[float | None]) -> dict[str, Any] | None:
     if not losses:
         return None
-    finite = [(row["loss"], row["step"]) for row in final if is_finite(row["loss"])]
+    finite = [(loss, step) for step, loss in zip(steps, losses, strict=True) if is_finite(loss)]
     tail = losses[-math.ceil(len(losses) * TAIL_SHARE) :]
     lowest, at_step = min(finite) if finite else (None, None)
     return {
