@@ -74,14 +74,19 @@ def test_events_are_what_the_supervisor_reads(steps, tmp_path):
     writer.on_train_start(context(step=0))
     writer.on_train_step_start(context())
     writer.on_train_step_end(context())
+    writer.on_eval_start(context())
+    time.sleep(0.05)
     writer.on_eval_end(context())
     time.sleep(0.05)
     writer.on_checkpoint_save(context())
     writer.on_train_end(context(step=8))
-    begin, step, evaluated, save, end = read_jsonl(path)
+    writer.on_data_init_start(context(step=0))
+    configured, begin, step, evaluated, save, end, built = read_jsonl(path)
+    assert (configured["phase"], built["phase"]) == ("configured", "built")
+    assert (begin["world_size"], begin["gpu"], begin["flops_per_token"]) == (1, None, None)
     assert (begin["event"], begin["step"], end["event"], end["step"]) == ("train_start", 0, "end", 8)
     assert (step["step"], step["loss"], step["lr"], step["tokens"], step["skipped"]) == (8, 6.5, 3e-4, 512, False)
-    assert evaluated["losses"] == {"lm loss": 6.0}
+    assert evaluated["losses"] == {"lm loss": 6.0} and 0.05 <= evaluated["seconds"] < 5
     assert 0.05 <= save["seconds"] < 5 and save["time"] >= evaluated["time"]
 
 
@@ -89,7 +94,7 @@ def test_a_step_without_a_loss(steps, tmp_path):
     writer = steps.StepWriter(tmp_path / "steps.jsonl")
     writer.on_train_step_start(context())
     writer.on_train_step_end(context(loss_dict=None, grad_norm=None, skipped_iter=1))
-    (step,) = read_jsonl(tmp_path / "steps.jsonl")
+    _, step = read_jsonl(tmp_path / "steps.jsonl")
     assert (step["loss"], step["grad_norm"], step["skipped"], step["losses"]) == (None, None, True, {})
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from megaboa.observe.logs.curve import Curve
 from megaboa.observe.logs.events import Event, Note, Steps
 from megaboa.observe.logs.reader import Count
-from megaboa.observe.summary import WARMUP_STEPS, loss_summary, spread, without_nan
+from megaboa.observe.numbers import WARMUP_STEPS, loss_summary, spread, without_nan
 
 # Fields that the summary has a place for; all others are listed under `further`.
 _PLACED = {
