@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from megaboa.observe.steps import is_finite
-
 # The first steps of every attempt are slow (allocation, compilation, connections) and say nothing about the speed.
 WARMUP_STEPS = 3
 # The loss at the end is the mean over the last tenth of the steps.
@@ -24,18 +22,20 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def loss_summary(steps: Sequence[int], losses: Sequence[float | None]) -> dict[str, Any] | None:
-    if not losses:
+    """A loss that was not recorded is None, one that was no number NaN or infinite."""
+    if not len(losses):
         return None
-    finite = [(loss, step) for step, loss in zip(steps, losses, strict=True) if is_finite(loss)]
-    tail = losses[-math.ceil(len(losses) * TAIL_SHARE) :]
-    lowest, at_step = min(finite) if finite else (None, None)
+    known = np.array(losses, dtype=float)
+    finite = np.where(np.isfinite(known), known, math.inf)
+    lowest = int(np.argmin(finite))
+    tail = math.ceil(len(losses) * TAIL_SHARE)
     return {
         "first": losses[0],
         "last": losses[-1],
-        "min": lowest,
-        "min_step": at_step,
-        "tail_mean": float(np.mean(tail)) if None not in tail else None,
-        "tail_steps": len(tail),
+        "min": float(finite[lowest]) if finite[lowest] < math.inf else None,
+        "min_step": steps[lowest] if finite[lowest] < math.inf else None,
+        "tail_mean": float(np.mean(known[-tail:])) if all(loss is not None for loss in losses[-tail:]) else None,
+        "tail_steps": tail,
     }
 
 

@@ -82,7 +82,8 @@ class Curve:
         firsts = frame.groupby("attempt")["step"].min()
         for attempt, first in firsts.iloc[1:].items():
             undone |= (frame["attempt"] < attempt) & (frame["step"] >= first)
-        return frame.assign(replayed=undone)
+        frame["replayed"] = undone
+        return frame
 
     def speeds(self) -> pd.DataFrame:
         """Lines about a step that do not say which, in their order."""
@@ -107,7 +108,7 @@ def _part(layout: Layout, attempt: int, numbers: array[float]) -> pd.DataFrame:
         "total": rows[:, 1] + layout.zero_based,
     }
     for place, (name, scale) in enumerate(layout.known()):
-        columns[name] = rows[:, place + 2] * scale
+        columns[name] = rows[:, place + 2] if scale == 1.0 else rows[:, place + 2] * scale
     if "loss" in columns:
         columns["not_finite"] = ~np.isfinite(columns["loss"])
-    return pd.DataFrame(columns)
+    return pd.DataFrame(columns, copy=False)

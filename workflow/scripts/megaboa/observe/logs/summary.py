@@ -20,6 +20,10 @@ _PLACED = {
     "batch", "tokens_per_second_per_gpu", "mfu", "skipped", "nan", "joules_per_gpu", "watts_per_gpu",
     "consumed_samples", "consumed_tokens", "seq_length", "peak_reserved",
 }  # fmt: skip
+_OF_SPEED = (
+    "step", "seconds", "tflops_per_gpu", "batch", "tokens_per_second_per_gpu", "mfu", "joules_per_gpu", "watts_per_gpu",
+    "seq_length",
+)  # fmt: skip
 
 
 class LogSummary:
@@ -59,7 +63,7 @@ class LogSummary:
         settings = {name: value for note in self._notes["setting"] for name, value in note.values.items()}
         frame = with_intervals(self.curve.steps())
         final = frame[~frame["replayed"]] if len(frame) and frame["replayed"].any() else frame
-        timed, source = (final[_is_timed(final)], "step lines") if "seconds" in final else self._speeds()
+        timed, source = _timed(final) if "seconds" in final else self._speeds()
         tflops = _spread_of(timed, "tflops_per_gpu")
         return without_nan(
             {
@@ -110,14 +114,16 @@ def with_intervals(frame: pd.DataFrame) -> pd.DataFrame:
     interval = ordered.groupby("attempt")["step"].diff()
     usual = interval.min()
     interval = interval.fillna(1.0 if np.isnan(usual) else usual).clip(upper=ordered["step"])
-    return frame.assign(interval=interval)
+    frame["interval"] = interval
+    return frame
 
 
-def _is_timed(final: pd.DataFrame) -> pd.Series:
-    """Which lines count for the speed: of every attempt all but those that are about its first few steps too."""
+def _timed(final: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The lines that count for the speed: of every attempt all but those that are about its first few steps too."""
     before = final["step"] - final["interval"]
     begin = before.groupby(final["attempt"]).transform("min")
-    return (before - begin >= WARMUP_STEPS) & (final["seconds"] > 0)
+    usable = (before - begin >= WARMUP_STEPS) & (final["seconds"] > 0)
+    return final.loc[usable, [name for name in _OF_SPEED if name in final]], "step lines"
 
 
 def _steps(frame: pd.DataFrame, final: pd.DataFrame, copies: int) -> dict[str, Any] | None:
@@ -166,8 +172,8 @@ def _loss(final: pd.DataFrame) -> dict[str, Any] | None:
     if "loss" not in final:
         return None
     # A line about skipped steps only has no loss.
-    known = final[final["not_finite"].notna()]
-    return loss_summary(known["step"].tolist(), known["loss"].tolist())
+    known = final["not_finite"].notna()
+    return loss_summary(final.loc[known, "step"].tolist(), final.loc[known, "loss"].tolist())
 
 
 def _grad_norm(final: pd.DataFrame) -> dict[str, Any] | None:
