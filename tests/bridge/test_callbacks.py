@@ -26,9 +26,11 @@ def steps(monkeypatch):
 
 def context(step=7, **more):
     config = types.SimpleNamespace(
-        train=types.SimpleNamespace(global_batch_size=8), dataset=types.SimpleNamespace(seq_length=64)
+        train=types.SimpleNamespace(global_batch_size=8),
+        dataset=types.SimpleNamespace(seq_length=64),
+        validation=types.SimpleNamespace(eval_iters=2, eval_global_batch_size=None),
     )
-    state = types.SimpleNamespace(train_state=types.SimpleNamespace(step=step), cfg=config)
+    state = types.SimpleNamespace(train_state=types.SimpleNamespace(step=step, consumed_valid_samples=48), cfg=config)
     optimizer = types.SimpleNamespace(param_groups=[{"lr": 3e-4}])
     given = {"loss_dict": {"lm loss": 6.5}, "grad_norm": 1.5, "skipped_iter": 0, "total_loss_dict": {"lm loss": 6.0}}
     return types.SimpleNamespace(state=state, optimizer=optimizer, **given | more)
@@ -86,7 +88,8 @@ def test_events_are_what_the_supervisor_reads(steps, tmp_path):
     assert (begin["world_size"], begin["gpu"], begin["flops_per_token"]) == (1, None, None)
     assert (begin["event"], begin["step"], end["event"], end["step"]) == ("train_start", 0, "end", 8)
     assert (step["step"], step["loss"], step["lr"], step["tokens"], step["skipped"]) == (8, 6.5, 3e-4, 512, False)
-    assert evaluated["losses"] == {"lm loss": 6.0} and 0.05 <= evaluated["seconds"] < 5
+    assert (evaluated["losses"], evaluated["samples"]) == ({"lm loss": 6.0}, [32, 48])
+    assert 0.05 <= evaluated["seconds"] < 5
     assert 0.05 <= save["seconds"] < 5 and save["time"] >= evaluated["time"]
 
 

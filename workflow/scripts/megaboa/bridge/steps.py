@@ -62,7 +62,8 @@ class StepWriter(Callback):
         self._evaluation_started = time.time()
 
     def on_eval_end(self, context: CallbackContext) -> None:
-        self._evaluated("eval", context)
+        end = int(context.state.train_state.consumed_valid_samples)
+        self._evaluated("eval", context, samples=[end - _samples_per_evaluation(context.state.cfg), end])
 
     def on_test_start(self, context: CallbackContext) -> None:
         self._evaluation_started = time.time()
@@ -76,9 +77,9 @@ class StepWriter(Callback):
     def on_train_end(self, context: CallbackContext) -> None:
         self._write("end", context)
 
-    def _evaluated(self, event: str, context: CallbackContext) -> None:
+    def _evaluated(self, event: str, context: CallbackContext, **fields: Any) -> None:
         losses = {name: float(value) for name, value in (context.total_loss_dict or {}).items()}
-        self._write(event, context, losses=losses, seconds=time.time() - self._evaluation_started)
+        self._write(event, context, losses=losses, seconds=time.time() - self._evaluation_started, **fields)
 
     def _phase(self, phase: str) -> None:
         self._line({"event": "phase", "phase": phase})
@@ -155,6 +156,10 @@ def _flops_per_token(config: Any) -> float | None:
 
         return float(num_floating_point_operations(config, 1)) / config.dataset.seq_length
     return None
+
+
+def _samples_per_evaluation(config: Any) -> int:
+    return config.validation.eval_iters * (config.validation.eval_global_batch_size or config.train.global_batch_size)
 
 
 def _tokens_per_step(config: Any) -> int:
