@@ -42,6 +42,7 @@ def test_the_numbers_are_exact():
         "p95": pytest.approx(0.1905),
         "n": 20,
     }
+    assert summary["window"] == [4, 23]
     assert summary["tokens_per_second"]["median"] == pytest.approx((1000 / 0.10 + 1000 / 0.11) / 2)
     assert summary["tokens_per_second_per_rank"] == summary["tokens_per_second"]["median"] / 2
     assert summary["loss"] == {

@@ -366,6 +366,10 @@ class Resources(Section):
     runtime: str = key(
         "4h", "wall time of one training job; a run that needs longer goes on by itself", pattern=r"^[1-9]\d*(m|h|d)?$"
     )
+    peak_tflops: Positive | None = key(
+        None,
+        "TFLOP/s that a GPU can do at most, for the MFU; default: what its data sheet says for bf16, if it is known",
+    )
     step_seconds: Positive | None = key(
         None, "expected seconds per step: the plan then shows how many jobs a run needs"
     )

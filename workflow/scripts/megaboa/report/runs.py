@@ -29,6 +29,7 @@ class RunResult:
     steps: pd.DataFrame | None = None
     checkpoint: str | None = None
     export: str | None = None
+    goodput: dict[str, Any] | None = None
 
     @property
     def model(self) -> str:
@@ -63,6 +64,7 @@ def load_run(folder: RunFolder, plan: dict[str, str]) -> RunResult:
         steps=steps[~steps["replayed"]].reset_index(drop=True),
         checkpoint=_value(folder.train_manifest, "checkpoint"),
         export=_value(folder.path / "export.json", "path"),
+        goodput=_json(path.with_name("goodput.json")),
     )
 
 
@@ -72,6 +74,10 @@ def passed(runs: list[RunResult]) -> list[RunResult]:
 
 def count_states(states: list[str]) -> dict[str, int]:
     return {state: states.count(state) for state in STATES if state in states}
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    return read_json(path) if path.exists() else None
 
 
 def _value(manifest: Path, name: str) -> Any:
