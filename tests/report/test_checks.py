@@ -1,9 +1,12 @@
 """Agreement of losses, proofs, and what they come to together."""
 
+import json
+from pathlib import Path
+
 import pytest
 from fake_runs import FakeExperiment, loss_at
 
-from megaboa.files import write_json
+from megaboa.files import read_json, write_json, write_text
 from megaboa.report.checks import agreement_checks, by_subject, proof_checks, verdict
 from megaboa.report.runs import load_runs
 
@@ -51,6 +54,16 @@ def test_steps_that_only_one_run_has_fail_the_check_however_well_the_others_agre
     found = check(experiment)
     assert (found["state"], found["detail"]) == ("FAIL", "only 15 of 20 steps can be compared")
     assert found["max_difference"] == 0.0
+
+
+def test_a_run_with_a_parent_is_compared_from_the_step_after_it(experiment):
+    train = read_json(experiment.completed_run("other", steps=20))
+    steps = Path(train["store"]) / "attempts" / "01" / "steps.jsonl"
+    write_text(steps, "".join(line for line in steps.open() if json.loads(line)["step"] > 12))
+    write_json(experiment.results / "runs" / "other" / "train.json", {**train, "parent": {"iteration": 12}})
+    experiment.measure("other")
+    found = check(experiment)
+    assert (found["state"], found["detail"]) == ("PASS", "8 steps compared")
 
 
 def test_an_invalid_run_is_not_compared(experiment):

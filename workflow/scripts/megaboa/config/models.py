@@ -31,6 +31,8 @@ from megaboa.launch import networks
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]*$", max_length=100)]
 Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_-]+)+$")]
 
+Parent = Annotated[str, StringConstraints(pattern=r"^[^/@\s]+/[^/@\s]+(@[1-9]\d*)?$")]
+
 Count = Annotated[int, Field(gt=0), Formula()]
 Whole = Annotated[int, Field(ge=0), Formula()]
 Positive = Annotated[float, Field(gt=0), Formula()]
@@ -339,9 +341,25 @@ class Parallel(Section):
 class Checkpoint(Section):
     save_interval: Whole | None = key(None, "save every so many steps; 0: never; default: at the end only")
     keep_last: Count | None = key(None, "keep only the newest so many checkpoints; default: all")
-    async_save: bool = key(False, "write checkpoints in the background")
+    keep_every: Count | None = key(None, "beside them, keep every checkpoint whose step is a multiple of this")
+    async_save: bool | None = key(
+        None, "write checkpoints in the background; default: on GPUs that have nvidia-resiliency-ext, else not"
+    )
     reshardable: bool = key(True, "save so that another layout can resume (dist_ckpt_optim_fully_reshardable)")
     verify: bool = key(True, "write down a checkpoint's checksums while training goes on, and compare before resuming")
+
+    @model_validator(mode="after")
+    def _beside_the_newest(self) -> Checkpoint:
+        if self.keep_every is not None and self.keep_last is None:
+            raise ValueError("keep_every needs keep_last: without it every checkpoint is kept")
+        return self
+
+
+class Load(Section):
+    """What a run that goes on from another's checkpoint takes from it beside the weights."""
+
+    optimizer: bool = key(True, "the optimizer's state; without it the schedule begins anew too", short="loadopt")
+    rng: bool = key(True, "the states of the random numbers, where the layout is the same", short="loadrng")
 
 
 class Profile(Section):
@@ -484,6 +502,12 @@ class Experiment(Section):
     models: dict[Name, Model] = key(description="models by name", min_length=1)
     corpora: dict[Name, Corpus] = key({}, "corpora by name; none: Bridge's mock data")
     model: Name | None = key(None, "model of the runs; default: the only one there is", short="model")
+    continue_from: Parent | None = key(
+        None,
+        "go on from another run's checkpoint: `<experiment>/<run>@<step>`; without `@<step>` from its last",
+        short="from",
+    )
+    load: Load = key(Load(), "what is taken from that checkpoint")
     data: Data = key(Data(), "which corpora a run reads")
     training: Training = key(Training(), "length, batch, precision, evaluation")
     optimizer: Optimizer = key(Optimizer(), "optimizer")

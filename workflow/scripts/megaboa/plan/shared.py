@@ -165,6 +165,8 @@ class Shared:
         manifests = self._data_inputs(run)
         if run.model in self.imported_models:
             manifests.append(f"{self.folder}/models/{run.model}/import.json")
+        if parent := run.run.get("parent"):
+            manifests.append(f"{self.folder.parent}/{parent['experiment']}/runs/{parent['run']}/train.json")
         return manifests
 
     def _data_inputs(self, run: Run) -> list[str]:

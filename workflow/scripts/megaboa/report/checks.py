@@ -41,7 +41,8 @@ def _agreement(reference: str, name: str, tolerance: float, known: dict[str, Run
         if run.state != "PASS":
             return {**check, "state": run.state, "detail": f"{wanted} is {run.state}: {'; '.join(run.reasons)}"}
     found = differences(known[reference], known[name])
-    lengths = {len(found), len(known[reference].steps), len(known[name].steps)}
+    first = max(_first_step(known[wanted]) for wanted in (reference, name))
+    lengths = {len(found), *((known[wanted].steps["step"] >= first).sum() for wanted in (reference, name))}
     if not found.empty:
         worst = found.loc[found["difference"].idxmax()]
         check |= {"max_difference": float(worst["difference"]), "step": int(worst["step"]), "steps": len(found)}
@@ -51,6 +52,12 @@ def _agreement(reference: str, name: str, tolerance: float, known: dict[str, Run
     if above:
         return {**check, "state": "FAIL", "detail": f"{above} of {len(found)} steps differ by more than {tolerance:g}"}
     return {**check, "state": "PASS", "detail": f"{len(found)} steps compared"}
+
+
+def _first_step(run: RunResult) -> int:
+    """Of a run that went on from another's checkpoint, the one after it."""
+    parent = (run.summary or {}).get("parent")
+    return parent["iteration"] + 1 if parent else 1
 
 
 def proof_checks(proofs: list[Path]) -> list[Check]:

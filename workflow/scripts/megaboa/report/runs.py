@@ -36,6 +36,12 @@ class RunResult:
         return self.plan["model"]
 
     @property
+    def parent(self) -> str | None:
+        """`<experiment>/<run>@<step>`, where the run went on from another's checkpoint."""
+        parent = self.plan.get("parent", "-")
+        return None if parent == "-" else parent
+
+    @property
     def layout(self) -> str:
         """What is split, and in how many: `tp2 sp`; nothing where only data parallel ranks share the work."""
         sizes = [f"{name}{self.plan[name]}" for name in SIZES if self.plan[name] not in ("1", "-")]
