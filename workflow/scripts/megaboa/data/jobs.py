@@ -18,12 +18,13 @@ import tokenizers
 
 from megaboa import store
 from megaboa.data import sources, tokenizer
-from megaboa.data.corpus import Options, merge, tokenize_shard
 from megaboa.data.encoder import Encoder
 from megaboa.data.errors import InputError
+from megaboa.data.merging import merge
 from megaboa.data.progress import Progress
 from megaboa.data.shards import divide
 from megaboa.data.sources import File
+from megaboa.data.tokenizing import Options, tokenize_shard
 from megaboa.files import digest, link, read_json, write_json
 
 FACTS = "facts.json"
