@@ -131,13 +131,6 @@ def test_large_vocabularies_take_four_bytes(loaded, tmp_path):
         assert facts["dtype"] == "int32" and files["c.bin"] == expected.tobytes()
 
 
-def test_a_token_that_does_not_fit_is_refused(loaded, encoder, tmp_path):
-    wrong = Encoder(loaded, True, None)
-    wrong.suffix, wrong._appended = [70_000], 1
-    with pytest.raises(ValueError, match="token id 70000 does not fit uint16"):
-        build(tmp_path, [jsonl(tmp_path / "a.jsonl", ["a"])], wrong)
-
-
 BAD = [
     (b'{"text": "cut', "not a line of JSON"),
     (b'{"body": "x"}', "no key 'text'; set the corpus's `text_key` to one of ['body']"),

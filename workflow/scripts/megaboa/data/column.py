@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megaboa.data.encoder import Tokens
+from megaboa.data.indexed import in_pieces
 from megaboa.files import flush
 
 LENGTH, ORIGIN = np.dtype("<i4"), np.dtype("<i8")
 HASH_BYTES = 16
 LENGTH_BINS = 32  # powers of two
+COUNTED = 1 << 17  # tokens at once, which stay in the processor's cache
 
 Facts = dict[str, Any]
 
@@ -33,7 +35,6 @@ class Column:
     documents: int = 0
     tokens: int = 0
     text_bytes: int = 0
-    largest: int = 0
     empty: int = 0  # documents that the tokenizer makes nothing of
     dropped: Counter = field(default_factory=Counter)
     texts: list[str] = field(default_factory=list)
@@ -50,26 +51,27 @@ class Column:
 
     def write(self, tokens: Tokens) -> None:
         """The tokens of the texts that wait."""
-        largest = int(tokens.ids.max(initial=0))
-        if largest > np.iinfo(self.dtype).max:
-            raise ValueError(f"token id {largest} does not fit {self.dtype}")
-        self._files["bin"].write(tokens.ids.astype(self.dtype.newbyteorder("<"), copy=False).tobytes())
+        self._count(tokens)
+        self._files["bin"].write(tokens.ids.astype(self.dtype.newbyteorder("<"), copy=False).data)
         self._files["lengths"].write(tokens.lengths.astype("<i4").tobytes())
         self._files["origins"].write(np.array(self.origins, dtype="<i8").tobytes())
         if self.hashed:
             hashes = (hashlib.blake2b(text.encode(), digest_size=HASH_BYTES).digest() for text in self.texts)
             self._files["hashes"].write(b"".join(hashes))
-        self._count(tokens)
         self.documents += len(self.texts)
+        # The encoder has left the UTF-8 of every text with it: asked for now, it is not made again.
+        self.text_bytes += sum(len(text) if text.isascii() else len(text.encode()) for text in self.texts)
         self.tokens += len(tokens.ids)
         self.empty += int(np.count_nonzero(tokens.lengths == 0))
-        self.largest = max(self.largest, largest)
         self.texts, self.origins = [], []
 
     def _count(self, tokens: Tokens) -> None:
-        counts = np.bincount(tokens.ids, minlength=len(self._counts))
-        counts[: len(self._counts)] += self._counts
-        self._counts = counts
+        for piece in in_pieces(tokens.ids, COUNTED):
+            counts = np.bincount(piece, minlength=len(self._counts))
+            counts[: len(self._counts)] += self._counts
+            self._counts = counts
+        if (largest := len(self._counts) - 1) > np.iinfo(self.dtype).max:
+            raise ValueError(f"token id {largest} does not fit {self.dtype}")
         self._histogram += length_histogram(tokens.lengths)
 
     def close(self) -> None:
@@ -85,7 +87,6 @@ class Column:
             "documents": self.documents,
             "tokens": self.tokens,
             "text_bytes": self.text_bytes,
-            "largest_token": self.largest,
             "empty": self.empty,
             "dropped": dict(self.dropped),
             "lengths": self._histogram.tolist(),

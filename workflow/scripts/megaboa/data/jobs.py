@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -52,7 +53,9 @@ def list_sources(spec: dict[str, Any], threads: int) -> dict[str, Any]:
     """The corpus's files with their checksums, its tokenizer, and where its tokens are to lie."""
     name = spec["name"]
     reference = tokenizer.resolve(spec["tokenizer"], key=f"corpora.{name}.tokenizer")
-    files = sources.listing(sources.files(spec), Path(spec["store"]) / "digests", threads)
+    with ThreadPoolExecutor(1) as pool:  # importing transformers takes as long as the checksum of a gigabyte
+        loading = pool.submit(tokenizer.load, reference)
+        files = sources.listing(sources.files(spec), Path(spec["store"]) / "digests", threads)
     identity = {
         "format": FORMAT,
         "files": sources.fingerprint(files),
@@ -63,11 +66,13 @@ def list_sources(spec: dict[str, Any], threads: int) -> dict[str, Any]:
     }
     folder = store.folder(spec["store"], "corpora", name, identity)
     with disk_full(folder):
-        loaded = tokenizer.freeze(reference, folder.with_name(f"{folder.name}.tokenizer.json"))
+        loaded = tokenizer.freeze(reference, loading.result(), folder.with_name(f"{folder.name}.tokenizer.json"))
     return {"name": name, "files": files, "tokenizer": loaded, "identity": identity, "folder": str(folder)}
 
 
-def make_shard(spec: dict[str, Any], listing: dict[str, Any], shard: int, shards: int) -> dict[str, Any]:
+def make_shard(
+    spec: dict[str, Any], listing: dict[str, Any], shard: int, shards: int, threads: int = 1
+) -> dict[str, Any]:
     """Tokenize one shard, unless the corpus or the shard is there."""
     final = Path(listing["folder"])
     if final.exists():
@@ -79,7 +84,7 @@ def make_shard(spec: dict[str, Any], listing: dict[str, Any], shard: int, shards
     try:
         with disk_full(folder), store.building(folder) as partial:
             if partial:
-                encoder = encoder_of(spec, listing)
+                encoder = encoder_of(spec, listing, threads=threads)
                 progress = Progress(spec["name"], folder.parent / "progress", shard, shards)
                 write_json(partial / FACTS, tokenize_shard(options, files, parts, encoder, partial, progress))
     except FileNotFoundError:
@@ -137,14 +142,14 @@ def link_files(manifest: dict[str, Any], beside: Path) -> None:
             link(Path(dataset["prefix"]).with_name(name), beside / name)
 
 
-def encoder_of(spec: dict[str, Any], listing: dict[str, Any], kind: str | None = None) -> Encoder:
+def encoder_of(spec: dict[str, Any], listing: dict[str, Any], kind: str | None = None, threads: int = 1) -> Encoder:
     key = f"corpora.{spec['name']}"
     if not Path(listing["tokenizer"]["file"]).exists():
         raise InputError(
             f"{listing['tokenizer']['file']} is gone: below the results, remove data/{spec['name']}.json and "
             f"the folder data/{spec['name']}, and call again"
         )
-    return Encoder(listing["tokenizer"], spec["append_eod"], spec["prepend_bos"], kind or spec["encoder"], key)
+    return Encoder(listing["tokenizer"], spec["append_eod"], spec["prepend_bos"], kind or spec["encoder"], key, threads)
 
 
 def shard_folder(final: Path, shard: int, shards: int) -> Path:

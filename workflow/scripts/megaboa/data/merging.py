@@ -9,9 +9,10 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,8 +164,11 @@ def _kept(pieces: Iterator[NDArray], kept: NDArray | None) -> Iterator[NDArray]:
 
 def _copy_tokens(sources: list[Path], runs: Runs, dtype: np.dtype, kept: NDArray | None, data: Path) -> str:
     """Copy the tokens of the documents that are kept; return the SHA-256 of the file."""
-    sha256 = hashlib.sha256()
-    with data.open("wb") as out, _Streams([Path(f"{source}.bin") for source in sources]) as streams:
+    with (
+        data.open("wb") as stream,
+        _Streams([Path(f"{source}.bin") for source in sources]) as streams,
+        _Hashed(stream) as out,
+    ):
         begin = 0
         lengths = _in_order(sources, runs, "lengths", LENGTH)
         for shard, documents in runs:
@@ -173,12 +177,12 @@ def _copy_tokens(sources: list[Path], runs: Runs, dtype: np.dtype, kept: NDArray
                 mask = None if kept is None else kept[begin : begin + len(piece)]
                 for wanted, tokens in _stretches(piece, mask):
                     if wanted:
-                        _copy(streams.of(shard), out, tokens * dtype.itemsize, sha256)
+                        _copy(streams.of(shard), out, tokens * dtype.itemsize)
                     else:
                         streams.of(shard).seek(tokens * dtype.itemsize, os.SEEK_CUR)
                 begin += len(piece)
-        flush(out)
-    return sha256.hexdigest()
+        flush(stream)
+    return out.sha256()
 
 
 def _stretches(lengths: NDArray, mask: NDArray | None) -> Iterator[tuple[bool, int]]:
@@ -191,13 +195,36 @@ def _stretches(lengths: NDArray, mask: NDArray | None) -> Iterator[tuple[bool, i
         yield bool(mask[first]), int(lengths[first:last].sum(dtype=np.int64))
 
 
-def _copy(source: IO[bytes], out: IO[bytes], size: int, sha256: Any) -> None:
+class _Hashed:
+    """A stream that is written while another thread adds up its SHA-256."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self._hash = stream, hashlib.sha256()
+        self._pool, self._last = ThreadPoolExecutor(1), None
+
+    def __enter__(self) -> _Hashed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def write(self, piece: bytes) -> None:
+        if self._last:
+            self._last.result()  # so that no more than two pieces are held
+        self._last = self._pool.submit(self._hash.update, piece)
+        self._stream.write(piece)
+
+    def sha256(self) -> str:
+        """After the last piece, when the context has ended."""
+        return self._hash.hexdigest()
+
+
+def _copy(source: IO[bytes], out: _Hashed, size: int) -> None:
     while size:
         piece = source.read(min(COPY_BYTES, size))
         if not piece:
             raise EOFError(f"{source.name} is shorter than its documents")
         out.write(piece)
-        sha256.update(piece)
         size -= len(piece)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from megaboa.data.column import Column, Facts
 from megaboa.data.encoder import Encoder, Gate
-from megaboa.data.indexed import token_dtype
 from megaboa.data.readers import Records, describe, is_blank, refuse
 from megaboa.data.records import Bad, Format
 from megaboa.data.shards import BLOCK, Part
@@ -61,8 +60,7 @@ def tokenize_shard(
     progress: Callable[[float, int, int, int], None] = lambda *_: None,
 ) -> Facts:
     """Write a shard's files; `progress` hears the share that is done, documents, tokens and bytes of text."""
-    dtype = token_dtype(encoder.vocab_size)
-    columns = [Column(folder / str(n), dtype, options.deduplicate) for n in range(len(options.form.keys))]
+    columns = [Column(folder / str(n), encoder.dtype, options.deduplicate) for n in range(len(options.form.keys))]
     shard = _Shard(options, files, encoder, columns, progress)
     try:
         shard.read(parts)
@@ -72,7 +70,7 @@ def tokenize_shard(
     return {
         "segments": [[segment.file, segment.begin, segment.documents] for segment in shard.segments],
         "columns": [column.facts() for column in columns],
-        "dtype": dtype.name,
+        "dtype": encoder.dtype.name,
         "bad": shard.bad,
         "encoder": encoder.name,
         "refused": encoder.refused,
@@ -139,7 +137,6 @@ class _Shard:
                 self.gate.check(text, lambda: describe(file, position, self.options.form))
             column.texts.append(text)
             column.origins.append(position)
-            column.text_bytes += len(text) if text.isascii() else len(text.encode())
             self.segments[-1].documents[number] += 1
             self.waiting += len(text)
             taken = True
