@@ -84,7 +84,8 @@ def test_a_file_that_is_gone(tmp_path):
     ("offset", "value", "said"),
     [
         (0, b"X", r"text\.idx is no index of Megatron's"),
-        (9, b"\x02", "has the version 2, and its manifest says 1"),
+        (9, b"\x02", r"text\.idx: unknown version 2 or type 8"),
+        (17, b"\x03", r"text\.idx: unknown version 1 or type 3"),
         (17, b"\x04", "has the token type int32, and its manifest says uint16"),
         (18, b"\x13", "has the number of sequences 19, and its manifest says 20"),
         (26, b"\x13", "has the number of documents 18, and its manifest says 20"),

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from megaboa import files
+from megaboa.index_file import read_header
 from megaboa.results import RunFolder
 
 SPLITS = ("training", "validation", "test")
-
-# The beginning of an .idx file, as Megatron-Core writes it: version, type of tokens, and how many there are of what.
-INDEX_MAGIC = b"MMIDIDX\x00\x00"
-INDEX_HEADER = struct.Struct("<9sQBQQ")
-INDEX_VERSION = 1
-DTYPES = {4: "int32", 8: "uint16"}
 
 
 class UnusableInputError(Exception):
@@ -77,16 +71,14 @@ def dataset_problem(dataset: dict[str, Any], dtype: str) -> str | None:
             return f"{folder / name} is missing"
         if (found := (folder / name).stat().st_size) != size:
             return f"{folder / name} has {found} bytes, and its manifest says {size}"
-    with open(f"{prefix}.idx", "rb") as stream:
-        head = stream.read(INDEX_HEADER.size)
-    if len(head) < INDEX_HEADER.size or not head.startswith(INDEX_MAGIC):
-        return f"{prefix}.idx is no index of Megatron's"
-    _, version, code, sequences, boundaries = INDEX_HEADER.unpack(head)
+    try:
+        header = read_header(f"{prefix}.idx")
+    except ValueError as error:
+        return str(error)
     expected = {
-        "version": (version, INDEX_VERSION),
-        "token type": (DTYPES.get(code, f"code {code}"), dtype),
-        "number of sequences": (sequences, dataset["documents"]),
-        "number of documents": (boundaries - 1, dataset["documents"]),
+        "token type": (header.dtype, dtype),
+        "number of sequences": (header.sequences, dataset["documents"]),
+        "number of documents": (header.boundaries - 1, dataset["documents"]),
     }
     for what, (found, wanted) in expected.items():
         if found != wanted:
