@@ -1,4 +1,4 @@
-"""The jobs that make a corpus: list its files, tokenize a shard, merge the shards.
+"""The jobs that make a corpus: list its files, tokenize a shard, merge the shards, compare it with its source.
 
 All of them lead to one folder of the store, named by what decides the tokens: the text, the tokenizer and the options,
 not the number of shards. Experiments that want the same corpus share it; a job whose work is there does nothing.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -18,7 +18,7 @@ from typing import Any
 import tokenizers
 
 from megaboa import store
-from megaboa.data import sources, tokenizer
+from megaboa.data import sources, tokenizer, verify
 from megaboa.data.encoder import Encoder
 from megaboa.data.errors import InputError
 from megaboa.data.merging import merge
@@ -104,6 +104,31 @@ def merge_shards(spec: dict[str, Any], listing: dict[str, Any], shards: int) -> 
     for leftover in final.parent.glob(f"{final.name}.shards-of-*"):  # of another number of shards, too
         shutil.rmtree(leftover, ignore_errors=True)
     return manifest(spec, listing, read_json(final / FACTS))
+
+
+def verify_corpus(
+    spec: dict[str, Any],
+    listing: dict[str, Any],
+    manifest: dict[str, Any],
+    read: Callable[[dict[str, Any], int], list[str]],
+) -> dict[str, Any]:
+    """Compare a finished corpus with its source; `read` is of `verify.check_corpus`."""
+    folder, name = Path(listing["folder"]), manifest["name"]
+    if not (facts := folder / FACTS).exists():
+        raise InputError(f"{folder} is gone: below the results, remove data/{name}.json, and call again")
+    encoder = encoder_of(spec, listing, "tokenizers")
+    verdict = verify.check_corpus(spec, listing, manifest, read_json(facts), encoder, read)
+    if verdict.problems:
+        raise InputError(
+            f"corpus {name} is not what its source says: {'; '.join(verdict.problems[:5])}. "
+            f"Remove {folder}, and data/{name}.json below the results, and call again"
+        )
+    return {
+        "corpus": name,
+        "digest": manifest["digest"],
+        "compared": verdict.documents,
+        "decoded_exactly": verdict.decoded,
+    }
 
 
 def manifest(spec: dict[str, Any], listing: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
