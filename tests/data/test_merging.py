@@ -11,7 +11,6 @@ import pytest
 from making import build, documents, jsonl, make, sentences, specification
 
 from megaboa.data.errors import InputError
-from megaboa.data.merging import file_stem
 
 MANY = sentences(400)
 
@@ -86,12 +85,6 @@ def test_a_key_without_any_text_gives_an_empty_dataset(encoder, tmp_path):
         facts, files = build(tmp_path / str(deduplicate), [path], encoder, text_key=["a", "b"], deduplicate=deduplicate)
         assert [dataset["documents"] for dataset in facts["datasets"]] == [1, 0]
         assert files["c_b.bin"] == b"" and len(files["c_b.idx"]) == 34 + 8
-
-
-@pytest.mark.parametrize(("key", "stem"), [("a", "c_a"), ("a.b", "c_a_b"), ("ä-x", "c__x")])
-def test_the_names_of_the_files_of_several_keys(key, stem):
-    assert file_stem("c", [key, "other"], key) == stem
-    assert file_stem("c", [key], key) == "c"
 
 
 def test_the_first_of_equal_documents_is_kept(encoder, tmp_path):

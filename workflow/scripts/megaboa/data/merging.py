@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from megaboa.data import duplicates
 from megaboa.data.column import HASH_BYTES, LENGTH, ORIGIN, Facts, length_histogram
 from megaboa.data.errors import InputError
 from megaboa.data.indexed import PIECE, in_pieces, mapped, write_index
+from megaboa.data.names import file_stem
 from megaboa.data.tokenizing import BAD_SAMPLES, Options
 from megaboa.files import file_digest, flush
 
@@ -28,11 +28,6 @@ COPY_BYTES = 8 << 20
 FREQUENT = 20  # tokens that the data card shows
 
 Runs = list[tuple[int, int]]  # shard, and how many documents come from it next
-
-
-def file_stem(name: str, keys: Sequence[str], key: str) -> str:
-    """How the files of a key are called: with several keys as Megatron's own tool does it."""
-    return name if len(keys) == 1 else f"{name}_{re.sub(r'[^A-Za-z0-9]+', '_', key)}"
 
 
 def merge(options: Options, shards: Sequence[tuple[Path, Facts]], out: Path) -> Facts:
