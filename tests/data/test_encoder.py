@@ -87,6 +87,18 @@ def test_ids_above_the_size_of_a_vocabulary_with_gaps_are_never_cut_down(tmp_pat
         build(tmp_path / "refused", [jsonl(tmp_path / "b.jsonl", ["small", "large"])], encoder)
 
 
+def test_a_tokenizer_that_refuses_to_encode_is_one_sentence_that_shows_the_document(tmp_path):
+    made = Tokenizer(models.WordLevel({"wort": 0, "Satz": 1}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    encoder = Encoder(
+        frozen(PreTrainedTokenizerFast(tokenizer_object=made), tmp_path / "t"), False, False, key="corpora.c"
+    )
+    assert encoder.encode(["wort", "Satz wort"]).ids.tolist() == [0, 1, 0]
+    said = r"corpora\.c\.tokenizer: tokenizers \S+ can't encode the document that begins with 'Satz fremd' \(.*UNK"
+    with pytest.raises(InputError, match=said):
+        build(tmp_path, [jsonl(tmp_path / "a.jsonl", ["wort", "Satz fremd", "wort"])], encoder)
+
+
 def test_end_of_document_is_appended_on_demand(loaded):
     plain = Encoder(loaded, False, None).encode(["a", "b c"])
     ended = Encoder(loaded, True, None).encode(["a", "b c"])

@@ -24,7 +24,7 @@ def main() -> None:
     from megaboa.data.errors import one_sentence
     from megaboa.data.jobs import make_shard
 
-    with one_sentence():
+    with one_sentence(args.out):
         spec, sources = read_json(args.spec), read_json(args.sources)
         write_json(args.out, make_shard(spec, sources, args.shard, args.shards, args.threads))
 

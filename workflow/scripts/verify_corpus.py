@@ -20,8 +20,9 @@ def main() -> None:
     parser.add_argument("--manifest", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
-    result = verify_corpus(read_json(args.spec), read_json(args.sources), read_json(args.manifest), read)
-    write_json(args.out, result)
+    with one_sentence(args.out):
+        result = verify_corpus(read_json(args.spec), read_json(args.sources), read_json(args.manifest), read)
+        write_json(args.out, result)
     print(f"corpus {result['corpus']}: its index is sound, {result['compared']} documents are those of the source")
 
 
@@ -31,5 +32,4 @@ def read(dataset: dict[str, Any], vocab_size: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    with one_sentence():
-        main()
+    main()

@@ -90,7 +90,13 @@ class Encoder:
 
     def encode(self, texts: Sequence[str]) -> Tokens:
         """Of texts that are not empty."""
-        return surround(self._plain(list(texts)), self.prefix, self.suffix, self._held_in)
+        try:
+            plain = self._plain(list(texts))
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever the libraries raise
+            raise self._refusal(texts, error) from error
+        return surround(plain, self.prefix, self.suffix, self._held_in)
 
     def expected(self, text: str) -> list[int]:
         """What `tokenizers` makes of a text."""
@@ -126,6 +132,20 @@ class Encoder:
         ids = np.asarray(layout.content.data)
         return [ids[begin:end] for begin, end in pairwise(np.asarray(layout.offsets.data).tolist())]
 
+    def _refusal(self, texts: Sequence[str], error: Exception) -> InputError:
+        def refuses(text: str) -> bool:
+            try:
+                self._plain([text])
+            except Exception:  # as above
+                return True
+            return False
+
+        text = next(filter(refuses, texts), texts[0])
+        return InputError(
+            f"{self._key}.tokenizer: {self.name} can't encode the document that begins with {text[:40]!r} "
+            f"({one_line(error)}); take a tokenizer that has a token for what it doesn't know, or remove the document"
+        )
+
     def _bound_memory(self, characters: int) -> None:
         self._characters += characters
         if self._characters < CHARACTERS_BETWEEN_STARTS or memory() - self._memory < CACHE_BYTES:
@@ -139,12 +159,18 @@ class Encoder:
         self._appended = 0
         if prepend_bos is not None:
             return ([self._special("bos", "prepend_bos")] if prepend_bos else []), []
-        text = next((text for text in ("a", *HARD_TEXTS) if _ids(self.reference, text)), "")
+        text = next((text for text in ("a", *HARD_TEXTS) if self._knows(text)), "")
         whole, plain = self.reference.encode(text).ids, _ids(self.reference, text)
         for begin in range(len(whole) - len(plain) + 1 if plain or not whole else 0):
             if whole[begin : begin + len(plain)] == plain:
                 return whole[:begin], whole[begin + len(plain) :]
         raise InputError(f"{self._key}.tokenizer changes a text by more than what it puts around it; set `prepend_bos`")
+
+    def _knows(self, text: str) -> bool:
+        try:
+            return bool(_ids(self.reference, text))
+        except Exception:  # one without a token for what it doesn't know
+            return False
 
     def _special(self, name: str, option: str) -> int:
         value = self._loaded[name]
@@ -196,6 +222,10 @@ def memory() -> int:
         return 0
 
 
+def one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+
+
 def _ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -210,5 +240,5 @@ def _gigatoken(reference: tokenizers.Tokenizer) -> tuple[Any, str | None]:
             if fast.encode(text).tolist() != _ids(reference, text):
                 return None, f"it encodes {text[:40]!r} otherwise"
     except Exception as error:  # it refuses tokenizers in many ways
-        return None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+        return None, one_line(error)
     return fast, None

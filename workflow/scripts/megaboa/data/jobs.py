@@ -6,11 +6,10 @@ not the number of shards. Experiments that want the same corpus share it; a job 
 
 from __future__ import annotations
 
-import errno
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import tokenizers
 from megaboa import store
 from megaboa.data import sources, tokenizer, verify
 from megaboa.data.encoder import Encoder
-from megaboa.data.errors import InputError
+from megaboa.data.errors import InputError, disk_full
 from megaboa.data.merging import merge
 from megaboa.data.progress import Progress
 from megaboa.data.shards import divide
@@ -30,11 +29,6 @@ from megaboa.files import digest, link, read_json, write_json
 
 FACTS = "facts.json"
 FORMAT = 1  # of what documents files hold, and how they are written: raised when a corpus would come out otherwise
-FULL = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the quota is used up",
-    errno.EFBIG: "files may not be that large here (`ulimit -f`)",
-}
 # What decides which tokens a corpus holds, beside its text and its tokenizer.
 DECIDING = (
     "text_key",
@@ -55,7 +49,9 @@ def list_sources(spec: dict[str, Any], threads: int) -> dict[str, Any]:
     reference = tokenizer.resolve(spec["tokenizer"], key=f"corpora.{name}.tokenizer")
     with ThreadPoolExecutor(1) as pool:  # importing transformers takes as long as the checksum of a gigabyte
         loading = pool.submit(tokenizer.load, reference)
-        files = sources.listing(sources.files(spec), Path(spec["store"]) / "digests", threads)
+        digests = Path(spec["store"]) / "digests"
+        with enough_room(digests):
+            files = sources.listing(sources.files(spec), digests, threads)
     identity = {
         "format": FORMAT,
         "files": sources.fingerprint(files),
@@ -65,7 +61,7 @@ def list_sources(spec: dict[str, Any], threads: int) -> dict[str, Any]:
         **{option: spec[option] for option in DECIDING},
     }
     folder = store.folder(spec["store"], "corpora", name, identity)
-    with disk_full(folder):
+    with enough_room(folder):
         loaded = tokenizer.freeze(reference, loading.result(), folder.with_name(f"{folder.name}.tokenizer.json"))
     return {"name": name, "files": files, "tokenizer": loaded, "identity": identity, "folder": str(folder)}
 
@@ -82,7 +78,7 @@ def make_shard(
     parts = divide(files, shards, spec["separator"])[shard]
     folder = shard_folder(final, shard, shards)
     try:
-        with disk_full(folder), store.building(folder) as partial:
+        with enough_room(folder), store.building(folder) as partial:
             if partial:
                 encoder = encoder_of(spec, listing, threads=threads)
                 progress = Progress(spec["name"], folder.parent / "progress", shard, shards)
@@ -96,7 +92,7 @@ def make_shard(
 def merge_shards(spec: dict[str, Any], listing: dict[str, Any], shards: int) -> dict[str, Any]:
     """Put the shards together, and give the corpus's manifest."""
     final = Path(listing["folder"])
-    with disk_full(final), store.building(final) as partial:
+    with enough_room(final), store.building(final) as partial:
         if partial:
             folders = [shard_folder(final, shard, shards) for shard in range(shards)]
             made = [(folder, read_json(folder / FACTS)) for folder in folders]
@@ -181,14 +177,6 @@ def shard_folder(final: Path, shard: int, shards: int) -> Path:
     return final.with_name(f"{final.name}.shards-of-{shards}") / f"{shard:05d}"
 
 
-@contextmanager
-def disk_full(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        kind = FULL[error.errno]
-        raise InputError(
-            f"{folder.parent}: {kind}; nothing half-written was kept. Free some space, or set `store` to another place"
-        ) from error
+def enough_room(folder: Path) -> AbstractContextManager[None]:
+    """What is written to the store may find no room."""
+    return disk_full(folder.parent, "Free some space, or set `store` to another place")
