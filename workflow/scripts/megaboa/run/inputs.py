@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -31,7 +32,7 @@ def check_nodes(folder: RunFolder, nodes: Sequence[str]) -> None:
 def check_data(folder: RunFolder) -> None:
     """The run's corpora are as their manifests say, fit the model, and give every split something to read."""
     check_corpora(folder)
-    check_documents(folder)
+    check_documents(folder, folder.run["data"].get("split") or folder.preflight.get("split"))
 
 
 def check_index(folder: RunFolder) -> None:
@@ -86,19 +87,23 @@ def dataset_problem(dataset: dict[str, Any], dtype: str) -> str | None:
     return None
 
 
-def check_documents(folder: RunFolder) -> None:
-    """Every split that reads a corpus must get documents of it: Megatron looks for the first one for ever."""
+def check_documents(folder: RunFolder, split: str | None) -> None:
+    """Every split that reads a corpus must get documents of it: Megatron looks for the first one for ever.
+
+    `split` is data.split, or what Bridge's configuration has: a recipe brings its own.
+    """
     data = folder.run["data"]
+    named = "data.split" if data.get("split") == split else "dataset.split"
     for corpus, manifest in folder.corpus_manifests.items():
         read = files.read_json(manifest)
         for dataset in (part for part in read["datasets"] if part["tokens"]):
             which = f" of {dataset['key']!r}" if len(read["datasets"]) > 1 else ""
-            split = data.get("split") if corpus in (data.get("blend") or {}) else None
-            for name in empty_splits(split, dataset["documents"]) if split else ():
+            is_split = split and corpus in (data.get("blend") or {})
+            for name in empty_splits(split, dataset["documents"]) if is_split else ():
                 raise UnusableInputError(
                     f"run {folder.name}: corpus {corpus!r} has {dataset['documents']} documents{which}, and with "
-                    f"data.split {split!r} none of them is left for {name}. Take more documents, a larger share, or a "
-                    f"share of 0."
+                    f"{named} {split!r} none of them is left for {name}. Take more documents, a larger share, or a "
+                    f"share of 0{'' if named == 'data.split' else ', by data.split'}."
                 )
         if not any(part["tokens"] for part in read["datasets"]):
             raise UnusableInputError(
@@ -109,7 +114,8 @@ def check_documents(folder: RunFolder) -> None:
 
 def empty_splits(split: str, documents: int) -> list[str]:
     """Names of the splits with a share above 0 that get no document, counted as Megatron counts."""
-    shares = [float(share) for share in split.split(",")]
+    given = [float(share) for share in re.findall(r"[.0-9]+", split)]  # as Megatron reads it
+    shares = given + [0.0] * (len(SPLITS) - len(given))
     ends = [0.0, *accumulate(share / sum(shares) for share in shares)]
     bounds = [round(end * documents) for end in ends]
     return [
