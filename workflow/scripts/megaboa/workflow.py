@@ -82,6 +82,8 @@ def introduce(plan: Plan, on_cluster: bool) -> None:
     results = Path("results") / plan.name
     count = len(plan.runs)
     say(f"experiment {plan.name}: {count} run{'s' if count > 1 else ''} on {plan.experiment.device}, in {results}/")
+    if recipes := sorted({run.model for run in plan.runs if run.config.models[run.model].recipe}):
+        say(f"recipes have no Hugging Face import, export or proof: {', '.join(recipes)}")
     if on_cluster or plan.experiment.device == "cuda":
         trained = {run.name for run in plan.runs if is_trained(RunFolder(results / "runs" / run.name))}
         for line in describe(submission(plan.runs, trained), plan.experiment.device):
