@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from megaboa.data.encoder import Tokens
 from megaboa.data.indexed import in_pieces
+from megaboa.data.largefile import LargeFile
 from megaboa.files import flush
 
 LENGTH, ORIGIN = np.dtype("<i4"), np.dtype("<i8")
@@ -41,7 +42,8 @@ class Column:
     origins: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        endings = ["bin", "lengths", "origins", *(["hashes"] if self.hashed else [])]
+        self._tokens = LargeFile(Path(f"{self.path}.bin"))
+        endings = ["lengths", "origins", *(["hashes"] if self.hashed else [])]
         self._files = {
             ending: Path(f"{self.path}.{ending}").open("wb")  # noqa: SIM115
             for ending in endings
@@ -52,7 +54,7 @@ class Column:
     def write(self, tokens: Tokens) -> None:
         """The tokens of the texts that wait."""
         self._count(tokens)
-        self._files["bin"].write(tokens.ids.astype(self.dtype.newbyteorder("<"), copy=False).data)
+        self._tokens.write(tokens.ids.astype(self.dtype.newbyteorder("<"), copy=False).data)
         self._files["lengths"].write(tokens.lengths.astype("<i4").tobytes())
         self._files["origins"].write(np.array(self.origins, dtype="<i8").tobytes())
         if self.hashed:
@@ -75,6 +77,7 @@ class Column:
         self._histogram += length_histogram(tokens.lengths)
 
     def close(self) -> None:
+        self._tokens.close()
         for stream in self._files.values():
             flush(stream)
             stream.close()

@@ -4,11 +4,9 @@ came from, so that the number of shards changes nothing. Memory is bounded by a 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import IO
@@ -20,6 +18,7 @@ from megaboa.data import duplicates
 from megaboa.data.column import HASH_BYTES, LENGTH, ORIGIN, Facts, length_histogram
 from megaboa.data.errors import InputError
 from megaboa.data.indexed import PIECE, in_pieces, mapped, write_index
+from megaboa.data.largefile import LargeFile
 from megaboa.data.names import file_stem
 from megaboa.data.tokenizing import BAD_SAMPLES, Options
 from megaboa.files import file_digest, flush
@@ -159,11 +158,7 @@ def _kept(pieces: Iterator[NDArray], kept: NDArray | None) -> Iterator[NDArray]:
 
 def _copy_tokens(sources: list[Path], runs: Runs, dtype: np.dtype, kept: NDArray | None, data: Path) -> str:
     """Copy the tokens of the documents that are kept; return the SHA-256 of the file."""
-    with (
-        data.open("wb") as stream,
-        _Streams([Path(f"{source}.bin") for source in sources]) as streams,
-        _Hashed(stream) as out,
-    ):
+    with LargeFile(data, hashed=True) as out, _Streams([Path(f"{source}.bin") for source in sources]) as streams:
         begin = 0
         lengths = _in_order(sources, runs, "lengths", LENGTH)
         for shard, documents in runs:
@@ -176,7 +171,6 @@ def _copy_tokens(sources: list[Path], runs: Runs, dtype: np.dtype, kept: NDArray
                     else:
                         streams.of(shard).seek(tokens * dtype.itemsize, os.SEEK_CUR)
                 begin += len(piece)
-        flush(stream)
     return out.sha256()
 
 
@@ -190,31 +184,7 @@ def _stretches(lengths: NDArray, mask: NDArray | None) -> Iterator[tuple[bool, i
         yield bool(mask[first]), int(lengths[first:last].sum(dtype=np.int64))
 
 
-class _Hashed:
-    """A stream that is written while another thread adds up its SHA-256."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream, self._hash = stream, hashlib.sha256()
-        self._pool, self._last = ThreadPoolExecutor(1), None
-
-    def __enter__(self) -> _Hashed:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
-
-    def write(self, piece: bytes) -> None:
-        if self._last:
-            self._last.result()  # so that no more than two pieces are held
-        self._last = self._pool.submit(self._hash.update, piece)
-        self._stream.write(piece)
-
-    def sha256(self) -> str:
-        """After the last piece, when the context has ended."""
-        return self._hash.hexdigest()
-
-
-def _copy(source: IO[bytes], out: _Hashed, size: int) -> None:
+def _copy(source: IO[bytes], out: LargeFile, size: int) -> None:
     while size:
         piece = source.read(min(COPY_BYTES, size))
         if not piece:
