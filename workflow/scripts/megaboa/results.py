@@ -43,6 +43,12 @@ class RunFolder:
         return read_json(self.path / "launch.json")
 
     @cached_property
+    def preflight(self) -> dict[str, Any]:
+        """What Bridge's configuration said of itself; nothing before preflight."""
+        path = self._experiment_folder / "preflight.json"
+        return read_json(path)["runs"].get(self.name, {}) if path.exists() else {}
+
+    @cached_property
     def profile(self) -> dict[str, Any]:
         return read_json(self.path / "profile.json")
 

@@ -7,7 +7,6 @@ sweep's runs (`tp2-mbs8`). Fields annotated with `Formula` also take an expressi
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -25,6 +24,7 @@ from pydantic import (
 
 from megaboa.causes import ACTIONS, Cause
 from megaboa.config.formula import Formula
+from megaboa.data.names import file_stems
 from megaboa.launch import networks
 
 # Names become file and folder names: letters first, then letters, digits, '.', '_', '-'.
@@ -210,10 +210,9 @@ class Corpus(Section):
 
     @model_validator(mode="after")
     def _distinct_keys(self) -> Corpus:
-        keys = self.text_key if isinstance(self.text_key, list) else [self.text_key]
-        names = [re.sub(r"[^A-Za-z0-9]+", "_", name) for name in keys]
-        if len(set(names)) < len(names):
-            raise ValueError(f"the keys of text_key give files of the same name: {', '.join(keys)}")
+        stems = file_stems("", self.text_key)
+        if len(set(stems)) < len(stems):
+            raise ValueError(f"the keys of text_key give files of the same name: {', '.join(self.text_key)}")
         return self
 
 
