@@ -81,6 +81,10 @@ def introduce(plan: Plan, on_cluster: bool) -> None:
     """Say on one screen what was planned and, where it costs something, how much."""
     results = Path("results") / plan.name
     count = len(plan.runs)
+    for text, runs in plan.warnings.items():
+        say(f"warning: {text} ({_some(runs)})")
+    for left_out in plan.invalid:
+        say(str(left_out))
     say(f"experiment {plan.name}: {count} run{'s' if count > 1 else ''} on {plan.experiment.device}, in {results}/")
     if on_cluster or plan.experiment.device == "cuda":
         trained = {run.name for run in plan.runs if is_trained(RunFolder(results / "runs" / run.name))}
@@ -96,6 +100,12 @@ def print_outcome(results: str | Path) -> None:
         found = read_json(checks)
         counts = "; ".join(f"{_count(states)} {what}" for what, states in found["counts"].items() if states)
         say(f"{found['state']}: {counts}\nreport: {Path(results) / 'report' / 'index.html'}")
+
+
+def _some(runs: list[str]) -> str:
+    """`run a`, `runs a, b, c and 4 more`."""
+    more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+    return f"run{'s' if len(runs) > 1 else ''} {', '.join(runs[:3])}{more}"
 
 
 def _count(states: dict[str, int]) -> str:

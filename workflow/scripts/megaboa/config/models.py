@@ -446,6 +446,9 @@ class Sweep(Section):
     grid: dict[str, Axis] = key({}, "axes of which every combination is run", min_length=1)
     zip: dict[str, Axis] = key({}, "axes of equal length that advance together", min_length=1)
     runs: dict[Name, dict[str, Any]] = key({}, "named runs: for each its own values, by dotted key", min_length=1)
+    skip_illegal: bool = key(
+        False, "leave out runs that could never work, and list them as INVALID; else they stop the plan"
+    )
 
     @model_validator(mode="after")
     def _something(self) -> Sweep:
