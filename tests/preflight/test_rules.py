@@ -141,7 +141,13 @@ CASES = {
         {"vocab_rows": 50304, "tp": 8},
     ),
     "sequence_parallelism_needs_tensor_parallelism": Case(
-        {"sp": True}, "parallel.sp", "needs parallel.tp above 1", (False,), {"sp": True, "tp": 2}, {"tp": 2}
+        {"sp": True},
+        "parallel.sp",
+        "true does nothing with parallel.tp: 1",
+        (False,),
+        {"sp": True, "tp": 2},
+        {"tp": 2},
+        "warning",
     ),
     "sequence_divides_over_context": Case(
         {"seq_length": 1028, "cp": 4},
@@ -608,7 +614,7 @@ OTHER_ERRORS = [
     ("offloading_has_no_pipeline", {"cpu_offloading": True, "recompute": "selective"}),
     ("offloading_has_no_pipeline", {"cpu_offloading": True, "layers": 4, "offloaded_layers": 4}),
     ("deepep_reaches_all_ranks", {**FLEX, "gpus_per_node": 8}),
-    ("flex_dispatcher_has_a_backend", {**FLEX, "dispatcher": "alltoall"}),
+    ("flex_dispatcher_has_a_backend", {**FLEX, "dispatcher": "alltoall", "flex_backend": "ncclep"}),
     ("fsdp_checkpoints_are_dtensors", {"checkpoint_format": "fsdp_dtensor"}),
 ]
 
@@ -674,7 +680,9 @@ def test_the_eight_commonest_mistakes_of_megatron_lm_5768():
         "ranks_fill_the_expert_layout": {**MOE, "world_size": 6, "ep": 4, "etp": 1},
     }
     for name, values in mistakes.items():
-        assert [one.rule for one in table.check(facts(**values)) if one.level == "error"] == [name]
+        [found] = [one for one in table.check(facts(**values)) if one.rule != "heads_divide" or name == "heads_divide"]
+        accepted_by_bridge = name == "sequence_parallelism_needs_tensor_parallelism"
+        assert (found.rule, found.level) == (name, "warning" if accepted_by_bridge else "error")
 
 
 def test_the_recipe_of_megatron_bridge_6024_whose_batch_fills_no_ranks():

@@ -13,6 +13,7 @@ from typing import IO, Any
 from megaboa.files import read_json
 from megaboa.plan import Plan
 from megaboa.plan.submission import describe, submission
+from megaboa.preflight.refusals import some
 from megaboa.results import RunFolder
 from megaboa.run.identity import is_trained
 
@@ -82,7 +83,7 @@ def introduce(plan: Plan, on_cluster: bool) -> None:
     results = Path("results") / plan.name
     count = len(plan.runs)
     for text, runs in plan.warnings.items():
-        say(f"warning: {text} ({_some(runs)})")
+        say(f"warning: {text} ({some(runs)})")
     for left_out in plan.invalid:
         say(str(left_out))
     say(f"experiment {plan.name}: {count} run{'s' if count > 1 else ''} on {plan.experiment.device}, in {results}/")
@@ -100,12 +101,6 @@ def print_outcome(results: str | Path) -> None:
         found = read_json(checks)
         counts = "; ".join(f"{_count(states)} {what}" for what, states in found["counts"].items() if states)
         say(f"{found['state']}: {counts}\nreport: {Path(results) / 'report' / 'index.html'}")
-
-
-def _some(runs: list[str]) -> str:
-    """`run a`, `runs a, b, c and 4 more`."""
-    more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-    return f"run{'s' if len(runs) > 1 else ''} {', '.join(runs[:3])}{more}"
 
 
 def _count(states: dict[str, int]) -> str:

@@ -96,7 +96,7 @@ def _cluster(config: Experiment) -> Cluster:
 
 
 def _model(hf_config: dict[str, Any] | None, tokenizer_vocab: int | None, pretrained: bool) -> Model:
-    """A Hugging Face config in our words. Bridge pads the vocabulary for tp itself, so that its rows break no rule."""
+    """A Hugging Face config in our words. Its vocabulary (else the tokenizer's) is not padded."""
     if hf_config is None:
         return Model(tokenizer_vocab=tokenizer_vocab, pretrained=pretrained)
     c = with_defaults(hf_config)
@@ -104,6 +104,7 @@ def _model(hf_config: dict[str, Any] | None, tokenizer_vocab: int | None, pretra
     heads, hidden = c.get("num_attention_heads"), c.get("hidden_size")
     latent = c.get("kv_lora_rank") is not None
     tied = c.get("tie_word_embeddings", False)
+    vocabulary = hf_config.get("vocab_size") or tokenizer_vocab
     return Model(
         family=c.get("model_type"),
         layers=c.get("num_hidden_layers"),
@@ -112,7 +113,8 @@ def _model(hf_config: dict[str, Any] | None, tokenizer_vocab: int | None, pretra
         heads=heads,
         kv_groups=None if latent else c.get("num_key_value_heads") or heads,
         head_dim=c.get("head_dim") or (hidden // heads if hidden and heads else None),
-        vocab_size=c.get("vocab_size") if "vocab_size" in hf_config else None,
+        vocab_size=vocabulary,
+        vocab_rows=vocabulary,
         max_length=c.get("max_position_embeddings"),
         tied=tied,
         experts=experts,

@@ -13,19 +13,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from megaboa import blends
+from megaboa import blends, files
 from megaboa.config import ConfigError, Experiment, LoadedExperiment, Problem, check, keys
 from megaboa.config.errors import choose
 from megaboa.config.models import Tokenizer
 from megaboa.config.sweep import Option, piece
 from megaboa.config.yaml_file import dotted
-from megaboa.files import read_json
 from megaboa.plan import documents
 from megaboa.plan.facts import facts_of
 from megaboa.plan.model import Invalid, Plan, Run
 from megaboa.plan.parameters import UnknownFamilyError, count_parameters
 from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
-from megaboa.preflight import table
+from megaboa.plan.shared import environment
+from megaboa.preflight import refusals, table
 from megaboa.preflight.facts import Facts
 from megaboa.preflight.rule import Finding
 
@@ -35,9 +35,12 @@ MAX_RUNS = 100_000
 TreePath = tuple[str, ...]
 
 
-def make_plan(loaded: LoadedExperiment) -> Plan:
-    """The runs of an experiment. Raises ConfigError with all that is wrong with any of them."""
-    return _Planner(loaded).plan()
+def make_plan(loaded: LoadedExperiment, results: Path | str = "results") -> Plan:
+    """The runs of an experiment. Raises ConfigError with all that is wrong with any of them.
+
+    Where illegal runs are left out, so are those that an earlier preflight refused.
+    """
+    return _Planner(loaded, Path(results)).plan()
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,11 @@ def _join(options: tuple[Option, ...]) -> _Choice:
 
 
 class _Planner:
-    def __init__(self, loaded: LoadedExperiment):
+    def __init__(self, loaded: LoadedExperiment, results: Path):
         self.loaded = loaded
         self.base = loaded.experiment
+        self.skip_illegal = bool(self.base.sweep and self.base.sweep.skip_illegal)
+        self.refused = self.earlier_refusals(results / str(self.base.experiment)) if self.skip_illegal else {}
         self.problems: dict[Problem, list[str]] = {}  # with the runs that have it
         self.count_of_problems = 0
         self.warnings: dict[str, list[str]] = {}  # with the runs that have it
@@ -224,11 +229,20 @@ class _Planner:
         self.check_data(config, choice)
         if self.count_of_problems > before:
             return None
-        if illegal:
-            row = documents.row(choice.name, model, config, quantities)
-            self.invalid.append(Invalid(choice.name, tuple(map(str, illegal)), row))
+        reasons = tuple(map(str, illegal))
+        run = self.finish(choice, config, model, quantities)
+        earlier = self.refused.get(choice.name)
+        if not reasons and earlier and earlier["identity"] == files.digest(run.run):
+            reasons = tuple(earlier["reasons"])
+        if reasons:
+            self.invalid.append(Invalid(choice.name, reasons, run.row))
             return None
-        return self.finish(choice, config, model, quantities)
+        return run
+
+    @staticmethod
+    def earlier_refusals(experiment: Path) -> dict[str, Any]:
+        """What preflight refused, as long as the packages are the same."""
+        return refusals.read(experiment, environment()["digest"]) if (experiment / "refused.json").exists() else {}
 
     def finish(self, choice: _Choice, config: Experiment, model: str, quantities: Quantities) -> Run:
         row = documents.row(choice.name, model, config, quantities)
@@ -318,7 +332,7 @@ class _Planner:
         for one in found:
             if one.level == "warning":
                 self.warnings.setdefault(str(one), []).append(choice.name)
-        if errors and self.base.sweep and self.base.sweep.skip_illegal:
+        if errors and self.skip_illegal:
             return errors
         for one in errors:
             path = tuple(one.key.split(".")) if one.key in keys.all_keys() else ("overrides", one.key)
@@ -383,7 +397,7 @@ def _hf_config(model: dict[str, Any]) -> dict[str, Any] | None:
     if model.get("config") is not None:
         return dict(model["config"])
     if model.get("hf") is not None and check.is_local(model["hf"]):
-        return dict(read_json(Path(model["hf"]).expanduser() / "config.json"))
+        return dict(files.read_json(Path(model["hf"]).expanduser() / "config.json"))
     return None
 
 

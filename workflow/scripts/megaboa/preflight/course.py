@@ -7,8 +7,8 @@ from megaboa.preflight.rule import Broken, warning
 
 
 def warmup_ends_before_the_decay(f: Facts) -> Broken | None:
-    """Warm-up is shorter than the decay (which ends with the run, unless told otherwise); optimizer_param_scheduler.py
-    asserts it after the model was built."""
+    """Warm-up is shorter than the decay (which ends with the run, unless told otherwise);
+    optimizer_param_scheduler.py asserts it after the model was built."""
     end = f.training.decay_iters or f.training.iters
     if end is None or f.training.warmup_iters < end:
         return None

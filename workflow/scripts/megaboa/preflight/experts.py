@@ -65,20 +65,20 @@ def tokens_have_enough_experts(f: Facts) -> Broken | None:
 
 
 def flex_dispatcher_has_a_backend(f: Facts) -> Broken | None:
-    """DeepEP, HybridEP and NCCL EP are backends of the flex dispatcher: transformer_config.py refuses them elsewhere,
-    and token_dispatcher.py refuses flex without one."""
+    """The flex dispatcher needs a backend (token_dispatcher.py refuses it without), and NCCL EP the flex dispatcher
+    (transformer_config.py); other backends are left unused by other dispatchers."""
     kernels = f.kernels
     if kernels.dispatcher == "flex" and kernels.flex_backend is None:
         return Broken("model.moe_flex_dispatcher_backend", "is null for the flex dispatcher", ("deepep", "hybridep"))
-    if kernels.flex_backend is not None and kernels.dispatcher not in ("flex", None) and f.model.is_sparse:
-        text = f"{kernels.dispatcher} beside model.moe_flex_dispatcher_backend: {kernels.flex_backend}"
+    if kernels.flex_backend == "ncclep" and kernels.dispatcher not in ("flex", None):
+        text = f"{kernels.dispatcher} with model.moe_flex_dispatcher_backend: ncclep"
         return Broken("model.moe_token_dispatcher_type", text, ("flex",))
     return None
 
 
 def deepep_reaches_all_ranks(f: Facts) -> Broken | None:
-    """DeepEP serves etp * ep ranks: more than one (token_dispatcher.py asserts it), and either one node's 8 at most, or
-    whole nodes of 8, 20 at most (its own limits)."""
+    """DeepEP serves etp * ep ranks: more than one (token_dispatcher.py asserts it), and either one node's 8 at most,
+    or whole nodes of 8, 20 at most (its own limits)."""
     if not _deepep(f):
         return None
     ranks = f.layout.expert_tp * f.layout.ep
@@ -114,8 +114,8 @@ def shared_expert_overlaps_a_dispatcher(f: Facts) -> Broken | None:
 
 
 def expert_overlap_can_work(f: Facts) -> Broken | None:
-    """Hiding experts' communication needs ep above 1, alltoall or flex, vpp where there is a pipeline, 16-bit, and no
-    full or moe recomputation, no shared expert overlap; transformer_config.py and comm_overlap.py assert each."""
+    """Hiding experts' communication needs ep above 1, alltoall or flex, vpp where there is a pipeline, 16-bit, and
+    no full or moe recomputation, no shared expert overlap; transformer_config.py and comm_overlap.py assert each."""
     kernels, layout = f.kernels, f.layout
     if not kernels.expert_overlap:
         return None

@@ -114,8 +114,8 @@ def full_recomputation_needs_a_full_graph(f: Facts) -> Broken | None:
 
 
 def full_graph_has_no_nan_check(f: Facts) -> Broken | None:
-    """A graph of the full iteration can't look at a number: ConfigContainer.validate asserts that the check for NaN is
-    off."""
+    """A graph of the full iteration can't look at a number: ConfigContainer.validate asserts that the check for NaN
+    is off."""
     full = f.kernels.graphs == "full_iteration" or f.kernels.graph_modules == ("full_iteration",)
     if not full or not f.kernels.nan_check:
         return None
@@ -123,8 +123,8 @@ def full_graph_has_no_nan_check(f: Facts) -> Broken | None:
 
 
 def graphs_leave_expert_overlap_alone(f: Facts) -> Broken | None:
-    """Experts whose communication is hidden run in pieces: transformer_config.py refuses transformer_engine graphs of
-    moe and mlp; CloudAI refuses every graph."""
+    """Experts whose communication is hidden run in pieces: transformer_config.py refuses transformer_engine graphs
+    of moe and mlp; CloudAI refuses every graph."""
     if not f.kernels.expert_overlap or f.kernels.graphs == "none":
         return None
     text = f"{f.kernels.graphs} {list(f.kernels.graph_modules)} with overlap_moe_expert_parallel_comm"
@@ -134,8 +134,8 @@ def graphs_leave_expert_overlap_alone(f: Facts) -> Broken | None:
 
 
 def recomputation_is_complete(f: Facts) -> Broken | None:
-    """Full recomputation says how (uniform or block) and how many layers, selective says neither; transformer_config.py
-    refuses anything else."""
+    """Full recomputation says how (uniform or block) and how many layers, selective says neither;
+    transformer_config.py refuses anything else."""
     kernels = f.kernels
     if kernels.recompute is None:
         return None
@@ -158,7 +158,8 @@ def recomputation_is_complete(f: Facts) -> Broken | None:
 
 def recomputed_parts_are_there(f: Facts) -> Broken | None:
     """Selective recomputation names parts that the model has: moe_act needs grouped GEMMs, mla_up_proj latent
-    attention, and delayed FP8 scaling leaves moe_act and layernorm alone; transformer_config.py refuses the others."""
+    attention, and delayed FP8 scaling leaves moe_act and layernorm alone; transformer_config.py refuses the
+    others."""
     kernels, key = f.kernels, "model.recompute_modules"
     if kernels.recompute != "selective":
         return None

@@ -17,8 +17,8 @@ def interleaving_needs_a_pipeline(f: Facts) -> Broken | None:
 
 
 def layers_fill_the_stages(f: Facts) -> Broken | None:
-    """Layers (and embedding and loss, where these count as one each) are a multiple of pp * vpp; transformer_block.py
-    asserts it when the model is built."""
+    """Layers (and embedding and loss, where these count as one each) are a multiple of pp * vpp;
+    transformer_block.py asserts it when the model is built."""
     layout, layers = f.layout, f.model.layers
     uneven = layout.first_stage_layers or layout.last_stage_layers
     if layers is None or layout.pp == 1 or layout.stages is not None or uneven:
@@ -59,8 +59,8 @@ def uneven_stages_leave_even_ones(f: Facts) -> Broken | None:
 
 
 def layers_are_shared_out_in_one_way(f: Facts) -> Broken | None:
-    """A pipeline layout, uneven ends, and counting embedding or loss exclude each other; transformer_config.py refuses
-    two."""
+    """A pipeline layout, uneven ends, and counting embedding or loss exclude each other; transformer_config.py
+    refuses two."""
     layout = f.layout
     ways = {
         "model.pipeline_model_parallel_layout": layout.stages is not None,
@@ -100,8 +100,8 @@ def pipeline_layout_holds_the_model(f: Facts) -> Broken | None:
 
 
 def deepseek_v3_has_a_layout(f: Facts) -> Broken | None:
-    """DeepSeek-V3's 61 layers fit no even pipeline: Bridge has layouts for (pp, vpp) of (1, 1), (4, 1), (8, 1), (4, 2),
-    (16, 1), (8, 2) and (4, 4), and leaves other pairs without one."""
+    """DeepSeek-V3's 61 layers fit no even pipeline: Bridge has layouts for (pp, vpp) of (1, 1), (4, 1), (8, 1), (4,
+    2), (16, 1), (8, 2) and (4, 4), and leaves other pairs without one."""
     layout, model = f.layout, f.model
     known = model.family == "deepseek_v3" and model.layers == DEEPSEEK_V3_LAYERS
     if not known or layout.stages is not None or (layout.pp, layout.chunks) in DEEPSEEK_V3_PAIRS:

@@ -7,8 +7,8 @@ from megaboa.preflight.rule import Broken, warning
 
 
 def fsdp_has_no_pipeline(f: Facts) -> Broken | None:
-    """FSDP beside pipeline or context parallelism is refused by CloudAI; Bridge 0.6.2 accepts it, and nobody is known
-    to have trained so."""
+    """FSDP beside pipeline or context parallelism is refused by CloudAI; Bridge 0.6.2 accepts it, and nobody is
+    known to have trained so."""
     layout = f.layout
     sizes = {"parallel.pp": layout.pp, "parallel.cp": layout.cp, "parallel.vpp": layout.chunks}
     key = next((key for key, size in sizes.items() if size > 1), None)
@@ -18,8 +18,8 @@ def fsdp_has_no_pipeline(f: Facts) -> Broken | None:
 
 
 def fsdp_has_no_layer_graphs(f: Facts) -> Broken | None:
-    """FSDP gathers weights between layers: with experts' overlap mcore_fsdp_adapter.py refuses graphs of single layers.
-    CloudAI refuses all graphs under FSDP; Bridge 0.6.2 accepts the others."""
+    """FSDP gathers weights between layers: with experts' overlap mcore_fsdp_adapter.py refuses graphs of single
+    layers. CloudAI refuses all graphs under FSDP; Bridge 0.6.2 accepts the others."""
     if f.layout.fsdp == "none" or f.kernels.graphs == "none":
         return None
     text = f"{f.kernels.graphs} with parallel.fsdp: {f.layout.fsdp}"

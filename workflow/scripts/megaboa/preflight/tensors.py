@@ -54,16 +54,16 @@ def vocabulary_divides(f: Facts) -> Broken | None:
 
 
 def sequence_parallelism_needs_tensor_parallelism(f: Facts) -> Broken | None:
-    """Sequence parallelism shares out what tensor ranks have in common; model_parallel_config.py refuses it for one
-    rank."""
+    """Sequence parallelism shares out what tensor ranks have in common: megatron-core refuses it for one rank, and
+    Bridge 0.6.2 turns it off there without a word."""
     if not f.layout.sp or f.layout.tp > 1:
         return None
-    return Broken("parallel.sp", "true needs parallel.tp above 1", (False,))
+    return warning("parallel.sp", "true does nothing with parallel.tp: 1", (False,))
 
 
 def sequence_divides_over_context(f: Facts) -> Broken | None:
-    """Every context rank gets two pieces of the sequence, one early and one late, for balance; ConfigContainer.validate
-    asserts a multiple of 2 * cp."""
+    """Every context rank gets two pieces of the sequence, one early and one late, for balance;
+    ConfigContainer.validate asserts a multiple of 2 * cp."""
     seq, cp = f.training.seq_length, f.layout.cp
     if seq is None or cp == 1 or seq % (2 * cp) == 0:
         return None
@@ -81,8 +81,8 @@ def sequence_divides_over_tensor_ranks(f: Facts) -> Broken | None:
 
 
 def sequence_is_known_to_the_model(f: Facts) -> Broken | None:
-    """Sequences are no longer than the model's own: imported learned positions end there (the checkpoint doesn't load),
-    rotary ones extrapolate, which must be meant."""
+    """Sequences are no longer than the model's own: imported learned positions end there (the checkpoint doesn't
+    load), rotary ones extrapolate, which must be meant."""
     seq, longest = f.training.seq_length, f.model.max_length
     if seq is None or longest is None or seq <= longest:
         return None
@@ -93,8 +93,8 @@ def sequence_is_known_to_the_model(f: Facts) -> Broken | None:
 
 
 def low_precision_is_aligned(f: Facts) -> Broken | None:
-    """Every dimension of a quantized matrix product is a multiple of 16 (FP8) or 32 (MXFP8, NVFP4); Transformer Engine
-    asserts it in the first step, on the GPU only."""
+    """Every dimension of a quantized matrix product is a multiple of 16 (FP8) or 32 (MXFP8, NVFP4); Transformer
+    Engine asserts it in the first step, on the GPU only."""
     unit = ALIGNMENT.get(f.training.precision or "")
     if unit is None:
         return None
