@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/preflight.py [RUNS ...]      default: 100 1000
 
 Two models (a dense one of 8 billion parameters, a mixture of 30 billion) in five layouts each, on 64 GPUs; runs of one
-layout differ in their learning rate. All is planned in an empty folder, then `preflight.py` is timed as the workflow calls it.
+layout differ in their learning rate. All is planned in an empty folder, then `preflight.py` is timed as the workflow
+calls it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,18 @@ MOE = {
     **{"model_type": "qwen3_moe", "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2},
     **{"decoder_sparse_step": 1, "norm_topk_prob": True},
 }
-MODELS = {"dense": (DENSE, "Qwen3ForCausalLM"), "moe": (MOE, "Qwen3MoeForCausalLM")}
+LATENT = {
+    **{"model_type": "deepseek_v3", "hidden_size": 48, "intermediate_size": 96, "moe_intermediate_size": 16},
+    **{"num_hidden_layers": 4, "first_k_dense_replace": 1, "num_attention_heads": 6, "num_key_value_heads": 6},
+    **{"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
+    **{"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1},
+    **{"vocab_size": 480, "max_position_embeddings": 64, "num_nextn_predict_layers": 0},
+}
+MODELS = {
+    "dense": (DENSE, "Qwen3ForCausalLM"),
+    "moe": (MOE, "Qwen3MoeForCausalLM"),
+    "latent": (LATENT, "DeepseekV3ForCausalLM"),
+}
 TRAINING = {
     "train_iters": 6,
     "global_batch_size": 16,
@@ -66,6 +77,8 @@ def both(folder):
 
     from megaboa.bridge import configuration, dryrun, preflight
     from megaboa.bridge.facts import facts_of
+    from megaboa.estimate import parameters
+    from megaboa.estimate.stages import stages
     from megaboa.preflight import table
 
     answer = {"rules": [], "bridge": None, "parameters": None}
@@ -73,12 +86,15 @@ def both(folder):
         try:
             inputs = configuration.Inputs.before_payloads(folder)
             config = configuration.build(folder.run, inputs)
-            found = table.check(facts_of(config, folder.run, folder.launch, folder.profile, inputs.source))
+            facts = facts_of(config, folder.run, folder.launch, folder.profile, inputs.source)
+            found = table.check(facts)
             answer["rules"] = [one.rule for one in found if one.level == "error"]
             answer["warnings"] = [one.rule for one in found if one.level == "warning"]
             config.checkpoint.save = "checkpoints"
             runtime_config_update(config)
             answer["parameters"] = dryrun.parameters(config, folder.run["world_size"])
+            by_stage = {stage.number: parameters.of_stage(facts, stage) for stage in stages(facts)}
+            answer["estimated"] = [[by_stage[s].dense, by_stage[s].expert] for s in range(facts.layout.pp)]
         except Exception as error:
             answer["bridge"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return answer

@@ -110,6 +110,9 @@ LEGAL = {
     "context": {"parallel": {"cp": 4}},
     "experts": {"model": "moe", "parallel": {"ep": 4}},
     "experts in a pipeline": {"model": "moe", "parallel": {"ep": 2, "pp": 2}},
+    "latent attention": {"model": "latent"},
+    "latent attention, experts, tensors": {"model": "latent", "parallel": {"ep": 2, "tp": 2, "sp": True}},
+    "latent attention in a pipeline": {"model": "latent", "parallel": {"pp": 4}},
     "FSDP": {"parallel": {"fsdp": "megatron"}},
     "FP8": {"training": {"precision": "bf16_with_fp8_current_scaling_mixed"}},
     "graphs": {"overrides": {"model.cuda_graph_impl": "transformer_engine", "model.cuda_graph_modules": ["attn"]}},
@@ -155,3 +158,13 @@ def test_a_dry_run_counts_parameters_of_every_kind_of_stage(answers):
     assert stages[0]["dense"] - 480 * 48 == stages[1]["dense"] - 480 * 48 - 48  # embedding; output layer and last norm
     shared = {one["stage"]: one["expert"] for one in answers["experts"]["parameters"]}
     assert shared == {0: 6 * 3 * 48 * 16}  # one of four experts in each of six layers
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_parameters_are_estimated_as_megatron_makes_them(answers, name):
+    # Without Transformer Engine, tensor ranks share what latent attention compresses too.
+    error = 0.1 if name == "latent attention, experts, tensors" else 0.02
+    for made in answers[name]["parameters"]:
+        dense, expert = answers[name]["estimated"][made["stage"]]
+        assert dense == pytest.approx(made["dense"], rel=error)  # norms of queries and keys aren't counted
+        assert expert == pytest.approx(made["expert"])

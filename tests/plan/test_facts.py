@@ -106,3 +106,12 @@ def test_of_a_recipe_only_what_the_file_says(plan_of, tmp_path):
     assert plan_of(more + "parallel: {sp: true, pp: 3}\n", **{"training.micro_batch_size": 3}).runs  # tp: its business
     with pytest.raises(ConfigError, match="one_copy_of_the_model_at_least"):
         plan_of(more + "parallel: {tp: 2, pp: 1, cp: 1}\n", **{"training.micro_batch_size": 1})
+
+
+def test_a_plan_is_refused_and_says_what_would_fit(plan_of):
+    model = {"vocab_size": 32000, "intermediate_size": 11008, "num_hidden_layers": 32, "max_position_embeddings": 4096}
+    given = {"training.train_iters": 10, "device": "cuda", "models.dense.config": model, "training.seq_length": 4096}
+    layout = {"resources.gpus_per_node": 8, "training.micro_batch_size": 8, "training.global_batch_size": 64}
+    with pytest.raises(ConfigError, match=r"resources.gpu: h100-80g has 79.2 GiB.*fits by prediction.*memory_suffices"):
+        plan_of(**given, **layout, **{"resources.gpu": "h100-80g"})
+    assert plan_of(**given, **layout, **{"resources.gpu": "b999-2000g"}).runs

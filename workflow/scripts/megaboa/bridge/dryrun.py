@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch.distributed as dist
 from megatron.bridge.training.config import ConfigContainer
-from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 from megatron.core import parallel_state
 from megatron.core.num_microbatches_calculator import (
     destroy_num_microbatches_calculator,
@@ -19,9 +17,11 @@ from megatron.core.num_microbatches_calculator import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from megaboa.bridge.facts import tokenizer_vocabulary
 from megaboa.bridge.preflight import playing
 
 VOCABULARY = 128  # times tp: rows of a model whose tokenizer isn't at hand
+EXPERTS = ".mlp.experts."  # in the names of experts' parameters
 
 
 def parameters(config: ConfigContainer, world_size: int) -> list[dict[str, int]]:
@@ -42,28 +42,17 @@ def _make_light(config: ConfigContainer) -> None:
     if model.moe_token_dispatcher_type == "flex":
         model.moe_token_dispatcher_type, model.moe_flex_dispatcher_backend = "alltoall", None
     if config.model.vocab_size is None:
-        config.model.vocab_size, config.model.should_pad_vocab = _vocabulary(config), True
-
-
-def _vocabulary(config: ConfigContainer) -> int:
-    try:
-        return build_tokenizer(config.tokenizer).vocab_size
-    except Exception:  # of the hub, which may be out of reach: its size decides nothing here
-        return VOCABULARY * config.model.tensor_model_parallel_size
+        rows = tokenizer_vocabulary(config) or VOCABULARY * config.model.tensor_model_parallel_size
+        config.model.vocab_size, config.model.should_pad_vocab = rows, True
 
 
 def _play(config: ConfigContainer, world_size: int, stage: int) -> dict[str, int]:
     rank = stage * (world_size // config.model.pipeline_model_parallel_size)  # pipeline stages are the outermost groups
     with playing(rank, world_size), _groups(config, rank, world_size):
         chunks = config.model.provide_distributed_model(wrap_with_ddp=False, init_model_with_meta_device=True)
-        expert = sum(_size(chunk, is_expert=True) for chunk in chunks)
-        return {"stage": stage, "expert": expert, "dense": sum(_size(chunk, is_expert=False) for chunk in chunks)}
-
-
-def _size(chunk: Any, is_expert: bool) -> int:
-    """Experts' parameters are those that aren't reduced over all data parallel ranks."""
-    chosen = (one for one in chunk.parameters() if is_expert != getattr(one, "allreduce", True))
-    return sum(one.numel() for one in chosen)
+        sizes = [(name, one.numel()) for chunk in chunks for name, one in chunk.named_parameters()]
+        expert = sum(size for name, size in sizes if EXPERTS in name)
+        return {"stage": stage, "expert": expert, "dense": sum(size for _, size in sizes) - expert}
 
 
 @contextlib.contextmanager

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.tokenizers.config import TokenizerConfig
+from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 
 from megaboa.preflight import fields
 from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Training
@@ -30,7 +33,7 @@ def facts_of(
             max_length=getattr(model, "max_position_embeddings", None),
             learned_positions=getattr(model, "position_embedding_type", None) == "learned_absolute",
             vocab_rows=_vocabulary_rows(model),
-            tokenizer_vocab=source["vocab_size"] if source else None,
+            tokenizer_vocab=source["vocab_size"] if source else tokenizer_vocabulary(config),
             pretrained=not run["model"].get("recipe") and run["model"]["init"] == "pretrained",
         ),
         training=Training(
@@ -41,12 +44,28 @@ def facts_of(
             profile_steps=tuple(profile["steps"]),
             profile_ranks=tuple(profile["ranks"]),
         ),
-        cluster=Cluster(device=run["device"], nodes=launch["nodes"], gpus_per_node=launch["gpus_per_node"]),
+        cluster=Cluster(run["device"], launch["nodes"], launch["gpus_per_node"], launch.get("gpu")),
     )
     facts = fields.overlay(
         facts, lambda field: _value(config, field), lambda field: _value(config, field) is not _ABSENT
     )
     return _completed(facts)
+
+
+def tokenizer_vocabulary(config: ConfigContainer) -> int | None:
+    """How many tokens there are; None where the tokenizer is out of reach."""
+    tokenizer = config.tokenizer
+    return _vocabulary(tokenizer.tokenizer_type, str(tokenizer.tokenizer_model), tokenizer.vocab_size)
+
+
+@functools.cache
+def _vocabulary(kind: str, model: str, size: int | None) -> int | None:
+    if kind == "NullTokenizer":
+        return None if size is None else size + 1  # and its end-of-text token
+    try:
+        return int(build_tokenizer(TokenizerConfig(tokenizer_type=kind, tokenizer_model=model)).vocab_size)
+    except Exception:  # of the hub, or of a kind that asks for more than a name
+        return None
 
 
 def _value(config: ConfigContainer, field: str) -> Any:

@@ -39,12 +39,14 @@ def _check(folder: RunFolder, played: dict[str, Result]) -> Result:
 
     from megaboa.bridge import configuration, cpu
     from megaboa.bridge.facts import facts_of
+    from megaboa.estimate import memory
     from megaboa.preflight import table
 
     run, inputs = folder.run, configuration.Inputs.before_payloads(folder)
     config = configuration.build(run, inputs)
     configuration.override(config, folder.launch.get("overrides") or {})
-    findings = table.check(facts_of(config, run, folder.launch, folder.profile, inputs.source))
+    facts = facts_of(config, run, folder.launch, folder.profile, inputs.source)
+    findings = table.check(facts)
     if errors := [str(one) for one in findings if one.level == "error"]:
         return {"state": "FAIL", "reasons": errors}
     if run["device"] == "cpu":
@@ -59,6 +61,7 @@ def _check(folder: RunFolder, played: dict[str, Result]) -> Result:
         "global_batch_size": config.train.global_batch_size,
         "micro_batch_size": config.train.micro_batch_size,
         "seq_length": config.dataset.seq_length,
+        "memory_gib": memory.peak(facts).gib() if memory.is_known(facts) else None,
         "warnings": [str(one) for one in findings],
     }
     key = _played_by(run)

@@ -369,6 +369,9 @@ class Resources(Section):
     step_seconds: Positive | None = key(
         None, "expected seconds per step: the plan then shows how many jobs a run needs"
     )
+    gpu: Annotated[str, StringConstraints(pattern=r"^[a-z]+\d+[a-z]*-\d+g$")] | None = key(
+        None, "kind of GPU and its memory, such as `h100-80g`: runs that need more by prediction are refused"
+    )
     partition: str | None = key(None, "SLURM partition of training jobs; default: the profile's")
     account: str | None = key(None, "SLURM account of training jobs; default: the profile's")
     slurm_extra: str = key("", "further options of sbatch for training jobs, such as `--exclusive`")

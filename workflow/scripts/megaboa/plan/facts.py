@@ -90,6 +90,7 @@ def _cluster(config: Experiment) -> Cluster:
         device=config.device,
         nodes=resources.nodes,
         gpus_per_node=resources.gpus_per_node,
+        gpu=resources.gpu,
         tasks_per_node=int(asked[1]) if asked else None,
         max_connections=config.launch.environment.get("CUDA_DEVICE_MAX_CONNECTIONS"),
     )

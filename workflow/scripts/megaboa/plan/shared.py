@@ -217,6 +217,7 @@ class Shared:
     def _report(self) -> dict[str, Any]:
         return {
             "runs": [run.name for run in self.plan.runs],
+            "invalid": [str(run) for run in self.plan.invalid],
             "title": self.plan.experiment.report.title,
             "agreements": self.plan.agreements,
             "proofs": [*self.import_proofs, *self.export_proofs],

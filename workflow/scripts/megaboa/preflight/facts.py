@@ -75,6 +75,7 @@ class Model:
     tied: bool | None = None
     gated: bool = True
     bias: bool = False
+    norm_bias: bool = False  # LayerNorm, not RMSNorm
     dropout: float = 0.0
     # mixture of experts
     experts: int | None = None
@@ -144,7 +145,9 @@ class Kernels:
     pad_to_capacity: bool = False
     tp_comm_overlap: bool = False
     nan_check: bool = True
-    fused_loss: bool = False
+    fused_loss: bool = True
+    loss_kernel: str = "native"
+    fused_activation: bool = True
     attention_dropout: float = 0.0
 
 

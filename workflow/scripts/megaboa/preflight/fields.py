@@ -34,6 +34,7 @@ FIELDS: dict[str, str] = {
     "model.tied": "model.share_embeddings_and_output_weights",
     "model.gated": "model.gated_linear_unit",
     "model.bias": "model.add_bias_linear",
+    "model.norm_bias": "model.normalization",
     "model.dropout": "model.hidden_dropout",
     "model.experts": "model.num_moe_experts",
     "model.topk": "model.moe_router_topk",
@@ -77,6 +78,9 @@ FIELDS: dict[str, str] = {
     "kernels.pad_to_capacity": "model.moe_pad_expert_input_to_capacity",
     "kernels.tp_comm_overlap": "comm_overlap.tp_comm_overlap",
     "kernels.nan_check": "rerun_state_machine.check_for_nan_in_loss",
+    "kernels.fused_loss": "model.cross_entropy_loss_fusion",
+    "kernels.loss_kernel": "model.cross_entropy_fusion_impl",
+    "kernels.fused_activation": "model.bias_activation_fusion",
     "kernels.attention_dropout": "model.attention_dropout",
 }
 
@@ -103,6 +107,8 @@ def _plain(name: str, value: Any, facts: Facts) -> Any:
             return _names(value)
         case "mtp_layers" | "offloaded_layers" | "warmup_iters" | "dropout" | "attention_dropout":
             return value or 0
+        case "norm_bias":
+            return value == "LayerNorm"
         case "optimizer_instances":
             return value or 1
         case "graphs":

@@ -36,12 +36,12 @@ class Finding:
 Rule = Callable[[Facts], Broken | None]
 
 
-def sentence(rule: Rule) -> str:
+def sentence(rule: Callable[..., Broken | None]) -> str:
     """A rule's docstring in one line: what must hold, and who refuses it otherwise."""
     return " ".join((rule.__doc__ or "").split())
 
 
-def finding(rule: Rule, broken: Broken) -> Finding:
+def finding(rule: Callable[..., Broken | None], broken: Broken) -> Finding:
     values = " or ".join(str(value) for value in broken.nearest)
     message = f"{broken.message}; nearest: {values}" if values else broken.message
     return Finding(rule.__name__, sentence(rule), broken.key, message, broken.level)
