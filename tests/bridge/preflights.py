@@ -74,10 +74,11 @@ def write_runs(folder, cases):
 def both(folder):
     """What the rules say of a run, and what Bridge says without them."""
     from megatron.bridge.training.config import runtime_config_update
+    from megatron.bridge.training.utils.flop_utils import num_floating_point_operations
 
     from megaboa.bridge import configuration, dryrun, preflight
     from megaboa.bridge.facts import facts_of
-    from megaboa.estimate import parameters
+    from megaboa.estimate import flops, parameters
     from megaboa.estimate.stages import stages
     from megaboa.preflight import table
 
@@ -92,6 +93,12 @@ def both(folder):
             answer["warnings"] = [one.rule for one in found if one.level == "warning"]
             config.checkpoint.save = "checkpoints"
             runtime_config_update(config)
+            given, config.model.vocab_size = (
+                config.model.vocab_size,
+                facts.model.vocab_size or facts.model.tokenizer_vocab,
+            )
+            answer["flops"] = [num_floating_point_operations(config, facts.training.gbs), flops.of_step(facts)]
+            config.model.vocab_size = given
             answer["parameters"] = dryrun.parameters(config, folder.run["world_size"])
             by_stage = {stage.number: parameters.of_stage(facts, stage) for stage in stages(facts)}
             answer["estimated"] = [[by_stage[s].dense, by_stage[s].expert] for s in range(facts.layout.pp)]

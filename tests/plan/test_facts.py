@@ -115,3 +115,12 @@ def test_a_plan_is_refused_and_says_what_would_fit(plan_of):
     with pytest.raises(ConfigError, match=r"resources.gpu: h100-80g has 79.2 GiB.*fits by prediction.*memory_suffices"):
         plan_of(**given, **layout, **{"resources.gpu": "h100-80g"})
     assert plan_of(**given, **layout, **{"resources.gpu": "b999-2000g"}).runs
+
+
+def test_a_plan_over_its_budget_is_stopped(plan_of):
+    length = {"training.train_iters": 1000, "training.micro_batch_size": 1, "resources.step_seconds": 7.2}
+    assert plan_of(**length, **{"budget.gpu_hours": 2.0}).runs
+    with pytest.raises(ConfigError, match=r"budget.gpu_hours: 1.9 is less than the 2 GPU-hours of the plan"):
+        plan_of(**length, **{"budget.gpu_hours": 1.9})
+    with pytest.raises(ConfigError, match=r"budget.disk: 10M is less than the .* GB that the plan writes"):
+        plan_of(**length, **{"budget.disk": "10M"})

@@ -10,6 +10,7 @@ from megaboa.files import read_json, write_json, write_text
 from megaboa.report.blends import load_data
 from megaboa.report.checks import agreement_checks, proof_checks, verdict
 from megaboa.report.corpora import load_corpora
+from megaboa.report.expected import load_expected
 from megaboa.report.page import ReportError, draw, read_captions, render, verdict_text
 from megaboa.report.provenance import provenance
 from megaboa.report.runs import load_runs
@@ -42,6 +43,7 @@ def main() -> None:
         drawn=drawn,
         provenance=provenance(results, args.config_file, args.command),
         data=load_data(results, runs),
+        expected=load_expected(results, runs),
     )
     result = verdict(runs, checks)
     write_json(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch.distributed as dist
 from megatron.bridge.training.config import ConfigContainer
@@ -15,6 +16,7 @@ from megatron.core.num_microbatches_calculator import (
     destroy_num_microbatches_calculator,
     init_num_microbatches_calculator,
 )
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megaboa.bridge.facts import tokenizer_vocabulary
@@ -41,9 +43,21 @@ def _make_light(config: ConfigContainer) -> None:
     model.tp_comm_overlap = model.moe_shared_expert_overlap = model.overlap_moe_expert_parallel_comm = False
     if model.moe_token_dispatcher_type == "flex":
         model.moe_token_dispatcher_type, model.moe_flex_dispatcher_backend = "alltoall", None
+    if model.mtp_num_layers:
+        _without_mtp(model)
     if config.model.vocab_size is None:
         rows = tokenizer_vocabulary(config) or VOCABULARY * config.model.tensor_model_parallel_size
         config.model.vocab_size, config.model.should_pad_vocab = rows, True
+
+
+def _without_mtp(model: Any) -> None:
+    """Layers for multi-token prediction are made by Transformer Engine alone."""
+    model.mtp_num_layers = None
+    layout = model.pipeline_model_parallel_layout
+    if layout is not None:
+        chunks = [stage[chunk] for chunk in range(len(layout.layout[0])) for stage in layout.layout]
+        left = [[part.name for part in parts if part.name != "mtp"] for parts in chunks]
+        model.pipeline_model_parallel_layout = PipelineParallelLayerLayout(left, len(layout.layout))
 
 
 def _play(config: ConfigContainer, world_size: int, stage: int) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import Any
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.tokenizers.config import TokenizerConfig
 from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from megaboa.preflight import fields
 from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Training
@@ -38,6 +39,7 @@ def facts_of(
         ),
         training=Training(
             save_interval=saved,
+            keep_last=wanted.get("keep_last"),
             precision=run["training"].get("precision") or _precision(config),
             pipeline_dtype=model.pipeline_dtype is not None or config.mixed_precision is not None,
             profiler="nsys" if config.profiling.use_nsys_profiler else profile["tool"],
@@ -75,6 +77,8 @@ def _value(config: ConfigContainer, field: str) -> Any:
         if value is None or not hasattr(value, name):
             return _ABSENT
         value = getattr(value, name)
+    if name == "pipeline_model_parallel_layout" and isinstance(value, str):
+        return PipelineParallelLayerLayout.parse_str_to_list(value)
     return value
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from megaboa import files
+from megaboa.preflight.facts import Facts
 from megaboa.results import RunFolder
 
 Result = dict[str, Any]
@@ -19,22 +20,25 @@ _OTHER = ("optimizer", "schedule", "data")
 _OTHER_TRAINING = ("train_iters", "seed", "eval_interval", "eval_iters")
 
 
-def check(experiment: Path, runs: list[str]) -> dict[str, Result]:
-    """Per run: `{"state": "PASS"}` and what the configuration says of itself, or FAIL and what is wrong with it."""
+def check(experiment: Path, runs: list[str]) -> dict[str, tuple[Result, Facts | None]]:
+    """Per run: `{"state": "PASS"}` and what the configuration says of itself, or FAIL and what is wrong with it.
+
+    With it the facts, where there is a configuration. One dry run serves all runs of one model and layout.
+    """
     played: dict[str, Result] = {}
     return {name: check_run(RunFolder(experiment / "runs" / name), played) for name in runs}
 
 
-def check_run(folder: RunFolder, played: dict[str, Result] | None = None) -> Result:
-    """`played` remembers dry runs: one for all runs of one model and layout."""
+def check_run(folder: RunFolder, played: dict[str, Result]) -> tuple[Result, Facts | None]:
+    known: list[Facts] = []
     with playing_rank_0_of(folder.run["world_size"]), as_on_a_gpu():
         try:
-            return _check(folder, {} if played is None else played)
+            return _check(folder, played, known), known[0]
         except Exception as error:
-            return _objection(error)
+            return _objection(error), known[0] if known else None
 
 
-def _check(folder: RunFolder, played: dict[str, Result]) -> Result:
+def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> Result:
     from megatron.bridge.training.config import runtime_config_update
 
     from megaboa.bridge import configuration, cpu
@@ -46,6 +50,7 @@ def _check(folder: RunFolder, played: dict[str, Result]) -> Result:
     config = configuration.build(run, inputs)
     configuration.override(config, folder.launch.get("overrides") or {})
     facts = facts_of(config, run, folder.launch, folder.profile, inputs.source)
+    known.append(facts)
     findings = table.check(facts)
     if errors := [str(one) for one in findings if one.level == "error"]:
         return {"state": "FAIL", "reasons": errors}

@@ -426,6 +426,18 @@ class Recovery(Section):
     )
 
 
+class Budget(Section):
+    """What the plan may cost by estimate; more stops it before anything is submitted."""
+
+    gpu_hours: PositiveFloat | None = key(None, "GPU-hours of all runs together; default: as many as it takes")
+    disk: Annotated[str, StringConstraints(pattern=r"^\d+(\.\d+)?[MGTP]$")] | None = key(
+        None, "room for all runs' checkpoints and exports, such as `500G` or `2T`"
+    )
+    mfu: Annotated[float, Field(gt=0, le=1)] = key(
+        0.35, "share of its GPUs' peak that a run is assumed to reach where no earlier one was measured"
+    )
+
+
 class Export(Section):
     runs: Runs = key([], "names or glob patterns of the runs to export to Hugging Face format, or `all`")
 
@@ -482,6 +494,7 @@ class Experiment(Section):
     resources: Resources = key(Resources(), "what a run is given")
     launch: Launch = key(Launch(), "how its ranks are started")
     recovery: Recovery = key(Recovery(), "what is done when they fail")
+    budget: Budget = key(Budget(), "what the plan may cost")
     export: Export = key(Export(), "which runs become Hugging Face models")
     report: Report = key(Report(), "the report")
     overrides: dict[Dotted, Any] = key({}, "fields of Bridge's ConfigContainer in its own dotted form")

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from megaboa.estimate.stages import Stage
 from megaboa.preflight.facts import Facts, Model
 
-ROWS = 128  # Bridge pads a vocabulary that it takes from the tokenizer to a multiple of this, times tp
-
 
 @dataclass(frozen=True)
 class Parameters:
@@ -46,7 +44,7 @@ def of_stage(f: Facts, stage: Stage) -> Parameters:
 def vocabulary_rows(f: Facts) -> int:
     if f.model.vocab_rows is not None:
         return f.model.vocab_rows
-    unit = ROWS * f.layout.tp
+    unit = f.model.vocab_multiple * f.layout.tp
     return -(-(f.model.vocab_size or f.model.tokenizer_vocab or 0) // unit) * unit
 
 

@@ -12,6 +12,7 @@ from megaboa.plan.quantities import Quantities
 from megaboa.preflight import fields
 from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Training
 
+VOCABULARY_MULTIPLE = 128  # bridge/configuration.py: it must not depend on tp
 TASKS = re.compile(r"--(?:ntasks-per-node|gpus-per-node|tasks-per-node)[= ](?:\w+:)*(\d+)")
 
 
@@ -24,7 +25,9 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: dict[str, An
     tokenizer = config.tokenizers.get(str(model.tokenizer))
     facts = Facts(
         layout=_layout(config, quantities),
-        model=_model(hf_config, tokenizer.vocab_size if tokenizer else None, model.init == "pretrained"),
+        model=_model(
+            hf_config, tokenizer.vocab_size if tokenizer else None, model.init == "pretrained", config.parallel.tp
+        ),
         training=_training(config, quantities),
         cluster=_cluster(config),
     )
@@ -59,6 +62,7 @@ def _training(config: Experiment, quantities: Quantities) -> Training:
         warmup_iters=schedule.warmup_iters,
         decay_iters=schedule.decay_iters,
         save_interval=config.checkpoint.save_interval,
+        keep_last=config.checkpoint.keep_last,
         precision=training.precision,
         optimizer=config.optimizer.name,
         **_profile(config),
@@ -96,7 +100,7 @@ def _cluster(config: Experiment) -> Cluster:
     )
 
 
-def _model(hf_config: dict[str, Any] | None, tokenizer_vocab: int | None, pretrained: bool) -> Model:
+def _model(hf_config: dict[str, Any] | None, tokenizer_vocab: int | None, pretrained: bool, tp: int) -> Model:
     """A Hugging Face config in our words. Its vocabulary (else the tokenizer's) is not padded."""
     if hf_config is None:
         return Model(tokenizer_vocab=tokenizer_vocab, pretrained=pretrained)
@@ -116,6 +120,7 @@ def _model(hf_config: dict[str, Any] | None, tokenizer_vocab: int | None, pretra
         head_dim=c.get("head_dim") or (hidden // heads if hidden and heads else None),
         vocab_size=vocabulary,
         vocab_rows=vocabulary,
+        vocab_multiple=max(1, VOCABULARY_MULTIPLE // tp),
         max_length=c.get("max_position_embeddings"),
         tied=tied,
         experts=experts,

@@ -20,6 +20,7 @@ from megaboa.config.models import Tokenizer
 from megaboa.config.sweep import Option, piece
 from megaboa.config.yaml_file import dotted
 from megaboa.plan import documents
+from megaboa.plan.costs import over_budget
 from megaboa.plan.facts import facts_of
 from megaboa.plan.model import Invalid, Plan, Run
 from megaboa.plan.parameters import UnknownFamilyError, count_parameters
@@ -72,6 +73,7 @@ class _Planner:
     def __init__(self, loaded: LoadedExperiment, results: Path):
         self.loaded = loaded
         self.base = loaded.experiment
+        self.results = results
         self.skip_illegal = bool(self.base.sweep and self.base.sweep.skip_illegal)
         self.refused = self.earlier_refusals(results / str(self.base.experiment)) if self.skip_illegal else {}
         self.problems: dict[Problem, list[str]] = {}  # with the runs that have it
@@ -101,6 +103,8 @@ class _Planner:
         names = [choice.name for choice in choices if choice.name not in left_out]
         exports = self.matching(("export", "runs"), self.base.export.runs, names)
         self.check_exports(runs, exports)
+        for key, message in over_budget(runs, exports, self.base.budget, self.results).items():
+            self.problem(tuple(key.split(".")), message)
         agreements = self.agreements(names)
         tokenizers = self.corpus_tokenizers(runs)
         if self.problems:
@@ -225,12 +229,13 @@ class _Planner:
                 self.problem(self.place_of(path, choice), message, choice.name)
             return None
         quantities = Quantities(raw, own_defaults, params)
-        illegal = self.check_rules(facts_of(config, quantities, self.hf_config(model, definition)), choice)
+        facts = facts_of(config, quantities, self.hf_config(model, definition))
+        illegal = self.check_rules(facts, choice)
         self.check_data(config, choice)
         if self.count_of_problems > before:
             return None
         reasons = tuple(map(str, illegal))
-        run = self.finish(choice, config, model, quantities)
+        run = self.finish(choice, config, model, quantities, facts)
         earlier = self.refused.get(choice.name)
         if not reasons and earlier and earlier["identity"] == files.digest(run.run):
             reasons = tuple(earlier["reasons"])
@@ -244,7 +249,7 @@ class _Planner:
         """What preflight refused, as long as the packages are the same."""
         return refusals.read(experiment, environment()["digest"]) if (experiment / "refused.json").exists() else {}
 
-    def finish(self, choice: _Choice, config: Experiment, model: str, quantities: Quantities) -> Run:
+    def finish(self, choice: _Choice, config: Experiment, model: str, quantities: Quantities, facts: Facts) -> Run:
         row = documents.row(choice.name, model, config, quantities)
         corpora = tuple(blends.corpora(config.data.model_dump()))
         used = [config.models[model].tokenizer, *(config.corpora[name].tokenizer for name in corpora)]
@@ -260,6 +265,7 @@ class _Planner:
             launch={**documents.launch(config, model), "index": documents.index_name(identity)},
             profile=config.profile.model_dump(mode="json"),
             row=row,
+            facts=facts,
         )
 
     def place_of(self, path: TreePath, choice: _Choice) -> tuple[str | int, ...]:

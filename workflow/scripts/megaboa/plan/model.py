@@ -9,6 +9,7 @@ from typing import Any
 from megaboa import files
 from megaboa.config.models import Experiment, Model
 from megaboa.plan import documents
+from megaboa.preflight.facts import Facts
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Run:
 
     `model` is a key of `config.models`; where the sweep changes the model itself, it is one that the plan derived.
     `corpora` are the names of the corpora that are read, `tokenizers` those of the trained tokenizers that are needed.
+    `facts` are what the plan knows of it for rules and estimates.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Run:
     launch: dict[str, Any]
     profile: dict[str, Any]
     row: dict[str, Any]
+    facts: Facts
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,12 @@ class Shared:
     def _runs(self) -> dict[str, Any]:
         """All runs in their order; a file, as ten thousand names don't fit on a command line."""
         sweep = self.plan.experiment.sweep
-        return {"runs": [run.name for run in self.plan.runs], "skip_illegal": bool(sweep and sweep.skip_illegal)}
+        return {
+            "runs": [run.name for run in self.plan.runs],
+            "skip_illegal": bool(sweep and sweep.skip_illegal),
+            "exports": self.plan.exports,
+            "budget": self.plan.experiment.budget.model_dump(),
+        }
 
     def _report(self) -> dict[str, Any]:
         return {

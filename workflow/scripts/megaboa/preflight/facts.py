@@ -70,6 +70,7 @@ class Model:
     head_dim: int | None = None
     vocab_size: int | None = None
     vocab_rows: int | None = None
+    vocab_multiple: int = 128  # times tp: what Bridge pads to
     max_length: int | None = None
     learned_positions: bool = False
     tied: bool | None = None
@@ -112,6 +113,7 @@ class Training:
     warmup_iters: int = 0
     decay_iters: int | None = None
     save_interval: int | None = None
+    keep_last: int | None = None
     checkpoint_format: str | None = None
     precision: Precision | None = None
     bf16: bool | None = None

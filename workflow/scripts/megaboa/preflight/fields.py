@@ -31,6 +31,7 @@ FIELDS: dict[str, str] = {
     "model.kv_groups": "model.num_query_groups",
     "model.head_dim": "model.kv_channels",
     "model.vocab_size": "model.vocab_size",
+    "model.vocab_multiple": "model.make_vocab_size_divisible_by",
     "model.tied": "model.share_embeddings_and_output_weights",
     "model.gated": "model.gated_linear_unit",
     "model.bias": "model.add_bias_linear",

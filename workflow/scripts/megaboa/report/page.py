@@ -17,6 +17,7 @@ from megaboa.report.blends import DataRead, last_validation
 from megaboa.report.checks import Check, verdict
 from megaboa.report.colours import Colours
 from megaboa.report.corpora import CorpusCard
+from megaboa.report.expected import Expected
 from megaboa.report.runs import RunResult, passed
 
 HERE = Path(__file__).parent
@@ -76,6 +77,7 @@ def render(
     drawn: list[dict[str, Any]],
     provenance: dict[str, Any],
     data: Sequence[DataRead] = (),
+    expected: Sequence[Expected] = (),
 ) -> str:
     """The page's HTML."""
     environment = jinja2.Environment(
@@ -98,6 +100,7 @@ def render(
         agreements=[check for check in checks if check["kind"] == "agreement"],
         proofs=[check for check in checks if check["kind"] != "agreement"],
         data=data,
+        expected=expected,
         validation=last_validation(runs),
         places=[run for run in runs if run.checkpoint or run.export],
         provenance=provenance,
