@@ -1,8 +1,7 @@
 """Convert models in a process of its own, as the CPU backend must come before Megatron.
 
-`python convert_models.py FOLDER`: FOLDER holds `<model>/source.json`. Each model is imported and the import proved; the
-one called `dense` is then changed as training would change it, saved as a Megatron checkpoint, and exported. What was
-found goes to `<model>/checks.json`.
+`python convert_models.py FOLDER`: FOLDER holds `<model>/source.json`. Each model is imported and the import proved;
+what was found goes to `<model>/checks.json`.
 """
 
 import sys
@@ -15,8 +14,6 @@ from megaboa.files import read_json, write_json
 
 def main(root):
     prepare("cpu")
-    import torch
-
     from megaboa.bridge import convert
     from megaboa.bridge.proof import prove_import
 
@@ -24,15 +21,6 @@ def main(root):
         source = read_json(folder / "source.json")
         convert.import_checkpoint(source, folder / "megatron")
         write_json(folder / "checks.json", prove_import(source, folder / "megatron"))
-
-    source = read_json(root / "dense" / "source.json")
-    bridge = convert.bridge_of(source)
-    with convert.single_process():
-        model = convert.load_checkpoint(bridge, root / "dense" / "megatron")
-        with torch.no_grad():
-            for weight in model[0].parameters():
-                weight.add_(torch.randn_like(weight) * 0.01)
-        bridge.save_megatron_model(model, root / "dense" / "trained")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import DENSE, MOE, TIED_BF16, specification, train_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -165,3 +167,42 @@ def test_the_script_needs_no_megatron_and_ends_in_one_sentence_without_a_network
     assert done.stderr.startswith("error: models.tiny.hf: 'nobody/nothing' is not in the local cache")
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "source.json").exists()
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    """A local folder of two files and an index, as larger models come."""
+    copy = tmp_path / "hf"
+    shutil.copytree(made["path"], copy)
+    weights = load_file(copy / "model.safetensors")
+    (copy / "model.safetensors").unlink()
+    names, weight_map = sorted(weights), {}
+    for number, part in enumerate((names[::2], names[1::2]), start=1):
+        file = f"model-0000{number}-of-00002.safetensors"
+        save_file({name: weights[name] for name in part}, copy / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return copy
+
+
+def obtained(folder, tmp_path, words):
+    return obtain(specification(tmp_path / "store", words, hf=str(folder), config=None))
+
+
+def test_a_folder_of_several_files(folder, tmp_path, words, made):
+    assert obtained(folder, tmp_path, words)["params"] == made["params"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-10]), "model-00002-of-00002.safetensors is damaged"),
+        (lambda path: path.unlink(), "model-00002-of-00002.safetensors is missing, and model.safetensors.index.json"),
+        (lambda path: path.write_bytes(b""), "is damaged"),
+        (lambda path: save_file({"other": torch.ones(1)}, path), "the tensor .* is not there, nor are"),
+    ],
+)
+def test_weights_that_are_not_whole_are_refused(folder, tmp_path, words, damage, said):
+    damage(folder / "model-00002-of-00002.safetensors")
+    with pytest.raises(InputError, match=said):
+        obtained(folder, tmp_path, words)

@@ -106,6 +106,11 @@ class Faults:
         """Send a signal to the rank on a host: the oldest of the processes with its name."""
         self.lab.on_node(host, ["kill", f"-{name}", str(min(self.ranks(host)))], user="root")
 
+    def kill_rank_when_there(self, host: str, path: Path) -> None:
+        """SIGKILL to the rank on a host as soon as a file is there: who waits is on that host and knows its process."""
+        wait = f"for try in $(seq 12000); do [ -e {path} ] && exec kill -KILL {min(self.ranks(host))}; sleep 0.01; done"
+        self.lab.on_node(host, ["bash", "-c", f"{wait}; exit 1"], user="root")
+
     def job(self, run: str) -> str:
         return self.clone.starts(NAME, run)[-1]["job"]
 

@@ -1,5 +1,10 @@
 """What the hub answers, in sentences."""
 
+import base64
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import httpx
 import pytest
 from huggingface_hub import errors
@@ -25,3 +30,84 @@ def test_a_refusal_is_one_sentence(kind, said):
 def test_other_errors_are_left_to_the_caller():
     with pytest.raises(TimeoutError), hub.refusals("x", page="o/n"):
         raise TimeoutError
+
+
+class HubServer:
+    """The few answers of the hub that a push of a small folder needs."""
+
+    def __init__(self):
+        self.asked, self.tokens = {}, set()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.answer({"sha": "0" * 40, "siblings": [], "id": "o/n"})
+
+            def do_POST(self):
+                outer.asked[self.path.split("?")[0]] = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                outer.tokens.add(self.headers["Authorization"])
+                if self.path.endswith("/preupload/main"):
+                    self.answer({"files": [{"path": "README.md", "uploadMode": "regular", "shouldIgnore": False}]})
+                elif "/commit/" in self.path:
+                    self.answer({"commitUrl": f"{outer.url}/o/n/commit/{'c' * 40}", "commitOid": "c" * 40})
+                else:
+                    self.answer({"url": f"{outer.url}/o/n", "name": "o/n", "id": "1"})
+
+            def answer(self, value):
+                body = json.dumps(value).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *arguments):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self):
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *error):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def nobody(monkeypatch, tmp_path):
+    """No token, neither in the environment nor in the home folder."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+
+
+def test_nothing_is_pushed_without_a_token(nobody, tmp_path):
+    with pytest.raises(InputError, match=r"export.push.a: 'o/n': no token: set HF_TOKEN"):
+        hub.upload(tmp_path, "o/n", True, "m", "export.push.a")
+
+
+def test_a_hub_that_does_not_answer_is_one_sentence(nobody, monkeypatch, tmp_path):
+    """Nothing listens on port 9 of this machine."""
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(InputError, match=r"export.push.a: 'o/n': the hub can't be reached from here"):
+        hub.upload(tmp_path, "o/n", True, "m", "export.push.a")
+
+
+def test_a_folder_is_sent_to_a_hub(nobody, monkeypatch, tmp_path):
+    """To a server on this machine that answers as the hub does: no hub can be reached in a test."""
+    (tmp_path / "README.md").write_text("# a model\n")
+    with HubServer() as server:
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", server.url)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+        assert hub.upload(tmp_path, "o/n", True, "run a, iteration 6", "export.push.a") == "c" * 40
+    created, committed = server.asked["/api/repos/create"], server.asked["/api/models/o/n/commit/main"]
+    assert json.loads(created)["visibility"] == "private"
+    lines = [json.loads(line) for line in committed.splitlines()]
+    assert lines[0]["value"]["summary"] == "run a, iteration 6"
+    assert base64.b64decode(lines[1]["value"]["content"]) == b"# a model\n"
+    assert server.tokens == {"Bearer hf_secret"}

@@ -5,7 +5,15 @@ from indexed_files import write_indexed
 
 from megaboa.files import write_json
 from megaboa.results import RunFolder
-from megaboa.run.inputs import UnusableInputError, check_data, check_documents, check_index, check_nodes, empty_splits
+from megaboa.run.inputs import (
+    UnusableInputError,
+    check_data,
+    check_documents,
+    check_index,
+    check_nodes,
+    check_weights,
+    empty_splits,
+)
 
 
 def test_several_nodes_are_refused_before_anything_starts(tmp_path):
@@ -147,3 +155,34 @@ def test_an_index_cache_that_was_removed(tmp_path):
     (tmp_path / "cache").mkdir()
     check_index(run_of(tmp_path, ONE, index="i"))
     check_index(run_of(tmp_path, ONE))
+
+
+@pytest.fixture
+def pretrained(tmp_path):
+    folder = run_of(tmp_path, ONE)
+    write_json(folder.path / "run.json", {"data": ONE, "model": {"name": "m", "init": "pretrained"}})
+    weights = tmp_path / "store" / "m" / "megatron" / "iter_0000000" / "__0_0.distcp"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(bytes(100))
+    manifest = {"name": "m", "checkpoint": str(tmp_path / "store/m/megatron")}
+    manifest["files"] = {"megatron/iter_0000000/__0_0.distcp": 100}
+    write_json(tmp_path / "results" / "e" / "models" / "m" / "import.json", manifest)
+    return RunFolder(folder.path), weights
+
+
+def test_imported_weights_that_are_as_their_manifest_says_will_do(pretrained):
+    check_weights(pretrained[0])
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: path.write_bytes(bytes(99)), "has 99 bytes, and its manifest says 100"),
+        (lambda path: path.unlink(), "is missing"),
+    ],
+)
+def test_imported_weights_that_were_cut_off_or_removed(pretrained, damage, said):
+    folder, weights = pretrained
+    damage(weights)
+    with pytest.raises(UnusableInputError, match=rf"models\.m: .*__0_0\.distcp {said}.*Import the model again: remove"):
+        check_weights(folder)

@@ -7,6 +7,7 @@ rule export_model:
     input:
         train=f"{RESULTS}/runs/{{run}}/train.json",
         source=lambda wildcards: f"{RESULTS}/models/{RUNS[wildcards.run].model}/source.json",
+        spec=f"{RESULTS}/specs/exports/{{run}}.json",
     output:
         f"{RESULTS}/runs/{{run}}/export.json",
     log:
@@ -15,8 +16,10 @@ rule export_model:
         "../../envs/runtime-cpu.yaml"
     params:
         scripts=SCRIPTS,
+        run=f"{RESULTS}/runs/{{run}}",
     shell:
-        "python {params.scripts:q}/export_model.py --train {input.train} --source {input.source} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/export_model.py --spec {input.spec} --run {params.run} --source {input.source} --out {output}"
+        " 2>&1 | tee {log}"
 
 
 rule prove_export:
@@ -31,5 +34,54 @@ rule prove_export:
         "../../envs/runtime-cpu.yaml"
     params:
         scripts=SCRIPTS,
+        run=f"{RESULTS}/runs/{{run}}",
     shell:
-        "python {params.scripts:q}/prove_export.py --export {input.export} --source {input.source} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/prove_export.py --run {params.run} --export {input.export} --source {input.source}"
+        " --out {output} 2>&1 | tee {log}"
+
+
+# Not part of `all`: what the checkpoint and its export say to the prompts of `generate`.
+rule generate:
+    input:
+        SHARED.generations,
+
+
+rule generate_text:
+    input:
+        export=f"{RESULTS}/runs/{{run}}/export.json",
+        source=lambda wildcards: f"{RESULTS}/models/{RUNS[wildcards.run].model}/source.json",
+        spec=f"{RESULTS}/specs/generate.json",
+    output:
+        f"{RESULTS}/runs/{{run}}/generations.json",
+    log:
+        f"{RESULTS}/logs/export/{{run}}.generate.log",
+    conda:
+        "../../envs/runtime-cpu.yaml"
+    params:
+        scripts=SCRIPTS,
+    shell:
+        "python {params.scripts:q}/generate.py --spec {input.spec} --export {input.export} --source {input.source} --out {output}"
+        " 2>&1 | tee {log}"
+
+
+# Not part of `all` either: nothing leaves this machine unless it is asked for by name.
+rule push:
+    input:
+        SHARED.pushes,
+
+
+rule push_model:
+    input:
+        export=f"{RESULTS}/runs/{{run}}/export.json",
+        proof=f"{RESULTS}/runs/{{run}}/proof.json",
+    output:
+        f"{RESULTS}/runs/{{run}}/push.json",
+    log:
+        f"{RESULTS}/logs/export/{{run}}.push.log",
+    params:
+        scripts=SCRIPTS,
+        repository=lambda wildcards: PLAN.experiment.export.push[wildcards.run],
+        private="--private" if PLAN.experiment.export.private else "--no-private",
+    shell:
+        "python {params.scripts:q}/push_model.py --export {input.export} --repository {params.repository:q} {params.private}"
+        " --out {output} 2>&1 | tee {log}"

@@ -8,40 +8,53 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import store
+from megaboa.bridge.card import card
 from megaboa.bridge.process import prepare
 from megaboa.bridge.quiet import quietly
-from megaboa.data.errors import InputError, one_sentence
-from megaboa.files import digest, folder_digests, link, read_json, write_json
+from megaboa.data.errors import one_sentence
+from megaboa.files import digest, folder_digests, link, read_json, write_json, write_text
+from megaboa.report.provenance import commit
+from megaboa.results import CARD, RunFolder, RunStore
+from megaboa.run import checkpoints, kept
+
+VERSIONS = ("megatron-bridge", "megatron-core", "torch", "transformers")
 
 
-def convert(train: dict[str, Any], source: dict[str, Any]) -> dict[str, Any]:
-    if train["checkpoint"] is None:
-        raise InputError(f"run {train['run']} saved no checkpoint to export; set checkpoint.save_interval above 0")
-    checkpoint = Path(train["checkpoint"])
-    if not checkpoint.is_dir():
-        raise InputError(f"run {train['run']}: its checkpoint {checkpoint} is gone; train it again or don't export it")
+def convert(spec: dict[str, Any], folder: RunFolder, source: dict[str, Any]) -> dict[str, Any]:
+    train = read_json(folder.train_manifest)
+    run = RunStore(Path(train["store"]))
+    iteration = kept.chosen(folder.name, run, spec["checkpoint"])
+    kept.require_sound(folder.name, run, iteration)
+    versions = {name: version(name) for name in VERSIONS}
+    evaluation = kept.evaluations(run).get(iteration)
+    text = card(folder, source, iteration, evaluation, train, spec["license"], commit(), versions)
     identity = {
         "run": train["identity"],
-        "iteration": train["iteration"],
+        "iteration": iteration,
         "source": source["digest"],
-        "megatron-bridge": version("megatron-bridge"),
-        "transformers": version("transformers"),
+        "versions": versions,
+        "file_gb": spec["file_gb"],
+        "card": text,
     }
+    checkpoint = checkpoints.folder(run.checkpoints, iteration)
+    file_bytes = int(spec["file_gb"] * 1e9)
     # A run lies in <store>/runs/<experiment>/<run>/<id>, its export in <store>/exports/<experiment>/<run>/<id>.
-    run = Path(train["store"]).parent
-    folder = store.folder(run.parents[2], "exports", f"{run.parent.name}/{run.name}", identity)
-    with store.building(folder) as partial:
+    target = store.folder(folder.launch["store"], "exports", f"{folder.experiment}/{folder.name}", identity)
+    with store.building(target) as partial:
         if partial:
             with quietly():
                 prepare(source["device"])
                 from megaboa.bridge.convert import export_checkpoint
 
-                export_checkpoint(source, checkpoint, partial)
-    files = folder_digests(folder)
+                export_checkpoint(source, checkpoint, partial, file_bytes)
+            write_text(partial / CARD, text)
+    files = folder_digests(target)
     return {
-        "path": str(folder),
+        "run": folder.name,
+        "path": str(target),
         "checkpoint": str(checkpoint),
-        "iteration": train["iteration"],
+        "iteration": iteration,
+        "file_bytes": file_bytes,
         "digest": digest(files),
         "files": files,
     }
@@ -49,11 +62,12 @@ def convert(train: dict[str, Any], source: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--train", required=True, type=Path, help="train.json of the run")
+    parser.add_argument("--spec", required=True, type=Path, help="what of the run is exported, and how")
+    parser.add_argument("--run", required=True, type=Path, help="the run's folder below results/")
     parser.add_argument("--source", required=True, type=Path, help="source.json of its model")
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
-    manifest = convert(read_json(args.train), read_json(args.source))
+    manifest = convert(read_json(args.spec), RunFolder(args.run), read_json(args.source))
     link(manifest["path"], args.out.with_name("export"))
     write_json(args.out, manifest)
     print(f"exported iteration {manifest['iteration']}: {manifest['path']}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,16 @@ def convert(source: dict[str, Any], root: Path, device: str) -> dict[str, Any]:
         "checkpoint": str(folder / "megatron"),
         "digest": digest(identity),
         "source_digest": source["digest"],
+        "files": {str(path.relative_to(folder)): path.stat().st_size for path in sorted(files_below(folder))},
         "tensors": count,
         "params": source["params"],
         "dtype": source["dtype"],
         "device": device,
     }
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    return filter(Path.is_file, folder.rglob("*"))
 
 
 def main() -> None:

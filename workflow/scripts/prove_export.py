@@ -1,4 +1,4 @@
-"""Prove that an exported model is complete, trained and runs on its own; write the proof only if every check passes."""
+"""Prove that an export is the checkpoint of its run and runs on its own; write the proof only if all checks pass."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from pathlib import Path
 from megaboa.bridge.process import prepare
 from megaboa.bridge.quiet import quietly
 from megaboa.bridge.verdict import conclude
+from megaboa.data.errors import one_sentence
 from megaboa.files import read_json
+from megaboa.results import RunFolder
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", required=True, type=Path, help="the run's folder below results/")
     parser.add_argument("--export", required=True, type=Path, help="export.json of the run")
     parser.add_argument("--source", required=True, type=Path, help="source.json of its model")
     parser.add_argument("--out", required=True, type=Path)
@@ -22,9 +25,10 @@ def main() -> None:
         prepare(source["device"])
         from megaboa.bridge.proof import prove_export
 
-        checks = prove_export(export, source)
+        checks = prove_export(export, source, RunFolder(args.run))
     conclude(f"export {export['path']}", checks, args.out)
 
 
 if __name__ == "__main__":
-    main()
+    with one_sentence():
+        main()

@@ -8,6 +8,7 @@ from pathlib import Path
 from megaboa.bridge.process import prepare
 from megaboa.bridge.quiet import quietly
 from megaboa.bridge.verdict import conclude
+from megaboa.data.errors import one_sentence
 from megaboa.files import read_json
 
 
@@ -27,4 +28,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_sentence():
+        main()

@@ -13,6 +13,8 @@ from typing import Any
 from megaboa.blends import corpora
 from megaboa.files import read_json
 
+CARD = "README.md"  # of an exported model, where the hub looks for it
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -80,6 +82,11 @@ class RunFolder:
     @property
     def train_manifest(self) -> Path:
         return self.path / "train.json"
+
+    @property
+    def store(self) -> Path:
+        """Where the payloads of the trained run lie."""
+        return Path(read_json(self.train_manifest)["store"])
 
     @property
     def attempts_link(self) -> Path:

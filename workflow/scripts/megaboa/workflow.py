@@ -87,6 +87,8 @@ def introduce(plan: Plan, on_cluster: bool) -> None:
     for left_out in plan.invalid:
         say(str(left_out))
     say(f"experiment {plan.name}: {count} run{'s' if count > 1 else ''} on {plan.experiment.device}, in {results}/")
+    if recipes := sorted({run.model for run in plan.runs if run.config.models[run.model].recipe}):
+        say(f"recipes have no Hugging Face import, export or proof: {', '.join(recipes)}")
     if on_cluster or plan.experiment.device == "cuda":
         trained = {run.name for run in plan.runs if is_trained(RunFolder(results / "runs" / run.name))}
         for line in describe(submission(plan.runs, trained), plan.experiment.device):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from collections.abc import Iterable
 
 import torch
@@ -13,10 +15,16 @@ from megaboa.bridge.verdict import Check, check
 SHOWN = 5
 # Types as safetensors writes them.
 DTYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+FLOATS = {name for name, dtype in _TYPES.items() if dtype.is_floating_point}
 
 
-def same_kinds(expected: dict[str, Kind], found: dict[str, Kind]) -> Check:
-    """Every tensor is there with its shape and type, and no other."""
+def same_kinds(expected: dict[str, Kind], found: dict[str, Kind], dtype: str | None = None) -> Check:
+    """Every tensor is there with its shape and type, and no other.
+
+    `dtype`: training may have turned numbers of other types into this one.
+    """
+    if dtype:
+        expected = {name: _retyped(kind, found.get(name), dtype) for name, kind in expected.items()}
     missing = sorted(expected.keys() - found.keys())
     extra = sorted(found.keys() - expected.keys())
     changed = [
@@ -47,9 +55,14 @@ def round_trip(originals: Tensors, returned: Iterable[tuple[str, torch.Tensor]])
 
 def trained(before: Tensors, after: Tensors) -> Check:
     """The weights are no longer those from which the model started."""
-    common = [name for name in before if name in after and before.kind(name) == after.kind(name)]
-    changed = sum(not same_bits(before[name], after[name]) for name in common)
+    common = [name for name in before if name in after and before.kind(name).shape == after.kind(name).shape]
+    changed = sum(not same_bits(before[name].to(after[name].dtype), after[name]) for name in common)
     return check("trained", changed > 0, f"{changed} of {len(common)} tensors differ from those of the source")
+
+
+def _retyped(expected: Kind, found: Kind | None, dtype: str) -> Kind:
+    both_float = found is not None and expected.dtype in FLOATS and found.dtype == dtype
+    return dataclasses.replace(expected, dtype=dtype) if both_float else expected
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -63,6 +76,10 @@ def listed(what: str, names: list[str]) -> str:
         return ""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"; {what}: {', '.join(names[:SHOWN])}{more}"
+
+
+def bits_digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(_bytes(tensor).numpy().data).hexdigest()
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

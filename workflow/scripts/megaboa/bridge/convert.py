@@ -6,7 +6,6 @@ The CPU backend, where it is needed, must be active before this module is import
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from transformers import AutoConfig
 
-from megaboa.bridge import tensors
-from megaboa.bridge.source import TOKENIZER_FILES
+from megaboa.bridge import artifacts, tensors, weights
 
 
 @contextlib.contextmanager
@@ -43,17 +41,24 @@ def import_checkpoint(source: dict[str, Any], folder: Path) -> None:
         bridge.save_megatron_model(model, folder, hf_tokenizer_path=source["tokenizer"], low_memory_save=True)
 
 
-def export_checkpoint(source: dict[str, Any], checkpoint: Path, folder: Path) -> None:
-    """Write a Megatron checkpoint as a Hugging Face folder with config, tokenizer and safetensors."""
+def export_checkpoint(source: dict[str, Any], checkpoint: Path, folder: Path, file_bytes: int) -> None:
+    """Write a Megatron checkpoint as a Hugging Face folder: weights, config, tokenizer."""
     bridge = bridge_of(source)
     with single_process():
-        model = load_checkpoint(bridge, checkpoint)
-        bridge.save_hf_pretrained(model, folder, show_progress=False, strict=True)
+        export_model(bridge, load_checkpoint(bridge, checkpoint), source, folder, file_bytes)
+
+
+def export_model(
+    bridge: AutoBridge, model: list[torch.nn.Module], source: dict[str, Any], folder: Path, file_bytes: int
+) -> None:
+    dtype = weights.write(hf_tensors(bridge, model), folder, file_bytes)
+    artifacts.write(source, str(dtype).removeprefix("torch."), folder)
     tensors.share(folder)
-    if source["tokenizer"]:
-        for pattern in TOKENIZER_FILES:
-            for path in Path(source["tokenizer"]).glob(pattern):
-                shutil.copyfile(path, folder / path.name)
+
+
+def hf_tensors(bridge: AutoBridge, model: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The model's weights as Hugging Face has them, one at a time."""
+    return bridge.export_hf_weights(model, cpu=True, show_progress=False)
 
 
 def bridge_of(source: dict[str, Any]) -> AutoBridge:

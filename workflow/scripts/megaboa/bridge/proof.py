@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,16 +17,23 @@ from typing import Any
 import torch
 from megatron.bridge import AutoBridge
 from megatron.core.utils import unwrap_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from megaboa.bridge.compare import listed, round_trip, same_kinds, trained
-from megaboa.bridge.convert import bridge_of, load_checkpoint, single_process
+from megaboa.bridge import held_out
+from megaboa.bridge.compare import DTYPE_NAMES, bits_digest, listed, round_trip, same_kinds, trained
+from megaboa.bridge.convert import bridge_of, export_model, hf_tensors, load_checkpoint, single_process
+from megaboa.bridge.structure import complete
 from megaboa.bridge.tensors import Tensors
 from megaboa.bridge.verdict import Check, check
+from megaboa.files import folder_digests
+from megaboa.results import CARD, RunFolder, RunStore
+from megaboa.run import kept
 
 # Largest difference of two logits in fp32, in units of the largest logit (or of 1, where all are smaller).
 LOGITS_BOUND = 1e-5
 PROBE_SEQUENCES, PROBE_TOKENS = 2, 64
+NEEDED = {"tensors", "experts", "loads"}
+PADDED = ("word_embeddings.weight", "output_layer.weight")
 
 
 def prove_import(source: dict[str, Any], checkpoint: Path) -> list[Check]:
@@ -34,23 +42,97 @@ def prove_import(source: dict[str, Any], checkpoint: Path) -> list[Check]:
     with single_process(), Tensors(source["path"]) as originals:
         model = load_checkpoint(bridge, checkpoint)
         return [
+            *complete(originals, AutoConfig.from_pretrained(source["path"], local_files_only=True)),
             mapped(bridge, model),
-            *round_trip(originals, bridge.export_hf_weights(model, cpu=True, show_progress=False)),
-            same_logits(model, source["path"]),
+            *round_trip(originals, hf_tensors(bridge, model)),
+            same_logits(model, load_reference(source["path"])),
         ]
 
 
-def prove_export(export: dict[str, Any], source: dict[str, Any]) -> list[Check]:
-    """The exported folder is a complete model that transformers loads and runs, and holds the trained weights."""
-    checks = []
+def prove_export(export: dict[str, Any], source: dict[str, Any], folder: RunFolder) -> list[Check]:
+    """The exported folder is the checkpoint, the whole of it, and a model that transformers loads and runs."""
+    files = unchanged(export)
+    if files["state"] != "PASS":
+        return [files]  # what else could be said of it?
+    config = AutoConfig.from_pretrained(export["path"], local_files_only=True)
+    checks = [files]
     with Tensors(source["path"]) as before, Tensors(export["path"]) as after:
         if len(before):  # a model that was trained from scratch may have no weights to compare with
-            checks += [same_kinds(before.kinds(), after.kinds()), trained(before, after)]
+            checks += [same_kinds(before.kinds(), after.kinds(), DTYPE_NAMES[config.dtype]), trained(before, after)]
+        checks += complete(after, config)
+    evaluation = kept.evaluations(RunStore(folder.store)).get(export["iteration"])
+    obstacle = held_out.why_not(folder, evaluation)
+    read = [] if obstacle else held_out.batches(folder, evaluation)  # before there is a process group
     checks += runs_alone(export["path"])
+    if NEEDED.intersection(one["name"] for one in checks if one["state"] != "PASS"):
+        return checks  # Megatron could not read it either
+    bridge, checkpoint, vocab_size = bridge_of(source), Path(export["checkpoint"]), config.get_text_config().vocab_size
     with single_process():
-        model = load_checkpoint(bridge_of(source), Path(export["checkpoint"]))
-        checks.append(same_logits(model, export["path"]))
+        model = load_checkpoint(bridge, checkpoint)
+        trained_bits = parameter_digests(bridge, model, vocab_size)
+        checks.append(second_export(bridge, model, source, export))
+        reference = load_reference(export["path"])
+        checks.append(same_logits(model, reference))  # it leaves the model in fp32
+        model = load_checkpoint(bridge, checkpoint)
+        read_back(bridge, model, export["path"])
+        checks.append(same_parameters(trained_bits, parameter_digests(bridge, model, vocab_size)))
+    if read:
+        checks.append(held_out.same_loss(reference, read, evaluation, folder.run["training"]["precision"]))
     return checks
+
+
+def unchanged(export: dict[str, Any]) -> Check:
+    """The files are those that the export wrote."""
+    found = folder_digests(export["path"])
+    wrong = sorted(name for name, digest in export["files"].items() if found.get(name) != digest)
+    extra = sorted(found.keys() - export["files"].keys())
+    detail = f"{len(export['files']) - len(wrong)} of {len(export['files'])} are as they were written"
+    return check("files", not (wrong or extra), detail + listed("changed or missing", wrong) + listed("added", extra))
+
+
+def second_export(
+    bridge: AutoBridge, model: list[torch.nn.Module], source: dict[str, Any], export: dict[str, Any]
+) -> Check:
+    """Exported once more, in another process than the first time, the files are the same byte for byte."""
+    folder = Path(export["path"])
+    again = folder.with_name(f".{folder.name}.again")
+    shutil.rmtree(again, ignore_errors=True)
+    again.mkdir()
+    try:
+        export_model(bridge, model, source, again, export["file_bytes"])
+        found = folder_digests(again)
+    finally:
+        shutil.rmtree(again, ignore_errors=True)
+    expected = {name: digest for name, digest in export["files"].items() if name != CARD}
+    wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    detail = f"{len(found)} files are the same byte for byte"
+    return check("second export", not wrong, detail if not wrong else listed("different", wrong).lstrip("; "))
+
+
+def read_back(bridge: AutoBridge, model: list[torch.nn.Module], folder: str) -> None:
+    """Fill a Megatron model with the exported weights; what isn't read from them is NaN."""
+    with torch.no_grad():
+        for parameter in unwrap_model(model)[0].parameters():
+            parameter.fill_(float("nan"))
+    bridge.load_hf_weights(model, folder)
+
+
+def same_parameters(before: dict[str, str], after: dict[str, str]) -> Check:
+    """Read from the exported files, every parameter of the Megatron model is what it was, bit for bit."""
+    wrong = sorted(name for name in before if after[name] != before[name])
+    detail = f"{len(before) - len(wrong)} of {len(before)} parameters come back bit for bit"
+    return check("read back", not wrong, detail + listed("different", wrong))
+
+
+def parameter_digests(bridge: AutoBridge, model: list[torch.nn.Module], vocab_size: int) -> dict[str, str]:
+    """Of every parameter, the rows by which Megatron pads the vocabulary left out."""
+    found = {}
+    for task in bridge.get_conversion_tasks(model):
+        if task is not None and task.param_weight is not None:
+            rows = task.param_weight.detach()
+            padded = task.param_name.endswith(PADDED) and len(rows) > vocab_size
+            found[task.param_name] = bits_digest(rows[:vocab_size] if padded else rows)
+    return found
 
 
 def mapped(bridge: AutoBridge, model: list[torch.nn.Module]) -> Check:
@@ -62,23 +144,31 @@ def mapped(bridge: AutoBridge, model: list[torch.nn.Module]) -> Check:
     return check("Megatron parameters", not left, detail + listed("without a source", left))
 
 
-def same_logits(model: list[torch.nn.Module], folder: str) -> Check:
+def load_reference(folder: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+
+
+def same_logits(model: list[torch.nn.Module], reference: PreTrainedModel) -> Check:
     """Megatron's model and transformers' give the same logits in fp32 for the same tokens."""
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
     megatron = unwrap_model(model)[0].float().eval()
-    device = next(megatron.parameters()).device
     vocab_size = reference.config.get_text_config().vocab_size
     tokens = torch.randint(vocab_size, (PROBE_SEQUENCES, PROBE_TOKENS), generator=torch.Generator().manual_seed(1))
-    positions = torch.arange(PROBE_TOKENS).expand_as(tokens)
-    future = torch.triu(torch.ones(1, 1, PROBE_TOKENS, PROBE_TOKENS, dtype=torch.bool), diagonal=1)
     with torch.no_grad():
         expected = reference(tokens).logits
-        found = megatron(*(tensor.to(device) for tensor in (tokens, positions, future))).cpu()[..., :vocab_size]
+    found = megatron_logits(megatron, tokens, vocab_size)
     scale = max(1.0, expected.abs().max().item())
     difference = (found - expected).abs().max().item() / scale
     detail = f"largest difference {difference:.1e} of the largest logit, over {tokens.numel()} tokens in fp32"
     # A NaN compares false, so it fails.
     return check("logits", difference <= LOGITS_BOUND, f"{detail}; allowed {LOGITS_BOUND:.0e}")
+
+
+def megatron_logits(model: torch.nn.Module, tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Without the columns by which Megatron pads the vocabulary."""
+    device = next(model.parameters()).device
+    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+    with torch.no_grad():
+        return model(tokens.to(device), positions.to(device), None).cpu()[..., :vocab_size]
 
 
 def runs_alone(folder: str) -> list[Check]:

@@ -89,6 +89,8 @@ def _find(spec: dict[str, Any], key: str) -> dict[str, Any]:
             f"{key}: {folder} has no *.safetensors; save its weights in that form, "
             "or set `init: scratch` to start from random ones"
         )
+    if spec["weights"]:
+        tensors.require_whole(folder)
     return {"path": str(folder), "revision": commit, "digest": content}
 
 

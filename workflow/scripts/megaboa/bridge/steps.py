@@ -55,8 +55,9 @@ class StepWriter(Callback):
         )
 
     def on_eval_end(self, context: CallbackContext) -> None:
-        losses = context.total_loss_dict or {}
-        self._write("eval", context, losses={name: float(value) for name, value in losses.items()})
+        losses = {name: float(value) for name, value in (context.total_loss_dict or {}).items()}
+        end = int(context.state.train_state.consumed_valid_samples)
+        self._write("eval", context, losses=losses, samples=[end - _samples_per_evaluation(context.state.cfg), end])
 
     def on_checkpoint_save(self, context: CallbackContext) -> None:
         self._write("save", context, seconds=time.time() - self._last_written)
@@ -119,6 +120,10 @@ def _peak_memory() -> dict[str, int]:
     if not torch.version.cuda or not torch.cuda.is_initialized():
         return {}
     return {"peak_allocated": torch.cuda.max_memory_allocated(), "peak_reserved": torch.cuda.max_memory_reserved()}
+
+
+def _samples_per_evaluation(config: Any) -> int:
+    return config.validation.eval_iters * (config.validation.eval_global_batch_size or config.train.global_batch_size)
 
 
 def _tokens_per_step(config: Any) -> int:

@@ -10,8 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from megaboa.data.errors import InputError
+from megaboa.files import read_json
+
 if TYPE_CHECKING:
     import torch
+
+INDEX_SUFFIX = ".safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,23 @@ def count(folder: str | Path) -> int:
         return sum(math.prod(tensors.kind(name).shape) for name in tensors)
 
 
+def require_whole(folder: str | Path) -> None:
+    """Refuse weights of which a file is cut off or missing, or a tensor is not where the index says."""
+    with Tensors(folder) as found:
+        for index in Path(folder).glob(f"*{INDEX_SUFFIX}"):
+            weight_map = read_json(index)["weight_map"]
+            for name in sorted(set(weight_map.values())):
+                if not Path(folder, name).exists():
+                    raise InputError(
+                        f"{folder}: {name} is missing, and {index.name} names it: download or copy it again"
+                    )
+            if lost := sorted(weight_map.keys() - set(found)):
+                raise InputError(
+                    f"{folder}: the tensor {lost[0]} is not there, nor are {len(lost) - 1} others that {index.name} "
+                    "names: download or copy the folder again"
+                )
+
+
 class Tensors:
     """A context in which tensors can be looked up by name."""
 
@@ -49,12 +71,16 @@ class Tensors:
         self.folder = Path(folder)
 
     def __enter__(self) -> Tensors:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         self._stack = ExitStack()
         self._open = {}
         for path in files(self.folder):
-            stream = self._stack.enter_context(safe_open(path, framework="pt"))
+            try:
+                stream = self._stack.enter_context(safe_open(path, framework="pt"))
+            except SafetensorError as error:
+                self._stack.close()
+                raise InputError(f"{path} is damaged ({error}): download, copy or make it again") from error
             self._open |= dict.fromkeys(stream.keys(), stream)
         return self
 

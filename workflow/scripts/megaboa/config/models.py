@@ -440,6 +440,20 @@ class Budget(Section):
 
 class Export(Section):
     runs: Runs = key([], "names or glob patterns of the runs to export to Hugging Face format, or `all`")
+    checkpoint: Literal["final", "best"] | PositiveInt = key(
+        "final", "the last checkpoint, the one with the lowest validation loss, or an iteration that was kept"
+    )
+    file_gb: PositiveFloat = key(5.0, "size of the weights' files: a larger model has several")
+    license: str | None = key(None, "licence named in the model card, such as `apache-2.0`")
+    push: dict[Name, str] = key({}, "where `snakemake push` sends an exported run: run to `owner/name`")
+    private: bool = key(True, "whether a repository that `snakemake push` makes is private")
+
+
+class Generate(Section):
+    prompts: list[Annotated[str, Field(min_length=1)]] = key(
+        ["import"], "what `snakemake generate` gives to the trained checkpoint and to its export", min_length=1
+    )
+    tokens: PositiveInt = key(32, "tokens generated for each of them; the likeliest every time")
 
 
 class Agreement(Section):
@@ -496,6 +510,7 @@ class Experiment(Section):
     recovery: Recovery = key(Recovery(), "what is done when they fail")
     budget: Budget = key(Budget(), "what the plan may cost")
     export: Export = key(Export(), "which runs become Hugging Face models")
+    generate: Generate = key(Generate(), "what exported runs are asked to say")
     report: Report = key(Report(), "the report")
     overrides: dict[Dotted, Any] = key({}, "fields of Bridge's ConfigContainer in its own dotted form")
     sweep: Sweep | None = key(None, "axes of the experiment; none: one run called `run`")

@@ -31,6 +31,28 @@ def download(repo: str, revision: str | None, patterns: list[str], key: str) -> 
     return folder, folder.name
 
 
+def upload(folder: Path, repo: str, private: bool, message: str, key: str) -> str:
+    """Send a folder to a repository, which is made if it isn't there; return the commit."""
+    import httpx
+    from huggingface_hub import HfApi, errors, get_token
+
+    where = f"{key}: {repo!r}"
+    if not get_token():
+        raise InputError(f"{where}: no token: set HF_TOKEN to one that may write, or run `hf auth login`")
+    try:
+        with refusals(where, page=repo):
+            api = HfApi()
+            api.create_repo(repo, private=private, exist_ok=True)
+            return api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message).oid
+    except errors.HFValidationError as error:
+        raise InputError(f"{where} is no Hugging Face id (`owner/name`)") from error
+    except errors.HfHubHTTPError as error:
+        answer = " ".join(str(error).split())[:200]
+        raise InputError(f"{where}: the hub refuses it: {answer}") from error
+    except (errors.OfflineModeIsEnabled, OSError, httpx.HTTPError) as error:
+        raise InputError(f"{where}: the hub can't be reached from here: push where there is a network") from error
+
+
 @contextlib.contextmanager
 def refusals(where: str, page: str) -> Iterator[None]:
     """What the hub itself answers, in a sentence; that it doesn't answer is another matter."""

@@ -19,7 +19,8 @@ from megaboa.config.errors import choose
 from megaboa.config.models import Tokenizer
 from megaboa.config.sweep import Option, piece
 from megaboa.config.yaml_file import dotted
-from megaboa.plan import documents
+from megaboa.data.sources import is_hub_id
+from megaboa.plan import documents, families
 from megaboa.plan.costs import over_budget
 from megaboa.plan.facts import facts_of
 from megaboa.plan.model import Invalid, Plan, Run
@@ -82,6 +83,7 @@ class _Planner:
         self.invalid: list[Invalid] = []
         self.params: dict[str, int] = {}
         self.hf_configs: dict[str, dict[str, Any] | None] = {}
+        self.families: set[str] = set()  # models whose family was looked at
         self.models: dict[str, Any] = {}  # by name, as plain trees: of two different ones with one name, one is refused
 
     def problem(self, path: tuple[str | int, ...], message: str, run: str = "") -> None:
@@ -182,10 +184,21 @@ class _Planner:
         return [name for name in names if name in found]
 
     def check_exports(self, runs: list[Run], exports: list[str]) -> None:
-        for run in runs:
-            if run.name in exports and run.config.checkpoint.save_interval == 0:
+        for run in filter(lambda run: run.name in exports, runs):
+            if run.config.checkpoint.save_interval == 0:
                 message = f"the run {run.name!r} saves no checkpoint to export: set checkpoint.save_interval above 0"
                 self.problem(("export", "runs"), message)
+            if run.config.models[run.model].recipe:
+                message = (
+                    f"the run {run.name!r} trains a recipe (models.{run.model}), and no Hugging Face model is known of "
+                    "which it is one: remove the run here, or describe the model by hf or config"
+                )
+                self.problem(("export", "runs"), message)
+        for run, repository in self.base.export.push.items():
+            if run not in exports:
+                self.problem(("export", "push", run), choose(run, exports, "exported run"))
+            if not is_hub_id(repository):
+                self.problem(("export", "push", run), f"{repository!r} is no repository of the hub: `owner/name`")
 
     def agreements(self, names: list[str]) -> list[dict[str, Any]]:
         result = []
@@ -210,6 +223,7 @@ class _Planner:
         raw, model = self.derive(raw, model, choice)
         self.choose_blend(raw, choice)
         definition = raw["models"][model]
+        self.check_family(model, definition, choice)
         own_defaults = definition.get("recipe") is None
 
         def params() -> int:
@@ -303,6 +317,19 @@ class _Planner:
         if own and taken:
             self.problem(choice.place, f"two different models would be called {name!r}: rename one", choice.name)
         return raw, name
+
+    def check_family(self, model: str, definition: dict[str, Any], choice: _Choice) -> None:
+        """Once per model: a family that Bridge can't convert would fail in the first job."""
+        if model in self.families:
+            return
+        self.families.add(model)
+        key = "config" if definition.get("config") is not None else "hf"
+        config = definition.get(key)
+        if key == "hf" and config is not None:
+            folder = Path(config).expanduser()
+            config = files.read_json(folder / "config.json") if (folder / "config.json").exists() else None
+        if config and (message := families.problem(str(config.get("model_type")), model)):
+            self.problem(self.place_of(("models", model, key), choice), message)
 
     def choose_blend(self, raw: dict[str, Any], choice: _Choice) -> None:
         """The only corpus there is, where no blend is given."""

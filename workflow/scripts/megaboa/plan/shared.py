@@ -61,6 +61,14 @@ class Shared:
         return [f"{self.folder}/runs/{name}/proof.json" for name in self.plan.exports]
 
     @property
+    def generations(self) -> list[str]:
+        return [f"{self.folder}/runs/{name}/generations.json" for name in self.plan.exports]
+
+    @property
+    def pushes(self) -> list[str]:
+        return [f"{self.folder}/runs/{name}/push.json" for name in self.plan.experiment.export.push]
+
+    @property
     def profiled_runs(self) -> list[str]:
         return [run.name for run in self.plan.runs if run.profile["tool"] != "none"]
 
@@ -87,6 +95,8 @@ class Shared:
         specs |= {f"corpora/{name}.json": self._corpus(name) for name in self.corpora}
         specs |= {f"models/{name}.json": self._model(name) for name in self.sourced_models}
         specs |= {f"indexes/{name}.json": self._index(name) for name in self.indexes}
+        specs |= {f"exports/{name}.json": self._export(name) for name in self.plan.exports}
+        specs["generate.json"] = self.plan.experiment.generate.model_dump()
         return {**specs, "image.json": environment(), "runs.json": self._runs(), "report.json": self._report()}
 
     def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
@@ -208,6 +218,10 @@ class Shared:
             "key": documents.index_key(runs[0].run),
             "max_epochs": min(run.config.data.max_epochs for run in runs),
         }
+
+    def _export(self, run: str) -> dict[str, Any]:
+        """Where it is pushed to is no part of it."""
+        return {"run": run, **self.plan.experiment.export.model_dump(include={"checkpoint", "file_gb", "license"})}
 
     def _runs(self) -> dict[str, Any]:
         """All runs in their order; a file, as ten thousand names don't fit on a command line."""

@@ -36,6 +36,8 @@ PATTERNS: tuple[tuple[Cause, tuple[str, ...]], ...] = (
             r": Out Of Memory\b",
             r"exceeded memory limit",
             r"Cannot allocate memory",
+            r"std::bad_alloc",
+            r"failed to map segment from shared object",
             r"CUBLAS_STATUS_ALLOC_FAILED",
         ),
     ),

@@ -40,6 +40,22 @@ def check_data(folder: RunFolder) -> None:
     check_documents(folder)
 
 
+def check_weights(folder: RunFolder) -> None:
+    """The imported checkpoint that the run starts from is as large as it was when it was proved."""
+    if folder.run["model"]["init"] != "pretrained":
+        return
+    manifest = files.read_json(folder.model_manifest)
+    root = Path(manifest["checkpoint"]).parent
+    for name, size in manifest.get("files", {}).items():  # none in the manifests of older versions
+        found = (root / name).stat().st_size if (root / name).exists() else None
+        if found != size:
+            what = "is missing" if found is None else f"has {found} bytes, and its manifest says {size}"
+            raise UnusableInputError(
+                f"run {folder.name}: models.{manifest['name']}: {root / name} {what}. "
+                f"Import the model again: remove {root} and {folder.model_manifest}."
+            )
+
+
 def check_index(folder: RunFolder) -> None:
     """The ranks would build it again, all runs that share it in the same folder at the same time."""
     if folder.index and not (cache := Path(folder.index["cache"])).is_dir():

@@ -23,7 +23,7 @@ from megaboa.run.command import rank_command, rank_environment
 from megaboa.run.completion import finished, manifest_of
 from megaboa.run.failures import Failure
 from megaboa.run.identity import identity_of, store_of
-from megaboa.run.inputs import check_data, check_index, check_nodes
+from megaboa.run.inputs import check_data, check_index, check_nodes, check_weights
 from megaboa.run.notify import notify
 from megaboa.run.watch import Signals, Watch, Watched
 
@@ -98,6 +98,8 @@ def _bring_to_its_end(call: _Call) -> None:
     check_nodes(call.folder, call.site.nodes)
     check_data(call.folder)
     check_index(call.folder)
+    if not checkpoints.latest(call.payload.checkpoints):
+        check_weights(call.folder)
     _close_what_was_left_open(call)
     if not _is_a_later_life(call):
         job = call.site.job

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -62,26 +65,56 @@ def _without_kernels(config_class: type) -> None:
 
 
 def _torch_norm(module: ModuleType) -> None:
-    """Allow sequence parallelism: the weights get the mark by which Megatron sums their gradients over the ranks."""
+    """Allow sequence parallelism: the weights get the mark by which Megatron sums their gradients over the ranks.
+
+    And weights that are added to 1, as Gemma has them.
+    """
+    from megaboa.bridge.cpu import norms
+
     new = module.WrappedTorchNorm.__new__
 
     def build(cls, config, hidden_size, eps=1e-5, **kwargs):
-        sequence_parallel, config.sequence_parallel = config.sequence_parallel, False
-        try:
+        with _set(config, sequence_parallel=False, layernorm_zero_centered_gamma=False):
             norm = new(cls, config, hidden_size, eps, **kwargs)
-        finally:
-            config.sequence_parallel = sequence_parallel
+        if config.layernorm_zero_centered_gamma:
+            norm = norms.zero_centered(norm)
         for parameter in norm.parameters():
-            parameter.sequence_parallel = sequence_parallel
+            parameter.sequence_parallel = config.sequence_parallel
         return norm
 
     module.WrappedTorchNorm.__new__ = staticmethod(build)
+
+
+@contextlib.contextmanager
+def _set(target: Any, **values: Any) -> Iterator[None]:
+    before = {name: getattr(target, name) for name in values}
+    for name, value in values.items():
+        setattr(target, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(target, name, value)
 
 
 def _backends(module: ModuleType) -> None:
     from megaboa.bridge.cpu.attention import CoreAttention
 
     module.LocalSpecProvider.core_attention = lambda self: CoreAttention
+
+
+def _mappings(module: ModuleType) -> None:
+    """Nothing to sum over one rank: the original hands its input through, and experts with biases then change it.
+
+    Autograd forbids that. With grouped matrix products, as on a GPU, these lines are not reached.
+    """
+    reduce = module.reduce_from_tensor_model_parallel_region
+
+    def reduce_from_tensor_model_parallel_region(input_, group=None):
+        group = module.get_tensor_model_parallel_group_if_none(group)
+        return input_ if group.size() == 1 else reduce(input_, group=group)
+
+    module.reduce_from_tensor_model_parallel_region = reduce_from_tensor_model_parallel_region
 
 
 def _moe_utils(module: ModuleType) -> None:
@@ -115,6 +148,7 @@ def install() -> None:
     """Wait for the modules."""
     for name, change in {
         "megatron.core.tensor_parallel.random": _random,
+        "megatron.core.tensor_parallel.mappings": _mappings,
         "megatron.core.transformer.transformer_config": _transformer_config,
         "megatron.core.transformer.torch_norm": _torch_norm,
         "megatron.core.transformer.moe.moe_utils": _moe_utils,

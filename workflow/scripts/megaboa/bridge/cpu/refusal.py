@@ -97,7 +97,6 @@ RULES = (
     Rule("model.moe_enable_deepep", bool, OFF),
     Rule("model.moe_paged_stash", bool, OFF),
     Rule("model.mtp_num_layers", bool, "set it to null"),
-    Rule("model.layernorm_zero_centered_gamma", bool, ON_A_GPU),
     Rule("model.window_size", bool, "set parallel.cp to 1", where=_gathers_context),
     Rule(
         "model.softmax_type", lambda kind: kind not in (None, "vanilla"), "set parallel.cp to 1", where=_gathers_context

@@ -1,0 +1,107 @@
+"""Seconds and peak memory of an import and of an export, beside a plain copy of the same files.
+
+    .venv/bin/python benchmarks/conversion.py [--gigabytes 2.2] [--repetitions 3] [--folder /tmp]
+
+A model of random weights in bfloat16 is made once. Each conversion runs in a process of its own, in turn with a copy
+that also waits for the disk; memory is the process's largest resident set. `Bridge` is its own `import_ckpt` and
+`export_ckpt` on the same files, as a peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parents[1] / "workflow" / "scripts"
+LAYER = {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8}
+BYTES_PER_LAYER = 2 * (2048 * 2048 * 2 + 2048 * 1024 * 2 + 3 * 2048 * 6144)
+BYTES_OUTSIDE = 2 * 2 * 32768 * 2048
+
+MAKE = """
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+config = AutoConfig.for_model("qwen3", **{layer}, num_hidden_layers={layers}, head_dim=128, vocab_size=32768,
+    tie_word_embeddings=False, dtype="bfloat16")
+torch.set_default_dtype(torch.bfloat16)
+model = AutoModelForCausalLM.from_config(config)
+model.save_pretrained({folder!r}, max_shard_size="1GB")
+"""
+BEGIN = """
+from pathlib import Path
+from megaboa.bridge.process import prepare
+prepare("cpu", 2)
+source = dict(path={source!r}, tokenizer=None, device="cpu")
+target = Path({target!r})
+"""
+CASES = {
+    "import": "from megaboa.bridge.convert import import_checkpoint\nimport_checkpoint(source, target)",
+    "import, Bridge": "from megatron.bridge import AutoBridge\nAutoBridge.import_ckpt({source!r}, target)",
+    "export": "from megaboa.bridge.convert import export_checkpoint\ntarget.mkdir()\n"
+    "export_checkpoint(source, Path({checkpoint!r}, 'iter_0000000'), target, 10**9)",
+    "export, Bridge": "from megatron.bridge import AutoBridge\n"
+    "AutoBridge.from_hf_pretrained({source!r}).export_ckpt({checkpoint!r}, target, show_progress=False)",
+}
+
+
+def measured(command: list[str]) -> tuple[float, float]:
+    """Seconds, and gigabytes of the largest resident set."""
+    began = time.perf_counter()
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - began
+    if status:
+        sys.exit(output[-4000:])
+    return seconds, usage.ru_maxrss / 2**20
+
+
+def copied(source: Path, target: Path) -> tuple[float, float]:
+    return measured(["bash", "-c", f"cp -r '{source}' '{target}' && sync '{target}'/*"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=2.2)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--folder", default=None, help="where the files lie; default: the folder for temporary files")
+    arguments = parser.parse_args()
+    layers = max(1, round((arguments.gigabytes * 1e9 - BYTES_OUTSIDE) / BYTES_PER_LAYER))
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        folder = Path(name)
+        source, checkpoint = folder / "hf", folder / "megatron"
+        measured([sys.executable, "-c", MAKE.format(layer=LAYER, layers=layers, folder=str(source))])
+        size = sum(path.stat().st_size for path in source.glob("*.safetensors")) / 1e9
+        values = {"source": str(source), "checkpoint": str(checkpoint)}
+        begin = BEGIN.format(**values, target=str(checkpoint))
+        measured([sys.executable, "-c", begin + CASES["import"].format(**values)])
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("copy", *CASES)}
+        for _ in range(arguments.repetitions):
+            for case, code in CASES.items():
+                target = folder / "target"
+                script = BEGIN.format(**values, target=str(target)) + code.format(**values)
+                found[case].append(measured([sys.executable, "-c", script]))
+                shutil.rmtree(target)
+                found["copy"].append(copied(source, target))
+                shutil.rmtree(target)
+    print(
+        f"{size:.2f} GB in {layers} layers, bfloat16; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f};", end=" "
+    )
+    print(", ".join(f"{package} {version(package)}" for package in ("megatron-bridge", "megatron-core", "torch")))
+    print(f"{'':16}{'seconds':>9}{'of a copy':>11}{'peak GB':>9}{'of the model':>14}")
+    plain = statistics.median(seconds for seconds, _ in found["copy"])
+    for case, runs in found.items():
+        seconds, peak = (statistics.median(values) for values in zip(*runs, strict=True))
+        print(f"{case:16}{seconds:9.1f}{seconds / plain:11.1f}{peak:9.2f}{peak / size:14.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The model card says what the run was, and YAML can read its head."""
+
+import yaml
+
+from megaboa.bridge.card import card
+from megaboa.files import write_json
+from megaboa.results import RunFolder
+
+RUN = {
+    "model": {"name": "m", "init": "pretrained", "hf": "owner/base", "revision": None},
+    "data": {"blend": {"wiki": 1.0}, "split": "98,1,1"},
+    "training": {"global_batch_size": 8, "seq_length": 64, "precision": "bf16_mixed", "seed": 7},
+    "optimizer": {"name": "adam", "lr": 3e-4},
+    "parallel": {"tp": 2, "pp": 1, "cp": 1, "ep": 1, "fsdp": "none"},
+    "world_size": 4,
+}
+
+
+def made(tmp_path, **changes):
+    folder = tmp_path / "results" / "paper" / "runs" / "large"
+    write_json(folder / "run.json", RUN)
+    datasets = [{"documents": 1000, "tokens": 123456}, {"documents": 2, "tokens": 4}]
+    write_json(tmp_path / "results" / "paper" / "data" / "wiki.json", {"digest": "abcdef" * 8, "datasets": datasets})
+    values = {
+        "source": {"params": 1234567},
+        "iteration": 50,
+        "evaluation": {"losses": {"lm loss": 2.71828}},
+        "train": {"train_iters": 100, "identity": "f" * 64},
+        "license": "apache-2.0",
+        "commit": "c0ffee",
+        "versions": {"torch": "2.13.0"},
+    }
+    return card(RunFolder(folder), **{**values, **changes})
+
+
+def test_its_head_is_what_the_hub_reads(tmp_path):
+    head = yaml.safe_load(made(tmp_path).split("---")[1])
+    assert head == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["megatron-bridge", "megaboa"],
+        "license": "apache-2.0",
+        "base_model": "owner/base",
+    }
+
+
+def test_it_says_what_was_trained_on_what_and_how(tmp_path):
+    text = made(tmp_path)
+    for said in (
+        *("# paper: large", "weights of iteration 50 of 100", "| parameters | 1,234,567 |"),
+        *("| tokens seen | 25,600 |", "| layout | 4 rank(s), tp 2 |", "| validation loss | 2.7183 |"),
+        *("| wiki | 1,002 documents, 123,460 tokens, digest abcdefabcdef |", "| commit | c0ffee |"),
+    ):
+        assert said in text
+
+
+def test_what_is_not_known_is_not_said(tmp_path):
+    text = made(tmp_path, license=None, evaluation=None, commit=None)
+    assert "license" not in text
+    assert "validation loss" not in text
+    assert "| commit | unknown |" in text
+
+
+def test_the_same_run_gives_the_same_card(tmp_path):
+    assert made(tmp_path) == made(tmp_path)

@@ -1,0 +1,157 @@
+"""Out of Megatron, and proof of it: for real, and with faults in what was written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from megaboa.files import read_json, read_jsonl
+from megaboa.run import checkpoints
+
+pytestmark = pytest.mark.slow
+
+EXPERIMENT = """\
+experiment: hf
+device: cpu
+tokenizers: {bpe: {train_on: text, vocab_size: 384}}
+corpora: {text: {source: python-stdlib, limit: 60}}
+models:
+  moe:
+    tokenizer: bpe
+    init: pretrained
+    config: {model_type: qwen3_moe, hidden_size: 32, intermediate_size: 64, moe_intermediate_size: 16, num_experts: 4,
+      num_experts_per_tok: 2, norm_topk_prob: true, decoder_sparse_step: 1, num_hidden_layers: 2,
+      num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 128,
+      tie_word_embeddings: false}
+data: {split: "90,5,5"}
+training: {train_iters: 6, global_batch_size: 8, micro_batch_size: 2, seq_length: 64, precision: fp32, eval_interval: 2}
+optimizer: {lr: 3.0e-3}
+checkpoint: {save_interval: 2}
+sweep:
+  runs:
+    dp2: {resources.gpus_per_node: 2}
+export: {runs: [dp2], file_gb: 0.0001, license: apache-2.0}
+generate: {prompts: [import, "def f("], tokens: 8}
+"""
+PROVED = {
+    *("files", "tensors", "trained", "experts", "vocabulary", "head", "loads", "finite", "generates"),
+    *("second export", "read back", "logits", "validation loss"),
+}
+# What must be among the failed checks.
+FAULTS = {
+    "one bit flipped": {"files"},
+    "a file cut off": {"files"},
+    "a file deleted": {"files"},
+    "one bit flipped early": {"second export", "read back"},
+    "two tensors of one shape swapped early": {"second export", "read back", "logits", "validation loss"},
+    "an expert dropped early": {"tensors", "experts", "loads"},
+    "a NaN early": {"finite", "second export", "read back", "logits"},
+}
+
+
+@pytest.fixture(scope="module")
+def done(workspace):
+    (workspace.path / "hf.yaml").write_text(EXPERIMENT)
+    workspace.snakemake("export", "generate", "--configfile", "hf.yaml")
+    return workspace
+
+
+@pytest.fixture(scope="module")
+def faults(done, tmp_path_factory):
+    out = tmp_path_factory.mktemp("faults") / "found.json"
+    script = Path(__file__).with_name("exports_with_faults.py")
+    arguments = ["results/hf/runs/dp2", "results/hf/models/moe/source.json", out]
+    environment = {**os.environ, "PYTHONPATH": str(done.path / "workflow/scripts")}
+    subprocess.run([sys.executable, script, *arguments], cwd=done.path, env=environment, check=True)
+    return read_json(out)
+
+
+def test_everything_is_proved(done):
+    proof = done.json("hf", "runs", "dp2", "proof.json")
+    assert {check["name"]: check["state"] for check in proof["checks"]} == dict.fromkeys(PROVED, "PASS")
+
+
+def test_the_folder_is_what_the_hub_expects(done):
+    export = done.results("hf", "runs", "dp2", "export")
+    names = {path.name for path in export.iterdir()}
+    assert {"README.md", "config.json", "generation_config.json", "model.safetensors.index.json"} <= names
+    assert {"tokenizer.json", "tokenizer_config.json"} <= names
+    assert len([name for name in names if name.endswith(".safetensors")]) > 1
+    card = (export / "README.md").read_text()
+    for said in (
+        'license: "apache-2.0"',
+        "weights of iteration 6 of 6",
+        "2 rank(s)",
+        "tokens seen | 3,072",
+        "| text |",
+    ):
+        assert said in card
+    assert AutoTokenizer.from_pretrained(export).decode([300])
+
+
+def test_a_clean_copy_passes(faults):
+    assert faults["nothing"] == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(faults, fault):
+    assert FAULTS[fault] <= set(faults[fault])
+
+
+def test_a_file_that_was_never_whole_is_named(faults):
+    assert "is damaged" in faults["a file cut off early"]
+
+
+def test_both_models_say_the_same(done):
+    found = done.json("hf", "runs", "dp2", "generations.json")
+    assert found["iteration"] == 6
+    assert [one["prompt"] for one in found["generations"]] == ["import", "def f("]
+    assert all(one["same"] and one["megatron"] for one in found["generations"])
+
+
+def test_a_damaged_export_loses_its_proof(done):
+    """Last but two, as it changes the store: the proof is asked for again, and not given."""
+    export = Path(done.json("hf", "runs", "dp2", "export.json")["path"])
+    path = done.path / export / "config.json"
+    before = path.read_bytes()
+    path.write_bytes(before + b" ")
+    output = done.snakemake("export", "--configfile", "hf.yaml", "--forcerun", "prove_export", code=1)
+    assert "FAIL files: " in output
+    assert "changed or missing: config.json" in output
+    assert not done.results("hf", "runs", "dp2", "proof.json").exists()
+    path.write_bytes(before)
+
+
+def test_the_best_and_any_kept_checkpoint(done):
+    store = done.store("hf", "dp2")
+    for wanted, iteration in (("best", None), ("2", 2)):
+        text = EXPERIMENT.replace("export: {", f"export: {{checkpoint: {wanted}, ")
+        (done.path / "hf.yaml").write_text(text)
+        assert done.planned("export", "--configfile", "hf.yaml") == {"export": 1, "export_model": 1, "prove_export": 1}
+        done.snakemake("export", "--configfile", "hf.yaml")
+        found = done.json("hf", "runs", "dp2", "export.json")["iteration"]
+        losses = [event for event in read_lines(store) if event["event"] == "eval" and event["step"] in (2, 4, 6)]
+        best = min(losses, key=lambda event: event["losses"]["lm loss"])["step"]
+        assert found == (iteration or best)
+
+
+def test_a_damaged_checkpoint_is_not_exported(done):
+    iteration = 4
+    folder = done.store("hf", "dp2") / "checkpoints" / f"iter_{iteration:07d}"
+    text = EXPERIMENT.replace("export: {", f"export: {{checkpoint: {iteration}, ")
+    (done.path / "hf.yaml").write_text(text)
+    checkpoints.add_digests(folder.parent, iteration)
+    part = next(folder.glob("*.distcp"))
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    output = done.snakemake("export", "--configfile", "hf.yaml", code=1)
+    assert f"checkpoint {iteration} is damaged: " in output
+    assert "has changed since it was written; nothing is exported" in output
+
+
+def read_lines(store):
+    return [event for path in sorted(store.glob("attempts/*/steps.jsonl")) for event in read_jsonl(path)]

@@ -1,0 +1,86 @@
+"""The model card of an export: what it is, what it was trained on and how, and what came out. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from megaboa.blends import corpora
+from megaboa.files import read_json
+from megaboa.results import RunFolder
+from megaboa.run.kept import LOSS
+
+LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp", "fsdp")
+
+
+def card(
+    folder: RunFolder,
+    source: dict[str, Any],
+    iteration: int,
+    evaluation: dict[str, Any] | None,
+    train: dict[str, Any],
+    license: str | None,
+    commit: str | None,
+    versions: dict[str, str],
+) -> str:
+    """The README.md of the exported folder. The same run gives the same text."""
+    title = f"{folder.experiment}: {folder.name}"
+    sections = [
+        _front_matter(folder, license),
+        f"# {title}\n\nPretrained with Megatron-Bridge by Megaboa; weights of iteration {iteration}"
+        + (f" of {train['train_iters']}.\n" if train["train_iters"] else ".\n"),
+        _table("Training", _training(folder, source, iteration, evaluation)),
+        _table("Data", _data(folder)),
+        _table("Made with", {"commit": commit or "unknown", **versions, "run": train["identity"]}),
+    ]
+    return "\n".join(sections)
+
+
+def _front_matter(folder: RunFolder, license: str | None) -> str:
+    """YAML, of which JSON is a part: strings need no rules of our own."""
+    fields: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    fields["tags"] = ["megatron-bridge", "megaboa"]
+    if license:
+        fields["license"] = license
+    model = folder.run["model"]
+    if model["init"] == "pretrained" and model.get("hf"):
+        fields["base_model"] = model["hf"]
+    return "---\n" + "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items()) + "---\n"
+
+
+def _training(
+    folder: RunFolder, source: dict[str, Any], iteration: int, evaluation: dict[str, Any] | None
+) -> dict[str, Any]:
+    run = folder.run
+    training, parallel = run["training"], run["parallel"]
+    tokens = iteration * training["global_batch_size"] * training["seq_length"]
+    layout = ", ".join(f"{name} {parallel[name]}" for name in LAYOUT if parallel.get(name) not in (None, 1, "none"))
+    start = "the source's weights" if run["model"]["init"] == "pretrained" else "random weights"
+    rows = {
+        "parameters": f"{source['params']:,}",
+        "started from": f"{start}" + (f" ({run['model']['hf']})" if run["model"].get("hf") else ""),
+        "tokens seen": f"{tokens:,}",
+        "sequence length": training["seq_length"],
+        "global batch": f"{training['global_batch_size']} sequences",
+        "precision": training["precision"],
+        "optimizer": f"{run['optimizer']['name']}, peak learning rate {run['optimizer']['lr']:g}",
+        "layout": f"{run['world_size']} rank(s)" + (f", {layout}" if layout else ""),
+        "seed": training["seed"],
+    }
+    if evaluation:
+        rows["validation loss"] = f"{evaluation['losses'][LOSS]:.4f}"
+    return rows
+
+
+def _data(folder: RunFolder) -> dict[str, str]:
+    rows = {}
+    for name in corpora(folder.run["data"]):
+        manifest = read_json(folder.corpus_manifests[name])
+        documents, tokens = (sum(part[key] for part in manifest["datasets"]) for key in ("documents", "tokens"))
+        rows[name] = f"{documents:,} documents, {tokens:,} tokens, digest {manifest['digest'][:12]}"
+    return rows or {"none": "mock data"}
+
+
+def _table(title: str, rows: dict[str, Any]) -> str:
+    lines = [f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in rows.items()]
+    return "\n".join([f"## {title}\n", "| | |", "|---|---|", *lines]) + "\n"

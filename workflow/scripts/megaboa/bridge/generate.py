@@ -1,0 +1,54 @@
+"""What a checkpoint and its export say to the same prompts, the likeliest token every time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.utils import unwrap_model
+from transformers import AutoTokenizer
+
+from megaboa.bridge.convert import bridge_of, load_checkpoint, single_process
+from megaboa.bridge.proof import load_reference, megatron_logits
+
+
+def generate(export: dict[str, Any], source: dict[str, Any], prompts: list[str], tokens: int) -> list[dict[str, Any]]:
+    """For each prompt what Megatron's model and transformers' go on with."""
+    words = AutoTokenizer.from_pretrained(export["path"], local_files_only=True)
+    reference = load_reference(export["path"])
+    with single_process():
+        model = unwrap_model(load_checkpoint(bridge_of(source), Path(export["checkpoint"])))[0].float().eval()
+        found = []
+        for prompt in prompts:
+            start = words(prompt, return_tensors="pt")["input_ids"]
+            mine = greedy(model, start, tokens, reference.config.get_text_config().vocab_size, words.eos_token_id)
+            theirs = _by_transformers(reference, start, tokens, words)
+            found.append(
+                {
+                    "prompt": prompt,
+                    "megatron": words.decode(mine),
+                    "transformers": words.decode(theirs),
+                    "same": mine == theirs,
+                }
+            )
+    return found
+
+
+def greedy(model: torch.nn.Module, start: torch.Tensor, tokens: int, vocab_size: int, end: int | None) -> list[int]:
+    """Megatron's own model, one token after the other, without a cache: slow, and nothing that could be wrong."""
+    sequence = start
+    for _ in range(tokens):
+        likeliest = megatron_logits(model, sequence, vocab_size)[:, -1].argmax(dim=-1, keepdim=True)
+        sequence = torch.cat([sequence, likeliest], dim=1)
+        if end is not None and int(likeliest) == end:
+            break
+    return sequence[0, start.shape[1] :].tolist()
+
+
+def _by_transformers(model: torch.nn.Module, start: torch.Tensor, tokens: int, words: Any) -> list[int]:
+    settings = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": words.eos_token_id}
+    settings["pad_token_id"] = words.pad_token_id if words.pad_token_id is not None else words.eos_token_id
+    with torch.no_grad():
+        done = model.generate(start, attention_mask=torch.ones_like(start), **settings)
+    return done[0, start.shape[1] :].tolist()

@@ -1,0 +1,58 @@
+"""Which of a run's checkpoints is exported: the last, the best, or one by its number. Standard library only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from megaboa.data.errors import InputError
+from megaboa.files import read_jsonl
+from megaboa.results import RunStore
+from megaboa.run import checkpoints
+
+LOSS = "lm loss"
+
+
+def chosen(run: str, store: RunStore, wanted: str | int) -> int:
+    """The iteration that `export.checkpoint` means: `final`, `best` (lowest validation loss) or an iteration."""
+    kept = checkpoints.complete_iterations(store.checkpoints)
+    if not kept:
+        raise InputError(
+            f"run {run} has no checkpoint to export: set checkpoint.save_interval above 0, or train it again"
+        )
+    if wanted == "final":
+        return kept[-1]
+    if wanted == "best":
+        return _best(run, store, kept)
+    if wanted not in kept:
+        there = ", ".join(map(str, kept))
+        raise InputError(
+            f"run {run}: export.checkpoint is {wanted}, and the kept checkpoints are {there}: name one of them"
+        )
+    return int(wanted)
+
+
+def _best(run: str, store: RunStore, kept: list[int]) -> int:
+    losses = {iteration: event["losses"][LOSS] for iteration, event in evaluations(store).items() if iteration in kept}
+    if not losses:
+        raise InputError(
+            f"run {run}: export.checkpoint is best, and none of the kept checkpoints ({', '.join(map(str, kept))}) was "
+            "evaluated: let training.eval_interval be a multiple of checkpoint.save_interval, or name an iteration"
+        )
+    return min(losses, key=lambda iteration: (losses[iteration], -iteration))
+
+
+def evaluations(store: RunStore) -> dict[int, dict[str, Any]]:
+    """By step, the last time that it was evaluated."""
+    attempts = sorted((store.path / "attempts").glob("[0-9]*"), key=lambda path: int(path.name))
+    events = [event for attempt in attempts for event in read_jsonl(Path(attempt, "steps.jsonl"))]
+    found = [event for event in events if event["event"] == "eval" and LOSS in event["losses"]]
+    return {event["step"]: event for event in found}
+
+
+def require_sound(run: str, store: RunStore, iteration: int) -> None:
+    """Refuse a checkpoint whose files are no longer those that were written."""
+    if problem := checkpoints.damage(store.checkpoints, iteration):
+        others = [kept for kept in checkpoints.complete_iterations(store.checkpoints) if kept != iteration]
+        remedy = f"export another one (export.checkpoint: {others[-1]})" if others else "train the run again"
+        raise InputError(f"run {run}: checkpoint {iteration} is damaged: {problem}; nothing is exported: {remedy}")
