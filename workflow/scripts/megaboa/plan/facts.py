@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
+from megaboa import files
+from megaboa.config.check import is_local
 from megaboa.config.formula import Number
 from megaboa.config.models import Experiment
 from megaboa.plan.parameters import with_defaults
@@ -146,3 +149,34 @@ def _sparse_layers(c: dict[str, Any]) -> tuple[bool, ...] | None:
     dense = {*(c.get("mlp_only_layers") or []), *range(c.get("first_k_dense_replace") or 0)}
     sparse = tuple((layer + 1) % step == 0 and layer not in dense for layer in layers)
     return None if all(sparse) else sparse
+
+
+def alone(config: Experiment, name: str | None) -> Facts:
+    """A model's facts and its batch, without a layout; LookupError where they can't be told from the experiment."""
+    chosen = name or config.model or (next(iter(config.models)) if len(config.models) == 1 else None)
+    if chosen not in config.models:
+        raise LookupError(f"model: {chosen} is not one of {', '.join(config.models)}: say which, with --model")
+    model, training = config.models[chosen], config.training
+    hf_config = hf_config_of(model.model_dump())
+    if hf_config is None:
+        raise LookupError(
+            f"models.{chosen}: only the config of a Hugging Face folder or one written out can be read here"
+        )
+    sizes = (training.global_batch_size, training.seq_length)
+    if not all(isinstance(size, int) for size in sizes):
+        raise LookupError("training.global_batch_size and seq_length must be numbers here, not expressions")
+    tokenizer = config.tokenizers.get(str(model.tokenizer))
+    return Facts(
+        model=_model(hf_config, tokenizer.vocab_size if tokenizer else None, pretrained=False, tp=1),
+        training=Training(gbs=sizes[0], mbs=1, seq_length=sizes[1], precision=training.precision),
+        cluster=_cluster(config),
+    )
+
+
+def hf_config_of(model: dict[str, Any]) -> dict[str, Any] | None:
+    """A model's Hugging Face config; None where it isn't known before the model is fetched, or a recipe's."""
+    if model.get("config") is not None:
+        return dict(model["config"])
+    if model.get("hf") is not None and is_local(model["hf"]):
+        return dict(files.read_json(Path(model["hf"]).expanduser() / "config.json"))
+    return None

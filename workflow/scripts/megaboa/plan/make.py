@@ -22,7 +22,7 @@ from megaboa.config.yaml_file import dotted
 from megaboa.data.sources import is_hub_id
 from megaboa.plan import documents, families
 from megaboa.plan.costs import over_budget
-from megaboa.plan.facts import facts_of
+from megaboa.plan.facts import facts_of, hf_config_of
 from megaboa.plan.model import Invalid, Plan, Run
 from megaboa.plan.parameters import UnknownFamilyError, count_parameters
 from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
@@ -401,7 +401,7 @@ class _Planner:
         """A model's Hugging Face config, read once; None where it isn't known before the model is fetched, or a
         recipe's."""
         if name not in self.hf_configs:
-            self.hf_configs[name] = _hf_config(model)
+            self.hf_configs[name] = hf_config_of(model)
         return self.hf_configs[name]
 
     # what runs share
@@ -424,14 +424,6 @@ class _Planner:
                 message = f"the models need different tokenizers ({listed}): define the corpus once for each of them"
                 self.problem(("corpora", corpus), message)
         return {corpus: next(iter(asked)) for corpus, asked in found.items()}
-
-
-def _hf_config(model: dict[str, Any]) -> dict[str, Any] | None:
-    if model.get("config") is not None:
-        return dict(model["config"])
-    if model.get("hf") is not None and check.is_local(model["hf"]):
-        return dict(files.read_json(Path(model["hf"]).expanduser() / "config.json"))
-    return None
 
 
 def _count(model: dict[str, Any], config: dict[str, Any] | None, tokenizers: dict[str, Tokenizer], name: str) -> int:
