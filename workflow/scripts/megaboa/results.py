@@ -86,6 +86,20 @@ class RunFolder:
         return read_json(self._experiment_folder / "data" / "indexes" / f"{name}.json") if name else None
 
     @property
+    def parent_manifest(self) -> Path | None:
+        """train.json of the run that this one goes on from."""
+        parent = self.run.get("parent")
+        if parent is None:
+            return None
+        return self._experiment_folder.parent / parent["experiment"] / "runs" / parent["run"] / "train.json"
+
+    @property
+    def parent_name(self) -> str | None:
+        """`<experiment>/<run>@<step>`"""
+        parent = self.run.get("parent")
+        return f"{parent['experiment']}/{parent['run']}@{parent['iteration']}" if parent else None
+
+    @property
     def train_manifest(self) -> Path:
         return self.path / "train.json"
 
