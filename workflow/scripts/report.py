@@ -42,6 +42,7 @@ def main() -> None:
         drawn=drawn,
         provenance=provenance(results, args.config_file, args.command),
         data=load_data(results, runs),
+        published=settings.get("published"),
     )
     result = verdict(runs, checks)
     write_json(

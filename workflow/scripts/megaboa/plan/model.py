@@ -46,6 +46,7 @@ class Plan:
     corpus_tokenizers: dict[str, str]
     exports: list[str]
     agreements: list[dict[str, Any]]
+    published: dict[str, Any] | None = None  # the table of report.compare_to
 
     def __getitem__(self, name: str) -> Run:
         return next(run for run in self.runs if run.name == name)

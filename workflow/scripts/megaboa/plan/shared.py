@@ -232,5 +232,6 @@ class Shared:
             **self._runs(),
             "title": self.plan.experiment.report.title,
             "agreements": self.plan.agreements,
+            "published": self.plan.published,
             "proofs": [*self.import_proofs, *self.export_proofs],
         }

@@ -12,7 +12,7 @@ import yaml
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from megaboa.report import figures, style, time_spent
+from megaboa.report import figures, gap, style, time_spent
 from megaboa.report.blends import DataRead, last_validation
 from megaboa.report.checks import Check, verdict
 from megaboa.report.colours import Colours
@@ -77,6 +77,7 @@ def render(
     drawn: list[dict[str, Any]],
     provenance: dict[str, Any],
     data: Sequence[DataRead] = (),
+    published: dict[str, Any] | None = None,
 ) -> str:
     """The page's HTML."""
     environment = jinja2.Environment(
@@ -104,6 +105,8 @@ def render(
         validation=last_validation(runs),
         places=[run for run in runs if run.checkpoint or run.export],
         provenance=provenance,
+        published=published,
+        gaps=gap.gap_rows(published, passed(runs)) if published else [],
     )
 
 
