@@ -150,6 +150,7 @@ MISTAKES = [
     mistake("no tokenizer", "models.dense", "set tokenizer", replace=("    tokenizer: bpe\n", "")),
     mistake("tokenizer of no corpus", "tokenizers.bpe.train_on", "corpus 'texts'", "did you mean 'text'", replace=("train_on: text", "train_on: texts")),
     mistake("missing corpus file", "corpora.text.source", "'nowhere/*.jsonl': no such file", replace=("python-stdlib", "nowhere/*.jsonl")),
+    mistake("corpora with files of the same name", "corpora.text_b", "its files text_b.bin and text_b.idx would be those of the corpus 'text': rename one", replace=("{source: python-stdlib}", "{source: python-stdlib, text_key: [b, c]}\n  text_b: {source: python-stdlib}")),
     mistake("misspelt stdlib", "corpora.text.source", "did you mean 'python-stdlib'", replace=("python-stdlib", "python-stdlb")),
     mistake("missing recipe file", "models.dense.recipe", "there is no file 'recipes/none.py'", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: recipes/none.py")),
     mistake("missing model folder", "models.dense.hf", "there is no folder './none'", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: ./none")),
@@ -282,7 +283,7 @@ def test_all_runs_at_once(tmp_path: Path) -> None:
     assert "tp * pp * cp = 2 * 1 * 1 = 2" in message
     assert "tp * pp * cp = 4 * 1 * 1 = 4" in message
     assert "(runs tp2-mbs1, tp2-mbs3)" in message
-    assert "nearest: 6 or 9 (run tp1-mbs3)" in message
+    assert "nearest: 6 or 9 [batch_fills_the_ranks] (run tp1-mbs3)" in message
 
 
 def test_mistakes_in_later_files_and_on_the_command_line_are_placed(tmp_path: Path) -> None:

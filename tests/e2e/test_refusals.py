@@ -42,6 +42,17 @@ def test_what_the_cpu_cannot_do_is_refused_and_named(workspace):
     assert "model.fp8" in output and "run a is refused" in output
 
 
+def test_what_only_bridge_refuses_is_left_out_by_the_next_call(workspace):
+    runs = {"a": "{}", "b": "{overrides.model.cp_comm_type: 'a2a+p2p', parallel.cp: 2, resources.gpus_per_node: 2}"}
+    config = workspace.experiment("left-out", runs)
+    edit(config, "sweep:", "sweep:\n  skip_illegal: true")
+    output = workspace.snakemake("preflight", "--configfile", config, code=1)
+    assert "run b is refused" in output and "the same command, given again, leaves them out" in output
+    output = workspace.snakemake("preflight", "--configfile", config)
+    assert "b is INVALID" in output and "1 runs are accepted" in output
+    assert "INVALID" in workspace.results("left-out", "plan.tsv").read_text()
+
+
 def test_a_second_workflow_for_the_same_experiment_is_refused(workspace):
     config = workspace.experiment("twice", {"a": "{}"})
     lock = workspace.results("twice", ".lock")
@@ -60,3 +71,20 @@ def test_too_few_documents_for_a_split_are_named_and_nothing_hangs(workspace):
     edit(config, '"90,5,5"', '"9999,8,2"')
     output = workspace.snakemake("pretrain", "--configfile", config, code=1)
     assert "corpus 'text' has 60 documents" in output and "none of them is left for validation" in output
+
+
+RECIPE = """\
+experiment: few-recipe
+device: cpu
+tokenizers: {bpe: {train_on: text, vocab_size: 384}}
+corpora: {text: {source: python-stdlib, limit: 60, tokenizer: bpe}}
+models: {gpt: {recipe: recipes/gpt_tiny.py, tokenizer: bpe}}
+training: {precision: fp32}
+data: {blend: text}
+"""
+
+
+def test_too_few_documents_for_the_split_of_a_recipe_are_named_and_nothing_hangs(workspace):
+    (workspace.path / "few-recipe.yaml").write_text(RECIPE)
+    output = workspace.snakemake("data", "--configfile", "few-recipe.yaml", code=1)
+    assert "corpus 'text' has 60 documents, and with dataset.split '9999,8,2' none of them is left for" in output

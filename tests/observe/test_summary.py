@@ -56,6 +56,16 @@ def test_the_numbers_are_exact():
     assert summary["grad_norm"] == {"last": 23.0, "max": 23.0}
 
 
+def test_a_run_with_a_parent_has_the_steps_after_it():
+    train = {"run": "dp1", "train_iters": 20, "world_size": 1, "parent": {"run": "base", "iteration": 10}}
+    starts = [start_event(1, resumed_from=10, parent="old/base@10")]
+    events = events_of(range(11, 21))
+    summary = summarize("dp1", train, starts, events, step_rows(events))
+    assert (summary["state"], summary["steps"], summary["parent"]["run"]) == ("PASS", 10, "base")
+    summary = summarize("dp1", train, starts, events[1:], step_rows(events[1:]))
+    assert summary["reasons"] == ["9 of 10 steps recorded; missing: step 11"]
+
+
 def test_steps_that_were_done_again_are_counted_once_and_told():
     events = events_of(range(1, 14), seconds=9.0, loss=99.0) + events_of(range(11, 21), attempt=2, seconds=0.5)
     summary = summary_of(events, 20, attempts=[start_event(1), start_event(2, resumed_from=10)])

@@ -10,7 +10,9 @@ from megaboa.files import read_json, write_json, write_text
 from megaboa.report.blends import load_data
 from megaboa.report.checks import agreement_checks, proof_checks, verdict
 from megaboa.report.corpora import load_corpora
+from megaboa.report.expected import load_expected
 from megaboa.report.page import ReportError, draw, read_captions, render, verdict_text
+from megaboa.report.profiles import draw_profiles, load_profiles
 from megaboa.report.provenance import provenance
 from megaboa.report.runs import load_runs
 
@@ -33,6 +35,7 @@ def main() -> None:
     runs, corpora = load_runs(results), load_corpora(results)
     checks = agreement_checks(settings["agreements"], runs) + proof_checks([Path(path) for path in settings["proofs"]])
     drawn = draw(runs, corpora, settings["agreements"], captions, args.out.parent)
+    profiles = load_profiles(results, settings.get("profiles", []))
     page = render(
         title=settings["title"] or results.name,
         experiment=results.name,
@@ -43,6 +46,9 @@ def main() -> None:
         provenance=provenance(results, args.config_file, args.command),
         data=load_data(results, runs),
         published=settings.get("published"),
+        profiles=profiles,
+        profile_figures=draw_profiles(profiles, captions, args.out.parent),
+        expected=load_expected(results, runs),
     )
     result = verdict(runs, checks)
     write_json(

@@ -41,6 +41,7 @@ def summarize(
         "reasons": reasons,
         "world_size": train["world_size"],
         "train_iters": train["train_iters"],
+        "parent": train.get("parent"),
         "steps": len(final),
         "tokens": sum(row["tokens"] or 0 for row in final),
         "skipped_steps": sum(row["skipped"] for row in final),
@@ -75,9 +76,10 @@ def invalid_reasons(train: dict[str, Any], attempts: list[dict[str, Any]], final
     if bad:
         reasons.append(f"no finite loss at {_steps(bad)}")
     left_out = steps_in(train.get("skipped", []))
-    missing = sorted(set(range(1, train["train_iters"] + 1)) - {row["step"] for row in final} - left_out)
+    own = range((train.get("parent") or {"iteration": 0})["iteration"] + 1, train["train_iters"] + 1)
+    missing = sorted(set(own) - {row["step"] for row in final} - left_out)
     if missing:
-        reasons.append(f"{len(final)} of {train['train_iters']} steps recorded; missing: {_steps(missing)}")
+        reasons.append(f"{len(final)} of {len(own)} steps recorded; missing: {_steps(missing)}")
     wrong = sorted({start["world_size"] for start in attempts} - {train["world_size"]})
     if wrong:
         reasons.append(f"ran with {' and '.join(map(str, wrong))} ranks instead of {train['world_size']}")

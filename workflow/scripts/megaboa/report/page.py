@@ -12,15 +12,18 @@ import yaml
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from megaboa.report import figures, gap, style, time_spent
+from megaboa.report import figures, gap, style, time_spent, trace_figures
 from megaboa.report.blends import DataRead, last_validation
-from megaboa.report.checks import Check, verdict
+from megaboa.report.checks import Check, by_subject, verdict
 from megaboa.report.colours import Colours
 from megaboa.report.corpora import CorpusCard
+from megaboa.report.expected import Expected
+from megaboa.report.profiles import PREFIX, Profile
 from megaboa.report.runs import RunResult, passed
 
 HERE = Path(__file__).parent
 FIGURES = ("loss", "agreement", "validation", "step_time", "throughput", "lengths", "goodput")
+CAPTIONS = (*FIGURES, *(f"{PREFIX}{name}" for name in trace_figures.FIGURES))
 
 
 class ReportError(Exception):
@@ -30,8 +33,8 @@ class ReportError(Exception):
 def read_captions(path: Path) -> dict[str, str]:
     """A caption for every figure, from the file that the user may edit."""
     captions = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(captions, dict) or set(captions) != set(FIGURES):
-        raise ReportError(f"{path}: must have one caption for each of {', '.join(FIGURES)}, and nothing else")
+    if not isinstance(captions, dict) or set(captions) != set(CAPTIONS):
+        raise ReportError(f"{path}: must have one caption for each of {', '.join(CAPTIONS)}, and nothing else")
     return captions
 
 
@@ -78,6 +81,9 @@ def render(
     provenance: dict[str, Any],
     data: Sequence[DataRead] = (),
     published: dict[str, Any] | None = None,
+    profiles: Sequence[Profile] = (),
+    profile_figures: dict[str, list[dict[str, Any]]] | None = None,
+    expected: Sequence[Expected] = (),
 ) -> str:
     """The page's HTML."""
     environment = jinja2.Environment(
@@ -85,6 +91,7 @@ def render(
     )
     environment.filters |= {"loss": _loss, "duration": figures.duration, "count": _count, "difference": _difference}
     result = verdict(runs, checks)
+    proofs = [check for check in checks if check["kind"] != "agreement"]
     return environment.get_template("page.html.j2").render(
         css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         title=title,
@@ -100,8 +107,12 @@ def render(
         runs=runs,
         corpora=corpora,
         agreements=[check for check in checks if check["kind"] == "agreement"],
-        proofs=[check for check in checks if check["kind"] != "agreement"],
+        proofs=proofs,
+        proved=by_subject(proofs),
         data=data,
+        profiles=profiles,
+        profile_figures=profile_figures or {},
+        expected=expected,
         validation=last_validation(runs),
         places=[run for run in runs if run.checkpoint or run.export],
         provenance=provenance,

@@ -36,6 +36,12 @@ class RunResult:
         return self.plan["model"]
 
     @property
+    def parent(self) -> str | None:
+        """`<experiment>/<run>@<step>`, where the run went on from another's checkpoint."""
+        parent = self.plan.get("parent", "-")
+        return None if parent == "-" else parent
+
+    @property
     def layout(self) -> str:
         """What is split, and in how many: `tp2 sp`; nothing where only data parallel ranks share the work."""
         sizes = [f"{name}{self.plan[name]}" for name in SIZES if self.plan[name] not in ("1", "-")]
@@ -50,6 +56,8 @@ def load_runs(results: Path) -> list[RunResult]:
 
 
 def load_run(folder: RunFolder, plan: dict[str, str]) -> RunResult:
+    if plan.get("state") == "INVALID":  # left out of the plan
+        return RunResult(folder.name, plan, "INVALID", [plan["why"]])
     path = folder.path / "metrics" / "summary.json"
     if not path.exists():
         return RunResult(folder.name, plan, "NOT_RUN", ["it has no metrics"])
