@@ -42,8 +42,8 @@ TreePath = tuple[str, ...]
 def make_plan(loaded: LoadedExperiment, results: Path | str = "results") -> Plan:
     """The runs of an experiment. Raises ConfigError with all that is wrong with any of them.
 
-    `results` is looked at for runs that go on from others and, where illegal runs are left out, for those that preflight
-    refused earlier.
+    `results` is looked at for runs that go on from others, and for those that preflight refused, where they are left
+    out.
     """
     return _Planner(loaded, Path(results)).plan()
 
