@@ -99,6 +99,19 @@ def test_a_job_that_was_put_back_waits_in_the_queue():
     assert found["allocated_seconds"] == 92.0
 
 
+def test_an_end_that_the_jobs_next_life_wrote_is_that_of_the_job():
+    """A node died: its supervisor could write nothing."""
+    events = [*steps(1, 1, 10, 1000.0), *steps(2, 11, 20, 1100.0)]
+    entries = [
+        start_event(1, 1000.0, job="7"),
+        end_event(1, 10, 1099.0, outcome="failed", cause="node_failure", action="requeue"),
+        start_event(2, 1100.0, job="7"),
+        end_event(2, 20, 1110.0),
+    ]
+    lives = [Life("7", 1000.0, 1000.0, 1030.0), Life("7", 1030.0, 1095.0, 1111.0)]
+    assert seconds_of(entries, events, lives) == {"productive": 20.0, "idle": 20.0, "queue": 65.0, "startup": 5.0}
+
+
 def test_the_time_in_which_nobody_asked_for_the_run_is_no_ones_waste():
     events = [*steps(1, 1, 10, 1000.0), *steps(2, 11, 20, 5005.0)]
     entries = [

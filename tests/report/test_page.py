@@ -41,11 +41,11 @@ def experiment(tmp_path_factory):
     return experiment
 
 
-def page(runs, folder, title="Title", agreements=AGREEMENTS, captions=None, data=(), corpora=(CARD,)):
+def page(runs, folder, title="Title", agreements=AGREEMENTS, captions=None, data=(), corpora=(CARD,), published=None):
     drawn = draw(runs, corpora, agreements, captions or read_captions(CAPTIONS), folder)
     checks = agreement_checks(agreements, runs)
     given = {"title": title, "experiment": "tiny", "runs": runs, "checks": checks, "drawn": drawn, "data": data}
-    return render(**given, corpora=corpora, provenance=PROVENANCE)
+    return render(**given, corpora=corpora, provenance=PROVENANCE, published=published)
 
 
 @pytest.fixture(scope="module")
@@ -208,3 +208,13 @@ def test_many_runs_are_coloured_by_model_and_the_fastest_are_shown(tmp_path):
 )
 def test_the_verdict_in_words(runs, checks, text):
     assert verdict_text({"state": "", "counts": {"runs": runs, "checks": checks}}) == text
+
+
+def test_published_values_stand_beside_measured_ones(experiment, tmp_path):
+    values = {"step_seconds": [0.125, 0.125]}
+    table = {"title": HOSTILE, "source": "a page", "conditions": {"gbs": 16}, "notes": {"step_seconds": "a note"}}
+    table["rows"] = [{"name": "one", "conditions": {}, "values": values}]
+    html = page(load_runs(experiment.results), tmp_path, published=table)
+    (row,) = [row for row in rows(html) if row.startswith("one|")]
+    assert row.startswith("one|step_seconds|0.125|dp1|0.1") and "gbs: 8 instead of 16" in row
+    assert "a note" in html and HOSTILE not in html

@@ -45,6 +45,7 @@ def main() -> None:
         drawn=drawn,
         provenance=provenance(results, args.config_file, args.command),
         data=load_data(results, runs),
+        published=settings.get("published"),
         profiles=profiles,
         profile_figures=draw_profiles(profiles, captions, args.out.parent),
         expected=load_expected(results, runs),

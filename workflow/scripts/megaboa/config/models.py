@@ -488,6 +488,9 @@ class Agreement(Section):
 class Report(Section):
     title: str | None = key(None, "heading of the report; default: the experiment's name")
     agreements: list[Agreement] = key([], "groups of runs whose losses must agree")
+    compare_to: str | None = key(
+        None, "published table to lay beside what is measured: its name in config/published, or the path of such a file"
+    )
 
 
 class Sweep(Section):

@@ -24,7 +24,7 @@ def goodput(
     entries: Sequence[Entry], events: Sequence[Entry], rows: Sequence[Row], lives: Sequence[Life] | None = None
 ) -> dict[str, Any] | None:
     """The ledger, from attempts.jsonl, the attempts' events, the step rows and SLURM's accounts; None: no attempt."""
-    attempts = list(_attempts(entries, events))
+    attempts = list(_attempts(entries, events, lives))
     if not attempts:
         return None
     timed = timed_rows([row for row in rows if not row["replayed"]])
@@ -55,7 +55,9 @@ def goodput(
     }
 
 
-def _attempts(entries: Sequence[Entry], events: Sequence[Entry]) -> Iterator[tuple[Entry, list[Entry], float, Entry]]:
+def _attempts(
+    entries: Sequence[Entry], events: Sequence[Entry], lives: Sequence[Life] | None
+) -> Iterator[tuple[Entry, list[Entry], float, Entry]]:
     """Start, events, end and outcome of each. Where nobody wrote the end down, it is that of the last event."""
     ends = {entry["attempt"]: entry for entry in entries if entry["event"] == "end"}
     for start in (entry for entry in entries if entry["event"] == "start"):
@@ -66,7 +68,10 @@ def _attempts(entries: Sequence[Entry], events: Sequence[Entry]) -> Iterator[tup
         # An end that the next life of the supervisor wrote says when that began.
         late = end.get("cause") == "lost" or not end
         outcome = {"outcome": end.get("outcome"), "cause": end.get("cause")}
-        yield start, own, last if late else max(last, end["time"]), outcome
+        over = last if late else max(last, end["time"])
+        # Nor do ranks outlive their job: of a node's failure the job's next life tells.
+        ends_of_jobs = [life.end for life in lives or () if life.start <= start["time"] < life.end]
+        yield start, own, min([over, *ends_of_jobs]), outcome
 
 
 def _begin(entries: Sequence[Entry], lives: Sequence[Life] | None) -> float:
@@ -96,9 +101,9 @@ def _between_by_ledger(begin: float, end: float, entries: Sequence[Entry]) -> It
     """Without accounts: a job that was put back waits until it starts again; a new call begins a new life."""
     calls = [entry["time"] for entry in entries if entry["event"] == "call" and begin <= entry["time"] <= end]
     put_back = any(
-        entry["event"] in ("end", "left", "unhealthy") and entry.get("action", "requeue") == "requeue"
+        entry["event"] == "left" or entry.get("action") == "requeue"
         for entry in entries
-        if begin <= entry["time"] <= end and entry["event"] != "call"
+        if begin <= entry["time"] <= end
     )
     if calls:
         yield ("queue" if put_back else "away"), begin, calls[-1]

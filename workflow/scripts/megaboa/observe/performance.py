@@ -27,12 +27,16 @@ def mfu(
     tflops_per_rank: dict[str, Any] | None, events: Sequence[dict[str, Any]], peak: float | None
 ) -> dict[str, Any] | None:
     """Against `resources.peak_tflops`, else what is known of the GPU; None where neither is."""
-    gpu = next((event["gpu"] for event in reversed(events) if event.get("gpu")), None)
+    gpu = gpu_of(events)
     stated = (peak, "resources.peak_tflops") if peak else peak_of(gpu)
     if not stated or not tflops_per_rank:
         return None
     value, source = stated
     return {"median": tflops_per_rank["median"] / value, "peak_tflops": value, "peak_from": source, "gpu": gpu}
+
+
+def gpu_of(events: Sequence[dict[str, Any]]) -> str | None:
+    return next((event["gpu"] for event in reversed(events) if event.get("gpu")), None)
 
 
 def memory(store: RunStore, attempts: Sequence[int]) -> dict[str, Any] | None:

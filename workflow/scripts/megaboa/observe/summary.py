@@ -55,6 +55,7 @@ def summarize(
         "tokens_per_second": throughput,
         "tokens_per_second_per_rank": throughput and throughput["median"] / train["world_size"],
         "tflops_per_rank": tflops,
+        "gpu": performance.gpu_of(events),
         "mfu": performance.mfu(tflops, events, peak_tflops),
         "memory": memory,
         "energy": energy,

@@ -17,6 +17,7 @@ from megaboa import blends, files
 from megaboa.config import ConfigError, Experiment, LoadedExperiment, Problem, check, keys
 from megaboa.config.errors import choose
 from megaboa.config.models import Tokenizer
+from megaboa.config.published import PublishedError, load_published
 from megaboa.config.sweep import Option, piece
 from megaboa.config.yaml_file import dotted
 from megaboa.data.sources import is_hub_id
@@ -110,6 +111,7 @@ class _Planner:
         for key, message in over_budget(runs, exports, self.base.budget, self.results).items():
             self.problem(tuple(key.split(".")), message)
         agreements = self.agreements(names)
+        published = self.published()
         tokenizers = self.corpus_tokenizers(runs)
         if self.problems:
             raise ConfigError(self.complete(problem, names) for problem, names in self.problems.items())
@@ -121,6 +123,7 @@ class _Planner:
             corpus_tokenizers=tokenizers,
             exports=exports,
             agreements=agreements,
+            published=published,
             invalid=self.invalid,
             warnings=self.warnings,
         )
@@ -223,6 +226,14 @@ class _Planner:
             others = [name for name in runs if name != agreement.reference]
             result.append({"reference": agreement.reference, "runs": others, "tolerance": agreement.tolerance})
         return result
+
+    def published(self) -> dict[str, Any] | None:
+        name = self.base.report.compare_to
+        try:
+            return load_published(name) if name else None
+        except PublishedError as error:
+            self.problem(("report", "compare_to"), str(error))
+            return None
 
     # one run
 

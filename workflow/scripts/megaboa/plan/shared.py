@@ -249,6 +249,7 @@ class Shared:
             "invalid": [str(run) for run in self.plan.invalid],
             "title": self.plan.experiment.report.title,
             "agreements": self.plan.agreements,
+            "published": self.plan.published,
             "proofs": [*self.import_proofs, *self.export_proofs],
             "profiles": self.profiled_runs,
         }

@@ -12,7 +12,7 @@ import yaml
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from megaboa.report import figures, style, time_spent, trace_figures
+from megaboa.report import figures, gap, style, time_spent, trace_figures
 from megaboa.report.blends import DataRead, last_validation
 from megaboa.report.checks import Check, by_subject, verdict
 from megaboa.report.colours import Colours
@@ -80,6 +80,7 @@ def render(
     drawn: list[dict[str, Any]],
     provenance: dict[str, Any],
     data: Sequence[DataRead] = (),
+    published: dict[str, Any] | None = None,
     profiles: Sequence[Profile] = (),
     profile_figures: dict[str, list[dict[str, Any]]] | None = None,
     expected: Sequence[Expected] = (),
@@ -115,6 +116,8 @@ def render(
         validation=last_validation(runs),
         places=[run for run in runs if run.checkpoint or run.export],
         provenance=provenance,
+        published=published,
+        gaps=gap.gap_rows(published, passed(runs)) if published else [],
     )
 
 

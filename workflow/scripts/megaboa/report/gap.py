@@ -1,0 +1,69 @@
+"""Measured beside published: the ratio, and every condition that differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megaboa.report.runs import RunResult
+
+# Runs are laid beside the row that shares their layout; the other conditions are compared.
+LAYOUT = {"world_size": 1, "tp": 1, "pp": 1, "vpp": "-", "cp": 1, "ep": 1, "sp": False}
+# Numbers of parameters are published in two or three digits.
+PARAMS_TOLERANCE = 0.02
+
+
+def gap_rows(table: dict[str, Any], runs: list[RunResult]) -> list[dict[str, Any]]:
+    """One row for each published value and each run of that layout; without a run, the published value alone."""
+    rows = []
+    for published in table["rows"]:
+        conditions = {**table["conditions"], **published["conditions"]}
+        beside = [run for run in runs if _same_layout(conditions, run.plan)]
+        for quantity, (least, most) in published["values"].items():
+            known = {"row": published["name"], "quantity": quantity, "published": [least, most]}
+            rows += [{**known, **_measured(quantity, least, most, conditions, run)} for run in beside]
+            if not beside:
+                rows.append({**known, "run": None, "measured": None, "ratio": None, "differs": [], "unknown": []})
+    return rows
+
+
+def measured(quantity: str, summary: dict[str, Any]) -> float | None:
+    """What a run's summary calls otherwise."""
+    if quantity == "memory_mib":
+        memory = summary.get("memory")
+        return memory and memory["peak_bytes"]["reserved"] / 2**20
+    if quantity == "tokens_per_second_per_gpu":
+        return summary["tokens_per_second_per_rank"]
+    found = summary.get("tflops_per_rank" if quantity == "tflops_per_gpu" else quantity)
+    return found and found["median"]
+
+
+def _measured(quantity: str, least: float, most: float, conditions: dict[str, Any], run: RunResult) -> dict[str, Any]:
+    value = measured(quantity, run.summary)
+    differs, unknown = [], []
+    for name, asked in conditions.items():
+        have = run.summary.get("gpu") if name == "gpu" else run.plan.get(name)
+        if have in (None, "-", "recipe") and name not in LAYOUT:
+            unknown.append(f"{name}: {_text(asked)}")
+        elif not _same(name, asked, have):
+            differs.append(f"{name}: {_text(have)} instead of {_text(asked)}")
+    ratio = None if value is None else value / ((least + most) / 2)
+    return {"run": run.name, "measured": value, "ratio": ratio, "differs": differs, "unknown": unknown}
+
+
+def _same_layout(conditions: dict[str, Any], plan: dict[str, str]) -> bool:
+    return all(_same(name, conditions.get(name, usual), plan.get(name, usual)) for name, usual in LAYOUT.items())
+
+
+def _same(name: str, asked: Any, have: Any) -> bool:
+    if name == "params":
+        return abs(float(have) / asked - 1) <= PARAMS_TOLERANCE
+    if name == "precision":  # Bridge's names have more to them
+        return _text(have).removesuffix("_mixed") == _text(asked).removesuffix("_mixed")
+    if name in ("gpu", "model"):
+        return _text(have).startswith(_text(asked))
+    return _text(have) == _text(asked)
+
+
+def _text(value: Any) -> str:
+    """As plan.tsv has it."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
