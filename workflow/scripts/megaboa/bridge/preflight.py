@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +68,7 @@ def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> 
         "micro_batch_size": config.train.micro_batch_size,
         "seq_length": config.dataset.seq_length,
         "memory_gib": memory.peak(facts).gib() if memory.is_known(facts) else None,
+        "facts": dataclasses.asdict(facts),
         "warnings": [str(one) for one in findings],
     }
     key = _played_by(run)
