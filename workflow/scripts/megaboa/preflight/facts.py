@@ -16,6 +16,7 @@ class Layout:
     tp: int = 1
     pp: int = 1
     vpp: int | None = None
+    group: int | None = None  # micro-batches that interleaved stages take together; None: pp
     cp: int = 1
     ep: int = 1
     etp: int | None = None
