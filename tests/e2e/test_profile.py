@@ -1,4 +1,4 @@
-"""The profile stage: a short run of its own under PyTorch's profiler."""
+"""The profile stage: a short run of its own under PyTorch's profiler, its analysis, and both in the report."""
 
 import gzip
 import json
@@ -9,17 +9,41 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_profile_is_captured_beside_the_run_and_trains_nothing(workspace):
-    profile = "profile: {tool: pytorch, steps: [2, 4], ranks: [1]}\n"
+    profile = "profile: {tool: pytorch, steps: [2, 7], ranks: [0, 1]}\n"
     config = workspace.experiment("traced", {"dp2": "{resources.gpus_per_node: 2}"}, more=profile)
     workspace.snakemake("profile", "--configfile", config)
     manifest = workspace.json("traced", "runs", "dp2", "trace.json")
-    assert manifest["traces"] == ["rank-1.json.gz"]
+    assert manifest["traces"] == ["rank-0.json.gz", "rank-1.json.gz"]
     with gzip.open(workspace.path / manifest["path"] / "rank-1.json.gz") as trace:
         events = json.load(trace)["traceEvents"]
     names = {event.get("name") for event in events}
     assert {"aten::mm", "aten::embedding"} & names
-    assert len([name for name in names if name and name.startswith("ProfilerStep#")]) == 2
+    assert len([name for name in names if name and name.startswith("ProfilerStep#")]) == 5
     assert not workspace.results("traced", "runs", "dp2", "train.json").exists()
+
+    analysis = workspace.json("traced", "runs", "dp2", "analysis.json")
+    assert {row["window"]: row["n"] for row in analysis["ranks"]} == {
+        "steps 3 to 5 of rank 0": 3,
+        "steps 3 to 5 of rank 1": 3,
+    }
+    for row in analysis["budget"]:
+        assert row["wall"] == pytest.approx(row["compute"] + row["exposed"] + row["idle"])
+        assert row["compute"] > 0 and row["communication"] > 0 and row["copies"] is None
+    codes = {finding["code"] for finding in analysis["findings"]}
+    assert "host_only" in codes and not {"steps_outside", "missing_rank", "truncated", "unlike_ranks"} & codes
+    assert {row["part"] for row in analysis["ranks"]} == {"the whole model"} and len(analysis["summary"]) <= 10
+    assert analysis["clocks"][0]["offset_us"] == 0 and analysis["waiting"]["matched"] > 0
+
+
+def test_the_report_shows_the_profile(workspace):
+    config = workspace.path / "traced.yaml"
+    before = workspace.results("traced", "runs", "dp2", "trace.json").stat().st_mtime
+    workspace.snakemake("--configfile", config)
+    assert workspace.results("traced", "runs", "dp2", "trace.json").stat().st_mtime == before
+    html = workspace.results("traced", "report", "index.html").read_text()
+    summary = workspace.json("traced", "runs", "dp2", "analysis.json")["summary"]
+    assert 'id="profiles"' in html and summary[0] in html
+    assert workspace.results("traced", "report", "profile_0_timeline.png").exists()
 
 
 def test_a_rank_that_the_run_does_not_have_is_named(workspace):

@@ -175,7 +175,7 @@ def test_launch_and_profile_hold_the_rest(plan_of: PlanOf) -> None:
         "num_workers": 2,
     }
     assert run.launch["overrides"] == {"logger.log_interval": 5}
-    assert run.profile == {"tool": "none", "steps": [2, 4], "ranks": [0]}
+    assert run.profile == {"tool": "none", "steps": [2, 8], "ranks": [0]}
 
 
 def test_how_ranks_start_and_what_is_done_when_they_fail_is_launched(plan_of: PlanOf) -> None:

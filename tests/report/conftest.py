@@ -3,4 +3,4 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "observe"))
+sys.path[:0] = [str(Path(__file__).parents[1] / "observe"), str(Path(__file__).parents[1] / "observe" / "traces")]

@@ -1,6 +1,6 @@
 rule profile:
     input:
-        expand(f"{RESULTS}/runs/{{run}}/trace.json", run=SHARED.profiled_runs),
+        ANALYSES,
 
 
 rule capture:
@@ -25,3 +25,20 @@ rule capture:
         scripts=SCRIPTS,
     shell:
         "python {params.scripts:q}/profile_run.py {input.run} --out {output} 2>&1 | tee {log}"
+
+
+rule analyze:
+    input:
+        trace=f"{RESULTS}/runs/{{run}}/trace.json",
+        run=f"{RESULTS}/runs/{{run}}/run.json",
+    output:
+        f"{RESULTS}/runs/{{run}}/analysis.json",
+    log:
+        f"{RESULTS}/logs/profiles/{{run}}.analysis.log",
+    conda:
+        "../../envs/pipeline.yaml"
+    params:
+        scripts=SCRIPTS,
+    shell:
+        "python {params.scripts:q}/analyze_profile.py --trace {input.trace} --run {input.run}"
+        " --out {output} > {log} 2>&1"

@@ -6,6 +6,7 @@ rule report:
         METRICS,
         DATA,
         INDEXES,
+        ANALYSES,
         SHARED.import_proofs,
         SHARED.export_proofs,
         settings=f"{RESULTS}/specs/report.json",

@@ -12,6 +12,7 @@ from megaboa.report.checks import agreement_checks, proof_checks, verdict
 from megaboa.report.corpora import load_corpora
 from megaboa.report.expected import load_expected
 from megaboa.report.page import ReportError, draw, read_captions, render, verdict_text
+from megaboa.report.profiles import draw_profiles, load_profiles
 from megaboa.report.provenance import provenance
 from megaboa.report.runs import load_runs
 
@@ -34,6 +35,7 @@ def main() -> None:
     runs, corpora = load_runs(results), load_corpora(results)
     checks = agreement_checks(settings["agreements"], runs) + proof_checks([Path(path) for path in settings["proofs"]])
     drawn = draw(runs, corpora, settings["agreements"], captions, args.out.parent)
+    profiles = load_profiles(results, settings.get("profiles", []))
     page = render(
         title=settings["title"] or results.name,
         experiment=results.name,
@@ -43,6 +45,8 @@ def main() -> None:
         drawn=drawn,
         provenance=provenance(results, args.config_file, args.command),
         data=load_data(results, runs),
+        profiles=profiles,
+        profile_figures=draw_profiles(profiles, captions, args.out.parent),
         expected=load_expected(results, runs),
     )
     result = verdict(runs, checks)

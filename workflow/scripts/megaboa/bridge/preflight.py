@@ -67,6 +67,7 @@ def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> 
         "global_batch_size": config.train.global_batch_size,
         "micro_batch_size": config.train.micro_batch_size,
         "seq_length": config.dataset.seq_length,
+        "split": getattr(config.dataset, "split", None),
         "memory_gib": memory.peak(facts).gib() if memory.is_known(facts) else None,
         "facts": dataclasses.asdict(facts),
         "warnings": [str(one) for one in findings],

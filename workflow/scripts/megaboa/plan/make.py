@@ -25,6 +25,7 @@ from megaboa.plan.costs import over_budget
 from megaboa.plan.facts import facts_of, hf_config_of
 from megaboa.plan.model import Invalid, Plan, Run
 from megaboa.plan.parameters import UnknownFamilyError, count_parameters
+from megaboa.plan.parents import Parents
 from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
 from megaboa.plan.shared import environment
 from megaboa.preflight import refusals, table
@@ -40,7 +41,8 @@ TreePath = tuple[str, ...]
 def make_plan(loaded: LoadedExperiment, results: Path | str = "results") -> Plan:
     """The runs of an experiment. Raises ConfigError with all that is wrong with any of them.
 
-    Where illegal runs are left out, so are those that an earlier preflight refused.
+    `results` is looked at for runs that go on from others, and for those that preflight refused, where they are left
+    out.
     """
     return _Planner(loaded, Path(results)).plan()
 
@@ -73,8 +75,8 @@ def _join(options: tuple[Option, ...]) -> _Choice:
 class _Planner:
     def __init__(self, loaded: LoadedExperiment, results: Path):
         self.loaded = loaded
-        self.base = loaded.experiment
         self.results = results
+        self.base = loaded.experiment
         self.skip_illegal = bool(self.base.sweep and self.base.sweep.skip_illegal)
         self.refused = self.earlier_refusals(results / str(self.base.experiment)) if self.skip_illegal else {}
         self.problems: dict[Problem, list[str]] = {}  # with the runs that have it
@@ -96,7 +98,7 @@ class _Planner:
             self.problem(("sweep",), f"gives more than {MAX_RUNS} runs: split it")
             choices = []
         self.check_names(choices)
-        runs = [run for choice in choices if (run := self.run(choice))]
+        runs = self.with_parents([run for choice in choices if (run := self.run(choice))], choices)
         if choices and not self.problems:
             self.check_same(runs)
         left_out = {run.name for run in self.invalid}
@@ -132,6 +134,17 @@ class _Planner:
         more = f" and {len(named) - 3} more" if len(named) > 3 else ""
         where = f" (run{'s' if len(named) > 1 else ''} {', '.join(named[:3])}{more})"
         return Problem(problem.key, problem.message + where, problem.file, problem.line)
+
+    def with_parents(self, runs: list[Run], choices: list[_Choice]) -> list[Run]:
+        """The runs; those that go on from another's checkpoint know which one."""
+        if not any(run.config.continue_from for run in runs):
+            return runs
+        by_name = {choice.name: choice for choice in choices}
+
+        def complain(run: Run, path: TreePath, message: str) -> None:
+            self.problem(self.place_of(path, by_name[run.name]), message, run.name)
+
+        return Parents(str(self.base.experiment), runs, list(by_name), self.results, complain).join()
 
     # names
 
@@ -323,11 +336,7 @@ class _Planner:
         if model in self.families:
             return
         self.families.add(model)
-        key = "config" if definition.get("config") is not None else "hf"
-        config = definition.get(key)
-        if key == "hf" and config is not None:
-            folder = Path(config).expanduser()
-            config = files.read_json(folder / "config.json") if (folder / "config.json").exists() else None
+        key, config = "config" if definition.get("config") is not None else "hf", hf_config_of(definition)
         if config and (message := families.problem(str(config.get("model_type")), model)):
             self.problem(self.place_of(("models", model, key), choice), message)
 

@@ -12,16 +12,18 @@ import yaml
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from megaboa.report import figures, style
+from megaboa.report import figures, style, time_spent, trace_figures
 from megaboa.report.blends import DataRead, last_validation
-from megaboa.report.checks import Check, verdict
+from megaboa.report.checks import Check, by_subject, verdict
 from megaboa.report.colours import Colours
 from megaboa.report.corpora import CorpusCard
 from megaboa.report.expected import Expected
+from megaboa.report.profiles import PREFIX, Profile
 from megaboa.report.runs import RunResult, passed
 
 HERE = Path(__file__).parent
-FIGURES = ("loss", "agreement", "validation", "step_time", "throughput", "lengths")
+FIGURES = ("loss", "agreement", "validation", "step_time", "throughput", "lengths", "goodput")
+CAPTIONS = (*FIGURES, *(f"{PREFIX}{name}" for name in trace_figures.FIGURES))
 
 
 class ReportError(Exception):
@@ -31,8 +33,8 @@ class ReportError(Exception):
 def read_captions(path: Path) -> dict[str, str]:
     """A caption for every figure, from the file that the user may edit."""
     captions = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(captions, dict) or set(captions) != set(FIGURES):
-        raise ReportError(f"{path}: must have one caption for each of {', '.join(FIGURES)}, and nothing else")
+    if not isinstance(captions, dict) or set(captions) != set(CAPTIONS):
+        raise ReportError(f"{path}: must have one caption for each of {', '.join(CAPTIONS)}, and nothing else")
     return captions
 
 
@@ -54,6 +56,7 @@ def draw(
         "step_time": lambda: figures.step_time_figure(good, colours),
         "throughput": lambda: figures.throughput_figure(good, colours),
         "lengths": lambda: figures.lengths_figure(corpora),
+        "goodput": lambda: time_spent.goodput_figure(good),
     }
     drawn = []
     for name, make in makers.items():
@@ -77,6 +80,8 @@ def render(
     drawn: list[dict[str, Any]],
     provenance: dict[str, Any],
     data: Sequence[DataRead] = (),
+    profiles: Sequence[Profile] = (),
+    profile_figures: dict[str, list[dict[str, Any]]] | None = None,
     expected: Sequence[Expected] = (),
 ) -> str:
     """The page's HTML."""
@@ -85,6 +90,7 @@ def render(
     )
     environment.filters |= {"loss": _loss, "duration": figures.duration, "count": _count, "difference": _difference}
     result = verdict(runs, checks)
+    proofs = [check for check in checks if check["kind"] != "agreement"]
     return environment.get_template("page.html.j2").render(
         css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         title=title,
@@ -95,11 +101,16 @@ def render(
         agreement_figures=_named(drawn, "agreement"),
         speed_figures=_named(drawn, "step_time", "throughput"),
         data_figures=_named(drawn, "lengths"),
+        time_figures=_named(drawn, "goodput"),
+        times=time_spent.time_rows(passed(runs)),
         runs=runs,
         corpora=corpora,
         agreements=[check for check in checks if check["kind"] == "agreement"],
-        proofs=[check for check in checks if check["kind"] != "agreement"],
+        proofs=proofs,
+        proved=by_subject(proofs),
         data=data,
+        profiles=profiles,
+        profile_figures=profile_figures or {},
         expected=expected,
         validation=last_validation(runs),
         places=[run for run in runs if run.checkpoint or run.export],
@@ -131,6 +142,8 @@ def _note(name: str, good: list[RunResult], colours: Colours) -> str:
     """What has to be said about a figure because of what it shows this time."""
     if name == "lengths":
         return ""
+    if name == "goodput":
+        return f"The first {figures.MOST_BARS} of {len(good)} runs." if len(good) > figures.MOST_BARS else ""
     if name not in ("step_time", "throughput"):
         return colours.note()
     shown = figures.MOST_BARS

@@ -1,0 +1,98 @@
+"""Profiles in the report: figures, summary, findings."""
+
+import re
+
+import pytest
+import test_page
+from fake_runs import FakeExperiment
+from synthetic import ALL_REDUCE, NCCL
+from test_analysis import tell
+
+from megaboa.files import write_json
+from megaboa.observe.traces.analysis import Expected, analyse
+from megaboa.observe.traces.ranks import Layout
+from megaboa.report import trace_figures
+from megaboa.report.page import read_captions, render
+from megaboa.report.profiles import Profile, draw_profiles, load_profiles
+from megaboa.report.runs import load_runs
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory):
+    """Four ranks of which one is slow, over messages of different sizes."""
+    folder = tmp_path_factory.mktemp("captures")
+    for rank in range(4):
+        story = tell(count=8, rank=rank, world_size=4, slow=40.0 * (rank == 2), host=f"node-{rank // 2}")
+        for step in range(8):
+            story.kernel(ALL_REDUCE, step * 1000 + 600, 20, stream=NCCL, size=2 ** (12 + step), group=4)
+        story.nsys(folder)
+    return analyse([folder], Expected(layout=Layout(4)))
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory, document):
+    experiment = FakeExperiment(tmp_path_factory.mktemp("profiles"))
+    experiment.completed_run("dp4", steps=10)
+    experiment.measure("dp4")
+    write_json(experiment.results / "runs" / "dp4" / "analysis.json", document)
+    return experiment
+
+
+def text_of(svg):
+    return re.sub(r"<[^>]+>", " ", str(svg))
+
+
+def test_every_figure_is_drawn_and_named(experiment, tmp_path):
+    profiles = load_profiles(experiment.results, ["dp4", "later"])
+    assert [profile.run for profile in profiles] == ["dp4"] and profiles[0].tool == "nsys"
+    drawn = draw_profiles(profiles, read_captions(test_page.CAPTIONS), tmp_path)["dp4"]
+    assert [figure["name"] for figure in drawn] == list(trace_figures.FIGURES)
+    words = {figure["name"]: text_of(figure["svg"]) for figure in drawn}
+    assert "rank 3" in words["ranks"] and "GEMM" in words["classes"] and "AllReduce" in words["sizes"]
+    assert (
+        "stream 20" in words["timeline"] and "exposed communication" in words["exposed"] and "rank 2" in words["heat"]
+    )
+    assert drawn[0]["note"] == "Steps 4 to 9, n = 24." and drawn[-1]["note"] == "Step 7 of rank 0."
+    assert {path.suffix for path in tmp_path.iterdir()} == {".svg", ".pdf", ".png"}
+
+
+def test_the_page_says_what_to_look_at_first(experiment, document, tmp_path):
+    runs = load_runs(experiment.results)
+    profiles = load_profiles(experiment.results, ["dp4"])
+    figures = draw_profiles(profiles, read_captions(test_page.CAPTIONS), tmp_path)
+    given = {"runs": runs, "corpora": [], "checks": [], "drawn": [], "provenance": test_page.PROVENANCE}
+    html = render(title="T", experiment="e", **given, profiles=profiles, profile_figures=figures)
+    assert "Rank 2 on node-1 is slow" in html and document["summary"][0] in html
+    assert html.count("<svg") == len(trace_figures.FIGURES)
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    assert "Profiles" not in render(title="T", experiment="e", **given)
+
+
+def test_figures_of_profiles_that_are_gone_are_removed(experiment, tmp_path):
+    captions = read_captions(test_page.CAPTIONS)
+    draw_profiles(load_profiles(experiment.results, ["dp4"]), captions, tmp_path)
+    assert draw_profiles([], captions, tmp_path) == {} and list(tmp_path.iterdir()) == []
+
+
+def test_without_anything_to_draw_there_is_no_figure(tmp_path):
+    empty = analyse([tmp_path])
+    assert all(make(empty) is None for make in trace_figures.FIGURES.values())
+    profile = Profile("a", empty)
+    assert draw_profiles([profile], read_captions(test_page.CAPTIONS), tmp_path) == {"a": []} and profile.tool == ""
+
+
+def test_many_ranks_are_drawn_as_one_band(document):
+    rows = [{**row, "rank": rank} for rank in range(20) for row in document["budget"] if row["rank"] == 0]
+    ranks = [{**document["ranks"][0], "rank": rank} for rank in range(20)]
+    many = {**document, "budget": rows, "ranks": ranks}
+    assert all(trace_figures.FIGURES[name](many) is not None for name in ("exposed", "heat", "ranks"))
+
+
+def test_sizes_are_written_in_powers_of_two():
+    assert [trace_figures.bytes_text(size) for size in (512, 1 << 16, 3 << 20, 1 << 30)] == [
+        "512 B",
+        "64 KiB",
+        "3 MiB",
+        "1 GiB",
+    ]

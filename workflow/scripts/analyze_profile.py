@@ -1,0 +1,71 @@
+"""Say what the steps of a profile went into: `analyze_profile.py CAPTURES... [--out FILE]`, without Snakemake.
+
+CAPTURES are files or folders: .nsys-rep, .sqlite, .json, .json.gz. `--trace` takes them, and what was asked for, from
+the manifest of a run's capture. `--against` compares with an earlier analysis, or with other captures.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from megaboa import files
+from megaboa.observe.traces.analysis import Expected, analyse
+from megaboa.observe.traces.comparison import compare
+from megaboa.observe.traces.ranks import Layout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("captures", type=Path, nargs="*", help="files or folders")
+    parser.add_argument("--trace", type=Path, help="trace.json of a run, with run.json beside it")
+    parser.add_argument("--run", type=Path, help="run.json: says which rank holds which part of the model")
+    parser.add_argument("--against", type=Path, help="analysis.json of an earlier profile, or its captures")
+    parser.add_argument("--out", type=Path, help="analysis to write (JSON)")
+    parser.add_argument("--figures", type=Path, help="folder for figures")
+    arguments = parser.parse_args()
+    if not arguments.captures and not arguments.trace:
+        parser.error("give captures, or --trace")
+
+    paths, expected = wanted(arguments)
+    document = analyse(paths, expected)
+    if arguments.against:
+        before = earlier(arguments.against)
+        document["comparison"] = {"against": str(arguments.against), **compare(before, document)}
+    if arguments.out:
+        files.write_json(arguments.out, document)
+    if arguments.figures:
+        from megaboa.report.profiles import draw_all
+
+        draw_all(document, arguments.figures)
+    print("\n".join(document["summary"]))
+    if arguments.against:
+        print("\n".join(["", f"against {arguments.against}:", *document["comparison"]["summary"]]))
+
+
+def wanted(arguments: argparse.Namespace) -> tuple[list[Path], Expected]:
+    """Captures, and what they should be."""
+    trace = files.read_json(arguments.trace) if arguments.trace else {}
+    run_path = arguments.run or (arguments.trace.with_name("run.json") if arguments.trace else None)
+    run: dict[str, Any] = files.read_json(run_path) if run_path else {}
+    paths = [*arguments.captures, *([Path(trace["path"])] if trace else [])]
+    return paths, Expected(
+        ranks=trace.get("ranks", []),
+        steps=trace.get("steps", []),
+        train_iters=(run.get("training") or {}).get("train_iters"),
+        layout=Layout.of_run(run) if run else None,
+    )
+
+
+def earlier(path: Path) -> dict[str, Any]:
+    """An analysis that was written, or one of captures."""
+    if path.is_file() and path.suffix == ".json":
+        document = files.read_json(path)
+        if isinstance(document, dict) and "form" in document:
+            return document
+    return analyse([path])
+
+
+if __name__ == "__main__":
+    main()

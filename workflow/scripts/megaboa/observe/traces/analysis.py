@@ -1,0 +1,293 @@
+"""From captures to one document: where each step of each rank went, who was slow, and what can't be said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megaboa.observe.traces import clocks, collectives, ranks, read, tables
+from megaboa.observe.traces.budget import COLUMNS, Budget, Timeline, budget, cpu_bound
+from megaboa.observe.traces.events import Capture
+from megaboa.observe.traces.findings import Finding, worst_first
+from megaboa.observe.traces.phases import phases
+from megaboa.observe.traces.ranks import Layout
+from megaboa.observe.traces.steps import Steps, find_steps
+from megaboa.observe.traces.summary import opportunities, summary
+from megaboa.observe.traces.timeline import timeline_of
+
+UNLIKE = 0.02  # by how much kernels per step may differ between ranks of one part
+FORM = 1  # of the document: raised when a field changes its meaning
+WHAT_IS_MISSING = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": ("no_cuda", "no rows of CUDA kernels: nothing is said of the device"),
+    "CUPTI_ACTIVITY_KIND_RUNTIME": ("no_calls", "no calls of CUDA: launch gaps and phases of kernels are unknown"),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": ("no_copies", "no rows of memory copies"),
+    "NVTX_EVENTS": ("no_nvtx", "no NVTX ranges: phases are unknown"),
+    "StringIds": ("no_names", "no table of names: kernels can't be told apart"),
+    "kernel": ("no_cuda", "no CUDA kernels: nothing is said of a device"),
+    "cuda_runtime": ("no_calls", "no calls of CUDA: launch gaps and phases of kernels are unknown"),
+    "gpu_memcpy": ("no_copies", "no memory copies"),
+    "user_annotation": ("no_nvtx", "no annotations: phases are unknown"),
+}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the profile was asked for, as far as it is known."""
+
+    ranks: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)  # first, and the one before which capture ended
+    train_iters: int | None = None
+    layout: Layout | None = None
+
+
+@dataclass(frozen=True)
+class Analysed:
+    """One rank: its unions, its steps, and nanoseconds of everything by step."""
+
+    timeline: Timeline
+    steps: Steps
+    budget: Budget
+
+    @property
+    def capture(self) -> Capture:
+        return self.timeline.capture
+
+
+def analyse(paths: list[Path], expected: Expected | None = None) -> dict[str, Any]:
+    """The document of the captures among these files and folders. Never raises for what is in them."""
+    expected = expected or Expected()
+    captures, findings = read.read_all(paths)
+    captures, clock_rows, about_clocks = clocks.aligned(captures) if captures else ([], [], [])
+    findings += about_clocks + about_expected(captures, expected)
+    analysed = []
+    for capture in captures:
+        findings += about_capture(capture)
+        steps, problems = find_steps(capture, expected.steps[0] if expected.steps else 0)
+        findings += problems + about_steps(capture, steps, expected)
+        if len(steps):
+            timeline = Timeline(capture)
+            analysed.append(Analysed(timeline, steps, budget(timeline, steps)))
+    for one in analysed:
+        findings += about_contents(one)
+    findings += about_likeness(analysed, expected.layout)
+    document = {
+        "form": FORM,
+        "captures": [_about(capture, expected) for capture in captures],
+        "device": "cpu" if any(capture.device == "cpu" for capture in captures) else "gpu",
+        "budget": [row for one in analysed for row in budget_rows(one)],
+        "ranks": [rank_row(one, expected) for one in analysed],
+        "details": {str(one.capture.rank): details(one) for one in analysed},
+        "clocks": clock_rows,
+        "waiting": _waiting(analysed, expected.layout),
+        "stragglers": _stragglers(analysed, expected),
+        "pipeline": pipeline(analysed, expected.layout),
+        "network": [{"rank": capture.rank, **row} for capture in captures for row in capture.network],
+        "timeline": timeline_of(analysed[0].timeline, analysed[0].steps) if analysed else None,
+    }
+    document["findings"] = [finding.document() for finding in worst_first(findings)]
+    document["opportunities"] = opportunities(document)
+    return {**document, "summary": summary(document)}
+
+
+def about_expected(captures: list[Capture], expected: Expected) -> list[Finding]:
+    """Ranks that are missing, and steps that the run doesn't have."""
+    found = {capture.rank for capture in captures}
+    findings = [
+        Finding("missing_rank", "warning", f"rank {rank}", "it was to be captured, and there is no capture of it")
+        for rank in expected.ranks
+        if rank not in found
+    ]
+    world = max((capture.world_size or 0 for capture in captures), default=0)
+    if captures and world > len(found):
+        text = f"{len(found)} of {world} ranks were captured: a slower rank may be among the others"
+        findings.append(Finding("sampled_ranks", "note", "profile", text))
+    if expected.steps and expected.train_iters is not None and expected.steps[1] > expected.train_iters + 1:
+        first, end = expected.steps
+        text = f"profile.steps is [{first}, {end}], and the run has steps 1 to {expected.train_iters}"
+        findings.append(Finding("steps_outside", "warning", "profile", text))
+    return findings
+
+
+def about_capture(capture: Capture) -> list[Finding]:
+    """What the capture doesn't have, by its own tables."""
+    said = [WHAT_IS_MISSING[name] for name in capture.missing if name in WHAT_IS_MISSING]
+    if capture.device == "cpu":
+        text = "it ran without a GPU: operators and gloo's collectives stand in for kernels, a thread for a stream"
+        return [Finding("host_only", "note", capture.label, text)]
+    findings = [Finding(code, "warning", capture.label, text) for code, text in dict(said).items()]
+    if not len(capture.ranges) and not any(code == "no_nvtx" for code, _ in said):
+        findings.append(Finding("no_nvtx", "warning", capture.label, "no ranges in it: phases are unknown"))
+    return findings
+
+
+def about_steps(capture: Capture, steps: Steps, expected: Expected) -> list[Finding]:
+    if not len(steps) or not expected.steps or steps.anchor != "ProfilerStep":
+        return []
+    first, end = expected.steps
+    outside = [number for number in steps.numbers if not first <= number < end]
+    if not outside:
+        return []
+    text = f"it holds step {outside[0]}, and steps {first} to {end - 1} were asked for: it is of another session"
+    return [Finding("steps_outside", "warning", capture.label, text)]
+
+
+def about_contents(one: Analysed) -> list[Finding]:
+    findings = []
+    if one.capture.device == "gpu" and (unknown := tables.unclassified(one.timeline, one.steps)):
+        text = f"{len(unknown)} kernel(s) above 1 % of a step have no class; the largest: {unknown[0][:80]}"
+        findings.append(Finding("unclassified", "note", one.capture.label, text))
+    if one.timeline.is_communication.any() and not collectives.sizes_known(one.timeline):
+        text = "sizes of messages are not in the capture: bandwidths are unknown"
+        findings.append(Finding("no_message_sizes", "note", one.capture.label, text))
+    return findings
+
+
+def about_likeness(analysed: list[Analysed], layout: Layout | None) -> list[Finding]:
+    """Ranks of one part must do the same: else comparing them says nothing."""
+    findings = []
+    for part in dict.fromkeys(part_of(one.capture.rank, layout) for one in analysed):
+        same = [one for one in analysed if part_of(one.capture.rank, layout) == part]
+        counts = {one.capture.rank: tables.inside(one.timeline, one.steps).sum() / len(one.steps) for one in same}
+        low, high = min(counts.values()), max(counts.values())
+        if high > low * (1 + UNLIKE):
+            unlike = ", ".join(f"{count:,.0f} on rank {rank}" for rank, count in counts.items())
+            text = f"ranks of {part} launch different numbers of kernels a step ({unlike}): they don't do the same work"
+            findings.append(Finding("unlike_ranks", "warning", "profile", text))
+    return findings
+
+
+def budget_rows(one: Analysed) -> list[dict[str, Any]]:
+    """Milliseconds of each kind, one row per step."""
+    bound = cpu_bound(one.budget)
+    begins = one.steps.windows[:, 0]
+    return [
+        {
+            "rank": one.capture.rank,
+            "step": number,
+            "begin": float(begins[row]) / 1e6,
+            **{name: None if values is None else float(values[row]) / 1e6 for name, values in one.budget.items()},
+            "cpu_bound": None if bound is None else bool(bound[row]),
+        }
+        for row, number in enumerate(one.steps.numbers)
+    ]
+
+
+def rank_row(one: Analysed, expected: Expected) -> dict[str, Any]:
+    """Median, smallest and largest step of a rank, and shares with the window that they are of."""
+    wall = one.budget["wall"]
+    known = {name: values for name, values in one.budget.items() if values is not None}
+    bound = cpu_bound(one.budget)
+    milliseconds = dict.fromkeys(COLUMNS) | {name: _spread(values / 1e6) for name, values in known.items()}
+    shares = dict.fromkeys(COLUMNS) | {name: float(values.sum() / wall.sum()) for name, values in known.items()}
+    steps = one.steps
+    return {
+        "rank": one.capture.rank,
+        "host": one.capture.host,
+        "part": part_of(one.capture.rank, expected.layout),
+        "window": f"{steps.text} of rank {one.capture.rank}",
+        "n": len(steps),
+        "dropped": steps.dropped,
+        "anchor": steps.anchor,
+        "second_anchor": steps.second,
+        "second_anchor_ratio": steps.second_ratio,
+        "ms": milliseconds,
+        "share": shares,
+        "cpu_bound_steps": None if bound is None else int(bound.sum()),
+    }
+
+
+def details(one: Analysed) -> dict[str, Any]:
+    """The tables of one rank; milliseconds are means per step of its window."""
+    found = phases(one.capture, one.steps)
+    return {
+        "classes": tables.class_rows(one.timeline, one.steps),
+        "phases": [
+            {"phase": name, **{f"{kind}_ms": float(values[kind].mean()) / 1e6 for kind in values}, "n": len(one.steps)}
+            for name, values in found.items()
+        ],
+        "kernels": tables.kernel_rows(one.timeline, one.steps),
+        "copies": tables.copy_rows(one.timeline, one.steps),
+        "launches": tables.launch_row(one.timeline, one.steps),
+        "collectives": collectives.by_operation(one.timeline, one.steps),
+        "points": collectives.points(one.timeline, one.steps),
+    }
+
+
+def part_of(rank: int, layout: Layout | None) -> str:
+    return layout.part(rank) if layout and rank < layout.world_size else "unknown"
+
+
+def pipeline(analysed: list[Analysed], layout: Layout | None) -> dict[str, Any] | None:
+    """Time that stages stood still, as a share of their steps, beside what filling and draining must cost.
+
+    Standing still is neither computing nor copying, nor communication other than with the neighbouring stages; gaps of
+    launching are in it (`starved` says how much), so that it is an upper bound.
+    """
+    if not layout or layout.pp == 1 or not analysed:
+        return None
+    rows = []
+    for one in analysed:
+        table = one.timeline.capture.kernels
+        sending = collectives.operations(one.capture, table) == "SendRecv"
+        other = replace(one.timeline, capture=replace(one.capture, kernels=table.take(~sending)))
+        without = budget(other, one.steps)
+        if without["idle"] is None:
+            continue
+        share = without["idle"] / without["wall"]
+        starved = one.budget["starved"]
+        rows.append({"rank": one.capture.rank, "stage": layout.stage(one.capture.rank), "n": len(one.steps)})
+        rows[-1] |= {
+            "bubble": float(np.median(share)),
+            "starved": None if starved is None else float(starved.sum() / one.budget["wall"].sum()),
+        }
+    if not rows:
+        return None
+    return {"ideal": layout.ideal_bubble, "measured": float(np.median([row["bubble"] for row in rows])), "ranks": rows}
+
+
+def _waiting(analysed: list[Analysed], layout: Layout | None) -> dict[str, Any] | None:
+    if not collectives.one_group([one.capture for one in analysed], layout.dimensions if layout else None):
+        return None
+    return collectives.waiting([one.timeline for one in analysed], [one.steps for one in analysed])
+
+
+def _stragglers(analysed: list[Analysed], expected: Expected) -> list[dict[str, Any]]:
+    parts: dict[str, list[int]] = {}
+    analysed = [one for one in analysed if one.budget["compute"] is not None]
+    for one in analysed:
+        parts.setdefault(part_of(one.capture.rank, expected.layout), []).append(one.capture.rank)
+    work = {}
+    for one in analysed:
+        own = own_work(one.budget) / 1e6
+        work[one.capture.rank] = dict(zip(one.steps.numbers, own.tolist(), strict=True))
+    hosts = {one.capture.rank: one.capture.host for one in analysed if one.capture.host}
+    return ranks.stragglers(parts, work, hosts)
+
+
+def own_work(found: Budget) -> np.ndarray:
+    """What a rank does by itself: it computes, and copies meanwhile."""
+    copied = found["copies_exposed"]
+    return found["compute"] + (0 if copied is None else copied)
+
+
+def _about(capture: Capture, expected: Expected) -> dict[str, Any]:
+    return {
+        "rank": capture.rank,
+        "file": capture.path.name,
+        "kind": capture.kind,
+        "version": capture.version,
+        "host": capture.host,
+        "device": capture.device,
+        "device_name": capture.device_name,
+        "world_size": capture.world_size,
+        "part": part_of(capture.rank, expected.layout),
+        "kernels": len(capture.kernels),
+        "missing": list(capture.missing),
+    }
+
+
+def _spread(values: np.ndarray) -> dict[str, float]:
+    return {"median": float(np.median(values)), "min": float(values.min()), "max": float(values.max())}

@@ -1,0 +1,110 @@
+"""What a step's time on the device went into, by the union of intervals over all streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from megaboa.observe.traces import classes, intervals, launches
+from megaboa.observe.traces.events import Capture
+from megaboa.observe.traces.steps import Steps
+
+# A step counts as bound by the host if the device waited for it this share of the step, and mostly for it.
+CPU_BOUND_SHARE = 0.1
+COLUMNS = (
+    "wall",
+    "compute",
+    "communication",
+    "exposed",
+    "overlapped",
+    "copies",
+    "copies_exposed",
+    "busy",
+    "idle",
+    "starved",
+)
+
+Budget = dict[str, np.ndarray | None]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The unions of one capture, from which everything else is cut."""
+
+    capture: Capture
+
+    @cached_property
+    def class_numbers(self) -> np.ndarray:
+        return classes.class_numbers(self.capture.names, self.capture.kernels.name)
+
+    @cached_property
+    def is_communication(self) -> np.ndarray:
+        return self.class_numbers == classes.NAMES.index(classes.COMMUNICATION)
+
+    @cached_property
+    def compute(self) -> np.ndarray:
+        return intervals.union(self.capture.kernels.spans[~self.is_communication])
+
+    @cached_property
+    def communication(self) -> np.ndarray:
+        return intervals.union(self.capture.kernels.spans[self.is_communication])
+
+    @cached_property
+    def copies(self) -> np.ndarray:
+        return intervals.union(self.capture.copies.spans)
+
+    @cached_property
+    def busy(self) -> np.ndarray:
+        return intervals.union(np.concatenate([self.compute, self.communication, self.copies]))
+
+    @cached_property
+    def exposed(self) -> np.ndarray:
+        """Communication while nothing else ran on the device: at most this could be won by hiding it."""
+        return intervals.subtract(self.communication, intervals.union(np.concatenate([self.compute, self.copies])))
+
+    @cached_property
+    def launched(self) -> np.ndarray:
+        return launches.launch_times(self.capture.kernels, self.capture.calls)
+
+    @cached_property
+    def starved(self) -> np.ndarray:
+        computing = ~self.is_communication
+        return launches.starved(self.capture.kernels.take(computing), self.launched[computing], self.compute)
+
+    def of_class(self, number: int) -> np.ndarray:
+        return intervals.union(self.capture.kernels.spans[self.class_numbers == number])
+
+
+def budget(timeline: Timeline, steps: Steps) -> Budget:
+    """Nanoseconds of each kind in each step; None for what the capture lacks, which is not zero.
+
+    `compute + exposed + copies_exposed + idle = wall`: a computation hides what is under it, a copy communication.
+    """
+    windows = steps.windows
+    wall = windows[:, 1] - windows[:, 0]
+    found: Budget = dict.fromkeys(COLUMNS, None) | {"wall": wall}
+    capture = timeline.capture
+    if not len(capture.kernels):
+        return found
+    compute = intervals.within(timeline.compute, windows)
+    communication = intervals.within(timeline.communication, windows)
+    exposed = intervals.within(timeline.exposed, windows)
+    busy = intervals.within(timeline.busy, windows)
+    found |= {"compute": compute, "communication": communication, "exposed": exposed, "busy": busy, "idle": wall - busy}
+    found["overlapped"] = communication - exposed
+    if len(capture.copies):
+        found["copies"] = intervals.within(timeline.copies, windows)
+        found["copies_exposed"] = busy - compute - exposed
+    if len(capture.calls):
+        found["starved"] = intervals.within(timeline.starved, windows)
+    return found
+
+
+def cpu_bound(found: Budget) -> np.ndarray | None:
+    """Steps in which the device mostly waited for the host to launch."""
+    if found["starved"] is None:
+        return None
+    absent = found["wall"] - found["compute"]
+    return (found["starved"] > CPU_BOUND_SHARE * found["wall"]) & (2 * found["starved"] > absent)

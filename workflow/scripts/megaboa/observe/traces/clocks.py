@@ -1,0 +1,80 @@
+"""One clock for all captures: each counts from a time of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from megaboa.observe.traces.budget import Timeline
+from megaboa.observe.traces.collectives import operations
+from megaboa.observe.traces.events import Capture
+from megaboa.observe.traces.findings import Finding
+
+LEAST_MATCHES = 3
+
+
+def rebased(captures: list[Capture]) -> list[Capture]:
+    """Move every capture by what it says of its own beginning, so that 0 is the time of day of the first event of all.
+
+    Captures that don't say it stay as they are.
+    """
+    if any(capture.epoch is None for capture in captures):
+        return captures
+    first = min(capture.epoch + _first(capture) for capture in captures)
+    return [capture.shifted(capture.epoch - first) for capture in captures]
+
+
+def _first(capture: Capture) -> int:
+    tables = (capture.kernels, capture.copies, capture.ranges, capture.calls)
+    return min((int(table.start[0]) for table in tables if len(table)), default=0)
+
+
+def aligned(captures: list[Capture]) -> tuple[list[Capture], list[dict[str, Any]], list[Finding]]:
+    """Captures on one clock. Those of other hosts than the first's are moved by the ends of shared collectives."""
+    findings = []
+    silent = [capture.label for capture in captures if capture.epoch is None]
+    if silent and len(captures) > 1:
+        text = f"{', '.join(silent)} don't say when they began: times of different ranks can't be compared"
+        findings.append(Finding("clock_unknown", "warning", "profile", text))
+    captures = rebased(captures)
+    moved, clocks = captures[:1], []
+    for capture in captures[1:]:
+        offsets = end_offsets(captures[0], capture)
+        same_host = capture.host is not None and capture.host == captures[0].host and not silent
+        if len(offsets) < LEAST_MATCHES:
+            if not same_host and not silent:
+                text = "no collectives to set its clock by: it is as exact as the hosts' clocks are"
+                findings.append(Finding("clock_unaligned", "note", capture.label, text))
+            moved.append(capture)
+            continue
+        offset = 0 if same_host else round(float(np.median(offsets)))
+        low, high = np.percentile(offsets - offset, [5, 95])
+        moved.append(replace(capture.shifted(-offset), epoch=capture.epoch))
+        clocks.append(
+            {
+                "rank": capture.rank,
+                "to_rank": captures[0].rank,
+                "offset_us": offset / 1e3,
+                "residual_us": [float(low) / 1e3, float(high) / 1e3],
+                "n": len(offsets),
+            }
+        )
+    return moved, clocks, findings
+
+
+def end_offsets(one: Capture, other: Capture) -> np.ndarray:
+    """Differences of the ends of collectives that both have, by operation, size and order; all ranks leave together."""
+    ends = [_ends(capture) for capture in (one, other)]
+    shared = [key for key in ends[0] if key in ends[1] and len(ends[0][key]) == len(ends[1][key])]
+    return np.concatenate([ends[1][key] - ends[0][key] for key in shared]) if shared else np.empty(0)
+
+
+def _ends(capture: Capture) -> dict[tuple[str, int], np.ndarray]:
+    table = capture.kernels.take(Timeline(capture).is_communication)
+    found: dict[tuple[str, int], list[int]] = {}
+    for key in zip(operations(capture, table).tolist(), table.sizes.tolist(), table.end.tolist(), strict=True):
+        found.setdefault(key[:2], []).append(key[2])
+    point_to_point = "SendRecv"  # of these one side may leave long before the other
+    return {key: np.array(times) for key, times in found.items() if key[0] != point_to_point}

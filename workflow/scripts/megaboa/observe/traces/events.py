@@ -1,0 +1,131 @@
+"""The one form in which all captures are analysed: what began and ended on a device or a host thread, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from megaboa.observe.traces import intervals
+from megaboa.observe.traces.findings import Finding
+
+UNKNOWN = -1
+KINDS = ("kernels", "copies", "ranges", "operators", "calls")
+
+
+@dataclass(frozen=True)
+class Events:
+    """Rows of one kind, sorted by their begin; times in nanoseconds of the capture's own clock."""
+
+    start: np.ndarray  # int64
+    end: np.ndarray  # int64
+    name: np.ndarray  # int32: index into the capture's names
+    place: np.ndarray  # int32: stream of what ran on a device, thread of what ran on the host
+    correlation: np.ndarray  # int32: a call and what it launched share it; -1: unknown
+    size: np.ndarray | None = None  # int64: bytes that were moved; -1: unknown. None: all are
+    group: np.ndarray | None = None  # int32: ranks that take part, likewise
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def rows(self) -> np.ndarray:
+        """The columns as one integer array; what isn't known of sizes and groups is -1."""
+        columns = [np.full(len(self), UNKNOWN) if column is None else column for column in self._columns()]
+        return np.column_stack(columns).astype(np.int64)
+
+    def take(self, chosen: np.ndarray) -> Events:
+        return Events(*(None if column is None else column[chosen] for column in self._columns()))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.full(len(self), UNKNOWN) if self.size is None else self.size
+
+    @property
+    def groups(self) -> np.ndarray:
+        return np.full(len(self), UNKNOWN) if self.group is None else self.group
+
+    @property
+    def spans(self) -> np.ndarray:
+        return intervals.spans(self.start, self.end)
+
+    @property
+    def durations(self) -> np.ndarray:
+        return self.end - self.start
+
+    def sorted(self) -> Events:
+        if np.all(self.start[1:] >= self.start[:-1]):
+            return self
+        return self.take(np.argsort(self.start, kind="stable"))
+
+    def shifted(self, offset: int) -> Events:
+        return replace(self, start=self.start + offset, end=self.end + offset)
+
+    def _columns(self) -> tuple[np.ndarray | None, ...]:
+        return self.start, self.end, self.name, self.place, self.correlation, self.size, self.group
+
+
+def events(rows: np.ndarray, sized: bool = False) -> Events:
+    """From integer columns: start, end, name, place, correlation and, where `sized`, size and group."""
+    rows = rows.reshape(-1, 7 if sized else 5)
+    start, end = rows[:, 0].copy(), rows[:, 1].copy()
+    name, place, correlation = (rows[:, column].astype(np.int32) for column in (2, 3, 4))
+    size, group = (rows[:, 5].copy(), rows[:, 6].astype(np.int32)) if sized else (None, None)
+    return Events(start, end, name, place, correlation, size, group).sorted()
+
+
+EMPTY = events(np.empty((0, 5), dtype=np.int64))
+EMPTY_SIZED = events(np.empty((0, 7), dtype=np.int64), sized=True)
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What one profiler saw of one rank."""
+
+    path: Path
+    kind: str  # nsys | pytorch
+    version: str
+    rank: int | None = None
+    owner: str | None = None  # of several in one file, this one's device
+    world_size: int | None = None
+    host: str | None = None
+    device: str = "gpu"  # cpu: operators stand in for kernels
+    device_name: str | None = None
+    epoch: int | None = None  # time of day, in nanoseconds, at 0 of the capture's clock
+    session: str | None = None  # what the captures of one run share
+    names: tuple[str, ...] = ()
+    kernels: Events = EMPTY_SIZED
+    copies: Events = EMPTY_SIZED
+    ranges: Events = EMPTY  # NVTX ranges, annotations
+    operators: Events = EMPTY  # PyTorch's, on the host
+    calls: Events = EMPTY  # of the CUDA API
+    network: tuple[dict, ...] = ()
+    missing: tuple[str, ...] = ()  # tables or kinds of events that the capture doesn't have
+    findings: tuple[Finding, ...] = field(default=())
+
+    @property
+    def label(self) -> str:
+        return f"rank {self.rank}" if self.rank is not None else self.path.name
+
+    def shifted(self, offset: int) -> Capture:
+        moved = {kind: getattr(self, kind).shifted(offset) for kind in KINDS}
+        return replace(self, **moved, epoch=None if self.epoch is None else self.epoch - offset)
+
+    def named(self, table: Events) -> list[str]:
+        return [self.names[index] for index in table.name]
+
+
+class Names:
+    """Every name once; rows hold its number."""
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        self._number: dict[str, int] = {}
+        for name in known:
+            self.number(name)
+
+    def number(self, name: str) -> int:
+        return self._number.setdefault(name, len(self._number))
+
+    def all(self) -> tuple[str, ...]:
+        return tuple(self._number)

@@ -1,0 +1,137 @@
+"""Traces of PyTorch's profiler (Kineto): JSON in Chrome's format."""
+
+from __future__ import annotations
+
+import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megaboa.observe.traces.events import UNKNOWN, Capture, Events, Names, events
+from megaboa.observe.traces.findings import Finding
+from megaboa.observe.traces.json_stream import TornError, TraceFile
+
+TABLES = {
+    "kernel": "kernels",
+    "gpu_memcpy": "copies",
+    "gpu_memset": "copies",
+    "cuda_runtime": "calls",
+    "cuda_driver": "calls",
+    "user_annotation": "ranges",
+    "cpu_op": "operators",
+}
+SIZED = ("kernels", "copies")
+BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "BFloat16": 2, "Half": 2, "Byte": 1, "Char": 1, "Bool": 1}
+KNOWN_SCHEMA = 1
+# On the host gloo's collectives run as annotations on threads of their own.
+HOST_COLLECTIVE = "gloo:"
+
+
+def read(path: Path) -> Capture:
+    trace, names = TraceFile(path), Names()
+    columns = {table: array.array("q") for table in set(TABLES.values())}
+    findings, count = [], 0
+    try:
+        for event in trace:
+            table = TABLES.get(event.get("cat"))
+            if table and event.get("ph") == "X" and "ts" in event:
+                columns[table].extend(_row(event, table in SIZED, names))
+                count += 1
+    except TornError as error:
+        if not count:
+            raise
+        text = f"truncated: {error}; the {count:,} events before that are used"
+        findings.append(Finding("truncated", "warning", path.name, text))
+    return _capture(path, trace.head, names, columns, findings)
+
+
+def _capture(
+    path: Path, head: dict[str, Any], names: Names, columns: dict[str, array.array], findings: list[Finding]
+) -> Capture:
+    tables = {
+        table: events(np.frombuffer(values, dtype=np.int64), sized=table in SIZED) for table, values in columns.items()
+    }
+    # A run on a GPU whose kernels were not recorded is none on the host.
+    gpus = head.get("deviceProperties") or columns["calls"] or columns["copies"]
+    on_host = not gpus and not len(tables["kernels"]) and len(tables["operators"]) > 0
+    if on_host:
+        tables["kernels"] = host_kernels(tables["operators"], tables["ranges"], names.all())
+    missing = {"kernels": "kernel", "copies": "gpu_memcpy", "calls": "cuda_runtime", "ranges": "user_annotation"}
+    where = head.get("distributedInfo") or {}
+    schema = head.get("schemaVersion", 0)
+    if isinstance(schema, int) and schema > KNOWN_SCHEMA:
+        text = f"written in schema {schema} of PyTorch's traces, newer than the newest known ({KNOWN_SCHEMA})"
+        findings.append(Finding("newer_version", "warning", path.name, text))
+    devices = head.get("deviceProperties") or []
+    return Capture(
+        path=path,
+        kind="pytorch",
+        version=str(schema),
+        rank=where.get("rank"),
+        world_size=where.get("world_size"),
+        host=head.get("host_name"),
+        device="cpu" if on_host else "gpu",
+        device_name=devices[0].get("name") if devices and isinstance(devices[0], dict) else None,
+        epoch=head.get("baseTimeNanoseconds"),
+        session=None,
+        names=names.all(),
+        **tables,
+        missing=tuple(kind for table, kind in missing.items() if not columns[table]),
+        findings=tuple(findings),
+    )
+
+
+def host_kernels(operators: Events, ranges: Events, names: tuple[str, ...]) -> Events:
+    """What stands in for kernels where a run has none: operators that do their own work, and gloo's collectives."""
+    collective = np.array([name.startswith(HOST_COLLECTIVE) for name in names], dtype=bool)
+    wrapper = np.array([name.startswith(("c10d::", "record_param_comms")) for name in names], dtype=bool)
+    working = own_time(operators) * 2 >= operators.durations
+    workers = operators.take(working & ~wrapper[operators.name])
+    gloo = ranges.take(collective[ranges.name])
+    return events(np.concatenate([workers.rows(), gloo.rows()]), sized=True)
+
+
+def own_time(table: Events) -> np.ndarray:
+    """The time that an operator doesn't spend in those that it calls. Operators of one thread nest."""
+    own = table.durations.copy()
+    ends = table.end.tolist()
+    for thread in np.unique(table.place):
+        open_rows: list[int] = []
+        rows = np.flatnonzero(table.place == thread)
+        # Of those that begin together the longest comes first: it is the outer one.
+        for row in rows[np.lexsort((-table.end[rows], table.start[rows]))].tolist():
+            while open_rows and ends[open_rows[-1]] <= table.start[row]:
+                open_rows.pop()
+            if open_rows:
+                own[open_rows[-1]] -= ends[row] - table.start[row]
+            open_rows.append(row)
+    return own
+
+
+def _row(event: dict[str, Any], sized: bool, names: Names) -> tuple[int, ...]:
+    values = event.get("args") or {}
+    start = round(event["ts"] * 1000)
+    name = event.get("name", "")
+    on_device = "stream" in values
+    place = values["stream"] if on_device else event.get("tid", 0)
+    row = (start, start + round(event.get("dur", 0) * 1000), names.number(name), _integer(place))
+    row += (_integer(values.get("correlation", UNKNOWN)),)
+    return (*row, message_bytes(values), _integer(values.get("Group size", UNKNOWN))) if sized else row
+
+
+def message_bytes(values: dict[str, Any]) -> int:
+    """Of a copy its bytes; of a collective the larger of what a rank puts in and gets out."""
+    if "bytes" in values:
+        return _integer(values["bytes"])
+    elements = [values.get(f"{side} msg nelems") for side in ("In", "Out")]
+    known = [count for count in elements if isinstance(count, int)]
+    width = BYTES.get(values.get("dtype", ""))
+    return max(known) * width if known and width else UNKNOWN
+
+
+def _integer(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return UNKNOWN

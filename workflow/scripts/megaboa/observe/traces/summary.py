@@ -1,0 +1,151 @@
+"""What to look at first, in at most ten lines. Every share says of which steps it is, and of how many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+MOST_LINES = 10
+MATERIAL = 0.02  # of a step: less is no reason to look anywhere
+
+# What could be won at most, and where to look. `starved` is part of idle, the others are disjoint.
+_SHOWN = {"compute": "computing", "exposed": "exposed communication", "copies_exposed": "copies", "idle": "idle"}
+_WHERE = {
+    "exposed": "communication that nothing covers: overlap of gradients and parameters, a layout with less of it",
+    "starved": "the device waited for the host to launch: CUDA graphs, larger micro-batches, cores bound to ranks",
+    "copies_exposed": "copies that nothing covers: pinned memory, prefetching, offloading",
+    "other_idle": "idle though the next kernel had been issued, or nobody knows when: dependencies, or other ranks",
+}
+
+
+def opportunities(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each kind of lost time would bring if all of it were won: a ceiling, not a forecast."""
+    found = []
+    for kind, advice in _WHERE.items():
+        rows = [(row["wall"], lost) for row in document["budget"] if (lost := _lost(row, kind)) is not None]
+        if not rows:
+            continue
+        wall, lost = (float(np.median(column)) for column in zip(*rows, strict=True))
+        if wall > lost > 0:
+            row = {"kind": kind, "ms": lost, "share": lost / wall, "gain_ceiling": gain(wall, lost), "n": len(rows)}
+            found.append({**row, "look": advice})
+    return sorted(found, key=lambda row: -row["ms"])
+
+
+def gain(step: float, lost: float) -> float:
+    """By how much throughput would rise if `lost` of every `step` were won."""
+    return step / (step - lost) - 1
+
+
+def summary(document: dict[str, Any]) -> list[str]:
+    lines = [*_first_line(document), *_losses(document), *_others(document)]
+    problems = [finding for finding in document["findings"] if finding["level"] != "note"]
+    room = MOST_LINES - len(lines)
+    shown = problems[: max(1, room - 1) if len(problems) > room else room]
+    lines = lines[: MOST_LINES - len(shown) - (len(problems) > len(shown))]
+    lines += [f"{finding['level']}: {finding['where']}: {finding['text']}" for finding in shown]
+    if len(problems) > len(shown):
+        lines.append(f"and {len(problems) - len(shown)} more findings")
+    return lines
+
+
+def _first_line(document: dict[str, Any]) -> list[str]:
+    rows = document["budget"]
+    if not rows:
+        return ["Nothing can be said of these captures: the findings say why."]
+    walls = [row["wall"] for row in rows]
+    shares = [
+        f"{sum(row[kind] for row in rows) / sum(walls):.1%} {name}"
+        for kind, name in _SHOWN.items()
+        if all(row[kind] is not None for row in rows)
+    ]
+    median, least, most = (milliseconds(float(of(walls))) for of in (np.median, min, max))
+    said = ", ".join(shares) or "nothing is known of the device"
+    return [f"A step takes {median} ({least} to {most}): {said} ({_of(rows)})."]
+
+
+def _losses(document: dict[str, Any]) -> list[str]:
+    return [
+        f"{milliseconds(row['ms'])} of a step ({row['share']:.1%}; winning all of it: at most "
+        f"+{row['gain_ceiling']:.1%}): {row['look']} ({_of(document['budget'])})."
+        for row in document["opportunities"]
+        if row["share"] >= MATERIAL
+    ]
+
+
+def _others(document: dict[str, Any]) -> list[str]:
+    slow = [line for row in document["stragglers"] if (line := _slow(row))]
+    return [*_bound(document), *slow, *_stages(document), *_waits(document), *_largest_class(document)]
+
+
+def _bound(document: dict[str, Any]) -> list[str]:
+    rows = document["budget"]
+    bound = sum(row["cpu_bound"] or False for row in rows)
+    return [f"{bound} of {len(rows)} steps are bound by the host ({_of(rows)})."] if bound else []
+
+
+def _slow(row: dict[str, Any]) -> str | None:
+    if row["verdict"] == "persistent":
+        return (
+            f"Rank {row['slowest']} on {row['slowest_host']} is slow: {row['spread']:.1%} more work time than rank "
+            f"{row['fastest']}, the slowest in {row['slowest_in']:.0%} of the steps ({row['part']}, n = {row['n']})."
+        )
+    if row["verdict"] == "rotating":
+        return (
+            f"Ranks of {row['part']} differ by {row['spread_by_step']:.1%} within a step, but it is not always the "
+            f"same one that is slow (n = {row['n']})."
+        )
+    return None
+
+
+def _stages(document: dict[str, Any]) -> list[str]:
+    found = document["pipeline"]
+    if not found:
+        return []
+    ideal = f"{found['ideal']:.1%}" if found["ideal"] is not None else "unknown"
+    count = sum(row["n"] for row in found["ranks"])
+    return [f"Pipeline stages stand still for {found['measured']:.1%} of a step; ideal: {ideal} (n = {count})."]
+
+
+def _waits(document: dict[str, Any]) -> list[str]:
+    found = document["waiting"]
+    if not found:
+        return []
+    label, waited = max(found["waiting_ms"].items(), key=lambda item: item[1])
+    if waited <= 0:
+        return []
+    return [
+        f"Of shared collectives {milliseconds(found['transfer_ms'])} a step are transfer; {label} waits "
+        f"{milliseconds(waited)} in them for others (n = {found['matched']} matched)."
+    ]
+
+
+def _largest_class(document: dict[str, Any]) -> list[str]:
+    for rank in document["ranks"][:1]:
+        rows = [row for row in document["details"][str(rank["rank"])]["classes"] if row["class"] != "communication"]
+        if rows:
+            share = rows[0]["ms"] / (sum(r["wall"] for r in _of_rank(document, rank["rank"])) / rank["n"])
+            return [f"Most computing is {rows[0]['class']}: {share:.1%} of a step ({rank['window']}, n = {rank['n']})."]
+    return []
+
+
+def _of_rank(document: dict[str, Any], rank: int) -> list[dict[str, Any]]:
+    return [row for row in document["budget"] if row["rank"] == rank]
+
+
+def _lost(row: dict[str, Any], kind: str) -> float | None:
+    if kind != "other_idle" or row["idle"] is None:
+        return row.get(kind)
+    return row["idle"] - min(row["idle"], row["starved"] or 0.0)
+
+
+def _of(rows: list[dict[str, Any]]) -> str:
+    steps, ranks = {row["step"] for row in rows}, {row["rank"] for row in rows}
+    span = f"step {min(steps)}" if len(steps) == 1 else f"steps {min(steps)} to {max(steps)}"
+    return f"{span} of {len(ranks)} rank{'s' if len(ranks) > 1 else ''}, n = {len(rows)}"
+
+
+def milliseconds(value: float, sign: bool = False) -> str:
+    plus = "+" if sign and value > 0 else ""
+    return f"{plus}{value:,.3g} ms" if abs(value) < 1000 else f"{plus}{value:,.0f} ms"
