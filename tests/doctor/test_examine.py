@@ -48,6 +48,19 @@ def test_every_run_that_is_not_pass_is_explained(results):
     assert not any("fine" in line for line in lines)
 
 
+def test_a_run_that_passed_slowly_is_named_too(results):
+    given = facts(gbs=64, world=2)
+    given = dataclasses.replace(given, cluster=dataclasses.replace(given.cluster, gpu="h200-141g", gpus_per_node=2))
+    known = {"big": {"facts": dataclasses.asdict(facts(mbs=64, gbs=64))}, "fine": {"facts": dataclasses.asdict(given)}}
+    write_json(results / "preflight.json", {"runs": known})
+    timed = {"state": "PASS", "reasons": [], "step_seconds": {"median": 2.0}}
+    write_json(results / "runs/fine/metrics/summary.json", timed)
+    said = [line for line in examine.experiment(results) if "fine" in line]
+    assert said == ["fine: passed, at 8% of its GPUs' peak: a step takes 2 s"]
+    write_json(results / "runs/fine/metrics/summary.json", {**timed, "step_seconds": {"median": 0.45}})
+    assert not [line for line in examine.experiment(results) if "fine" in line]
+
+
 def test_facts_survive_a_file():
     given = facts(mbs=8, world=2, pp=2, stages=(("embedding", "decoder"), ("loss",)))
     assert from_json(json.loads(json.dumps(dataclasses.asdict(given)))) == given

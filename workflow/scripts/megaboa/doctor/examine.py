@@ -1,4 +1,4 @@
-"""Every run that isn't PASS: what happened, what the pipeline did, and what to try."""
+"""Every run that isn't PASS: what happened, what the pipeline did, what to try. And runs that passed, but slowly."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 from megaboa import files
 from megaboa.doctor import advice, classes
+from megaboa.estimate import costs, flops, memory, speed
 from megaboa.preflight.facts import Facts, from_json
 from megaboa.results import RunFolder, RunStore
 from megaboa.run.failures import read_tails
+
+LOW = 0.2  # of the peak: a third of what large models reach
 
 
 def experiment(results: Path) -> list[str]:
@@ -27,7 +30,7 @@ def experiment(results: Path) -> list[str]:
 def run(folder: RunFolder, facts: Facts | None) -> list[str]:
     summary = folder.path / "metrics" / "summary.json"
     if summary.exists():
-        return _of_summary(folder.name, files.read_json(summary))
+        return _of_summary(folder.name, files.read_json(summary), facts)
     if not folder.attempts_link.exists():
         return [f"{folder.name}: has not begun"]
     store = RunStore(folder.attempts_link.resolve().parent)
@@ -37,10 +40,29 @@ def run(folder: RunFolder, facts: Facts | None) -> list[str]:
     return _of_failure(folder, store, ends[-1], facts)
 
 
-def _of_summary(name: str, summary: dict[str, Any]) -> list[str]:
-    if summary["state"] == "PASS":
+def _of_summary(name: str, summary: dict[str, Any], facts: Facts | None) -> list[str]:
+    if summary["state"] != "PASS":
+        return [f"{name}: {summary['state']}", *(f"  {reason}" for reason in summary["reasons"])]
+    timed = summary.get("step_seconds")
+    return _slow(name, facts, timed["median"]) if facts and timed else []
+
+
+def _slow(name: str, f: Facts, seconds: float) -> list[str]:
+    """A run that passed, far below what its GPUs can do, and what a step goes into by the model of speed."""
+    peak = costs.PEAK.get((f.cluster.gpu or "").split("-")[0])
+    if f.cluster.device != "cuda" or peak is None or not memory.is_known(f):
         return []
-    return [f"{name}: {summary['state']}", *(f"  {reason}" for reason in summary["reasons"])]
+    share = flops.of_step(f) / (seconds * (f.layout.world_size or 1) * peak)
+    if share >= LOW:
+        return []
+    expected = speed.of_step(f)
+    parts = sorted(vars(expected).items(), key=lambda part: -part[1])[:3]
+    spent = ", ".join(f"{what} {part / expected.seconds:.0%}" for what, part in parts)
+    return [
+        f"{name}: passed, at {share:.0%} of its GPUs' peak: a step takes {seconds:.3g} s",
+        f"  the model of speed expects {expected.seconds:.3g} s ({spent}); if it takes longer, profile a few steps",
+        "  try: python workflow/scripts/advise.py lists layouts that should be faster",
+    ]
 
 
 def _of_failure(folder: RunFolder, store: RunStore, end: dict[str, Any], facts: Facts | None) -> list[str]:
