@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def experiment(runs: int, folder: Path) -> dict:
     }
 
 
-def measure(runs: int, folder: Path) -> tuple[float, float]:
+def measure(runs: int, folder: Path) -> tuple[float, float, float]:
     os.chdir(folder)
     for name, config in MODELS.items():
         files.write_json(folder / name / "config.json", config)
@@ -84,25 +85,31 @@ def measure(runs: int, folder: Path) -> tuple[float, float]:
         files.write_json(folder / "results/sweep/models" / name / "source.json", source)
     script = REPOSITORY / "workflow/scripts/preflight.py"
     command = [sys.executable, script, "results/sweep/specs/runs.json", "--out", "results/sweep/preflight.json"]
-    before = time.perf_counter()
+    before, used = time.perf_counter(), cpu_seconds()
     done = subprocess.run(command, capture_output=True, text=True)
-    seconds = time.perf_counter() - before
+    seconds, used = time.perf_counter() - before, cpu_seconds() - used
     if done.returncode:
         sys.exit(done.stderr)
     assert len(files.read_json(Path("results/sweep/preflight.json"))["runs"]) == len(plan.runs) == runs
-    return planned, seconds
+    return planned, seconds, used
+
+
+def cpu_seconds() -> float:
+    """Of all processes that have ended: what a machine that others use too would take alone."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
     print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}")
-    print(f"{'runs':>7}  {'planning':>9}  {'preflight':>9}")
+    print(f"{'runs':>7}  {'planning':>9}  {'preflight':>9}  {'CPU time':>9}")
     for runs in [int(argument) for argument in sys.argv[1:]] or [100, 1000]:
         folder = Path(tempfile.mkdtemp())
         try:
-            planned, seconds = measure(runs, folder)
+            planned, seconds, used = measure(runs, folder)
         finally:
             shutil.rmtree(folder)
-        print(f"{runs:>7}  {planned:>7.1f} s  {seconds:>7.1f} s", flush=True)
+        print(f"{runs:>7}  {planned:>7.1f} s  {seconds:>7.1f} s  {used:>7.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -239,7 +239,7 @@ CASES = {
     "interleaved_stages_have_micro_batches": Case(
         {**INTERLEAVED, "gbs": 6},
         "training.global_batch_size",
-        "6 makes 6 micro-batches, no multiple of pp = 4",
+        "6 makes 6 micro-batches, no multiple of 4",
         (4, 8),
         {**INTERLEAVED, "gbs": 4},
         {**INTERLEAVED, "gbs": 6, "vpp": None},
@@ -606,6 +606,8 @@ OTHER_ERRORS = [
     ("pipeline_layout_holds_the_model", {"stages": STAGES, "pp": 3, "layers": 4, "mtp_layers": 1}),
     ("graph_scope_fits_the_implementation", {"graphs": "transformer_engine", "graph_modules": ("full_iteration",)}),
     ("graph_scope_fits_the_implementation", {"graphs": "full_iteration", "graph_modules": ("attn",)}),
+    ("interleaved_stages_have_micro_batches", {**INTERLEAVED, "gbs": 8, "group": 6}),
+    ("low_precision_is_aligned", {"precision": "bf16_with_mxfp8_mixed", "seq_length": 1000, "mbs": 1}),
     ("recomputation_is_complete", {"recompute": "full"}),
     ("recomputation_is_complete", {"recompute": "some"}),
     ("recomputation_is_complete", {"recompute": "selective", "recompute_layers": 2}),
@@ -659,6 +661,12 @@ def test_what_bridge_accepts_is_only_warned_of(name):
 @pytest.mark.parametrize(("name", "values"), OTHER_ERRORS)
 def test_further_errors(name, values):
     assert BY_NAME[name](facts(**values)).level == "error"
+
+
+def test_groups_and_alignments_that_are_legal():
+    assert BY_NAME["interleaved_stages_have_micro_batches"](facts(**INTERLEAVED, gbs=12, group=6)) is None
+    assert BY_NAME["interleaved_stages_have_micro_batches"](facts(**INTERLEAVED, gbs=10, group=6)) is None
+    assert BY_NAME["low_precision_is_aligned"](facts(precision=FP8, seq_length=1000, mbs=1)) is None
 
 
 def test_errors_come_before_warnings_and_say_which_rule_was_broken():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,7 @@ def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> 
         "seq_length": config.dataset.seq_length,
         "split": getattr(config.dataset, "split", None),
         "memory_gib": memory.peak(facts).gib() if memory.is_known(facts) else None,
+        "facts": dataclasses.asdict(facts),
         "warnings": [str(one) for one in findings],
     }
     key = _played_by(run)

@@ -18,7 +18,8 @@ def speeds(results: Path) -> dict[str, float]:
     for path in results.glob("*/runs/*/metrics/summary.json"):
         folder, summary = path.parents[1], files.read_json(path)
         timed = summary.get("step_seconds")
-        if summary["state"] != "PASS" or not timed or not (folder / "run.json").exists():
+        planned = (folder / "run.json").exists() and (folder / "launch.json").exists()
+        if summary["state"] != "PASS" or not timed or not planned:
             continue
         run, launch = files.read_json(folder / "run.json"), files.read_json(folder / "launch.json")
         found.setdefault(key(run, launch.get("gpu")), []).append(timed["median"])
@@ -29,5 +30,5 @@ def key(run: dict[str, Any], gpu: str | None) -> str:
     """What decides the speed: neither names, nor seeds and learning rates, nor how many steps there are."""
     model = {name: value for name, value in run["model"].items() if name not in ("name", "init", "seed")}
     sizes = {name: run["training"].get(name) for name in SIZES}
-    same = {name: run[name] for name in ("parallel", "world_size", "device", "overrides")}
+    same = {name: run.get(name) for name in ("parallel", "world_size", "device", "overrides")}
     return files.digest({"model": model, "sizes": sizes, "gpu": gpu, **same})

@@ -7,7 +7,7 @@ from megaboa.preflight.rule import Broken, divisors, warning
 
 DEEPEP_NODE = 8  # GPUs that DeepEP lets talk over NVLink (NUM_MAX_NVL_PEERS)
 DEEPEP_NODES = 20  # and nodes over RDMA (NUM_MAX_RDMA_PEERS)
-DEEPEP_GPUS = ("a100", "h100", "h200", "h20", "h800", "b200", "b300")
+NOT_FOR_DEEPEP = ("v100", "gb200", "gb300")
 
 
 def expert_parallelism_needs_experts(f: Facts) -> Broken | None:
@@ -97,7 +97,7 @@ def deepep_knows_the_gpu(f: Facts) -> Broken | None:
     """DeepEP is for Ampere, Hopper, B200 and B300; flex_dispatcher_backend.py refuses other GPUs when the run
     starts."""
     gpu = f.cluster.gpu
-    if not _deepep(f) or gpu is None or gpu.split("-")[0] in DEEPEP_GPUS:
+    if not _deepep(f) or gpu is None or gpu.split("-")[0] not in NOT_FOR_DEEPEP:
         return None
     return Broken("model.moe_flex_dispatcher_backend", f"deepep on {gpu}", ("hybridep",))
 

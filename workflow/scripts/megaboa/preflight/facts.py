@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 Precision = str  # as `training.precision`
 
@@ -15,6 +16,7 @@ class Layout:
     tp: int = 1
     pp: int = 1
     vpp: int | None = None
+    group: int | None = None  # micro-batches that interleaved stages take together; None: pp
     cp: int = 1
     ep: int = 1
     etp: int | None = None
@@ -178,3 +180,17 @@ class Facts:
         if not dp or gbs is None or not mbs or gbs % (mbs * dp):
             return None
         return gbs // (mbs * dp)
+
+
+def from_json(sections: dict[str, Any]) -> Facts:
+    """What `dataclasses.asdict` made of facts, read from a file."""
+    kinds = {"layout": Layout, "model": Model, "training": Training, "kernels": Kernels, "cluster": Cluster}
+    return Facts(**{name: kind(**_tuples(sections[name])) for name, kind in kinds.items()})
+
+
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: _tuple(value) for name, value in values.items()}
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value

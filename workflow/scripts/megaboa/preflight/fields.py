@@ -12,6 +12,7 @@ FIELDS: dict[str, str] = {
     "layout.tp": "model.tensor_model_parallel_size",
     "layout.pp": "model.pipeline_model_parallel_size",
     "layout.vpp": "model.virtual_pipeline_model_parallel_size",
+    "layout.group": "model.microbatch_group_size_per_vp_stage",
     "layout.cp": "model.context_parallel_size",
     "layout.ep": "model.expert_model_parallel_size",
     "layout.etp": "model.expert_tensor_parallel_size",

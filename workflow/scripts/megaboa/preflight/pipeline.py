@@ -113,14 +113,15 @@ def deepseek_v3_has_a_layout(f: Facts) -> Broken | None:
 
 
 def interleaved_stages_have_micro_batches(f: Facts) -> Broken | None:
-    """Interleaved stages take groups of pp micro-batches: a step has at least pp, and what is left over is 0 or at
-    least pp; schedules.py refuses anything else in the first step."""
+    """Interleaved stages take groups of micro-batches, of pp unless told otherwise: a step has at least one group, and
+    what is left over is nothing or at least pp; schedules.py refuses anything else in the first step."""
     count, pp = f.microbatches, f.layout.pp
-    if count is None or f.layout.chunks == 1 or pp == 1 or count % pp == 0:
+    group = f.layout.group or pp
+    if count is None or f.layout.chunks == 1 or pp == 1 or (count >= group and not 0 < count % group < pp):
         return None
     unit = (f.layout.dp or 1) * (f.training.mbs or 1)
-    legal = tuple(n * unit for n in multiples(count, pp))
-    text = f"{f.training.gbs} makes {count} micro-batches, no multiple of pp = {pp}, which vpp = {f.layout.vpp} needs"
+    legal = tuple(n * unit for n in multiples(count, group))
+    text = f"{f.training.gbs} makes {count} micro-batches, no multiple of {group}, which vpp = {f.layout.vpp} needs"
     return Broken("training.global_batch_size", text, legal)
 
 

@@ -93,14 +93,15 @@ def sequence_is_known_to_the_model(f: Facts) -> Broken | None:
 
 
 def low_precision_is_aligned(f: Facts) -> Broken | None:
-    """Every dimension of a quantized matrix product is a multiple of 16 (FP8) or 32 (MXFP8, NVFP4); Transformer
-    Engine asserts it in the first step, on the GPU only."""
+    """In a quantized matrix product the width is a multiple of 16 and the tokens of 8 (FP8), both of 32 (MXFP8, NVFP4);
+    Transformer Engine asserts it in the first step, on the GPU only."""
     unit = ALIGNMENT.get(f.training.precision or "")
     if unit is None:
         return None
     for key, what, size in _quantized(f):
-        if size % unit:
-            return Broken(key, f"{what} = {size} is no multiple of {unit}, as {f.training.precision} needs")
+        wanted = 8 if unit == 16 and what.startswith("tokens") else unit
+        if size % wanted:
+            return Broken(key, f"{what} = {size} is no multiple of {wanted}, as {f.training.precision} needs")
     return None
 
 

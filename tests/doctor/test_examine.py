@@ -1,0 +1,76 @@
+"""A failed run, explained with values of its own."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from megaboa.doctor import advice, examine
+from megaboa.files import write_json
+from megaboa.preflight.facts import from_json
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "estimate"))
+from gpt2_large import facts
+
+H200 = (Path(__file__).parent / "logs" / "h200_out_of_memory.log").read_text()
+
+
+@pytest.fixture
+def results(tmp_path):
+    folder, store = tmp_path / "results/x", tmp_path / "store/runs/x/big/0a1b"
+    write_json(folder / "specs/runs.json", {"runs": ["big", "fine", "waiting"]})
+    write_json(folder / "specs/report.json", {"invalid": ["odd is INVALID: parallel.tp: 3"]})
+    write_json(folder / "preflight.json", {"runs": {"big": {"facts": dataclasses.asdict(facts(mbs=64, gbs=64))}}})
+    for name in ("big", "fine", "waiting"):
+        write_json(folder / "runs" / name / "run.json", {"optimizer": {"lr": 3e-4}})
+        write_json(folder / "runs" / name / "launch.json", {"checkpoint": {"save_interval": 10}})
+    write_json(folder / "runs/fine/metrics/summary.json", {"state": "PASS", "reasons": []})
+    (store / "attempts/01").mkdir(parents=True)
+    (store / "attempts/01/rank-0.log").write_text(H200)
+    end = {"event": "end", "attempt": 1, "outcome": "failed", "cause": "out_of_memory", "action": "stop", "rank": 0}
+    end |= {"detail": H200.strip()[:300], "first_step": 1, "last_step": 1, "iteration": 0, "bad_nodes": []}
+    (store / "attempts.jsonl").write_text(json.dumps(end) + "\n")
+    (folder / "runs/big/attempts.jsonl").symlink_to(store / "attempts.jsonl")
+    return folder
+
+
+def test_every_run_that_is_not_pass_is_explained(results):
+    lines = examine.experiment(results)
+    assert lines[0] == "odd is INVALID: parallel.tp: 3: left out of the plan"
+    assert lines[1] == "big: gpu memory (attempt 1, rank 0; cause: out_of_memory)"
+    assert any("Tried to allocate 12.28 GiB" in line for line in lines)
+    assert "  done: steps 1 to 1; no checkpoint yet; then: stop" in lines
+    assert "  try: by prediction stage 0 takes 143.7 GiB of 139.8" in lines
+    assert "  try: training.micro_batch_size: 32 fits by prediction: 80.3 GiB (smaller matrix products)" in lines
+    assert lines[-1] == "waiting: has not begun"
+    assert not any("fine" in line for line in lines)
+
+
+def test_a_run_that_passed_slowly_is_named_too(results):
+    given = facts(gbs=64, world=2)
+    given = dataclasses.replace(given, cluster=dataclasses.replace(given.cluster, gpu="h200-141g", gpus_per_node=2))
+    known = {"big": {"facts": dataclasses.asdict(facts(mbs=64, gbs=64))}, "fine": {"facts": dataclasses.asdict(given)}}
+    write_json(results / "preflight.json", {"runs": known})
+    timed = {"state": "PASS", "reasons": [], "step_seconds": {"median": 2.0}}
+    write_json(results / "runs/fine/metrics/summary.json", timed)
+    said = [line for line in examine.experiment(results) if "fine" in line]
+    assert said == ["fine: passed, at 8% of its GPUs' peak: a step takes 2 s"]
+    write_json(results / "runs/fine/metrics/summary.json", {**timed, "step_seconds": {"median": 0.45}})
+    assert not [line for line in examine.experiment(results) if "fine" in line]
+
+
+def test_facts_survive_a_file():
+    given = facts(mbs=8, world=2, pp=2, stages=(("embedding", "decoder"), ("loss",)))
+    assert from_json(json.loads(json.dumps(dataclasses.asdict(given)))) == given
+
+
+def test_advice_has_the_values_of_the_run():
+    case = advice.Case(facts=None, lr=3e-4, iteration=500, save_interval=None)
+    assert "optimizer.lr: 0.00015 instead of 0.0003" in advice.of("nan", case)[0]
+    assert "iteration 500" in advice.of("checkpoint", case)[0]
+    assert "set checkpoint.save_interval" in advice.of("preemption", case)[1]
+    saving = facts(gbs=64)
+    saving = dataclasses.replace(saving, training=dataclasses.replace(saving.training, iters=100, save_interval=10))
+    assert "one takes 10.8 GB, 10 lie there at one time" in advice.of("disk_full", advice.Case(facts=saving))[0]

@@ -1,0 +1,174 @@
+"""What to try, concretely: with the values of this run, where preflight knew them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from megaboa.estimate import costs, fit, memory
+from megaboa.estimate.memory import GIB
+from megaboa.estimate.overview import size
+from megaboa.preflight import table
+from megaboa.preflight.facts import Facts
+
+TOTAL = re.compile(r"total capacity of ([\d.]+) GiB")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A failed run: what preflight knew of it, the lines that show its trouble, and where it can go on."""
+
+    facts: Facts | None = None
+    evidence: tuple[str, ...] = ()
+    iteration: int = 0
+    save_interval: int | None = None
+    lr: float | None = None
+
+
+def of(trouble: str, case: Case) -> list[str]:
+    return ADVICE[trouble](case)
+
+
+def gpu_memory(case: Case) -> list[str]:
+    f, said = case.facts, TOTAL.search(" ".join(case.evidence))
+    if f is None or not memory.is_known(f):
+        return ["halve training.micro_batch_size, or set resources.gpu: preflight then refuses what doesn't fit"]
+    limit = float(said[1]) * GIB if said else fit.capacity(f.cluster.gpu) if f.cluster.gpu else None
+    need = memory.peak(f)
+    lines = [
+        f"by prediction stage {need.stage} takes {need.total / GIB:.1f} GiB"
+        + (f" of {limit / GIB:.1f}" if limit else "")
+    ]
+    for change in fit.changes(f):
+        after = memory.peak(change.facts).total if table.is_legal(change.facts) else None
+        if after is not None and (after <= limit if limit else after < 0.8 * need.total):
+            return [*lines, f"{change} fits by prediction: {after / GIB:.1f} GiB ({change.price})"]
+    return [
+        *lines,
+        "no change of micro-batch, recomputation, tp or pp on these GPUs fits by prediction: take more GPUs",
+    ]
+
+
+def host_memory(case: Case) -> list[str]:
+    return [
+        "raise resources.mem_mb_per_rank: the kernel or SLURM killed a rank for the host's memory, not the GPU's",
+        "data.num_workers: 0 saves the loaders' processes, checkpoint.async_save: false a second copy of weights",
+    ]
+
+
+def nan(case: Case) -> list[str]:
+    lower = "" if case.lr is None else f" (optimizer.lr: {case.lr / 2:g} instead of {case.lr:g})"
+    return [
+        f"halve the learning rate{lower}, or lengthen schedule.warmup_iters",
+        "see whether the same step fails again from the same checkpoint: then look at that step's batch "
+        "(recovery.loss_spike leaves batches out)",
+        "under fp16 take bf16_mixed; under FP8 compare with bf16_mixed for a hundred steps",
+    ]
+
+
+def divergence(case: Case) -> list[str]:
+    return [*nan(case)[:1], "recovery.loss_spike.limit says how many spikes a run may skip"]
+
+
+def hang(case: Case) -> list[str]:
+    return [
+        "the stacks of all ranks are at the end of their logs: look at the rank that waits for something "
+        "else than a collective",
+        "recovery.no_progress_minutes must be longer than the longest step, save or evaluation",
+        "launch.health_check: true looks at every node before ranks start",
+    ]
+
+
+def communication(case: Case) -> list[str]:
+    return [
+        "it was tried again by itself; if it comes back: launch.health_check: true, and launch.network for your site"
+    ]
+
+
+def network(case: Case) -> list[str]:
+    return [
+        "set launch.network to your site's kind (infiniband, ethernet, efa, nvlink), and the site's own names under "
+        "launch.environment: NCCL_SOCKET_IFNAME, NCCL_IB_HCA",
+        "check one node: python workflow/scripts/check_node.py --out /tmp/health --gpus 8",
+    ]
+
+
+def checkpoint(case: Case) -> list[str]:
+    back = f"iteration {case.iteration}" if case.iteration else "the beginning"
+    return [
+        f"the damaged checkpoint was set aside; the run goes on from {back} with the next call",
+        "checkpoint.verify: true (the default) compares checksums before resuming; ask for the disk's errors",
+    ]
+
+
+def data(case: Case) -> list[str]:
+    return ["delete the corpus's folder in the store and call `snakemake data`: it is made anew and compared"]
+
+
+def config(case: Case) -> list[str]:
+    return ["`snakemake preflight` checks the same without a GPU; a check that needs the image's packages passes there"]
+
+
+def import_error(case: Case) -> list[str]:
+    return [
+        "launch.python must be the Python of the image that has Megatron-Bridge",
+        "inside the image: python -c 'import megatron.bridge, transformer_engine'",
+    ]
+
+
+def node(case: Case) -> list[str]:
+    return ["the node is avoided for recovery.exclude_hours; tell the administrators its name"]
+
+
+def preemption(case: Case) -> list[str]:
+    every = "only the last step is saved: set checkpoint.save_interval" if not case.save_interval else ""
+    return ["nothing: the job is in the queue again and resumes by itself", *([every] if every else [])]
+
+
+def time_limit(case: Case) -> list[str]:
+    return [f"nothing: the job goes back into the queue and resumes from iteration {case.iteration}"]
+
+
+def disk_full(case: Case) -> list[str]:
+    f = case.facts
+    found = costs.of_run(f) if f is not None else None
+    room = f": one takes {size(found.checkpoint_bytes)}, {found.checkpoints} lie there at one time" if found else ""
+    return [
+        f"checkpoint.keep_last: 2 keeps only the newest checkpoints{room}",
+        "`store:` may name a larger file system",
+    ]
+
+
+def quota(case: Case) -> list[str]:
+    return [
+        "the file system has room, your account hasn't: ask for more, or set `store:` elsewhere",
+        *disk_full(case)[:1],
+    ]
+
+
+def hub(case: Case) -> list[str]:
+    return [
+        "accept the model's licence on its page, then set HF_TOKEN where Snakemake is called",
+        "compute nodes often have no way out: `snakemake import data` on the login node fetches all that runs read",
+    ]
+
+
+def cancelled(case: Case) -> list[str]:
+    return [f"nothing: somebody stopped it; the same command resumes it from iteration {case.iteration}"]
+
+
+def unknown(case: Case) -> list[str]:
+    return [
+        "read the last lines of the rank named above; `pretrain.py` starts this run alone",
+        "recovery.actions can say what to do with this cause",
+    ]
+
+
+ADVICE: dict[str, Callable[[Case], list[str]]] = {
+    one.__name__: one
+    for one in (
+        *(gpu_memory, host_memory, nan, divergence, hang, communication, network, checkpoint, data, config),
+        *(import_error, node, preemption, time_limit, disk_full, quota, hub, cancelled, unknown),
+    )
+}

@@ -1,0 +1,74 @@
+"""Finer than causes: what a person would call the trouble. The supervisor's cause decides, then what the logs say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+HUB = (
+    r"GatedRepo|gated repo|RepositoryNotFound|401 Client Error|403 Client Error|HF_TOKEN|OfflineMode"
+    r"|couldn't connect to 'https://huggingface\.co'|LocalEntryNotFoundError|Invalid user token"
+)
+NETWORK = (
+    r"ibv_\w+ failed|libfabric|\bEFA\b|NET/(?:IB|OFI|Socket)|No route to host|Network is unreachable|NCCL_SOCKET_IFNAME"
+    r"|Bootstrap : no socket interface|failed to connect to all addresses|Connection refused"
+)
+GPU_MEMORY = (
+    r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|Cuda failure.*out of memory"
+)
+QUOTA = r"[Qq]uota exceeded"
+
+# The supervisor's cause, and what it is called where the logs say no more.
+NAMES: dict[str, str] = {
+    "out_of_memory": "host_memory",
+    "disk_full": "disk_full",
+    "nan": "nan",
+    "poisoned": "unknown",
+    "loss_spike": "divergence",
+    "hang": "hang",
+    "transient": "communication",
+    "damaged_checkpoint": "checkpoint",
+    "data": "data",
+    "config": "config",
+    "import_error": "import_error",
+    "node_failure": "node",
+    "gpu_failure": "node",
+    "preempted": "preemption",
+    "requeued": "preemption",
+    "time_limit": "time_limit",
+    "cancelled": "cancelled",
+    "stopped": "cancelled",
+    "killed": "unknown",
+    "crash": "unknown",
+    "lost": "unknown",
+}
+# Where the cause leaves it open: what a line of the logs makes of it.
+FINER: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("out_of_memory",), GPU_MEMORY, "gpu_memory"),
+    (("disk_full",), QUOTA, "quota"),
+    (("config", "crash", "transient", "import_error"), HUB, "hub"),
+    (("transient", "hang", "crash", "killed"), NETWORK, "network"),
+)
+
+
+@dataclass(frozen=True)
+class Trouble:
+    name: str
+    evidence: tuple[str, ...]
+
+
+def trouble(cause: str, detail: str, logs: Mapping[int | None, str]) -> Trouble:
+    """What it is called, and the lines that show it: that of the supervisor first."""
+    for causes, pattern, name in FINER:
+        found = _lines(pattern, detail, logs) if cause in causes else ()
+        if found:
+            return Trouble(name, found)
+    return Trouble(NAMES.get(cause, "unknown"), (detail,) if detail else ())
+
+
+def _lines(pattern: str, detail: str, logs: Mapping[int | None, str], most: int = 3) -> tuple[str, ...]:
+    wanted = re.compile(rf"^.*(?:{pattern}).*$", re.MULTILINE)
+    found = [line.strip()[:300] for text in (detail, *logs.values()) for line in wanted.findall(text)]
+    return tuple(dict.fromkeys(found))[:most]
