@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/conversion.py [--gigabytes 2.2] [--repetitions 3] [--folder /tmp]
 
-A model of random weights in bfloat16 is made once. Each conversion runs in a process of its own, alternately with a copy
+A model of random weights in bfloat16 is made once. Each conversion runs in a process of its own, in turn with a copy
 that also waits for the disk; memory is the process's largest resident set. `Bridge` is its own `import_ckpt` and
 `export_ckpt` on the same files, as a peer.
 """

@@ -69,9 +69,15 @@ def test_keys_exist() -> None:
 
 
 def test_every_key_that_changes_a_run_has_its_field() -> None:
-    sections = ("training", "optimizer", "schedule", "parallel", "checkpoint", "profile", "data")
-    ours = {"checkpoint.verify", "data.validation_sets", "data.max_epochs"}  # what is done beside Bridge
-    ours |= {"profile.domains", "profile.arguments"}  # the launcher's
+    sections = ("training", "optimizer", "schedule", "parallel", "checkpoint", "profile", "data", "load.")
+    ours = {
+        "checkpoint.keep_every",
+        "checkpoint.verify",
+        "data.validation_sets",
+        "data.max_epochs",
+        "profile.domains",
+        "profile.arguments",
+    }  # what is done beside Bridge
     found = {key for key in all_keys() if key.startswith(sections)}
     fim = {key for key in found if key.startswith("data.fim.")}  # fields of another class than the dataset's usual one
     assert found - fim == set(BRIDGE_FIELDS) | ours

@@ -38,7 +38,7 @@ CORPORA = {
 }
 FIM = {"rate": 0.9, "spm_rate": 0.5, "split_sample": None, "fragment_rate": None, "no_prefix": None}
 FIM["tokens"] = {part: f"<{part}>" for part in ("prefix", "middle", "suffix", "pad", "eod")}
-LAUNCH = {"checkpoint": {"save_interval": None}, "num_workers": 2, "overrides": {}}
+LAUNCH = {"checkpoint": {"save_interval": None, "async_save": None, "keep_last": 3}, "num_workers": 2, "overrides": {}}
 
 
 def main(folder):
@@ -54,9 +54,9 @@ def main(folder):
     for name, case in read_json(folder / "cases.json").items():
         run = copy.deepcopy(RUN)
         for section, values in case["run"].items():
-            run[section] = values if section == "data" else run[section] | values
+            run[section] = values if section in ("data", "parent", "device") else run[section] | values
         config = configuration.build(run, inputs)
-        configuration.place(config, LAUNCH, store, attempt, case.get("resume_from", 0), folder / "cache")
+        configuration.place(config, LAUNCH, store, attempt, None, folder / "cache")
         found[name] = {field: _read(config, field) for field in case["expected"]}
     return found
 

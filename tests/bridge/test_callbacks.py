@@ -26,9 +26,11 @@ def steps(monkeypatch):
 
 def context(step=7, **more):
     config = types.SimpleNamespace(
-        train=types.SimpleNamespace(global_batch_size=8), dataset=types.SimpleNamespace(seq_length=64)
+        train=types.SimpleNamespace(global_batch_size=8),
+        dataset=types.SimpleNamespace(seq_length=64),
+        validation=types.SimpleNamespace(eval_iters=2, eval_global_batch_size=None),
     )
-    state = types.SimpleNamespace(train_state=types.SimpleNamespace(step=step), cfg=config)
+    state = types.SimpleNamespace(train_state=types.SimpleNamespace(step=step, consumed_valid_samples=48), cfg=config)
     optimizer = types.SimpleNamespace(param_groups=[{"lr": 3e-4}])
     given = {"loss_dict": {"lm loss": 6.5}, "grad_norm": 1.5, "skipped_iter": 0, "total_loss_dict": {"lm loss": 6.0}}
     return types.SimpleNamespace(state=state, optimizer=optimizer, **given | more)
@@ -74,14 +76,20 @@ def test_events_are_what_the_supervisor_reads(steps, tmp_path):
     writer.on_train_start(context(step=0))
     writer.on_train_step_start(context())
     writer.on_train_step_end(context())
+    writer.on_eval_start(context())
+    time.sleep(0.05)
     writer.on_eval_end(context())
     time.sleep(0.05)
     writer.on_checkpoint_save(context())
     writer.on_train_end(context(step=8))
-    begin, step, evaluated, save, end = read_jsonl(path)
+    writer.on_data_init_start(context(step=0))
+    configured, begin, step, evaluated, save, end, built = read_jsonl(path)
+    assert (configured["phase"], built["phase"]) == ("configured", "built")
+    assert (begin["world_size"], begin["gpu"], begin["flops_per_token"]) == (1, None, None)
     assert (begin["event"], begin["step"], end["event"], end["step"]) == ("train_start", 0, "end", 8)
     assert (step["step"], step["loss"], step["lr"], step["tokens"], step["skipped"]) == (8, 6.5, 3e-4, 512, False)
-    assert evaluated["losses"] == {"lm loss": 6.0}
+    assert (evaluated["losses"], evaluated["samples"]) == ({"lm loss": 6.0}, [32, 48])
+    assert 0.05 <= evaluated["seconds"] < 5
     assert 0.05 <= save["seconds"] < 5 and save["time"] >= evaluated["time"]
 
 
@@ -89,7 +97,7 @@ def test_a_step_without_a_loss(steps, tmp_path):
     writer = steps.StepWriter(tmp_path / "steps.jsonl")
     writer.on_train_step_start(context())
     writer.on_train_step_end(context(loss_dict=None, grad_norm=None, skipped_iter=1))
-    (step,) = read_jsonl(tmp_path / "steps.jsonl")
+    _, step = read_jsonl(tmp_path / "steps.jsonl")
     assert (step["loss"], step["grad_norm"], step["skipped"], step["losses"]) == (None, None, True, {})
 
 

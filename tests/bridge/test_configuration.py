@@ -19,6 +19,9 @@ CASES = {
             "checkpoint.dist_ckpt_optim_fully_reshardable": True,
             "checkpoint.save_interval": 6,
             "checkpoint.load": None,
+            "checkpoint.fully_parallel_save": True,
+            "checkpoint.async_save": False,  # by default on GPUs only
+            "checkpoint.most_recent_k": -1,  # the supervisor removes what need not be kept
             "dist.distributed_backend": "gloo",
             "dataset.num_workers": 0,
             "dataset.split": "90,5,5",
@@ -161,6 +164,18 @@ CASES = {
             "dataset.split": "90,5,5",
             "dataset.seq_length": 64,
         },
+    },
+    "GPUs without nvidia-resiliency-ext": {
+        "run": {"device": "cuda"},
+        "expected": {"dist.distributed_backend": "nccl", "checkpoint.async_save": False},
+    },
+    "going on with the optimizer's state": {
+        "run": {"parent": {"iteration": 4, "load": {"optimizer": True, "rng": True}}},
+        "expected": {"scheduler.lr_decay_iters": None},  # the last step
+    },
+    "going on without it: the schedule begins anew": {
+        "run": {"parent": {"iteration": 4, "load": {"optimizer": False, "rng": True}}},
+        "expected": {"scheduler.lr_decay_iters": 2},
     },
     "overrides win": {
         "run": {"overrides": {"model.make_vocab_size_divisible_by": 64, "ddp.bucket_size": 1000}},

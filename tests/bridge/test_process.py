@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from megaboa.bridge.train import steps_of
 from megaboa.files import write_json
 from megaboa.results import AttemptFolder, RunFolder, RunStore
 from megaboa.run.command import RANK_SCRIPT, rank_command
+from megaboa.run.resume import Beginning
 
 
 def test_steps_to_leave_out_are_given_as_ranges():
@@ -22,9 +24,11 @@ def test_steps_to_leave_out_are_given_as_ranges():
 def test_the_supervisor_writes_ranges_as_the_rank_reads_them(tmp_path):
     write_json(tmp_path / "run" / "launch.json", {"start": {"python": "python"}})
     folder, store, attempt = RunFolder(tmp_path / "run"), RunStore(tmp_path / "store"), AttemptFolder(tmp_path / "a")
-    command = rank_command(folder, store, attempt, 3, 10, [[40, 42], [50, 50]])
+    command = rank_command(folder, store, attempt, 3, Beginning(10), [[40, 42], [50, 50]])
     assert command[:2] == ["python", str(RANK_SCRIPT)]
     assert "--claim=3" in command and "--resume-from=10" in command
+    assert not any(word.startswith("--parent") for word in command)
+    assert "--parent=theirs" in rank_command(folder, store, attempt, 3, Beginning(10, Path("theirs")), [])
     given = [word.removeprefix("--skip=") for word in command if word.startswith("--skip=")]
     assert steps_of(given) == [40, 41, 42, 50]
 

@@ -150,6 +150,7 @@ MISTAKES = [
     mistake("no tokenizer", "models.dense", "set tokenizer", replace=("    tokenizer: bpe\n", "")),
     mistake("tokenizer of no corpus", "tokenizers.bpe.train_on", "corpus 'texts'", "did you mean 'text'", replace=("train_on: text", "train_on: texts")),
     mistake("missing corpus file", "corpora.text.source", "'nowhere/*.jsonl': no such file", replace=("python-stdlib", "nowhere/*.jsonl")),
+    mistake("corpora with files of the same name", "corpora.text_b", "its files text_b.bin and text_b.idx would be those of the corpus 'text': rename one", replace=("{source: python-stdlib}", "{source: python-stdlib, text_key: [b, c]}\n  text_b: {source: python-stdlib}")),
     mistake("misspelt stdlib", "corpora.text.source", "did you mean 'python-stdlib'", replace=("python-stdlib", "python-stdlb")),
     mistake("missing recipe file", "models.dense.recipe", "there is no file 'recipes/none.py'", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: recipes/none.py")),
     mistake("missing model folder", "models.dense.hf", "there is no folder './none'", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: ./none")),

@@ -17,7 +17,8 @@ def bpe(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def loaded(bpe):
-    return tokenizer.freeze(tokenizer.find(bpe), bpe.parent / "frozen.json")
+    found = tokenizer.find(bpe)
+    return tokenizer.freeze(found, tokenizer.load(found), bpe.parent / "frozen.json")
 
 
 @pytest.fixture(scope="session")

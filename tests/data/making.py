@@ -9,10 +9,11 @@ import numpy as np
 import zstandard
 
 from megaboa.data import jobs
-from megaboa.data.corpus import Options, merge, tokenize_shard
 from megaboa.data.indexed import Index
+from megaboa.data.merging import merge
 from megaboa.data.shards import divide
 from megaboa.data.sources import File, kind_of
+from megaboa.data.tokenizing import Options, tokenize_shard
 
 TEXTS = [f"Satz Nummer {number}: äöü {'wort ' * (number % 7)}" for number in range(60)]
 

@@ -13,13 +13,14 @@ from transformers import PreTrainedTokenizerFast
 
 from megaboa.data import encoder as encoders
 from megaboa.data import tokenizer
-from megaboa.data.encoder import GATE_CHARACTERS, Encoder, Gate, Tokens, surround
+from megaboa.data.encoder import GATE_CHARACTERS, Encoder, Gate, surround
 from megaboa.data.errors import InputError
 
 
 def frozen(fast, folder):
     fast.save_pretrained(str(folder))
-    return tokenizer.freeze(tokenizer.find(folder), folder / "frozen.json")
+    found = tokenizer.find(folder)
+    return tokenizer.freeze(found, tokenizer.load(found), folder / "frozen.json")
 
 
 def words(*special, template=None, unknown="<unk>"):
@@ -50,9 +51,10 @@ def test_gigatoken_takes_byte_level_bpe(encoder):
 
 @given(st.lists(st.text(st.characters(blacklist_categories=["Cs"]), min_size=1), min_size=1, max_size=8))
 def test_gigatoken_equals_tokenizers(encoder, loaded, texts):
-    slow = Encoder(loaded, True, None, "tokenizers")
-    fast, reference = encoder.encode(texts), slow.encode(texts)
-    assert fast.ids.tolist() == reference.ids.tolist() and fast.lengths.tolist() == reference.lengths.tolist()
+    slow, parallel = Encoder(loaded, True, None, "tokenizers"), Encoder(loaded, True, None, threads=2)
+    reference = slow.encode(texts)
+    for fast in (encoder.encode(texts), parallel.encode(texts)):
+        assert fast.ids.tolist() == reference.ids.tolist() and fast.lengths.tolist() == reference.lengths.tolist()
     assert reference.ids.tolist() == [token for text in texts for token in slow.expected(text)]
 
 
@@ -73,6 +75,28 @@ def test_a_tokenizer_that_gigatoken_refuses_falls_back_and_the_manifest_says_so(
     manifest = make(spec, 2)
     assert manifest["encoders"] == [encoder.name] and manifest["refused"] == encoder.refused
     assert manifest["documents"] == len(TEXTS)
+
+
+def test_ids_above_the_size_of_a_vocabulary_with_gaps_are_never_cut_down(tmp_path):
+    made = Tokenizer(models.WordLevel({"<unk>": 0, "small": 1, "large": 70_000}, unk_token="<unk>"))
+    encoder = Encoder(frozen(PreTrainedTokenizerFast(tokenizer_object=made), tmp_path / "t"), False, False)
+    assert (encoder.vocab_size, encoder.dtype) == (3, np.uint16)
+    _, files = build(tmp_path / "fits", [jsonl(tmp_path / "a.jsonl", ["small"])], encoder)
+    assert files["c.bin"] == np.array([1], "<u2").tobytes()
+    with pytest.raises(ValueError, match="token id 70000 does not fit uint16"):
+        build(tmp_path / "refused", [jsonl(tmp_path / "b.jsonl", ["small", "large"])], encoder)
+
+
+def test_a_tokenizer_that_refuses_to_encode_is_one_sentence_that_shows_the_document(tmp_path):
+    made = Tokenizer(models.WordLevel({"wort": 0, "Satz": 1}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    encoder = Encoder(
+        frozen(PreTrainedTokenizerFast(tokenizer_object=made), tmp_path / "t"), False, False, key="corpora.c"
+    )
+    assert encoder.encode(["wort", "Satz wort"]).ids.tolist() == [0, 1, 0]
+    said = r"corpora\.c\.tokenizer: tokenizers \S+ can't encode the document that begins with 'Satz fremd' \(.*UNK"
+    with pytest.raises(InputError, match=said):
+        build(tmp_path, [jsonl(tmp_path / "a.jsonl", ["wort", "Satz fremd", "wort"])], encoder)
 
 
 def test_end_of_document_is_appended_on_demand(loaded):
@@ -152,8 +176,8 @@ class Liar:
     def __init__(self, fast, word):
         self._fast, self._word = fast, word
 
-    def encode_batch(self, texts):
-        return self._fast.encode_batch([text.replace(self._word, "x") for text in texts])
+    def encode(self, text):
+        return self._fast.encode(text.replace(self._word, "x"))
 
 
 @pytest.mark.parametrize("word", ["Nummer 7:", "Nummer 42:"])
@@ -190,8 +214,8 @@ def test_of_a_long_document_the_beginning_is_compared(encoder):
 
 @given(st.lists(st.lists(st.integers(5, 9), max_size=4), max_size=6), st.lists(st.just(1), max_size=2), st.just([2, 3]))
 def test_the_same_tokens_stand_around_every_document(documents, prefix, suffix):
-    ids = np.array([token for ids in documents for token in ids], np.uint32)
-    found = surround(Tokens(ids, np.array([len(ids) for ids in documents], np.int64)), prefix, suffix)
+    found = surround([np.array(ids, np.uint32) for ids in documents], prefix, suffix, np.dtype(np.uint16))
+    assert found.ids.dtype == np.uint16
     expected = [[*prefix, *ids, *suffix] for ids in documents]
     assert found.ids.tolist() == list(itertools.chain(*expected)) and found.lengths.tolist() == [
         len(ids) for ids in expected

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from megaboa.data import indexed
-from megaboa.data.indexed import HEADER, Index, in_pieces, token_dtype, write_index
+from megaboa.data.indexed import Index, in_pieces, token_dtype, write_index
+from megaboa.index_file import HEADER_BYTES, Header
 
 # megatron-core runs in a process of its own, for it may be imported into this one only behind the CPU backend.
 MEGATRON = """
@@ -146,7 +147,7 @@ def test_an_index_that_was_written_has_no_problems(tmp_path_factory, corpus, pie
     assert [index.tokens(data, n).tolist() for n in range(len(index.lengths))] == corpus[1]
 
 
-LENGTHS, POINTERS = HEADER.size, HEADER.size + 4 * 4
+LENGTHS, POINTERS = HEADER_BYTES, HEADER_BYTES + 4 * 4
 DOCUMENTS = POINTERS + 4 * 8
 
 
@@ -170,8 +171,7 @@ def test_damage_is_named(tmp_path, monkeypatch, offset, content, said, piece):
 
 
 def test_a_list_of_documents_that_is_too_short_is_named(tmp_path):
-    header = HEADER.pack(indexed.MAGIC, 1, 8, 0, 0)
-    (tmp_path / "x.idx").write_bytes(header)
+    (tmp_path / "x.idx").write_bytes(Header("uint16", 0, 0).pack())
     assert Index.open(tmp_path / "x.idx").problems() == [
         "its list of documents is not that of one sequence per document"
     ]

@@ -1,5 +1,6 @@
 """The jobs that make a corpus, as processes: what they leave, and what becomes of it when they are disturbed."""
 
+import contextlib
 import json
 import os
 import random
@@ -223,6 +224,29 @@ def test_a_full_disk_is_one_sentence_leaves_nothing_and_with_more_room_it_goes_o
     small_disk(64)
     assert payload(make(spec)) == payload(quiet)
     assert left(disk) == set()
+
+
+@pytest.mark.slow
+def test_a_disk_of_results_that_is_full_is_one_sentence_and_with_more_room_it_goes_on(bpe, tmp_path, small_disk):
+    write_json(tmp_path / "spec.json", specification(tmp_path, jsonl(tmp_path / "a.jsonl", TEXTS), bpe))
+    disk = small_disk(1)
+    spec, listing = ("--spec", tmp_path / "spec.json"), ("--sources", tmp_path / "sources.json")
+    jobs_of_it = [
+        command("list_sources.py", *spec, "--out", disk / "sources.json"),
+        command("tokenize_shard.py", *spec, *listing, "--shard", 0, "--shards", 1, "--out", disk / "0.json"),
+        command("merge_corpus.py", *spec, *listing, "--shards", 1, "--out", disk / "c.json"),
+    ]
+    write_json(tmp_path / "sources.json", jobs.list_sources(read_json(tmp_path / "spec.json"), 1))
+    for job in jobs_of_it:
+        with contextlib.suppress(OSError):
+            (disk / "filler").write_bytes(bytes(2 << 20))
+        done = subprocess.run(job, capture_output=True, text=True)
+        last = done.stderr.splitlines()[-1]
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert last.startswith(f"error: making {job[-1]}: the disk is full; nothing half-written was kept. Free some")
+        (disk / "filler").unlink()
+        subprocess.run(job, check=True, capture_output=True)
+    assert read_json(disk / "c.json")["documents"] == len(TEXTS)
 
 
 def test_a_limit_on_the_size_of_files_is_one_sentence(bpe, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaboa.data.records import Bad, Format, decode, json_parser, text_getter
+from megaboa.data.records import Bad, Format, decode, line_reader, text_getter
 
 
 @pytest.mark.parametrize(("key", "keys"), [("text", ("text",)), (["q", "a.b"], ("q", "a.b"))])
@@ -17,7 +17,17 @@ def test_text_is_utf8_without_nul_bytes():
 
 
 def test_numbers_that_json_does_not_know_are_read_as_python_reads_them():
-    assert json_parser()(b'{"text": "a", "score": NaN, "big": 123456789012345678901234567890}')["text"] == "a"
+    texts = line_reader(Format())
+    assert texts(b'{"text": "a", "score": NaN, "big": 123456789012345678901234567890}') == ["a"]
+    assert "lone surrogate" in texts(b'{"text": "\\ud800", "score": NaN}').reason
+
+
+@pytest.mark.parametrize("score", [b"1", b"NaN"])
+def test_a_line_with_a_text_that_is_too_long_is_refused_by_its_bytes(score):
+    texts = line_reader(Format(max_bytes=1 << 20))
+    for text, fits in (("a" * (1 << 20), True), ("ä" * (1 << 19), True), ("ä" * (1 << 19) + "a", False)):
+        found = texts(b'{"text": "%s", "score": %s}' % (text.encode(), score))
+        assert found == ([text] if fits else Bad("longer than max_document_mb allows (1 MiB)"))
 
 
 @pytest.mark.parametrize(

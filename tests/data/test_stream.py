@@ -20,7 +20,7 @@ def test_a_stream_gives_the_corpus_of_its_files_whatever_the_number_of_shards(hu
     files = make(specification(tmp_path / "files", hub / "*.jsonl", bpe))
     monkeypatch.setattr(shards, "BLOCK", 7)
     monkeypatch.setattr("megaboa.data.readers.BLOCK", 7)
-    monkeypatch.setattr("megaboa.data.corpus.BLOCK", 7)
+    monkeypatch.setattr("megaboa.data.tokenizing.BLOCK", 7)
     for count in (1, 2, 5):
         streamed = make(specification(tmp_path / str(count), f"hf:{hub}", bpe), count)
         assert payload(streamed) == payload(files)

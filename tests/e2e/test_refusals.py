@@ -60,3 +60,20 @@ def test_too_few_documents_for_a_split_are_named_and_nothing_hangs(workspace):
     edit(config, '"90,5,5"', '"9999,8,2"')
     output = workspace.snakemake("pretrain", "--configfile", config, code=1)
     assert "corpus 'text' has 60 documents" in output and "none of them is left for validation" in output
+
+
+RECIPE = """\
+experiment: few-recipe
+device: cpu
+tokenizers: {bpe: {train_on: text, vocab_size: 384}}
+corpora: {text: {source: python-stdlib, limit: 60, tokenizer: bpe}}
+models: {gpt: {recipe: recipes/gpt_tiny.py, tokenizer: bpe}}
+training: {precision: fp32}
+data: {blend: text}
+"""
+
+
+def test_too_few_documents_for_the_split_of_a_recipe_are_named_and_nothing_hangs(workspace):
+    (workspace.path / "few-recipe.yaml").write_text(RECIPE)
+    output = workspace.snakemake("data", "--configfile", "few-recipe.yaml", code=1)
+    assert "corpus 'text' has 60 documents, and with dataset.split '9999,8,2' none of them is left for" in output

@@ -10,7 +10,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from megaboa.files import digest, link, write_json, write_text
+from megaboa.files import digest, link, read_jsonl, write_json, write_text
+from megaboa.observe.goodput import goodput
 from megaboa.observe.steps import read_attempts, read_events, step_rows, write_steps
 from megaboa.observe.summary import summarize
 from megaboa.results import RunStore
@@ -146,4 +147,5 @@ class FakeExperiment:
         events = read_events(store)
         rows = step_rows(events)
         write_steps(folder / "metrics" / "steps.parquet", rows)
+        write_json(folder / "metrics" / "goodput.json", goodput(read_jsonl(store.ledger), events, rows))
         write_json(folder / "metrics" / "summary.json", summarize(run, train, read_attempts(store), events, rows))

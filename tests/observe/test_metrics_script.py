@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from fake_runs import FakeExperiment, loss_at
 
 SCRIPT = Path(__file__).parents[2] / "workflow" / "scripts" / "metrics.py"
@@ -17,12 +18,15 @@ def test_metrics_of_a_run(tmp_path):
     metrics = train.parent / "metrics"
     arguments = ["--train", train]
     outputs = ["--steps", metrics / "steps.parquet", "--summary", metrics / "summary.json"]
+    outputs += ["--goodput", metrics / "goodput.json"]
     for _ in range(2):
         subprocess.run([sys.executable, SCRIPT, *arguments, *outputs], check=True)
         text = (metrics / "summary.json").read_text()
         summary = json.loads(text)
         assert "NaN" not in text
         assert (summary["state"], summary["reasons"]) == ("INVALID", ["no finite loss at step 7"])
+    goodput = json.loads((metrics / "goodput.json").read_text())
+    assert sum(goodput["seconds"].values()) == pytest.approx(goodput["wall_seconds"])
     steps = pd.read_parquet(metrics / "steps.parquet")
     assert steps["loss"].isna().tolist() == [step == 7 for step in range(1, 21)]
     assert steps["loss"].iloc[19] == loss_at(20, "moe")

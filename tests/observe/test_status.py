@@ -15,7 +15,9 @@ from rich.console import Console
 from megaboa.files import write_json
 from megaboa.observe import slurm_jobs
 from megaboa.observe.slurm_jobs import Queue, SlurmJob
-from megaboa.observe.status import event, experiment_progress, progress_table
+from megaboa.observe.status import as_record, event, experiment_progress, progress_table
+from megaboa.results import RunStore
+from megaboa.run import checkpoints
 
 SCRIPT = Path(__file__).parents[2] / "workflow" / "scripts" / "status.py"
 
@@ -63,6 +65,23 @@ def test_the_table_shows_every_run_and_counts_them(experiment):
     assert "12/30" in text
     assert "rank 0: exit code 1" in text
     assert "1 running, 1 done, 1 failed, 1 waiting" in text
+
+
+def test_checkpoints_are_counted_and_weighed(experiment):
+    store = RunStore(experiment.plan_run("busy"))
+    for iteration in (10, 20):
+        folder = checkpoints.folder(store.checkpoints, iteration)
+        folder.mkdir(parents=True)
+        (folder / "__0_0.distcp").write_bytes(bytes(3_000_000))
+        (folder / checkpoints.LAST_WRITTEN).write_bytes(bytes(1000))
+    checkpoints.mark_complete(store.checkpoints)
+    checkpoints.folder(store.checkpoints, 30).mkdir()
+    found = {run.run: run for run in experiment_progress(experiment.results)}
+    record = as_record(found["busy"])
+    assert (record["checkpoints"], record["checkpoint_bytes"]) == (2, 6_002_000)
+    console = Console(record=True, width=160, file=io.StringIO())
+    console.print(progress_table("tiny", list(found.values())))
+    assert "2 x 3 MB" in console.export_text()
 
 
 def test_markup_in_a_name_is_not_obeyed(tmp_path):

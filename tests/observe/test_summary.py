@@ -42,6 +42,7 @@ def test_the_numbers_are_exact():
         "p95": pytest.approx(0.1905),
         "n": 20,
     }
+    assert summary["window"] == [4, 23]
     assert summary["tokens_per_second"]["median"] == pytest.approx((1000 / 0.10 + 1000 / 0.11) / 2)
     assert summary["tokens_per_second_per_rank"] == summary["tokens_per_second"]["median"] / 2
     assert summary["loss"] == {
@@ -53,6 +54,16 @@ def test_the_numbers_are_exact():
         "tail_steps": 3,
     }
     assert summary["grad_norm"] == {"last": 23.0, "max": 23.0}
+
+
+def test_a_run_with_a_parent_has_the_steps_after_it():
+    train = {"run": "dp1", "train_iters": 20, "world_size": 1, "parent": {"run": "base", "iteration": 10}}
+    starts = [start_event(1, resumed_from=10, parent="old/base@10")]
+    events = events_of(range(11, 21))
+    summary = summarize("dp1", train, starts, events, step_rows(events))
+    assert (summary["state"], summary["steps"], summary["parent"]["run"]) == ("PASS", 10, "base")
+    summary = summarize("dp1", train, starts, events[1:], step_rows(events[1:]))
+    assert summary["reasons"] == ["9 of 10 steps recorded; missing: step 11"]
 
 
 def test_steps_that_were_done_again_are_counted_once_and_told():

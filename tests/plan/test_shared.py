@@ -136,3 +136,10 @@ def test_a_glob_may_name_saved_datasets(tmp_path):
     found = shared(tmp_path, corpora={"text": {"source": str(tmp_path / "saved" / "*")}})
     files = [path for path in found.corpus_inputs("text") if path.endswith(".arrow")]
     assert files == [str(tmp_path / "saved" / name / "data.arrow") for name in ("one", "other")]
+
+
+def test_a_conversion_asks_for_memory_by_the_size_of_its_model(plan_of):
+    shared = Shared(plan_of("models: {dense: {params: 1000000000}}\n"))
+    name = shared.plan.runs[0].model
+    assert shared.conversion_mb(name, copies=2) == 3000 + 8000
+    assert shared.conversion_mb("of no run", copies=1) == 3000 + 32000

@@ -1,10 +1,13 @@
 """Agreement of losses, proofs, and what they come to together."""
 
+import json
+from pathlib import Path
+
 import pytest
 from fake_runs import FakeExperiment, loss_at
 
-from megaboa.files import write_json
-from megaboa.report.checks import agreement_checks, proof_checks, verdict
+from megaboa.files import read_json, write_json, write_text
+from megaboa.report.checks import agreement_checks, by_subject, proof_checks, verdict
 from megaboa.report.runs import load_runs
 
 
@@ -53,6 +56,16 @@ def test_steps_that_only_one_run_has_fail_the_check_however_well_the_others_agre
     assert found["max_difference"] == 0.0
 
 
+def test_a_run_with_a_parent_is_compared_from_the_step_after_it(experiment):
+    train = read_json(experiment.completed_run("other", steps=20))
+    steps = Path(train["store"]) / "attempts" / "01" / "steps.jsonl"
+    write_text(steps, "".join(line for line in steps.open() if json.loads(line)["step"] > 12))
+    write_json(experiment.results / "runs" / "other" / "train.json", {**train, "parent": {"iteration": 12}})
+    experiment.measure("other")
+    found = check(experiment)
+    assert (found["state"], found["detail"]) == ("PASS", "8 steps compared")
+
+
 def test_an_invalid_run_is_not_compared(experiment):
     add(experiment, losses={4: float("nan")})
     found = check(experiment)
@@ -90,3 +103,21 @@ def test_the_verdict_is_the_worst_of_all(experiment, states, result):
     assert found["state"] == result
     assert found["counts"]["runs"] == {"PASS": 1}
     assert sum(found["counts"]["checks"].values()) == len(states)
+
+
+def test_a_proof_is_one_row_with_the_differences_that_it_measured():
+    def one(kind, subject, check, state="PASS", **more):
+        return {"kind": kind, "subject": subject, "check": check, "state": state, **more}
+
+    rows = by_subject(
+        [
+            one("export", "r", "logits", difference=1e-7),
+            one("export", "r", "validation loss", "FAIL", difference=0.5),
+            one("import", "z", "logits"),
+        ]
+    )
+    assert [(row["subject"], row["kind"], row["state"], row["passed"], row["total"]) for row in rows] == [
+        ("z", "import", "PASS", 1, 1),
+        ("r", "export", "FAIL", 1, 2),
+    ]
+    assert (rows[1]["logits"], rows[1]["validation loss"], rows[0]["logits"]) == (1e-7, 0.5, None)

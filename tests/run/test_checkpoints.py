@@ -1,6 +1,13 @@
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
 
-from megaboa.files import read_json
+from megaboa.files import read_json, write_json
 from megaboa.run import checkpoints
 
 
@@ -87,8 +94,8 @@ def empty(path):
     ("harm", "said"),
     [
         (change, "has changed since it was written"),
-        (truncate, "has changed since it was written"),
-        (empty, "has changed since it was written"),
+        (truncate, "has changed since it was written: it has {less} bytes, and had {size}"),
+        (empty, "has changed since it was written: it has 0 bytes, and had {size}"),
         (lambda path: path.unlink(), "is missing"),
     ],
 )
@@ -96,8 +103,9 @@ def empty(path):
 def test_damage_is_found_and_named(tmp_path, harm, said, name):
     folder = save_tensors(tmp_path, 10)
     checkpoints.add_digests(tmp_path, 10)
+    size = (folder / name).stat().st_size
     harm(folder / name)
-    assert checkpoints.damage(tmp_path, 10) == f"{folder / name} {said}"
+    assert checkpoints.damage(tmp_path, 10) == f"{folder / name} " + said.format(size=size, less=size - 1)
 
 
 def test_files_that_came_later_are_no_damage(tmp_path):
@@ -130,3 +138,142 @@ def test_a_checkpoint_can_be_damaged_again(tmp_path):
         aside = checkpoints.distrust(tmp_path, 20)
     assert (aside / "__0_0.distcp").read_text() == "second"
     assert [path.name for path in tmp_path.iterdir()] == [aside.name]
+
+
+# Sizes
+
+
+@pytest.mark.parametrize("harm", [truncate, empty, lambda path: path.unlink()])
+def test_sizes_are_compared_where_checksums_are_not(tmp_path, harm):
+    folder = save_tensors(tmp_path, 10)
+    assert checkpoints.damage(tmp_path, 10, full=False) is None
+    harm(folder / "__1_0.distcp")
+    assert str(folder / "__1_0.distcp") in checkpoints.damage(tmp_path, 10, full=False)
+
+
+def test_only_checksums_tell_a_flipped_bit(tmp_path):
+    folder = save_tensors(tmp_path, 10)
+    checkpoints.add_digests(tmp_path, 10)
+    change(folder / "__0_0.distcp")
+    assert checkpoints.damage(tmp_path, 10, full=False) is None
+    assert "has changed" in checkpoints.damage(tmp_path, 10)
+
+
+def test_the_marker_has_the_size_of_every_file_and_the_store_their_sum(tmp_path):
+    folder = save_tensors(tmp_path, 10)
+    known = read_json(folder / checkpoints.MARKER)["files"]
+    assert known == {
+        str(path.relative_to(folder)): path.stat().st_size
+        for path in folder.rglob("*.*")
+        if path.name != checkpoints.MARKER
+    }
+    save_tensors(tmp_path, 20)
+    save(tmp_path, 30, complete=False)
+    checkpoints.add_digests(tmp_path, 10)  # no part of what was saved
+    assert list(checkpoints.sizes(tmp_path)) == [10, 20]
+    assert checkpoints.sizes(tmp_path)[10] == sum(known.values())
+
+
+def test_a_marker_from_before_sizes_were_written_down(tmp_path):
+    folder = save_tensors(tmp_path, 10)
+    size = sum(read_json(folder / checkpoints.MARKER)["files"].values())
+    write_json(folder / checkpoints.MARKER, {"iteration": 10})
+    assert checkpoints.sizes(tmp_path) == {10: size}
+    empty(folder / "__0_0.distcp")
+    assert checkpoints.damage(tmp_path, 10) is None
+
+
+# What is kept
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_every", "expected"),
+    [
+        (None, None, [10, 20, 30, 40, 50, 55]),
+        (1, None, [55]),
+        (2, None, [50, 55]),
+        (1, 20, [20, 40, 55]),
+        (2, 25, [50, 55]),
+        (9, 7, [10, 20, 30, 40, 50, 55]),
+    ],
+)
+def test_the_newest_and_every_so_many_are_kept(tmp_path, keep_last, keep_every, expected):
+    saved = [10, 20, 30, 40, 50, 55]
+    assert checkpoints.kept(saved, keep_last, keep_every) == expected
+    for iteration in saved:
+        save_tensors(tmp_path, iteration)
+    checkpoints.add_digests(tmp_path, 55)
+    gone = checkpoints.retire(tmp_path, keep_last, keep_every)
+    assert checkpoints.complete_iterations(tmp_path) == expected and sorted({*gone, *expected}) == saved
+    checkpoints.delete_retired(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"iter_{number:07d}" for number in expected]
+
+
+def test_nothing_is_removed_for_the_sake_of_a_damaged_or_an_unfinished_one(tmp_path):
+    save_tensors(tmp_path, 10)
+    empty(save_tensors(tmp_path, 20) / "__0_0.distcp")
+    save(tmp_path, 30, complete=False)
+    assert checkpoints.retire(tmp_path, 1, None, verified=False) == []
+    assert checkpoints.complete_iterations(tmp_path) == [10, 20]
+    assert checkpoints.folder(tmp_path, 30).exists()
+
+
+def test_what_has_not_been_read_again_replaces_nothing(tmp_path):
+    for iteration in (10, 20, 30, 40):
+        save_tensors(tmp_path, iteration)
+    assert checkpoints.retire(tmp_path, 1, None) == []
+    checkpoints.add_digests(tmp_path, 20)
+    assert checkpoints.retire(tmp_path, 1, None) == [10], "however many were saved since"
+    checkpoints.add_digests(tmp_path, 40)
+    assert checkpoints.retire(tmp_path, 1, None) == [20, 30]
+
+
+def test_the_older_ones_go_when_the_newest_has_its_checksums(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "LOOK_SECONDS", 0.0)
+    for iteration in (10, 20, 30):
+        save_tensors(tmp_path, iteration)
+    save(tmp_path, 40, complete=False)
+    look = checkpoints.keeper(tmp_path, verify=True, keep_last=1)
+    look()
+    assert checkpoints.folder(tmp_path, 10).exists()
+    deadline = time.monotonic() + 10
+    while len(list(tmp_path.iterdir())) > 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+        look()
+    assert checkpoints.has_digests(tmp_path, 30)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_0000030", "iter_0000040"]
+
+
+REMOVING = """
+import sys
+from pathlib import Path
+from megaboa.run import checkpoints
+print("ready", flush=True)
+checkpoints.retire(Path(sys.argv[1]), 1, None, verified=False)
+checkpoints.delete_retired(Path(sys.argv[1]))
+"""
+
+
+def test_who_is_killed_while_removing_leaves_nothing_that_looks_complete(tmp_path):
+    chance = random.Random(7)
+    halfway = 0
+    for number in range(20):
+        root = tmp_path / str(number)
+        for iteration in (10, 20, 30):
+            for shard in range(400):
+                path = checkpoints.folder(root, iteration) / f"__{shard}_0.distcp"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(b"0")
+            (checkpoints.folder(root, iteration) / checkpoints.LAST_WRITTEN).touch()
+        checkpoints.mark_complete(root)
+        process = subprocess.Popen([sys.executable, "-c", REMOVING, str(root)], stdout=subprocess.PIPE)
+        process.stdout.readline()
+        time.sleep(chance.uniform(0, 0.02))
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        left = checkpoints.complete_iterations(root)
+        assert 30 in left and all(checkpoints.damage(root, iteration) is None for iteration in left)
+        halfway += len(list(root.iterdir())) > 1
+        checkpoints.remove_unfinished(root)
+        assert [path.name for path in root.iterdir() if path.name.startswith(checkpoints.REMOVED)] == []
+    assert halfway, "no kill came in time"

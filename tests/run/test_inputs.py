@@ -37,6 +37,8 @@ def test_as_many_nodes_as_asked_for_or_more_will_do(tmp_path):
         ("100,0,0", 1, []),
         ("1,1,0", 1, ["training"]),
         ("0.9,0.05,0.05", 20, []),
+        ("1", 1, []),
+        ("9,1", 4, ["validation"]),
     ],
 )
 def test_empty_splits(split, documents, empty):
@@ -92,7 +94,8 @@ def test_a_file_that_is_gone(tmp_path):
     ("offset", "value", "said"),
     [
         (0, b"X", r"text\.idx is no index of Megatron's"),
-        (9, b"\x02", "has the version 2, and its manifest says 1"),
+        (9, b"\x02", r"text\.idx: unknown version 2 or type 8"),
+        (17, b"\x03", r"text\.idx: unknown version 1 or type 3"),
         (17, b"\x04", "has the token type int32, and its manifest says uint16"),
         (18, b"\x13", "has the number of sequences 19, and its manifest says 20"),
         (26, b"\x13", "has the number of documents 18, and its manifest says 20"),
@@ -134,17 +137,33 @@ def test_the_message_names_corpus_split_and_remedy(tmp_path):
     corpus(tmp_path, "text", documents=20)
     said = r"corpus 'text' has 20 documents.*data\.split.*validation.*larger share"
     with pytest.raises(UnusableInputError, match=said):
-        check_documents(run_of(tmp_path, {"blend": {"text": 1.0}, "split": "98,1,1"}))
+        check_data(run_of(tmp_path, {"blend": {"text": 1.0}, "split": "98,1,1"}))
+
+
+def test_a_split_that_the_recipe_brings_is_looked_at(tmp_path):
+    corpus(tmp_path, "text", documents=20)
+    run = run_of(tmp_path, {"blend": {"text": 1.0}}, recipe="r.py")
+    said = r"corpus 'text' has 20 documents, and with dataset\.split '9999,8,2' none.*validation.*by data\.split"
+    check_data(run)  # nobody has asked Bridge yet
+    write_json(tmp_path / "results" / "e" / "preflight.json", {"runs": {"r": {"split": "9999,8,2"}}})
+    with pytest.raises(UnusableInputError, match=said):
+        check_data(RunFolder(run.path))
+    with pytest.raises(UnusableInputError, match=said):
+        check_documents(run, "9999,8,2")
+    check_documents(run, "1,1,1")
+    check_documents(run, None)
+    per_split = run_of(tmp_path, {"blend_per_split": {"train": {"text": 1.0}}}, recipe="r.py")
+    check_documents(per_split, "9999,8,2")
 
 
 def test_what_is_read_whole_needs_no_share_but_text(tmp_path):
     data = {"blend_per_split": {"train": {"text": 1.0}, "valid": {"other": 1.0}}}
     corpus(tmp_path, "text", documents=1)
     corpus(tmp_path, "other", documents=1)
-    check_documents(run_of(tmp_path, data))
+    check_data(run_of(tmp_path, data))
     corpus(tmp_path, "other", documents=0)
     with pytest.raises(UnusableInputError, match=r"corpus 'other' has no tokens at all.*corpora\.other\.source"):
-        check_documents(run_of(tmp_path, data))
+        check_data(run_of(tmp_path, data))
 
 
 def test_an_index_cache_that_was_removed(tmp_path):

@@ -40,7 +40,7 @@ RUNS = {run.name: run for run in PLAN.runs}
 METRICS = expand(
     f"{RESULTS}/runs/{{run}}/metrics/{{table}}",
     run=RUNS,
-    table=["steps.parquet", "summary.json"],
+    table=["steps.parquet", "summary.json", "goodput.json"],
 )
 DATA = expand(f"{RESULTS}/data/{{corpus}}/verification.json", corpus=SHARED.corpora)
 ANALYSES = expand(f"{RESULTS}/runs/{{run}}/analysis.json", run=SHARED.profiled_runs)

@@ -14,11 +14,14 @@ rule export_model:
         f"{RESULTS}/logs/export/{{run}}.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    resources:
+        mem_mb=lambda wildcards: SHARED.conversion_mb(
+            RUNS[wildcards.run].model, copies=2
+        ),
     params:
         scripts=SCRIPTS,
-        run=f"{RESULTS}/runs/{{run}}",
     shell:
-        "python {params.scripts:q}/export_model.py --spec {input.spec} --run {params.run} --source {input.source} --out {output}"
+        "python {params.scripts:q}/export_model.py --spec {input.spec} --source {input.source} --out {output}"
         " 2>&1 | tee {log}"
 
 
@@ -32,11 +35,14 @@ rule prove_export:
         f"{RESULTS}/logs/export/{{run}}.proof.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    resources:
+        mem_mb=lambda wildcards: SHARED.conversion_mb(
+            RUNS[wildcards.run].model, copies=3.5
+        ),
     params:
         scripts=SCRIPTS,
-        run=f"{RESULTS}/runs/{{run}}",
     shell:
-        "python {params.scripts:q}/prove_export.py --run {params.run} --export {input.export} --source {input.source}"
+        "python {params.scripts:q}/prove_export.py --export {input.export} --source {input.source}"
         " --out {output} 2>&1 | tee {log}"
 
 
@@ -57,6 +63,10 @@ rule generate_text:
         f"{RESULTS}/logs/export/{{run}}.generate.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    resources:
+        mem_mb=lambda wildcards: SHARED.conversion_mb(
+            RUNS[wildcards.run].model, copies=2.5
+        ),
     params:
         scripts=SCRIPTS,
     shell:
@@ -78,6 +88,8 @@ rule push_model:
         f"{RESULTS}/runs/{{run}}/push.json",
     log:
         f"{RESULTS}/logs/export/{{run}}.push.log",
+    conda:
+        "../../envs/runtime-cpu.yaml"
     params:
         scripts=SCRIPTS,
         repository=lambda wildcards: PLAN.experiment.export.push[wildcards.run],

@@ -23,6 +23,8 @@ rule import_model:
         f"{RESULTS}/logs/models/{{model}}.import.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    resources:
+        mem_mb=lambda wildcards: SHARED.conversion_mb(wildcards.model, copies=1.2),
     params:
         scripts=SCRIPTS,
         store=PLAN.experiment.store,
@@ -42,6 +44,8 @@ rule prove_import:
         f"{RESULTS}/logs/models/{{model}}.proof.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    resources:
+        mem_mb=lambda wildcards: SHARED.conversion_mb(wildcards.model, copies=2.5),
     params:
         scripts=SCRIPTS,
     shell:

@@ -9,6 +9,7 @@ rule summarize:
     output:
         steps=f"{RESULTS}/runs/{{run}}/metrics/steps.parquet",
         summary=f"{RESULTS}/runs/{{run}}/metrics/summary.json",
+        goodput=f"{RESULTS}/runs/{{run}}/metrics/goodput.json",
     log:
         f"{RESULTS}/logs/metrics/{{run}}.log",
     localrule: True
@@ -16,6 +17,11 @@ rule summarize:
         "../../envs/pipeline.yaml"
     params:
         scripts=SCRIPTS,
+        peak=lambda wildcards: (
+            f"--peak-tflops={asked(wildcards.run).peak_tflops}"
+            if asked(wildcards.run).peak_tflops
+            else ""
+        ),
     shell:
         "python {params.scripts:q}/metrics.py --train {input}"
-        " --steps {output.steps} --summary {output.summary} > {log} 2>&1"
+        " --steps {output.steps} --summary {output.summary} --goodput {output.goodput} {params.peak} > {log} 2>&1"

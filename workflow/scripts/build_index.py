@@ -45,8 +45,9 @@ def main() -> None:
     parser.add_argument("--spec", required=True, type=Path, help="specs/indexes/<name>.json of an experiment")
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
-    manifest = build(read_json(args.spec), args.spec.parents[2])
-    write_json(args.out, manifest)
+    with one_sentence(args.out):
+        manifest = build(read_json(args.spec), args.spec.parents[2])
+        write_json(args.out, manifest)
     samples = ", ".join(f"{count:,} {split}" for split, count in manifest["samples"].items())
     print(f"index {manifest['name']}: samples: {samples}; {manifest['cache']}")
     for row in manifest["corpora"]:
@@ -60,7 +61,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     try:
-        with one_sentence():
-            main()
+        main()
     except UnusableInputError as error:
         sys.exit(f"error: {error}")

@@ -63,11 +63,10 @@ def convert(spec: dict[str, Any], folder: RunFolder, source: dict[str, Any]) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--spec", required=True, type=Path, help="what of the run is exported, and how")
-    parser.add_argument("--run", required=True, type=Path, help="the run's folder below results/")
     parser.add_argument("--source", required=True, type=Path, help="source.json of its model")
-    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--out", required=True, type=Path, help="in the run's folder below results/")
     args = parser.parse_args()
-    manifest = convert(read_json(args.spec), RunFolder(args.run), read_json(args.source))
+    manifest = convert(read_json(args.spec), RunFolder(args.out.parent), read_json(args.source))
     link(manifest["path"], args.out.with_name("export"))
     write_json(args.out, manifest)
     print(f"exported iteration {manifest['iteration']}: {manifest['path']}")

@@ -23,9 +23,9 @@ def main() -> None:
 
     from megaboa.data.jobs import list_sources
 
-    with one_sentence():
+    with one_sentence(args.out):
         listing = list_sources(read_json(args.spec), args.threads)
-    write_json(args.out, listing)
+        write_json(args.out, listing)
     size = sum(file["size"] for file in listing["files"])
     print(f"corpus {listing['name']}: {len(listing['files']):,} files, {size / 1e6:,.1f} MB, {listing['folder']}")
 

@@ -17,9 +17,10 @@ def main() -> None:
     parser.add_argument("--shards", required=True, type=int)
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
-    manifest = merge_shards(read_json(args.spec), read_json(args.sources), args.shards)
-    link_files(manifest, args.out.parent)
-    write_json(args.out, manifest)
+    with one_sentence(args.out):
+        manifest = merge_shards(read_json(args.spec), read_json(args.sources), args.shards)
+        link_files(manifest, args.out.parent)
+        write_json(args.out, manifest)
     print(f"corpus {manifest['name']}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens")
     if bad := manifest["bad"]["records"]:
         print(f"left out, as they can't be used: {bad:,} records, the first of them:")
@@ -27,5 +28,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with one_sentence():
-        main()
+    main()

@@ -15,17 +15,16 @@ from megaboa.results import RunFolder
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", required=True, type=Path, help="the run's folder below results/")
     parser.add_argument("--export", required=True, type=Path, help="export.json of the run")
     parser.add_argument("--source", required=True, type=Path, help="source.json of its model")
-    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--out", required=True, type=Path, help="in the run's folder below results/")
     args = parser.parse_args()
     export, source = read_json(args.export), read_json(args.source)
     with quietly():
         prepare(source["device"])
         from megaboa.bridge.proof import prove_export
 
-        checks = prove_export(export, source, RunFolder(args.run))
+        checks = prove_export(export, source, RunFolder(args.out.parent))
     conclude(f"export {export['path']}", checks, args.out)
 
 

@@ -19,12 +19,14 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     os.environ["RAYON_NUM_THREADS"] = str(args.threads)  # before the encoders start their threads
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's would wait for work that never comes
 
     from megaboa.data.errors import one_sentence
     from megaboa.data.jobs import make_shard
 
-    with one_sentence():
-        write_json(args.out, make_shard(read_json(args.spec), read_json(args.sources), args.shard, args.shards))
+    with one_sentence(args.out):
+        spec, sources = read_json(args.spec), read_json(args.sources)
+        write_json(args.out, make_shard(spec, sources, args.shard, args.shards, args.threads))
 
 
 if __name__ == "__main__":

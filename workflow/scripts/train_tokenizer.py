@@ -49,11 +49,11 @@ def main() -> None:
     parser.add_argument("--spec", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
-    manifest = train(read_json(args.spec))
-    write_json(args.out, manifest)
+    with one_sentence(args.out):
+        manifest = train(read_json(args.spec))
+        write_json(args.out, manifest)
     print(f"tokenizer {manifest['name']}: {manifest['vocab_size']} tokens, {manifest['path']}")
 
 
 if __name__ == "__main__":
-    with one_sentence():
-        main()
+    main()

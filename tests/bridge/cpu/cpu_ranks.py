@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
@@ -78,3 +78,22 @@ def on_cpu(function: Callable, *args: Any, world_size: int = 1) -> list[Any]:
             process.kill()
             process.join()
     return [results[rank] for rank in range(world_size)]
+
+
+@contextlib.contextmanager
+def running(function: Callable, *args: Any) -> Iterator[None]:
+    """`function(*args)` in one rank, which is killed at the end, together with what it has started."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = _server()
+    report, to_parent = context.Pipe(duplex=False)
+    process = context.Process(target=_as_rank, args=(to_parent, function, args, 0, 1, port))
+    process.start()
+    to_parent.close()
+    try:
+        yield
+        assert not report.poll(), report.recv()[1]
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()

@@ -48,6 +48,8 @@ BRIDGE_FIELDS: dict[str, tuple[str, ...]] = {
     "checkpoint.save_interval": ("checkpoint.save_interval",),
     "checkpoint.keep_last": ("checkpoint.most_recent_k",),
     "checkpoint.async_save": ("checkpoint.async_save",),
+    "load.optimizer": ("checkpoint.load_optim",),
+    "load.rng": ("checkpoint.load_rng",),
     "checkpoint.reshardable": ("checkpoint.dist_ckpt_optim_fully_reshardable",),
     "profile.tool": ("profiling.use_pytorch_profiler", "profiling.use_nsys_profiler"),
     "profile.steps": ("profiling.profile_step_start", "profiling.profile_step_end"),
@@ -55,7 +57,13 @@ BRIDGE_FIELDS: dict[str, tuple[str, ...]] = {
 }
 
 # Fields that say where a run writes and what it resumes from: Megaboa sets them itself, after everything else.
-OWN_FIELDS = ("checkpoint.save", "checkpoint.load", "dataset.path_to_cache")
+OWN_FIELDS = (
+    "checkpoint.save",
+    "checkpoint.load",
+    "scheduler.override_opt_param_scheduler",
+    "scheduler.use_checkpoint_opt_param_scheduler",
+    "dataset.path_to_cache",
+)
 
 # Overrides that cannot change the losses: they go to launch.json, and changing one retrains nothing.
 HARMLESS_OVERRIDES = (

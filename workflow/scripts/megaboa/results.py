@@ -43,6 +43,12 @@ class RunFolder:
         return read_json(self.path / "launch.json")
 
     @cached_property
+    def preflight(self) -> dict[str, Any]:
+        """What Bridge's configuration said of itself; nothing before preflight."""
+        path = self._experiment_folder / "preflight.json"
+        return read_json(path)["runs"].get(self.name, {}) if path.exists() else {}
+
+    @cached_property
     def profile(self) -> dict[str, Any]:
         return read_json(self.path / "profile.json")
 
@@ -78,6 +84,20 @@ class RunFolder:
         """The manifest of Megatron's index of the run's data; None where Bridge makes up the data, or a recipe does."""
         name = self.launch.get("index")
         return read_json(self._experiment_folder / "data" / "indexes" / f"{name}.json") if name else None
+
+    @property
+    def parent_manifest(self) -> Path | None:
+        """train.json of the run that this one goes on from."""
+        parent = self.run.get("parent")
+        if parent is None:
+            return None
+        return self._experiment_folder.parent / parent["experiment"] / "runs" / parent["run"] / "train.json"
+
+    @property
+    def parent_name(self) -> str | None:
+        """`<experiment>/<run>@<step>`"""
+        parent = self.run.get("parent")
+        return f"{parent['experiment']}/{parent['run']}@{parent['iteration']}" if parent else None
 
     @property
     def train_manifest(self) -> Path:

@@ -18,6 +18,7 @@ from megatron.bridge.recipes.common import _pretrain_common
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.mixed_precision import get_mixed_precision_config
 from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
+from megatron.core.dist_checkpointing.strategies.nvrx import has_nvrx_async_support
 
 from megaboa.bridge import datasets
 from megaboa.bridge.convert import bridge_of
@@ -25,7 +26,6 @@ from megaboa.bridge.overrides import hydra_overrides
 from megaboa.fields import BRIDGE_FIELDS
 from megaboa.files import read_json
 from megaboa.results import AttemptFolder, RunFolder, RunStore
-from megaboa.run import checkpoints
 
 SECTIONS = ("training", "optimizer", "schedule", "parallel")
 VOCABULARY_MULTIPLE = 128
@@ -82,6 +82,7 @@ def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
     _set_sharding(config, run["parallel"])
     _set_pipeline(config, run["parallel"])
     datasets.configure(config, run["data"], inputs.corpora)
+    _begin_schedule_anew(config, run.get("parent"))
     _let_overflow_reach_the_loss_scaler(config)
     config.checkpoint.pretrained_checkpoint = inputs.pretrained
     if run["device"] == "cpu":
@@ -96,23 +97,26 @@ def place(
     launch: dict[str, Any],
     store: RunStore,
     attempt: AttemptFolder,
-    resume_from: int,
+    load: Path | None,
     index_cache: Path,
 ) -> None:
+    """`load`: the checkpoint to go on from."""
     wanted = launch["checkpoint"]  # of a recipe's run only what is set
     saved = config.checkpoint
     if "save_interval" in wanted:
         saved.save_interval = config.train.train_iters if wanted["save_interval"] is None else wanted["save_interval"]
     saved.save = str(store.checkpoints.absolute()) if saved.save_interval else None
     saved.load = None
-    if resume_from:  # this very folder: Bridge's tracker files may be older, torn, or lost
-        saved.load = str(checkpoints.folder(store.checkpoints, resume_from).absolute())
+    if load:  # this very folder: Bridge's tracker files may be older, torn, or lost
+        saved.load = str(load.absolute())
         saved.pretrained_checkpoint = None
     saved.dist_ckpt_optim_fully_reshardable = wanted.get("reshardable", True)
-    if "async_save" in wanted:
+    if wanted.get("async_save") is not None:
         saved.async_save = wanted["async_save"]
-    if "keep_last" in wanted:
-        saved.most_recent_k = wanted["keep_last"] or -1
+    elif "async_save" in wanted:
+        saved.async_save = saves_in_background(config)
+    if "keep_last" in wanted:  # the supervisor removes what need not be kept
+        saved.most_recent_k = -1
     # A rank that is asked to end (SIGTERM) saves first, and so its loaders must live on for a moment.
     config.train.exit_signal_handler = config.train.exit_signal_handler_for_dataloader = True
     if launch.get("num_workers") is not None:
@@ -123,6 +127,16 @@ def place(
     config.logger.tensorboard_dir = str(attempt.tensorboard.absolute())
     config.logger.log_interval = 1
     override(config, launch.get("overrides") or {})
+
+
+def saves_in_background(config: ConfigContainer) -> bool:
+    """By default on GPUs, where what Bridge writes with is installed (Megatron-Core's own way is deprecated)."""
+    if config.dist.distributed_backend == "gloo" or config.checkpoint.save is None:
+        return False
+    try:
+        return has_nvrx_async_support()
+    except AssertionError:  # it is there, but too old
+        return False
 
 
 def vocabulary_multiple(tp: int) -> int:
@@ -230,6 +244,12 @@ def _set_pipeline(config: ConfigContainer, parallel: dict[str, Any]) -> None:
     """With two pipeline ranks and several stages each, batched exchange trains wrongly, and says nothing (seen)."""
     if parallel.get("vpp"):
         config.model.overlap_p2p_comm, config.model.batch_p2p_comm = True, False
+
+
+def _begin_schedule_anew(config: ConfigContainer, parent: dict[str, Any] | None) -> None:
+    """Without the optimizer's state the schedule counts from the parent's step, and by default ends at the last one."""
+    if parent and not parent["load"]["optimizer"] and config.scheduler.lr_decay_iters is None:
+        config.scheduler.lr_decay_iters = config.train.train_iters - parent["iteration"]
 
 
 def _set(config: ConfigContainer, field: str, value: Any) -> None:

@@ -79,4 +79,4 @@ def same_loss(model: torch.nn.Module, found: list[Batch], evaluation: dict[str, 
         f"{mine:.6f} by transformers, {logged:.6f} in the log, over the same {int(count):,} tokens; "
         f"allowed difference {bound:.0e} for {precision}"
     )
-    return check("validation loss", abs(mine - logged) <= bound, detail)
+    return check("validation loss", abs(mine - logged) <= bound, detail, abs(mine - logged))

@@ -21,6 +21,7 @@ from megaboa.bridge.preflight import playing_rank_0_of
 from megaboa.data.errors import InputError
 from megaboa.files import read_json
 from megaboa.results import RunFolder
+from megaboa.run.inputs import check_documents
 
 
 def build(folder: RunFolder, cache: Path) -> dict[str, Any]:
@@ -30,6 +31,7 @@ def build(folder: RunFolder, cache: Path) -> dict[str, Any]:
     config.dataset.path_to_cache = str(cache.absolute())
     with playing_rank_0_of(run["world_size"]):
         runtime_config_update(config)
+    check_documents(folder, config.dataset.split)
     datasets.set_tokenizer(config)
     require_vocabulary(config, inputs.corpora)
     splits = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))

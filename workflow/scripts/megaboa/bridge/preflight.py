@@ -36,6 +36,7 @@ def check_run(folder: RunFolder) -> dict[str, Any]:
         "global_batch_size": config.train.global_batch_size,
         "micro_batch_size": config.train.micro_batch_size,
         "seq_length": config.dataset.seq_length,
+        "split": getattr(config.dataset, "split", None),
     }
 
 

@@ -160,7 +160,7 @@ def same_logits(model: list[torch.nn.Module], reference: PreTrainedModel) -> Che
     difference = (found - expected).abs().max().item() / scale
     detail = f"largest difference {difference:.1e} of the largest logit, over {tokens.numel()} tokens in fp32"
     # A NaN compares false, so it fails.
-    return check("logits", difference <= LOGITS_BOUND, f"{detail}; allowed {LOGITS_BOUND:.0e}")
+    return check("logits", difference <= LOGITS_BOUND, f"{detail}; allowed {LOGITS_BOUND:.0e}", difference)
 
 
 def megatron_logits(model: torch.nn.Module, tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ The console is no source for this: it drops NaN losses and spreads its lines ove
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -28,12 +29,15 @@ class StepWriter(Callback):
 
     def __init__(self, path: Path):
         self._stream = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        self._started = 0.0
+        self._started = self._evaluation_started = 0.0
         self._lr: float | None = None
-        self._last_written = time.time()
+        self._phase("configured")
+
+    def on_data_init_start(self, context: CallbackContext) -> None:
+        self._phase("built")  # the model and its optimizer, and a checkpoint is read
 
     def on_train_start(self, context: CallbackContext) -> None:
-        self._write("train_start", context)
+        self._write("train_start", context, flops_per_token=_flops_per_token(context.state.cfg), **_device())
 
     def on_train_step_start(self, context: CallbackContext) -> None:
         self._lr = context.optimizer.param_groups[0]["lr"]
@@ -54,10 +58,18 @@ class StepWriter(Callback):
             losses=losses,
         )
 
+    def on_eval_start(self, context: CallbackContext) -> None:
+        self._evaluation_started = time.time()
+
     def on_eval_end(self, context: CallbackContext) -> None:
-        losses = {name: float(value) for name, value in (context.total_loss_dict or {}).items()}
         end = int(context.state.train_state.consumed_valid_samples)
-        self._write("eval", context, losses=losses, samples=[end - _samples_per_evaluation(context.state.cfg), end])
+        self._evaluated("eval", context, samples=[end - _samples_per_evaluation(context.state.cfg), end])
+
+    def on_test_start(self, context: CallbackContext) -> None:
+        self._evaluation_started = time.time()
+
+    def on_test_end(self, context: CallbackContext) -> None:
+        self._evaluated("test", context)
 
     def on_checkpoint_save(self, context: CallbackContext) -> None:
         self._write("save", context, seconds=time.time() - self._last_written)
@@ -65,9 +77,19 @@ class StepWriter(Callback):
     def on_train_end(self, context: CallbackContext) -> None:
         self._write("end", context)
 
+    def _evaluated(self, event: str, context: CallbackContext, **fields: Any) -> None:
+        losses = {name: float(value) for name, value in (context.total_loss_dict or {}).items()}
+        self._write(event, context, losses=losses, seconds=time.time() - self._evaluation_started, **fields)
+
+    def _phase(self, phase: str) -> None:
+        self._line({"event": "phase", "phase": phase})
+
     def _write(self, event: str, context: CallbackContext, **fields: Any) -> None:
+        self._line({"event": event, "step": context.state.train_state.step, **fields})
+
+    def _line(self, line: dict[str, Any]) -> None:
         self._last_written = time.time()
-        line = {"event": event, "time": self._last_written, "step": context.state.train_state.step, **fields}
+        line = {"time": self._last_written, **line}
         os.write(self._stream, (json.dumps(line, sort_keys=True) + "\n").encode())
 
 
@@ -120,6 +142,20 @@ def _peak_memory() -> dict[str, int]:
     if not torch.version.cuda or not torch.cuda.is_initialized():
         return {}
     return {"peak_allocated": torch.cuda.max_memory_allocated(), "peak_reserved": torch.cuda.max_memory_reserved()}
+
+
+def _device() -> dict[str, Any]:
+    gpu = torch.cuda.get_device_name() if torch.version.cuda and torch.cuda.is_initialized() else None
+    return {"gpu": gpu, "world_size": int(os.environ.get("WORLD_SIZE", 1))}
+
+
+def _flops_per_token(config: Any) -> float | None:
+    """As Bridge counts them, for samples of the full length; None where it can't, which must not end the training."""
+    with contextlib.suppress(Exception):
+        from megatron.bridge.training.utils.flop_utils import num_floating_point_operations
+
+        return float(num_floating_point_operations(config, 1)) / config.dataset.seq_length
+    return None
 
 
 def _samples_per_evaluation(config: Any) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from megaboa import files
 from megaboa.bridge import process
 from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.run import checkpoints
 from megaboa.run.identity import identity_of
 
 
@@ -20,6 +21,7 @@ def main() -> None:
     parser.add_argument("--attempt", type=Path, required=True, help="the attempt's folder in the store")
     parser.add_argument("--claim", type=int, default=0, help="number of the supervisor's claim; 0: it has none")
     parser.add_argument("--resume-from", type=int, default=0, help="iteration of the checkpoint to go on from")
+    parser.add_argument("--parent", type=Path, help="folder of the parent's checkpoints, where that one is among them")
     parser.add_argument("--capture", action="store_true", help="profile the first steps instead of training")
     parser.add_argument("--skip", action="append", default=[], help="steps whose batches are left out, as in 40-45")
     arguments = parser.parse_args()
@@ -38,17 +40,21 @@ def steps_of(ranges: list[str]) -> list[int]:
 
 
 def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: argparse.Namespace) -> None:
-    from megatron.bridge.training import initialize
+    from megatron.bridge.training import checkpointing, initialize
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
-    from megaboa.bridge import attention_mask, configuration, steps, validation, wheels
+    from megaboa.bridge import attention_mask, configuration, continuation, steps, validation, wheels
 
     run, inputs = folder.run, configuration.Inputs.read(folder)
     config = configuration.build(run, inputs)
     # A profile reads fewer samples, for which the index that was made for the run is none.
     cache = store.index_cache if wanted.capture or not folder.index else Path(folder.index["cache"])
-    configuration.place(config, folder.launch, store, attempt, wanted.resume_from, cache)
+    load = checkpoints.folder(wanted.parent or store.checkpoints, wanted.resume_from) if wanted.resume_from else None
+    configuration.place(config, folder.launch, store, attempt, load, cache)
+    if wanted.parent:
+        theirs = continuation.configure(config, run["parent"], wanted.parent, wanted.resume_from)
+        continuation.keep_own_settings(checkpointing, theirs)
     config.train.iterations_to_skip = [*config.train.iterations_to_skip, *steps_of(wanted.skip)]
     if wanted.capture:
         configuration.profile(config, folder.profile)
@@ -71,6 +77,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         callbacks.append(steps.Fence(store.claims, wanted.claim))
     if rank == 0:
         found = {"train_iters": config.train.train_iters, "saves": config.checkpoint.save is not None}
+        found["async_save"] = config.checkpoint.async_save
         files.write_json(store.found, found)
         callbacks.append(steps.CheckpointMarker(store.checkpoints))
     if rank == world_size - 1:

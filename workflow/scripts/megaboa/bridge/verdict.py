@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from megaboa.files import write_json
 
-Check = dict[str, str]
+Check = dict[str, Any]
 
 
-def check(name: str, passed: bool, detail: str) -> Check:
-    return {"name": name, "state": "PASS" if passed else "FAIL", "detail": detail}
+def check(name: str, passed: bool, detail: str, difference: float | None = None) -> Check:
+    """One check; `difference` where it is one of a number that is to be 0."""
+    found = {"name": name, "state": "PASS" if passed else "FAIL", "detail": detail}
+    return found if difference is None else {**found, "difference": difference}
 
 
 def conclude(subject: str, checks: list[Check], out: Path) -> None:

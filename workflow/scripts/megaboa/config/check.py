@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from megaboa.config.keys import Path
 from megaboa.config.models import Experiment, Model
 from megaboa.config.yaml_file import Places, dotted
 from megaboa.data.errors import InputError
+from megaboa.data.names import file_stems
 from megaboa.data.sources import STDLIB, files_of, hub_id, is_hub_id
 
 
@@ -228,7 +230,22 @@ def references(raw: dict[str, Any], places: Places, factors: Any) -> list[Proble
     for name, corpus in named("corpora").items():
         complain(("corpora", name, "source"), _source_problem(corpus.get("source")))
         complain(("corpora", name, "tokenizer"), _tokenizer_problem(corpus.get("tokenizer"), list(named("tokenizers"))))
+    for name, message in _same_files(named("corpora")):
+        complain(("corpora", name), [message])
     return problems
+
+
+def _same_files(corpora: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Corpora whose files would have the names of another's: `a` with the keys `b` and `c`, and `a_b`."""
+    owners: dict[str, str] = {}
+    for name, corpus in corpora.items():
+        text_key = corpus.get("text_key", "text")
+        keys_of_it = [text_key] if isinstance(text_key, str) else text_key
+        if not isinstance(keys_of_it, list) or not all(isinstance(key, str) for key in keys_of_it):
+            continue  # which is a mistake of its own
+        for stem in file_stems(name, keys_of_it):
+            if (owner := owners.setdefault(stem, name)) != name:
+                yield name, f"its files {stem}.bin and {stem}.idx would be those of the corpus {owner!r}: rename one"
 
 
 def is_local(name: str) -> bool:

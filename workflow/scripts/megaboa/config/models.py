@@ -7,7 +7,6 @@ sweep's runs (`tp2-mbs8`). Fields annotated with `Formula` also take an expressi
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -25,11 +24,14 @@ from pydantic import (
 
 from megaboa.causes import ACTIONS, Cause
 from megaboa.config.formula import Formula
+from megaboa.data.names import file_stems
 from megaboa.launch import networks
 
 # Names become file and folder names: letters first, then letters, digits, '.', '_', '-'.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]*$", max_length=100)]
 Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_-]+)+$")]
+
+Parent = Annotated[str, StringConstraints(pattern=r"^[^/@\s]+/[^/@\s]+(@[1-9]\d*)?$")]
 
 Count = Annotated[int, Field(gt=0), Formula()]
 Whole = Annotated[int, Field(ge=0), Formula()]
@@ -208,10 +210,9 @@ class Corpus(Section):
 
     @model_validator(mode="after")
     def _distinct_keys(self) -> Corpus:
-        keys = self.text_key if isinstance(self.text_key, list) else [self.text_key]
-        names = [re.sub(r"[^A-Za-z0-9]+", "_", name) for name in keys]
-        if len(set(names)) < len(names):
-            raise ValueError(f"the keys of text_key give files of the same name: {', '.join(keys)}")
+        stems = file_stems("", self.text_key)
+        if len(set(stems)) < len(stems):
+            raise ValueError(f"the keys of text_key give files of the same name: {', '.join(self.text_key)}")
         return self
 
 
@@ -339,9 +340,25 @@ class Parallel(Section):
 class Checkpoint(Section):
     save_interval: Whole | None = key(None, "save every so many steps; 0: never; default: at the end only")
     keep_last: Count | None = key(None, "keep only the newest so many checkpoints; default: all")
-    async_save: bool = key(False, "write checkpoints in the background")
+    keep_every: Count | None = key(None, "beside them, keep every checkpoint whose step is a multiple of this")
+    async_save: bool | None = key(
+        None, "write checkpoints in the background; default: on GPUs that have nvidia-resiliency-ext, else not"
+    )
     reshardable: bool = key(True, "save so that another layout can resume (dist_ckpt_optim_fully_reshardable)")
     verify: bool = key(True, "write down a checkpoint's checksums while training goes on, and compare before resuming")
+
+    @model_validator(mode="after")
+    def _beside_the_newest(self) -> Checkpoint:
+        if self.keep_every is not None and self.keep_last is None:
+            raise ValueError("keep_every needs keep_last: without it every checkpoint is kept")
+        return self
+
+
+class Load(Section):
+    """What a run that goes on from another's checkpoint takes from it beside the weights."""
+
+    optimizer: bool = key(True, "the optimizer's state; without it the schedule begins anew too", short="loadopt")
+    rng: bool = key(True, "the states of the random numbers, where the layout is the same", short="loadrng")
 
 
 class Profile(Section):
@@ -367,6 +384,10 @@ class Resources(Section):
     mem_mb_per_rank: Count = key(4000, "host memory per rank")
     runtime: str = key(
         "4h", "wall time of one training job; a run that needs longer goes on by itself", pattern=r"^[1-9]\d*(m|h|d)?$"
+    )
+    peak_tflops: Positive | None = key(
+        None,
+        "TFLOP/s that a GPU can do at most, for the MFU; default: what its data sheet says for bf16, if it is known",
     )
     step_seconds: Positive | None = key(
         None, "expected seconds per step: the plan then shows how many jobs a run needs"
@@ -482,6 +503,12 @@ class Experiment(Section):
     models: dict[Name, Model] = key(description="models by name", min_length=1)
     corpora: dict[Name, Corpus] = key({}, "corpora by name; none: Bridge's mock data")
     model: Name | None = key(None, "model of the runs; default: the only one there is", short="model")
+    continue_from: Parent | None = key(
+        None,
+        "go on from another run's checkpoint: `<experiment>/<run>@<step>`; without `@<step>` from its last",
+        short="from",
+    )
+    load: Load = key(Load(), "what is taken from that checkpoint")
     data: Data = key(Data(), "which corpora a run reads")
     training: Training = key(Training(), "length, batch, precision, evaluation")
     optimizer: Optimizer = key(Optimizer(), "optimizer")

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from megaboa.data.errors import InputError
+from megaboa.data.indexed import token_dtype
 
 # Text on which encoders like to differ: tried before gigatoken is taken at all.
 HARD_TEXTS = [
@@ -54,13 +56,23 @@ class Tokens:
 
 class Encoder:
     def __init__(
-        self, loaded: dict[str, Any], append_eod: bool, prepend_bos: bool | None, kind: str = "auto", key: str = ""
+        self,
+        loaded: dict[str, Any],
+        append_eod: bool,
+        prepend_bos: bool | None,
+        kind: str = "auto",
+        key: str = "",
+        threads: int = 1,
     ) -> None:
         """`loaded` is what `tokenizer.freeze` gives; `key` is named in errors, as in `corpora.wiki`."""
         self.reference = tokenizers.Tokenizer.from_file(loaded["file"])
         self.vocab_size = loaded["size"]
-        self._loaded, self._key = loaded, key
+        self.dtype = token_dtype(self.vocab_size)
+        self._loaded, self._key, self._threads = loaded, key, threads
         self._as_tokenizer_does = prepend_bos is None
+        # A vocabulary may have gaps, and ids above its size: they are looked at before they are cut down.
+        largest = max(self.reference.get_vocab(with_added_tokens=True).values(), default=0)
+        self._held_in = self.dtype if largest <= np.iinfo(self.dtype).max else np.dtype(np.uint32)
         self.prefix, self.suffix = self._surroundings(prepend_bos)
         if append_eod:
             self.suffix = [*self.suffix, self._special("eos", "append_eod")]
@@ -78,7 +90,13 @@ class Encoder:
 
     def encode(self, texts: Sequence[str]) -> Tokens:
         """Of texts that are not empty."""
-        return surround(self._plain(list(texts)), self.prefix, self.suffix)
+        try:
+            plain = self._plain(list(texts))
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever the libraries raise
+            raise self._refusal(texts, error) from error
+        return surround(plain, self.prefix, self.suffix, self._held_in)
 
     def expected(self, text: str) -> list[int]:
         """What `tokenizers` makes of a text."""
@@ -103,15 +121,30 @@ class Encoder:
                 f"set {self._key}.encoder to `tokenizers`"
             )
 
-    def _plain(self, texts: list[str]) -> Tokens:
+    def _plain(self, texts: list[str]) -> list[NDArray]:
         if self._fast is None:
             encodings = self.reference.encode_batch_fast(texts, add_special_tokens=False)
-            lists = [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
-            return Tokens(np.concatenate(lists), np.array([len(ids) for ids in lists], dtype=np.int64))
+            return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
         self._bound_memory(sum(map(len, texts)))
+        if self._threads == 1:  # a batch comes as an Awkward array, whose library takes half a second to import
+            return list(map(self._fast.encode, texts))
         layout = self._fast.encode_batch(texts).layout
-        offsets = np.asarray(layout.offsets.data)
-        return Tokens(np.asarray(layout.content.data)[offsets[0] : offsets[-1]], np.diff(offsets))
+        ids = np.asarray(layout.content.data)
+        return [ids[begin:end] for begin, end in pairwise(np.asarray(layout.offsets.data).tolist())]
+
+    def _refusal(self, texts: Sequence[str], error: Exception) -> InputError:
+        def refuses(text: str) -> bool:
+            try:
+                self._plain([text])
+            except Exception:  # as above
+                return True
+            return False
+
+        text = next(filter(refuses, texts), texts[0])
+        return InputError(
+            f"{self._key}.tokenizer: {self.name} can't encode the document that begins with {text[:40]!r} "
+            f"({one_line(error)}); take a tokenizer that has a token for what it doesn't know, or remove the document"
+        )
 
     def _bound_memory(self, characters: int) -> None:
         self._characters += characters
@@ -126,12 +159,18 @@ class Encoder:
         self._appended = 0
         if prepend_bos is not None:
             return ([self._special("bos", "prepend_bos")] if prepend_bos else []), []
-        text = next((text for text in ("a", *HARD_TEXTS) if _ids(self.reference, text)), "")
+        text = next((text for text in ("a", *HARD_TEXTS) if self._knows(text)), "")
         whole, plain = self.reference.encode(text).ids, _ids(self.reference, text)
         for begin in range(len(whole) - len(plain) + 1 if plain or not whole else 0):
             if whole[begin : begin + len(plain)] == plain:
                 return whole[:begin], whole[begin + len(plain) :]
         raise InputError(f"{self._key}.tokenizer changes a text by more than what it puts around it; set `prepend_bos`")
+
+    def _knows(self, text: str) -> bool:
+        try:
+            return bool(_ids(self.reference, text))
+        except Exception:  # one without a token for what it doesn't know
+            return False
 
     def _special(self, name: str, option: str) -> int:
         value = self._loaded[name]
@@ -166,23 +205,13 @@ class Gate:
         self.characters += len(text)
 
 
-def surround(plain: Tokens, prefix: list[int], suffix: list[int]) -> Tokens:
-    """Put the same tokens before and after every document."""
-    extra = len(prefix) + len(suffix)
-    if not extra:
-        return plain
-    lengths = plain.lengths + extra
-    ends = np.cumsum(lengths)
-    ids = np.empty(int(ends[-1]) if len(ends) else 0, dtype=plain.ids.dtype)
-    own = np.ones(len(ids), dtype=bool)
-    for number, token in enumerate(prefix):
-        places = ends - lengths + number
-        ids[places], own[places] = token, False
-    for number, token in enumerate(reversed(suffix), start=1):
-        places = ends - number
-        ids[places], own[places] = token, False
-    ids[own] = plain.ids
-    return Tokens(ids, lengths)
+def surround(plain: Sequence[NDArray], prefix: Sequence[int], suffix: Sequence[int], dtype: np.dtype) -> Tokens:
+    """Join documents, with the same tokens before and after each."""
+    before = [np.array(prefix, dtype)] if prefix else []
+    after = [np.array(suffix, dtype)] if suffix else []
+    lengths = np.fromiter(map(len, plain), np.int64, len(plain)) + len(prefix) + len(suffix)
+    pieces = [piece for ids in plain for piece in (*before, ids, *after)]
+    return Tokens(np.concatenate(pieces, dtype=dtype, casting="unsafe") if pieces else np.empty(0, dtype), lengths)
 
 
 def memory() -> int:
@@ -191,6 +220,10 @@ def memory() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return 0
+
+
+def one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
 
 
 def _ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
@@ -207,5 +240,5 @@ def _gigatoken(reference: tokenizers.Tokenizer) -> tuple[Any, str | None]:
             if fast.encode(text).tolist() != _ids(reference, text):
                 return None, f"it encodes {text[:40]!r} otherwise"
     except Exception as error:  # it refuses tokenizers in many ways
-        return None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+        return None, one_line(error)
     return fast, None

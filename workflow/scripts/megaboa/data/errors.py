@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+
+FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota is used up",
+    errno.EFBIG: "files may not be that large here (`ulimit -f`)",
+}
 
 
 class InputError(Exception):
@@ -12,9 +20,25 @@ class InputError(Exception):
 
 
 @contextlib.contextmanager
-def one_sentence() -> Iterator[None]:
-    """End the process with the sentence of an `InputError`; other exceptions keep their traceback."""
+def disk_full(where: object, remedy: str) -> Iterator[None]:
+    """Turn the system's refusal to write more into an `InputError`."""
     try:
         yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise InputError(f"{where}: {FULL[error.errno]}; nothing half-written was kept. {remedy}") from error
+
+
+@contextlib.contextmanager
+def one_sentence(out: Path | None = None) -> Iterator[None]:
+    """End the process with the sentence of an `InputError`, or of a disk that is full while `out` is made.
+
+    Other exceptions keep their traceback.
+    """
+    full = disk_full(f"making {out}", "Free some space, and call again") if out else contextlib.nullcontext()
+    try:
+        with full:
+            yield
     except InputError as error:
         sys.exit(f"error: {error}")

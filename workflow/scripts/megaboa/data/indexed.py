@@ -6,7 +6,6 @@ against megatron-core's own builder. Everything goes through memory in pieces.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megaboa.files import flush
+from megaboa.index_file import HEADER_BYTES, Header, read_header
 
-MAGIC = b"MMIDIDX\x00\x00"
-VERSION = 1
-HEADER = struct.Struct("<9sQBQQ")
-CODES = {np.dtype(np.int32): 4, np.dtype(np.uint16): 8}
 # Megatron takes two bytes per token for vocabularies smaller than this.
 TWO_BYTES_BELOW = 65500
 PIECE = 1 << 20  # documents at once
@@ -36,7 +32,7 @@ def write_index(path: Path, dtype: np.dtype, lengths: Lengths) -> int:
     """Write the .idx of documents of these lengths, given in pieces as often as asked; return their number."""
     documents = sum(len(piece) for piece in lengths())
     with path.open("wb") as stream:
-        stream.write(HEADER.pack(MAGIC, VERSION, CODES[np.dtype(dtype)], documents, documents + 1))
+        stream.write(Header(np.dtype(dtype).name, documents, documents + 1).pack())
         for piece in lengths():
             stream.write(piece.astype("<i4").tobytes())
         begin = 0
@@ -71,15 +67,9 @@ class Index:
 
     @classmethod
     def open(cls, path: Path) -> Index:
-        with path.open("rb") as stream:
-            header = stream.read(HEADER.size)
-        if len(header) < HEADER.size or not header.startswith(MAGIC):
-            raise ValueError(f"{path} is no index of Megatron's")
-        _, version, code, sequences, documents = HEADER.unpack(header)
-        kinds = {code: dtype for dtype, code in CODES.items()}
-        if version != VERSION or code not in kinds:
-            raise ValueError(f"{path}: unknown version {version} or type {code}")
-        size = HEADER.size + sequences * 12 + documents * 8
+        header = read_header(path)
+        sequences, documents = header.sequences, header.boundaries
+        size = HEADER_BYTES + sequences * 12 + documents * 8
         if path.stat().st_size != size:
             raise ValueError(f"{path} has {path.stat().st_size} bytes instead of {size}")
 
@@ -87,10 +77,10 @@ class Index:
             return np.memmap(path, kind, "r", offset, count) if count else np.empty(0, kind)
 
         return cls(
-            kinds[code],
-            array("<i4", sequences, HEADER.size),
-            array("<i8", sequences, HEADER.size + sequences * 4),
-            array("<i8", documents, HEADER.size + sequences * 12),
+            np.dtype(header.dtype),
+            array("<i4", sequences, HEADER_BYTES),
+            array("<i8", sequences, HEADER_BYTES + sequences * 4),
+            array("<i8", documents, HEADER_BYTES + sequences * 12),
         )
 
     def problems(self) -> list[str]:

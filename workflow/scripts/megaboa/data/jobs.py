@@ -1,4 +1,4 @@
-"""The jobs that make a corpus: list its files, tokenize a shard, merge the shards.
+"""The jobs that make a corpus: list its files, tokenize a shard, merge the shards, compare it with its source.
 
 All of them lead to one folder of the store, named by what decides the tokens: the text, the tokenizer and the options,
 not the number of shards. Experiments that want the same corpus share it; a job whose work is there does nothing.
@@ -6,10 +6,10 @@ not the number of shards. Experiments that want the same corpus share it; a job 
 
 from __future__ import annotations
 
-import errno
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,18 @@ from typing import Any
 import tokenizers
 
 from megaboa import store
-from megaboa.data import sources, tokenizer
-from megaboa.data.corpus import Options, merge, tokenize_shard
+from megaboa.data import sources, tokenizer, verify
 from megaboa.data.encoder import Encoder
-from megaboa.data.errors import InputError
+from megaboa.data.errors import InputError, disk_full
+from megaboa.data.merging import merge
 from megaboa.data.progress import Progress
 from megaboa.data.shards import divide
 from megaboa.data.sources import File
+from megaboa.data.tokenizing import Options, tokenize_shard
 from megaboa.files import digest, link, read_json, write_json
 
 FACTS = "facts.json"
 FORMAT = 1  # of what documents files hold, and how they are written: raised when a corpus would come out otherwise
-FULL = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the quota is used up",
-    errno.EFBIG: "files may not be that large here (`ulimit -f`)",
-}
 # What decides which tokens a corpus holds, beside its text and its tokenizer.
 DECIDING = (
     "text_key",
@@ -51,7 +47,11 @@ def list_sources(spec: dict[str, Any], threads: int) -> dict[str, Any]:
     """The corpus's files with their checksums, its tokenizer, and where its tokens are to lie."""
     name = spec["name"]
     reference = tokenizer.resolve(spec["tokenizer"], key=f"corpora.{name}.tokenizer")
-    files = sources.listing(sources.files(spec), Path(spec["store"]) / "digests", threads)
+    with ThreadPoolExecutor(1) as pool:  # importing transformers takes as long as the checksum of a gigabyte
+        loading = pool.submit(tokenizer.load, reference)
+        digests = Path(spec["store"]) / "digests"
+        with enough_room(digests):
+            files = sources.listing(sources.files(spec), digests, threads)
     identity = {
         "format": FORMAT,
         "files": sources.fingerprint(files),
@@ -61,12 +61,14 @@ def list_sources(spec: dict[str, Any], threads: int) -> dict[str, Any]:
         **{option: spec[option] for option in DECIDING},
     }
     folder = store.folder(spec["store"], "corpora", name, identity)
-    with disk_full(folder):
-        loaded = tokenizer.freeze(reference, folder.with_name(f"{folder.name}.tokenizer.json"))
+    with enough_room(folder):
+        loaded = tokenizer.freeze(reference, loading.result(), folder.with_name(f"{folder.name}.tokenizer.json"))
     return {"name": name, "files": files, "tokenizer": loaded, "identity": identity, "folder": str(folder)}
 
 
-def make_shard(spec: dict[str, Any], listing: dict[str, Any], shard: int, shards: int) -> dict[str, Any]:
+def make_shard(
+    spec: dict[str, Any], listing: dict[str, Any], shard: int, shards: int, threads: int = 1
+) -> dict[str, Any]:
     """Tokenize one shard, unless the corpus or the shard is there."""
     final = Path(listing["folder"])
     if final.exists():
@@ -76,9 +78,9 @@ def make_shard(spec: dict[str, Any], listing: dict[str, Any], shard: int, shards
     parts = divide(files, shards, spec["separator"])[shard]
     folder = shard_folder(final, shard, shards)
     try:
-        with disk_full(folder), store.building(folder) as partial:
+        with enough_room(folder), store.building(folder) as partial:
             if partial:
-                encoder = encoder_of(spec, listing)
+                encoder = encoder_of(spec, listing, threads=threads)
                 progress = Progress(spec["name"], folder.parent / "progress", shard, shards)
                 write_json(partial / FACTS, tokenize_shard(options, files, parts, encoder, partial, progress))
     except FileNotFoundError:
@@ -90,7 +92,7 @@ def make_shard(spec: dict[str, Any], listing: dict[str, Any], shard: int, shards
 def merge_shards(spec: dict[str, Any], listing: dict[str, Any], shards: int) -> dict[str, Any]:
     """Put the shards together, and give the corpus's manifest."""
     final = Path(listing["folder"])
-    with disk_full(final), store.building(final) as partial:
+    with enough_room(final), store.building(final) as partial:
         if partial:
             folders = [shard_folder(final, shard, shards) for shard in range(shards)]
             made = [(folder, read_json(folder / FACTS)) for folder in folders]
@@ -98,6 +100,31 @@ def merge_shards(spec: dict[str, Any], listing: dict[str, Any], shards: int) -> 
     for leftover in final.parent.glob(f"{final.name}.shards-of-*"):  # of another number of shards, too
         shutil.rmtree(leftover, ignore_errors=True)
     return manifest(spec, listing, read_json(final / FACTS))
+
+
+def verify_corpus(
+    spec: dict[str, Any],
+    listing: dict[str, Any],
+    manifest: dict[str, Any],
+    read: Callable[[dict[str, Any], int], list[str]],
+) -> dict[str, Any]:
+    """Compare a finished corpus with its source; `read` is of `verify.check_corpus`."""
+    folder, name = Path(listing["folder"]), manifest["name"]
+    if not (facts := folder / FACTS).exists():
+        raise InputError(f"{folder} is gone: below the results, remove data/{name}.json, and call again")
+    encoder = encoder_of(spec, listing, "tokenizers")
+    verdict = verify.check_corpus(spec, listing, manifest, read_json(facts), encoder, read)
+    if verdict.problems:
+        raise InputError(
+            f"corpus {name} is not what its source says: {'; '.join(verdict.problems[:5])}. "
+            f"Remove {folder}, and data/{name}.json below the results, and call again"
+        )
+    return {
+        "corpus": name,
+        "digest": manifest["digest"],
+        "compared": verdict.documents,
+        "decoded_exactly": verdict.decoded,
+    }
 
 
 def manifest(spec: dict[str, Any], listing: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
@@ -136,28 +163,20 @@ def link_files(manifest: dict[str, Any], beside: Path) -> None:
             link(Path(dataset["prefix"]).with_name(name), beside / name)
 
 
-def encoder_of(spec: dict[str, Any], listing: dict[str, Any], kind: str | None = None) -> Encoder:
+def encoder_of(spec: dict[str, Any], listing: dict[str, Any], kind: str | None = None, threads: int = 1) -> Encoder:
     key = f"corpora.{spec['name']}"
     if not Path(listing["tokenizer"]["file"]).exists():
         raise InputError(
             f"{listing['tokenizer']['file']} is gone: below the results, remove data/{spec['name']}.json and "
             f"the folder data/{spec['name']}, and call again"
         )
-    return Encoder(listing["tokenizer"], spec["append_eod"], spec["prepend_bos"], kind or spec["encoder"], key)
+    return Encoder(listing["tokenizer"], spec["append_eod"], spec["prepend_bos"], kind or spec["encoder"], key, threads)
 
 
 def shard_folder(final: Path, shard: int, shards: int) -> Path:
     return final.with_name(f"{final.name}.shards-of-{shards}") / f"{shard:05d}"
 
 
-@contextmanager
-def disk_full(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        kind = FULL[error.errno]
-        raise InputError(
-            f"{folder.parent}: {kind}; nothing half-written was kept. Free some space, or set `store` to another place"
-        ) from error
+def enough_room(folder: Path) -> AbstractContextManager[None]:
+    """What is written to the store may find no room."""
+    return disk_full(folder.parent, "Free some space, or set `store` to another place")

@@ -13,9 +13,11 @@ from typing import IO, Any
 
 from megaboa.data.errors import InputError
 from megaboa.data.packed import CHUNK, unpacked
-from megaboa.data.records import Bad, Format, Record, decode, json_parser, text_getter, too_long
+from megaboa.data.records import Bad, Format, Record, decode, line_reader, too_long
 from megaboa.data.shards import BLOCK, Part, can_be_cut
 from megaboa.data.sources import File
+
+Piece = bytes | memoryview
 
 
 class Records:
@@ -51,7 +53,7 @@ class Records:
             case kind:
                 raise ValueError(f"unknown kind of file: {kind!r}")
 
-    def _cut(self, separator: bytes) -> Iterator[tuple[int, bytes | Bad]]:
+    def _cut(self, separator: bytes) -> Iterator[tuple[int, Piece | Bad]]:
         if not can_be_cut(self.file, self.form.separator):
             with unpacked(self.file.path, self.file.packed) as (stream, done):
                 pieces = enumerate(piece for _, piece in split(stream, separator, 0, self.form.max_bytes))
@@ -72,21 +74,21 @@ class Records:
         turn, turns = self.part.turn, self.part.turns
         return records if turns == 1 else (record for record in records if record[0] // BLOCK % turns == turn)
 
-    def _parsed(self, lines: Iterator[tuple[int, bytes | Bad]]) -> Iterator[Record]:
-        parse = json_parser()
-        texts = text_getter(self.form)
+    def _parsed(self, lines: Iterator[tuple[int, Piece | Bad]]) -> Iterator[Record]:
+        texts = line_reader(self.form)
         for position, line in lines:
             if isinstance(line, Bad):
                 yield position, line
-            elif line and not line.isspace():
-                try:
-                    yield position, texts(parse(line))
-                except (ValueError, RecursionError) as error:
+                continue
+            try:
+                yield position, texts(line)
+            except (ValueError, RecursionError) as error:
+                if line and not bytes(line).isspace():
                     yield position, Bad(f"not a line of JSON ({error})")
 
-    def _decoded(self, pieces: Iterator[tuple[int, bytes | Bad]]) -> Iterator[Record]:
+    def _decoded(self, pieces: Iterator[tuple[int, Piece | Bad]]) -> Iterator[Record]:
         for position, piece in pieces:
-            yield position, piece if isinstance(piece, Bad) else decode(piece)
+            yield position, piece if isinstance(piece, Bad) else decode(bytes(piece))
 
     def _whole(self) -> Iterator[Record]:
         """A file without a separator is one document."""
@@ -105,8 +107,8 @@ class Records:
             yield 0, record
 
 
-def split(stream: IO[bytes], separator: bytes, begin: int, max_bytes: int) -> Iterator[tuple[int, bytes | Bad]]:
-    """The pieces between separators that begin at byte `begin` or later, each with its place.
+def split(stream: IO[bytes], separator: bytes, begin: int, max_bytes: int) -> Iterator[tuple[int, Piece | Bad]]:
+    """The pieces between separators that begin at byte `begin` or later, each with its place. Nothing is copied.
 
     Memory is bounded by the longest piece that is allowed: of a longer one, only its end is looked for.
     """
@@ -117,14 +119,15 @@ def split(stream: IO[bytes], separator: bytes, begin: int, max_bytes: int) -> It
     dropped = 0  # bytes of the present piece that nobody needs
     rest = b""
     while chunk := stream.read(max(CHUNK, len(rest))):  # more for a long piece, or copying would take quadratic time
-        pieces = (rest + chunk).split(separator)
-        rest = pieces.pop()
-        for piece in pieces:
-            length = dropped + len(piece)
+        content = rest + chunk
+        view, done = memoryview(content), 0
+        while (end := content.find(separator, done)) >= 0:
+            length = dropped + end - done
             if not others:
-                yield place, piece if length <= max_bytes else too_long(max_bytes)
+                yield place, view[done:end] if length <= max_bytes else too_long(max_bytes)
             place += length + len(separator)
-            others, dropped = False, 0
+            others, dropped, done = False, 0, end + len(separator)
+        rest = content[done:]
         kept = len(separator) - 1  # bytes that may be the beginning of a separator
         if others or dropped + len(rest) - kept > max_bytes:
             dropped += max(0, len(rest) - kept)

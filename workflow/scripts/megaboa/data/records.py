@@ -48,22 +48,29 @@ def too_long(max_bytes: int) -> Bad:
     return Bad(f"longer than max_document_mb allows ({max_bytes >> 20} MiB)")
 
 
-def json_parser() -> Callable[[bytes], Any]:
-    """The fast parser, and where it refuses, Python's own, which also takes NaN."""
+def line_reader(form: Format) -> Callable[[bytes | memoryview], Sequence[str] | Bad]:
+    """From a line of JSON to its texts: by the fast parser, and where it refuses, by Python's own (it takes NaN)."""
     import orjson
 
-    def parse(line: bytes) -> Any:
+    # The fast parser refuses lone surrogates; looking for them again would take another walk through the text.
+    quick, careful = text_getter(form, surrogates=False), text_getter(form)
+
+    def texts(line: bytes | memoryview) -> Sequence[str] | Bad:
         try:
-            return orjson.loads(line)
+            return quick(orjson.loads(line))
         except orjson.JSONDecodeError:
-            return json.loads(line)
+            return careful(json.loads(bytes(line)))
 
-    return parse
+    return texts
 
 
-def text_getter(form: Format) -> Callable[[Any], Sequence[str] | Bad]:
-    """From a record to its texts. `a.b` is a key of that name, or `b` within `a`."""
+def text_getter(form: Format, surrogates: bool = True) -> Callable[[Any], Sequence[str] | Bad]:
+    """From a record to its texts. `a.b` is a key of that name, or `b` within `a`.
+
+    `surrogates=False` says that there can be no lone ones.
+    """
     keys = form.keys
+    surely_short = form.max_bytes // 4 if not surrogates else -1
     steps = [key.split(".") for key in keys]
 
     def texts(record: Any) -> Sequence[str] | Bad:
@@ -81,10 +88,11 @@ def text_getter(form: Format) -> Callable[[Any], Sequence[str] | Bad]:
                 return Bad(
                     f"{key!r} holds {type(value).__name__}, not a string; set `text_key` to the field with the text"
                 )
-            if (size := utf8_bytes(value)) is None:
-                return Bad(f"{key!r} holds half a character (a lone surrogate)")
-            if size > form.max_bytes:
-                return too_long(form.max_bytes)
+            if len(value) > surely_short:
+                if (size := utf8_bytes(value)) is None:
+                    return Bad(f"{key!r} holds half a character (a lone surrogate)")
+                if size > form.max_bytes:
+                    return too_long(form.max_bytes)
             found.append(value)
         return found
 

@@ -111,9 +111,8 @@ def load(reference: Reference) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def freeze(reference: Reference, file: Path) -> dict[str, Any]:
-    """Write the tokenizer as `transformers` loads it to a file that `tokenizers` alone can read."""
-    tokenizer = load(reference)
+def freeze(reference: Reference, tokenizer: PreTrainedTokenizerFast, file: Path) -> dict[str, Any]:
+    """Write a tokenizer as `transformers` has loaded it to a file that `tokenizers` alone can read."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()

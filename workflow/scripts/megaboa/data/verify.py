@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,32 @@ class Verdict:
     documents: int = 0  # compared with the source
     decoded: int = 0  # of these, exactly the source's text again
     problems: list[str] = field(default_factory=list)
+
+
+def check_corpus(
+    spec: dict[str, Any],
+    listing: dict[str, Any],
+    manifest: dict[str, Any],
+    facts: dict[str, Any],
+    encoder: Encoder,
+    read: Callable[[dict[str, Any], int], list[str]],
+    documents: int = DOCUMENTS,
+) -> Verdict:
+    """All that is wrong with the datasets of a corpus; `read` reads one as training will, and says what is wrong."""
+    files, form = [File(**file) for file in listing["files"]], Format.of(spec)
+    found = Verdict()
+    for number, dataset in enumerate(manifest["datasets"]):
+        if not dataset["documents"]:
+            continue
+        if wrong := check_index(dataset, manifest["dtype"]):
+            found.problems += wrong
+            continue
+        by_file = facts["datasets"][number]["by_file"]
+        verdict = check_documents(dataset, number, by_file, files, form, encoder, documents)
+        found.documents += verdict.documents
+        found.decoded += verdict.decoded
+        found.problems += verdict.problems + read(dataset, encoder.vocab_size)
+    return found
 
 
 def check_index(dataset: dict[str, Any], dtype: str) -> list[str]:

@@ -71,7 +71,16 @@ def _spans(numbers: list[int]) -> list[tuple[int, int]]:
 def _start(entries: Sequence[Entry], number: int) -> str:
     step = entries[number].get("resumed_from")
     ended = max((place for place in range(number) if entries[place]["event"] in ("start", "end")), default=None)
-    beginning = f"resumed from {step}" if step else "started" if ended is None else "started from the beginning"
+    parent = entries[number].get("parent")
+    beginning = (
+        f"goes on from {parent}"
+        if parent
+        else f"resumed from {step}"
+        if step
+        else "started"
+        if ended is None
+        else "started from the beginning"
+    )
     since = entries[0 if ended is None else ended + 1 : number]
     notes = [text for entry in since if (text := _between(entry))]
     if ended is None:

@@ -36,6 +36,8 @@ class Progress:
     step: int = 0
     total: int | None = None
     loss: float | None = None
+    checkpoints: int = 0  # that are complete
+    checkpoint_bytes: int = 0  # of all of them
     steps_per_second: float | None = None
     tokens_per_second: float | None = None
     attempt: int = 0
@@ -200,6 +202,14 @@ def format_count(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{letter}" if value / size < 999.5 else f"{value / size:.0f}{letter}"
     return format_speed(value) if value < 10 else f"{value:.0f}"
+
+
+def format_bytes(value: float) -> str:
+    """`950 B`, `12.3 MB`, `4.56 TB`."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f} B"
 
 
 def format_age(seconds: float) -> str:

@@ -20,6 +20,7 @@ from megaboa.observe import history, slurm_jobs
 from megaboa.observe.progress import (
     Progress,
     format_age,
+    format_bytes,
     format_count,
     format_duration,
     format_speed,
@@ -30,6 +31,7 @@ from megaboa.observe.progress import (
 )
 from megaboa.observe.slurm_jobs import Queue, SlurmJob
 from megaboa.results import RunFolder, RunStore
+from megaboa.run import checkpoints
 from megaboa.run.chain import links, wall_seconds
 from megaboa.run.recovery import lead_seconds
 
@@ -72,7 +74,9 @@ def run_progress(
     if store is None or _outdated(run, store):
         progress = Progress(run.name, "waiting", total=run.run["training"].get("train_iters"))
         return slurm_jobs.with_queue(progress, queue, jobs) if queue else progress
+    kept = checkpoints.sizes(store.checkpoints)
     progress = read_progress(store.path, run=run.name, now=now)
+    progress = replace(progress, checkpoints=len(kept), checkpoint_bytes=sum(kept.values()))
     if run.train_manifest.exists():
         # Also where the last attempt was killed after its last checkpoint and could not say that it ended.
         if progress.state != "done":
@@ -101,6 +105,10 @@ def progress_table(name: str, runs: Sequence[Progress], now: float | None = None
     return ProgressTable(name, runs, time.time() if now is None else now)
 
 
+def _mean_size(run: Progress) -> str:
+    return format_bytes(run.checkpoint_bytes / run.checkpoints)
+
+
 @dataclass(frozen=True)
 class _Column:
     heading: str
@@ -124,6 +132,7 @@ _WIDE_COLUMNS = (
     *_COLUMNS[:2],
     _Column("steps/s", lambda run: "" if run.steps_per_second is None else format_speed(run.steps_per_second), _RIGHT),
     *_COLUMNS[2:],
+    _Column("saved", lambda run: f"{run.checkpoints} x {_mean_size(run)}" if run.checkpoints else "", _RIGHT),
     _Column("nodes", lambda run: history.brief(run.nodes), {"overflow": "ellipsis", "no_wrap": True, "max_width": 24}),
 )
 

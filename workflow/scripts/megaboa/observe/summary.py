@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from megaboa.observe import performance
+from megaboa.observe.numbers import WARMUP_STEPS, loss_summary, spread, without_nan
 from megaboa.observe.steps import Row, is_finite, steps_in
-
-# The first steps of every attempt are slow (allocation, compilation, connections) and say nothing about the speed.
-WARMUP_STEPS = 3
-# The loss at the end is the mean over the last tenth of the steps.
-TAIL_SHARE = 0.1
 
 
 def summarize(
-    run: str, train: dict[str, Any], attempts: list[dict[str, Any]], events: list[dict[str, Any]], rows: list[Row]
+    run: str,
+    train: dict[str, Any],
+    attempts: list[dict[str, Any]],
+    events: list[dict[str, Any]],
+    rows: list[Row],
+    *,
+    drift: Sequence[str] = (),
+    peak_tflops: float | None = None,
+    memory: dict[str, Any] | None = None,
+    energy: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Gates and numbers of a run, from its train manifest, its attempts' start lines, its events and its step rows."""
+    """Gates and numbers of a run, from its train manifest, its attempts' start lines, its events and its step rows.
+
+    `drift`: in what the run is not what was asked for.
+    """
     final = [row for row in rows if not row["replayed"]]
-    reasons = invalid_reasons(train, attempts, final)
+    reasons = [*invalid_reasons(train, attempts, final), *drift]
     timed = timed_rows(final)
+    tflops = spread(performance.tflops(timed, events, train["world_size"]))
     throughput = spread([row["tokens"] / row["seconds"] for row in timed if row["tokens"]])
     summary = {
         "run": run,
@@ -30,17 +41,24 @@ def summarize(
         "reasons": reasons,
         "world_size": train["world_size"],
         "train_iters": train["train_iters"],
+        "parent": train.get("parent"),
         "steps": len(final),
         "tokens": sum(row["tokens"] or 0 for row in final),
         "skipped_steps": sum(row["skipped"] for row in final),
+        "nan_steps": sum(row["loss"] is not None and math.isnan(row["loss"]) for row in final),
         "attempts": len(attempts),
         "lost_steps": len(rows) - len(final),
         "left_out": train.get("skipped", []),  # steps whose batches were left out after a loss spike
         "warmup_steps_dropped": len(final) - len(timed),
+        "window": [timed[0]["step"], timed[-1]["step"]] if timed else None,  # of the steps that count for the speed
         "step_seconds": spread([row["seconds"] for row in timed]),
         "tokens_per_second": throughput,
         "tokens_per_second_per_rank": throughput and throughput["median"] / train["world_size"],
-        "loss": loss_summary(final),
+        "tflops_per_rank": tflops,
+        "mfu": performance.mfu(tflops, events, peak_tflops),
+        "memory": memory,
+        "energy": energy,
+        "loss": loss_summary([row["step"] for row in final], [row["loss"] for row in final]),
         "grad_norm": {"last": final[-1]["grad_norm"], "max": _max([row["grad_norm"] for row in final])}
         if final
         else None,
@@ -57,9 +75,10 @@ def invalid_reasons(train: dict[str, Any], attempts: list[dict[str, Any]], final
     if bad:
         reasons.append(f"no finite loss at {_steps(bad)}")
     left_out = steps_in(train.get("skipped", []))
-    missing = sorted(set(range(1, train["train_iters"] + 1)) - {row["step"] for row in final} - left_out)
+    own = range((train.get("parent") or {"iteration": 0})["iteration"] + 1, train["train_iters"] + 1)
+    missing = sorted(set(own) - {row["step"] for row in final} - left_out)
     if missing:
-        reasons.append(f"{len(final)} of {train['train_iters']} steps recorded; missing: {_steps(missing)}")
+        reasons.append(f"{len(final)} of {len(own)} steps recorded; missing: {_steps(missing)}")
     wrong = sorted({start["world_size"] for start in attempts} - {train["world_size"]})
     if wrong:
         reasons.append(f"ran with {' and '.join(map(str, wrong))} ranks instead of {train['world_size']}")
@@ -77,51 +96,10 @@ def timed_rows(final: list[Row]) -> list[Row]:
     return timed
 
 
-def spread(values: list[float]) -> dict[str, float] | None:
-    if not values:
-        return None
-    p5, median, p95 = np.percentile(values, [5, 50, 95])
-    return {"median": float(median), "p5": float(p5), "p95": float(p95), "n": len(values)}
-
-
-def loss_summary(final: list[Row]) -> dict[str, Any] | None:
-    losses = [row["loss"] for row in final]
-    if not losses:
-        return None
-    finite = [(row["loss"], row["step"]) for row in final if is_finite(row["loss"])]
-    tail = losses[-math.ceil(len(losses) * TAIL_SHARE) :]
-    lowest, at_step = min(finite) if finite else (None, None)
-    return {
-        "first": losses[0],
-        "last": losses[-1],
-        "min": lowest,
-        "min_step": at_step,
-        "tail_mean": float(np.mean(tail)) if None not in tail else None,
-        "tail_steps": len(tail),
-    }
-
-
 def validation(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Losses of every evaluation by step; of one that was repeated, the last."""
     by_step = {event["step"]: event["losses"] for event in events if event["event"] == "eval"}
     return [{"step": step, "losses": by_step[step]} for step in sorted(by_step)]
-
-
-def without_nan(summary: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no NaN: put null in its place and say under `not_finite` where it was."""
-    found: dict[str, str] = {}
-
-    def clean(value: Any, path: str) -> Any:
-        if isinstance(value, dict):
-            return {name: clean(item, f"{path}.{name}" if path else name) for name, item in value.items()}
-        if isinstance(value, list):
-            return [clean(item, f"{path}.{index}") for index, item in enumerate(value)]
-        if isinstance(value, float) and not math.isfinite(value):
-            found[path] = str(value)
-            return None
-        return value
-
-    return {**clean(summary, ""), "not_finite": found}
 
 
 def _max(values: list[float | None]) -> float | None:

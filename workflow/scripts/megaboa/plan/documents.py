@@ -10,6 +10,7 @@ from typing import Any
 
 from megaboa import files, store
 from megaboa.blends import Blend, corpora, split_blends
+from megaboa.config.formula import Number
 from megaboa.config.models import Data, Experiment, Model
 from megaboa.fields import is_harmless
 from megaboa.plan.quantities import Quantities
@@ -19,7 +20,7 @@ COLUMNS = (
     *("run", "model", "data", "world_size", "tp", "pp", "vpp", "cp", "ep", "etp", "sp", "fsdp", "dp", "gbs", "mbs"),
     "seq_length",
     *("train_iters", "tokens", "params", "lr", "precision"),
-    *("nodes", "gpus_per_node", "runtime", "jobs"),
+    *("nodes", "gpus_per_node", "runtime", "jobs", "parent"),
 )
 _SECTIONS = ("training", "optimizer", "schedule", "parallel")
 _SAME_LOSSES = {"num_workers", "max_epochs"}
@@ -160,13 +161,14 @@ def row(name: str, model: str, config: Experiment, quantities: Quantities) -> di
         "lr": known("optimizer", "lr"),
         "precision": known("training", "precision"),
         **{field: getattr(config.resources, field) for field in ("nodes", "gpus_per_node", "runtime")},
-        "jobs": _jobs(quantities, config),
+        "jobs": jobs(quantities.get("train_iters"), config),
+        "parent": None,
     }
 
 
-def _jobs(quantities: Quantities, config: Experiment) -> int | None:
-    """How many jobs the run needs, one after the other; None where nobody said how long a step takes."""
-    step, steps = config.resources.step_seconds, quantities.get("train_iters")
+def jobs(steps: Number | None, config: Experiment) -> int | None:
+    """How many jobs so many steps need, one after the other; None where nobody said how long a step takes."""
+    step = config.resources.step_seconds
     if step is None or steps is None:
         return None
     return links(int(steps) * step, wall_seconds(config.resources.runtime), step)

@@ -24,6 +24,7 @@ from megaboa.files import read_json
 from megaboa.plan import documents, families
 from megaboa.plan.model import Plan, Run
 from megaboa.plan.parameters import UnknownFamilyError, count_parameters
+from megaboa.plan.parents import Parents
 from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
 
 MAX_NAME = 100
@@ -32,9 +33,12 @@ MAX_RUNS = 100_000
 TreePath = tuple[str, ...]
 
 
-def make_plan(loaded: LoadedExperiment) -> Plan:
-    """The runs of an experiment. Raises ConfigError with all that is wrong with any of them."""
-    return _Planner(loaded).plan()
+def make_plan(loaded: LoadedExperiment, results: Path | str = "results") -> Plan:
+    """The runs of an experiment. Raises ConfigError with all that is wrong with any of them.
+
+    `results` is looked at only for runs that go on from others.
+    """
+    return _Planner(loaded, Path(results)).plan()
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,9 @@ def _join(options: tuple[Option, ...]) -> _Choice:
 
 
 class _Planner:
-    def __init__(self, loaded: LoadedExperiment):
+    def __init__(self, loaded: LoadedExperiment, results: Path):
         self.loaded = loaded
+        self.results = results
         self.base = loaded.experiment
         self.problems: dict[Problem, list[str]] = {}  # with the runs that have it
         self.count_of_problems = 0
@@ -82,7 +87,7 @@ class _Planner:
             self.problem(("sweep",), f"gives more than {MAX_RUNS} runs: split it")
             choices = []
         self.check_names(choices)
-        runs = [run for choice in choices if (run := self.run(choice))]
+        runs = self.with_parents([run for choice in choices if (run := self.run(choice))], choices)
         if choices and not self.problems:
             self.check_same(runs)
         names = [choice.name for choice in choices]
@@ -111,6 +116,17 @@ class _Planner:
         more = f" and {len(named) - 3} more" if len(named) > 3 else ""
         where = f" (run{'s' if len(named) > 1 else ''} {', '.join(named[:3])}{more})"
         return Problem(problem.key, problem.message + where, problem.file, problem.line)
+
+    def with_parents(self, runs: list[Run], choices: list[_Choice]) -> list[Run]:
+        """The runs; those that go on from another's checkpoint know which one."""
+        if not any(run.config.continue_from for run in runs):
+            return runs
+        by_name = {choice.name: choice for choice in choices}
+
+        def complain(run: Run, path: TreePath, message: str) -> None:
+            self.problem(self.place_of(path, by_name[run.name]), message, run.name)
+
+        return Parents(str(self.base.experiment), runs, list(by_name), self.results, complain).join()
 
     # names
 

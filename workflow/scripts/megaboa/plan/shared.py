@@ -19,6 +19,9 @@ from megaboa.plan.model import Plan, Run
 
 Reference = dict[str, str]
 
+CONVERSION_MB = 3000  # what importing torch, transformers and Megatron takes: 0.8 GB, and some room
+UNKNOWN_PARAMS = 8_000_000_000  # of a model that is yet to be fetched
+
 
 def environment() -> dict[str, Any]:
     """What the ranks run in, where no container is used: this Python and its packages, and a digest of both."""
@@ -123,6 +126,11 @@ class Shared:
         """Memory of a shard's job: a little, and for one document of the largest size (20 times that: measured)."""
         return 1000 + 20 * self.corpora[corpus].max_document_mb
 
+    def conversion_mb(self, model: str, copies: float) -> int:
+        """Memory of a job that holds a model's weights so many times in fp32, beside what Python and torch take."""
+        params = next((run.row["params"] for run in self.plan.runs if run.model == model), None)
+        return CONVERSION_MB + round(copies * 4 * (params or UNKNOWN_PARAMS) / 1e6)
+
     def shard_manifests(self, corpus: str) -> list[str]:
         shards = self.shards(corpus)
         return [f"{self.folder}/data/{corpus}/shard-{shard}-of-{shards}.json" for shard in range(shards)]
@@ -157,6 +165,8 @@ class Shared:
         manifests = self._data_inputs(run)
         if run.model in self.imported_models:
             manifests.append(f"{self.folder}/models/{run.model}/import.json")
+        if parent := run.run.get("parent"):
+            manifests.append(f"{self.folder.parent}/{parent['experiment']}/runs/{parent['run']}/train.json")
         return manifests
 
     def _data_inputs(self, run: Run) -> list[str]:

@@ -41,7 +41,8 @@ def _agreement(reference: str, name: str, tolerance: float, known: dict[str, Run
         if run.state != "PASS":
             return {**check, "state": run.state, "detail": f"{wanted} is {run.state}: {'; '.join(run.reasons)}"}
     found = differences(known[reference], known[name])
-    lengths = {len(found), len(known[reference].steps), len(known[name].steps)}
+    first = max(_first_step(known[wanted]) for wanted in (reference, name))
+    lengths = {len(found), *((known[wanted].steps["step"] >= first).sum() for wanted in (reference, name))}
     if not found.empty:
         worst = found.loc[found["difference"].idxmax()]
         check |= {"max_difference": float(worst["difference"]), "step": int(worst["step"]), "steps": len(found)}
@@ -53,6 +54,12 @@ def _agreement(reference: str, name: str, tolerance: float, known: dict[str, Run
     return {**check, "state": "PASS", "detail": f"{len(found)} steps compared"}
 
 
+def _first_step(run: RunResult) -> int:
+    """Of a run that went on from another's checkpoint, the one after it."""
+    parent = (run.summary or {}).get("parent")
+    return parent["iteration"] + 1 if parent else 1
+
+
 def proof_checks(proofs: list[Path]) -> list[Check]:
     """The checks inside `models/<model>/proof.json` (imports) and `runs/<run>/proof.json` (exports)."""
     found = []
@@ -62,6 +69,28 @@ def proof_checks(proofs: list[Path]) -> list[Check]:
             name = f"{kind} of {subject}: {check['name']}"
             found.append({**check, "kind": kind, "subject": subject, "check": check["name"], "name": name})
     return found
+
+
+def by_subject(proofs: list[Check]) -> list[dict[str, Any]]:
+    """One row for every import and export: how many of its checks passed, and the differences that they measured."""
+    groups: dict[tuple[str, str], list[Check]] = {}
+    for check in proofs:
+        groups.setdefault((check["kind"], check["subject"]), []).append(check)
+    return [
+        {
+            "kind": kind,
+            "subject": subject,
+            "state": next((check["state"] for check in checks if check["state"] != "PASS"), "PASS"),
+            "passed": sum(check["state"] == "PASS" for check in checks),
+            "total": len(checks),
+            **{name: _difference_in(checks, name) for name in ("logits", "validation loss")},
+        }
+        for (kind, subject), checks in sorted(groups.items(), key=lambda group: (group[0][0] == "export", group[0]))
+    ]
+
+
+def _difference_in(checks: list[Check], name: str) -> float | None:
+    return next((check.get("difference") for check in checks if check["check"] == name), None)
 
 
 def verdict(runs: list[RunResult], checks: list[Check]) -> dict[str, Any]:

@@ -12,16 +12,16 @@ import yaml
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from megaboa.report import figures, style, trace_figures
+from megaboa.report import figures, style, time_spent, trace_figures
 from megaboa.report.blends import DataRead, last_validation
-from megaboa.report.checks import Check, verdict
+from megaboa.report.checks import Check, by_subject, verdict
 from megaboa.report.colours import Colours
 from megaboa.report.corpora import CorpusCard
 from megaboa.report.profiles import PREFIX, Profile
 from megaboa.report.runs import RunResult, passed
 
 HERE = Path(__file__).parent
-FIGURES = ("loss", "agreement", "validation", "step_time", "throughput", "lengths")
+FIGURES = ("loss", "agreement", "validation", "step_time", "throughput", "lengths", "goodput")
 CAPTIONS = (*FIGURES, *(f"{PREFIX}{name}" for name in trace_figures.FIGURES))
 
 
@@ -55,6 +55,7 @@ def draw(
         "step_time": lambda: figures.step_time_figure(good, colours),
         "throughput": lambda: figures.throughput_figure(good, colours),
         "lengths": lambda: figures.lengths_figure(corpora),
+        "goodput": lambda: time_spent.goodput_figure(good),
     }
     drawn = []
     for name, make in makers.items():
@@ -87,6 +88,7 @@ def render(
     )
     environment.filters |= {"loss": _loss, "duration": figures.duration, "count": _count, "difference": _difference}
     result = verdict(runs, checks)
+    proofs = [check for check in checks if check["kind"] != "agreement"]
     return environment.get_template("page.html.j2").render(
         css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         title=title,
@@ -97,10 +99,13 @@ def render(
         agreement_figures=_named(drawn, "agreement"),
         speed_figures=_named(drawn, "step_time", "throughput"),
         data_figures=_named(drawn, "lengths"),
+        time_figures=_named(drawn, "goodput"),
+        times=time_spent.time_rows(passed(runs)),
         runs=runs,
         corpora=corpora,
         agreements=[check for check in checks if check["kind"] == "agreement"],
-        proofs=[check for check in checks if check["kind"] != "agreement"],
+        proofs=proofs,
+        proved=by_subject(proofs),
         data=data,
         profiles=profiles,
         profile_figures=profile_figures or {},
@@ -134,6 +139,8 @@ def _note(name: str, good: list[RunResult], colours: Colours) -> str:
     """What has to be said about a figure because of what it shows this time."""
     if name == "lengths":
         return ""
+    if name == "goodput":
+        return f"The first {figures.MOST_BARS} of {len(good)} runs." if len(good) > figures.MOST_BARS else ""
     if name not in ("step_time", "throughput"):
         return colours.note()
     shown = figures.MOST_BARS

@@ -29,10 +29,17 @@ class RunResult:
     steps: pd.DataFrame | None = None
     checkpoint: str | None = None
     export: str | None = None
+    goodput: dict[str, Any] | None = None
 
     @property
     def model(self) -> str:
         return self.plan["model"]
+
+    @property
+    def parent(self) -> str | None:
+        """`<experiment>/<run>@<step>`, where the run went on from another's checkpoint."""
+        parent = self.plan.get("parent", "-")
+        return None if parent == "-" else parent
 
     @property
     def layout(self) -> str:
@@ -63,6 +70,7 @@ def load_run(folder: RunFolder, plan: dict[str, str]) -> RunResult:
         steps=steps[~steps["replayed"]].reset_index(drop=True),
         checkpoint=_value(folder.train_manifest, "checkpoint"),
         export=_value(folder.path / "export.json", "path"),
+        goodput=_json(path.with_name("goodput.json")),
     )
 
 
@@ -72,6 +80,10 @@ def passed(runs: list[RunResult]) -> list[RunResult]:
 
 def count_states(states: list[str]) -> dict[str, int]:
     return {state: states.count(state) for state in STATES if state in states}
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    return read_json(path) if path.exists() else None
 
 
 def _value(manifest: Path, name: str) -> Any:

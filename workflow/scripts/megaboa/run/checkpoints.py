@@ -1,27 +1,32 @@
 """Which checkpoints of a run may be trusted.
 
 Bridge's own tracker files are written while the last parts of a checkpoint are still missing, and not in one step.
-So rank 0 leaves a marker in a checkpoint's folder when the whole save is over (`mark_complete`), and only folders with
-a marker count. The supervisor adds checksums while training goes on, and compares them before it resumes: a checkpoint
-that was damaged since is set aside (`distrust`), and the one before it is taken.
+So rank 0 leaves a marker in a checkpoint's folder when the whole save is over (`mark_complete`), with the sizes of its
+files, and only folders with a marker count. The supervisor adds checksums while training goes on, and compares sizes
+and checksums before it resumes: a checkpoint that was damaged since is set aside (`distrust`), and the one before it is
+taken. It also removes what need not be kept (`retire`): first out of sight, in one step, and then from the disk.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import re
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from megaboa.files import file_digest, read_json, write_json
 
 MARKER = "complete.json"
 DIGESTS = "digests.json"
-DIGEST_SECONDS = 2.0
+REMOVED = "removed_"  # before the name of a folder that is being removed
+LOOK_SECONDS = 2.0
 READERS = 4  # files read at once; a parallel file system is faster so, and a laptop not slower
 LAST_WRITTEN = "run_config.yaml"
 _FOLDER = re.compile(r"^iter_(\d{7,})$")
@@ -38,12 +43,12 @@ def mark_complete(checkpoints: Path) -> None:
     writes its configuration when all tensors are on disk.
     """
     for iteration, path in _folders(checkpoints):
-        if (path / LAST_WRITTEN).exists() and not (path / MARKER).exists():
-            write_json(path / MARKER, {"iteration": iteration})
+        if (path / LAST_WRITTEN).exists() and not _counts(path):
+            write_json(path / MARKER, {"iteration": iteration, "files": _sizes(path)})
 
 
 def complete_iterations(checkpoints: Path) -> list[int]:
-    return sorted(number for number, path in _folders(checkpoints) if (path / MARKER).exists())
+    return sorted(number for number, path in _folders(checkpoints) if _counts(path))
 
 
 def latest(checkpoints: Path) -> int:
@@ -51,15 +56,46 @@ def latest(checkpoints: Path) -> int:
     return max(complete_iterations(checkpoints), default=0)
 
 
+def sizes(checkpoints: Path) -> dict[int, int]:
+    """Bytes of every complete checkpoint, as they were when it was saved."""
+    complete = sorted((number, path) for number, path in _folders(checkpoints) if _counts(path))
+    return {number: _bytes(path, (path / MARKER).stat().st_mtime_ns) for number, path in complete}
+
+
 def remove_unfinished(checkpoints: Path) -> list[Path]:
     """Throw away what an interrupted save left behind: Bridge would write into the same folder again."""
-    unfinished = [path for _, path in _folders(checkpoints) if not (path / MARKER).exists()]
+    unfinished = [path for _, path in _folders(checkpoints) if not _counts(path)]
     for path in unfinished:
-        removed = path.with_name(f"removed_{path.name}")
-        shutil.rmtree(removed, ignore_errors=True)
-        path.rename(removed)  # at once; NFS may refuse to empty a folder in which a dead rank has open files
-        shutil.rmtree(removed, ignore_errors=True)
+        _put_out_of_sight(path)
+    delete_retired(checkpoints)
     return unfinished
+
+
+def kept(iterations: Sequence[int], keep_last: int | None, keep_every: int | None) -> list[int]:
+    """Which of these checkpoints are kept: the newest ones, and those at multiples of `keep_every`."""
+    newest = sorted(iterations)[-keep_last:] if keep_last else sorted(iterations)
+    return sorted({*newest, *(number for number in iterations if keep_every and number % keep_every == 0)})
+
+
+def retire(checkpoints: Path, keep_last: int | None, keep_every: int | None, verified: bool = True) -> list[int]:
+    """Take the checkpoints that need not be kept out of sight, if they are older than one that is good.
+
+    `verified`: good is only one that has been read again, for its checksums. One rename each: whoever is killed here
+    leaves whole checkpoints, or folders that nobody takes for one. Their bytes are still there: `delete_retired`.
+    """
+    complete = complete_iterations(checkpoints)
+    spare = {*complete} - {*kept(complete, keep_last, keep_every)}
+    read = [number for number in complete if has_digests(checkpoints, number) or not verified] if spare else []
+    good = read[-1] if read and not damage(checkpoints, read[-1], full=False) else 0
+    gone = sorted(number for number in spare if number < good)
+    for iteration in gone:
+        _put_out_of_sight(folder(checkpoints, iteration))
+    return gone
+
+
+def delete_retired(checkpoints: Path) -> None:
+    for path in checkpoints.glob(f"{REMOVED}iter_*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def add_digests(checkpoints: Path, iteration: int) -> None:
@@ -73,13 +109,18 @@ def has_digests(checkpoints: Path, iteration: int) -> bool:
     return (folder(checkpoints, iteration) / DIGESTS).exists()
 
 
-def damage(checkpoints: Path, iteration: int) -> str | None:
-    """What is wrong with a checkpoint, in a few words; None where it is as it was, or its checksums aren't known."""
+def damage(checkpoints: Path, iteration: int, full: bool = True) -> str | None:
+    """What is wrong with a checkpoint, in a few words; None where it is as it was, or nothing is known of its files.
+
+    Sizes are always compared, checksums only in `full`: that reads the whole checkpoint.
+    """
     path = folder(checkpoints, iteration)
-    try:
-        known = read_json(path / DIGESTS)
-    except (FileNotFoundError, ValueError):
-        return None
+    for name, size in _known_sizes(path).items():
+        if not (path / name).exists():
+            return f"{path / name} is missing"
+        if (found := (path / name).stat().st_size) != size:
+            return f"{path / name} has changed since it was written: it has {found} bytes, and had {size}"
+    known = _read(path / DIGESTS) if full else {}
     missing = [name for name in known if not (path / name).exists()]
     if missing:
         return f"{path / missing[0]} is missing"
@@ -95,22 +136,31 @@ def distrust(checkpoints: Path, iteration: int) -> Path:
     return path.rename(aside)
 
 
-def digester(checkpoints: Path) -> Callable[[], None]:
-    """To be called often: writes the checksums of new checkpoints, one at a time, while the ranks go on."""
+def keeper(
+    checkpoints: Path, verify: bool, keep_last: int | None = None, keep_every: int | None = None
+) -> Callable[[], None]:
+    """To be called often: writes the checksums of new checkpoints, and then removes those that need not be kept.
+
+    What takes long is done by a thread, one thing at a time, while the ranks go on.
+    """
     looked = time.monotonic()
     worker: threading.Thread | None = None
 
-    def add(iteration: int) -> None:
-        with contextlib.suppress(OSError):  # an older checkpoint may be removed meanwhile
-            add_digests(checkpoints, iteration)
+    def work(iteration: int) -> None:
+        delete_retired(checkpoints)
+        with contextlib.suppress(OSError):  # somebody may remove it meanwhile
+            if iteration:
+                add_digests(checkpoints, iteration)
 
     def look() -> None:
-        nonlocal worker, looked
-        if time.monotonic() - looked < DIGEST_SECONDS or (worker and worker.is_alive()):
+        nonlocal looked, worker
+        if time.monotonic() - looked < LOOK_SECONDS or (worker and worker.is_alive()):
             return
         looked = time.monotonic()
-        if newest := latest(checkpoints):
-            worker = threading.Thread(target=add, args=(newest,), daemon=True)
+        newest = latest(checkpoints)
+        unread = newest if verify and newest and not has_digests(checkpoints, newest) else 0
+        if retire(checkpoints, keep_last, keep_every, verify) or unread:
+            worker = threading.Thread(target=work, args=(unread,), daemon=True)
             worker.start()
 
     return look
@@ -122,9 +172,51 @@ def _payload(path: Path) -> list[str]:
     )
 
 
+def _sizes(path: Path) -> dict[str, int]:
+    return _of_each(path, _payload(path), _size)
+
+
+def _size(path: Path) -> int:
+    """Of an opened file: NFS looks at the server then, and other ranks may have written it a moment ago."""
+    with path.open("rb") as stream:
+        return os.fstat(stream.fileno()).st_size
+
+
+@functools.lru_cache(maxsize=100_000)
+def _bytes(path: Path, marked: int) -> int:
+    return sum((_known_sizes(path) or _sizes(path)).values())
+
+
+def _known_sizes(path: Path) -> dict[str, int]:
+    """By the marker; one from before sizes were written down has none."""
+    return _read(path / MARKER).get("files", {})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _counts(path: Path) -> bool:
+    return (path / MARKER).exists()
+
+
+def _put_out_of_sight(path: Path) -> None:
+    """At once; NFS may refuse to empty a folder in which a dead rank has open files."""
+    removed = path.with_name(f"{REMOVED}{path.name}")
+    shutil.rmtree(removed, ignore_errors=True)
+    path.rename(removed)
+
+
 def _digests(path: Path, names: list[str]) -> dict[str, str]:
+    return _of_each(path, names, file_digest)
+
+
+def _of_each[Fact](path: Path, names: list[str], look: Callable[[Path], Fact]) -> dict[str, Fact]:
     with ThreadPoolExecutor(READERS) as pool:
-        return dict(zip(names, pool.map(lambda name: file_digest(path / name), names), strict=True))
+        return dict(zip(names, pool.map(lambda name: look(path / name), names), strict=True))
 
 
 def _folders(checkpoints: Path) -> list[tuple[int, Path]]:

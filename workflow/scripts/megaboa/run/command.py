@@ -10,6 +10,7 @@ from megaboa.launch import networks
 from megaboa.launch.environment import threads_environment
 from megaboa.results import AttemptFolder, RunFolder, RunStore
 from megaboa.run.identity import identity_of
+from megaboa.run.resume import Beginning
 from megaboa.run.site import python_of
 
 FLIGHT_RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -17,7 +18,12 @@ RANK_SCRIPT = Path(__file__).parents[2] / "train_rank.py"
 
 
 def rank_command(
-    folder: RunFolder, payload: RunStore, target: AttemptFolder, claim: int, resume_from: int, skipped: list[list[int]]
+    folder: RunFolder,
+    payload: RunStore,
+    target: AttemptFolder,
+    claim: int,
+    beginning: Beginning,
+    skipped: list[list[int]],
 ) -> list[str]:
     return [
         python_of(folder.launch),
@@ -26,7 +32,8 @@ def rank_command(
         f"--store={payload.path}",
         f"--attempt={target.path}",
         f"--claim={claim}",
-        f"--resume-from={resume_from}",
+        f"--resume-from={beginning.iteration}",
+        *([f"--parent={beginning.parent}"] if beginning.parent else []),
         *(f"--skip={first}-{last}" for first, last in skipped),
     ]
 

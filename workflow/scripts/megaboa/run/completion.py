@@ -24,7 +24,8 @@ def finished(folder: RunFolder, payload: RunStore) -> bool:
 
 
 def manifest_of(folder: RunFolder, payload: RunStore, identity: dict[str, Any]) -> dict[str, Any]:
-    iteration = checkpoints.latest(payload.checkpoints)
+    kept = checkpoints.sizes(payload.checkpoints)
+    iteration = max(kept, default=0)
     return {
         "run": folder.name,
         "identity": files.digest(identity),
@@ -32,9 +33,19 @@ def manifest_of(folder: RunFolder, payload: RunStore, identity: dict[str, Any]) 
         "train_iters": progress.last_step(payload),
         "iteration": iteration or progress.last_step(payload),
         "checkpoint": str(checkpoints.folder(payload.checkpoints, iteration)) if iteration else None,
+        "checkpoints": [{"iteration": step, "bytes": size} for step, size in kept.items()],
+        "bytes": sum(kept.values()),
+        "parent": _parent(folder),
         "world_size": folder.run["world_size"],
         "skipped": ledger.skipped_steps(files.read_jsonl(payload.ledger)),
     }
+
+
+def _parent(folder: RunFolder) -> dict[str, Any] | None:
+    """Whose checkpoint the run went on from, and what that run was."""
+    if folder.parent_manifest is None:
+        return None
+    return {**folder.run["parent"], "identity": files.read_json(folder.parent_manifest)["identity"]}
 
 
 def _saves(folder: RunFolder, payload: RunStore) -> bool:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import struct
+import re
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from megaboa import files
+from megaboa.index_file import read_header
 from megaboa.results import RunFolder
 
 SPLITS = ("training", "validation", "test")
-
-# The beginning of an .idx file, as Megatron-Core writes it: version, type of tokens, and how many there are of what.
-INDEX_MAGIC = b"MMIDIDX\x00\x00"
-INDEX_HEADER = struct.Struct("<9sQBQQ")
-INDEX_VERSION = 1
-DTYPES = {4: "int32", 8: "uint16"}
 
 
 class UnusableInputError(Exception):
@@ -37,7 +32,7 @@ def check_nodes(folder: RunFolder, nodes: Sequence[str]) -> None:
 def check_data(folder: RunFolder) -> None:
     """The run's corpora are as their manifests say, fit the model, and give every split something to read."""
     check_corpora(folder)
-    check_documents(folder)
+    check_documents(folder, folder.run["data"].get("split") or folder.preflight.get("split"))
 
 
 def check_weights(folder: RunFolder) -> None:
@@ -93,16 +88,14 @@ def dataset_problem(dataset: dict[str, Any], dtype: str) -> str | None:
             return f"{folder / name} is missing"
         if (found := (folder / name).stat().st_size) != size:
             return f"{folder / name} has {found} bytes, and its manifest says {size}"
-    with open(f"{prefix}.idx", "rb") as stream:
-        head = stream.read(INDEX_HEADER.size)
-    if len(head) < INDEX_HEADER.size or not head.startswith(INDEX_MAGIC):
-        return f"{prefix}.idx is no index of Megatron's"
-    _, version, code, sequences, boundaries = INDEX_HEADER.unpack(head)
+    try:
+        header = read_header(f"{prefix}.idx")
+    except ValueError as error:
+        return str(error)
     expected = {
-        "version": (version, INDEX_VERSION),
-        "token type": (DTYPES.get(code, f"code {code}"), dtype),
-        "number of sequences": (sequences, dataset["documents"]),
-        "number of documents": (boundaries - 1, dataset["documents"]),
+        "token type": (header.dtype, dtype),
+        "number of sequences": (header.sequences, dataset["documents"]),
+        "number of documents": (header.boundaries - 1, dataset["documents"]),
     }
     for what, (found, wanted) in expected.items():
         if found != wanted:
@@ -110,19 +103,23 @@ def dataset_problem(dataset: dict[str, Any], dtype: str) -> str | None:
     return None
 
 
-def check_documents(folder: RunFolder) -> None:
-    """Every split that reads a corpus must get documents of it: Megatron looks for the first one for ever."""
+def check_documents(folder: RunFolder, split: str | None) -> None:
+    """Every split that reads a corpus must get documents of it: Megatron looks for the first one for ever.
+
+    `split` is data.split, or what Bridge's configuration has: a recipe brings its own.
+    """
     data = folder.run["data"]
+    named = "data.split" if data.get("split") == split else "dataset.split"
     for corpus, manifest in folder.corpus_manifests.items():
         read = files.read_json(manifest)
         for dataset in (part for part in read["datasets"] if part["tokens"]):
             which = f" of {dataset['key']!r}" if len(read["datasets"]) > 1 else ""
-            split = data.get("split") if corpus in (data.get("blend") or {}) else None
-            for name in empty_splits(split, dataset["documents"]) if split else ():
+            is_split = split and corpus in (data.get("blend") or {})
+            for name in empty_splits(split, dataset["documents"]) if is_split else ():
                 raise UnusableInputError(
                     f"run {folder.name}: corpus {corpus!r} has {dataset['documents']} documents{which}, and with "
-                    f"data.split {split!r} none of them is left for {name}. Take more documents, a larger share, or a "
-                    f"share of 0."
+                    f"{named} {split!r} none of them is left for {name}. Take more documents, a larger share, or a "
+                    f"share of 0{'' if named == 'data.split' else ', by data.split'}."
                 )
         if not any(part["tokens"] for part in read["datasets"]):
             raise UnusableInputError(
@@ -133,7 +130,8 @@ def check_documents(folder: RunFolder) -> None:
 
 def empty_splits(split: str, documents: int) -> list[str]:
     """Names of the splits with a share above 0 that get no document, counted as Megatron counts."""
-    shares = [float(share) for share in split.split(",")]
+    given = [float(share) for share in re.findall(r"[.0-9]+", split)]  # as Megatron reads it
+    shares = given + [0.0] * (len(SPLITS) - len(given))
     ends = [0.0, *accumulate(share / sum(shares) for share in shares)]
     bounds = [round(end * documents) for end in ends]
     return [

@@ -27,6 +27,7 @@ def record_start(
     resumed_from: int,
     world_size: int,
     *,
+    parent: str | None = None,
     job: str | None = None,
     restarts: int | None = None,
     nodes: Sequence[str] = (),
@@ -44,6 +45,7 @@ def record_start(
         nodes=list(nodes),
         image=image,
         resumed_from=resumed_from,
+        parent=parent,
         world_size=world_size,
         skipped=[list(steps) for steps in skipped],
     )

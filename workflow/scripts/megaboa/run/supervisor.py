@@ -25,6 +25,7 @@ from megaboa.run.failures import Failure
 from megaboa.run.identity import identity_of, store_of
 from megaboa.run.inputs import check_data, check_index, check_nodes, check_weights
 from megaboa.run.notify import notify
+from megaboa.run.resume import Resumption
 from megaboa.run.watch import Signals, Watch, Watched
 
 LONGEST_SEARCH = 3  # times that a job is put back because it was given an avoided node again
@@ -64,6 +65,10 @@ class _Call:
         return self.folder.launch["recovery"]
 
     @property
+    def resumption(self) -> Resumption:
+        return Resumption(self.folder, self.payload, self.say)
+
+    @property
     def entries(self) -> list[ledger.Entry]:
         return files.read_jsonl(self.payload.ledger)
 
@@ -98,7 +103,7 @@ def _bring_to_its_end(call: _Call) -> None:
     check_nodes(call.folder, call.site.nodes)
     check_data(call.folder)
     check_index(call.folder)
-    if not checkpoints.latest(call.payload.checkpoints):
+    if not checkpoints.latest(call.payload.checkpoints) and not call.folder.parent_manifest:
         check_weights(call.folder)
     _close_what_was_left_open(call)
     if not _is_a_later_life(call):
@@ -129,24 +134,24 @@ def _attempt(call: _Call) -> None:
     checkpoints.remove_unfinished(payload.checkpoints)
     if folder.launch["start"]["health_check"]:
         _require_health(call, target)
-    resumed_from = _newest_sound_checkpoint(call)
+    beginning = call.resumption.beginning()
     skipped = ledger.skipped_steps(call.entries)
     world_size, job = folder.run["world_size"], call.site.job
     ledger.record_start(
         payload.ledger,
         number,
-        resumed_from,
+        beginning.iteration,
         world_size,
+        parent=folder.parent_name if beginning.parent else None,
         job=job and job.id,
         restarts=job and job.restarts,
         nodes=call.site.nodes,
         skipped=skipped,
     )
-    beginning = f"step {resumed_from}" if resumed_from else "the start"
     where = f" on {len(call.site.nodes)} nodes" if len(call.site.nodes) > 1 else ""
     call.say(f"attempt {number}, {world_size} rank(s){where}, from {beginning}")
     started = time.time()
-    command = rank_command(folder, payload, target, call.claim, resumed_from, skipped)
+    command = rank_command(folder, payload, target, call.claim, beginning, skipped)
     try:
         ranks = call.site.start(command, world_size, target.path, rank_environment(folder, target))
         call.healthy = False
@@ -158,7 +163,7 @@ def _attempt(call: _Call) -> None:
         raise
     if finished(folder, payload):
         _close(call, number, "completed", None, None, str(watched.ended))
-        _prove_newest_checkpoint(call)
+        call.resumption.prove_newest()
         call.say(progress.describe(progress.read_progress(payload.path)))
         return
     _act(call, number, target, watched, _why(call, target, watched, started))
@@ -176,8 +181,12 @@ def _why(call: _Call, target: AttemptFolder, watched: Watched, started: float) -
     if watched.reason:
         return Failure(watched.reason, watched.evidence)
     tails = failures.read_tails(target.logs.items())
-    resumed_from = ledger.starts(call.entries)[-1]["resumed_from"]
-    return failures.classify(watched.ended, tails, len(_steps(target)), resumed_from)
+    start = ledger.starts(call.entries)[-1]
+    parent = start["parent"]
+    failure = failures.classify(watched.ended, tails, len(_steps(target)), 0 if parent else start["resumed_from"])
+    if failure.cause == "damaged_checkpoint" and parent:  # it is not ours to set aside
+        return Failure("config", f"{parent} can't be loaded: {failure.evidence}", failure.rank)
+    return failure
 
 
 def _act(call: _Call, number: int, target: AttemptFolder, watched: Watched, failure: Failure) -> None:
@@ -186,7 +195,7 @@ def _act(call: _Call, number: int, target: AttemptFolder, watched: Watched, fail
     can_requeue = call.site.job is not None and call.site.job.can_requeue
     decision = recovery.decide([*call.entries, end], failure.cause, call.recovery, can_requeue)
     if failure.cause == "damaged_checkpoint":
-        _set_aside_unless_proven(call, ledger.starts(call.entries)[-1]["resumed_from"], failure.evidence)
+        call.resumption.set_aside_unless_proven(ledger.starts(call.entries)[-1]["resumed_from"], failure.evidence)
     if failure.cause == "loss_spike" and decision.action != "stop":
         _leave_out(call, target)
     outcome = (
@@ -202,7 +211,7 @@ def _act(call: _Call, number: int, target: AttemptFolder, watched: Watched, fail
         _leave(call, str(failure))
     elif failure.cause in ("cancelled", "stopped"):
         if failure.cause == "stopped":  # nobody is in a hurry
-            _prove_newest_checkpoint(call)
+            call.resumption.prove_newest()
         raise Interrupted(failure.evidence)
     else:
         text = explain(call.folder, target, watched.ended, f"{failure}; {decision.why}", RESUMES, failure.rank)
@@ -268,36 +277,6 @@ def _require_health(call: _Call, target: AttemptFolder) -> None:
     _leave(call, f"the health check found {text}")
 
 
-def _newest_sound_checkpoint(call: _Call) -> int:
-    """The newest checkpoint whose files are as they were written; damaged ones are set aside."""
-    folder = call.payload.checkpoints
-    while iteration := checkpoints.latest(folder):
-        verify = call.folder.launch["checkpoint"].get("verify", True)
-        problem = checkpoints.damage(folder, iteration) if verify else None
-        if problem is None:
-            return iteration
-        _set_aside(call, iteration, problem)
-    return 0
-
-
-def _prove_newest_checkpoint(call: _Call) -> None:
-    newest = checkpoints.latest(call.payload.checkpoints)
-    if newest and call.folder.launch["checkpoint"].get("verify", True):
-        checkpoints.add_digests(call.payload.checkpoints, newest)
-
-
-def _set_aside_unless_proven(call: _Call, iteration: int, why: str) -> None:
-    """A checkpoint that can't be loaded is damaged, unless its checksums have just said that it is not."""
-    if iteration and not checkpoints.has_digests(call.payload.checkpoints, iteration):
-        _set_aside(call, iteration, why)
-
-
-def _set_aside(call: _Call, iteration: int, why: str) -> None:
-    aside = checkpoints.distrust(call.payload.checkpoints, iteration)
-    ledger.record(call.payload.ledger, "distrust", iteration=iteration, detail=why, aside=str(aside))
-    call.say(f"checkpoint {iteration} was set aside: {why}")
-
-
 def _close_what_was_left_open(call: _Call) -> None:
     """An earlier life was killed before it could write its end; say what SLURM knows of that."""
     start = ledger.open_attempt(call.entries)
@@ -349,8 +328,8 @@ def _end_entry(call: _Call, number: int, failure: Failure | None) -> ledger.Entr
 
 
 def _watch(call: _Call, target: AttemptFolder, started: float) -> Watch:
-    report, digest = progress_reporter(call.payload, call.say), checkpoints.digester(call.payload.checkpoints)
-    verify = call.folder.launch["checkpoint"].get("verify", True)
+    report = progress_reporter(call.payload, call.say)
+    keep = checkpoints.keeper(call.payload.checkpoints, call.resumption.verifies, **call.resumption.retention)
 
     def silence() -> tuple[float, float]:
         if not progress.has_steps(target):
@@ -359,8 +338,7 @@ def _watch(call: _Call, target: AttemptFolder, started: float) -> Watch:
 
     def each_poll() -> None:
         report()
-        if verify:
-            digest()
+        keep()
 
     return Watch(
         call.signals,
@@ -383,12 +361,16 @@ def _reason_to_stop(call: _Call, target: AttemptFolder) -> tuple[Any, str] | Non
     left, wall_time = end - time.time(), end - (job.start if job and job.start else call.began)
     if left > wall_time / 2:  # no lead is longer, and files need not be read
         return None
-    asynchronous = call.folder.launch["checkpoint"].get("async_save")
-    save = None if asynchronous else progress.slowest_save(call.payload)
+    save = None if _saves_in_background(call) else progress.slowest_save(call.payload)
     if left > recovery.lead_seconds(save, progress.seconds_per_step(target), wall_time):
         return None
     measured = f"a save took {save:.0f} s at most" if save is not None else "no save has been measured yet"
     return "time_limit", f"{max(left, 0):.0f} s of the wall time are left, {measured}"
+
+
+def _saves_in_background(call: _Call) -> bool:
+    """As the ranks found it: by default it depends on what is installed where they run."""
+    return call.payload.found.exists() and bool(files.read_json(call.payload.found).get("async_save"))
 
 
 def _patience(call: _Call, reason: Cause) -> float:
@@ -416,7 +398,7 @@ def _leave_out(call: _Call, target: AttemptFolder) -> None:
     ledger.record(call.payload.ledger, "skip", steps=list(found))
     for iteration in checkpoints.complete_iterations(call.payload.checkpoints):
         if iteration >= found[0]:
-            _set_aside(call, iteration, f"a loss spike began at step {found[0]}")
+            call.resumption.set_aside(iteration, f"a loss spike began at step {found[0]}")
     call.say(f"leaves out the batches of steps {found[0]} to {found[1]}")
 
 

@@ -5,11 +5,11 @@ import re
 import pytest
 from making import build, jsonl, sentences, specification
 
-from megaboa.data import corpus, progress
-from megaboa.data.corpus import Options, tokenize_shard
+from megaboa.data import progress, tokenizing
 from megaboa.data.progress import Progress, describe, duration, read
 from megaboa.data.shards import divide
 from megaboa.data.sources import File
+from megaboa.data.tokenizing import Options, tokenize_shard
 from megaboa.files import write_json
 
 
@@ -70,8 +70,8 @@ def test_what_other_shards_wrote_may_be_gone_or_torn(tmp_path):
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_the_share_grows_to_one(encoder, tmp_path, monkeypatch, name, shards):
-    monkeypatch.setattr(corpus, "BATCH_DOCUMENTS", 50)
-    for module in ("corpus", "readers", "shards"):
+    monkeypatch.setattr(tokenizing, "BATCH_DOCUMENTS", 50)
+    for module in ("tokenizing", "readers", "shards"):
         monkeypatch.setattr(f"megaboa.data.{module}.BLOCK", 20)
     path = jsonl(tmp_path / name, sentences(1000))
     file = File.of(path, "jsonl", {"gz": "gz", "zst": "zst"}.get(name.split(".")[-1]))

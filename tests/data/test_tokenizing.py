@@ -1,10 +1,7 @@
 """From records to the files of a corpus: what is taken, and that the way there changes nothing."""
 
-import hashlib
 import itertools
 import os
-import resource
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,19 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import TEXTS, build, documents, jsonl, make, packed, sentences, specification
 
-from megaboa.data import corpus, jobs
 from megaboa.data import encoder as encoders
-from megaboa.data.corpus import file_stem, length_histogram
+from megaboa.data import jobs, tokenizing
 from megaboa.data.encoder import Encoder
 from megaboa.data.errors import InputError
 from megaboa.data.shards import divide
 from megaboa.data.sources import File
 
 MANY = sentences(400)
-
-
-def without(facts, *names):
-    return {key: value for key, value in facts.items() if key not in names}
 
 
 @pytest.mark.parametrize("append_eod", [True, False])
@@ -39,29 +31,12 @@ def test_a_corpus_holds_its_documents(loaded, bpe, tmp_path, append_eod):
     assert (manifest["documents"], manifest["dtype"]) == (len(TEXTS), "uint16")
 
 
-@pytest.mark.parametrize("deduplicate", [False, True])
-def test_the_number_of_shards_changes_nothing(encoder, tmp_path, deduplicate):
-    paths = [jsonl(tmp_path / f"{n}.jsonl", [*MANY[n::3], "again", "", "again"]) for n in range(3)]
-    whole, files = build(tmp_path / "whole", paths, encoder, deduplicate=deduplicate)
-    for shards in (2, 3, 4, 5, 6, 7):
-        facts, cut = build(tmp_path / "cut", paths, encoder, shards, deduplicate=deduplicate)
-        assert cut == files
-        assert without(facts, "compared") == without(whole, "compared")
-
-
-def test_more_shards_than_records_and_than_bytes_change_nothing(encoder, tmp_path):
-    path = jsonl(tmp_path / "a.jsonl", ["one", "two"])
-    _, files = build(tmp_path, [path], encoder)
-    for shards in (9, 60):
-        assert build(tmp_path, [path], encoder, shards)[1] == files
-
-
 @pytest.mark.parametrize(("documents", "characters"), [(1, 1 << 30), (7, 1 << 30), (1 << 30, 1), (1 << 30, 100)])
 def test_batches_change_nothing(encoder, tmp_path, monkeypatch, documents, characters):
     path = jsonl(tmp_path / "a.jsonl", MANY)
     whole = build(tmp_path / "whole", [path], encoder)
-    monkeypatch.setattr(corpus, "BATCH_DOCUMENTS", documents)
-    monkeypatch.setattr(corpus, "BATCH_CHARACTERS", characters)
+    monkeypatch.setattr(tokenizing, "BATCH_DOCUMENTS", documents)
+    monkeypatch.setattr(tokenizing, "BATCH_CHARACTERS", characters)
     assert build(tmp_path / "batches", [path], encoder) == whole
 
 
@@ -75,7 +50,7 @@ def test_the_encoder_changes_nothing(loaded, encoder, tmp_path):
 @pytest.mark.parametrize("kind", ["jsonl", "txt"])
 @pytest.mark.parametrize("block", [3, 1000])
 def test_packing_changes_nothing(encoder, tmp_path, monkeypatch, kind, block):
-    for module in ("corpus", "readers", "shards"):
+    for module in ("tokenizing", "readers", "shards"):
         monkeypatch.setattr(f"megaboa.data.{module}.BLOCK", block)
     plain = jsonl(tmp_path / f"a.{kind}", MANY)
     _, files = build(tmp_path / "plain", [plain], encoder, separator="\n")
@@ -117,7 +92,7 @@ def test_whatever_the_records_the_way_changes_nothing(
     texts = list(dict.fromkeys(texts)) if deduplicate else texts
     assert files["c.bin"] == np.array([t for text in texts for t in encoder.expected(text)], "<u2").tobytes()
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("corpus", "readers", "shards"):
+        for module in ("tokenizing", "readers", "shards"):
             patch.setattr(f"megaboa.data.{module}.BLOCK", block)
         path = packed(folder / f"b.{end}", content)
         assert build(folder / "cut", [path], encoder, shards, deduplicate=deduplicate)[1] == files
@@ -134,87 +109,17 @@ def test_text_with_separators_is_divided_as_python_does_it(encoder, tmp_path_fac
     folder, text = tmp_path_factory.mktemp("t"), "x" + "".join(pieces)
     path = packed(folder / f"a.{end}", text.encode())
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("corpus", "readers", "shards"):
+        for module in ("tokenizing", "readers", "shards"):
             patch.setattr(f"megaboa.data.{module}.BLOCK", 2)
         _, files = build(folder, [path], encoder, shards, separator=separator)
     expected = [token for t in text.split(separator) if t.strip() for token in encoder.expected(t)]
     assert files["c.bin"] == np.array(expected, "<u2").tobytes()
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("deduplicate", [False, True])
-def test_what_is_said_of_a_corpus_is_what_plain_python_counts(encoder, tmp_path, shards, deduplicate):
-    texts = [[*MANY[:50], "", "short", MANY[3]], [" "], MANY[40:90]]
-    paths = [jsonl(tmp_path / f"{n}.jsonl", records) for n, records in enumerate(texts)]
-    facts, files = build(tmp_path, paths, encoder, shards, deduplicate=deduplicate, min_characters=8)
-    (dataset,) = facts["datasets"]
-    long = [(n, text) for n, records in enumerate(texts) for text in records if len(text) >= 8]
-    kept = [(n, t) for i, (n, t) in enumerate(long) if not deduplicate or t not in [o for _, o in long[:i]]]
-    ids = [encoder.expected(text) for _, text in kept]
-    tokens = Counter(itertools.chain(*ids))
-    assert facts["documents"] == dataset["documents"] == len(kept)
-    assert facts["tokens"] == dataset["tokens"] == tokens.total()
-    assert dataset["largest_token"] == max(tokens)
-    repeated = {"duplicate": len(long) - len(kept)} if deduplicate else {}
-    assert dataset["dropped"] == {"blank": 2, "short": 1, **repeated}
-    assert sum(dataset["lengths"]) == len(kept)
-    assert {2**n: count for n, count in enumerate(dataset["lengths"]) if count} == Counter(
-        1 << (len(document).bit_length() - 1) for document in ids
-    )
-    assert dataset["frequent"] == [list(pair) for pair in sorted(tokens.items(), key=lambda p: (-p[1], p[0]))[:20]]
-    assert dict(dataset["by_file"]) == Counter(n for n, _ in kept)
-    before = [encoder.expected(text) for _, text in long]
-    ratio = sum(len(text.encode()) for _, text in long) / sum(map(len, before))
-    assert dataset["bytes_per_token"] == round(ratio, 4)
-    assert dataset["sizes"] == {name: len(content) for name, content in files.items()}
-    assert dataset["sha256"] == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-
-
-@given(st.lists(st.integers(1, 2**31 - 1), max_size=20))
-def test_lengths_are_counted_by_powers_of_two(lengths):
-    found = length_histogram(np.array(lengths, "<i4"))
-    assert {n: count for n, count in enumerate(found.tolist()) if count} == Counter(n.bit_length() - 1 for n in lengths)
-
-
-def test_several_keys_give_a_dataset_each(encoder, bpe, tmp_path):
-    records = [{"q": f"question {n}", "meta": {"answer": f"answer {n}" if n % 3 else ""}} for n in range(40)]
-    source = jsonl(tmp_path / "a.jsonl", records)
-    spec = specification(tmp_path, source, bpe, text_key=["q", "meta.answer"])
-    manifest = make(spec, 3)
-    questions, answers = manifest["datasets"]
-    assert [dataset["prefix"].rsplit("/", 1)[-1] for dataset in manifest["datasets"]] == ["c_q", "c_meta_answer"]
-    assert [dataset["key"] for dataset in manifest["datasets"]] == ["q", "meta.answer"]
-    assert documents(questions) == [encoder.expected(record["q"]) for record in records]
-    assert documents(answers) == [encoder.expected(f"answer {n}") for n in range(40) if n % 3]
-    assert answers["dropped"] == {"blank": 14} and questions["dropped"] == {}
-    assert manifest["documents"] == 40 + 26
-
-
-def test_a_key_without_any_text_gives_an_empty_dataset(encoder, tmp_path):
-    path = jsonl(tmp_path / "a.jsonl", [{"a": "text", "b": ""}])
-    for deduplicate in (False, True):
-        facts, files = build(tmp_path / str(deduplicate), [path], encoder, text_key=["a", "b"], deduplicate=deduplicate)
-        assert [dataset["documents"] for dataset in facts["datasets"]] == [1, 0]
-        assert files["c_b.bin"] == b"" and len(files["c_b.idx"]) == 34 + 8
-
-
-@pytest.mark.parametrize(("key", "stem"), [("a", "c_a"), ("a.b", "c_a_b"), ("ä-x", "c__x")])
-def test_the_names_of_the_files_of_several_keys(key, stem):
-    assert file_stem("c", [key, "other"], key) == stem
-    assert file_stem("c", [key], key) == "c"
-
-
 def test_the_limit_counts_records_that_are_used_and_ends_the_work(encoder, tmp_path):
     path = jsonl(tmp_path / "a.jsonl", ["", "one", "two", "three", b"not JSON"])
     facts, _ = build(tmp_path, [path], encoder, limit=2)
     assert facts["documents"] == 2 and facts["bad"]["records"] == 0
-
-
-def test_the_first_of_equal_documents_is_kept(encoder, tmp_path):
-    path = jsonl(tmp_path / "a.jsonl", ["b", "a", "b", "c", "a"])
-    facts, files = build(tmp_path, [path], encoder, deduplicate=True)
-    assert files["c.bin"] == np.array([t for text in "bac" for t in encoder.expected(text)], "<u2").tobytes()
-    assert facts["datasets"][0]["dropped"] == {"duplicate": 2}
 
 
 def test_large_vocabularies_take_four_bytes(loaded, tmp_path):
@@ -224,21 +129,6 @@ def test_large_vocabularies_take_four_bytes(loaded, tmp_path):
         facts, files = build(tmp_path / str(deduplicate), [path], encoder, deduplicate=deduplicate)
         expected = np.array([token for text in MANY[:5] for token in encoder.expected(text)], "<i4")
         assert facts["dtype"] == "int32" and files["c.bin"] == expected.tobytes()
-
-
-def test_a_token_that_does_not_fit_is_refused(loaded, encoder, tmp_path):
-    wrong = Encoder(loaded, True, None)
-    wrong.suffix, wrong._appended = [70_000], 1
-    with pytest.raises(ValueError, match="token id 70000 does not fit uint16"):
-        build(tmp_path, [jsonl(tmp_path / "a.jsonl", ["a"])], wrong)
-
-
-@pytest.mark.parametrize("records", [[], ["", "  "], [b"", b"\r"]])
-@pytest.mark.parametrize("shards", [1, 3])
-def test_a_source_without_text_is_refused(encoder, tmp_path, records, shards):
-    path = jsonl(tmp_path / "a.jsonl", records)
-    with pytest.raises(InputError, match=r"corpora\.c\.source: there is no text in it"):
-        build(tmp_path, [path], encoder, shards, deduplicate=shards == 3)
 
 
 BAD = [
@@ -273,15 +163,8 @@ def test_of_many_bad_records_all_are_counted_and_few_are_shown(encoder, tmp_path
     path = jsonl(tmp_path / "a.jsonl", ["good", *[b"{"] * 50])
     for shards in (1, 4):
         facts, _ = build(tmp_path, [path], encoder, shards, on_bad_record="skip")
-        assert facts["bad"]["records"] == 50 and len(facts["bad"]["samples"]) == corpus.BAD_SAMPLES
+        assert facts["bad"]["records"] == 50 and len(facts["bad"]["samples"]) == tokenizing.BAD_SAMPLES
         assert facts["bad"]["samples"][0].startswith(f"{path}, byte 17: ")
-
-
-def test_empty_files_give_nothing_and_disturb_nobody(encoder, bpe, tmp_path):
-    for name, texts in {"a": [], "b": ["one"], "c": [], "d": ["two"]}.items():
-        jsonl(tmp_path / f"{name}.jsonl", texts)
-    manifest = make(specification(tmp_path, tmp_path / "*.jsonl", bpe), 3)
-    assert [source["documents"] for source in manifest["sources"]] == [0, 1, 0, 1]
 
 
 def test_a_source_that_changes_before_it_is_read_ends_the_job(encoder, bpe, tmp_path):
@@ -292,24 +175,12 @@ def test_a_source_that_changes_before_it_is_read_ends_the_job(encoder, bpe, tmp_
         jobs.make_shard(spec, listing, 0, 1)
 
 
-def test_more_shards_than_files_can_be_open_are_merged(encoder, tmp_path):
-    path = jsonl(tmp_path / "a.jsonl", MANY)
-    _, files = build(tmp_path / "one", [path], encoder)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (the folder's own handle counts too)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 20, hard))
-    try:
-        assert build(tmp_path / "many", [path], encoder, 60)[1] == files
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def test_a_file_that_changes_while_it_is_read_is_noticed(encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "BATCH_DOCUMENTS", 5)
+    monkeypatch.setattr(tokenizing, "BATCH_DOCUMENTS", 5)
     path = jsonl(tmp_path / "a.jsonl", MANY)
     files = [File.of(path, "jsonl")]
-    options = corpus.Options.of(specification(tmp_path, path, ""))
+    options = tokenizing.Options.of(specification(tmp_path, path, ""))
     with pytest.raises(InputError, match="has changed since the corpus's files were listed"):
-        corpus.tokenize_shard(
+        tokenizing.tokenize_shard(
             options, files, divide(files, 1, None)[0], encoder, tmp_path, lambda *_: os.utime(path, (1, 1))
         )

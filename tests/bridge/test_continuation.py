@@ -1,0 +1,58 @@
+"""What of another run's checkpoint counts in a run that goes on from it; e2e/test_continue_from.py trains some."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from megaboa.bridge import continuation
+
+
+def config(batch=8, train_iters=20, **model):
+    return SimpleNamespace(
+        train=SimpleNamespace(global_batch_size=batch, train_iters=train_iters),
+        model=SimpleNamespace(**{"num_layers": 2, "kv_channels": None, "moe_layer_freq": (1, 0), **model}),
+    )
+
+
+THEIRS = {
+    "train": {"global_batch_size": 8},
+    "model": {"num_layers": 2, "kv_channels": 16, "moe_layer_freq": [1, 0], "rotary_base": 10000},
+}
+
+
+def test_the_same_model_is_accepted_with_what_is_derived_later():
+    continuation.refuse(config(), THEIRS, iteration=10)
+    continuation.refuse(config(rotary_base=10000.0), THEIRS, iteration=10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_layers": 4}, "the checkpoint has model.num_layers 2, and this run 4"),
+        ({"rotary_base": 500000}, "model.rotary_base 10000, and this run 500000"),
+        ({"moe_layer_freq": [1, 1]}, "model.moe_layer_freq"),
+        ({"train_iters": 10}, "the run begins after step 10 and ends at 10: raise training.train_iters"),
+        ({"batch": 4}, "set training.global_batch_size to 8 or more, not 4"),
+    ],
+)
+def test_what_recipes_and_overrides_made_of_it_is_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        continuation.refuse(config(**changes), THEIRS, iteration=10)
+
+
+def test_of_a_group_of_parameters_only_what_was_done_is_the_checkpoints():
+    group = {"params": [0], "step": 10, "betas": (0.9, 0.95), "max_lr": 1e-3, "weight_decay": 0.1}
+    assert continuation.settings_of(group) == {"betas": (0.9, 0.95), "max_lr": 1e-3, "weight_decay": 0.1}
+
+
+def test_one_optimizers_state_is_that_of_two_and_the_other_way_round():
+    groups = [{"step": 10, "is_expert_parallel": expert} for expert in (False, True)]
+    whole = {"optimizer": {"param_groups": groups}, "param_state_sharding_type": "fully_reshardable"}
+    split = continuation.in_parts({**whole, 0: {"param_state": "a"}, 1: {"param_state": "b"}}, 2)
+    assert split == {0: {**whole, "param_state": "a"}, 1: {**whole, "param_state": "b"}}
+    parts = {number: {"optimizer": {"param_groups": [groups[number]]}} for number in (0, 1)}
+    assert continuation.in_parts({**parts, "param_state": "c"}, 1) == {
+        "optimizer": {"param_groups": groups},
+        "param_state": "c",
+    }
+    assert continuation.in_parts(parts, 2) == parts and continuation.in_parts(whole, 1) == whole

@@ -1,0 +1,179 @@
+"""megaboa.plan.parents: who goes on from whom, and what stands against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megaboa.config import ConfigError
+from megaboa.files import digest, read_json, write_json
+from megaboa.plan import Plan
+from megaboa.plan.parents import planned_steps
+from megaboa.plan.shared import Shared
+from megaboa.results import RunFolder, RunStore
+from megaboa.run import checkpoints
+
+PlanOf = Callable[..., Plan]
+SAVES = {"training.train_iters": 100, "checkpoint.save_interval": 10}
+
+
+def saved(root: Path, *iterations: int) -> None:
+    for iteration in iterations:
+        folder = checkpoints.folder(root, iteration)
+        folder.mkdir(parents=True)
+        (folder / checkpoints.LAST_WRITTEN).write_text("x")
+    checkpoints.mark_complete(root)
+
+
+@pytest.fixture
+def trained(plan_of: PlanOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
+    """Plan the small experiment as `old`, with a run `base` that has been trained and has checkpoints 10 and 20."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(**changes: object) -> Plan:
+        given = {"experiment": "old", "training.train_iters": 20, "checkpoint.save_interval": 10, **changes}
+        plan = plan_of("sweep: {runs: {base: {}}}", **given)
+        plan.write("results")
+        run = RunFolder(Path("results/old/runs/base"))
+        store = RunStore(Path("store/runs/old/base/0123"))
+        identity = {"run": read_json(run.path / "run.json")}
+        write_json(store.identity, identity)
+        saved(store.checkpoints, 10, 20)
+        write_json(run.train_manifest, {"store": str(store.path), "identity": digest(identity)})
+        return plan
+
+    return make
+
+
+def problems(plan_of: PlanOf, text: str, **given: object) -> str:
+    with pytest.raises(ConfigError) as error:
+        plan_of(text, **{**SAVES, **given})
+    return str(error.value)
+
+
+def test_a_parent_of_the_same_experiment_is_part_of_what_the_child_is(plan_of: PlanOf) -> None:
+    text = "sweep: {runs: {base: {}, child: {continue_from: small/base@50}}}"
+    plan = plan_of(text, **SAVES)
+    load = {"optimizer": True, "rng": True}
+    assert plan["child"].run["parent"] == {"experiment": "small", "run": "base", "iteration": 50, "load": load}
+    assert "parent" not in plan["base"].run, "no other run's identity has changed"
+    assert (plan["base"].row["parent"], plan["child"].row["parent"]) == (None, "small/base@50")
+    manifest = "results/small/runs/base/train.json"
+    shared = Shared(plan)
+    assert manifest in shared.run_inputs(plan["child"]) and manifest not in shared.run_inputs(plan["base"])
+
+
+def test_the_last_checkpoint_where_no_step_is_named(plan_of: PlanOf, trained: Callable[..., Plan]) -> None:
+    trained()
+    runs = "sweep: {runs: {base: {training.train_iters: 60}, a: {continue_from: small/base, training.train_iters: 70}}}"
+    plan = plan_of(runs, **{"checkpoint.save_interval": 25})
+    assert plan["a"].run["parent"]["iteration"] == 60
+    assert plan_of("continue_from: old/base", **SAVES).runs[0].run["parent"]["iteration"] == 20
+
+
+def test_it_may_be_swept_and_a_run_is_named_by_it(plan_of: PlanOf, trained: Callable[..., Plan]) -> None:
+    trained()
+    plan = plan_of("sweep: {grid: {continue_from: [old/base@10, old/base@20], load.optimizer: [true, false]}}", **SAVES)
+    assert [run.name for run in plan.runs][:2] == ["from-old-base-10-loadopt", "from-old-base-10-noloadopt"]
+    assert [run.run["parent"]["load"]["optimizer"] for run in plan.runs] == [True, False, True, False]
+
+
+def test_jobs_are_counted_for_the_steps_that_are_left(plan_of: PlanOf, trained: Callable[..., Plan]) -> None:
+    trained()
+    text = "resources: {runtime: 1h, step_seconds: 300}\n"
+    whole = plan_of(text, **SAVES).runs[0].row["jobs"]
+    rest = plan_of(text + "continue_from: old/base@20", **SAVES).runs[0].row["jobs"]
+    assert rest < whole
+
+
+@pytest.mark.parametrize(
+    ("settings", "last", "expected"),
+    [
+        ({"save_interval": None}, 50, [50]),
+        ({"save_interval": 20}, 50, [20, 40, 50]),
+        ({"save_interval": 0}, 50, []),
+        ({"save_interval": 10, "keep_last": 1, "keep_every": 20}, 50, [20, 40, 50]),
+        ({}, 50, None),
+        ({"save_interval": 10}, None, None),
+    ],
+)
+def test_which_checkpoints_a_run_will_have(settings: dict, last: int | None, expected: list[int] | None) -> None:
+    assert planned_steps(settings, last) == expected
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ("{a: {continue_from: small/basis@50}}", "there is no run 'basis'; did you mean 'base'?"),
+        ("{a: {continue_from: small/base@55}}", "small/base keeps no checkpoint of step 55, but of 10, 20, 30"),
+        ("{a: {continue_from: small/a}}", "a → a: a run can't go on from what goes on from it"),
+        ("{a: {continue_from: small/b@10}, b: {continue_from: small/a@10}}", "a → b → a: a run can't go on"),
+        (
+            "{a: {continue_from: small/base, SAME}}",
+            "100 is the step at which the run ends, and it begins after step 100",
+        ),
+        ("{a: {continue_from: base@50}}", "has the wrong form: go on from another run's checkpoint"),
+        ("{a: {continue_from: small/base@0}}", "has the wrong form"),
+        ("{a: {continue_from: other/base@50}}", "other/base has not been trained: there is no results/other/runs/base"),
+        (
+            "{a: {continue_from: small/base@50, SAME, optimizer.name: sgd, parallel.distributed_optimizer: false}}",
+            "sgd can't take the state of adam",
+        ),
+        (
+            "{a: {continue_from: small/base@50, SAME, parallel.fsdp: megatron}}",
+            "checkpoints of Megatron-FSDP have a format",
+        ),
+        (
+            "{a: {continue_from: small/base@50, models.dense.config.hidden_size: 64}}",
+            "small/base has another model: config.hidden_size is 32 there, and 64 here",
+        ),
+    ],
+)
+def test_what_can_not_be_is_said_with_its_key(
+    plan_of: PlanOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = runs.replace("{", "{base: {SAME}, ", 1).replace("SAME", "models.dense.config.hidden_size: 32")
+    text = problems(plan_of, "sweep: {runs: " + runs + "}")
+    assert said in text and ("sweep.runs.a.continue_from" in text or "(run a)" in text)
+
+
+def test_a_parent_that_keeps_only_some(plan_of: PlanOf) -> None:
+    runs = "sweep: {runs: {base: {}, a: {continue_from: small/base@30}}}"
+    text = problems(plan_of, runs, **{"checkpoint.keep_last": 2, "checkpoint.keep_every": 50})
+    assert "small/base keeps no checkpoint of step 30, but of 50, 90, 100: take one of these, or change" in text
+    text = problems(plan_of, runs, **{"checkpoint.save_interval": 0})
+    assert "small/base has no checkpoint: set its checkpoint.save_interval above 0" in text
+
+
+def test_a_run_that_is_trained_is_asked_for_what_it_has(plan_of: PlanOf, trained: Callable[..., Plan]) -> None:
+    trained()
+    text = problems(plan_of, "continue_from: old/base@30")
+    assert "old/base keeps no checkpoint of step 30, but of 10, 20" in text
+    text = problems(plan_of, "continue_from: old/bass@10")
+    assert "old/bass has not been trained" in text and "trained here: old/base" in text
+
+
+def test_a_smaller_batch_would_have_read_too_much(plan_of: PlanOf, trained: Callable[..., Plan]) -> None:
+    trained()
+    text = problems(plan_of, "continue_from: old/base@10", **{"training.global_batch_size": 4})
+    assert "training.global_batch_size: 4 is less than the 8 of old/base" in text
+    plan_of("continue_from: old/base@10", **{**SAVES, "training.global_batch_size": 16})
+
+
+def test_another_layout_needs_a_checkpoint_that_was_saved_for_it(plan_of: PlanOf, trained: Callable[..., Plan]) -> None:
+    trained(**{"checkpoint.reshardable": False})
+    wide = "continue_from: old/base@10\nresources: {gpus_per_node: 2}\nparallel: {tp: 2}\n"
+    assert "saved with checkpoint.reshardable: false, and has another layout" in problems(plan_of, wide)
+    assert plan_of(wide + "load: {optimizer: false}", **SAVES).runs[0].run["parent"]["iteration"] == 10
+
+
+def test_keep_every_needs_keep_last(plan_of: PlanOf) -> None:
+    assert "keep_every needs keep_last" in problems(plan_of, "checkpoint: {keep_every: 50}")
+
+
+def test_what_is_loaded_counts_for_a_child_only(plan_of: PlanOf) -> None:
+    plain, other = plan_of().runs[0], plan_of("load: {optimizer: false, rng: false}").runs[0]
+    assert plain.run == other.run

@@ -1,0 +1,120 @@
+"""megaboa.run.resume: where the next attempt begins."""
+
+import pytest
+
+from megaboa.files import file_digest, read_jsonl, write_json
+from megaboa.results import RunFolder, RunStore
+from megaboa.run import checkpoints
+from megaboa.run.inputs import UnusableInputError
+from megaboa.run.resume import Beginning, Resumption
+
+PARENT = {"experiment": "old", "run": "base", "iteration": 10, "load": {"optimizer": True, "rng": True}}
+
+
+def save(root, iteration):
+    folder = checkpoints.folder(root, iteration)
+    folder.mkdir(parents=True)
+    for name in ("__0_0.distcp", checkpoints.LAST_WRITTEN):
+        (folder / name).write_text(f"{iteration} {name} " * 100)
+    checkpoints.mark_complete(root)
+    checkpoints.add_digests(root, iteration)
+    return folder
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def parent(tmp_path):
+    """The folder of checkpoints of a run that has been trained."""
+    store = RunStore(tmp_path / "store" / "runs" / "old" / "base" / "0123456789ab")
+    for iteration in (10, 20):
+        save(store.checkpoints, iteration)
+    manifest = {"store": str(store.path), "identity": "0123"}
+    write_json(tmp_path / "results" / "old" / "runs" / "base" / "train.json", manifest)
+    return store.checkpoints
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run by what its checkpoints are to be, with or without a parent."""
+
+    def make(parent=None, **checkpoint):
+        folder = RunFolder(tmp_path / "results" / "new" / "runs" / "child")
+        write_json(folder.path / "run.json", {"parent": parent} if parent else {})
+        write_json(folder.path / "launch.json", {"checkpoint": checkpoint})
+        payload = RunStore(tmp_path / "store" / "child")
+        payload.path.mkdir(parents=True, exist_ok=True)
+        said = []
+        return Resumption(folder, payload, said.append)
+
+    return make
+
+
+def test_the_beginning_is_the_start_the_parents_checkpoint_or_the_newest_own_one(run, parent):
+    assert run().beginning() == Beginning(0)
+    child = run(PARENT)
+    assert child.beginning() == Beginning(10, parent)
+    assert str(child.beginning()) == "step 10 of its parent"
+    save(child.payload.checkpoints, 15)
+    assert child.beginning() == Beginning(15)
+
+
+def test_who_has_no_sound_checkpoint_left_goes_back_to_the_parents(run, parent):
+    child = run(PARENT)
+    flip(save(child.payload.checkpoints, 15) / "__0_0.distcp")
+    assert child.beginning() == Beginning(10, parent)
+    (entry,) = read_jsonl(child.payload.ledger)
+    assert entry["event"] == "distrust" and entry["iteration"] == 15
+
+
+def test_a_damaged_checkpoint_of_the_parent_is_an_error_and_left_as_it_is(run, parent):
+    folder = checkpoints.folder(parent, 10)
+    flip(folder / "__0_0.distcp")
+    before = {path: file_digest(path) for path in parent.rglob("*") if path.is_file()}
+    with pytest.raises(UnusableInputError) as error:
+        run(PARENT).beginning()
+    assert f"{folder / '__0_0.distcp'} has changed since it was written" in str(error.value)
+    assert "run child can't go on from step 10 of old/base" in str(error.value)
+    assert "old/base has 20: set continue_from to one of these" in str(error.value)
+    assert {path: file_digest(path) for path in parent.rglob("*") if path.is_file()} == before
+
+
+def test_a_checkpoint_that_the_parent_has_no_longer(run, parent):
+    with pytest.raises(UnusableInputError, match=r"iter_0000011 is not complete. old/base has 10, 20"):
+        run({**PARENT, "iteration": 11}).beginning()
+
+
+def test_without_verify_only_sizes_are_looked_at(run, parent):
+    child = run(verify=False)
+    folder = save(child.payload.checkpoints, 15)
+    flip(folder / "__0_0.distcp")
+    assert child.beginning() == Beginning(15)
+    (folder / "__0_0.distcp").write_bytes(b"")
+    assert child.beginning() == Beginning(0)
+
+
+def test_after_a_failed_resume_checksums_are_looked_at_in_any_case(run):
+    child = run(verify=False)
+    flip(save(child.payload.checkpoints, 15) / "__0_0.distcp")
+    child.set_aside_unless_proven(15, "it could not be read")
+    assert checkpoints.complete_iterations(child.payload.checkpoints) == []
+    assert "has changed since it was written" in read_jsonl(child.payload.ledger)[-1]["detail"]
+    save(child.payload.checkpoints, 15)
+    child.set_aside_unless_proven(15, "it could not be read")
+    assert checkpoints.complete_iterations(child.payload.checkpoints) == [15], "its checksums are right"
+    (checkpoints.folder(child.payload.checkpoints, 15) / checkpoints.DIGESTS).unlink()
+    child.set_aside_unless_proven(15, "it could not be read")
+    assert read_jsonl(child.payload.ledger)[-1]["detail"] == "it could not be read"
+
+
+def test_at_the_end_only_what_is_to_be_kept_is_left(run):
+    child = run(keep_last=1, keep_every=20)
+    for iteration in (10, 20, 30, 40, 50):
+        save(child.payload.checkpoints, iteration)
+    child.prove_newest()
+    assert checkpoints.complete_iterations(child.payload.checkpoints) == [20, 40, 50]
+    assert len(list(child.payload.checkpoints.iterdir())) == 3

@@ -1,0 +1,126 @@
+"""Going on from another run's checkpoint, with settings of one's own.
+
+Bridge takes a checkpoint for an earlier state of the same run. So it finds no group of parameters where the learning
+rate is another (the rate is part of a group's name), would take the other run's betas, expects its optimizers (experts
+on one rank have none of their own), and counts the schedule in samples of its batch. What is here lets the settings be
+this run's, and takes from the checkpoint the state alone.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from megaboa.files import read_json
+from megaboa.results import RunStore
+
+# What must be equal for the same tensors to mean the same model.
+ARCHITECTURE = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
+    *("normalization", "layernorm_epsilon", "gated_linear_unit", "qk_layernorm", "add_bias_linear", "add_qkv_bias"),
+    *("position_embedding_type", "rotary_base", "rotary_percent", "share_embeddings_and_output_weights"),
+    *("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_layer_freq", "multi_latent_attention"),
+    *("vocab_size", "window_size"),
+)
+# They name a group of parameters together with what they are here: structure, and settings that may differ.
+_SETTINGS_IN_NAMES = ("max_lr", "min_lr", "start_wd", "end_wd")
+_STATE_OF_A_GROUP = ("params", "step")
+
+
+def configure(config: Any, parent: dict[str, Any], checkpoints: Path, iteration: int) -> dict[str, Any]:
+    """Let Bridge load the parent's checkpoint into this run; what was configured for the checkpoint is returned."""
+    from megatron.bridge.training.utils.checkpoint_utils import get_checkpoint_run_config_filename, read_run_config
+
+    theirs = read_run_config(get_checkpoint_run_config_filename(config.checkpoint.load))
+    refuse(config, theirs, iteration)
+    config.checkpoint.load_optim = parent["load"]["optimizer"]
+    config.checkpoint.load_rng = parent["load"]["rng"] and _same_ranks(config, theirs, checkpoints)
+    config.scheduler.override_opt_param_scheduler = True
+    config.scheduler.use_checkpoint_opt_param_scheduler = False
+    return theirs
+
+
+def refuse(config: Any, theirs: dict[str, Any], iteration: int) -> None:
+    """What only shows here, as recipes and overrides have their say in it."""
+    for field in ARCHITECTURE:
+        own, other = _plain(getattr(config.model, field, None)), theirs["model"].get(field)
+        if own is not None and other is not None and own != other:  # none: Bridge derives it later
+            raise ValueError(f"continue_from: the checkpoint has model.{field} {other!r}, and this run {own!r}")
+    if config.train.train_iters is not None and config.train.train_iters <= iteration:
+        raise ValueError(
+            f"continue_from: the run begins after step {iteration} and ends at {config.train.train_iters}: "
+            f"raise training.train_iters"
+        )
+    batch, before = config.train.global_batch_size, theirs["train"]["global_batch_size"]
+    if batch < before:
+        raise ValueError(
+            f"continue_from: the checkpoint was trained with a batch of {before}, and has read samples that this run "
+            f"doesn't have: set training.global_batch_size to {before} or more, not {batch}"
+        )
+
+
+def keep_own_settings(checkpointing: Any, theirs: dict[str, Any]) -> None:
+    """Wrap `load_checkpoint` of `megatron.bridge.training.checkpointing`."""
+    from megatron.core.optimizer import distrib_optimizer, optimizer
+
+    # All that a group gets from the checkpoint is its number of steps, and that is the same in every group.
+    distrib_optimizer.param_group_identifier_keys = ()
+    # The others must find their own group, as they change what they find.
+    names = optimizer.param_group_identifier_keys
+    optimizer.param_group_identifier_keys = tuple(name for name in names if name not in _SETTINGS_IN_NAMES)
+    load, load_chained = checkpointing.load_checkpoint, optimizer.ChainedOptimizer.load_state_dict
+
+    def load_parts(self: Any, state_dict: dict[Any, Any]) -> None:
+        load_chained(self, in_parts(state_dict, len(self.chained_optimizers)))
+
+    def load_state(state: Any, model: Any, optimizer: Any, opt_param_scheduler: Any, **more: Any) -> Any:
+        own = [settings_of(group) for group in optimizer.param_groups]
+        loaded = load(state=state, model=model, optimizer=optimizer, opt_param_scheduler=opt_param_scheduler, **more)
+        for group, settings in zip(optimizer.param_groups, own, strict=True):
+            group.update(settings)
+        batch, before = state.cfg.train.global_batch_size, theirs["train"]["global_batch_size"]
+        opt_param_scheduler.num_steps = opt_param_scheduler.num_steps * batch // before
+        opt_param_scheduler.step(0)
+        return loaded
+
+    checkpointing.load_checkpoint = load_state
+    optimizer.ChainedOptimizer.load_state_dict = load_parts
+
+
+def in_parts(state_dict: dict[Any, Any], count: int) -> dict[Any, Any]:
+    """The state for so many optimizers: one for all parameters or, where experts are spread over ranks, two.
+
+    Tensors come as this layout has them; what isn't one (numbers of steps) as the checkpoint's layout had it.
+    """
+    parts = {key: value for key, value in state_dict.items() if isinstance(key, int)}
+    whole = {key: value for key, value in state_dict.items() if not isinstance(key, int)}
+    if not parts or not whole:
+        return state_dict
+    if count > 1:
+        return {number: {**whole, **parts.get(number, {})} for number in range(count)}
+    groups = [group for part in parts.values() for group in part["optimizer"]["param_groups"]]
+    return {**parts[0], **whole, "optimizer": {**parts[0]["optimizer"], "param_groups": groups}}
+
+
+def settings_of(group: dict[str, Any]) -> dict[str, Any]:
+    """All of a group of parameters that a configuration decides."""
+    return {name: value for name, value in group.items() if name not in _STATE_OF_A_GROUP}
+
+
+def _same_ranks(config: Any, theirs: dict[str, Any], checkpoints: Path) -> bool:
+    """Whether every rank finds random numbers of its own: with experts they are kept by rank, else by tp and pp."""
+    fields = ["tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"]
+    own, other = ([_of(model, field) for field in fields] for model in (config.model, theirs["model"]))
+    if own != other:
+        return False
+    identity = read_json(RunStore(checkpoints.parent).identity)["run"]
+    return own[-1] == 1 or identity["world_size"] == int(os.environ["WORLD_SIZE"])
+
+
+def _of(model: Any, field: str) -> int:
+    return (model.get(field) if isinstance(model, dict) else getattr(model, field, None)) or 1
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

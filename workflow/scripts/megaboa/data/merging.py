@@ -1,0 +1,224 @@
+"""The shards of a corpus to one: their documents one behind the other in the order of the source, whichever shard they
+came from, so that the number of shards changes nothing. Memory is bounded by a piece, not by the corpus.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megaboa.data import duplicates
+from megaboa.data.column import HASH_BYTES, LENGTH, ORIGIN, Facts, length_histogram
+from megaboa.data.errors import InputError
+from megaboa.data.indexed import PIECE, in_pieces, mapped, write_index
+from megaboa.data.largefile import LargeFile
+from megaboa.data.names import file_stem
+from megaboa.data.tokenizing import BAD_SAMPLES, Options
+from megaboa.files import file_digest, flush
+
+COPY_BYTES = 8 << 20
+FREQUENT = 20  # tokens that the data card shows
+
+Runs = list[tuple[int, int]]  # shard, and how many documents come from it next
+
+
+def merge(options: Options, shards: Sequence[tuple[Path, Facts]], out: Path) -> Facts:
+    """Put the shards together below `out`, and say what came out."""
+    order = sorted(
+        (file, begin, number, documents)
+        for number, (_, facts) in enumerate(shards)
+        for file, begin, documents in facts["segments"]
+    )
+    keys, dtype = options.form.keys, np.dtype(shards[0][1]["dtype"])
+    datasets = []
+    for number, key in enumerate(keys):
+        runs = [(shard, documents[number]) for _, _, shard, documents in order if documents[number]]
+        by_file = [(file, documents[number]) for file, _, _, documents in order if documents[number]]
+        stem = out / file_stem(options.name, keys, key)
+        sources = [folder / str(number) for folder, _ in shards]
+        facts = [shard["columns"][number] for _, shard in shards]
+        datasets.append({"key": key, **_merge_column(options, sources, facts, runs, by_file, dtype, stem)})
+    if not any(dataset["documents"] for dataset in datasets):
+        raise InputError(f"corpora.{options.name}.source: there is no text in it")
+    return {
+        "datasets": datasets,
+        "dtype": dtype.name,
+        "documents": sum(dataset["documents"] for dataset in datasets),
+        "tokens": sum(dataset["tokens"] for dataset in datasets),
+        "bad": {
+            "records": sum(facts["bad"]["records"] for _, facts in shards),
+            "samples": [sample for _, facts in shards for sample in facts["bad"]["samples"]][:BAD_SAMPLES],
+        },
+        "encoders": sorted({facts["encoder"] for _, facts in shards}),
+        "refused": shards[0][1]["refused"],
+        "compared": {name: sum(facts["compared"][name] for _, facts in shards) for name in ("documents", "characters")},
+    }
+
+
+def _merge_column(
+    options: Options,
+    sources: list[Path],
+    facts: list[Facts],
+    runs: Runs,
+    by_file: list[tuple[int, int]],
+    dtype: np.dtype,
+    stem: Path,
+) -> Facts:
+    """One text key of all shards, as `stem`.bin, .idx and .origins."""
+    kept = None
+    if options.deduplicate:
+        kept = duplicates.first_ones(lambda: _in_order(sources, runs, "hashes", np.dtype(f"V{HASH_BYTES}")))
+    duplicate = 0 if kept is None else int(np.count_nonzero(~kept))
+    if any(fact["empty"] for fact in facts):
+        filled = np.concatenate([piece > 0 for piece in _in_order(sources, runs, "lengths", LENGTH)])
+        kept = filled if kept is None else kept & filled
+    data, index, origins, lengths = (Path(f"{stem}.{ending}") for ending in ("bin", "idx", "origins", "lengths"))
+    with lengths.open("wb") as stream:
+        for piece in _kept(_in_order(sources, runs, "lengths", LENGTH), kept):
+            stream.write(piece.tobytes())
+    with origins.open("wb") as stream:
+        for piece in _kept(_in_order(sources, runs, "origins", ORIGIN), kept):
+            stream.write(piece.tobytes())
+        flush(stream)
+    sha256 = _copy_tokens(sources, runs, dtype, kept, data)
+    kept_lengths = mapped(lengths, LENGTH)
+    documents = write_index(index, dtype, lambda: in_pieces(kept_lengths))
+    if kept is None:
+        counts = _sum(np.load(f"{source}.counts.npy") for source in sources)
+        histogram = _sum(np.array(fact["lengths"]) for fact in facts)
+    else:
+        counts = _sum(np.bincount(piece) for piece in in_pieces(mapped(data, dtype)))
+        histogram = _sum(length_histogram(piece) for piece in in_pieces(kept_lengths))
+    lengths.unlink()
+    dropped = sum((Counter(fact["dropped"]) for fact in facts), Counter())
+    dropped += Counter(duplicate=duplicate)
+    if kept is not None:
+        dropped += Counter(untokenizable=len(kept) - documents - duplicate)
+    before = sum(fact["tokens"] for fact in facts)
+    return {
+        "documents": documents,
+        "tokens": data.stat().st_size // dtype.itemsize,
+        "bytes_per_token": round(sum(fact["text_bytes"] for fact in facts) / max(1, before), 4),
+        "largest_token": len(counts) - 1,
+        "dropped": dict(sorted(dropped.items())),
+        "sizes": {path.name: path.stat().st_size for path in (data, index)},
+        "sha256": {data.name: sha256, index.name: file_digest(index)},
+        "lengths": histogram.tolist(),
+        "frequent": _frequent(counts),
+        "by_file": _documents_by_file(by_file, kept),
+    }
+
+
+def _in_order(sources: list[Path], runs: Runs, ending: str, dtype: np.dtype) -> Iterator[NDArray]:
+    """What the shards hold by document, in the order of the corpus. A shard's own order is the same."""
+    with _Streams([Path(f"{source}.{ending}") for source in sources]) as streams:
+        for shard, documents in runs:
+            for begin in range(0, documents, PIECE):
+                yield _read(streams.of(shard), dtype, min(PIECE, documents - begin))
+
+
+class _Streams:
+    """A file of every shard, each read on from where it was left. One is open at a time, as thousands can't be."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._paths, self._places = paths, [0] * len(paths)
+        self._open: tuple[int, IO[bytes]] | None = None
+
+    def __enter__(self) -> _Streams:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._open:
+            number, stream = self._open
+            self._places[number] = stream.tell()
+            stream.close()
+        self._open = None
+
+    def of(self, number: int) -> IO[bytes]:
+        if not self._open or self._open[0] != number:
+            self.__exit__()
+            self._open = number, self._paths[number].open("rb")
+            self._open[1].seek(self._places[number])
+        return self._open[1]
+
+
+def _kept(pieces: Iterator[NDArray], kept: NDArray | None) -> Iterator[NDArray]:
+    begin = 0
+    for piece in pieces:
+        yield piece if kept is None else piece[kept[begin : begin + len(piece)]]
+        begin += len(piece)
+
+
+def _copy_tokens(sources: list[Path], runs: Runs, dtype: np.dtype, kept: NDArray | None, data: Path) -> str:
+    """Copy the tokens of the documents that are kept; return the SHA-256 of the file."""
+    with LargeFile(data, hashed=True) as out, _Streams([Path(f"{source}.bin") for source in sources]) as streams:
+        begin = 0
+        lengths = _in_order(sources, runs, "lengths", LENGTH)
+        for shard, documents in runs:
+            for _ in range(0, documents, PIECE):
+                piece = next(lengths)
+                mask = None if kept is None else kept[begin : begin + len(piece)]
+                for wanted, tokens in _stretches(piece, mask):
+                    if wanted:
+                        _copy(streams.of(shard), out, tokens * dtype.itemsize)
+                    else:
+                        streams.of(shard).seek(tokens * dtype.itemsize, os.SEEK_CUR)
+                begin += len(piece)
+    return out.sha256()
+
+
+def _stretches(lengths: NDArray, mask: NDArray | None) -> Iterator[tuple[bool, int]]:
+    """Stretches of documents that are all kept or all left out, and their tokens."""
+    if mask is None:
+        yield True, int(lengths.sum(dtype=np.int64))
+        return
+    borders = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]
+    for first, last in pairwise(borders):
+        yield bool(mask[first]), int(lengths[first:last].sum(dtype=np.int64))
+
+
+def _copy(source: IO[bytes], out: LargeFile, size: int) -> None:
+    while size:
+        piece = source.read(min(COPY_BYTES, size))
+        if not piece:
+            raise EOFError(f"{source.name} is shorter than its documents")
+        out.write(piece)
+        size -= len(piece)
+
+
+def _read(stream: IO[bytes], dtype: np.dtype, count: int) -> NDArray:
+    content = stream.read(count * dtype.itemsize)
+    if len(content) != count * dtype.itemsize:
+        raise EOFError(f"{stream.name} is shorter than its documents")
+    return np.frombuffer(content, dtype)
+
+
+def _sum(arrays: Iterable[NDArray]) -> NDArray:
+    """Element by element; shorter ones end in zeros."""
+    total = np.zeros(0, dtype=np.int64)
+    for array in arrays:
+        total = np.pad(total, (0, max(0, len(array) - len(total))))
+        total[: len(array)] += array
+    return total
+
+
+def _frequent(counts: NDArray) -> list[list[int]]:
+    most = np.argsort(-counts, kind="stable")[:FREQUENT]
+    return [[int(token), int(counts[token])] for token in most if counts[token]]
+
+
+def _documents_by_file(by_file: list[tuple[int, int]], kept: NDArray | None) -> list[list[int]]:
+    """How many documents every file gave, in their order."""
+    found: Counter = Counter()
+    begin = 0
+    for file, documents in by_file:
+        found[file] += documents if kept is None else int(np.count_nonzero(kept[begin : begin + documents]))
+        begin += documents
+    return [[file, documents] for file, documents in sorted(found.items())]

@@ -1,0 +1,149 @@
+"""The lines of Megatron-LM, of Megatron-DeepSpeed and NeMo 2, which print theirs alike, and of Megatron-Bridge.
+
+A number is believed only where the line says that it was written to its end: by the bar behind it, by its unit, or,
+for the last one of a line, by the line feed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from array import array
+
+from megaboa.observe.logs.events import Event, Layout, Note, Steps
+from megaboa.observe.logs.ranks import label_of, rank_of
+
+_NUMBER = rb"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|(?i:nan|inf))"
+_IS_NUMBER = re.compile(_NUMBER)
+START = re.compile(rb"Starting training loop|the start of training|Training starts at")
+HEADER = re.compile(rb"iteration +(\d{1,15})/ *(\d{1,15}) *\|")
+_FIELD = re.compile(rb"\s*(\S[^|]*?) *: *(" + _NUMBER + rb")\s*")
+_SPEED = re.compile(rb"Step Time *: *([\d.]+)s +GPU utilization: *([\d.]+) *(?:MODEL_)?TFLOP/s/GPU")
+_VALIDATION = re.compile(rb"validation loss at ([^|]*?) *\|(.*)\|")
+_AT_STEP = re.compile(rb"iteration (\d+)")
+_MEMORY = re.compile(rb"\[Rank (\d+)\] \(after (\d+) iterations\) memory \((MB|GB)\) \|(.*)")
+_PARAMETERS = re.compile(rb"Total number of parameters in billions: (\d+\.\d+)\s*$")
+_ON_RANK = re.compile(rb"number of parameters on \([^)]*\)[^(]*\(([\d, ]+)\): *(\d+)\s*$")
+_SETTING = re.compile(rb"\W*(?:\d+: *)?(seq_length) *(?:\.{2,}|:) *(\d+)\s*$")
+_SAVED = re.compile(rb"successfully saved checkpoint from iteration +(\d+)")
+# The last field of Megatron-LM's own lines: what may follow it is another rank's.
+_LAST = b"number of nan iterations"
+# What NeMo 2 ends its lines with. It puts no bar behind it.
+_NEMO_ENDS = re.compile(
+    rb" ?(?:train_step_timing in s|consumed_samples|reduced_train_loss|TFLOPS_per_GPU|tokens_per_sec_per_gpu|val_loss"
+    rb"|val_ppl): " + _NUMBER + rb"\s*"
+)
+# A line that was torn may have another one with bars behind it.
+_FOREIGN = re.compile(rb"validation loss at|memory \((?:MB|GB)\)")
+_BYTES = {b"MB": 2**20, b"GB": 1e9}
+# The peak's printed name: ours, and the printed name of what is in use.
+_PEAKS = {
+    "max allocated": ("allocated", "allocated"),
+    "max reserved": ("reserved", "reserved"),
+    "mem-max-allocated-gigabytes": ("allocated", "mem-allocated-gigabytes"),
+    "mem-max-reserved-gigabytes": ("reserved", "mem-reserved-gigabytes"),
+}
+
+# Bridge's line of the first rank, which doesn't say which step it is about.
+SPEED = Layout("bridge", ("elapsed time per iteration (s)", "throughput per GPU (TFLOP/s/GPU)"), numbered=False)
+SPEED_LINES = re.compile(rb"\nStep Time : (\d+\.\d+)s GPU utilization: (\d+\.\d+)MODEL_TFLOP/s/GPU\r?(?=\n)")
+
+
+def read_iteration(line: bytes) -> Event | None:
+    """A line in which the word iteration stands."""
+    return _step(line) or _validation(line) or _memory(line) or _saved(line)
+
+
+def read_speed(line: bytes) -> Event | None:
+    found = _SPEED.search(line)
+    if not found or not all(map(_IS_NUMBER.fullmatch, found.groups())):
+        return None
+    return Steps(SPEED, array("d", [0, 0, *map(float, found.groups())]), rank_of(line))
+
+
+@functools.lru_cache(maxsize=1000)
+def lines_of(layout: Layout, label: bytes) -> re.Pattern[bytes]:
+    """Finds the whole lines of a layout and a label between line feeds; its groups are the numbers."""
+    fields = b"".join(
+        rb"[ \t]*" + re.escape(name.encode()) + rb" *: *([-+.\deEnNaAiIfF]+) *\|" for name in layout.names
+    )
+    begin = rb"\n" + re.escape(label) + rb"[ \t]*(?:\[[-\d :.,]+\] *)?"
+    return re.compile(begin + rb"iteration +(\d{1,15})/ *(\d{1,15}) *\|" + fields + rb"[ \t\r]*(?=\n)")
+
+
+def read_parameters(line: bytes) -> Event | None:
+    if found := _PARAMETERS.search(line):
+        return Note("parameters", {"total": float(found[1]) * 1e9, "digits": "billions"}, rank_of(line))
+    if found := _ON_RANK.search(line):
+        return Note("parameters", {"place": found[1].decode(), "count": int(found[2])}, rank_of(line))
+    return None
+
+
+def read_setting(line: bytes) -> Event | None:
+    """What the run's configuration says, as far as a summary needs it."""
+    found = _SETTING.match(line)
+    return Note("setting", {found[1].decode(): int(found[2])}, rank_of(line)) if found else None
+
+
+def read_start(line: bytes) -> Event | None:
+    return Note("start", {}, rank_of(line)) if START.search(line) else None
+
+
+def _step(line: bytes) -> Event | None:
+    headers = list(HEADER.finditer(line))
+    if not headers:
+        return None
+    # A line that was torn has the next one behind it: only the last is whole.
+    header = headers[-1]
+    begin = line.rfind(b"|", 0, header.start()) + 1
+    *closed, tail = line[header.end() :].split(b"|")
+    nemo = any(segment.lstrip().startswith(b"global_step:") for segment in closed)
+    if nemo and _NEMO_ENDS.fullmatch(tail):
+        closed.append(tail)
+    elif _FOREIGN.search(line, header.end()):
+        return Note("torn")
+    if not nemo and tail.strip() and not any(_LAST in segment for segment in closed):
+        return Note("torn")
+    pairs = [found.groups() for segment in closed if (found := _FIELD.fullmatch(segment))]
+    names = tuple(name.decode(errors="replace") for name, _ in pairs)
+    if not pairs or len(set(names)) < len(names):
+        return Note("torn")
+    numbers = array("d", map(float, [*header.groups(), *(number for _, number in pairs)]))
+    label, rank = label_of(line[begin:])
+    layout = Layout("nemo" if nemo else "megatron", names, zero_based=nemo)
+    return Steps(layout, numbers, rank, label)
+
+
+def _validation(line: bytes) -> Event | None:
+    found = _VALIDATION.search(line)
+    if not found:
+        return None
+    pairs = [pair.groups() for segment in found[2].split(b"|") if (pair := _FIELD.fullmatch(segment))]
+    losses = {
+        name.decode(errors="replace").removesuffix(" value"): float(number)
+        for name, number in pairs
+        if name.endswith(b" value")
+    }
+    at = _AT_STEP.match(found[1])
+    values = {"step": int(at[1]) if at else None, "at": found[1].decode(errors="replace"), "losses": losses}
+    return Note("validation", values, rank_of(line)) if losses else None
+
+
+def _memory(line: bytes) -> Event | None:
+    found = _MEMORY.search(line)
+    if not found:
+        return None
+    pairs = [pair.groups() for segment in found[4].split(b"|") if (pair := _FIELD.fullmatch(segment))]
+    printed = {name.decode(errors="replace"): float(number) for name, number in pairs}
+    whole = {
+        ours: printed[name] * _BYTES[found[3]]
+        for name, (ours, now) in _PEAKS.items()
+        # A peak below what is in use was torn.
+        if name in printed and printed[name] >= printed.get(now, 0.0)
+    }
+    return Note("memory", whole, found[1].decode()) if whole else None
+
+
+def _saved(line: bytes) -> Event | None:
+    found = _SAVED.search(line)
+    return Note("saved", {"step": int(found[1])}, rank_of(line)) if found else None

@@ -1,0 +1,216 @@
+"""A log in numbers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from megaboa.observe.logs.curve import Curve
+from megaboa.observe.logs.events import Event, Note, Steps
+from megaboa.observe.logs.reader import Count
+from megaboa.observe.numbers import WARMUP_STEPS, loss_summary, spread, without_nan
+
+# Fields that the summary has a place for; all others are listed under `further`.
+_PLACED = {
+    "step", "attempt", "total", "replayed", "not_finite", "interval", "seconds", "loss", "grad_norm", "tflops_per_gpu",
+    "batch", "tokens_per_second_per_gpu", "mfu", "skipped", "nan", "joules_per_gpu", "watts_per_gpu",
+    "consumed_samples", "consumed_tokens", "seq_length", "peak_reserved",
+}  # fmt: skip
+_OF_SPEED = (
+    "step", "seconds", "tflops_per_gpu", "batch", "tokens_per_second_per_gpu", "mfu", "joules_per_gpu", "watts_per_gpu",
+    "seq_length",
+)  # fmt: skip
+
+
+class LogSummary:
+    """Takes the events of a log, or of several logs of one run, and says what they come to."""
+
+    def __init__(self) -> None:
+        self.count = Count()
+        self.curve = Curve()
+        self._notes: dict[str, list[Note]] = defaultdict(list)
+        self._peaks: dict[str, dict[str, float]] = defaultdict(dict)
+        self._ranks: set[str] = set()
+
+    def read(self, events: Iterable[Event], rank: str | None = None) -> None:
+        """`rank`: whose log it is, where its lines don't say."""
+        for event in events:
+            of = event.rank or rank
+            if of is not None:
+                self._ranks.add(of)
+            if isinstance(event, Steps):
+                self.curve.add(event if event.rank == of else Steps(event.layout, event.numbers, of, event.label))
+            elif event.kind == "start":
+                self.curve.start(of)
+            elif event.kind == "memory":
+                peaks = self._peaks[of or "0"]
+                peaks |= {name: max(value, peaks.get(name, 0.0)) for name, value in event.values.items()}
+            else:
+                self._keep(event)
+
+    def _keep(self, note: Note) -> None:
+        """What is said more than once is kept once: a log has no end, and memory has."""
+        kept = self._notes[note.kind]
+        if note.kind != "validation" and note.values in [other.values for other in kept]:
+            return
+        kept.append(note)
+
+    def summarize(self, seq_length: int | None = None, peak_tflops: float | None = None) -> dict[str, Any]:
+        settings = {name: value for note in self._notes["setting"] for name, value in note.values.items()}
+        frame = with_intervals(self.curve.steps())
+        final = frame[~frame["replayed"]] if len(frame) and frame["replayed"].any() else frame
+        timed, source = _timed(final) if "seconds" in final else self._speeds()
+        tflops = _spread_of(timed, "tflops_per_gpu")
+        return without_nan(
+            {
+                "bytes": self.count.bytes,
+                "lines": {
+                    "all": self.count.lines,
+                    "understood": self.count.understood,
+                    "torn": self.count.torn,
+                    "unknown": self.count.unknown,
+                },
+                "dialects": self.curve.dialects,
+                "ranks": sorted(self._ranks, key=lambda rank: (len(rank), rank)),
+                "attempts": self.curve.attempt,
+                "steps": _steps(frame, final, self.curve.copies),
+                "step_seconds": _spread_of(timed, "seconds") and _spread_of(timed, "seconds") | _window(timed, source),
+                "tflops_per_gpu": tflops,
+                "mfu": _mfu(timed, tflops, peak_tflops),
+                **_throughput(timed, seq_length or settings.get("seq_length")),
+                "loss": _loss(final),
+                "grad_norm": _grad_norm(final),
+                "skipped_iterations": _sum(final, "skipped"),
+                "nan_iterations": _sum(final, "nan"),
+                "not_finite_losses": int(final["not_finite"].eq(True).sum()) if "not_finite" in final else 0,
+                "energy": _energy(timed),
+                "memory": _memory(self._peaks, final),
+                "parameters": [note.values for note in self._notes["parameters"]],
+                "validation": _validation(self._notes["validation"]),
+                "saved": [note.values["step"] for note in self._notes["saved"]],
+                "settings": settings,
+                "further": _further(final),
+            }
+        )
+
+    def _speeds(self) -> tuple[pd.DataFrame, str]:
+        """Lines without a number, where there are no others: the first of every attempt are left out."""
+        frame = self.curve.speeds()
+        if frame.empty:
+            return frame, "none"
+        frame = frame.assign(step=frame.groupby("attempt").cumcount() + 1)
+        return frame[frame["step"] > WARMUP_STEPS], "Step Time lines, numbered in their order"
+
+
+def with_intervals(frame: pd.DataFrame) -> pd.DataFrame:
+    """Adds `interval`: over how many steps the line's numbers were averaged. The first line of an attempt can't say."""
+    if frame.empty:
+        return frame
+    ordered = frame if (frame["attempt"] == 1).all() else frame.sort_values(["attempt", "step"], kind="stable")
+    interval = ordered.groupby("attempt")["step"].diff()
+    usual = interval.min()
+    interval = interval.fillna(1.0 if np.isnan(usual) else usual).clip(upper=ordered["step"])
+    frame["interval"] = interval
+    return frame
+
+
+def _timed(final: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The lines that count for the speed: of every attempt all but those that are about its first few steps too."""
+    before = final["step"] - final["interval"]
+    begin = before.groupby(final["attempt"]).transform("min")
+    usable = (before - begin >= WARMUP_STEPS) & (final["seconds"] > 0)
+    return final.loc[usable, [name for name in _OF_SPEED if name in final]], "step lines"
+
+
+def _steps(frame: pd.DataFrame, final: pd.DataFrame, copies: int) -> dict[str, Any] | None:
+    if frame.empty:
+        return None
+    return {
+        "first": int(final["step"].min()),
+        "last": int(final["step"].max()),
+        "total": int(frame["total"].max()) or None,
+        "printed": len(final),
+        "interval": int(frame["interval"].min()),
+        "replayed": int(frame["replayed"].sum()),
+        "copies": copies,
+    }
+
+
+def _spread_of(frame: pd.DataFrame, name: str) -> dict[str, Any] | None:
+    return spread(frame[name].dropna().to_numpy()) if name in frame else None
+
+
+def _window(timed: pd.DataFrame, source: str) -> dict[str, Any]:
+    return {"window": [int(timed["step"].min()), int(timed["step"].max())], "from": source}
+
+
+def _throughput(timed: pd.DataFrame, seq_length: int | None) -> dict[str, Any]:
+    """From the batch and the step time; tokens too where the sequence length is known."""
+    per_gpu = _spread_of(timed, "tokens_per_second_per_gpu")
+    samples = timed["batch"] / timed["seconds"] if {"batch", "seconds"} <= set(timed) else pd.Series(dtype=float)
+    lengths = timed.get("seq_length", seq_length)
+    return {
+        "samples_per_second": spread(samples.dropna().to_numpy()),
+        "tokens_per_second": None if lengths is None else spread((samples * lengths).dropna().to_numpy()),
+        "tokens_per_second_per_gpu": per_gpu,
+        "seq_length": seq_length,
+    }
+
+
+def _mfu(timed: pd.DataFrame, tflops: dict[str, Any] | None, peak: float | None) -> dict[str, Any] | None:
+    if tflops and peak:
+        return {"median": tflops["median"] / peak, "peak_tflops": peak}
+    printed = _spread_of(timed, "mfu")
+    return printed and {"median": printed["median"], "peak_tflops": None}
+
+
+def _loss(final: pd.DataFrame) -> dict[str, Any] | None:
+    if "loss" not in final:
+        return None
+    # A line about skipped steps only has no loss.
+    known = final["not_finite"].notna()
+    return loss_summary(final.loc[known, "step"].tolist(), final.loc[known, "loss"].tolist())
+
+
+def _grad_norm(final: pd.DataFrame) -> dict[str, Any] | None:
+    norms = final["grad_norm"].dropna() if "grad_norm" in final else pd.Series(dtype=float)
+    return {"last": float(norms.iloc[-1]), "max": float(norms.max())} if len(norms) else None
+
+
+def _sum(final: pd.DataFrame, name: str) -> int | None:
+    return int(np.nansum(final[name])) if name in final else None
+
+
+def _energy(timed: pd.DataFrame) -> dict[str, Any] | None:
+    joules, watts = _spread_of(timed, "joules_per_gpu"), _spread_of(timed, "watts_per_gpu")
+    return {"joules_per_gpu_and_step": joules, "watts_per_gpu": watts} if joules or watts else None
+
+
+def _memory(peaks: dict[str, dict[str, float]], final: pd.DataFrame) -> dict[str, Any] | None:
+    """The most of any rank, in bytes, and of each."""
+    if not peaks:
+        on_steps = final["peak_reserved"].max() if "peak_reserved" in final else np.nan
+        return None if np.isnan(on_steps) else {"peak_bytes": {"reserved": float(on_steps)}, "by_rank": {}}
+    names = sorted({name for of_rank in peaks.values() for name in of_rank})
+    most = {name: max(of_rank.get(name, 0.0) for of_rank in peaks.values()) for name in names}
+    return {"peak_bytes": most, "by_rank": {rank: peaks[rank] for rank in sorted(peaks, key=lambda r: (len(r), r))}}
+
+
+def _validation(notes: list[Note]) -> list[dict[str, Any]]:
+    """Of one that was repeated, the last."""
+    found = {(note.values["step"], note.values["at"]): note.values for note in notes}
+    return list(found.values())
+
+
+def _further(final: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    found = {}
+    for name in (name for name in final if name not in _PLACED):
+        numbers = final[name].dropna()
+        if len(numbers):
+            known = {"last": numbers.iloc[-1], "min": numbers.min(), "max": numbers.max()}
+            found[name] = {"n": len(numbers), **{key: float(value) for key, value in known.items()}}
+    return found

@@ -1,0 +1,63 @@
+"""How much of its machine a run used: TFLOP/s, MFU, memory, energy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from megaboa.files import read_json
+from megaboa.observe.logs.reader import read_events
+from megaboa.observe.logs.summary import LogSummary
+from megaboa.observe.peaks import peak_of
+from megaboa.observe.steps import Row
+from megaboa.results import AttemptFolder, RunStore
+
+
+def tflops(timed: Sequence[Row], events: Sequence[dict[str, Any]], world_size: int) -> list[float]:
+    """Of every timed step, per rank, by the operations that Bridge counts for a token; none for older attempts."""
+    per_token = {event["attempt"]: event.get("flops_per_token") for event in events if event["event"] == "train_start"}
+    return [
+        per_token[row["attempt"]] * row["tokens"] / row["seconds"] / world_size / 1e12
+        for row in timed
+        if row["tokens"] and per_token.get(row["attempt"])
+    ]
+
+
+def mfu(
+    tflops_per_rank: dict[str, Any] | None, events: Sequence[dict[str, Any]], peak: float | None
+) -> dict[str, Any] | None:
+    """Against `resources.peak_tflops`, else what is known of the GPU; None where neither is."""
+    gpu = next((event["gpu"] for event in reversed(events) if event.get("gpu")), None)
+    stated = (peak, "resources.peak_tflops") if peak else peak_of(gpu)
+    if not stated or not tflops_per_rank:
+        return None
+    value, source = stated
+    return {"median": tflops_per_rank["median"] / value, "peak_tflops": value, "peak_from": source, "gpu": gpu}
+
+
+def memory(store: RunStore, attempts: Sequence[int]) -> dict[str, Any] | None:
+    """The most that any rank's GPU had in use, in bytes, and each rank's; of the last attempt that said so."""
+    for number in reversed(attempts):
+        records = sorted((store.attempt(number).path / "end").glob("*.json"), key=lambda path: int(path.stem))
+        by_rank = {path.stem: peaks for path in records if (peaks := _peaks(read_json(path)))}
+        if by_rank:
+            names = ("allocated", "reserved")
+            most = {name: max(peaks[name] for peaks in by_rank.values()) for name in names}
+            return {"attempt": number, "peak_bytes": most, "by_rank": by_rank}
+    return None
+
+
+def energy(store: RunStore, attempts: Sequence[int], world_size: int) -> dict[str, Any] | None:
+    """As the last rank's console has it, where Bridge was asked to measure it (`logger.log_energy`)."""
+    console = LogSummary()
+    for number in attempts:
+        log = AttemptFolder(store.attempt(number).path).log(world_size - 1)
+        if log.exists():
+            with log.open("rb") as stream:
+                console.read(read_events(stream, console.count))
+    return console.summarize()["energy"]
+
+
+def _peaks(record: dict[str, Any]) -> dict[str, int]:
+    found = {name: record.get(f"peak_{name}") for name in ("allocated", "reserved")}
+    return {name: value for name, value in found.items() if value is not None} if all(found.values()) else {}

@@ -1,0 +1,221 @@
+"""Runs that go on from another run's checkpoint (`continue_from`): which one that is, and whether it can be."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from megaboa.config.errors import choose, show
+from megaboa.files import read_json
+from megaboa.plan import documents
+from megaboa.plan.model import Run
+from megaboa.results import RunFolder, RunStore
+from megaboa.run import checkpoints
+from megaboa.run.identity import is_trained
+
+# What a model is, beside how its first weights came about.
+_SAME_MODEL = ("config", "hf", "revision", "tokenizer", "recipe")
+_LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp")
+SHOWN = 10
+
+Complain = Callable[[Run, tuple[str, ...], str], None]
+
+
+class NoParentError(Exception):
+    """The message is what the user reads."""
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A run whose checkpoint another goes on from, as it was planned or trained."""
+
+    name: str  # <experiment>/<run>
+    run: dict[str, Any]  # its identity
+    settings: dict[str, Any]  # its launch.checkpoint
+    last: int | None  # step of its last checkpoint, where that is known
+    kept: list[int] | None  # steps of the checkpoints that it has, or will have; None: nobody knows yet
+
+
+def split(text: str) -> tuple[str, str, int | None]:
+    """`my/run@100` as its parts."""
+    name, _, step = text.partition("@")
+    experiment, _, run = name.partition("/")
+    return experiment, run, int(step) if step else None
+
+
+class Parents:
+    """The parents of an experiment's runs; each is looked up once."""
+
+    def __init__(self, experiment: str, runs: list[Run], names: list[str], results: Path, complain: Complain):
+        self.experiment = experiment
+        self.runs = {run.name: run for run in runs}
+        self.names = names
+        self.results = results
+        self.complain = complain
+        self.find = functools.cache(self._find)
+        self.joined = functools.cache(self._joined)
+
+    def join(self) -> list[Run]:
+        """The runs; those with a parent know it from now on. What is wrong is complained of."""
+        return [self.joined(name) for name in self.runs]
+
+    def _joined(self, own_name: str) -> Run:
+        run = self.runs[own_name]
+        if run.config.continue_from is None:
+            return run
+        experiment, name, step = split(run.config.continue_from)
+        own = experiment == self.experiment
+        if own and name in self.names and name not in self.runs:
+            return run  # it has mistakes of its own, which come first
+        try:
+            self._refuse_circle(run)
+            parent = self.find(experiment, name)
+            step = _step(parent, step)
+        except NoParentError as error:
+            self.complain(run, ("continue_from",), str(error))
+            return run
+        problems = mismatches(parent, run, step)
+        for path, message in problems:
+            self.complain(run, path, message)
+        return run if problems else with_parent(run, experiment, name, step)
+
+    def _refuse_circle(self, run: Run) -> None:
+        chain = [run.name]
+        while True:
+            text = self.runs[chain[-1]].config.continue_from
+            experiment, name, _ = split(text) if text else ("", "", None)
+            if experiment != self.experiment or name not in self.runs:
+                return
+            if name in chain:
+                raise NoParentError(f"{' → '.join([*chain, name])}: a run can't go on from what goes on from it")
+            chain.append(name)
+
+    def _find(self, experiment: str, name: str) -> Parent:
+        folder = RunFolder(self.results / experiment / "runs" / name)
+        if experiment != self.experiment:
+            return trained_parent(folder)
+        if name not in self.names:
+            raise NoParentError(choose(name, self.names, "run"))
+        run = self.joined(name)
+        if (folder.path / "run.json").exists() and folder.run == run.run and is_trained(folder):
+            return trained_parent(folder)
+        settings = run.launch["checkpoint"]
+        last = run.run["training"].get("train_iters")
+        return Parent(f"{experiment}/{name}", run.run, settings, last, planned_steps(settings, last))
+
+
+def trained_parent(folder: RunFolder) -> Parent:
+    """A run that has been trained, by its files."""
+    name = f"{folder.experiment}/{folder.name}"
+    if not folder.train_manifest.exists():
+        others = folder.path.parent.parent.parent.glob("*/runs/*/train.json")
+        known = sorted(f"{path.parts[-4]}/{path.parts[-2]}" for path in others)
+        hint = f"; trained here: {listed(known)}" if known else ""
+        raise NoParentError(f"{name} has not been trained: there is no {folder.train_manifest}. Train it first{hint}")
+    manifest = read_json(folder.train_manifest)
+    store = RunStore(Path(manifest["store"]))
+    if not store.identity.exists():
+        raise NoParentError(f"the checkpoints of {name} are not in {store.path} any more")
+    settings = folder.launch["checkpoint"] if (folder.path / "launch.json").exists() else {}
+    kept = checkpoints.complete_iterations(store.checkpoints)
+    return Parent(name, read_json(store.identity)["run"], settings, max(kept, default=None), kept)
+
+
+def planned_steps(settings: dict[str, Any], last: int | None) -> list[int] | None:
+    """The steps whose checkpoints a run keeps to its end; None where its recipe decides."""
+    if last is None or "save_interval" not in settings:
+        return None
+    interval = settings["save_interval"]
+    if interval == 0:
+        return []
+    saved = sorted({*range(interval, last + 1, interval), last}) if interval else [last]
+    return checkpoints.kept(saved, settings.get("keep_last"), settings.get("keep_every"))
+
+
+def _step(parent: Parent, step: int | None) -> int:
+    if parent.kept == []:
+        raise NoParentError(f"{parent.name} has no checkpoint: set its checkpoint.save_interval above 0")
+    if step is None and parent.last is None:
+        raise NoParentError(f"the last step of {parent.name} is known to its recipe only: write {parent.name}@<step>")
+    step = step or int(parent.last or 0)
+    if parent.kept is not None and step not in parent.kept:
+        raise NoParentError(
+            f"{parent.name} keeps no checkpoint of step {step}, but of {listed([str(kept) for kept in parent.kept])}: "
+            f"take one of these, or change its checkpoint.save_interval, keep_last or keep_every"
+        )
+    return step
+
+
+def mismatches(parent: Parent, run: Run, step: int) -> list[tuple[tuple[str, ...], str]]:
+    """Why a run can't go on from this checkpoint: keys, and what is wrong with them."""
+    found: list[tuple[tuple[str, ...], str]] = []
+    own, theirs = run.run, parent.run
+    where = ("continue_from",)
+    if difference := model_difference(theirs["model"], own["model"]):
+        found.append((where, f"{parent.name} has another model: {difference}"))
+    last = own["training"].get("train_iters")
+    if last is not None and last <= step:
+        message = (
+            f"{last} is the step at which the run ends, and it begins after step {step} of {parent.name}: raise it"
+        )
+        found.append((("training", "train_iters"), message))
+    batch, before = (one["training"].get("global_batch_size") for one in (own, theirs))
+    if batch and before and batch < before:
+        message = (
+            f"{batch} is less than the {before} of {parent.name}, which has read samples that this run doesn't have: "
+            f"set it to {before} or more"
+        )
+        found.append((("training", "global_batch_size"), message))
+    load = run.config.load.optimizer
+    names = [one["optimizer"].get("name") for one in (own, theirs)]
+    if load and None not in names and names[0] != names[1]:
+        message = f"{names[0]} can't take the state of {names[1]}, which {parent.name} has: set load.optimizer: false"
+        found.append((("optimizer", "name"), message))
+    kinds = [one["parallel"].get("fsdp") == "megatron" for one in (own, theirs)]
+    if kinds[0] != kinds[1]:
+        message = f"checkpoints of Megatron-FSDP have a format of their own: let it be as in {parent.name}"
+        found.append((("parallel", "fsdp"), message))
+    layouts = [(one["world_size"], *(one["parallel"].get(size) for size in _LAYOUT)) for one in (own, theirs)]
+    if load and not parent.settings.get("reshardable", True) and layouts[0] != layouts[1]:
+        message = (
+            f"{parent.name} was saved with checkpoint.reshardable: false, and has another layout: "
+            f"take its layout, or set load.optimizer: false"
+        )
+        found.append((where, message))
+    return found
+
+
+def with_parent(run: Run, experiment: str, name: str, step: int) -> Run:
+    """The run with its parent in its identity and in its row of the plan."""
+    load = run.config.load.model_dump(mode="json")
+    parent = {"experiment": experiment, "run": name, "iteration": step, "load": load}
+    row = {**run.row, "parent": f"{experiment}/{name}@{step}"}
+    if isinstance(row["train_iters"], int):
+        row["jobs"] = documents.jobs(row["train_iters"] - step, run.config)
+    return replace(run, run={**run.run, "parent": parent}, row=row)
+
+
+def listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(itertools.islice(names, SHOWN)) + more
+
+
+def model_difference(theirs: dict[str, Any], own: dict[str, Any]) -> str | None:
+    """`config.hidden_size is 32 there, and 64 here`; None where both describe the same model."""
+    for key in _SAME_MODEL:
+        one, other = theirs.get(key), own.get(key)
+        if isinstance(one, dict) and isinstance(other, dict):
+            field = next((field for field in sorted({*one, *other}) if one.get(field) != other.get(field)), None)
+            if field:
+                return f"{key}.{field} is {show(one.get(field))} there, and {show(other.get(field))} here"
+        elif one != other:
+            return " and ".join(f"{_brief(key, value)} {place}" for value, place in ((one, "there"), (other, "here")))
+    return None
+
+
+def _brief(key: str, value: Any) -> str:
+    return f"has no {key}" if value is None else f"has a {key}" if isinstance(value, dict) else f"has {key} {value!r}"

@@ -1,0 +1,93 @@
+"""Which checkpoint an attempt goes on from: the newest sound one of the run's own, or else its parent's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megaboa.files import read_json
+from megaboa.results import RunFolder, RunStore
+from megaboa.run import checkpoints, ledger
+from megaboa.run.announce import Say
+from megaboa.run.inputs import UnusableInputError
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A step to go on from (0: the first one comes next); of a parent's checkpoint also the folder that it is in."""
+
+    iteration: int
+    parent: Path | None = None
+
+    def __str__(self) -> str:
+        if self.parent:
+            return f"step {self.iteration} of its parent"
+        return f"step {self.iteration}" if self.iteration else "the start"
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """What a run has to go on from."""
+
+    folder: RunFolder
+    payload: RunStore
+    say: Say
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.folder.launch["checkpoint"]  # of a recipe's run only what is set
+
+    @property
+    def verifies(self) -> bool:
+        return self.settings.get("verify", True)
+
+    @property
+    def retention(self) -> dict[str, int | None]:
+        return {name: self.settings.get(name) for name in ("keep_last", "keep_every")}
+
+    def beginning(self) -> Beginning:
+        """Where the next attempt begins. Damaged checkpoints are set aside; a damaged one of the parent is an error."""
+        own = self.payload.checkpoints
+        while iteration := checkpoints.latest(own):
+            problem = checkpoints.damage(own, iteration, full=self.verifies)
+            if problem is None:
+                return Beginning(iteration)
+            self.set_aside(iteration, problem)
+        return self._parents() if self.folder.parent_manifest else Beginning(0)
+
+    def _parents(self) -> Beginning:
+        wanted = self.folder.run["parent"]
+        iteration, name = wanted["iteration"], f"{wanted['experiment']}/{wanted['run']}"
+        theirs = RunStore(Path(read_json(self.folder.parent_manifest)["store"])).checkpoints
+        kept = checkpoints.complete_iterations(theirs)
+        begin = f"run {self.folder.name} can't go on from step {iteration} of {name}"
+        others = ", ".join(str(other) for other in kept if other != iteration) or "no other"
+        remedy = f"{name} has {others}: set continue_from to one of these, or train {name} again"
+        if iteration not in kept:
+            raise UnusableInputError(f"{begin}: {checkpoints.folder(theirs, iteration)} is not complete. {remedy}.")
+        if problem := checkpoints.damage(theirs, iteration, full=self.verifies):
+            raise UnusableInputError(f"{begin}: {problem}. Nothing of it was touched. {remedy}.")
+        return Beginning(iteration, theirs)
+
+    def prove_newest(self) -> None:
+        """Write down the checksums of the last checkpoint, and remove those that need not be kept beside it."""
+        newest = checkpoints.latest(self.payload.checkpoints)
+        if newest and self.verifies:
+            checkpoints.add_digests(self.payload.checkpoints, newest)
+        checkpoints.retire(self.payload.checkpoints, **self.retention, verified=self.verifies)
+        checkpoints.delete_retired(self.payload.checkpoints)
+
+    def set_aside_unless_proven(self, iteration: int, why: str) -> None:
+        """A checkpoint that can't be loaded is damaged, unless its checksums say that it is as it was."""
+        own = self.payload.checkpoints
+        if not iteration or not checkpoints.folder(own, iteration).exists():
+            return
+        problem = checkpoints.damage(own, iteration)
+        if problem or not checkpoints.has_digests(own, iteration):
+            self.set_aside(iteration, problem or why)
+
+    def set_aside(self, iteration: int, why: str) -> None:
+        aside = checkpoints.distrust(self.payload.checkpoints, iteration)
+        ledger.record(self.payload.ledger, "distrust", iteration=iteration, detail=why, aside=str(aside))
+        self.say(f"checkpoint {iteration} was set aside: {why}")
