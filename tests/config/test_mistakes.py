@@ -283,7 +283,7 @@ def test_all_runs_at_once(tmp_path: Path) -> None:
     assert "tp * pp * cp = 2 * 1 * 1 = 2" in message
     assert "tp * pp * cp = 4 * 1 * 1 = 4" in message
     assert "(runs tp2-mbs1, tp2-mbs3)" in message
-    assert "nearest: 6 or 9 (run tp1-mbs3)" in message
+    assert "nearest: 6 or 9 [batch_fills_the_ranks] (run tp1-mbs3)" in message
 
 
 def test_mistakes_in_later_files_and_on_the_command_line_are_placed(tmp_path: Path) -> None:

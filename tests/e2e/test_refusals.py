@@ -42,6 +42,17 @@ def test_what_the_cpu_cannot_do_is_refused_and_named(workspace):
     assert "model.fp8" in output and "run a is refused" in output
 
 
+def test_what_only_bridge_refuses_is_left_out_by_the_next_call(workspace):
+    runs = {"a": "{}", "b": "{overrides.model.cp_comm_type: 'a2a+p2p', parallel.cp: 2, resources.gpus_per_node: 2}"}
+    config = workspace.experiment("left-out", runs)
+    edit(config, "sweep:", "sweep:\n  skip_illegal: true")
+    output = workspace.snakemake("preflight", "--configfile", config, code=1)
+    assert "run b is refused" in output and "the same command, given again, leaves them out" in output
+    output = workspace.snakemake("preflight", "--configfile", config)
+    assert "b is INVALID" in output and "1 runs are accepted" in output
+    assert "INVALID" in workspace.results("left-out", "plan.tsv").read_text()
+
+
 def test_a_second_workflow_for_the_same_experiment_is_refused(workspace):
     config = workspace.experiment("twice", {"a": "{}"})
     lock = workspace.results("twice", ".lock")

@@ -28,7 +28,7 @@ def names(plan: Plan) -> list[str]:
     [
         ("{grid: {parallel.tp: [1, 2], training.micro_batch_size: [1, 2]}}", "tp1-mbs1 tp1-mbs2 tp2-mbs1 tp2-mbs2"),
         ("{grid: {optimizer.lr: [3e-4, 1e-5, 2.0]}}", "lr0.0003 lr1e-05 lr2"),
-        ("{grid: {parallel.sp: [true, false]}}", "sp nosp"),
+        ("{grid: {parallel.distributed_optimizer: [true, false]}}", "distopt nodistopt"),
         ("{grid: {schedule.decay: [WSD, inverse-square-root]}}", "decay-WSD decay-inverse-square-root"),
         ("{grid: {checkpoint.keep_last: [null], training.seed: [1]}}", "keep_last-none-seed1"),
         ("{zip: {training.seed: [1, 2], optimizer.lr: [0.1, 0.2]}}", "seed1-lr0.1 seed2-lr0.2"),

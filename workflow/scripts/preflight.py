@@ -1,6 +1,6 @@
-"""Validate every run of an experiment against Bridge, without a GPU.
+"""Validate every run of an experiment against our rules and against Bridge, without a GPU, and say what each will take.
 
-`python workflow/scripts/preflight.py results/<experiment>/specs/runs.json --out FILE`
+`python workflow/scripts/preflight.py results/<experiment>/specs/runs.json --out FILE`; the table lies beside it (.tsv).
 """
 
 import argparse
@@ -9,6 +9,10 @@ from pathlib import Path
 
 from megaboa import files
 from megaboa.bridge import process
+from megaboa.bridge.quiet import quietly
+from megaboa.estimate import costs, history, overview
+from megaboa.preflight import refusals
+from megaboa.results import RunFolder
 
 
 def main() -> int:
@@ -16,20 +20,48 @@ def main() -> int:
     parser.add_argument("order", type=Path, help="the experiment's specs/runs.json, with the names of the runs")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
+    order, folder = files.read_json(arguments.order), arguments.order.parents[1]
 
-    process.prepare("cpu")
-    from megaboa.bridge.preflight import check
+    with quietly():
+        process.prepare("cpu")
+        from megaboa.bridge.preflight import check
 
-    runs = check(arguments.order.parents[1], files.read_json(arguments.order)["runs"])
-    failed = {name: result for name, result in runs.items() if result["state"] == "FAIL"}
-    for name, result in failed.items():
-        print(f"run {name} is refused: {result['error']}: {result['detail']}", file=sys.stderr)
-    if failed:
-        print(f"{len(failed)} of {len(runs)} runs could never work; nothing was trained.", file=sys.stderr)
+        found = check(folder, order["runs"])
+    runs = {name: result for name, (result, _) in found.items()}
+    speeds = history.speeds(folder.parent)
+    expected = {name: expected_costs(folder, order, name, facts, speeds) for name, (_, facts) in found.items()}
+    rows = [overview.row(name, result, facts, expected[name]) for name, (result, facts) in found.items()]
+    total = costs.total(expected.values())
+    files.write_text(arguments.out.with_suffix(".tsv"), overview.tsv(rows))
+    print(overview.text(rows, total))
+    for warning in refusals.grouped({name: result.get("warnings", []) for name, result in runs.items()}):
+        print(f"warning: {warning}", file=sys.stderr)
+
+    refused = {name: result["reasons"] for name, result in runs.items() if result["state"] == "FAIL"}
+    if refused:
+        print("\n".join(refusals.grouped(refused, "is refused", "are refused")), file=sys.stderr)
+        print(f"{len(refused)} of {len(runs)} runs could never work; nothing was trained.", file=sys.stderr)
+        if order["skip_illegal"]:
+            refusals.write(folder, refused)
+            print("They are INVALID: the same command, given again, leaves them out.", file=sys.stderr)
+        return 1
+    exceeded = costs.over_budget(total, order["budget"]["gpu_hours"], order["budget"]["disk"])
+    for key, problem in exceeded.items():
+        print(f"{key}: {problem}: raise it, or plan less; nothing was trained.", file=sys.stderr)
+    if exceeded:
         return 1
     files.write_json(arguments.out, {"runs": runs})
     print(f"{len(runs)} runs are accepted by Bridge")
     return 0
+
+
+def expected_costs(folder, order, name, facts, speeds):
+    if facts is None:
+        return None
+    run = RunFolder(folder / "runs" / name)
+    measured = speeds.get(history.key(run.run, run.launch["gpu"]))
+    mfu, exported = order["budget"]["mfu"], name in order["exports"]
+    return costs.of_run(facts, given=run.launch["step_seconds"], measured=measured, mfu=mfu, exported=exported)
 
 
 if __name__ == "__main__":

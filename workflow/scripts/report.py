@@ -10,6 +10,7 @@ from megaboa.files import read_json, write_json, write_text
 from megaboa.report.blends import load_data
 from megaboa.report.checks import agreement_checks, proof_checks, verdict
 from megaboa.report.corpora import load_corpora
+from megaboa.report.expected import load_expected
 from megaboa.report.page import ReportError, draw, read_captions, render, verdict_text
 from megaboa.report.profiles import draw_profiles, load_profiles
 from megaboa.report.provenance import provenance
@@ -46,6 +47,7 @@ def main() -> None:
         data=load_data(results, runs),
         profiles=profiles,
         profile_figures=draw_profiles(profiles, captions, args.out.parent),
+        expected=load_expected(results, runs),
     )
     result = verdict(runs, checks)
     write_json(

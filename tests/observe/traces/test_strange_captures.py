@@ -18,7 +18,8 @@ NAMES = st.sampled_from(
     [GEMM, ALL_REDUCE, SEND, "ProfilerStep#3", "ProfilerStep#4", "train_step", "optimizer_step", "x"]
 )
 TIMES = st.integers(0, 40)
-ANYTHING = st.one_of(st.none(), st.booleans(), st.integers(-5, 60), st.integers(), st.floats(), st.text(max_size=3), st.lists(TIMES))
+NUMBERS = st.one_of(st.integers(-5, 60), st.integers(), st.floats())
+ANYTHING = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=3), st.lists(TIMES))
 CATEGORIES = st.sampled_from(["kernel", "gpu_memcpy", "cuda_runtime", "user_annotation", "cpu_op", "other"])
 
 

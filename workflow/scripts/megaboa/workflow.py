@@ -13,6 +13,7 @@ from typing import IO, Any
 from megaboa.files import read_json
 from megaboa.plan import Plan
 from megaboa.plan.submission import describe, submission
+from megaboa.preflight.refusals import some
 from megaboa.results import RunFolder
 from megaboa.run.identity import is_trained
 
@@ -81,6 +82,10 @@ def introduce(plan: Plan, on_cluster: bool) -> None:
     """Say on one screen what was planned and, where it costs something, how much."""
     results = Path("results") / plan.name
     count = len(plan.runs)
+    for text, runs in plan.warnings.items():
+        say(f"warning: {text} ({some(runs)})")
+    for left_out in plan.invalid:
+        say(str(left_out))
     say(f"experiment {plan.name}: {count} run{'s' if count > 1 else ''} on {plan.experiment.device}, in {results}/")
     if recipes := sorted({run.model for run in plan.runs if run.config.models[run.model].recipe}):
         say(f"recipes have no Hugging Face import, export or proof: {', '.join(recipes)}")

@@ -29,7 +29,7 @@ from megaboa.results import AttemptFolder, RunFolder, RunStore
 
 SECTIONS = ("training", "optimizer", "schedule", "parallel")
 VOCABULARY_MULTIPLE = 128
-REFERENCE_STEPS = 4  # trained after a capture, without the profiler; the first of them still pays for its end
+REFERENCE_STEPS = 4  # without the profiler, after the step that pays for the end of the capture
 NOT_COPIED = {"training.precision", "parallel.fsdp"}  # their values mean something else in Bridge's fields
 
 

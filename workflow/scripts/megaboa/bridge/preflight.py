@@ -6,30 +6,60 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from megaboa import files
+from megaboa.preflight.facts import Facts
 from megaboa.results import RunFolder
 
+Result = dict[str, Any]
 
-def check(experiment: Path, runs: list[str]) -> dict[str, dict[str, Any]]:
-    """Per run: `{"state": "PASS"}` and what the configuration says of itself, or FAIL and Bridge's own objection."""
-    return {name: check_run(RunFolder(experiment / "runs" / name)) for name in runs}
+# What two runs may differ in and still build the same model on the same ranks.
+_OTHER = ("optimizer", "schedule", "data")
+_OTHER_TRAINING = ("train_iters", "seed", "eval_interval", "eval_iters")
 
 
-def check_run(folder: RunFolder) -> dict[str, Any]:
+def check(experiment: Path, runs: list[str]) -> dict[str, tuple[Result, Facts | None]]:
+    """Per run: `{"state": "PASS"}` and what the configuration says of itself, or FAIL and what is wrong with it.
+
+    With it the facts, where there is a configuration. One dry run serves all runs of one model and layout.
+    """
+    played: dict[str, Result] = {}
+    return {name: check_run(RunFolder(experiment / "runs" / name), played) for name in runs}
+
+
+def check_run(folder: RunFolder, played: dict[str, Result]) -> tuple[Result, Facts | None]:
+    known: list[Facts] = []
+    with playing_rank_0_of(folder.run["world_size"]), as_on_a_gpu():
+        try:
+            return _check(folder, played, known), known[0]
+        except Exception as error:
+            return _objection(error), known[0] if known else None
+
+
+def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> Result:
     from megatron.bridge.training.config import runtime_config_update
 
     from megaboa.bridge import configuration, cpu
+    from megaboa.bridge.facts import facts_of
+    from megaboa.estimate import memory
+    from megaboa.preflight import table
 
-    with playing_rank_0_of(folder.run["world_size"]):
-        try:
-            config = configuration.build(folder.run, configuration.Inputs.before_payloads(folder))
-            if folder.run["device"] == "cpu":
-                cpu.refuse(config)
-            runtime_config_update(config)
-        except Exception as error:
-            return {"state": "FAIL", "error": type(error).__name__, "detail": " ".join(str(error).split())}
-    return {
+    run, inputs = folder.run, configuration.Inputs.before_payloads(folder)
+    config = configuration.build(run, inputs)
+    configuration.override(config, folder.launch.get("overrides") or {})
+    facts = facts_of(config, run, folder.launch, folder.profile, inputs.source)
+    known.append(facts)
+    findings = table.check(facts)
+    if errors := [str(one) for one in findings if one.level == "error"]:
+        return {"state": "FAIL", "reasons": errors}
+    if run["device"] == "cpu":
+        cpu.refuse(config)
+    if folder.launch["checkpoint"].get("save_interval") != 0:
+        config.checkpoint.save = "checkpoints"  # so that what a saving run needs is validated too
+    runtime_config_update(config)
+    result = {
         "state": "PASS",
         "data_parallel_size": config.data_parallel_size,
         "train_iters": config.train.train_iters,
@@ -37,13 +67,58 @@ def check_run(folder: RunFolder) -> dict[str, Any]:
         "micro_batch_size": config.train.micro_batch_size,
         "seq_length": config.dataset.seq_length,
         "split": getattr(config.dataset, "split", None),
+        "memory_gib": memory.peak(facts).gib() if memory.is_known(facts) else None,
+        "warnings": [str(one) for one in findings],
     }
+    key = _played_by(run)
+    if key not in played:
+        played[key] = _play(config, run["world_size"])
+    return {**result, **played[key]}
+
+
+def _play(config: Any, world_size: int) -> Result:
+    from megaboa.bridge import dryrun
+
+    try:
+        return {"parameters": dryrun.parameters(config, world_size)}
+    except Exception as error:
+        return _objection(error)
+
+
+def _objection(error: Exception) -> Result:
+    """What Bridge says, in one line."""
+    return {"state": "FAIL", "reasons": [f"{type(error).__name__}: {' '.join(str(error).split())}"]}
+
+
+def _played_by(run: dict[str, Any]) -> str:
+    training = {name: value for name, value in run["training"].items() if name not in _OTHER_TRAINING}
+    return files.digest({**{name: value for name, value in run.items() if name not in _OTHER}, "training": training})
 
 
 @contextlib.contextmanager
-def playing_rank_0_of(world_size: int) -> Iterator[None]:
-    """Bridge asks the environment how many ranks there are."""
-    names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)}
+def as_on_a_gpu() -> Iterator[None]:
+    """Bridge asks the first GPU what it is, where experts talk by the flex dispatcher: a Hopper, for want of one.
+
+    Whether DeepEP knows the GPU of `resources.gpu` is a rule of ours.
+    """
+    import torch
+
+    ask = torch.cuda.get_device_properties
+    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(major=9, minor=0, name="NVIDIA H100")
+    try:
+        yield
+    finally:
+        torch.cuda.get_device_properties = ask
+
+
+def playing_rank_0_of(world_size: int) -> contextlib.AbstractContextManager[None]:
+    return playing(0, world_size)
+
+
+@contextlib.contextmanager
+def playing(rank: int, world_size: int) -> Iterator[None]:
+    """Bridge asks the environment which rank this is, and how many there are."""
+    names = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)}
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(names)
     try:

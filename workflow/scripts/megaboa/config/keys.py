@@ -24,6 +24,7 @@ NOT_SWEPT = {
     "store": "all runs share the store",
     "tokenizers": "tokenizers are shared by all runs: define several, and sweep `model`",
     "corpora": "corpora are shared by all runs: define several, and sweep `data.blend`",
+    "budget": "it is the whole plan's",
     "export": "it is no property of a run",
     "report": "it is no property of a run",
     "sweep": "a sweep can't contain itself",

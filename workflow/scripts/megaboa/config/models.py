@@ -392,6 +392,9 @@ class Resources(Section):
     step_seconds: Positive | None = key(
         None, "expected seconds per step: the plan then shows how many jobs a run needs"
     )
+    gpu: Annotated[str, StringConstraints(pattern=r"^[a-z]+\d+[a-z]*-\d+g$")] | None = key(
+        None, "kind of GPU and its memory, such as `h100-80g`: runs that need more by prediction are refused"
+    )
     partition: str | None = key(None, "SLURM partition of training jobs; default: the profile's")
     account: str | None = key(None, "SLURM account of training jobs; default: the profile's")
     slurm_extra: str = key("", "further options of sbatch for training jobs, such as `--exclusive`")
@@ -446,6 +449,18 @@ class Recovery(Section):
     )
 
 
+class Budget(Section):
+    """What the plan may cost by estimate; more stops it before anything is submitted."""
+
+    gpu_hours: PositiveFloat | None = key(None, "GPU-hours of all runs together; default: as many as it takes")
+    disk: Annotated[str, StringConstraints(pattern=r"^\d+(\.\d+)?[MGTP]$")] | None = key(
+        None, "room for all runs' checkpoints and exports, such as `500G` or `2T`"
+    )
+    mfu: Annotated[float, Field(gt=0, le=1)] = key(
+        0.35, "share of its GPUs' peak that a run is assumed to reach where no earlier one was measured"
+    )
+
+
 class Export(Section):
     runs: Runs = key([], "names or glob patterns of the runs to export to Hugging Face format, or `all`")
     checkpoint: Literal["final", "best"] | PositiveInt = key(
@@ -483,6 +498,9 @@ class Sweep(Section):
     grid: dict[str, Axis] = key({}, "axes of which every combination is run", min_length=1)
     zip: dict[str, Axis] = key({}, "axes of equal length that advance together", min_length=1)
     runs: dict[Name, dict[str, Any]] = key({}, "named runs: for each its own values, by dotted key", min_length=1)
+    skip_illegal: bool = key(
+        False, "leave out runs that could never work, and list them as INVALID; else they stop the plan"
+    )
 
     @model_validator(mode="after")
     def _something(self) -> Sweep:
@@ -519,6 +537,7 @@ class Experiment(Section):
     resources: Resources = key(Resources(), "what a run is given")
     launch: Launch = key(Launch(), "how its ranks are started")
     recovery: Recovery = key(Recovery(), "what is done when they fail")
+    budget: Budget = key(Budget(), "what the plan may cost")
     export: Export = key(Export(), "which runs become Hugging Face models")
     generate: Generate = key(Generate(), "what exported runs are asked to say")
     report: Report = key(Report(), "the report")

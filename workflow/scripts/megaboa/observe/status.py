@@ -63,7 +63,7 @@ def planned_runs(results: Path) -> list[str]:
     if not plan.exists():
         return sorted(path.parent.name for path in results.glob("runs/*/run.json"))
     with plan.open(encoding="utf-8", newline="") as stream:
-        return [row["run"] for row in csv.DictReader(stream, delimiter="\t")]
+        return [row["run"] for row in csv.DictReader(stream, delimiter="\t") if row.get("state") != "INVALID"]
 
 
 def run_progress(

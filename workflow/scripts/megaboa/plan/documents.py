@@ -21,6 +21,7 @@ COLUMNS = (
     "seq_length",
     *("train_iters", "tokens", "params", "lr", "precision"),
     *("nodes", "gpus_per_node", "runtime", "jobs", "parent"),
+    *("state", "why"),  # of runs that are left out
 )
 _SECTIONS = ("training", "optimizer", "schedule", "parallel")
 _SAME_LOSSES = {"num_workers", "max_epochs"}
@@ -183,7 +184,7 @@ def _blend(blend: Blend | None) -> str:
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows as tab-separated text."""
     lines = ["\t".join(COLUMNS)]
-    lines += ["\t".join(_cell(entry[column]) for column in COLUMNS) for entry in rows]
+    lines += ["\t".join(_cell(entry.get(column)) for column in COLUMNS) for entry in rows]
     return "\n".join(lines) + "\n"
 
 

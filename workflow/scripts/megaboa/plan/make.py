@@ -13,19 +13,24 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from megaboa import blends
-from megaboa.config import ConfigError, Experiment, LoadedExperiment, Problem, check
+from megaboa import blends, files
+from megaboa.config import ConfigError, Experiment, LoadedExperiment, Problem, check, keys
 from megaboa.config.errors import choose
 from megaboa.config.models import Tokenizer
 from megaboa.config.sweep import Option, piece
 from megaboa.config.yaml_file import dotted
 from megaboa.data.sources import is_hub_id
-from megaboa.files import read_json
 from megaboa.plan import documents, families
-from megaboa.plan.model import Plan, Run
+from megaboa.plan.costs import over_budget
+from megaboa.plan.facts import facts_of, hf_config_of
+from megaboa.plan.model import Invalid, Plan, Run
 from megaboa.plan.parameters import UnknownFamilyError, count_parameters
 from megaboa.plan.parents import Parents
 from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
+from megaboa.plan.shared import environment
+from megaboa.preflight import refusals, table
+from megaboa.preflight.facts import Facts
+from megaboa.preflight.rule import Finding
 
 MAX_NAME = 100
 MAX_RUNS = 100_000
@@ -36,7 +41,8 @@ TreePath = tuple[str, ...]
 def make_plan(loaded: LoadedExperiment, results: Path | str = "results") -> Plan:
     """The runs of an experiment. Raises ConfigError with all that is wrong with any of them.
 
-    `results` is looked at only for runs that go on from others.
+    `results` is looked at for runs that go on from others, and for those that preflight refused, where they are left
+    out.
     """
     return _Planner(loaded, Path(results)).plan()
 
@@ -71,9 +77,14 @@ class _Planner:
         self.loaded = loaded
         self.results = results
         self.base = loaded.experiment
+        self.skip_illegal = bool(self.base.sweep and self.base.sweep.skip_illegal)
+        self.refused = self.earlier_refusals(results / str(self.base.experiment)) if self.skip_illegal else {}
         self.problems: dict[Problem, list[str]] = {}  # with the runs that have it
         self.count_of_problems = 0
+        self.warnings: dict[str, list[str]] = {}  # with the runs that have it
+        self.invalid: list[Invalid] = []
         self.params: dict[str, int] = {}
+        self.hf_configs: dict[str, dict[str, Any] | None] = {}
         self.families: set[str] = set()  # models whose family was looked at
         self.models: dict[str, Any] = {}  # by name, as plain trees: of two different ones with one name, one is refused
 
@@ -90,9 +101,14 @@ class _Planner:
         runs = self.with_parents([run for choice in choices if (run := self.run(choice))], choices)
         if choices and not self.problems:
             self.check_same(runs)
-        names = [choice.name for choice in choices]
+        left_out = {run.name for run in self.invalid}
+        if choices and not runs and not self.problems:
+            self.problem(("sweep", "skip_illegal"), f"no run is left: {self.invalid[0]}")
+        names = [choice.name for choice in choices if choice.name not in left_out]
         exports = self.matching(("export", "runs"), self.base.export.runs, names)
         self.check_exports(runs, exports)
+        for key, message in over_budget(runs, exports, self.base.budget, self.results).items():
+            self.problem(tuple(key.split(".")), message)
         agreements = self.agreements(names)
         tokenizers = self.corpus_tokenizers(runs)
         if self.problems:
@@ -105,6 +121,8 @@ class _Planner:
             corpus_tokenizers=tokenizers,
             exports=exports,
             agreements=agreements,
+            invalid=self.invalid,
+            warnings=self.warnings,
         )
 
     @staticmethod
@@ -238,15 +256,28 @@ class _Planner:
                 self.problem(self.place_of(path, choice), message, choice.name)
             return None
         quantities = Quantities(raw, own_defaults, params)
-        self.check_layout(quantities, choice)
-        self.check_optimizer(config, choice)
+        facts = facts_of(config, quantities, self.hf_config(model, definition))
+        illegal = self.check_rules(facts, choice)
         self.check_data(config, choice)
         self.check_profile(config, quantities, choice)
         if self.count_of_problems > before:
             return None
-        return self.finish(choice, config, model, quantities)
+        reasons = tuple(map(str, illegal))
+        run = self.finish(choice, config, model, quantities, facts)
+        earlier = self.refused.get(choice.name)
+        if not reasons and earlier and earlier["identity"] == files.digest(run.run):
+            reasons = tuple(earlier["reasons"])
+        if reasons:
+            self.invalid.append(Invalid(choice.name, reasons, run.row))
+            return None
+        return run
 
-    def finish(self, choice: _Choice, config: Experiment, model: str, quantities: Quantities) -> Run:
+    @staticmethod
+    def earlier_refusals(experiment: Path) -> dict[str, Any]:
+        """What preflight refused, as long as the packages are the same."""
+        return refusals.read(experiment, environment()["digest"]) if (experiment / "refused.json").exists() else {}
+
+    def finish(self, choice: _Choice, config: Experiment, model: str, quantities: Quantities, facts: Facts) -> Run:
         row = documents.row(choice.name, model, config, quantities)
         corpora = tuple(blends.corpora(config.data.model_dump()))
         used = [config.models[model].tokenizer, *(config.corpora[name].tokenizer for name in corpora)]
@@ -262,6 +293,7 @@ class _Planner:
             launch={**documents.launch(config, model), "index": documents.index_name(identity)},
             profile=config.profile.model_dump(mode="json"),
             row=row,
+            facts=facts,
         )
 
     def check_profile(self, config: Experiment, quantities: Quantities, choice: _Choice) -> None:
@@ -317,11 +349,7 @@ class _Planner:
         if model in self.families:
             return
         self.families.add(model)
-        key = "config" if definition.get("config") is not None else "hf"
-        config = definition.get(key)
-        if key == "hf" and config is not None:
-            folder = Path(config).expanduser()
-            config = read_json(folder / "config.json") if (folder / "config.json").exists() else None
+        key, config = "config" if definition.get("config") is not None else "hf", hf_config_of(definition)
         if config and (message := families.problem(str(config.get("model_type")), model)):
             self.problem(self.place_of(("models", model, key), choice), message)
 
@@ -352,34 +380,19 @@ class _Planner:
             return raw
         return {**raw, "training": training}
 
-    def check_layout(self, quantities: Quantities, choice: _Choice) -> None:
-        """Ranks must fill the layout, and sequences the ranks. Unknown numbers are the recipe's business."""
-        world, tp, pp, cp = (quantities.get(name) for name in ("world_size", "tp", "pp", "cp"))
-        if None in (world, tp, pp, cp):
-            return
-        size = tp * pp * cp
-        if world % size:
-            legal = sorted({max(world // size, 1) * size, (world // size + 1) * size})
-            message = (
-                f"nodes * gpus_per_node = {world} is no multiple of tp * pp * cp = {tp} * {pp} * {cp} = {size}; "
-                f"nearest: {' or '.join(map(str, legal))}"
-            )
-            self.problem(self.place_of(("resources", "gpus_per_node"), choice), message, choice.name)
-            return
-        gbs, mbs, dp = quantities.get("gbs"), quantities.get("mbs"), world // size
-        if gbs is not None and mbs is not None and gbs % (mbs * dp):
-            legal = sorted({max(gbs // (mbs * dp), 1) * mbs * dp, (gbs // (mbs * dp) + 1) * mbs * dp})
-            message = (
-                f"{gbs} is no multiple of micro_batch_size * dp = {mbs} * {dp} = {mbs * dp}; "
-                f"nearest: {' or '.join(map(str, legal))}"
-            )
-            self.problem(self.place_of(("training", "global_batch_size"), choice), message, choice.name)
-
-    def check_optimizer(self, config: Experiment, choice: _Choice) -> None:
-        """Megatron fails on this in the middle of its own start, with an assertion."""
-        if config.optimizer.name == "sgd" and config.parallel.distributed_optimizer:
-            message = "sgd has no state to distribute: set parallel.distributed_optimizer: false, or take adam"
-            self.problem(self.place_of(("optimizer", "name"), choice), message, choice.name)
+    def check_rules(self, facts: Facts, choice: _Choice) -> list[Finding]:
+        """Report the rules that the run breaks; those of an error are returned, where such runs are left out."""
+        found = table.check(facts)
+        errors = [one for one in found if one.level == "error"]
+        for one in found:
+            if one.level == "warning":
+                self.warnings.setdefault(str(one), []).append(choice.name)
+        if errors and self.skip_illegal:
+            return errors
+        for one in errors:
+            path = tuple(one.key.split(".")) if one.key in keys.all_keys() else ("overrides", one.key)
+            self.problem(self.place_of(path, choice), f"{one.message} [{one.rule}]", choice.name)
+        return []
 
     def check_data(self, config: Experiment, choice: _Choice) -> None:
         """What Megatron would train on, or leave out, without a word."""
@@ -403,8 +416,15 @@ class _Planner:
     def count(self, name: str, model: dict[str, Any]) -> int:
         """The parameters of a model, counted once."""
         if name not in self.params:
-            self.params[name] = _count(model, self.base.tokenizers, name)
+            self.params[name] = _count(model, self.hf_config(name, model), self.base.tokenizers, name)
         return self.params[name]
+
+    def hf_config(self, name: str, model: dict[str, Any]) -> dict[str, Any] | None:
+        """A model's Hugging Face config, read once; None where it isn't known before the model is fetched, or a
+        recipe's."""
+        if name not in self.hf_configs:
+            self.hf_configs[name] = hf_config_of(model)
+        return self.hf_configs[name]
 
     # what runs share
 
@@ -428,15 +448,11 @@ class _Planner:
         return {corpus: next(iter(asked)) for corpus, asked in found.items()}
 
 
-def _count(model: dict[str, Any], tokenizers: dict[str, Tokenizer], name: str) -> int:
+def _count(model: dict[str, Any], config: dict[str, Any] | None, tokenizers: dict[str, Tokenizer], name: str) -> int:
     if model.get("params") is not None:
         return int(model["params"])
     remedy = f"set models.{name}.params"
-    if model.get("config") is not None:
-        config = model["config"]
-    elif model.get("hf") is not None and check.is_local(model["hf"]):
-        config = read_json(Path(model["hf"]).expanduser() / "config.json")
-    else:
+    if config is None:
         raise UnknownQuantityError(f"the number of parameters is not known before the model is fetched: {remedy}")
     tokenizer = tokenizers.get(str(model.get("tokenizer")))
     if tokenizer and "vocab_size" not in config:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from megaboa import files
 from megaboa.config.models import Experiment, Model
 from megaboa.plan import documents
+from megaboa.preflight.facts import Facts
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Run:
 
     `model` is a key of `config.models`; where the sweep changes the model itself, it is one that the plan derived.
     `corpora` are the names of the corpora that are read, `tokenizers` those of the trained tokenizers that are needed.
+    `facts` are what the plan knows of it for rules and estimates.
     """
 
     name: str
@@ -29,6 +31,19 @@ class Run:
     launch: dict[str, Any]
     profile: dict[str, Any]
     row: dict[str, Any]
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class Invalid:
+    """A run that `sweep.skip_illegal` leaves out, with the rules that it breaks."""
+
+    name: str
+    reasons: tuple[str, ...]
+    row: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.name} is INVALID: {'; '.join(self.reasons)}"
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,7 @@ class Plan:
 
     `corpus_tokenizers` says for each corpus in use which tokenizer it is written with: a name under `tokenizers`, or a
     Hugging Face id or folder. `exports` are the runs to export, `agreements` the report's: names, no patterns.
+    `invalid` are runs that were left out.
     """
 
     name: str
@@ -46,6 +62,8 @@ class Plan:
     corpus_tokenizers: dict[str, str]
     exports: list[str]
     agreements: list[dict[str, Any]]
+    invalid: list[Invalid] = field(default_factory=list)
+    warnings: dict[str, list[str]] = field(default_factory=dict)  # with the runs that each is about
 
     def __getitem__(self, name: str) -> Run:
         return next(run for run in self.runs if run.name == name)
@@ -59,6 +77,7 @@ class Plan:
                 if files.write_if_changed(folder / name, files.canonical(value)):
                     written.append(folder / name)
         table = Path(results) / self.name / "plan.tsv"
-        if files.write_if_changed(table, documents.table([run.row for run in self.runs])):
+        left_out = [{**run.row, "state": "INVALID", "why": "; ".join(run.reasons)} for run in self.invalid]
+        if files.write_if_changed(table, documents.table([run.row for run in self.runs] + left_out)):
             written.append(table)
         return written

@@ -85,6 +85,11 @@ _DEFAULTS: dict[str, Config] = {
 }
 
 
+def with_defaults(hf_config: Config) -> Config:
+    """The config with what transformers assumes where it is silent; as it is, for a family that isn't known here."""
+    return {**_DEFAULTS.get(str(hf_config.get("model_type")), {}), **hf_config}
+
+
 def _linear(inputs: int, outputs: int, bias: bool = False) -> int:
     return inputs * outputs + (outputs if bias else 0)
 
@@ -178,7 +183,7 @@ def count_parameters(hf_config: Config) -> int:
         raise UnknownFamilyError(
             f"the parameters of a {family!r} model can't be counted (known: {known}): set models.<name>.params"
         )
-    c = {**_DEFAULTS[family], **hf_config}
+    c = with_defaults(hf_config)
     hidden = c["hidden_size"]
     norms = 2 * hidden
     layers = sum(_LAYERS[family](c, layer) + norms for layer in range(c["num_hidden_layers"]))

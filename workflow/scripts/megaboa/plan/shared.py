@@ -235,11 +235,18 @@ class Shared:
 
     def _runs(self) -> dict[str, Any]:
         """All runs in their order; a file, as ten thousand names don't fit on a command line."""
-        return {"runs": [run.name for run in self.plan.runs]}
+        sweep = self.plan.experiment.sweep
+        return {
+            "runs": [run.name for run in self.plan.runs],
+            "skip_illegal": bool(sweep and sweep.skip_illegal),
+            "exports": self.plan.exports,
+            "budget": self.plan.experiment.budget.model_dump(),
+        }
 
     def _report(self) -> dict[str, Any]:
         return {
-            **self._runs(),
+            "runs": [run.name for run in self.plan.runs],
+            "invalid": [str(run) for run in self.plan.invalid],
             "title": self.plan.experiment.report.title,
             "agreements": self.plan.agreements,
             "proofs": [*self.import_proofs, *self.export_proofs],

@@ -17,6 +17,7 @@ from megaboa.report.blends import DataRead, last_validation
 from megaboa.report.checks import Check, by_subject, verdict
 from megaboa.report.colours import Colours
 from megaboa.report.corpora import CorpusCard
+from megaboa.report.expected import Expected
 from megaboa.report.profiles import PREFIX, Profile
 from megaboa.report.runs import RunResult, passed
 
@@ -81,6 +82,7 @@ def render(
     data: Sequence[DataRead] = (),
     profiles: Sequence[Profile] = (),
     profile_figures: dict[str, list[dict[str, Any]]] | None = None,
+    expected: Sequence[Expected] = (),
 ) -> str:
     """The page's HTML."""
     environment = jinja2.Environment(
@@ -109,6 +111,7 @@ def render(
         data=data,
         profiles=profiles,
         profile_figures=profile_figures or {},
+        expected=expected,
         validation=last_validation(runs),
         places=[run for run in runs if run.checkpoint or run.export],
         provenance=provenance,

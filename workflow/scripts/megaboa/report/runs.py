@@ -56,6 +56,8 @@ def load_runs(results: Path) -> list[RunResult]:
 
 
 def load_run(folder: RunFolder, plan: dict[str, str]) -> RunResult:
+    if plan.get("state") == "INVALID":  # left out of the plan
+        return RunResult(folder.name, plan, "INVALID", [plan["why"]])
     path = folder.path / "metrics" / "summary.json"
     if not path.exists():
         return RunResult(folder.name, plan, "NOT_RUN", ["it has no metrics"])

@@ -1,0 +1,183 @@
+"""Our rules beside Bridge's own objections: what we call illegal it refuses, what we just accept it builds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megaboa.files import write_json
+
+pytestmark = pytest.mark.slow
+
+# Broken by exactly this rule, and refused by Bridge's validation or by the dry run.
+ILLEGAL = {
+    "ranks_fill_the_layout": {"parallel": {"tp": 3}, "training": {"global_batch_size": 12}},
+    "one_copy_of_the_model_at_least": {"parallel": {"tp": 6}, "training": {"global_batch_size": 12}},
+    "ranks_fill_the_expert_layout": {"model": "moe", "parallel": {"ep": 4, "pp": 2}},
+    "batch_fills_the_ranks": {"training": {"global_batch_size": 18}},
+    "evaluation_batch_fills_the_ranks": {"overrides": {"validation.eval_global_batch_size": 6}},
+    "optimizer_instances_share_the_ranks": {"overrides": {"ddp.num_distributed_optimizer_instances": 3}},
+    "key_value_groups_divide": {"parallel": {"tp": 2}, "overrides": {"model.num_query_groups": 3}},
+    "vocabulary_divides": {"parallel": {"tp": 2}, "overrides": {"model.vocab_size": 481, "model.num_query_groups": 6}},
+    "sequence_divides_over_context": {"parallel": {"cp": 2}, "training": {"seq_length": 62}},
+    "interleaving_needs_a_pipeline": {"parallel": {"vpp": 2}},
+    "layers_fill_the_stages": {"parallel": {"pp": 4}},
+    "uneven_stages_leave_even_ones": {
+        "parallel": {"pp": 4},
+        "overrides": {"model.num_layers_in_first_pipeline_stage": 1},
+    },
+    "layers_are_shared_out_in_one_way": {
+        "parallel": {"pp": 2},
+        "overrides": {
+            "model.num_layers_in_first_pipeline_stage": 3,
+            "model.account_for_embedding_in_pipeline_split": True,
+        },
+    },
+    "pipeline_layout_holds_the_model": {
+        "parallel": {"pp": 2},
+        "overrides": {"model.pipeline_model_parallel_layout": [["embedding", "decoder"], ["decoder", "loss"]]},
+    },
+    "expert_parallelism_needs_experts": {"parallel": {"ep": 2}},
+    "experts_divide": {"model": "moe", "parallel": {"ep": 2}, "overrides": {"model.num_moe_experts": 3}},
+    "fsdp_checkpoints_are_dtensors": {
+        "parallel": {"fsdp": "megatron"},
+        "overrides": {"checkpoint.ckpt_format": "torch_dist"},
+    },
+    "graph_scope_fits_the_implementation": {
+        "overrides": {"model.cuda_graph_impl": "local", "model.cuda_graph_modules": ["attn"]}
+    },
+    "graphed_parts_are_there": {
+        "overrides": {"model.cuda_graph_impl": "transformer_engine", "model.cuda_graph_modules": ["moe_router"]}
+    },
+    "full_recomputation_needs_a_full_graph": {
+        "overrides": {
+            "model.cuda_graph_impl": "transformer_engine",
+            "model.recompute_granularity": "full",
+            "model.recompute_method": "uniform",
+            "model.recompute_num_layers": 1,
+        }
+    },
+    "full_graph_has_no_nan_check": {"overrides": {"model.cuda_graph_impl": "full_iteration"}},
+    "recomputation_is_complete": {"overrides": {"model.recompute_granularity": "full"}},
+    "recomputed_parts_are_there": {
+        "overrides": {"model.recompute_granularity": "selective", "model.recompute_modules": ["mla_up_proj"]}
+    },
+    "offloading_has_no_pipeline": {
+        "parallel": {"pp": 2},
+        "overrides": {"model.cpu_offloading": True, "model.cpu_offloading_num_layers": 1},
+    },
+    "expert_overlap_can_work": {
+        "model": "moe",
+        "overrides": {"model.overlap_moe_expert_parallel_comm": True},
+    },
+    "flex_dispatcher_has_a_backend": {
+        "model": "moe",
+        "overrides": {"model.moe_flex_dispatcher_backend": "ncclep"},
+    },
+}
+# Illegal too, but found by nobody else before the first step, or the start of all ranks.
+OURS_ALONE = {
+    "experts_beside_tensor_parallelism_need_sequence_parallelism": {
+        "model": "moe",
+        "parallel": {"tp": 2},
+        "overrides": {"model.num_query_groups": 6},
+    },
+    "sequence_divides_over_tensor_ranks": {
+        "parallel": {"tp": 2, "sp": True},
+        "training": {"seq_length": 63},
+        "overrides": {"model.num_query_groups": 6},
+    },
+    "interleaved_stages_have_micro_batches": {"parallel": {"pp": 2, "vpp": 3}, "training": {"global_batch_size": 6}},
+    "low_precision_is_aligned": {
+        "training": {"precision": "bf16_with_fp8_current_scaling_mixed", "seq_length": 60, "global_batch_size": 16}
+    },
+    "warmup_ends_before_the_decay": {"schedule": {"warmup_iters": 6}},
+}
+LEGAL = {
+    "plain": {},
+    "tensor": {"parallel": {"tp": 2, "sp": True}, "overrides": {"model.num_query_groups": 6}},
+    "pipeline": {"parallel": {"pp": 2, "vpp": 3}},
+    "uneven": {"parallel": {"pp": 4}, "overrides": {"model.num_layers_in_first_pipeline_stage": 3}},
+    "counted": {
+        "parallel": {"pp": 4},
+        "overrides": {
+            "model.account_for_embedding_in_pipeline_split": True,
+            "model.account_for_loss_in_pipeline_split": True,
+        },
+    },
+    "context": {"parallel": {"cp": 4}},
+    "experts": {"model": "moe", "parallel": {"ep": 4}},
+    "experts in a pipeline": {"model": "moe", "parallel": {"ep": 2, "pp": 2}},
+    "latent attention": {"model": "latent"},
+    "latent attention, experts, tensors": {"model": "latent", "parallel": {"ep": 2, "tp": 2, "sp": True}},
+    "latent attention in a pipeline": {"model": "latent", "parallel": {"pp": 4}},
+    "multi-token prediction": {"model": "latent", "overrides": {"model.mtp_num_layers": 1}},
+    "FSDP": {"parallel": {"fsdp": "megatron"}},
+    "FP8": {"training": {"precision": "bf16_with_fp8_current_scaling_mixed"}},
+    "graphs": {"overrides": {"model.cuda_graph_impl": "transformer_engine", "model.cuda_graph_modules": ["attn"]}},
+    "sequence parallelism, turned off": {"parallel": {"sp": True}},
+    "a layout in Bridge's short form": {
+        "parallel": {"pp": 2},
+        "overrides": {"model.pipeline_model_parallel_layout": "Ett|ttttL"},
+    },
+    "a recipe": {"model": "recipes/gpt_tiny.py"},
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("preflight")
+    cases = {**ILLEGAL, **OURS_ALONE, **LEGAL}
+    write_json(folder / "cases.json", cases)
+    script = Path(__file__).with_name("preflights.py")
+    done = subprocess.run(
+        [sys.executable, script, folder], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_what_a_rule_refuses_bridge_refuses(answers, name):
+    assert answers[name]["rules"] == [name]
+    assert answers[name]["bridge"]
+
+
+@pytest.mark.parametrize("name", OURS_ALONE)
+def test_what_bridge_would_find_only_when_ranks_train(answers, name):
+    assert answers[name]["rules"] == [name]
+    assert answers[name]["bridge"] is None
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_what_the_rules_accept_bridge_builds(answers, name):
+    assert answers[name]["rules"] == []
+    assert answers[name]["bridge"] is None
+    assert answers[name]["parameters"]
+
+
+def test_a_dry_run_counts_parameters_of_every_kind_of_stage(answers):
+    stages = {one["stage"]: one for one in answers["pipeline"]["parameters"]}
+    assert stages[0]["dense"] - 480 * 48 == stages[1]["dense"] - 480 * 48 - 48  # embedding; output layer and last norm
+    shared = {one["stage"]: one["expert"] for one in answers["experts"]["parameters"]}
+    assert shared == {0: 6 * 3 * 48 * 16}  # one of four experts in each of six layers
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_parameters_are_estimated_as_megatron_makes_them(answers, name):
+    # Without Transformer Engine, tensor ranks share what latent attention compresses too.
+    error = 0.1 if name == "latent attention, experts, tensors" else 0.02
+    if name == "multi-token prediction":
+        pytest.skip("its layers are made by Transformer Engine alone")
+    for made in answers[name]["parameters"]:
+        dense, expert = answers[name]["estimated"][made["stage"]]
+        assert dense == pytest.approx(made["dense"], rel=error)  # norms of queries and keys aren't counted
+        assert expert == pytest.approx(made["expert"])
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_operations_are_counted_as_bridge_counts_them(answers, name):
+    bridge, ours = answers[name]["flops"]
+    assert ours == pytest.approx(bridge, rel=1e-12)

@@ -1,0 +1,36 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+SCRIPT = Path(__file__).parents[2] / "workflow/scripts/advise.py"
+MODEL = {
+    **{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192},
+}
+EXPERIMENT = {
+    "models": {"llama": {"config": MODEL, "tokenizer": "some/tokenizer"}},
+    "training": {"train_iters": 10, "global_batch_size": 128, "seq_length": 4096},
+    "resources": {"nodes": 1, "gpus_per_node": 8, "gpu": "h100-80g"},
+}
+
+
+def advise(folder, *arguments, code=0):
+    (folder / "my.yaml").write_text(yaml.safe_dump(EXPERIMENT))
+    command = [sys.executable, SCRIPT, "my.yaml", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_layouts_and_a_sweep_for_an_experiment(tmp_path):
+    output = advise(tmp_path, "--top", "3")
+    assert output.startswith("layout") and output.count("parallel.") >= 3
+    assert len(yaml.safe_load(output[output.index("sweep:") :])["sweep"]["runs"]) == 3
+
+
+def test_what_it_cannot_know_is_asked_for(tmp_path):
+    assert "--gpu: q9-80g is not one of v100, a100" in advise(tmp_path, "--gpu", "q9-80g", code=1)
+    assert "mine is not one of llama" in advise(tmp_path, "--model", "mine", code=1)
+    assert "no legal layout fits" in advise(tmp_path, "--gpu", "h100-8g", code=1)

@@ -1,0 +1,120 @@
+"""Predictions beside what was measured, and beside each other."""
+
+import dataclasses
+
+import pytest
+from gpt2_large import LAST_STAGE, MEASURED, facts, with_loss_kernel
+
+from megaboa.estimate import activations, memory
+from megaboa.estimate.memory import GIB
+from megaboa.preflight.facts import Facts, Kernels, Layout, Model, Training
+
+BAR = 0.02  # the issue's bar is 15%, its goal 10%
+
+LLAMA_8B = Model(layers=32, hidden=4096, ffn=14336, heads=32, kv_groups=8, head_dim=128, vocab_size=128256, tied=False)
+MIXTRAL = dataclasses.replace(LLAMA_8B, vocab_size=32000, experts=8, topk=2, moe_ffn=14336)
+DEEPSEEK = Model(
+    layers=61, hidden=7168, ffn=18432, heads=128, vocab_size=129280, experts=256, topk=8, moe_ffn=2048, shared_ffn=2048,
+    moe_layers=(False,) * 3 + (True,) * 58, latent=True, q_rank=1536, kv_rank=512, qk_head_dim=128, qk_position_dim=64,
+    v_head_dim=128, tied=False,
+)  # fmt: skip
+TRAINING = Training(gbs=64, mbs=1, seq_length=4096, precision="bf16_mixed")
+
+
+def of(model, kernels=None, **layout) -> memory.Breakdown:
+    return memory.peak(Facts(Layout(**{"world_size": 64, **layout}), model, TRAINING, kernels or Kernels()))
+
+
+@pytest.fixture(autouse=True)
+def loss_kernel(monkeypatch):
+    monkeypatch.setitem(activations.LOSS_BYTES, "16-bit", 4)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_gpt2_large_takes_what_was_measured(name):
+    measured, given = MEASURED[name]
+    given = with_loss_kernel(given) if "loss kernel" in name else given
+    first = memory.every_stage(given)[0]  # rank 0
+    assert first.tensors / GIB == pytest.approx(measured, rel=BAR)
+
+
+def test_the_last_stage_takes_more_because_of_the_logits():
+    measured, given = LAST_STAGE
+    first, last = memory.every_stage(given)
+    assert last.tensors / GIB == pytest.approx(measured, rel=BAR)
+    assert memory.peak(given) == last and last.logits > 10 * first.logits
+
+
+def test_the_run_that_ran_out_of_memory_is_seen_to():
+    """Micro-batch 64 in bf16: it failed at 122.1 + 12.3 GiB of tensors, and 139.8 GiB of an H200 were full."""
+    need = memory.peak(facts(mbs=64))
+    assert need.tensors / GIB == pytest.approx(134.4, rel=BAR)
+    assert need.total / GIB > 139.8
+
+
+def test_what_is_held_at_rest_was_measured_too():
+    at_rest = {
+        "bf16": (14.106e9, facts()),
+        "dp2": (9.464e9, facts(world=2)),
+        "pp2": (7.627e9, facts(mbs=8, world=2, pp=2)),
+    }
+    for measured, given in at_rest.values():
+        first = memory.every_stage(given)[0]
+        assert first.weights + first.gradients + first.optimizer + first.workspace == pytest.approx(measured, rel=BAR)
+
+
+def test_a_breakdown_adds_up():
+    need = of(LLAMA_8B, tp=4)
+    parts = need.gib()
+    assert parts["tensors"] == pytest.approx(sum(parts[name] for name in list(parts)[:6]))
+    assert parts["total"] == pytest.approx(parts["tensors"] * 1.05 + 3)
+
+
+def test_a_dense_model_of_8_billion_holds_18_bytes_a_parameter():
+    need = of(LLAMA_8B, world_size=1)
+    parameters = 8.03e9
+    assert need.weights == pytest.approx(2 * parameters, rel=0.01)
+    assert need.gradients == pytest.approx(4 * parameters, rel=0.01)
+    assert need.optimizer == pytest.approx(12 * parameters, rel=0.01)
+    assert of(LLAMA_8B).optimizer == pytest.approx(12 * parameters / 64, rel=0.01)
+
+
+def test_recomputation_keeps_less():
+    all_kept = of(LLAMA_8B).activations
+    selective = of(LLAMA_8B, Kernels(recompute="selective", recompute_modules=("layernorm", "mlp"))).activations
+    full = Kernels(recompute="full", recompute_method="uniform", recompute_layers=1)
+    assert of(LLAMA_8B, full).activations == pytest.approx(32 * 4096 * 4096 * 2)  # the input of every layer
+    assert of(LLAMA_8B, full).activations < selective < all_kept
+    assert of(LLAMA_8B, full).logits == of(LLAMA_8B).logits  # larger than one layer that comes back
+
+
+def test_experts_are_shared_out_and_tokens_are_not():
+    alone, shared = of(MIXTRAL), of(MIXTRAL, ep=8)
+    assert alone.weights > 6 * shared.weights
+    assert alone.activations == shared.activations
+    assert of(MIXTRAL).activations > of(LLAMA_8B).activations
+
+
+def test_latent_attention_and_experts_of_deepseek_v3():
+    layout = {"world_size": 2048, "pp": 16, "ep": 64, "tp": 1}
+    stages = (("embedding", *["decoder"] * 4), *[("decoder",) * 4] * 14, ("decoder", "loss"))
+    need = of(DEEPSEEK, stages=stages, **layout)
+    experts = 4 * 256 / 64 * 3 * 7168 * 2048
+    assert 2 * experts < need.weights < 2 * experts + 8e9
+    recomputed = of(
+        DEEPSEEK, Kernels(recompute="selective", recompute_modules=("mla_up_proj",)), stages=stages, **layout
+    )
+    assert recomputed.activations < need.activations
+
+
+def test_fsdp_shards_weights_too_and_holds_two_layers_whole():
+    plain, sharded = of(LLAMA_8B), of(LLAMA_8B, fsdp="megatron")
+    layer = 218e6
+    assert sharded.weights == pytest.approx(plain.weights / 64 + 2 * layer * 2, rel=0.02)
+    only_optimizer = of(LLAMA_8B, fsdp="megatron", fsdp_sharding="optim")
+    assert (only_optimizer.weights, only_optimizer.optimizer) == pytest.approx((plain.weights, plain.optimizer))
+
+
+def test_what_is_unknown_is_not_predicted():
+    assert not memory.is_known(Facts(model=LLAMA_8B, training=dataclasses.replace(TRAINING, precision=None)))
+    assert memory.is_known(Facts(Layout(world_size=64), LLAMA_8B, TRAINING))

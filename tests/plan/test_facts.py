@@ -1,0 +1,126 @@
+"""From an experiment to findings: where each is shown, and what is left out where that was asked for."""
+
+import pytest
+
+from megaboa.config import ConfigError
+from megaboa.plan.facts import facts_of
+from megaboa.plan.quantities import Quantities
+from megaboa.plan.shared import Shared
+from megaboa.preflight import refusals
+
+DEEPSEEK = {
+    **{"model_type": "deepseek_v3", "num_hidden_layers": 4, "first_k_dense_replace": 1, "n_routed_experts": 8},
+    **{"moe_intermediate_size": 24, "n_shared_experts": 2, "q_lora_rank": 16, "kv_lora_rank": 8},
+}
+
+
+def facts(config, hf_config):
+    quantities = Quantities(config.model_dump(), True, lambda: 1)
+    return facts_of(config.model_copy(update={"model": "dense"}), quantities, hf_config)
+
+
+def test_every_illegal_run_of_the_sweep_is_named_at_once_with_its_line(plan_of):
+    with pytest.raises(ConfigError) as error:
+        plan_of(
+            "resources: {gpus_per_node: 8}\n"
+            "sweep: {grid: {parallel.tp: [1, 3, 8], training.micro_batch_size: [1, 3]}}\n",
+            **{"training.train_iters": 10, "training.global_batch_size": 24},
+        )
+    said = str(error.value)
+    assert "more.yaml:2: sweep.grid.parallel.tp: 3 doesn't divide 4 attention heads; nearest: 2 or 4" in said
+    assert "[heads_divide] (runs tp3-mbs1, tp3-mbs3)" in said
+    assert "8 doesn't divide 4 attention heads; nearest: 4 [heads_divide] (runs tp8-mbs1, tp8-mbs3)" in said
+    assert "8 is no multiple of tp * pp * cp = 3 * 1 * 1 = 3; nearest: 6 or 9" in said
+    assert "tp1-mbs" not in said
+
+
+def test_illegal_runs_are_left_out_and_listed_as_invalid(plan_of, tmp_path):
+    plan = plan_of(
+        "sweep: {skip_illegal: true, grid: {parallel.tp: [1, 3, 4]}}\n"
+        "report: {agreements: [{reference: tp1, runs: ['*']}]}",
+        **{"training.train_iters": 10, "resources.gpus_per_node": 4},
+    )
+    assert [run.name for run in plan.runs] == ["tp1", "tp4"]
+    assert plan.agreements[0]["runs"] == ["tp4"]
+    [left_out] = plan.invalid
+    assert left_out.name == "tp3" and any("heads_divide" in reason for reason in left_out.reasons)
+    plan.write(tmp_path)
+    head, *rows = [line.split("\t") for line in (tmp_path / "small/plan.tsv").read_text().splitlines()]
+    states = [dict(zip(head, row, strict=True)) for row in rows]
+    assert [(row["run"], row["state"]) for row in states] == [("tp1", "-"), ("tp4", "-"), ("tp3", "INVALID")]
+    assert "3 doesn't divide 4 attention heads" in states[-1]["why"]
+    assert not (tmp_path / "small/runs/tp3").exists()
+
+
+def test_what_preflight_refused_is_left_out_of_the_next_plan_until_it_changes(plan_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "sweep: {skip_illegal: true, grid: {training.seed: [1, 2]}}"
+    plan = plan_of(text, training__train_iters=10)
+    plan.write("results")
+    Shared(plan).write()
+    refusals.write(tmp_path / "results/small", {"seed2": ["Bridge says no"]})
+    again = plan_of(text, training__train_iters=10)
+    assert [run.name for run in again.runs] == ["seed1"]
+    assert again.invalid[0].reasons == ("Bridge says no",)
+    changed = plan_of(text, training__train_iters=20)
+    assert [run.name for run in changed.runs] == ["seed1", "seed2"]
+
+
+def test_a_sweep_of_which_nothing_is_legal_is_refused(plan_of):
+    with pytest.raises(ConfigError, match=r"no run is left: tp3 is INVALID: .*heads_divide"):
+        plan_of("sweep: {skip_illegal: true, grid: {parallel.tp: [3]}}", **{"training.train_iters": 10})
+
+
+def test_what_bridge_accepts_is_a_warning_of_the_plan(plan_of):
+    plan = plan_of("sweep: {grid: {training.seed: [1, 2]}}", training__train_iters=10, checkpoint__save_interval=50)
+    [(text, runs)] = plan.warnings.items()
+    assert "50 in a run of 10 steps saves only the last" in text and runs == ["seed1", "seed2"]
+
+
+def test_overrides_count_too(plan_of):
+    more = "overrides: {model.recompute_granularity: full, model.recompute_method: uniform}"
+    with pytest.raises(ConfigError, match=r"overrides.model.recompute_num_layers: is null with full recomputation"):
+        plan_of(more, **{"training.train_iters": 10})
+
+
+def test_options_of_sbatch_that_contradict_the_layout(plan_of):
+    with pytest.raises(ConfigError, match=r"resources.slurm_extra: asks for 4 .* 1: remove it"):
+        plan_of("resources: {slurm_extra: '--exclusive --ntasks-per-node=4'}", **{"training.train_iters": 10})
+
+
+def test_a_hugging_face_config_in_our_words(plan_of):
+    config = plan_of().runs[0].config
+    model = facts(config, DEEPSEEK).model
+    assert (model.experts, model.moe_ffn, model.shared_ffn, model.topk) == (8, 24, 48, None)
+    assert model.moe_layers == (False, True, True, True)
+    assert model.latent and (model.q_rank, model.kv_rank, model.kv_groups) == (16, 8, None)
+    llama = facts(config, {"model_type": "llama"}).model
+    assert (llama.layers, llama.hidden, llama.heads, llama.head_dim, llama.ffn) == (32, 4096, 32, 128, 11008)
+    assert facts(config, None).model.layers is None  # of the hub: not fetched yet
+
+
+def test_of_a_recipe_only_what_the_file_says(plan_of, tmp_path):
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text("def configure(): ...\n")
+    more = f"model: r\nmodels: {{r: {{recipe: {recipe}, tokenizer: bpe}}}}\n"
+    assert plan_of(more + "parallel: {sp: true, pp: 3}\n", **{"training.micro_batch_size": 3}).runs  # tp: its business
+    with pytest.raises(ConfigError, match="one_copy_of_the_model_at_least"):
+        plan_of(more + "parallel: {tp: 2, pp: 1, cp: 1}\n", **{"training.micro_batch_size": 1})
+
+
+def test_a_plan_is_refused_and_says_what_would_fit(plan_of):
+    model = {"vocab_size": 32000, "intermediate_size": 11008, "num_hidden_layers": 32, "max_position_embeddings": 4096}
+    given = {"training.train_iters": 10, "device": "cuda", "models.dense.config": model, "training.seq_length": 4096}
+    layout = {"resources.gpus_per_node": 8, "training.micro_batch_size": 8, "training.global_batch_size": 64}
+    with pytest.raises(ConfigError, match=r"resources.gpu: h100-80g has 79.2 GiB.*fits by prediction.*memory_suffices"):
+        plan_of(**given, **layout, **{"resources.gpu": "h100-80g"})
+    assert plan_of(**given, **layout, **{"resources.gpu": "b999-2000g"}).runs
+
+
+def test_a_plan_over_its_budget_is_stopped(plan_of):
+    length = {"training.train_iters": 1000, "training.micro_batch_size": 1, "resources.step_seconds": 7.2}
+    assert plan_of(**length, **{"budget.gpu_hours": 2.0}).runs
+    with pytest.raises(ConfigError, match=r"budget.gpu_hours: 1.9 is less than the 2 GPU-hours of the plan"):
+        plan_of(**length, **{"budget.gpu_hours": 1.9})
+    with pytest.raises(ConfigError, match=r"budget.disk: 10M is less than the .* GB that the plan writes"):
+        plan_of(**length, **{"budget.disk": "10M"})

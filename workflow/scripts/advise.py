@@ -1,0 +1,49 @@
+"""Legal layouts that fit, fastest first by prediction, and a sweep over them to paste into the experiment.
+
+`python workflow/scripts/advise.py my.yaml [--model NAME] [--nodes N] [--gpu h100-80g] [--top 8]`
+
+Model, batch, sequence length, precision, nodes and GPUs come from the experiment; its layout and sweep don't matter.
+"""
+
+import argparse
+import dataclasses
+import sys
+
+from megaboa.config import ConfigError, load
+from megaboa.estimate import adviser, costs
+from megaboa.plan.facts import alone
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment", nargs="+", help="the experiment's files")
+    parser.add_argument("--model", help="default: the experiment's")
+    parser.add_argument("--nodes", type=int, help="default: resources.nodes")
+    parser.add_argument("--gpu", help="such as h100-80g; default: resources.gpu")
+    parser.add_argument("--top", type=int, default=8, help="how many layouts are listed")
+    arguments = parser.parse_args()
+    try:
+        facts = alone(load(arguments.experiment).experiment, arguments.model)
+    except (ConfigError, LookupError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    cluster = facts.cluster
+    wanted = {"nodes": arguments.nodes or cluster.nodes, "gpu": arguments.gpu or cluster.gpu, "device": "cuda"}
+    facts = dataclasses.replace(facts, cluster=dataclasses.replace(cluster, **wanted))
+    if (wanted["gpu"] or "").split("-")[0] not in costs.PEAK:
+        print(
+            f"--gpu: {wanted['gpu']} is not one of {', '.join(costs.PEAK)} with its memory, as h100-80g",
+            file=sys.stderr,
+        )
+        return 1
+    found = adviser.advise(facts, arguments.top)
+    if not found:
+        ranks = facts.cluster.nodes * facts.cluster.gpus_per_node
+        print(f"no legal layout fits on {ranks} GPUs of {wanted['gpu']}: take more nodes", file=sys.stderr)
+        return 1
+    print(f"{adviser.text(found)}\n\n{adviser.yaml(found)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

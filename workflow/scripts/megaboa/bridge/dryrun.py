@@ -1,0 +1,94 @@
+"""One process plays a rank of a run: Megatron's own groups over a fake process group, its own model without memory.
+
+It finds what validation misses: layers that don't fill the stages, experts and vocabularies that can't be shared out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed as dist
+from megatron.bridge.training.config import ConfigContainer
+from megatron.core import parallel_state
+from megatron.core.num_microbatches_calculator import (
+    destroy_num_microbatches_calculator,
+    init_num_microbatches_calculator,
+)
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from megaboa.bridge.facts import tokenizer_vocabulary
+from megaboa.bridge.preflight import playing
+
+VOCABULARY = 128  # times tp: rows of a model whose tokenizer isn't at hand
+EXPERTS = ".mlp.experts."  # in the names of experts' parameters
+
+
+def parameters(config: ConfigContainer, world_size: int) -> list[dict[str, int]]:
+    """Of the first rank of the first, second and last pipeline stage. `config` is validated, and is used up."""
+    stages = config.model.pipeline_model_parallel_size
+    _make_light(config)
+    return [_play(config, world_size, stage) for stage in sorted({0, min(1, stages - 1), stages - 1})]
+
+
+def _make_light(config: ConfigContainer) -> None:
+    """Draw no weight (for 70 billion parameters seconds become hundredths), and leave out what needs a GPU's
+    packages: it was validated, and changes no parameter."""
+    model = config.model
+    model.perform_initialization = model.use_cpu_initialization = False
+    model.cuda_graph_impl, model.cuda_graph_modules = "none", []
+    model.fp8 = model.fp4 = None
+    model.tp_comm_overlap = model.moe_shared_expert_overlap = model.overlap_moe_expert_parallel_comm = False
+    if model.moe_token_dispatcher_type == "flex":
+        model.moe_token_dispatcher_type, model.moe_flex_dispatcher_backend = "alltoall", None
+    if model.mtp_num_layers:
+        _without_mtp(model)
+    if config.model.vocab_size is None:
+        rows = tokenizer_vocabulary(config) or VOCABULARY * config.model.tensor_model_parallel_size
+        config.model.vocab_size, config.model.should_pad_vocab = rows, True
+
+
+def _without_mtp(model: Any) -> None:
+    """Layers for multi-token prediction are made by Transformer Engine alone."""
+    model.mtp_num_layers = None
+    layout = model.pipeline_model_parallel_layout
+    if layout is not None:
+        chunks = [stage[chunk] for chunk in range(len(layout.layout[0])) for stage in layout.layout]
+        left = [[part.name for part in parts if part.name != "mtp"] for parts in chunks]
+        model.pipeline_model_parallel_layout = PipelineParallelLayerLayout(left, len(layout.layout))
+
+
+def _play(config: ConfigContainer, world_size: int, stage: int) -> dict[str, int]:
+    rank = stage * (world_size // config.model.pipeline_model_parallel_size)  # pipeline stages are the outermost groups
+    with playing(rank, world_size), _groups(config, rank, world_size):
+        chunks = config.model.provide_distributed_model(wrap_with_ddp=False, init_model_with_meta_device=True)
+        sizes = [(name, one.numel()) for chunk in chunks for name, one in chunk.named_parameters()]
+        expert = sum(size for name, size in sizes if EXPERTS in name)
+        return {"stage": stage, "expert": expert, "dense": sum(size for _, size in sizes) - expert}
+
+
+@contextlib.contextmanager
+def _groups(config: ConfigContainer, rank: int, world_size: int) -> Iterator[None]:
+    train = config.train
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        init_num_microbatches_calculator(
+            rank,
+            train.rampup_batch_size,
+            train.global_batch_size,
+            train.micro_batch_size,
+            config.data_parallel_size,
+            train.decrease_batch_size_if_needed,
+        )
+        config.model.initialize_model_parallel(
+            seed=1,
+            create_gloo_process_groups=False,
+            num_distributed_optimizer_instances=config.ddp.num_distributed_optimizer_instances,
+        )
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        destroy_num_microbatches_calculator()
+        dist.destroy_process_group()

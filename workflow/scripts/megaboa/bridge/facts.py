@@ -1,0 +1,113 @@
+"""What the rules look at, read from Bridge's ConfigContainer as it is before its own validation."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.tokenizers.config import TokenizerConfig
+from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+
+from megaboa.preflight import fields
+from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Training
+
+_ABSENT = object()
+
+
+def facts_of(
+    config: ConfigContainer,
+    run: dict[str, Any],
+    launch: dict[str, Any],
+    profile: dict[str, Any],
+    source: dict[str, Any] | None,
+) -> Facts:
+    """`source` is the manifest of the model's Hugging Face folder; None for a recipe."""
+    wanted, model = launch["checkpoint"], config.model
+    saved = wanted.get("save_interval", config.checkpoint.save_interval)
+    facts = Facts(
+        layout=Layout(world_size=run["world_size"], fsdp=_fsdp(config)),
+        model=Model(
+            family=((run["model"].get("config") or {}).get("model_type")),
+            max_length=getattr(model, "max_position_embeddings", None),
+            learned_positions=getattr(model, "position_embedding_type", None) == "learned_absolute",
+            vocab_rows=_vocabulary_rows(model),
+            tokenizer_vocab=source["vocab_size"] if source else tokenizer_vocabulary(config),
+            pretrained=not run["model"].get("recipe") and run["model"]["init"] == "pretrained",
+        ),
+        training=Training(
+            save_interval=saved,
+            keep_last=wanted.get("keep_last"),
+            precision=run["training"].get("precision") or _precision(config),
+            pipeline_dtype=model.pipeline_dtype is not None or config.mixed_precision is not None,
+            profiler="nsys" if config.profiling.use_nsys_profiler else profile["tool"],
+            profile_steps=tuple(profile["steps"]),
+            profile_ranks=tuple(profile["ranks"]),
+        ),
+        cluster=Cluster(run["device"], launch["nodes"], launch["gpus_per_node"], launch.get("gpu")),
+    )
+    facts = fields.overlay(
+        facts, lambda field: _value(config, field), lambda field: _value(config, field) is not _ABSENT
+    )
+    return _completed(facts)
+
+
+def tokenizer_vocabulary(config: ConfigContainer) -> int | None:
+    """How many tokens there are; None where the tokenizer is out of reach."""
+    tokenizer = config.tokenizer
+    return _vocabulary(tokenizer.tokenizer_type, str(tokenizer.tokenizer_model), tokenizer.vocab_size)
+
+
+@functools.cache
+def _vocabulary(kind: str, model: str, size: int | None) -> int | None:
+    if kind == "NullTokenizer":
+        return None if size is None else size + 1  # and its end-of-text token
+    try:
+        return int(build_tokenizer(TokenizerConfig(tokenizer_type=kind, tokenizer_model=model)).vocab_size)
+    except Exception:  # of the hub, or of a kind that asks for more than a name
+        return None
+
+
+def _value(config: ConfigContainer, field: str) -> Any:
+    """A field's value; absent, where a section isn't there or this kind of model has no such field."""
+    value: Any = config
+    for name in field.split("."):
+        if value is None or not hasattr(value, name):
+            return _ABSENT
+        value = getattr(value, name)
+    if name == "pipeline_model_parallel_layout" and isinstance(value, str):
+        return PipelineParallelLayerLayout.parse_str_to_list(value)
+    return value
+
+
+def _completed(facts: Facts) -> Facts:
+    """What Megatron fills in by itself while it validates."""
+    model = facts.model
+    heads, hidden = model.heads, model.hidden
+    model = dataclasses.replace(
+        model,
+        ffn=model.ffn or (4 * hidden if hidden else None),
+        kv_groups=None if model.latent else model.kv_groups or heads,
+        head_dim=model.head_dim or (hidden // heads if hidden and heads else None),
+        moe_ffn=(model.moe_ffn or model.ffn) if model.experts else None,
+        tied=bool(model.tied),
+    )
+    return dataclasses.replace(facts, model=model)
+
+
+def _fsdp(config: ConfigContainer) -> str:
+    if config.dist.use_megatron_fsdp or config.ddp.use_megatron_fsdp:
+        return "megatron"
+    return "torch" if config.dist.use_torch_fsdp2 else "none"
+
+
+def _precision(config: ConfigContainer) -> str | None:
+    mixed = config.mixed_precision
+    return mixed if isinstance(mixed, str) else None
+
+
+def _vocabulary_rows(model: Any) -> int | None:
+    """A vocabulary that the model names is taken as it is, and one of the tokenizer is padded (setup.py)."""
+    return None if getattr(model, "should_pad_vocab", False) else getattr(model, "vocab_size", None)

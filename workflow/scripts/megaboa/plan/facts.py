@@ -1,0 +1,182 @@
+"""What the plan knows of a run, for the rules: keys of the experiment, and the model's Hugging Face config."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from megaboa import files
+from megaboa.config.check import is_local
+from megaboa.config.formula import Number
+from megaboa.config.models import Experiment
+from megaboa.plan.parameters import with_defaults
+from megaboa.plan.quantities import Quantities
+from megaboa.preflight import fields
+from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Training
+
+VOCABULARY_MULTIPLE = 128  # bridge/configuration.py: it must not depend on tp
+TASKS = re.compile(r"--(?:ntasks-per-node|gpus-per-node|tasks-per-node)[= ](?:\w+:)*(\d+)")
+
+
+def facts_of(config: Experiment, quantities: Quantities, hf_config: dict[str, Any] | None) -> Facts:
+    """Of a recipe's run only what the file says: the rest is left to preflight, which has the recipe's own
+    configuration."""
+    model = config.models[str(config.model)]
+    if model.recipe is not None:
+        return Facts(_known_layout(quantities), training=_known_training(config, quantities), cluster=_cluster(config))
+    tokenizer = config.tokenizers.get(str(model.tokenizer))
+    facts = Facts(
+        layout=_layout(config, quantities),
+        model=_model(
+            hf_config, tokenizer.vocab_size if tokenizer else None, model.init == "pretrained", config.parallel.tp
+        ),
+        training=_training(config, quantities),
+        cluster=_cluster(config),
+    )
+    return fields.overlay(facts, config.overrides.__getitem__, config.overrides.__contains__)
+
+
+def _layout(config: Experiment, quantities: Quantities) -> Layout:
+    parallel = config.parallel
+    return Layout(
+        world_size=int(quantities("world_size")),
+        **{name: getattr(parallel, name) for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "sp")},
+        distributed_optimizer=parallel.distributed_optimizer,
+        fsdp=parallel.fsdp,
+        fsdp_sharding=parallel.fsdp_sharding,
+    )
+
+
+def _known_layout(quantities: Quantities) -> Layout:
+    world, tp, pp, cp = (quantities.get(name) for name in ("world_size", "tp", "pp", "cp"))
+    if world is None or tp is None or pp is None or cp is None:
+        return Layout()
+    return Layout(world_size=int(world), tp=int(tp), pp=int(pp), cp=int(cp))
+
+
+def _training(config: Experiment, quantities: Quantities) -> Training:
+    training, schedule = config.training, config.schedule
+    return Training(
+        iters=_whole(quantities.get("train_iters")),
+        gbs=training.global_batch_size,
+        mbs=training.micro_batch_size,
+        seq_length=training.seq_length,
+        warmup_iters=schedule.warmup_iters,
+        decay_iters=schedule.decay_iters,
+        save_interval=config.checkpoint.save_interval,
+        keep_last=config.checkpoint.keep_last,
+        precision=training.precision,
+        optimizer=config.optimizer.name,
+        **_profile(config),
+    )
+
+
+def _known_training(config: Experiment, quantities: Quantities) -> Training:
+    iters, gbs, mbs = (_whole(quantities.get(name)) for name in ("train_iters", "gbs", "mbs"))
+    given = config.checkpoint.model_fields_set
+    interval = config.checkpoint.save_interval if "save_interval" in given else None
+    return Training(iters=iters, gbs=gbs, mbs=mbs, save_interval=interval, **_profile(config))
+
+
+def _whole(number: Number | None) -> int | None:
+    return None if number is None else int(number)
+
+
+def _profile(config: Experiment) -> dict[str, Any]:
+    wanted = config.profile
+    tool = "nsys" if config.overrides.get("profiling.use_nsys_profiler") else wanted.tool
+    steps = (wanted.steps[0], wanted.steps[1])
+    return {"profiler": tool, "profile_steps": steps, "profile_ranks": tuple(wanted.ranks)}
+
+
+def _cluster(config: Experiment) -> Cluster:
+    resources = config.resources
+    asked = TASKS.search(resources.slurm_extra)
+    return Cluster(
+        device=config.device,
+        nodes=resources.nodes,
+        gpus_per_node=resources.gpus_per_node,
+        gpu=resources.gpu,
+        tasks_per_node=int(asked[1]) if asked else None,
+        max_connections=config.launch.environment.get("CUDA_DEVICE_MAX_CONNECTIONS"),
+    )
+
+
+def _model(hf_config: dict[str, Any] | None, tokenizer_vocab: int | None, pretrained: bool, tp: int) -> Model:
+    """A Hugging Face config in our words. Its vocabulary (else the tokenizer's) is not padded."""
+    if hf_config is None:
+        return Model(tokenizer_vocab=tokenizer_vocab, pretrained=pretrained)
+    c = with_defaults(hf_config)
+    experts = next((c[name] for name in ("num_experts", "num_local_experts", "n_routed_experts") if c.get(name)), None)
+    heads, hidden = c.get("num_attention_heads"), c.get("hidden_size")
+    latent = c.get("kv_lora_rank") is not None
+    tied = c.get("tie_word_embeddings", False)
+    vocabulary = hf_config.get("vocab_size") or tokenizer_vocab
+    return Model(
+        family=c.get("model_type"),
+        layers=c.get("num_hidden_layers"),
+        hidden=hidden,
+        ffn=c.get("intermediate_size"),
+        heads=heads,
+        kv_groups=None if latent else c.get("num_key_value_heads") or heads,
+        head_dim=c.get("head_dim") or (hidden // heads if hidden and heads else None),
+        vocab_size=vocabulary,
+        vocab_rows=vocabulary,
+        vocab_multiple=max(1, VOCABULARY_MULTIPLE // tp),
+        max_length=c.get("max_position_embeddings"),
+        tied=tied,
+        experts=experts,
+        topk=c.get("num_experts_per_tok") if experts else None,
+        moe_ffn=(c.get("moe_intermediate_size") or c.get("intermediate_size")) if experts else None,
+        shared_ffn=(c.get("n_shared_experts") or 0) * (c.get("moe_intermediate_size") or 0) or None,
+        moe_layers=_sparse_layers(c) if experts else None,
+        latent=latent,
+        q_rank=c.get("q_lora_rank"),
+        kv_rank=c.get("kv_lora_rank"),
+        qk_head_dim=c.get("qk_nope_head_dim"),
+        qk_position_dim=c.get("qk_rope_head_dim"),
+        v_head_dim=c.get("v_head_dim"),
+        tokenizer_vocab=tokenizer_vocab,
+        pretrained=pretrained,
+        source_tied=tied if pretrained else None,
+    )
+
+
+def _sparse_layers(c: dict[str, Any]) -> tuple[bool, ...] | None:
+    """Which layers have experts; None: all."""
+    layers, step = range(c.get("num_hidden_layers") or 0), c.get("decoder_sparse_step") or 1
+    dense = {*(c.get("mlp_only_layers") or []), *range(c.get("first_k_dense_replace") or 0)}
+    sparse = tuple((layer + 1) % step == 0 and layer not in dense for layer in layers)
+    return None if all(sparse) else sparse
+
+
+def alone(config: Experiment, name: str | None) -> Facts:
+    """A model's facts and its batch, without a layout; LookupError where they can't be told from the experiment."""
+    chosen = name or config.model or (next(iter(config.models)) if len(config.models) == 1 else None)
+    if chosen not in config.models:
+        raise LookupError(f"model: {chosen} is not one of {', '.join(config.models)}: say which, with --model")
+    model, training = config.models[chosen], config.training
+    hf_config = hf_config_of(model.model_dump())
+    if hf_config is None:
+        raise LookupError(
+            f"models.{chosen}: only the config of a Hugging Face folder or one written out can be read here"
+        )
+    sizes = (training.global_batch_size, training.seq_length)
+    if not all(isinstance(size, int) for size in sizes):
+        raise LookupError("training.global_batch_size and seq_length must be numbers here, not expressions")
+    tokenizer = config.tokenizers.get(str(model.tokenizer))
+    return Facts(
+        model=_model(hf_config, tokenizer.vocab_size if tokenizer else None, pretrained=False, tp=1),
+        training=Training(gbs=sizes[0], mbs=1, seq_length=sizes[1], precision=training.precision),
+        cluster=_cluster(config),
+    )
+
+
+def hf_config_of(model: dict[str, Any]) -> dict[str, Any] | None:
+    """A model's Hugging Face config; None where it isn't known before the model is fetched, or a recipe's."""
+    if model.get("config") is not None:
+        return dict(model["config"])
+    if model.get("hf") is not None and is_local(model["hf"]):
+        return dict(files.read_json(Path(model["hf"]).expanduser() / "config.json"))
+    return None

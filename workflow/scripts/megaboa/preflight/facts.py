@@ -1,0 +1,180 @@
+"""What the rules look at: numbers and names of one run, wherever they come from. None is "nobody knows yet"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Precision = str  # as `training.precision`
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How ranks share the work."""
+
+    world_size: int | None = None
+    tp: int = 1
+    pp: int = 1
+    vpp: int | None = None
+    cp: int = 1
+    ep: int = 1
+    etp: int | None = None
+    sp: bool = False
+    distributed_optimizer: bool = True
+    fsdp: str = "none"
+    fsdp_sharding: str = "optim_grads_params"
+    optimizer_instances: int = 1
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
+    embedding_counts: bool = False  # as a layer, where layers are shared out over the stages
+    loss_counts: bool = False
+    stages: tuple[tuple[str, ...], ...] | None = None  # a pipeline layout: the parts of every (virtual) stage
+
+    @property
+    def chunks(self) -> int:
+        """Virtual stages per rank."""
+        return self.vpp or 1
+
+    @property
+    def expert_tp(self) -> int:
+        """Bridge shares experts over expert parallel ranks alone, unless told otherwise."""
+        return self.etp or (1 if self.ep > 1 else self.tp)
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that hold one copy of the model."""
+        return self.tp * self.pp * self.cp
+
+    @property
+    def dp(self) -> int | None:
+        """Copies of the model; None where the ranks don't fill the layout."""
+        if self.world_size is None or self.world_size % self.model_ranks:
+            return None
+        return self.world_size // self.model_ranks
+
+    @property
+    def expert_dp(self) -> int | None:
+        size = self.expert_tp * self.ep * self.pp
+        return None if self.world_size is None or self.world_size % size else self.world_size // size
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of a decoder. `vocab_rows` is what Megatron makes of `vocab_size`, padding included."""
+
+    family: str | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    ffn: int | None = None
+    heads: int | None = None
+    kv_groups: int | None = None
+    head_dim: int | None = None
+    vocab_size: int | None = None
+    vocab_rows: int | None = None
+    vocab_multiple: int = 128  # times tp: what Bridge pads to
+    max_length: int | None = None
+    learned_positions: bool = False
+    tied: bool | None = None
+    gated: bool = True
+    bias: bool = False
+    norm_bias: bool = False  # LayerNorm, not RMSNorm
+    dropout: float = 0.0
+    # mixture of experts
+    experts: int | None = None
+    topk: int | None = None
+    moe_ffn: int | None = None
+    shared_ffn: int | None = None
+    moe_layers: tuple[bool, ...] | None = None  # which layers are sparse; None: all, where there are experts
+    # multi-head latent attention
+    latent: bool = False
+    q_rank: int | None = None
+    kv_rank: int | None = None
+    qk_head_dim: int | None = None  # without positions
+    qk_position_dim: int | None = None
+    v_head_dim: int | None = None
+    mtp_layers: int = 0
+    # what it starts from
+    tokenizer_vocab: int | None = None
+    pretrained: bool = False
+    source_tied: bool | None = None
+
+    @property
+    def is_sparse(self) -> bool:
+        return bool(self.experts and self.experts > 1)
+
+
+@dataclass(frozen=True)
+class Training:
+    iters: int | None = None
+    gbs: int | None = None
+    mbs: int | None = None
+    eval_gbs: int | None = None
+    eval_mbs: int | None = None
+    seq_length: int | None = None
+    warmup_iters: int = 0
+    decay_iters: int | None = None
+    save_interval: int | None = None
+    keep_last: int | None = None
+    checkpoint_format: str | None = None
+    precision: Precision | None = None
+    bf16: bool | None = None
+    fp16: bool | None = None
+    pipeline_dtype: bool = True  # whether one is set
+    optimizer: str = "adam"
+    profiler: str = "none"
+    profile_steps: tuple[int, int] = (0, 0)
+    profile_ranks: tuple[int, ...] = ()
+    fault_tolerance: bool = False
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What makes steps faster or smaller, by Bridge's names."""
+
+    recompute: str | None = None  # granularity: full, selective
+    recompute_method: str | None = None
+    recompute_layers: int | None = None
+    recompute_modules: tuple[str, ...] = ()
+    graphs: str = "none"  # cuda_graph_impl
+    graph_modules: tuple[str, ...] = ()
+    cpu_offloading: bool = False
+    offloaded_layers: int = 0
+    expert_overlap: bool = False  # overlap_moe_expert_parallel_comm
+    dispatcher: str | None = None
+    flex_backend: str | None = None
+    grouped_gemm: bool = False
+    shared_expert_overlap: bool = False
+    expert_capacity: float | None = None
+    pad_to_capacity: bool = False
+    tp_comm_overlap: bool = False
+    nan_check: bool = True
+    fused_loss: bool = True
+    loss_kernel: str = "native"
+    fused_activation: bool = True
+    attention_dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    device: str = "cuda"
+    nodes: int = 1
+    gpus_per_node: int = 1
+    gpu: str | None = None
+    tasks_per_node: int | None = None  # where an option of sbatch says so
+    max_connections: str | None = None  # CUDA_DEVICE_MAX_CONNECTIONS
+
+
+@dataclass(frozen=True)
+class Facts:
+    layout: Layout = field(default_factory=Layout)
+    model: Model = field(default_factory=Model)
+    training: Training = field(default_factory=Training)
+    kernels: Kernels = field(default_factory=Kernels)
+    cluster: Cluster = field(default_factory=Cluster)
+
+    @property
+    def microbatches(self) -> int | None:
+        """Of a step, on every rank; None where that is no whole number."""
+        dp, gbs, mbs = self.layout.dp, self.training.gbs, self.training.mbs
+        if not dp or gbs is None or not mbs or gbs % (mbs * dp):
+            return None
+        return gbs // (mbs * dp)

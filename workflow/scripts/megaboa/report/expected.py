@@ -1,0 +1,73 @@
+"""What preflight expected of each run, beside what was measured."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megaboa.estimate.memory import GIB
+from megaboa.estimate.overview import short, size
+from megaboa.files import read_json
+from megaboa.report.runs import RunResult
+from megaboa.results import RunFolder, RunStore
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A row of preflight.tsv; None is what wasn't known, or wasn't measured."""
+
+    run: str
+    tokens: str
+    flops: str
+    disk: str
+    step_source: str
+    predicted_seconds: float | None
+    measured_seconds: float | None
+    predicted_gib: float | None
+    measured_gib: float | None
+
+    @property
+    def memory_error(self) -> str:
+        if self.predicted_gib is None or not self.measured_gib:
+            return ""
+        return f"{self.predicted_gib / self.measured_gib - 1:+.1%}"
+
+
+def load_expected(results: Path, runs: Sequence[RunResult]) -> list[Expected]:
+    path = results / "preflight.tsv"
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as stream:
+        rows = {row["run"]: row for row in csv.DictReader(stream, delimiter="\t")}
+    return [_expected(rows[run.name], run, results) for run in runs if run.name in rows]
+
+
+def _expected(row: dict[str, str], run: RunResult, results: Path) -> Expected:
+    disk, timed = _number(row["disk_bytes"]), (run.summary or {}).get("step_seconds")
+    return Expected(
+        run=run.name,
+        tokens=short(_number(row["tokens"])),
+        flops=short(_number(row["flops"])),
+        disk="-" if disk is None else size(disk),
+        step_source=row["step_source"],
+        predicted_seconds=_number(row["step_seconds"]),
+        measured_seconds=timed["median"] if timed else None,
+        predicted_gib=_number(row["tensors_gib"]),
+        measured_gib=measured_gib(RunFolder(results / "runs" / run.name)),
+    )
+
+
+def measured_gib(folder: RunFolder) -> float | None:
+    """The most that tensors took on any rank's GPU in the last attempt; None where there was no GPU."""
+    if not folder.attempts_link.exists():
+        return None
+    attempts = sorted((RunStore(folder.attempts_link.resolve().parent).path / "attempts").glob("*/end"))
+    ends = [read_json(path) for path in attempts[-1].glob("*.json")] if attempts else []
+    peaks = [end["peak_allocated"] for end in ends if "peak_allocated" in end]
+    return max(peaks) / GIB if peaks else None
+
+
+def _number(text: str) -> float | None:
+    return None if text == "-" else float(text)
