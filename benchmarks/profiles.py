@@ -118,7 +118,7 @@ def measured(command: list[str]) -> tuple[float, float, float, str]:
         sys.exit(errors)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
-    return seconds, cpu, after.ru_maxrss / 1e6, output
+    return seconds, cpu, after.ru_maxrss * 1024 / 1e9, output
 
 
 def sizes(gigabytes: list[float]) -> None:

@@ -35,6 +35,12 @@ def test_a_profile_is_captured_beside_the_run_and_trains_nothing(workspace):
     assert analysis["clocks"][0]["offset_us"] == 0 and analysis["waiting"]["matched"] > 0
 
 
+def test_what_the_profiler_costs_is_measured_in_the_same_run(workspace):
+    cost = workspace.json("traced", "runs", "dp2", "analysis.json")["perturbation"]
+    assert (cost["captured_n"], cost["reference_n"], cost["reference"]) == (3, 4, "steps 8 to 11")
+    assert cost["captured_ms"] > 0 and cost["slowdown"] > -1
+
+
 def test_the_report_shows_the_profile(workspace):
     config = workspace.path / "traced.yaml"
     before = workspace.results("traced", "runs", "dp2", "trace.json").stat().st_mtime
@@ -44,9 +50,3 @@ def test_the_report_shows_the_profile(workspace):
     summary = workspace.json("traced", "runs", "dp2", "analysis.json")["summary"]
     assert 'id="profiles"' in html and summary[0] in html
     assert workspace.results("traced", "report", "profile_0_timeline.png").exists()
-
-
-def test_a_rank_that_the_run_does_not_have_is_named(workspace):
-    config = workspace.experiment("untraced", {"a": "{}"}, more="profile: {tool: pytorch, ranks: [3]}\n")
-    output = workspace.snakemake("profile", "--configfile", config, code=1)
-    assert "profile.ranks names rank 3" in output

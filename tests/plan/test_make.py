@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -175,7 +176,21 @@ def test_launch_and_profile_hold_the_rest(plan_of: PlanOf) -> None:
         "num_workers": 2,
     }
     assert run.launch["overrides"] == {"logger.log_interval": 5}
-    assert run.profile == {"tool": "none", "steps": [2, 8], "ranks": [0]}
+    assert run.profile == {"tool": "none", "steps": [2, 8], "ranks": [0], "domains": ["cuda", "nvtx"], "arguments": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("profile: {tool: nsys}\ndevice: cpu", "profile.tool: nsys sees the steps of a GPU only"),
+        ("profile: {tool: pytorch, ranks: [0, 3]}", "profile.ranks: there is no rank 3: the run has ranks 0 to 0"),
+    ],
+)
+def test_a_profile_that_can_not_be_is_refused(plan_of: PlanOf, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        plan_of(text)
+    assert plan_of("profile: {tool: nsys}\ndevice: cuda").runs[0].profile["tool"] == "nsys"
+    assert plan_of("profile: {tool: none, ranks: [3]}").runs[0].profile["ranks"] == [3]
 
 
 def test_how_ranks_start_and_what_is_done_when_they_fail_is_launched(plan_of: PlanOf) -> None:

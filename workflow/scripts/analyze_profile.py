@@ -53,6 +53,7 @@ def wanted(arguments: argparse.Namespace) -> tuple[list[Path], Expected]:
     return paths, Expected(
         ranks=trace.get("ranks", []),
         steps=trace.get("steps", []),
+        step_log=Path(trace["step_log"]) if trace.get("step_log") else None,
         train_iters=(run.get("training") or {}).get("train_iters"),
         layout=Layout.of_run(run) if run else None,
     )

@@ -29,6 +29,7 @@ from megaboa.results import AttemptFolder, RunFolder, RunStore
 
 SECTIONS = ("training", "optimizer", "schedule", "parallel")
 VOCABULARY_MULTIPLE = 128
+REFERENCE_STEPS = 4  # without the profiler, after the step that pays for the end of the capture
 NOT_COPIED = {"training.precision", "parallel.fsdp"}  # their values mean something else in Bridge's fields
 
 
@@ -148,15 +149,23 @@ def vocabulary_multiple(tp: int) -> int:
 
 
 def profile(config: ConfigContainer, wanted: dict[str, Any]) -> None:
-    """Train the first steps alone, under the profiler, with the learning rates of the whole run, and save nothing."""
+    """Train the first steps alone, under the profiler, with the learning rates of the whole run, and save nothing.
+
+    A few steps more than are captured: beside them the profiler's own cost can be seen.
+    """
     begin, end = wanted["steps"]
     config.scheduler.lr_decay_iters = config.scheduler.lr_decay_iters or config.train.train_iters
-    config.train.train_iters = end
+    config.train.train_iters = end + REFERENCE_STEPS
     config.validation.eval_iters = 0
     config.checkpoint.save = None
-    config.profiling.use_pytorch_profiler = True
-    config.profiling.profile_step_start, config.profiling.profile_step_end = begin, end
-    config.profiling.profile_ranks = wanted["ranks"]
+    profiling = config.profiling
+    profiling.profile_ranks = wanted["ranks"]
+    profiling.profile_step_start, profiling.profile_step_end = begin, end
+    if wanted["tool"] == "pytorch":
+        profiling.use_pytorch_profiler = True
+    else:  # here Bridge counts the steps that are done, not the one that begins
+        profiling.use_nsys_profiler = profiling.nvtx_ranges = True
+        profiling.profile_step_start, profiling.profile_step_end = begin - 1, end - 1
 
 
 def override(config: ConfigContainer, overrides: dict[str, Any]) -> ConfigContainer:

@@ -362,11 +362,13 @@ class Load(Section):
 
 
 class Profile(Section):
-    tool: Literal["none", "pytorch"] = key("none", "profiler of the profile stage")
+    tool: Literal["none", "pytorch", "nsys"] = key("none", "profiler of the profile stage; nsys: on GPUs only")
     steps: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)] = key(
         [2, 8], "first step, and the step before which capture ends; the first and the last are not analysed"
     )
-    ranks: list[NonNegativeInt] = key([0], "ranks that are profiled", min_length=1)
+    ranks: list[NonNegativeInt] = key([0], "ranks that are profiled, on whatever nodes they are", min_length=1)
+    domains: list[str] = key(["cuda", "nvtx"], "what nsys traces (its `--trace`)", min_length=1)
+    arguments: list[str] = key([], "further arguments of `nsys profile`, such as `--enable=efa_metrics`")
 
     @model_validator(mode="after")
     def _forward(self) -> Profile:

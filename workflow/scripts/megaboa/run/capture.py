@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from megaboa import files, store
+from megaboa.launch import profiler
 from megaboa.launch.ranks import Ended
 from megaboa.results import AttemptFolder, RunFolder, RunStore
 from megaboa.run import site as sites
 from megaboa.run.announce import explain
 from megaboa.run.command import RANK_SCRIPT, rank_environment
 from megaboa.run.identity import identity_of
-from megaboa.run.inputs import UnusableInputError, check_data, check_nodes
+from megaboa.run.inputs import check_data, check_nodes
 from megaboa.run.supervisor import TrainingFailed
 from megaboa.run.watch import POLL_SECONDS
 
-TRACES = "torch_profile"  # Bridge's name for the folder beside TensorBoard's
+# Where traces lie in the profile's folder; that of PyTorch's is Bridge's, beside TensorBoard's.
+TRACES = {"pytorch": "torch_profile", "nsys": "nsys"}
+WRAPPER = Path(__file__).parents[2] / "profile_rank.py"
 
 
 def capture(folder: RunFolder) -> dict[str, Any]:
@@ -24,36 +28,36 @@ def capture(folder: RunFolder) -> dict[str, Any]:
     site = sites.here(folder.launch, folder.run["device"])
     check_nodes(folder, site.nodes)
     check_data(folder)
-    check_ranks(folder)
     identity = identity_of(folder)
     captured = {"run": identity, "profile": folder.profile}
     final = store.folder(folder.launch["store"], "profiles", f"{folder.experiment}/{folder.name}", captured)
     with store.building(final) as partial:
         if partial:
             _profile(folder, site, identity, AttemptFolder(partial))
-    traces = sorted((final / TRACES).iterdir())
-    return {"run": folder.name, "path": str(final / TRACES), **folder.profile, "traces": [path.name for path in traces]}
-
-
-def check_ranks(folder: RunFolder) -> None:
-    world_size = folder.run["world_size"]
-    beyond = [rank for rank in folder.profile["ranks"] if rank >= world_size]
-    if beyond:
-        raise UnusableInputError(
-            f"run {folder.name}: profile.ranks names rank {beyond[0]}, "
-            f"but its ranks are 0 to {world_size - 1}: name one of these."
-        )
+    path = final / TRACES[folder.profile["tool"]]
+    return {
+        "run": folder.name,
+        "path": str(path),
+        "step_log": str(AttemptFolder(final).steps),
+        **folder.profile,
+        "traces": [trace.name for trace in sorted(path.iterdir())],
+    }
 
 
 def _profile(folder: RunFolder, site: sites.Site, identity: dict[str, Any], target: AttemptFolder) -> None:
     files.write_json(RunStore(target.path).identity, identity)
     command = [sites.python_of(folder.launch), str(RANK_SCRIPT), "--capture"]
     command += [f"--run={folder.path}", f"--store={target.path}", f"--attempt={target.path}"]
+    traces = target.path / TRACES[folder.profile["tool"]]
+    if folder.profile["tool"] == "nsys":
+        traces.mkdir()
+        nsys = profiler.nsys_arguments(folder.profile["domains"], folder.profile["arguments"])
+        out = traces / f"{folder.experiment}.{folder.name}"
+        command = profiler.wrapped(command, WRAPPER, folder.profile["ranks"], out, nsys)
     ended = _run(site, command, folder, target)
-    wanted = [target.path / TRACES / f"rank-{rank}.json.gz" for rank in folder.profile["ranks"]]
-    missing = [path.name for path in wanted if not path.exists()]
+    missing = [rank for rank in folder.profile["ranks"] if not list(traces.glob(f"*rank-{rank}.*"))]
     if not ended.ok or missing:
-        detail = str(ended) if not ended.ok else f"no trace {', '.join(missing)} was written"
+        detail = str(ended) if not ended.ok else f"no trace of rank {', '.join(map(str, missing))} was written"
         raise TrainingFailed(explain(folder, target, ended, detail, "The log is not kept; nothing else was touched."))
 
 

@@ -12,6 +12,8 @@ from megaboa.observe.traces import clocks, collectives, ranks, read, tables
 from megaboa.observe.traces.budget import COLUMNS, Budget, Timeline, budget, cpu_bound
 from megaboa.observe.traces.events import Capture
 from megaboa.observe.traces.findings import Finding, worst_first
+from megaboa.observe.traces.perturbation import about as about_cost
+from megaboa.observe.traces.perturbation import perturbation
 from megaboa.observe.traces.phases import phases
 from megaboa.observe.traces.ranks import Layout
 from megaboa.observe.traces.steps import Steps, find_steps
@@ -40,6 +42,7 @@ class Expected:
     ranks: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)  # first, and the one before which capture ended
     train_iters: int | None = None
+    step_log: Path | None = None  # of the profile's own short run
     layout: Layout | None = None
 
 
@@ -61,7 +64,8 @@ def analyse(paths: list[Path], expected: Expected | None = None) -> dict[str, An
     expected = expected or Expected()
     captures, findings = read.read_all(paths)
     captures, clock_rows, about_clocks = clocks.aligned(captures) if captures else ([], [], [])
-    findings += about_clocks + about_expected(captures, expected)
+    cost = perturbation(expected.step_log, expected.steps) if expected.step_log and expected.steps else None
+    findings += about_clocks + about_expected(captures, expected) + about_cost(cost)
     analysed = []
     for capture in captures:
         findings += about_capture(capture)
@@ -81,6 +85,7 @@ def analyse(paths: list[Path], expected: Expected | None = None) -> dict[str, An
         "ranks": [rank_row(one, expected) for one in analysed],
         "details": {str(one.capture.rank): details(one) for one in analysed},
         "clocks": clock_rows,
+        "perturbation": cost,
         "waiting": _waiting(analysed, expected.layout),
         "stragglers": _stragglers(analysed, expected),
         "pipeline": pipeline(analysed, expected.layout),

@@ -45,7 +45,7 @@ def by_operation(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
                 "exposed_ms": intervals.length(intervals.intersect(union, timeline.exposed)) / len(steps) / 1e6,
                 "sized": len(sized),
                 "bytes": int(sized.sizes.sum()) if len(sized) else None,
-                "GBps": float(sized.sizes.sum() / sized.durations.sum()) if len(sized) else None,
+                "GBps": float(sized.sizes.sum() / sized.durations.sum()) if sized.durations.sum() else None,
             }
         )
     return sorted(rows, key=lambda row: -row["ms"])

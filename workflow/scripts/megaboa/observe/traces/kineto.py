@@ -31,18 +31,26 @@ HOST_COLLECTIVE = "gloo:"
 def read(path: Path) -> Capture:
     trace, names = TraceFile(path), Names()
     columns = {table: array.array("q") for table in set(TABLES.values())}
-    findings, count = [], 0
+    findings, count, strange = [], 0, 0
     try:
         for event in trace:
-            table = TABLES.get(event.get("cat"))
-            if table and event.get("ph") == "X" and "ts" in event:
-                columns[table].extend(_row(event, table in SIZED, names))
+            category = event.get("cat")
+            table = TABLES.get(category) if isinstance(category, str) else None
+            if not table or event.get("ph") != "X":
+                continue
+            try:
+                columns[table].extend(array.array("q", _row(event, table in SIZED, names)))
                 count += 1
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+                strange += 1
     except TornError as error:
         if not count:
             raise
         text = f"truncated: {error}; the {count:,} events before that are used"
         findings.append(Finding("truncated", "warning", path.name, text))
+    if strange:
+        text = f"{strange:,} events without a time, or with one that is no number, are left out"
+        findings.append(Finding("malformed", "warning", path.name, text))
     return _capture(path, trace.head, names, columns, findings)
 
 
@@ -58,22 +66,24 @@ def _capture(
     if on_host:
         tables["kernels"] = host_kernels(tables["operators"], tables["ranges"], names.all())
     missing = {"kernels": "kernel", "copies": "gpu_memcpy", "calls": "cuda_runtime", "ranges": "user_annotation"}
-    where = head.get("distributedInfo") or {}
+    where = head.get("distributedInfo")
+    where = where if isinstance(where, dict) else {}
     schema = head.get("schemaVersion", 0)
     if isinstance(schema, int) and schema > KNOWN_SCHEMA:
         text = f"written in schema {schema} of PyTorch's traces, newer than the newest known ({KNOWN_SCHEMA})"
         findings.append(Finding("newer_version", "warning", path.name, text))
-    devices = head.get("deviceProperties") or []
+    devices = head.get("deviceProperties")
+    devices = devices if isinstance(devices, list) else []
     return Capture(
         path=path,
         kind="pytorch",
         version=str(schema),
-        rank=where.get("rank"),
-        world_size=where.get("world_size"),
+        rank=_whole(where.get("rank")),
+        world_size=_whole(where.get("world_size")),
         host=head.get("host_name"),
         device="cpu" if on_host else "gpu",
         device_name=devices[0].get("name") if devices and isinstance(devices[0], dict) else None,
-        epoch=head.get("baseTimeNanoseconds"),
+        epoch=_whole(head.get("baseTimeNanoseconds")),
         session=None,
         names=names.all(),
         **tables,
@@ -111,11 +121,11 @@ def own_time(table: Events) -> np.ndarray:
 
 def _row(event: dict[str, Any], sized: bool, names: Names) -> tuple[int, ...]:
     values = event.get("args") or {}
-    start = round(event["ts"] * 1000)
-    name = event.get("name", "")
+    start = round(float(event["ts"]) * 1000)
+    name = str(event.get("name", ""))
     on_device = "stream" in values
     place = values["stream"] if on_device else event.get("tid", 0)
-    row = (start, start + round(event.get("dur", 0) * 1000), names.number(name), _integer(place))
+    row = (start, start + round(float(event.get("dur", 0)) * 1000), names.number(name), _integer(place))
     row += (_integer(values.get("correlation", UNKNOWN)),)
     return (*row, message_bytes(values), _integer(values.get("Group size", UNKNOWN))) if sized else row
 
@@ -130,8 +140,12 @@ def message_bytes(values: dict[str, Any]) -> int:
     return max(known) * width if known and width else UNKNOWN
 
 
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
 def _integer(value: Any) -> int:
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return UNKNOWN

@@ -71,6 +71,8 @@ def _sqlite(path: Path) -> tuple[list[Capture], list[Finding]]:
         return _with_rows(path, nsys.read(path))
     except sqlite3.DatabaseError as error:
         return _unusable("truncated", path, f"it can't be read: {error}")
+    except (TypeError, ValueError, OverflowError) as error:
+        return _unusable("malformed", path, f"a column holds what is none of its kind: {error}")
 
 
 def _exported(path: Path) -> tuple[list[Capture], list[Finding]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,7 +61,7 @@ NO_STEPS = Steps("none", [], np.empty((0, 2), dtype=np.int64), [])
 
 def find_steps(capture: Capture, first_step: int = 0) -> tuple[Steps, list[Finding]]:
     """`first_step` is the number of the capture's first step, where no anchor says it."""
-    found = anchors(capture)
+    found = filter(None, map(_forward, anchors(capture)))
     first = next(found, None)
     if first is None:
         text = "no step was found: no range named after one, no optimizer, no kernel that returns regularly"
@@ -83,6 +83,13 @@ def find_steps(capture: Capture, first_step: int = 0) -> tuple[Steps, list[Findi
     ratio = second.median / first.median if second else None
     steps = Steps(first.name, numbers[kept], first.windows[kept], dropped, second.name if second else None, ratio)
     return steps, findings
+
+
+def _forward(anchor: Anchor) -> Anchor | None:
+    """Without steps that end before they begin, as where the device took kernels out of order."""
+    good = anchor.windows[:, 1] > anchor.windows[:, 0]
+    numbers = anchor.numbers and [number for number, kept in zip(anchor.numbers, good, strict=True) if kept]
+    return replace(anchor, windows=anchor.windows[good], numbers=numbers) if good.any() else None
 
 
 def _compared(capture: Capture, first: Anchor, second: Anchor | None) -> list[Finding]:

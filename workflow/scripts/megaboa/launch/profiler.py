@@ -1,0 +1,60 @@
+"""Nsight Systems around single ranks. Every rank is started alike, and knows itself whether it is to be wrapped: so any
+ranks can be, on any nodes, whoever starts them.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from megaboa.launch.environment import rank_from_slurm
+
+
+class NoProfiler(Exception):
+    """The profiler that was asked for isn't there."""
+
+
+def wrapped(command: Sequence[str], script: Path, ranks: Sequence[int], out: Path, nsys: Sequence[str]) -> list[str]:
+    """The command of every rank: `script` runs `command`, on these ranks under `nsys profile` with these arguments."""
+    chosen = ",".join(map(str, ranks))
+    own = [command[0], str(script), f"--ranks={chosen}", f"--out={out}", *(f"--nsys={argument}" for argument in nsys)]
+    return [*own, "--", *command]
+
+
+def nsys_arguments(domains: Sequence[str], more: Sequence[str]) -> list[str]:
+    """Only the steps that the rank marks are captured; a graph's kernels are, one by one. What is given last wins."""
+    fixed = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--cuda-graph-trace=node"]
+    quiet = ["--sample=none", "--cpuctxsw=none", "--force-overwrite=true"]
+    return [f"--trace={','.join(domains)}", *fixed, *quiet, *more]
+
+
+def report_name(rank: int, stem: str) -> str:
+    """`tiny.dp2.node-7.rank-3.nsys-rep`."""
+    return f"{stem}.{socket.gethostname()}.rank-{rank}.nsys-rep"
+
+
+def rank_command(command: Sequence[str], ranks: Sequence[int], out: Path, nsys: Sequence[str]) -> list[str]:
+    """What this rank runs. `out` is the folder and the first part of the report's name."""
+    environment = {**os.environ, **rank_from_slurm(os.environ)}
+    rank = int(environment["RANK"])
+    if rank not in ranks:
+        return list(command)
+    program = shutil.which("nsys")
+    if program is None:
+        raise NoProfiler(
+            f"profile.tool is nsys, and rank {rank} on {socket.gethostname()} finds no nsys on its PATH: "
+            f"install Nsight Systems in the image, or set profile.tool to pytorch"
+        )
+    target = out.parent / report_name(rank, out.name)
+    return [program, "profile", *nsys, f"--output={target}", *command]
+
+
+def become(command: Sequence[str]) -> None:
+    sys.stdout.flush()
+    os.execvp(command[0], list(command))
