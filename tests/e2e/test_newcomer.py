@@ -73,7 +73,7 @@ def first_run(newcomer):
 
 def test_make_run_goes_from_the_clone_to_the_report(newcomer, first_run):
     assert "setting up .venv" in first_run
-    assert "PASS: all 19 checks; all 7 runs\nreport: results/tiny/report/index.html" in first_run
+    assert "PASS: all 30 checks; all 7 runs\nreport: results/tiny/report/index.html" in first_run
     results = newcomer.clone / "results" / "tiny"
     plan = (results / "plan.tsv").read_text().splitlines()
     assert [line.split("\t")[0] for line in plan] == ["run", *LAYOUTS]
