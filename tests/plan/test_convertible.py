@@ -11,6 +11,7 @@ import pytest
 import megaboa
 from megaboa.config import ConfigError
 from megaboa.plan import families
+from megaboa.workflow import introduce
 
 ASK = """
 from megaboa.bridge.process import prepare
@@ -65,3 +66,11 @@ def test_a_recipe_has_no_hugging_face_form(plan_of):
 def test_what_an_export_can_not_do(plan_of, export, said):
     with pytest.raises(ConfigError, match=said):
         plan_of(f"export: {export}\n")
+
+
+def test_a_plan_with_recipes_says_that_they_have_no_hugging_face_stages(plan_of, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    introduce(plan_of("models: {m: {recipe: vanilla_gpt_pretrain_config, tokenizer: bpe}}\nmodel: m\n"), False)
+    assert "recipes have no Hugging Face import, export or proof: m" in capsys.readouterr().err
+    introduce(plan_of(), False)
+    assert "Hugging Face" not in capsys.readouterr().err
