@@ -22,7 +22,7 @@ def made(tmp_path, **changes):
     datasets = [{"documents": 1000, "tokens": 123456}, {"documents": 2, "tokens": 4}]
     write_json(tmp_path / "results" / "paper" / "data" / "wiki.json", {"digest": "abcdef" * 8, "datasets": datasets})
     values = {
-        "source": {"params": 1234567},
+        "source": {"params": 1234567, "revision": "abc123"},
         "iteration": 50,
         "evaluation": {"losses": {"lm loss": 2.71828}},
         "train": {"train_iters": 100, "identity": "f" * 64},
@@ -48,7 +48,12 @@ def test_it_says_what_was_trained_on_what_and_how(tmp_path):
     text = made(tmp_path)
     for said in (
         *("# paper: large", "weights of iteration 50 of 100", "| parameters | 1,234,567 |"),
-        *("| tokens seen | 25,600 |", "| layout | 4 rank(s), tp 2 |", "| validation loss | 2.7183 |"),
+        *(
+            "| started from | owner/base at abc123 |",
+            "| tokens seen | 25,600 |",
+            "| layout | 4 rank(s), tp 2 |",
+            "| validation loss | 2.7183 |",
+        ),
         *("| wiki | 1,002 documents, 123,460 tokens, digest abcdefabcdef |", "| commit | c0ffee |"),
     ):
         assert said in text
@@ -63,3 +68,19 @@ def test_what_is_not_known_is_not_said(tmp_path):
 
 def test_the_same_run_gives_the_same_card(tmp_path):
     assert made(tmp_path) == made(tmp_path)
+
+
+def test_a_path_of_this_machine_is_not_published(tmp_path):
+    text = made(tmp_path, source={"params": 1, "revision": None})
+    assert "owner/base" not in text and "base_model" not in text
+
+
+def test_a_child_has_seen_its_parents_tokens_too(tmp_path):
+    folder = tmp_path / "results" / "old" / "runs" / "small"
+    write_json(folder / "run.json", {**RUN, "training": {**RUN["training"], "global_batch_size": 4}})
+    made(tmp_path)
+    child = RunFolder(tmp_path / "results" / "paper" / "runs" / "large")
+    write_json(child.path / "run.json", {**RUN, "parent": {"experiment": "old", "run": "small", "iteration": 10}})
+    text = card(child, {"params": 1, "revision": None}, 20, None, {"train_iters": 20, "identity": "f"}, None, None, {})
+    assert f"| tokens seen | {(10 * 4 + 10 * 8) * 64:,} |" in text
+    assert "| started from | iteration 10 of old: small |" in text

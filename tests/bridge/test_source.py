@@ -206,3 +206,19 @@ def test_weights_that_are_not_whole_are_refused(folder, tmp_path, words, damage,
     damage(folder / "model-00002-of-00002.safetensors")
     with pytest.raises(InputError, match=said):
         obtained(folder, tmp_path, words)
+
+
+def test_the_same_weights_in_another_form_beside_them_are_left_alone(folder, tmp_path, words, made):
+    """As in Mistral's repositories."""
+    save_file({"layers.0.attention.wq.weight": torch.ones(4)}, folder / "consolidated.safetensors")
+    assert obtained(folder, tmp_path, words)["params"] == made["params"]
+
+
+def test_a_chat_template_is_no_part_of_what_is_trained(folder, tmp_path, words):
+    before = obtained(folder, tmp_path, words)["digest"]
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "generation_config.json").write_text('{"temperature": 0.5}')
+    assert obtained(folder, tmp_path, words)["digest"] == before
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+    assert obtained(folder, tmp_path, words)["digest"] != before

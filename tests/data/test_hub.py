@@ -35,13 +35,16 @@ def test_other_errors_are_left_to_the_caller():
 class HubServer:
     """The few answers of the hub that a push of a small folder needs."""
 
-    def __init__(self):
+    def __init__(self, private=True, files=()):
+        self.private, self.files = private, files
         self.asked, self.tokens = {}, set()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                self.answer({"sha": "0" * 40, "siblings": [], "id": "o/n"})
+                tree = [{"type": "file", "path": name, "size": 1, "oid": "0" * 40} for name in outer.files]
+                model = {"sha": "0" * 40, "siblings": [], "id": "o/n", "private": outer.private}
+                self.answer(tree if "/tree/" in self.path else model)
 
             def do_POST(self):
                 outer.asked[self.path.split("?")[0]] = self.rfile.read(int(self.headers["Content-Length"])).decode()
@@ -100,7 +103,7 @@ def test_a_hub_that_does_not_answer_is_one_sentence(nobody, monkeypatch, tmp_pat
 def test_a_folder_is_sent_to_a_hub(nobody, monkeypatch, tmp_path):
     """To a server on this machine that answers as the hub does: no hub can be reached in a test."""
     (tmp_path / "README.md").write_text("# a model\n")
-    with HubServer() as server:
+    with HubServer(files=["model.safetensors", "notes.md"]) as server:
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
         monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", server.url)
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
@@ -109,5 +112,18 @@ def test_a_folder_is_sent_to_a_hub(nobody, monkeypatch, tmp_path):
     assert json.loads(created)["visibility"] == "private"
     lines = [json.loads(line) for line in committed.splitlines()]
     assert lines[0]["value"]["summary"] == "run a, iteration 6"
-    assert base64.b64decode(lines[1]["value"]["content"]) == b"# a model\n"
+    contents = {line["value"]["path"]: line["value"].get("content") for line in lines[1:]}
+    assert base64.b64decode(contents.pop("README.md")) == b"# a model\n"
+    assert contents == {"model.safetensors": None}, "weights of an earlier push go, and nothing else"
+    assert {line["key"] for line in lines[1:]} == {"file", "deletedFile"}
     assert server.tokens == {"Bearer hf_secret"}
+
+
+def test_a_public_repository_is_not_taken_for_a_private_one(nobody, monkeypatch, tmp_path):
+    with HubServer(private=False) as server:
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", server.url)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+        with pytest.raises(InputError, match=r"'o/n' is public, and export.private is true"):
+            hub.upload(tmp_path, "o/n", True, "m", "export.push.a")
+    assert not any("/commit/" in path for path in server.asked)

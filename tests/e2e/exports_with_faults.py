@@ -90,7 +90,7 @@ def main(run, source, out):
         damage(copy)
         files = folder_digests(copy) if early else export["files"]
         try:
-            checks = prove_export({**export, "path": str(copy), "files": files}, source, RunFolder(run))
+            checks, _ = prove_export({**export, "path": str(copy), "files": files}, source, RunFolder(run))
             found[name] = [check["name"] for check in checks if check["state"] == "FAIL"]
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"

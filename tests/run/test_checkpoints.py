@@ -136,8 +136,30 @@ def test_a_checkpoint_can_be_damaged_again(tmp_path):
     for content in ("first", "second"):
         (save_tensors(tmp_path, 20) / "__0_0.distcp").write_text(content)
         aside = checkpoints.distrust(tmp_path, 20)
-    assert (aside / "__0_0.distcp").read_text() == "second"
-    assert [path.name for path in tmp_path.iterdir()] == [aside.name]
+        assert (aside / "__0_0.distcp").read_text() == content
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged_iter_0000020", "damaged_iter_0000020-2"]
+
+
+def test_all_that_came_too_fast_are_read_later(tmp_path):
+    for iteration in (10, 20, 30):
+        save_tensors(tmp_path, iteration)
+    checkpoints.add_digests(tmp_path, 30)
+    checkpoints.add_all_digests(tmp_path)
+    assert all(checkpoints.has_digests(tmp_path, iteration) for iteration in (10, 20, 30))
+
+
+def test_what_was_removed_does_not_come_back_for_its_checksums(tmp_path):
+    save_tensors(tmp_path, 10)
+    checkpoints.distrust(tmp_path, 10)
+    checkpoints.add_digests(tmp_path, 10)
+    assert not checkpoints.folder(tmp_path, 10).exists()
+
+
+def test_checksums_that_can_not_be_read_are_damage(tmp_path):
+    folder = save_tensors(tmp_path, 10)
+    checkpoints.add_digests(tmp_path, 10)
+    (folder / checkpoints.DIGESTS).write_text("{")
+    assert "digests.json can't be read" in checkpoints.damage(tmp_path, 10)
 
 
 # Sizes

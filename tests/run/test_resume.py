@@ -34,7 +34,9 @@ def parent(tmp_path):
     for iteration in (10, 20):
         save(store.checkpoints, iteration)
     manifest = {"store": str(store.path), "identity": "0123"}
-    write_json(tmp_path / "results" / "old" / "runs" / "base" / "train.json", manifest)
+    base = tmp_path / "results" / "old" / "runs" / "base"
+    write_json(base / "train.json", manifest)
+    write_json(base / "run.json", {"model": {"name": "m"}})
     return store.checkpoints
 
 
@@ -44,7 +46,7 @@ def run(tmp_path):
 
     def make(parent=None, **checkpoint):
         folder = RunFolder(tmp_path / "results" / "new" / "runs" / "child")
-        write_json(folder.path / "run.json", {"parent": parent} if parent else {})
+        write_json(folder.path / "run.json", {"model": {"name": "m"}, **({"parent": parent} if parent else {})})
         write_json(folder.path / "launch.json", {"checkpoint": checkpoint})
         payload = RunStore(tmp_path / "store" / "child")
         payload.path.mkdir(parents=True, exist_ok=True)
@@ -118,3 +120,22 @@ def test_at_the_end_only_what_is_to_be_kept_is_left(run):
     child.prove_newest()
     assert checkpoints.complete_iterations(child.payload.checkpoints) == [20, 40, 50]
     assert len(list(child.payload.checkpoints.iterdir())) == 3
+
+
+def test_a_parent_with_another_tokenizer_is_refused(run, parent, tmp_path):
+    child = run(PARENT)
+    for experiment, digest in (("old", "a"), ("new", "a")):
+        write_json(tmp_path / "results" / experiment / "models" / "m" / "source.json", {"tokenizer_digest": digest})
+    assert child.beginning() == Beginning(10, parent)
+    write_json(tmp_path / "results" / "new" / "models" / "m" / "source.json", {"tokenizer_digest": "b"})
+    with pytest.raises(UnusableInputError, match=r"the tokenizer of old/base is another one than this run's"):
+        child.beginning()
+
+
+def test_with_loss_spikes_enough_is_kept_to_go_back_before_one(run):
+    wanted = run(save_interval=10, keep_last=1)
+    assert wanted.retention["keep_last"] == 1
+    launch = {**wanted.folder.launch, "recovery": {"loss_spike": {"patience": 5}}}
+    write_json(wanted.folder.path / "launch.json", launch)
+    spiky = Resumption(RunFolder(wanted.folder.path), wanted.payload, print)
+    assert spiky.retention["keep_last"] == 7, "55 steps may be done before a spike is noticed"

@@ -127,6 +127,10 @@ def preflight_of(run):
     return before_training(run, f"{RESULTS}/preflight.json")
 
 
+def import_proof_of(run):
+    return [before_training(run, path) for path in SHARED.import_proof(RUNS[run])]
+
+
 def index_of(run):
     """Other than preflight not every run has one."""
     return [before_training(run, path) for path in SHARED.index_manifest(RUNS[run])]

@@ -95,5 +95,5 @@ rule push_model:
         repository=lambda wildcards: PLAN.experiment.export.push[wildcards.run],
         private="--private" if PLAN.experiment.export.private else "--no-private",
     shell:
-        "python {params.scripts:q}/push_model.py --export {input.export} --repository {params.repository:q} {params.private}"
+        "python {params.scripts:q}/push_model.py --export {input.export} --proof {input.proof} --repository {params.repository:q} {params.private}"
         " --out {output} 2>&1 | tee {log}"

@@ -10,6 +10,7 @@ rule train:
         run=f"{RESULTS}/runs/{{run}}/run.json",
         preflight=lambda wildcards: preflight_of(wildcards.run),
         index=lambda wildcards: index_of(wildcards.run),
+        proof=lambda wildcards: import_proof_of(wildcards.run),
     output:
         f"{RESULTS}/runs/{{run}}/train.json",
     log:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import store
+from megaboa.bridge import artifacts
 from megaboa.bridge.card import card
-from megaboa.bridge.process import prepare
+from megaboa.bridge.process import prepare, require_converter
 from megaboa.bridge.quiet import quietly
 from megaboa.data.errors import one_sentence
-from megaboa.files import digest, folder_digests, link, read_json, write_json, write_text
+from megaboa.files import digest, folder_digests, read_json, write_json, write_text
 from megaboa.report.provenance import commit
 from megaboa.results import CARD, RunFolder, RunStore
 from megaboa.run import checkpoints, kept
@@ -35,6 +36,7 @@ def convert(spec: dict[str, Any], folder: RunFolder, source: dict[str, Any]) -> 
         "versions": versions,
         "file_gb": spec["file_gb"],
         "card": text,
+        "files": artifacts.digests(source),
     }
     checkpoint = checkpoints.folder(run.checkpoints, iteration)
     file_bytes = int(spec["file_gb"] * 1e9)
@@ -43,6 +45,7 @@ def convert(spec: dict[str, Any], folder: RunFolder, source: dict[str, Any]) -> 
     with store.building(target) as partial:
         if partial:
             with quietly():
+                require_converter(source["device"])
                 prepare(source["device"])
                 from megaboa.bridge.convert import export_checkpoint
 
@@ -67,7 +70,6 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="in the run's folder below results/")
     args = parser.parse_args()
     manifest = convert(read_json(args.spec), RunFolder(args.out.parent), read_json(args.source))
-    link(manifest["path"], args.out.with_name("export"))
     write_json(args.out, manifest)
     print(f"exported iteration {manifest['iteration']}: {manifest['path']}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from megaboa.bridge.process import prepare
+from megaboa.bridge.process import prepare, require_converter
 from megaboa.bridge.quiet import quietly
 from megaboa.data.errors import InputError, one_sentence
 from megaboa.files import read_json, write_json
@@ -22,6 +22,7 @@ def main() -> None:
     if source["tokenizer"] is None:
         raise InputError(f"models.{source['name']} has no tokenizer to read prompts with: name one")
     with quietly():
+        require_converter(source["device"])
         prepare(source["device"])
         from megaboa.bridge.generate import generate
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from megaboa import store
 from megaboa.bridge import tensors
-from megaboa.bridge.process import prepare
+from megaboa.bridge.process import prepare, require_converter
 from megaboa.bridge.quiet import quietly
 from megaboa.data.errors import one_sentence
 from megaboa.files import digest, read_json, write_json
@@ -29,6 +29,7 @@ def convert(source: dict[str, Any], root: Path, device: str) -> dict[str, Any]:
     with store.building(folder) as partial:
         if partial:
             with quietly():
+                require_converter(device)
                 prepare(device)
                 from megaboa.bridge.convert import import_checkpoint
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from megaboa.bridge.process import prepare
+from megaboa.bridge.process import prepare, require_converter
 from megaboa.bridge.quiet import quietly
 from megaboa.bridge.verdict import conclude
 from megaboa.data.errors import one_sentence
-from megaboa.files import read_json
+from megaboa.files import link, read_json
 from megaboa.results import RunFolder
 
 
@@ -21,11 +21,14 @@ def main() -> None:
     args = parser.parse_args()
     export, source = read_json(args.export), read_json(args.source)
     with quietly():
+        require_converter(source["device"])
         prepare(source["device"])
         from megaboa.bridge.proof import prove_export
 
-        checks = prove_export(export, source, RunFolder(args.out.parent))
-    conclude(f"export {export['path']}", checks, args.out)
+        checks, left_out = prove_export(export, source, RunFolder(args.out.parent))
+    remedy = f"; to export it anew, remove {export['path']} and {args.export}"
+    conclude(f"export {export['path']}", checks, args.out, remedy, digest=export["digest"], left_out=left_out)
+    link(export["path"], args.out.with_name("export"))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from megaboa.bridge.process import prepare
+from megaboa.bridge.process import prepare, require_converter
 from megaboa.bridge.quiet import quietly
 from megaboa.bridge.verdict import conclude
 from megaboa.data.errors import one_sentence
@@ -20,11 +20,13 @@ def main() -> None:
     args = parser.parse_args()
     source, imported = read_json(args.source), read_json(args.imported)
     with quietly():
+        require_converter(imported["device"])
         prepare(imported["device"])
         from megaboa.bridge.proof import prove_import
 
         checks = prove_import(source, Path(imported["checkpoint"]))
-    conclude(f"import of model {source['name']}", checks, args.out)
+    remedy = f"; to import it anew, remove {Path(imported['checkpoint']).parent} and {args.imported}"
+    conclude(f"import of model {source['name']}", checks, args.out, remedy, digest=imported["digest"])
 
 
 if __name__ == "__main__":

@@ -6,18 +6,21 @@ import argparse
 from pathlib import Path
 
 from megaboa.data import hub
-from megaboa.data.errors import one_sentence
-from megaboa.files import read_json, write_json
+from megaboa.data.errors import InputError, one_sentence
+from megaboa.files import digest, folder_digests, read_json, write_json
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--export", required=True, type=Path, help="export.json of the run")
+    parser.add_argument("--proof", required=True, type=Path, help="proof.json of the export")
     parser.add_argument("--repository", required=True, help="owner/name")
     parser.add_argument("--private", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
-    export = read_json(args.export)
+    export, proof = read_json(args.export), read_json(args.proof)
+    if proof.get("digest") != export["digest"] or digest(folder_digests(export["path"])) != export["digest"]:
+        raise InputError(f"{export['path']} is not what was proved: call `snakemake export --forcerun prove_export`")
     print(f"pushing {export['path']} to {args.repository}", flush=True)
     what = f"{export['run']}, iteration {export['iteration']}"
     commit = hub.upload(Path(export["path"]), args.repository, args.private, what, f"export.push.{export['run']}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.bridge.source import TOKENIZER_FILES
-from megaboa.files import read_json, write_json
+from megaboa.files import file_digest, read_json, write_json
 
 
 def write(source: dict[str, Any], dtype: str, folder: Path) -> None:
@@ -19,6 +19,13 @@ def write(source: dict[str, Any], dtype: str, folder: Path) -> None:
     _generation_config(origin, folder)
     for name in tokenizer_files(source["tokenizer"]):
         shutil.copyfile(Path(source["tokenizer"], name), folder / name)
+
+
+def digests(source: dict[str, Any]) -> dict[str, str]:
+    """Of what changes an export, and no training."""
+    templates = [Path(source["tokenizer"], name) for name in tokenizer_files(source["tokenizer"])]
+    given = Path(source["path"], "generation_config.json")
+    return {path.name: file_digest(path) for path in [*templates, *([given] if given.exists() else [])]}
 
 
 def tokenizer_files(folder: str | None) -> list[str]:

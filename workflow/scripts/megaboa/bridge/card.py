@@ -26,7 +26,7 @@ def card(
     """The README.md of the exported folder. The same run gives the same text."""
     title = f"{folder.experiment}: {folder.name}"
     sections = [
-        _front_matter(folder, license),
+        _front_matter(folder, source, license),
         f"# {title}\n\nPretrained with Megatron-Bridge by Megaboa; weights of iteration {iteration}"
         + (f" of {train['train_iters']}.\n" if train["train_iters"] else ".\n"),
         _table("Training", _training(folder, source, iteration, evaluation)),
@@ -36,14 +36,14 @@ def card(
     return "\n".join(sections)
 
 
-def _front_matter(folder: RunFolder, license: str | None) -> str:
+def _front_matter(folder: RunFolder, source: dict[str, Any], license: str | None) -> str:
     """YAML, of which JSON is a part: strings need no rules of our own."""
     fields: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     fields["tags"] = ["megatron-bridge", "megaboa"]
     if license:
         fields["license"] = license
     model = folder.run["model"]
-    if model["init"] == "pretrained" and model.get("hf"):
+    if model["init"] == "pretrained" and source["revision"]:  # of the hub: a path says nothing to others
         fields["base_model"] = model["hf"]
     return "---\n" + "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items()) + "---\n"
 
@@ -53,13 +53,16 @@ def _training(
 ) -> dict[str, Any]:
     run = folder.run
     training, parallel = run["training"], run["parallel"]
-    tokens = iteration * training["global_batch_size"] * training["seq_length"]
     layout = ", ".join(f"{name} {parallel[name]}" for name in LAYOUT if parallel.get(name) not in (None, 1, "none"))
     start = "the source's weights" if run["model"]["init"] == "pretrained" else "random weights"
+    if source["revision"] and run["model"]["init"] == "pretrained":
+        start = f"{run['model']['hf']} at {source['revision']}"
+    if parent := run.get("parent"):
+        start = f"iteration {parent['iteration']} of {parent['experiment']}: {parent['run']}"
     rows = {
         "parameters": f"{source['params']:,}",
-        "started from": f"{start}" + (f" ({run['model']['hf']})" if run["model"].get("hf") else ""),
-        "tokens seen": f"{tokens:,}",
+        "started from": start,
+        "tokens seen": f"{_tokens(folder, iteration):,}",
         "sequence length": training["seq_length"],
         "global batch": f"{training['global_batch_size']} sequences",
         "precision": training["precision"],
@@ -70,6 +73,16 @@ def _training(
     if evaluation:
         rows["validation loss"] = f"{evaluation['losses'][LOSS]:.4f}"
     return rows
+
+
+def _tokens(folder: RunFolder, iteration: int) -> int:
+    """With those of the run that this one goes on from."""
+    training, parent = folder.run["training"], folder.run.get("parent")
+    per_step = training["global_batch_size"] * training["seq_length"]
+    if not parent:
+        return iteration * per_step
+    before = RunFolder(folder.parent_manifest.parent)
+    return _tokens(before, parent["iteration"]) + (iteration - parent["iteration"]) * per_step
 
 
 def _data(folder: RunFolder) -> dict[str, str]:

@@ -21,9 +21,9 @@ from megaboa.bridge import artifacts, tensors, weights
 
 
 @contextlib.contextmanager
-def single_process(backend: str = "gloo") -> Iterator[None]:
+def single_process(device: str) -> Iterator[None]:
     """Megatron's process groups for this process alone, over a store in memory: no port that another job may want."""
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo" if device == "cpu" else "nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:
         parallel_state.initialize_model_parallel()
         model_parallel_cuda_manual_seed(0)
@@ -36,7 +36,7 @@ def single_process(backend: str = "gloo") -> Iterator[None]:
 def import_checkpoint(source: dict[str, Any], folder: Path) -> None:
     """Write a model's weights as a Megatron distributed checkpoint, in the type in which the model has them."""
     bridge = bridge_of(source)
-    with single_process("gloo" if source["device"] == "cpu" else "nccl"):
+    with single_process(source["device"]):
         model = bridge.to_megatron_model(wrap_with_ddp=False, use_cpu_initialization=True)
         bridge.save_megatron_model(model, folder, hf_tokenizer_path=source["tokenizer"], low_memory_save=True)
 
@@ -44,7 +44,7 @@ def import_checkpoint(source: dict[str, Any], folder: Path) -> None:
 def export_checkpoint(source: dict[str, Any], checkpoint: Path, folder: Path, file_bytes: int) -> None:
     """Write a Megatron checkpoint as a Hugging Face folder: weights, config, tokenizer."""
     bridge = bridge_of(source)
-    with single_process():
+    with single_process(source["device"]):
         export_model(bridge, load_checkpoint(bridge, checkpoint), source, folder, file_bytes)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from megatron.core.utils import unwrap_model
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 from megaboa.bridge.convert import bridge_of, load_checkpoint, single_process
 from megaboa.bridge.proof import load_reference, megatron_logits
@@ -17,7 +17,7 @@ def generate(export: dict[str, Any], source: dict[str, Any], prompts: list[str],
     """For each prompt what Megatron's model and transformers' go on with."""
     words = AutoTokenizer.from_pretrained(export["path"], local_files_only=True)
     reference = load_reference(export["path"])
-    with single_process():
+    with single_process(source["device"]):
         model = unwrap_model(load_checkpoint(bridge_of(source), Path(export["checkpoint"])))[0].float().eval()
         found = []
         for prompt in prompts:
@@ -47,8 +47,11 @@ def greedy(model: torch.nn.Module, start: torch.Tensor, tokens: int, vocab_size:
 
 
 def _by_transformers(model: torch.nn.Module, start: torch.Tensor, tokens: int, words: Any) -> list[int]:
-    settings = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": words.eos_token_id}
-    settings["pad_token_id"] = words.pad_token_id if words.pad_token_id is not None else words.eos_token_id
+    pad = words.pad_token_id if words.pad_token_id is not None else words.eos_token_id
+    # A config of its own: the model's may ask for penalties, which Megatron's side doesn't know.
+    model.generation_config = GenerationConfig(
+        max_new_tokens=tokens, do_sample=False, eos_token_id=words.eos_token_id, pad_token_id=pad
+    )
     with torch.no_grad():
-        done = model.generate(start, attention_mask=torch.ones_like(start), **settings)
+        done = model.generate(start, attention_mask=torch.ones_like(start))
     return done[0, start.shape[1] :].tolist()

@@ -25,18 +25,23 @@ from megaboa.run.kept import LOSS
 # Largest difference of the two losses, by the precision of the run.
 BOUNDS = {"fp32": 1e-4, "bf16_mixed": 2e-2, "fp16_mixed": 2e-2}
 FP8_BOUND = 1e-1
+MOST_WORK = 2e14  # operations: an hour or two
 # They tell Megatron's attention where documents end; transformers' models would have to be told otherwise.
 NOT_COMPARABLE = ("reset_position_ids", "reset_attention_mask", "fim")
 
+USED = ("tokens", "labels", "loss_mask")
 Batch = dict[str, torch.Tensor]
 
 
-def why_not(folder: RunFolder, evaluation: dict[str, Any] | None) -> str | None:
+def why_not(folder: RunFolder, evaluation: dict[str, Any] | None, params: int) -> str | None:
     """Why the two losses can't be compared; None if they can."""
     if evaluation is None or "samples" not in evaluation:
         return "this checkpoint was not evaluated while training"
     if not folder.index or not Path(folder.index["cache"]).is_dir():
         return "the data's index is gone, or the data were made up"
+    first, end = evaluation["samples"]
+    if (work := 2 * params * (end - first) * folder.run["training"]["seq_length"]) > MOST_WORK:
+        return f"{work:.0e} operations on one core would take hours"
     return next((f"data.{key} is set" for key in NOT_COMPARABLE if folder.run["data"].get(key)), None)
 
 
@@ -66,11 +71,12 @@ def batches(folder: RunFolder, evaluation: dict[str, Any]) -> list[Batch]:
 def same_loss(model: torch.nn.Module, found: list[Batch], evaluation: dict[str, Any], precision: str) -> Check:
     """transformers' loss over these samples is what the training's log says."""
     total, count = 0.0, 0.0
-    for batch in found:
+    sequences = ({name: batch[name][row] for name in USED} for batch in found for row in range(len(batch["tokens"])))
+    for sequence in sequences:  # one at a time: logits are large
         with torch.no_grad():
-            logits = model(batch["tokens"]).logits.float()
-        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
-        mask = batch["loss_mask"].flatten().float()
+            logits = model(sequence["tokens"][None]).logits[0].float()
+        losses = torch.nn.functional.cross_entropy(logits, sequence["labels"], reduction="none")
+        mask = sequence["loss_mask"].float()
         total += float((losses * mask).sum(dtype=torch.float64))
         count += float(mask.sum(dtype=torch.float64))
     mine, logged = total / count, evaluation["losses"][LOSS]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib.util
 import os
 import signal
 import sys
 import warnings
 
+from megaboa.data.errors import InputError
 from megaboa.launch.ranks import STACKS_SIGNAL
 
 _PR_SET_PDEATHSIG = 1
@@ -24,6 +26,20 @@ def prepare(device: str, threads: int = 1) -> None:
         from megaboa.bridge import cpu
 
         cpu.activate()
+
+
+def require_converter(device: str) -> None:
+    """A model for GPUs is built of Transformer Engine's modules, also to be converted."""
+    if device == "cpu":
+        return
+    import torch
+
+    if importlib.util.find_spec("transformer_engine") is None or not torch.cuda.is_available():
+        raise InputError(
+            f"device: cuda: a conversion needs a GPU and Transformer Engine, and {sys.executable} has not both. Call "
+            "this stage on a machine with a GPU, with a Python that has them; to train without Hugging Face stages, "
+            "set init: scratch and export.runs: []"
+        )
 
 
 def stacks_on_signal() -> None:

@@ -39,7 +39,7 @@ PADDED = ("word_embeddings.weight", "output_layer.weight")
 def prove_import(source: dict[str, Any], checkpoint: Path) -> list[Check]:
     """The Megatron checkpoint holds the Hugging Face model, the whole of it and nothing else."""
     bridge = bridge_of(source)
-    with single_process(), Tensors(source["path"]) as originals:
+    with single_process(source["device"]), Tensors(source["path"]) as originals:
         model = load_checkpoint(bridge, checkpoint)
         return [
             *complete(originals, AutoConfig.from_pretrained(source["path"], local_files_only=True)),
@@ -49,11 +49,16 @@ def prove_import(source: dict[str, Any], checkpoint: Path) -> list[Check]:
         ]
 
 
-def prove_export(export: dict[str, Any], source: dict[str, Any], folder: RunFolder) -> list[Check]:
-    """The exported folder is the checkpoint, the whole of it, and a model that transformers loads and runs."""
+def prove_export(
+    export: dict[str, Any], source: dict[str, Any], folder: RunFolder
+) -> tuple[list[Check], dict[str, str]]:
+    """The exported folder is the checkpoint, the whole of it, and a model that transformers loads and runs.
+
+    Also what could not be looked at, and why.
+    """
     files = unchanged(export)
     if files["state"] != "PASS":
-        return [files]  # what else could be said of it?
+        return [files], {}  # what else could be said of it?
     config = AutoConfig.from_pretrained(export["path"], local_files_only=True)
     checks = [files]
     with Tensors(source["path"]) as before, Tensors(export["path"]) as after:
@@ -61,13 +66,13 @@ def prove_export(export: dict[str, Any], source: dict[str, Any], folder: RunFold
             checks += [same_kinds(before.kinds(), after.kinds(), DTYPE_NAMES[config.dtype]), trained(before, after)]
         checks += complete(after, config)
     evaluation = kept.evaluations(RunStore(folder.store)).get(export["iteration"])
-    obstacle = held_out.why_not(folder, evaluation)
+    obstacle = held_out.why_not(folder, evaluation, source["params"])
     read = [] if obstacle else held_out.batches(folder, evaluation)  # before there is a process group
     checks += runs_alone(export["path"])
     if NEEDED.intersection(one["name"] for one in checks if one["state"] != "PASS"):
-        return checks  # Megatron could not read it either
+        return checks, {}  # Megatron could not read it either
     bridge, checkpoint, vocab_size = bridge_of(source), Path(export["checkpoint"]), config.get_text_config().vocab_size
-    with single_process():
+    with single_process(source["device"]):
         model = load_checkpoint(bridge, checkpoint)
         trained_bits = parameter_digests(bridge, model, vocab_size)
         checks.append(second_export(bridge, model, source, export))
@@ -78,7 +83,7 @@ def prove_export(export: dict[str, Any], source: dict[str, Any], folder: RunFold
         checks.append(same_parameters(trained_bits, parameter_digests(bridge, model, vocab_size)))
     if read:
         checks.append(held_out.same_loss(reference, read, evaluation, folder.run["training"]["precision"]))
-    return checks
+    return checks, {"validation loss": obstacle} if obstacle else {}
 
 
 def unchanged(export: dict[str, Any]) -> Check:

@@ -23,7 +23,8 @@ from megaboa.files import digest, file_digest, folder_digests, read_json, write_
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-CONFIG_FILES = ["config.json", "generation_config.json"]
+GENERATION = "generation_config.json"
+CONFIG_FILES = ["config.json", GENERATION]
 WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
 TOKENIZER_FILES = [*tokenizer.FILES, "chat_template*"]
 # Keys that transformers turns into others when it reads a config.
@@ -78,10 +79,12 @@ def _find(spec: dict[str, Any], key: str) -> dict[str, Any]:
             raise InputError(f"{key}: {folder} is a local folder, which has no revision {spec['revision']!r}")
         commit = None
         files = sorted(set(itertools.chain.from_iterable(folder.glob(pattern) for pattern in patterns)))
+        # What changes an export, but no training, is no part of what the model is.
+        files = [path for path in files if path.name != GENERATION and not path.name.startswith("chat_template")]
         content = digest({path.name: file_digest(path) for path in files})
     else:
         folder, commit = hub.download(spec["hf"], spec["revision"], patterns, key)
-        content = digest({"hub": spec["hf"], "commit": commit, "patterns": patterns})
+        content = digest({"hub": spec["hf"], "commit": commit, "weights": spec["weights"]})
     if not (folder / "config.json").exists():
         raise InputError(f"{key}: {folder} has no config.json; name the folder of a Hugging Face model")
     if spec["weights"] and not tensors.files(folder):

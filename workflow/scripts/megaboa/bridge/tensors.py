@@ -16,7 +16,7 @@ from megaboa.files import read_json
 if TYPE_CHECKING:
     import torch
 
-INDEX_SUFFIX = ".safetensors.index.json"
+WHOLE, INDEX_END = "model.safetensors", ".index.json"
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,12 @@ class Kind:
 
 
 def files(folder: str | Path) -> list[Path]:
+    """The files that transformers reads: a repository may hold the same weights in another form beside them."""
+    if (whole := Path(folder, WHOLE)).exists():
+        return [whole]
+    index = Path(folder, WHOLE + INDEX_END)
+    if index.exists():
+        return [Path(folder, name) for name in sorted(set(read_json(index)["weight_map"].values()))]
     return sorted(Path(folder).glob("*.safetensors"))
 
 
@@ -49,19 +55,16 @@ def count(folder: str | Path) -> int:
 
 def require_whole(folder: str | Path) -> None:
     """Refuse weights of which a file is cut off or missing, or a tensor is not where the index says."""
+    index = Path(folder, WHOLE + INDEX_END)
+    if missing := [path.name for path in files(folder) if not path.exists()]:
+        raise InputError(f"{folder}: {missing[0]} is missing, and {index.name} names it: download or copy it again")
     with Tensors(folder) as found:
-        for index in Path(folder).glob(f"*{INDEX_SUFFIX}"):
-            weight_map = read_json(index)["weight_map"]
-            for name in sorted(set(weight_map.values())):
-                if not Path(folder, name).exists():
-                    raise InputError(
-                        f"{folder}: {name} is missing, and {index.name} names it: download or copy it again"
-                    )
-            if lost := sorted(weight_map.keys() - set(found)):
-                raise InputError(
-                    f"{folder}: the tensor {lost[0]} is not there, nor are {len(lost) - 1} others that {index.name} "
-                    "names: download or copy the folder again"
-                )
+        named = read_json(index)["weight_map"].keys() if index.exists() and not Path(folder, WHOLE).exists() else []
+        if lost := sorted(set(named) - set(found)):
+            raise InputError(
+                f"{folder}: the tensor {lost[0]} is not there, nor are {len(lost) - 1} others that {index.name} "
+                "names: download or copy the folder again"
+            )
 
 
 class Tensors:

@@ -17,11 +17,16 @@ def check(name: str, passed: bool, detail: str, difference: float | None = None)
     return found if difference is None else {**found, "difference": difference}
 
 
-def conclude(subject: str, checks: list[Check], out: Path) -> None:
-    """Print every check and write the proof; where one failed, write nothing and end the process with an error."""
+def conclude(subject: str, checks: list[Check], out: Path, remedy: str = "", **more: Any) -> None:
+    """Print every check and write the proof; where one failed, write nothing and end the process with an error.
+
+    `more` is written into the proof: what it proves, and what was left out of it.
+    """
     for one in checks:
         print(f"{one['state']} {one['name']}: {one['detail']}")
     failed = [one["name"] for one in checks if one["state"] != "PASS"]
     if failed:
-        sys.exit(f"error: {subject}: {len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
-    write_json(out, {"state": "PASS", "checks": checks})
+        sys.exit(f"error: {subject}: {len(failed)} of {len(checks)} checks failed: {', '.join(failed)}{remedy}")
+    for name, why in more.get("left_out", {}).items():
+        print(f"left out: {name}: {why}")
+    write_json(out, {"state": "PASS", "checks": checks, **more})

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from megaboa.data.errors import InputError
 
+# Files of an earlier push that this one may not have: transformers would read them first.
+REPLACED = ["*.safetensors", "*.safetensors.index.json"]
+
 
 def download(repo: str, revision: str | None, patterns: list[str], key: str) -> tuple[Path, str]:
     """The folder of a repository's files (from the cache, where they are there already) and its commit.
@@ -43,9 +46,15 @@ def upload(folder: Path, repo: str, private: bool, message: str, key: str) -> st
         with refusals(where, page=repo):
             api = HfApi()
             api.create_repo(repo, private=private, exist_ok=True)
-            return api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message).oid
+            if private and not api.model_info(repo).private:
+                raise InputError(f"{where} is public, and export.private is true: set it to false, or name another one")
+            return api.upload_folder(
+                repo_id=repo, folder_path=folder, commit_message=message, delete_patterns=REPLACED
+            ).oid
     except errors.HFValidationError as error:
         raise InputError(f"{where} is no Hugging Face id (`owner/name`)") from error
+    except ValueError as error:  # the card's head, before anything is sent
+        raise InputError(f"{where}: the hub's client refuses it: {' '.join(str(error).split())[:200]}") from error
     except errors.HfHubHTTPError as error:
         answer = " ".join(str(error).split())[:200]
         raise InputError(f"{where}: the hub refuses it: {answer}") from error

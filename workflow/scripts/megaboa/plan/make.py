@@ -204,6 +204,11 @@ class _Planner:
             if run.config.checkpoint.save_interval == 0:
                 message = f"the run {run.name!r} saves no checkpoint to export: set checkpoint.save_interval above 0"
                 self.problem(("export", "runs"), message)
+            if run.config.parallel.fsdp == "megatron":
+                message = (
+                    f"the run {run.name!r} saves checkpoints of Megatron-FSDP, which Bridge can't convert: remove it"
+                )
+                self.problem(("export", "runs"), message)
             if run.config.models[run.model].recipe:
                 message = (
                     f"the run {run.name!r} trains a recipe (models.{run.model}), and no Hugging Face model is known of "

@@ -20,6 +20,7 @@ from megaboa.plan.model import Plan, Run
 Reference = dict[str, str]
 
 CONVERSION_MB = 3000  # what importing torch, transformers and Megatron takes: 0.8 GB, and some room
+MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.tiktoken", "chat_template*")  # of a local folder
 UNKNOWN_PARAMS = 8_000_000_000  # of a model that is yet to be fetched
 
 
@@ -128,8 +129,13 @@ class Shared:
 
     def conversion_mb(self, model: str, copies: float) -> int:
         """Memory of a job that holds a model's weights so many times in fp32, beside what Python and torch take."""
-        params = next((run.row["params"] for run in self.plan.runs if run.model == model), None)
+        params = next((run.row["params"] for run in self.plan.runs if run.model == model), None) or self._found(model)
         return CONVERSION_MB + round(copies * 4 * (params or UNKNOWN_PARAMS) / 1e6)
+
+    def _found(self, model: str) -> int | None:
+        """The parameters of a model that was fetched already."""
+        manifest = self.folder / "models" / model / "source.json"
+        return files.read_json(manifest)["params"] if manifest.exists() else None
 
     def shard_manifests(self, corpus: str) -> list[str]:
         shards = self.shards(corpus)
@@ -142,7 +148,7 @@ class Shared:
     def model_inputs(self, model: str) -> list[str]:
         """The files of a model in a local folder, and the tokenizer that must be there."""
         folder = Path(self.plan.models[model].hf or "").expanduser()
-        local = [folder / "config.json", *folder.glob("*.safetensors"), *folder.glob("tokenizer*.json")]
+        local = {path for pattern in MODEL_FILES for path in folder.glob(pattern)}
         found = [str(path) for path in sorted(local) if path.is_file()] if self.plan.models[model].hf else []
         return [*found, *self.tokenizer_inputs(self.model_tokenizer(model))]
 
@@ -152,6 +158,10 @@ class Shared:
         models = [f"{self.folder}/models/{name}/source.json" for name in self.sourced_models]
         recipes = [name for name in self.plan.models if name not in self.sourced_models]
         return [*models, *(path for name in recipes for path in self.tokenizer_inputs(self.model_tokenizer(name)))]
+
+    def import_proof(self, run: Run) -> list[str]:
+        """Nothing is trained from weights that are not proved to be the model's."""
+        return [f"{self.folder}/models/{run.model}/proof.json"] if run.model in self.imported_models else []
 
     def index_manifest(self, run: Run) -> list[str]:
         return [f"{self.folder}/data/indexes/{run.launch['index']}.json"] if run.launch["index"] else []

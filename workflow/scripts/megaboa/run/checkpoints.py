@@ -101,7 +101,7 @@ def delete_retired(checkpoints: Path) -> None:
 def add_digests(checkpoints: Path, iteration: int) -> None:
     """Write down the checksums of a complete checkpoint; they are its content from now on."""
     path = folder(checkpoints, iteration)
-    if not (path / DIGESTS).exists():
+    if _counts(path) and not (path / DIGESTS).exists():
         write_json(path / DIGESTS, _digests(path, _payload(path)))
 
 
@@ -121,6 +121,8 @@ def damage(checkpoints: Path, iteration: int, full: bool = True) -> str | None:
         if (found := (path / name).stat().st_size) != size:
             return f"{path / name} has changed since it was written: it has {found} bytes, and had {size}"
     known = _read(path / DIGESTS) if full else {}
+    if full and not known and has_digests(checkpoints, iteration):
+        return f"{path / DIGESTS} can't be read"
     missing = [name for name in known if not (path / name).exists()]
     if missing:
         return f"{path / missing[0]} is missing"
@@ -131,9 +133,8 @@ def damage(checkpoints: Path, iteration: int, full: bool = True) -> str | None:
 def distrust(checkpoints: Path, iteration: int) -> Path:
     """Set a damaged checkpoint aside, for people to look at; it counts no longer."""
     path = folder(checkpoints, iteration)
-    aside = path.with_name(f"damaged_{path.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    return path.rename(aside)
+    number = 1 + sum(1 for _ in checkpoints.glob(f"damaged_{path.name}*"))
+    return path.rename(path.with_name(f"damaged_{path.name}" + (f"-{number}" if number > 1 else "")))
 
 
 def keeper(
@@ -157,13 +158,24 @@ def keeper(
         if time.monotonic() - looked < LOOK_SECONDS or (worker and worker.is_alive()):
             return
         looked = time.monotonic()
-        newest = latest(checkpoints)
-        unread = newest if verify and newest and not has_digests(checkpoints, newest) else 0
-        if retire(checkpoints, keep_last, keep_every, verify) or unread:
+        gone = retire(checkpoints, keep_last, keep_every, verify)
+        unread = _newest_unread(checkpoints) if verify else 0
+        if gone or unread:
             worker = threading.Thread(target=work, args=(unread,), daemon=True)
             worker.start()
 
     return look
+
+
+def add_all_digests(checkpoints: Path) -> None:
+    """Also of those that came faster than they could be read: any of them may be exported."""
+    while iteration := _newest_unread(checkpoints):
+        add_digests(checkpoints, iteration)
+
+
+def _newest_unread(checkpoints: Path) -> int:
+    unread = (number for number in complete_iterations(checkpoints) if not has_digests(checkpoints, number))
+    return max(unread, default=0)
 
 
 def _payload(path: Path) -> list[str]:

@@ -12,6 +12,8 @@ from megaboa.run import checkpoints, ledger
 from megaboa.run.announce import Say
 from megaboa.run.inputs import UnusableInputError
 
+NOTICED_LATE = 50  # steps that may be done before the supervisor looks
+
 
 @dataclass(frozen=True)
 class Beginning:
@@ -44,7 +46,13 @@ class Resumption:
 
     @property
     def retention(self) -> dict[str, int | None]:
-        return {name: self.settings.get(name) for name in ("keep_last", "keep_every")}
+        """With `loss_spike`, as many more as may be saved between the beginning of a spike and its discovery."""
+        found = {name: self.settings.get(name) for name in ("keep_last", "keep_every")}
+        spike = self.folder.launch.get("recovery", {}).get("loss_spike")
+        interval = self.settings.get("save_interval")
+        if spike and interval and found["keep_last"]:
+            found["keep_last"] = max(found["keep_last"], 2 + (spike["patience"] + NOTICED_LATE) // interval)
+        return found
 
     def beginning(self) -> Beginning:
         """Where the next attempt begins. Damaged checkpoints are set aside; a damaged one of the parent is an error."""
@@ -68,14 +76,29 @@ class Resumption:
             raise UnusableInputError(f"{begin}: {checkpoints.folder(theirs, iteration)} is not complete. {remedy}.")
         if problem := checkpoints.damage(theirs, iteration, full=self.verifies):
             raise UnusableInputError(f"{begin}: {problem}. Nothing of it was touched. {remedy}.")
+        if self._other_tokenizer():
+            raise UnusableInputError(
+                f"{begin}: the tokenizer of {name} is another one than this run's, so that every token means something "
+                f"else. Write the corpus with the parent's tokenizer, or train from the start."
+            )
         return Beginning(iteration, theirs)
 
+    def _other_tokenizer(self) -> bool:
+        """Recipes aside, whose tokenizers are in the identities of both."""
+        theirs = RunFolder(self.folder.parent_manifest.parent)
+        if not (theirs.source_manifest.exists() and self.folder.source_manifest.exists()):
+            return False
+        mine, other = (read_json(run.source_manifest)["tokenizer_digest"] for run in (self.folder, theirs))
+        return mine != other
+
     def prove_newest(self) -> None:
-        """Write down the checksums of the last checkpoint, and remove those that need not be kept beside it."""
+        """Write down the checksums of the last checkpoint, remove what need not be kept, and read the rest."""
         newest = checkpoints.latest(self.payload.checkpoints)
         if newest and self.verifies:
             checkpoints.add_digests(self.payload.checkpoints, newest)
         checkpoints.retire(self.payload.checkpoints, **self.retention, verified=self.verifies)
+        if self.verifies:
+            checkpoints.add_all_digests(self.payload.checkpoints)
         checkpoints.delete_retired(self.payload.checkpoints)
 
     def set_aside_unless_proven(self, iteration: int, why: str) -> None:
