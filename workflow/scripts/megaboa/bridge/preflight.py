@@ -119,15 +119,16 @@ def playing_rank_0_of(world_size: int) -> contextlib.AbstractContextManager[None
 
 @contextlib.contextmanager
 def playing(rank: int, world_size: int) -> Iterator[None]:
-    """Bridge asks the environment which rank this is, and how many there are."""
-    names = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)}
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(names)
+    """Bridge asks the environment which rank this is, and how many there are.
+
+    Afterwards everything in it is as it was: Megatron sets variables by the attention that a model has, and refuses the
+    next model where they are others.
+    """
+    before = dict(os.environ)
+    os.environ.update({"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)})
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
