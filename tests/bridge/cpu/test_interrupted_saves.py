@@ -82,4 +82,4 @@ def test_a_kill_in_the_middle_of_a_save_costs_that_save_alone(tmp_path, monkeypa
     checkpoints.retire(root, KEEP_LAST, KEEP_EVERY)
     assert checkpoints.complete_iterations(root) == sorted({*range(10, reached + 1, 10), reached - 1, reached})
     print(f"{KILLS} kills, {unfinished} of them in the middle of a save; {reached} steps")
-    assert unfinished >= KILLS / 4
+    assert unfinished, "none hit a save: how many do is chance"
