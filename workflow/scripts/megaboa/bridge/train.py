@@ -63,6 +63,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
 
         cpu.refuse(config)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    process.leave_in_time(sys.modules[pretrain.__module__])
     wheels.keep_compiled_helpers(initialize)
     changes = wheels.without_missing_kernels(config.model)
     if rank == 0:
