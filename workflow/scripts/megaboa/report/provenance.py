@@ -29,6 +29,8 @@ def versions(image: Path) -> dict[str, str]:
         packages = {name.lower().replace("_", "-"): value for name, value in manifest["packages"].items()}
         found = {"runtime": manifest["runtime"], "image": manifest.get("digest"), "python": manifest["python"]}
         found |= {name: packages.get(name) for name in PACKAGES}
+        found |= {"image file": manifest.get("path"), "image test": manifest.get("contract", {}).get("state")}
+        found |= {"Bridge's commit": (manifest.get("bridge_source") or {}).get("commit")}
     try:
         found["snakemake"] = importlib.metadata.version("snakemake")
     except importlib.metadata.PackageNotFoundError:
