@@ -48,7 +48,7 @@ def lay_over(raw: dict[str, Any], places: Places, environment: Mapping[str, str]
 
 
 def _is_swept(raw: dict[str, Any], key: str) -> bool:
-    """Whether runs have values of their own; beside one from the environment that is a mistake, which the sweep finds."""
+    """Whether runs have values of their own; beside one from the environment that is a mistake."""
 
     def names(node: Any) -> bool:
         return isinstance(node, dict) and (key in node or any(map(names, node.values())))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -78,7 +77,7 @@ def _container(engine: str, image: str, target: Path) -> Iterator[str]:
     subprocess.run(remove, capture_output=True)  # what a killed build has left
     tools.output(engines.create_command(engine, image, name))
     try:
-        variables = json.loads(tools.output(engines.environment_command(engine, image))) or []
+        variables = engines.variables(engine, tools.output(engines.inspect_command(engine, image)))
         for path, text, mode in (("/etc/environment", environment_file(variables), 0o644), ("/etc/rc", RC, 0o755)):
             file = target.with_name(Path(path).name)
             file.write_text(text)

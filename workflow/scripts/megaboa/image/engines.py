@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -52,11 +53,15 @@ def pull_command(engine: str, image: str) -> list[str]:
     return [engine, "pull", image]
 
 
-def environment_command(engine: str, image: str) -> list[str]:
-    """Prints the variables that the image sets, as JSON."""
-    if engine == "buildah":
-        return ["buildah", "inspect", "--type", "image", "--format", "{{json .OCIv1.Config.Env}}", image]
-    return [engine, "inspect", "--type", "image", "--format", "{{json .Config.Env}}", image]
+def inspect_command(engine: str, image: str) -> list[str]:
+    return [engine, "inspect", "--type", "image", image]
+
+
+def variables(engine: str, said: str) -> list[str]:
+    """What the image sets, `NAME=value` each, from what `inspect_command` prints."""
+    found = json.loads(said)
+    config = found["OCIv1"]["config"] if engine == "buildah" else found[0]["Config"]
+    return config.get("Env") or []
 
 
 def create_command(engine: str, image: str, container: str) -> list[str]:
