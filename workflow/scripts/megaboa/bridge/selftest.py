@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.metadata
 import importlib.util
+import logging
 import platform
 import shutil
 import subprocess
@@ -99,6 +100,7 @@ def missing(device: str, installed: Callable[[str], bool], which: Callable[[str]
 def _failed_imports(device: str) -> dict[str, str]:
     """Without a GPU to import on, the CPU backend stands in, as in preflight."""
     failed: dict[str, str] = {}
+    logging.disable(logging.CRITICAL)  # Bridge tells of what it does without; what matters is told below
     try:
         import torch
 

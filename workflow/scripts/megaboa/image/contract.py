@@ -27,7 +27,8 @@ def test(wanted: dict[str, Any], image: Path, results: Path) -> dict[str, Any]:
     results.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".contract-", dir=results) as folder:
         report = Path(folder).absolute() / "report.json"
-        done = _start(how, wanted, image, self_test(wanted, report))
+        seen = {**wanted, "mounts": [*wanted["mounts"], f"{report.parent}:{report.parent}:rw"]}
+        done = _start(how, seen, image, self_test(wanted, report))
         if not report.exists():
             said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
             why = said[-1].strip() if said else f"exit code {done.returncode}"
@@ -36,7 +37,7 @@ def test(wanted: dict[str, Any], image: Path, results: Path) -> dict[str, Any]:
 
 
 def self_test(wanted: dict[str, Any], report: Path) -> list[str]:
-    strict = ["--strict"] if wanted["build"] and not wanted["bridge_source"] else []
+    strict = ["--strict"] if wanted["build"] and wanted["build"]["pinned"] and not wanted["bridge_source"] else []
     return [
         wanted["python"],
         str(ENTRYPOINT),

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,12 +79,13 @@ def _container(engine: str, image: str, target: Path) -> Iterator[str]:
     tools.output(engines.create_command(engine, image, name))
     try:
         variables = engines.variables(engine, tools.output(engines.inspect_command(engine, image)))
-        for path, text, mode in (("/etc/environment", environment_file(variables), 0o644), ("/etc/rc", RC, 0o755)):
-            file = target.with_name(Path(path).name)
-            file.write_text(text)
-            file.chmod(mode)
-            tools.output(engines.copy_command(engine, name, file, path))
-            file.unlink()
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            etc = Path(folder, "etc")
+            etc.mkdir()
+            (etc / "environment").write_text(environment_file(variables))
+            (etc / "rc").write_text(RC)
+            (etc / "rc").chmod(0o755)
+            tools.output(engines.copy_command(engine, name, Path(folder)))
         yield name
     finally:
         subprocess.run(remove, capture_output=True)

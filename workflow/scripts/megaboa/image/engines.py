@@ -71,10 +71,11 @@ def create_command(engine: str, image: str, container: str) -> list[str]:
     return [engine, "create", "--name", container, image, "true"]
 
 
-def copy_command(engine: str, container: str, source: Path, target: str) -> list[str]:
+def copy_command(engine: str, container: str, tree: Path) -> list[str]:
+    """Lays a folder's content over the root file system."""
     if engine == "buildah":
-        return ["buildah", "copy", container, str(source), target]
-    return [engine, "cp", str(source), f"{container}:{target}"]
+        return ["buildah", "copy", "--quiet", container, str(tree), "/"]
+    return [engine, "cp", f"{tree}/.", f"{container}:/"]
 
 
 def remove_command(engine: str, container: str) -> list[str]:

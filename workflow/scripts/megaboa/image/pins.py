@@ -32,6 +32,11 @@ def packages(device: str) -> dict[str, str]:
     return dict(sorted(wanted.items()))
 
 
+def are_changed(given: dict[str, str]) -> bool:
+    """Whether build arguments ask for other versions of Python packages than the pinned ones."""
+    return any(one.get("argument") in given for one in entries() if "python" in one)
+
+
 def _belongs(one: dict[str, Any], device: str) -> bool:
     return "python" in one and device in one["device"]
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.config.models import Experiment, Image
-from megaboa.image import bridge_source, dockerfile, references
-from megaboa.image.pins import build_arguments
+from megaboa.image import bridge_source, dockerfile, pins, references
 
 CLONE = Path(__file__).parents[4]
 PYTHON = "python3"  # of the image, where launch.python names no other
@@ -55,7 +54,9 @@ def mounts(experiment: Experiment) -> list[str]:
     """What every rank must see under the same path as here, then the user's own, then Bridge's other source."""
     image = experiment.image
     cache = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    own = [Path.cwd(), CLONE, Path(experiment.store).expanduser().absolute(), *([cache] if cache.is_dir() else [])]
+    folders = [Path("results"), Path(experiment.store).expanduser()]
+    own = [Path.cwd(), CLONE, *(path.absolute() for path in folders), *(path.resolve() for path in folders)]
+    own += [cache] if cache.is_dir() else []
     outer = [path for path in own if not any(other != path and path.is_relative_to(other) for other in own)]
     found = [f"{path}:{path}:rw" for path in dict.fromkeys(outer)]
     for mount in image.mounts or []:
@@ -90,6 +91,7 @@ def _build(image: Image) -> dict[str, Any] | None:
         return None
     path, context = Path(image.build.file).expanduser(), Path(image.build.context).expanduser()
     file = dockerfile.read(path)
-    args = build_arguments(file, image.build.args)
-    made = {"file": str(path), "context": str(context), "engine": image.build.engine, "args": args}
+    args = pins.build_arguments(file, image.build.args)
+    made: dict[str, Any] = {"file": str(path), "context": str(context), "engine": image.build.engine, "args": args}
+    made["pinned"] = path.resolve().parent == pins.FILE.parent and not pins.are_changed(image.build.args)
     return {**made, "inputs": dockerfile.inputs(file, context, args)}
