@@ -412,11 +412,9 @@ class Launch(Section):
         "rank", "a SLURM task per rank, or one per node that starts the node's ranks, as torchrun would"
     )
     srun: str = key("srun", "the command srun, where it is called otherwise")
-    srun_args: list[str] = key([], "further arguments of srun, such as container flags")
+    srun_args: list[str] = key([], "further arguments of srun, such as `--mpi=none`")
     cpu_bind: str | None = key(None, "srun's --cpu-bind, such as `cores`; default: the site's")
-    python: str | None = key(
-        None, "Python of the ranks, where a container has its own; default: the one that runs Snakemake"
-    )
+    python: str | None = key(None, "Python of the ranks; default: the one that runs Snakemake, in an image `python3`")
     network: Literal[networks.names()] | None = key(
         None, "preset of environment variables for the network between nodes"
     )
