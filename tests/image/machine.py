@@ -74,7 +74,7 @@ def _suite_and_mirror() -> tuple[str, str]:
 
 def _libraries() -> set[str]:
     """The packages of the libraries that this Python is linked to."""
-    modules = Path(sysconfig.get_path("platstdlib"), "lib-dynload").glob("*.so")
+    modules = Path(sys.base_prefix, "lib/python3.12/lib-dynload").glob("*.so")
     wanted = [str(path) for path in modules if not path.name.startswith(_LEFT_OUT_MODULES)]
     linked = subprocess.run(["ldd", *wanted], capture_output=True, text=True).stdout
     paths = {line.split("=>")[1].split()[0] for line in linked.splitlines() if "=> /" in line}
