@@ -1,5 +1,6 @@
 """The CPU image for real: built from a Debian of this machine's mirror, turned into .sqsh, trained in by two ranks."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,28 @@ def layer(image, target):
     parts = ["opt/megaboa", "opt/venv"]
     subprocess.run(["unsquashfs", "-no-progress", "-quiet", "-dest", str(target), str(image), *parts], check=True)
     return {f"{part}/{name}": digest for part in parts for name, digest in files.folder_digests(target / part).items()}
+
+
+def test_a_pinned_source_of_bridge_goes_before_the_images_own(built, workspace):
+    """The same image; only its test is repeated, with the checkout mounted over it."""
+    repository = workspace.path / "bridge"
+    package = Path(machine.SITE_PACKAGES, "megatron", "bridge")
+    left_out = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(package, repository / "src/megatron/bridge", ignore=left_out)
+    git = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message=one"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    config = workspace.experiment(
+        "sourced", RUN, more=IMAGE + f"  bridge_source: {{repo: bridge, commit: '{commit}'}}\n"
+    )
+    said = workspace.snakemake("image", "--configfile", config)
+    manifest = workspace.json("sourced", "image.json")
+    assert manifest["digest"] == workspace.json("boxed", "image.json")["digest"] and "STEP" not in said
+    assert manifest["bridge_source"]["commit"] == commit
+    assert manifest["contract"]["state"] == "PASS"
+    assert manifest["contract"]["bridge"] == "/opt/Megatron-Bridge/src/megatron/bridge"
+    assert workspace.json("sourced", "runs", "run", "run.json")["bridge_source"] == {"repo": "bridge", "commit": commit}
 
 
 @pytest.mark.skipif(not contract.has_pyxis(), reason="srun here has no pyxis (--container-image)")
