@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from megaboa.config.models import Launch
-from megaboa.image.container import Container
+from megaboa.image.container import NO_CONTAINER, Container
 from megaboa.launch import local, slurm
 from megaboa.launch.slurm import Job, Node
 from megaboa.run import site
@@ -97,7 +97,7 @@ def started(scontrol, monkeypatch, tmp_path):
     """What srun would be called with."""
     scontrol()
 
-    def start(device="cuda", container=Container(), **settings):  # noqa: B008 (it never changes)
+    def start(device="cuda", container=NO_CONTAINER, **settings):
         seen = []
         monkeypatch.setattr(site, "SrunRanks", lambda *arguments, **named: seen.append(arguments))
         logs = tmp_path / "attempts" / "03"

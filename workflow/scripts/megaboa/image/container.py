@@ -23,3 +23,6 @@ class Container:
         """argv of the command in the image. Of variables only names are told: those given, and secrets that are set."""
         names = sorted({*environment, *(name for name in self.secrets if name in os.environ)})
         return RUNTIMES[self.runtime](self.image, self.mounts, names, self.workdir, command)
+
+
+NO_CONTAINER = Container()

@@ -11,7 +11,7 @@ from megaboa import files
 from megaboa.data.errors import InputError
 
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
-_FLAG = re.compile(r"^--(\w+)(?:=(\S*))?$")
+_FLAG = re.compile(r"^--([\w-]+)(?:=(\S*))?$")
 _VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
 GIVEN_BY_THE_BUILDER = {"TARGETARCH", "TARGETPLATFORM", "TARGETOS", "BUILDPLATFORM"}
 
@@ -32,7 +32,8 @@ class Instruction:
         """Without flags; the JSON form too."""
         if self.text.lstrip().startswith("["):
             return re.findall(r'"([^"]*)"', self.text)
-        return [word for word in shlex.split(self.text) if not _FLAG.match(word)]
+        first = shlex.split(self.text.split("\n")[0])  # what follows is a document in place
+        return [word for word in first if not _FLAG.match(word) and not word.startswith("<<")]
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,12 @@ from pathlib import Path
 
 from megaboa.image import references, tools
 
+# PATH is the image's: programs of this machine are looked for where they always are.
 # Arguments: root, folder, number of mounts, then source, target and flag of each, then the command.
 _ENTER = """
 set -e
+inside=$PATH PATH=/usr/sbin:/usr/bin:/sbin:/bin
+chroot=$(command -v chroot)
 root=$1 folder=$2 count=$3; shift 3
 for kernel in proc sys dev; do mount --rbind "/$kernel" "$root/$kernel"; done
 while [ "$count" -gt 0 ]; do
@@ -25,7 +28,8 @@ while [ "$count" -gt 0 ]; do
   if [ "$3" = ro ]; then mount -o remount,bind,ro "$root$2"; fi
   shift 3; count=$((count - 1))
 done
-exec chroot "$root" /bin/sh -c 'cd "$1" && shift && exec "$@"' sh "$folder" "$@"
+PATH=$inside
+exec "$chroot" "$root" /bin/sh -c 'cd "$1" && shift && exec "$@"' sh "$folder" "$@"
 """
 
 
@@ -33,7 +37,8 @@ def enter(root: str, mounts: Sequence[str], env: Sequence[str], workdir: str, co
     """As the runtimes: from image, mounts, names of variables, folder and command to argv. `root` is a folder."""
     user = [] if os.geteuid() == 0 else ["--map-root-user"]
     parts = [part for mount in mounts for part in references.split_mount(mount)]
-    return ["unshare", "--mount", *user, "sh", "-c", _ENTER, "sh", root, workdir, str(len(mounts)), *parts, *command]
+    unshare = [shutil.which("unshare") or "unshare", "--mount", *user]
+    return [*unshare, "/bin/sh", "-c", _ENTER, "sh", root, workdir, str(len(mounts)), *parts, *command]
 
 
 def environment(root: Path, env: Sequence[str], ours: Mapping[str, str]) -> dict[str, str]:
@@ -63,7 +68,9 @@ def unpacked(image: Path) -> Iterator[Path]:
     tools.require("unsquashfs", "install squashfs-tools")
     place = Path(tempfile.mkdtemp(prefix=".unpacked-", dir=image.parent))
     try:
-        tools.call(["unsquashfs", "-no-progress", "-quiet", "-dest", str(place / "root"), str(image)], "unpacking")
+        lenient = [] if os.geteuid() == 0 else ["-no-exit-code"]  # only root can make the nodes of /dev
+        command = ["unsquashfs", "-no-progress", "-quiet", *lenient, "-dest", str(place / "root"), str(image)]
+        tools.call(command, "unpacking")
         yield place / "root"
     finally:
         subprocess.run(["chmod", "-R", "u+w", str(place)], capture_output=True)

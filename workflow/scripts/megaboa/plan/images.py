@@ -77,7 +77,7 @@ def variables(experiment: Experiment) -> dict[str, str]:
 def _name(image: Image) -> str:
     if image.build:
         return Path(image.build.file).name
-    return Path(str(image.path).split("@")[0].split(":")[0]).name
+    return Path(str(image.path).split("@")[0]).name.split(":")[0]
 
 
 def _path(image: Image) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from megaboa.image.container import Container
+from megaboa.image.container import NO_CONTAINER, Container
 from megaboa.launch import local, slurm
 from megaboa.launch.ranks import Ranks
 from megaboa.launch.srun import SrunRanks
@@ -55,7 +55,7 @@ class Machine:
 
     job = None
 
-    def __init__(self, container: Container = Container()) -> None:  # noqa: B008 (it never changes)
+    def __init__(self, container: Container = NO_CONTAINER) -> None:
         self.nodes = [socket.gethostname()]
         self._container = container
 
@@ -78,7 +78,7 @@ class Machine:
 class Allocation:
     """The nodes of a SLURM job. The supervisor runs on the first of them."""
 
-    def __init__(self, job: slurm.Job, launch: dict[str, Any], device: str, container: Container = Container()):  # noqa: B008
+    def __init__(self, job: slurm.Job, launch: dict[str, Any], device: str, container: Container = NO_CONTAINER):
         self.job, self._launch, self._container = job, launch, container
         self._gpus = launch["gpus_per_node"] if device == "cuda" else 0
         self.nodes = slurm.hostnames(job.nodes)
@@ -187,7 +187,7 @@ def here(
     launch: dict[str, Any],
     device: str,
     environment: Mapping[str, str] = os.environ,
-    container: Container = Container(),  # noqa: B008
+    container: Container = NO_CONTAINER,
 ) -> Site:
     """The place that this process is in, or that the run's settings name."""
     starter, job = launch["start"]["starter"], environment.get("SLURM_JOB_ID")
@@ -245,7 +245,7 @@ def container_of(folder: RunFolder) -> Container:
     """The image that a run's ranks start in."""
     asked = folder.launch.get("image")
     if not asked:
-        return Container()
+        return NO_CONTAINER
     assert folder.image
     path = str(Path(folder.image["path"]).absolute())
     return Container(asked["runtime"], path, asked["mounts"], asked["secrets"], asked["workdir"])
