@@ -54,6 +54,21 @@ def test_what_lies_inside_another_mount_is_not_mounted_again(plan_in, tmp_path):
     assert f"{tmp_path.parent}/s:{tmp_path.parent}/s:rw" in outside
 
 
+def test_folders_of_models_and_recipes_are_mounted(plan_in, tmp_path, monkeypatch):
+    for name in ("here", "recipes", "tokenizer"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "recipes/own.py").write_text("def configure(): ...\n")
+    (tmp_path / "tokenizer/tokenizer.json").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    text = (
+        f"image: {{runtime: pyxis, path: '{REFERENCE}'}}\nmodel: own\ncorpora: {{text: {{tokenizer: ../tokenizer}}}}\n"
+    )
+    text += "models: {own: {recipe: ../recipes/own.py, tokenizer: ../tokenizer, params: 1000}}"
+    mounts = images.mounts(plan_in(text).experiment)
+    assert f"{tmp_path}/recipes:{tmp_path}/recipes:rw" in mounts
+    assert f"{tmp_path}/tokenizer:{tmp_path}/tokenizer:rw" in mounts
+
+
 def test_a_build_is_what_goes_into_it(plan_in, tmp_path):
     (tmp_path / "Dockerfile").write_text("ARG BASE\nFROM ${BASE}\nCOPY file /\n")
     (tmp_path / "file").write_text("1")

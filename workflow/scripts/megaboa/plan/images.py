@@ -56,7 +56,7 @@ def mounts(experiment: Experiment) -> list[str]:
     cache = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     folders = [Path("results"), Path(experiment.store).expanduser()]
     own = [Path.cwd(), CLONE, *(path.absolute() for path in folders), *(path.resolve() for path in folders)]
-    own += [cache] if cache.is_dir() else []
+    own += [*_places_of_models(experiment), *([cache] if cache.is_dir() else [])]
     outer = [path for path in own if not any(other != path and path.is_relative_to(other) for other in own)]
     found = [f"{path}:{path}:rw" for path in dict.fromkeys(outer)]
     for mount in image.mounts or []:
@@ -66,6 +66,13 @@ def mounts(experiment: Experiment) -> list[str]:
         folder = bridge_source.folder(experiment.store, source_.model_dump()).absolute()
         found.append(f"{folder}:{source_.mount_as}:ro")
     return found
+
+
+def _places_of_models(experiment: Experiment) -> list[Path]:
+    """Folders of models, tokenizers and recipes that are no names of the hub or of Bridge."""
+    named = [name for model in experiment.models.values() for name in (model.hf, model.tokenizer, model.recipe)]
+    paths = [Path(os.path.abspath(Path(name).expanduser())) for name in named if name]  # noqa: PTH100 (without `..`)
+    return [path if path.is_dir() else path.parent for path in paths if path.exists()]
 
 
 def variables(experiment: Experiment) -> dict[str, str]:
