@@ -29,7 +29,9 @@ from megaboa.workflow import (
 use_this_python()
 CONFIG_FILES = workflow.configfiles or [Path("config/config.yaml")]
 try:
-    PLAN = make_plan(load(CONFIG_FILES, command_line(workflow.config_settings.config)))
+    PLAN = make_plan(
+        load(CONFIG_FILES, command_line(workflow.config_settings.config), os.environ)
+    )
 except ConfigError as error:
     raise WorkflowError(f"\n{error}") from None
 

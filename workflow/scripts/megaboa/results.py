@@ -85,6 +85,11 @@ class RunFolder:
         name = self.launch.get("index")
         return read_json(self._experiment_folder / "data" / "indexes" / f"{name}.json") if name else None
 
+    @cached_property
+    def image(self) -> dict[str, Any] | None:
+        """The manifest of the image that ranks run in; None where they run in this Python."""
+        return read_json(self._experiment_folder / "image.json") if self.launch.get("image") else None
+
     @property
     def parent_manifest(self) -> Path | None:
         """train.json of the run that this one goes on from."""

@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from megaboa.config import keys
+from megaboa.config import images, keys
 from megaboa.config.errors import Problem, choose, nearest, show
 from megaboa.config.keys import Path
 from megaboa.config.models import Experiment, Model
@@ -230,6 +230,8 @@ def references(raw: dict[str, Any], places: Places, factors: Any) -> list[Proble
     for name, corpus in named("corpora").items():
         complain(("corpora", name, "source"), _source_problem(corpus.get("source")))
         complain(("corpora", name, "tokenizer"), _tokenizer_problem(corpus.get("tokenizer"), list(named("tokenizers"))))
+    for path, message in images.problems(raw.get("image")):
+        complain(path, [message])
     for name, message in _same_files(named("corpora")):
         complain(("corpora", name), [message])
     return problems

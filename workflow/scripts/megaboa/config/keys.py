@@ -23,6 +23,7 @@ NOT_SWEPT = {
     "device": "all runs of an experiment share the device",
     "store": "all runs share the store",
     "tokenizers": "tokenizers are shared by all runs: define several, and sweep `model`",
+    "image": "all runs of an experiment share the image",
     "corpora": "corpora are shared by all runs: define several, and sweep `data.blend`",
     "budget": "it is the whole plan's",
     "export": "it is no property of a run",

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from megaboa.config import check, keys, sweep, yaml_file
+from megaboa.config import check, environment, keys, sweep, yaml_file
 from megaboa.config.errors import ConfigError, Problem
 from megaboa.config.models import Experiment
 from megaboa.config.yaml_file import Places, dotted
@@ -28,13 +28,18 @@ class LoadedExperiment:
     files: tuple[Path, ...]
     places: Places
     factors: tuple[sweep.Factor, ...]
+    notes: tuple[str, ...] = ()  # what the environment has changed
 
     def problem(self, path: tuple[str | int, ...], message: str) -> Problem:
         return keys.problem_at(self.places, path, dotted(path), message)
 
 
-def load(paths: Iterable[Path | str], extra: dict[str, Any] | None = None) -> LoadedExperiment:
+def load(
+    paths: Iterable[Path | str], extra: dict[str, Any] | None = None, variables: Mapping[str, str] | None = None
+) -> LoadedExperiment:
     """Read the files, later ones over earlier ones and `extra` (dotted keys allowed) over all, and check everything.
+
+    `variables` is the environment, of which some go before the files.
 
     Raises ConfigError with all problems at once.
     """
@@ -53,6 +58,8 @@ def load(paths: Iterable[Path | str], extra: dict[str, Any] | None = None) -> Lo
         merge(raw, more)
         places |= _extra_places(more)
     problems += _fold_overrides(raw, places)
+    notes, wrong = environment.lay_over(raw, places, variables or {})
+    problems += wrong
     if files and raw.get("experiment") is None:
         raw["experiment"] = files[0].stem
         places["experiment",] = (str(files[0]), 0)
@@ -70,7 +77,7 @@ def load(paths: Iterable[Path | str], extra: dict[str, Any] | None = None) -> Lo
         problems = [problem for problem in problems if "is missing" not in problem.message]
     if problems or experiment is None:
         raise ConfigError(problems)
-    return LoadedExperiment(experiment, raw, files, places, factors)
+    return LoadedExperiment(experiment, raw, files, places, factors, tuple(notes))
 
 
 def command_line(given: Mapping[str, Any]) -> dict[str, Any]:

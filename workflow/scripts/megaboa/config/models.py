@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -25,6 +26,7 @@ from pydantic import (
 from megaboa.causes import ACTIONS, Cause
 from megaboa.config.formula import Formula
 from megaboa.data.names import file_stems
+from megaboa.image import references
 from megaboa.launch import networks
 
 # Names become file and folder names: letters first, then letters, digits, '.', '_', '-'.
@@ -410,16 +412,77 @@ class Launch(Section):
         "rank", "a SLURM task per rank, or one per node that starts the node's ranks, as torchrun would"
     )
     srun: str = key("srun", "the command srun, where it is called otherwise")
-    srun_args: list[str] = key([], "further arguments of srun, such as container flags")
+    srun_args: list[str] = key([], "further arguments of srun, such as `--mpi=none`")
     cpu_bind: str | None = key(None, "srun's --cpu-bind, such as `cores`; default: the site's")
-    python: str | None = key(
-        None, "Python of the ranks, where a container has its own; default: the one that runs Snakemake"
-    )
+    python: str | None = key(None, "Python of the ranks; default: the one that runs Snakemake, in an image `python3`")
     network: Literal[networks.names()] | None = key(
         None, "preset of environment variables for the network between nodes"
     )
     environment: dict[str, str | None] = key({}, "environment variables of the ranks; null removes one of the preset")
     health_check: bool = key(False, "check every node before the ranks start, not only after a failure")
+
+
+def _full_commit(value: str) -> str:
+    if not references.is_commit(value):
+        raise ValueError(
+            "is no commit: give its full hash of 40 digits (`git rev-parse` prints it), as branches and tags move"
+        )
+    return value
+
+
+def _checked_mount(value: str) -> str:
+    if problem := references.mount_problem(value):
+        raise ValueError(problem)
+    return value
+
+
+class BridgeSource(Section):
+    """A checkout of Megatron-Bridge that takes the place of the image's own."""
+
+    repo: Annotated[str, Field(min_length=1)] = key(description="git repository of Megatron-Bridge: address or folder")
+    commit: Annotated[str, AfterValidator(_full_commit)] = key(
+        description="full hash of the commit; part of a run's identity"
+    )
+    mount_as: Annotated[str, StringConstraints(pattern=r"^/[^:,\s]+$")] = key(
+        "/opt/Megatron-Bridge", "where the checkout lies in the image"
+    )
+
+
+class Build(Section):
+    file: str = key("containers/Dockerfile", "Dockerfile")
+    context: str = key(".", "folder that its COPY lines start from")
+    engine: Literal["auto", "docker", "podman", "buildah"] = key(
+        "auto", "what builds it; auto: the first of these that works here"
+    )
+    args: dict[str, str] = key({}, "build arguments; they go before those of containers/versions.toml")
+
+
+class Image(Section):
+    """What the ranks run in. Without a runtime that is the Python that runs Snakemake."""
+
+    runtime: Literal["none", "pyxis", "apptainer"] = key(
+        "none", "what starts the ranks inside an image: pyxis (srun's plugin), apptainer, or nothing"
+    )
+    path: str | None = key(None, "an image that is there: .sqsh, .sif, or a registry's `name@sha256:...`")
+    build: Build | None = key(None, "an image that is built from a Dockerfile")
+    mounts: list[Annotated[str, AfterValidator(_checked_mount)]] | None = key(
+        None, "`source:target` or `source:target:ro`, beside clone, results and store, which are always there"
+    )
+    secrets: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = key(
+        ["HF_TOKEN", "WANDB_API_KEY"], "environment variables that are passed on by name; their values stand nowhere"
+    )
+    bridge_source: BridgeSource | None = key(None, "Megatron-Bridge from a commit, mounted over the image's own")
+
+    @model_validator(mode="after")
+    def _fits_the_runtime(self) -> Image:
+        given = [name for name in ("path", "build", "mounts", "bridge_source") if getattr(self, name) is not None]
+        if self.runtime == "none" and given:
+            raise ValueError(f"{given[0]} needs an image: set runtime to pyxis or apptainer, or remove {given[0]}")
+        if self.path is not None and self.build is not None:
+            raise ValueError("path and build are both set: remove one")
+        if self.runtime == "apptainer" and self.path is None and self.build is None:
+            raise ValueError("runtime: apptainer needs an image: set path or build")
+        return self
 
 
 class LossSpike(Section):
@@ -539,6 +602,7 @@ class Experiment(Section):
     profile: Profile = key(Profile(), "profiling")
     resources: Resources = key(Resources(), "what a run is given")
     launch: Launch = key(Launch(), "how its ranks are started")
+    image: Image = key(Image(), "what they run in")
     recovery: Recovery = key(Recovery(), "what is done when they fail")
     budget: Budget = key(Budget(), "what the plan may cost")
     export: Export = key(Export(), "which runs become Hugging Face models")

@@ -126,6 +126,7 @@ class _Planner:
             published=published,
             invalid=self.invalid,
             warnings=self.warnings,
+            notes=self.loaded.notes,
         )
 
     @staticmethod

@@ -14,7 +14,7 @@ from typing import Any
 
 from megaboa import files
 from megaboa.data import sources
-from megaboa.plan import documents
+from megaboa.plan import documents, images
 from megaboa.plan.model import Plan, Run
 
 Reference = dict[str, str]
@@ -25,7 +25,7 @@ UNKNOWN_PARAMS = 8_000_000_000  # of a model that is yet to be fetched
 
 
 def environment() -> dict[str, Any]:
-    """What the ranks run in, where no container is used: this Python and its packages, and a digest of both."""
+    """What the ranks run in, where no image is used: this Python and its packages, and a digest of both."""
     packages = {package.name: package.version for package in importlib.metadata.distributions() if package.name}
     content = {"runtime": "none", "python": platform.python_version(), "packages": packages}
     return {**content, "digest": files.digest(content)}
@@ -59,6 +59,11 @@ class Shared:
     @property
     def import_proofs(self) -> list[str]:
         return [f"{self.folder}/models/{name}/proof.json" for name in self.imported_models]
+
+    @property
+    def image_manifest(self) -> list[str]:
+        """What is trained in an image waits for it, and is another run in another image."""
+        return [f"{self.folder}/image.json"] if self.plan.experiment.image.runtime != "none" else []
 
     @property
     def export_proofs(self) -> list[str]:
@@ -101,7 +106,7 @@ class Shared:
         specs |= {f"indexes/{name}.json": self._index(name) for name in self.indexes}
         specs |= {f"exports/{name}.json": self._export(name) for name in self.plan.exports}
         specs["generate.json"] = self.plan.experiment.generate.model_dump()
-        return {**specs, "image.json": environment(), "runs.json": self._runs(), "report.json": self._report()}
+        return {**specs, "image.json": self._image(), "runs.json": self._runs(), "report.json": self._report()}
 
     def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
         """The manifest that must be there before a tokenizer can be used."""
@@ -194,6 +199,11 @@ class Shared:
             if model.hf == named and model.revision:  # the same commit as the model's
                 return {"kind": "model", "manifest": f"{self.folder}/models/{name}/source.json"}
         return {"kind": "path", "path": expanded(named)}
+
+    def _image(self) -> dict[str, Any]:
+        """This Python, in which jobs beside the ranks run; and the image of the ranks, where there is one."""
+        wanted = images.wanted(self.plan.experiment)
+        return {**environment(), **({"container": wanted} if wanted else {})}
 
     def _tokenizer(self, name: str) -> dict[str, Any]:
         tokenizer = self.plan.experiment.tokenizers[name]

@@ -46,6 +46,7 @@ def rank_environment(folder: RunFolder, target: AttemptFolder | None = None) -> 
         "PYTHONUNBUFFERED": "1",
         "WANDB_RUN_ID": f"{folder.experiment}-{folder.name}-{files.digest(identity_of(folder))[:12]}",
         "WANDB_RESUME": "allow",  # one W&B run for all attempts
+        **(folder.launch.get("image") or {}).get("variables", {}),
     }
     preset: dict[str, str | None] = {}  # what the site has set itself is better
     if run["device"] == "cuda":
