@@ -1,9 +1,10 @@
 """Preflight of the experiments that are shipped, in a process of its own, and without Snakemake, hub and tokenizers.
 
 `python shipped_experiments.py FOLDER NAME...`: NAME is a file of config/experiments, or `FILE/RUN,RUN` for some of its
-runs. Prints one row of preflight's table per run, as JSON.
+runs. Prints one row of preflight's table per run, and what DeepSeek-V2-Lite's recipe sets, as JSON.
 """
 
+import inspect
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from megaboa.plan import make_plan
 from megaboa.plan.shared import Shared
 
 EXPERIMENTS = Path(__file__).parents[2] / "config" / "experiments"
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def rows(folder, name, runs):
@@ -36,7 +38,8 @@ def rows(folder, name, runs):
             without = {**spec, "store": str(folder / "store"), "tokenizer": None}
             files.write_json(folder / name / "models" / spec["name"] / "source.json", obtain(without))
     found = check(folder / name, asked)
-    return [{"model": plan[run].model, **row_of(run, *found[run])} for run in asked]
+    stated = {run: plan.models[plan[run].model].params for run in asked}
+    return [{"model": plan[run].model, "stated_params": stated[run], **row_of(run, *found[run])} for run in asked]
 
 
 def row_of(run, result, facts):
@@ -45,13 +48,33 @@ def row_of(run, result, facts):
     return {**row, "sharding": sharding, "warnings": result.get("warnings", [])}
 
 
+def deepseek():
+    """What the recipe sets, for each dispatcher, and its arguments."""
+    sys.path.insert(0, str(RECIPES))
+    from deepseek_v2_lite import configure
+
+    arguments = {name: one.default for name, one in inspect.signature(configure).parameters.items()}
+    folder = str(RECIPES / "deepseek-v2-lite")
+    return {
+        "arguments": arguments,
+        "null": plain_fields(configure(folder)),
+        "deepep": plain_fields(configure(folder, "deepep")),
+    }
+
+
+def plain_fields(config):
+    sections = ("model", "train", "validation", "scheduler", "checkpoint", "dataset")
+    fields = {f"{name}.{field}": value for name in sections for field, value in vars(getattr(config, name)).items()}
+    return {field: value for field, value in fields.items() if isinstance(value, str | int | float | None)}
+
+
 def main(folder, names):
     process.prepare("cpu")
-    answer = {}
+    experiments = {}
     for name in names:
         experiment, _, runs = name.partition("/")
-        answer[experiment] = rows(folder, experiment, [run for run in runs.split(",") if run])
-    return answer
+        experiments[experiment] = rows(folder, experiment, [run for run in runs.split(",") if run])
+    return {"experiments": experiments, "deepseek": deepseek()}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,32 @@
+"""docs/experiments.md: one line per run of the experiments that are shipped, as preflight found it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from megaboa.estimate.overview import short
+from megaboa.files import write_text
+
+PAGE = Path(__file__).parents[2] / "docs" / "experiments.md"
+NAMES = ("gpt3", "gpt3-h100", "deepseek-v2-lite", "llama3", "moe", "fsdp", "few-layers-4xh200")
+MARK = "<!-- runs: written by MEGABOA_WRITE_EXPERIMENTS=1 pytest tests/bridge/test_shipped_experiments.py -->"
+HEAD = """\
+| run | model | parameters | layout | GPUs | GiB by prediction, of | preflight |
+|---|---|---|---|---|---|---|
+"""
+
+
+def line(row: dict[str, Any]) -> str:
+    outcome = "PASS, nearly full" if any("[memory_suffices]" in one for one in row["warnings"]) else row["state"]
+    layout = row["layout"] + (f" {row['sharding']}" if row["sharding"] else "")
+    memory = f"{row['memory_gib']:.1f} of {row['limit_gib']:.1f}"
+    cells = (f"`{row['run']}`", row["model"], short(row["params"]), layout, row["ranks"], memory, outcome)
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def write(experiments: dict[str, list[dict[str, Any]]]) -> None:
+    """Put the tables below the mark."""
+    text = PAGE.read_text(encoding="utf-8").split(MARK)[0]
+    tables = [f"## {name}.yaml\n\n{HEAD}" + "\n".join(map(line, rows)) for name, rows in experiments.items()]
+    write_text(PAGE, text + "\n\n".join([MARK, *tables]) + "\n")

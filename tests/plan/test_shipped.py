@@ -1,0 +1,50 @@
+"""Every experiment that is shipped is planned without a mistake, and says what GPUs it is for."""
+
+from pathlib import Path
+
+import pytest
+
+from megaboa.config import load
+from megaboa.plan import make_plan
+
+FOLDER = Path(__file__).parents[2] / "config" / "experiments"
+EXPERIMENTS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+WITH_GPU = ("deepseek-v2-lite", "few-layers-4xh200", "fsdp", "gpt3", "gpt3-h100", "llama3", "moe")
+
+
+def plan_of(name):
+    return make_plan(load([FOLDER / f"{name}.yaml"]))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_has_the_name_of_its_file_and_breaks_no_rule(name):
+    plan = plan_of(name)
+    assert plan.name == name
+    assert plan.runs and not plan.invalid
+
+
+@pytest.mark.parametrize("name", WITH_GPU)
+def test_memory_is_predicted_for_every_run(name):
+    assert all(run.launch["gpu"] for run in plan_of(name).runs)
+
+
+def test_layouts_are_those_of_the_published_table():
+    plan = plan_of("gpt3-h100")
+    for row in plan.published["rows"]:
+        run, asked = plan[f"gpt3-{row['name'].lower()}"], row["conditions"]
+        parallel = run.config.parallel
+        found = {"tp": parallel.tp, "pp": parallel.pp, "world_size": run.run["world_size"]}
+        assert found == {name: asked[name] for name in found}
+        assert run.config.training.global_batch_size == asked["gbs"]
+
+
+def test_the_small_models_read_openwebtext_from_the_hub():
+    plan = plan_of("gpt3")
+    assert plan.experiment.corpora["owt"].source == "hf:stas/openwebtext-10k"
+    assert {run.corpora for run in plan.runs} == {("owt",)}
+
+
+def test_fsdp_is_tried_in_all_its_shardings_and_comes_back_where_it_can():
+    runs = {run.config.parallel.fsdp_sharding: run for run in plan_of("fsdp").runs if run.model == "llama-1b"}
+    saved = {sharding: run.config.checkpoint.save_interval for sharding, run in runs.items()}
+    assert saved == {"no_shard": 0, "optim": 50, "optim_grads": 50, "optim_grads_params": 50}
