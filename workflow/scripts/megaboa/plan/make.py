@@ -21,7 +21,7 @@ from megaboa.config.published import PublishedError, load_published
 from megaboa.config.sweep import Option, piece
 from megaboa.config.yaml_file import dotted
 from megaboa.data.sources import is_hub_id
-from megaboa.plan import documents, families
+from megaboa.plan import documents, families, figures
 from megaboa.plan.costs import over_budget
 from megaboa.plan.facts import facts_of, hf_config_of
 from megaboa.plan.model import Invalid, Plan, Run
@@ -111,6 +111,7 @@ class _Planner:
         for key, message in over_budget(runs, exports, self.base.budget, self.results).items():
             self.problem(tuple(key.split(".")), message)
         agreements = self.agreements(names)
+        self.check_figures(runs)
         published = self.published()
         tokenizers = self.corpus_tokenizers(runs)
         if self.problems:
@@ -231,6 +232,17 @@ class _Planner:
             others = [name for name in runs if name != agreement.reference]
             result.append({"reference": agreement.reference, "runs": others, "tolerance": agreement.tolerance})
         return result
+
+    def check_figures(self, runs: list[Run]) -> None:
+        swept = dict.fromkeys(key for run in runs for key in run.values)
+        seen: set[str] = set()
+        for index, figure in enumerate(self.base.report.figures):
+            path = ("report", "figures", index)
+            if found := figures.problem(figure, swept):
+                self.problem((*path, found[0]), found[1])
+            if figure.name in seen:
+                self.problem((*path, "name"), f"two figures are called {figure.name!r}: rename one")
+            seen.add(figure.name)
 
     def published(self) -> dict[str, Any] | None:
         name = self.base.report.compare_to

@@ -258,8 +258,11 @@ class Shared:
             "runs": [run.name for run in self.plan.runs],
             "invalid": [str(run) for run in self.plan.invalid],
             "title": self.plan.experiment.report.title,
+            "question": self.plan.experiment.report.question,
             "agreements": self.plan.agreements,
             "published": self.plan.published,
+            "figures": [figure.model_dump(mode="json") for figure in self.plan.experiment.report.figures],
+            "values": {run.name: run.values for run in self.plan.runs},
             "proofs": [*self.import_proofs, *self.export_proofs],
             "profiles": self.profiled_runs,
         }

@@ -30,6 +30,7 @@ class RunResult:
     checkpoint: str | None = None
     export: str | None = None
     goodput: dict[str, Any] | None = None
+    evaluation: dict[str, float] = field(default_factory=dict)
 
     @property
     def model(self) -> str:
