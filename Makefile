@@ -3,10 +3,11 @@
 SHELL := /bin/bash
 PYTHON ?= python3.12
 CONFIG ?=
+BUNDLE ?=
 BIN := .venv/bin
 SNAKEMAKE := $(BIN)/snakemake --profile profiles/local $(if $(CONFIG),--configfile '$(CONFIG)')
 
-.PHONY: run test test-fast lint schema status setup
+.PHONY: run test test-fast lint schema status reproduce setup
 
 run: setup
 	@$(SNAKEMAKE)
@@ -26,6 +27,10 @@ lint: setup
 
 status: setup
 	@$(BIN)/python workflow/scripts/status.py
+
+# What a bundle (`snakemake bundle`) holds, made again: make reproduce BUNDLE=x.zip
+reproduce: setup
+	@$(BIN)/python workflow/scripts/reproduce.py '$(BUNDLE)'
 
 setup: .venv/.ready
 

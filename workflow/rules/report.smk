@@ -9,6 +9,7 @@ rule report:
         ANALYSES,
         SHARED.import_proofs,
         SHARED.export_proofs,
+        SHARED.evaluations,
         settings=f"{RESULTS}/specs/report.json",
         captions=os.path.relpath(f"{workflow.basedir}/workflow/report/captions.yaml"),
     output:

@@ -155,6 +155,11 @@ class RunStore:
     def index_cache(self) -> Path:
         return self.path / "index-cache"
 
+    @property
+    def mlflow_uri(self) -> str:
+        """Where MLflow writes to without a network."""
+        return f"sqlite:///{(self.path / 'mlflow.db').absolute()}"
+
     def attempt(self, number: int) -> AttemptFolder:
         return AttemptFolder(self.path / "attempts" / f"{number:02d}")
 

@@ -108,6 +108,7 @@ class _Planner:
         names = [choice.name for choice in choices if choice.name not in left_out]
         exports = self.matching(("export", "runs"), self.base.export.runs, names)
         self.check_exports(runs, exports)
+        evaluated = self.evaluated(exports)
         for key, message in over_budget(runs, exports, self.base.budget, self.results).items():
             self.problem(tuple(key.split(".")), message)
         agreements = self.agreements(names)
@@ -123,6 +124,7 @@ class _Planner:
             models={run.model: run.config.models[run.model] for run in runs},
             corpus_tokenizers=tokenizers,
             exports=exports,
+            evaluated=evaluated,
             agreements=agreements,
             published=published,
             invalid=self.invalid,
@@ -221,6 +223,15 @@ class _Planner:
                 self.problem(("export", "push", run), choose(run, exports, "exported run"))
             if not is_hub_id(repository):
                 self.problem(("export", "push", run), f"{repository!r} is no repository of the hub: `owner/name`")
+
+    def evaluated(self, exports: list[str]) -> list[str]:
+        wanted = self.base.evaluate
+        if wanted.command is None:
+            return []
+        if not exports:
+            self.problem(("evaluate", "command"), "needs an exported model: name the runs to export under export.runs")
+            return []
+        return self.matching(("evaluate", "runs"), wanted.runs, exports)
 
     def agreements(self, names: list[str]) -> list[dict[str, Any]]:
         result = []

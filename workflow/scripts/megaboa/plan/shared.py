@@ -65,6 +65,10 @@ class Shared:
         return [f"{self.folder}/runs/{name}/proof.json" for name in self.plan.exports]
 
     @property
+    def evaluations(self) -> list[str]:
+        return [f"{self.folder}/runs/{name}/evaluation.json" for name in self.plan.evaluated]
+
+    @property
     def generations(self) -> list[str]:
         return [f"{self.folder}/runs/{name}/generations.json" for name in self.plan.exports]
 
@@ -100,6 +104,7 @@ class Shared:
         specs |= {f"models/{name}.json": self._model(name) for name in self.sourced_models}
         specs |= {f"indexes/{name}.json": self._index(name) for name in self.indexes}
         specs |= {f"exports/{name}.json": self._export(name) for name in self.plan.exports}
+        specs["evaluate.json"] = {"command": self.plan.experiment.evaluate.command}
         specs["generate.json"] = self.plan.experiment.generate.model_dump()
         return {**specs, "image.json": environment(), "runs.json": self._runs(), "report.json": self._report()}
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from megaboa.report.runs import RunResult
 
-# Runs are laid beside the row that shares their layout; the other conditions are compared. What a table doesn't say of a
-# layout is the usual; but on sequence parallelism many are silent, and it may be either.
+# Runs are laid beside the row that shares their layout; the other conditions are compared. What a table doesn't say of
+# a layout is the usual; but many are silent on sequence parallelism, and it may be either.
 LAYOUT = {"world_size": 1, "tp": 1, "pp": 1, "vpp": "-", "cp": 1, "ep": 1}
 # Numbers of parameters are published in two or three digits.
 PARAMS_TOLERANCE = 0.02

@@ -152,6 +152,7 @@ def render(
         profile_figures=profile_figures or {},
         expected=expected,
         validation=last_validation(runs),
+        evaluated=evaluated(runs),
         places=[run for run in runs if run.checkpoint or run.export],
         provenance=provenance,
         published=published,
@@ -159,6 +160,13 @@ def render(
         question=question,
         gaps=gap.gap_rows(published, passed(runs)) if published else [],
     )
+
+
+def evaluated(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """Every run that was evaluated, with a value or None for every key that any of them has."""
+    found = [run for run in runs if run.evaluation]
+    names = list(dict.fromkeys(name for run in found for name in run.evaluation))
+    return [{"run": run.name, "values": {name: run.evaluation.get(name) for name in names}} for run in found]
 
 
 def verdict_text(result: dict[str, Any]) -> str:

@@ -74,6 +74,7 @@ def load_run(folder: RunFolder, plan: dict[str, str]) -> RunResult:
         checkpoint=_value(folder.train_manifest, "checkpoint"),
         export=_value(folder.path / "export.json", "path"),
         goodput=_json(path.with_name("goodput.json")),
+        evaluation=_value(folder.path / "evaluation.json", "values") or {},
     )
 
 

@@ -32,6 +32,7 @@ def save_tables(
     """Write them, and remove those of an earlier report; say which there are."""
     made = {
         "runs": runs_table(runs, frames),
+        "evaluation": pd.DataFrame([{"run": run.name, **run.evaluation} for run in runs if run.evaluation]),
         "agreement": _rows([check for check in checks if check["kind"] == "agreement"], AGREEMENT),
         "gap": gap_table(gaps),
         "time": pd.DataFrame([{"run": row["run"], "goodput": row["goodput"], **row["seconds"]} for row in times]),
