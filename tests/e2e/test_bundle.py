@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import secrets
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from megaboa.secrets import is_secret_name
 pytestmark = pytest.mark.slow
 
 USER = "zacharias"
+NEEDLE = f"secret-{secrets.token_hex(8)}"  # not written down here: the clone has this file too
 VARIABLES = (
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HF_API_TOKEN", "WANDB_API_KEY", "COMET_API_KEY"),
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "MLFLOW_TRACKING_TOKEN", "SOME_TOKEN"),
@@ -37,7 +39,7 @@ class Shell:
     def __init__(self, home: Path):
         self.home = home
         self.workspace = Workspace(copy_repository(home / "megaboa"))
-        self.secrets = {name: f"s3cr3t-{name.lower()}-9f2b" for name in VARIABLES}
+        self.secrets = {name: f"{NEEDLE}-{name.lower()}" for name in VARIABLES}
         person = {"HOME": str(home), "LOGNAME": USER, "USER": USER}
         self.environment = {**user_environment(), **person, **self.secrets}
 
@@ -117,7 +119,7 @@ def test_no_secret_is_in_any_file_that_the_pipeline_wrote(shell, bundle):
     written = [path for path in shell.home.rglob("*") if path.is_file() and not path.is_symlink()]
     folders = {path.relative_to(shell.workspace.path).parts[0] for path in written if "megaboa" in path.parts}
     assert {"results", "store", ".snakemake"} <= folders
-    needle = b"s3cr3t-"
+    needle = NEEDLE.encode()
     assert [path for path in written if needle in path.read_bytes()] == []
     assert [name for name, content in unpack(bundle).items() if needle in content] == []
 

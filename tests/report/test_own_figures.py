@@ -72,7 +72,7 @@ def test_a_heat_map_is_the_mean_of_its_fields(frames):
     assert len(table) == 4
     field = table[(table["optimizer.lr"] == 0.003) & (table["training.global_batch_size"] == 16)]["loss.last"]
     assert field.item() == pytest.approx(5 - 3 - 0.16 + 0.2)
-    assert {text.get_text() for text in axes[0].texts} == {f"{value:.4g}" for value in table["loss.last"]}
+    assert {text.get_text() for text in axes[0].texts} == {f"{value:.3f}" for value in table["loss.last"]}
 
 
 def test_bars_of_groups_reach_over_their_runs(frames):

@@ -25,7 +25,11 @@ class Shades:
         self.column = column or ("model" if not self.few and runs["model"].nunique() > 1 else "run")
         self.by_group = self.column != "run"
         levels = list(dict.fromkeys(runs[self.column])) if self.column in runs else []
-        if len(levels) <= len(PALETTE) or self.column == "model":
+        if (
+            self.column == "run" and len(levels) > MOST_ENTRIES
+        ):  # names beside bars tell them; shades would tell nothing
+            colours = [PALETTE[0]] * len(levels)
+        elif len(levels) <= len(PALETTE) or self.column == "model":
             # Models beyond the palette share its last colour, a grey.
             colours = [PALETTE[min(index, len(PALETTE) - 1)] for index in range(len(levels))]
         else:

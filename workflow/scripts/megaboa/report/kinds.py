@@ -172,7 +172,7 @@ def heat(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
     """The mean of `value` for every pair of x and y; the number stands in the field where there is room."""
     means = table.groupby([spec.y, spec.x], as_index=False)[spec.value].mean()
     grid = means.pivot(index=spec.y, columns=spec.x, values=spec.value).sort_index(ascending=False)
-    written = grid.map(lambda value: "" if pd.isna(value) else number(value, spec.value)) if grid.size <= 64 else False
+    written = grid.map(lambda value: _in_field(value, spec.value)) if grid.size <= 64 else False
     reverse = "" if spec.value.startswith(LESS_IS_BETTER) else "_r"
     seaborn.heatmap(
         grid,
@@ -191,6 +191,13 @@ def heat(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
     axes.set_yticks(np.arange(grid.shape[0]) + 0.5, [f"{name:g}" if _is_number(name) else name for name in grid.index])
     axes.tick_params(axis="y", rotation=0)
     return means
+
+
+def _in_field(value: float, name: str) -> str:
+    """With as many digits in each field."""
+    if pd.isna(value):
+        return ""
+    return number(value, name) if name in SHARES or name.endswith("seconds") or value >= 1000 else f"{value:#.4g}"
 
 
 KINDS: dict[str, Callable[[Axes, pd.DataFrame, Figure, Shades], pd.DataFrame]] = {

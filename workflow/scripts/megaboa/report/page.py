@@ -205,12 +205,12 @@ def _note(name: str, specs: Sequence[Figure], table: pd.DataFrame, good: list[Ru
     if spec.over is not None:
         least, most = int(table["n"].min()), int(table["n"].max())
         count = str(least) if least == most else f"{least} to {most}"
-        return f"Mean over {spec.over} (n = {count}) with its 95% confidence interval."
+        said = f"Mean over {spec.over} (n = {count}) with its 95% confidence interval."
+        settings = table["setting"].nunique() if "setting" in table else 0
+        return f"{said} From light to dark in the order of the plan." if settings > MOST_ENTRIES else said
     if "p25" in table.columns:
         ends = "and those that end lowest and highest"
         return f"Of {len(good)} runs the median, the middle half (dark), nine tenths (light), {ends}."
-    if spec.kind == "line" and spec.hue is None and table["run"].nunique() > MOST_ENTRIES:
-        return "From light to dark in the order of the plan."
     return ""
 
 
