@@ -7,7 +7,7 @@ BUNDLE ?=
 BIN := .venv/bin
 SNAKEMAKE := $(BIN)/snakemake --profile profiles/local $(if $(CONFIG),--configfile '$(CONFIG)')
 
-.PHONY: run test test-fast lint schema status reproduce setup
+.PHONY: run test test-fast test-gpu lint schema status reproduce setup
 
 run: setup
 	@$(SNAKEMAKE)
@@ -17,6 +17,10 @@ test: setup
 
 test-fast: setup
 	@$(BIN)/pytest -q -n 2 -m "not slow"
+
+# On a machine with two GPUs; PYTHON is one that has Transformer Engine beside what envs/ lists.
+test-gpu:
+	@$(PYTHON) -m pytest -v -ra tests/e2e/test_gpus.py
 
 lint: setup
 	$(BIN)/ruff check .
