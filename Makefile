@@ -34,6 +34,7 @@ status: setup
 
 # What a bundle (`snakemake bundle`) holds, made again: make reproduce BUNDLE=x.zip
 reproduce: setup
+	@$(if $(BUNDLE),,$(error say which bundle: make reproduce BUNDLE=x.zip))
 	@$(BIN)/python workflow/scripts/reproduce.py '$(BUNDLE)'
 
 setup: .venv/.ready

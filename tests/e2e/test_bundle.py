@@ -128,7 +128,7 @@ def test_a_secret_that_was_written_into_the_configuration_stops_the_bundle(shell
     source = shell.workspace.path / "small.yaml"
     text = source.read_text()
     source.write_text(f"{text}# {shell.secrets['HF_TOKEN']}\n")
-    command = ["workflow/scripts/bundle.py", "--results", "results/small", "--store", "store"]
+    command = ["workflow/scripts/bundle.py", "--settings", "results/small/specs/report.json", "--store", "store"]
     command += ["--config-file", "small.yaml", "--out", "x.zip"]
     try:
         done = subprocess.run(

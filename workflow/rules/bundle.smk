@@ -10,6 +10,7 @@ rule pack_bundle:
         f"{RESULTS}/report/checks.json",
         METRICS,
         f"{RESULTS}/preflight.json",
+        settings=f"{RESULTS}/specs/report.json",
     output:
         f"{RESULTS}/bundle/{PLAN.name}.crate.zip",
     log:
@@ -19,7 +20,6 @@ rule pack_bundle:
         "../../envs/pipeline.yaml"
     params:
         scripts=SCRIPTS,
-        results=RESULTS,
         store=PLAN.experiment.store,
         config=[os.path.relpath(path) for path in CONFIG_FILES],
         command_line=json.dumps(
@@ -27,5 +27,5 @@ rule pack_bundle:
         ),
         code=lambda wildcards: code_state(),  # other code is another bundle
     shell:
-        "python {params.scripts:q}/bundle.py --results {params.results} --store {params.store:q}"
+        "python {params.scripts:q}/bundle.py --settings {input.settings} --store {params.store:q}"
         " --config-file {params.config:q} --command-line {params.command_line:q} --out {output} 2>&1 | tee {log}"

@@ -18,21 +18,22 @@ from megaboa.files import canonical, read_json, write_bytes
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, required=True, help="folder of the experiment's results")
+    parser.add_argument("--settings", type=Path, required=True, help="the experiment's specs/report.json")
     parser.add_argument("--store", type=Path, required=True, help="folder of its payloads, which stay here")
     parser.add_argument("--config-file", type=Path, nargs="+", required=True, help="the experiment's files")
     parser.add_argument("--command-line", type=json.loads, default={}, help="what --config gave, as JSON")
     parser.add_argument("--out", type=Path, required=True, help="zip file to write")
     args = parser.parse_args()
 
+    results = args.settings.parents[1]
     machine = Machine.here(Path(), args.store)
     try:
-        files = collect(Asked(args.results, args.config_file, args.command_line), machine)
+        files = collect(Asked(results, args.config_file, args.command_line), machine)
     except InputError as error:
         sys.exit(str(error))
     manifest = json.loads(files[MANIFEST])
-    title = read_json(args.results / "specs" / "report.json")["title"] or args.results.name
-    crate = metadata(files, manifest, title, *experiment_times(args.results, list(manifest["seeds"])))
+    title = read_json(args.settings)["title"] or results.name
+    crate = metadata(files, manifest, title, *experiment_times(results, list(manifest["seeds"])))
     files[METADATA] = canonical(crate).encode()
     if seen := machine.traces(files):
         sys.exit(

@@ -31,7 +31,7 @@ def unpack(path: Path) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(path) as archive:
             files = {entry.filename: archive.read(entry) for entry in archive.infolist() if not entry.is_dir()}
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise InputError(f"{path}: there is no such file") from None
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
         raise InputError(f"{path}: is no whole zip file ({error}): copy or download it again") from None

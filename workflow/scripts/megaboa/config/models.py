@@ -536,7 +536,7 @@ class Evaluate(Section):
     )
     runs: Runs = key(["*"], "which of the exported runs are evaluated")
     runtime: PositiveInt = key(120, "wall time of its job, in minutes")
-    slurm_extra: str = key("", "further options of sbatch for its job, such as `--partition=gpu --gpus=1`")
+    slurm_extra: str = key("", "further options of sbatch for its job, such as `--gpus-per-node=4`")
 
     @field_validator("command")
     @classmethod
