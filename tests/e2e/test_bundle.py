@@ -113,6 +113,13 @@ def test_the_same_results_are_the_same_archive(shell, bundle):
     assert file_digest(bundle) == before
 
 
+def test_snakemakes_own_report_has_the_page_and_the_runs(shell):
+    shell.snakemake("--configfile", "small.yaml", "--config", "training={eval_interval: 2}", "--report", "own.html")
+    html = (shell.workspace.path / "own.html").read_text()
+    for text in ("index.html", "Experiment", "Run dp2 in numbers", "What run dp1 did with every second"):
+        assert text in html
+
+
 def test_no_secret_is_in_any_file_that_the_pipeline_wrote(shell, bundle):
     """Results, stores, logs, .snakemake, report, the bundle packed and unpacked, and the whole home folder."""
     assert all(is_secret_name(name) for name in VARIABLES)
