@@ -156,6 +156,11 @@ class RunStore:
         return self.path / "index-cache"
 
     @property
+    def mlflow_run(self) -> Path:
+        """Which run of MLflow all attempts are."""
+        return self.path / "mlflow-run.json"
+
+    @property
     def mlflow_uri(self) -> str:
         """Where MLflow writes to without a network."""
         return f"sqlite:///{(self.path / 'mlflow.db').absolute()}"

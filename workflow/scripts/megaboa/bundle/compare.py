@@ -26,7 +26,6 @@ TIMES = (
         "scaling_efficiency",
         "energy",
     ),
-    *("startup", "queue", "idle"),
 )
 WITHOUT_TIMES = "equal, but for measured times"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import re
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,10 +46,6 @@ class Machine:
         words = [path for path, _ in self.paths]
         patterns = [re.compile(_BEGIN.encode() + re.escape(word.encode()) + _END.encode()) for word in words]
         return [name for name, content in files.items() if any(pattern.search(content) for pattern in patterns)]
-
-
-def host_names() -> set[str]:
-    return {socket.gethostname(), socket.getfqdn()}
 
 
 def _user() -> str:

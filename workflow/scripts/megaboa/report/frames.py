@@ -15,7 +15,7 @@ from megaboa.plan.figures import EVALUATION
 from megaboa.report.runs import RunResult
 
 SEED = "training.seed"
-SPREADS = {"step_seconds": "step_seconds", "tokens_per_second": "tokens_per_second"}
+SPREADS = ("step_seconds", "tokens_per_second")
 
 
 class UnknownColumnError(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -11,12 +11,12 @@ import pandas as pd
 import seaborn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from megaboa.config.models import Figure
+from megaboa.report.axes import finish, in_field, is_number, number, places
 from megaboa.report.bands import crowd, mean_band
 from megaboa.report.colours import MOST_ENTRIES, Shades, legend
-from megaboa.report.columns import SHARES, label
+from megaboa.report.columns import label
 from megaboa.report.style import GRID, INK, WIDTH
 
 MOST_POINTS = 20_000  # that a figure holds before only every so many-th step is drawn
@@ -38,7 +38,7 @@ def draw(spec: Figure, table: pd.DataFrame, shades: Shades) -> tuple[Drawing, pd
     shown = []
     for axes, (name, part) in zip(grid.flat, parts.items(), strict=False):
         shown.append(KINDS[spec.kind](axes, part, spec, shades))
-        _finish(axes, spec)
+        finish(axes, spec)
         if name:
             axes.set_title(f"{label(spec.facet)} {name}", fontsize=9.5, color=INK)
     for axes in list(grid.flat)[len(parts) :]:
@@ -126,7 +126,7 @@ def bar(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Dat
             number(row[spec.y], spec.y), at, (5, 0), textcoords="offset points", va="center", color=INK, fontsize=9
         )
     axes.set_xlim(0, max(bars[high].max(), bars[spec.y].max()) * 1.2)
-    _places(axes, [str(name) for name in bars[spec.x]])
+    places(axes, [str(name) for name in bars[spec.x]])
     return bars
 
 
@@ -147,7 +147,7 @@ def box(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Dat
         )
         axes.plot([median, median], [place - 0.28, place + 0.28], color="white", linewidth=1.6)
     axes.set_xlim(left=0)
-    _places(axes, [str(row[spec.x]) for row in rows])
+    places(axes, [str(row[spec.x]) for row in rows])
     return pd.DataFrame(rows)
 
 
@@ -172,7 +172,7 @@ def heat(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
     """The mean of `value` for every pair of x and y; the number stands in the field where there is room."""
     means = table.groupby([spec.y, spec.x], as_index=False)[spec.value].mean()
     grid = means.pivot(index=spec.y, columns=spec.x, values=spec.value).sort_index(ascending=False)
-    written = grid.map(lambda value: _in_field(value, spec.value)) if grid.size <= 64 else False
+    written = grid.map(lambda value: in_field(value, spec.value)) if grid.size <= 64 else False
     reverse = "" if spec.value.startswith(LESS_IS_BETTER) else "_r"
     seaborn.heatmap(
         grid,
@@ -185,19 +185,10 @@ def heat(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
         linecolor=GRID,
         cbar_kws={"label": label(spec.value), "shrink": 0.9},
     )
-    axes.set_xticks(
-        np.arange(grid.shape[1]) + 0.5, [f"{name:g}" if _is_number(name) else name for name in grid.columns]
-    )
-    axes.set_yticks(np.arange(grid.shape[0]) + 0.5, [f"{name:g}" if _is_number(name) else name for name in grid.index])
+    axes.set_xticks(np.arange(grid.shape[1]) + 0.5, [f"{name:g}" if is_number(name) else name for name in grid.columns])
+    axes.set_yticks(np.arange(grid.shape[0]) + 0.5, [f"{name:g}" if is_number(name) else name for name in grid.index])
     axes.tick_params(axis="y", rotation=0)
     return means
-
-
-def _in_field(value: float, name: str) -> str:
-    """With as many digits in each field."""
-    if pd.isna(value):
-        return ""
-    return number(value, name) if name in SHARES or name.endswith("seconds") or value >= 1000 else f"{value:#.4g}"
 
 
 KINDS: dict[str, Callable[[Axes, pd.DataFrame, Figure, Shades], pd.DataFrame]] = {
@@ -209,70 +200,9 @@ KINDS: dict[str, Callable[[Axes, pd.DataFrame, Figure, Shades], pd.DataFrame]] =
 }
 
 
-def number(value: float, name: str) -> str:
-    """A value as it is written into a figure: `32.5 ms`, `12,345`, `41%`."""
-    if name.endswith("seconds"):
-        return duration(value)
-    if name in SHARES:
-        return f"{value:.1%}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def duration(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
 def _height(spec: Figure, table: pd.DataFrame) -> float:
     if spec.kind in ("bar", "box"):
         return 0.9 + 0.3 * min(MOST_BARS, table[spec.x].nunique())
     if spec.kind == "heat":
         return 1.4 + 0.32 * min(20, table[spec.y].nunique())
     return 3.5
-
-
-def _places(axes: Axes, names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), names, color=INK)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.spines["bottom"].set_visible(False)
-    axes.tick_params(axis="x", length=0)
-
-
-def _finish(axes: Axes, spec: Figure) -> None:
-    if spec.kind in ("bar", "box"):
-        axes.set_xlabel(spec.y_label or label(spec.y))
-        axes.set_ylabel("" if spec.x == "run" else label(spec.x))
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.xaxis.set_major_formatter(_formatter(spec.y))
-        axes.grid(axis="y", visible=False)
-        return
-    axes.set_xlabel(spec.x_label or label(spec.x))
-    axes.set_ylabel(spec.y_label or label(spec.y))
-    axes.grid(axis="x", visible=spec.kind == "scatter")
-    if spec.kind == "heat":
-        axes.grid(visible=False)
-        return
-    for which, axis, name in (("x", axes.xaxis, spec.x), ("y", axes.yaxis, spec.y)):
-        if which in spec.log:
-            (axes.set_xscale if which == "x" else axes.set_yscale)("log")
-        elif name not in ("loss", "lr", "optimizer.lr"):
-            axis.set_major_formatter(_formatter(name))
-    if "x" not in spec.log:
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=spec.x in ("step", "world_size")))
-
-
-def _formatter(name: str | None) -> FuncFormatter:
-    if name in SHARES:
-        return FuncFormatter(lambda value, _: f"{value:.0%}")
-    return FuncFormatter(lambda value, _: short(value))
-
-
-def short(value: float) -> str:
-    """`30k`, `1.5M`: what fits under an axis."""
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.6g}{letter}"
-    return f"{value:.6g}"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.number)

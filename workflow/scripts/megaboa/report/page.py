@@ -14,7 +14,7 @@ import yaml
 from markupsafe import Markup
 
 from megaboa.config.models import Figure
-from megaboa.report import figures, gap, kinds, style, time_spent, trace_figures
+from megaboa.report import axes, figures, gap, kinds, style, time_spent, trace_figures
 from megaboa.report.blends import DataRead, last_validation
 from megaboa.report.checks import Check, by_subject, verdict
 from megaboa.report.colours import MOST_ENTRIES, Shades
@@ -129,7 +129,7 @@ def render(
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"loss": _loss, "duration": kinds.duration, "count": _count, "difference": _difference}
+    environment.filters |= {"loss": _loss, "duration": axes.duration, "count": _count, "difference": _difference}
     result = verdict(runs, checks)
     proofs = [check for check in checks if check["kind"] != "agreement"]
     return environment.get_template("page.html.j2").render(
