@@ -1,4 +1,4 @@
-"""MLflow, where it is installed: all attempts are one run, and a changed parameter ends none of them."""
+"""Trackers: what is not installed is said by preflight; with MLflow all attempts are one run."""
 
 import os
 import subprocess
@@ -6,11 +6,10 @@ import sys
 
 import pytest
 
+from megaboa.bridge import preflight
+from megaboa.config.models import Trackers
 from megaboa.files import read_json
 from megaboa.results import RunStore
-
-pytest.importorskip("mlflow", reason="mlflow is not among this project's packages")
-pytestmark = pytest.mark.slow
 
 # As Bridge's logger does it (GlobalState.mlflow_logger).
 ATTEMPT = """
@@ -29,7 +28,9 @@ mlflow.log_metrics({"loss": 1.0}, step=len(loaded))
 """
 
 
-def test_all_attempts_are_one_run(tmp_path):
+@pytest.mark.slow
+def test_all_attempts_are_one_run_and_a_changed_parameter_ends_none(tmp_path):
+    pytest.importorskip("mlflow", reason="mlflow is not among this project's packages")
     store = RunStore(tmp_path / "store")
     store.path.mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -44,3 +45,12 @@ def test_all_attempts_are_one_run(tmp_path):
     run = mlflow.get_run(ids[0])
     assert run.data.params == {"checkpoint.load": "None", "new.None": "1", "new.iter_20": "1"}
     assert run.data.tags["megaboa.attempt"] == "iter_20"
+
+
+def test_a_tracker_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
+    trackers = Trackers(wandb={}).model_dump(mode="json")
+    [reason] = preflight.missing_trackers({"start": {"python": None}, "trackers": trackers})
+    assert reason.startswith("trackers.wandb: the package wandb is not installed here")
+    assert preflight.missing_trackers({"start": {"python": "/opt/python"}, "trackers": trackers}) == []
+    assert preflight.missing_trackers({"start": {"python": None}}) == []

@@ -26,7 +26,7 @@ def finish(axes: Axes, spec: Figure) -> None:
         axes.set_xlabel(spec.y_label or label(spec.y))
         axes.set_ylabel("" if spec.x == "run" else label(spec.x))
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.xaxis.set_majorformatter(formatter(spec.y))
+        axes.xaxis.set_major_formatter(formatter(spec.y))
         axes.grid(axis="y", visible=False)
         return
     axes.set_xlabel(spec.x_label or label(spec.x))
@@ -39,7 +39,7 @@ def finish(axes: Axes, spec: Figure) -> None:
         if which in spec.log:
             (axes.set_xscale if which == "x" else axes.set_yscale)("log")
         elif name not in ("loss", "lr", "optimizer.lr"):
-            axis.set_majorformatter(formatter(name))
+            axis.set_major_formatter(formatter(name))
     if "x" not in spec.log:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=spec.x in ("step", "world_size")))
 
