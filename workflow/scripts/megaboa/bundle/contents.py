@@ -57,7 +57,7 @@ class Asked:
 
 def collect(asked: Asked, machine: Machine, environment: Mapping[str, str] = os.environ) -> Files:
     """All files by their name in the bundle, but for its metadata. Raises InputError where a secret is among them."""
-    files = {**_code(), **_config(asked), **_results(asked.results)}
+    files = {**_code(), **_recipes(asked.results), **_config(asked), **_results(asked.results)}
     files = {name: _clean(name, content, machine) for name, content in files.items()}
     files[MANIFEST] = canonical(_manifest(asked)).encode()
     if patch := _git("diff", "HEAD", "--", *_present(CODE)):
@@ -132,7 +132,22 @@ def _below(names: Sequence[str]) -> list[Path]:
     return [path for path in found if path.is_file() and "__pycache__" not in path.parts]
 
 
+def _recipes(results: Path) -> Files:
+    """Those of the user's that lie elsewhere in the clone."""
+    models = [read_json(results / "runs" / run / "run.json").get("model") or {} for run in _runs(results)]
+    named = {str(model.get("recipe")) for model in models if str(model.get("recipe")).endswith(".py")}
+    paths = [Path(name).expanduser().resolve() for name in sorted(named)]
+    if outside := [path for path in paths if not path.is_relative_to(ROOT)]:
+        raise InputError(
+            f"{outside[0]}: this recipe lies outside of the clone: move it into it, so that the bundle has it"
+        )
+    return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in paths}
+
+
 def _config(asked: Asked) -> Files:
+    names = [_name(path) for path in asked.config_files]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"two configuration files would be {twice} in the bundle: rename one")
     files = {_name(path): path.read_bytes() for path in asked.config_files}
     if asked.command_line:
         files[COMMAND_LINE] = yaml.safe_dump(dict(asked.command_line), sort_keys=True).encode()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 HOSTS = {"host", "hosts", "hostname", "node", "node_list", "excluded_nodes"}  # names of JSON fields
+CODE = Path(__file__).resolve().parents[4]
 _BEGIN, _END = r"(?<![\w.-])", r"(?![\w.-])"
 
 
@@ -23,7 +24,7 @@ class Machine:
 
     @classmethod
     def here(cls, clone: Path, store: Path) -> Machine:
-        known = [(clone, "."), (store, "store"), (Path.home(), "~")]
+        known = [(CODE, "."), (clone, "."), (store, "store"), (Path.home(), "~")]
         found = {str(form): sign for path, sign in known for form in (path.absolute(), path.resolve())}
         found = {path: sign for path, sign in found.items() if len(path) > 1}
         return cls(tuple(sorted(found.items(), key=lambda item: -len(item[0]))), _user())
