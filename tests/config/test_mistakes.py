@@ -58,6 +58,16 @@ def sweep(text: str) -> str:
 
 
 MISTAKES = [
+    mistake("figure's column", "report.figures[0].y", "there is no column 'losss'; did you mean 'loss'", add="report: {figures: [{name: a, kind: line, data: steps, x: step, y: losss}]}\n"),
+    mistake("figure's filter", "report.figures[0].filter", "there is no column 'modle'; did you mean 'model'", add="report: {figures: [{name: a, kind: bar, x: run, y: mfu, filter: {modle: x}}]}\n"),
+    mistake("heat map without value", "report.figures[0]", "value is what a heat map's colours show", add="report: {figures: [{name: a, kind: heat, x: lr, y: gbs}]}\n"),
+    mistake("two figures of one name", "report.figures[1].name", "two figures are called 'a': rename one", add="report: {figures: [{name: a, kind: bar, x: run, y: mfu}, {name: a, kind: bar, x: run, y: steps}]}\n"),
+    mistake("evaluation without placeholders", "evaluate.command", "lacks {model} and {out}", add="evaluate: {command: lm_eval}\n"),
+    mistake("evaluation of nothing", "evaluate.command", "export.runs", add="evaluate: {command: 'x {model} {out}'}\n"),
+    mistake("secret for the ranks", "launch.environment", "HF_TOKEN sounds like a secret", "export it in the shell", add="launch: {environment: {HF_TOKEN: abc}}\n"),
+    mistake("secret for Bridge", "overrides.logger.comet_api_key", "is a secret", "environment variable", add="overrides: {logger.comet_api_key: abc}\n"),
+    mistake("password in a tracking URI", "trackers.mlflow.tracking_uri", "MLFLOW_TRACKING_PASSWORD", add="trackers: {mlflow: {tracking_uri: 'http://me:abc@here'}}\n"),
+    mistake("offline and a server", "trackers", "remove one", add="trackers: {offline: true, mlflow: {tracking_uri: 'http://here'}}\n"),
     mistake("an export of a run that saves nothing", "export.runs", "save_interval above 0", add="checkpoint: {save_interval: 0}\nexport: {runs: all}\n"),
     mistake("sgd with a distributed optimizer", "optimizer.name", "parallel.distributed_optimizer: false", add="optimizer: {name: sgd}\n"),
     # keys

@@ -160,6 +160,16 @@ class RunStore:
     def index_cache(self) -> Path:
         return self.path / "index-cache"
 
+    @property
+    def mlflow_run(self) -> Path:
+        """Which run of MLflow all attempts are."""
+        return self.path / "mlflow-run.json"
+
+    @property
+    def mlflow_uri(self) -> str:
+        """Where MLflow writes to without a network."""
+        return f"sqlite:///{(self.path / 'mlflow.db').absolute()}"
+
     def attempt(self, number: int) -> AttemptFolder:
         return AttemptFolder(self.path / "attempts" / f"{number:02d}")
 

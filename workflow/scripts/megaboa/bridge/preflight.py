@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,8 @@ def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> 
     findings = table.check(facts)
     if errors := [str(one) for one in findings if one.level == "error"]:
         return {"state": "FAIL", "reasons": errors}
+    if missing := missing_trackers(folder.launch):
+        return {"state": "FAIL", "reasons": missing}
     if run["device"] == "cpu":
         cpu.refuse(config)
     if folder.launch["checkpoint"].get("save_interval") != 0:
@@ -76,6 +79,18 @@ def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> 
     if key not in played:
         played[key] = _play(config, run["world_size"])
     return {**result, **played[key]}
+
+
+def missing_trackers(launch: dict[str, Any]) -> list[str]:
+    """What the first step would end with. Of a Python that a container brings nothing is known here."""
+    if (launch.get("start") or {}).get("python"):
+        return []
+    wanted = launch.get("trackers") or {}
+    return [
+        f"trackers.{name}: the package {name} is not installed here: install it where the ranks run, or remove the key"
+        for name in ("wandb", "mlflow")
+        if wanted.get(name) is not None and importlib.util.find_spec(name) is None
+    ]
 
 
 def _play(config: Any, world_size: int) -> Result:

@@ -44,7 +44,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
-    from megaboa.bridge import attention_mask, configuration, continuation, steps, validation, wheels
+    from megaboa.bridge import attention_mask, configuration, continuation, steps, trackers, validation, wheels
 
     run, inputs = folder.run, configuration.Inputs.read(folder)
     config = configuration.build(run, inputs)
@@ -83,4 +83,6 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         callbacks.append(steps.CheckpointMarker(store.checkpoints))
     if rank == world_size - 1:
         callbacks.append(steps.StepWriter(attempt.steps))
+        if config.logger.mlflow_experiment and not wanted.capture:
+            trackers.continue_mlflow_run(store, config.logger.mlflow_tracking_uri)
     pretrain(config, forward_step, callbacks=callbacks)

@@ -109,6 +109,7 @@ def launch(config: Experiment, model: str) -> dict[str, Any]:
         "start": config.launch.model_dump(mode="json"),
         "image": images.launch(config),
         "recovery": config.recovery.model_dump(mode="json"),
+        "trackers": config.trackers.model_dump(mode="json"),
         "checkpoint": config.checkpoint.model_dump(mode="json", exclude_unset=config.models[model].recipe is not None),
         "store": config.store,
         **config.data.model_dump(
