@@ -2,6 +2,7 @@
 import functools
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -135,6 +136,10 @@ def conversion(run_of):
     return {**one_gpu, **places, "slurm_extra": "--gpus-per-node=1"}
 
 
+# Conversions take place where ranks do: in the experiment's image, if it has one.
+PYTHON = "python"
+if SHARED.image_manifest:
+    PYTHON = f"python {shlex.quote(SCRIPTS)}/inside.py {RESULTS}/specs/image.json {RESULTS}/image.json"
 CONVERSION_OF_MODEL = conversion(lambda wildcards: first_run_of(wildcards.model))
 CONVERSION_OF_RUN = conversion(lambda wildcards: wildcards.run)
 

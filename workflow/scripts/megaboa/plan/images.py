@@ -34,6 +34,7 @@ def wanted(experiment: Experiment) -> dict[str, Any] | None:
         "workdir": str(Path.cwd()),
         "python": experiment.launch.python or PYTHON,
         "srun": [*place, *experiment.launch.srun_args],
+        "srun_args": experiment.launch.srun_args,
     }
 
 
