@@ -11,6 +11,7 @@ from megatron.bridge.training.tokenizers.config import TokenizerConfig
 from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
+from megaboa.launch.profiler import has_nsys
 from megaboa.preflight import fields
 from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Training
 
@@ -42,11 +43,17 @@ def facts_of(
             keep_last=wanted.get("keep_last"),
             precision=run["training"].get("precision") or _precision(config),
             pipeline_dtype=model.pipeline_dtype is not None or config.mixed_precision is not None,
-            profiler="nsys" if config.profiling.use_nsys_profiler else profile["tool"],
+            profiler=profile["tool"],
             profile_steps=tuple(profile["steps"]),
             profile_ranks=tuple(profile["ranks"]),
         ),
-        cluster=Cluster(run["device"], launch["nodes"], launch["gpus_per_node"], launch.get("gpu")),
+        cluster=Cluster(
+            run["device"],
+            launch["nodes"],
+            launch["gpus_per_node"],
+            launch.get("gpu"),
+            has_nsys=has_nsys(profile["tool"]),
+        ),
     )
     facts = fields.overlay(
         facts, lambda field: _value(config, field), lambda field: _value(config, field) is not _ABSENT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megaboa.estimate import fit
-from megaboa.preflight import course, experts, graphs, pipeline, ranks, sharding, tensors
+from megaboa.preflight import course, experts, graphs, pipeline, profiling, ranks, sharding, tensors
 from megaboa.preflight.facts import Facts
 from megaboa.preflight.rule import Finding, Rule, finding, sentence
 
@@ -15,6 +15,7 @@ SUBJECTS: dict[str, tuple[Rule, ...]] = {
     "FSDP and the distributed optimizer": sharding.RULES,
     "CUDA graphs, recomputation, offloading": graphs.RULES,
     "The course of a run": course.RULES,
+    "Profilers": profiling.RULES,
 }
 RULES = tuple(rule for rules in SUBJECTS.values() for rule in rules)
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from types import ModuleType, SimpleNamespace
 
-from megaboa.bridge.cpu.hooks import on_import
+from megaboa.bridge.hooks import on_import
 
 
 def is_missing(name: str) -> bool:
