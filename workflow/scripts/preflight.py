@@ -36,6 +36,8 @@ def main() -> int:
     print(overview.text(rows, total))
     for warning in refusals.grouped({name: result.get("warnings", []) for name, result in runs.items()}):
         print(f"warning: {warning}", file=sys.stderr)
+    for left in refusals.grouped({name: result.get("needs_image", []) for name, result in runs.items()}):
+        print(f"not checked here: {left}", file=sys.stderr)
 
     refused = {name: result["reasons"] for name, result in runs.items() if result["state"] == "FAIL"}
     if refused:

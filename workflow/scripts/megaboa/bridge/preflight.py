@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> 
     from megaboa.bridge import configuration, cpu
     from megaboa.bridge.facts import facts_of
     from megaboa.estimate import memory
-    from megaboa.preflight import table
+    from megaboa.preflight import image, table
 
     run, inputs = folder.run, configuration.Inputs.before_payloads(folder)
     config = configuration.build(run, inputs)
@@ -71,6 +72,7 @@ def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> 
         "memory_gib": memory.peak(facts).gib() if memory.is_known(facts) else None,
         "facts": dataclasses.asdict(facts),
         "warnings": [str(one) for one in findings],
+        "needs_image": [] if importlib.util.find_spec("transformer_engine") else image.unchecked(facts),
     }
     key = _played_by(run)
     if key not in played:
