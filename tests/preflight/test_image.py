@@ -3,7 +3,7 @@
 import pytest
 from facts_of import facts
 
-from megaboa.preflight.image import RULES, unchecked
+from megaboa.preflight.image import RULES, missing, unchecked
 
 PLAIN = {"layers": 4, "head_dim": 128, "precision": "bf16_mixed", "dispatcher": "alltoall"}
 USED = {
@@ -29,3 +29,20 @@ def test_what_a_run_uses_is_named(name):
 def test_plain_runs_and_runs_on_the_cpu_leave_nothing_open():
     assert unchecked(facts(**PLAIN)) == unchecked(facts()) == []
     assert unchecked(facts(**{**PLAIN, "graphs": "local", "device": "cpu"})) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        (
+            "RuntimeError: --use-precision-aware-optimizer requires FusedAdam from TransformerEngine, but not found.",
+            "Adam",
+        ),
+        ("ValueError: fp4 requires Transformer Engine >= 2.7.0.dev0 for NVFP4BlockScaling", "Transformer Engine"),
+        ("ImportError: MambaSSM is not installed.", "mamba-ssm"),
+        ("AssertionError: num_layers=92 should be divisible by config.pipeline_model_parallel_size=8", None),
+    ],
+)
+def test_an_objection_for_want_of_the_image_is_told_from_one_to_the_run(said, what):
+    found = missing(said)
+    assert (what in found) if what else found is None

@@ -663,6 +663,10 @@ OTHER_ERRORS = [
     ("layers_fill_the_stages", {"layers": 36, "pp": 4, "loss_counts": True}),
     ("uneven_stages_leave_even_ones", {"layers": 8, "pp": 2, "first_stage_layers": 8}),
     ("uneven_stages_leave_even_ones", {"layers": 12, "pp": 2, "vpp": 2, "first_stage_layers": 5}),
+    (
+        "uneven_stages_leave_even_ones",
+        {"layers": 6, "pp": 2, "vpp": 2, "first_stage_layers": 2, "last_stage_layers": 4},
+    ),
     ("pipeline_layout_holds_the_model", {"stages": STAGES, "pp": 2, "layers": 4}),
     ("pipeline_layout_holds_the_model", {"stages": STAGES[::-1], "pp": 3, "layers": 4}),
     ("pipeline_layout_holds_the_model", {"stages": STAGES, "pp": 3, "layers": 4, "mtp_layers": 1}),

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from megatron.bridge.models.hybrid.hybrid_provider import HybridModelProvider
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.tokenizers.config import TokenizerConfig
 from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
@@ -15,6 +16,12 @@ from megaboa.launch.profiler import has_nsys
 from megaboa.preflight import fields
 from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Training
 
+FP8 = {
+    "delayed": "bf16_with_fp8_delayed_scaling_mixed",
+    "tensorwise": "bf16_with_fp8_current_scaling_mixed",
+    "blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+}
 _ABSENT = object()
 
 
@@ -33,6 +40,7 @@ def facts_of(
         model=Model(
             family=((run["model"].get("config") or {}).get("model_type")),
             max_length=getattr(model, "max_position_embeddings", None),
+            hybrid=isinstance(model, HybridModelProvider),
             learned_positions=getattr(model, "position_embedding_type", None) == "learned_absolute",
             vocab_rows=_vocabulary_rows(model),
             tokenizer_vocab=source["vocab_size"] if source else tokenizer_vocabulary(config),
@@ -70,7 +78,7 @@ def tokenizer_vocabulary(config: ConfigContainer) -> int | None:
 @functools.cache
 def _vocabulary(kind: str, model: str, size: int | None) -> int | None:
     if kind == "NullTokenizer":
-        return None if size is None else size + 1  # and its end-of-text token
+        return size
     try:
         return int(build_tokenizer(TokenizerConfig(tokenizer_type=kind, tokenizer_model=model)).vocab_size)
     except Exception:  # of the hub, or of a kind that asks for more than a name
@@ -111,8 +119,15 @@ def _fsdp(config: ConfigContainer) -> str:
 
 
 def _precision(config: ConfigContainer) -> str | None:
+    """As `training.precision` says it. A recipe gives Bridge's name, or what that name stands for."""
     mixed = config.mixed_precision
-    return mixed if isinstance(mixed, str) else None
+    if mixed is None or isinstance(mixed, str):
+        return mixed
+    if mixed.fp4:
+        return "bf16_with_nvfp4_mixed"
+    if mixed.fp8:
+        return FP8.get(mixed.fp8_recipe)
+    return "bf16_mixed" if mixed.bf16 else "fp16_mixed" if mixed.fp16 else None
 
 
 def _vocabulary_rows(model: Any) -> int | None:

@@ -5,9 +5,22 @@ A rule here breaks nothing. It says that a run uses what was left out, or stood 
 
 from __future__ import annotations
 
+import re
+
 from megaboa.preflight.facts import Facts
 from megaboa.preflight.rule import Broken, Rule, finding
 
+# What Bridge says where something of the image's is missing, and what that is. First match wins.
+MISSING = {
+    "StopIteration": "layers of Transformer Engine's, of which Bridge has mocks here that can't be built",
+    "gradient accumulation fusion": "fused gradients of weights (APEX, Transformer Engine)",
+    "moe_grouped_gemm": "grouped matrix products (Transformer Engine)",
+    "q_layernorm=": "Transformer Engine's fused norm, for latent attention without a compressed query",
+    "TESpecProvider": "Transformer Engine's layers",
+    "MambaSSM": "mamba-ssm",
+    "FusedAdam": "Transformer Engine's Adam with states in fewer bits",
+    r"Transformer.?Engine|\bTE version": "Transformer Engine",
+}
 USUAL_HEADS = (32, 64, 96, 128, 192, 256)
 
 
@@ -67,6 +80,11 @@ RULES: tuple[Rule, ...] = (
     tensor_overlap_has_buffers,
     attention_takes_the_head,
 )
+
+
+def missing(error: str) -> str | None:
+    """What of the image's an objection of Bridge is about; None: the run's own business."""
+    return next((what for said, what in MISSING.items() if re.search(said, error, re.IGNORECASE)), None)
 
 
 def unchecked(f: Facts) -> list[str]:
