@@ -6,7 +6,7 @@ CONFIG ?=
 BIN := .venv/bin
 SNAKEMAKE := $(BIN)/snakemake --profile profiles/local $(if $(CONFIG),--configfile '$(CONFIG)')
 
-.PHONY: run test test-fast lint schema status setup
+.PHONY: run test test-fast test-gpu lint schema status setup
 
 run: setup
 	@$(SNAKEMAKE)
@@ -16,6 +16,10 @@ test: setup
 
 test-fast: setup
 	@$(BIN)/pytest -q -n 2 -m "not slow"
+
+# On a machine with two GPUs; PYTHON is one that has Transformer Engine beside what envs/ lists.
+test-gpu:
+	@$(PYTHON) -m pytest -v -ra tests/e2e/test_gpus.py
 
 lint: setup
 	$(BIN)/ruff check .

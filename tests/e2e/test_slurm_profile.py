@@ -1,6 +1,7 @@
 """`snakemake --profile slurm` in a clone, as far as it goes without a cluster."""
 
 import pytest
+from clone import edit
 
 from megaboa.workflow import PLACEHOLDER
 
@@ -38,6 +39,16 @@ def test_a_run_gets_its_allocation(workspace, config, filled):
     assert "slurm_extra=" in wide and "--exclusive" in wide and "gpus_in_flight=4" in wide
     single = next(block for block in blocks if "runs/dp1/train.json" in block)
     assert "nodes=1" in single and "tasks_per_node=2" in single and "slurm_partition=lab" in single
+
+
+def test_models_for_gpus_are_converted_on_a_gpu(workspace, filled):
+    config = workspace.experiment("converted", {"one": "{resources.partition: big}"}, more="export: {runs: all}\n")
+    edit(config, "device: cpu", "device: cuda")
+    output = workspace.snakemake("-n", "export", "--profile", "slurm", "--configfile", config)
+    for rule in ("import_model", "prove_import", "export_model", "prove_export"):
+        block = output.split(f"rule {rule}:")[1].split("rule ")[0]
+        assert "slurm_partition=big" in block and "--gpus-per-node=1" in block and "gpus_in_flight=1" in block
+    assert "--gpus-per-node" not in output.split("rule get_model:")[1].split("rule ")[0]
 
 
 def test_several_nodes_are_refused_on_one_machine(workspace, config):

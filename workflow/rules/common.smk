@@ -109,6 +109,31 @@ PLACES = {
 }
 
 
+def first_run_of(model):
+    return next(run.name for run in PLAN.runs if run.model == model)
+
+
+def conversion(run_of):
+    """What a conversion takes beside memory, for the run that `run_of` finds for its wildcards.
+
+    A model for GPUs is made of Transformer Engine's modules, also where it is only converted: that needs a GPU.
+    """
+    if PLAN.experiment.device == "cpu":
+        return {}
+    one_gpu = {"gpu_machine": 1, "gpus_in_flight": 1}
+    if "gpu_partition" not in PROFILE:
+        return one_gpu
+    places = {
+        f"slurm_{kind}": lambda wildcards, kind=kind: place_of(run_of(wildcards), kind)
+        for kind in ("partition", "account")
+    }
+    return {**one_gpu, **places, "slurm_extra": "--gpus-per-node=1"}
+
+
+CONVERSION_OF_MODEL = conversion(lambda wildcards: first_run_of(wildcards.model))
+CONVERSION_OF_RUN = conversion(lambda wildcards: wildcards.run)
+
+
 @functools.cache
 def trained(run):
     return is_trained(RunFolder(Path(RESULTS, "runs", run)))

@@ -15,6 +15,7 @@ rule export_model:
     conda:
         "../../envs/runtime-cpu.yaml"
     resources:
+        **CONVERSION_OF_RUN,
         mem_mb=lambda wildcards: SHARED.conversion_mb(
             RUNS[wildcards.run].model, copies=2
         ),
@@ -36,6 +37,7 @@ rule prove_export:
     conda:
         "../../envs/runtime-cpu.yaml"
     resources:
+        **CONVERSION_OF_RUN,
         mem_mb=lambda wildcards: SHARED.conversion_mb(
             RUNS[wildcards.run].model, copies=3.5
         ),
@@ -64,6 +66,7 @@ rule generate_text:
     conda:
         "../../envs/runtime-cpu.yaml"
     resources:
+        **CONVERSION_OF_RUN,
         mem_mb=lambda wildcards: SHARED.conversion_mb(
             RUNS[wildcards.run].model, copies=2.5
         ),

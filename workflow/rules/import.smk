@@ -24,6 +24,7 @@ rule import_model:
     conda:
         "../../envs/runtime-cpu.yaml"
     resources:
+        **CONVERSION_OF_MODEL,
         mem_mb=lambda wildcards: SHARED.conversion_mb(wildcards.model, copies=1.2),
     params:
         scripts=SCRIPTS,
@@ -45,6 +46,7 @@ rule prove_import:
     conda:
         "../../envs/runtime-cpu.yaml"
     resources:
+        **CONVERSION_OF_MODEL,
         mem_mb=lambda wildcards: SHARED.conversion_mb(wildcards.model, copies=2.5),
     params:
         scripts=SCRIPTS,
