@@ -36,8 +36,8 @@ def layers_fill_the_stages(f: Facts) -> Broken | None:
 
 def uneven_stages_leave_even_ones(f: Facts) -> Broken | None:
     """What first and last stage leave is shared out evenly over the stages between them, and every stage over its
-    virtual ones; transformer_config.py refuses anything else. Interleaved ends with no stage between them are divided by
-    zero (transformer_layer.py)."""
+    virtual ones; transformer_config.py refuses anything else. transformer_layer.py divides interleaved ends without a
+    stage between them by zero."""
     layout, layers = f.layout, f.model.layers
     ends = [n for n in (layout.first_stage_layers, layout.last_stage_layers) if n is not None]
     if layers is None or not ends or layout.stages is not None:
