@@ -7,8 +7,6 @@ from cpu_ranks import on_cpu
 
 from megaboa.bridge.cpu.imports import is_missing
 
-real_te = importlib.util.find_spec("transformer_engine") is not None
-
 
 def _transformer_engine():
     import megatron.bridge.peft.lora_layers
@@ -18,17 +16,34 @@ def _transformer_engine():
 
     return {
         "found": importlib.util.find_spec("transformer_engine") is not None,
-        "imported": [name for name in sys.modules if name.partition(".")[0] == "transformer_engine"],
+        "imported": [name for name in sys.modules if name.startswith("transformer_engine") and sys.modules[name]],
         "lora": megatron.bridge.peft.lora_layers.te.Linear.__name__,
         "have": [module.HAVE_TE for module in (mlp, random, deepseek_v3_bridge)],
     }
 
 
-@pytest.mark.skipif(real_te, reason="Transformer Engine is installed")
 def test_transformer_engine_is_there_for_the_lora_layers_only():
     assert on_cpu(_transformer_engine) == [
         {"found": False, "imported": [], "lora": "Linear", "have": [False, False, False]}
     ]
+
+
+def test_transformer_engine_is_hidden_where_it_is_installed(tmp_path):
+    """An image for GPUs has it, and device: cpu must not use it there."""
+    (tmp_path / "transformer_engine").mkdir()
+    (tmp_path / "transformer_engine" / "__init__.py").write_text("raise RuntimeError('there is no GPU')\n")
+    code = f"""
+import importlib.util, sys
+sys.path[:] = {[str(tmp_path), *sys.path]!r}
+assert importlib.util.find_spec("transformer_engine")
+from megaboa.bridge.cpu import activate
+activate()
+import megatron.bridge.peft.lora_layers
+from megatron.core.transformer import mlp
+print(mlp.HAVE_TE, importlib.util.find_spec("transformer_engine"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["False None"], done.stderr
 
 
 def _other_names():

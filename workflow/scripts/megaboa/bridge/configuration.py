@@ -140,8 +140,11 @@ def _keep_snapshots(config: ConfigContainer, attempt: AttemptFolder) -> None:
 
 
 def saves_in_background(config: ConfigContainer) -> bool:
-    """By default on GPUs, where what Bridge writes with is installed (Megatron-Core's own way is deprecated)."""
-    if config.dist.distributed_backend == "gloo" or config.checkpoint.save is None:
+    """By default on GPUs, where what Bridge writes with is installed (Megatron-Core's own way is deprecated).
+
+    Not under Megatron-FSDP: on two H200s all of its shardings hung in their first save (Bridge 0.6.2).
+    """
+    if config.dist.distributed_backend == "gloo" or config.checkpoint.save is None or config.dist.use_megatron_fsdp:
         return False
     try:
         return has_nvrx_async_support()

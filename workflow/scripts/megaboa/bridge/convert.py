@@ -6,6 +6,7 @@ The CPU backend, where it is needed, must be active before this module is import
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from megaboa.bridge import artifacts, tensors, weights
 @contextlib.contextmanager
 def single_process(device: str) -> Iterator[None]:
     """Megatron's process groups for this process alone, over a store in memory: no port that another job may want."""
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # Transformer Engine would multiply fp32 in TF32, and logits are compared
     dist.init_process_group("gloo" if device == "cpu" else "nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:
         parallel_state.initialize_model_parallel()

@@ -1,7 +1,8 @@
 """Stand-ins for packages that Megatron-Bridge imports but doesn't need on the CPU.
 
 A stand-in is put in place only where the real package is not installed. None of them is Transformer Engine for all:
-Megatron takes a mere `import transformer_engine` that succeeds as proof that its kernels are there.
+Megatron takes a mere `import transformer_engine` that succeeds as proof that its kernels are there. So where it is
+installed, it is hidden, and with it what else has kernels for GPUs alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType, SimpleNamespace
 
 from megaboa.bridge.hooks import on_import
+
+KERNELS_FOR_GPUS = ("transformer_engine", "transformer_engine_torch", "apex", "flash_attn", "flash_attn_interface")
 
 
 def is_missing(name: str) -> bool:
@@ -132,12 +135,14 @@ class _TreeFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 @contextlib.contextmanager
 def _visible(modules: Mapping[str, ModuleType]) -> Iterator[None]:
     """Let modules be imported for a while; for everyone else the package stays "not installed"."""
+    before = {name: sys.modules[name] for name in modules if name in sys.modules}
     sys.modules.update(modules)
     try:
         yield
     finally:
         for name in modules:
             del sys.modules[name]
+        sys.modules.update(before)
 
 
 def _transformer_engine_visible() -> contextlib.AbstractContextManager:
@@ -168,7 +173,8 @@ def _triton_visible() -> contextlib.AbstractContextManager:
 
 
 def install() -> None:
-    """Put the stand-ins of all missing packages in place."""
+    """Hide kernels for GPUs, and put the stand-ins of all missing packages in place."""
+    sys.modules.update(dict.fromkeys(KERNELS_FOR_GPUS))  # None: "not installed"
     trees = {tree for tree, package in TREES.items() if is_missing(package)}
     if trees:
         sys.meta_path.insert(0, _TreeFinder(trees))
@@ -176,7 +182,6 @@ def install() -> None:
     for module, names in NAMES.items():
         if module.split(".")[0] in missing:
             _install_names(module, names)
-    if is_missing("transformer_engine"):
-        on_import("megatron.bridge.peft.lora_layers", during=_transformer_engine_visible)
+    on_import("megatron.bridge.peft.lora_layers", during=_transformer_engine_visible)
     if is_missing("triton"):  # torch for the CPU alone comes without it
         on_import("megatron.core.transformer.moe.ops.paged_stash", during=_triton_visible)
