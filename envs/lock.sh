@@ -15,6 +15,10 @@ compile "$@" pipeline.in runtime-cpu.in dev.in --output-file "$together"
 for name in pipeline runtime-cpu dev; do
   compile "$@" "$name.in" --constraint "$together" --no-annotate --output-file "$name.txt"
 done
+# For the image: none of what NVIDIA's PyTorch image has in builds of its own.
+theirs=(torch triton numpy setuptools $(grep -oE '^(nvidia|cuda)-[a-z0-9.-]+' runtime-cpu.txt | grep -v resiliency))
+compile "$@" runtime-cuda.in --constraint "$together" --no-annotate --output-file runtime-cuda.txt \
+  $(printf -- '--no-emit-package %s ' "${theirs[@]}")
 compile --no-deps megatron.in --output-file megatron.txt
 compile --no-deps bootstrap.in --output-file bootstrap.txt
 

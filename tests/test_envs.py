@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 ENVS = Path(__file__).parents[1] / "envs"
-LOCKS = ("bootstrap", "pipeline", "runtime-cpu", "megatron", "dev")
+LOCKS = ("bootstrap", "pipeline", "runtime-cpu", "runtime-cuda", "megatron", "dev")
 
 
 def pins(name):
@@ -15,16 +16,30 @@ def pins(name):
 
 
 def wanted(name):
-    """Names of the packages that a source file asks for."""
+    """What a source file asks for, by package."""
     lines = [line.split("#")[0].strip() for line in (ENVS / f"{name}.in").read_text().splitlines()]
-    return {re.split(r"[<>=!~ ]", line)[0].lower() for line in lines if line}
+    asked = [Requirement(line) for line in lines if line]
+    return {one.name.lower().replace("_", "-"): one.specifier for one in asked}
 
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_everything_asked_for_is_pinned_and_hashed(name):
-    assert wanted(name) <= set(pins(name))
+    assert set(wanted(name)) <= set(pins(name))
     text = (ENVS / f"{name}.txt").read_text()
     assert len(re.findall(r"^\S+==\S+ \\\n    --hash=sha256:", text, re.MULTILINE)) == len(pins(name))
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_no_pin_is_stale_against_its_source(name):
+    """An edited source without `envs/lock.sh`."""
+    found = pins(name)
+    for package, versions in wanted(name).items():
+        assert package not in found or versions.contains(found[package], prereleases=True), f"{package}: envs/lock.sh"
+
+
+def test_the_lock_for_gpus_brings_nothing_of_the_images_own():
+    theirs = re.compile("torch|triton|numpy|setuptools|cuda-.*|nvidia-(?!resiliency-ext|ml-py).*")
+    assert [package for package in pins("runtime-cuda") if theirs.fullmatch(package)] == []
 
 
 def test_the_locks_do_not_contradict_each_other():

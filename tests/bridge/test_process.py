@@ -64,6 +64,13 @@ def _lives(pid):
         return False
 
 
+def test_a_rank_that_failed_leaves_even_if_cleaning_up_hangs():
+    code = "import time; from types import SimpleNamespace; from megaboa.bridge import process\n"
+    code += "bridge = SimpleNamespace(_cleanup_after_pretrain_failure=lambda state: time.sleep(600))\n"
+    code += "process.leave_in_time(bridge, 0.2); bridge._cleanup_after_pretrain_failure(None)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 1
+
+
 def test_a_checkpoints_writer_finishes_what_it_writes():
     code = "import os, signal; from megaboa.bridge import process; process.ignore_stop_signal()\n"
     code += "os.kill(os.getpid(), signal.SIGTERM); print('written')"

@@ -58,6 +58,16 @@ def sweep(text: str) -> str:
 
 
 MISTAKES = [
+    mistake("figure's column", "report.figures[0].y", "there is no column 'losss'; did you mean 'loss'", add="report: {figures: [{name: a, kind: line, data: steps, x: step, y: losss}]}\n"),
+    mistake("figure's filter", "report.figures[0].filter", "there is no column 'modle'; did you mean 'model'", add="report: {figures: [{name: a, kind: bar, x: run, y: mfu, filter: {modle: x}}]}\n"),
+    mistake("heat map without value", "report.figures[0]", "value is what a heat map's colours show", add="report: {figures: [{name: a, kind: heat, x: lr, y: gbs}]}\n"),
+    mistake("two figures of one name", "report.figures[1].name", "two figures are called 'a': rename one", add="report: {figures: [{name: a, kind: bar, x: run, y: mfu}, {name: a, kind: bar, x: run, y: steps}]}\n"),
+    mistake("evaluation without placeholders", "evaluate.command", "lacks {model} and {out}", add="evaluate: {command: lm_eval}\n"),
+    mistake("evaluation of nothing", "evaluate.command", "export.runs", add="evaluate: {command: 'x {model} {out}'}\n"),
+    mistake("secret for the ranks", "launch.environment", "HF_TOKEN sounds like a secret", "export it in the shell", add="launch: {environment: {HF_TOKEN: abc}}\n"),
+    mistake("secret for Bridge", "overrides.logger.comet_api_key", "is a secret", "environment variable", add="overrides: {logger.comet_api_key: abc}\n"),
+    mistake("password in a tracking URI", "trackers.mlflow.tracking_uri", "MLFLOW_TRACKING_PASSWORD", add="trackers: {mlflow: {tracking_uri: 'http://me:abc@here'}}\n"),
+    mistake("offline and a server", "trackers", "remove one", add="trackers: {offline: true, mlflow: {tracking_uri: 'http://here'}}\n"),
     mistake("an export of a run that saves nothing", "export.runs", "save_interval above 0", add="checkpoint: {save_interval: 0}\nexport: {runs: all}\n"),
     mistake("sgd with a distributed optimizer", "optimizer.name", "parallel.distributed_optimizer: false", add="optimizer: {name: sgd}\n"),
     # keys
@@ -117,6 +127,23 @@ MISTAKES = [
     mistake("number for a variable", "launch.environment.NCCL_DEBUG", "1", "quotes", add="launch: {environment: {NCCL_DEBUG: 1}}\n"),
     mistake("three steps", "profile.steps", "2 values", add="profile: {steps: [1, 2, 3]}\n"),
     mistake("small vocabulary", "tokenizers.bpe.vocab_size", "100", "260", replace=("512", "100")),
+    # images
+    mistake("an image without a runtime", "image", "path needs an image: set runtime to pyxis or apptainer", add="image: {path: a.sqsh}\n"),
+    mistake("no such runtime", "image.runtime", "'enroot'", "allowed: none, pyxis, apptainer", add="image: {runtime: enroot}\n"),
+    mistake("apptainer without an image", "image", "set path or build", add="image: {runtime: apptainer}\n"),
+    mistake("an image by its tag", "image.path", "has no digest", "name@sha256:", add="image: {runtime: pyxis, path: 'nvcr.io/nvidia/pytorch:26.06-py3'}\n"),
+    mistake("an image of the other runtime", "image.path", "set runtime to pyxis", add="image: {runtime: apptainer, path: a.sqsh}\n"),
+    mistake("no such image", "image.path", "there is no image 'a.sif'", add="image: {runtime: apptainer, path: a.sif}\n"),
+    mistake("no such Dockerfile", "image.build.file", "there is no file 'Dockerfile'", add="image: {runtime: pyxis, build: {file: Dockerfile}}\n"),
+    mistake("no such context", "image.build.context", "there is no folder 'none'", add="image: {runtime: pyxis, build: {file: experiment.yaml, context: none}}\n"),
+    mistake("no Dockerfile", "image.build", "has no FROM", add="image: {runtime: pyxis, build: {file: experiment.yaml}}\n"),
+    mistake("a mount without a target", "image.mounts[0]", "'/fsx'", "source:target", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', mounts: [/fsx]}}\n"),
+    mistake("a mount of nothing", "image.mounts[0]", "there is no '/none-such' to mount as /x", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', mounts: ['/none-such:/x']}}\n"),
+    mistake("a secret with its value", "image.secrets[0]", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', secrets: ['HF_TOKEN=hf_x']}}\n"),
+    mistake("a branch of Bridge", "image.bridge_source.commit", "'main' is no commit: give its full hash", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', bridge_source: {{repo: 'https://x/y', commit: main}}}}\n"),
+    mistake("a short hash of Bridge", "image.bridge_source.commit", "full hash of 40 digits", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', bridge_source: {{repo: 'https://x/y', commit: abc1234}}}}\n"),
+    mistake("a relative place for Bridge", "image.bridge_source.mount_as", "'opt'", "where the checkout lies", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', bridge_source: {{repo: 'https://x/y', commit: '{'0' * 40}', mount_as: opt}}}}\n"),
+    mistake("a sweep over images", "sweep.grid.image.path", "all runs of an experiment share the image", add="sweep: {grid: {image.path: [a, b]}}\n"),
     # models, corpora, references and files
     mistake("two origins", "models.dense", "exactly one of hf, config and recipe", replace=("    tokenizer: bpe\n", "    tokenizer: bpe\n    hf: org/name\n")),
     mistake("no origin", "models.other", "given: none", add="model: dense\n", replace=("  dense:", "  other: {tokenizer: bpe}\n  dense:")),

@@ -125,7 +125,9 @@ def test_the_same_number_written_differently_is_the_same_identity(plan_of: PlanO
         "launch: {starter: local, tasks: node, srun_args: [--mpi=none], network: infiniband, environment: {A: null}}",
         "recovery: {budget: 0, actions: {hang: stop}, loss_spike: {factor: 3}, notify: mail me}",
         "export: {runs: all}",
-        "report: {title: Another}",
+        "report: {title: Another, figures: [{name: a, kind: bar, x: run, y: mfu}]}",
+        "export: {runs: all}\nevaluate: {command: 'x {model} {out}'}",
+        "trackers: {wandb: {}, mlflow: {}, offline: true}",
         "store: elsewhere",
         "data: {num_workers: 7}",
         "data: {max_epochs: 1}",
@@ -163,6 +165,14 @@ def test_what_can_not_change_the_losses_is_not_identity(plan_of: PlanOf, text: s
 )
 def test_what_can_change_the_losses_is_identity(plan_of: PlanOf, text: str) -> None:
     assert canonical(plan_of().runs[0].run) != canonical(plan_of(text).runs[0].run)
+
+
+def test_evaluated_are_the_exported_runs_that_match(plan_of: PlanOf) -> None:
+    sweep = "sweep: {grid: {training.seed: [1, 2, 3]}}\nexport: {runs: ['*1', '*2']}\n"
+    command = "evaluate: {command: 'x {model} {out}', runs: %s}"
+    assert plan_of(sweep + command % "all").evaluated == ["seed1", "seed2"]
+    assert plan_of(sweep + command % "['*2']").evaluated == ["seed2"]
+    assert plan_of(sweep).evaluated == []
 
 
 def test_launch_and_profile_hold_the_rest(plan_of: PlanOf) -> None:

@@ -377,6 +377,14 @@ CASES = {
         {"fsdp": "megatron", "checkpoint_format": "torch_dist", "save_interval": 0},
         {"fsdp": "megatron", "checkpoint_format": "fsdp_dtensor"},
     ),
+    "fsdp_without_shards_is_not_saved": Case(
+        {"fsdp": "megatron", "fsdp_sharding": "no_shard", "checkpoint_format": "fsdp_dtensor"},
+        "parallel.fsdp_sharding",
+        "no_shard of a model with gated layers can't be saved",
+        ("optim", "optim_grads", "optim_grads_params"),
+        {"fsdp": "megatron", "fsdp_sharding": "no_shard", "checkpoint_format": "fsdp_dtensor", "save_interval": 0},
+        {"fsdp": "megatron", "fsdp_sharding": "no_shard", "checkpoint_format": "fsdp_dtensor", "gated": False},
+    ),
     "fsdp_has_several_connections": Case(
         {"fsdp": "torch", "max_connections": "1"},
         "launch.environment",

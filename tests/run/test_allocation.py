@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from megaboa.config.models import Launch
-from megaboa.launch import slurm
+from megaboa.image.container import NO_CONTAINER, Container
+from megaboa.launch import local, slurm
 from megaboa.launch.slurm import Job, Node
 from megaboa.run import site
 from megaboa.run.site import Allocation, Machine, fallen, fallen_of, usable
@@ -96,11 +97,11 @@ def started(scontrol, monkeypatch, tmp_path):
     """What srun would be called with."""
     scontrol()
 
-    def start(device="cuda", **settings):
+    def start(device="cuda", container=NO_CONTAINER, **settings):
         seen = []
         monkeypatch.setattr(site, "SrunRanks", lambda *arguments, **named: seen.append(arguments))
         logs = tmp_path / "attempts" / "03"
-        Allocation(JOB, launch(**settings), device).start(["python", "rank.py"], 8, logs, {"A": "1"})
+        Allocation(JOB, launch(**settings), device, container).start(["python", "rank.py"], 8, logs, {"A": "1"})
         job, command, name, folder, environment, address = seen[0]
         assert (job, name, folder, environment, address) == ("17", "attempt-03", logs, {"A": "1"}, "n1")
         return command, logs
@@ -132,6 +133,37 @@ def test_the_users_srun_and_its_arguments(started):
 def test_the_python_of_a_container_is_its_own():
     assert site.python_of(launch(python="/opt/python")) == "/opt/python"
     assert site.python_of(launch()) == site.sys.executable
+    assert site.python_of({**launch(), "image": {"runtime": "pyxis"}}) == "python3"
+
+
+PYXIS = Container("pyxis", "/i.sqsh", ["/w:/w:rw"], ["HF_TOKEN"], "/w")
+IN_PYXIS = ["--container-image=/i.sqsh", "--container-mounts=/w:/w:rw", "--container-env=A", "--container-workdir=/w"]
+
+
+@pytest.mark.parametrize("tasks", ["rank", "node"])
+def test_ranks_start_in_the_image(started, tasks, monkeypatch):
+    """What goes to srun stands before the image's command: the rank's, or that of the node's starter."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    command, _ = started(container=PYXIS, tasks=tasks)
+    begin = command.index(IN_PYXIS[0])
+    assert command[begin : begin + 4] == IN_PYXIS
+    assert command[begin + 6] == "python" and command[-1] == "rank.py"
+
+
+def test_pyxis_needs_a_job():
+    with pytest.raises(
+        LookupError, match=r"image\.runtime is pyxis, which is a plugin of srun, and this is no SLURM job"
+    ):
+        site.here(launch(starter="local"), "cpu", {}, PYXIS)
+
+
+def test_apptainer_starts_ranks_without_slurm_too(fake_command, tmp_path):
+    """The program of that name writes down what it was called with."""
+    fake_command("apptainer", f'echo "$@" >> {tmp_path}/called')
+    machine = site.here(launch(), "cpu", {}, Container("apptainer", "/i.sif", ["/w:/w:rw"], [], "/w"))
+    local.wait(machine.start(["python3", "rank.py"], 2, tmp_path, {}))
+    words = "exec --nv --no-home --pwd /w --bind /w:/w:rw /i.sif python3 rank.py"
+    assert (tmp_path / "called").read_text().splitlines() == [words] * 2
 
 
 # Nodes

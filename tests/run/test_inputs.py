@@ -9,6 +9,7 @@ from megaboa.run.inputs import (
     UnusableInputError,
     check_data,
     check_documents,
+    check_image,
     check_index,
     check_nodes,
     check_weights,
@@ -205,3 +206,31 @@ def test_imported_weights_that_were_cut_off_or_removed(pretrained, damage, said)
     damage(weights)
     with pytest.raises(UnusableInputError, match=rf"models\.m: .*__0_0\.distcp {said}.*Import the model again: remove"):
         check_weights(folder)
+
+
+@pytest.fixture
+def boxed(tmp_path):
+    """A run whose ranks start in an image of three bytes."""
+    folder = tmp_path / "runs" / "run"
+    write_json(folder / "launch.json", {"image": {"runtime": "pyxis"}})
+    write_json(tmp_path / "image.json", {"path": str(tmp_path / "i.sqsh"), "bytes": 3, "digest": "sha256:1"})
+    (tmp_path / "i.sqsh").write_bytes(b"abc")
+    return RunFolder(folder)
+
+
+def test_an_image_as_it_was_tested(boxed, tmp_path):
+    check_image(boxed)
+    write_json(tmp_path / "launch.json", {})
+    check_image(RunFolder(tmp_path))  # no image
+
+
+def test_an_image_that_is_gone(boxed, tmp_path):
+    (tmp_path / "i.sqsh").unlink()
+    with pytest.raises(UnusableInputError, match=r"i\.sqsh can't be read \(No such file.*--forcerun image"):
+        check_image(boxed)
+
+
+def test_an_image_that_was_changed(boxed, tmp_path):
+    (tmp_path / "i.sqsh").write_bytes(b"abcd")
+    with pytest.raises(UnusableInputError, match="has 4 bytes, and its manifest says 3"):
+        check_image(boxed)

@@ -1,7 +1,8 @@
-# What the ranks run in. So far that is the environment in which Snakemake runs.
+# What the ranks run in: the environment in which Snakemake runs, or an image. The image's file is no output: Snakemake
+# would delete it before it is made again, under jobs that read it. Its digest is in the manifest.
 rule image:
     input:
-        f"{RESULTS}/specs/image.json",
+        spec=f"{RESULTS}/specs/image.json",
     output:
         f"{RESULTS}/image.json",
     log:
@@ -9,5 +10,7 @@ rule image:
     localrule: True
     conda:
         "../../envs/pipeline.yaml"
+    params:
+        scripts=SCRIPTS,
     shell:
-        "cp {input} {output}.tmp > {log} 2>&1 && mv {output}.tmp {output}"
+        "python {params.scripts:q}/image.py --spec {input.spec} --out {output} 2>&1 | tee {log}"

@@ -7,6 +7,7 @@ rule pretrain:
 rule train:
     input:
         lambda wildcards: SHARED.run_inputs(RUNS[wildcards.run]),
+        SHARED.image_manifest,
         run=f"{RESULTS}/runs/{{run}}/run.json",
         preflight=lambda wildcards: preflight_of(wildcards.run),
         index=lambda wildcards: index_of(wildcards.run),

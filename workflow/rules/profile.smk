@@ -6,6 +6,7 @@ rule profile:
 rule capture:
     input:
         lambda wildcards: SHARED.run_inputs(RUNS[wildcards.run]),
+        SHARED.image_manifest,
         run=f"{RESULTS}/runs/{{run}}/run.json",
         settings=f"{RESULTS}/runs/{{run}}/profile.json",
         preflight=lambda wildcards: preflight_of(wildcards.run),

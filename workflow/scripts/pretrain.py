@@ -14,7 +14,7 @@ from megaboa.run.inputs import UnusableInputError
 from megaboa.run.supervisor import Interrupted, Requeued, TrainingFailed, train
 
 REQUEUE_SECONDS = 120
-FIRST = "snakemake data import preflight, with your profile"
+FIRST = "snakemake image data import preflight, with your profile"
 
 
 def main() -> int:

@@ -1,11 +1,20 @@
-"""The entrypoint of one rank. The launcher says which: by RANK, LOCAL_RANK and WORLD_SIZE, or by SLURM's names."""
+"""The entrypoint of one rank. The launcher says which: by RANK, LOCAL_RANK and WORLD_SIZE, or by SLURM's names.
+
+With --self-test it trains nothing, and says what is here to train with.
+"""
+
+import sys
 
 from megaboa.bridge import process
 from megaboa.launch.environment import adopt_rank
 
 process.die_with_parent()  # also in the checkpoint writers, which are spawned and import this file again
 
-if __name__ == "__main__":
+if __name__ == "__main__" and "--self-test" in sys.argv:
+    from megaboa.bridge.selftest import main as examine
+
+    sys.exit(examine())
+elif __name__ == "__main__":
     adopt_rank()
     process.stacks_on_signal()
 

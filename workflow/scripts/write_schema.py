@@ -1,5 +1,5 @@
-"""Write workflow/schemas/experiment.schema.json, the table of keys in config/README.md from the typed models, and the
-table of rules in docs/rules.md.
+"""Write workflow/schemas/experiment.schema.json, the table of keys in config/README.md from the typed models, the
+table of rules in docs/rules.md, and that of versions in containers/README.md.
 
 With --check, write nothing, and fail if one of them is not up to date.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from megaboa.config.describe import readme_with_table, schema_text
 from megaboa.files import write_text
+from megaboa.image import pins
 from megaboa.preflight import table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,10 +22,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only say whether the files are up to date")
     check = parser.parse_args().check
-    readme, rules = ROOT / "config/README.md", ROOT / "docs/rules.md"
+    readme, rules, containers = ROOT / "config/README.md", ROOT / "docs/rules.md", ROOT / "containers/README.md"
     wanted = {
         ROOT / "workflow/schemas/experiment.schema.json": schema_text(),
         readme: readme_with_table(readme.read_text(encoding="utf-8")),
+        containers: pins.readme_with_table(containers.read_text(encoding="utf-8")),
         rules: table.page_with_table(rules.read_text(encoding="utf-8")),
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]

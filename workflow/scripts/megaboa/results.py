@@ -85,6 +85,11 @@ class RunFolder:
         name = self.launch.get("index")
         return read_json(self._experiment_folder / "data" / "indexes" / f"{name}.json") if name else None
 
+    @cached_property
+    def image(self) -> dict[str, Any] | None:
+        """The manifest of the image that ranks run in; None where they run in this Python."""
+        return read_json(self._experiment_folder / "image.json") if self.launch.get("image") else None
+
     @property
     def parent_manifest(self) -> Path | None:
         """train.json of the run that this one goes on from."""
@@ -154,6 +159,16 @@ class RunStore:
     @property
     def index_cache(self) -> Path:
         return self.path / "index-cache"
+
+    @property
+    def mlflow_run(self) -> Path:
+        """Which run of MLflow all attempts are."""
+        return self.path / "mlflow-run.json"
+
+    @property
+    def mlflow_uri(self) -> str:
+        """Where MLflow writes to without a network."""
+        return f"sqlite:///{(self.path / 'mlflow.db').absolute()}"
 
     def attempt(self, number: int) -> AttemptFolder:
         return AttemptFolder(self.path / "attempts" / f"{number:02d}")

@@ -47,12 +47,12 @@ def locked(path: str | Path, on_wait: Callable[[str], None] = lambda holder: Non
 
 
 @contextlib.contextmanager
-def building(final: Path) -> Iterator[Path | None]:
+def building(final: Path, on_wait: Callable[[str], None] = lambda holder: None) -> Iterator[Path | None]:
     """Give a fresh folder to build a payload in and move it to `final` at the end; give None if `final` is there.
 
     Two jobs that want the same payload wait for each other; what a killed job left half-built is thrown away.
     """
-    with locked(final.with_name(f".{final.name}.lock")):
+    with locked(final.with_name(f".{final.name}.lock"), on_wait):
         if final.exists():
             yield None
             return

@@ -82,6 +82,8 @@ def introduce(plan: Plan, on_cluster: bool) -> None:
     """Say on one screen what was planned and, where it costs something, how much."""
     results = Path("results") / plan.name
     count = len(plan.runs)
+    for note in plan.notes:
+        say(note)
     for text, runs in plan.warnings.items():
         say(f"warning: {text} ({some(runs)})")
     for left_out in plan.invalid:

@@ -20,6 +20,9 @@ from transformers import AutoConfig
 
 from megaboa.bridge import artifacts, tensors, weights
 
+# Of a model that isn't trained: this needs Apex, which may not be there.
+UNTRAINED = {"gradient_accumulation_fusion": False}
+
 
 @contextlib.contextmanager
 def single_process(device: str) -> Iterator[None]:
@@ -39,7 +42,10 @@ def import_checkpoint(source: dict[str, Any], folder: Path) -> None:
     """Write a model's weights as a Megatron distributed checkpoint, in the type in which the model has them."""
     bridge = bridge_of(source)
     with single_process(source["device"]):
-        model = bridge.to_megatron_model(wrap_with_ddp=False, use_cpu_initialization=True)
+        provider = bridge.to_megatron_provider()
+        vars(provider).update(UNTRAINED)
+        provider.finalize()
+        model = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
         bridge.save_megatron_model(model, folder, hf_tokenizer_path=source["tokenizer"], low_memory_save=True)
 
 
@@ -72,4 +78,4 @@ def bridge_of(source: dict[str, Any]) -> AutoBridge:
 
 def load_checkpoint(bridge: AutoBridge, checkpoint: Path) -> list[torch.nn.Module]:
     """The model of a checkpoint, whole, whatever layout saved it."""
-    return bridge.load_megatron_model(checkpoint, wrap_with_ddp=False)
+    return bridge.load_megatron_model(checkpoint, wrap_with_ddp=False, mp_overrides=UNTRAINED)

@@ -57,6 +57,8 @@ def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> 
     findings = table.check(facts)
     if errors := [str(one) for one in findings if one.level == "error"]:
         return {"state": "FAIL", "reasons": errors}
+    if missing := missing_trackers(folder.launch):
+        return {"state": "FAIL", "reasons": missing}
     if run["device"] == "cpu":
         cpu.refuse(config)
     if folder.launch["checkpoint"].get("save_interval") != 0:
@@ -80,6 +82,18 @@ def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> 
     if stopped_at is None and key not in played:
         played[key] = _play(config, run)
     return {**result, **played.get(key, {})}
+
+
+def missing_trackers(launch: dict[str, Any]) -> list[str]:
+    """What the first step would end with. Of a Python that a container brings nothing is known here."""
+    if (launch.get("start") or {}).get("python"):
+        return []
+    wanted = launch.get("trackers") or {}
+    return [
+        f"trackers.{name}: the package {name} is not installed here: install it where the ranks run, or remove the key"
+        for name in ("wandb", "mlflow")
+        if wanted.get(name) is not None and importlib.util.find_spec(name) is None
+    ]
 
 
 def _play(config: Any, run: dict[str, Any]) -> Result:

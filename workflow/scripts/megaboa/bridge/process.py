@@ -8,7 +8,10 @@ import importlib.util
 import os
 import signal
 import sys
+import threading
 import warnings
+from types import ModuleType
+from typing import Any
 
 from megaboa.data.errors import InputError
 from megaboa.launch.ranks import STACKS_SIGNAL
@@ -43,6 +46,19 @@ def require_converter(device: str) -> None:
             "this stage on a machine with a GPU, with a Python that has them; to train without Hugging Face stages, "
             "set init: scratch and export.runs: []"
         )
+
+
+def leave_in_time(pretrain: ModuleType, seconds: float = 60.0) -> None:
+    """After a failure Bridge takes NCCL down, which may hang (seen on two H200s): then end the process all the same."""
+    clean_up = pretrain._cleanup_after_pretrain_failure
+
+    def in_time(*arguments: Any) -> None:
+        timer = threading.Timer(seconds, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+        clean_up(*arguments)
+
+    pretrain._cleanup_after_pretrain_failure = in_time
 
 
 def stacks_on_signal() -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from megaboa.config import keys
+from megaboa.config import images, keys
 from megaboa.config.errors import Problem, choose, nearest, show
 from megaboa.config.keys import Path
 from megaboa.config.models import Experiment, Model
@@ -232,6 +232,8 @@ def references(raw: dict[str, Any], places: Places, factors: Any) -> list[Proble
         complain(("corpora", name, "tokenizer"), _tokenizer_problem(corpus.get("tokenizer"), list(named("tokenizers"))))
     if isinstance(raw.get("profile"), dict):
         complain(("profile", "tool"), _missing_file(raw["profile"].get("tool")))
+    for path, message in images.problems(raw.get("image")):
+        complain(path, [message])
     for name, message in _same_files(named("corpora")):
         complain(("corpora", name), [message])
     return problems

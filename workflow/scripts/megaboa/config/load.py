@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from megaboa.config import check, keys, sweep, yaml_file
+from megaboa.config import check, environment, keys, sweep, yaml_file
 from megaboa.config.errors import ConfigError, Problem
 from megaboa.config.models import Experiment
 from megaboa.config.yaml_file import Places, dotted
@@ -28,13 +28,18 @@ class LoadedExperiment:
     files: tuple[Path, ...]
     places: Places
     factors: tuple[sweep.Factor, ...]
+    notes: tuple[str, ...] = ()  # what the environment has changed
 
     def problem(self, path: tuple[str | int, ...], message: str) -> Problem:
         return keys.problem_at(self.places, path, dotted(path), message)
 
 
-def load(paths: Iterable[Path | str], extra: dict[str, Any] | None = None) -> LoadedExperiment:
+def load(
+    paths: Iterable[Path | str], extra: dict[str, Any] | None = None, variables: Mapping[str, str] | None = None
+) -> LoadedExperiment:
     """Read the files, later ones over earlier ones and `extra` (dotted keys allowed) over all, and check everything.
+
+    `variables` is the environment, of which some go before the files.
 
     Raises ConfigError with all problems at once.
     """
@@ -49,10 +54,12 @@ def load(paths: Iterable[Path | str], extra: dict[str, Any] | None = None) -> Lo
         problems += wrong
     unreadable = any(not problem.key for problem in problems)
     if extra:
-        more = _nested(extra, raw)
+        more = nested(extra, raw)
         merge(raw, more)
         places |= _extra_places(more)
     problems += _fold_overrides(raw, places)
+    notes, wrong = environment.lay_over(raw, places, variables or {})
+    problems += wrong
     if files and raw.get("experiment") is None:
         raw["experiment"] = files[0].stem
         places["experiment",] = (str(files[0]), 0)
@@ -70,7 +77,7 @@ def load(paths: Iterable[Path | str], extra: dict[str, Any] | None = None) -> Lo
         problems = [problem for problem in problems if "is missing" not in problem.message]
     if problems or experiment is None:
         raise ConfigError(problems)
-    return LoadedExperiment(experiment, raw, files, places, factors)
+    return LoadedExperiment(experiment, raw, files, places, factors, tuple(notes))
 
 
 def command_line(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,16 +102,16 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> None:
             base[name] = copy.deepcopy(value)
 
 
-def _nested(extra: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
+def nested(extra: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
     """`{"parallel.tp": 2}` as `{"parallel": {"tp": 2}}`."""
     models = raw.get("models")
     names = {"models": list(models) if isinstance(models, dict) else []}
     tree: dict[str, Any] = {}
     for name, value in extra.items():
-        nested: Any = value
+        branch: Any = value
         for part in reversed(keys.split(name, names)):
-            nested = {part: nested}
-        merge(tree, nested)
+            branch = {part: branch}
+        merge(tree, branch)
     return tree
 
 

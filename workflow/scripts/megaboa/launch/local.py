@@ -105,7 +105,8 @@ class LocalRanks:
 
 def start(command: Sequence[str], world_size: int, logs: Path, environment: Mapping[str, str]) -> LocalRanks:
     """All ranks of a run on this machine."""
-    port = ReservedPort(ADDRESS)  # held until the ranks have ended
+    # Held until the ranks have ended, and on all addresses, as rank 0 will listen on all: NCCL takes ports of others.
+    port = ReservedPort()
     here = {**os.environ, **environment, **rendezvous_environment(ADDRESS, port.number)}
     return LocalRanks(command, world_size, logs, here, port=port)
 

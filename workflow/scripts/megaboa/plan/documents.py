@@ -13,6 +13,7 @@ from megaboa.blends import Blend, corpora, split_blends
 from megaboa.config.formula import Number
 from megaboa.config.models import Data, Experiment, Model
 from megaboa.fields import is_harmless
+from megaboa.plan import images
 from megaboa.plan.quantities import Quantities
 from megaboa.run.chain import links, wall_seconds
 
@@ -48,7 +49,14 @@ def identity(config: Experiment, model: str, world_size: int) -> dict[str, Any]:
         "world_size": world_size,
         "device": config.device,
         "overrides": {field: value for field, value in config.overrides.items() if not is_harmless(field)},
+        **_bridge_source(config),
     }
+
+
+def _bridge_source(config: Experiment) -> dict[str, Any]:
+    """Another Megatron-Bridge than the image's; where it is mounted changes nothing."""
+    source = config.image.bridge_source
+    return {"bridge_source": source.model_dump(include={"repo", "commit"})} if source else {}
 
 
 def _data(data: Data, own_defaults: bool) -> dict[str, Any]:
@@ -104,7 +112,9 @@ def launch(config: Experiment, model: str) -> dict[str, Any]:
     return {
         **config.resources.model_dump(mode="json"),
         "start": config.launch.model_dump(mode="json"),
+        "image": images.launch(config),
         "recovery": config.recovery.model_dump(mode="json"),
+        "trackers": config.trackers.model_dump(mode="json"),
         "checkpoint": config.checkpoint.model_dump(mode="json", exclude_unset=config.models[model].recipe is not None),
         "store": config.store,
         **config.data.model_dump(

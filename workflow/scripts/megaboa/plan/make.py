@@ -21,7 +21,7 @@ from megaboa.config.published import PublishedError, load_published
 from megaboa.config.sweep import Option, piece
 from megaboa.config.yaml_file import dotted
 from megaboa.data.sources import is_hub_id
-from megaboa.plan import documents, families
+from megaboa.plan import documents, families, figures
 from megaboa.plan.costs import over_budget
 from megaboa.plan.facts import facts_of, hf_config_of
 from megaboa.plan.model import Invalid, Plan, Run
@@ -108,9 +108,11 @@ class _Planner:
         names = [choice.name for choice in choices if choice.name not in left_out]
         exports = self.matching(("export", "runs"), self.base.export.runs, names)
         self.check_exports(runs, exports)
+        evaluated = self.evaluated(exports)
         for key, message in over_budget(runs, exports, self.base.budget, self.results).items():
             self.problem(tuple(key.split(".")), message)
         agreements = self.agreements(names)
+        self.check_figures(runs)
         published = self.published()
         tokenizers = self.corpus_tokenizers(runs)
         if self.problems:
@@ -122,10 +124,12 @@ class _Planner:
             models={run.model: run.config.models[run.model] for run in runs},
             corpus_tokenizers=tokenizers,
             exports=exports,
+            evaluated=evaluated,
             agreements=agreements,
             published=published,
             invalid=self.invalid,
             warnings=self.warnings,
+            notes=self.loaded.notes,
         )
 
     @staticmethod
@@ -221,6 +225,15 @@ class _Planner:
             if not is_hub_id(repository):
                 self.problem(("export", "push", run), f"{repository!r} is no repository of the hub: `owner/name`")
 
+    def evaluated(self, exports: list[str]) -> list[str]:
+        wanted = self.base.evaluate
+        if wanted.command is None:
+            return []
+        if not exports:
+            self.problem(("evaluate", "command"), "needs an exported model: name the runs to export under export.runs")
+            return []
+        return self.matching(("evaluate", "runs"), wanted.runs, exports)
+
     def agreements(self, names: list[str]) -> list[dict[str, Any]]:
         result = []
         for index, agreement in enumerate(self.base.report.agreements):
@@ -231,6 +244,17 @@ class _Planner:
             others = [name for name in runs if name != agreement.reference]
             result.append({"reference": agreement.reference, "runs": others, "tolerance": agreement.tolerance})
         return result
+
+    def check_figures(self, runs: list[Run]) -> None:
+        swept = dict.fromkeys(key for run in runs for key in run.values)
+        seen: set[str] = set()
+        for index, figure in enumerate(self.base.report.figures):
+            path = ("report", "figures", index)
+            if found := figures.problem(figure, swept):
+                self.problem((*path, found[0]), found[1])
+            if figure.name in seen:
+                self.problem((*path, "name"), f"two figures are called {figure.name!r}: rename one")
+            seen.add(figure.name)
 
     def published(self) -> dict[str, Any] | None:
         name = self.base.report.compare_to

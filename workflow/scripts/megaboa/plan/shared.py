@@ -14,7 +14,7 @@ from typing import Any
 
 from megaboa import files
 from megaboa.data import sources
-from megaboa.plan import documents
+from megaboa.plan import documents, images
 from megaboa.plan.model import Plan, Run
 
 Reference = dict[str, str]
@@ -25,7 +25,7 @@ UNKNOWN_PARAMS = 8_000_000_000  # of a model that is yet to be fetched
 
 
 def environment() -> dict[str, Any]:
-    """What the ranks run in, where no container is used: this Python and its packages, and a digest of both."""
+    """What the ranks run in, where no image is used: this Python and its packages, and a digest of both."""
     packages = {package.name: package.version for package in importlib.metadata.distributions() if package.name}
     content = {"runtime": "none", "python": platform.python_version(), "packages": packages}
     return {**content, "digest": files.digest(content)}
@@ -61,8 +61,17 @@ class Shared:
         return [f"{self.folder}/models/{name}/proof.json" for name in self.imported_models]
 
     @property
+    def image_manifest(self) -> list[str]:
+        """What is trained in an image waits for it, and is another run in another image."""
+        return [f"{self.folder}/image.json"] if self.plan.experiment.image.runtime != "none" else []
+
+    @property
     def export_proofs(self) -> list[str]:
         return [f"{self.folder}/runs/{name}/proof.json" for name in self.plan.exports]
+
+    @property
+    def evaluations(self) -> list[str]:
+        return [f"{self.folder}/runs/{name}/evaluation.json" for name in self.plan.evaluated]
 
     @property
     def generations(self) -> list[str]:
@@ -100,8 +109,9 @@ class Shared:
         specs |= {f"models/{name}.json": self._model(name) for name in self.sourced_models}
         specs |= {f"indexes/{name}.json": self._index(name) for name in self.indexes}
         specs |= {f"exports/{name}.json": self._export(name) for name in self.plan.exports}
+        specs["evaluate.json"] = {"command": self.plan.experiment.evaluate.command}
         specs["generate.json"] = self.plan.experiment.generate.model_dump()
-        return {**specs, "image.json": environment(), "runs.json": self._runs(), "report.json": self._report()}
+        return {**specs, "image.json": self._image(), "runs.json": self._runs(), "report.json": self._report()}
 
     def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
         """The manifest that must be there before a tokenizer can be used."""
@@ -195,6 +205,11 @@ class Shared:
                 return {"kind": "model", "manifest": f"{self.folder}/models/{name}/source.json"}
         return {"kind": "path", "path": expanded(named)}
 
+    def _image(self) -> dict[str, Any]:
+        """This Python, in which jobs beside the ranks run; and the image of the ranks, where there is one."""
+        wanted = images.wanted(self.plan.experiment)
+        return {**environment(), **({"container": wanted} if wanted else {})}
+
     def _tokenizer(self, name: str) -> dict[str, Any]:
         tokenizer = self.plan.experiment.tokenizers[name]
         corpus = self.plan.experiment.corpora[tokenizer.train_on]
@@ -258,8 +273,11 @@ class Shared:
             "runs": [run.name for run in self.plan.runs],
             "invalid": [str(run) for run in self.plan.invalid],
             "title": self.plan.experiment.report.title,
+            "question": self.plan.experiment.report.question,
             "agreements": self.plan.agreements,
             "published": self.plan.published,
+            "figures": [figure.model_dump(mode="json") for figure in self.plan.experiment.report.figures],
+            "values": {run.name: run.values for run in self.plan.runs},
             "proofs": [*self.import_proofs, *self.export_proofs],
             "profiles": self.profiled_runs,
         }

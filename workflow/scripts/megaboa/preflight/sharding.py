@@ -50,6 +50,16 @@ def fsdp_checkpoints_are_dtensors(f: Facts) -> Broken | None:
     )
 
 
+def fsdp_without_shards_is_not_saved(f: Facts) -> Broken | None:
+    """Saving splits the weights of gated layers, and core 0.19.2 then fails on those that FSDP didn't shard
+    (fsdp_dtensor_checkpoint.py, split_swiglu_linear_fc1; seen on two H200s)."""
+    unsharded = f.layout.fsdp == "megatron" and f.layout.fsdp_sharding == "no_shard"
+    if not unsharded or not f.model.gated or f.training.save_interval == 0:
+        return None
+    text = "no_shard of a model with gated layers can't be saved; or set checkpoint.save_interval: 0"
+    return Broken("parallel.fsdp_sharding", text, ("optim", "optim_grads", "optim_grads_params"))
+
+
 def fsdp_has_several_connections(f: Facts) -> Broken | None:
     """FSDP gathers weights while layers are calculated: CUDA_DEVICE_MAX_CONNECTIONS must not be 1, as
     ConfigContainer.validate asserts."""
@@ -79,6 +89,7 @@ RULES = (
     fsdp_has_no_layer_graphs,
     optimizer_instances_need_fsdp,
     fsdp_checkpoints_are_dtensors,
+    fsdp_without_shards_is_not_saved,
     fsdp_has_several_connections,
     fsdp_shards_the_optimizer,
     sgd_has_nothing_to_shard,

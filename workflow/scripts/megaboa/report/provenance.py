@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from megaboa.files import read_json
+from megaboa.files import canonical, read_json
 
 PACKAGES = ("torch", "megatron-core", "megatron-bridge", "transformers")
 
@@ -15,10 +15,17 @@ PACKAGES = ("torch", "megatron-core", "megatron-bridge", "transformers")
 def provenance(results: Path, config_files: list[Path], command: str) -> dict[str, Any]:
     return {
         "versions": versions(results / "image.json"),
+        "image_test": image_test(results / "image.json"),
         "commit": commit(),
         "command": command,
         "config": [{"path": str(path), "text": path.read_text(encoding="utf-8")} for path in config_files],
     }
+
+
+def image_test(image: Path) -> str | None:
+    """What the entrypoint found inside the image; None where ranks run in none."""
+    contract = read_json(image).get("contract") if image.exists() else None
+    return canonical(contract) if contract else None
 
 
 def versions(image: Path) -> dict[str, str]:
@@ -29,6 +36,8 @@ def versions(image: Path) -> dict[str, str]:
         packages = {name.lower().replace("_", "-"): value for name, value in manifest["packages"].items()}
         found = {"runtime": manifest["runtime"], "image": manifest.get("digest"), "python": manifest["python"]}
         found |= {name: packages.get(name) for name in PACKAGES}
+        found |= {"image file": manifest.get("path"), "image test": manifest.get("contract", {}).get("state")}
+        found |= {"Bridge's commit": (manifest.get("bridge_source") or {}).get("commit")}
     try:
         found["snakemake"] = importlib.metadata.version("snakemake")
     except importlib.metadata.PackageNotFoundError:

@@ -14,7 +14,7 @@ from megaboa.run import site as sites
 from megaboa.run.announce import explain
 from megaboa.run.command import RANK_SCRIPT, rank_environment
 from megaboa.run.identity import identity_of
-from megaboa.run.inputs import check_data, check_nodes
+from megaboa.run.inputs import check_data, check_image, check_nodes
 from megaboa.run.supervisor import TrainingFailed
 from megaboa.run.watch import POLL_SECONDS
 
@@ -23,8 +23,9 @@ WRAPPER = Path(__file__).parents[2] / "profile_rank.py"
 
 def capture(folder: RunFolder) -> dict[str, Any]:
     """Profile the run's first steps as profile.json says, once for each identity and settings; return the manifest."""
-    site = sites.here(folder.launch, folder.run["device"])
+    site = sites.here(folder.launch, folder.run["device"], container=sites.container_of(folder))
     check_nodes(folder, site.nodes)
+    check_image(folder)
     check_data(folder)
     identity = identity_of(folder)
     captured = {"run": identity, "profile": folder.profile}

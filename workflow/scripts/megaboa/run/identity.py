@@ -10,11 +10,12 @@ from megaboa.results import RunFolder, RunStore
 
 
 def identity_of(folder: RunFolder) -> dict[str, Any]:
-    """The run's own file, and the contents of its model, tokenizer, corpora and parent."""
+    """The run's own file, and the contents of its model, tokenizer, corpora, parent and image."""
     parent = folder.parent_manifest
     return {
         "run": folder.run,
         **({"parent": files.read_json(parent)["identity"]} if parent else {}),
+        **({"image": folder.image["digest"]} if folder.image else {}),
         "model": _digest_in(folder.model_manifest),
         "tokenizer": _digest_in(folder.tokenizer_manifest),
         "corpora": {name: _digest_in(path) for name, path in folder.corpus_manifests.items()},

@@ -29,6 +29,25 @@ def check_nodes(folder: RunFolder, nodes: Sequence[str]) -> None:
         )
 
 
+def check_image(folder: RunFolder) -> None:
+    """The image that the ranks start in is there, as large as it was when it was tested."""
+    if folder.image is None:
+        return
+    path = Path(folder.image["path"])
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise UnusableInputError(
+            f"run {folder.name}: the image {path} can't be read ({error.strerror}). Make it again: `snakemake "
+            f"--forcerun image`."
+        ) from error
+    if size != folder.image["bytes"]:
+        raise UnusableInputError(
+            f"run {folder.name}: the image {path} has {size} bytes, and its manifest says {folder.image['bytes']}. "
+            f"Another image is another run: call `snakemake --forcerun image`."
+        )
+
+
 def check_data(folder: RunFolder) -> None:
     """The run's corpora are as their manifests say, fit the model, and give every split something to read."""
     check_corpora(folder)

@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from megaboa.image.container import NO_CONTAINER, Container
 from megaboa.launch import local, slurm
 from megaboa.launch.ranks import Ranks
 from megaboa.launch.srun import SrunRanks
+from megaboa.results import RunFolder
 from megaboa.run import health
 from megaboa.run.failures import Failure
 
@@ -53,11 +55,12 @@ class Machine:
 
     job = None
 
-    def __init__(self) -> None:
+    def __init__(self, container: Container = NO_CONTAINER) -> None:
         self.nodes = [socket.gethostname()]
+        self._container = container
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Mapping[str, str]) -> Ranks:
-        return local.start(command, world_size, logs, environment)
+        return local.start(self._container.around(command, environment), world_size, logs, environment)
 
     def deadline(self) -> float | None:
         return None
@@ -75,8 +78,8 @@ class Machine:
 class Allocation:
     """The nodes of a SLURM job. The supervisor runs on the first of them."""
 
-    def __init__(self, job: slurm.Job, launch: dict[str, Any], device: str):
-        self.job, self._launch = job, launch
+    def __init__(self, job: slurm.Job, launch: dict[str, Any], device: str, container: Container = NO_CONTAINER):
+        self.job, self._launch, self._container = job, launch, container
         self._gpus = launch["gpus_per_node"] if device == "cuda" else 0
         self.nodes = slurm.hostnames(job.nodes)
         self._asked = time.monotonic()
@@ -89,7 +92,7 @@ class Allocation:
             spawner = [command[0], str(START_NODE), f"--ranks={per_node}", f"--logs={logs}", "--"]
             command = [*spawner, *command]
         srun = slurm.srun_command(
-            command,
+            self._container.around(command, environment),
             nodes=world_size // per_node,
             tasks_per_node=1 if one_task else per_node,
             cpus_per_task=self._launch["cpus_per_rank"] * (per_node if one_task else 1),
@@ -109,8 +112,9 @@ class Allocation:
         seconds = CHECK_SECONDS_GPU if self._gpus else health.SECONDS
         start, name = self._launch["start"], f"health-{out.parent.name}"
         command = [python_of(self._launch), str(CHECK_NODE), f"--out={out}", f"--seconds={seconds}"]
+        command += [f"--gpus={self._gpus}", f"--folder={out}"]
         srun = slurm.srun_command(
-            [*command, f"--gpus={self._gpus}", f"--folder={out}"],
+            self._container.around(command, environment),
             nodes=len(self.nodes),
             tasks_per_node=1,
             cpus_per_task=self._launch["cpus_per_rank"] * self._launch["gpus_per_node"],
@@ -179,11 +183,21 @@ class Allocation:
         return now is not None and now.restarts > self.job.restarts
 
 
-def here(launch: dict[str, Any], device: str, environment: Mapping[str, str] = os.environ) -> Site:
+def here(
+    launch: dict[str, Any],
+    device: str,
+    environment: Mapping[str, str] = os.environ,
+    container: Container = NO_CONTAINER,
+) -> Site:
     """The place that this process is in, or that the run's settings name."""
     starter, job = launch["start"]["starter"], environment.get("SLURM_JOB_ID")
     if starter == "local" or (starter == "auto" and not (job and _has_srun(launch))):
-        return Machine()
+        if container.runtime == "pyxis":
+            raise LookupError(
+                "image.runtime is pyxis, which is a plugin of srun, and this is no SLURM job: submit it with "
+                "`--profile slurm`, or set image.runtime to apptainer or none"
+            )
+        return Machine(container)
     if not job:
         raise LookupError(
             "launch.starter is srun, but this is no SLURM job: take `auto`, or start it by sbatch or salloc"
@@ -193,7 +207,7 @@ def here(launch: dict[str, Any], device: str, environment: Mapping[str, str] = o
         raise LookupError(
             f"SLURM knows no job {job}, which SLURM_JOB_ID names: unset it, or set launch.starter to local"
         )
-    return Allocation(found, launch, device)
+    return Allocation(found, launch, device, container)
 
 
 def fallen(nodes: Sequence[slurm.Node], since: float) -> list[slurm.Node]:
@@ -224,7 +238,17 @@ def usable(partition: str, avoided: set[str], needed: int) -> set[str]:
 
 
 def python_of(launch: dict[str, Any]) -> str:
-    return launch["start"]["python"] or sys.executable
+    return launch["start"]["python"] or ("python3" if launch.get("image") else sys.executable)
+
+
+def container_of(folder: RunFolder) -> Container:
+    """The image that a run's ranks start in."""
+    asked = folder.launch.get("image")
+    if not asked:
+        return NO_CONTAINER
+    assert folder.image
+    path = str(Path(folder.image["path"]).absolute())
+    return Container(asked["runtime"], path, asked["mounts"], asked["secrets"], asked["workdir"])
 
 
 def _interruption(then: slurm.Job, now: slurm.Job) -> Failure | None:

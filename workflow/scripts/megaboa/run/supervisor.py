@@ -23,7 +23,7 @@ from megaboa.run.command import rank_command, rank_environment
 from megaboa.run.completion import finished, manifest_of
 from megaboa.run.failures import Failure
 from megaboa.run.identity import identity_of, store_of
-from megaboa.run.inputs import check_data, check_index, check_nodes, check_weights
+from megaboa.run.inputs import check_data, check_image, check_index, check_nodes, check_weights
 from megaboa.run.notify import notify
 from megaboa.run.resume import Resumption
 from megaboa.run.watch import Signals, Watch, Watched
@@ -79,7 +79,7 @@ def train(folder: RunFolder) -> dict[str, Any]:
     payload = store_of(folder, identity)
     payload.path.mkdir(parents=True, exist_ok=True)
     say = announcer(folder)
-    site = sites.here(folder.launch, folder.run["device"])
+    site = sites.here(folder.launch, folder.run["device"], container=sites.container_of(folder))
 
     def waits(holder: str) -> None:
         say(f"is being trained by {holder}; waiting for it")
@@ -101,6 +101,7 @@ def train(folder: RunFolder) -> dict[str, Any]:
 
 def _bring_to_its_end(call: _Call) -> None:
     check_nodes(call.folder, call.site.nodes)
+    check_image(call.folder)
     check_data(call.folder)
     check_index(call.folder)
     if not checkpoints.latest(call.payload.checkpoints) and not call.folder.parent_manifest:
@@ -146,6 +147,7 @@ def _attempt(call: _Call) -> None:
         job=job and job.id,
         restarts=job and job.restarts,
         nodes=call.site.nodes,
+        image=folder.image and folder.image["digest"],
         skipped=skipped,
     )
     where = f" on {len(call.site.nodes)} nodes" if len(call.site.nodes) > 1 else ""

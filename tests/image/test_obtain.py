@@ -1,0 +1,107 @@
+"""An image that is there is taken as it is; what none is needed for is copied; what can't be started says so."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megaboa.data.errors import InputError
+from megaboa.files import file_digest, write_json
+from megaboa.image import contract, obtain
+
+SCRIPT = Path(__file__).parents[2] / "workflow/scripts/image.py"
+
+
+@pytest.fixture
+def image(tmp_path):
+    if not (shutil.which("mksquashfs") and shutil.which("unsquashfs")):
+        pytest.skip("squashfs-tools are not installed")
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/file").write_text("hello")
+    subprocess.run(["mksquashfs", tmp_path / "tree", tmp_path / "i.sqsh", "-quiet", "-no-progress"], check=True)
+    return tmp_path / "i.sqsh"
+
+
+def wanted(path, **other):
+    return {"store": "store", "suffix": ".sqsh", "name": "i", "path": str(path), "build": None, **other}
+
+
+def test_a_file_is_taken_as_it_is(image):
+    made = obtain.obtain(wanted(image))
+    assert made == {
+        "path": str(image),
+        "digest": f"sha256:{file_digest(image)}",
+        "bytes": image.stat().st_size,
+        "from": {"file": str(image)},
+    }
+
+
+def test_a_file_that_is_no_image(tmp_path):
+    (tmp_path / "i.sqsh").write_text("hello")
+    with pytest.raises(InputError, match=r"is no \.sqsh image"):
+        obtain.obtain(wanted(tmp_path / "i.sqsh"))
+
+
+def run(spec, out):
+    command = [sys.executable, SCRIPT, f"--spec={spec}", f"--out={out}"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=spec.parent)
+
+
+def test_without_an_image_the_manifest_is_the_specification(tmp_path):
+    spec = {"runtime": "none", "python": "3.12", "packages": {"torch": "2"}, "digest": "1"}
+    write_json(tmp_path / "spec.json", spec)
+    assert run(tmp_path / "spec.json", tmp_path / "image.json").returncode == 0
+    assert (tmp_path / "image.json").read_text() == (tmp_path / "spec.json").read_text()
+
+
+def test_an_image_in_which_nothing_can_be_started_is_refused(image, tmp_path):
+    """Neither Python nor a shell is in it."""
+    more = {"runtime": "pyxis", "device": "cpu", "bridge_source": None, "mounts": [], "env": [], "variables": {}}
+    spec = {"container": wanted(image, **more, workdir="/", python="python3", srun=[])}
+    if contract.way("pyxis", image) != "root file system":
+        pytest.skip("no right to make namespaces here, or pyxis is")
+    (tmp_path / "tree/etc").mkdir()
+    (tmp_path / "tree/etc/environment").write_text("PATH=/bin\n")
+    image.unlink()
+    subprocess.run(["mksquashfs", tmp_path / "tree", image, "-quiet", "-no-progress"], check=True)
+    write_json(tmp_path / "spec.json", spec)
+    done = run(tmp_path / "spec.json", tmp_path / "image.json")
+    assert done.returncode == 1 and not (tmp_path / "image.json").exists()
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"error: the entrypoint can't be started in {image} (root file system): ")
+    assert "/bin/sh" in last and not list(tmp_path.glob(".unpacked-*"))
+
+
+def test_where_nothing_can_start_an_image_that_is_said(image, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    asked = wanted(image, runtime="pyxis", device="cpu")
+    report = contract.test(asked, image, tmp_path)
+    assert report["state"] == "NOT_RUN" and "no srun with pyxis" in report["why"]
+    assert contract.test({**asked, "runtime": "apptainer"}, tmp_path / "i.sif", tmp_path)["why"].endswith(
+        "no apptainer"
+    )
+
+
+def test_pyxis_is_known_by_what_srun_says_of_itself(fake_command):
+    fake_command("srun", "echo '  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH'")
+    assert contract.has_pyxis()
+    fake_command("srun", "echo '  --nodes=N'")
+    assert not contract.has_pyxis()
+
+
+def test_versions_are_strict_for_our_own_images_only(tmp_path):
+    ours = {"python": "python3", "device": "cuda", "bridge_source": None, "build": {"pinned": True}}
+    assert "--strict" in contract.self_test(ours, tmp_path)
+    for other in ({"build": {"pinned": False}}, {"build": None}, {"bridge_source": {"commit": "1"}}):
+        assert "--strict" not in contract.self_test({**ours, **other}, tmp_path)
+
+
+def test_the_identity_of_a_reference_is_its_digest():
+    digest = "sha256:" + "a" * 64
+    one, other = (
+        obtain._reference_identity(wanted(f"{name}@{digest}")) for name in ("nvcr.io/a/b", "mirror:5000/a/b:1")
+    )
+    assert one == other and one["machine"] == os.uname().machine

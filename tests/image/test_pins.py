@@ -1,0 +1,40 @@
+"""containers/versions.toml agrees with the locks, and the README with both."""
+
+import re
+from pathlib import Path
+
+from megaboa.image import pins
+
+ROOT = Path(__file__).parents[2]
+
+
+def locked(name):
+    return dict(re.findall(r"^([a-z0-9.-]+)==(\S+)", (ROOT / "envs" / f"{name}.txt").read_text(), re.MULTILINE))
+
+
+def test_every_entry_is_complete():
+    for one in pins.entries():
+        assert {"name", "version", "device", "why"} <= set(one), one
+        assert set(one) <= {"name", "version", "device", "why", "argument", "python", "installed"}, one
+        assert "argument" in one or "python" in one, one
+        assert set(one["device"]) <= {"cpu", "cuda"} and "latest" not in one["version"], one
+
+
+def test_python_packages_are_those_of_the_locks():
+    for device in ("cpu", "cuda"):
+        locks = locked(f"runtime-{device}") | locked("megatron")
+        for package, version in pins.packages(device).items():
+            if device == "cpu" or package in locks:
+                assert locks[package] == version, package
+
+
+def test_what_is_pinned_for_gpus_beside_the_locks_is_a_build_argument():
+    locks = locked("runtime-cuda") | locked("megatron")
+    others = [one for one in pins.entries() if "cuda" in one["device"] and one.get("python") not in locks]
+    assert all("argument" in one for one in others)
+
+
+def test_the_readme_has_a_row_for_each():
+    text = (ROOT / "containers/README.md").read_text()
+    assert pins.readme_with_table(text) == text
+    assert all(f"| {one['name']} | `{one['version']}` |" in text for one in pins.entries())

@@ -1,0 +1,56 @@
+"""From (image, mounts, env, workdir, command) to argv."""
+
+from megaboa.image.container import Container
+from megaboa.image.runtimes import RUNTIMES
+
+MOUNTS = ["/work:/work:rw", "/fsx:/fsx:ro"]
+COMMAND = ["python3", "train_rank.py", "--run=a b"]
+
+
+def argv(runtime, image="/i/x", mounts=MOUNTS, env=("HF_TOKEN", "OMP_NUM_THREADS")):
+    return RUNTIMES[runtime](image, mounts, env, "/work/me", COMMAND)
+
+
+def test_pyxis_takes_options_of_srun():
+    assert argv("pyxis", "/i/x.sqsh") == [
+        "--container-image=/i/x.sqsh",
+        "--container-mounts=/work:/work:rw,/fsx:/fsx:ro",
+        "--container-env=HF_TOKEN,OMP_NUM_THREADS",
+        "--container-workdir=/work/me",
+        "--no-container-mount-home",
+        "--no-container-entrypoint",
+        *COMMAND,
+    ]
+
+
+def test_apptainer_is_a_command():
+    assert argv("apptainer", "/i/x.sif") == [
+        *("apptainer", "exec", "--nv", "--no-home", "--pwd", "/work/me"),
+        *("--bind", "/work:/work:rw", "--bind", "/fsx:/fsx:ro"),
+        "/i/x.sif",
+        *COMMAND,
+    ]
+
+
+def test_none_is_the_command_itself():
+    assert argv("none") == COMMAND
+
+
+def test_without_mounts_and_variables():
+    assert argv("pyxis", mounts=[], env=[])[:2] == ["--container-image=/i/x", "--container-workdir=/work/me"]
+    assert "--bind" not in argv("apptainer", mounts=[], env=[])
+
+
+def test_secrets_go_by_name_and_only_where_they_are_set(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    for runtime in RUNTIMES:
+        container = Container(runtime, "/i/x", MOUNTS, ["HF_TOKEN", "WANDB_API_KEY"], "/work/me")
+        words = container.around(COMMAND, {"NCCL_DEBUG": "WARN", "API": "also secret"})
+        assert not any("secret" in word for word in words)
+        if runtime == "pyxis":
+            assert "--container-env=API,HF_TOKEN,NCCL_DEBUG" in words
+
+
+def test_no_container_changes_nothing():
+    assert Container().around(COMMAND, {"A": "1"}) == COMMAND

@@ -1,0 +1,94 @@
+"""What the plan tells the image's job and the launcher; and what is another run."""
+
+from pathlib import Path
+
+import pytest
+
+from megaboa.plan import images
+from megaboa.plan.shared import Shared, environment
+
+ROOT = Path(__file__).parents[2]
+DIGEST = "sha256:" + "a" * 64
+REFERENCE = f"nvcr.io/nvidia/pytorch@{DIGEST}"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def plan_in(plan_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda text="", **keys: plan_of(f"training: {{train_iters: 10}}\n{text}", **keys)
+
+
+def spec_of(plan):
+    return Shared(plan).specifications()["image.json"]
+
+
+def test_without_an_image_all_is_as_it_was(plan_in):
+    plan = plan_in()
+    assert spec_of(plan) == environment()
+    assert plan.runs[0].launch["image"] is None and "bridge_source" not in plan.runs[0].run
+    assert Shared(plan).image_manifest == []
+
+
+def test_a_reference(plan_in, tmp_path):
+    plan = plan_in(
+        f"image: {{runtime: pyxis, path: '{REFERENCE}', mounts: ['.:/data:ro']}}\nlaunch: {{python: /opt/py}}"
+    )
+    wanted = spec_of(plan)["container"]
+    assert (wanted["path"], wanted["build"], wanted["suffix"]) == (REFERENCE, None, ".sqsh")
+    assert (wanted["name"], wanted["python"]) == ("pytorch", "/opt/py")
+    launch = plan.runs[0].launch["image"]
+    assert launch["runtime"] == "pyxis" and launch["workdir"] == str(tmp_path)
+    assert f"{tmp_path}:{tmp_path}:rw" in launch["mounts"] and f"{ROOT}:{ROOT}:rw" in launch["mounts"]
+    assert launch["mounts"][-1] == f"{tmp_path}:/data:ro"
+    assert launch["secrets"] == ["HF_TOKEN", "WANDB_API_KEY"]
+    assert Shared(plan).image_manifest == ["results/small/image.json"]
+
+
+def test_what_lies_inside_another_mount_is_not_mounted_again(plan_in, tmp_path):
+    inside = images.mounts(plan_in(f"image: {{runtime: pyxis, path: '{REFERENCE}'}}").experiment)
+    assert not any("/store" in mount for mount in inside)
+    outside = images.mounts(
+        plan_in(f"store: {tmp_path.parent}/s\nimage: {{runtime: pyxis, path: '{REFERENCE}'}}").experiment
+    )
+    assert f"{tmp_path.parent}/s:{tmp_path.parent}/s:rw" in outside
+
+
+def test_folders_of_models_and_recipes_are_mounted(plan_in, tmp_path, monkeypatch):
+    for name in ("here", "recipes", "tokenizer"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "recipes/own.py").write_text("def configure(): ...\n")
+    (tmp_path / "tokenizer/tokenizer.json").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    text = (
+        f"image: {{runtime: pyxis, path: '{REFERENCE}'}}\nmodel: own\ncorpora: {{text: {{tokenizer: ../tokenizer}}}}\n"
+    )
+    text += "models: {own: {recipe: ../recipes/own.py, tokenizer: ../tokenizer, params: 1000}}"
+    mounts = images.mounts(plan_in(text).experiment)
+    assert f"{tmp_path}/recipes:{tmp_path}/recipes:rw" in mounts
+    assert f"{tmp_path}/tokenizer:{tmp_path}/tokenizer:rw" in mounts
+
+
+def test_a_build_is_what_goes_into_it(plan_in, tmp_path):
+    (tmp_path / "Dockerfile").write_text("ARG BASE\nFROM ${BASE}\nCOPY file /\n")
+    (tmp_path / "file").write_text("1")
+    text = "image: {runtime: apptainer, build: {file: Dockerfile, args: {BASE: 'a@sha256:1'}, engine: ENGINE}}"
+    first = spec_of(plan_in(text.replace("ENGINE", "auto")))["container"]
+    assert first["build"]["args"] == {"BASE": "a@sha256:1"} and first["suffix"] == ".sif"
+    assert first["name"] == "Dockerfile"
+    other_engine = spec_of(plan_in(text.replace("ENGINE", "buildah")))["container"]
+    assert other_engine["build"]["inputs"] == first["build"]["inputs"]
+    (tmp_path / "file").write_text("2")
+    assert spec_of(plan_in(text.replace("ENGINE", "auto")))["container"]["build"]["inputs"] != first["build"]["inputs"]
+
+
+def test_another_source_of_bridge_is_another_run(plan_in):
+    source = f"image: {{runtime: pyxis, path: '{REFERENCE}', bridge_source: {{repo: https://x/y, commit: COMMIT}}}}"
+    plan = plan_in(source.replace("COMMIT", f"'{COMMIT}'"))
+    run = plan.runs[0]
+    assert run.run["bridge_source"] == {"repo": "https://x/y", "commit": COMMIT}
+    assert run.launch["image"]["mounts"][-1].endswith(":/opt/Megatron-Bridge:ro")
+    assert run.launch["image"]["variables"] == {"PYTHONPATH": "/opt/Megatron-Bridge/src"}
+    elsewhere = plan_in(source.replace("COMMIT", f"'{COMMIT}', mount_as: /opt/b"))
+    assert elsewhere.runs[0].run == run.run and elsewhere.runs[0].launch != run.launch
+    assert plan_in(source.replace("COMMIT", f"'{'f' * 40}'")).runs[0].run != run.run

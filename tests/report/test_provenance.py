@@ -1,0 +1,35 @@
+"""What a report says of the image that its runs were trained in."""
+
+from megaboa.files import write_json
+from megaboa.report.provenance import image_test, versions
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_an_image_with_its_test(tmp_path):
+    contract = {"state": "PASS", "missing": [{"what": "nsys", "disables": "profile.tool: nsys"}]}
+    image = {
+        "runtime": "pyxis",
+        "digest": "sha256:1",
+        "path": "/i.sqsh",
+        "python": "3.12.3",
+        "packages": {"torch": "2"},
+    }
+    write_json(tmp_path / "image.json", {**image, "contract": contract, "bridge_source": {"commit": COMMIT}})
+    shown = versions(tmp_path / "image.json")
+    assert (shown["runtime"], shown["image"], shown["image file"]) == ("pyxis", "sha256:1", "/i.sqsh")
+    assert (shown["image test"], shown["Bridge's commit"], shown["torch"]) == ("PASS", COMMIT, "2")
+    assert "profile.tool: nsys" in image_test(tmp_path / "image.json")
+
+
+def test_an_image_that_nothing_could_start(tmp_path):
+    image = {"runtime": "apptainer", "digest": "sha256:1", "python": None, "packages": {}}
+    write_json(tmp_path / "image.json", {**image, "contract": {"state": "NOT_RUN", "why": "there is no apptainer"}})
+    assert versions(tmp_path / "image.json")["image test"] == "NOT_RUN"
+    assert "there is no apptainer" in image_test(tmp_path / "image.json")
+
+
+def test_no_image(tmp_path):
+    write_json(tmp_path / "image.json", {"runtime": "none", "digest": "1", "python": "3.12.3", "packages": {}})
+    assert "image test" not in versions(tmp_path / "image.json") and image_test(tmp_path / "image.json") is None
+    assert image_test(tmp_path / "none.json") is None

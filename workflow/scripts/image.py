@@ -1,0 +1,79 @@
+"""Build, fetch or take the image that ranks run in, test it, and write its manifest.
+
+image.py --spec results/<experiment>/specs/image.json --out results/<experiment>/image.json
+image.py --plan containers/Dockerfile [NAME=VALUE ...]    print the command that builds it, and build nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from megaboa.data.errors import InputError, one_sentence
+from megaboa.files import read_json, write_json
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--spec", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--plan", type=Path, metavar="DOCKERFILE")
+    parser.add_argument("--engine", default="docker", help="whose command is printed")
+    parser.add_argument("args", nargs="*", metavar="NAME=VALUE", help="build arguments, with --plan")
+    arguments = parser.parse_args()
+    if arguments.plan:
+        print(shlex.join(plan(arguments.plan, arguments.engine, arguments.args)))
+    elif arguments.spec and arguments.out:
+        make(arguments.spec, arguments.out)
+    else:
+        parser.error("give --spec and --out, or --plan")
+
+
+def plan(path: Path, engine: str, given: list[str]) -> list[str]:
+    from megaboa.image import dockerfile, obtain, pins
+
+    file = dockerfile.read(path)
+    args = pins.build_arguments(file, dict(pair.split("=", 1) for pair in given if "=" in pair))
+    inputs = dockerfile.inputs(file, Path(), args)
+    return obtain.build_plan(engine, {"build": {"file": str(path), "context": ".", "args": args, "inputs": inputs}})
+
+
+def make(spec: Path, out: Path) -> None:
+    found = read_json(spec)
+    wanted = found.pop("container", None)
+    if wanted is None:  # this Python: nothing to make
+        write_json(out, found)
+        return
+    from megaboa.image import bridge_source, contract, obtain
+
+    made = obtain.obtain(wanted)
+    if wanted["bridge_source"]:
+        bridge_source.check_out(wanted["store"], wanted["bridge_source"])
+    report = contract.test(wanted, Path(made["path"]), out.parent)
+    if report["state"] == "FAIL":
+        raise InputError(f"the image {made['path']} failed its test: {'; '.join(report['problems'])}")
+    manifest = {
+        "runtime": wanted["runtime"],
+        **made,
+        "bridge_source": wanted["bridge_source"],
+        "python": report.pop("python", None),
+        "packages": report.pop("packages", {}),
+        "contract": report,
+    }
+    write_json(out, manifest)
+    print(f"image {made['path']}, {made['digest']}: {told(report)}", file=sys.stderr)
+
+
+def told(report: dict) -> str:
+    """The test's outcome in a line."""
+    if report["state"] == "NOT_RUN":
+        return f"not tested ({report['why']})"
+    lacks = ", ".join(one["what"] for one in report["missing"])
+    return f"tested, by {report['how']}" + (f"; without {lacks}" if lacks else "")
+
+
+if __name__ == "__main__":
+    with one_sentence():
+        main()

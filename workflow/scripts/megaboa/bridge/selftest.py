@@ -1,0 +1,152 @@
+"""What is in the environment that ranks run in: `train_rank.py --self-test`, in an image and outside of one."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import logging
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from megaboa import files
+from megaboa.bridge import process
+from megaboa.bridge.wheels import is_installed
+from megaboa.image import pins
+
+# What must be importable, or nothing trains.
+REQUIRED = ("torch", "transformers", "megatron.core", "megatron.bridge")
+# Modules, the device on which they are missed, and what is not to be had without them.
+OPTIONAL = {
+    "transformer_engine": (
+        "cuda",
+        "fp8 and NVFP4, fused attention and norms, context parallelism, recipes that name it",
+    ),
+    "deep_ep": ("cuda", "MoE dispatch by DeepEP (`moe_token_dispatcher_type: flex`)"),
+    "nvidia_resiliency_ext": ("cuda", "saving in the background, detection of stragglers"),
+    "viztracer": ("any", "traces of VizTracer"),
+    "wandb": ("any", "Weights & Biases"),
+    "tensorboard": ("any", "TensorBoard"),
+}
+OFI_NCCL = Path("/opt/amazon/ofi-nccl/lib")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--self-test", action="store_true", required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the experiment trains on")
+    parser.add_argument("--strict", action="store_true", help="versions other than the pinned ones are a failure")
+    parser.add_argument("--out", type=Path, help="file for the report; default: standard output")
+    arguments = parser.parse_args()
+    report = examine(arguments.device, arguments.strict)
+    if arguments.out:
+        files.write_json(arguments.out, report)
+    else:
+        print(files.canonical(report), end="")
+    for line in report["problems"]:
+        print(f"self-test: {line}", file=sys.stderr)
+    return 0 if report["state"] == "PASS" else 1
+
+
+def examine(device: str, strict: bool = False) -> dict[str, Any]:
+    """Packages, imports, GPU libraries and tools; what is missing, and what that disables."""
+    packages = {package.name: package.version for package in importlib.metadata.distributions() if package.name}
+    failed = _failed_imports(device)
+    other = differences(packages, pins.packages(device))
+    problems = [f"{name} can't be imported: {why}" for name, why in failed.items()]
+    if strict:
+        problems += [f"{name} is {found or 'not installed'}, and {want} is pinned" for name, found, want in other]
+    return {
+        "state": "FAIL" if problems else "PASS",
+        "problems": problems,
+        "python": platform.python_version(),
+        "architecture": platform.machine(),
+        "packages": dict(sorted(packages.items())),
+        "other_than_pinned": [{"package": name, "found": found, "pinned": want} for name, found, want in other],
+        "imports": [name for name in REQUIRED if name not in failed],
+        "bridge": _place_of("megatron.bridge"),
+        "gpu": {} if "torch" in failed else _gpu(),
+        "tools": {"nsys": _version_of("nsys"), "git": _version_of("git")},
+        "ofi_nccl": sorted(path.name for path in OFI_NCCL.glob("libnccl-net*.so")),
+        "missing": missing(device, is_installed, shutil.which),
+    }
+
+
+def differences(found: dict[str, str], wanted: dict[str, str]) -> list[tuple[str, str | None, str]]:
+    """Packages whose version isn't the pinned one; what a build adds after `+` doesn't count."""
+    normal = {name.lower().replace("_", "-"): version for name, version in found.items()}
+    pairs = [(name, normal.get(name), version) for name, version in wanted.items()]
+    return [(name, is_, want) for name, is_, want in pairs if (is_ or "").split("+")[0] != want]
+
+
+def missing(device: str, installed: Callable[[str], bool], which: Callable[[str], str | None]) -> list[dict[str, str]]:
+    """What could be there and isn't, with what can't be done then."""
+    found = [
+        {"what": name, "disables": disables}
+        for name, (where, disables) in OPTIONAL.items()
+        if where in ("any", device) and not installed(name)
+    ]
+    if device == "cuda" and not which("nsys"):
+        found.append({"what": "nsys", "disables": "profile.tool: nsys"})
+    return found
+
+
+def _failed_imports(device: str) -> dict[str, str]:
+    """Without a GPU to import on, the CPU backend stands in, as in preflight."""
+    failed: dict[str, str] = {}
+    logging.disable(logging.CRITICAL)  # Bridge tells of what it does without; what matters is told below
+    try:
+        import torch
+
+        process.prepare(device if device == "cuda" and torch.cuda.is_available() else "cpu")
+    except Exception as error:
+        return {"torch": _sentence(error)}
+    for name in REQUIRED:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # an import may fail in any way
+            failed[name] = _sentence(error)
+    return failed
+
+
+def _sentence(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _gpu() -> dict[str, Any]:
+    """What torch was built with, and what is here."""
+    import torch
+
+    nccl = torch.distributed.is_nccl_available()
+    return {
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl and torch.version.cuda else None,
+        "transformer_engine": _version("transformer-engine"),
+        "driver": _version_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _place_of(module: str) -> str | None:
+    spec = importlib.util.find_spec(module) if is_installed(module) else None
+    return str(Path(spec.origin).parent) if spec and spec.origin else None
+
+
+def _version_of(program: str, *arguments: str) -> str | None:
+    """The first line that a program says of itself."""
+    if shutil.which(program) is None:
+        return None
+    done = subprocess.run([program, *(arguments or ("--version",))], capture_output=True, text=True)
+    return done.stdout.strip().split("\n")[0] or None if done.returncode == 0 else None

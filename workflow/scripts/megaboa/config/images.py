@@ -1,0 +1,51 @@
+"""What is wrong with the files and folders that `image` names: found before anything is submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from megaboa.data.errors import InputError
+from megaboa.image import dockerfile, inspect, references
+from megaboa.image.pins import build_arguments
+
+TreePath = tuple[str | int, ...]
+
+
+def problems(image: Any) -> Iterator[tuple[TreePath, str]]:
+    """Each with its place; what has the wrong type or form is a mistake of its own."""
+    if not isinstance(image, dict) or image.get("runtime") not in references.SUFFIXES:
+        return
+    path, build = image.get("path"), image.get("build")
+    if isinstance(path, str) and (message := references.image_problem(path, image["runtime"])):
+        yield ("image", "path"), message
+    elif isinstance(path, str) and references.is_file(path):
+        file = Path(path).expanduser()
+        if message := inspect.problem(file) or inspect.wrong_architecture(file):
+            yield ("image", "path"), message
+    if isinstance(build, dict):
+        yield from _build_problems(build)
+    for number, mount in enumerate(image["mounts"] if isinstance(image.get("mounts"), list) else []):
+        if isinstance(mount, str) and references.mount_problem(mount) is None:
+            source, target, _ = references.split_mount(mount)
+            if not Path(source).expanduser().exists():
+                yield ("image", "mounts", number), f"there is no {source!r} to mount as {target}: make it, or remove it"
+
+
+def _build_problems(build: dict[str, Any]) -> Iterator[tuple[TreePath, str]]:
+    file, context, given = build.get("file", "containers/Dockerfile"), build.get("context", "."), build.get("args", {})
+    if not (isinstance(file, str) and isinstance(context, str) and isinstance(given, dict)):
+        return
+    if not Path(file).expanduser().is_file():
+        yield ("image", "build", "file"), f"there is no file {file!r}: check the path"
+        return
+    if not Path(context).expanduser().is_dir():
+        yield ("image", "build", "context"), f"there is no folder {context!r}: check the path"
+        return
+    try:
+        found = dockerfile.read(Path(file).expanduser())
+        found.copied(Path(context).expanduser())
+        build_arguments(found, {name: str(value) for name, value in given.items()})
+    except InputError as error:
+        yield ("image", "build"), str(error)

@@ -1,0 +1,95 @@
+"""Does the image keep what it promises? The training entrypoint's own test, run inside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megaboa import files
+from megaboa.data.errors import InputError
+from megaboa.image import rootfs, runtimes
+
+ENTRYPOINT = Path(__file__).parents[2] / "train_rank.py"
+SRUN_OPTIONS = ("--nodes=1", "--ntasks=1", "--time=30", "--job-name=megaboa-image")
+
+
+def test(wanted: dict[str, Any], image: Path, results: Path) -> dict[str, Any]:
+    """The entrypoint's report, and how it was had; state NOT_RUN where nothing here can start the image."""
+    how = way(wanted["runtime"], image)
+    if how is None:
+        return {"state": "NOT_RUN", "why": f"nothing here can start {image.name}: {missing(wanted['runtime'])}"}
+    results.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".contract-", dir=results) as folder:
+        report = Path(folder).absolute() / "report.json"
+        seen = {**wanted, "mounts": [*wanted["mounts"], f"{report.parent}:{report.parent}:rw"]}
+        done = _start(how, seen, image, self_test(wanted, report))
+        if not report.exists():
+            said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+            why = said[-1].strip() if said else f"exit code {done.returncode}"
+            raise InputError(f"the entrypoint can't be started in {image} ({how}): {why}")
+        return {**files.read_json(report), "how": how}
+
+
+def self_test(wanted: dict[str, Any], report: Path) -> list[str]:
+    strict = ["--strict"] if wanted["build"] and wanted["build"]["pinned"] and not wanted["bridge_source"] else []
+    return [
+        wanted["python"],
+        str(ENTRYPOINT),
+        "--self-test",
+        f"--device={wanted['device']}",
+        f"--out={report}",
+        *strict,
+    ]
+
+
+def way(runtime: str, image: Path) -> str | None:
+    """The runtime itself where it is here; else the bare root file system of a .sqsh."""
+    if runtime == "apptainer" and shutil.which("apptainer"):
+        return "apptainer"
+    if runtime == "pyxis" and has_pyxis():
+        return "pyxis"
+    if image.suffix == ".sqsh" and shutil.which("unsquashfs") and can_unshare():
+        return "root file system"
+    return None
+
+
+def has_pyxis() -> bool:
+    """Whether srun here knows the options of the plugin."""
+    if shutil.which("srun") is None:
+        return False
+    return "--container-image" in subprocess.run(["srun", "--help"], capture_output=True, text=True).stdout
+
+
+def can_unshare() -> bool:
+    user = [] if os.geteuid() == 0 else ["--map-root-user"]
+    return subprocess.run(["unshare", "--mount", *user, "true"], capture_output=True).returncode == 0
+
+
+def missing(runtime: str) -> str:
+    if runtime == "apptainer":
+        return "there is no apptainer"
+    return "there is no srun with pyxis, and no unsquashfs with the right to make namespaces"
+
+
+def _start(how: str, wanted: dict[str, Any], image: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+    arguments = wanted["mounts"], wanted["env"], wanted["workdir"], command
+    variables = {**os.environ, **wanted["variables"]}
+    if how == "root file system":
+        with rootfs.unpacked(image) as root:
+            rootfs.prepare(root, wanted["mounts"])
+            inside = rootfs.environment(root, [*wanted["env"], *wanted["variables"]], variables)
+            return _run(rootfs.enter(str(root), *arguments), inside)
+    argv = runtimes.RUNTIMES[wanted["runtime"]](str(image.absolute()), *arguments)
+    return _run(["srun", *SRUN_OPTIONS, *wanted["srun"], *argv] if how == "pyxis" else argv, variables)
+
+
+def _run(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    print(done.stdout + done.stderr, end="", file=sys.stderr)
+    return done

@@ -1,0 +1,140 @@
+"""Dockerfiles, as far as they must be understood before a build: instructions, arguments, files that are copied."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from megaboa import files
+from megaboa.data.errors import InputError
+
+_HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
+_FLAG = re.compile(r"^--([\w-]+)(?:=(\S*))?$")
+_VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
+GIVEN_BY_THE_BUILDER = {"TARGETARCH", "TARGETPLATFORM", "TARGETOS", "BUILDPLATFORM"}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    name: str
+    text: str
+    line: int
+
+    @property
+    def flags(self) -> dict[str, str]:
+        words = [_FLAG.match(word) for word in self.text.split()]
+        return {match[1]: match[2] or "" for match in words if match}
+
+    @property
+    def words(self) -> list[str]:
+        """Without flags; the JSON form too."""
+        if self.text.lstrip().startswith("["):
+            return re.findall(r'"([^"]*)"', self.text)
+        first = shlex.split(self.text.split("\n")[0])  # what follows is a document in place
+        return [word for word in first if not _FLAG.match(word) and not word.startswith("<<")]
+
+
+@dataclass(frozen=True)
+class Dockerfile:
+    path: Path
+    instructions: tuple[Instruction, ...]
+
+    def named(self, name: str) -> list[Instruction]:
+        return [one for one in self.instructions if one.name == name]
+
+    @property
+    def arguments(self) -> dict[str, str | None]:
+        """Every ARG with its default; None where it has none."""
+        found: dict[str, str | None] = {}
+        for one in self.named("ARG"):
+            name, equals, default = one.text.strip().partition("=")
+            if not found.get(name):
+                found[name] = default.strip("\"'") if equals else None
+        return found
+
+    @property
+    def bases(self) -> list[str]:
+        """What FROM names, without stages of the file itself."""
+        stages = {one.text.split()[-1] for one in self.named("FROM") if " as " in one.text.lower()}
+        return [one.words[0] for one in self.named("FROM") if one.words[0] not in stages]
+
+    def copied(self, context: Path) -> list[Path]:
+        """The files of the context that go into the image."""
+        sources = [
+            (one, word)
+            for one in self.instructions
+            if one.name in ("COPY", "ADD") and "from" not in one.flags
+            for word in one.words[:-1]
+        ]
+        found: set[Path] = set()
+        for one, word in sources:
+            matched = sorted(context.glob(word.lstrip("./") or "*"))
+            if not matched:
+                raise InputError(f"{self.path}:{one.line}: {one.name} {word}: nothing of that name is in {context}/")
+            for path in matched:
+                found.update([path] if path.is_file() else (inner for inner in path.rglob("*") if inner.is_file()))
+        return sorted(found)
+
+
+def read(path: Path) -> Dockerfile:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: can't be read as a Dockerfile ({getattr(error, 'strerror', error)})") from error
+    instructions = tuple(_instructions(text.split("\n")))
+    if not any(one.name == "FROM" for one in instructions):
+        raise InputError(f"{path}: has no FROM: it is no Dockerfile")
+    return Dockerfile(path, instructions)
+
+
+def _instructions(lines: list[str]) -> list[Instruction]:
+    found, number = [], 0
+    while number < len(lines):
+        first = number
+        if not lines[number].strip() or lines[number].lstrip().startswith("#"):
+            number += 1
+            continue
+        text = lines[number]
+        while text.endswith("\\") and number + 1 < len(lines):
+            number += 1
+            text = text[:-1] + ("" if lines[number].lstrip().startswith("#") else lines[number])
+            if lines[number].lstrip().startswith("#"):
+                text += "\\"
+        number += 1
+        for end in _HEREDOC.findall(text):
+            while number < len(lines):
+                number += 1
+                text += "\n" + lines[number - 1]
+                if lines[number - 1].strip() == end:
+                    break
+        name, _, rest = text.strip().partition(" ")
+        found.append(Instruction(name.upper(), rest.strip(), first + 1))
+    return found
+
+
+def expand(text: str, values: dict[str, str]) -> str:
+    return _VARIABLE.sub(lambda match: values.get(match[1] or match[2], match[0]), text)
+
+
+def arguments(file: Dockerfile, pins: dict[str, str], given: dict[str, str]) -> dict[str, str]:
+    """The value of every build argument: what the user gives, else the pinned version, else the file's default."""
+    declared = file.arguments
+    for name in given:
+        if name not in declared:
+            raise InputError(f"image.build.args.{name}: {file.path} has no ARG {name}; it has {', '.join(declared)}")
+    values = {}
+    for name, default in declared.items():
+        value = given.get(name, pins.get(name, default))
+        if value is None and name not in GIVEN_BY_THE_BUILDER:
+            raise InputError(f"{file.path}: ARG {name} has no value: set image.build.args.{name}")
+        if value is not None:
+            values[name] = value
+    return values
+
+
+def inputs(file: Dockerfile, context: Path, values: dict[str, str]) -> dict[str, object]:
+    """What an image is made of: another value of any of it is another image."""
+    copied = {str(path.relative_to(context)): files.file_digest(path) for path in file.copied(context)}
+    return {"dockerfile": files.file_digest(file.path), "files": copied, "args": values}

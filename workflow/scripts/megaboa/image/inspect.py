@@ -1,0 +1,61 @@
+"""Is this file an image, whole, and for this machine? Asked before anything is submitted."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+_SQUASHFS = b"hsqs"
+_SIF = b"SIF_MAGIC"
+_MACHINES = {3: "i386", 62: "x86_64", 183: "aarch64", 243: "riscv64", 21: "ppc64le"}  # e_machine of ELF
+_EVERYWHERE = ("usr/bin/env", "bin/env", "usr/bin/bash", "bin/bash", "bin/busybox")
+
+
+def problem(path: Path) -> str | None:
+    """One sentence where a file can't be run as an image."""
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(96)
+            size = os.fstat(stream.fileno()).st_size
+    except FileNotFoundError:
+        return f"there is no image {str(path)!r}: check the path, or let the workflow build one (image.build)"
+    except IsADirectoryError:
+        return f"{str(path)!r} is a folder, and no image file"
+    except OSError as error:
+        return f"the image {str(path)!r} can't be read ({error.strerror}): check its permissions"
+    if path.suffix == ".sif":
+        return None if _SIF in head else f"{str(path)!r} is no .sif image: its first bytes are others"
+    if not head.startswith(_SQUASHFS):
+        return f"{str(path)!r} is no .sqsh image: its first bytes are not those of a squashfs"
+    (used,) = struct.unpack_from("<Q", head, 40)  # of the superblock: bytes of the file system
+    if used > size:
+        return f"the image {str(path)!r} is cut off: it has {size:,} of {used:,} bytes; copy or build it again"
+    return None
+
+
+def architecture(path: Path) -> str | None:
+    """What machine the programs of a .sqsh are for; None where that can't be told (no unsquashfs, another format)."""
+    if path.suffix != ".sqsh" or not shutil.which("unsquashfs"):
+        return None
+    for name in _EVERYWHERE:
+        done = subprocess.run(["unsquashfs", "-cat", str(path), name], capture_output=True)
+        if done.returncode == 0 and done.stdout.startswith(b"\x7fELF"):
+            return machine_of(done.stdout[:20])
+    return None
+
+
+def machine_of(elf: bytes) -> str:
+    order = "<" if elf[5] == 1 else ">"
+    (number,) = struct.unpack_from(f"{order}H", elf, 18)
+    return _MACHINES.get(number, f"machine {number}")
+
+
+def wrong_architecture(path: Path, wanted: str | None = None) -> str | None:
+    wanted, found = wanted or platform.machine(), architecture(path)
+    if found is None or found == wanted:
+        return None
+    return f"the image {str(path)!r} is for {found}, and this machine is {wanted}: build or fetch it for {wanted}"

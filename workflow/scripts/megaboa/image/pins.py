@@ -1,0 +1,59 @@
+"""containers/versions.toml: every version that the images are made of, in one file."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from megaboa.image import dockerfile
+from megaboa.image.dockerfile import Dockerfile
+
+FILE = Path(__file__).parents[4] / "containers" / "versions.toml"
+BEGIN, END = "<!-- versions: generated from versions.toml by write_schema.py -->", "<!-- end of versions -->"
+_ROLES = {"argument": "build argument", "python": "Python package"}
+
+
+@functools.cache
+def entries() -> tuple[dict[str, Any], ...]:
+    """What is pinned: `name`, `version`, `why`, and the build `argument` or the `python` package that it is."""
+    return tuple(tomllib.loads(FILE.read_text(encoding="utf-8"))["pin"])
+
+
+def arguments() -> dict[str, str]:
+    """Pinned versions by build argument."""
+    return {one["argument"]: one["version"] for one in entries() if "argument" in one}
+
+
+def packages(device: str) -> dict[str, str]:
+    """Python packages whose versions an image for this device must have."""
+    wanted = {one["python"]: one.get("installed", one["version"]) for one in entries() if _belongs(one, device)}
+    return dict(sorted(wanted.items()))
+
+
+def are_changed(given: dict[str, str]) -> bool:
+    """Whether build arguments ask for other versions of Python packages than the pinned ones."""
+    return any(one.get("argument") in given for one in entries() if "python" in one)
+
+
+def _belongs(one: dict[str, Any], device: str) -> bool:
+    return "python" in one and device in one["device"]
+
+
+def build_arguments(file: Dockerfile, given: dict[str, str]) -> dict[str, str]:
+    return dockerfile.arguments(file, arguments(), given)
+
+
+def table() -> str:
+    """A Markdown table with a row for every pin."""
+    lines = ["| what | version | in the images for | how it is given | why |", "|---|---|---|---|---|"]
+    for one in entries():
+        how = ", ".join(f"{text} `{one[role]}`" for role, text in _ROLES.items() if role in one)
+        lines.append(f"| {one['name']} | `{one['version']}` | {', '.join(one['device'])} | {how} | {one['why']} |")
+    return "\n".join(lines)
+
+
+def readme_with_table(text: str) -> str:
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"

@@ -1,0 +1,97 @@
+"""Calling other programs: what they say goes to the log at once, and a failure becomes one sentence."""
+
+from __future__ import annotations
+
+import collections
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from megaboa.bridge.process import die_with_parent
+from megaboa.data.errors import InputError
+from megaboa.image.references import registry_of
+
+KEPT_LINES = 40
+_UNREACHABLE = re.compile(
+    r"dial tcp|no such host|connection refused|i/o timeout|network is unreachable|TLS handshake timeout"
+    r"|failure in name resolution|proxyconnect",
+    re.IGNORECASE,
+)
+# What tools say, and what that means for who called them; the first that fits is told.
+_MEANINGS = (
+    (re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE), "the disk is full: free some space"),
+    (
+        re.compile(r"exec format error|no match for platform|no image found in manifest list", re.IGNORECASE),
+        "the image is for another architecture than this machine: build or fetch it for this one",
+    ),
+    (
+        re.compile(r"manifest unknown|not found: manifest|repository does not exist|name unknown", re.IGNORECASE),
+        "the registry has no such image: check its name and digest",
+    ),
+    (
+        re.compile(r"unauthorized|authentication required|access.*denied|403 forbidden", re.IGNORECASE),
+        "the registry refuses: log in with the engine's `login`, and accept the image's licence there",
+    ),
+    (
+        re.compile(r"permission denied", re.IGNORECASE),
+        "something can't be read or written: check permissions (the last lines of the log name it)",
+    ),
+)
+
+
+def require(program: str, remedy: str) -> None:
+    if shutil.which(program) is None:
+        raise InputError(f"{program} isn't here: {remedy}")
+
+
+def call(command: Sequence[str], what: str, image: str = "", feed: subprocess.Popen | None = None) -> str:
+    """Run a program to its end and return its last lines; `feed` is another one whose output it reads."""
+    process = subprocess.Popen(
+        command,
+        stdin=feed.stdout if feed else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        preexec_fn=die_with_parent,  # who was killed leaves nothing behind that goes on writing
+    )
+    last: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
+    assert process.stdout
+    for line in process.stdout:
+        last.append(line.rstrip("\n"))
+        print(line, end="", file=sys.stderr, flush=True)
+    said, code = "\n".join(last), process.wait()
+    if code:
+        raise InputError(f"{what} failed: {meaning(said, image) or _end_of(said, command[0], code)}")
+    return said
+
+
+def start(command: Sequence[str]) -> subprocess.Popen:
+    """A program whose output another one reads."""
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=sys.stderr, preexec_fn=die_with_parent
+    )
+
+
+def output(command: Sequence[str]) -> str:
+    """What a short command prints."""
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise InputError(f"`{' '.join(command[:3])}` failed: {_end_of(done.stderr, command[0], done.returncode)}")
+    return done.stdout
+
+
+def meaning(said: str, image: str = "") -> str | None:
+    """What the words of a tool come to; None where they are not known."""
+    if _UNREACHABLE.search(said):
+        where = f"the registry {registry_of(image)}" if image else "a server"
+        return f"{where} can't be reached from here: check network and proxy, or give an image file (image.path)"
+    return next((text for pattern, text in _MEANINGS if pattern.search(said)), None)
+
+
+def _end_of(said: str, program: str, code: int) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[-1] if lines else f"{Path(program).name} ended with exit code {code}"

@@ -1,0 +1,104 @@
+"""Which image an experiment's ranks run in, as the image's job and the launcher must know it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from megaboa.config.models import Experiment, Image
+from megaboa.image import bridge_source, dockerfile, pins, references
+
+CLONE = Path(__file__).parents[4]
+PYTHON = "python3"  # of the image, where launch.python names no other
+
+
+def wanted(experiment: Experiment) -> dict[str, Any] | None:
+    """All that the image's job must know; None where ranks run in this Python."""
+    image = experiment.image
+    if image.runtime == "none":
+        return None
+    place = [f"--{name}={value}" for name in ("partition", "account") if (value := getattr(experiment.resources, name))]
+    return {
+        "runtime": image.runtime,
+        "device": experiment.device,
+        "store": experiment.store,
+        "suffix": references.SUFFIXES[image.runtime],
+        "name": _name(image),
+        "path": _path(image),
+        "build": _build(image),
+        "bridge_source": image.bridge_source and image.bridge_source.model_dump(),
+        "mounts": mounts(experiment),
+        "env": image.secrets,
+        "variables": variables(experiment),
+        "workdir": str(Path.cwd()),
+        "python": experiment.launch.python or PYTHON,
+        "srun": [*place, *experiment.launch.srun_args],
+    }
+
+
+def launch(experiment: Experiment) -> dict[str, Any] | None:
+    """What the launcher must know beside image.json."""
+    if experiment.image.runtime == "none":
+        return None
+    return {
+        "runtime": experiment.image.runtime,
+        "mounts": mounts(experiment),
+        "secrets": experiment.image.secrets,
+        "variables": variables(experiment),
+        "workdir": str(Path.cwd()),
+    }
+
+
+def mounts(experiment: Experiment) -> list[str]:
+    """What every rank must see under the same path as here, then the user's own, then Bridge's other source."""
+    image = experiment.image
+    cache = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    folders = [Path("results"), Path(experiment.store).expanduser()]
+    own = [Path.cwd(), CLONE, *(path.absolute() for path in folders), *(path.resolve() for path in folders)]
+    own += [*_places_of_models(experiment), *([cache] if cache.is_dir() else [])]
+    outer = [path for path in own if not any(other != path and path.is_relative_to(other) for other in own)]
+    found = [f"{path}:{path}:rw" for path in dict.fromkeys(outer)]
+    for mount in image.mounts or []:
+        source, target, flag = references.split_mount(mount)
+        found.append(f"{Path(source).expanduser().absolute()}:{target}:{flag}")
+    if source_ := image.bridge_source:
+        folder = bridge_source.folder(experiment.store, source_.model_dump()).absolute()
+        found.append(f"{folder}:{source_.mount_as}:ro")
+    return found
+
+
+def _places_of_models(experiment: Experiment) -> list[Path]:
+    """Folders of models, tokenizers and recipes that are no names of the hub or of Bridge."""
+    named = [name for model in experiment.models.values() for name in (model.hf, model.tokenizer, model.recipe)]
+    paths = [Path(os.path.abspath(Path(name).expanduser())) for name in named if name]  # noqa: PTH100 (without `..`)
+    return [path if path.is_dir() else path.parent for path in paths if path.exists()]
+
+
+def variables(experiment: Experiment) -> dict[str, str]:
+    """The mounted source goes before an installed package."""
+    source = experiment.image.bridge_source
+    return {"PYTHONPATH": f"{source.mount_as}/src"} if source else {}
+
+
+def _name(image: Image) -> str:
+    if image.build:
+        return Path(image.build.file).name
+    return Path(str(image.path).split("@")[0]).name.split(":")[0]
+
+
+def _path(image: Image) -> str | None:
+    if image.path is None or not references.is_file(image.path):
+        return image.path
+    return str(Path(image.path).expanduser().absolute())
+
+
+def _build(image: Image) -> dict[str, Any] | None:
+    if image.build is None:
+        return None
+    path, context = Path(image.build.file).expanduser(), Path(image.build.context).expanduser()
+    file = dockerfile.read(path)
+    args = pins.build_arguments(file, image.build.args)
+    made: dict[str, Any] = {"file": str(path), "context": str(context), "engine": image.build.engine, "args": args}
+    made["pinned"] = path.resolve().parent == pins.FILE.parent and not pins.are_changed(image.build.args)
+    return {**made, "inputs": dockerfile.inputs(file, context, args)}
