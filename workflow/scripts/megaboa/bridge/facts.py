@@ -12,7 +12,6 @@ from megatron.bridge.training.tokenizers.config import TokenizerConfig
 from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
-from megaboa.launch.profiler import has_nsys
 from megaboa.preflight import fields
 from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Training
 
@@ -55,13 +54,7 @@ def facts_of(
             profile_steps=tuple(profile["steps"]),
             profile_ranks=tuple(profile["ranks"]),
         ),
-        cluster=Cluster(
-            run["device"],
-            launch["nodes"],
-            launch["gpus_per_node"],
-            launch.get("gpu"),
-            has_nsys=has_nsys(profile["tool"]),
-        ),
+        cluster=Cluster(run["device"], launch["nodes"], launch["gpus_per_node"], launch.get("gpu")),
     )
     facts = fields.overlay(
         facts, lambda field: _value(config, field), lambda field: _value(config, field) is not _ABSENT

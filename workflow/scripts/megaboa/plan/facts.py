@@ -107,7 +107,8 @@ def _cluster(config: Experiment) -> Cluster:
         gpu=resources.gpu,
         tasks_per_node=int(asked[1]) if asked else None,
         max_connections=config.launch.environment.get("CUDA_DEVICE_MAX_CONNECTIONS"),
-        has_nsys=has_nsys(config.profile.tool),
+        # What an image has is not known here.
+        has_nsys=has_nsys(config.profile.tool) if config.image.runtime == "none" else None,
     )
 
 
