@@ -26,7 +26,11 @@ rule all:
     input:
         f"{RESULTS}/plan.tsv",
         f"{RESULTS}/report/index.html",
-        METRICS,  # named here too: Snakemake doesn't make a lost file again for the sake of a newer one that used it
+        # Named here too, as Snakemake doesn't make a missing file for the sake of a newer one that wants it.
+        METRICS,
+        ANALYSES,
+        SHARED.export_proofs,
+        SHARED.evaluations,
 
 
 onstart:

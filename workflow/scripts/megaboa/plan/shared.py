@@ -111,7 +111,13 @@ class Shared:
         specs |= {f"exports/{name}.json": self._export(name) for name in self.plan.exports}
         specs["evaluate.json"] = {"command": self.plan.experiment.evaluate.command}
         specs["generate.json"] = self.plan.experiment.generate.model_dump()
-        return {**specs, "image.json": self._image(), "runs.json": self._runs(), "report.json": self._report()}
+        return {
+            **specs,
+            "image.json": self._image(),
+            "runs.json": self._runs(),
+            "costs.json": self._costs(),
+            "report.json": self._report(),
+        }
 
     def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
         """The manifest that must be there before a tokenizer can be used."""
@@ -264,9 +270,14 @@ class Shared:
         return {
             "runs": [run.name for run in self.plan.runs],
             "skip_illegal": bool(sweep and sweep.skip_illegal),
-            "exports": self.plan.exports,
-            "budget": self.plan.experiment.budget.model_dump(),
         }
+
+    def _costs(self) -> dict[str, Any]:
+        """What preflight adds up, and what doesn't make it run again.
+
+        Below a job that runs, Snakemake looks for no other reasons: one more export would need a second call.
+        """
+        return {"exports": self.plan.exports, "budget": self.plan.experiment.budget.model_dump()}
 
     def _report(self) -> dict[str, Any]:
         return {
