@@ -192,8 +192,10 @@ def test_launch_and_profile_hold_the_rest(plan_of: PlanOf) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("profile: {tool: nsys}\ndevice: cpu", "profile.tool: nsys sees the steps of a GPU only"),
-        ("profile: {tool: pytorch, ranks: [0, 3]}", "profile.ranks: there is no rank 3: the run has ranks 0 to 0"),
+        ("profile: {tool: nsys}\ndevice: cpu", "nothing to record with device: cpu: nsys sees the steps of a GPU"),
+        ("profile: {tool: memory}\ndevice: cpu", "nothing to record with device: cpu: snapshots are of CUDA"),
+        ("profile: {tool: pytorch, steps: [0, 3]}", "profile.steps: [0, 3]: there is no step 0; nearest: [1, 3]"),
+        ("profile: {tool: pytorch, ranks: [0, 3]}", "profile.ranks: [3] of 1 ranks; nearest: [0]"),
     ],
 )
 def test_a_profile_that_can_not_be_is_refused(plan_of: PlanOf, text: str, expected: str) -> None:

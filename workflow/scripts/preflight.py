@@ -37,6 +37,8 @@ def main() -> int:
     print(overview.text(rows, total))
     for warning in refusals.grouped({name: result.get("warnings", []) for name, result in runs.items()}):
         print(f"warning: {warning}", file=sys.stderr)
+    for left in refusals.grouped({name: unchecked(result) for name, result in runs.items()}):
+        print(f"not checked here: {left}", file=sys.stderr)
 
     refused = {name: result["reasons"] for name, result in runs.items() if result["state"] == "FAIL"}
     if refused:
@@ -54,6 +56,12 @@ def main() -> int:
     files.write_json(arguments.out, {"runs": runs})
     print(f"{len(runs)} runs are accepted by Bridge")
     return 0
+
+
+def unchecked(result):
+    """What only the image can check."""
+    stopped = result.get("stopped_at")
+    return [*result.get("needs_image", []), *([f"needs the image: {stopped}"] if stopped else [])]
 
 
 def expected_costs(folder, added_up, name, facts, speeds):

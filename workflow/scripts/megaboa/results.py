@@ -199,5 +199,10 @@ class AttemptFolder:
     def health(self) -> Path:
         return self.path / "health"
 
+    def traces(self, tool: str) -> Path:
+        """Where a profiler's files lie; PyTorch's have Bridge's name. A tool that isn't known is a user's own."""
+        known = {"pytorch": "torch_profile", **{name: name for name in ("nsys", "viztracer", "memory")}}
+        return self.path / known.get(tool, "profiler")
+
     def end_record(self, rank: int) -> Path:
         return self.path / "end" / f"{rank}.json"

@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from megaboa.causes import ACTIONS, Cause
+from megaboa.config.errors import nearest
 from megaboa.config.formula import Formula
 from megaboa.data.names import file_stems
 from megaboa.image import references
@@ -366,8 +367,31 @@ class Load(Section):
     rng: bool = key(True, "the states of the random numbers, where the layout is the same", short="loadrng")
 
 
+TOOLS = ("none", "pytorch", "nsys", "viztracer", "memory")
+
+
+def _tool(value: str) -> str:
+    """One of those that are known, or a Python file."""
+    if value not in TOOLS and not value.endswith(".py"):
+        hint = nearest(value, TOOLS)
+        meant = f"; did you mean {hint!r}?" if hint else ""
+        raise ValueError(f"is not allowed{meant}; allowed: {', '.join(TOOLS)}, or a Python file (.py)")
+    return value
+
+
+Tool = Annotated[
+    str,
+    AfterValidator(_tool),
+    WithJsonSchema({"anyOf": [{"enum": list(TOOLS)}, {"type": "string", "pattern": r"\.py$"}]}),
+]
+
+
 class Profile(Section):
-    tool: Literal["none", "pytorch", "nsys"] = key("none", "profiler of the profile stage; nsys: on GPUs only")
+    tool: Tool = key(
+        "none",
+        f"profiler of the profile stage: {', '.join(TOOLS)} (nsys and memory: on GPUs only), or a Python file with a "
+        "class `Profiler` of your own",
+    )
     steps: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)] = key(
         [2, 8], "first step, and the step before which capture ends; the first and the last are not analysed"
     )

@@ -299,7 +299,6 @@ class _Planner:
         facts = facts_of(config, quantities, self.hf_config(model, definition))
         illegal = self.check_rules(facts, choice)
         self.check_data(config, choice)
-        self.check_profile(config, quantities, choice)
         if self.count_of_problems > before:
             return None
         reasons = tuple(map(str, illegal))
@@ -331,22 +330,10 @@ class _Planner:
             tokenizers=tuple(dict.fromkeys(name for name in used if name in config.tokenizers)),
             run=identity,
             launch={**documents.launch(config, model), "index": documents.index_name(identity)},
-            profile=config.profile.model_dump(mode="json"),
+            profile=documents.profile(config),
             row=row,
             facts=facts,
         )
-
-    def check_profile(self, config: Experiment, quantities: Quantities, choice: _Choice) -> None:
-        """What the profiler could not do, before anything is submitted for it."""
-        wanted, world = config.profile, int(quantities("world_size"))
-        if wanted.tool == "none":
-            return
-        if wanted.tool == "nsys" and config.device == "cpu":
-            message = "nsys sees the steps of a GPU only, and device is cpu: set it to pytorch"
-            self.problem(self.place_of(("profile", "tool"), choice), message, choice.name)
-        if beyond := [rank for rank in wanted.ranks if rank >= world]:
-            message = f"there is no rank {beyond[0]}: the run has ranks 0 to {world - 1}"
-            self.problem(self.place_of(("profile", "ranks"), choice), message, choice.name)
 
     def place_of(self, path: TreePath, choice: _Choice) -> tuple[str | int, ...]:
         """Where a run's value at a path was written: in the sweep, or else in its section."""
