@@ -3,10 +3,11 @@
 SHELL := /bin/bash
 PYTHON ?= python3.12
 CONFIG ?=
+BUNDLE ?=
 BIN := .venv/bin
 SNAKEMAKE := $(BIN)/snakemake --profile profiles/local $(if $(CONFIG),--configfile '$(CONFIG)')
 
-.PHONY: run test test-fast test-gpu lint schema status setup
+.PHONY: run test test-fast test-gpu lint schema status reproduce setup
 
 run: setup
 	@$(SNAKEMAKE)
@@ -30,6 +31,11 @@ lint: setup
 
 status: setup
 	@$(BIN)/python workflow/scripts/status.py
+
+# What a bundle (`snakemake bundle`) holds, made again: make reproduce BUNDLE=x.zip
+reproduce: setup
+	@$(if $(BUNDLE),,$(error say which bundle: make reproduce BUNDLE=x.zip))
+	@$(BIN)/python workflow/scripts/reproduce.py '$(BUNDLE)'
 
 setup: .venv/.ready
 

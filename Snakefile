@@ -1,4 +1,5 @@
-# From one YAML file to one report. Stages: snakemake data|import|preflight|pretrain|profile|metrics|export|report
+# From one YAML file to one report.
+# Stages: snakemake data|import|preflight|pretrain|profile|metrics|export|evaluate|report|bundle
 from snakemake.utils import min_version
 
 min_version("9.27")
@@ -14,7 +15,9 @@ include: "workflow/rules/pretrain.smk"
 include: "workflow/rules/profile.smk"
 include: "workflow/rules/metrics.smk"
 include: "workflow/rules/export.smk"
+include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/report.smk"
+include: "workflow/rules/bundle.smk"
 include: "workflow/rules/doctor.smk"
 
 
@@ -23,7 +26,11 @@ rule all:
     input:
         f"{RESULTS}/plan.tsv",
         f"{RESULTS}/report/index.html",
-        METRICS,  # named here too: Snakemake doesn't make a lost file again for the sake of a newer one that used it
+        # Named here too, as Snakemake doesn't make a missing file for the sake of a newer one that wants it.
+        METRICS,
+        ANALYSES,
+        SHARED.export_proofs,
+        SHARED.evaluations,
 
 
 onstart:

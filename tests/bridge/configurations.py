@@ -49,14 +49,15 @@ def main(folder):
 
     AutoConfig.for_model(**MODEL, architectures=["Qwen3ForCausalLM"]).save_pretrained(folder / "hf")
     inputs = configuration.Inputs({"path": str(folder / "hf")}, "tokenizer", None, CORPORA)
-    store, attempt = RunStore(folder / "store"), AttemptFolder(folder / "attempt")
+    store = RunStore(folder / "store" / "runs" / "tiny" / "dp2" / "0123456789ab")
+    attempt = AttemptFolder(store.path / "attempts" / "02")
     found = {}
     for name, case in read_json(folder / "cases.json").items():
         run = copy.deepcopy(RUN)
         for section, values in case["run"].items():
             run[section] = values if section in ("data", "parent", "device") else run[section] | values
         config = configuration.build(run, inputs)
-        configuration.place(config, LAUNCH, store, attempt, None, folder / "cache")
+        configuration.place(config, LAUNCH | case.get("launch", {}), store, attempt, None, folder / "cache")
         found[name] = {field: _read(config, field) for field in case["expected"]}
     return found
 
@@ -65,7 +66,7 @@ def _read(config, field):
     value = config
     for part in field.split("."):
         value = getattr(value, part)
-    return value if isinstance(value, int | float | str | list | tuple | None) else str(value)
+    return value if isinstance(value, int | float | str | list | tuple | dict | None) else str(value)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from configurations import FIM
 
+from megaboa.config.models import Trackers
 from megaboa.files import write_json
 
 pytestmark = pytest.mark.slow
@@ -177,6 +178,50 @@ CASES = {
         "run": {"parent": {"iteration": 4, "load": {"optimizer": False, "rng": True}}},
         "expected": {"scheduler.lr_decay_iters": 2},
     },
+    "TensorBoard alone": {
+        "run": {},
+        "launch": {"trackers": Trackers().model_dump(mode="json")},
+        "expected": {"logger.wandb_project": None, "logger.mlflow_experiment": None},
+    },
+    "no tracker": {
+        "run": {},
+        "launch": {"trackers": Trackers(tensorboard=False).model_dump(mode="json")},
+        "expected": {"logger.tensorboard_dir": None},
+    },
+    "trackers with names of the experiment": {
+        "run": {},
+        "launch": {"trackers": Trackers(wandb={"entity": "us"}, mlflow={}).model_dump(mode="json")},
+        "expected": {
+            "logger.wandb_project": "tiny",
+            "logger.wandb_entity": "us",
+            "logger.wandb_exp_name": "dp2",
+            "logger.mlflow_experiment": "tiny",
+            "logger.mlflow_run_name": "dp2",
+            "logger.mlflow_tracking_uri": None,
+            "logger.mlflow_tags": {"megaboa.run": "tiny-dp2-0123456789ab", "megaboa.attempt": "02"},
+            "logger.mlflow_log_artifacts": False,
+        },
+    },
+    "trackers with names of one's own, and what overrides say of them": {
+        "run": {},
+        "launch": {
+            "trackers": Trackers(
+                wandb={"project": "p"}, mlflow={"experiment": "e", "tracking_uri": "http://t"}
+            ).model_dump(mode="json"),
+            "overrides": {"logger.wandb_exp_name": "mine"},
+        },
+        "expected": {
+            "logger.wandb_project": "p",
+            "logger.wandb_exp_name": "mine",
+            "logger.mlflow_experiment": "e",
+            "logger.mlflow_tracking_uri": "http://t",
+        },
+    },
+    "trackers offline": {
+        "run": {},
+        "launch": {"trackers": Trackers(wandb={}, mlflow={}, offline=True).model_dump(mode="json")},
+        "expected": dict.fromkeys(["logger.mlflow_tracking_uri", "logger.wandb_save_dir"]),
+    },
     "overrides win": {
         "run": {"overrides": {"model.make_vocab_size_divisible_by": 64, "ddp.bucket_size": 1000}},
         "expected": {"model.make_vocab_size_divisible_by": 64, "ddp.bucket_size": 1000},
@@ -194,6 +239,14 @@ def found(tmp_path_factory):
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("name", CASES)
+def test_trackers_without_a_network_write_into_the_store(found):
+    uri = found["trackers offline"]["logger.mlflow_tracking_uri"]
+    assert uri.startswith("sqlite:////") and uri.endswith("/store/runs/tiny/dp2/0123456789ab/mlflow.db")
+    assert found["trackers offline"]["logger.wandb_save_dir"] == uri.removeprefix("sqlite:///").removesuffix(
+        "/mlflow.db"
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "trackers offline"])
 def test_fields_arrive(found, name):
     assert found[name] == CASES[name]["expected"]

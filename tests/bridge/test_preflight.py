@@ -113,6 +113,23 @@ LEGAL = {
     "latent attention": {"model": "latent"},
     "latent attention, experts, tensors": {"model": "latent", "parallel": {"ep": 2, "tp": 2, "sp": True}},
     "latent attention in a pipeline": {"model": "latent", "parallel": {"pp": 4}},
+    "experts, interleaved": {"model": "moe", "parallel": {"pp": 2, "vpp": 3, "ep": 2}},
+    "experts, cut": {
+        "model": "moe",
+        "parallel": {"tp": 2, "sp": True, "ep": 2, "etp": 2},
+        "overrides": {"model.num_query_groups": 6},
+    },
+    "uneven, interleaved": {
+        "parallel": {"pp": 2, "vpp": 2},
+        "overrides": {"model.num_layers_in_first_pipeline_stage": 2},
+    },
+    "latent attention, interleaved": {"model": "latent", "parallel": {"pp": 2, "vpp": 2}},
+    "latent attention, uneven": {
+        "model": "latent",
+        "parallel": {"pp": 2},
+        "overrides": {"model.num_layers_in_first_pipeline_stage": 3},
+    },
+    "FSDP with experts": {"model": "moe", "parallel": {"fsdp": "megatron", "ep": 2}},
     "multi-token prediction": {"model": "latent", "overrides": {"model.mtp_num_layers": 1}},
     "FSDP": {"parallel": {"fsdp": "megatron"}},
     "FP8": {"training": {"precision": "bf16_with_fp8_current_scaling_mixed"}},

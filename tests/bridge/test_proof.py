@@ -85,7 +85,8 @@ def test_a_checkpoint_of_other_weights_is_found_out(root, tmp_path):
     weights["model.extra.weight"] = torch.ones(1)
     save_file(weights, forged / "model.safetensors", metadata={"format": "pt"})
     write_json(tmp_path / "source.json", {**source, "path": str(forged)})
-    write_json(tmp_path / "import.json", {"checkpoint": str(root / "dense" / "megatron"), "device": "cpu"})
+    imported = {"checkpoint": str(root / "dense" / "megatron"), "device": "cpu", "digest": "0"}
+    write_json(tmp_path / "import.json", imported)
     done = python(
         *(SCRIPTS / "prove_import.py", "--source", tmp_path / "source.json", "--import", tmp_path / "import.json"),
         *("--out", tmp_path / "proof.json"),

@@ -58,6 +58,16 @@ def sweep(text: str) -> str:
 
 
 MISTAKES = [
+    mistake("figure's column", "report.figures[0].y", "there is no column 'losss'; did you mean 'loss'", add="report: {figures: [{name: a, kind: line, data: steps, x: step, y: losss}]}\n"),
+    mistake("figure's filter", "report.figures[0].filter", "there is no column 'modle'; did you mean 'model'", add="report: {figures: [{name: a, kind: bar, x: run, y: mfu, filter: {modle: x}}]}\n"),
+    mistake("heat map without value", "report.figures[0]", "value is what a heat map's colours show", add="report: {figures: [{name: a, kind: heat, x: lr, y: gbs}]}\n"),
+    mistake("two figures of one name", "report.figures[1].name", "two figures are called 'a': rename one", add="report: {figures: [{name: a, kind: bar, x: run, y: mfu}, {name: a, kind: bar, x: run, y: steps}]}\n"),
+    mistake("evaluation without placeholders", "evaluate.command", "lacks {model} and {out}", add="evaluate: {command: lm_eval}\n"),
+    mistake("evaluation of nothing", "evaluate.command", "export.runs", add="evaluate: {command: 'x {model} {out}'}\n"),
+    mistake("secret for the ranks", "launch.environment", "HF_TOKEN sounds like a secret", "export it in the shell", add="launch: {environment: {HF_TOKEN: abc}}\n"),
+    mistake("secret for Bridge", "overrides.logger.comet_api_key", "is a secret", "environment variable", add="overrides: {logger.comet_api_key: abc}\n"),
+    mistake("password in a tracking URI", "trackers.mlflow.tracking_uri", "MLFLOW_TRACKING_PASSWORD", add="trackers: {mlflow: {tracking_uri: 'http://me:abc@here'}}\n"),
+    mistake("offline and a server", "trackers", "remove one", add="trackers: {offline: true, mlflow: {tracking_uri: 'http://here'}}\n"),
     mistake("an export of a run that saves nothing", "export.runs", "save_interval above 0", add="checkpoint: {save_interval: 0}\nexport: {runs: all}\n"),
     mistake("sgd with a distributed optimizer", "optimizer.name", "parallel.distributed_optimizer: false", add="optimizer: {name: sgd}\n"),
     # keys
@@ -103,6 +113,8 @@ MISTAKES = [
     mistake("split in two parts", "data.split", "'90,10'", "98,1,1", add="data: {split: '90,10'}\n"),
     mistake("one for a list", "report.agreements", "list", add="report: {agreements: {reference: run}}\n"),
     mistake("missing in a list", "report.agreements[0].runs", "is missing", add="report: {agreements: [{reference: run}]}\n"),
+    mistake("unknown profiler", "profile.tool", "did you mean 'pytorch'?", add="profile: {tool: pytorc}\n"),
+    mistake("no such profiler", "profile.tool", "there is no file 'no.py'", add="profile: {tool: no.py}\n"),
     mistake("backward profile", "profile", "5 is not before 2", add="profile: {steps: [5, 2]}\n"),
     mistake("no such cause", "recovery.actions.node_failur", "did you mean 'node_failure'", add="recovery: {actions: {node_failur: stop}}\n"),
     mistake("no such action", "recovery.actions.hang", "'retry'", "allowed: stop, resume, requeue", add="recovery: {actions: {hang: retry}}\n"),

@@ -33,6 +33,40 @@ def test_the_table_of_two_h200s_is_complete():
 
 
 @pytest.mark.parametrize(
+    ("table", "row", "conditions", "values"),
+    [
+        (
+            "megatron-bridge-25.11",
+            "LLAMA3_8B, 8 H100, FP8-CS",
+            {"world_size": 8, "gbs": 128, "mbs": 1, "seq_length": 8192, "fsdp": "megatron", "gpu": "NVIDIA H100"},
+            {"tokens_per_second_per_gpu": [14451, 14451], "tflops_per_gpu": [744, 744]},
+        ),
+        (
+            "megatron-bridge-25.11",
+            "LLAMA3.1_405B, 128 B200, FP8-MX",  # the numbers in parentheses
+            {"tp": 4, "pp": 8, "cp": 2, "vpp": 8, "precision": "bf16_with_mxfp8_mixed"},
+            {"tokens_per_second_per_gpu": [624, 624], "tflops_per_gpu": [1576, 1576]},
+        ),
+        (
+            "megatron-bridge-26.02",
+            "Qwen3_235B_a22B, 256 H100, FP8",
+            {"tp": 2, "pp": 8, "vpp": 4, "ep": 32, "gbs": 8192},
+            {"tokens_per_second_per_gpu": [1633, 1633], "tflops_per_gpu": [242, 242]},
+        ),
+        (
+            "torchtitan-llama3-8b-h200",
+            "8 nodes",
+            {"world_size": 64},
+            {"tokens_per_second_per_gpu": [10753, 10753], "memory_mib": [48097, 48097]},
+        ),
+    ],
+)
+def test_rows_are_what_was_published(table, row, conditions, values):
+    [found] = [one for one in load_published(table)["rows"] if one["name"] == row]
+    assert conditions.items() <= found["conditions"].items() and found["values"] == values
+
+
+@pytest.mark.parametrize(
     ("old", "new", "hint"),
     [
         ("mfu: 0.4", "mfu: fast", "mfu"),

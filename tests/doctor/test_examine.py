@@ -56,9 +56,20 @@ def test_a_run_that_passed_slowly_is_named_too(results):
     timed = {"state": "PASS", "reasons": [], "step_seconds": {"median": 2.0}}
     write_json(results / "runs/fine/metrics/summary.json", timed)
     said = [line for line in examine.experiment(results) if "fine" in line]
-    assert said == ["fine: passed, at 8% of its GPUs' peak: a step takes 2 s"]
+    assert said == ["fine: passed; at 8% of its GPUs' peak: a step takes 2 s"]
     write_json(results / "runs/fine/metrics/summary.json", {**timed, "step_seconds": {"median": 0.45}})
     assert not [line for line in examine.experiment(results) if "fine" in line]
+
+
+def test_the_curve_of_a_run_that_passed_is_read_too(results):
+    attempt = results.parents[1] / "store/runs/x/fine/0a1b/attempts/01"
+    attempt.mkdir(parents=True)
+    steps = [{"event": "step", "step": step, "loss": 9.0, "grad_norm": 0.5, "skipped": False} for step in range(1, 301)]
+    (attempt / "steps.jsonl").write_text("\n".join(map(json.dumps, steps)))
+    (results / "runs/fine/attempts.jsonl").symlink_to(attempt.parents[1] / "attempts.jsonl")
+    (attempt.parents[1] / "attempts.jsonl").write_text("")
+    said = [line for line in examine.experiment(results) if "fine" in line]
+    assert said == ["fine: passed; hardly learns: a loss of 9 in the first tenth, 9 in the last"]
 
 
 def test_facts_survive_a_file():

@@ -2,15 +2,24 @@
 
 import gzip
 import json
+import pstats
 
 import pytest
 
 pytestmark = pytest.mark.slow
 
+RUNS = {
+    "dp2": "{profile.tool: pytorch, profile.ranks: [0, 1], resources.gpus_per_node: 2}",
+    "own": "{profile.tool: profilers/cprofile.py, profile.ranks: [0], optimizer.lr: 0.001}",
+}
+MORE = """\
+profile: {steps: [2, 7]}
+overrides: {profiling.use_viztracer: true}
+"""
+
 
 def test_a_profile_is_captured_beside_the_run_and_trains_nothing(workspace):
-    profile = "profile: {tool: pytorch, steps: [2, 7], ranks: [0, 1]}\n"
-    config = workspace.experiment("traced", {"dp2": "{resources.gpus_per_node: 2}"}, more=profile)
+    config = workspace.experiment("traced", RUNS, more=MORE)
     workspace.snakemake("profile", "--configfile", config)
     manifest = workspace.json("traced", "runs", "dp2", "trace.json")
     assert manifest["traces"] == ["rank-0.json.gz", "rank-1.json.gz"]
@@ -41,6 +50,17 @@ def test_what_the_profiler_costs_is_measured_in_the_same_run(workspace):
     assert cost["captured_ms"] > 0 and cost["slowdown"] > -1
 
 
+def test_a_profiler_of_the_users_own_sees_the_steps_that_were_asked_for(workspace):
+    manifest = workspace.json("traced", "runs", "own", "trace.json")
+    assert manifest["traces"] == ["rank-0.pstats"]
+    seen = pstats.Stats(str(workspace.path / manifest["path"] / "rank-0.pstats")).stats
+    assert [calls for (_, _, name), (calls, *_) in seen.items() if name == "on_training_step_start"] == [5]
+    analysis = workspace.json("traced", "runs", "own", "analysis.json")
+    assert "kept" in {finding["code"] for finding in analysis["findings"]}
+    assert analysis["summary"][0].startswith("1 file(s) of profilers/cprofile.py are kept in ")
+    assert analysis["perturbation"]["captured_n"] == 3 and not analysis["captures"]
+
+
 def test_the_report_shows_the_profile(workspace):
     config = workspace.path / "traced.yaml"
     before = workspace.results("traced", "runs", "dp2", "trace.json").stat().st_mtime
@@ -50,3 +70,11 @@ def test_the_report_shows_the_profile(workspace):
     summary = workspace.json("traced", "runs", "dp2", "analysis.json")["summary"]
     assert 'id="profiles"' in html and summary[0] in html
     assert workspace.results("traced", "report", "profile_0_timeline.png").exists()
+
+
+def test_viztracer_traces_the_training_where_an_override_asks_for_it(workspace):
+    attempt = workspace.store("traced", "dp2") / "attempts" / "01"
+    assert sorted(path.name for path in (attempt / "viztracer").iterdir()) == ["rank-0.json", "rank-1.json"]
+    events = json.loads((attempt / "viztracer" / "rank-1.json").read_text())["traceEvents"]
+    steps = [event for event in events if event["name"].startswith("on_training_step_start ") and event["ph"] == "X"]
+    assert len(steps) == 5

@@ -87,8 +87,7 @@ def test_changed_back_nothing_is_trained_again(done):
 def test_one_more_export_exports_without_training(done):
     workspace, config = done
     edit(config, "runs: [slow]", "runs: [slow, fast]")
-    expected = {"preflight": 1, "export_model": 1, "prove_export": 1, "report": 1}  # not every run can be exported
-    assert workspace.planned("--configfile", config) == expected
+    assert workspace.planned("--configfile", config) == {"export_model": 1, "prove_export": 1, "report": 1}
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,6 @@ def test_layouts_and_a_sweep_for_an_experiment(tmp_path):
 
 
 def test_what_it_cannot_know_is_asked_for(tmp_path):
-    assert "--gpu: q9-80g is not one of v100, a100" in advise(tmp_path, "--gpu", "q9-80g", code=1)
+    assert "--gpu: q9-80g is not one of gb300, gb200" in advise(tmp_path, "--gpu", "q9-80g", code=1)
     assert "mine is not one of llama" in advise(tmp_path, "--model", "mine", code=1)
     assert "no legal layout fits" in advise(tmp_path, "--gpu", "h100-8g", code=1)

@@ -5,9 +5,9 @@ from fake_runs import START, FakeExperiment, start_event, step_event
 
 from megaboa.files import write_json, write_text
 from megaboa.observe import performance
-from megaboa.observe.peaks import peak_of
 from megaboa.observe.steps import step_rows
 from megaboa.observe.summary import summarize
+from megaboa.peaks import peak_of
 from megaboa.results import RunStore
 
 

@@ -125,7 +125,9 @@ def test_the_same_number_written_differently_is_the_same_identity(plan_of: PlanO
         "launch: {starter: local, tasks: node, srun_args: [--mpi=none], network: infiniband, environment: {A: null}}",
         "recovery: {budget: 0, actions: {hang: stop}, loss_spike: {factor: 3}, notify: mail me}",
         "export: {runs: all}",
-        "report: {title: Another}",
+        "report: {title: Another, figures: [{name: a, kind: bar, x: run, y: mfu}]}",
+        "export: {runs: all}\nevaluate: {command: 'x {model} {out}'}",
+        "trackers: {wandb: {}, mlflow: {}, offline: true}",
         "store: elsewhere",
         "data: {num_workers: 7}",
         "data: {max_epochs: 1}",
@@ -165,6 +167,14 @@ def test_what_can_change_the_losses_is_identity(plan_of: PlanOf, text: str) -> N
     assert canonical(plan_of().runs[0].run) != canonical(plan_of(text).runs[0].run)
 
 
+def test_evaluated_are_the_exported_runs_that_match(plan_of: PlanOf) -> None:
+    sweep = "sweep: {grid: {training.seed: [1, 2, 3]}}\nexport: {runs: ['*1', '*2']}\n"
+    command = "evaluate: {command: 'x {model} {out}', runs: %s}"
+    assert plan_of(sweep + command % "all").evaluated == ["seed1", "seed2"]
+    assert plan_of(sweep + command % "['*2']").evaluated == ["seed2"]
+    assert plan_of(sweep).evaluated == []
+
+
 def test_launch_and_profile_hold_the_rest(plan_of: PlanOf) -> None:
     run = plan_of("resources: {nodes: 2, partition: gpu}\noverrides: {logger.log_interval: 5}\nstore: there").runs[0]
     assert run.run["world_size"] == 2
@@ -182,8 +192,10 @@ def test_launch_and_profile_hold_the_rest(plan_of: PlanOf) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("profile: {tool: nsys}\ndevice: cpu", "profile.tool: nsys sees the steps of a GPU only"),
-        ("profile: {tool: pytorch, ranks: [0, 3]}", "profile.ranks: there is no rank 3: the run has ranks 0 to 0"),
+        ("profile: {tool: nsys}\ndevice: cpu", "nothing to record with device: cpu: nsys sees the steps of a GPU"),
+        ("profile: {tool: memory}\ndevice: cpu", "nothing to record with device: cpu: snapshots are of CUDA"),
+        ("profile: {tool: pytorch, steps: [0, 3]}", "profile.steps: [0, 3]: there is no step 0; nearest: [1, 3]"),
+        ("profile: {tool: pytorch, ranks: [0, 3]}", "profile.ranks: [3] of 1 ranks; nearest: [0]"),
     ],
 )
 def test_a_profile_that_can_not_be_is_refused(plan_of: PlanOf, text: str, expected: str) -> None:

@@ -2,9 +2,10 @@
 
 import dataclasses
 
-from megaboa.preflight.facts import Cluster, Facts, Kernels, Layout, Model, Training
+from megaboa.preflight.facts import Cluster, Facts, Kernels, Layout, Model, Profiling, Training
 
-SECTIONS = {"layout": Layout, "model": Model, "training": Training, "kernels": Kernels, "cluster": Cluster}
+SECTIONS = {"layout": Layout, "model": Model, "training": Training, "kernels": Kernels}
+SECTIONS |= {"profiling": Profiling, "cluster": Cluster}
 
 
 def facts(**values) -> Facts:

@@ -38,7 +38,7 @@ def test_the_page_shows_weights_and_epochs_and_where_they_are_too_many(experimen
     runs = load_runs(experiment.results)
     table = rows(page(runs, tmp_path / "report", agreements=[], data=load_data(experiment.results, runs)))
     assert "a, c|web|0.75|3,000|10,000|0.3" in table
-    assert "|law|0.25|1,000|100|10 more than 4" in table
+    assert "a, c|law|0.25|1,000|100|10 more than 4" in table
 
 
 def test_the_page_shows_the_loss_of_every_validation_set(experiment, tmp_path):
@@ -49,4 +49,4 @@ def test_the_page_shows_the_loss_of_every_validation_set(experiment, tmp_path):
     runs = load_runs(experiment.results)
     assert last_validation(runs) == [("b", {"main": 3.5, "far": 4.25})]
     table = rows(page(runs, tmp_path / "report", agreements=[]))
-    assert "b|main|3.5000" in table and "|far|4.2500" in table
+    assert "b|main|3.5000" in table and "b|far|4.2500" in table

@@ -6,10 +6,9 @@ import pytest
 from fake_runs import FakeExperiment
 
 from megaboa.estimate import overview
-from megaboa.files import write_json, write_text
+from megaboa.files import read_json, write_json, write_text
 from megaboa.report.expected import load_expected
 from megaboa.report.runs import load_runs
-from megaboa.results import RunFolder
 
 
 @pytest.fixture
@@ -28,10 +27,9 @@ def expect(experiment, **values):
 
 def test_a_peak_that_was_measured_stands_beside_the_prediction(experiment):
     expect(experiment, step_seconds=0.5, step_source="measured", disk_bytes=2.5e9)
-    folder = RunFolder(experiment.results / "runs" / "a")
-    ends = folder.attempts_link.resolve().parent / "attempts" / "01" / "end"
-    for rank, gib in enumerate((8, 10)):
-        write_json(ends / f"{rank}.json", {"step": 20, "peak_allocated": gib * 2**30})
+    summary = experiment.results / "runs" / "a" / "metrics" / "summary.json"
+    memory = {"attempt": 1, "peak_bytes": {"allocated": 10 * 2**30, "reserved": 12 * 2**30}, "by_rank": {}}
+    write_json(summary, {**read_json(summary), "memory": memory})
     [found] = load_expected(experiment.results, load_runs(experiment.results))
     assert (found.predicted_gib, found.measured_gib, found.memory_error) == (11.0, 10.0, "+10.0%")
     assert (found.tokens, found.disk, found.predicted_seconds) == ("1k", "2.5 GB", 0.5)

@@ -53,8 +53,14 @@ def test_a_run_stands_beside_the_row_of_its_layout():
         ("TP2", "t", pytest.approx(1.1)),
         ("CP2", None, None),
     ]
-    split = run("s", world_size="2", tp="2", sp="true")
-    assert all(row["run"] is None for row in gap_rows(TABLE, [split]))
+    assert all(row["run"] is None for row in gap_rows(TABLE, [run("p", world_size="2", pp="2")]))
+
+
+def test_where_a_table_is_silent_on_sequence_parallelism_it_may_be_either():
+    split = run("s", world_size="2", tp="2", sp="true", reserved=1)
+    assert [row["run"] for row in gap_rows(TABLE, [split])] == [None, "s", None]
+    rows = [{**row, "conditions": {**row["conditions"], "sp": False}} for row in TABLE["rows"]]
+    assert all(row["run"] is None for row in gap_rows({**TABLE, "rows": rows}, [split]))
 
 
 def test_what_was_not_measured_has_no_ratio():

@@ -20,7 +20,8 @@ def runs(tmp_path_factory):
 
 
 def test_the_bars_of_a_run_fill_its_time(runs):
-    figure = goodput_figure(runs)
+    figure, table = goodput_figure(runs)
+    assert table.groupby("run")["time_share"].sum().tolist() == pytest.approx([1.0, 1.0])
     axes = figure.axes[0]
     for row in range(len(runs)):
         widths = [container[row].get_width() for container in axes.containers]

@@ -17,10 +17,10 @@ def environment(tmp_path, monkeypatch):
     for name in ("NCCL_DEBUG", "NCCL_IB_TIMEOUT"):
         monkeypatch.delenv(name, raising=False)
 
-    def make(device="cpu", **start):
+    def make(device="cpu", trackers=None, **start):
         path = tmp_path / "results" / "tiny" / "runs" / "dp2"
         write_json(path / "run.json", {"device": device, "parallel": LAYOUT})
-        launch = {"cpus_per_rank": 3, "start": Launch().model_dump(mode="json") | start}
+        launch = {"cpus_per_rank": 3, "start": Launch().model_dump(mode="json") | start, "trackers": trackers or {}}
         write_json(path / "launch.json", launch)
         return command.rank_environment(RunFolder(path))
 
@@ -31,6 +31,8 @@ def test_ranks_on_the_cpu_have_their_threads_and_no_network_of_nccl(environment)
     found = environment()
     assert (found["OMP_NUM_THREADS"], found["PYTHONUNBUFFERED"], found["WANDB_RESUME"]) == ("3", "1", "allow")
     assert found["WANDB_RUN_ID"].startswith("tiny-dp2-")
+    assert found["WANDB_RUN_GROUP"] == "tiny" and "WANDB_MODE" not in found
+    assert environment(trackers={"offline": True})["WANDB_MODE"] == "offline"
     assert not any(name.startswith(("NCCL", "CUDA", "TORCH_NCCL")) for name in found)
 
 

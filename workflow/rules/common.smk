@@ -1,6 +1,8 @@
 # What all rules share: the plan, names of folders, and Snakemake's behaviour where its defaults don't fit.
 import functools
+import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -10,7 +12,8 @@ from snakemake_interface_executor_plugins.settings import ExecMode
 SCRIPTS = os.path.relpath(f"{workflow.basedir}/workflow/scripts")
 sys.path.insert(0, os.path.abspath(SCRIPTS))
 
-from megaboa.config import ConfigError, command_line, load
+from megaboa.bundle.contents import code_state
+from megaboa.config import ConfigError, command_line, load, nested
 from megaboa.launch import queue
 from megaboa.plan import make_plan
 from megaboa.plan.shared import Shared
@@ -29,9 +32,10 @@ from megaboa.workflow import (
 use_this_python()
 CONFIG_FILES = workflow.configfiles or [Path("config/config.yaml")]
 try:
-    PLAN = make_plan(
-        load(CONFIG_FILES, command_line(workflow.config_settings.config), os.environ)
+    LOADED = load(
+        CONFIG_FILES, command_line(workflow.config_settings.config), os.environ
     )
+    PLAN = make_plan(LOADED)
 except ConfigError as error:
     raise WorkflowError(f"\n{error}") from None
 
@@ -132,6 +136,10 @@ def conversion(run_of):
     return {**one_gpu, **places, "slurm_extra": "--gpus-per-node=1"}
 
 
+# Conversions take place where ranks do: in the experiment's image, if it has one.
+PYTHON = "python"
+if SHARED.image_manifest:
+    PYTHON = f"python {shlex.quote(SCRIPTS)}/inside.py {RESULTS}/specs/image.json {RESULTS}/image.json"
 CONVERSION_OF_MODEL = conversion(lambda wildcards: first_run_of(wildcards.model))
 CONVERSION_OF_RUN = conversion(lambda wildcards: wildcards.run)
 

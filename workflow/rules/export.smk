@@ -5,6 +5,7 @@ rule export:
 
 rule export_model:
     input:
+        SHARED.image_manifest,
         train=f"{RESULTS}/runs/{{run}}/train.json",
         source=lambda wildcards: f"{RESULTS}/models/{RUNS[wildcards.run].model}/source.json",
         spec=f"{RESULTS}/specs/exports/{{run}}.json",
@@ -21,13 +22,15 @@ rule export_model:
         ),
     params:
         scripts=SCRIPTS,
+        python=PYTHON,
     shell:
-        "python {params.scripts:q}/export_model.py --spec {input.spec} --source {input.source} --out {output}"
+        "{params.python} {params.scripts:q}/export_model.py --spec {input.spec} --source {input.source} --out {output}"
         " 2>&1 | tee {log}"
 
 
 rule prove_export:
     input:
+        SHARED.image_manifest,
         export=f"{RESULTS}/runs/{{run}}/export.json",
         source=lambda wildcards: f"{RESULTS}/models/{RUNS[wildcards.run].model}/source.json",
     output:
@@ -43,8 +46,9 @@ rule prove_export:
         ),
     params:
         scripts=SCRIPTS,
+        python=PYTHON,
     shell:
-        "python {params.scripts:q}/prove_export.py --export {input.export} --source {input.source}"
+        "{params.python} {params.scripts:q}/prove_export.py --export {input.export} --source {input.source}"
         " --out {output} 2>&1 | tee {log}"
 
 
@@ -56,6 +60,7 @@ rule generate:
 
 rule generate_text:
     input:
+        SHARED.image_manifest,
         export=f"{RESULTS}/runs/{{run}}/export.json",
         source=lambda wildcards: f"{RESULTS}/models/{RUNS[wildcards.run].model}/source.json",
         spec=f"{RESULTS}/specs/generate.json",
@@ -72,8 +77,9 @@ rule generate_text:
         ),
     params:
         scripts=SCRIPTS,
+        python=PYTHON,
     shell:
-        "python {params.scripts:q}/generate.py --spec {input.spec} --export {input.export} --source {input.source} --out {output}"
+        "{params.python} {params.scripts:q}/generate.py --spec {input.spec} --export {input.export} --source {input.source} --out {output}"
         " 2>&1 | tee {log}"
 
 

@@ -16,7 +16,8 @@ rule get_model:
 
 rule import_model:
     input:
-        f"{RESULTS}/models/{{model}}/source.json",
+        SHARED.image_manifest,
+        source=f"{RESULTS}/models/{{model}}/source.json",
     output:
         f"{RESULTS}/models/{{model}}/import.json",
     log:
@@ -28,15 +29,17 @@ rule import_model:
         mem_mb=lambda wildcards: SHARED.conversion_mb(wildcards.model, copies=1.2),
     params:
         scripts=SCRIPTS,
+        python=PYTHON,
         store=PLAN.experiment.store,
         device=PLAN.experiment.device,
     shell:
-        "python {params.scripts:q}/import_model.py --source {input} --store {params.store:q} --device {params.device} --out {output}"
+        "{params.python} {params.scripts:q}/import_model.py --source {input.source} --store {params.store:q} --device {params.device} --out {output}"
         " 2>&1 | tee {log}"
 
 
 rule prove_import:
     input:
+        SHARED.image_manifest,
         source=f"{RESULTS}/models/{{model}}/source.json",
         imported=f"{RESULTS}/models/{{model}}/import.json",
     output:
@@ -50,8 +53,9 @@ rule prove_import:
         mem_mb=lambda wildcards: SHARED.conversion_mb(wildcards.model, copies=2.5),
     params:
         scripts=SCRIPTS,
+        python=PYTHON,
     shell:
-        "python {params.scripts:q}/prove_import.py --source {input.source} --import {input.imported} --out {output}"
+        "{params.python} {params.scripts:q}/prove_import.py --source {input.source} --import {input.imported} --out {output}"
         " 2>&1 | tee {log}"
 
 

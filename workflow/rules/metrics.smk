@@ -8,8 +8,18 @@ rule summarize:
         f"{RESULTS}/runs/{{run}}/train.json",
     output:
         steps=f"{RESULTS}/runs/{{run}}/metrics/steps.parquet",
-        summary=f"{RESULTS}/runs/{{run}}/metrics/summary.json",
-        goodput=f"{RESULTS}/runs/{{run}}/metrics/goodput.json",
+        summary=report(
+            f"{RESULTS}/runs/{{run}}/metrics/summary.json",
+            caption="../report/summary.rst",
+            category="Runs",
+            labels={"run": "{run}", "what": "summary"},
+        ),
+        goodput=report(
+            f"{RESULTS}/runs/{{run}}/metrics/goodput.json",
+            caption="../report/goodput.rst",
+            category="Runs",
+            labels={"run": "{run}", "what": "where the time went"},
+        ),
     log:
         f"{RESULTS}/logs/metrics/{{run}}.log",
     localrule: True

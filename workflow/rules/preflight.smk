@@ -3,6 +3,7 @@ rule preflight:
     input:
         SHARED.preflight_inputs,
         order=f"{RESULTS}/specs/runs.json",
+        costs=ancient(f"{RESULTS}/specs/costs.json"),
         runs=expand(f"{RESULTS}/runs/{{run}}/run.json", run=RUNS),
     output:
         f"{RESULTS}/preflight.json",

@@ -9,11 +9,22 @@ rule report:
         ANALYSES,
         SHARED.import_proofs,
         SHARED.export_proofs,
+        SHARED.evaluations,
         settings=f"{RESULTS}/specs/report.json",
         captions=os.path.relpath(f"{workflow.basedir}/workflow/report/captions.yaml"),
     output:
-        page=f"{RESULTS}/report/index.html",
-        checks=f"{RESULTS}/report/checks.json",
+        page=report(
+            f"{RESULTS}/report/index.html",
+            caption="../report/page.rst",
+            category="Experiment",
+            labels={"experiment": PLAN.name, "what": "report"},
+        ),
+        checks=report(
+            f"{RESULTS}/report/checks.json",
+            caption="../report/checks.rst",
+            category="Experiment",
+            labels={"experiment": PLAN.name, "what": "checks"},
+        ),
     log:
         f"{RESULTS}/logs/report.log",
     localrule: True

@@ -9,8 +9,9 @@ import argparse
 import dataclasses
 import sys
 
+from megaboa import peaks
 from megaboa.config import ConfigError, load
-from megaboa.estimate import adviser, costs
+from megaboa.estimate import adviser
 from megaboa.plan.facts import alone
 
 
@@ -30,9 +31,9 @@ def main() -> int:
     cluster = facts.cluster
     wanted = {"nodes": arguments.nodes or cluster.nodes, "gpu": arguments.gpu or cluster.gpu, "device": "cuda"}
     facts = dataclasses.replace(facts, cluster=dataclasses.replace(cluster, **wanted))
-    if (wanted["gpu"] or "").split("-")[0] not in costs.PEAK:
+    if peaks.operations(wanted["gpu"]) is None:
         print(
-            f"--gpu: {wanted['gpu']} is not one of {', '.join(costs.PEAK)} with its memory, as h100-80g",
+            f"--gpu: {wanted['gpu']} is not one of {', '.join(peaks.KINDS)} with its memory, as h100-80g",
             file=sys.stderr,
         )
         return 1

@@ -15,6 +15,9 @@ from megaboa.observe.traces.analysis import Expected, analyse
 from megaboa.observe.traces.comparison import compare
 from megaboa.observe.traces.ranks import Layout
 
+ANALYSED = ("pytorch", "nsys")
+VIEWERS = {"viztracer": "vizviewer", "memory": "PyTorch's memory_viz"}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -56,7 +59,16 @@ def wanted(arguments: argparse.Namespace) -> tuple[list[Path], Expected]:
         step_log=Path(trace["step_log"]) if trace.get("step_log") else None,
         train_iters=(run.get("training") or {}).get("train_iters"),
         layout=Layout.of_run(run) if run else None,
+        kept=kept(trace) if trace else "",
     )
+
+
+def kept(trace: dict[str, Any]) -> str:
+    """What is said of captures that aren't read here."""
+    if trace["tool"] in ANALYSED:
+        return ""
+    viewer = VIEWERS.get(trace["tool"], "what wrote them")
+    return f"{len(trace['traces'])} file(s) of {trace['tool']} are kept in {trace['path']}, for {viewer} to read."
 
 
 def earlier(path: Path) -> dict[str, Any]:

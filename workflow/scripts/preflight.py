@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     order, folder = files.read_json(arguments.order), arguments.order.parents[1]
+    added_up = files.read_json(arguments.order.with_name("costs.json"))
 
     with quietly():
         process.prepare("cpu")
@@ -29,13 +30,15 @@ def main() -> int:
         found = check(folder, order["runs"])
     runs = {name: result for name, (result, _) in found.items()}
     speeds = history.speeds(folder.parent)
-    expected = {name: expected_costs(folder, order, name, facts, speeds) for name, (_, facts) in found.items()}
+    expected = {name: expected_costs(folder, added_up, name, facts, speeds) for name, (_, facts) in found.items()}
     rows = [overview.row(name, result, facts, expected[name]) for name, (result, facts) in found.items()]
     total = costs.total(expected.values())
     files.write_text(arguments.out.with_suffix(".tsv"), overview.tsv(rows))
     print(overview.text(rows, total))
     for warning in refusals.grouped({name: result.get("warnings", []) for name, result in runs.items()}):
         print(f"warning: {warning}", file=sys.stderr)
+    for left in refusals.grouped({name: unchecked(result) for name, result in runs.items()}):
+        print(f"not checked here: {left}", file=sys.stderr)
 
     refused = {name: result["reasons"] for name, result in runs.items() if result["state"] == "FAIL"}
     if refused:
@@ -45,7 +48,7 @@ def main() -> int:
             refusals.write(folder, refused)
             print("They are INVALID: the same command, given again, leaves them out.", file=sys.stderr)
         return 1
-    exceeded = costs.over_budget(total, order["budget"]["gpu_hours"], order["budget"]["disk"])
+    exceeded = costs.over_budget(total, added_up["budget"]["gpu_hours"], added_up["budget"]["disk"])
     for key, problem in exceeded.items():
         print(f"{key}: {problem}: raise it, or plan less; nothing was trained.", file=sys.stderr)
     if exceeded:
@@ -55,12 +58,18 @@ def main() -> int:
     return 0
 
 
-def expected_costs(folder, order, name, facts, speeds):
+def unchecked(result):
+    """What only the image can check."""
+    stopped = result.get("stopped_at")
+    return [*result.get("needs_image", []), *([f"needs the image: {stopped}"] if stopped else [])]
+
+
+def expected_costs(folder, added_up, name, facts, speeds):
     if facts is None:
         return None
     run = RunFolder(folder / "runs" / name)
     measured = speeds.get(history.key(run.run, run.launch["gpu"]))
-    mfu, exported = order["budget"]["mfu"], name in order["exports"]
+    mfu, exported = added_up["budget"]["mfu"], name in added_up["exports"]
     return costs.of_run(facts, given=run.launch["step_seconds"], measured=measured, mfu=mfu, exported=exported)
 
 

@@ -6,15 +6,20 @@ import argparse
 import sys
 from pathlib import Path
 
+from megaboa.config.models import Figure
 from megaboa.files import read_json, write_json, write_text
 from megaboa.report.blends import load_data
 from megaboa.report.checks import agreement_checks, proof_checks, verdict
 from megaboa.report.corpora import load_corpora
 from megaboa.report.expected import load_expected
+from megaboa.report.frames import Frames
+from megaboa.report.gap import gap_rows
 from megaboa.report.page import ReportError, draw, read_captions, render, verdict_text
 from megaboa.report.profiles import draw_profiles, load_profiles
 from megaboa.report.provenance import provenance
-from megaboa.report.runs import load_runs
+from megaboa.report.runs import load_runs, passed
+from megaboa.report.table_files import save_tables
+from megaboa.report.time_spent import time_rows
 
 
 def main() -> None:
@@ -34,8 +39,16 @@ def main() -> None:
     settings = read_json(args.settings)
     runs, corpora = load_runs(results), load_corpora(results)
     checks = agreement_checks(settings["agreements"], runs) + proof_checks([Path(path) for path in settings["proofs"]])
-    drawn = draw(runs, corpora, settings["agreements"], captions, args.out.parent)
-    profiles = load_profiles(results, settings.get("profiles", []))
+    expected = load_expected(results, runs)
+    frames = Frames(passed(runs), settings.get("values"), {one.run: one.predicted_gib for one in expected})
+    own = [Figure.model_validate(figure) for figure in settings.get("figures", [])]
+    try:
+        drawn = draw(runs, corpora, settings["agreements"], captions, args.out.parent, frames, own)
+    except ReportError as error:
+        sys.exit(str(error))
+    profiles, published = load_profiles(results, settings.get("profiles", [])), settings.get("published")
+    gaps, times = gap_rows(published, passed(runs)) if published else [], time_rows(passed(runs))
+    tables = save_tables(runs, frames, checks, gaps, times, expected, args.out.parent)
     page = render(
         title=settings["title"] or results.name,
         experiment=results.name,
@@ -45,10 +58,12 @@ def main() -> None:
         drawn=drawn,
         provenance=provenance(results, args.config_file, args.command),
         data=load_data(results, runs),
-        published=settings.get("published"),
+        published=published,
+        tables=tables,
+        question=settings.get("question"),
         profiles=profiles,
         profile_figures=draw_profiles(profiles, captions, args.out.parent),
-        expected=load_expected(results, runs),
+        expected=expected,
     )
     result = verdict(runs, checks)
     write_json(

@@ -160,6 +160,16 @@ class RunStore:
     def index_cache(self) -> Path:
         return self.path / "index-cache"
 
+    @property
+    def mlflow_run(self) -> Path:
+        """Which run of MLflow all attempts are."""
+        return self.path / "mlflow-run.json"
+
+    @property
+    def mlflow_uri(self) -> str:
+        """Where MLflow writes to without a network."""
+        return f"sqlite:///{(self.path / 'mlflow.db').absolute()}"
+
     def attempt(self, number: int) -> AttemptFolder:
         return AttemptFolder(self.path / "attempts" / f"{number:02d}")
 
@@ -188,6 +198,11 @@ class AttemptFolder:
     @property
     def health(self) -> Path:
         return self.path / "health"
+
+    def traces(self, tool: str) -> Path:
+        """Where a profiler's files lie; PyTorch's have Bridge's name. A tool that isn't known is a user's own."""
+        known = {"pytorch": "torch_profile", **{name: name for name in ("nsys", "viztracer", "memory")}}
+        return self.path / known.get(tool, "profiler")
 
     def end_record(self, rank: int) -> Path:
         return self.path / "end" / f"{rank}.json"

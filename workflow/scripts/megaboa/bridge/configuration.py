@@ -124,9 +124,38 @@ def place(
     if config.dist.distributed_backend == "gloo":  # a loader's processes would only take the ranks' cores
         config.dataset.num_workers = 0
     config.dataset.path_to_cache = str(index_cache.absolute())
-    config.logger.tensorboard_dir = str(attempt.tensorboard.absolute())
     config.logger.log_interval = 1
+    track(config, launch.get("trackers") or {}, store, attempt)
     override(config, launch.get("overrides") or {})
+    _keep_snapshots(config, attempt)
+
+
+def _keep_snapshots(config: ConfigContainer, attempt: AttemptFolder) -> None:
+    """Bridge's default lies in a folder of NeMo-Run's, and is missing elsewhere, which would end the run."""
+    profiling = config.profiling
+    if profiling is not None and profiling.record_memory_history and "/nemo_run/" in profiling.memory_snapshot_path:
+        folder = attempt.traces("memory")
+        folder.mkdir(parents=True, exist_ok=True)
+        profiling.memory_snapshot_path = str(folder / "snapshot.pickle")
+
+
+def track(config: ConfigContainer, wanted: dict[str, Any], store: RunStore, attempt: AttemptFolder) -> None:
+    """What Bridge logs beside the console. Who the run is for W&B is in the ranks' environment (run/command.py)."""
+    logger = config.logger
+    logger.tensorboard_dir = str(attempt.tensorboard.absolute()) if wanted.get("tensorboard", True) else None
+    experiment, run = store.path.parts[-3:-1]
+    if wandb := wanted.get("wandb"):
+        logger.wandb_project = wandb["project"] or experiment
+        logger.wandb_entity = wandb["entity"]
+        logger.wandb_exp_name = run
+        logger.wandb_save_dir = str(store.path.absolute())
+    if mlflow := wanted.get("mlflow"):
+        logger.mlflow_experiment = mlflow["experiment"] or experiment
+        logger.mlflow_run_name = run
+        logger.mlflow_tracking_uri = store.mlflow_uri if wanted["offline"] else mlflow["tracking_uri"]
+        identity = f"{experiment}-{run}-{store.path.name}"
+        logger.mlflow_tags = {"megaboa.run": identity, "megaboa.attempt": attempt.path.name}
+        logger.mlflow_log_artifacts = False  # checkpoints stay in the store
 
 
 def saves_in_background(config: ConfigContainer) -> bool:
@@ -163,12 +192,10 @@ def profile(config: ConfigContainer, wanted: dict[str, Any]) -> None:
     config.checkpoint.save = None
     profiling = config.profiling
     profiling.profile_ranks = wanted["ranks"]
-    profiling.profile_step_start, profiling.profile_step_end = begin, end
-    if wanted["tool"] == "pytorch":
-        profiling.use_pytorch_profiler = True
-    else:  # here Bridge counts the steps that are done, not the one that begins
-        profiling.use_nsys_profiler = profiling.nvtx_ranges = True
-        profiling.profile_step_start, profiling.profile_step_end = begin - 1, end - 1
+    profiling.profile_step_start, profiling.profile_step_end = begin - 1, end - 1  # steps that are done
+    # Whatever overrides say, this tool alone: all but nsys are attached (profilers.py).
+    profiling.use_pytorch_profiler = profiling.use_viztracer = profiling.record_memory_history = False
+    profiling.use_nsys_profiler = profiling.nvtx_ranges = wanted["tool"] == "nsys"
 
 
 def override(config: ConfigContainer, overrides: dict[str, Any]) -> ConfigContainer:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from megatron.bridge.models.hybrid.hybrid_provider import HybridModelProvider
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.tokenizers.config import TokenizerConfig
 from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
@@ -14,6 +15,12 @@ from megatron.core.transformer.pipeline_parallel_layer_layout import PipelinePar
 from megaboa.preflight import fields
 from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Training
 
+FP8 = {
+    "delayed": "bf16_with_fp8_delayed_scaling_mixed",
+    "tensorwise": "bf16_with_fp8_current_scaling_mixed",
+    "blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+}
 _ABSENT = object()
 
 
@@ -32,6 +39,7 @@ def facts_of(
         model=Model(
             family=((run["model"].get("config") or {}).get("model_type")),
             max_length=getattr(model, "max_position_embeddings", None),
+            hybrid=isinstance(model, HybridModelProvider),
             learned_positions=getattr(model, "position_embedding_type", None) == "learned_absolute",
             vocab_rows=_vocabulary_rows(model),
             tokenizer_vocab=source["vocab_size"] if source else tokenizer_vocabulary(config),
@@ -42,7 +50,7 @@ def facts_of(
             keep_last=wanted.get("keep_last"),
             precision=run["training"].get("precision") or _precision(config),
             pipeline_dtype=model.pipeline_dtype is not None or config.mixed_precision is not None,
-            profiler="nsys" if config.profiling.use_nsys_profiler else profile["tool"],
+            profiler=profile["tool"],
             profile_steps=tuple(profile["steps"]),
             profile_ranks=tuple(profile["ranks"]),
         ),
@@ -63,7 +71,7 @@ def tokenizer_vocabulary(config: ConfigContainer) -> int | None:
 @functools.cache
 def _vocabulary(kind: str, model: str, size: int | None) -> int | None:
     if kind == "NullTokenizer":
-        return None if size is None else size + 1  # and its end-of-text token
+        return size
     try:
         return int(build_tokenizer(TokenizerConfig(tokenizer_type=kind, tokenizer_model=model)).vocab_size)
     except Exception:  # of the hub, or of a kind that asks for more than a name
@@ -104,8 +112,15 @@ def _fsdp(config: ConfigContainer) -> str:
 
 
 def _precision(config: ConfigContainer) -> str | None:
+    """As `training.precision` says it. A recipe gives Bridge's name, or what that name stands for."""
     mixed = config.mixed_precision
-    return mixed if isinstance(mixed, str) else None
+    if mixed is None or isinstance(mixed, str):
+        return mixed
+    if mixed.fp4:
+        return "bf16_with_nvfp4_mixed"
+    if mixed.fp8:
+        return FP8.get(mixed.fp8_recipe)
+    return "bf16_mixed" if mixed.bf16 else "fp16_mixed" if mixed.fp16 else None
 
 
 def _vocabulary_rows(model: Any) -> int | None:

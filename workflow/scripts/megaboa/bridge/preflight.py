@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from megaboa import files
+from megaboa.preflight import image
 from megaboa.preflight.facts import Facts
 from megaboa.results import RunFolder
 
@@ -55,14 +57,16 @@ def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> 
     findings = table.check(facts)
     if errors := [str(one) for one in findings if one.level == "error"]:
         return {"state": "FAIL", "reasons": errors}
+    if missing := missing_trackers(folder.launch):
+        return {"state": "FAIL", "reasons": missing}
     if run["device"] == "cpu":
         cpu.refuse(config)
     if folder.launch["checkpoint"].get("save_interval") != 0:
         config.checkpoint.save = "checkpoints"  # so that what a saving run needs is validated too
-    runtime_config_update(config)
+    stopped_at = _unless_for_the_image(run, lambda: runtime_config_update(config))
     result = {
         "state": "PASS",
-        "data_parallel_size": config.data_parallel_size,
+        "data_parallel_size": facts.layout.dp,
         "train_iters": config.train.train_iters,
         "global_batch_size": config.train.global_batch_size,
         "micro_batch_size": config.train.micro_batch_size,
@@ -71,20 +75,56 @@ def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> 
         "memory_gib": memory.peak(facts).gib() if memory.is_known(facts) else None,
         "facts": dataclasses.asdict(facts),
         "warnings": [str(one) for one in findings],
+        "needs_image": image.unchecked(facts) if _without_image() else [],
+        "stopped_at": stopped_at,
     }
     key = _played_by(run)
-    if key not in played:
-        played[key] = _play(config, run["world_size"])
-    return {**result, **played[key]}
+    if stopped_at is None and key not in played:
+        played[key] = _play(config, run)
+    return {**result, **played.get(key, {})}
 
 
-def _play(config: Any, world_size: int) -> Result:
+def missing_trackers(launch: dict[str, Any]) -> list[str]:
+    """What the first step would end with. Of a Python that a container brings nothing is known here."""
+    if (launch.get("start") or {}).get("python"):
+        return []
+    wanted = launch.get("trackers") or {}
+    return [
+        f"trackers.{name}: the package {name} is not installed here: install it where the ranks run, or remove the key"
+        for name in ("wandb", "mlflow")
+        if wanted.get(name) is not None and importlib.util.find_spec(name) is None
+    ]
+
+
+def _play(config: Any, run: dict[str, Any]) -> Result:
     from megaboa.bridge import dryrun
 
+    made: Result = {}
     try:
-        return {"parameters": dryrun.parameters(config, world_size)}
+        stopped_at = _unless_for_the_image(
+            run, lambda: made.update(parameters=dryrun.parameters(config, run["world_size"]))
+        )
     except Exception as error:
         return _objection(error)
+    return {**made, **({"stopped_at": stopped_at} if stopped_at else {})}
+
+
+def _unless_for_the_image(run: dict[str, Any], act: Callable[[], object]) -> str | None:
+    """Where Bridge stopped for want of what only the image has, for GPUs: no reason to refuse the run. Other objections
+    are raised."""
+    try:
+        act()
+    except Exception as error:
+        said = _objection(error)["reasons"][0]
+        what = image.missing(said) if run["device"] == "cuda" and _without_image() else None
+        if what is None:
+            raise
+        return f"{what}; checked up to: {said}"
+    return None
+
+
+def _without_image() -> bool:
+    return importlib.util.find_spec("transformer_engine") is None
 
 
 def _objection(error: Exception) -> Result:

@@ -22,6 +22,9 @@ _PR_SET_PDEATHSIG = 1
 def prepare(device: str, threads: int = 1) -> None:
     """Use the given number of threads; activate the CPU backend where asked for."""
     warnings.simplefilter("ignore")
+    from megaboa.bridge import profilers
+
+    profilers.add_field()
     import torch
 
     torch.set_num_threads(threads)

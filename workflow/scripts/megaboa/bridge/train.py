@@ -9,6 +9,7 @@ from pathlib import Path
 
 from megaboa import files
 from megaboa.bridge import process
+from megaboa.data.errors import one_sentence
 from megaboa.results import AttemptFolder, RunFolder, RunStore
 from megaboa.run import checkpoints
 from megaboa.run.identity import identity_of
@@ -44,7 +45,16 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
-    from megaboa.bridge import attention_mask, configuration, continuation, steps, validation, wheels
+    from megaboa.bridge import (
+        attention_mask,
+        configuration,
+        continuation,
+        profilers,
+        steps,
+        trackers,
+        validation,
+        wheels,
+    )
 
     run, inputs = folder.run, configuration.Inputs.read(folder)
     config = configuration.build(run, inputs)
@@ -62,6 +72,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         from megaboa.bridge import cpu
 
         cpu.refuse(config)
+    with one_sentence():
+        profilers.attach_wanted(config, folder.profile["tool"] if wanted.capture else "none", attempt)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     process.leave_in_time(sys.modules[pretrain.__module__])
     wheels.keep_compiled_helpers(initialize)
@@ -83,4 +95,6 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         callbacks.append(steps.CheckpointMarker(store.checkpoints))
     if rank == world_size - 1:
         callbacks.append(steps.StepWriter(attempt.steps))
+        if config.logger.mlflow_experiment and not wanted.capture:
+            trackers.continue_mlflow_run(store, config.logger.mlflow_tracking_uri)
     pretrain(config, forward_step, callbacks=callbacks)

@@ -1,7 +1,7 @@
 """The experiment file: what may stand in it, and reading it."""
 
 from megaboa.config.errors import ConfigError, Problem
-from megaboa.config.load import LoadedExperiment, command_line, load
+from megaboa.config.load import LoadedExperiment, command_line, load, nested
 from megaboa.config.models import Experiment, Model
 
-__all__ = ["ConfigError", "Experiment", "LoadedExperiment", "Model", "Problem", "command_line", "load"]
+__all__ = ["ConfigError", "Experiment", "LoadedExperiment", "Model", "Problem", "command_line", "load", "nested"]

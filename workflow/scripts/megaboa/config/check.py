@@ -230,6 +230,8 @@ def references(raw: dict[str, Any], places: Places, factors: Any) -> list[Proble
     for name, corpus in named("corpora").items():
         complain(("corpora", name, "source"), _source_problem(corpus.get("source")))
         complain(("corpora", name, "tokenizer"), _tokenizer_problem(corpus.get("tokenizer"), list(named("tokenizers"))))
+    if isinstance(raw.get("profile"), dict):
+        complain(("profile", "tool"), _missing_file(raw["profile"].get("tool")))
     for path, message in images.problems(raw.get("image")):
         complain(path, [message])
     for name, message in _same_files(named("corpora")):
@@ -282,10 +284,17 @@ def _recipe_problem(recipe: Any) -> list[str]:
     if not isinstance(recipe, str):
         return []
     if recipe.endswith(".py"):
-        return [] if FilePath(recipe).expanduser().is_file() else [f"there is no file {recipe!r}: check the path"]
+        return _missing_file(recipe)
     if not recipe.isidentifier():
         return [f"{recipe!r} is neither a Python file (.py) nor the name of a recipe"]
     return []
+
+
+def _missing_file(path: Any) -> list[str]:
+    """Of a Python file; other values are another's business."""
+    if not isinstance(path, str) or not path.endswith(".py") or FilePath(path).expanduser().is_file():
+        return []
+    return [f"there is no file {path!r}: check the path"]
 
 
 def _tokenizer_problem(name: Any, trained: list[str]) -> list[str]:

@@ -174,6 +174,8 @@ def override_problem(field: str) -> str | None:
     """Why a field of Bridge can't be set under `overrides`, if it can't."""
     if field in OWN_FIELDS:
         return "is set by Megaboa itself: remove it"
+    if field.endswith(("api_key", "password", "token")):
+        return "is a secret, which would be written to disk: remove it, and export it as an environment variable"
     key = key_of(field)
     if key and field not in SAME_AS:
         return f"is set by the key {key}: set that instead"

@@ -54,7 +54,7 @@ def load(
         problems += wrong
     unreadable = any(not problem.key for problem in problems)
     if extra:
-        more = _nested(extra, raw)
+        more = nested(extra, raw)
         merge(raw, more)
         places |= _extra_places(more)
     problems += _fold_overrides(raw, places)
@@ -102,16 +102,16 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> None:
             base[name] = copy.deepcopy(value)
 
 
-def _nested(extra: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
+def nested(extra: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
     """`{"parallel.tp": 2}` as `{"parallel": {"tp": 2}}`."""
     models = raw.get("models")
     names = {"models": list(models) if isinstance(models, dict) else []}
     tree: dict[str, Any] = {}
     for name, value in extra.items():
-        nested: Any = value
+        branch: Any = value
         for part in reversed(keys.split(name, names)):
-            nested = {part: nested}
-        merge(tree, nested)
+            branch = {part: branch}
+        merge(tree, branch)
     return tree
 
 

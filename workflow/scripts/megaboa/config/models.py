@@ -7,6 +7,7 @@ sweep's runs (`tp2-mbs8`). Fields annotated with `Formula` also take an expressi
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -20,14 +21,17 @@ from pydantic import (
     PositiveInt,
     StringConstraints,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 
 from megaboa.causes import ACTIONS, Cause
+from megaboa.config.errors import nearest
 from megaboa.config.formula import Formula
 from megaboa.data.names import file_stems
 from megaboa.image import references
 from megaboa.launch import networks
+from megaboa.secrets import is_secret_name
 
 # Names become file and folder names: letters first, then letters, digits, '.', '_', '-'.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]*$", max_length=100)]
@@ -363,8 +367,31 @@ class Load(Section):
     rng: bool = key(True, "the states of the random numbers, where the layout is the same", short="loadrng")
 
 
+TOOLS = ("none", "pytorch", "nsys", "viztracer", "memory")
+
+
+def _tool(value: str) -> str:
+    """One of those that are known, or a Python file."""
+    if value not in TOOLS and not value.endswith(".py"):
+        hint = nearest(value, TOOLS)
+        meant = f"; did you mean {hint!r}?" if hint else ""
+        raise ValueError(f"is not allowed{meant}; allowed: {', '.join(TOOLS)}, or a Python file (.py)")
+    return value
+
+
+Tool = Annotated[
+    str,
+    AfterValidator(_tool),
+    WithJsonSchema({"anyOf": [{"enum": list(TOOLS)}, {"type": "string", "pattern": r"\.py$"}]}),
+]
+
+
 class Profile(Section):
-    tool: Literal["none", "pytorch", "nsys"] = key("none", "profiler of the profile stage; nsys: on GPUs only")
+    tool: Tool = key(
+        "none",
+        f"profiler of the profile stage: {', '.join(TOOLS)} (nsys and memory: on GPUs only), or a Python file with a "
+        "class `Profiler` of your own",
+    )
     steps: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)] = key(
         [2, 8], "first step, and the step before which capture ends; the first and the last are not analysed"
     )
@@ -420,6 +447,51 @@ class Launch(Section):
     )
     environment: dict[str, str | None] = key({}, "environment variables of the ranks; null removes one of the preset")
     health_check: bool = key(False, "check every node before the ranks start, not only after a failure")
+
+    @field_validator("environment")
+    @classmethod
+    def _without_secrets(cls, environment: dict[str, str | None]) -> dict[str, str | None]:
+        if secret := next((name for name, value in environment.items() if value and is_secret_name(name)), None):
+            raise ValueError(
+                f"{secret} sounds like a secret, which would be written to disk: remove it here, and export it in the "
+                "shell that calls Snakemake; the ranks inherit it"
+            )
+        return environment
+
+
+class WandB(Section):
+    project: str | None = key(None, "project; default: the experiment's name")
+    entity: str | None = key(None, "team or user that the project belongs to; default: the account's own")
+
+
+class MLflow(Section):
+    experiment: str | None = key(None, "experiment there; default: this one's name")
+    tracking_uri: str | None = key(None, "where it is tracked; default: MLFLOW_TRACKING_URI, or MLflow's own default")
+
+    @field_validator("tracking_uri")
+    @classmethod
+    def _without_password(cls, uri: str | None) -> str | None:
+        if uri and re.search(r"://[^/@]*:[^/@]*@", uri):
+            raise ValueError(
+                "holds a password, which would be written to disk: leave it out, and export MLFLOW_TRACKING_USERNAME "
+                "and MLFLOW_TRACKING_PASSWORD"
+            )
+        return uri
+
+
+class Trackers(Section):
+    """Where the ranks log to beside their own files. Changes no loss. Keys and passwords come from the environment."""
+
+    tensorboard: bool = key(True, "event files in the folder of every attempt")
+    wandb: WandB | None = key(None, "Weights & Biases; off. `wandb: {}` takes all defaults")
+    mlflow: MLflow | None = key(None, "MLflow; off. `mlflow: {}` takes all defaults")
+    offline: bool = key(False, "send nothing: write what they log into the run's store")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Trackers:
+        if self.offline and self.mlflow and self.mlflow.tracking_uri:
+            raise ValueError("offline writes to the store, and mlflow.tracking_uri names another place: remove one")
+        return self
 
 
 def _full_commit(value: str) -> str:
@@ -542,6 +614,25 @@ class Generate(Section):
     tokens: PositiveInt = key(32, "tokens generated for each of them; the likeliest every time")
 
 
+class Evaluate(Section):
+    """A command of the user's, called for the exported model of each run (docs/evaluation.md)."""
+
+    command: str | None = key(
+        None,
+        "shell command that reads the folder {model} and writes JSON to {out}: a file, or a folder with one JSON file",
+    )
+    runs: Runs = key(["*"], "which of the exported runs are evaluated")
+    runtime: PositiveInt = key(120, "wall time of its job, in minutes")
+    slurm_extra: str = key("", "further options of sbatch for its job, such as `--gpus-per-node=4`")
+
+    @field_validator("command")
+    @classmethod
+    def _placeholders(cls, command: str | None) -> str | None:
+        if missing := [name for name in ("{model}", "{out}") if command is not None and name not in command]:
+            raise ValueError(f"lacks {' and '.join(missing)}, which stand for the model's folder and the JSON to write")
+        return command
+
+
 class Agreement(Section):
     """Runs whose losses must agree at every step: a check in the report."""
 
@@ -550,9 +641,49 @@ class Agreement(Section):
     tolerance: PositiveFloat = key(1e-5, "largest allowed absolute difference of the loss at any step")
 
 
+Scalar = bool | int | float | str
+Column = Annotated[str, Field(min_length=1)]
+
+
+class Figure(Section):
+    """One figure of the report: which columns of which table it shows, and how (docs/report.md)."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$", max_length=60)] = key(
+        description="name of its files; that of a figure of the report's own replaces it"
+    )
+    kind: Literal["line", "bar", "box", "scatter", "heat"] = key(description="how it is drawn")
+    data: Literal["runs", "steps", "validation", "time"] = key("runs", "table of which every row is an observation")
+    x: Column = key(description="column along the axis; of bars and boxes, the one that each stands for")
+    y: Column = key(description="column that is measured; of a heat map, the other axis")
+    value: Column | None = key(None, "column that a heat map's colours show")
+    hue: Column | None = key(None, "column that the colours tell apart; default: the runs or, of many, the models")
+    facet: Column | None = key(None, "column of which every value has axes of its own")
+    over: Column | None = key(
+        None, "column, such as training.seed, over which the mean is drawn, with its 95% interval"
+    )
+    filter: dict[str, Scalar | list[Scalar]] = key({}, "values, by column, that rows must have to be shown")
+    log: list[Literal["x", "y"]] = key([], "axes that are logarithmic")
+    diagonal: bool = key(False, "draw the line on which x and y are equal, in a scatter plot")
+    x_label: str | None = key(None, "text of the axis; default: that of the column")
+    y_label: str | None = key(None, "text of the axis; default: that of the column")
+    caption: str = key("", "text below the figure")
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Figure:
+        if (self.kind == "heat") != (self.value is not None):
+            raise ValueError("value is what a heat map's colours show: give it to a heat map, and to nothing else")
+        if self.over is not None and self.kind != "line":
+            raise ValueError("over belongs to lines: remove it, or draw a line")
+        if self.diagonal and self.kind != "scatter":
+            raise ValueError("diagonal belongs to scatter plots: remove it")
+        return self
+
+
 class Report(Section):
     title: str | None = key(None, "heading of the report; default: the experiment's name")
+    question: str | None = key(None, "what the experiment is to answer: shown below the heading")
     agreements: list[Agreement] = key([], "groups of runs whose losses must agree")
+    figures: list[Figure] = key([], "further figures, each a specification")
     compare_to: str | None = key(
         None, "published table to lay beside what is measured: its name in config/published, or the path of such a file"
     )
@@ -603,10 +734,12 @@ class Experiment(Section):
     resources: Resources = key(Resources(), "what a run is given")
     launch: Launch = key(Launch(), "how its ranks are started")
     image: Image = key(Image(), "what they run in")
+    trackers: Trackers = key(Trackers(), "TensorBoard, W&B and MLflow")
     recovery: Recovery = key(Recovery(), "what is done when they fail")
     budget: Budget = key(Budget(), "what the plan may cost")
     export: Export = key(Export(), "which runs become Hugging Face models")
     generate: Generate = key(Generate(), "what exported runs are asked to say")
+    evaluate: Evaluate = key(Evaluate(), "evaluation of the exported models")
     report: Report = key(Report(), "the report")
     overrides: dict[Dotted, Any] = key({}, "fields of Bridge's ConfigContainer in its own dotted form")
     sweep: Sweep | None = key(None, "axes of the experiment; none: one run called `run`")

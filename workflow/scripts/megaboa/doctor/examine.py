@@ -1,4 +1,4 @@
-"""Every run that isn't PASS: what happened, what the pipeline did, what to try. And runs that passed, but slowly."""
+"""Every run that isn't PASS: what happened, what the pipeline did, what to try. And runs that passed, but not well."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files
-from megaboa.doctor import advice, classes
-from megaboa.estimate import costs, flops, memory, speed
+from megaboa.doctor import advice, classes, curve, passed
 from megaboa.preflight.facts import Facts, from_json
-from megaboa.results import RunFolder, RunStore
+from megaboa.results import AttemptFolder, RunFolder, RunStore
 from megaboa.run.failures import read_tails
-
-LOW = 0.2  # of the peak: a third of what large models reach
 
 
 def experiment(results: Path) -> list[str]:
@@ -30,7 +27,7 @@ def experiment(results: Path) -> list[str]:
 def run(folder: RunFolder, facts: Facts | None) -> list[str]:
     summary = folder.path / "metrics" / "summary.json"
     if summary.exists():
-        return _of_summary(folder.name, files.read_json(summary), facts)
+        return _of_summary(folder, files.read_json(summary), facts)
     if not folder.attempts_link.exists():
         return [f"{folder.name}: has not begun"]
     store = RunStore(folder.attempts_link.resolve().parent)
@@ -40,29 +37,37 @@ def run(folder: RunFolder, facts: Facts | None) -> list[str]:
     return _of_failure(folder, store, ends[-1], facts)
 
 
-def _of_summary(name: str, summary: dict[str, Any], facts: Facts | None) -> list[str]:
+def _of_summary(folder: RunFolder, summary: dict[str, Any], facts: Facts | None) -> list[str]:
     if summary["state"] != "PASS":
-        return [f"{name}: {summary['state']}", *(f"  {reason}" for reason in summary["reasons"])]
-    timed = summary.get("step_seconds")
-    return _slow(name, facts, timed["median"]) if facts and timed else []
+        return [f"{folder.name}: {summary['state']}", *(f"  {reason}" for reason in summary["reasons"])]
+    path = folder.path / "analysis.json"
+    analysis = files.read_json(path) if path.exists() else None
+    lines = passed.waits_for_data(analysis, folder.launch.get("num_workers"))
+    if facts is not None:
+        lines += [*passed.slow(facts, summary), *passed.unbalanced(facts, analysis)]
+    lines += curve.findings(_steps(folder), _course(folder))
+    return [line if line.startswith(" ") else f"{folder.name}: passed; {line}" for line in lines]
 
 
-def _slow(name: str, f: Facts, seconds: float) -> list[str]:
-    """A run that passed, far below what its GPUs can do, and what a step goes into by the model of speed."""
-    peak = costs.PEAK.get((f.cluster.gpu or "").split("-")[0])
-    if f.cluster.device != "cuda" or peak is None or not memory.is_known(f):
+def _steps(folder: RunFolder) -> list[dict[str, Any]]:
+    """Of every step the last time that it was done, over all attempts."""
+    if not folder.attempts_link.exists():
         return []
-    share = flops.of_step(f) / (seconds * (f.layout.world_size or 1) * peak)
-    if share >= LOW:
-        return []
-    expected = speed.of_step(f)
-    parts = sorted(vars(expected).items(), key=lambda part: -part[1])[:3]
-    spent = ", ".join(f"{what} {part / expected.seconds:.0%}" for what, part in parts)
-    return [
-        f"{name}: passed, at {share:.0%} of its GPUs' peak: a step takes {seconds:.3g} s",
-        f"  the model of speed expects {expected.seconds:.3g} s ({spent}); if it takes longer, profile a few steps",
-        "  try: python workflow/scripts/advise.py lists layouts that should be faster",
-    ]
+    attempts = sorted((folder.attempts_link.resolve().parent / "attempts").glob("[0-9]*"))
+    events = (event for attempt in attempts for event in files.read_jsonl(AttemptFolder(attempt).steps))
+    found = {event["step"]: event for event in events if event["event"] == "step"}
+    return [found[step] for step in sorted(found)]
+
+
+def _course(folder: RunFolder) -> curve.Course:
+    run = folder.run
+    optimizer, schedule = run.get("optimizer") or {}, run.get("schedule") or {}
+    return curve.Course(
+        lr=optimizer.get("lr"),
+        warmup=schedule.get("warmup_iters") or 0,
+        clip=optimizer.get("clip_grad"),
+        pretrained=bool(run.get("parent")) or (run.get("model") or {}).get("init") == "pretrained",
+    )
 
 
 def _of_failure(folder: RunFolder, store: RunStore, end: dict[str, Any], facts: Facts | None) -> list[str]:

@@ -6,14 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from megaboa import peaks
 from megaboa.estimate import flops, memory, parameters
 from megaboa.preflight.facts import Facts
 
-# Dense bf16 operations per second that makers state, without sparsity, by the beginning of a GPU's name.
-PEAK = {
-    **{"v100": 125e12, "a100": 312e12, "a40": 150e12, "l40s": 362e12, "h20": 148e12, "h100": 989e12, "h200": 989e12},
-    **{"h800": 989e12, "b200": 2250e12, "gb200": 2500e12, "b300": 2500e12, "gb300": 2500e12},
-}
 MFU = 0.35  # assumed where nothing was measured: GPT2-large reached 36% on an H200 as it comes, 46% tuned
 
 
@@ -79,7 +75,7 @@ def _step_seconds(
         return given, "given"
     if measured is not None:
         return measured, "measured"
-    peak = PEAK.get((f.cluster.gpu or "").split("-")[0])
+    peak = peaks.operations(f.cluster.gpu)
     if f.cluster.device != "cuda" or peak is None:
         return None, "unknown"
     return step / ((f.layout.world_size or 1) * peak * mfu), f"{mfu:.0%} of peak"

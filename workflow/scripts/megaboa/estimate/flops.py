@@ -17,9 +17,14 @@ def of_sequence(f: Facts) -> float:
     model, length = f.model, f.training.seq_length or 0
     hidden, layers = model.hidden or 0, range(model.layers or 0)
     extra = [len(layers) - 1] * model.mtp_layers  # as the last layer
-    inner = sum(_feed_forward(model, layer) + _attention(model, length) for layer in (*layers, *extra))
+    inner = sum(of_layer(f, layer) for layer in (*layers, *extra))
     joined = model.mtp_layers * (3 * hidden + 2 * hidden * hidden)
     return PASSES * length * (inner + joined + hidden * padded_vocabulary(f) * (1 + model.mtp_layers))
+
+
+def of_layer(f: Facts, layer: int) -> float:
+    """Of one token, multiplications and additions as one, forward."""
+    return _feed_forward(f.model, layer) + _attention(f.model, f.training.seq_length or 0)
 
 
 def padded_vocabulary(f: Facts) -> int:

@@ -51,7 +51,13 @@ def is_known(f: Facts) -> bool:
     """Whether enough is known of a model and its training."""
     model, training = f.model, f.training
     needed = (model.layers, model.hidden, model.heads, training.mbs, training.seq_length, training.precision)
-    return None not in needed and bool(parameters.vocabulary_rows(f)) and f.layout.dp is not None
+    return (
+        None not in needed
+        and not model.hybrid
+        and bool(model.layers and model.heads)
+        and bool(parameters.vocabulary_rows(f))
+        and f.layout.dp is not None
+    )
 
 
 def peak(f: Facts) -> Breakdown:

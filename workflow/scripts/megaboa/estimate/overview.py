@@ -112,7 +112,7 @@ def short(number: float | None) -> str:
     if number is None:
         return "-"
     for unit, word in ((1e15, ""), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= unit:
+        if number >= 0.9995 * unit:  # what would be rounded up to it
             return f"{number:.3g}" if not word else f"{number / unit:.3g}{word}"
     return f"{number:.3g}"
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megaboa import peaks
 from megaboa.estimate import flops, parameters
-from megaboa.estimate.costs import PEAK
 from megaboa.estimate.parameters import is_sparse
 from megaboa.estimate.stages import stages
 from megaboa.preflight.facts import Facts
@@ -53,7 +53,9 @@ def of_step(f: Facts) -> Step:
 
 
 def _calculation(f: Facts) -> float:
-    peak = PEAK[(f.cluster.gpu or "").split("-")[0]]
+    peak = peaks.operations(f.cluster.gpu)
+    if peak is None:
+        raise ValueError(f"resources.gpu: nobody knows what a {f.cluster.gpu} can do")
     tokens = (f.training.seq_length or 0) * (f.training.mbs or 1) / f.layout.cp
     width = (f.model.ffn or f.model.moe_ffn or 0) / f.layout.tp
     share = BEST * tokens / (tokens + HALF_TOKENS) * width / (width + HALF_WIDTH)

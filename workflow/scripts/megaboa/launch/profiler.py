@@ -20,6 +20,11 @@ class NoProfiler(Exception):
     """The profiler that was asked for isn't there."""
 
 
+def has_nsys(tool: str) -> bool | None:
+    """Whether the nsys that a profile asks for is on the PATH; None: it asks for none."""
+    return shutil.which("nsys") is not None if tool == "nsys" else None
+
+
 def wrapped(command: Sequence[str], script: Path, ranks: Sequence[int], out: Path, nsys: Sequence[str]) -> list[str]:
     """The command of every rank: `script` runs `command`, on these ranks under `nsys profile` with these arguments."""
     chosen = ",".join(map(str, ranks))

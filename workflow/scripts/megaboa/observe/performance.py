@@ -8,8 +8,8 @@ from typing import Any
 from megaboa.files import read_json
 from megaboa.observe.logs.reader import read_events
 from megaboa.observe.logs.summary import LogSummary
-from megaboa.observe.peaks import peak_of
 from megaboa.observe.steps import Row
+from megaboa.peaks import peak_of
 from megaboa.results import AttemptFolder, RunStore
 
 

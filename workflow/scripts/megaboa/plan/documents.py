@@ -29,6 +29,7 @@ _SAME_LOSSES = {"num_workers", "max_epochs"}
 _SAME_SAMPLES = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "fim")
 _SAMPLES = ("train_iters", "global_batch_size", "seq_length", "seed", "eval_interval", "eval_iters")
 _SAMPLE_FIELDS = ("dataset.", "train.", "validation.", "tokenizer.", "rng.")
+WHILE_TRAINING = ("profiling.use_viztracer", "profiling.record_memory_history")
 RECIPE = "recipe"  # in the plan: a value that the recipe decides
 
 
@@ -86,8 +87,12 @@ def _model(model: Model) -> dict[str, Any]:
         return {**kept, "hf": model.hf, "revision": model.revision}
     recipe = {**kept, "recipe": model.recipe, "args": model.args}
     if str(model.recipe).endswith(".py"):
-        recipe["recipe_code"] = _code_digest(Path(str(model.recipe)).expanduser().read_text(encoding="utf-8"))
+        recipe["recipe_code"] = _file_digest(str(model.recipe))
     return recipe
+
+
+def _file_digest(path: str) -> str:
+    return _code_digest(Path(path).expanduser().read_text(encoding="utf-8"))
 
 
 @functools.lru_cache(maxsize=64)
@@ -109,13 +114,30 @@ def launch(config: Experiment, model: str) -> dict[str, Any]:
         "start": config.launch.model_dump(mode="json"),
         "image": images.launch(config),
         "recovery": config.recovery.model_dump(mode="json"),
+        "trackers": config.trackers.model_dump(mode="json"),
         "checkpoint": config.checkpoint.model_dump(mode="json", exclude_unset=config.models[model].recipe is not None),
         "store": config.store,
         **config.data.model_dump(
             mode="json", exclude_unset=config.models[model].recipe is not None, include={"num_workers"}
         ),
-        "overrides": {field: value for field, value in config.overrides.items() if is_harmless(field)},
+        "overrides": _launch_overrides(config),
     }
+
+
+def _launch_overrides(config: Experiment) -> dict[str, Any]:
+    """Those that change no loss. What is profiled while training has the steps and ranks of `profile`."""
+    kept = {field: value for field, value in config.overrides.items() if is_harmless(field)}
+    if any(kept.get(field) for field in WHILE_TRAINING):
+        begin, end = config.profile.steps
+        steps = {"profiling.profile_step_start": begin - 1, "profiling.profile_step_end": end - 1}  # that are done
+        kept |= {**steps, "profiling.profile_ranks": config.profile.ranks}
+    return kept
+
+
+def profile(config: Experiment) -> dict[str, Any]:
+    """What is profiled, and of a profiler of the user's own what it is."""
+    wanted = config.profile.model_dump(mode="json")
+    return {**wanted, "tool_code": _file_digest(wanted["tool"])} if wanted["tool"].endswith(".py") else wanted
 
 
 def index_key(run: dict[str, Any]) -> dict[str, Any] | None:

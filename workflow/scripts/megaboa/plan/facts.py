@@ -10,10 +10,11 @@ from megaboa import files
 from megaboa.config.check import is_local
 from megaboa.config.formula import Number
 from megaboa.config.models import Experiment
+from megaboa.launch.profiler import has_nsys
 from megaboa.plan.parameters import with_defaults
 from megaboa.plan.quantities import Quantities
 from megaboa.preflight import fields
-from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Training
+from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Profiling, Training
 
 VOCABULARY_MULTIPLE = 128  # bridge/configuration.py: it must not depend on tp
 TASKS = re.compile(r"--(?:ntasks-per-node|gpus-per-node|tasks-per-node)[= ](?:\w+:)*(\d+)")
@@ -32,6 +33,7 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: dict[str, An
             hf_config, tokenizer.vocab_size if tokenizer else None, model.init == "pretrained", config.parallel.tp
         ),
         training=_training(config, quantities),
+        profiling=_profiling(config),
         cluster=_cluster(config),
     )
     return fields.overlay(facts, config.overrides.__getitem__, config.overrides.__contains__)
@@ -85,9 +87,14 @@ def _whole(number: Number | None) -> int | None:
 
 def _profile(config: Experiment) -> dict[str, Any]:
     wanted = config.profile
-    tool = "nsys" if config.overrides.get("profiling.use_nsys_profiler") else wanted.tool
     steps = (wanted.steps[0], wanted.steps[1])
-    return {"profiler": tool, "profile_steps": steps, "profile_ranks": tuple(wanted.ranks)}
+    return {"profiler": wanted.tool, "profile_steps": steps, "profile_ranks": tuple(wanted.ranks)}
+
+
+def _profiling(config: Experiment) -> Profiling:
+    """Where an override profiles the training itself, it has the steps and ranks of `profile`."""
+    begin, end = config.profile.steps
+    return Profiling(start=begin - 1, end=end - 1, ranks=tuple(config.profile.ranks))
 
 
 def _cluster(config: Experiment) -> Cluster:
@@ -100,6 +107,8 @@ def _cluster(config: Experiment) -> Cluster:
         gpu=resources.gpu,
         tasks_per_node=int(asked[1]) if asked else None,
         max_connections=config.launch.environment.get("CUDA_DEVICE_MAX_CONNECTIONS"),
+        # What an image has is not known here.
+        has_nsys=has_nsys(config.profile.tool) if config.image.runtime == "none" else None,
     )
 
 

@@ -34,6 +34,7 @@ def wanted(experiment: Experiment) -> dict[str, Any] | None:
         "workdir": str(Path.cwd()),
         "python": experiment.launch.python or PYTHON,
         "srun": [*place, *experiment.launch.srun_args],
+        "srun_args": experiment.launch.srun_args,
     }
 
 
@@ -69,8 +70,9 @@ def mounts(experiment: Experiment) -> list[str]:
 
 
 def _places_of_models(experiment: Experiment) -> list[Path]:
-    """Folders of models, tokenizers and recipes that are no names of the hub or of Bridge."""
+    """Folders of models, tokenizers, recipes and profilers that are no names of the hub, of Bridge or of tools."""
     named = [name for model in experiment.models.values() for name in (model.hf, model.tokenizer, model.recipe)]
+    named += [experiment.profile.tool] if experiment.profile.tool.endswith(".py") else []
     paths = [Path(os.path.abspath(Path(name).expanduser())) for name in named if name]  # noqa: PTH100 (without `..`)
     return [path if path.is_dir() else path.parent for path in paths if path.exists()]
 

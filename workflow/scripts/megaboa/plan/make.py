@@ -21,7 +21,7 @@ from megaboa.config.published import PublishedError, load_published
 from megaboa.config.sweep import Option, piece
 from megaboa.config.yaml_file import dotted
 from megaboa.data.sources import is_hub_id
-from megaboa.plan import documents, families
+from megaboa.plan import documents, families, figures
 from megaboa.plan.costs import over_budget
 from megaboa.plan.facts import facts_of, hf_config_of
 from megaboa.plan.model import Invalid, Plan, Run
@@ -108,9 +108,11 @@ class _Planner:
         names = [choice.name for choice in choices if choice.name not in left_out]
         exports = self.matching(("export", "runs"), self.base.export.runs, names)
         self.check_exports(runs, exports)
+        evaluated = self.evaluated(exports)
         for key, message in over_budget(runs, exports, self.base.budget, self.results).items():
             self.problem(tuple(key.split(".")), message)
         agreements = self.agreements(names)
+        self.check_figures(runs)
         published = self.published()
         tokenizers = self.corpus_tokenizers(runs)
         if self.problems:
@@ -122,6 +124,7 @@ class _Planner:
             models={run.model: run.config.models[run.model] for run in runs},
             corpus_tokenizers=tokenizers,
             exports=exports,
+            evaluated=evaluated,
             agreements=agreements,
             published=published,
             invalid=self.invalid,
@@ -222,6 +225,15 @@ class _Planner:
             if not is_hub_id(repository):
                 self.problem(("export", "push", run), f"{repository!r} is no repository of the hub: `owner/name`")
 
+    def evaluated(self, exports: list[str]) -> list[str]:
+        wanted = self.base.evaluate
+        if wanted.command is None:
+            return []
+        if not exports:
+            self.problem(("evaluate", "command"), "needs an exported model: name the runs to export under export.runs")
+            return []
+        return self.matching(("evaluate", "runs"), wanted.runs, exports)
+
     def agreements(self, names: list[str]) -> list[dict[str, Any]]:
         result = []
         for index, agreement in enumerate(self.base.report.agreements):
@@ -232,6 +244,17 @@ class _Planner:
             others = [name for name in runs if name != agreement.reference]
             result.append({"reference": agreement.reference, "runs": others, "tolerance": agreement.tolerance})
         return result
+
+    def check_figures(self, runs: list[Run]) -> None:
+        swept = dict.fromkeys(key for run in runs for key in run.values)
+        seen: set[str] = set()
+        for index, figure in enumerate(self.base.report.figures):
+            path = ("report", "figures", index)
+            if found := figures.problem(figure, swept):
+                self.problem((*path, found[0]), found[1])
+            if figure.name in seen:
+                self.problem((*path, "name"), f"two figures are called {figure.name!r}: rename one")
+            seen.add(figure.name)
 
     def published(self) -> dict[str, Any] | None:
         name = self.base.report.compare_to
@@ -276,7 +299,6 @@ class _Planner:
         facts = facts_of(config, quantities, self.hf_config(model, definition))
         illegal = self.check_rules(facts, choice)
         self.check_data(config, choice)
-        self.check_profile(config, quantities, choice)
         if self.count_of_problems > before:
             return None
         reasons = tuple(map(str, illegal))
@@ -308,22 +330,10 @@ class _Planner:
             tokenizers=tuple(dict.fromkeys(name for name in used if name in config.tokenizers)),
             run=identity,
             launch={**documents.launch(config, model), "index": documents.index_name(identity)},
-            profile=config.profile.model_dump(mode="json"),
+            profile=documents.profile(config),
             row=row,
             facts=facts,
         )
-
-    def check_profile(self, config: Experiment, quantities: Quantities, choice: _Choice) -> None:
-        """What the profiler could not do, before anything is submitted for it."""
-        wanted, world = config.profile, int(quantities("world_size"))
-        if wanted.tool == "none":
-            return
-        if wanted.tool == "nsys" and config.device == "cpu":
-            message = "nsys sees the steps of a GPU only, and device is cpu: set it to pytorch"
-            self.problem(self.place_of(("profile", "tool"), choice), message, choice.name)
-        if beyond := [rank for rank in wanted.ranks if rank >= world]:
-            message = f"there is no rank {beyond[0]}: the run has ranks 0 to {world - 1}"
-            self.problem(self.place_of(("profile", "ranks"), choice), message, choice.name)
 
     def place_of(self, path: TreePath, choice: _Choice) -> tuple[str | int, ...]:
         """Where a run's value at a path was written: in the sweep, or else in its section."""

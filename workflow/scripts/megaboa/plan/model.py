@@ -62,6 +62,7 @@ class Plan:
     corpus_tokenizers: dict[str, str]
     exports: list[str]
     agreements: list[dict[str, Any]]
+    evaluated: list[str] = field(default_factory=list)  # exported runs that `evaluate` is called for
     published: dict[str, Any] | None = None  # the table of report.compare_to
     invalid: list[Invalid] = field(default_factory=list)
     warnings: dict[str, list[str]] = field(default_factory=dict)  # with the runs that each is about

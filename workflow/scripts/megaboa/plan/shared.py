@@ -70,6 +70,10 @@ class Shared:
         return [f"{self.folder}/runs/{name}/proof.json" for name in self.plan.exports]
 
     @property
+    def evaluations(self) -> list[str]:
+        return [f"{self.folder}/runs/{name}/evaluation.json" for name in self.plan.evaluated]
+
+    @property
     def generations(self) -> list[str]:
         return [f"{self.folder}/runs/{name}/generations.json" for name in self.plan.exports]
 
@@ -105,8 +109,15 @@ class Shared:
         specs |= {f"models/{name}.json": self._model(name) for name in self.sourced_models}
         specs |= {f"indexes/{name}.json": self._index(name) for name in self.indexes}
         specs |= {f"exports/{name}.json": self._export(name) for name in self.plan.exports}
+        specs["evaluate.json"] = {"command": self.plan.experiment.evaluate.command}
         specs["generate.json"] = self.plan.experiment.generate.model_dump()
-        return {**specs, "image.json": self._image(), "runs.json": self._runs(), "report.json": self._report()}
+        return {
+            **specs,
+            "image.json": self._image(),
+            "runs.json": self._runs(),
+            "costs.json": self._costs(),
+            "report.json": self._report(),
+        }
 
     def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
         """The manifest that must be there before a tokenizer can be used."""
@@ -259,17 +270,25 @@ class Shared:
         return {
             "runs": [run.name for run in self.plan.runs],
             "skip_illegal": bool(sweep and sweep.skip_illegal),
-            "exports": self.plan.exports,
-            "budget": self.plan.experiment.budget.model_dump(),
         }
+
+    def _costs(self) -> dict[str, Any]:
+        """What preflight adds up, and what doesn't make it run again.
+
+        Below a job that runs, Snakemake looks for no other reasons: one more export would need a second call.
+        """
+        return {"exports": self.plan.exports, "budget": self.plan.experiment.budget.model_dump()}
 
     def _report(self) -> dict[str, Any]:
         return {
             "runs": [run.name for run in self.plan.runs],
             "invalid": [str(run) for run in self.plan.invalid],
             "title": self.plan.experiment.report.title,
+            "question": self.plan.experiment.report.question,
             "agreements": self.plan.agreements,
             "published": self.plan.published,
+            "figures": [figure.model_dump(mode="json") for figure in self.plan.experiment.report.figures],
+            "values": {run.name: run.values for run in self.plan.runs},
             "proofs": [*self.import_proofs, *self.export_proofs],
             "profiles": self.profiled_runs,
         }

@@ -24,35 +24,6 @@ def checkpoints_come_before_the_end(f: Facts) -> Broken | None:
     return warning("checkpoint.save_interval", f"{interval} in a run of {iters} steps saves only the last", (iters,))
 
 
-def profiled_steps_are_in_the_run(f: Facts) -> Broken | None:
-    """The profiled steps lie inside the run: a profiler that is never stopped writes nothing."""
-    iters, (begin, end) = f.training.iters, f.training.profile_steps
-    if f.training.profiler == "none" or iters is None or end <= iters:
-        return None
-    return Broken(
-        "profile.steps", f"[{begin}, {end}] in a run of {iters} steps", ([max(iters - (end - begin), 0), iters],)
-    )
-
-
-def profiled_ranks_are_in_the_run(f: Facts) -> Broken | None:
-    """Profiled ranks exist: others are never asked, and nothing is written."""
-    world, ranks = f.layout.world_size, f.training.profile_ranks
-    beyond = [rank for rank in ranks if world is not None and rank >= world]
-    if f.training.profiler == "none" or not beyond:
-        return None
-    return Broken(
-        "profile.ranks", f"{beyond} of {world} ranks", ([rank for rank in ranks if rank < (world or 0)] or [0],)
-    )
-
-
-def nsys_goes_without_fault_tolerance(f: Facts) -> Broken | None:
-    """Nsight Systems and the fault tolerance package exclude each other: Bridge's plugins switch nsys off, with a
-    warning only."""
-    if f.training.profiler != "nsys" or not f.training.fault_tolerance:
-        return None
-    return warning("ft.enable_ft_package", "true with the nsys profiler, which Bridge then switches off", (False,))
-
-
 def tokens_are_in_the_vocabulary(f: Facts) -> Broken | None:
     """The model's vocabulary holds the tokenizer's: setup.py refuses a smaller one, and a token beyond it would read
     memory that isn't the embedding's."""
@@ -79,9 +50,6 @@ def embeddings_are_tied_as_in_the_checkpoint(f: Facts) -> Broken | None:
 RULES = (
     warmup_ends_before_the_decay,
     checkpoints_come_before_the_end,
-    profiled_steps_are_in_the_run,
-    profiled_ranks_are_in_the_run,
-    nsys_goes_without_fault_tolerance,
     tokens_are_in_the_vocabulary,
     embeddings_are_tied_as_in_the_checkpoint,
 )

@@ -64,6 +64,7 @@ class Model:
     """Sizes of a decoder. `vocab_rows` is what Megatron makes of `vocab_size`, padding included."""
 
     family: str | None = None
+    hybrid: bool = False  # layers of a state space between those of attention: nothing here counts them
     layers: int | None = None
     hidden: int | None = None
     ffn: int | None = None
@@ -156,6 +157,23 @@ class Kernels:
 
 
 @dataclass(frozen=True)
+class Profiling:
+    """Bridge's own, while training: for steps that are done, as Bridge counts them."""
+
+    nsys: bool = False
+    pytorch: bool = False
+    viztracer: bool = False
+    memory: bool = False
+    start: int = 10
+    end: int = 12
+    ranks: tuple[int, ...] = (0,)
+
+    @property
+    def is_on(self) -> bool:
+        return self.nsys or self.pytorch or self.viztracer or self.memory
+
+
+@dataclass(frozen=True)
 class Cluster:
     device: str = "cuda"
     nodes: int = 1
@@ -163,6 +181,7 @@ class Cluster:
     gpu: str | None = None
     tasks_per_node: int | None = None  # where an option of sbatch says so
     max_connections: str | None = None  # CUDA_DEVICE_MAX_CONNECTIONS
+    has_nsys: bool | None = None  # whether it is on the PATH; None: nobody asked
 
 
 @dataclass(frozen=True)
@@ -171,6 +190,7 @@ class Facts:
     model: Model = field(default_factory=Model)
     training: Training = field(default_factory=Training)
     kernels: Kernels = field(default_factory=Kernels)
+    profiling: Profiling = field(default_factory=Profiling)
     cluster: Cluster = field(default_factory=Cluster)
 
     @property
@@ -184,8 +204,9 @@ class Facts:
 
 def from_json(sections: dict[str, Any]) -> Facts:
     """What `dataclasses.asdict` made of facts, read from a file."""
-    kinds = {"layout": Layout, "model": Model, "training": Training, "kernels": Kernels, "cluster": Cluster}
-    return Facts(**{name: kind(**_tuples(sections[name])) for name, kind in kinds.items()})
+    kinds = {"layout": Layout, "model": Model, "training": Training, "kernels": Kernels}
+    kinds |= {"profiling": Profiling, "cluster": Cluster}
+    return Facts(**{name: kinds[name](**_tuples(values)) for name, values in sections.items()})
 
 
 def _tuples(values: dict[str, Any]) -> dict[str, Any]:

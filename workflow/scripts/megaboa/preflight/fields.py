@@ -63,6 +63,13 @@ FIELDS: dict[str, str] = {
     "training.optimizer": "optimizer.optimizer",
     "training.checkpoint_format": "checkpoint.ckpt_format",
     "training.fault_tolerance": "ft.enable_ft_package",
+    "profiling.nsys": "profiling.use_nsys_profiler",
+    "profiling.pytorch": "profiling.use_pytorch_profiler",
+    "profiling.viztracer": "profiling.use_viztracer",
+    "profiling.memory": "profiling.record_memory_history",
+    "profiling.start": "profiling.profile_step_start",
+    "profiling.end": "profiling.profile_step_end",
+    "profiling.ranks": "profiling.profile_ranks",
     "kernels.recompute": "model.recompute_granularity",
     "kernels.recompute_method": "model.recompute_method",
     "kernels.recompute_layers": "model.recompute_num_layers",
@@ -109,6 +116,8 @@ def _plain(name: str, value: Any, facts: Facts) -> Any:
             return _names(value)
         case "mtp_layers" | "offloaded_layers" | "warmup_iters" | "dropout" | "attention_dropout":
             return value or 0
+        case "ranks":
+            return tuple(value or ())
         case "norm_bias":
             return value == "LayerNorm"
         case "optimizer_instances":

@@ -36,7 +36,8 @@ def layers_fill_the_stages(f: Facts) -> Broken | None:
 
 def uneven_stages_leave_even_ones(f: Facts) -> Broken | None:
     """What first and last stage leave is shared out evenly over the stages between them, and every stage over its
-    virtual ones; transformer_config.py refuses anything else."""
+    virtual ones; transformer_config.py refuses anything else. transformer_layer.py divides interleaved ends without a
+    stage between them by zero."""
     layout, layers = f.layout, f.model.layers
     ends = [n for n in (layout.first_stage_layers, layout.last_stage_layers) if n is not None]
     if layers is None or not ends or layout.stages is not None:
@@ -51,6 +52,8 @@ def uneven_stages_leave_even_ones(f: Facts) -> Broken | None:
         return Broken(key, f"the ends have {ends} layers, which must be multiples of vpp = {layout.chunks}")
     if between < 0 or rest < 0 or bool(rest) != bool(between):
         return Broken(key, f"{rest} layers are left for {max(between, 0)} stages")
+    if not between and layout.chunks > 1:
+        return Broken(key, f"no stage is left between the ends, with parallel.vpp: {layout.chunks}: set one end only")
     if between and rest % (between * layout.chunks):
         text = f"{rest} layers are left, no multiple of {between} stages * vpp = {between * layout.chunks}"
         near = [layers - (len(ends) - 1) * ends[-1] - n for n in multiples(rest, between * layout.chunks)]

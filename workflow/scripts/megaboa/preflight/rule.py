@@ -16,7 +16,7 @@ class Broken:
     key: str
     message: str
     nearest: tuple[object, ...] = ()
-    level: Literal["error", "warning"] = "error"
+    level: Literal["error", "warning", "image"] = "error"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megaboa.estimate import fit
-from megaboa.preflight import course, experts, graphs, pipeline, ranks, sharding, tensors
+from megaboa.preflight import course, experts, graphs, image, pipeline, profiling, ranks, sharding, tensors
 from megaboa.preflight.facts import Facts
 from megaboa.preflight.rule import Finding, Rule, finding, sentence
 
@@ -15,6 +15,7 @@ SUBJECTS: dict[str, tuple[Rule, ...]] = {
     "FSDP and the distributed optimizer": sharding.RULES,
     "CUDA graphs, recomputation, offloading": graphs.RULES,
     "The course of a run": course.RULES,
+    "Profilers": profiling.RULES,
 }
 RULES = tuple(rule for rules in SUBJECTS.values() for rule in rules)
 
@@ -47,6 +48,8 @@ def markdown() -> str:
         lines += [f"### {subject}", "", "| rule | what must hold, and who says so |", "|---|---|"]
         lines += [f"| `{rule.__name__}` | {sentence(rule)} |" for rule in rules]
         lines.append("")
-    lines += ["### Memory", "", "| rule | what must hold, and who says so |", "|---|---|"]
+    lines += ["### What needs the image", "", "| rule | what stays open without it |", "|---|---|"]
+    lines += [f"| `{rule.__name__}` | {sentence(rule)} |" for rule in image.RULES]
+    lines += ["", "### Memory", "", "| rule | what must hold, and who says so |", "|---|---|"]
     lines.append(f"| `{fit.memory_suffices.__name__}` | {sentence(fit.memory_suffices)} |")
     return "\n".join(lines).rstrip() + "\n"

@@ -1,51 +1,64 @@
-"""Which run has which colour, and the legend that tells it."""
+"""Which value has which colour, and the legend that tells it."""
 
 from __future__ import annotations
 
 import seaborn
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from megaboa.report.runs import RunResult
+from megaboa.report.frames import Frames
 from megaboa.report.style import PALETTE
 
 # More legend entries than this would leave the curves no room.
 MOST_ENTRIES = 24
 
 
-class Colours:
-    """A few runs have a colour each. Of many, the colour tells the model or, where there is only one, the place in the
-    plan, from light to dark."""
+class Shades:
+    """Colours by the values of one column: a few have one each of the palette, many go from light to dark.
 
-    def __init__(self, runs: list[RunResult]) -> None:
+    Without a column a few runs have a colour each. Of many, the colour tells the model or, where there is only one, the
+    place in the plan.
+    """
+
+    def __init__(self, frames: Frames, column: str | None = None) -> None:
+        runs = frames.runs
         self.few = len(runs) <= len(PALETTE)
-        self.by_model = not self.few and len({run.model for run in runs}) > 1
-        labels = list(dict.fromkeys(self.label(run) for run in runs))
-        if self.few or self.by_model:
+        self.column = column or ("model" if not self.few and runs["model"].nunique() > 1 else "run")
+        self.by_group = self.column != "run"
+        levels = list(dict.fromkeys(runs[self.column])) if self.column in runs else []
+        if (
+            self.column == "run" and len(levels) > MOST_ENTRIES
+        ):  # names beside bars tell them; shades would tell nothing
+            colours = [PALETTE[0]] * len(levels)
+        elif len(levels) <= len(PALETTE) or self.column == "model":
             # Models beyond the palette share its last colour, a grey.
-            colours = [PALETTE[min(index, len(PALETTE) - 1)] for index in range(len(labels))]
+            colours = [PALETTE[min(index, len(PALETTE) - 1)] for index in range(len(levels))]
         else:
-            colours = seaborn.color_palette("flare", len(labels)).as_hex()
-        self._colour = dict(zip(labels, colours, strict=True))
+            colours = seaborn.color_palette("flare", len(levels)).as_hex()
+        self._colours = dict(zip(levels, colours, strict=True))
 
-    def label(self, run: RunResult) -> str:
-        return run.model if self.by_model else run.name
+    @property
+    def first(self) -> str:
+        return PALETTE[0]
 
-    def of(self, run: RunResult) -> str:
-        return self._colour[self.label(run)]
+    def of(self, level: object) -> str:
+        if level not in self._colours:  # of a column that is not the runs': kinds of time, names of sets
+            self._colours[level] = PALETTE[min(len(self._colours), len(PALETTE) - 1)]
+        return self._colours[level]
 
-    def note(self) -> str:
-        """What a figure without a legend has to say about its colours."""
-        return "" if len(self._colour) <= MOST_ENTRIES else "From light to dark in the order of the plan."
+    def text(self, level: object) -> str:
+        return f"{level:g}" if isinstance(level, float) else str(level)
 
 
-def legend(axes: Axes) -> None:
+def legend(figure: Figure) -> None:
     """A legend below the axes, one entry per label, where there is something to tell apart and room to do it."""
-    handles, labels = axes.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
+    unique = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        unique |= dict(zip(labels, handles, strict=True))
     if not 1 < len(unique) <= MOST_ENTRIES:
         return
     columns = max(1, min(4, 44 // (max(map(len, unique)) + 5)))
-    drawn = axes.figure.legend(
+    drawn = figure.legend(
         unique.values(), unique.keys(), loc="outside lower center", ncols=columns, handlelength=1.4, columnspacing=1.4
     )
     for line in drawn.get_lines():

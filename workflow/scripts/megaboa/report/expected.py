@@ -6,12 +6,11 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from megaboa.estimate.memory import GIB
 from megaboa.estimate.overview import short, size
-from megaboa.files import read_json
 from megaboa.report.runs import RunResult
-from megaboa.results import RunFolder, RunStore
 
 
 @dataclass(frozen=True)
@@ -41,10 +40,10 @@ def load_expected(results: Path, runs: Sequence[RunResult]) -> list[Expected]:
         return []
     with path.open(encoding="utf-8", newline="") as stream:
         rows = {row["run"]: row for row in csv.DictReader(stream, delimiter="\t")}
-    return [_expected(rows[run.name], run, results) for run in runs if run.name in rows]
+    return [_expected(rows[run.name], run) for run in runs if run.name in rows]
 
 
-def _expected(row: dict[str, str], run: RunResult, results: Path) -> Expected:
+def _expected(row: dict[str, str], run: RunResult) -> Expected:
     disk, timed = _number(row["disk_bytes"]), (run.summary or {}).get("step_seconds")
     return Expected(
         run=run.name,
@@ -55,18 +54,14 @@ def _expected(row: dict[str, str], run: RunResult, results: Path) -> Expected:
         predicted_seconds=_number(row["step_seconds"]),
         measured_seconds=timed["median"] if timed else None,
         predicted_gib=_number(row["tensors_gib"]),
-        measured_gib=measured_gib(RunFolder(results / "runs" / run.name)),
+        measured_gib=measured_gib(run.summary),
     )
 
 
-def measured_gib(folder: RunFolder) -> float | None:
-    """The most that tensors took on any rank's GPU in the last attempt; None where there was no GPU."""
-    if not folder.attempts_link.exists():
-        return None
-    attempts = sorted((RunStore(folder.attempts_link.resolve().parent).path / "attempts").glob("*/end"))
-    ends = [read_json(path) for path in attempts[-1].glob("*.json")] if attempts else []
-    peaks = [end["peak_allocated"] for end in ends if "peak_allocated" in end]
-    return max(peaks) / GIB if peaks else None
+def measured_gib(summary: dict[str, Any] | None) -> float | None:
+    """The most that tensors took on any rank's GPU; None where there was no GPU."""
+    memory = (summary or {}).get("memory")
+    return memory["peak_bytes"]["allocated"] / GIB if memory else None
 
 
 def _number(text: str) -> float | None:

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import matplotlib.pyplot as plt
+import pandas as pd
 import yaml
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
-from megaboa.report import figures, gap, style, time_spent, trace_figures
+from megaboa.config.models import Figure
+from megaboa.report import axes, figures, gap, kinds, style, time_spent, trace_figures
 from megaboa.report.blends import DataRead, last_validation
 from megaboa.report.checks import Check, by_subject, verdict
-from megaboa.report.colours import Colours
+from megaboa.report.colours import MOST_ENTRIES, Shades
 from megaboa.report.corpora import CorpusCard
 from megaboa.report.expected import Expected
+from megaboa.report.frames import Frames, UnknownColumnError
 from megaboa.report.profiles import PREFIX, Profile
 from megaboa.report.runs import RunResult, passed
+from megaboa.report.standard import standard_figures
 
 HERE = Path(__file__).parent
-FIGURES = ("loss", "agreement", "validation", "step_time", "throughput", "lengths", "goodput")
+SECTIONS = {
+    "loss": ("loss", "loss_by_tokens", "validation", "learning_rate"),
+    "sweep": ("sweep",),
+    "agreement": ("agreement",),
+    "speed": ("step_time", "step_times", "throughput", "mfu", "scaling"),
+    "data": ("lengths",),
+    "time": ("goodput",),
+    "expected": ("memory",),
+}
+FIGURES = tuple(name for names in SECTIONS.values() for name in names)
 CAPTIONS = (*FIGURES, *(f"{PREFIX}{name}" for name in trace_figures.FIGURES))
 
 
@@ -44,30 +57,55 @@ def draw(
     agreements: list[dict[str, Any]],
     captions: dict[str, str],
     folder: Path,
+    frames: Frames | None = None,
+    own: Sequence[Figure] = (),
 ) -> list[dict[str, Any]]:
-    """Draw and save every figure that has something to show; only runs that passed are shown."""
+    """Draw and save every figure with something to show, of the runs that passed. `own`: the experiment's."""
     style.apply_style()
     good = passed(runs)
-    colours = Colours(good)
-    makers: dict[str, Callable[[], Figure | None]] = {
-        "loss": lambda: figures.loss_figure(good, colours),
-        "agreement": lambda: figures.agreement_figure(agreements, good, colours),
-        "validation": lambda: figures.validation_figure(good, colours),
-        "step_time": lambda: figures.step_time_figure(good, colours),
-        "throughput": lambda: figures.throughput_figure(good, colours),
+    frames = frames or Frames(good)
+    shades = Shades(frames)
+    replaced = {figure.name for figure in own}
+    makers: dict[str, Callable[[], figures.Drawn | None]] = {
+        "agreement": lambda: figures.agreement_figure(agreements, good, shades),
         "lengths": lambda: figures.lengths_figure(corpora),
         "goodput": lambda: time_spent.goodput_figure(good),
     }
+    specs = [spec for spec in standard_figures(frames) if spec.name not in replaced] + list(own)
+    makers |= {spec.name: partial(_drawn, spec, frames) for spec in specs}
+    for path in (folder / style.DATA).glob("*.tsv"):  # of earlier reports
+        if path.stem not in makers:
+            style.remove(folder, path.stem)
     drawn = []
     for name, make in makers.items():
-        figure = make()
-        if figure is None:
+        made = make()
+        if made is None:
             style.remove(folder, name)
         else:
+            figure, table = made
             svg = Markup(style.save(figure, folder, name))
-            drawn.append({"name": name, "svg": svg, "caption": captions[name], "note": _note(name, good, colours)})
+            style.save_data(table, folder, name)
+            caption = next((spec.caption for spec in own if spec.name == name), captions.get(name, ""))
+            shown = {"caption": caption, "note": _note(name, specs, table, good), "own": name in replaced}
+            drawn.append({"name": name, "svg": svg, "data": f"{style.DATA}/{name}.tsv", **shown})
             plt.close(figure)
     return drawn
+
+
+def _drawn(spec: Figure, frames: Frames) -> figures.Drawn | None:
+    if frames.runs.empty:
+        return None
+    try:
+        table = frames.of(spec)
+        column = spec.hue or ("setting" if spec.over else None)
+        shades = Shades(frames, column)
+        if shades.column not in table.columns:
+            table = table.merge(frames.runs[["run", shades.column]], on="run", how="left")
+        return kinds.draw(spec, table, shades)
+    except UnknownColumnError as error:
+        raise ReportError(f"report.figures: {spec.name}: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise ReportError(f"report.figures: {spec.name}: can't be drawn as {spec.kind}: {error}") from error
 
 
 def render(
@@ -84,25 +122,25 @@ def render(
     profiles: Sequence[Profile] = (),
     profile_figures: dict[str, list[dict[str, Any]]] | None = None,
     expected: Sequence[Expected] = (),
+    tables: Collection[str] = (),
+    question: str | None = None,
 ) -> str:
-    """The page's HTML."""
+    """The page's HTML. `tables`: those that are files too."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"loss": _loss, "duration": figures.duration, "count": _count, "difference": _difference}
+    environment.filters |= {"loss": _loss, "duration": axes.duration, "count": _count, "difference": _difference}
     result = verdict(runs, checks)
     proofs = [check for check in checks if check["kind"] != "agreement"]
     return environment.get_template("page.html.j2").render(
         css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        js=Markup((HERE / "page.js").read_text(encoding="utf-8")),
         title=title,
         experiment=experiment,
         verdict=result,
         verdict_text=verdict_text(result),
-        loss_figures=_named(drawn, "loss", "validation"),
-        agreement_figures=_named(drawn, "agreement"),
-        speed_figures=_named(drawn, "step_time", "throughput"),
-        data_figures=_named(drawn, "lengths"),
-        time_figures=_named(drawn, "goodput"),
+        figures={section: _named(drawn, names) for section, names in SECTIONS.items()},
+        own_figures=[figure for figure in drawn if figure["own"] and figure["name"] not in FIGURES],
         times=time_spent.time_rows(passed(runs)),
         runs=runs,
         corpora=corpora,
@@ -114,11 +152,21 @@ def render(
         profile_figures=profile_figures or {},
         expected=expected,
         validation=last_validation(runs),
+        evaluated=evaluated(runs),
         places=[run for run in runs if run.checkpoint or run.export],
         provenance=provenance,
         published=published,
+        tables=tables,
+        question=question,
         gaps=gap.gap_rows(published, passed(runs)) if published else [],
     )
+
+
+def evaluated(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """Every run that was evaluated, with a value or None for every key that any of them has."""
+    found = [run for run in runs if run.evaluation]
+    names = list(dict.fromkeys(name for run in found for name in run.evaluation))
+    return [{"run": run.name, "values": {name: run.evaluation.get(name) for name in names}} for run in found]
 
 
 def verdict_text(result: dict[str, Any]) -> str:
@@ -137,20 +185,33 @@ def _counted(states: dict[str, int], noun: str) -> str:
     return f"{good} of {total} {noun}s passed; {rest}."
 
 
-def _named(drawn: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
-    return [figure for figure in drawn if figure["name"] in names]
+def _named(drawn: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    known = {figure["name"]: figure for figure in drawn}
+    return [known[name] for name in names if name in known]
 
 
-def _note(name: str, good: list[RunResult], colours: Colours) -> str:
+def _note(name: str, specs: Sequence[Figure], table: pd.DataFrame, good: list[RunResult]) -> str:
     """What has to be said about a figure because of what it shows this time."""
-    if name == "lengths":
+    spec = next((spec for spec in specs if spec.name == name), None)
+    if spec is None or spec.kind in ("bar", "box"):
+        most = kinds.MOST_BARS
+        if name == "goodput" or (spec is not None and spec.kind == "box" and spec.x == "run"):
+            return f"The first {most} of {len(good)} runs." if len(good) > most else ""
+        if spec is not None and spec.x == "run" and len(good) > most:
+            least = spec.y.startswith(kinds.LESS_IS_BETTER)
+            what = "fastest" if spec.y in ("step_seconds", "tokens_per_second") else "lowest" if least else "highest"
+            return f"The {most} {what} of {len(good)} runs."
         return ""
-    if name == "goodput":
-        return f"The first {figures.MOST_BARS} of {len(good)} runs." if len(good) > figures.MOST_BARS else ""
-    if name not in ("step_time", "throughput"):
-        return colours.note()
-    shown = figures.MOST_BARS
-    return f"The {shown} fastest of {len(good)} runs." if len(good) > shown else ""
+    if spec.over is not None:
+        least, most = int(table["n"].min()), int(table["n"].max())
+        count = str(least) if least == most else f"{least} to {most}"
+        said = f"Mean over {spec.over} (n = {count}) with its 95% confidence interval."
+        settings = table["setting"].nunique() if "setting" in table else 0
+        return f"{said} From light to dark in the order of the plan." if settings > MOST_ENTRIES else said
+    if "p25" in table.columns:
+        ends = "and those that end lowest and highest"
+        return f"Of {len(good)} runs the median, the middle half (dark), nine tenths (light), {ends}."
+    return ""
 
 
 def _loss(value: float | None) -> str:

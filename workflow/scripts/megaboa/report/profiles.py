@@ -48,7 +48,13 @@ def draw_profiles(profiles: list[Profile], captions: dict[str, str], folder: Pat
     for number, profile in enumerate(profiles[:MOST_PROFILES]):
         figures = draw_all(profile.document, folder, f"{PREFIX}{number}_")
         drawn[profile.run] = [
-            {"name": name, "svg": svg, "caption": captions[f"{PREFIX}{name}"], "note": _note(name, profile.document)}
+            {
+                "name": name,
+                "svg": svg,
+                "data": None,
+                "caption": captions[f"{PREFIX}{name}"],
+                "note": _note(name, profile.document),
+            }
             for name, svg in figures.items()
         ]
     return drawn

@@ -30,6 +30,7 @@ class RunResult:
     checkpoint: str | None = None
     export: str | None = None
     goodput: dict[str, Any] | None = None
+    evaluation: dict[str, float] = field(default_factory=dict)
 
     @property
     def model(self) -> str:
@@ -73,6 +74,7 @@ def load_run(folder: RunFolder, plan: dict[str, str]) -> RunResult:
         checkpoint=_value(folder.train_manifest, "checkpoint"),
         export=_value(folder.path / "export.json", "path"),
         goodput=_json(path.with_name("goodput.json")),
+        evaluation=_value(folder.path / "evaluation.json", "values") or {},
     )
 
 

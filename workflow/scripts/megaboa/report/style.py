@@ -7,17 +7,19 @@ import re
 from pathlib import Path
 
 import matplotlib
+import pandas as pd
 import seaborn
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from megaboa.files import write_bytes
+from megaboa.files import write_bytes, write_text
 
 INK, MUTED, GRID = "#1d2129", "#5e6673", "#dfe3e8"
 # Okabe and Ito's colours for the colour-blind, without yellow, which can't be seen on white, and a grey.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6BB1", "#7F7F7F"]
 WIDTH = 5.2
 KINDS = ("svg", "pdf", "png")
+DATA = "data"  # folder beside the figures
 
 _STYLE = {
     "figure.constrained_layout.use": True,
@@ -85,10 +87,16 @@ def save(figure: Figure, folder: Path, name: str) -> str:
     return for_page((folder / f"{name}.svg").read_text(encoding="utf-8"), name)
 
 
+def save_data(table: pd.DataFrame, folder: Path, name: str) -> None:
+    """What a figure shows, one observation a row, to the last bit."""
+    write_text(folder / DATA / f"{name}.tsv", table.to_csv(sep="\t", index=False, lineterminator="\n"))
+
+
 def remove(folder: Path, name: str) -> None:
     """Remove a figure that an earlier report had and this one hasn't."""
     for kind in KINDS:
         (folder / f"{name}.{kind}").unlink(missing_ok=True)
+    (folder / DATA / f"{name}.tsv").unlink(missing_ok=True)
 
 
 def for_page(svg: str, name: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import matplotlib.pyplot as plt
-from matplotlib.figure import Figure
+import pandas as pd
 
-from megaboa.report.figures import MOST_BARS
+from megaboa.report.figures import Drawn
+from megaboa.report.kinds import MOST_BARS
 from megaboa.report.runs import RunResult
 from megaboa.report.style import INK, PALETTE, WIDTH
 
@@ -28,7 +29,7 @@ def known(runs: list[RunResult]) -> list[RunResult]:
     return [run for run in runs if run.goodput and run.goodput["allocated_seconds"]]
 
 
-def goodput_figure(runs: list[RunResult]) -> Figure | None:
+def goodput_figure(runs: list[RunResult]) -> Drawn | None:
     """Share of the time in which a run held its machines, by what it did with it."""
     runs = known(runs)[:MOST_BARS]
     if not runs:
@@ -53,7 +54,16 @@ def goodput_figure(runs: list[RunResult]) -> Figure | None:
     axes.tick_params(axis="x", length=0)
     axes.set_xlabel("share of the time in which the run held its machines")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, handlelength=1.0, columnspacing=1.2)
-    return figure
+    return figure, shares_table(runs)
+
+
+def shares_table(runs: list[RunResult]) -> pd.DataFrame:
+    rows = [
+        {"run": run.name, "kind": kind, "time_share": run.goodput["seconds"][kind] / run.goodput["allocated_seconds"]}
+        for run in runs
+        for kind in COLOURS
+    ]
+    return pd.DataFrame(rows)
 
 
 def time_rows(runs: list[RunResult]) -> list[dict[str, Any]]:

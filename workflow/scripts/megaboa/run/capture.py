@@ -18,8 +18,6 @@ from megaboa.run.inputs import check_data, check_image, check_nodes
 from megaboa.run.supervisor import TrainingFailed
 from megaboa.run.watch import POLL_SECONDS
 
-# Where traces lie in the profile's folder; that of PyTorch's is Bridge's, beside TensorBoard's.
-TRACES = {"pytorch": "torch_profile", "nsys": "nsys"}
 WRAPPER = Path(__file__).parents[2] / "profile_rank.py"
 
 
@@ -35,7 +33,7 @@ def capture(folder: RunFolder) -> dict[str, Any]:
     with store.building(final) as partial:
         if partial:
             _profile(folder, site, identity, AttemptFolder(partial))
-    path = final / TRACES[folder.profile["tool"]]
+    path = AttemptFolder(final).traces(folder.profile["tool"])
     return {
         "run": folder.name,
         "path": str(path),
@@ -49,7 +47,7 @@ def _profile(folder: RunFolder, site: sites.Site, identity: dict[str, Any], targ
     files.write_json(RunStore(target.path).identity, identity)
     command = [sites.python_of(folder.launch), str(RANK_SCRIPT), "--capture"]
     command += [f"--run={folder.path}", f"--store={target.path}", f"--attempt={target.path}"]
-    traces = target.path / TRACES[folder.profile["tool"]]
+    traces = target.traces(folder.profile["tool"])
     if folder.profile["tool"] == "nsys":
         traces.mkdir()
         nsys = profiler.nsys_arguments(folder.profile["domains"], folder.profile["arguments"])

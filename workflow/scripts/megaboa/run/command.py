@@ -47,7 +47,10 @@ def rank_environment(folder: RunFolder, target: AttemptFolder | None = None) -> 
         "WANDB_RUN_ID": f"{folder.experiment}-{folder.name}-{files.digest(identity_of(folder))[:12]}",
         "WANDB_RESUME": "allow",  # one W&B run for all attempts
         **(folder.launch.get("image") or {}).get("variables", {}),
+        "WANDB_RUN_GROUP": folder.experiment,
     }
+    if (folder.launch.get("trackers") or {}).get("offline"):
+        own["WANDB_MODE"] = "offline"
     preset: dict[str, str | None] = {}  # what the site has set itself is better
     if run["device"] == "cuda":
         preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(run["parallel"])

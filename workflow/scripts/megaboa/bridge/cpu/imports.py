@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from types import ModuleType, SimpleNamespace
 
-from megaboa.bridge.cpu.hooks import on_import
+from megaboa.bridge.hooks import on_import
 
 KERNELS_FOR_GPUS = ("transformer_engine", "transformer_engine_torch", "apex", "flash_attn", "flash_attn_interface")
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from megaboa.bridge import wheels
-from megaboa.bridge.cpu.hooks import on_import
 from megaboa.bridge.cpu.optimizer import Adam
+from megaboa.bridge.hooks import on_import
 
 # Switches of TransformerConfig that choose a faster kernel for the same result, and what they are on the CPU.
 KERNELS = {

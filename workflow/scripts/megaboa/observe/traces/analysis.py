@@ -44,6 +44,7 @@ class Expected:
     train_iters: int | None = None
     step_log: Path | None = None  # of the profile's own short run
     layout: Layout | None = None
+    kept: str = ""  # captures of a tool whose own viewer reads them: what to say of them
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class Analysed:
 def analyse(paths: list[Path], expected: Expected | None = None) -> dict[str, Any]:
     """The document of the captures among these files and folders. Never raises for what is in them."""
     expected = expected or Expected()
-    captures, findings = read.read_all(paths)
+    captures, findings = read.read_all(paths) if not expected.kept else ([], [])
+    findings += [Finding("kept", "note", "profile", expected.kept)] if expected.kept else []
     captures, clock_rows, about_clocks = clocks.aligned(captures) if captures else ([], [], [])
     cost = perturbation(expected.step_log, expected.steps) if expected.step_log and expected.steps else None
     findings += about_clocks + about_expected(captures, expected) + about_cost(cost)
@@ -103,7 +105,7 @@ def about_expected(captures: list[Capture], expected: Expected) -> list[Finding]
     findings = [
         Finding("missing_rank", "warning", f"rank {rank}", "it was to be captured, and there is no capture of it")
         for rank in expected.ranks
-        if rank not in found
+        if rank not in found and not expected.kept
     ]
     world = max((capture.world_size or 0 for capture in captures), default=0)
     if captures and world > len(found):

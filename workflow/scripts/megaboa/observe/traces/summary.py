@@ -53,7 +53,8 @@ def summary(document: dict[str, Any]) -> list[str]:
 def _first_line(document: dict[str, Any]) -> list[str]:
     rows = document["budget"]
     if not rows:
-        return ["Nothing can be said of these captures: the findings say why."]
+        kept = [finding["text"] for finding in document["findings"] if finding["code"] == "kept"]
+        return kept or ["Nothing can be said of these captures: the findings say why."]
     walls = [row["wall"] for row in rows]
     shares = [
         f"{sum(row[kind] for row in rows) / sum(walls):.1%} {name}"

@@ -1,0 +1,73 @@
+"""What goes into a bundle, and what keeps it from being made."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megaboa.bundle import contents
+from megaboa.bundle.contents import Asked, collect
+from megaboa.bundle.machine import Machine
+from megaboa.data.errors import InputError
+from megaboa.files import write_json
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "gpt_tiny.py"
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Results of a run of a recipe, in a folder that is not the clone."""
+    monkeypatch.chdir(tmp_path)
+    results = tmp_path / "results" / "tiny"
+    write_json(results / "specs" / "runs.json", {"runs": ["a"]})
+    write_json(results / "runs" / "a" / "run.json", {"device": "cpu", "model": {"recipe": str(RECIPE)}})
+    write_json(results / "runs" / "gone" / "run.json", {"device": "cuda"})
+    write_json(results / "runs" / "a" / "train.json", {"identity": "x", "store": str(tmp_path / "store"), "host": "n1"})
+    (tmp_path / "tiny.yaml").write_text(f"store: {tmp_path}/store\n")
+    return Asked(results, [Path("tiny.yaml")], {"training": {"seed": 1}})
+
+
+def bundled(asked, **environment):
+    return collect(asked, Machine.here(Path(), Path("store")), environment)
+
+
+def test_the_runs_of_the_plan_with_code_and_configuration(asked):
+    files = bundled(asked)
+    assert {"Snakefile", "recipes/gpt_tiny.py", "workflow/scripts/bundle.py", "envs/pipeline.txt"} <= set(files)
+    assert not [name for name in files if "gone" in name or "__pycache__" in name or name.startswith("profiles/slurm")]
+    assert files["config/command-line.yaml"] == b"training:\n  seed: 1\n"
+    train = json.loads(files["results/tiny/runs/a/train.json"])
+    assert (train["store"], train["host"]) == ("store", "host")
+    manifest = json.loads(files["bundle.json"])
+    assert manifest["device"] == ["cpu"] and manifest["identities"] == {"a": "x"}
+    [config] = [content for name, content in files.items() if name.endswith("tiny.yaml")]
+    assert config == b"store: store\n"
+
+
+def test_a_secret_names_its_file_and_variable_and_not_itself(asked, tmp_path):
+    (tmp_path / "tiny.yaml").write_text("# hf_abcdefgh\n")
+    with pytest.raises(InputError, match=r"tiny\.yaml: holds the value of HF_TOKEN") as error:
+        bundled(asked, HF_TOKEN="hf_abcdefgh", PATH="/usr/bin")
+    assert "hf_abcdefgh" not in str(error.value)
+
+
+def test_what_could_not_be_made_again_is_refused(asked, tmp_path):
+    elsewhere = tmp_path / "mine.py"
+    elsewhere.write_text("")
+    write_json(asked.results / "runs" / "a" / "run.json", {"device": "cpu", "model": {"recipe": str(elsewhere)}})
+    with pytest.raises(InputError, match=r"mine\.py: this recipe lies outside of the clone"):
+        bundled(asked)
+
+
+def test_two_configurations_of_one_name_are_refused(asked, tmp_path, monkeypatch):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.yaml").write_text("")
+    monkeypatch.chdir(tmp_path / "one")
+    files = [tmp_path / "two" / "x.yaml", tmp_path / "two" / ".." / "two" / "x.yaml"]
+    with pytest.raises(InputError, match=r"two configuration files would be config/x\.yaml"):
+        collect(Asked(asked.results, files, {}), Machine.here(Path(), Path("store")), {})
+
+
+def test_the_state_of_the_code_is_a_digest():
+    assert contents.code_state() == contents.code_state() and len(contents.code_state()) == 64

@@ -1,0 +1,55 @@
+"""What says where an experiment ran is taken out, and nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megaboa.bundle.machine import Machine
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setenv("LOGNAME", "ada")
+    monkeypatch.chdir(tmp_path)
+    return Machine.here(Path("/home/ada/clone"), Path("/scratch/ada/store"))
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("/home/ada/clone/results/x", "./results/x"),
+        ("load /home/ada/data.jsonl, please", "load ~/data.jsonl, please"),
+        ("/scratch/ada/store/runs/a", "store/runs/a"),
+        ("/scratch/ada/other", "/scratch/user/other"),
+        ("/home/adam and /home/ada-2", "/home/adam and /home/ada-2"),
+        ("ada is a name, /ada-x/ another", "ada is a name, /ada-x/ another"),
+        ("/home/ada/clone-2", "~/clone-2"),
+    ],
+)
+def test_paths_and_the_user_in_them(machine, text, clean):
+    assert machine.text(text) == clean
+
+
+def test_hosts_in_documents(machine):
+    document = {"host": "gpu7", "nodes": 2, "node": ["a1", "a2"], "rank": {"hostname": None}, "x": "gpu7"}
+    assert json.loads(machine.json(json.dumps(document))) == {
+        "host": "host",
+        "nodes": 2,
+        "node": ["host", "host"],
+        "rank": {"hostname": None},
+        "x": "gpu7",
+    }
+    untouched = '{"b": 1,   "a": 2}'
+    assert machine.json(untouched) == untouched
+
+
+def test_what_is_left_is_found(machine):
+    files = {"a": b"\0/home/ada/clone\0", "b": b"~/x", "c": b"/home/adam"}
+    assert machine.traces(files) == ["a"]
+
+
+def test_root_is_a_word_and_no_person(monkeypatch):
+    monkeypatch.setenv("LOGNAME", "root")
+    assert Machine.here(Path("/clone"), Path("store")).text("/tree/root/x") == "/tree/root/x"

@@ -1,0 +1,74 @@
+"""What could be better of runs that passed: tables of cases, GPT2-large as it was measured on H200s among them."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+from megaboa.doctor import passed
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "estimate"))
+from gpt2_large import facts
+
+PROFILED = {"ideal": 0.5, "measured": 0.57, "ranks": []}
+
+
+def on_h200(seconds, **layout):
+    given = facts(gbs=64, **layout)
+    return dataclasses.replace(given, cluster=dataclasses.replace(given.cluster, gpu="h200-141g", gpus_per_node=8)), {
+        "step_seconds": {"median": seconds}
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "layout", "share"),
+    [
+        (0.837, {"mbs": 64, "world": 2, "pp": 2}, "19%"),  # measured, one micro-batch: half of it is bubble
+        (0.458, {"world": 2}, None),
+        (2.0, {"world": 2}, "8%"),
+    ],
+)
+def test_far_below_the_peak(seconds, layout, share):
+    found = passed.slow(*on_h200(seconds, **layout))
+    assert bool(found) == bool(share)
+    if share:
+        assert found[0] == f"at {share} of its GPUs' peak: a step takes {seconds:.3g} s"
+
+
+@pytest.mark.parametrize(
+    ("layout", "more", "split", "less"),
+    [
+        ({"world": 2, "pp": 2}, "stage 1 has 8% more", "{model.num_layers_in_last_pipeline_stage: 16}", "5% less"),
+        ({"world": 4, "pp": 4}, "stage 3 has 24% more", "{model.num_layers_in_last_pipeline_stage: 6}", "17% less"),
+        ({"world": 2, "pp": 2, "last_stage_layers": 16}, None, None, None),
+        ({"world": 2, "tp": 2}, None, None, None),
+    ],
+)
+def test_a_stage_with_more_work_than_the_others(layout, more, split, less):
+    found = passed.unbalanced(facts(mbs=8, **layout), {"pipeline": PROFILED})
+    if more is None:
+        assert found == []
+        return
+    assert found[0].startswith(more) and split in found[-1] and found[-1].endswith(less)
+    assert "  profile: stages stand still for 57% of a step; with even ones 50%" in found
+
+
+def test_the_split_that_is_advised_is_legal_and_holds_all_layers():
+    best = passed.better_split(facts(mbs=8, world=4, pp=4))
+    assert max(passed.works(best)) < max(passed.works(facts(mbs=8, world=4, pp=4)))
+    assert sum(passed.works(best)) == sum(passed.works(facts(mbs=8)))
+
+
+@pytest.mark.parametrize(("host_ms", "said"), [(40.0, "20% of a step"), (19.0, None), (None, None)])
+def test_a_loader_that_is_too_slow(host_ms, said):
+    phases = [] if host_ms is None else [{"phase": "data", "host_ms": host_ms}]
+    rank = {"rank": 3, "ms": {"wall": {"median": 200.0}}}
+    found = passed.waits_for_data({"ranks": [rank], "details": {"3": {"phases": phases}}}, 2)
+    assert bool(found) == bool(said)
+    if said:
+        assert found[0].startswith(said) and "data.num_workers: 4 (now 2)" in found[1]
+
+
+def test_without_a_profile_nothing_is_said_of_data():
+    assert passed.waits_for_data(None, 2) == []

@@ -1,0 +1,140 @@
+"""The report in a real Chromium, opened as a file: light, dark, narrow, printed. Pictures stay below `artefacts/`."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from chromium import PROGRAM, Chromium
+from fake_runs import FakeExperiment
+
+from megaboa.files import write_json
+
+REQUIRED = bool(os.environ.get("MEGABOA_REQUIRE_CHROMIUM"))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PROGRAM is None and not REQUIRED, reason="there is no chromium here (Debian: chromium)"),
+]
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "artefacts" / "report"
+VIEWS = {"light": {}, "dark": {"scheme": "dark"}, "narrow": {"width": 390}, "print": {"media": "print", "width": 718}}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    experiment = FakeExperiment(tmp_path_factory.mktemp("browser"))
+    for run, layout in (("dp1", {}), ("tp2", {"tp": 2, "sp": "true"}), ("pp2", {"pp": 2})):
+        experiment.completed_run(run, noise=1e-7 * len(layout), world_size=1 + bool(layout), **layout)
+        experiment.measure(run)
+    experiment.completed_run("broken", losses={4: float("nan")})
+    experiment.measure("broken")
+    experiment.plan_run("later")
+    agreements = [{"reference": "dp1", "runs": ["tp2", "pp2"], "tolerance": 1e-5}]
+    figure = {"name": "mine", "kind": "scatter", "x": "tokens_per_second", "y": "loss.last", "caption": "My own."}
+    settings = {"title": "A report to look at", "agreements": agreements, "proofs": [], "figures": [figure]}
+    write_json(experiment.results / "specs" / "report.json", settings)
+    (experiment.root / "my.yaml").write_text("experiment: tiny\n")
+    out = experiment.results / "report" / "index.html"
+    command = [sys.executable, ROOT / "workflow" / "scripts" / "report.py", "--out", out]
+    command += [
+        "--settings",
+        experiment.results / "specs" / "report.json",
+        "--config-file",
+        experiment.root / "my.yaml",
+    ]
+    subprocess.run([*command, "--captions", ROOT / "workflow" / "report" / "captions.yaml"], check=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def browser(page):
+    with Chromium() as browser:
+        browser.look()
+        browser.open(page)
+        yield browser
+
+
+def test_the_page_opens_without_a_word_in_the_console_or_a_request(browser):
+    assert browser.run("document.title") == "A report to look at"
+    assert browser.run("document.querySelector('h1').getBoundingClientRect().width") > 100
+    assert browser.complaints == []
+
+
+def test_every_figure_can_be_seen(browser):
+    sizes = browser.run(
+        "[...document.querySelectorAll('figure')].map(f => { const s = f.querySelector('svg'), b = s.getBBox(),"
+        " r = s.getBoundingClientRect(); return [f.id, r.width, r.height, b.width, b.height] })"
+    )
+    names = {name for name, *_ in sizes}
+    assert {"figure-loss", "figure-agreement", "figure-step_times", "figure-goodput", "figure-mine"} <= names
+    assert all(min(rest) > 100 for _, *rest in sizes), sizes
+    widths = browser.run(
+        "Promise.all([...document.querySelectorAll('a[href$=\".png\"]')].map(a => new Promise(done => {"
+        " const i = new Image(); i.onload = () => done(i.naturalWidth); i.onerror = () => done(0); i.src = a.href })))"
+    )
+    assert len(widths) == len(sizes) and min(widths) > 500
+
+
+def test_every_link_leads_somewhere(browser, page):
+    links = browser.run("[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))")
+    assert len(links) > 20
+    for link in links:
+        if link.startswith("#"):
+            assert browser.run(f"document.getElementById({link[1:]!r}) !== null"), link
+        else:
+            assert (page.parent / unquote(link)).is_file(), link
+
+
+def column(browser, table, number):
+    rows = f"document.querySelector('#{table} ~ .table table').tBodies[0].rows"
+    return browser.run(f"[...{rows}].map(row => row.cells[{number}].firstChild?.textContent.trim() ?? '')")
+
+
+def click(browser, table, number):
+    heads = f"document.querySelector('#{table} ~ .table table').tHead.rows[0].cells"
+    browser.run(f"{heads}[{number}].querySelector('button').click()")
+    return browser.run(f"{heads}[{number}].getAttribute('aria-sort')")
+
+
+def test_a_click_on_a_head_sorts_its_table(browser):
+    heads = browser.run("[...document.querySelector('#runs ~ .table table').tHead.rows[0].cells].map(c => c.innerText)")
+    runs, times = heads.index("run"), heads.index("step time")
+    assert column(browser, "runs", runs) == ["dp1", "tp2", "pp2", "broken", "later"]
+    assert click(browser, "runs", runs) == "ascending"
+    assert column(browser, "runs", runs) == ["broken", "dp1", "later", "pp2", "tp2"]
+    assert click(browser, "runs", runs) == "descending"
+    assert column(browser, "runs", runs) == ["tp2", "pp2", "later", "dp1", "broken"]
+    assert click(browser, "runs", times) == "ascending"
+    found = column(browser, "runs", times)
+    assert found[-1] == ""  # of the run that has not run
+    milliseconds = [float(re.match(r"[\d.]+", text).group()) for text in found[:-1]]
+    assert milliseconds == sorted(milliseconds) and len(milliseconds) == 4
+
+
+def test_light_dark_narrow_and_print(browser, page):
+    papers = {}
+    for name, view in VIEWS.items():
+        browser.look(**view)
+        papers[name] = browser.run("getComputedStyle(document.body).backgroundColor")
+        ink = browser.run("getComputedStyle(document.querySelector('figure svg text')).fill")
+        assert ink != papers[name]
+        wide = browser.run("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{name}: the page is {wide} pixels too wide"
+        browser.picture(PICTURES / f"{name}.png")
+    assert papers["light"] == papers["print"] == "rgb(255, 255, 255)" and papers["dark"] != papers["light"]
+    browser.look()
+    browser.print(PICTURES / "report.pdf")
+    assert (PICTURES / "report.pdf").read_bytes().startswith(b"%PDF-")
+    assert browser.complaints == []
+
+
+def test_printing_opens_what_is_folded_and_closes_it_again(browser):
+    count = "document.querySelectorAll('details[open]').length"
+    before = browser.run(count)
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    assert browser.run(count) == browser.run("document.querySelectorAll('details').length") > before
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    assert browser.run(count) == before

@@ -1,0 +1,124 @@
+"""Figures by specification: what they show, by kind, and what is said about those that can't be drawn."""
+
+import pandas as pd
+import pytest
+from fake_runs import FakeExperiment
+
+from megaboa.config.models import Figure
+from megaboa.report import style
+from megaboa.report.bands import mean_band
+from megaboa.report.frames import Frames
+from megaboa.report.page import ReportError, _drawn
+from megaboa.report.runs import load_runs
+from megaboa.report.standard import standard_figures
+
+VALUES = {
+    f"lr{lr}-gbs{gbs}-seed{seed}": {"optimizer.lr": lr, "training.global_batch_size": gbs, "training.seed": seed}
+    for lr in (0.001, 0.003)
+    for gbs in (8, 16)
+    for seed in (1, 2, 3)
+}
+
+
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory):
+    """Two learning rates, two batches, three seeds; the loss hangs on all three."""
+    experiment = FakeExperiment(tmp_path_factory.mktemp("sweep"))
+    for name, values in VALUES.items():
+        lr, gbs, seed = values.values()
+        losses = {step: 5 - lr * 100 * step - gbs / 100 + seed / 10 for step in range(1, 11)}
+        experiment.completed_run(name, steps=10, losses=losses)
+        experiment.measure(name)
+    style.apply_style()
+    return Frames(load_runs(experiment.results), VALUES)
+
+
+def drawn(frames, **given):
+    figure, table = _drawn(Figure(name="mine", **given), frames)
+    return figure.axes, table
+
+
+def test_a_line_for_each_run_in_the_colour_of_its_group(frames):
+    [axes], table = drawn(frames, kind="line", data="steps", x="step", y="loss", hue="optimizer.lr")
+    assert len(axes.lines) == 12 and len({line.get_color() for line in axes.lines}) == 2
+    assert len(table) == 120 and set(table["optimizer.lr"]) == {0.001, 0.003}
+    assert list(axes.lines[0].get_ydata()) == table["loss"].tolist()[:10]
+
+
+def test_filters_take_values_as_they_stand_in_a_file(frames):
+    given = {"kind": "line", "data": "steps", "x": "step", "y": "loss"}
+    _, table = drawn(frames, **given, filter={"optimizer.lr": 0.001, "step": [1, 2], "training.seed": "3"})
+    assert sorted(set(table["step"])) == [1, 2] and set(table["run"]) == {"lr0.001-gbs8-seed3", "lr0.001-gbs16-seed3"}
+    assert _drawn(Figure(name="none", **given, filter={"step": 99}), frames) is None
+
+
+def test_the_mean_over_seeds_has_its_interval(frames):
+    [axes], table = drawn(frames, kind="line", data="steps", x="step", y="loss", over="training.seed")
+    assert len(axes.lines) == len(axes.collections) == 4  # settings: their mean, and a band around it
+    row = table[(table["setting"] == "dense lr=0.001 global_batch_size=8") & (table["step"] == 1)].iloc[0]
+    assert row["n"] == 3 and row["mean"] == pytest.approx(5 - 0.1 - 0.08 + 0.2)
+    # Student's t for three values: 4.303 standard deviations of 0.1, by the root of three.
+    assert row["high"] - row["mean"] == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-4)
+
+
+def test_a_single_seed_has_no_interval():
+    band = mean_band(pd.DataFrame({"x": [1, 1, 2], "y": [2.0, 4.0, 5.0]}), "x", "y")
+    assert band["mean"].tolist() == [3.0, 5.0] and band["n"].tolist() == [2, 1]
+    assert band["low"].isna().tolist() == [False, True]
+
+
+def test_a_heat_map_is_the_mean_of_its_fields(frames):
+    axes, table = drawn(frames, kind="heat", x="optimizer.lr", y="training.global_batch_size", value="loss.last")
+    assert len(table) == 4
+    field = table[(table["optimizer.lr"] == 0.003) & (table["training.global_batch_size"] == 16)]["loss.last"]
+    assert field.item() == pytest.approx(5 - 3 - 0.16 + 0.2)
+    assert {text.get_text() for text in axes[0].texts} == {f"{value:.3f}" for value in table["loss.last"]}
+
+
+def test_bars_of_groups_reach_over_their_runs(frames):
+    [axes], table = drawn(frames, kind="bar", x="optimizer.lr", y="loss.last")
+    assert [round(bar.get_width(), 6) for bar in axes.patches] == [round(value, 6) for value in table["loss.last"]]
+    assert table["n"].tolist() == [6, 6]
+    low, high = table.loc[0, "loss.last.p5"], table.loc[0, "loss.last.p95"]
+    assert (low, high) == (pytest.approx(5 - 1 - 0.16 + 0.1), pytest.approx(5 - 1 - 0.08 + 0.3))
+
+
+def test_boxes_facets_and_scatter_plots(frames):
+    [axes], table = drawn(frames, kind="box", data="steps", x="training.global_batch_size", y="seconds")
+    assert len(axes.patches) == 2 and (table["seconds.p25"] <= table["seconds.median"]).all()
+    axes, table = drawn(frames, kind="scatter", x="optimizer.lr", y="loss.last", facet="training.seed", log=["x"])
+    assert [one.get_title() for one in axes if one.get_visible()] == [f"training.seed {seed}" for seed in (1, 2, 3)]
+    assert len(table) == 12 and axes[0].get_xscale() == "log"
+
+
+def test_a_sweep_with_seeds_and_two_numbers_has_bands_and_a_heat_map(frames):
+    figures = {figure.name: figure for figure in standard_figures(frames)}
+    assert figures["loss"].over == figures["validation"].over == "training.seed"
+    sweep = figures["sweep"]
+    assert {sweep.x, sweep.y} == {"optimizer.lr", "training.global_batch_size"} and sweep.value == "loss.tail_mean"
+
+
+def test_what_can_not_be_drawn_is_named(frames):
+    with pytest.raises(
+        ReportError, match=r"report\.figures: mine: no run has the column 'evaluation.acc'; there are run, "
+    ):
+        drawn(frames, kind="bar", x="run", y="evaluation.acc")
+    with pytest.raises(ReportError, match=r"report\.figures: mine: can't be drawn as bar"):
+        drawn(frames, kind="bar", x="run", y="layout")
+
+
+@pytest.mark.slow
+def test_three_hundred_runs_stay_readable(tmp_path):
+    """One median, its bands and the two runs at the ends, in place of 300 curves; no legend of 300 names."""
+    experiment = FakeExperiment(tmp_path)
+    for index in range(300):
+        experiment.completed_run(f"lr{index}", steps=10, losses=dict.fromkeys(range(1, 11), 5 + index / 100))
+        experiment.measure(f"lr{index}")
+    style.apply_style()
+    frames = Frames(load_runs(experiment.results))
+    [axes], table = drawn(frames, kind="line", data="steps", x="step", y="loss")
+    assert [line.get_label() for line in axes.lines] == ["median of 300 runs", "lr0", "lr299"]
+    assert len(table) == 10 and table["median"].tolist() == pytest.approx([5 + 299 / 200] * 10)
+    assert table["p95"].tolist() == pytest.approx([5 + 0.95 * 2.99] * 10)
+    [axes], table = drawn(frames, kind="bar", x="run", y="step_seconds")
+    assert len(table) == len(axes.patches) == 40

@@ -1,0 +1,31 @@
+# Not part of `all`: what a reader needs to check the experiment, in one file.
+rule bundle:
+    input:
+        f"{RESULTS}/bundle/{PLAN.name}.crate.zip",
+
+
+rule pack_bundle:
+    input:
+        f"{RESULTS}/report/index.html",
+        f"{RESULTS}/report/checks.json",
+        METRICS,
+        f"{RESULTS}/preflight.json",
+        settings=f"{RESULTS}/specs/report.json",
+    output:
+        f"{RESULTS}/bundle/{PLAN.name}.crate.zip",
+    log:
+        f"{RESULTS}/logs/bundle.log",
+    localrule: True
+    conda:
+        "../../envs/pipeline.yaml"
+    params:
+        scripts=SCRIPTS,
+        store=PLAN.experiment.store,
+        config=[os.path.relpath(path) for path in CONFIG_FILES],
+        command_line=json.dumps(
+            nested(command_line(workflow.config_settings.config), LOADED.raw)
+        ),
+        code=lambda wildcards: code_state(),  # other code is another bundle
+    shell:
+        "python {params.scripts:q}/bundle.py --settings {input.settings} --store {params.store:q}"
+        " --config-file {params.config:q} --command-line {params.command_line:q} --out {output} 2>&1 | tee {log}"

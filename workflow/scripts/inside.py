@@ -1,0 +1,34 @@
+"""Run a script with its arguments in the image that the experiment's ranks run in.
+
+inside.py results/<experiment>/specs/image.json results/<experiment>/image.json SCRIPT [ARGUMENT ...]
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from megaboa.data.errors import InputError, one_sentence
+from megaboa.files import read_json
+from megaboa.image import inside
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("image", type=Path)
+    parser.add_argument("words", nargs=argparse.REMAINDER)
+    arguments = parser.parse_args()
+    wanted, image = read_json(arguments.spec)["container"], read_json(arguments.image)
+    argv = inside.command(wanted, str(Path(image["path"]).absolute()), arguments.words)
+    try:
+        os.execvpe(argv[0], argv, {**os.environ, **wanted["variables"]})
+    except FileNotFoundError:
+        raise InputError(
+            f"image.runtime is {wanted['runtime']}, and there is no {argv[0]} here: call this stage where there is, or "
+            "set image.runtime to none"
+        ) from None
+
+
+if __name__ == "__main__":
+    with one_sentence():
+        main()

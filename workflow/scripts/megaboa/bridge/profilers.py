@@ -1,0 +1,180 @@
+"""Profilers around the steps of a run: one small interface for PyTorch's, CUDA's memory, VizTracer and a user's own.
+
+Bridge starts and stops its profilers in two functions of its training loop; `attach` puts any other beside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from megaboa.bridge.hooks import on_import
+from megaboa.data.errors import InputError
+from megaboa.results import AttemptFolder
+
+MEMORY_EVENTS = 1_000_000  # allocations and frees that a snapshot remembers: the newest
+_has_field = False
+
+
+class Profiler:
+    """What a profiler may do, on every rank that is profiled."""
+
+    def __init__(self, folder: Path, rank: int):
+        """Before the run's first step. What it writes to `folder` is kept; `rank-<rank>` is in the files' names."""
+
+    def step(self) -> None:
+        """Before every step of the run, up to the last that is captured."""
+
+    def start(self) -> None:
+        """Before the first step that is captured."""
+
+    def stop(self) -> None:
+        """After the last step that is captured."""
+
+
+Make = Callable[[Path, int], Profiler]
+
+
+def add_field() -> None:
+    """Give Bridge's ProfilingConfig the field `use_viztracer`. Before the first import of Megatron."""
+    global _has_field
+    if not _has_field:
+        on_import("megatron.training.config.common_config", after=_with_field)
+        _has_field = True
+
+
+def _with_field(module: ModuleType) -> None:
+    """Bridge's class inherits this one, wherever else it is named."""
+
+    @dataclasses.dataclass(kw_only=True)
+    class ProfilingConfig(module.ProfilingConfig):
+        use_viztracer: bool = False
+        """Trace Python's calls on profile_ranks with VizTracer."""
+
+    ProfilingConfig.__module__, ProfilingConfig.__qualname__ = module.__name__, "ProfilingConfig"
+    module.ProfilingConfig = ProfilingConfig
+
+
+def attach_wanted(config: Any, tool: str, attempt: AttemptFolder) -> None:
+    """The profile's tool, or VizTracer where an override asks for it. nsys is around the rank, not in it."""
+    if tool == "viztracer" or getattr(config.profiling, "use_viztracer", False):
+        require_viztracer()
+        attach(VizTracer, attempt.traces("viztracer"))
+    elif tool == "pytorch":
+        attach(lambda folder, rank: PyTorch(folder, rank, config.profiling), attempt.traces(tool))
+    elif tool == "memory":
+        attach(Memory, attempt.traces(tool))
+    elif tool.endswith(".py"):
+        attach(of_file(Path(tool)), attempt.traces(tool))
+
+
+def attach(make: Make, folder: Path) -> None:
+    """Let Bridge's training loop call a profiler: on the ranks, and at the steps, that its `profiling` names.
+
+    As for nsys: `profile_step_start` steps are done before the first that is captured, `profile_step_end` after the
+    last.
+    """
+    from megatron.bridge.training import profiling, train
+
+    before, after = train.handle_profiling_step, train.handle_profiling_stop
+    made: list[Profiler] = []
+
+    def handle_profiling_step(config: Any, iteration: int, rank: int, *others: Any) -> Any:
+        if profiling.should_profile_rank(config, rank) and iteration < config.profile_step_end:
+            if not made:
+                folder.mkdir(parents=True, exist_ok=True)
+                made.append(make(folder, rank))
+            made[0].step()
+            if iteration == config.profile_step_start:
+                made[0].start()
+        return before(config, iteration, rank, *others)
+
+    def handle_profiling_stop(config: Any, iteration: int, rank: int, *others: Any) -> None:
+        after(config, iteration, rank, *others)
+        if made and iteration == config.profile_step_end:
+            made.pop().stop()
+
+    for module in (profiling, train):
+        module.handle_profiling_step, module.handle_profiling_stop = handle_profiling_step, handle_profiling_stop
+
+
+class PyTorch(Profiler):
+    """PyTorch's profiler as Bridge sets it up, with a step to warm up; `rank-<rank>.json.gz`."""
+
+    def __init__(self, folder: Path, rank: int, config: Any):
+        from megatron.bridge.training.profiling import initialize_pytorch_profiler
+
+        # Bridge counts here the step that begins, and writes beside the folder that it is given.
+        steps = {"profile_step_start": config.profile_step_start + 1, "profile_step_end": config.profile_step_end + 1}
+        self.profile = initialize_pytorch_profiler(dataclasses.replace(config, **steps), str(folder))
+        self.profile.start()
+
+    def step(self) -> None:
+        self.profile.step()
+
+    def stop(self) -> None:
+        self.profile.stop()
+        if self.profile.execution_trace_observer is not None:
+            self.profile.execution_trace_observer.unregister_callback()
+
+
+class Memory(Profiler):
+    """What is allocated on the GPU after the last step, and how it came to that: `rank-<rank>.pickle`, which PyTorch's
+    memory_viz shows. Of what was there before the first of these steps the stack isn't known."""
+
+    def __init__(self, folder: Path, rank: int):
+        self.path = folder / f"rank-{rank}.pickle"
+
+    def start(self) -> None:
+        import torch
+
+        torch.cuda.memory._record_memory_history(max_entries=MEMORY_EVENTS)
+
+    def stop(self) -> None:
+        import torch
+
+        torch.cuda.memory._dump_snapshot(str(self.path))
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+class VizTracer(Profiler):
+    """All calls of Python and C: `rank-<rank>.json`, which `vizviewer` shows."""
+
+    def __init__(self, folder: Path, rank: int):
+        import viztracer
+
+        path = str(folder / f"rank-{rank}.json")
+        self.tracer = viztracer.VizTracer(output_file=path, pid_suffix=False, verbose=0)
+
+    def start(self) -> None:
+        self.tracer.start()
+
+    def stop(self) -> None:
+        self.tracer.stop()
+        self.tracer.save()
+
+
+def require_viztracer() -> None:
+    """It is needed by this alone, and may be missing in an image."""
+    if importlib.util.find_spec("viztracer") is None:
+        raise InputError(f"profile.tool: {sys.executable} has no viztracer: install it there, or take pytorch")
+
+
+def of_file(path: Path) -> Make:
+    """A user's own: the file's class `Profiler`, with the methods of the one above that it needs."""
+    path = path.expanduser()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise InputError(f"profile.tool: there is no Python file {path}: check the path")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    own = getattr(module, "Profiler", None)
+    if not isinstance(own, type):
+        raise InputError(f"profile.tool: {path} has no class Profiler, with start() and stop(): add one")
+    # Methods that it hasn't do nothing.
+    return own if issubclass(own, Profiler) else type(own.__name__, (own, Profiler), {})

@@ -1,0 +1,35 @@
+"""One run of MLflow for all attempts of a run. For W&B the environment does that (run/command.py)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from megaboa import files
+from megaboa.results import RunStore
+
+
+def continue_mlflow_run(store: RunStore, tracking_uri: str | None) -> None:
+    """Let Bridge's logger, which always begins a run, go on with that of the attempt before.
+
+    Bridge logs its whole configuration as parameters, and MLflow refuses ones that change (what is loaded): those that
+    are there already stay as they are.
+    """
+    import mlflow
+
+    place = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    earlier = files.read_json(store.mlflow_run) if store.mlflow_run.exists() else None
+    if earlier and earlier["tracking_uri"] == place:
+        os.environ["MLFLOW_RUN_ID"] = earlier["run_id"]
+    start_run, log_params = mlflow.start_run, mlflow.log_params
+
+    def start(*args: Any, **kwargs: Any) -> Any:
+        run = start_run(*args, **kwargs)
+        files.write_json(store.mlflow_run, {"tracking_uri": place, "run_id": run.info.run_id})
+        return run
+
+    def log_new(params: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        known = mlflow.active_run().data.params
+        return log_params({name: value for name, value in params.items() if name not in known}, *args, **kwargs)
+
+    mlflow.start_run, mlflow.log_params = start, log_new

@@ -1,0 +1,187 @@
+"""What is in a bundle: the clone as it was, without what is large, secret, or about this machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from megaboa.bundle.machine import Machine
+from megaboa.data.errors import InputError
+from megaboa.files import canonical, digest, read_json
+from megaboa.secrets import secrets_in
+
+Files = dict[str, bytes]
+
+README = """\
+# Experiment {experiment}
+
+`{results}/report/index.html` is the report, `{results}/report/data/` what its figures show, `bundle.json` what was run:
+configuration, code commit, packages, seeds. All files are described in `ro-crate-metadata.json`, a
+[Workflow Run RO-Crate](https://w3id.org/ro/wfrun/workflow/0.5).
+
+In a clone of the project, `make reproduce BUNDLE=<this file>` makes the figures' data again from the metrics in here
+and, for an experiment on the CPU, trains all of it anew, with the code in here, and says which files are equal.
+"""
+ROOT = Path(__file__).resolve().parents[4]  # of the code; the workflow may run in another folder
+MANIFEST = "bundle.json"
+COMMAND_LINE = "config/command-line.yaml"
+# Enough to run the workflow anywhere. A site's SLURM profile names its accounts, and stays there.
+CODE = (
+    *("Snakefile", "Makefile", "LICENSE", "workflow", "envs", "recipes", "containers", "config/published"),
+    *("profiles/local", "profiles/default"),
+)
+OF_EXPERIMENT = (
+    *("plan.tsv", "preflight.tsv", "preflight.json", "refused.json", "image.json", "specs/**/*.json"),
+    *("tokenizers/*.json", "models/*/*.json", "data/*.json", "data/*/*.json", "report/**/*"),
+)
+OF_RUN = ("*.json", "metrics/*")
+TEXT = {".json", ".jsonl", ".tsv", ".html", ".svg", ".md", ".tex", ".yaml", ".yml", ".txt", ".py", ".smk", ".sh"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is bundled, and how the workflow was called. Paths are relative to the clone, or absolute."""
+
+    results: Path
+    config_files: Sequence[Path]
+    command_line: Mapping[str, Any]  # of `--config`, nested
+
+
+def collect(asked: Asked, machine: Machine, environment: Mapping[str, str] = os.environ) -> Files:
+    """All files by their name in the bundle, but for its metadata. Raises InputError where a secret is among them."""
+    files = {**_code(), **_recipes(asked.results), **_config(asked), **_results(asked.results)}
+    files = {name: _clean(name, content, machine) for name, content in files.items()}
+    files[MANIFEST] = canonical(_manifest(asked)).encode()
+    if patch := _git("diff", "HEAD", "--", *_present(CODE)):
+        files["code.patch"] = machine.text(patch).encode()
+    files["README.md"] = readme(asked.results.name).encode()
+    refuse_secrets(files, environment)
+    return files
+
+
+def code_state() -> str:
+    """Commit and changes of the code: another state makes another bundle."""
+    return digest([_git("rev-parse", "HEAD"), _git("diff", "HEAD", "--", *_present(CODE))])
+
+
+def refuse_secrets(files: Files, environment: Mapping[str, str]) -> None:
+    for variable, value in secrets_in(environment).items():
+        found = sorted(name for name, content in files.items() if value.encode() in content)
+        if found:
+            raise InputError(
+                f"{found[0]}: holds the value of {variable}, and would be in the bundle: remove it from there "
+                f"(secrets belong into the environment alone), and make it anew"
+            )
+
+
+def readme(experiment: str) -> str:
+    return README.format(results=f"results/{experiment}", experiment=experiment)
+
+
+def _manifest(asked: Asked) -> dict[str, Any]:
+    runs = {name: read_json(asked.results / "runs" / name / "run.json") for name in _runs(asked.results)}
+    image = asked.results / "image.json"
+    config = [_name(path) for path in asked.config_files] + ([COMMAND_LINE] if asked.command_line else [])
+    return {
+        "experiment": asked.results.name,
+        "config": config,
+        "device": sorted({run["device"] for run in runs.values()}),
+        "seeds": {name: run.get("training", {}).get("seed") for name, run in runs.items()},
+        "identities": {name: _identity(asked.results / "runs" / name / "train.json") for name in runs},
+        "commit": (_git("rev-parse", "HEAD") or "").strip() or None,
+        "changed_files": _git("status", "--porcelain", "--", *_present(CODE)).splitlines(),
+        "image": {key: read_json(image).get(key) for key in ("runtime", "digest", "python")}
+        if image.exists()
+        else None,
+        "environment": {
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.machine()}",
+            "libc": " ".join(platform.libc_ver()),
+            "packages": {p.name: p.version for p in importlib.metadata.distributions() if p.name},
+        },
+    }
+
+
+def _identity(train: Path) -> str | None:
+    return read_json(train)["identity"] if train.exists() else None
+
+
+def _runs(results: Path) -> list[str]:
+    return read_json(results / "specs" / "runs.json")["runs"]
+
+
+def _code() -> Files:
+    """As git would bring it to somebody else, with changes that are not committed; outside of git, what is there."""
+    listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *_present(CODE))
+    paths = [ROOT / name for name in listed.split("\0") if name] if listed else _below(_present(CODE))
+    return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in paths if path.is_file()}
+
+
+def _below(names: Sequence[str]) -> list[Path]:
+    found = [
+        path for name in names for path in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).rglob("*"))
+    ]
+    return [path for path in found if path.is_file() and "__pycache__" not in path.parts]
+
+
+def _recipes(results: Path) -> Files:
+    """Those of the user's that lie elsewhere in the clone."""
+    models = [read_json(results / "runs" / run / "run.json").get("model") or {} for run in _runs(results)]
+    named = {str(model.get("recipe")) for model in models if str(model.get("recipe")).endswith(".py")}
+    paths = [Path(name).expanduser().resolve() for name in sorted(named)]
+    if outside := [path for path in paths if not path.is_relative_to(ROOT)]:
+        raise InputError(
+            f"{outside[0]}: this recipe lies outside of the clone: move it into it, so that the bundle has it"
+        )
+    return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in paths}
+
+
+def _config(asked: Asked) -> Files:
+    names = [_name(path) for path in asked.config_files]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"two configuration files would be {twice} in the bundle: rename one")
+    files = {_name(path): path.read_bytes() for path in asked.config_files}
+    if asked.command_line:
+        files[COMMAND_LINE] = yaml.safe_dump(dict(asked.command_line), sort_keys=True).encode()
+    return files
+
+
+def _name(path: Path) -> str:
+    """Where a configuration lies in the bundle: as in the clone, or else among its configurations."""
+    relative = Path(os.path.relpath(path))
+    return f"config/{path.name}" if relative.parts[0] == ".." or relative.is_absolute() else relative.as_posix()
+
+
+def _results(results: Path) -> Files:
+    paths = [path for pattern in OF_EXPERIMENT for path in results.glob(pattern)]
+    paths += [path for run in _runs(results) for pattern in OF_RUN for path in (results / "runs" / run).glob(pattern)]
+    found = sorted(path for path in set(paths) if path.is_file() and not path.name.startswith("."))
+    return {f"results/{results.name}/{path.relative_to(results).as_posix()}": path.read_bytes() for path in found}
+
+
+def _clean(name: str, content: bytes, machine: Machine) -> bytes:
+    if Path(name).suffix not in TEXT and Path(name).name not in ("Snakefile", "Makefile"):
+        return content
+    text = content.decode(errors="surrogateescape")
+    made_here = name.startswith("results/") and name.endswith(".json")
+    return (machine.json(text) if made_here else machine.text(text)).encode(errors="surrogateescape")
+
+
+def _present(names: Sequence[str]) -> list[str]:
+    return [name for name in names if (ROOT / name).exists()]
+
+
+def _git(*arguments: str) -> str:
+    """What git says; nothing outside of a repository."""
+    try:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return ""

@@ -1,0 +1,150 @@
+"""`ro-crate-metadata.json` of a bundle: Workflow Run Crate 0.5 over RO-Crate 1.1.
+
+https://w3id.org/ro/wfrun/workflow/0.5 says what must be there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mimetypes
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+Entity = dict[str, Any]
+
+METADATA = "ro-crate-metadata.json"
+WORKFLOW = "Snakefile"
+CONTEXT = ["https://w3id.org/ro/crate/1.1/context", "https://w3id.org/ro/terms/workflow-run/context"]
+ROCRATE = "https://w3id.org/ro/crate/1.1"
+PROFILES = {
+    "https://w3id.org/ro/wfrun/process/0.5": ("Process Run Crate", "0.5"),
+    "https://w3id.org/ro/wfrun/workflow/0.5": ("Workflow Run Crate", "0.5"),
+    "https://w3id.org/workflowhub/workflow-ro-crate/1.0": ("Workflow RO-Crate", "1.0"),
+}
+SNAKEMAKE = "https://w3id.org/workflowhub/workflow-ro-crate#snakemake"
+TYPES = {
+    ".parquet": "application/vnd.apache.parquet",
+    ".tsv": "text/tab-separated-values",
+    ".md": "text/markdown",
+    ".smk": "text/plain",
+    ".yaml": "application/yaml",
+    ".yml": "application/yaml",
+    ".json": "application/json",
+    ".patch": "text/x-diff",
+    ".tex": "application/x-tex",
+}
+
+
+def metadata(
+    files: Mapping[str, bytes],
+    manifest: Mapping[str, Any],
+    title: str,
+    began: float | None,
+    ended: float,
+) -> dict[str, Any]:
+    """`began` and `ended`: of the experiment's steps, not of the bundle, so that it is the same again."""
+    results = f"results/{manifest['experiment']}/"
+    action = f"#run-{manifest['experiment']}"
+    root = {
+        "@id": "./",
+        "@type": "Dataset",
+        "name": title,
+        "description": "An experiment: configuration, code, environment, manifests, metrics and report.",
+        "datePublished": _time(ended),
+        "license": {"@id": "LICENSE"},
+        "conformsTo": _references(PROFILES),
+        "hasPart": _references(_id(name) for name in sorted(files)),
+        "mainEntity": {"@id": WORKFLOW},
+        "mentions": [{"@id": action}],
+    }
+    inputs = [
+        *manifest["config"],
+        *(name for name in sorted(files) if name.startswith("envs/") and name.endswith(".txt")),
+    ]
+    run: Entity = {
+        "@id": action,
+        "@type": "CreateAction",
+        "name": f"Training and reporting of {manifest['experiment']}",
+        "description": f"snakemake --configfile {' '.join(manifest['config'])}",
+        "instrument": {"@id": WORKFLOW},
+        "object": _references(_id(name) for name in inputs),
+        "result": _references(_id(name) for name in sorted(files) if name.startswith(results)),
+        "endTime": _time(ended),
+        "actionStatus": {"@id": "http://schema.org/CompletedActionStatus"},
+        **({"startTime": _time(began)} if began is not None else {}),
+    }
+    image = _image(manifest.get("image"))
+    if image:
+        run["containerImage"] = {"@id": image["@id"]}
+    graph = [_descriptor(), root, *_contexts(manifest), run, *([image] if image else [])]
+    graph += [_file(name, content, manifest) for name, content in sorted(files.items())]
+    return {"@context": CONTEXT, "@graph": graph}
+
+
+def _descriptor() -> Entity:
+    conforms = _references([ROCRATE, "https://w3id.org/workflowhub/workflow-ro-crate/1.0"])
+    return {"@id": METADATA, "@type": "CreativeWork", "about": {"@id": "./"}, "conformsTo": conforms}
+
+
+def _contexts(manifest: Mapping[str, Any]) -> list[Entity]:
+    profiles = [
+        {"@id": url, "@type": "CreativeWork", "name": name, "version": version}
+        for url, (name, version) in PROFILES.items()
+    ]
+    language = {"@id": SNAKEMAKE, "@type": "ComputerLanguage", "name": "Snakemake"}
+    language |= {"identifier": {"@id": "https://snakemake.github.io"}, "url": {"@id": "https://snakemake.github.io"}}
+    if version := manifest["environment"]["packages"].get("snakemake"):
+        language["version"] = version
+    return [*profiles, language]
+
+
+def _image(image: Mapping[str, Any] | None) -> Entity | None:
+    """The container that the ranks ran in, where they did."""
+    if not image or not image.get("digest") or image.get("runtime") in (None, "none", "venv"):
+        return None
+    return {
+        "@id": "#image",
+        "@type": "ContainerImage",
+        "additionalType": {"@id": "https://w3id.org/ro/terms/workflow-run#SIFImage"},
+        "name": str(image["runtime"]),
+        "sha256": str(image["digest"]).removeprefix("sha256:"),
+    }
+
+
+def _file(name: str, content: bytes, manifest: Mapping[str, Any]) -> Entity:
+    path = PurePosixPath(name)
+    kind = TYPES.get(path.suffix) or mimetypes.guess_type(name)[0]
+    entity: Entity = {"@id": _id(name), "@type": "File", "name": path.name, "contentSize": str(len(content))}
+    entity["sha256"] = hashlib.sha256(content).hexdigest()
+    if kind:
+        entity["encodingFormat"] = kind
+    if name == WORKFLOW:
+        entity["@type"] = ["File", "SoftwareSourceCode", "ComputationalWorkflow"]
+        entity |= {"name": "Megaboa", "programmingLanguage": {"@id": SNAKEMAKE}}
+        entity["description"] = "Pretraining experiments with Megatron-Bridge, from one YAML file to one report."
+        if manifest.get("commit"):
+            entity["version"] = manifest["commit"]
+    elif name == "README.md":
+        entity["about"] = {"@id": "./"}
+    elif name == "LICENSE":
+        entity["@type"] = ["File", "CreativeWork"]
+        entity |= {"name": "Apache License 2.0", "identifier": "https://spdx.org/licenses/Apache-2.0"}
+        entity["description"] = (
+            "Of the code. Results, texts and models are under the licences that their authors gave them."
+        )
+    return entity
+
+
+def _references(ids: Sequence[str] | Any) -> list[Entity]:
+    return [{"@id": name} for name in ids]
+
+
+def _id(name: str) -> str:
+    return quote(name, safe="/+,;=@!$&'()*~")
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(int(seconds), UTC).isoformat()

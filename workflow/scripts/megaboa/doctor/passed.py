@@ -1,0 +1,112 @@
+"""Runs that passed, but could be faster: pure functions over what plan, metrics and profile know already.
+
+Each gives lines to say, the first without indentation; none where there is nothing to say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from megaboa import peaks
+from megaboa.estimate import flops, memory, speed
+from megaboa.estimate.stages import Stage, stages
+from megaboa.preflight import table
+from megaboa.preflight.facts import Facts
+
+LOW = 0.2  # of the peak: half of what large models reach
+UNBALANCED = 0.05  # of a step that the fullest stage takes longer than the mean, and a split would win back
+WAITING = 0.1  # of a step in loading data
+
+
+def slow(f: Facts, summary: dict[str, Any]) -> list[str]:
+    """Far below what its GPUs can do, and what a step goes into by the model of speed."""
+    timed, peak = summary.get("step_seconds"), peaks.operations(f.cluster.gpu)
+    if f.cluster.device != "cuda" or peak is None or not timed or not memory.is_known(f):
+        return []
+    seconds = timed["median"]
+    share = flops.of_step(f) / (seconds * (f.layout.world_size or 1) * peak)
+    if share >= LOW:
+        return []
+    expected = speed.of_step(f)
+    parts = sorted(vars(expected).items(), key=lambda part: -part[1])[:3]
+    spent = ", ".join(f"{what} {part / expected.seconds:.0%}" for what, part in parts)
+    return [
+        f"at {share:.0%} of its GPUs' peak: a step takes {seconds:.3g} s",
+        f"  the model of speed expects {expected.seconds:.3g} s ({spent}); if it takes longer, profile a few steps",
+        "  try: python workflow/scripts/advise.py lists layouts that should be faster",
+    ]
+
+
+def unbalanced(f: Facts, analysis: dict[str, Any] | None) -> list[str]:
+    """One stage has more to calculate than the others: the one with the loss, most of the time."""
+    if f.layout.pp == 1 or not memory.is_known(f) or f.layout.stages is not None:
+        return []
+    work = works(f)
+    fullest, mean = max(work), sum(work) / len(work)
+    best = better_split(f)
+    won = 1 - max(works(best)) / fullest if best else 0.0
+    if best is None or fullest / mean - 1 < UNBALANCED or won < UNBALANCED:
+        return []
+    ends = best.layout.first_stage_layers, best.layout.last_stage_layers
+    keys = ("model.num_layers_in_first_pipeline_stage", "model.num_layers_in_last_pipeline_stage")
+    split = ", ".join(f"{key}: {size}" for key, size in zip(keys, ends, strict=True) if size is not None)
+    return [
+        f"stage {work.index(fullest)} has {fullest / mean - 1:.0%} more to calculate than the mean of "
+        f"{f.layout.pp} stages, by counted operations",
+        *_measured_bubble(analysis),
+        f"  try: overrides: {{{split}}}: the fullest stage then has {won:.0%} less",
+    ]
+
+
+def works(f: Facts) -> list[float]:
+    """Operations of a token on every stage: its layers, and the product with the vocabulary where the loss is."""
+    layers = [flops.of_layer(f, layer) for layer in range(f.model.layers or 0)]
+    loss = (f.model.hidden or 0) * flops.padded_vocabulary(f)
+    return [_work(stage, layers, loss) for stage in stages(f)]
+
+
+def _work(stage: Stage, layers: list[float], loss: float) -> float:
+    extra = stage.mtp * (layers[-1] + loss)
+    return sum(layers[layer] for layer in stage.layers) + (loss if stage.loss else 0.0) + extra
+
+
+def better_split(f: Facts) -> Facts | None:
+    """The legal split with the least full stage, by other sizes of the first and the last."""
+    each = (f.model.layers or 0) // f.layout.pp
+    sizes = [None, *range(max(1, each - 4), each + 5)]
+    plain = dataclasses.replace(f.layout, embedding_counts=False, loss_counts=False)
+    layouts = [
+        dataclasses.replace(plain, first_stage_layers=first, last_stage_layers=last)
+        for first in sizes
+        for last in sizes
+    ]
+    legal = [one for layout in layouts if table.is_legal(one := dataclasses.replace(f, layout=layout))]
+    return min(legal, key=lambda one: max(works(one)), default=None)
+
+
+def _measured_bubble(analysis: dict[str, Any] | None) -> list[str]:
+    found = (analysis or {}).get("pipeline")
+    if not found or found["ideal"] is None:
+        return []
+    return [f"  profile: stages stand still for {found['measured']:.0%} of a step; with even ones {found['ideal']:.0%}"]
+
+
+def waits_for_data(analysis: dict[str, Any] | None, workers: int | None) -> list[str]:
+    """By a profile: how long the host was in the loader, of the rank that was longest."""
+    shares = [share for rank in (analysis or {}).get("ranks", []) if (share := _loading(analysis or {}, rank))]
+    most = max(shares, default=0.0)
+    if most < WAITING:
+        return []
+    have = "" if workers is None else f" (now {workers})"
+    return [
+        f"{most:.0%} of a step are spent loading data, by its profile",
+        f"  try: data.num_workers: {max(2 * (workers or 0), 2)}{have}; an index on a local disk",
+    ]
+
+
+def _loading(analysis: dict[str, Any], rank: dict[str, Any]) -> float | None:
+    phases = analysis["details"][str(rank["rank"])]["phases"]
+    host = next((row["host_ms"] for row in phases if row["phase"] == "data"), None)
+    wall = rank["ms"]["wall"]["median"]
+    return host / wall if host and wall else None

@@ -1,0 +1,38 @@
+"""What a GPU can do at most: dense bf16 operations (V100: fp16); with sparsity they would be twice these."""
+
+from __future__ import annotations
+
+import re
+
+# By the word in PyTorch's name of the GPU, which in small letters begins `resources.gpu` (h100-80g): TFLOP/s, and where
+# the maker says so. The first match wins.
+PEAKS: dict[str, tuple[float, str]] = {
+    "GB300": (2500.0, "GB300 NVL72 data sheet"),
+    "GB200": (2500.0, "GB200 NVL72 data sheet"),
+    "B300": (2250.0, "DGX B300 data sheet"),
+    "B200": (2250.0, "DGX B200 data sheet"),
+    "H200": (989.4, "H200 data sheet"),
+    "H100 PCIe": (756.0, "H100 PCIe product brief"),
+    "H100 NVL": (835.5, "H100 data sheet, NVL"),
+    "H100": (989.4, "H100 data sheet, SXM"),
+    "H800": (989.4, "as H100 SXM"),
+    "H20": (148.0, "H20 data sheet"),
+    "A100": (312.0, "A100 data sheet"),
+    "A40": (149.7, "A40 data sheet"),
+    "L40S": (362.05, "L40S data sheet"),
+    "V100": (125.0, "V100 data sheet"),
+}
+KINDS = tuple(name.lower() for name in PEAKS if " " not in name)
+
+
+def peak_of(gpu: str | None) -> tuple[float, str] | None:
+    """TFLOP/s of a GPU as PyTorch names it, and who says so; None where it isn't known."""
+    names = (name for name in PEAKS if gpu and re.search(rf"\b{name}\b", gpu))
+    found = next(names, None)
+    return (PEAKS[found][0], f"{PEAKS[found][1]}, bf16 without sparsity") if found else None
+
+
+def operations(kind: str | None) -> float | None:
+    """Operations per second of one GPU, by its name in `resources.gpu`; None where it isn't known."""
+    name = (kind or "").split("-")[0]
+    return PEAKS[name.upper()][0] * 1e12 if name in KINDS else None

@@ -1,0 +1,169 @@
+"""What was measured as tidy tables, one observation a row: the runs, their steps, evaluations and times."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from megaboa.config.models import Figure
+from megaboa.observe.numbers import WARMUP_STEPS
+from megaboa.observe.steps import VALIDATION_SET
+from megaboa.plan.figures import EVALUATION
+from megaboa.report.runs import RunResult
+
+SEED = "training.seed"
+SPREADS = ("step_seconds", "tokens_per_second")
+
+
+class UnknownColumnError(Exception):
+    """A figure asks for what no table has."""
+
+
+class Frames:
+    """Of the runs that passed. `values` are each run's in the sweep, `predicted` GiB by preflight."""
+
+    def __init__(
+        self,
+        runs: Sequence[RunResult],
+        values: Mapping[str, Mapping[str, Any]] | None = None,
+        predicted: Mapping[str, float | None] | None = None,
+    ) -> None:
+        self._runs = list(runs)
+        self._values = values or {}
+        self._predicted = predicted or {}
+
+    def of(self, figure: Figure) -> pd.DataFrame:
+        """The rows and columns that a figure shows, and the run of each."""
+        table = self.table(figure.data)
+        given = (figure.x, figure.y, figure.value, figure.hue, figure.facet, figure.over, *figure.filter)
+        asked = list(dict.fromkeys(name for name in given if name is not None))
+        if figure.over and figure.hue is None:
+            asked.append("setting")
+        asked += [name for part in ("p5", "p95") if (name := f"{figure.y}.{part}") in self.runs.columns]
+        for name in asked:
+            if name not in table.columns:
+                if name not in self.runs.columns:
+                    known = ", ".join(dict.fromkeys([*table.columns, *self.runs.columns]))
+                    raise UnknownColumnError(f"no run has the column {name!r}; there are {known}")
+                table = table.merge(self.runs[["run", name]], on="run", how="left")
+        for name, wanted in figure.filter.items():
+            allowed = {_text(value) for value in (wanted if isinstance(wanted, list) else [wanted])}
+            table = table[table[name].map(_text).isin(allowed)]
+        columns = list(dict.fromkeys(["run", *(name for name in asked if name not in figure.filter), *figure.filter]))
+        shown = [name for name in (figure.x, figure.y, figure.value) if name is not None]
+        return table[columns].dropna(subset=shown).reset_index(drop=True)
+
+    @property
+    def swept(self) -> list[str]:
+        """The keys that the sweep sets."""
+        return list(dict.fromkeys(name for values in self._values.values() for name in values))
+
+    def is_number(self, name: str) -> bool:
+        return pd.api.types.is_numeric_dtype(self.runs[name])
+
+    def varies(self, name: str) -> bool:
+        return name in self.runs.columns and self.runs[name].nunique() > 1
+
+    def table(self, name: str) -> pd.DataFrame:
+        return {"runs": self.runs, "steps": self.steps, "validation": self.validation, "time": self.time}[name]
+
+    @functools.cached_property
+    def runs(self) -> pd.DataFrame:
+        table = pd.DataFrame([self._row(run) for run in self._runs])
+        if table.empty:
+            return pd.DataFrame(columns=["run", "model"])
+        for name in table.columns:
+            if name not in ("run", "model", "setting", "layout") and table[name].dtype == object:
+                table[name] = _numbers(table[name])
+        rate = table["tokens_per_second_per_gpu"] = table["tokens_per_second"] / table["world_size"]
+        fewest = table.groupby("model")["world_size"].transform("min")
+        base = rate.where(table["world_size"] == fewest).groupby(table["model"]).transform("max")
+        several = table.groupby("model")["world_size"].transform("nunique") > 1
+        table["scaling_efficiency"] = (rate / base).where(several)
+        return table
+
+    def _row(self, run: RunResult) -> dict[str, Any]:
+        summary, values = run.summary or {}, dict(self._values.get(run.name, {}))
+        plan = {name: value for name, value in run.plan.items() if name not in ("tokens", "state", "why")}
+        row: dict[str, Any] = {**plan, "run": run.name, "layout": run.layout or "dp only", **values}
+        row["world_size"] = summary["world_size"]
+        row["setting"] = _setting(values, run.model)
+        row |= {name: summary.get(name) for name in ("steps", "attempts")}
+        row["goodput"] = (run.goodput or {}).get("goodput")
+        row |= {f"loss.{name}": (summary.get("loss") or {}).get(name) for name in ("first", "last", "min", "tail_mean")}
+        evaluated = summary.get("validation") or []
+        row["validation"] = evaluated[-1]["losses"].get("lm loss") if evaluated else None
+        for name in SPREADS:
+            spread = summary.get(name) or {}
+            row |= {name: spread.get("median"), f"{name}.p5": spread.get("p5"), f"{name}.p95": spread.get("p95")}
+        row["tflops_per_gpu"] = (summary.get("tflops_per_rank") or {}).get("median")
+        row["mfu"] = (summary.get("mfu") or {}).get("median")
+        row["memory.predicted_gib"] = self._predicted.get(run.name)
+        memory = summary.get("memory")
+        row["memory.measured_gib"] = memory["peak_bytes"]["allocated"] / 2**30 if memory else None
+        return row | {f"{EVALUATION}{name}": value for name, value in run.evaluation.items()}
+
+    @functools.cached_property
+    def steps(self) -> pd.DataFrame:
+        """Further losses as `losses/<name>`; `warm` are the steps that count for the speed."""
+        tables = [_steps(run) for run in self._runs if run.steps is not None]
+        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["run", "step", "loss"])
+
+    @functools.cached_property
+    def validation(self) -> pd.DataFrame:
+        rows = [
+            {"run": run.name, "step": entry["step"], "set": name.removeprefix(VALIDATION_SET), "loss": loss}
+            for run in self._runs
+            for entry in (run.summary or {}).get("validation", [])
+            for name, loss in {"main" if n == "lm loss" else n: v for n, v in entry["losses"].items()}.items()
+            if name == "main" or name.startswith(VALIDATION_SET)
+        ]
+        return pd.DataFrame(rows, columns=["run", "step", "set", "loss"])
+
+    @functools.cached_property
+    def time(self) -> pd.DataFrame:
+        rows = [
+            {
+                "run": run.name,
+                "kind": kind,
+                "time_share": seconds / run.goodput["allocated_seconds"],
+                "seconds": seconds,
+            }
+            for run in self._runs
+            if run.goodput and run.goodput["allocated_seconds"]
+            for kind, seconds in run.goodput["seconds"].items()
+        ]
+        return pd.DataFrame(rows, columns=["run", "kind", "time_share", "seconds"])
+
+
+def _steps(run: RunResult) -> pd.DataFrame:
+    table = run.steps.copy()
+    table["tokens_per_second"] = table["tokens"] / table["seconds"]
+    table["tokens"] = table["tokens"].cumsum()
+    table["warm"] = (table.groupby("attempt").cumcount() >= WARMUP_STEPS).map({True: "true", False: "false"})
+    return table.drop(columns=["attempt", "replayed", "time", "skipped"]).assign(run=run.name)
+
+
+def _setting(values: Mapping[str, Any], model: str) -> str:
+    """What the runs of a mean have in common: `lr=0.003 tp=2`."""
+    kept = {key.rpartition(".")[2]: value for key, value in values.items() if key not in (SEED, "model")}
+    return " ".join([model, *(f"{name}={_text(value)}" for name, value in kept.items())])
+
+
+def _numbers(column: pd.Series) -> pd.Series:
+    """As numbers, where all that is known are; plan.tsv says `-` for what isn't."""
+    known = column.mask(column == "-")
+    numbers = pd.to_numeric(known, errors="coerce")
+    return numbers if numbers.notna().sum() == known.notna().sum() else column.map(_text)
+
+
+def _text(value: Any) -> str:
+    """As it stands in plan.tsv and in a YAML file; whole numbers without a point."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return str(value)

@@ -1,0 +1,208 @@
+"""The kinds of figures: each draws one tidy table on one set of axes, as the figure's specification says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+
+from megaboa.config.models import Figure
+from megaboa.report.axes import finish, in_field, is_number, number, places
+from megaboa.report.bands import crowd, mean_band
+from megaboa.report.colours import MOST_ENTRIES, Shades, legend
+from megaboa.report.columns import label
+from megaboa.report.style import GRID, INK, WIDTH
+
+MOST_POINTS = 20_000  # that a figure holds before only every so many-th step is drawn
+MOST_BARS = 40
+MOST_FACETS = 12
+LESS_IS_BETTER = ("step_seconds", "seconds", "loss", "validation")
+
+
+def draw(spec: Figure, table: pd.DataFrame, shades: Shades) -> tuple[Drawing, pd.DataFrame] | None:
+    """The figure, and what it shows; None where there is nothing to show."""
+    if table.empty:
+        return None
+    parts = {"": table} if spec.facet is None else {str(k): part for k, part in table.groupby(spec.facet, sort=True)}
+    parts = dict(list(parts.items())[:MOST_FACETS])
+    columns = min(2, len(parts))
+    lines = math.ceil(len(parts) / columns)
+    height = _height(spec, table) if len(parts) == 1 else 2.6 * lines
+    figure, grid = plt.subplots(lines, columns, figsize=(WIDTH, height), squeeze=False)
+    shown = []
+    for axes, (name, part) in zip(grid.flat, parts.items(), strict=False):
+        shown.append(KINDS[spec.kind](axes, part, spec, shades))
+        finish(axes, spec)
+        if name:
+            axes.set_title(f"{label(spec.facet)} {name}", fontsize=9.5, color=INK)
+    for axes in list(grid.flat)[len(parts) :]:
+        axes.set_visible(False)
+    # The names beside bars and boxes of single runs say it.
+    if spec.kind != "heat" and not (spec.kind in ("bar", "box") and spec.x == "run" and shades.column == "run"):
+        legend(figure)
+    return figure, pd.concat(shown, ignore_index=True)
+
+
+def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
+    """A curve for each run; the mean over runs with its band; or, of very many, how they are distributed."""
+    if spec.over is not None:
+        return _means(axes, table, spec, shades)
+    stride = max(1, math.ceil(len(table) / MOST_POINTS))
+    runs = list(dict.fromkeys(table["run"]))
+    if len(runs) > MOST_ENTRIES:
+        return _crowd(axes, table, spec, shades)
+    shown = []
+    for index, run in enumerate(runs):
+        curve = table[table["run"] == run].sort_values(spec.x, kind="stable").iloc[::stride]
+        # Curves that agree lie on each other: the first are drawn broad, so that each shows at the rims of the next.
+        width = 1.3 + 0.6 * (len(runs) - 1 - index) if shades.few else 1.0
+        axes.plot(
+            curve[spec.x],
+            curve[spec.y],
+            color=shades.of(curve[shades.column].iloc[0]),
+            label=shades.text(curve[shades.column].iloc[0]),
+            linewidth=width,
+            alpha=1.0 if shades.few else 0.55,
+            marker="o" if len(curve) <= 12 else None,
+            markersize=width + 2,
+            solid_capstyle="round",
+        )
+        shown.append(curve)
+    return pd.concat(shown)
+
+
+def _means(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
+    shown = []
+    for name, part in table.groupby(shades.column, sort=False):
+        band = mean_band(part, spec.x, spec.y)
+        axes.plot(band[spec.x], band["mean"], color=shades.of(name), label=shades.text(name), linewidth=1.4)
+        axes.fill_between(band[spec.x], band["low"], band["high"], color=shades.of(name), alpha=0.2, linewidth=0)
+        shown.append(band.assign(**{shades.column: name}))
+    return pd.concat(shown)
+
+
+def _crowd(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
+    """Half of the runs lie in the darker band, nine of ten in the lighter one; the line is their median."""
+    shown = []
+    groups = shades.column if shades.by_group else lambda _: ""
+    for name, part in table.groupby(groups, sort=False):
+        bands, colour = crowd(part, spec.x, spec.y), shades.of(name) if shades.by_group else shades.first
+        for low, high, alpha in (("p5", "p95", 0.16), ("p25", "p75", 0.3)):
+            axes.fill_between(bands[spec.x], bands[low], bands[high], color=colour, alpha=alpha, linewidth=0)
+        text = shades.text(name) if shades.by_group else f"median of {part['run'].nunique()} runs"
+        axes.plot(bands[spec.x], bands["median"], color=colour, linewidth=1.6, label=text)
+        shown.append(bands.assign(**({shades.column: name} if shades.by_group else {})))
+    last = table.sort_values(spec.x, kind="stable").groupby("run", sort=False)[spec.y].last()
+    for run, dash in ((last.idxmin(), (0, (4, 1.5))), (last.idxmax(), (0, (1, 1.5)))):
+        curve = table[table["run"] == run].sort_values(spec.x, kind="stable")
+        axes.plot(curve[spec.x], curve[spec.y], color=INK, linewidth=0.9, linestyle=dash, label=run)
+    return pd.concat(shown)
+
+
+def bar(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
+    """A bar for each value of x, and a line: 5th to 95th percentile where known, else the least and most of several."""
+    low, high = f"{spec.y}.p5", f"{spec.y}.p95"
+    rows = []
+    for name, part in table.groupby(spec.x, sort=False):
+        one = len(part) == 1 and low in part
+        ends = (part[low].iloc[0], part[high].iloc[0]) if one else (part[spec.y].min(), part[spec.y].max())
+        row = {spec.x: name, spec.y: part[spec.y].median(), low: ends[0], high: ends[1]}
+        rows.append(row | {shades.column: part[shades.column].iloc[0], "n": len(part)})
+    bars = pd.DataFrame(rows)
+    if len(bars) > MOST_BARS:
+        bars = bars.sort_values(spec.y, ascending=spec.y.startswith(LESS_IS_BETTER), kind="stable").head(MOST_BARS)
+    for place, row in enumerate(bars.to_dict("records")):
+        level = row[shades.column]
+        axes.barh(place, row[spec.y], height=0.62, linewidth=0, color=shades.of(level), label=shades.text(level))
+        axes.plot([row[low], row[high]], [place, place], color=INK, linewidth=1.4, solid_capstyle="butt")
+        at = (max(row[high], row[spec.y]), place)
+        axes.annotate(
+            number(row[spec.y], spec.y), at, (5, 0), textcoords="offset points", va="center", color=INK, fontsize=9
+        )
+    axes.set_xlim(0, max(bars[high].max(), bars[spec.y].max()) * 1.2)
+    places(axes, [str(name) for name in bars[spec.x]])
+    return bars
+
+
+def box(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
+    """Quartiles and median of y for each value of x; the line reaches from the 5th to the 95th percentile."""
+    rows = []
+    for name, part in list(table.groupby(spec.x, sort=False))[:MOST_BARS]:
+        ends = np.percentile(part[spec.y], [5, 25, 50, 75, 95])
+        row = dict(zip(("p5", "p25", "median", "p75", "p95"), ends.tolist(), strict=True))
+        row = {spec.x: name, **{f"{spec.y}.{key}": value for key, value in row.items()}, "n": len(part)}
+        rows.append(row | {shades.column: part[shades.column].iloc[0]})
+    for place, row in enumerate(rows):
+        p5, p25, median, p75, p95 = (row[f"{spec.y}.{key}"] for key in ("p5", "p25", "median", "p75", "p95"))
+        level = row[shades.column]
+        axes.plot([p5, p95], [place, place], color=INK, linewidth=1.2, solid_capstyle="butt")
+        axes.barh(
+            place, p75 - p25, left=p25, height=0.56, color=shades.of(level), label=shades.text(level), linewidth=0
+        )
+        axes.plot([median, median], [place - 0.28, place + 0.28], color="white", linewidth=1.6)
+    axes.set_xlim(left=0)
+    places(axes, [str(row[spec.x]) for row in rows])
+    return pd.DataFrame(rows)
+
+
+def scatter(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
+    for level, part in table.groupby(shades.column, sort=False):
+        axes.scatter(
+            part[spec.x],
+            part[spec.y],
+            color=shades.of(level),
+            label=shades.text(level),
+            s=26 if len(table) <= 60 else 12,
+            alpha=0.9 if len(table) <= 60 else 0.55,
+            linewidth=0,
+        )
+    if spec.diagonal:
+        ends = [min(table[spec.x].min(), table[spec.y].min()), max(table[spec.x].max(), table[spec.y].max())]
+        axes.plot(ends, ends, color=INK, linewidth=0.9, linestyle=(0, (4, 2)), label="equal")
+    return table
+
+
+def heat(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
+    """The mean of `value` for every pair of x and y; the number stands in the field where there is room."""
+    means = table.groupby([spec.y, spec.x], as_index=False)[spec.value].mean()
+    grid = means.pivot(index=spec.y, columns=spec.x, values=spec.value).sort_index(ascending=False)
+    written = grid.map(lambda value: in_field(value, spec.value)) if grid.size <= 64 else False
+    reverse = "" if spec.value.startswith(LESS_IS_BETTER) else "_r"
+    seaborn.heatmap(
+        grid,
+        ax=axes,
+        cmap=f"viridis{reverse}",
+        annot=written,
+        fmt="",
+        annot_kws={"fontsize": 8.5},
+        linewidths=0.5,
+        linecolor=GRID,
+        cbar_kws={"label": label(spec.value), "shrink": 0.9},
+    )
+    axes.set_xticks(np.arange(grid.shape[1]) + 0.5, [f"{name:g}" if is_number(name) else name for name in grid.columns])
+    axes.set_yticks(np.arange(grid.shape[0]) + 0.5, [f"{name:g}" if is_number(name) else name for name in grid.index])
+    axes.tick_params(axis="y", rotation=0)
+    return means
+
+
+KINDS: dict[str, Callable[[Axes, pd.DataFrame, Figure, Shades], pd.DataFrame]] = {
+    "line": line,
+    "bar": bar,
+    "box": box,
+    "scatter": scatter,
+    "heat": heat,
+}
+
+
+def _height(spec: Figure, table: pd.DataFrame) -> float:
+    if spec.kind in ("bar", "box"):
+        return 0.9 + 0.3 * min(MOST_BARS, table[spec.x].nunique())
+    if spec.kind == "heat":
+        return 1.4 + 0.32 * min(20, table[spec.y].nunique())
+    return 3.5

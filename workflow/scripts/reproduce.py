@@ -1,0 +1,63 @@
+"""Make the figures' data and, on a CPU, the runs of a bundle again, and say of every file whether it is equal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from megaboa.bundle.archive import unpack
+from megaboa.bundle.compare import WITHOUT_TIMES, Compared
+from megaboa.bundle.contents import MANIFEST
+from megaboa.bundle.rebuild import is_on_cpu, report_again, run_again
+from megaboa.data.errors import InputError
+from megaboa.files import file_digest
+
+FOLDER = Path("reproduced")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", type=Path, help="zip file that `snakemake bundle` wrote")
+    parser.add_argument("--into", type=Path, help="folder to work in; default: reproduced/<bundle>-<its digest>")
+    parser.add_argument("--figures-only", action="store_true", help="train nothing again")
+    args = parser.parse_args()
+    try:
+        compared = reproduce(args.bundle, args.into, args.figures_only)
+    except InputError as error:
+        sys.exit(str(error))
+    different = [one for one in compared if not one.good]
+    timed = sum(one.verdict == WITHOUT_TIMES for one in compared)
+    print(
+        f"{len(compared) - len(different)} of {len(compared)} files are equal, {timed} of them but for measured times"
+    )
+    sys.exit(1 if different else 0)
+
+
+def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> list[Compared]:
+    files = unpack(bundle)
+    if MANIFEST not in files:
+        raise InputError(f"{bundle}: is no bundle of this project, as it has no {MANIFEST}")
+    manifest = json.loads(files[MANIFEST])
+    folder = into or FOLDER / f"{bundle.stem}-{file_digest(bundle)[:12]}"
+    compared = show("figures from the bundle's metrics", report_again(files, manifest, folder / "report"))
+    if figures_only:
+        return compared
+    if not is_on_cpu(manifest):
+        print(
+            "runs: not made again, as they need GPUs: `snakemake --profile slurm` in a clone, with the bundle's config"
+        )
+        return compared
+    return compared + show("runs from the bundle's configuration", run_again(files, manifest, folder / "run"))
+
+
+def show(title: str, compared: list[Compared]) -> list[Compared]:
+    print(f"{title}:")
+    for one in compared:
+        print(f"  {one.verdict:<30} {one.name}")
+    return compared
+
+
+if __name__ == "__main__":
+    main()
