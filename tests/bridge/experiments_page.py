@@ -18,15 +18,26 @@ HEAD = """\
 
 
 def line(row: dict[str, Any]) -> str:
-    outcome = "PASS, nearly full" if any("[memory_suffices]" in one for one in row["warnings"]) else row["state"]
     layout = row["layout"] + (f" {row['sharding']}" if row["sharding"] else "")
     memory = f"{row['memory_gib']:.1f} of {row['limit_gib']:.1f}"
-    cells = (f"`{row['run']}`", row["model"], short(row["params"]), layout, row["ranks"], memory, outcome)
+    cells = (f"`{row['run']}`", row["model"], short(row["params"]), layout, row["ranks"], memory, outcome(row))
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def write(experiments: dict[str, list[dict[str, Any]]]) -> None:
-    """Put the tables below the mark."""
-    text = PAGE.read_text(encoding="utf-8").split(MARK)[0]
+def outcome(row: dict[str, Any]) -> str:
+    words = [row["state"]]
+    words += ["nearly full"] if any("[memory_suffices]" in one for one in row["warnings"] or []) else []
+    open_rules = [one.rsplit("[", 1)[1].rstrip("]") for one in row["needs_image"] or []]
+    left_open = [*open_rules, *([row["stopped_at"].split("; checked up to")[0]] if row["stopped_at"] else [])]
+    return ", ".join(words) + (f"; needs the image: {', '.join(left_open)}" if left_open else "")
+
+
+def text(experiments: dict[str, list[dict[str, Any]]]) -> str:
+    """The page with these tables below the mark."""
+    before = PAGE.read_text(encoding="utf-8").split(MARK)[0]
     tables = [f"## {name}.yaml\n\n{HEAD}" + "\n".join(map(line, rows)) for name, rows in experiments.items()]
-    write_text(PAGE, text + "\n\n".join([MARK, *tables]) + "\n")
+    return before + "\n\n".join([MARK, *tables]) + "\n"
+
+
+def write(experiments: dict[str, list[dict[str, Any]]]) -> None:
+    write_text(PAGE, text(experiments))

@@ -1,7 +1,7 @@
 """Preflight of the experiments that are shipped, in a process of its own, and without Snakemake, hub and tokenizers.
 
-`python shipped_experiments.py FOLDER NAME...`: NAME is a file of config/experiments, or `FILE/RUN,RUN` for some of its
-runs. Prints one row of preflight's table per run, and what DeepSeek-V2-Lite's recipe sets, as JSON.
+`python shipped_experiments.py FOLDER NAME...`: each NAME is a file of config/experiments. Prints, as
+JSON, one row of preflight's table per run, and what some recipes set.
 """
 
 import inspect
@@ -24,17 +24,16 @@ EXPERIMENTS = Path(__file__).parents[2] / "config" / "experiments"
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
-def rows(folder, name, runs):
+def rows(folder, name):
     """A recipe keeps its own vocabulary, and a config has one, so that no tokenizer is needed."""
     from megaboa.bridge.preflight import check
     from megaboa.bridge.source import obtain
 
     plan = make_plan(load([EXPERIMENTS / f"{name}.yaml"]))
     plan.write(folder)
-    asked = runs or [run.name for run in plan.runs]
-    models = {plan[run].model for run in asked}
+    asked = [run.name for run in plan.runs]
     for path, spec in Shared(plan, folder).specifications().items():
-        if path.startswith("models/") and spec["name"] in models:
+        if path.startswith("models/"):
             without = {**spec, "store": str(folder / "store"), "tokenizer": None}
             files.write_json(folder / name / "models" / spec["name"] / "source.json", obtain(without))
     found = check(folder / name, asked)
@@ -45,36 +44,35 @@ def rows(folder, name, runs):
 def row_of(run, result, facts):
     row = overview.row(run, result, facts, None)
     sharding = facts.layout.fsdp_sharding if facts and facts.layout.fsdp == "megatron" else None
-    return {**row, "sharding": sharding, "warnings": result.get("warnings", [])}
+    kept = {name: result.get(name) for name in ("warnings", "needs_image", "stopped_at")}
+    return {**row, "sharding": sharding, **kept}
 
 
-def deepseek():
-    """What the recipe sets, for each dispatcher, and its arguments."""
+def recipes():
+    """What some recipes set, and the arguments of one."""
     sys.path.insert(0, str(RECIPES))
-    from deepseek_v2_lite import configure
+    import deepseek_v2_lite
+    import gpt3
 
-    arguments = {name: one.default for name, one in inspect.signature(configure).parameters.items()}
+    arguments = inspect.signature(deepseek_v2_lite.configure).parameters.items()
     folder = str(RECIPES / "deepseek-v2-lite")
     return {
-        "arguments": arguments,
-        "null": plain_fields(configure(folder)),
-        "deepep": plain_fields(configure(folder, "deepep")),
+        "arguments": {name: one.default for name, one in arguments},
+        "deepseek": plain_fields(deepseek_v2_lite.configure(folder)),
+        "deepseek, deepep": plain_fields(deepseek_v2_lite.configure(folder, "deepep")),
+        "gpt3": plain_fields(gpt3.configure("2.7b")),
     }
 
 
 def plain_fields(config):
-    sections = ("model", "train", "validation", "scheduler", "checkpoint", "dataset")
+    sections = ("model", "train", "validation", "optimizer", "scheduler", "checkpoint", "dataset")
     fields = {f"{name}.{field}": value for name in sections for field, value in vars(getattr(config, name)).items()}
     return {field: value for field, value in fields.items() if isinstance(value, str | int | float | None)}
 
 
 def main(folder, names):
     process.prepare("cpu")
-    experiments = {}
-    for name in names:
-        experiment, _, runs = name.partition("/")
-        experiments[experiment] = rows(folder, experiment, [run for run in runs.split(",") if run])
-    return {"experiments": experiments, "deepseek": deepseek()}
+    return {"experiments": {name: rows(folder, name) for name in names}, "recipes": recipes()}
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
@@ -104,24 +103,6 @@ def _backends(module: ModuleType) -> None:
     module.LocalSpecProvider.core_attention = lambda self: CoreAttention
 
 
-def _mla_norms(module: ModuleType) -> None:
-    """Queries that aren't compressed have no norm of their own, as in Hugging Face's DeepSeek-V2-Lite.
-
-    Megatron's layers without Transformer Engine name one all the same, which its check refuses; with Transformer
-    Engine, core 0.19.2 fuses one into the projection.
-    """
-    resolver = module.QKNormConfigResolver
-    init = resolver.__init__
-
-    def without_unused_norm(self, config, submodules):
-        if config.q_lora_rank is None:
-            submodules = dataclasses.replace(submodules, q_layernorm=module.IdentityOp)
-        init(self, config, submodules)
-
-    resolver.__init__ = without_unused_norm
-    resolver._mla_fused_linear_or_default = lambda self, projection, name: projection
-
-
 def _mappings(module: ModuleType) -> None:
     """Nothing to sum over one rank: the original hands its input through, and experts with biases then change it.
 
@@ -170,7 +151,6 @@ def install() -> None:
         "megatron.core.tensor_parallel.mappings": _mappings,
         "megatron.core.transformer.transformer_config": _transformer_config,
         "megatron.core.transformer.torch_norm": _torch_norm,
-        "megatron.core.transformer.mla_qk_norm_config": _mla_norms,
         "megatron.core.transformer.moe.moe_utils": _moe_utils,
         "megatron.core.models.backends": _backends,
         "megatron.core.optimizer": _optimizer,
