@@ -87,14 +87,16 @@ def _bound(document: dict[str, Any]) -> list[str]:
 
 
 def _slow(row: dict[str, Any]) -> str | None:
+    part = "parts that aren't known" if row["part"] == "unknown" else row["part"]  # a recipe may divide as it likes
     if row["verdict"] == "persistent":
+        where = f" on {row['slowest_host']}" if row["slowest_host"] else ""
         return (
-            f"Rank {row['slowest']} on {row['slowest_host']} is slow: {row['spread']:.1%} more work time than rank "
-            f"{row['fastest']}, the slowest in {row['slowest_in']:.0%} of the steps ({row['part']}, n = {row['n']})."
+            f"Rank {row['slowest']}{where} is slow: {row['spread']:.1%} more work time than rank "
+            f"{row['fastest']}, the slowest in {row['slowest_in']:.0%} of the steps ({part}, n = {row['n']})."
         )
     if row["verdict"] == "rotating":
         return (
-            f"Ranks of {row['part']} differ by {row['spread_by_step']:.1%} within a step, but it is not always the "
+            f"Ranks of {part} differ by {row['spread_by_step']:.1%} within a step, but it is not always the "
             f"same one that is slow (n = {row['n']})."
         )
     return None
