@@ -15,10 +15,11 @@ TreePath = tuple[str | int, ...]
 
 def problems(image: Any) -> Iterator[tuple[TreePath, str]]:
     """Each with its place; what has the wrong type or form is a mistake of its own."""
-    if not isinstance(image, dict) or image.get("runtime") not in references.SUFFIXES:
+    runtime = image.get("runtime") if isinstance(image, dict) else None
+    if not isinstance(runtime, str) or runtime not in references.SUFFIXES:
         return
     path, build = image.get("path"), image.get("build")
-    if isinstance(path, str) and (message := references.image_problem(path, image["runtime"])):
+    if isinstance(path, str) and (message := references.image_problem(path, runtime)):
         yield ("image", "path"), message
     elif isinstance(path, str) and references.is_file(path):
         file = Path(path).expanduser()
