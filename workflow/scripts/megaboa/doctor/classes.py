@@ -42,7 +42,7 @@ NAMES: dict[str, str] = {
     "stopped": "cancelled",
     "killed": "unknown",
     "crash": "unknown",
-    "lost": "unknown",
+    "lost": "lost",
 }
 # Where the cause leaves it open: what a line of the logs makes of it.
 FINER: tuple[tuple[tuple[str, ...], str, str], ...] = (

@@ -9,7 +9,9 @@ from megaboa import files
 from megaboa.doctor import advice, classes, curve, passed
 from megaboa.preflight.facts import Facts, from_json
 from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.run import checkpoints, claims, ledger
 from megaboa.run.failures import read_tails
+from megaboa.run.identity import is_outdated, is_trained
 
 
 def experiment(results: Path) -> list[str]:
@@ -25,16 +27,35 @@ def experiment(results: Path) -> list[str]:
 
 
 def run(folder: RunFolder, facts: Facts | None) -> list[str]:
-    summary = folder.path / "metrics" / "summary.json"
-    if summary.exists():
-        return _of_summary(folder, files.read_json(summary), facts)
-    if not folder.attempts_link.exists():
+    if is_trained(folder):  # a summary beside anything else is that of the run as it was before
+        summary = folder.path / "metrics" / "summary.json"
+        return _of_summary(folder, files.read_json(summary), facts) if summary.exists() else []
+    store = RunStore(folder.attempts_link.resolve().parent) if folder.attempts_link.exists() else None
+    if store is None or is_outdated(folder, store):
         return [f"{folder.name}: has not begun"]
-    store = RunStore(folder.attempts_link.resolve().parent)
-    ends = [entry for entry in files.read_jsonl(store.ledger) if entry["event"] == "end"]
+    entries = files.read_jsonl(store.ledger)
+    if begun := ledger.open_attempt(entries):
+        return _of_failure(folder, store, _lost(store, begun), facts) if claims.is_held(store.claims) is False else []
+    ends = ledger.ends(entries)
     if not ends or ends[-1].get("outcome") == "completed":
         return []
     return _of_failure(folder, store, ends[-1], facts)
+
+
+def _lost(store: RunStore, begun: dict[str, Any]) -> dict[str, Any]:
+    """The end that nobody wrote down, as the next call will."""
+    events = files.read_jsonl(store.attempt(begun["attempt"]).steps)
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    job = f"SLURM job {begun['job']}, " if begun.get("job") else ""
+    where = ", ".join(begun.get("nodes") or [begun["host"]])
+    return {
+        "attempt": begun["attempt"],
+        "cause": "lost",
+        "detail": f"nobody wrote down its end, and nobody trains it: its supervisor was killed, or lost ({job}{where})",
+        "first_step": min(steps, default=None),
+        "last_step": max(steps, default=None),
+        "iteration": checkpoints.latest(store.checkpoints),
+    }
 
 
 def _of_summary(folder: RunFolder, summary: dict[str, Any], facts: Facts | None) -> list[str]:
