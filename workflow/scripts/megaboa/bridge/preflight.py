@@ -111,8 +111,8 @@ def _play(config: Any, run: dict[str, Any], turned_off: set[str]) -> Result:
 
 
 def _turned_off(config: Any, overrides: dict[str, Any]) -> set[str]:
-    """Switches of kernels that are off by the run's own will, to be asked before validation: the CPU backend, and Bridge
-    without Transformer Engine, turn off all of them."""
+    """Switches of kernels that are off by the run's own will. To be asked before validation, as the CPU backend, and
+    Bridge without Transformer Engine, turn off all of them."""
     off = {name for name in image.SWITCHES if overrides.get(f"model.{name}") is False}
     return off if getattr(config.model, "moe_grouped_gemm", False) else {*off, "moe_grouped_gemm"}
 
