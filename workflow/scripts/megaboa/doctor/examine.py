@@ -1,4 +1,7 @@
-"""Every run that isn't PASS: what happened, what the pipeline did, what to try. And runs that passed, but not well."""
+"""Every stage that failed and every run that isn't PASS: what happened, what the pipeline did, what to try.
+
+And runs that passed, but not well.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files
-from megaboa.doctor import advice, classes, curve, passed
+from megaboa.doctor import advice, classes, curve, passed, stages
 from megaboa.preflight.facts import Facts, from_json
 from megaboa.results import AttemptFolder, RunFolder, RunStore
 from megaboa.run import checkpoints, claims, ledger
@@ -20,6 +23,7 @@ def experiment(results: Path) -> list[str]:
     path = results / "preflight.json"
     known = files.read_json(path)["runs"] if path.exists() else {}
     lines = [f"{one}: left out of the plan" for one in files.read_json(results / "specs" / "report.json")["invalid"]]
+    lines += stages.failed(results)
     for name in plan["runs"]:
         facts = known.get(name, {}).get("facts")
         lines += run(RunFolder(results / "runs" / name), from_json(facts) if facts else None)
