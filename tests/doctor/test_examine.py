@@ -89,6 +89,17 @@ def test_an_attempt_without_an_end_is_lost_where_nobody_trains_it(results):
     assert lines[-2] == "  try: the same command resumes it from iteration 0"
 
 
+def test_the_report_is_told_of_failures_that_were_mended(results):
+    store = attempts_of(results, "fine", RUN)
+    ledger.record_end(store.ledger, 1, "failed", 5, "Connection reset by peer", cause="transient", action="resume")
+    ledger.record_end(store.ledger, 2, "interrupted", 7, "SIGTERM", cause="time_limit", action="requeue")
+    ledger.record_end(store.ledger, 3, "completed", 10, "done")
+    big, fine = examine.failures(results, ["big", "fine", "waiting"])
+    assert big.startswith("big, attempt 1: gpu memory: ") and "then: stop" in big
+    told = "communication: Connection reset by peer. no step; checkpoint of iteration 5 is kept; then: resume"
+    assert fine == f"fine, attempt 1: {told}"
+
+
 def test_a_run_that_passed_slowly_is_named_too(results):
     given = facts(gbs=64, world=2)
     given = dataclasses.replace(given, cluster=dataclasses.replace(given.cluster, gpu="h200-141g", gpus_per_node=2))

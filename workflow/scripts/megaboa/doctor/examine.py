@@ -5,6 +5,7 @@ And runs that passed, but not well.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,29 @@ def experiment(results: Path) -> list[str]:
     return lines
 
 
+def failures(results: Path, names: Iterable[str]) -> list[str]:
+    """Of these runs each attempt that failed, in a line, also where a later one has mended it: for the report."""
+    return [line for name in names for line in _failed_attempts(RunFolder(results / "runs" / name))]
+
+
+def _failed_attempts(folder: RunFolder) -> list[str]:
+    if (store := _store(folder)) is None:
+        return []
+    ends = [end for end in ledger.ends(files.read_jsonl(store.ledger)) if end.get("outcome") == "failed"]
+    lines = []
+    for end in ends:
+        found = _trouble(store, end)
+        said = f": {found.evidence[0]}" if found.evidence else ""
+        lines.append(f"{folder.name}, attempt {end['attempt']}: {found.name.replace('_', ' ')}{said}. {_done(end)}")
+    return lines
+
+
 def run(folder: RunFolder, facts: Facts | None) -> list[str]:
     if is_trained(folder):  # a summary beside anything else is that of the run as it was before
         summary = folder.path / "metrics" / "summary.json"
         return _of_summary(folder, files.read_json(summary), facts) if summary.exists() else []
-    store = RunStore(folder.attempts_link.resolve().parent) if folder.attempts_link.exists() else None
-    if store is None or is_outdated(folder, store):
+    store = _store(folder)
+    if store is None:
         return [f"{folder.name}: has not begun"]
     entries = files.read_jsonl(store.ledger)
     if begun := ledger.open_attempt(entries):
@@ -44,6 +62,14 @@ def run(folder: RunFolder, facts: Facts | None) -> list[str]:
     if not ends or ends[-1].get("outcome") == "completed":
         return []
     return _of_failure(folder, store, ends[-1], facts)
+
+
+def _store(folder: RunFolder) -> RunStore | None:
+    """Where the run's attempts lie; None before it has begun as it is configured now."""
+    if not folder.attempts_link.exists():
+        return None
+    store = RunStore(folder.attempts_link.resolve().parent)
+    return None if is_outdated(folder, store) else store
 
 
 def _lost(store: RunStore, begun: dict[str, Any]) -> dict[str, Any]:
@@ -96,8 +122,7 @@ def _course(folder: RunFolder) -> curve.Course:
 
 
 def _of_failure(folder: RunFolder, store: RunStore, end: dict[str, Any], facts: Facts | None) -> list[str]:
-    attempt, cause, detail = store.attempt(end["attempt"]), str(end.get("cause")), str(end.get("detail") or "")
-    found = classes.trouble(cause, detail, read_tails(attempt.logs.items()))
+    attempt, found = store.attempt(end["attempt"]), _trouble(store, end)
     case = advice.Case(
         facts=facts,
         evidence=found.evidence,
@@ -107,12 +132,17 @@ def _of_failure(folder: RunFolder, store: RunStore, end: dict[str, Any], facts: 
     )
     rank = "" if end.get("rank") is None else f", rank {end['rank']}"
     return [
-        f"{folder.name}: {found.name.replace('_', ' ')} (attempt {end['attempt']}{rank}; cause: {cause})",
+        f"{folder.name}: {found.name.replace('_', ' ')} (attempt {end['attempt']}{rank}; cause: {end.get('cause')})",
         *(f"  | {line}" for line in found.evidence),
         f"  logs: {attempt.path}",
         f"  done: {_done(end)}",
         *(f"  try: {line}" for line in advice.of(found.name, case)),
     ]
+
+
+def _trouble(store: RunStore, end: dict[str, Any]) -> classes.Trouble:
+    logs = read_tails(store.attempt(end["attempt"]).logs.items())
+    return classes.trouble(str(end.get("cause")), str(end.get("detail") or ""), logs)
 
 
 def _done(end: dict[str, Any]) -> str:
