@@ -10,7 +10,7 @@ from pathlib import Path
 from megaboa.bundle.archive import unpack
 from megaboa.bundle.compare import WITHOUT_TIMES, Compared
 from megaboa.bundle.contents import MANIFEST
-from megaboa.bundle.rebuild import is_on_cpu, report_again, run_again
+from megaboa.bundle.rebuild import claim, is_on_cpu, report_again, run_again
 from megaboa.data.errors import InputError
 from megaboa.files import file_digest
 
@@ -20,7 +20,9 @@ FOLDER = Path("reproduced")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path, help="zip file that `snakemake bundle` wrote")
-    parser.add_argument("--into", type=Path, help="folder to work in; default: reproduced/<bundle>-<its digest>")
+    parser.add_argument(
+        "--into", type=Path, help="new or empty folder to work in; default: reproduced/<bundle>-<its digest>"
+    )
     parser.add_argument("--figures-only", action="store_true", help="train nothing again")
     args = parser.parse_args()
     try:
@@ -41,6 +43,7 @@ def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> list[Compa
         raise InputError(f"{bundle}: is no bundle of this project, as it has no {MANIFEST}")
     manifest = json.loads(files[MANIFEST])
     folder = into or FOLDER / f"{bundle.stem}-{file_digest(bundle)[:12]}"
+    claim(folder)
     compared = show("figures from the bundle's metrics", report_again(files, manifest, folder / "report"))
     if figures_only:
         return compared

@@ -12,6 +12,7 @@ from typing import Any
 from megaboa.bundle import archive
 from megaboa.bundle.compare import Compared, compare
 from megaboa.data.errors import InputError
+from megaboa.files import write_text
 
 Files = dict[str, bytes]
 
@@ -21,12 +22,27 @@ OF_RUN = (
     *("*/models/*/source.json", "*/models/*/import.json", "*/tokenizers/*.json", "*/report/data/*.tsv"),
 )
 CHECKS = "*/report/checks.json"
+MARKER = ".megaboa-reproduced"
+
+
+def claim(folder: Path) -> None:
+    """Mark a new or empty folder as one to work in: only what is below a marked one is ever removed."""
+    marker = folder / MARKER
+    if marker.is_file():
+        return
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise InputError(
+            f"--into {folder}: is there already, and no folder of `make reproduce` (it has no {MARKER}): nothing in it "
+            f"was touched. Name one that is new or empty"
+        )
+    write_text(marker, "Made by `make reproduce`, and written over by its next call.\n")
 
 
 def report_again(files: Files, manifest: Mapping[str, Any], folder: Path) -> list[Compared]:
     """The report's figures and their data, from the metrics of the bundle."""
     results = f"results/{manifest['experiment']}"
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder)
     archive.write({name: content for name, content in files.items() if f"{results}/report/" not in name}, folder)
     command = ["workflow/scripts/report.py", "--settings", f"{results}/specs/report.json"]
     command += ["--captions", "workflow/report/captions.yaml", "--out", f"{results}/report/index.html"]
