@@ -71,3 +71,14 @@ def test_two_configurations_of_one_name_are_refused(asked, tmp_path, monkeypatch
 
 def test_the_state_of_the_code_is_a_digest():
     assert contents.code_state() == contents.code_state() and len(contents.code_state()) == 64
+
+
+def test_code_is_bundled_byte_for_byte(asked, monkeypatch):
+    """Also where the store is `/data`, and the user is called as a folder of the code is."""
+    monkeypatch.setenv("LOGNAME", "local")
+    machine = Machine.here(Path(), Path("/data"))
+    files = collect(asked, machine, {})
+    code = [name for name in files if (contents.ROOT / name).is_file() and name != "README.md"]
+    assert {"Makefile", "workflow/rules/common.smk", "profiles/local/config.yaml"} <= set(code)
+    assert [name for name in code if files[name] != (contents.ROOT / name).read_bytes()] == []
+    assert machine.traces(files) == []

@@ -1,6 +1,7 @@
 """What says where an experiment ran is taken out, and nothing else."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,18 @@ def test_hosts_in_documents(machine):
 
 
 def test_what_is_left_is_found(machine):
-    files = {"a": b"\0/home/ada/clone\0", "b": b"~/x", "c": b"/home/adam"}
-    assert machine.traces(files) == ["a"]
+    files = {"results/a": b"\0/scratch/ada/store\0", "results/b": b"~/x", "results/c": b"/home/adam"}
+    assert machine.traces(files) == ["results/a"]
+
+
+def test_in_code_only_what_can_be_no_other_word_is_found(monkeypatch, machine):
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu-17.site.org")
+    machine = Machine.here(Path("/home/ada/clone"), Path("/data"))
+    files = {"a.py": b"ls /home/ada/x", "b.py": b'f"{RESULTS}/data"', "c.sh": b"ssh gpu-17 -v", "d": b"ada, /x/ada/"}
+    assert machine.traces(files) == ["a.py", "c.sh"]
+    monkeypatch.setattr(socket, "gethostname", lambda: "login")
+    monkeypatch.setenv("HOME", "/root")
+    assert Machine.here(Path("/clone"), Path("/data")).traces({"a": b"login /root /clone"}) == []
 
 
 def test_root_is_a_word_and_no_person(monkeypatch):

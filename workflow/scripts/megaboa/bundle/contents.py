@@ -43,7 +43,7 @@ OF_EXPERIMENT = (
     *("tokenizers/*.json", "models/*/*.json", "data/*.json", "data/*/*.json", "report/**/*"),
 )
 OF_RUN = ("*.json", "metrics/*")
-TEXT = {".json", ".jsonl", ".tsv", ".html", ".svg", ".md", ".tex", ".yaml", ".yml", ".txt", ".py", ".smk", ".sh"}
+TEXT = {".json", ".jsonl", ".tsv", ".html", ".svg", ".md", ".tex", ".yaml", ".yml", ".txt"}
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,10 @@ class Asked:
 
 def collect(asked: Asked, machine: Machine, environment: Mapping[str, str] = os.environ) -> Files:
     """All files by their name in the bundle, but for its metadata. Raises InputError where a secret is among them."""
-    files = {**_code(), **_recipes(asked.results), **_config(asked), **_results(asked.results)}
-    files = {name: _clean(name, content, machine) for name, content in files.items()}
+    made = {**_config(asked), **_results(asked.results)}
+    # Code as it is: a store in `/data`, or a user called `local`, would rewrite it.
+    files = {**_code(), **_recipes(asked.results)}
+    files |= {name: _clean(name, content, machine) for name, content in made.items()}
     files[MANIFEST] = canonical(_manifest(asked)).encode()
     if patch := _git("diff", "HEAD", "--", *_present(CODE)):
         files["code.patch"] = machine.text(patch).encode()
@@ -168,7 +170,7 @@ def _results(results: Path) -> Files:
 
 
 def _clean(name: str, content: bytes, machine: Machine) -> bytes:
-    if Path(name).suffix not in TEXT and Path(name).name not in ("Snakefile", "Makefile"):
+    if Path(name).suffix not in TEXT:
         return content
     text = content.decode(errors="surrogateescape")
     made_here = name.startswith("results/") and name.endswith(".json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import re
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +22,15 @@ class Machine:
 
     paths: tuple[tuple[str, str], ...]
     user: str
+    own: tuple[str, ...] = ()  # of these, what nothing but this machine is called
 
     @classmethod
     def here(cls, clone: Path, store: Path) -> Machine:
         known = [(CODE, "."), (clone, "."), (store, "store"), (Path.home(), "~")]
         found = {str(form): sign for path, sign in known for form in (path.absolute(), path.resolve())}
         found = {path: sign for path, sign in found.items() if len(path) > 1}
-        return cls(tuple(sorted(found.items(), key=lambda item: -len(item[0]))), _user())
+        own = [path for path, sign in found.items() if sign != "store" and path.count("/") > 1]  # `/root` is anybody's
+        return cls(tuple(sorted(found.items(), key=lambda item: -len(item[0]))), _user(), (*own, *_host()))
 
     def text(self, text: str) -> str:
         """A text without paths of this machine."""
@@ -43,10 +46,9 @@ class Machine:
         return clean if hidden == document else json.dumps(hidden, sort_keys=True, indent=1, ensure_ascii=False) + "\n"
 
     def traces(self, files: dict[str, bytes]) -> list[str]:
-        """Files in which the machine can still be seen."""
-        words = [path for path, _ in self.paths]
-        patterns = [re.compile(_BEGIN.encode() + re.escape(word.encode()) + _END.encode()) for word in words]
-        return [name for name, content in files.items() if any(pattern.search(content) for pattern in patterns)]
+        """Files in which the machine can still be seen: in results any path of it, in code what can be no other's."""
+        results, code = _pattern(path for path, _ in self.paths), _pattern(self.own)
+        return [name for name, content in files.items() if (results if _made(name) else code).search(content)]
 
 
 def _user() -> str:
@@ -56,6 +58,22 @@ def _user() -> str:
     except (KeyError, OSError):
         return ""
     return "" if name in ("root", "nobody") else name
+
+
+def _host() -> list[str]:
+    """A host may be called `tiny` or `login`, which are words of the code too; `gpu-17` is none."""
+    name = socket.gethostname().partition(".")[0]
+    return [name] if re.search(r"[a-z].*[\d-]", name) and len(name) > 4 else []
+
+
+def _made(name: str) -> bool:
+    return name.startswith("results/")
+
+
+def _pattern(words: Iterable[str]) -> re.Pattern[bytes]:
+    """Any of the words; with none, nothing."""
+    some = "|".join(re.escape(word) for word in words) or "(?!)"
+    return re.compile(f"{_BEGIN}(?:{some}){_END}".encode())
 
 
 def _without_hosts(value: Any) -> Any:
