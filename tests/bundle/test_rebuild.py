@@ -3,16 +3,47 @@
 import pytest
 
 from megaboa.bundle.archive import pack
-from megaboa.bundle.rebuild import MARKER, claim
+from megaboa.bundle.crate import METADATA, metadata
+from megaboa.bundle.rebuild import MARKER, claim, opened
 from megaboa.data.errors import InputError
-from reproduce import reproduce
+from megaboa.files import canonical
+from reproduce import reproduce, show
 
-MANIFEST = b'{"experiment": "tiny", "config": [], "device": ["cpu"]}'
+MANIFEST = {"experiment": "tiny", "config": [], "device": ["cpu"], "environment": {"packages": {}}}
+
+
+def bundle_of(path, files, **changed):
+    files = {"bundle.json": canonical(MANIFEST).encode(), **files}
+    crate = canonical(metadata(files, MANIFEST, "Tiny", None, 0.0)).encode()
+    path.write_bytes(pack({**files, METADATA: crate, **changed}))
+    return path
+
+
+@pytest.mark.parametrize("changed", [{"b": b"y"}, {"more": b"x"}])
+def test_files_are_those_of_the_metadata(tmp_path, changed):
+    files, manifest = opened(bundle_of(tmp_path / "x.zip", {"a b/ä": b"x", "b": b"x"}))
+    assert manifest == MANIFEST and files["a b/ä"] == b"x"
+    [name] = changed
+    with pytest.raises(InputError, match=rf"{name} is not what ro-crate-metadata\.json says"):
+        opened(bundle_of(tmp_path / "x.zip", {"b": b"x"}, **changed))
+
+
+def test_what_is_no_bundle_is_one_sentence(tmp_path):
+    (tmp_path / "x.zip").write_bytes(pack({"bundle.json": b"{}"}))
+    with pytest.raises(InputError, match=r"is no bundle of this project, as it has no ro-crate-metadata\.json"):
+        opened(tmp_path / "x.zip")
+    (tmp_path / "x.zip").write_bytes(pack({"bundle.json": b"{}", METADATA: b"[]"}))
+    with pytest.raises(InputError, match="can't be read"):
+        opened(tmp_path / "x.zip")
+
+
+def test_nothing_compared_is_nothing_shown():
+    with pytest.raises(InputError, match="has none to compare with"):
+        show("figures", [])
 
 
 def test_a_folder_of_the_users_is_refused_and_left_alone(tmp_path):
-    bundle, mine = tmp_path / "x.zip", tmp_path / "mine" / "report" / "thesis.tex"
-    bundle.write_bytes(pack({"bundle.json": MANIFEST}))
+    bundle, mine = bundle_of(tmp_path / "x.zip", {}), tmp_path / "mine" / "report" / "thesis.tex"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
     with pytest.raises(InputError, match=r"--into .*mine: is there already, .* nothing in it was touched"):

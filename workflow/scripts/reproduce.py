@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from megaboa.bundle.archive import unpack
 from megaboa.bundle.compare import WITHOUT_TIMES, Compared
-from megaboa.bundle.contents import MANIFEST
-from megaboa.bundle.rebuild import claim, is_on_cpu, report_again, run_again
+from megaboa.bundle.rebuild import claim, is_on_cpu, opened, report_again, run_again
 from megaboa.data.errors import InputError
 from megaboa.files import file_digest
 
@@ -38,10 +35,7 @@ def main() -> None:
 
 
 def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> list[Compared]:
-    files = unpack(bundle)
-    if MANIFEST not in files:
-        raise InputError(f"{bundle}: is no bundle of this project, as it has no {MANIFEST}")
-    manifest = json.loads(files[MANIFEST])
+    files, manifest = opened(bundle)
     folder = into or FOLDER / f"{bundle.stem}-{file_digest(bundle)[:12]}"
     claim(folder)
     compared = show("figures from the bundle's metrics", report_again(files, manifest, folder / "report"))
@@ -59,6 +53,8 @@ def show(title: str, compared: list[Compared]) -> list[Compared]:
     print(f"{title}:")
     for one in compared:
         print(f"  {one.verdict:<30} {one.name}")
+    if not compared:
+        raise InputError(f"{title}: the bundle has none to compare with, so nothing is shown")
     return compared
 
 
