@@ -1,10 +1,12 @@
 """Where a bundle is made again, and what must not happen there."""
 
+import importlib.metadata
+
 import pytest
 
 from megaboa.bundle.archive import pack
 from megaboa.bundle.crate import METADATA, metadata
-from megaboa.bundle.rebuild import MARKER, claim, opened
+from megaboa.bundle.rebuild import MARKER, claim, opened, other_packages
 from megaboa.data.errors import InputError
 from megaboa.files import canonical
 from reproduce import reproduce, show
@@ -58,3 +60,25 @@ def test_a_new_an_empty_and_a_marked_folder_are_taken(tmp_path):
         (tmp_path / name / "report").mkdir()
         claim(tmp_path / name)
         assert (tmp_path / name / MARKER).is_file()
+
+
+def test_code_of_a_bundle_is_announced_and_sees_no_secrets(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh")
+    monkeypatch.setenv("DB_PASSWORD", "short")
+    monkeypatch.setenv("HARMLESS", "seen")
+    script = b"import os, sys; sys.exit(' '.join(sorted({'HF_TOKEN', 'DB_PASSWORD', 'HARMLESS'} & set(os.environ))))"
+    bundle = bundle_of(tmp_path / "x.zip", {"workflow/scripts/report.py": script})
+    with pytest.raises(InputError, match="the report could not be made again"):
+        reproduce(bundle, tmp_path / "out", figures_only=True)
+    said = capfd.readouterr()
+    assert said.out.startswith(f"code of {bundle} runs now as you") and said.err == "HARMLESS\n"
+
+
+def test_packages_of_other_versions_are_named():
+    ours = importlib.metadata.version("pytest")
+    manifest = {"environment": {"packages": {"pytest": ours, "pandas": "0.1", "no-such-package": "1"}}}
+    pandas = importlib.metadata.version("pandas")
+    assert other_packages(manifest) == [
+        "no-such-package: 1 in the bundle, none here",
+        f"pandas: 0.1 in the bundle, {pandas} here",
+    ]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from megaboa.bundle.compare import WITHOUT_TIMES, Compared
-from megaboa.bundle.rebuild import claim, is_on_cpu, opened, report_again, run_again
+from megaboa.bundle.rebuild import claim, is_on_cpu, opened, other_packages, report_again, run_again
 from megaboa.data.errors import InputError
 from megaboa.files import file_digest
 
@@ -38,6 +38,9 @@ def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> list[Compa
     files, manifest = opened(bundle)
     folder = into or FOLDER / f"{bundle.stem}-{file_digest(bundle)[:12]}"
     claim(folder)
+    print(f"code of {bundle} runs now as you, without your environment's secrets, in {folder}", flush=True)
+    for package in other_packages(manifest):
+        print(f"other package: {package}", flush=True)
     compared = show("figures from the bundle's metrics", report_again(files, manifest, folder / "report"))
     if figures_only:
         return compared

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from megaboa.bundle.contents import MANIFEST
 from megaboa.bundle.crate import METADATA, checksums
 from megaboa.data.errors import InputError
 from megaboa.files import write_text
+from megaboa.secrets import is_secret_name
 
 Files = dict[str, bytes]
 
@@ -90,8 +93,25 @@ def _corpora(files: Archive, experiment: str) -> list[str]:
     return [name.removeprefix(folder) for name in files if name.startswith(folder)]
 
 
+def other_packages(manifest: Mapping[str, Any]) -> list[str]:
+    """Packages that the bundle was made with, and that have another version here, or none."""
+    here = {package.name: package.version for package in importlib.metadata.distributions()}
+    made_with = manifest["environment"]["packages"].items()
+    return [
+        f"{name}: {version} in the bundle, {here.get(name, 'none')} here"
+        for name, version in sorted(made_with)
+        if here.get(name) != version
+    ]
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """Code of somebody else's needs none; not by length as in `secrets_in`, as a short password is one too."""
+    return {name: value for name, value in environment.items() if not is_secret_name(name)}
+
+
 def _python(arguments: list[str], folder: Path, failure: str) -> None:
-    done = subprocess.run([sys.executable, *arguments], cwd=folder, stdout=sys.stderr)
+    environment = without_secrets(os.environ)
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, stdout=sys.stderr, env=environment)
     if done.returncode:
         raise InputError(f"{failure}: `python {' '.join(arguments)}` ended with {done.returncode}")
 
