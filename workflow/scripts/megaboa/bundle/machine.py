@@ -13,7 +13,7 @@ from typing import Any
 
 HOSTS = {"host", "hosts", "hostname", "node", "node_list", "excluded_nodes"}  # names of JSON fields
 CODE = Path(__file__).resolve().parents[4]
-_BEGIN, _END = r"(?<![\w.-])", r"(?![\w.-])"
+_BEGIN, _END = r"(?<![\w.-])", r"(?![\w-]|\.\w)"  # `/home/ada.` ends a sentence, `/home/ada.old` is another folder
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Machine:
         known = [(CODE, "."), (clone, "."), (store, "store"), (Path.home(), "~")]
         found = {str(form): sign for path, sign in known for form in (path.absolute(), path.resolve())}
         found = {path: sign for path, sign in found.items() if len(path) > 1}
-        own = [path for path, sign in found.items() if sign != "store" and path.count("/") > 1]  # `/root` is anybody's
+        own = [path for path, sign in found.items() if sign != "store" and _is_deep(path)]  # `/root` is anybody's
         return cls(tuple(sorted(found.items(), key=lambda item: -len(item[0]))), _user(), (*own, *_host()))
 
     def text(self, text: str) -> str:
         """A text without paths of this machine."""
         for path, sign in self.paths:
-            text = re.sub(_BEGIN + re.escape(path) + _END, sign, text)
-        return re.sub(rf"(?<=/){re.escape(self.user)}(?=[/\"'\s:]|$)", "user", text) if self.user else text
+            text = re.sub(_word(path), sign, text)
+        return re.sub(rf"(?<=/){re.escape(self.user)}{_END}", "user", text) if self.user else text
 
     def json(self, text: str) -> str:
         """The same, and no names of hosts. A document without either stays as it is."""
@@ -72,8 +72,18 @@ def _made(name: str) -> bool:
 
 def _pattern(words: Iterable[str]) -> re.Pattern[bytes]:
     """Any of the words; with none, nothing."""
-    some = "|".join(re.escape(word) for word in words) or "(?!)"
-    return re.compile(f"{_BEGIN}(?:{some}){_END}".encode())
+    return re.compile(("|".join(map(_word, words)) or "(?!)").encode())
+
+
+def _word(word: str) -> str:
+    """A path of several folders is itself after anything (`-I/home/ada`, JSON's `\\n/home/ada`); `/data` ends many."""
+    if not word.startswith("/"):
+        return rf"{_BEGIN}{re.escape(word)}(?![\w-])"  # a host, whose domain may follow
+    return ("" if _is_deep(word) else _BEGIN) + re.escape(word) + _END
+
+
+def _is_deep(path: str) -> bool:
+    return path.count("/") > 1
 
 
 def _without_hosts(value: Any) -> Any:
