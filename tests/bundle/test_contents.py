@@ -1,6 +1,7 @@
 """What goes into a bundle, and what keeps it from being made."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,13 @@ def test_code_is_bundled_byte_for_byte(asked, monkeypatch):
     assert {"Makefile", "workflow/rules/common.smk", "profiles/local/config.yaml"} <= set(code)
     assert [name for name in code if files[name] != (contents.ROOT / name).read_bytes()] == []
     assert machine.traces(files) == []
+
+
+def test_a_clone_that_git_refuses_is_no_folder_without_git(tmp_path, monkeypatch):
+    monkeypatch.setattr(contents, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert contents._git("rev-parse", "HEAD") == ""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own way to have another user's
+    with pytest.raises(InputError, match=r"git does not read this clone, .*dubious ownership.*safe\.directory"):
+        contents._git("rev-parse", "HEAD")

@@ -182,8 +182,15 @@ def _present(names: Sequence[str]) -> list[str]:
 
 
 def _git(*arguments: str) -> str:
-    """What git says; nothing outside of a repository."""
+    """What git says; nothing outside of a repository, or without git. InputError where it refuses this clone."""
     try:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    except (FileNotFoundError, subprocess.CalledProcessError):
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
         return ""
+    if done.returncode and (ROOT / ".git").exists():
+        said = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[0]
+        raise InputError(
+            f"{ROOT}: git does not read this clone, so its commit and changes can't be bundled ({said}): mend this, "
+            f"where it is another user's with `git config --global --add safe.directory {ROOT}`, and call again"
+        )
+    return "" if done.returncode else done.stdout
