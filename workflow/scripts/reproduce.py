@@ -49,6 +49,10 @@ def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> list[Compa
             "runs: not made again, as they need GPUs: `snakemake --profile slurm` in a clone, with the bundle's config"
         )
         return compared
+    for one in manifest.get("needed", []):
+        print(
+            f"needed, and not in the bundle: {one['path']} ({one['for']}), looked for in {folder / 'run'}", flush=True
+        )
     return compared + show("runs from the bundle's configuration", run_again(files, manifest, folder / "run"))
 
 

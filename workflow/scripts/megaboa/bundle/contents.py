@@ -14,6 +14,8 @@ from typing import Any
 import yaml
 
 from megaboa.bundle.machine import Machine
+from megaboa.bundle.named import data_needed, small_files
+from megaboa.config import yaml_file
 from megaboa.data.errors import InputError
 from megaboa.files import canonical, digest, read_json
 from megaboa.secrets import secrets_in
@@ -35,7 +37,7 @@ MANIFEST = "bundle.json"
 COMMAND_LINE = "config/command-line.yaml"
 # Enough to run the workflow anywhere. A site's SLURM profile names its accounts, and stays there.
 CODE = (
-    *("Snakefile", "Makefile", "LICENSE", "workflow", "envs", "recipes", "containers", "config/published"),
+    *("Snakefile", "Makefile", "LICENSE", "workflow", "envs", "recipes", "profilers", "containers", "config/published"),
     *("profiles/local", "profiles/default"),
 )
 OF_EXPERIMENT = (
@@ -59,9 +61,12 @@ def collect(asked: Asked, machine: Machine, environment: Mapping[str, str] = os.
     """All files by their name in the bundle, but for its metadata. Raises InputError where a secret is among them."""
     made = {**_config(asked), **_results(asked.results)}
     # Code as it is: a store in `/data`, or a user called `local`, would rewrite it.
-    files = {**_code(), **_recipes(asked.results)}
+    trees = [*(yaml_file.read(path)[0] for path in asked.config_files), asked.command_line]
+    named, needed = small_files(asked.results, trees, ROOT)
+    files = {**named, **_code(), **_recipes(asked.results)}
     files |= {name: _clean(name, content, machine) for name, content in made.items()}
-    files[MANIFEST] = canonical(_manifest(asked)).encode()
+    needed = [one | {"path": machine.text(one["path"])} for one in [*needed, *data_needed(asked.results)]]
+    files[MANIFEST] = canonical({**_manifest(asked), "needed": needed}).encode()
     if patch := _git("diff", "HEAD", "--", *_present(CODE)):
         files["code.patch"] = machine.text(patch).encode()
     files["README.md"] = readme(asked.results.name).encode()
