@@ -18,7 +18,7 @@ from megaboa.bundle.contents import MANIFEST
 from megaboa.bundle.crate import METADATA, checksums
 from megaboa.data.errors import InputError
 from megaboa.files import write_text
-from megaboa.secrets import is_secret_name
+from megaboa.secrets import has_credentials, is_secret_name
 
 Files = dict[str, bytes]
 
@@ -106,7 +106,9 @@ def other_packages(manifest: Mapping[str, Any]) -> list[str]:
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     """Code of somebody else's needs none; not by length as in `secrets_in`, as a short password is one too."""
-    return {name: value for name, value in environment.items() if not is_secret_name(name)}
+    return {
+        name: value for name, value in environment.items() if not is_secret_name(name) and not has_credentials(value)
+    }
 
 
 def _python(arguments: list[str], folder: Path, failure: str) -> None:
