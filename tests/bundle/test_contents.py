@@ -108,6 +108,7 @@ def test_scripts_and_tables_that_the_configuration_names_are_in_it(asked, tmp_pa
     (tmp_path / "large.bin").write_bytes(bytes(LARGEST + 1))
     outside.write_text("1")
     command = f"python evals/run.py --tasks='tasks.yaml' {outside} .venv/tool large.bin /bin/ls {{model}} > {{out}}"
+    command += f" ~nobody-here/x.py {'x' * 1000}"  # words that can't be paths
     write_json(asked.results / "specs" / "evaluate.json", {"command": command})
     write_json(asked.results / "runs" / "a" / "profile.json", {"tool": "prof.py"})
     (tmp_path / "tiny.yaml").write_text("report: {compare_to: paper.yaml}\n")

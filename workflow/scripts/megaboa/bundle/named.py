@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,7 +23,9 @@ def small_files(results: Path, trees: Iterable[Mapping[str, Any]], root: Path) -
     """By their name in the bundle, which is where the rebuilt workflow looks; and those that can't be in it."""
     files, needed = {}, []
     for key, named in dict.fromkeys([*_of_evaluation(results), *_profilers(results), *_published(trees)]):
-        path = Path(named).expanduser()
+        path = Path(os.path.expanduser(named))  # noqa: PTH111 (any word of a command: `~nobody`, a thousand letters)
+        if not os.path.exists(path):  # noqa: PTH110
+            continue
         name = _inside(path, root)
         if name and path.is_file() and path.stat().st_size <= LARGEST:
             files[name] = path.read_bytes()
