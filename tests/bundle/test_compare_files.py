@@ -48,7 +48,7 @@ def test_figures_data(theirs, expected):
 
 def test_manifests_are_compared_by_what_they_say_was_made():
     ours = {"identity": "x", "iteration": 3, "world_size": 1, "store": "/a"}
-    for change, expected in (({"store": "/b"}, "equal"), ({"identity": "y"}, "different")):
+    for change, expected in (({"store": "/b", "identity": "y"}, "equal"), ({"iteration": 4}, "different")):
         theirs = json.dumps({**ours, **change}).encode()
         assert verdict(f"{RUN}/train.json", json.dumps(ours).encode(), theirs) == expected
     assert verdict(f"{RUN}/run.json", b"{}", b"{} ") == "different"

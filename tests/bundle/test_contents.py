@@ -1,6 +1,8 @@
 """What goes into a bundle, and what keeps it from being made."""
 
+import hashlib
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from megaboa.bundle import contents
 from megaboa.bundle.contents import Asked, collect
 from megaboa.bundle.machine import Machine
+from megaboa.bundle.named import LARGEST
 from megaboa.data.errors import InputError
 from megaboa.files import write_json
 
@@ -71,3 +74,66 @@ def test_two_configurations_of_one_name_are_refused(asked, tmp_path, monkeypatch
 
 def test_the_state_of_the_code_is_a_digest():
     assert contents.code_state() == contents.code_state() and len(contents.code_state()) == 64
+
+
+def test_code_is_bundled_byte_for_byte(asked, monkeypatch):
+    """Also where the store is `/data`, and the user is called as a folder of the code is."""
+    monkeypatch.setenv("LOGNAME", "local")
+    machine = Machine.here(Path(), Path("/data"))
+    files = collect(asked, machine, {})
+    made = ("README.md", "results/")
+    code = [name for name in files if (contents.ROOT / name).is_file() and not name.startswith(made)]
+    assert {"Makefile", "workflow/rules/common.smk", "profiles/local/config.yaml"} <= set(code)
+    assert [name for name in code if files[name] != (contents.ROOT / name).read_bytes()] == []
+    assert machine.traces(files) == []
+
+
+def test_a_clone_that_git_refuses_is_no_folder_without_git(tmp_path, monkeypatch):
+    monkeypatch.setattr(contents, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert contents._git("rev-parse", "HEAD") == ""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own way to have another user's
+    with pytest.raises(InputError, match=r"git does not read this clone, .*dubious ownership.*safe\.directory"):
+        contents._git("rev-parse", "HEAD")
+
+
+def test_scripts_and_tables_that_the_configuration_names_are_in_it(asked, tmp_path, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("elsewhere") / "score.py"
+    for path in (tmp_path / "evals" / "run.py", tmp_path / "tasks.yaml", tmp_path / "paper.yaml", tmp_path / "prof.py"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"# {path.name}")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "tool").write_text("x")
+    (tmp_path / "large.bin").write_bytes(bytes(LARGEST + 1))
+    outside.write_text("1")
+    command = f"python evals/run.py --tasks='tasks.yaml' {outside} .venv/tool large.bin /bin/ls {{model}} > {{out}}"
+    command += f" ~nobody-here/x.py {'x' * 1000}"  # words that can't be paths
+    write_json(asked.results / "specs" / "evaluate.json", {"command": command})
+    write_json(asked.results / "runs" / "a" / "profile.json", {"tool": "prof.py"})
+    (tmp_path / "tiny.yaml").write_text("report: {compare_to: paper.yaml}\n")
+    files = bundled(asked)
+    for name in ("evals/run.py", "tasks.yaml", "paper.yaml", "prof.py"):
+        assert files[name] == f"# {Path(name).name}".encode()
+    assert "profilers/cprofile.py" in files and ".venv/tool" not in files and "large.bin" not in files
+    needed = json.loads(files["bundle.json"])["needed"]
+    assert [(Path(one["path"]).name, one["bytes"]) for one in needed] == [("score.py", 1), ("large.bin", LARGEST + 1)]
+    assert needed[0]["sha256"] == hashlib.sha256(b"1").hexdigest()
+
+
+def test_data_that_is_not_in_it_is_listed(asked, tmp_path):
+    specs, model = asked.results / "specs", tmp_path / "model"
+    model.mkdir()
+    listed = {"path": f"{tmp_path}/a.jsonl", "kind": "jsonl", "size": 3, "sha256": "1"}
+    write_json(specs / "corpora" / "text.json", {"source": [f"{tmp_path}/*.jsonl", "python-stdlib"]})
+    write_json(asked.results / "data" / "text" / "sources.json", {"files": [listed, {**listed, "kind": "source"}]})
+    write_json(specs / "corpora" / "new.json", {"source": ["b.txt", "hf:a/b"], "tokenizer": {"path": str(model)}})
+    write_json(specs / "models" / "dense.json", {"hf": str(model)})
+    write_json(specs / "models" / "hub.json", {"hf": "owner/name"})
+    write_json(asked.results / "models" / "dense" / "source.json", {"digest": "2"})
+    assert json.loads(bundled(asked)["bundle.json"])["needed"] == [
+        {"for": "corpora.new", "path": "b.txt"},
+        {"for": "corpora.text", "path": "./a.jsonl", "bytes": 3, "sha256": "1"},
+        {"for": "models.dense.hf", "path": "./model", "digest": "2"},
+        {"for": "corpora.new.tokenizer", "path": "./model"},
+    ]

@@ -37,7 +37,8 @@ def main() -> None:
     files[METADATA] = canonical(crate).encode()
     if seen := machine.traces(files):
         sys.exit(
-            f"{seen[0]}: names a path of this machine in a form that could not be taken out; no bundle was written"
+            f"{seen[0]}: names this machine, or a path of it, where it could not be taken out (code is never changed): "
+            f"remove it from there; no bundle was written"
         )
     content = pack(files)
     write_bytes(args.out, content)

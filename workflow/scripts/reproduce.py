@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from megaboa.bundle.archive import unpack
 from megaboa.bundle.compare import WITHOUT_TIMES, Compared
-from megaboa.bundle.contents import MANIFEST
-from megaboa.bundle.rebuild import is_on_cpu, report_again, run_again
+from megaboa.bundle.rebuild import claim, is_on_cpu, opened, other_packages, report_again, run_again
 from megaboa.data.errors import InputError
 from megaboa.files import file_digest
 
@@ -20,7 +17,9 @@ FOLDER = Path("reproduced")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path, help="zip file that `snakemake bundle` wrote")
-    parser.add_argument("--into", type=Path, help="folder to work in; default: reproduced/<bundle>-<its digest>")
+    parser.add_argument(
+        "--into", type=Path, help="new or empty folder to work in; default: reproduced/<bundle>-<its digest>"
+    )
     parser.add_argument("--figures-only", action="store_true", help="train nothing again")
     args = parser.parse_args()
     try:
@@ -36,11 +35,12 @@ def main() -> None:
 
 
 def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> list[Compared]:
-    files = unpack(bundle)
-    if MANIFEST not in files:
-        raise InputError(f"{bundle}: is no bundle of this project, as it has no {MANIFEST}")
-    manifest = json.loads(files[MANIFEST])
+    files, manifest = opened(bundle)
     folder = into or FOLDER / f"{bundle.stem}-{file_digest(bundle)[:12]}"
+    claim(folder)
+    print(f"code of {bundle} runs now as you, without your environment's secrets, in {folder}", flush=True)
+    for package in other_packages(manifest):
+        print(f"other package: {package}", flush=True)
     compared = show("figures from the bundle's metrics", report_again(files, manifest, folder / "report"))
     if figures_only:
         return compared
@@ -49,6 +49,10 @@ def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> list[Compa
             "runs: not made again, as they need GPUs: `snakemake --profile slurm` in a clone, with the bundle's config"
         )
         return compared
+    for one in manifest.get("needed", []):
+        print(
+            f"needed, and not in the bundle: {one['path']} ({one['for']}), looked for in {folder / 'run'}", flush=True
+        )
     return compared + show("runs from the bundle's configuration", run_again(files, manifest, folder / "run"))
 
 
@@ -56,6 +60,8 @@ def show(title: str, compared: list[Compared]) -> list[Compared]:
     print(f"{title}:")
     for one in compared:
         print(f"  {one.verdict:<30} {one.name}")
+    if not compared:
+        raise InputError(f"{title}: the bundle has none to compare with, so nothing is shown")
     return compared
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
+import lzma
+import stat
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from megaboa.data.errors import InputError
-from megaboa.files import write_bytes
 
 _DATE = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o100644 << 16
+_PIECE = 1 << 20
+MOST_BYTES, MOST_ENTRIES = 4_000_000_000, 100_000  # of a bundle that is unpacked; checkpoints are in none
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
@@ -26,21 +31,84 @@ def pack(files: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(path: Path) -> dict[str, bytes]:
-    """The files of an archive; raises InputError for one that is damaged, or would leave its folder."""
+class Archive(Mapping[str, bytes]):
+    """The files of a zip file, each read when it is asked for. Raises InputError for one that is damaged.
+
+    What would leave its folder, or fill the disk, is refused by the list of names and sizes, before anything is read;
+    `zipfile` gives no more bytes of a file than that list says.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        with _whole(path):
+            self._zip = zipfile.ZipFile(path)
+        if problem := _problem(self._zip.infolist()):
+            raise InputError(f"{path}: {problem}: not used")
+        self._entries = {entry.filename: entry for entry in self._zip.infolist() if not entry.is_dir()}
+
+    def __getitem__(self, name: str) -> bytes:
+        return b"".join(self._pieces(self._entries[name]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def digest(self, name: str) -> str:
+        sha = hashlib.sha256()
+        for piece in self._pieces(self._entries[name]):
+            sha.update(piece)
+        return sha.hexdigest()
+
+    def unpack(self, names: Iterable[str], folder: Path) -> None:
+        for name in names:
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f".{path.name}.part")
+            with partial.open("wb") as stream:
+                stream.writelines(self._pieces(self._entries[name]))
+            partial.replace(path)
+
+    def _pieces(self, entry: zipfile.ZipInfo) -> Iterator[bytes]:
+        with _whole(self._path), self._zip.open(entry) as stream:
+            while piece := stream.read(_PIECE):
+                yield piece
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Errors of a damaged archive as one sentence."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            files = {entry.filename: archive.read(entry) for entry in archive.infolist() if not entry.is_dir()}
+        yield
     except (FileNotFoundError, IsADirectoryError):
         raise InputError(f"{path}: there is no such file") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError) as error:
         raise InputError(f"{path}: is no whole zip file ({error}): copy or download it again") from None
-    for name in files:
-        if name.startswith("/") or "\\" in name or ".." in PurePosixPath(name).parts:
-            raise InputError(f"{path}: holds the file {name!r}, which would be written outside of its folder: not used")
-    return files
 
 
-def write(files: Mapping[str, bytes], folder: Path) -> None:
-    for name, content in files.items():
-        write_bytes(folder / name, content, durable=False)
+def _problem(entries: Sequence[zipfile.ZipInfo]) -> str | None:
+    """Why an archive with these entries is not unpacked."""
+    size = sum(entry.file_size for entry in entries)
+    if len(entries) > MOST_ENTRIES or size > MOST_BYTES:
+        return (
+            f"holds {len(entries)} files of {size / 1e9:.1f} GB, more than {MOST_ENTRIES} or {MOST_BYTES / 1e9:.0f} GB"
+        )
+    names: set[str] = set()
+    for entry in entries:
+        name = entry.filename.removesuffix("/")
+        kind = stat.S_IFMT(entry.external_attr >> 16)
+        if "\\" in name or {"", ".", ".."} & set(name.split("/")):
+            return f"holds the file {entry.filename!r}, which would be written outside of its folder"
+        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+            return f"holds {name!r}, which is a link, or another thing that is no file"
+        if entry.flag_bits & 1:
+            return f"holds {name!r} encrypted; ask for a bundle without a password"
+        if name in names:
+            return f"holds {name!r} twice"
+        names.add(name)
+    files = {entry.filename for entry in entries if not entry.is_dir()}
+    above = (str(parent) for name in names for parent in PurePosixPath(name).parents)
+    if both := next((name for name in above if name in files), None):
+        return f"holds {both!r} as a file and as a folder"
+    return None

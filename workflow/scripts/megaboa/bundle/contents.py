@@ -14,6 +14,8 @@ from typing import Any
 import yaml
 
 from megaboa.bundle.machine import Machine
+from megaboa.bundle.named import data_needed, small_files
+from megaboa.config import yaml_file
 from megaboa.data.errors import InputError
 from megaboa.files import canonical, digest, read_json
 from megaboa.secrets import secrets_in
@@ -35,7 +37,7 @@ MANIFEST = "bundle.json"
 COMMAND_LINE = "config/command-line.yaml"
 # Enough to run the workflow anywhere. A site's SLURM profile names its accounts, and stays there.
 CODE = (
-    *("Snakefile", "Makefile", "LICENSE", "workflow", "envs", "recipes", "containers", "config/published"),
+    *("Snakefile", "Makefile", "LICENSE", "workflow", "envs", "recipes", "profilers", "containers", "config/published"),
     *("profiles/local", "profiles/default"),
 )
 OF_EXPERIMENT = (
@@ -43,7 +45,7 @@ OF_EXPERIMENT = (
     *("tokenizers/*.json", "models/*/*.json", "data/*.json", "data/*/*.json", "report/**/*"),
 )
 OF_RUN = ("*.json", "metrics/*")
-TEXT = {".json", ".jsonl", ".tsv", ".html", ".svg", ".md", ".tex", ".yaml", ".yml", ".txt", ".py", ".smk", ".sh"}
+TEXT = {".json", ".jsonl", ".tsv", ".html", ".svg", ".md", ".tex", ".yaml", ".yml", ".txt"}
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,14 @@ class Asked:
 
 def collect(asked: Asked, machine: Machine, environment: Mapping[str, str] = os.environ) -> Files:
     """All files by their name in the bundle, but for its metadata. Raises InputError where a secret is among them."""
-    files = {**_code(), **_recipes(asked.results), **_config(asked), **_results(asked.results)}
-    files = {name: _clean(name, content, machine) for name, content in files.items()}
-    files[MANIFEST] = canonical(_manifest(asked)).encode()
+    made = {**_config(asked), **_results(asked.results)}
+    # Code as it is: a store in `/data`, or a user called `local`, would rewrite it.
+    trees = [*(yaml_file.read(path)[0] for path in asked.config_files), asked.command_line]
+    named, needed = small_files(asked.results, trees, ROOT)
+    files = {**named, **_code(), **_recipes(asked.results)}
+    files |= {name: _clean(name, content, machine) for name, content in made.items()}
+    needed = [one | {"path": machine.text(one["path"])} for one in [*needed, *data_needed(asked.results)]]
+    files[MANIFEST] = canonical({**_manifest(asked), "needed": needed}).encode()
     if patch := _git("diff", "HEAD", "--", *_present(CODE)):
         files["code.patch"] = machine.text(patch).encode()
     files["README.md"] = readme(asked.results.name).encode()
@@ -168,7 +175,7 @@ def _results(results: Path) -> Files:
 
 
 def _clean(name: str, content: bytes, machine: Machine) -> bytes:
-    if Path(name).suffix not in TEXT and Path(name).name not in ("Snakefile", "Makefile"):
+    if Path(name).suffix not in TEXT:
         return content
     text = content.decode(errors="surrogateescape")
     made_here = name.startswith("results/") and name.endswith(".json")
@@ -180,8 +187,15 @@ def _present(names: Sequence[str]) -> list[str]:
 
 
 def _git(*arguments: str) -> str:
-    """What git says; nothing outside of a repository."""
+    """What git says; nothing outside of a repository, or without git. InputError where it refuses this clone."""
     try:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    except (FileNotFoundError, subprocess.CalledProcessError):
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
         return ""
+    if done.returncode and (ROOT / ".git").exists():
+        said = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[0]
+        raise InputError(
+            f"{ROOT}: git does not read this clone, so its commit and changes can't be bundled ({said}): mend this, "
+            f"where it is another user's with `git config --global --add safe.directory {ROOT}`, and call again"
+        )
+    return "" if done.returncode else done.stdout

@@ -6,12 +6,13 @@ https://w3id.org/ro/wfrun/workflow/0.5 says what must be there.
 from __future__ import annotations
 
 import hashlib
+import json
 import mimetypes
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 Entity = dict[str, Any]
 
@@ -82,6 +83,12 @@ def metadata(
     graph = [_descriptor(), root, *_contexts(manifest), run, *([image] if image else [])]
     graph += [_file(name, content, manifest) for name, content in sorted(files.items())]
     return {"@context": CONTEXT, "@graph": graph}
+
+
+def checksums(content: bytes) -> dict[str, str]:
+    """SHA-256 of every file by its name, as a bundle's metadata has it."""
+    graph = json.loads(content)["@graph"]
+    return {unquote(entity["@id"]): entity["sha256"] for entity in graph if "contentSize" in entity}
 
 
 def _descriptor() -> Entity:
