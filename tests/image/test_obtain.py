@@ -46,7 +46,7 @@ def test_a_file_that_is_no_image(tmp_path):
 
 
 def run(spec, out):
-    command = [sys.executable, SCRIPT, f"--spec={spec}", f"--out={out}"]
+    command = [sys.executable, SCRIPT, f"--spec={spec}", f"--inside={spec}", f"--out={out}"]
     return subprocess.run(command, capture_output=True, text=True, cwd=spec.parent)
 
 

@@ -36,13 +36,25 @@ def test_a_reference(plan_in, tmp_path):
     )
     wanted = spec_of(plan)["container"]
     assert (wanted["path"], wanted["build"], wanted["suffix"]) == (REFERENCE, None, ".sqsh")
-    assert (wanted["name"], wanted["python"]) == ("pytorch", "/opt/py")
+    assert wanted["name"] == "pytorch"
+    assert Shared(plan).specifications()["inside.json"]["container"]["python"] == "/opt/py"
     launch = plan.runs[0].launch["image"]
     assert launch["runtime"] == "pyxis" and launch["workdir"] == str(tmp_path)
     assert f"{tmp_path}:{tmp_path}:rw" in launch["mounts"] and f"{ROOT}:{ROOT}:rw" in launch["mounts"]
     assert launch["mounts"][-1] == f"{tmp_path}:/data:ro"
     assert launch["secrets"] == ["HF_TOKEN", "WANDB_API_KEY"]
     assert Shared(plan).image_manifest == ["results/small/image.json"]
+
+
+def test_where_things_are_started_makes_no_other_image(plan_in, monkeypatch, tmp_path):
+    text = f"image: {{runtime: pyxis, path: '{REFERENCE}'"
+    before = Shared(plan_in(text + "}")).specifications()
+    more = ", mounts: ['.:/data']}\nresources: {partition: other}\nlaunch: {python: py, srun_args: [--mpi=none]}"
+    monkeypatch.setattr("megaboa.plan.shared.environment", lambda: {"packages": {}, "digest": "other"})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    after = Shared(plan_in(text + more)).specifications()
+    assert after["image.json"] == before["image.json"] and after["inside.json"] != before["inside.json"]
 
 
 def test_what_lies_inside_another_mount_is_not_mounted_again(plan_in, tmp_path):

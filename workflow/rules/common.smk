@@ -139,9 +139,16 @@ def conversion(run_of):
 # Conversions take place where ranks do: in the experiment's image, if it has one.
 PYTHON = "python"
 if SHARED.image_manifest:
-    PYTHON = f"python {shlex.quote(SCRIPTS)}/inside.py {RESULTS}/specs/image.json {RESULTS}/image.json"
+    PYTHON = f"python {shlex.quote(SCRIPTS)}/inside.py {RESULTS}/specs/inside.json {RESULTS}/image.json"
 CONVERSION_OF_MODEL = conversion(lambda wildcards: first_run_of(wildcards.model))
 CONVERSION_OF_RUN = conversion(lambda wildcards: wildcards.run)
+
+
+def is_made_of(manifest, spec):
+    """Whether a manifest is there, and of what its specification says now."""
+    return os.path.exists(manifest) and os.path.getmtime(manifest) >= os.path.getmtime(
+        spec
+    )
 
 
 @functools.cache
@@ -160,6 +167,19 @@ def before_training(run, manifest):
 
 def preflight_of(run):
     return before_training(run, f"{RESULTS}/preflight.json")
+
+
+def image_of(run):
+    """None where ranks run in this Python. What is trained knows its image by the digest, not by the time stamp; only an
+    image that this call makes may turn out to be another one."""
+    return [
+        (
+            before_training(run, path)
+            if is_made_of(path, f"{RESULTS}/specs/image.json")
+            else path
+        )
+        for path in SHARED.image_manifest
+    ]
 
 
 def import_proof_of(run):

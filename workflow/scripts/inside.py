@@ -1,6 +1,6 @@
 """Run a script with its arguments in the image that the experiment's ranks run in.
 
-inside.py results/<experiment>/specs/image.json results/<experiment>/image.json SCRIPT [ARGUMENT ...]
+inside.py results/<experiment>/specs/inside.json results/<experiment>/image.json SCRIPT [ARGUMENT ...]
 """
 
 import argparse

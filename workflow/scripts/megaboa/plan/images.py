@@ -14,11 +14,10 @@ PYTHON = "python3"  # of the image, where launch.python names no other
 
 
 def wanted(experiment: Experiment) -> dict[str, Any] | None:
-    """All that the image's job must know; None where ranks run in this Python."""
+    """What makes the image the one that it is; None where ranks run in this Python."""
     image = experiment.image
     if image.runtime == "none":
         return None
-    place = [f"--{name}={value}" for name in ("partition", "account") if (value := getattr(experiment.resources, name))]
     return {
         "runtime": image.runtime,
         "device": experiment.device,
@@ -27,7 +26,18 @@ def wanted(experiment: Experiment) -> dict[str, Any] | None:
         "name": _name(image),
         "path": _path(image),
         "build": _build(image),
-        "bridge_source": image.bridge_source and image.bridge_source.model_dump(),
+        "bridge_source": image.bridge_source and image.bridge_source.model_dump(include={"repo", "commit"}),
+    }
+
+
+def inside(experiment: Experiment) -> dict[str, Any] | None:
+    """How something is started in the image, beside the runs: none of it makes another image."""
+    image = experiment.image
+    if image.runtime == "none":
+        return None
+    place = [f"--{name}={value}" for name in ("partition", "account") if (value := getattr(experiment.resources, name))]
+    return {
+        "runtime": image.runtime,
         "mounts": mounts(experiment),
         "env": image.secrets,
         "variables": variables(experiment),

@@ -114,6 +114,7 @@ class Shared:
         return {
             **specs,
             "image.json": self._image(),
+            "inside.json": self._inside(),
             "runs.json": self._runs(),
             "costs.json": self._costs(),
             "report.json": self._report(),
@@ -212,9 +213,17 @@ class Shared:
         return {"kind": "path", "path": expanded(named)}
 
     def _image(self) -> dict[str, Any]:
-        """This Python, in which jobs beside the ranks run; and the image of the ranks, where there is one."""
+        """The image of the ranks; where there is none, this Python."""
         wanted = images.wanted(self.plan.experiment)
-        return {**environment(), **({"container": wanted} if wanted else {})}
+        return {"container": wanted} if wanted else environment()
+
+    def _inside(self) -> dict[str, Any]:
+        """This Python, in which jobs beside the ranks run; and how others are started in the image, where there is one.
+
+        Not in image.json: another partition, or a package of the login node's, is no other image.
+        """
+        inside = images.inside(self.plan.experiment)
+        return {**environment(), **({"container": inside} if inside else {})}
 
     def _tokenizer(self, name: str) -> dict[str, Any]:
         tokenizer = self.plan.experiment.tokenizers[name]
