@@ -10,7 +10,7 @@ import pytest
 
 from megaboa.data.errors import InputError
 from megaboa.files import file_digest, write_json
-from megaboa.image import contract, obtain
+from megaboa.image import contract, inside, obtain
 
 SCRIPT = Path(__file__).parents[2] / "workflow/scripts/image.py"
 
@@ -60,7 +60,7 @@ def test_without_an_image_the_manifest_is_the_specification(tmp_path):
 def test_an_image_in_which_nothing_can_be_started_is_refused(image, tmp_path):
     """Neither Python nor a shell is in it."""
     more = {"runtime": "pyxis", "device": "cpu", "bridge_source": None, "mounts": [], "env": [], "variables": {}}
-    spec = {"container": wanted(image, **more, workdir="/", python="python3", srun=[])}
+    spec = {"container": wanted(image, **more, workdir="/", python="python3", srun="srun")}
     if contract.way("pyxis", image) != "root file system":
         pytest.skip("no right to make namespaces here, or pyxis is")
     (tmp_path / "tree/etc").mkdir()
@@ -90,6 +90,36 @@ def test_pyxis_is_known_by_what_srun_says_of_itself(fake_command):
     assert contract.has_pyxis()
     fake_command("srun", "echo '  --nodes=N'")
     assert not contract.has_pyxis()
+
+
+def pyxis(fake_command, script):
+    """A srun with pyxis under another name, which does what the script says instead of starting anything."""
+    fake_command("mysrun", f"case $1 in --help) echo --container-image=x;; *) {script};; esac")
+    start = {"srun": "mysrun", "srun_args": ["--mpi=none"], "places": ["--partition=p", "--account=a"]}
+    rest = {"mounts": [], "env": [], "variables": {}, "workdir": "/", "python": "python3", "bridge_source": None}
+    return wanted("/i.sqsh", runtime="pyxis", device="cuda", **start, **rest)
+
+
+def test_a_srun_that_gives_no_allocation_is_no_fault_of_the_image(fake_command, tmp_path):
+    refusal = "Unable to allocate resources: Invalid account or account/partition combination specified"
+    asked = pyxis(fake_command, f"echo 'srun: error: {refusal}' >&2; exit 1")
+    report = contract.test(asked, Path("/i.sqsh"), tmp_path)
+    assert report == {"state": "NOT_RUN", "why": f"srun gave no allocation: {refusal}"}
+    failing = pyxis(fake_command, "echo 'slurmstepd: error: pyxis: container start failed' >&2; exit 1")
+    with pytest.raises(InputError, match=r"can't be started in /i\.sqsh .pyxis.: slurmstepd: error: pyxis: container"):
+        contract.test(failing, Path("/i.sqsh"), tmp_path)
+
+
+def test_the_test_runs_where_the_runs_do(fake_command, monkeypatch):
+    asked = pyxis(fake_command, "true")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert contract.srun(asked) == [
+        *("mysrun", *contract.JOB, "--partition=p", "--account=a", "--gpus-per-node=1", "--mpi=none")
+    ]
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert contract.srun(asked)[:4] == ["mysrun", "--overlap", "--nodes=1", "--ntasks=1"]
+    assert not any("partition" in word for word in contract.srun(asked))
+    assert inside.command(asked, "/i.sqsh", ["x.py"])[:2] == ["mysrun", "--overlap"]
 
 
 def test_versions_are_strict_for_our_own_images_only(tmp_path):

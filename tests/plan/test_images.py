@@ -46,6 +46,17 @@ def test_a_reference(plan_in, tmp_path):
     assert Shared(plan).image_manifest == ["results/small/image.json"]
 
 
+def test_partition_and_account_are_the_profiles_where_the_experiment_names_none(plan_in):
+    profile = {"gpu_partition": "gpus", "slurm_account": "us"}
+    text = f"image: {{runtime: pyxis, path: '{REFERENCE}'}}\nlaunch: {{srun: mysrun}}\n"
+    for more, places in (
+        ("", ["--partition=gpus", "--account=us"]),
+        ("resources: {partition: other}", ["--partition=other", "--account=us"]),
+    ):
+        found = Shared(plan_in(text + more), profile=profile).specifications()["inside.json"]["container"]
+        assert (found["places"], found["srun"]) == (places, "mysrun")
+
+
 def test_where_things_are_started_makes_no_other_image(plan_in, monkeypatch, tmp_path):
     text = f"image: {{runtime: pyxis, path: '{REFERENCE}'"
     before = Shared(plan_in(text + "}")).specifications()

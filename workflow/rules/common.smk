@@ -40,7 +40,7 @@ except ConfigError as error:
     raise WorkflowError(f"\n{error}") from None
 
 PROFILE = profile_resources(workflow.resource_settings.default_resources)
-SHARED = Shared(PLAN)
+SHARED = Shared(PLAN, profile=PROFILE)
 RESULTS = str(SHARED.folder)
 RUNS = {run.name: run for run in PLAN.runs}
 METRICS = expand(

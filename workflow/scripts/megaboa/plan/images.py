@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,19 @@ def wanted(experiment: Experiment) -> dict[str, Any] | None:
     }
 
 
-def inside(experiment: Experiment) -> dict[str, Any] | None:
-    """How something is started in the image, beside the runs: none of it makes another image."""
+def inside(experiment: Experiment, profile: Mapping[str, str]) -> dict[str, Any] | None:
+    """How something is started in the image, beside the runs: none of it makes another image.
+
+    Partition and account are the experiment's, else those of the profile's default-resources.
+    """
     image = experiment.image
     if image.runtime == "none":
         return None
-    place = [f"--{name}={value}" for name in ("partition", "account") if (value := getattr(experiment.resources, name))]
+    asked = experiment.resources
+    places = {
+        "partition": asked.partition or profile.get("gpu_partition"),
+        "account": asked.account or profile.get("slurm_account"),
+    }
     return {
         "runtime": image.runtime,
         "mounts": mounts(experiment),
@@ -43,7 +51,8 @@ def inside(experiment: Experiment) -> dict[str, Any] | None:
         "variables": variables(experiment),
         "workdir": str(Path.cwd()),
         "python": experiment.launch.python or PYTHON,
-        "srun": [*place, *experiment.launch.srun_args],
+        "places": [f"--{name}={value}" for name, value in places.items() if value],
+        "srun": experiment.launch.srun,
         "srun_args": experiment.launch.srun_args,
     }
 
