@@ -57,6 +57,18 @@ def test_without_an_image_the_manifest_is_the_specification(tmp_path):
     assert (tmp_path / "image.json").read_text() == (tmp_path / "spec.json").read_text()
 
 
+def test_the_store_is_made_before_it_is_mounted(image, tmp_path, fake_command):
+    """The first run: nobody has made it, and no runtime mounts what isn't there."""
+    place = tmp_path / "no" / "store"
+    fake_command("apptainer", f'test -d {place} && echo "the store is there" >&2; exit 1')
+    (tmp_path / "i.sif").write_bytes(b"#!/bin/sh\n SIF_MAGIC")
+    start = {"mounts": [f"{place}:{place}:rw"], "env": [], "variables": {}, "workdir": "/", "python": "python3"}
+    more = {"runtime": "apptainer", "device": "cpu", "bridge_source": None, "suffix": ".sif", "store": str(place)}
+    write_json(tmp_path / "spec.json", {"container": wanted(tmp_path / "i.sif", **{**more, **start})})
+    done = run(tmp_path / "spec.json", tmp_path / "image.json")
+    assert done.stderr.endswith(": the store is there\n"), done.stderr
+
+
 def test_an_image_in_which_nothing_can_be_started_is_refused(image, tmp_path):
     """Neither Python nor a shell is in it."""
     more = {"runtime": "pyxis", "device": "cpu", "bridge_source": None, "mounts": [], "env": [], "variables": {}}

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from megaboa.config import ConfigError
 from megaboa.plan import images
 from megaboa.plan.shared import Shared, environment
 
@@ -75,6 +76,14 @@ def test_what_lies_inside_another_mount_is_not_mounted_again(plan_in, tmp_path):
         plan_in(f"store: {tmp_path.parent}/s\nimage: {{runtime: pyxis, path: '{REFERENCE}'}}").experiment
     )
     assert f"{tmp_path.parent}/s:{tmp_path.parent}/s:rw" in outside
+
+
+@pytest.mark.parametrize("name", ["with space", "with,comma"])
+def test_a_folder_that_can_not_be_mounted_is_one_error(plan_in, tmp_path, monkeypatch, name):
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"1 problem.*\n  image: {tmp_path}/{name}:.*can't be mounted: rename"):
+        plan_in(f"image: {{runtime: pyxis, path: '{REFERENCE}'}}")
 
 
 def test_folders_of_models_and_recipes_are_mounted(plan_in, tmp_path, monkeypatch):

@@ -50,6 +50,7 @@ def make(spec: Path, inside: Path, out: Path) -> None:
     wanted = {**found["container"], **read_json(inside)["container"]}
     from megaboa.image import bridge_source, contract, obtain
 
+    make_store(Path(wanted["store"]).expanduser())
     made = obtain.obtain(wanted)
     if wanted["bridge_source"]:
         bridge_source.check_out(wanted["store"], wanted["bridge_source"])
@@ -66,6 +67,14 @@ def make(spec: Path, inside: Path, out: Path) -> None:
     }
     write_json(out, manifest)
     print(f"image {made['path']}, {made['digest']}: {told(report)}", file=sys.stderr)
+
+
+def make_store(store: Path) -> None:
+    """It is mounted, which needs it to be there; on the first day it isn't."""
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"store: {store} can't be made ({error.strerror}): name another folder") from error
 
 
 def told(report: dict) -> str:

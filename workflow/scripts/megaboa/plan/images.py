@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from megaboa.config.errors import ConfigError, Problem
 from megaboa.config.models import Experiment, Image
 from megaboa.image import bridge_source, dockerfile, pins, references
 
@@ -85,7 +86,15 @@ def mounts(experiment: Experiment) -> list[str]:
     if source_ := image.bridge_source:
         folder = bridge_source.folder(experiment.store, source_.model_dump()).absolute()
         found.append(f"{folder}:{source_.mount_as}:ro")
-    return found
+    return [_checked(mount) for mount in found]
+
+
+def _checked(mount: str) -> str:
+    """No runtime can be told of a folder whose path has one of these."""
+    if references.mount_problem(mount):
+        what = "a path with a space, a comma or a colon can't be mounted: rename the folder, or work in another one"
+        raise ConfigError([Problem("image", f"{mount.rpartition(':')[0]}: {what}")])
+    return mount
 
 
 def _places_of_models(experiment: Experiment) -> list[Path]:
