@@ -46,7 +46,7 @@ def _build_problems(build: dict[str, Any]) -> Iterator[tuple[TreePath, str]]:
         return
     try:
         found = dockerfile.read(Path(file).expanduser())
-        found.copied(Path(context).expanduser())
-        build_arguments(found, {name: str(value) for name, value in given.items()})
+        args = build_arguments(found, {name: str(value) for name, value in given.items()})
+        found.copied(Path(context).expanduser(), args)
     except InputError as error:
         yield ("image", "build"), str(error)
