@@ -88,7 +88,7 @@ def _start(how: str, wanted: dict[str, Any], image: Path, command: list[str]) ->
     arguments = wanted["mounts"], wanted["env"], wanted["workdir"], command
     variables = {**os.environ, **wanted["variables"]}
     if how == "root file system":
-        with rootfs.unpacked(image) as root:
+        with rootfs.unpacked(image, Path(wanted["store"])) as root:
             rootfs.prepare(root, wanted["mounts"])
             variables = rootfs.environment(root, [*wanted["env"], *wanted["variables"]], variables)
             return _run(rootfs.enter(str(root), *arguments), variables)
