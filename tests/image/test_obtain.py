@@ -34,6 +34,8 @@ def test_a_file_is_taken_as_it_is(image):
     assert made == {
         "path": str(image),
         "digest": f"sha256:{file_digest(image)}",
+        "sha256": file_digest(image),
+        "mtime_ns": image.stat().st_mtime_ns,
         "bytes": image.stat().st_size,
         "from": {"file": str(image)},
     }

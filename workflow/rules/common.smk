@@ -14,6 +14,8 @@ sys.path.insert(0, os.path.abspath(SCRIPTS))
 
 from megaboa.bundle.contents import code_state
 from megaboa.config import ConfigError, command_line, load, nested
+from megaboa.files import read_json
+from megaboa.image.unchanged import as_recorded
 from megaboa.launch import queue
 from megaboa.plan import make_plan
 from megaboa.plan.shared import Shared
@@ -144,11 +146,13 @@ CONVERSION_OF_MODEL = conversion(lambda wildcards: first_run_of(wildcards.model)
 CONVERSION_OF_RUN = conversion(lambda wildcards: wildcards.run)
 
 
-def is_made_of(manifest, spec):
-    """Whether a manifest is there, and of what its specification says now."""
-    return os.path.exists(manifest) and os.path.getmtime(manifest) >= os.path.getmtime(
-        spec
-    )
+@functools.cache
+def is_made(image):
+    """Whether the image's manifest is there, of what its specification says now, and tells of the file that is there."""
+    spec = f"{RESULTS}/specs/image.json"
+    if not os.path.exists(image) or os.path.getmtime(image) < os.path.getmtime(spec):
+        return False
+    return as_recorded(read_json(image))
 
 
 @functools.cache
@@ -173,11 +177,7 @@ def image_of(run):
     """None where ranks run in this Python. What is trained knows its image by the digest, not by the time stamp; only an
     image that this call makes may turn out to be another one."""
     return [
-        (
-            before_training(run, path)
-            if is_made_of(path, f"{RESULTS}/specs/image.json")
-            else path
-        )
+        (before_training(run, path) if is_made(path) else path)
         for path in SHARED.image_manifest
     ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from megaboa.data.errors import InputError, one_sentence
 from megaboa.files import read_json
-from megaboa.image import inside
+from megaboa.image import inside, unchanged
 
 
 def main() -> None:
@@ -19,6 +19,8 @@ def main() -> None:
     parser.add_argument("words", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     wanted, image = read_json(arguments.spec)["container"], read_json(arguments.image)
+    if problem := unchanged.problem(image):
+        raise InputError(problem)
     argv = inside.command(wanted, str(Path(image["path"]).absolute()), arguments.words)
     try:
         os.execvpe(argv[0], argv, {**os.environ, **wanted["variables"]})

@@ -22,8 +22,7 @@ def obtain(wanted: dict[str, Any]) -> Made:
         made = _stored(wanted, _build_identity(wanted), lambda target: _build(wanted, target))
     elif references.is_file(wanted["path"]):
         path = Path(wanted["path"])
-        made = {"path": str(path), "digest": f"sha256:{files.file_digest(path)}", "bytes": path.stat().st_size}
-        made["from"] = {"file": str(path)}
+        made = {"path": str(path), **_content(path), "from": {"file": str(path)}}
     else:
         made = _stored(wanted, _reference_identity(wanted), lambda target: _fetch(wanted, target))
     path = Path(made["path"])
@@ -32,6 +31,12 @@ def obtain(wanted: dict[str, Any]) -> Made:
     if path.stat().st_size != made["bytes"]:
         raise InputError(f"{path} was changed after it was made: remove the folder {path.parent}, and call again")
     return made
+
+
+def _content(path: Path) -> Made:
+    """Its time stamp is taken before it is read: a file that is exchanged meanwhile has another one."""
+    found, sha256 = path.stat(), files.file_digest(path)
+    return {"digest": f"sha256:{sha256}", "sha256": sha256, "bytes": found.st_size, "mtime_ns": found.st_mtime_ns}
 
 
 def _build_identity(wanted: dict[str, Any]) -> dict[str, Any]:
@@ -54,8 +59,7 @@ def _stored(wanted: dict[str, Any], identity: dict[str, Any], make: Callable[[Pa
         if partial:
             target = partial / f"image{wanted['suffix']}"
             facts = make(target)
-            facts = {"digest": f"sha256:{files.file_digest(target)}", "bytes": target.stat().st_size, **facts}
-            files.write_json(partial / "facts.json", {**facts, "identity": identity})
+            files.write_json(partial / "facts.json", {**_content(target), **facts, "identity": identity})
     facts = files.read_json(final / "facts.json")
     return {"path": str(final / f"image{wanted['suffix']}"), **{k: v for k, v in facts.items() if k != "identity"}}
 
