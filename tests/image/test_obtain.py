@@ -143,6 +143,37 @@ def test_versions_are_strict_for_our_own_images_only(tmp_path):
         assert "--strict" not in contract.self_test({**ours, **other}, tmp_path)
 
 
+REFERENCE = "nvcr.io/a/b:1@sha256:" + "a" * 64
+
+
+def test_enroot_fetches_without_an_engine(image, fake_command, tmp_path):
+    called = tmp_path / "called"
+    fake_command("enroot", f'echo "$@" > {called}; cp {image} "$3"')
+    made = obtain.obtain(wanted(REFERENCE, store=str(tmp_path / "store")))
+    assert called.read_text().split()[-1] == "docker://nvcr.io#a/b:sha256:" + "a" * 64
+    assert made["digest"] == "sha256:" + "a" * 64 and made["sha256"] == file_digest(image)
+
+
+def test_an_engine_fetches_where_there_is_no_enroot(image, fake_command, tmp_path):
+    """The digest is pulled, and converted by a tag."""
+    if shutil.which("enroot"):
+        pytest.skip("enroot is here")
+    called = tmp_path / "called"
+    fake_command("docker", f'echo "$@" >> {called}; [ $1 != create ]')  # the conversion's own first call
+    with pytest.raises(InputError, match="docker create"):
+        obtain.obtain(wanted(REFERENCE, store=str(tmp_path / "store")))
+    digest = "sha256:" + "a" * 64
+    said = called.read_text()
+    assert f"pull nvcr.io/a/b@{digest}\ntag nvcr.io/a/b@{digest} localhost/megaboa:aaaaaaaaaaaa\n" in said
+    assert " localhost/megaboa:aaaaaaaaaaaa true" in said
+
+
+def test_nothing_here_fetches_images(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"no image can be fetched here .*: install one of them, or enroot, or give"):
+        obtain.obtain(wanted(REFERENCE, store=str(tmp_path / "store")))
+
+
 def test_the_identity_of_a_reference_is_its_digest():
     digest = "sha256:" + "a" * 64
     one, other = (

@@ -180,9 +180,7 @@ class VizTracer(Profiler):
         self.tracer.stop()
         self.tracer.save()
         if self.tracer.total_entries >= CALLS:
-            lost = (
-                f"has the newest {CALLS:,} calls only, earlier ones are lost: capture fewer steps (profile.steps)"
-            )
+            lost = f"has the newest {CALLS:,} calls only, earlier ones are lost: capture fewer steps (profile.steps)"
             print(f"warning: {self.path} {lost}", file=sys.stderr, flush=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -86,15 +87,23 @@ def build_plan(engine: str, wanted: dict[str, Any]) -> list[str]:
 
 
 def _fetch(wanted: dict[str, Any], target: Path) -> Made:
-    image = wanted["path"]
-    made: Made = {"digest": references.digest_of(image), "from": {"reference": image}}
+    image, digest = references.without_tag(wanted["path"]), str(references.digest_of(wanted["path"]))
+    made: Made = {"digest": digest, "from": {"reference": wanted["path"]}}
     if target.suffix == ".sif":
         tools.require("apptainer", "install it, or set image.runtime to pyxis")
         tools.call(convert.sif_command(f"docker://{image}", target), f"fetching {image}", image)
         return made
-    engine = engines.find("auto")
+    if shutil.which("enroot"):
+        command = ["enroot", "import", "--output", str(target), references.for_enroot(image)]
+        tools.call(command, f"fetching {image}", image)
+        return made
+    engine, tag = (
+        engines.find(purpose="fetched"),
+        f"localhost/megaboa:{digest.removeprefix('sha256:')[: store.ID_LENGTH]}",
+    )
     tools.call(engines.pull_command(engine, image), f"fetching {image}", image)
-    convert.to_file(engine, image, target)
+    tools.output(engines.tag_command(engine, image, tag))
+    convert.to_file(engine, tag, target)
     return made
 
 
