@@ -10,6 +10,7 @@ from pathlib import Path
 from megaboa.data.errors import InputError, one_sentence
 from megaboa.files import read_json
 from megaboa.image import inside, unchanged
+from megaboa.image.runtimes import without_pythons
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
         raise InputError(problem)
     argv = inside.command(wanted, str(Path(image["path"]).absolute()), arguments.words)
     try:
-        os.execvpe(argv[0], argv, {**os.environ, **wanted["variables"]})
+        os.execvpe(argv[0], argv, {**without_pythons(os.environ), **wanted["variables"]})
     except FileNotFoundError:
         raise InputError(
             f"image.runtime is {wanted['runtime']}, and there is no {argv[0]} here: call this stage where there is, or "

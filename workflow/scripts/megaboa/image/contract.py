@@ -86,7 +86,7 @@ def missing(runtime: str) -> str:
 
 def _start(how: str, wanted: dict[str, Any], image: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
     arguments = wanted["mounts"], wanted["env"], wanted["workdir"], command
-    variables = {**os.environ, **wanted["variables"]}
+    variables = {**runtimes.without_pythons(os.environ), **wanted["variables"]}
     if how == "root file system":
         with rootfs.unpacked(image, Path(wanted["store"])) as root:
             rootfs.prepare(root, wanted["mounts"])

@@ -97,10 +97,8 @@ def _fetch(wanted: dict[str, Any], target: Path) -> Made:
         command = ["enroot", "import", "--output", str(target), references.for_enroot(image)]
         tools.call(command, f"fetching {image}", image)
         return made
-    engine, tag = (
-        engines.find(purpose="fetched"),
-        f"localhost/megaboa:{digest.removeprefix('sha256:')[: store.ID_LENGTH]}",
-    )
+    engine = engines.find(purpose="fetched")
+    tag = f"localhost/megaboa:{digest.removeprefix('sha256:')[: store.ID_LENGTH]}"
     tools.call(engines.pull_command(engine, image), f"fetching {image}", image)
     tools.output(engines.tag_command(engine, image, tag))
     convert.to_file(engine, tag, target)
