@@ -23,7 +23,7 @@ def problems(image: Any) -> Iterator[tuple[TreePath, str]]:
         yield ("image", "path"), message
     elif isinstance(path, str) and references.is_file(path):
         file = Path(path).expanduser()
-        if message := inspect.problem(file) or inspect.wrong_architecture(file):
+        if message := inspect.problem(file) or inspect.wrong_architecture(file, image.get("architecture")):
             yield ("image", "path"), message
     if isinstance(build, dict):
         yield from _build_problems(build)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -29,6 +30,8 @@ def test(wanted: dict[str, Any], image: Path, results: Path) -> dict[str, Any]:
     how = way(wanted["runtime"], image, wanted.get("srun", "srun"))
     if how is None:
         return {"state": "NOT_RUN", "why": f"nothing here can start {image.name}: {missing(wanted['runtime'])}"}
+    if how != "pyxis" and (other := wanted.get("architecture") or platform.machine()) != platform.machine():
+        return {"state": "NOT_RUN", "why": f"{image.name} is for {other}, and this machine is {platform.machine()}"}
     results.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".contract-", dir=results) as folder:
         report = Path(folder).absolute() / "report.json"

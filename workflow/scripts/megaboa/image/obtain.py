@@ -27,7 +27,7 @@ def obtain(wanted: dict[str, Any]) -> Made:
     else:
         made = _stored(wanted, _reference_identity(wanted), lambda target: _fetch(wanted, target))
     path = Path(made["path"])
-    if problem := inspect.problem(path) or inspect.wrong_architecture(path):
+    if problem := inspect.problem(path) or inspect.wrong_architecture(path, wanted.get("architecture")):
         raise InputError(problem)
     if path.stat().st_size != made["bytes"]:
         raise InputError(f"{path} was changed after it was made: remove the folder {path.parent}, and call again")
@@ -42,12 +42,16 @@ def _content(path: Path) -> Made:
 
 def _build_identity(wanted: dict[str, Any]) -> dict[str, Any]:
     """Which engine builds it is no part of it."""
-    return {"build": wanted["build"]["inputs"], "suffix": wanted["suffix"], "machine": platform.machine()}
+    return {"build": wanted["build"]["inputs"], "suffix": wanted["suffix"], "machine": _machine(wanted)}
 
 
 def _reference_identity(wanted: dict[str, Any]) -> dict[str, Any]:
     digest = references.digest_of(wanted["path"])
-    return {"reference": digest, "suffix": wanted["suffix"], "machine": platform.machine()}
+    return {"reference": digest, "suffix": wanted["suffix"], "machine": _machine(wanted)}
+
+
+def _machine(wanted: dict[str, Any]) -> str:
+    return wanted.get("architecture") or platform.machine()
 
 
 def _stored(wanted: dict[str, Any], identity: dict[str, Any], make: Callable[[Path], Made]) -> Made:

@@ -29,6 +29,7 @@ def wanted(experiment: Experiment) -> dict[str, Any] | None:
         "path": _path(image),
         "build": _build(image),
         "bridge_source": image.bridge_source and image.bridge_source.model_dump(include={"repo", "commit"}),
+        "architecture": image.architecture,
     }
 
 
