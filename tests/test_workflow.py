@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from megaboa.workflow import PLACEHOLDER, profile_resources, require_cluster
+from megaboa.workflow import PLACEHOLDER, given_values, profile_resources, require_cluster
 
 
 def test_what_a_profile_says_by_name():
@@ -34,3 +34,10 @@ def test_several_nodes_are_had_from_slurm_only():
     require_cluster(plan(one=1), "local")
     with pytest.raises(SystemExit, match=r"run two: resources\.nodes is 2.*--profile slurm"):
         require_cluster(plan(one=1, two=2), "local")
+
+
+def test_values_of_the_command_line_are_given_again():
+    assert given_values({}) == []
+    assert given_values({"experiment": "x", "training": {"train_iters": 5}}) == [
+        *("--config", "experiment=x", 'training={"train_iters": 5}')
+    ]

@@ -104,6 +104,8 @@ def both(folder):
             answer["estimated"] = [[by_stage[s].dense, by_stage[s].expert] for s in range(facts.layout.pp)]
         except Exception as error:
             answer["bridge"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if answer["bridge"] and not answer["rules"]:
+        answer["preflight"], _ = preflight.check_run(RunFolder(folder.path), {})
     return answer
 
 

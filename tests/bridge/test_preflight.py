@@ -95,6 +95,31 @@ OURS_ALONE = {
     },
     "warmup_ends_before_the_decay": {"schedule": {"warmup_iters": 6}},
 }
+OFFLOADED = {"model.fine_grained_activation_offloading": True}
+DEFERRED = {"model.defer_embedding_wgrad_compute": True}
+# No rule of ours; Bridge names Transformer Engine, or a switch that is off without it, and means a setting of the run.
+BRIDGES_ALONE = {
+    "offloading without its layers": {
+        "overrides": {**OFFLOADED, "model.offload_modules": ["core_attn"], "model.transformer_impl": "local"}
+    },
+    "offloading without the op fuser": {"overrides": {**OFFLOADED, "model.offload_modules": ["fused_group_mlp"]}},
+    "deferred gradients, not fused": {
+        "parallel": {"pp": 2},
+        "overrides": {**DEFERRED, "model.gradient_accumulation_fusion": False},
+    },
+}
+# The same words, of switches that the run leaves on.
+FOR_THE_IMAGE = {
+    "deferred gradients": {"parallel": {"pp": 2}, "overrides": DEFERRED},
+    "recomputed activations of experts": {
+        "model": "moe",
+        "overrides": {
+            "model.recompute_granularity": "selective",
+            "model.recompute_modules": ["moe_act"],
+            "model.moe_grouped_gemm": True,
+        },
+    },
+}
 LEGAL = {
     "plain": {},
     "tensor": {"parallel": {"tp": 2, "sp": True}, "overrides": {"model.num_query_groups": 6}},
@@ -146,7 +171,7 @@ LEGAL = {
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("preflight")
-    cases = {**ILLEGAL, **OURS_ALONE, **LEGAL}
+    cases = {**ILLEGAL, **OURS_ALONE, **BRIDGES_ALONE, **FOR_THE_IMAGE, **LEGAL}
     write_json(folder / "cases.json", cases)
     script = Path(__file__).with_name("preflights.py")
     done = subprocess.run(
@@ -166,6 +191,17 @@ def test_what_a_rule_refuses_bridge_refuses(answers, name):
 def test_what_bridge_would_find_only_when_ranks_train(answers, name):
     assert answers[name]["rules"] == [name]
     assert answers[name]["bridge"] is None
+
+
+@pytest.mark.parametrize("name", BRIDGES_ALONE)
+def test_what_bridge_alone_refuses_is_refused(answers, name):
+    assert answers[name]["preflight"] == {"state": "FAIL", "reasons": [answers[name]["bridge"]]}
+
+
+@pytest.mark.parametrize("name", FOR_THE_IMAGE)
+def test_what_bridge_refuses_for_want_of_the_image_passes(answers, name):
+    found = answers[name]["preflight"]
+    assert found["state"] == "PASS" and found["stopped_at"].endswith(f"checked up to: {answers[name]['bridge']}")
 
 
 @pytest.mark.parametrize("name", LEGAL)

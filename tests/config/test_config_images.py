@@ -1,8 +1,10 @@
 """Images that the workflow builds: mistakes that are seen before anything is built."""
 
 import pytest
+from pydantic import ValidationError
 
 from megaboa.config import ConfigError, load
+from megaboa.config.models import Build
 
 EXPERIMENT = """\
 experiment: good
@@ -53,3 +55,8 @@ def test_an_argument_that_the_dockerfile_lacks(said):
 def test_a_file_that_is_copied_and_is_not_there(said, tmp_path):
     (tmp_path / "here").unlink()
     assert said(PLACE) == "image.build: Dockerfile:4: COPY here: nothing of that name is in ./"
+
+
+def test_a_builds_arguments_hold_no_secrets():
+    with pytest.raises(ValidationError, match="GITHUB_PAT sounds like a secret"):
+        Build.model_validate({"args": {"GITHUB_PAT": "abc"}})

@@ -66,6 +66,8 @@ MISTAKES = [
     mistake("evaluation of nothing", "evaluate.command", "export.runs", add="evaluate: {command: 'x {model} {out}'}\n"),
     mistake("secret for the ranks", "launch.environment", "HF_TOKEN sounds like a secret", "export it in the shell", add="launch: {environment: {HF_TOKEN: abc}}\n"),
     mistake("secret for Bridge", "overrides.logger.comet_api_key", "is a secret", "environment variable", add="overrides: {logger.comet_api_key: abc}\n"),
+    mistake("token in a repository's address", "image.bridge_source.repo", "holds a password or token", add=f"image: {{runtime: apptainer, path: here/x@sha256:{'0' * 64}, bridge_source: {{repo: 'https://t0ken@here/x', commit: {'a' * 40}}}}}\n"),
+    mistake("option for a repository", "image.bridge_source.repo", "is an option of git", add=f"image: {{runtime: apptainer, path: here/x@sha256:{'0' * 64}, bridge_source: {{repo: '--upload-pack=x', commit: {'a' * 40}}}}}\n"),
     mistake("password in a tracking URI", "trackers.mlflow.tracking_uri", "MLFLOW_TRACKING_PASSWORD", add="trackers: {mlflow: {tracking_uri: 'http://me:abc@here'}}\n"),
     mistake("offline and a server", "trackers", "remove one", add="trackers: {offline: true, mlflow: {tracking_uri: 'http://here'}}\n"),
     mistake("an export of a run that saves nothing", "export.runs", "save_interval above 0", add="checkpoint: {save_interval: 0}\nexport: {runs: all}\n"),

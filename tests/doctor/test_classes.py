@@ -94,6 +94,29 @@ def test_what_the_supervisor_and_slurm_know_needs_no_log(cause, name):
     assert trouble(cause, "as SLURM says", {}).name == name
 
 
+HEALTHY = """\
+node1:811:811 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth0
+node1:811:840 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>
+node1:811:840 [0] NCCL INFO NET/OFI Selected Provider is efa, EFA
+"""
+
+
+@pytest.mark.parametrize("cause", ["crash", "killed", "hang", "poisoned"])
+def test_what_nccl_says_when_all_is_well_is_no_trouble_of_the_network(cause):
+    found = trouble(cause, "ZeroDivisionError: division by zero", {0: HEALTHY})
+    assert found.name != "network"
+    assert found.evidence == ("ZeroDivisionError: division by zero",)
+
+
+def test_the_supervisors_line_stays_the_first_beside_those_of_the_network():
+    log = f"{HEALTHY}node1:811 [0] NCCL WARN NET/IB : Got async event : port error\n"
+    for cause in ("crash", "poisoned"):
+        found = trouble(cause, "step 7 failed twice in the same way: SIGABRT", {0: log})
+        assert found.name == "network"
+        assert found.evidence[0] == "step 7 failed twice in the same way: SIGABRT"
+        assert found.evidence[1:] == ("node1:811 [0] NCCL WARN NET/IB : Got async event : port error",)
+
+
 def test_every_cause_has_a_name_and_every_name_advice():
     assert set(NAMES) == set(DEFAULT_ACTIONS)
     assert {*NAMES.values(), *(name for _, _, name in FINER)} == set(ADVICE)

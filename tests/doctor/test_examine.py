@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 
 from megaboa.doctor import advice, examine
-from megaboa.files import write_json
+from megaboa.files import digest, write_json
 from megaboa.preflight.facts import from_json
+from megaboa.results import RunFolder, RunStore
+from megaboa.run import claims, ledger
+from megaboa.run.identity import identity_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "estimate"))
 from gpt2_large import facts
 
+RUN = {"model": {"recipe": "gpt_tiny", "tokenizer": None}, "data": {}, "optimizer": {"lr": 3e-4}}
 H200 = (Path(__file__).parent / "logs" / "h200_out_of_memory.log").read_text()
 
 
@@ -24,9 +28,11 @@ def results(tmp_path):
     write_json(folder / "specs/report.json", {"invalid": ["odd is INVALID: parallel.tp: 3"]})
     write_json(folder / "preflight.json", {"runs": {"big": {"facts": dataclasses.asdict(facts(mbs=64, gbs=64))}}})
     for name in ("big", "fine", "waiting"):
-        write_json(folder / "runs" / name / "run.json", {"optimizer": {"lr": 3e-4}})
+        write_json(folder / "runs" / name / "run.json", RUN)
         write_json(folder / "runs" / name / "launch.json", {"checkpoint": {"save_interval": 10}})
     write_json(folder / "runs/fine/metrics/summary.json", {"state": "PASS", "reasons": []})
+    fine = RunFolder(folder / "runs/fine")
+    write_json(fine.train_manifest, {"identity": digest(identity_of(fine))})
     (store / "attempts/01").mkdir(parents=True)
     (store / "attempts/01/rank-0.log").write_text(H200)
     end = {"event": "end", "attempt": 1, "outcome": "failed", "cause": "out_of_memory", "action": "stop", "rank": 0}
@@ -46,6 +52,52 @@ def test_every_run_that_is_not_pass_is_explained(results):
     assert "  try: training.micro_batch_size: 32 fits by prediction: 80.3 GiB (smaller matrix products)" in lines
     assert lines[-1] == "waiting: has not begun"
     assert not any("fine" in line for line in lines)
+
+
+def of(results, name):
+    return [line for line in examine.experiment(results) if name in line]
+
+
+def attempts_of(results, name, identity):
+    """A store with this identity, to which the run's link leads."""
+    store = RunStore(results.parents[1] / "store/runs/x" / name / "2c3d")
+    write_json(store.identity, {"run": identity})
+    store.ledger.touch()
+    (results / "runs" / name / "attempts.jsonl").symlink_to(store.ledger)
+    return store
+
+
+def test_a_summary_of_the_run_as_it_was_says_nothing_of_the_new_one(results):
+    changed = {**RUN, "optimizer": {"lr": 3.0}}
+    store = attempts_of(results, "fine", RUN)
+    ledger.record_end(store.ledger, 1, "completed", 10, "done")
+    write_json(results / "runs/fine/run.json", changed)
+    assert of(results, "fine") == ["fine: has not begun"]
+    write_json(store.identity, {"run": changed})
+    ledger.record_end(store.ledger, 2, "failed", 0, "found NaN in local grad norm", cause="nan", action="stop")
+    assert of(results, "fine")[0] == "fine: nan (attempt 2; cause: nan)"
+
+
+def test_an_attempt_without_an_end_is_lost_where_nobody_trains_it(results):
+    store = attempts_of(results, "waiting", RUN)
+    ledger.record_start(store.ledger, 1, 0, 8, job="4711", nodes=["n7"])
+    with claims.held(store.claims, claims.myself(None)):
+        assert of(results, "waiting") == []
+    lines = examine.experiment(results)
+    assert "waiting: lost (attempt 1; cause: lost)" in lines
+    assert any("SLURM job 4711, n7" in line for line in lines)
+    assert lines[-2] == "  try: the same command resumes it from iteration 0"
+
+
+def test_the_report_is_told_of_failures_that_were_mended(results):
+    store = attempts_of(results, "fine", RUN)
+    ledger.record_end(store.ledger, 1, "failed", 5, "Connection reset by peer", cause="transient", action="resume")
+    ledger.record_end(store.ledger, 2, "interrupted", 7, "SIGTERM", cause="time_limit", action="requeue")
+    ledger.record_end(store.ledger, 3, "completed", 10, "done")
+    big, fine = examine.failures(results, ["big", "fine", "waiting"])
+    assert big.startswith("big, attempt 1: gpu memory: ") and "then: stop" in big
+    told = "communication: Connection reset by peer. no step; checkpoint of iteration 5 is kept; then: resume"
+    assert fine == f"fine, attempt 1: {told}"
 
 
 def test_a_run_that_passed_slowly_is_named_too(results):

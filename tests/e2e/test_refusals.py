@@ -1,5 +1,6 @@
 """Mistakes as a user meets them: through Snakemake, at the terminal."""
 
+import contextlib
 import subprocess
 
 import pytest
@@ -53,17 +54,26 @@ def test_what_only_bridge_refuses_is_left_out_by_the_next_call(workspace):
     assert "INVALID" in workspace.results("left-out", "plan.tsv").read_text()
 
 
-def test_a_second_workflow_for_the_same_experiment_is_refused(workspace):
+def test_a_second_workflow_for_the_same_experiment_is_refused_and_the_doctor_is_not(workspace):
     config = workspace.experiment("twice", {"a": "{}"})
     lock = workspace.results("twice", ".lock")
     lock.parent.mkdir(parents=True)
-    holder = subprocess.Popen(["flock", lock, "sleep", "600"], start_new_session=True)
-    try:
+    with held(lock):
         output = workspace.snakemake("data", "--configfile", config, code=1)
-    finally:
-        kill_group(holder)
     assert "results/twice is being worked on by" in output
     workspace.snakemake("data", "--configfile", config)
+    with held(lock):
+        assert "a: has not begun" in workspace.snakemake("doctor", "--configfile", config)
+
+
+@contextlib.contextmanager
+def held(lock):
+    """By a process of somebody else's."""
+    holder = subprocess.Popen(["flock", lock, "sleep", "600"], start_new_session=True)
+    try:
+        yield
+    finally:
+        kill_group(holder)
 
 
 def test_too_few_documents_for_a_split_are_named_and_nothing_hangs(workspace):

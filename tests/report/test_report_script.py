@@ -9,6 +9,7 @@ import pytest
 from fake_runs import FakeExperiment
 
 from megaboa.files import write_json
+from megaboa.run.ledger import record_end
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,6 +49,16 @@ def test_report_of_an_experiment(experiment):
     assert checks["state"] == "FAIL"
     assert [(check["name"], check["state"]) for check in checks["checks"]] == [("dp2 agrees with dp1", "FAIL")]
     assert (out.parent / "loss.png").exists()
+
+
+def test_attempts_that_failed_have_a_section(experiment):
+    captions = ROOT / "workflow" / "report" / "captions.yaml"
+    assert "Failures" not in report(experiment, captions)[1].read_text()
+    ledger = (experiment.results / "runs" / "dp1" / "attempts.jsonl").resolve()
+    record_end(ledger, 2, "failed", 4, "<b>Connection reset", cause="transient", action="resume")
+    html = report(experiment, captions)[1].read_text()
+    line = "dp1, attempt 2: communication: &lt;b&gt;Connection reset. no step; checkpoint of iteration 4 is kept"
+    assert line in html.split('<h2 id="failures">Failures</h2>')[1]
 
 
 def test_captions_that_cannot_be_used_are_named(experiment):

@@ -23,6 +23,7 @@ from megaboa.results import RunFolder
 from megaboa.run.identity import is_trained
 from megaboa.workflow import (
     claim_experiment,
+    given_values,
     introduce,
     print_outcome,
     profile_resources,
@@ -41,6 +42,18 @@ try:
 except ConfigError as error:
     raise WorkflowError(f"\n{error}") from None
 
+# What somebody types to get this report again; profiles and cores are theirs.
+COMMAND = shlex.join(
+    [
+        "snakemake",
+        *(
+            ["--configfile", *map(os.path.relpath, CONFIG_FILES)]
+            if workflow.configfiles
+            else []
+        ),
+        *given_values(workflow.config_settings.config),
+    ]
+)
 PROFILE = profile_resources(workflow.resource_settings.default_resources)
 SHARED = Shared(PLAN, profile=PROFILE)
 RESULTS = str(SHARED.folder)

@@ -33,6 +33,7 @@ rule report:
     params:
         scripts=SCRIPTS,
         config=[os.path.relpath(path) for path in CONFIG_FILES],
+        command=COMMAND,
     shell:
         "python {params.scripts:q}/report.py --settings {input.settings} --captions {input.captions:q}"
-        " --config-file {params.config:q} --out {output.page} 2>&1 | tee {log}"
+        " --config-file {params.config:q} --command {params.command:q} --out {output.page} 2>&1 | tee {log}"

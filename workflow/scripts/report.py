@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from megaboa.config.models import Figure
+from megaboa.doctor import examine
 from megaboa.files import read_json, write_json, write_text
 from megaboa.report.blends import load_data
 from megaboa.report.checks import agreement_checks, proof_checks, verdict
@@ -64,6 +65,7 @@ def main() -> None:
         profiles=profiles,
         profile_figures=draw_profiles(profiles, captions, args.out.parent),
         expected=expected,
+        failures=examine.failures(results, [run.name for run in runs]),
     )
     result = verdict(runs, checks)
     write_json(

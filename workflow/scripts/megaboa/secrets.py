@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_WORDS = "token|key|password|passwd|secret|credential"
+_WORDS = "token|key|password|passwd|passphrase|pass|pat|secret|credential"
 _NAMES = (
-    re.compile(rf"(^|_)({_WORDS})s?(_|$)", re.IGNORECASE),
-    re.compile(rf"[a-z]({'|'.join(word.title() for word in _WORDS.split('|'))})s?([A-Z_]|$)"),  # apiKey
+    re.compile(rf"(^|_)({_WORDS})s?\d*(_|$)", re.IGNORECASE),
+    re.compile(rf"[a-z]({'|'.join(word.title() for word in _WORDS.split('|'))})s?\d*([A-Z_]|$)"),  # apiKey
+    re.compile(r"password|passwd|apikey|connection_string", re.IGNORECASE),  # PGPASSWORD
 )
+_CREDENTIALS = re.compile(r"https?://[^/\s@]+@|\w://[^/\s:@]*:[^/\s@]+@")  # a password, or a token alone
 SHORTEST = 8  # a shorter value would be found in files that have nothing to do with it
 
 
@@ -18,6 +20,15 @@ def is_secret_name(name: str) -> bool:
     return any(pattern.search(name) for pattern in _NAMES)
 
 
+def has_credentials(value: str) -> bool:
+    """An address with a password in it: `postgres://me:secret@host`, `https://token@git.example.com`."""
+    return bool(_CREDENTIALS.search(value))
+
+
 def secrets_in(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that hold secrets, and long enough ones that a search for them means something."""
-    return {name: value for name, value in environment.items() if is_secret_name(name) and len(value) >= SHORTEST}
+    return {
+        name: value
+        for name, value in environment.items()
+        if len(value) >= SHORTEST and (is_secret_name(name) or has_credentials(value))
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import socket
 import sys
@@ -116,3 +117,11 @@ def _count(states: dict[str, int]) -> str:
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def given_values(values: dict[str, Any]) -> list[str]:
+    """`--config` as it was given; Snakemake has turned the values into what they mean."""
+    if not values:
+        return []
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+    return ["--config", *(f"{key}={text}" for key, text in texts.items())]

@@ -63,7 +63,8 @@ def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> 
         cpu.refuse(config)
     if folder.launch["checkpoint"].get("save_interval") != 0:
         config.checkpoint.save = "checkpoints"  # so that what a saving run needs is validated too
-    stopped_at = _unless_for_the_image(run, lambda: runtime_config_update(config))
+    turned_off = _turned_off(config, {**run["overrides"], **(folder.launch.get("overrides") or {})})
+    stopped_at = _unless_for_the_image(run, lambda: runtime_config_update(config), turned_off)
     result = {
         "state": "PASS",
         "data_parallel_size": facts.layout.dp,
@@ -80,7 +81,7 @@ def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> 
     }
     key = _played_by(run)
     if stopped_at is None and key not in played:
-        played[key] = _play(config, run)
+        played[key] = _play(config, run, turned_off)
     return {**result, **played.get(key, {})}
 
 
@@ -96,27 +97,34 @@ def missing_trackers(launch: dict[str, Any]) -> list[str]:
     ]
 
 
-def _play(config: Any, run: dict[str, Any]) -> Result:
+def _play(config: Any, run: dict[str, Any], turned_off: set[str]) -> Result:
     from megaboa.bridge import dryrun
 
     made: Result = {}
     try:
         stopped_at = _unless_for_the_image(
-            run, lambda: made.update(parameters=dryrun.parameters(config, run["world_size"]))
+            run, lambda: made.update(parameters=dryrun.parameters(config, run["world_size"])), turned_off
         )
     except Exception as error:
         return _objection(error)
     return {**made, **({"stopped_at": stopped_at} if stopped_at else {})}
 
 
-def _unless_for_the_image(run: dict[str, Any], act: Callable[[], object]) -> str | None:
+def _turned_off(config: Any, overrides: dict[str, Any]) -> set[str]:
+    """Switches of kernels that are off by the run's own will. To be asked before validation, as the CPU backend, and
+    Bridge without Transformer Engine, turn off all of them."""
+    off = {name for name in image.SWITCHES if overrides.get(f"model.{name}") is False}
+    return off if getattr(config.model, "moe_grouped_gemm", False) else {*off, "moe_grouped_gemm"}
+
+
+def _unless_for_the_image(run: dict[str, Any], act: Callable[[], object], turned_off: set[str]) -> str | None:
     """Where Bridge stopped for want of what only the image has, for GPUs: no reason to refuse the run. Other objections
     are raised."""
     try:
         act()
     except Exception as error:
         said = _objection(error)["reasons"][0]
-        what = image.missing(said) if run["device"] == "cuda" and _without_image() else None
+        what = image.missing(said, turned_off) if run["device"] == "cuda" and _without_image() else None
         if what is None:
             raise
         return f"{what}; checked up to: {said}"

@@ -92,7 +92,7 @@ def _verdict(result: dict[str, Any], facts: Facts | None, most: int = 300) -> tu
     """The state, and what explains it."""
     reasons = "; ".join(result.get("reasons", []))
     if facts is None and NO_CONFIG.search(reasons):
-        return "not built", "its Hugging Face config is not among the fixtures"
+        return "not built", "not tried: the Hugging Face config of its model was not at hand"
     if OPEN in reasons:
         return "not built", "the recipe leaves the model's sizes open: they are meant to be set by overrides"
     if result.get("stopped_at"):

@@ -17,15 +17,15 @@ def continue_mlflow_run(store: RunStore, tracking_uri: str | None) -> None:
     """
     import mlflow
 
-    place = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    place = files.digest(tracking_uri or os.environ.get("MLFLOW_TRACKING_URI"))  # the address may hold a password
     earlier = files.read_json(store.mlflow_run) if store.mlflow_run.exists() else None
-    if earlier and earlier["tracking_uri"] == place:
+    if earlier and earlier["place"] == place:
         os.environ["MLFLOW_RUN_ID"] = earlier["run_id"]
     start_run, log_params = mlflow.start_run, mlflow.log_params
 
     def start(*args: Any, **kwargs: Any) -> Any:
         run = start_run(*args, **kwargs)
-        files.write_json(store.mlflow_run, {"tracking_uri": place, "run_id": run.info.run_id})
+        files.write_json(store.mlflow_run, {"place": place, "run_id": run.info.run_id})
         return run
 
     def log_new(params: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ from megaboa.config.errors import Problem, nearest
 from megaboa.config.formula import Formula
 from megaboa.config.models import Experiment, Model
 from megaboa.fields import OWN_FIELDS, SAME_AS, key_of
+from megaboa.secrets import is_secret_name
 
 Path = tuple[str, ...]
 
@@ -174,7 +175,7 @@ def override_problem(field: str) -> str | None:
     """Why a field of Bridge can't be set under `overrides`, if it can't."""
     if field in OWN_FIELDS:
         return "is set by Megaboa itself: remove it"
-    if field.endswith(("api_key", "password", "token")):
+    if is_secret_name(field.rpartition(".")[2]):
         return "is a secret, which would be written to disk: remove it, and export it as an environment variable"
     key = key_of(field)
     if key and field not in SAME_AS:

@@ -7,7 +7,8 @@ sweep's runs (`tp2-mbs8`). Fields annotated with `Formula` also take an expressi
 
 from __future__ import annotations
 
-import re
+import os.path
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -31,7 +32,7 @@ from megaboa.config.formula import Formula
 from megaboa.data.names import file_stems
 from megaboa.image import references
 from megaboa.launch import networks
-from megaboa.secrets import is_secret_name
+from megaboa.secrets import has_credentials, is_secret_name
 
 # Names become file and folder names: letters first, then letters, digits, '.', '_', '-'.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]*$", max_length=100)]
@@ -429,6 +430,17 @@ class Resources(Section):
     slurm_extra: str = key("", "further options of sbatch for training jobs, such as `--exclusive`")
 
 
+def _harmless[Values: Mapping[str, str | None]](values: Values, instead: str) -> Values:
+    """Variables that may stand in a file."""
+    for name, value in values.items():
+        if value and (is_secret_name(name) or has_credentials(value)):
+            raise ValueError(
+                f"{name} sounds like a secret, which would be written to disk: remove it here, and export it in the "
+                f"shell that calls Snakemake; {instead}"
+            )
+    return values
+
+
 class Launch(Section):
     """How the ranks are started. Changes no loss, so that nothing is trained again when it changes."""
 
@@ -451,12 +463,7 @@ class Launch(Section):
     @field_validator("environment")
     @classmethod
     def _without_secrets(cls, environment: dict[str, str | None]) -> dict[str, str | None]:
-        if secret := next((name for name, value in environment.items() if value and is_secret_name(name)), None):
-            raise ValueError(
-                f"{secret} sounds like a secret, which would be written to disk: remove it here, and export it in the "
-                "shell that calls Snakemake; the ranks inherit it"
-            )
-        return environment
+        return _harmless(environment, "the ranks inherit it")
 
 
 class WandB(Section):
@@ -471,7 +478,7 @@ class MLflow(Section):
     @field_validator("tracking_uri")
     @classmethod
     def _without_password(cls, uri: str | None) -> str | None:
-        if uri and re.search(r"://[^/@]*:[^/@]*@", uri):
+        if uri and has_credentials(uri):
             raise ValueError(
                 "holds a password, which would be written to disk: leave it out, and export MLFLOW_TRACKING_USERNAME "
                 "and MLFLOW_TRACKING_PASSWORD"
@@ -508,10 +515,20 @@ def _checked_mount(value: str) -> str:
     return value
 
 
+def _address_of_repository(value: str) -> str:
+    if has_credentials(value):
+        raise ValueError("holds a password or token, which would be written to disk: leave that to git's credentials")
+    if value.startswith("-"):
+        raise ValueError("is an option of git, not a repository")
+    return value
+
+
 class BridgeSource(Section):
     """A checkout of Megatron-Bridge that takes the place of the image's own."""
 
-    repo: Annotated[str, Field(min_length=1)] = key(description="git repository of Megatron-Bridge: address or folder")
+    repo: Annotated[str, Field(min_length=1), AfterValidator(_address_of_repository)] = key(
+        description="git repository of Megatron-Bridge: address or folder"
+    )
     commit: Annotated[str, AfterValidator(_full_commit)] = key(
         description="full hash of the commit; part of a run's identity"
     )
@@ -527,6 +544,11 @@ class Build(Section):
         "auto", "what builds it; auto: the first of these that works here"
     )
     args: dict[str, str] = key({}, "build arguments; they go before those of containers/versions.toml")
+
+    @field_validator("args")
+    @classmethod
+    def _without_secrets(cls, args: dict[str, str]) -> dict[str, str]:
+        return _harmless(args, "a Dockerfile takes secrets by `RUN --mount=type=secret`")
 
 
 class Image(Section):
@@ -720,7 +742,9 @@ class Sweep(Section):
 class Experiment(Section):
     experiment: Name | None = key(None, "name; results go to results/<name>/; default: the file's name")
     device: Literal["cpu", "cuda"] = key("cuda", "where training runs; `cpu` needs no GPU")
-    store: str = key("store", "folder of payloads (checkpoints, corpora, models); shared between experiments")
+    store: Annotated[str, AfterValidator(os.path.expanduser)] = key(
+        "store", "folder of payloads (checkpoints, corpora, models); shared between experiments"
+    )
     tokenizers: dict[Name, Tokenizer] = key({}, "tokenizers that are trained on the spot")
     models: dict[Name, Model] = key(description="models by name", min_length=1)
     corpora: dict[Name, Corpus] = key({}, "corpora by name; none: Bridge's mock data")

@@ -158,6 +158,13 @@ def cancelled(case: Case) -> list[str]:
     return [f"nothing: somebody stopped it; the same command resumes it from iteration {case.iteration}"]
 
 
+def lost(case: Case) -> list[str]:
+    return [
+        f"the same command resumes it from iteration {case.iteration}",
+        "ask SLURM what became of the job or the node: sacct -j JOB, sinfo -R",
+    ]
+
+
 def unknown(case: Case) -> list[str]:
     return [
         "read the last lines of the rank named above; `pretrain.py` starts this run alone",
@@ -169,6 +176,6 @@ ADVICE: dict[str, Callable[[Case], list[str]]] = {
     one.__name__: one
     for one in (
         *(gpu_memory, host_memory, nan, divergence, hang, communication, network, checkpoint, data, config),
-        *(import_error, node, preemption, time_limit, disk_full, quota, hub, cancelled, unknown),
+        *(import_error, node, preemption, time_limit, disk_full, quota, hub, cancelled, lost, unknown),
     )
 }

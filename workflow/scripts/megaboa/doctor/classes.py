@@ -9,6 +9,7 @@ from dataclasses import dataclass
 HUB = (
     r"GatedRepo|gated repo|RepositoryNotFound|401 Client Error|403 Client Error|HF_TOKEN|OfflineMode"
     r"|couldn't connect to 'https://huggingface\.co'|LocalEntryNotFoundError|Invalid user token"
+    r"|the hub can't be reached|is gated: ask for access|is not on the hub, or is private"
 )
 NETWORK = (
     r"ibv_\w+ failed|libfabric|\bEFA\b|NET/(?:IB|OFI|Socket)|No route to host|Network is unreachable|NCCL_SOCKET_IFNAME"
@@ -19,6 +20,8 @@ GPU_MEMORY = (
     r"|Cuda failure.*out of memory"
 )
 QUOTA = r"[Qq]uota exceeded"
+MOST, LENGTH = 3, 300  # lines of evidence, characters of a line
+HEALTHY = "NCCL INFO"  # NCCL_DEBUG=INFO names networks and interfaces when all is well
 
 # The supervisor's cause, and what it is called where the logs say no more.
 NAMES: dict[str, str] = {
@@ -42,14 +45,14 @@ NAMES: dict[str, str] = {
     "stopped": "cancelled",
     "killed": "unknown",
     "crash": "unknown",
-    "lost": "unknown",
+    "lost": "lost",
 }
 # Where the cause leaves it open: what a line of the logs makes of it.
 FINER: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("out_of_memory",), GPU_MEMORY, "gpu_memory"),
     (("disk_full",), QUOTA, "quota"),
     (("config", "crash", "transient", "import_error"), HUB, "hub"),
-    (("transient", "hang", "crash", "killed"), NETWORK, "network"),
+    (("transient", "hang", "crash", "killed", "poisoned"), NETWORK, "network"),
 )
 
 
@@ -61,14 +64,15 @@ class Trouble:
 
 def trouble(cause: str, detail: str, logs: Mapping[int | None, str]) -> Trouble:
     """What it is called, and the lines that show it: that of the supervisor first."""
+    first = (detail.strip()[:LENGTH],) if detail else ()
     for causes, pattern, name in FINER:
         found = _lines(pattern, detail, logs) if cause in causes else ()
         if found:
-            return Trouble(name, found)
-    return Trouble(NAMES.get(cause, "unknown"), (detail,) if detail else ())
+            return Trouble(name, tuple(dict.fromkeys((*first, *found)))[:MOST])
+    return Trouble(NAMES.get(cause, "unknown"), first)
 
 
-def _lines(pattern: str, detail: str, logs: Mapping[int | None, str], most: int = 3) -> tuple[str, ...]:
+def _lines(pattern: str, detail: str, logs: Mapping[int | None, str]) -> tuple[str, ...]:
     wanted = re.compile(rf"^.*(?:{pattern}).*$", re.MULTILINE)
-    found = [line.strip()[:300] for text in (detail, *logs.values()) for line in wanted.findall(text)]
-    return tuple(dict.fromkeys(found))[:most]
+    found = [line.strip()[:LENGTH] for text in (detail, *logs.values()) for line in wanted.findall(text)]
+    return tuple(line for line in found if HEALTHY not in line)

@@ -1,15 +1,21 @@
-"""Every run that isn't PASS: what happened, what the pipeline did, what to try. And runs that passed, but not well."""
+"""Every stage that failed and every run that isn't PASS: what happened, what the pipeline did, what to try.
+
+And runs that passed, but not well.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from megaboa import files
-from megaboa.doctor import advice, classes, curve, passed
+from megaboa.doctor import advice, classes, curve, passed, stages
 from megaboa.preflight.facts import Facts, from_json
 from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.run import checkpoints, claims, ledger
 from megaboa.run.failures import read_tails
+from megaboa.run.identity import is_outdated, is_trained
 
 
 def experiment(results: Path) -> list[str]:
@@ -18,23 +24,68 @@ def experiment(results: Path) -> list[str]:
     path = results / "preflight.json"
     known = files.read_json(path)["runs"] if path.exists() else {}
     lines = [f"{one}: left out of the plan" for one in files.read_json(results / "specs" / "report.json")["invalid"]]
+    lines += stages.failed(results)
     for name in plan["runs"]:
         facts = known.get(name, {}).get("facts")
         lines += run(RunFolder(results / "runs" / name), from_json(facts) if facts else None)
     return lines
 
 
+def failures(results: Path, names: Iterable[str]) -> list[str]:
+    """Of these runs each attempt that failed, in a line, also where a later one has mended it: for the report."""
+    return [line for name in names for line in _failed_attempts(RunFolder(results / "runs" / name))]
+
+
+def _failed_attempts(folder: RunFolder) -> list[str]:
+    if (store := _store(folder)) is None:
+        return []
+    ends = [end for end in ledger.ends(files.read_jsonl(store.ledger)) if end.get("outcome") == "failed"]
+    lines = []
+    for end in ends:
+        found = _trouble(store, end)
+        said = f": {found.evidence[0]}" if found.evidence else ""
+        lines.append(f"{folder.name}, attempt {end['attempt']}: {found.name.replace('_', ' ')}{said}. {_done(end)}")
+    return lines
+
+
 def run(folder: RunFolder, facts: Facts | None) -> list[str]:
-    summary = folder.path / "metrics" / "summary.json"
-    if summary.exists():
-        return _of_summary(folder, files.read_json(summary), facts)
-    if not folder.attempts_link.exists():
+    if is_trained(folder):  # a summary beside anything else is that of the run as it was before
+        summary = folder.path / "metrics" / "summary.json"
+        return _of_summary(folder, files.read_json(summary), facts) if summary.exists() else []
+    store = _store(folder)
+    if store is None:
         return [f"{folder.name}: has not begun"]
-    store = RunStore(folder.attempts_link.resolve().parent)
-    ends = [entry for entry in files.read_jsonl(store.ledger) if entry["event"] == "end"]
+    entries = files.read_jsonl(store.ledger)
+    if begun := ledger.open_attempt(entries):
+        return _of_failure(folder, store, _lost(store, begun), facts) if claims.is_held(store.claims) is False else []
+    ends = ledger.ends(entries)
     if not ends or ends[-1].get("outcome") == "completed":
         return []
     return _of_failure(folder, store, ends[-1], facts)
+
+
+def _store(folder: RunFolder) -> RunStore | None:
+    """Where the run's attempts lie; None before it has begun as it is configured now."""
+    if not folder.attempts_link.exists():
+        return None
+    store = RunStore(folder.attempts_link.resolve().parent)
+    return None if is_outdated(folder, store) else store
+
+
+def _lost(store: RunStore, begun: dict[str, Any]) -> dict[str, Any]:
+    """The end that nobody wrote down, as the next call will."""
+    events = files.read_jsonl(store.attempt(begun["attempt"]).steps)
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    job = f"SLURM job {begun['job']}, " if begun.get("job") else ""
+    where = ", ".join(begun.get("nodes") or [begun["host"]])
+    return {
+        "attempt": begun["attempt"],
+        "cause": "lost",
+        "detail": f"nobody wrote down its end, and nobody trains it: its supervisor was killed, or lost ({job}{where})",
+        "first_step": min(steps, default=None),
+        "last_step": max(steps, default=None),
+        "iteration": checkpoints.latest(store.checkpoints),
+    }
 
 
 def _of_summary(folder: RunFolder, summary: dict[str, Any], facts: Facts | None) -> list[str]:
@@ -71,8 +122,7 @@ def _course(folder: RunFolder) -> curve.Course:
 
 
 def _of_failure(folder: RunFolder, store: RunStore, end: dict[str, Any], facts: Facts | None) -> list[str]:
-    attempt, cause, detail = store.attempt(end["attempt"]), str(end.get("cause")), str(end.get("detail") or "")
-    found = classes.trouble(cause, detail, read_tails(attempt.logs.items()))
+    attempt, found = store.attempt(end["attempt"]), _trouble(store, end)
     case = advice.Case(
         facts=facts,
         evidence=found.evidence,
@@ -82,12 +132,17 @@ def _of_failure(folder: RunFolder, store: RunStore, end: dict[str, Any], facts: 
     )
     rank = "" if end.get("rank") is None else f", rank {end['rank']}"
     return [
-        f"{folder.name}: {found.name.replace('_', ' ')} (attempt {end['attempt']}{rank}; cause: {cause})",
+        f"{folder.name}: {found.name.replace('_', ' ')} (attempt {end['attempt']}{rank}; cause: {end.get('cause')})",
         *(f"  | {line}" for line in found.evidence),
         f"  logs: {attempt.path}",
         f"  done: {_done(end)}",
         *(f"  try: {line}" for line in advice.of(found.name, case)),
     ]
+
+
+def _trouble(store: RunStore, end: dict[str, Any]) -> classes.Trouble:
+    logs = read_tails(store.attempt(end["attempt"]).logs.items())
+    return classes.trouble(str(end.get("cause")), str(end.get("detail") or ""), logs)
 
 
 def _done(end: dict[str, Any]) -> str:

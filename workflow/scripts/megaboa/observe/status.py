@@ -15,7 +15,6 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from megaboa.files import read_json
 from megaboa.observe import history, slurm_jobs
 from megaboa.observe.progress import (
     Progress,
@@ -33,6 +32,7 @@ from megaboa.observe.slurm_jobs import Queue, SlurmJob
 from megaboa.results import RunFolder, RunStore
 from megaboa.run import checkpoints
 from megaboa.run.chain import links, wall_seconds
+from megaboa.run.identity import is_outdated
 from megaboa.run.recovery import lead_seconds
 
 STYLES = {
@@ -71,7 +71,7 @@ def run_progress(
 ) -> Progress:
     """A run's progress, by the link to its attempts that its supervisor makes when it starts, and by SLURM."""
     store = RunStore(run.attempts_link.resolve().parent) if run.attempts_link.exists() else None
-    if store is None or _outdated(run, store):
+    if store is None or is_outdated(run, store):
         progress = Progress(run.name, "waiting", total=run.run["training"].get("train_iters"))
         return slurm_jobs.with_queue(progress, queue, jobs) if queue else progress
     kept = checkpoints.sizes(store.checkpoints)
@@ -209,8 +209,3 @@ def as_record(run: Progress) -> dict[str, object]:
 def _is_silent(run: Progress) -> bool:
     steps = SILENT_STEPS / run.steps_per_second if run.steps_per_second else 0
     return (run.age_seconds or 0) > max(SILENT_SECONDS, steps)
-
-
-def _outdated(run: RunFolder, store: RunStore) -> bool:
-    """Whether the attempts belong to the run as it was configured before: its own have not begun."""
-    return store.identity.exists() and read_json(store.identity)["run"] != run.run

@@ -6,20 +6,41 @@ A rule here breaks nothing. It says that a run uses what was left out, or stood 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from megaboa.preflight.facts import Facts
 from megaboa.preflight.rule import Broken, Rule, finding
 
-# What Bridge says where something of the image's is missing, and what that is. First match wins.
+# What Bridge says where something of the image's is absent, and what that is. First match wins. That a sentence names
+# Transformer Engine is not enough: many are about a setting of the run (transformer_impl, the op fuser, graphs).
+TE = r"(?:Transformer[ _-]?Engine|\bTE\b)"
+ABSENT_TE = "|".join(
+    (
+        rf"\b(?:requires?|needs?|install|without|at least) {TE}(?!\w)",
+        rf"{TE}(?: with)?(?: version)?(?: v[\d.]+ must be)? ?>= ?v?\d",
+        rf"{TE}(?: version| v?[\d.]+)* (?:and later|or (?:later|higher))",
+        rf"{TE}[\w. ()]{{0,40}} (?:is|are) (?:not (?:installed|found|available|present|detected)|unavailable|required)",
+        rf"\bTE [\w ]{{0,20}}is not (?:available|present)|{TE} version does not have",
+        r"No module named 'transformer_engine",
+    )
+)
 MISSING = {
-    "StopIteration": "layers of Transformer Engine's, of which Bridge has mocks here that can't be built",
-    "gradient accumulation fusion": "fused gradients of weights (APEX, Transformer Engine)",
-    "moe_grouped_gemm": "grouped matrix products (Transformer Engine)",
-    "q_layernorm=": "Transformer Engine's fused norm, for latent attention without a compressed query",
-    "TESpecProvider": "Transformer Engine's layers",
-    "MambaSSM": "mamba-ssm",
-    "FusedAdam": "Transformer Engine's Adam with states in fewer bits",
-    r"Transformer.?Engine|\bTE version": "Transformer Engine",
+    r"^StopIteration\b": "layers of Transformer Engine's, of which Bridge has mocks here that can't be built",
+    r"`q_layernorm=<class '[\w.]*WrappedTorchNorm'>` is non-trivial": "Transformer Engine's fused norm, for latent "
+    "attention without a compressed query",
+    "'TESpecProvider' is not defined": "Transformer Engine's layers",
+    "MambaSSM is not installed|No module named 'mamba_ssm": "mamba-ssm",
+    "requires FusedAdam from TransformerEngine, but not found": "Transformer Engine's Adam with states in fewer bits",
+    ABSENT_TE: "Transformer Engine",
+}
+# Switches that are off here whatever the run says, what Bridge says then, and what they need. Where the run itself has
+# turned one off, the objection is to the run.
+SWITCHES = {
+    "gradient_accumulation_fusion": (
+        "gradient accumulation fusion is not used",
+        "fused gradients of weights (APEX, Transformer Engine)",
+    ),
+    "moe_grouped_gemm": (r"(?:with|requires?) moe_grouped_gemm", "grouped matrix products (Transformer Engine)"),
 }
 USUAL_HEADS = (32, 64, 96, 128, 192, 256)
 
@@ -82,9 +103,14 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def missing(error: str) -> str | None:
-    """What of the image's an objection of Bridge is about; None: the run's own business."""
-    return next((what for said, what in MISSING.items() if re.search(said, error, re.IGNORECASE)), None)
+def missing(error: str, turned_off: Collection[str] = ()) -> str | None:
+    """What of the image's an objection of Bridge is about; None: the run's own business.
+
+    `turned_off`: switches that the run itself has turned off.
+    """
+    switched = {said: what for name, (said, what) in SWITCHES.items() if name not in turned_off}
+    known = {**switched, **MISSING}
+    return next((what for said, what in known.items() if re.search(said, error, re.IGNORECASE)), None)
 
 
 def unchecked(f: Facts) -> list[str]:

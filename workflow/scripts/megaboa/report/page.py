@@ -124,6 +124,7 @@ def render(
     expected: Sequence[Expected] = (),
     tables: Collection[str] = (),
     question: str | None = None,
+    failures: Sequence[str] = (),
 ) -> str:
     """The page's HTML. `tables`: those that are files too."""
     environment = jinja2.Environment(
@@ -158,6 +159,7 @@ def render(
         published=published,
         tables=tables,
         question=question,
+        failures=failures,
         gaps=gap.gap_rows(published, passed(runs)) if published else [],
     )
 

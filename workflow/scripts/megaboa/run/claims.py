@@ -75,6 +75,12 @@ def holder(folder: Path) -> Holder | None:
     return None if path is None or path.with_suffix(".released").exists() else _read(path)
 
 
+def is_held(folder: Path) -> bool | None:
+    """Whether somebody alive holds the run; None where nobody can tell."""
+    path, found = _newest(folder), holder(folder)
+    return False if path is None or found is None else is_alive(found, path)
+
+
 def is_alive(holder: Holder, path: Path, me: Holder | None = None) -> bool | None:
     """Whether a claim's holder may still train; None where nobody can tell."""
     if holder["job"] is None:

@@ -35,5 +35,10 @@ def is_trained(folder: RunFolder) -> bool:
         return False
 
 
+def is_outdated(folder: RunFolder, store: RunStore) -> bool:
+    """Whether the attempts belong to the run as it was configured before: its own have not begun."""
+    return store.identity.exists() and files.read_json(store.identity)["run"] != folder.run
+
+
 def _digest_in(manifest: Path | None) -> str | None:
     return files.read_json(manifest)["digest"] if manifest else None

@@ -1,0 +1,107 @@
+"""Stages before training that failed are explained by their logs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from megaboa.doctor import stages
+from megaboa.files import write_json
+
+# With no network, and as the hub answers for a model whose licence was not accepted.
+FETCH = """
+from megaboa.data import hub
+from megaboa.data.errors import one_sentence
+with one_sentence():
+    hub.download("meta-llama/Llama-3.1-8B", None, ["*.json"], "models.llama.hf")
+"""
+REFUSE = """
+import httpx
+from huggingface_hub import errors
+from megaboa.data import hub
+from megaboa.data.errors import one_sentence
+with one_sentence(), hub.refusals("models.llama.hf: 'meta-llama/Llama-3.1-8B'", "meta-llama/Llama-3.1-8B"):
+    raise errors.GatedRepoError("403", response=httpx.Response(403, request=httpx.Request("GET", "https://x.y")))
+"""
+GATED = """Traceback (most recent call last):
+  File "get_model.py", line 22, in main
+huggingface_hub.errors.GatedRepoError: 403 Client Error. (Request ID: Root=1)
+"""
+PREFLIGHT = """run  state  ranks  layout
+a    FAIL       4  pp4
+warning: run b: parallel.tp: 2
+run a is refused: parallel.pp: 36 layers can't be shared out over pp * vpp = 8 * 1 stages [layers_fill_the_stages]
+1 of 6 runs could never work; nothing was trained.
+"""
+IMAGE = "error: container.image: nvcr.io/x:1 can't be fetched: unauthorized: authentication required\n"
+
+
+@pytest.fixture
+def results(tmp_path):
+    for spec in ("models/llama", "corpora/text", "tokenizers/bpe", "indexes/0a1b"):
+        write_json(tmp_path / "specs" / f"{spec}.json", {})
+    return tmp_path
+
+
+def log(results, name, text):
+    path = results / "logs" / f"{name}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_nothing_is_said_before_anything_is_made(results):
+    assert stages.failed(results) == []
+
+
+@pytest.mark.parametrize("program", [FETCH, REFUSE])
+def test_a_model_that_the_hub_does_not_give(results, program):
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(results / "hf")}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.stderr.startswith("error: models.llama.hf")
+    path = log(results, "models/llama.source", done.stderr)
+    lines = stages.failed(results)
+    assert lines[:3] == ["models/llama.source: hub", f"  | {done.stderr.strip()}", f"  logs: {path}"]
+    assert any("HF_TOKEN" in line for line in lines)
+
+
+def test_a_traceback_that_names_the_hub(results):
+    log(results, "models/llama.import", GATED)
+    assert stages.failed(results)[:2] == ["models/llama.import: hub", f"  | {GATED.splitlines()[-1]}"]
+
+
+def test_a_manifest_that_is_there_says_that_it_went_well(results):
+    log(results, "models/llama.source", GATED)
+    write_json(results / "models/llama/source.json", {})
+    assert stages.failed(results) == []
+
+
+def test_a_model_that_is_no_longer_asked_for_is_forgotten(results):
+    log(results, "models/llama.source", GATED)
+    (results / "specs/models/llama.json").unlink()
+    assert stages.failed(results) == []
+
+
+def test_an_image_that_cannot_be_fetched(results):
+    path = log(results, "image", IMAGE)
+    assert stages.failed(results) == ["image: failed", f"  | {IMAGE.strip()}", f"  logs: {path}"]
+
+
+def test_what_preflight_refused_with_its_reasons(results):
+    path = log(results, "preflight", PREFLIGHT)
+    reason, count = PREFLIGHT.splitlines()[-2:]
+    assert stages.failed(results) == ["preflight: refused", f"  | {reason}", f"  | {count}", f"  logs: {path}"]
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizers/bpe", "data/text/sources", "data/text/shard-0-of-1", "data/text/merge", "data/indexes/0a1b"]
+)
+def test_data_that_could_not_be_made(results, name):
+    log(results, name, "OSError: [Errno 28] No space left on device\n")
+    assert stages.failed(results)[0] == f"{name}: disk full"
+
+
+def test_a_stage_that_is_at_work_has_not_failed(results):
+    log(results, "models/llama.import", "Loading from meta-llama/Llama-3.1-8B: 12%\nINFO: no error: so far\n")
+    assert stages.failed(results) == []
