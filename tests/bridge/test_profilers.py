@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from megaboa.bridge.profilers import Profiler, of_file
+from megaboa.bridge import profilers
+from megaboa.bridge.profilers import Capture, Profiler, of_file
 from megaboa.data.errors import InputError
 
 CPROFILE = Path(__file__).parents[2] / "profilers" / "cprofile.py"
@@ -37,3 +38,65 @@ def test_what_is_no_profiler_is_named(tmp_path, code, says):
         path.write_text(code)
     with pytest.raises(InputError, match=says):
         of_file(path)
+
+
+def test_a_file_may_hold_a_dataclass(tmp_path):
+    code = """
+from __future__ import annotations
+import dataclasses
+
+@dataclasses.dataclass
+class Settings:
+    size: int = 3
+
+class Profiler:
+    def __init__(self, folder, rank):
+        self.size = Settings().size
+"""
+    (tmp_path / "profile.py").write_text(code)
+    assert of_file(tmp_path / "profile.py")(tmp_path, 0).size == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "called"),
+    [
+        (0, "made step step step start step stop"),
+        (3, "made step start stop"),
+        (4, ""),
+    ],
+)
+def test_steps_of_a_run_that_resumes(tmp_path, first, called):
+    """Steps 3 and 4 are captured, of a run that goes on after step `first`."""
+    calls = []
+
+    class Told(Profiler):
+        def __init__(self, folder, rank):
+            calls.append("made")
+
+        def step(self):
+            calls.append("step")
+
+        def start(self):
+            calls.append("start")
+
+        def stop(self):
+            calls.append("stop")
+
+    capture = Capture(Told, tmp_path)
+    for iteration in range(first, 6):
+        capture.before_step(iteration, 0, 2, 4)
+        if iteration + 1 == 4:
+            capture.end()
+    assert " ".join(calls) == called
+
+
+def test_calls_that_viztracer_has_lost_are_told(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("viztracer")
+    for kept, warns in ((100_000, False), (100, True)):
+        monkeypatch.setattr(profilers, "CALLS", kept)
+        tracer = profilers.VizTracer(tmp_path, 3)
+        tracer.start()
+        for number in range(1000):
+            abs(number)
+        tracer.stop()
+        assert ("rank-3.json has the newest 100 calls only" in capsys.readouterr().err) == warns

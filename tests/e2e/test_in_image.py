@@ -19,6 +19,16 @@ exec "$@"
 """
 
 
+def experiment(workspace, launch="", more=""):
+    text = f"""\
+    image: {{runtime: apptainer, path: {workspace.path}/tiny.sif}}
+    launch: {{python: {sys.executable}{launch}}}
+    export: {{runs: all}}
+    {more}
+    """
+    return workspace.experiment("boxed", {"dp2": "{resources.gpus_per_node: 2}"}, more=text)
+
+
 @pytest.fixture(scope="module")
 def calls(workspace):
     folder = workspace.path / "bin"
@@ -27,12 +37,7 @@ def calls(workspace):
     (folder / "apptainer").chmod(0o755)
     image = workspace.path / "tiny.sif"
     image.write_bytes(b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0" + bytes(100))
-    more = f"""\
-    image: {{runtime: apptainer, path: {image}}}
-    launch: {{python: {sys.executable}}}
-    export: {{runs: all}}
-    """
-    config = workspace.experiment("boxed", {"dp2": "{resources.gpus_per_node: 2}"}, more=more)
+    config = experiment(workspace)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
         workspace.snakemake("pretrain", "export", "--configfile", config)
@@ -50,3 +55,17 @@ def test_what_needs_megatrons_kernels_runs_in_the_image(workspace, calls, script
 
 def test_the_proof_holds(workspace, calls):
     assert workspace.json("boxed", "runs", "dp2", "proof.json")["state"] == "PASS"
+
+
+def test_where_things_are_started_makes_nothing_again(workspace, calls):
+    config = experiment(workspace, ", srun_args: [--mpi=none]", "resources: {partition: other}")
+    assert workspace.planned("pretrain", "export", "--configfile", config) == {}
+    assert workspace.json("boxed", "specs", "inside.json")["container"]["places"] == ["--partition=other"]
+
+
+def test_another_image_makes_all_again(workspace, calls):
+    (workspace.path / "tiny.sif").rename(workspace.path / "other.sif")
+    config = experiment(workspace)
+    config.write_text(config.read_text().replace("tiny.sif", "other.sif"))
+    planned = workspace.planned("pretrain", "export", "--configfile", config)
+    assert {"image", "import_model", "train", "export_model"} <= set(planned)

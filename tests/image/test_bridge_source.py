@@ -46,7 +46,7 @@ def test_a_commit_that_is_not_there(repository, tmp_path):
 
 
 def test_a_repository_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match=r"can't be cloned: .*does not exist"):
+    with pytest.raises(InputError, match=r"cloning .*/none failed: .*does not exist"):
         bridge_source.check_out(str(tmp_path / "store"), {"repo": str(tmp_path / "none"), "commit": "1" * 40})
 
 
@@ -56,3 +56,14 @@ def test_another_project(repository, tmp_path):
     source = {"repo": str(repository), "commit": git(repository, "rev-parse", "HEAD")}
     with pytest.raises(InputError, match="is no checkout of Megatron-Bridge"):
         bridge_source.check_out(str(tmp_path / "store"), source)
+
+
+def test_what_looks_like_an_option_is_a_repository(tmp_path):
+    with pytest.raises(InputError, match=r"cloning --upload-pack=x failed: .*'--upload-pack=x' does not exist"):
+        bridge_source.check_out(str(tmp_path / "store"), {"repo": "--upload-pack=x", "commit": "1" * 40})
+
+
+def test_nobody_is_asked_for_a_password(fake_command, tmp_path):
+    fake_command("git", 'echo "fatal: prompt $GIT_TERMINAL_PROMPT, access to x denied" >&2; exit 128')
+    with pytest.raises(InputError, match="cloning https://x/y failed: fatal: prompt 0, access to x denied"):
+        bridge_source.check_out(str(tmp_path / "store"), {"repo": "https://x/y", "commit": "1" * 40})

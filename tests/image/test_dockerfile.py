@@ -49,6 +49,36 @@ def test_the_files_that_are_copied(context):
     assert [str(path.relative_to(context)) for path in found] == ["a/1.txt", "a/2.txt", "b/deep/file", "c d"]
 
 
+@pytest.mark.parametrize(
+    ("line", "copied"),
+    [
+        ("COPY .config /c", [".config/x"]),
+        ("COPY ./.config/ /c", [".config/x"]),
+        ("COPY /a/1.txt /c", ["a/1.txt"]),
+        ('COPY --chown=1 ["a/1.txt","c d", "/c/"]', ["a/1.txt", "c d"]),
+        ("ADD https://example.org/x.tar /c", []),
+        ("COPY ${PLACE}/1.txt $PLACE/3.md /c/", ["a/1.txt", "a/3.md"]),
+        ("COPY --chown=1 --link b --odd /c", ["--odd", "b/deep/file"]),
+    ],
+)
+def test_how_sources_can_be_written(context, line, copied):
+    (context / ".config").mkdir()
+    for name in (".config/x", "--odd"):
+        (context / name).touch()
+    (context / "Dockerfile").write_text(f"FROM a\nARG PLACE=a\n{line}\n")
+    found = dockerfile.read(context / "Dockerfile").copied(context, {"PLACE": "a"})
+    assert [str(path.relative_to(context)) for path in found] == copied
+
+
+def test_what_the_builder_ignores_is_no_input(context):
+    (context / ".dockerignore").write_text("# ours\nb/\n**/*.txt\n!a/2.txt\n/Dockerfile\n.docker*\n")
+    (context / "Dockerfile").write_text("FROM a\nCOPY . /src\n")
+    before = dockerfile.inputs(dockerfile.read(context / "Dockerfile"), context, {})
+    assert sorted(before["files"]) == ["a/2.txt", "a/3.md", "c d"]
+    (context / "b/deep/file").write_text("changed")
+    assert dockerfile.inputs(dockerfile.read(context / "Dockerfile"), context, {}) == before
+
+
 def test_values_of_arguments(context):
     file = dockerfile.read(context / "Dockerfile")
     pins = {"BASE": "debian@sha256:1", "VERSION": "1.2", "OTHER": "3"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megaboa.image import inspect
+from megaboa.image import contract, inspect
 
 
 def squashfs(path: Path, size: int) -> Path:
@@ -79,3 +79,13 @@ def test_an_image_for_this_one(image_of):
     path = image_of(None)
     assert inspect.architecture(path) == os.uname().machine
     assert inspect.wrong_architecture(path) is None
+
+
+def test_an_image_for_nodes_that_are_others_than_this_machine(image_of, tmp_path, fake_command):
+    fake_command("apptainer", "exit 1")
+    path = image_of(183)
+    assert inspect.wrong_architecture(path, "aarch64") is None
+    assert "is for aarch64, and image.architecture is riscv64" in inspect.wrong_architecture(path, "riscv64")
+    wanted = {"runtime": "apptainer", "device": "cpu", "architecture": "riscv64"}
+    report = contract.test(wanted, path, tmp_path)
+    assert report["state"] == "NOT_RUN" and "is for riscv64, and this machine is" in report["why"]

@@ -10,7 +10,7 @@ import pytest
 
 from megaboa.data.errors import InputError
 from megaboa.files import file_digest, write_json
-from megaboa.image import contract, obtain
+from megaboa.image import contract, inside, obtain
 
 SCRIPT = Path(__file__).parents[2] / "workflow/scripts/image.py"
 
@@ -34,6 +34,8 @@ def test_a_file_is_taken_as_it_is(image):
     assert made == {
         "path": str(image),
         "digest": f"sha256:{file_digest(image)}",
+        "sha256": file_digest(image),
+        "mtime_ns": image.stat().st_mtime_ns,
         "bytes": image.stat().st_size,
         "from": {"file": str(image)},
     }
@@ -46,7 +48,7 @@ def test_a_file_that_is_no_image(tmp_path):
 
 
 def run(spec, out):
-    command = [sys.executable, SCRIPT, f"--spec={spec}", f"--out={out}"]
+    command = [sys.executable, SCRIPT, f"--spec={spec}", f"--inside={spec}", f"--out={out}"]
     return subprocess.run(command, capture_output=True, text=True, cwd=spec.parent)
 
 
@@ -57,10 +59,22 @@ def test_without_an_image_the_manifest_is_the_specification(tmp_path):
     assert (tmp_path / "image.json").read_text() == (tmp_path / "spec.json").read_text()
 
 
+def test_the_store_is_made_before_it_is_mounted(image, tmp_path, fake_command):
+    """The first run: nobody has made it, and no runtime mounts what isn't there."""
+    place = tmp_path / "no" / "store"
+    fake_command("apptainer", f'test -d {place} && echo "the store is there" >&2; exit 1')
+    (tmp_path / "i.sif").write_bytes(b"#!/bin/sh\n SIF_MAGIC")
+    start = {"mounts": [f"{place}:{place}:rw"], "env": [], "variables": {}, "workdir": "/", "python": "python3"}
+    more = {"runtime": "apptainer", "device": "cpu", "bridge_source": None, "suffix": ".sif", "store": str(place)}
+    write_json(tmp_path / "spec.json", {"container": wanted(tmp_path / "i.sif", **{**more, **start})})
+    done = run(tmp_path / "spec.json", tmp_path / "image.json")
+    assert done.stderr.endswith(": the store is there\n"), done.stderr
+
+
 def test_an_image_in_which_nothing_can_be_started_is_refused(image, tmp_path):
     """Neither Python nor a shell is in it."""
     more = {"runtime": "pyxis", "device": "cpu", "bridge_source": None, "mounts": [], "env": [], "variables": {}}
-    spec = {"container": wanted(image, **more, workdir="/", python="python3", srun=[])}
+    spec = {"container": wanted(image, **more, workdir="/", python="python3", srun="srun")}
     if contract.way("pyxis", image) != "root file system":
         pytest.skip("no right to make namespaces here, or pyxis is")
     (tmp_path / "tree/etc").mkdir()
@@ -72,7 +86,7 @@ def test_an_image_in_which_nothing_can_be_started_is_refused(image, tmp_path):
     assert done.returncode == 1 and not (tmp_path / "image.json").exists()
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"error: the entrypoint can't be started in {image} (root file system): ")
-    assert "/bin/sh" in last and not list(tmp_path.glob(".unpacked-*"))
+    assert "/bin/sh" in last and not (tmp_path / "store/.unpacked").exists()
 
 
 def test_where_nothing_can_start_an_image_that_is_said(image, tmp_path, monkeypatch):
@@ -92,11 +106,72 @@ def test_pyxis_is_known_by_what_srun_says_of_itself(fake_command):
     assert not contract.has_pyxis()
 
 
+def pyxis(fake_command, script):
+    """A srun with pyxis under another name, which does what the script says instead of starting anything."""
+    fake_command("mysrun", f"case $1 in --help) echo --container-image=x;; *) {script};; esac")
+    start = {"srun": "mysrun", "srun_args": ["--mpi=none"], "places": ["--partition=p", "--account=a"]}
+    rest = {"mounts": [], "env": [], "variables": {}, "workdir": "/", "python": "python3", "bridge_source": None}
+    return wanted("/i.sqsh", runtime="pyxis", device="cuda", **start, **rest)
+
+
+def test_a_srun_that_gives_no_allocation_is_no_fault_of_the_image(fake_command, tmp_path):
+    refusal = "Unable to allocate resources: Invalid account or account/partition combination specified"
+    asked = pyxis(fake_command, f"echo 'srun: error: {refusal}' >&2; exit 1")
+    report = contract.test(asked, Path("/i.sqsh"), tmp_path)
+    assert report == {"state": "NOT_RUN", "why": f"srun gave no allocation: {refusal}"}
+    failing = pyxis(fake_command, "echo 'slurmstepd: error: pyxis: container start failed' >&2; exit 1")
+    with pytest.raises(InputError, match=r"can't be started in /i\.sqsh .pyxis.: slurmstepd: error: pyxis: container"):
+        contract.test(failing, Path("/i.sqsh"), tmp_path)
+
+
+def test_the_test_runs_where_the_runs_do(fake_command, monkeypatch):
+    asked = pyxis(fake_command, "true")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert contract.srun(asked) == [
+        *("mysrun", *contract.JOB, "--partition=p", "--account=a", "--gpus-per-node=1", "--mpi=none")
+    ]
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert contract.srun(asked)[:4] == ["mysrun", "--overlap", "--nodes=1", "--ntasks=1"]
+    assert not any("partition" in word for word in contract.srun(asked))
+    assert inside.command(asked, "/i.sqsh", ["x.py"])[:2] == ["mysrun", "--overlap"]
+
+
 def test_versions_are_strict_for_our_own_images_only(tmp_path):
     ours = {"python": "python3", "device": "cuda", "bridge_source": None, "build": {"pinned": True}}
     assert "--strict" in contract.self_test(ours, tmp_path)
     for other in ({"build": {"pinned": False}}, {"build": None}, {"bridge_source": {"commit": "1"}}):
         assert "--strict" not in contract.self_test({**ours, **other}, tmp_path)
+
+
+REFERENCE = "nvcr.io/a/b:1@sha256:" + "a" * 64
+
+
+def test_enroot_fetches_without_an_engine(image, fake_command, tmp_path):
+    called = tmp_path / "called"
+    fake_command("enroot", f'echo "$@" > {called}; cp {image} "$3"')
+    made = obtain.obtain(wanted(REFERENCE, store=str(tmp_path / "store")))
+    assert called.read_text().split()[-1] == "docker://nvcr.io#a/b:sha256:" + "a" * 64
+    assert made["digest"] == "sha256:" + "a" * 64 and made["sha256"] == file_digest(image)
+
+
+def test_an_engine_fetches_where_there_is_no_enroot(image, fake_command, tmp_path):
+    """The digest is pulled, and converted by a tag."""
+    if shutil.which("enroot"):
+        pytest.skip("enroot is here")
+    called = tmp_path / "called"
+    fake_command("docker", f'echo "$@" >> {called}; [ $1 != create ]')  # the conversion's own first call
+    with pytest.raises(InputError, match="docker create"):
+        obtain.obtain(wanted(REFERENCE, store=str(tmp_path / "store")))
+    digest = "sha256:" + "a" * 64
+    said = called.read_text()
+    assert f"pull nvcr.io/a/b@{digest}\ntag nvcr.io/a/b@{digest} localhost/megaboa:aaaaaaaaaaaa\n" in said
+    assert " localhost/megaboa:aaaaaaaaaaaa true" in said
+
+
+def test_nothing_here_fetches_images(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"no image can be fetched here .*: install one of them, or enroot, or give"):
+        obtain.obtain(wanted(REFERENCE, store=str(tmp_path / "store")))
 
 
 def test_the_identity_of_a_reference_is_its_digest():

@@ -45,3 +45,18 @@ def test_mounts():
 def test_only_a_full_hash_is_a_commit():
     assert references.is_commit("0123456789abcdef0123456789abcdef01234567")
     assert not any(map(references.is_commit, ("main", "v0.6.2", "0123456", "G" * 40)))
+
+
+@pytest.mark.parametrize(
+    ("image", "asked"),
+    [
+        ("nvcr.io/nvidia/nemo", "docker://nvcr.io#nvidia/nemo:"),
+        ("nvcr.io/nvidia/nemo:26.02", "docker://nvcr.io#nvidia/nemo:"),
+        ("mirror:5000/a/b", "docker://mirror:5000#a/b:"),
+        ("docker.io/library/debian", "docker://library/debian:"),
+        ("debian", "docker://debian:"),
+    ],
+)
+def test_how_enroot_is_asked_for_a_digest(image, asked):
+    digest = "sha256:" + "a" * 64
+    assert references.for_enroot(f"{image}@{digest}") == asked + digest

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from megaboa.data.errors import InputError
 from megaboa.image import contract, rootfs
 
 pytestmark = pytest.mark.skipif(not contract.can_unshare(), reason="no right to make namespaces here")
@@ -71,6 +72,35 @@ def test_a_single_file_can_be_mounted(root, tmp_path):
 @pytest.mark.skipif(not shutil.which("mksquashfs"), reason="squashfs-tools are not installed")
 def test_an_image_is_unpacked_for_a_while(root, tmp_path):
     subprocess.run(["mksquashfs", root, tmp_path / "i.sqsh", "-quiet", "-no-progress"], check=True)
-    with rootfs.unpacked(tmp_path / "i.sqsh") as found:
+    left = tmp_path / "store/.unpacked/root/left"
+    left.mkdir(parents=True)  # by one that was killed
+    with rootfs.unpacked(tmp_path / "i.sqsh", tmp_path / "store") as found:
+        assert not left.exists() and found.is_relative_to(tmp_path / "store")
         assert (found / "etc/environment").read_text() == (root / "etc/environment").read_text()
     assert not found.parent.exists()
+
+
+def test_links_of_the_image_do_not_lead_out_of_it(root, tmp_path):
+    """An image's /opt may be a link to /else: below the root, not on this machine."""
+    outside, data = tmp_path / "outside", tmp_path / "data"
+    outside.mkdir()
+    data.mkdir()
+    (data / "file").write_text("hello")
+    (root / "opt").symlink_to(outside)
+    (root / "up").symlink_to(f"../../..{outside}")
+    for target in ("/opt/data", "/up/data"):
+        done = inside(root, [f"{data}:{target}:rw"], f"cat {target}/file")
+        assert (done.returncode, done.stdout) == (0, "hello"), done.stderr
+    assert not list(outside.iterdir()) and (root / str(outside)[1:] / "data").is_dir()
+
+
+def test_links_in_a_circle(root):
+    (root / "a").symlink_to("b")
+    (root / "b").symlink_to("/a")
+    with pytest.raises(InputError, match="links at /a/data lead in a circle"):
+        rootfs.place(root, "/a/data")
+
+
+def test_an_image_without_variables(root):
+    (root / "etc/environment").unlink()
+    assert inside(root, [], "exit 7").returncode == 7

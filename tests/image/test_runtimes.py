@@ -2,6 +2,8 @@
 
 from megaboa.image.container import Container
 from megaboa.image.runtimes import RUNTIMES
+from megaboa.launch import local
+from megaboa.run import site
 
 MOUNTS = ["/work:/work:rw", "/fsx:/fsx:ro"]
 COMMAND = ["python3", "train_rank.py", "--run=a b"]
@@ -54,3 +56,21 @@ def test_secrets_go_by_name_and_only_where_they_are_set(monkeypatch):
 
 def test_no_container_changes_nothing():
     assert Container().around(COMMAND, {"A": "1"}) == COMMAND
+
+
+def test_this_machines_python_stays_outside_an_image():
+    ours = dict.fromkeys(("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH"), "/here")
+    others = {"PATH": "/bin", "SLURM_JOB_ID": "7", "PYTHONUNBUFFERED": "1", "HF_TOKEN": "t"}
+    for runtime in ("pyxis", "apptainer"):
+        assert Container(runtime).inherited({**ours, **others}) == others
+    assert Container().inherited({**ours, **others}) == {**ours, **others}
+
+
+def test_ranks_in_an_image_do_not_see_it(tmp_path, monkeypatch, fake_command):
+    """What the runtime is started with, and what the run itself sets."""
+    fake_command("apptainer", 'echo "$PYTHONPATH:$VIRTUAL_ENV:$KEPT"')
+    for name in ("PYTHONPATH", "VIRTUAL_ENV", "KEPT"):
+        monkeypatch.setenv(name, "ours")
+    machine = site.Machine(Container("apptainer", "/i/x.sif", workdir="/"))
+    local.wait(machine.start(["true"], 1, tmp_path, {"PYTHONPATH": "/opt/Megatron-Bridge/src"}))
+    assert (tmp_path / "rank-0.log").read_text() == "/opt/Megatron-Bridge/src::ours\n"

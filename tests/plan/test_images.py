@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from megaboa.config import ConfigError
 from megaboa.plan import images
 from megaboa.plan.shared import Shared, environment
 
@@ -36,13 +37,36 @@ def test_a_reference(plan_in, tmp_path):
     )
     wanted = spec_of(plan)["container"]
     assert (wanted["path"], wanted["build"], wanted["suffix"]) == (REFERENCE, None, ".sqsh")
-    assert (wanted["name"], wanted["python"]) == ("pytorch", "/opt/py")
+    assert wanted["name"] == "pytorch"
+    assert Shared(plan).specifications()["inside.json"]["container"]["python"] == "/opt/py"
     launch = plan.runs[0].launch["image"]
     assert launch["runtime"] == "pyxis" and launch["workdir"] == str(tmp_path)
     assert f"{tmp_path}:{tmp_path}:rw" in launch["mounts"] and f"{ROOT}:{ROOT}:rw" in launch["mounts"]
     assert launch["mounts"][-1] == f"{tmp_path}:/data:ro"
     assert launch["secrets"] == ["HF_TOKEN", "WANDB_API_KEY"]
     assert Shared(plan).image_manifest == ["results/small/image.json"]
+
+
+def test_partition_and_account_are_the_profiles_where_the_experiment_names_none(plan_in):
+    profile = {"gpu_partition": "gpus", "slurm_account": "us"}
+    text = f"image: {{runtime: pyxis, path: '{REFERENCE}'}}\nlaunch: {{srun: mysrun}}\n"
+    for more, places in (
+        ("", ["--partition=gpus", "--account=us"]),
+        ("resources: {partition: other}", ["--partition=other", "--account=us"]),
+    ):
+        found = Shared(plan_in(text + more), profile=profile).specifications()["inside.json"]["container"]
+        assert (found["places"], found["srun"]) == (places, "mysrun")
+
+
+def test_where_things_are_started_makes_no_other_image(plan_in, monkeypatch, tmp_path):
+    text = f"image: {{runtime: pyxis, path: '{REFERENCE}'"
+    before = Shared(plan_in(text + "}")).specifications()
+    more = ", mounts: ['.:/data']}\nresources: {partition: other}\nlaunch: {python: py, srun_args: [--mpi=none]}"
+    monkeypatch.setattr("megaboa.plan.shared.environment", lambda: {"packages": {}, "digest": "other"})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    after = Shared(plan_in(text + more)).specifications()
+    assert after["image.json"] == before["image.json"] and after["inside.json"] != before["inside.json"]
 
 
 def test_what_lies_inside_another_mount_is_not_mounted_again(plan_in, tmp_path):
@@ -52,6 +76,14 @@ def test_what_lies_inside_another_mount_is_not_mounted_again(plan_in, tmp_path):
         plan_in(f"store: {tmp_path.parent}/s\nimage: {{runtime: pyxis, path: '{REFERENCE}'}}").experiment
     )
     assert f"{tmp_path.parent}/s:{tmp_path.parent}/s:rw" in outside
+
+
+@pytest.mark.parametrize("name", ["with space", "with,comma"])
+def test_a_folder_that_can_not_be_mounted_is_one_error(plan_in, tmp_path, monkeypatch, name):
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"1 problem.*\n  image: {tmp_path}/{name}:.*can't be mounted: rename"):
+        plan_in(f"image: {{runtime: pyxis, path: '{REFERENCE}'}}")
 
 
 def test_folders_of_models_and_recipes_are_mounted(plan_in, tmp_path, monkeypatch):

@@ -1,9 +1,10 @@
+import os
 from pathlib import Path
 
 import pytest
 from indexed_files import write_indexed
 
-from megaboa.files import write_json
+from megaboa.files import file_digest, write_json
 from megaboa.results import RunFolder
 from megaboa.run.inputs import (
     UnusableInputError,
@@ -213,8 +214,10 @@ def boxed(tmp_path):
     """A run whose ranks start in an image of three bytes."""
     folder = tmp_path / "runs" / "run"
     write_json(folder / "launch.json", {"image": {"runtime": "pyxis"}})
-    write_json(tmp_path / "image.json", {"path": str(tmp_path / "i.sqsh"), "bytes": 3, "digest": "sha256:1"})
-    (tmp_path / "i.sqsh").write_bytes(b"abc")
+    image = tmp_path / "i.sqsh"
+    image.write_bytes(b"abc")
+    facts = {"bytes": 3, "mtime_ns": image.stat().st_mtime_ns, "sha256": file_digest(image)}
+    write_json(tmp_path / "image.json", {"path": str(image), "digest": "sha256:1", **facts})
     return RunFolder(folder)
 
 
@@ -233,4 +236,13 @@ def test_an_image_that_is_gone(boxed, tmp_path):
 def test_an_image_that_was_changed(boxed, tmp_path):
     (tmp_path / "i.sqsh").write_bytes(b"abcd")
     with pytest.raises(UnusableInputError, match="has 4 bytes, and its manifest says 3"):
+        check_image(boxed)
+
+
+def test_an_image_that_was_replaced_by_one_of_the_same_size(boxed, tmp_path):
+    image, later = tmp_path / "i.sqsh", 2_000_000_000
+    os.utime(image, (later, later))
+    check_image(boxed)  # the same content
+    image.write_bytes(b"xyz")
+    with pytest.raises(UnusableInputError, match=r"has other content than when it was tested.*--forcerun image"):
         check_image(boxed)

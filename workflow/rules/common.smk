@@ -14,6 +14,8 @@ sys.path.insert(0, os.path.abspath(SCRIPTS))
 
 from megaboa.bundle.contents import code_state
 from megaboa.config import ConfigError, command_line, load, nested
+from megaboa.files import read_json
+from megaboa.image.unchanged import as_recorded
 from megaboa.launch import queue
 from megaboa.plan import make_plan
 from megaboa.plan.shared import Shared
@@ -53,7 +55,7 @@ COMMAND = shlex.join(
     ]
 )
 PROFILE = profile_resources(workflow.resource_settings.default_resources)
-SHARED = Shared(PLAN)
+SHARED = Shared(PLAN, profile=PROFILE)
 RESULTS = str(SHARED.folder)
 RUNS = {run.name: run for run in PLAN.runs}
 METRICS = expand(
@@ -152,9 +154,18 @@ def conversion(run_of):
 # Conversions take place where ranks do: in the experiment's image, if it has one.
 PYTHON = "python"
 if SHARED.image_manifest:
-    PYTHON = f"python {shlex.quote(SCRIPTS)}/inside.py {RESULTS}/specs/image.json {RESULTS}/image.json"
+    PYTHON = f"python {shlex.quote(SCRIPTS)}/inside.py {RESULTS}/specs/inside.json {RESULTS}/image.json"
 CONVERSION_OF_MODEL = conversion(lambda wildcards: first_run_of(wildcards.model))
 CONVERSION_OF_RUN = conversion(lambda wildcards: wildcards.run)
+
+
+@functools.cache
+def is_made(image):
+    """Whether the image's manifest is there, of what its specification says now, and tells of the file that is there."""
+    spec = f"{RESULTS}/specs/image.json"
+    if not os.path.exists(image) or os.path.getmtime(image) < os.path.getmtime(spec):
+        return False
+    return as_recorded(read_json(image))
 
 
 @functools.cache
@@ -173,6 +184,15 @@ def before_training(run, manifest):
 
 def preflight_of(run):
     return before_training(run, f"{RESULTS}/preflight.json")
+
+
+def image_of(run):
+    """None where ranks run in this Python. What is trained knows its image by the digest, not by the time stamp; only an
+    image that this call makes may turn out to be another one."""
+    return [
+        (before_training(run, path) if is_made(path) else path)
+        for path in SHARED.image_manifest
+    ]
 
 
 def import_proof_of(run):

@@ -3,6 +3,7 @@
 rule image:
     input:
         spec=f"{RESULTS}/specs/image.json",
+        inside=ancient(f"{RESULTS}/specs/inside.json"),
     output:
         f"{RESULTS}/image.json",
     log:
@@ -13,4 +14,4 @@ rule image:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/image.py --spec {input.spec} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/image.py --spec {input.spec} --inside {input.inside} --out {output} 2>&1 | tee {log}"

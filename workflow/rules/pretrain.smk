@@ -7,8 +7,8 @@ rule pretrain:
 rule train:
     input:
         lambda wildcards: SHARED.run_inputs(RUNS[wildcards.run]),
-        SHARED.image_manifest,
         run=f"{RESULTS}/runs/{{run}}/run.json",
+        image=lambda wildcards: image_of(wildcards.run),
         preflight=lambda wildcards: preflight_of(wildcards.run),
         index=lambda wildcards: index_of(wildcards.run),
         proof=lambda wildcards: import_proof_of(wildcards.run),

@@ -6,9 +6,9 @@ rule profile:
 rule capture:
     input:
         lambda wildcards: SHARED.run_inputs(RUNS[wildcards.run]),
-        SHARED.image_manifest,
         run=f"{RESULTS}/runs/{{run}}/run.json",
         settings=f"{RESULTS}/runs/{{run}}/profile.json",
+        image=lambda wildcards: image_of(wildcards.run),
         preflight=lambda wildcards: preflight_of(wildcards.run),
     output:
         f"{RESULTS}/runs/{{run}}/trace.json",

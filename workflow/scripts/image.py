@@ -1,6 +1,7 @@
 """Build, fetch or take the image that ranks run in, test it, and write its manifest.
 
-image.py --spec results/<experiment>/specs/image.json --out results/<experiment>/image.json
+image.py --spec SPECS/image.json --inside SPECS/inside.json --out results/<experiment>/image.json
+    (SPECS is results/<experiment>/specs)
 image.py --plan containers/Dockerfile [NAME=VALUE ...]    print the command that builds it, and build nothing
 """
 
@@ -18,6 +19,7 @@ from megaboa.files import read_json, write_json
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spec", type=Path)
+    parser.add_argument("--inside", type=Path, help="how something is started in the image")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plan", type=Path, metavar="DOCKERFILE")
     parser.add_argument("--engine", default="docker", help="whose command is printed")
@@ -25,10 +27,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.plan:
         print(shlex.join(plan(arguments.plan, arguments.engine, arguments.args)))
-    elif arguments.spec and arguments.out:
-        make(arguments.spec, arguments.out)
+    elif arguments.spec and arguments.inside and arguments.out:
+        make(arguments.spec, arguments.inside, arguments.out)
     else:
-        parser.error("give --spec and --out, or --plan")
+        parser.error("give --spec, --inside and --out, or --plan")
 
 
 def plan(path: Path, engine: str, given: list[str]) -> list[str]:
@@ -40,14 +42,15 @@ def plan(path: Path, engine: str, given: list[str]) -> list[str]:
     return obtain.build_plan(engine, {"build": {"file": str(path), "context": ".", "args": args, "inputs": inputs}})
 
 
-def make(spec: Path, out: Path) -> None:
+def make(spec: Path, inside: Path, out: Path) -> None:
     found = read_json(spec)
-    wanted = found.pop("container", None)
-    if wanted is None:  # this Python: nothing to make
+    if "container" not in found:  # this Python: nothing to make
         write_json(out, found)
         return
+    wanted = {**found["container"], **read_json(inside)["container"]}
     from megaboa.image import bridge_source, contract, obtain
 
+    make_store(Path(wanted["store"]).expanduser())
     made = obtain.obtain(wanted)
     if wanted["bridge_source"]:
         bridge_source.check_out(wanted["store"], wanted["bridge_source"])
@@ -64,6 +67,14 @@ def make(spec: Path, out: Path) -> None:
     }
     write_json(out, manifest)
     print(f"image {made['path']}, {made['digest']}: {told(report)}", file=sys.stderr)
+
+
+def make_store(store: Path) -> None:
+    """It is mounted, which needs it to be there; on the first day it isn't."""
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"store: {store} can't be made ({error.strerror}): name another folder") from error
 
 
 def told(report: dict) -> str:

@@ -1,6 +1,6 @@
 """Run a script with its arguments in the image that the experiment's ranks run in.
 
-inside.py results/<experiment>/specs/image.json results/<experiment>/image.json SCRIPT [ARGUMENT ...]
+inside.py results/<experiment>/specs/inside.json results/<experiment>/image.json SCRIPT [ARGUMENT ...]
 """
 
 import argparse
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from megaboa.data.errors import InputError, one_sentence
 from megaboa.files import read_json
-from megaboa.image import inside
+from megaboa.image import inside, unchanged
+from megaboa.image.runtimes import without_pythons
 
 
 def main() -> None:
@@ -19,9 +20,11 @@ def main() -> None:
     parser.add_argument("words", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     wanted, image = read_json(arguments.spec)["container"], read_json(arguments.image)
+    if problem := unchanged.problem(image):
+        raise InputError(problem)
     argv = inside.command(wanted, str(Path(image["path"]).absolute()), arguments.words)
     try:
-        os.execvpe(argv[0], argv, {**os.environ, **wanted["variables"]})
+        os.execvpe(argv[0], argv, {**without_pythons(os.environ), **wanted["variables"]})
     except FileNotFoundError:
         raise InputError(
             f"image.runtime is {wanted['runtime']}, and there is no {argv[0]} here: call this stage where there is, or "

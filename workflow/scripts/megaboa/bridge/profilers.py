@@ -18,6 +18,7 @@ from megaboa.data.errors import InputError
 from megaboa.results import AttemptFolder
 
 MEMORY_EVENTS = 1_000_000  # allocations and frees that a snapshot remembers: the newest
+CALLS = 2_000_000  # that VizTracer keeps: the newest; so many take 1.4 GB when they are written
 _has_field = False
 
 
@@ -82,25 +83,46 @@ def attach(make: Make, folder: Path) -> None:
     from megatron.bridge.training import profiling, train
 
     before, after = train.handle_profiling_step, train.handle_profiling_stop
-    made: list[Profiler] = []
+    capture = Capture(make, folder)
 
     def handle_profiling_step(config: Any, iteration: int, rank: int, *others: Any) -> Any:
-        if profiling.should_profile_rank(config, rank) and iteration < config.profile_step_end:
-            if not made:
-                folder.mkdir(parents=True, exist_ok=True)
-                made.append(make(folder, rank))
-            made[0].step()
-            if iteration == config.profile_step_start:
-                made[0].start()
+        if profiling.should_profile_rank(config, rank):
+            capture.before_step(iteration, rank, config.profile_step_start, config.profile_step_end)
         return before(config, iteration, rank, *others)
 
     def handle_profiling_stop(config: Any, iteration: int, rank: int, *others: Any) -> None:
         after(config, iteration, rank, *others)
-        if made and iteration == config.profile_step_end:
-            made.pop().stop()
+        if iteration == config.profile_step_end:
+            capture.end()
 
     for module in (profiling, train):
         module.handle_profiling_step, module.handle_profiling_stop = handle_profiling_step, handle_profiling_stop
+
+
+class Capture:
+    """A profiler and where it is. Training that resumes among the captured steps is captured from there on."""
+
+    def __init__(self, make: Make, folder: Path):
+        self.make, self.folder = make, folder
+        self.profiler: Profiler | None = None
+        self.is_started = False
+
+    def before_step(self, iteration: int, rank: int, start: int, end: int) -> None:
+        """`iteration` steps are done; the captured ones come after `start`, and the last of them is `end`."""
+        if iteration >= end:
+            return
+        if self.profiler is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.profiler = self.make(self.folder, rank)
+        self.profiler.step()
+        if not self.is_started and iteration >= start:
+            self.is_started = True
+            self.profiler.start()
+
+    def end(self) -> None:
+        if self.profiler and self.is_started:
+            self.profiler.stop()
+        self.profiler, self.is_started = None, False
 
 
 class PyTorch(Profiler):
@@ -148,8 +170,8 @@ class VizTracer(Profiler):
     def __init__(self, folder: Path, rank: int):
         import viztracer
 
-        path = str(folder / f"rank-{rank}.json")
-        self.tracer = viztracer.VizTracer(output_file=path, pid_suffix=False, verbose=0)
+        self.path = str(folder / f"rank-{rank}.json")
+        self.tracer = viztracer.VizTracer(CALLS, output_file=self.path, pid_suffix=False, verbose=0)
 
     def start(self) -> None:
         self.tracer.start()
@@ -157,6 +179,9 @@ class VizTracer(Profiler):
     def stop(self) -> None:
         self.tracer.stop()
         self.tracer.save()
+        if self.tracer.total_entries >= CALLS:
+            lost = f"has the newest {CALLS:,} calls only, earlier ones are lost: capture fewer steps (profile.steps)"
+            print(f"warning: {self.path} {lost}", file=sys.stderr, flush=True)
 
 
 def require_viztracer() -> None:
@@ -168,10 +193,11 @@ def require_viztracer() -> None:
 def of_file(path: Path) -> Make:
     """A user's own: the file's class `Profiler`, with the methods of the one above that it needs."""
     path = path.expanduser()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"profiler_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise InputError(f"profile.tool: there is no Python file {path}: check the path")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickle look there
     spec.loader.exec_module(module)
     own = getattr(module, "Profiler", None)
     if not isinstance(own, type):

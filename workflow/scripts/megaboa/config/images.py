@@ -23,7 +23,7 @@ def problems(image: Any) -> Iterator[tuple[TreePath, str]]:
         yield ("image", "path"), message
     elif isinstance(path, str) and references.is_file(path):
         file = Path(path).expanduser()
-        if message := inspect.problem(file) or inspect.wrong_architecture(file):
+        if message := inspect.problem(file) or inspect.wrong_architecture(file, image.get("architecture")):
             yield ("image", "path"), message
     if isinstance(build, dict):
         yield from _build_problems(build)
@@ -46,7 +46,7 @@ def _build_problems(build: dict[str, Any]) -> Iterator[tuple[TreePath, str]]:
         return
     try:
         found = dockerfile.read(Path(file).expanduser())
-        found.copied(Path(context).expanduser())
-        build_arguments(found, {name: str(value) for name, value in given.items()})
+        args = build_arguments(found, {name: str(value) for name, value in given.items()})
+        found.copied(Path(context).expanduser(), args)
     except InputError as error:
         yield ("image", "build"), str(error)

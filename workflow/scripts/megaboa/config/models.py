@@ -566,10 +566,17 @@ class Image(Section):
         ["HF_TOKEN", "WANDB_API_KEY"], "environment variables that are passed on by name; their values stand nowhere"
     )
     bridge_source: BridgeSource | None = key(None, "Megatron-Bridge from a commit, mounted over the image's own")
+    architecture: Literal["x86_64", "aarch64", "ppc64le", "riscv64"] | None = key(
+        None, "machine that the image must be for: that of the nodes; default: this one"
+    )
 
     @model_validator(mode="after")
     def _fits_the_runtime(self) -> Image:
-        given = [name for name in ("path", "build", "mounts", "bridge_source") if getattr(self, name) is not None]
+        given = [
+            name
+            for name in ("path", "build", "mounts", "bridge_source", "architecture")
+            if getattr(self, name) is not None
+        ]
         if self.runtime == "none" and given:
             raise ValueError(f"{given[0]} needs an image: set runtime to pyxis or apptainer, or remove {given[0]}")
         if self.path is not None and self.build is not None:

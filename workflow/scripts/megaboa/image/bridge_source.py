@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,19 @@ def check_out(root: str, source: dict[str, Any]) -> Path:
 
 def _clone(repository: str, commit: str, target: Path) -> None:
     where = f"image.bridge_source: {repository}"
-    _git(["clone", "--quiet", "--no-checkout", repository, str(target)], f"{where}: can't be cloned")
+    clone = ["clone", "--quiet", "--no-checkout", "--", repository, str(target)]
+    _git(clone, f"image.bridge_source: cloning {repository}")
     try:
         _git(["-C", str(target), "checkout", "--quiet", "--detach", commit], where)
     except InputError:
         raise InputError(f"{where} has no commit {commit}: check both, or push the commit there") from None
-    _git(["-C", str(target), "submodule", "--quiet", "update", "--init", "--recursive"], f"{where}: its submodules")
+    update = ["-C", str(target), "submodule", "--quiet", "update", "--init", "--recursive"]
+    _git(update, f"{where}: getting its submodules")
     if not (target / PACKAGE).is_file():
         raise InputError(f"{where} at {commit} has no {PACKAGE}: it is no checkout of Megatron-Bridge")
 
 
 def _git(arguments: list[str], what: str) -> None:
-    done = subprocess.run(["git", *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise InputError(f"{what}: {said[-1].strip() if said else f'git ended with {done.returncode}'}")
+    """It asks nobody for a password: nobody is there to answer."""
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+    tools.call(["git", *arguments], what, environment=environment, explain=lambda said, _: None)

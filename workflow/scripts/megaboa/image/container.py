@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from megaboa.image.runtimes import RUNTIMES
+from megaboa.image.runtimes import RUNTIMES, without_pythons
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,11 @@ class Container:
         """argv of the command in the image. Of variables only names are told: those given, and secrets that are set."""
         names = sorted({*environment, *(name for name in self.secrets if name in os.environ)})
         return RUNTIMES[self.runtime](self.image, self.mounts, names, self.workdir, command)
+
+    def inherited(self, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What the command gets of this process's environment, or of the one given."""
+        ours = os.environ if environment is None else environment
+        return dict(ours) if self.runtime == "none" else without_pythons(ours)
 
 
 NO_CONTAINER = Container()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -13,23 +15,31 @@ from typing import Any
 
 from megaboa import files
 from megaboa.data.errors import InputError
-from megaboa.image import rootfs, runtimes
+from megaboa.image import inside, rootfs, runtimes
 
 ENTRYPOINT = Path(__file__).parents[2] / "train_rank.py"
-SRUN_OPTIONS = ("--nodes=1", "--ntasks=1", "--time=30", "--job-name=megaboa-image")
+JOB = ("--nodes=1", "--ntasks=1", "--time=30", "--job-name=megaboa-image")
+# What srun says where it has started nothing: that is no fault of the image.
+_NO_ALLOCATION = re.compile(
+    r"Unable to (allocate resources|create step|confirm allocation|contact slurm controller).*", re.IGNORECASE
+)
 
 
 def test(wanted: dict[str, Any], image: Path, results: Path) -> dict[str, Any]:
     """The entrypoint's report, and how it was had; state NOT_RUN where nothing here can start the image."""
-    how = way(wanted["runtime"], image)
+    how = way(wanted["runtime"], image, wanted.get("srun", "srun"))
     if how is None:
         return {"state": "NOT_RUN", "why": f"nothing here can start {image.name}: {missing(wanted['runtime'])}"}
+    if how != "pyxis" and (other := wanted.get("architecture") or platform.machine()) != platform.machine():
+        return {"state": "NOT_RUN", "why": f"{image.name} is for {other}, and this machine is {platform.machine()}"}
     results.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".contract-", dir=results) as folder:
         report = Path(folder).absolute() / "report.json"
         seen = {**wanted, "mounts": [*wanted["mounts"], f"{report.parent}:{report.parent}:rw"]}
         done = _start(how, seen, image, self_test(wanted, report))
         if not report.exists():
+            if how == "pyxis" and (refused := _NO_ALLOCATION.search(done.stderr)):
+                return {"state": "NOT_RUN", "why": f"srun gave no allocation: {refused[0]}"}
             said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
             why = said[-1].strip() if said else f"exit code {done.returncode}"
             raise InputError(f"the entrypoint can't be started in {image} ({how}): {why}")
@@ -48,22 +58,22 @@ def self_test(wanted: dict[str, Any], report: Path) -> list[str]:
     ]
 
 
-def way(runtime: str, image: Path) -> str | None:
+def way(runtime: str, image: Path, srun: str = "srun") -> str | None:
     """The runtime itself where it is here; else the bare root file system of a .sqsh."""
     if runtime == "apptainer" and shutil.which("apptainer"):
         return "apptainer"
-    if runtime == "pyxis" and has_pyxis():
+    if runtime == "pyxis" and has_pyxis(srun):
         return "pyxis"
     if image.suffix == ".sqsh" and shutil.which("unsquashfs") and can_unshare():
         return "root file system"
     return None
 
 
-def has_pyxis() -> bool:
+def has_pyxis(srun: str = "srun") -> bool:
     """Whether srun here knows the options of the plugin."""
-    if shutil.which("srun") is None:
+    if shutil.which(srun) is None:
         return False
-    return "--container-image" in subprocess.run(["srun", "--help"], capture_output=True, text=True).stdout
+    return "--container-image" in subprocess.run([srun, "--help"], capture_output=True, text=True).stdout
 
 
 def can_unshare() -> bool:
@@ -79,14 +89,21 @@ def missing(runtime: str) -> str:
 
 def _start(how: str, wanted: dict[str, Any], image: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
     arguments = wanted["mounts"], wanted["env"], wanted["workdir"], command
-    variables = {**os.environ, **wanted["variables"]}
+    variables = {**runtimes.without_pythons(os.environ), **wanted["variables"]}
     if how == "root file system":
-        with rootfs.unpacked(image) as root:
+        with rootfs.unpacked(image, Path(wanted["store"])) as root:
             rootfs.prepare(root, wanted["mounts"])
-            inside = rootfs.environment(root, [*wanted["env"], *wanted["variables"]], variables)
-            return _run(rootfs.enter(str(root), *arguments), inside)
+            variables = rootfs.environment(root, [*wanted["env"], *wanted["variables"]], variables)
+            return _run(rootfs.enter(str(root), *arguments), variables)
     argv = runtimes.RUNTIMES[wanted["runtime"]](str(image.absolute()), *arguments)
-    return _run(["srun", *SRUN_OPTIONS, *wanted["srun"], *argv] if how == "pyxis" else argv, variables)
+    return _run([*srun(wanted), *argv] if how == "pyxis" else argv, variables)
+
+
+def srun(wanted: dict[str, Any]) -> list[str]:
+    """srun's part of the command: a job of its own where the runs' jobs go, or a step where we are in a job already."""
+    where = inside.STEP if "SLURM_JOB_ID" in os.environ else (*JOB, *wanted["places"])
+    gpu = ["--gpus-per-node=1"] if wanted["device"] == "cuda" else []
+    return [wanted["srun"], *where, *gpu, *wanted["srun_args"]]
 
 
 def _run(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

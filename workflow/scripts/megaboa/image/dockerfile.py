@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from megaboa import files
 from megaboa.data.errors import InputError
+from megaboa.image import ignored
 
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 _FLAG = re.compile(r"^--([\w-]+)(?:=(\S*))?$")
+_LEADING_FLAGS = re.compile(r"^(?:\s*--[\w-]+(?:=\S*)?(?=\s))*\s*")
+_URL = re.compile(r"^(\w+://|git@)")
 _VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
 GIVEN_BY_THE_BUILDER = {"TARGETARCH", "TARGETPLATFORM", "TARGETOS", "BUILDPLATFORM"}
 
@@ -24,16 +29,17 @@ class Instruction:
 
     @property
     def flags(self) -> dict[str, str]:
-        words = [_FLAG.match(word) for word in self.text.split()]
+        words = [_FLAG.match(word) for word in _LEADING_FLAGS.match(self.text)[0].split()]
         return {match[1]: match[2] or "" for match in words if match}
 
     @property
     def words(self) -> list[str]:
         """Without flags; the JSON form too."""
-        if self.text.lstrip().startswith("["):
-            return re.findall(r'"([^"]*)"', self.text)
-        first = shlex.split(self.text.split("\n")[0])  # what follows is a document in place
-        return [word for word in first if not _FLAG.match(word) and not word.startswith("<<")]
+        text = _LEADING_FLAGS.sub("", self.text)
+        if text.startswith("["):
+            return re.findall(r'"([^"]*)"', text)
+        first = shlex.split(text.split("\n")[0])  # what follows is a document in place
+        return [word for word in first if not word.startswith("<<")]
 
 
 @dataclass(frozen=True)
@@ -60,22 +66,24 @@ class Dockerfile:
         stages = {one.text.split()[-1] for one in self.named("FROM") if " as " in one.text.lower()}
         return [one.words[0] for one in self.named("FROM") if one.words[0] not in stages]
 
-    def copied(self, context: Path) -> list[Path]:
-        """The files of the context that go into the image."""
+    def copied(self, context: Path, values: Mapping[str, str] = MappingProxyType({})) -> list[Path]:
+        """The files of the context that go into the image; `values` are those of the build's arguments."""
         sources = [
             (one, word)
             for one in self.instructions
             if one.name in ("COPY", "ADD") and "from" not in one.flags
-            for word in one.words[:-1]
+            for word in (expand(word, values) for word in one.words[:-1])
+            if not _URL.match(word)
         ]
+        is_ignored = ignored.read(context)
         found: set[Path] = set()
         for one, word in sources:
-            matched = sorted(context.glob(word.lstrip("./") or "*"))
+            matched = sorted(context.glob(re.sub(r"^(\.?/)+|^\.$", "", word) or "*"))
             if not matched:
                 raise InputError(f"{self.path}:{one.line}: {one.name} {word}: nothing of that name is in {context}/")
             for path in matched:
                 found.update([path] if path.is_file() else (inner for inner in path.rglob("*") if inner.is_file()))
-        return sorted(found)
+        return sorted(path for path in found if not is_ignored(path.relative_to(context)))
 
 
 def read(path: Path) -> Dockerfile:
@@ -114,7 +122,7 @@ def _instructions(lines: list[str]) -> list[Instruction]:
     return found
 
 
-def expand(text: str, values: dict[str, str]) -> str:
+def expand(text: str, values: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda match: values.get(match[1] or match[2], match[0]), text)
 
 
@@ -136,5 +144,5 @@ def arguments(file: Dockerfile, pins: dict[str, str], given: dict[str, str]) -> 
 
 def inputs(file: Dockerfile, context: Path, values: dict[str, str]) -> dict[str, object]:
     """What an image is made of: another value of any of it is another image."""
-    copied = {str(path.relative_to(context)): files.file_digest(path) for path in file.copied(context)}
+    copied = {str(path.relative_to(context)): files.file_digest(path) for path in file.copied(context, values)}
     return {"dockerfile": files.file_digest(file.path), "files": copied, "args": values}

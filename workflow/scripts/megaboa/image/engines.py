@@ -16,14 +16,15 @@ _ASKED = {"docker": ["docker", "info"], "podman": ["podman", "info"], "buildah":
 ASK_SECONDS = 60
 
 
-def find(asked: str = "auto") -> str:
-    """The engine to build with; one sentence where there is none."""
+def find(asked: str = "auto", purpose: str = "built") -> str:
+    """The engine by which an image can be built, or fetched; one sentence where there is none."""
     found = {name: _works(name) for name in (ENGINES if asked == "auto" else (asked,))}
     if works := next((name for name, problem in found.items() if problem is None), None):
         return works
     listed = "; ".join(f"{name}: {problem}" for name, problem in found.items())
     remedy = "install one of them" if asked == "auto" else "install it, or set image.build.engine to auto"
-    raise InputError(f"no image can be built here ({listed}): {remedy}, or give a finished image (image.path)")
+    remedy = "install one of them, or enroot" if purpose == "fetched" else remedy
+    raise InputError(f"no image can be {purpose} here ({listed}): {remedy}, or give a finished image (image.path)")
 
 
 def _works(name: str) -> str | None:
@@ -51,6 +52,10 @@ def build_command(
 
 def pull_command(engine: str, image: str) -> list[str]:
     return [engine, "pull", image]
+
+
+def tag_command(engine: str, image: str, tag: str) -> list[str]:
+    return [engine, "tag", image, tag]
 
 
 def inspect_command(engine: str, image: str) -> list[str]:

@@ -54,8 +54,11 @@ def machine_of(elf: bytes) -> str:
     return _MACHINES.get(number, f"machine {number}")
 
 
-def wrong_architecture(path: Path, wanted: str | None = None) -> str | None:
-    wanted, found = wanted or platform.machine(), architecture(path)
+def wrong_architecture(path: Path, given: str | None = None) -> str | None:
+    """One sentence where it isn't for the machines that it is to run on: the given ones, else such as this one."""
+    wanted, found = given or platform.machine(), architecture(path)
     if found is None or found == wanted:
         return None
-    return f"the image {str(path)!r} is for {found}, and this machine is {wanted}: build or fetch it for {wanted}"
+    remedy = f"build or fetch it for {wanted}, or set image.architecture to {found}"
+    who = "image.architecture" if given else "this machine"
+    return f"the image {str(path)!r} is for {found}, and {who} is {wanted}: {remedy}"

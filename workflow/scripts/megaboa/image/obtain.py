@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,26 +23,35 @@ def obtain(wanted: dict[str, Any]) -> Made:
         made = _stored(wanted, _build_identity(wanted), lambda target: _build(wanted, target))
     elif references.is_file(wanted["path"]):
         path = Path(wanted["path"])
-        made = {"path": str(path), "digest": f"sha256:{files.file_digest(path)}", "bytes": path.stat().st_size}
-        made["from"] = {"file": str(path)}
+        made = {"path": str(path), **_content(path), "from": {"file": str(path)}}
     else:
         made = _stored(wanted, _reference_identity(wanted), lambda target: _fetch(wanted, target))
     path = Path(made["path"])
-    if problem := inspect.problem(path) or inspect.wrong_architecture(path):
+    if problem := inspect.problem(path) or inspect.wrong_architecture(path, wanted.get("architecture")):
         raise InputError(problem)
     if path.stat().st_size != made["bytes"]:
         raise InputError(f"{path} was changed after it was made: remove the folder {path.parent}, and call again")
     return made
 
 
+def _content(path: Path) -> Made:
+    """Its time stamp is taken before it is read: a file that is exchanged meanwhile has another one."""
+    found, sha256 = path.stat(), files.file_digest(path)
+    return {"digest": f"sha256:{sha256}", "sha256": sha256, "bytes": found.st_size, "mtime_ns": found.st_mtime_ns}
+
+
 def _build_identity(wanted: dict[str, Any]) -> dict[str, Any]:
     """Which engine builds it is no part of it."""
-    return {"build": wanted["build"]["inputs"], "suffix": wanted["suffix"], "machine": platform.machine()}
+    return {"build": wanted["build"]["inputs"], "suffix": wanted["suffix"], "machine": _machine(wanted)}
 
 
 def _reference_identity(wanted: dict[str, Any]) -> dict[str, Any]:
     digest = references.digest_of(wanted["path"])
-    return {"reference": digest, "suffix": wanted["suffix"], "machine": platform.machine()}
+    return {"reference": digest, "suffix": wanted["suffix"], "machine": _machine(wanted)}
+
+
+def _machine(wanted: dict[str, Any]) -> str:
+    return wanted.get("architecture") or platform.machine()
 
 
 def _stored(wanted: dict[str, Any], identity: dict[str, Any], make: Callable[[Path], Made]) -> Made:
@@ -54,8 +64,7 @@ def _stored(wanted: dict[str, Any], identity: dict[str, Any], make: Callable[[Pa
         if partial:
             target = partial / f"image{wanted['suffix']}"
             facts = make(target)
-            facts = {"digest": f"sha256:{files.file_digest(target)}", "bytes": target.stat().st_size, **facts}
-            files.write_json(partial / "facts.json", {**facts, "identity": identity})
+            files.write_json(partial / "facts.json", {**_content(target), **facts, "identity": identity})
     facts = files.read_json(final / "facts.json")
     return {"path": str(final / f"image{wanted['suffix']}"), **{k: v for k, v in facts.items() if k != "identity"}}
 
@@ -82,15 +91,21 @@ def build_plan(engine: str, wanted: dict[str, Any]) -> list[str]:
 
 
 def _fetch(wanted: dict[str, Any], target: Path) -> Made:
-    image = wanted["path"]
-    made: Made = {"digest": references.digest_of(image), "from": {"reference": image}}
+    image, digest = references.without_tag(wanted["path"]), str(references.digest_of(wanted["path"]))
+    made: Made = {"digest": digest, "from": {"reference": wanted["path"]}}
     if target.suffix == ".sif":
         tools.require("apptainer", "install it, or set image.runtime to pyxis")
         tools.call(convert.sif_command(f"docker://{image}", target), f"fetching {image}", image)
         return made
-    engine = engines.find("auto")
+    if shutil.which("enroot"):
+        command = ["enroot", "import", "--output", str(target), references.for_enroot(image)]
+        tools.call(command, f"fetching {image}", image)
+        return made
+    engine = engines.find(purpose="fetched")
+    tag = f"localhost/megaboa:{digest.removeprefix('sha256:')[: store.ID_LENGTH]}"
     tools.call(engines.pull_command(engine, image), f"fetching {image}", image)
-    convert.to_file(engine, image, target)
+    tools.output(engines.tag_command(engine, image, tag))
+    convert.to_file(engine, tag, target)
     return made
 
 

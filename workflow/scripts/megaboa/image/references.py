@@ -24,6 +24,20 @@ def digest_of(image: str) -> str | None:
     return match["digest"] if match else None
 
 
+def without_tag(image: str) -> str:
+    """`name@sha256:...`: the digest says all, and not every tool takes both."""
+    match = _PINNED.match(image)
+    return f"{match['name']}@{match['digest']}" if match else image
+
+
+def for_enroot(image: str) -> str:
+    """A registry's reference as `enroot import` takes it: `docker://REGISTRY#NAME:sha256:...`."""
+    name, _, digest = without_tag(image).partition("@")
+    registry = registry_of(name)
+    name = name.removeprefix(f"{registry}/")
+    return f"docker://{'' if registry == 'docker.io' else f'{registry}#'}{name}:{digest}"
+
+
 def registry_of(image: str) -> str:
     """The host that an image is fetched from; Docker's own where none is named."""
     first, slash, _ = image.partition("/")

@@ -7,9 +7,18 @@ command; what the others give is a command itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+# They tell of Python and libraries of this machine: in an image they lead to nothing, or to the wrong ones.
+_OF_THIS_MACHINE = re.compile(r"PYTHONPATH|PYTHONHOME|VIRTUAL_ENV(_PROMPT)?|CONDA_\w+|_CE_\w+|LD_LIBRARY_PATH")
 
 Runtime = Callable[[str, Sequence[str], Sequence[str], str, Sequence[str]], list[str]]
+
+
+def without_pythons(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment as an image can take it."""
+    return {name: value for name, value in environment.items() if not _OF_THIS_MACHINE.fullmatch(name)}
 
 
 def pyxis(image: str, mounts: Sequence[str], env: Sequence[str], workdir: str, command: Sequence[str]) -> list[str]:
@@ -26,7 +35,7 @@ def pyxis(image: str, mounts: Sequence[str], env: Sequence[str], workdir: str, c
 
 
 def apptainer(image: str, mounts: Sequence[str], env: Sequence[str], workdir: str, command: Sequence[str]) -> list[str]:
-    """The environment is inherited as it is, `env` with it; `--nv` brings the driver, and only warns where there is
+    """The environment is inherited, `env` with it; `--nv` brings the driver, and only warns where there is
     none."""
     return [
         *("apptainer", "exec", "--nv", "--no-home", "--pwd", workdir),

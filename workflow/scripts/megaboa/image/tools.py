@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from megaboa.bridge.process import die_with_parent
@@ -47,8 +47,18 @@ def require(program: str, remedy: str) -> None:
         raise InputError(f"{program} isn't here: {remedy}")
 
 
-def call(command: Sequence[str], what: str, image: str = "", feed: subprocess.Popen | None = None) -> str:
-    """Run a program to its end and return its last lines; `feed` is another one whose output it reads."""
+def call(
+    command: Sequence[str],
+    what: str,
+    image: str = "",
+    feed: subprocess.Popen | None = None,
+    environment: Mapping[str, str] | None = None,
+    explain: Callable[[str, str], str | None] | None = None,
+) -> str:
+    """Run a program to its end and return its last lines; `feed` is another one whose output it reads.
+
+    `explain` says what the lines of a failure come to; for those of tools for images `meaning` does.
+    """
     process = subprocess.Popen(
         command,
         stdin=feed.stdout if feed else subprocess.DEVNULL,
@@ -56,6 +66,7 @@ def call(command: Sequence[str], what: str, image: str = "", feed: subprocess.Po
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        env=environment,
         preexec_fn=die_with_parent,  # who was killed leaves nothing behind that goes on writing
     )
     last: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
@@ -65,7 +76,7 @@ def call(command: Sequence[str], what: str, image: str = "", feed: subprocess.Po
         print(line, end="", file=sys.stderr, flush=True)
     said, code = "\n".join(last), process.wait()
     if code:
-        raise InputError(f"{what} failed: {meaning(said, image) or _end_of(said, command[0], code)}")
+        raise InputError(f"{what} failed: {(explain or meaning)(said, image) or _end_of(said, command[0], code)}")
     return said
 
 

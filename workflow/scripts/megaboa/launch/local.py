@@ -103,11 +103,17 @@ class LocalRanks:
                 process.send_signal(number)
 
 
-def start(command: Sequence[str], world_size: int, logs: Path, environment: Mapping[str, str]) -> LocalRanks:
+def start(
+    command: Sequence[str],
+    world_size: int,
+    logs: Path,
+    environment: Mapping[str, str],
+    inherited: Mapping[str, str] = os.environ,
+) -> LocalRanks:
     """All ranks of a run on this machine."""
     # Held until the ranks have ended, and on all addresses, as rank 0 will listen on all: NCCL takes ports of others.
     port = ReservedPort()
-    here = {**os.environ, **environment, **rendezvous_environment(ADDRESS, port.number)}
+    here = {**inherited, **environment, **rendezvous_environment(ADDRESS, port.number)}
     return LocalRanks(command, world_size, logs, here, port=port)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from megaboa.config.errors import ConfigError, Problem
 from megaboa.config.models import Experiment, Image
 from megaboa.image import bridge_source, dockerfile, pins, references
 
@@ -14,11 +16,10 @@ PYTHON = "python3"  # of the image, where launch.python names no other
 
 
 def wanted(experiment: Experiment) -> dict[str, Any] | None:
-    """All that the image's job must know; None where ranks run in this Python."""
+    """What makes the image the one that it is; None where ranks run in this Python."""
     image = experiment.image
     if image.runtime == "none":
         return None
-    place = [f"--{name}={value}" for name in ("partition", "account") if (value := getattr(experiment.resources, name))]
     return {
         "runtime": image.runtime,
         "device": experiment.device,
@@ -27,13 +28,33 @@ def wanted(experiment: Experiment) -> dict[str, Any] | None:
         "name": _name(image),
         "path": _path(image),
         "build": _build(image),
-        "bridge_source": image.bridge_source and image.bridge_source.model_dump(),
+        "bridge_source": image.bridge_source and image.bridge_source.model_dump(include={"repo", "commit"}),
+        "architecture": image.architecture,
+    }
+
+
+def inside(experiment: Experiment, profile: Mapping[str, str]) -> dict[str, Any] | None:
+    """How something is started in the image, beside the runs: none of it makes another image.
+
+    Partition and account are the experiment's, else those of the profile's default-resources.
+    """
+    image = experiment.image
+    if image.runtime == "none":
+        return None
+    asked = experiment.resources
+    places = {
+        "partition": asked.partition or profile.get("gpu_partition"),
+        "account": asked.account or profile.get("slurm_account"),
+    }
+    return {
+        "runtime": image.runtime,
         "mounts": mounts(experiment),
         "env": image.secrets,
         "variables": variables(experiment),
         "workdir": str(Path.cwd()),
         "python": experiment.launch.python or PYTHON,
-        "srun": [*place, *experiment.launch.srun_args],
+        "places": [f"--{name}={value}" for name, value in places.items() if value],
+        "srun": experiment.launch.srun,
         "srun_args": experiment.launch.srun_args,
     }
 
@@ -66,7 +87,15 @@ def mounts(experiment: Experiment) -> list[str]:
     if source_ := image.bridge_source:
         folder = bridge_source.folder(experiment.store, source_.model_dump()).absolute()
         found.append(f"{folder}:{source_.mount_as}:ro")
-    return found
+    return [_checked(mount) for mount in found]
+
+
+def _checked(mount: str) -> str:
+    """No runtime can be told of a folder whose path has one of these."""
+    if references.mount_problem(mount):
+        what = "a path with a space, a comma or a colon can't be mounted: rename the folder, or work in another one"
+        raise ConfigError([Problem("image", f"{mount.rpartition(':')[0]}: {what}")])
+    return mount
 
 
 def _places_of_models(experiment: Experiment) -> list[Path]:

@@ -9,7 +9,9 @@ import functools
 import importlib.metadata
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from megaboa import files
@@ -18,6 +20,7 @@ from megaboa.plan import documents, images
 from megaboa.plan.model import Plan, Run
 
 Reference = dict[str, str]
+NO_PROFILE: Mapping[str, str] = MappingProxyType({})
 
 CONVERSION_MB = 3000  # what importing torch, transformers and Megatron takes: 0.8 GB, and some room
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.tiktoken", "chat_template*")  # of a local folder
@@ -48,8 +51,10 @@ def source_files(source: str | list[str]) -> list[str]:
 class Shared:
     """The stages before training, as the plan's runs need them."""
 
-    def __init__(self, plan: Plan, results: Path | str = "results"):
+    def __init__(self, plan: Plan, results: Path | str = "results", profile: Mapping[str, str] = NO_PROFILE):
+        """`profile` is what the Snakemake profile's default-resources say."""
         self.plan = plan
+        self.profile = profile
         self.folder = Path(results) / plan.name
         used = {name: corpus for name, corpus in plan.experiment.corpora.items() if name in plan.corpus_tokenizers}
         self.corpora = used
@@ -114,6 +119,7 @@ class Shared:
         return {
             **specs,
             "image.json": self._image(),
+            "inside.json": self._inside(),
             "runs.json": self._runs(),
             "costs.json": self._costs(),
             "report.json": self._report(),
@@ -212,9 +218,17 @@ class Shared:
         return {"kind": "path", "path": expanded(named)}
 
     def _image(self) -> dict[str, Any]:
-        """This Python, in which jobs beside the ranks run; and the image of the ranks, where there is one."""
+        """The image of the ranks; where there is none, this Python."""
         wanted = images.wanted(self.plan.experiment)
-        return {**environment(), **({"container": wanted} if wanted else {})}
+        return {"container": wanted} if wanted else environment()
+
+    def _inside(self) -> dict[str, Any]:
+        """This Python, in which jobs beside the ranks run; and how others are started in the image, where there is one.
+
+        Not in image.json: another partition, or a package of the login node's, is no other image.
+        """
+        inside = images.inside(self.plan.experiment, self.profile)
+        return {**environment(), **({"container": inside} if inside else {})}
 
     def _tokenizer(self, name: str) -> dict[str, Any]:
         tokenizer = self.plan.experiment.tokenizers[name]

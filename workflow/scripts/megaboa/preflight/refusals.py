@@ -51,4 +51,4 @@ def _identity(experiment: Path, run: str) -> str:
 
 def _packages(experiment: Path) -> str:
     """Another version of Bridge may accept what this one refuses."""
-    return str(files.read_json(experiment / "specs" / "image.json")["digest"])
+    return str(files.read_json(experiment / "specs" / "inside.json")["digest"])

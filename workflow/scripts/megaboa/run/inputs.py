@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files
+from megaboa.image import unchanged
 from megaboa.index_file import read_header
 from megaboa.results import RunFolder
 
@@ -30,22 +31,9 @@ def check_nodes(folder: RunFolder, nodes: Sequence[str]) -> None:
 
 
 def check_image(folder: RunFolder) -> None:
-    """The image that the ranks start in is there, as large as it was when it was tested."""
-    if folder.image is None:
-        return
-    path = Path(folder.image["path"])
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise UnusableInputError(
-            f"run {folder.name}: the image {path} can't be read ({error.strerror}). Make it again: `snakemake "
-            f"--forcerun image`."
-        ) from error
-    if size != folder.image["bytes"]:
-        raise UnusableInputError(
-            f"run {folder.name}: the image {path} has {size} bytes, and its manifest says {folder.image['bytes']}. "
-            f"Another image is another run: call `snakemake --forcerun image`."
-        )
+    """The image that the ranks start in is the one that was tested."""
+    if folder.image and (problem := unchanged.problem(folder.image)):
+        raise UnusableInputError(f"run {folder.name}: {problem}")
 
 
 def check_data(folder: RunFolder) -> None:

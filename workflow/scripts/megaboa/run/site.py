@@ -60,7 +60,8 @@ class Machine:
         self._container = container
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Mapping[str, str]) -> Ranks:
-        return local.start(self._container.around(command, environment), world_size, logs, environment)
+        inside = self._container.around(command, environment)
+        return local.start(inside, world_size, logs, environment, self._container.inherited())
 
     def deadline(self) -> float | None:
         return None
@@ -103,7 +104,8 @@ class Allocation:
             cpu_bind=start["cpu_bind"],
             further=start["srun_args"],
         )
-        return SrunRanks(self.job.id, srun, name, logs, environment, self.nodes[0], tasks_are_ranks=not one_task)
+        inherited = self._container.inherited()
+        return SrunRanks(self.job.id, srun, name, logs, environment, self.nodes[0], not one_task, inherited)
 
     def check(self, out: Path, environment: Mapping[str, str]) -> dict[str, list[str]]:
         """One task per node looks at its node, and all of them talk to each other."""
@@ -124,7 +126,8 @@ class Allocation:
             gpus_per_node=self._gpus,
             further=start["srun_args"],
         )
-        tasks = SrunRanks(self.job.id, srun, name, out, environment, self.nodes[0])
+        inherited = self._container.inherited()
+        tasks = SrunRanks(self.job.id, srun, name, out, environment, self.nodes[0], inherited=inherited)
         deadline = time.monotonic() + seconds + SRUN_SECONDS
         while tasks.poll() is None and time.monotonic() < deadline:
             time.sleep(0.2)
