@@ -102,7 +102,7 @@ def started(scontrol, monkeypatch, tmp_path):
         monkeypatch.setattr(site, "SrunRanks", lambda *arguments, **named: seen.append(arguments))
         logs = tmp_path / "attempts" / "03"
         Allocation(JOB, launch(**settings), device, container).start(["python", "rank.py"], 8, logs, {"A": "1"})
-        job, command, name, folder, environment, address = seen[0]
+        job, command, name, folder, environment, address, *_ = seen[0]
         assert (job, name, folder, environment, address) == ("17", "attempt-03", logs, {"A": "1"}, "n1")
         return command, logs
 
