@@ -5,20 +5,20 @@ from megaboa.image.runtimes import RUNTIMES
 from megaboa.launch import local
 from megaboa.run import site
 
-MOUNTS = ["/work:/work:rw", "/fsx:/fsx:ro"]
+MOUNTS = ["/data:/data:rw", "/fsx:/fsx:ro"]
 COMMAND = ["python3", "train_rank.py", "--run=a b"]
 
 
 def argv(runtime, image="/i/x", mounts=MOUNTS, env=("HF_TOKEN", "OMP_NUM_THREADS")):
-    return RUNTIMES[runtime](image, mounts, env, "/work/me", COMMAND)
+    return RUNTIMES[runtime](image, mounts, env, "/home/me", COMMAND)
 
 
 def test_pyxis_takes_options_of_srun():
     assert argv("pyxis", "/i/x.sqsh") == [
         "--container-image=/i/x.sqsh",
-        "--container-mounts=/work:/work:rw,/fsx:/fsx:ro",
+        "--container-mounts=/data:/data:rw,/fsx:/fsx:ro",
         "--container-env=HF_TOKEN,OMP_NUM_THREADS",
-        "--container-workdir=/work/me",
+        "--container-workdir=/home/me",
         "--no-container-mount-home",
         "--no-container-entrypoint",
         *COMMAND,
@@ -27,8 +27,8 @@ def test_pyxis_takes_options_of_srun():
 
 def test_apptainer_is_a_command():
     assert argv("apptainer", "/i/x.sif") == [
-        *("apptainer", "exec", "--nv", "--no-home", "--pwd", "/work/me"),
-        *("--bind", "/work:/work:rw", "--bind", "/fsx:/fsx:ro"),
+        *("apptainer", "exec", "--nv", "--no-home", "--pwd", "/home/me"),
+        *("--bind", "/data:/data:rw", "--bind", "/fsx:/fsx:ro"),
         "/i/x.sif",
         *COMMAND,
     ]
@@ -39,7 +39,7 @@ def test_none_is_the_command_itself():
 
 
 def test_without_mounts_and_variables():
-    assert argv("pyxis", mounts=[], env=[])[:2] == ["--container-image=/i/x", "--container-workdir=/work/me"]
+    assert argv("pyxis", mounts=[], env=[])[:2] == ["--container-image=/i/x", "--container-workdir=/home/me"]
     assert "--bind" not in argv("apptainer", mounts=[], env=[])
 
 
@@ -47,7 +47,7 @@ def test_secrets_go_by_name_and_only_where_they_are_set(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     for runtime in RUNTIMES:
-        container = Container(runtime, "/i/x", MOUNTS, ["HF_TOKEN", "WANDB_API_KEY"], "/work/me")
+        container = Container(runtime, "/i/x", MOUNTS, ["HF_TOKEN", "WANDB_API_KEY"], "/home/me")
         words = container.around(COMMAND, {"NCCL_DEBUG": "WARN", "API": "also secret"})
         assert not any("secret" in word for word in words)
         if runtime == "pyxis":
