@@ -102,7 +102,7 @@ class Workspace:
         """The run's curve: of every step the last time that it was done, its loss and gradient norm to the last bit."""
         return curve_of(self.store(experiment, run))
 
-    def wait_for_step(self, experiment: str, run: str, step: int, timeout: float = 240) -> list[int]:
+    def wait_for_step(self, experiment: str, run: str, step: int, timeout: float = 600) -> list[int]:
         """Wait until the run has come this far; return the process ids of its ranks."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
