@@ -1,5 +1,5 @@
 # From one YAML file to one report.
-# Stages: snakemake data|import|preflight|pretrain|profile|metrics|export|evaluate|report|bundle
+# Stages: snakemake image|data|import|preflight|pretrain|profile|metrics|export|evaluate|report|bundle
 from snakemake.utils import min_version
 
 min_version("9.27")

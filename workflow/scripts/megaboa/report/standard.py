@@ -33,7 +33,7 @@ SCALING = Figure(name="scaling", kind="scatter", x="world_size", y="scaling_effi
 MEMORY = Figure(
     name="memory", kind="scatter", x="memory.predicted_gib", y="memory.measured_gib", hue="layout", diagonal=True
 )
-FIGURES = (*(LOSS, VALIDATION, LOSS_BY_TOKENS, LEARNING_RATE, STEP_TIME, STEP_TIMES, THROUGHPUT, MFU, SCALING, MEMORY),)
+FIGURES = (LOSS, VALIDATION, LOSS_BY_TOKENS, LEARNING_RATE, STEP_TIME, STEP_TIMES, THROUGHPUT, MFU, SCALING, MEMORY)
 SWEPT = "sweep"  # the heat map of a sweep over two numbers
 
 
