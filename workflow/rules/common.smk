@@ -163,9 +163,14 @@ CONVERSION_OF_RUN = conversion(lambda wildcards: wildcards.run)
 def is_made(image):
     """Whether the image's manifest is there, of what its specification says now, and tells of the file that is there."""
     spec = f"{RESULTS}/specs/image.json"
-    if not os.path.exists(image) or os.path.getmtime(image) < os.path.getmtime(spec):
+    return is_newer(image, [spec]) and as_recorded(read_json(image))
+
+
+def is_newer(manifest, inputs):
+    """As Snakemake would see it, if it looked."""
+    if not all(map(os.path.exists, [manifest, *inputs])):
         return False
-    return as_recorded(read_json(image))
+    return os.path.getmtime(manifest) >= max(map(os.path.getmtime, inputs))
 
 
 @functools.cache
@@ -184,6 +189,14 @@ def before_training(run, manifest):
 
 def preflight_of(run):
     return before_training(run, f"{RESULTS}/preflight.json")
+
+
+def preflight_of_index(name):
+    """No index is made for runs that Bridge refuses, and none is made again because preflight ran again."""
+    manifest = f"{RESULTS}/data/indexes/{name}.json"
+    inputs = [*SHARED.index_inputs(name), f"{RESULTS}/specs/indexes/{name}.json"]
+    preflight = f"{RESULTS}/preflight.json"
+    return ancient(preflight) if is_newer(manifest, inputs) else preflight
 
 
 def image_of(run):

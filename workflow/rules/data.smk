@@ -101,6 +101,7 @@ rule index:
     input:
         lambda wildcards: SHARED.index_inputs(wildcards.index),
         spec=f"{RESULTS}/specs/indexes/{{index}}.json",
+        preflight=lambda wildcards: preflight_of_index(wildcards.index),
     output:
         f"{RESULTS}/data/indexes/{{index}}.json",
     log:
