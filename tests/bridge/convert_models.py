@@ -1,11 +1,14 @@
 """Convert models in a process of its own, as the CPU backend must come before Megatron.
 
 `python convert_models.py FOLDER`: FOLDER holds `<model>/source.json`. Each model is imported and the import proved;
-what was found goes to `<model>/checks.json`.
+what was found goes to `<model>/checks.json`, and to
+`unknown.json` what is said of a parameter that Bridge doesn't know.
 """
 
 import sys
 from pathlib import Path
+
+import torch
 
 from megaboa.bridge.process import prepare
 from megaboa.bridge.quiet import quietly
@@ -15,12 +18,21 @@ from megaboa.files import read_json, write_json
 def main(root):
     prepare("cpu")
     from megaboa.bridge import convert
-    from megaboa.bridge.proof import prove_import
+    from megaboa.bridge.groups import process_groups
+    from megaboa.bridge.proof import mapped, prove_import
 
     for folder in sorted(path.parent for path in root.glob("*/source.json")):
         source = read_json(folder / "source.json")
-        convert.import_checkpoint(source, folder / "megatron")
+        with process_groups("cpu"):
+            convert.import_checkpoint(source, folder / "megatron")
         write_json(folder / "checks.json", prove_import(source, folder / "megatron"))
+    with process_groups("cpu"):
+        bridge = convert.bridge_of(source)
+        model = convert.load_checkpoint(bridge, folder / "megatron")
+        attention = model[0].decoder.layers[0].self_attention
+        attention.linear_q_proj = torch.nn.Module()
+        attention.linear_q_proj.layer_norm_weight = torch.nn.Parameter(torch.ones(1))
+        write_json(root / "unknown.json", mapped(bridge, model))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,13 @@ def test_an_import_loses_nothing(root, name):
     assert next(check["detail"] for check in checks if check["name"] == "tensors").startswith(f"{count} of {count}")
 
 
+def test_a_parameter_that_bridge_does_not_know_is_named(root):
+    """As latent attention without compressed queries has one with Transformer Engine: Bridge leaves it as made."""
+    found = read_json(root / "unknown.json")
+    assert found["state"] == "FAIL"
+    assert found["detail"].endswith("without a source: decoder.layers.0.self_attention.linear_q_proj.layer_norm_weight")
+
+
 def test_the_import_script_uses_the_store_again(root, tmp_path):
     arguments = ["--source", root / "dense" / "source.json", "--store", "store", "--device", "cpu"]
     first = python(SCRIPTS / "import_model.py", *arguments, "--out", "results/import.json", cwd=tmp_path)
@@ -74,7 +81,7 @@ def test_the_import_script_uses_the_store_again(root, tmp_path):
 
 
 def test_a_checkpoint_of_other_weights_is_found_out(root, tmp_path):
-    """The model has one bit of one tensor changed, and a tensor that the checkpoint lacks."""
+    """The model has one bit of a tensor changed, one that the checkpoint lacks, and lacks one that it has."""
     source = read_json(root / "dense" / "source.json")
     forged = tmp_path / "forged"
     forged.mkdir()
@@ -83,6 +90,7 @@ def test_a_checkpoint_of_other_weights_is_found_out(root, tmp_path):
     weights = load_file(forged / "model.safetensors")
     weights["model.norm.weight"].view(torch.int32)[0] ^= 1
     weights["model.extra.weight"] = torch.ones(1)
+    del weights["model.layers.1.input_layernorm.weight"]
     save_file(weights, forged / "model.safetensors", metadata={"format": "pt"})
     write_json(tmp_path / "source.json", {**source, "path": str(forged)})
     imported = {"checkpoint": str(root / "dense" / "megatron"), "device": "cpu", "digest": "0"}
@@ -92,9 +100,11 @@ def test_a_checkpoint_of_other_weights_is_found_out(root, tmp_path):
         *("--out", tmp_path / "proof.json"),
     )
     assert done.returncode == 1
+    assert "FAIL Megatron parameters" in done.stdout
+    assert "without a source: decoder.layers.1.input_layernorm.weight" in done.stdout
     assert "FAIL tensors" in done.stdout
     assert "missing: model.extra.weight" in done.stdout
     assert "FAIL round trip" in done.stdout
     assert "different: model.norm.weight" in done.stdout
-    assert "checks failed: tensors, round trip" in done.stderr
+    assert "checks failed: Megatron parameters, tensors, round trip" in done.stderr
     assert not (tmp_path / "proof.json").exists()

@@ -38,7 +38,7 @@ generate: {prompts: [import, "def f("], tokens: 8}
 """
 PROVED = {
     *("files", "tensors", "trained", "experts", "vocabulary", "head", "loads", "finite", "generates"),
-    *("second export", "read back", "logits", "validation loss"),
+    *("Megatron parameters", "second export", "read back", "logits", "validation loss"),
 }
 # What must be among the failed checks.
 FAULTS = {

@@ -63,6 +63,28 @@ def test_where_things_are_started_makes_nothing_again(workspace, calls):
     assert workspace.json("boxed", "specs", "inside.json")["container"]["places"] == ["--partition=other"]
 
 
+def test_an_image_that_is_made_again_as_it_was_makes_nothing_again(workspace, calls):
+    """Its manifest is younger then than what was converted and trained in it."""
+    targets = ("pretrain", "export", "--configfile", experiment(workspace))
+    expensive = {"import_model", "prove_import", "train", "export_model", "prove_export"}
+    assert not expensive & set(workspace.planned(*targets, "--forcerun", "image"))
+    workspace.results("boxed", "image.json").touch()
+    assert workspace.planned(*targets) == {}
+
+
+def test_what_was_converted_in_another_image_is_converted_again(workspace, calls):
+    """By the digest in its manifest; the image's time stamp alone, which is younger, says nothing."""
+    manifest = workspace.results("boxed", "models", "dense", "import.json")
+    before, time = manifest.read_text(), manifest.stat().st_mtime_ns
+    digest = workspace.json("boxed", "image.json")["digest"]
+    manifest.write_text(before.replace(digest, "of-another"))
+    os.utime(manifest, ns=(time, time))
+    planned = workspace.planned("import", "--configfile", experiment(workspace))
+    manifest.write_text(before)
+    os.utime(manifest, ns=(time, time))
+    assert planned["import_model"] == 1
+
+
 def test_another_image_makes_all_again(workspace, calls):
     (workspace.path / "tiny.sif").rename(workspace.path / "other.sif")
     config = experiment(workspace)

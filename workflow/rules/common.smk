@@ -130,8 +130,19 @@ PLACES = {
 }
 
 
-def first_run_of(model):
-    return next(run.name for run in PLAN.runs if run.model == model)
+def ranks_per_node(model):
+    """Of a model's import."""
+    asked = PLAN.models[model].conversion
+    return asked.layout.ranks // asked.nodes
+
+
+def import_cores(model):
+    """Cores that a model's import takes on one node."""
+    asked = PLAN.models[model].conversion
+    if asked.layout.ranks == 1:
+        return 1
+    each = SHARED.first_run_of(model).config.resources.cpus_per_rank
+    return ranks_per_node(model) * each
 
 
 def conversion(run_of):
@@ -153,10 +164,36 @@ def conversion(run_of):
 
 # Conversions take place where ranks do: in the experiment's image, if it has one.
 PYTHON = "python"
+IMAGE = INSIDE = ""
 if SHARED.image_manifest:
     PYTHON = f"python {shlex.quote(SCRIPTS)}/inside.py {RESULTS}/specs/inside.json {RESULTS}/image.json"
-CONVERSION_OF_MODEL = conversion(lambda wildcards: first_run_of(wildcards.model))
+    IMAGE = f"--image {RESULTS}/image.json"
+    INSIDE = f"{IMAGE} --inside {RESULTS}/specs/inside.json"
+# By how many ranks a model is imported stands in specs/conversions, which is no input: it changes no weight.
+CONVERT = f"python {shlex.quote(SCRIPTS)}/convert.py --spec {RESULTS}/specs/conversions/{{model}}.json {INSIDE}"
 CONVERSION_OF_RUN = conversion(lambda wildcards: wildcards.run)
+CONVERSION_OF_MODEL = conversion(
+    lambda wildcards: SHARED.first_run_of(wildcards.model).name
+)
+if any(
+    PLAN.models[model].conversion.layout.ranks > 1 for model in SHARED.imported_models
+):
+    # As ALLOCATION: without `mpi` the job would be a step itself, in which no ranks can be started.
+    CONVERSION_OF_MODEL |= {
+        "mpi": "srun",
+        "nodes": lambda wildcards: PLAN.models[wildcards.model].conversion.nodes,
+        "tasks_per_node": lambda wildcards: max(2, ranks_per_node(wildcards.model)),
+        "cpus_per_task": lambda wildcards: -(
+            -import_cores(wildcards.model) // max(2, ranks_per_node(wildcards.model))
+        ),
+    }
+    if PLAN.experiment.device == "cuda":
+        CONVERSION_OF_MODEL |= {
+            "gpus_in_flight": lambda wildcards: PLAN.models[
+                wildcards.model
+            ].conversion.layout.ranks,
+            "slurm_extra": lambda wildcards: f"--gpus-per-node={ranks_per_node(wildcards.model)}",
+        }
 
 
 @functools.cache
@@ -206,6 +243,21 @@ def image_of(run):
         (before_training(run, path) if is_made(path) else path)
         for path in SHARED.image_manifest
     ]
+
+
+def image_of_conversion(manifest):
+    """As `image_of`: what was converted in this very image isn't converted again because that was made once more."""
+    return [
+        ancient(path) if is_made(path) and is_made_in(manifest, path) else path
+        for path in SHARED.image_manifest
+    ]
+
+
+def is_made_in(manifest, image):
+    """Whether a conversion is there and took place in the image of this manifest; older ones don't say."""
+    if not os.path.exists(manifest):
+        return False
+    return read_json(manifest).get("image") == read_json(image)["digest"]
 
 
 def import_proof_of(run):

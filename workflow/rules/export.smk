@@ -5,10 +5,12 @@ rule export:
 
 rule export_model:
     input:
-        SHARED.image_manifest,
         train=f"{RESULTS}/runs/{{run}}/train.json",
         source=lambda wildcards: f"{RESULTS}/models/{RUNS[wildcards.run].model}/source.json",
         spec=f"{RESULTS}/specs/exports/{{run}}.json",
+        image=lambda wildcards: image_of_conversion(
+            f"{RESULTS}/runs/{wildcards.run}/export.json"
+        ),
     output:
         f"{RESULTS}/runs/{{run}}/export.json",
     log:
@@ -23,16 +25,19 @@ rule export_model:
     params:
         scripts=SCRIPTS,
         python=PYTHON,
+        image=IMAGE,
     shell:
-        "{params.python} {params.scripts:q}/export_model.py --spec {input.spec} --source {input.source} --out {output}"
+        "{params.python} {params.scripts:q}/export_model.py --spec {input.spec} --source {input.source} {params.image} --out {output}"
         " 2>&1 | tee {log}"
 
 
 rule prove_export:
     input:
-        SHARED.image_manifest,
         export=f"{RESULTS}/runs/{{run}}/export.json",
         source=lambda wildcards: f"{RESULTS}/models/{RUNS[wildcards.run].model}/source.json",
+        image=lambda wildcards: image_of_conversion(
+            f"{RESULTS}/runs/{wildcards.run}/proof.json"
+        ),
     output:
         f"{RESULTS}/runs/{{run}}/proof.json",
     log:
@@ -47,9 +52,10 @@ rule prove_export:
     params:
         scripts=SCRIPTS,
         python=PYTHON,
+        image=IMAGE,
     shell:
         "{params.python} {params.scripts:q}/prove_export.py --export {input.export} --source {input.source}"
-        " --out {output} 2>&1 | tee {log}"
+        " {params.image} --out {output} 2>&1 | tee {log}"
 
 
 # Not part of `all`: what the checkpoint and its export say to the prompts of `generate`.
@@ -60,10 +66,12 @@ rule generate:
 
 rule generate_text:
     input:
-        SHARED.image_manifest,
         export=f"{RESULTS}/runs/{{run}}/export.json",
         source=lambda wildcards: f"{RESULTS}/models/{RUNS[wildcards.run].model}/source.json",
         spec=f"{RESULTS}/specs/generate.json",
+        image=lambda wildcards: image_of_conversion(
+            f"{RESULTS}/runs/{wildcards.run}/generations.json"
+        ),
     output:
         f"{RESULTS}/runs/{{run}}/generations.json",
     log:
@@ -78,8 +86,9 @@ rule generate_text:
     params:
         scripts=SCRIPTS,
         python=PYTHON,
+        image=IMAGE,
     shell:
-        "{params.python} {params.scripts:q}/generate.py --spec {input.spec} --export {input.export} --source {input.source} --out {output}"
+        "{params.python} {params.scripts:q}/generate.py --spec {input.spec} --export {input.export} --source {input.source} {params.image} --out {output}"
         " 2>&1 | tee {log}"
 
 

@@ -16,47 +16,57 @@ rule get_model:
 
 rule import_model:
     input:
-        SHARED.image_manifest,
         source=f"{RESULTS}/models/{{model}}/source.json",
+        image=lambda wildcards: image_of_conversion(
+            f"{RESULTS}/models/{wildcards.model}/import.json"
+        ),
     output:
         f"{RESULTS}/models/{{model}}/import.json",
     log:
         f"{RESULTS}/logs/models/{{model}}.import.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    threads: lambda wildcards: import_cores(wildcards.model)
     resources:
         **CONVERSION_OF_MODEL,
-        mem_mb=lambda wildcards: SHARED.conversion_mb(wildcards.model, copies=1.2),
+        mem_mb=lambda wildcards: SHARED.import_mb(wildcards.model, shared=1.2),
     params:
         scripts=SCRIPTS,
-        python=PYTHON,
+        convert=CONVERT,
+        image=IMAGE,
         store=PLAN.experiment.store,
         device=PLAN.experiment.device,
     shell:
-        "{params.python} {params.scripts:q}/import_model.py --source {input.source} --store {params.store:q} --device {params.device} --out {output}"
-        " 2>&1 | tee {log}"
+        "{params.convert} --logs {log}.ranks {params.scripts:q}/import_model.py --source {input.source} --store {params.store:q}"
+        " --device {params.device} {params.image} --out {output} 2>&1 | tee {log}"
 
 
 rule prove_import:
     input:
-        SHARED.image_manifest,
         source=f"{RESULTS}/models/{{model}}/source.json",
         imported=f"{RESULTS}/models/{{model}}/import.json",
+        image=lambda wildcards: image_of_conversion(
+            f"{RESULTS}/models/{wildcards.model}/proof.json"
+        ),
     output:
         f"{RESULTS}/models/{{model}}/proof.json",
     log:
         f"{RESULTS}/logs/models/{{model}}.proof.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    threads: lambda wildcards: import_cores(wildcards.model)
     resources:
         **CONVERSION_OF_MODEL,
-        mem_mb=lambda wildcards: SHARED.conversion_mb(wildcards.model, copies=2.5),
+        mem_mb=lambda wildcards: SHARED.import_mb(
+            wildcards.model, shared=1.2, whole=1.3
+        ),
     params:
         scripts=SCRIPTS,
-        python=PYTHON,
+        convert=CONVERT,
+        image=IMAGE,
     shell:
-        "{params.python} {params.scripts:q}/prove_import.py --source {input.source} --import {input.imported} --out {output}"
-        " 2>&1 | tee {log}"
+        "{params.convert} --logs {log}.ranks {params.scripts:q}/prove_import.py --source {input.source} --import {input.imported}"
+        " {params.image} --out {output} 2>&1 | tee {log}"
 
 
 # `import` is a keyword of Python: a rule can be called so, but other rules can't refer to it by attribute.

@@ -12,6 +12,7 @@ from megaboa.bridge import artifacts
 from megaboa.bridge.card import card
 from megaboa.bridge.process import prepare, require_converter
 from megaboa.bridge.quiet import quietly
+from megaboa.conversion import add_image, image_of
 from megaboa.data.errors import one_sentence
 from megaboa.files import digest, folder_digests, read_json, write_json, write_text
 from megaboa.report.provenance import commit
@@ -68,9 +69,10 @@ def main() -> None:
     parser.add_argument("--spec", required=True, type=Path, help="what of the run is exported, and how")
     parser.add_argument("--source", required=True, type=Path, help="source.json of its model")
     parser.add_argument("--out", required=True, type=Path, help="in the run's folder below results/")
+    add_image(parser)
     args = parser.parse_args()
     manifest = convert(read_json(args.spec), RunFolder(args.out.parent), read_json(args.source))
-    write_json(args.out, manifest)
+    write_json(args.out, {**manifest, **image_of(args)})
     print(f"exported iteration {manifest['iteration']}: {manifest['path']}")
 
 

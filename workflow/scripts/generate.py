@@ -7,6 +7,7 @@ from pathlib import Path
 
 from megaboa.bridge.process import prepare, require_converter
 from megaboa.bridge.quiet import quietly
+from megaboa.conversion import add_image, image_of
 from megaboa.data.errors import InputError, one_sentence
 from megaboa.files import read_json, write_json
 
@@ -17,6 +18,7 @@ def main() -> None:
     parser.add_argument("--export", required=True, type=Path, help="export.json of the run")
     parser.add_argument("--source", required=True, type=Path, help="source.json of its model")
     parser.add_argument("--out", required=True, type=Path)
+    add_image(parser)
     args = parser.parse_args()
     spec, export, source = (read_json(path) for path in (args.spec, args.export, args.source))
     if source["tokenizer"] is None:
@@ -31,7 +33,8 @@ def main() -> None:
         print(f"{export['run']}, iteration {export['iteration']}: {one['prompt']!r}")
         print(f"  Megatron      {one['megatron']!r}")
         print(f"  transformers  {'the same' if one['same'] else repr(one['transformers'])}")
-    write_json(args.out, {"export": export["digest"], "iteration": export["iteration"], "generations": found})
+    facts = {"export": export["digest"], "iteration": export["iteration"], **image_of(args)}
+    write_json(args.out, {**facts, "generations": found})
 
 
 if __name__ == "__main__":

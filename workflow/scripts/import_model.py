@@ -1,4 +1,7 @@
-"""Convert a Hugging Face model to a Megatron checkpoint in the store, once per identity, and write its manifest."""
+"""Convert a Hugging Face model to a Megatron checkpoint in the store, once per identity, and write its manifest.
+
+With sizes of several ranks this is one of them, started by convert.py.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ from typing import Any
 
 from megaboa import store
 from megaboa.bridge import tensors
-from megaboa.bridge.process import prepare, require_converter
+from megaboa.bridge.process import join_ranks, prepare, require_converter
 from megaboa.bridge.quiet import quietly
+from megaboa.conversion import WHOLE, Layout, add_image, add_sizes, image_of
 from megaboa.data.errors import one_sentence
 from megaboa.files import digest, read_json, write_json
 
 
-def convert(source: dict[str, Any], root: Path, device: str) -> dict[str, Any]:
-    # The backend is part of it: without Transformer Engine some tensors have other names.
+def convert(source: dict[str, Any], root: Path, device: str, layout: Layout = WHOLE) -> dict[str, Any]:
+    # The backend is part of it: without Transformer Engine some tensors have other names. By how many ranks a model is
+    # converted is none: the weights are the same.
     identity = {
         "source": source["digest"],
         "dtype": source["dtype"],
@@ -26,14 +31,7 @@ def convert(source: dict[str, Any], root: Path, device: str) -> dict[str, Any]:
         "megatron-core": version("megatron-core"),
     }
     folder = store.folder(root, "models", source["name"], identity)
-    with store.building(folder) as partial:
-        if partial:
-            with quietly():
-                require_converter(device)
-                prepare(device)
-                from megaboa.bridge.convert import import_checkpoint
-
-                import_checkpoint({**source, "device": device}, partial / "megatron")
+    make({**source, "device": device}, folder, layout)
     with tensors.Tensors(source["path"]) as weights:
         count = len(weights)
     return {
@@ -49,6 +47,21 @@ def convert(source: dict[str, Any], root: Path, device: str) -> dict[str, Any]:
     }
 
 
+def make(source: dict[str, Any], folder: Path, layout: Layout) -> None:
+    """The checkpoint, if it isn't there yet."""
+    if layout.ranks == 1 and folder.exists():
+        return
+    with quietly():
+        require_converter(source["device"])
+        prepare(source["device"])
+        from megaboa.bridge.convert import import_checkpoint
+        from megaboa.bridge.groups import building, process_groups
+
+        with process_groups(source["device"], layout), building(folder) as partial:
+            if partial:
+                import_checkpoint(source, partial / "megatron", layout)
+
+
 def files_below(folder: Path) -> Iterator[Path]:
     return filter(Path.is_file, folder.rglob("*"))
 
@@ -59,9 +72,15 @@ def main() -> None:
     parser.add_argument("--store", required=True, type=Path)
     parser.add_argument("--device", required=True, choices=["cpu", "cuda"])
     parser.add_argument("--out", required=True, type=Path)
+    add_sizes(parser)
+    add_image(parser)
     args = parser.parse_args()
-    manifest = convert(read_json(args.source), args.store, args.device)
-    write_json(args.out, manifest)
+    layout = Layout(args.tp, args.pp, args.ep)
+    rank = join_ranks(layout)
+    manifest = convert(read_json(args.source), args.store, args.device, layout)
+    if rank:
+        return
+    write_json(args.out, {**manifest, **image_of(args)})
     print(f"model {manifest['name']}: {manifest['tensors']} tensors imported, {manifest['checkpoint']}")
 
 

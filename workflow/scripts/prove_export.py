@@ -8,6 +8,7 @@ from pathlib import Path
 from megaboa.bridge.process import prepare, require_converter
 from megaboa.bridge.quiet import quietly
 from megaboa.bridge.verdict import conclude
+from megaboa.conversion import add_image, image_of
 from megaboa.data.errors import one_sentence
 from megaboa.files import link, read_json
 from megaboa.results import RunFolder
@@ -18,6 +19,7 @@ def main() -> None:
     parser.add_argument("--export", required=True, type=Path, help="export.json of the run")
     parser.add_argument("--source", required=True, type=Path, help="source.json of its model")
     parser.add_argument("--out", required=True, type=Path, help="in the run's folder below results/")
+    add_image(parser)
     args = parser.parse_args()
     export, source = read_json(args.export), read_json(args.source)
     with quietly():
@@ -27,7 +29,8 @@ def main() -> None:
 
         checks, left_out = prove_export(export, source, RunFolder(args.out.parent))
     remedy = f"; to export it anew, remove {export['path']} and {args.export}"
-    conclude(f"export {export['path']}", checks, args.out, remedy, digest=export["digest"], left_out=left_out)
+    facts = {"digest": export["digest"], "left_out": left_out, **image_of(args)}
+    conclude(f"export {export['path']}", checks, args.out, remedy, **facts)
     link(export["path"], args.out.with_name("export"))
 
 

@@ -13,7 +13,9 @@ import warnings
 from types import ModuleType
 from typing import Any
 
+from megaboa.conversion import Layout
 from megaboa.data.errors import InputError
+from megaboa.launch.environment import adopt_rank
 from megaboa.launch.ranks import STACKS_SIGNAL
 
 _PR_SET_PDEATHSIG = 1
@@ -46,6 +48,15 @@ def require_converter(device: str) -> None:
             "this stage on a machine with a GPU, with a Python that has them; to train without Hugging Face stages, "
             "set init: scratch and export.runs: []"
         )
+
+
+def join_ranks(layout: Layout) -> int:
+    """Be one of a conversion's ranks, if it has several, and say which; to be called before torch is imported."""
+    if layout.ranks == 1:
+        return 0
+    die_with_parent()
+    adopt_rank()
+    return int(os.environ["RANK"])
 
 
 def leave_in_time(pretrain: ModuleType, seconds: float = 60.0) -> None:

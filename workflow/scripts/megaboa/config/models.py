@@ -29,6 +29,7 @@ from pydantic import (
 from megaboa.causes import ACTIONS, Cause
 from megaboa.config.errors import nearest
 from megaboa.config.formula import Formula
+from megaboa.conversion import Layout
 from megaboa.data.names import file_stems
 from megaboa.image import references
 from megaboa.launch import networks
@@ -146,6 +147,27 @@ class Tokenizer(Section):
     vocab_size: Annotated[int, Field(ge=260)] = key(512, "size of the byte-level BPE vocabulary")
 
 
+class Conversion(Section):
+    """By how many ranks a model is imported. The weights are the same, and so is the checkpoint's place."""
+
+    tp: PositiveInt = key(1, "tensor parallel size of the ranks that import the model and prove it")
+    pp: PositiveInt = key(1, "pipeline parallel size of these ranks")
+    ep: PositiveInt = key(1, "expert parallel size of these ranks; there are pp * max(tp, ep)")
+    nodes: PositiveInt = key(1, "nodes that they are spread over")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Conversion:
+        if max(self.tp, self.ep) % min(self.tp, self.ep):
+            raise ValueError(f"tp {self.tp} and ep {self.ep} share the same ranks: make one a multiple of the other")
+        if self.layout.ranks % self.nodes:
+            raise ValueError(f"{self.layout.ranks} ranks can't be spread evenly over {self.nodes} nodes")
+        return self
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.tp, self.pp, self.ep)
+
+
 class Model(Section):
     """Exactly one of `hf`, `config` and `recipe`."""
 
@@ -163,6 +185,7 @@ class Model(Section):
         "scratch", "start from the imported weights, or from random ones drawn by Megatron"
     )
     seed: NonNegativeInt = key(0, "seed of the weights of a model made from `config`")
+    conversion: Conversion = key(Conversion(), "by how many ranks it is imported; default: by one process")
     params: PositiveInt | None = key(
         None, "number of parameters, for expressions, where it can't be told from the model's config"
     )

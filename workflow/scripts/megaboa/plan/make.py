@@ -16,12 +16,12 @@ from pydantic import ValidationError
 from megaboa import blends, files
 from megaboa.config import ConfigError, Experiment, LoadedExperiment, Problem, check, keys
 from megaboa.config.errors import choose
-from megaboa.config.models import Tokenizer
+from megaboa.config.models import Model, Tokenizer
 from megaboa.config.published import PublishedError, load_published
 from megaboa.config.sweep import Option, piece
 from megaboa.config.yaml_file import dotted
 from megaboa.data.sources import is_hub_id
-from megaboa.plan import documents, families, figures
+from megaboa.plan import conversions, documents, families, figures
 from megaboa.plan.costs import over_budget
 from megaboa.plan.facts import facts_of, hf_config_of
 from megaboa.plan.model import Invalid, Plan, Run
@@ -298,6 +298,7 @@ class _Planner:
         quantities = Quantities(raw, own_defaults, params)
         facts = facts_of(config, quantities, self.hf_config(model, definition))
         illegal = self.check_rules(facts, choice)
+        self.check_conversion(config.models[model], model, facts, choice)
         self.check_data(config, choice)
         if self.count_of_problems > before:
             return None
@@ -420,6 +421,11 @@ class _Planner:
             path = tuple(one.key.split(".")) if one.key in keys.all_keys() else ("overrides", one.key)
             self.problem(self.place_of(path, choice), f"{one.message} [{one.rule}]", choice.name)
         return []
+
+    def check_conversion(self, model: Model, name: str, facts: Facts, choice: _Choice) -> None:
+        if model.init == "pretrained" and model.conversion.layout.ranks > 1:
+            for key, message in conversions.problems(facts.model, model.conversion.layout):
+                self.problem(self.place_of(("models", name, "conversion", key), choice), message, choice.name)
 
     def check_data(self, config: Experiment, choice: _Choice) -> None:
         """What Megatron would train on, or leave out, without a word."""

@@ -5,6 +5,7 @@ just the jobs whose own part has changed.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.metadata
 import os
@@ -112,6 +113,7 @@ class Shared:
         specs = {f"tokenizers/{name}.json": self._tokenizer(name) for name in self.plan.experiment.tokenizers}
         specs |= {f"corpora/{name}.json": self._corpus(name) for name in self.corpora}
         specs |= {f"models/{name}.json": self._model(name) for name in self.sourced_models}
+        specs |= {f"conversions/{name}.json": self._conversion(name) for name in self.imported_models}
         specs |= {f"indexes/{name}.json": self._index(name) for name in self.indexes}
         specs |= {f"exports/{name}.json": self._export(name) for name in self.plan.exports}
         specs["evaluate.json"] = {"command": self.plan.experiment.evaluate.command}
@@ -151,13 +153,25 @@ class Shared:
 
     def conversion_mb(self, model: str, copies: float) -> int:
         """Memory of a job that holds a model's weights so many times in fp32, beside what Python and torch take."""
+        return CONVERSION_MB + self._weights_mb(model, copies)
+
+    def import_mb(self, model: str, shared: float, whole: float = 0) -> int:
+        """Memory per node of a model's ranks: of the weights they share some copies, and one rank has others whole."""
+        asked = self.plan.models[model].conversion
+        per_node = asked.layout.ranks // asked.nodes
+        return per_node * CONVERSION_MB + self._weights_mb(model, shared / asked.nodes + whole)
+
+    def _weights_mb(self, model: str, copies: float) -> int:
         params = next((run.row["params"] for run in self.plan.runs if run.model == model), None) or self._found(model)
-        return CONVERSION_MB + round(copies * 4 * (params or UNKNOWN_PARAMS) / 1e6)
+        return round(copies * 4 * (params or UNKNOWN_PARAMS) / 1e6)
 
     def _found(self, model: str) -> int | None:
         """The parameters of a model that was fetched already."""
         manifest = self.folder / "models" / model / "source.json"
         return files.read_json(manifest)["params"] if manifest.exists() else None
+
+    def first_run_of(self, model: str) -> Run:
+        return next(run for run in self.plan.runs if run.model == model)
 
     def shard_manifests(self, corpus: str) -> list[str]:
         shards = self.shards(corpus)
@@ -261,6 +275,20 @@ class Shared:
             "tokenizer": self.model_tokenizer(name),
             "weights": name in self.imported_models,
             "device": self.plan.experiment.device,
+        }
+
+    def _conversion(self, model: str) -> dict[str, Any]:
+        """How a model is imported, and by how many ranks: no input of the import, as it changes no weight."""
+        run = self.first_run_of(model)
+        asked = self.plan.models[model].conversion
+        return {
+            "layout": dataclasses.asdict(asked.layout),
+            "nodes": asked.nodes,
+            "gpus_per_node": asked.layout.ranks // asked.nodes,
+            "cpus_per_rank": run.config.resources.cpus_per_rank,
+            "device": self.plan.experiment.device,
+            "start": run.launch["start"],
+            "image": run.launch["image"],
         }
 
     def _index(self, name: str) -> dict[str, Any]:

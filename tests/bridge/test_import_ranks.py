@@ -1,0 +1,126 @@
+"""A model that is imported by several ranks is the one that is imported by one process, bit for bit."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from tiny_models import MOE, specification, train_tokenizer
+
+import megaboa
+from megaboa.bridge.compare import bits_digest
+from megaboa.bridge.source import obtain
+from megaboa.config.models import Launch
+from megaboa.files import read_json, write_json
+
+SCRIPTS = Path(megaboa.__file__).parents[1]
+PATIENCE_SECONDS = 120
+
+pytestmark = pytest.mark.slow
+
+
+class Place:
+    """A folder in which one model is imported, as the workflow does it."""
+
+    def __init__(self, path):
+        self.path = path
+        words = train_tokenizer(path / "tokenizer")
+        write_json(path / "source.json", obtain(specification(path / "models", words, name="moe", config=MOE)))
+
+    def start(self, name, **layout):
+        spec = {
+            "layout": {"tp": 1, "pp": 1, "ep": 1, **layout},
+            "gpus_per_node": 2,
+            "cpus_per_rank": 1,
+            "device": "cpu",
+            "start": Launch().model_dump(mode="json"),
+            "image": None,
+        }
+        write_json(self.path / name / "spec.json", spec)
+        words = [SCRIPTS / "convert.py", "--spec", f"{name}/spec.json", "--logs", f"{name}/logs"]
+        words += [SCRIPTS / "import_model.py", "--source", "source.json", "--store", f"{name}/store"]
+        words += ["--device", "cpu", "--out", f"{name}/import.json"]
+        return subprocess.Popen(
+            [sys.executable, *map(str, words)],
+            cwd=self.path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def convert(self, name, **layout):
+        """The manifest, without the folder's name."""
+        process = self.start(name, **layout)
+        said, failed = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 0, failed
+        assert said.splitlines()[-1].startswith("model moe: ") and said.count("model moe: ") == 1
+        return read_json(self.path / name / "import.json")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("place"))
+
+
+@pytest.fixture(scope="module")
+def alone(place):
+    return place.convert("alone")
+
+
+def tensors_of(place, manifest):
+    folder = place.path / manifest["checkpoint"] / "iter_0000000"
+    reader = dcp.FileSystemReader(folder)
+    kinds = reader.read_metadata().state_dict_metadata
+    found = {
+        name: torch.empty(kind.size, dtype=kind.properties.dtype)
+        for name, kind in kinds.items()
+        if hasattr(kind, "size")
+    }
+    dcp.load(found, storage_reader=reader, no_dist=True)
+    return {name: (tuple(tensor.shape), bits_digest(tensor)) for name, tensor in found.items()}
+
+
+@pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}, {"ep": 2}], ids=["tp2", "pp2", "ep2"])
+def test_the_weights_are_the_same_bit_for_bit(place, alone, layout):
+    name = "-".join(layout)
+    manifest = place.convert(name, **layout)
+    assert manifest["digest"] == alone["digest"], "by how many ranks is no part of what it is"
+    assert Path(manifest["checkpoint"]).relative_to(name) == Path(alone["checkpoint"]).relative_to("alone")
+    expected = tensors_of(place, alone)
+    assert sum(math.prod(shape) for shape, _ in expected.values()) == manifest["params"]
+    assert tensors_of(place, manifest) == expected
+    written = {path for path in manifest["files"] if path.endswith(".distcp")}
+    assert {Path(path).name.split("_")[2] for path in written} == {"0", "1"}, "each rank has written its part"
+
+
+def test_a_killed_rank_leaves_nothing_that_counts_as_finished(place):
+    process = place.start("killed", tp=2)
+    victim = rank_of(process.pid, 1)
+    os.kill(victim, signal.SIGKILL)
+    _, said = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1
+    assert said.startswith("error: rank 1 was killed by SIGKILL; its end, in killed/logs:")
+    assert not (place.path / "killed" / "import.json").exists()
+    assert not [path for path in place.path.glob("killed/store/models/moe/*") if not path.name.startswith(".")]
+
+
+def rank_of(launcher, rank):
+    """The process of a rank, once it has come far enough to be busy with the model."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+        if len(children) == 2 and any("gloo" in name or "pt_" in name for name in threads_of(children[rank])):
+            return int(children[rank])
+        time.sleep(0.05)
+    raise TimeoutError(f"rank {rank} did not begin in {PATIENCE_SECONDS} s")
+
+
+def threads_of(pid):
+    return [path.read_text().strip() for path in Path(f"/proc/{pid}/task").glob("*/comm")]

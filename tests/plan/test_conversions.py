@@ -1,0 +1,65 @@
+"""megaboa.plan.conversions: can these ranks import the model? And what their job is told."""
+
+import pytest
+
+from megaboa.config import ConfigError
+from megaboa.plan.shared import Shared
+
+STEPS = "training: {train_iters: 10}\n"
+MOE = "num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16"
+EXPERTS = f"config: {{model_type: qwen3_moe, {MOE}}}, "
+
+
+def text(conversion, more=""):
+    return f"{STEPS}models: {{dense: {{init: pretrained, {more}conversion: {{{conversion}}}}}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("conversion", "key", "said"),
+    [
+        ("tp: 3", "tp", "3 doesn't divide 4 attention heads; nearest: 2 or 4"),
+        ("pp: 3", "pp", "2 layers"),
+        ("ep: 2", "ep", "2 for a model without experts; nearest: 1"),
+        ("tp: 4, ep: 6", "", "share the same ranks: make one a multiple of the other"),
+        ("tp: 2, nodes: 3", "", "2 ranks can't be spread evenly over 3 nodes"),
+        ("tp: 0", "tp", "0"),
+    ],
+)
+def test_what_no_ranks_could_import_is_refused(plan_of, conversion, key, said):
+    with pytest.raises(ConfigError) as error:
+        plan_of(text(conversion))
+    assert said in str(error.value)
+    assert f"models.dense.conversion{f'.{key}' if key else ''}" in str(error.value)
+
+
+def test_rows_of_a_vocabulary_are_not_padded(plan_of):
+    with pytest.raises(ConfigError, match="2 doesn't divide the 511 rows of the vocabulary"):
+        plan_of(text("tp: 2") + "tokenizers: {bpe: {vocab_size: 511}}\n")
+
+
+def test_a_model_of_random_weights_is_not_imported(plan_of):
+    plan = plan_of(text("tp: 3").replace("pretrained", "scratch"))
+    assert "conversions/dense.json" not in Shared(plan).specifications()
+
+
+def test_ranks_change_neither_a_run_nor_its_model(plan_of):
+    before, after = plan_of(text("tp: 1")), plan_of(text("tp: 2, pp: 2, nodes: 2"))
+    assert [run.run for run in after.runs] == [run.run for run in before.runs]
+    specs = [Shared(plan).specifications() for plan in (before, after)]
+    assert [name for name in specs[0] if specs[0][name] != specs[1][name]] == ["conversions/dense.json"]
+
+
+def test_the_job_is_told_of_its_ranks_and_of_training(plan_of):
+    launch = "launch: {network: infiniband}\nresources: {cpus_per_rank: 3}\n"
+    shared = Shared(plan_of(text("tp: 2, pp: 2, nodes: 2") + launch))
+    spec = shared.specifications()["conversions/dense.json"]
+    assert spec["layout"] == {"tp": 2, "pp": 2, "ep": 1}
+    assert (spec["nodes"], spec["gpus_per_node"], spec["cpus_per_rank"]) == (2, 2, 3)
+    assert (spec["start"]["network"], spec["image"], spec["device"]) == ("infiniband", None, "cpu")
+
+
+def test_ranks_share_the_memory_of_their_weights(plan_of):
+    weights = text("tp: 2, pp: 2, nodes: 2", "params: 1000000000, ")
+    shared = Shared(plan_of(weights))
+    assert shared.import_mb("dense", shared=1.2) == 2 * 3000 + 2400
+    assert shared.import_mb("dense", shared=1.2, whole=1.3) == 2 * 3000 + 2400 + 5200

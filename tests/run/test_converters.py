@@ -1,0 +1,87 @@
+"""megaboa.run.converters: a conversion's script on several ranks, on this machine and as a job's step."""
+
+import sys
+
+import pytest
+
+from megaboa.config.models import Launch
+from megaboa.data.errors import InputError
+from megaboa.launch.ranks import Ended
+from megaboa.launch.slurm import Job
+from megaboa.run import converters, site
+
+ENV = (
+    "import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['OMP_NUM_THREADS'], *sys.argv[1:])"
+)
+FAILS = "import os, sys, time; sys.exit('no such tensor') if os.environ['RANK'] == '1' else time.sleep(60)"
+
+
+def wanted(tp=2, image=None, device="cpu", gpus_per_node=2, **start):
+    return {
+        "layout": {"tp": tp, "pp": 1, "ep": 1},
+        "gpus_per_node": gpus_per_node,
+        "cpus_per_rank": 3,
+        "device": device,
+        "start": Launch().model_dump(mode="json") | start,
+        "image": image,
+    }
+
+
+@pytest.fixture(autouse=True)
+def _no_job(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+
+def test_every_rank_knows_who_it_is_and_what_part_it_has(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(ENV)
+    said = converters.run(wanted(), None, [str(script), "--out=x"], tmp_path / "logs")
+    assert said.splitlines() == [f"{rank} 2 3 --out=x --tp=2 --pp=1 --ep=1" for rank in (0, 1)]
+
+
+def test_one_that_fails_ends_the_others_and_is_named_with_its_words(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(FAILS)
+    with pytest.raises(InputError, match=r"rank 1 ended with exit code 1; its end, in .*logs:\nno such tensor"):
+        converters.run(wanted(), None, [str(script)], tmp_path / "logs")
+
+
+def test_logs_are_those_of_the_last_call(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-7.log").write_text("of an earlier call")
+    script = tmp_path / "script.py"
+    script.write_text("print('done')")
+    assert converters.run(wanted(), None, [str(script)], tmp_path / "logs") == "done\ndone\n"
+
+
+def test_in_a_job_they_are_a_step_of_it_in_the_image(tmp_path, monkeypatch, fake_command):
+    seen = []
+
+    class Step:
+        def __init__(self, job, command, name, logs, environment, *more, **named):
+            seen.append((command, environment))
+
+        def poll(self):
+            return Ended()
+
+    monkeypatch.setattr(site, "SrunRanks", Step)
+    monkeypatch.setattr(site, "_patiently", lambda job: Job(job, "RUNNING", nodes="n[1-2]", node_count=2))
+    monkeypatch.setattr(site.slurm, "hostnames", lambda nodes: ["n1", "n2"])
+    fake_command("srun", "true")
+    monkeypatch.setattr(site.slurm, "available", lambda: True)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    image = {"runtime": "pyxis", "mounts": ["/w:/w:rw"], "secrets": [], "workdir": "/w", "variables": {"MINE": "1"}}
+    asked = wanted(tp=8, image=image, device="cuda", gpus_per_node=4, network="infiniband")
+    converters.run(asked, {"path": "/i.sqsh"}, ["import_model.py", "--out=x"], tmp_path / "logs")
+    command, environment = seen[0]
+    assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--gpus-per-node=4", "--cpus-per-task=3"} <= set(command)
+    assert "--container-image=/i.sqsh" in command and "--container-mounts=/w:/w:rw" in command
+    assert command[-6:] == ["python3", "import_model.py", "--out=x", "--tp=8", "--pp=1", "--ep=1"]
+    assert environment["MINE"] == "1" and environment["NCCL_IB_TIMEOUT"] == "22"
+
+
+def test_the_python_is_the_one_of_training(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(sys.executable)")
+    said = converters.run(wanted(python=sys.executable), None, [str(script)], tmp_path / "logs")
+    assert said.splitlines() == [sys.executable] * 2

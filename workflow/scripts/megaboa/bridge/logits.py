@@ -1,0 +1,74 @@
+"""The logits of Megatron's model and of transformers' for the same tokens, both in fp32.
+
+The CPU backend, where it is needed, must be active before this module is imported.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import unwrap_model
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from megaboa.bridge.verdict import Check, check
+
+# Largest difference of two logits in fp32, in units of the largest logit (or of 1, where all are smaller).
+LOGITS_BOUND = 1e-5
+PROBE_SEQUENCES, PROBE_TOKENS = 2, 64
+
+
+def load_reference(folder: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+
+
+def same_logits(model: list[torch.nn.Module], reference: PreTrainedModel | None, vocab_size: int) -> list[Check]:
+    """Megatron's model and transformers' give the same logits in fp32: of several ranks the one with the other says it.
+
+    It leaves the model in fp32.
+    """
+    tokens = torch.randint(vocab_size, (PROBE_SEQUENCES, PROBE_TOKENS), generator=torch.Generator().manual_seed(1))
+    found = megatron_logits(unwrap_model(model)[0].float().eval(), tokens, vocab_size)
+    if reference is None:
+        return []
+    with torch.no_grad():
+        expected = reference(tokens).logits
+    scale = max(1.0, expected.abs().max().item())
+    difference = (found - expected).abs().max().item() / scale
+    detail = f"largest difference {difference:.1e} of the largest logit, over {tokens.numel()} tokens in fp32"
+    # A NaN compares false, so it fails.
+    return [check("logits", difference <= LOGITS_BOUND, f"{detail}; allowed {LOGITS_BOUND:.0e}", difference)]
+
+
+def megatron_logits(model: torch.nn.Module, tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Without the columns by which Megatron pads the vocabulary; nothing useful before the last pipeline stage."""
+    device = next(model.parameters()).device
+    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+
+    def forward(part: torch.nn.Module) -> torch.Tensor:
+        return part(tokens.to(device), positions.to(device), None)
+
+    with torch.no_grad():
+        if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+            return _whole(forward(model))[..., :vocab_size]
+        model.config.pipeline_dtype = torch.float32
+        outputs = get_forward_backward_func()(
+            forward_step_func=lambda _, part: (forward(part), lambda output, non_loss_data: output),
+            data_iterator=None,
+            model=[model],
+            num_microbatches=1,
+            seq_length=tokens.shape[1],
+            micro_batch_size=tokens.shape[0],
+            forward_only=True,
+            collect_non_loss_data=True,
+        )
+        return _whole(outputs[0])[..., :vocab_size] if outputs else torch.empty(0)
+
+
+def _whole(logits: torch.Tensor) -> torch.Tensor:
+    """Of tensor parallel ranks, each of which has some columns."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    parts = [torch.empty_like(logits) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, logits.contiguous(), group=group)
+    return torch.cat(parts, dim=-1).cpu()

@@ -1,0 +1,67 @@
+"""Several ranks for a conversion, started where those of training are and in the same way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from megaboa.conversion import Layout
+from megaboa.data.errors import InputError
+from megaboa.image.container import NO_CONTAINER, Container
+from megaboa.launch import local, networks
+from megaboa.launch.environment import threads_environment
+from megaboa.run import site
+
+SHOWN_LINES = 40  # of the log of a rank that failed
+
+
+def run(wanted: dict[str, Any], image: dict[str, Any] | None, words: Sequence[str], logs: Path) -> str:
+    """Run a script with these words on every rank to the end, and return what they said; InputError where one failed.
+
+    `wanted` is what the plan says of the conversion, `image` the image's manifest.
+    """
+    layout = Layout(**wanted["layout"])
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    place = site.here(wanted, wanted["device"], container=container_of(wanted, image))
+    command = [site.python_of(wanted), *words, *layout.arguments]
+    ranks = place.start(command, layout.ranks, logs, environment_of(wanted))
+    try:
+        ended = local.wait(ranks)
+    except BaseException:
+        ranks.kill()
+        raise
+    if not ended.ok:
+        raise InputError(f"{ended}; its end, in {logs}:\n{_end_of(logs, ended.rank)}")
+    return "".join(path.read_text(errors="replace") for path in sorted(logs.glob("*.log")))
+
+
+def container_of(wanted: dict[str, Any], image: dict[str, Any] | None) -> Container:
+    asked = wanted["image"]
+    if not asked or not image:
+        return NO_CONTAINER
+    path = str(Path(image["path"]).absolute())
+    return Container(asked["runtime"], path, asked["mounts"], asked["secrets"], asked["workdir"])
+
+
+def environment_of(wanted: dict[str, Any], given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What every rank's environment has beside ours: as in training, what the site has set itself is better."""
+    start = wanted["start"]
+    preset = networks.environment(start["network"], {}) if wanted["device"] == "cuda" or start["network"] else {}
+    own: dict[str, str | None] = {
+        **threads_environment(wanted["cpus_per_rank"]),
+        "PYTHONUNBUFFERED": "1",
+        **(wanted["image"] or {}).get("variables", {}),
+        **{name: value for name, value in preset.items() if name not in given},
+        **start["environment"],
+    }
+    return {name: value for name, value in own.items() if value is not None}
+
+
+def _end_of(logs: Path, rank: int | None) -> str:
+    log = logs / f"rank-{rank}.log"
+    found = [log] if log.exists() else sorted(logs.glob("*.log"))
+    return "\n".join(line for path in found for line in path.read_text(errors="replace").splitlines()[-SHOWN_LINES:])
