@@ -8,8 +8,6 @@ what was found goes to `<model>/checks.json`, and to
 import sys
 from pathlib import Path
 
-import torch
-
 from megaboa.bridge.process import prepare
 from megaboa.bridge.quiet import quietly
 from megaboa.files import read_json, write_json
@@ -17,6 +15,9 @@ from megaboa.files import read_json, write_json
 
 def main(root):
     prepare("cpu")
+    import torch
+    from megatron.core.utils import unwrap_model
+
     from megaboa.bridge import convert
     from megaboa.bridge.groups import process_groups
     from megaboa.bridge.proof import mapped, prove_import
@@ -29,7 +30,7 @@ def main(root):
     with process_groups("cpu"):
         bridge = convert.bridge_of(source)
         model = convert.load_checkpoint(bridge, folder / "megatron")
-        attention = model[0].decoder.layers[0].self_attention
+        attention = unwrap_model(model)[0].decoder.layers[0].self_attention
         attention.linear_q_proj = torch.nn.Module()
         attention.linear_q_proj.layer_norm_weight = torch.nn.Parameter(torch.ones(1))
         write_json(root / "unknown.json", mapped(bridge, model))
