@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/conversion.py [--gigabytes 2.2] [--repetitions 3] [--folder /tmp]
 
 A model of random weights in bfloat16 is made once. Each conversion runs in a process of its own, in turn with a copy
-that also waits for the disk; memory is the process's largest resident set. `Bridge` is its own `import_ckpt` and
-`export_ckpt` on the same files, as a peer.
+that also waits for the disk; memory is the process's largest resident set, of several ranks that of the largest one.
+`Bridge` is its own `import_ckpt` and `export_ckpt` on the same files, as a peer.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parents[1] / "workflow" / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+from megaboa.launch import local
+
 LAYER = {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8}
 BYTES_PER_LAYER = 2 * (2048 * 2048 * 2 + 2048 * 1024 * 2 + 3 * 2048 * 6144)
 BYTES_OUTSIDE = 2 * 2 * 32768 * 2048
@@ -35,14 +39,28 @@ model = AutoModelForCausalLM.from_config(config)
 model.save_pretrained({folder!r}, max_shard_size="1GB")
 """
 BEGIN = """
+import atexit, resource
 from pathlib import Path
-from megaboa.bridge.process import prepare
-prepare("cpu", 2)
+from megaboa.bridge.process import join_ranks, prepare
+from megaboa.conversion import Layout
+layout = Layout({layout})
+join_ranks(layout)
+prepare("cpu", 2 // layout.ranks)
+atexit.register(lambda: print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20))
 source = dict(path={source!r}, tokenizer=None, device="cpu")
 target = Path({target!r})
 """
+IMPORT = """
+from megaboa.bridge.convert import import_checkpoint
+from megaboa.bridge.groups import process_groups
+with process_groups("cpu", layout):
+    import_checkpoint(source, target, layout)
+"""
+LAYOUTS = {"import, tp 2": "tp=2", "import, pp 2": "pp=2"}
 CASES = {
-    "import": "from megaboa.bridge.convert import import_checkpoint\nimport_checkpoint(source, target)",
+    "import": IMPORT,
+    "import, tp 2": IMPORT,
+    "import, pp 2": IMPORT,
     "import, Bridge": "from megatron.bridge import AutoBridge\nAutoBridge.import_ckpt({source!r}, target)",
     "export": "from megaboa.bridge.convert import export_checkpoint\ntarget.mkdir()\n"
     "export_checkpoint(source, Path({checkpoint!r}, 'iter_0000000'), target, 10**9)",
@@ -64,6 +82,19 @@ def measured(command: list[str]) -> tuple[float, float]:
     return seconds, usage.ru_maxrss / 2**20
 
 
+def measured_ranks(command: list[str], count: int, logs: Path) -> tuple[float, float]:
+    """The same of so many ranks; gigabytes are those of the largest one."""
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir()
+    began = time.perf_counter()
+    ended = local.wait(local.start(command, count, logs, {"PYTHONPATH": str(SCRIPTS)}))
+    seconds = time.perf_counter() - began
+    said = [path.read_text() for path in sorted(logs.glob("rank-*.log"))]
+    if not ended.ok:
+        sys.exit(f"{ended}: {said[ended.rank or 0][-4000:]}")
+    return seconds, max(float(text.rsplit("peak ", 1)[1]) for text in said)
+
+
 def copied(source: Path, target: Path) -> tuple[float, float]:
     return measured(["bash", "-c", f"cp -r '{source}' '{target}' && sync '{target}'/*"])
 
@@ -81,14 +112,17 @@ def main() -> None:
         measured([sys.executable, "-c", MAKE.format(layer=LAYER, layers=layers, folder=str(source))])
         size = sum(path.stat().st_size for path in source.glob("*.safetensors")) / 1e9
         values = {"source": str(source), "checkpoint": str(checkpoint)}
-        begin = BEGIN.format(**values, target=str(checkpoint))
+        begin = BEGIN.format(**values, target=str(checkpoint), layout="")
         measured([sys.executable, "-c", begin + CASES["import"].format(**values)])
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("copy", *CASES)}
         for _ in range(arguments.repetitions):
             for case, code in CASES.items():
                 target = folder / "target"
-                script = BEGIN.format(**values, target=str(target)) + code.format(**values)
-                found[case].append(measured([sys.executable, "-c", script]))
+                layout = LAYOUTS.get(case, "")
+                script = BEGIN.format(**values, target=str(target), layout=layout) + code.format(**values)
+                command = [sys.executable, "-c", script]
+                one = measured_ranks(command, 2, folder / "logs") if layout else measured(command)
+                found[case].append(one)
                 shutil.rmtree(target)
                 found["copy"].append(copied(source, target))
                 shutil.rmtree(target)

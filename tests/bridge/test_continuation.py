@@ -1,5 +1,6 @@
 """What of another run's checkpoint counts in a run that goes on from it; e2e/test_continue_from.py trains some."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -38,6 +39,30 @@ def test_the_same_model_is_accepted_with_what_is_derived_later():
 def test_what_recipes_and_overrides_made_of_it_is_refused(changes, said):
     with pytest.raises(ValueError, match=said):
         continuation.refuse(config(**changes), THEIRS, iteration=10)
+
+
+def optimizer(distributed, bf16=False):
+    return SimpleNamespace(
+        optimizer=SimpleNamespace(use_distributed_optimizer=False),
+        ddp=SimpleNamespace(use_distributed_optimizer=distributed),
+        model=SimpleNamespace(bf16=bf16, fp16=False),
+        mixed_precision=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "saved", "said"),
+    [
+        (optimizer(True, bf16=True), {"distributed": True, "bf16": False}, None),
+        (optimizer(False), {"distributed": False, "bf16": False}, None),
+        (optimizer(False), {"distributed": True, "bf16": False}, "use_distributed_optimizer True, and this run False"),
+        (optimizer(False, bf16=True), {"distributed": False, "bf16": False}, "fp32 and 16 bits have states of another"),
+    ],
+)
+def test_an_optimizers_state_of_another_form_is_refused(own, saved, said):
+    theirs = {"optimizer": {"use_distributed_optimizer": saved["distributed"]}, "model": {"bf16": saved["bf16"]}}
+    with pytest.raises(ValueError, match=said) if said else contextlib.nullcontext():
+        continuation.refuse_optimizer(own, theirs)
 
 
 def test_of_a_group_of_parameters_only_what_was_done_is_the_checkpoints():

@@ -14,6 +14,7 @@ sweep:
   runs:
     as-it-is: {}
     changed: {optimizer.lr: 1.0e-3, training.train_iters: 4}
+    further: {continue_from: recipe/as-it-is@10, training.train_iters: 14, optimizer.lr: 1.0e-3}
 overrides:
   model.layernorm_epsilon: 1.0e-6
   model.init_method_std: 0.05
@@ -57,3 +58,21 @@ def test_overrides_arrive_with_their_types(done):
     run = done.json("recipe", "runs", "as-it-is", "run.json")
     assert "logger.log_params_norm" not in run["overrides"], "it can't change a loss"
     assert run["overrides"]["model.layernorm_epsilon"] == 1e-6
+
+
+def test_a_run_goes_on_from_one_of_a_recipe(done):
+    """Whose length the plan doesn't know: so the step is named."""
+    steps = done.steps("recipe", "further")
+    assert [step for step, *_ in steps] == [11, 12, 13, 14]
+    found = bridge_configuration(done, "further")
+    assert found["optimizer"]["lr"] == 1e-3 and found["scheduler"]["override_opt_param_scheduler"] is True
+    parent = done.json("recipe", "runs", "further", "train.json")["parent"]
+    assert (parent["run"], parent["iteration"]) == ("as-it-is", 10)
+
+
+def test_the_step_of_a_recipe_that_is_not_trained_must_be_named(done):
+    (done.path / "untold.yaml").write_text(
+        EXPERIMENT.replace("experiment: recipe", "experiment: untold").replace("recipe/as-it-is@10", "untold/as-it-is")
+    )
+    output = done.snakemake("-n", "--configfile", "untold.yaml", code=1)
+    assert "the last step of untold/as-it-is is known to its recipe only: write untold/as-it-is@<step>" in output

@@ -122,6 +122,15 @@ def test_which_checkpoints_a_run_will_have(settings: dict, last: int | None, exp
             "sgd can't take the state of adam",
         ),
         (
+            "{a: {continue_from: small/base@50, SAME, parallel.distributed_optimizer: false}}",
+            "the state of small/base's optimizer was saved with true, and has another form then",
+        ),
+        (
+            "{plain: {SAME, parallel.distributed_optimizer: false}, a: {continue_from: small/plain@50, SAME, "
+            "parallel.distributed_optimizer: false, training.precision: fp32}}",
+            "fp32 can't take the state of an optimizer in bf16_mixed, which small/plain has",
+        ),
+        (
             "{a: {continue_from: small/base@50, SAME, parallel.fsdp: megatron}}",
             "checkpoints of Megatron-FSDP have a format",
         ),
@@ -168,6 +177,15 @@ def test_another_layout_needs_a_checkpoint_that_was_saved_for_it(plan_of: PlanOf
     wide = "continue_from: old/base@10\nresources: {gpus_per_node: 2}\nparallel: {tp: 2}\n"
     assert "saved with checkpoint.reshardable: false, and has another layout" in problems(plan_of, wide)
     assert plan_of(wide + "load: {optimizer: false}", **SAVES).runs[0].run["parent"]["iteration"] == 10
+
+
+def test_another_precision_takes_the_state_of_a_distributed_optimizer_or_none(
+    plan_of: PlanOf, trained: Callable[..., Plan]
+) -> None:
+    trained(**{"training.precision": "fp32"})
+    assert plan_of("continue_from: old/base@10", **SAVES).runs[0].run["parent"]["load"]["optimizer"] is True
+    plain = "continue_from: old/base@10\nparallel: {distributed_optimizer: false}\nload: {optimizer: false}\n"
+    assert plan_of(plain, **SAVES).runs[0].run["parent"]["load"]["optimizer"] is False
 
 
 def test_keep_every_needs_keep_last(plan_of: PlanOf) -> None:

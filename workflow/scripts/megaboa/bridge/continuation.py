@@ -34,6 +34,8 @@ def configure(config: Any, parent: dict[str, Any], checkpoints: Path, iteration:
 
     theirs = read_run_config(get_checkpoint_run_config_filename(config.checkpoint.load))
     refuse(config, theirs, iteration)
+    if parent["load"]["optimizer"]:
+        refuse_optimizer(config, theirs)
     config.checkpoint.load_optim = parent["load"]["optimizer"]
     config.checkpoint.load_rng = parent["load"]["rng"] and _same_ranks(config, theirs, checkpoints)
     config.scheduler.override_opt_param_scheduler = True
@@ -58,6 +60,27 @@ def refuse(config: Any, theirs: dict[str, Any], iteration: int) -> None:
             f"continue_from: the checkpoint was trained with a batch of {before}, and has read samples that this run "
             f"doesn't have: set training.global_batch_size to {before} or more, not {batch}"
         )
+
+
+def refuse_optimizer(config: Any, theirs: dict[str, Any]) -> None:
+    """Only the distributed optimizer has a state of the same form in every precision."""
+    own, other = _is_distributed(config), bool(theirs["optimizer"].get("use_distributed_optimizer"))
+    if own != other:
+        raise ValueError(
+            f"continue_from: the checkpoint's optimizer has use_distributed_optimizer {other}, and this run {own}: set "
+            f"parallel.distributed_optimizer as there, or load.optimizer: false"
+        )
+    low = config.mixed_precision is not None or config.model.bf16 or config.model.fp16
+    if not own and bool(low) != bool(theirs["model"].get("bf16") or theirs["model"].get("fp16")):
+        raise ValueError(
+            "continue_from: without the distributed optimizer fp32 and 16 bits have states of another form: set "
+            "training.precision as there, or load.optimizer: false"
+        )
+
+
+def _is_distributed(config: Any) -> bool:
+    """Bridge sets both where one is set."""
+    return bool(config.optimizer.use_distributed_optimizer or config.ddp.use_distributed_optimizer)
 
 
 def keep_own_settings(checkpointing: Any, theirs: dict[str, Any]) -> None:

@@ -175,6 +175,8 @@ def mismatches(parent: Parent, run: Run, step: int) -> list[tuple[tuple[str, ...
     if load and None not in names and names[0] != names[1]:
         message = f"{names[0]} can't take the state of {names[1]}, which {parent.name} has: set load.optimizer: false"
         found.append((("optimizer", "name"), message))
+    if load:
+        found += optimizer_mismatches(parent.name, own, theirs)
     kinds = [one["parallel"].get("fsdp") == "megatron" for one in (own, theirs)]
     if kinds[0] != kinds[1]:
         message = f"checkpoints of Megatron-FSDP have a format of their own: let it be as in {parent.name}"
@@ -187,6 +189,27 @@ def mismatches(parent: Parent, run: Run, step: int) -> list[tuple[tuple[str, ...
         )
         found.append((where, message))
     return found
+
+
+def optimizer_mismatches(parent: str, own: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[tuple[str, ...], str]]:
+    """Of Megatron-Core's optimizers only the distributed one has the same state in every precision."""
+    sharded = [one["parallel"].get("distributed_optimizer") for one in (own, theirs)]
+    if None in sharded:  # a recipe decides: the ranks look once more
+        return []
+    if sharded[0] != sharded[1]:
+        message = (
+            f"the state of {parent}'s optimizer was saved with {show(sharded[1])}, and has another form then: "
+            "let it be as there, or set load.optimizer: false"
+        )
+        return [(("parallel", "distributed_optimizer"), message)]
+    precisions = [one["training"].get("precision") for one in (own, theirs)]
+    if sharded[0] or None in precisions or (precisions[0] == "fp32") == (precisions[1] == "fp32"):
+        return []
+    message = (
+        f"{precisions[0]} can't take the state of an optimizer in {precisions[1]}, which {parent} has, without "
+        "parallel.distributed_optimizer: set load.optimizer: false"
+    )
+    return [(("training", "precision"), message)]
 
 
 def with_parent(run: Run, experiment: str, name: str, step: int) -> Run:
