@@ -112,12 +112,12 @@ def test_another_layout_goes_on_along_the_same_curve(workspace, family, run):
     assert max(abs(loss - whole[step]) for step, loss in rest.items()) < 1e-5
 
 
-@pytest.mark.parametrize(("run", "first"), [("narrow", 11), ("wide-again", 16)])
-def test_another_precision_goes_on_along_the_same_curve(workspace, precisions, run, first):
+@pytest.mark.parametrize(("run", "first", "bound"), [("narrow", 11, 1e-3), ("wide-again", 16, 1e-5)])
+def test_another_precision_goes_on_along_the_same_curve(workspace, precisions, run, first, bound):
     """With the optimizer's state: bf16 rounds the weights for the passes, not those that are trained."""
     whole, rest = losses(workspace, "family", "parent"), losses(workspace, "precisions", run)
     assert list(rest) == list(range(first, 21))
-    assert 0 < max(abs(loss - whole[step]) for step, loss in rest.items()) < 1e-3
+    assert 0 < max(abs(loss - whole[step]) for step, loss in rest.items()) < bound
 
 
 @pytest.mark.parametrize(("run", "parent"), [("ep2", "alone"), ("ep2-tp2", "alone"), ("apart", "together")])

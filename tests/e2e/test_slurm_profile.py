@@ -12,7 +12,8 @@ EXTRA = "resources: {slurm_extra: --exclusive}"
 
 @pytest.fixture(scope="module")
 def config(workspace):
-    return workspace.experiment("wide", {"dp4": RUN, "dp1": "{}"}, more=EXTRA)
+    child = RUN.replace("{", "{continue_from: wide/dp4@3, ")
+    return workspace.experiment("wide", {"dp4": RUN, "dp1": "{}", "child": child}, more=EXTRA)
 
 
 @pytest.fixture
@@ -33,9 +34,12 @@ def test_names_that_were_not_filled_in_end_the_call(workspace, config):
 def test_a_run_gets_its_allocation(workspace, config, filled):
     output = workspace.snakemake("-n", "pretrain", "--profile", "slurm", "--configfile", config)
     blocks = output.split("rule train:")[1:]
-    wide = next(block for block in blocks if "runs/dp4/train.json" in block)
+    outputs = [block.split("output: ")[1] for block in blocks]
+    wide = next(block for block in outputs if block.startswith("results/wide/runs/dp4/train.json"))
+    child = next(block for block in blocks if "output: results/wide/runs/child/train.json" in block)
+    assert "results/wide/runs/dp4/train.json" in child.split("output: ")[0], "its parent is trained first"
     for resource in ("mpi=srun", "nodes=2", "tasks_per_node=2", "slurm_partition=big", "slurm_account=lab"):
-        assert resource in wide
+        assert resource in wide and resource in child
     assert "slurm_extra=" in wide and "--exclusive" in wide and "gpus_in_flight=4" in wide
     single = next(block for block in blocks if "runs/dp1/train.json" in block)
     assert "nodes=1" in single and "tasks_per_node=2" in single and "slurm_partition=lab" in single
@@ -49,6 +53,18 @@ def test_models_for_gpus_are_converted_on_a_gpu(workspace, filled):
         block = output.split(f"rule {rule}:")[1].split("rule ")[0]
         assert "slurm_partition=big" in block and "--gpus-per-node=1" in block and "gpus_in_flight=1" in block
     assert "--gpus-per-node" not in output.split("rule get_model:")[1].split("rule ")[0]
+
+
+def test_ranks_of_an_import_get_their_allocation(workspace, filled):
+    config = workspace.experiment("sharded", {"one": "{resources.partition: big}"})
+    edit(config, "device: cpu", "device: cuda")
+    edit(config, "init: pretrained", "init: pretrained\n    conversion: {tp: 2, pp: 2, nodes: 2}")
+    output = workspace.snakemake("-n", "import", "--profile", "slurm", "--configfile", config)
+    for rule in ("import_model", "prove_import"):
+        block = output.split(f"rule {rule}:")[1].split("rule ")[0]
+        for resource in ("mpi=srun", "nodes=2", "tasks_per_node=2", "cpus_per_task=1", "gpus_in_flight=4"):
+            assert resource in block
+        assert "slurm_partition=big" in block and "--gpus-per-node=2" in block
 
 
 def test_several_nodes_are_refused_on_one_machine(workspace, config):

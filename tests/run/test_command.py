@@ -1,11 +1,14 @@
 """megaboa.run.command: what ranks are started with."""
 
+from pathlib import Path
+
 import pytest
 
 from megaboa.config.models import Launch
 from megaboa.files import write_json
-from megaboa.results import RunFolder
+from megaboa.results import AttemptFolder, RunFolder, RunStore
 from megaboa.run import command
+from megaboa.run.resume import Beginning
 
 LAYOUT = {"tp": 2, "pp": 1, "vpp": None, "cp": 1, "ep": 1, "etp": None, "sp": True, "fsdp": "none"}
 
@@ -54,3 +57,15 @@ def test_the_users_variables_win_and_null_takes_out(environment, monkeypatch):
     mine = {"NCCL_IB_TIMEOUT": "23", "OMP_NUM_THREADS": None, "MINE": "1"}
     found = environment("cuda", network="infiniband", environment=mine)
     assert found["NCCL_IB_TIMEOUT"] == "23" and found["MINE"] == "1" and "OMP_NUM_THREADS" not in found
+
+
+def test_ranks_are_told_of_the_parents_checkpoint(environment, tmp_path):
+    """The words that srun starts on every node: a folder that they all see, and the step in it."""
+    environment()
+    folder = RunFolder(tmp_path / "results" / "tiny" / "runs" / "dp2")
+    beginning = Beginning(10, Path("store/runs/old/base/0123/checkpoints"))
+    words = command.rank_command(folder, RunStore(Path("s")), AttemptFolder(Path("a")), 3, beginning, [[4, 5]])
+    assert words[2:] == [
+        *(f"--run={folder.path}", "--store=s", "--attempt=a", "--claim=3", "--resume-from=10"),
+        *("--parent=store/runs/old/base/0123/checkpoints", "--skip=4-5"),
+    ]

@@ -62,23 +62,20 @@ def is_last() -> bool:
 @contextlib.contextmanager
 def building(final: Path) -> Iterator[Path | None]:
     """As `store.building`, for all ranks together: the first one has the lock, and waits for the others at the end."""
-    if dist.get_rank():
-        yield _from_first(None)
-        dist.barrier()
-        return
-    with store.building(final) as partial:
+    first = dist.get_rank() == 0
+    with store.building(final) if first else contextlib.nullcontext() as partial:
         yield _from_first(partial)
-        dist.barrier()
+        from_all(None)
 
 
 def from_all(value: Any) -> list[Any]:
     """Of every rank its value, in their order."""
+    if dist.get_world_size() == 1:
+        return [value]
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
 
 
 def _from_first(value: Any) -> Any:
-    box = [value]
-    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-    return box[0]
+    return from_all(value)[0]

@@ -69,6 +69,8 @@ def megatron_logits(model: torch.nn.Module, tokens: torch.Tensor, vocab_size: in
 def _whole(logits: torch.Tensor) -> torch.Tensor:
     """Of tensor parallel ranks, each of which has some columns."""
     group = parallel_state.get_tensor_model_parallel_group()
+    if dist.get_world_size(group) == 1:
+        return logits.cpu()
     parts = [torch.empty_like(logits) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, logits.contiguous(), group=group)
     return torch.cat(parts, dim=-1).cpu()
