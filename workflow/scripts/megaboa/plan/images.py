@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.config.errors import ConfigError, Problem
-from megaboa.config.models import Experiment, Image
+from megaboa.config.models.experiment import Experiment
+from megaboa.config.models.image import Image
 from megaboa.image import bridge_source, dockerfile, pins, references
 
 CLONE = Path(__file__).parents[4]

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from megaboa import blends, files
 from megaboa.config import ConfigError, Experiment, LoadedExperiment, Problem, check, keys
 from megaboa.config.errors import choose
-from megaboa.config.models import Tokenizer
+from megaboa.config.models.model import Tokenizer
 from megaboa.config.published import PublishedError, load_published
 from megaboa.config.sweep import Option, piece
 from megaboa.config.yaml_file import dotted

@@ -13,7 +13,7 @@ import pandas as pd
 import yaml
 from markupsafe import Markup
 
-from megaboa.config.models import Figure
+from megaboa.config.models.report import Figure
 from megaboa.report import axes, figures, gap, kinds, style, time_spent, trace_figures
 from megaboa.report.blends import DataRead, last_validation
 from megaboa.report.checks import Check, by_subject, verdict
