@@ -16,7 +16,7 @@ from tiny_models import MOE, specification, train_tokenizer
 import megaboa
 from megaboa.bridge.compare import bits_digest
 from megaboa.bridge.source import obtain
-from megaboa.config.models import Launch
+from megaboa.config.models.resources import Launch
 from megaboa.files import read_json, write_json
 
 SCRIPTS = Path(megaboa.__file__).parents[1]

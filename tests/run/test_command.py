@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from megaboa.config.models import Launch
+from megaboa.config.models.resources import Launch
 from megaboa.files import write_json
 from megaboa.results import AttemptFolder, RunFolder, RunStore
 from megaboa.run import command

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from megaboa.config.models import Launch
+from megaboa.config.models.resources import Launch
 from megaboa.data.errors import InputError
 from megaboa.launch.ranks import Ended
 from megaboa.launch.slurm import Job

@@ -1,0 +1,74 @@
+"""Models, and tokenizers that are trained on the spot."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from megaboa.config.models.section import Name, Section, key
+from megaboa.conversion import Layout
+
+
+class Tokenizer(Section):
+    train_on: Name = key(description="corpus whose text the tokenizer is trained on")
+    vocab_size: Annotated[int, Field(ge=260)] = key(512, "size of the byte-level BPE vocabulary")
+
+
+class Conversion(Section):
+    """By how many ranks a model is imported. The weights are the same, and so is the checkpoint's place."""
+
+    tp: PositiveInt = key(1, "tensor parallel size of the ranks that import the model and prove it")
+    pp: PositiveInt = key(1, "pipeline parallel size of these ranks")
+    ep: PositiveInt = key(1, "expert parallel size of these ranks; there are pp * max(tp, ep)")
+    nodes: PositiveInt = key(1, "nodes that they are spread over")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Conversion:
+        if max(self.tp, self.ep) % min(self.tp, self.ep):
+            raise ValueError(f"tp {self.tp} and ep {self.ep} share the same ranks: make one a multiple of the other")
+        if self.layout.ranks % self.nodes:
+            raise ValueError(f"{self.layout.ranks} ranks can't be spread evenly over {self.nodes} nodes")
+        return self
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.tp, self.pp, self.ep)
+
+
+class Model(Section):
+    """Exactly one of `hf`, `config` and `recipe`."""
+
+    hf: str | None = key(None, "Hugging Face id, or path of a local folder with config.json and weights")
+    revision: str | None = key(None, "commit, tag or branch of the Hugging Face id")
+    config: dict[str, Any] | None = key(
+        None, "a Hugging Face config written out (`model_type: qwen3`, ...): a model made on the spot"
+    )
+    recipe: str | None = key(
+        None, "a Python file with `configure(...)`, or the name of a pretraining recipe of Megatron-Bridge"
+    )
+    args: dict[str, Any] = key({}, "arguments for the recipe's function")
+    tokenizer: str | None = key(None, "name under `tokenizers`, or Hugging Face id or folder; default: the model's own")
+    init: Literal["pretrained", "scratch"] = key(
+        "scratch", "start from the imported weights, or from random ones drawn by Megatron"
+    )
+    seed: NonNegativeInt = key(0, "seed of the weights of a model made from `config`")
+    conversion: Conversion = key(Conversion(), "by how many ranks it is imported; default: by one process")
+    params: PositiveInt | None = key(
+        None, "number of parameters, for expressions, where it can't be told from the model's config"
+    )
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Model:
+        given = [name for name in ("hf", "config", "recipe") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"needs exactly one of hf, config and recipe; given: {', '.join(given) or 'none'}")
+        if self.config is not None and not isinstance(self.config.get("model_type"), str):
+            raise ValueError("config needs model_type, such as `model_type: qwen3`")
+        if self.revision and not self.hf:
+            raise ValueError("revision belongs to hf: remove it, or name a model with hf")
+        if self.args and not self.recipe:
+            raise ValueError("args belong to recipe: remove them, or name a recipe")
+        if self.init == "pretrained" and self.recipe:
+            raise ValueError("init: pretrained needs hf or config, because a recipe has no weights to import")
+        return self
