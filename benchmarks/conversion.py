@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--folder", default=None, help="where the files lie; default: the folder for temporary files")
     arguments = parser.parse_args()
-    layers = max(1, round((arguments.gigabytes * 1e9 - BYTES_OUTSIDE) / BYTES_PER_LAYER))
+    layers = max(2, 2 * round((arguments.gigabytes * 1e9 - BYTES_OUTSIDE) / BYTES_PER_LAYER / 2))  # two stages
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
         source, checkpoint = folder / "hf", folder / "megatron"
