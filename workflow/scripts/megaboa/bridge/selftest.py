@@ -134,7 +134,7 @@ def _failed_imports(device: str) -> dict[str, str]:
     try:
         import torch
 
-        process.prepare(device if device == "cuda" and torch.cuda.is_available() else "cpu")
+        process.make_fit(device if device == "cuda" and torch.cuda.is_available() else "cpu")
     except Exception as error:
         return {"torch": _sentence(error)}
     for name in REQUIRED:
