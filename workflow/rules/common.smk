@@ -130,6 +130,15 @@ PLACES = {
 }
 
 
+def runs_to_start():
+    """Runs whose ranks this call will start; known when the jobs are."""
+    return {
+        job.wildcards.run
+        for job in workflow.dag.needrun_jobs()
+        if job.rule.name in ("train", "capture")
+    }
+
+
 def first_run_of(model):
     return next(run.name for run in PLAN.runs if run.model == model)
 
