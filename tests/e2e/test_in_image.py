@@ -45,12 +45,27 @@ def calls(workspace):
 
 
 @pytest.mark.parametrize(
-    "script", ["train_rank.py", "import_model.py", "prove_import.py", "export_model.py", "prove_export.py"]
+    "script",
+    ["check_inside.py", "train_rank.py", "import_model.py", "prove_import.py", "export_model.py", "prove_export.py"],
 )
 def test_what_needs_megatrons_kernels_runs_in_the_image(workspace, calls, script):
     called = [line for line in calls if f"/{script} " in line]
     assert called
     assert all(line.startswith("exec --nv --no-home") and f"{workspace.path}/tiny.sif" in line for line in called)
+
+
+def test_preflight_in_the_image_comes_before_training(workspace, calls):
+    first = {
+        name: min(n for n, line in enumerate(calls) if f"/{name} " in line)
+        for name in ("check_inside.py", "train_rank.py")
+    }
+    assert first["check_inside.py"] < first["train_rank.py"]
+    assert workspace.json("boxed", "preflight-in-image.json")["how"] == "apptainer"
+
+
+def test_preflight_alone_makes_no_image(workspace):
+    config = workspace.experiment("fresh", {"a": "{}"}, more=f"image: {{runtime: apptainer, path: {__file__}.sif}}\n")
+    assert "image" not in workspace.planned("preflight", "--configfile", config)
 
 
 def test_the_proof_holds(workspace, calls):

@@ -197,7 +197,8 @@ def before_training(run, manifest):
 
 
 def preflight_of(run):
-    return before_training(run, f"{RESULTS}/preflight.json")
+    """That of the image too, where there is one."""
+    return [before_training(run, path) for path in SHARED.preflights]
 
 
 def preflight_of_index(name):
