@@ -167,9 +167,9 @@ def layer(image, target):
 
 
 IN_IT = {
-    "plain": "{}",
+    "plain": "{training.precision: bf16_mixed}",
     "fp8": "{training.precision: bf16_with_fp8_current_scaling_mixed}",
-    "gone": "{overrides.train.check_optimizer_step_success: false}",
+    "gone": "{training.precision: bf16_mixed, overrides.train.check_optimizer_step_success: false}",
 }
 
 
@@ -193,6 +193,7 @@ def test_a_pinned_source_of_bridge_goes_before_the_images_own(built, workspace):
     )
     edit(config, "device: cpu", "device: cuda")
     edit(config, "init: pretrained", "init: scratch")
+    edit(config, ", precision: fp32", "")
     said = workspace.snakemake("preflight_in_image", "--configfile", config, code=1)
     manifest = workspace.json("sourced", "image.json")
     assert manifest["digest"] == workspace.json("boxed", "image.json")["digest"] and "STEP" not in said
