@@ -1,5 +1,5 @@
 # From one YAML file to one report.
-# Stages: snakemake image|data|import|preflight|pretrain|profile|metrics|export|evaluate|report|bundle
+# Stages: snakemake image|data|import|preflight|pretrain|profile|metrics|export|evaluate|report|bundle; at any time doctor|interim
 from snakemake.utils import min_version
 
 min_version("9.27")
@@ -34,10 +34,15 @@ rule all:
 
 
 onstart:
-    if set(workflow.dag_settings.targets) != {"doctor"}:  # which only reads
+    if not only_reads(workflow.dag_settings.targets):
         require_claim()
         require_cluster(PLAN, workflow.executor_plugin.name, runs_to_start())
 
 
 onsuccess:
     print_outcome(RESULTS)
+
+
+onerror:
+    if workflow.exec_mode == ExecMode.DEFAULT:  # not in a job
+        print_failures(RESULTS)

@@ -46,7 +46,8 @@ def main() -> None:
         found["workflow"].append(by_workflow(arguments, number, folder))
         with tempfile.TemporaryDirectory() as out:
             found["bare"].append(bare(folder, Path(out)))
-        print(f"{number + 1} of {arguments.repeat}", file=sys.stderr, flush=True)
+        steps = ", ".join(f"{pairs[-1][0]:.1f} ms {what}" for what, pairs in found.items())
+        print(f"{number + 1} of {arguments.repeat}: {steps}", file=sys.stderr, flush=True)
     print(table(found))
 
 

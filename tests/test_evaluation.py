@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from megaboa.config.models import Evaluate
+from megaboa.config.models.export import Evaluate
 from megaboa.data.errors import InputError
 from megaboa.evaluation import evaluate
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from configurations import FIM
 
-from megaboa.config.models import Trackers
+from megaboa.config.models.trackers import Trackers
 from megaboa.files import write_json
 
 pytestmark = pytest.mark.slow

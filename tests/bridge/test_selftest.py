@@ -1,6 +1,8 @@
 """The entrypoint's own test, here, where nothing of a GPU is."""
 
+import importlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from megaboa.bridge import selftest
+from megaboa.bridge.wheels import is_installed
 from megaboa.files import read_json
 from megaboa.image import pins
 
@@ -37,6 +40,60 @@ def test_what_is_missing_says_what_it_disables():
     assert "transformer_engine" not in told("cpu", {"wandb"})
 
 
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Install a package of one module, for this process and those that it starts."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+
+    def install(name, code, below=None):
+        path = tmp_path.joinpath(name, *([below] if below else []), "__init__.py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "__init__.py").touch()
+        path.write_text(code)
+        importlib.invalidate_caches()
+
+    return install
+
+
+WRONG_CUDA = "libcudart.so.11.0: cannot open shared object file: No such file or directory"
+
+
+def test_what_is_installed_is_really_imported(package):
+    assert selftest.linked_imports(is_installed) == {}, "nothing of a GPU is here"
+    package("deep_ep", "import ctypes\nctypes.CDLL('libcudart.so.11.0')\n")
+    package("transformer_engine", "", below="pytorch")
+    assert selftest.linked_imports(is_installed) == {
+        "deep_ep": f"OSError: {WRONG_CUDA}",
+        "transformer_engine.pytorch": None,
+    }
+
+
+def test_a_half_of_transformer_engine_that_it_hides_itself(package):
+    package("transformer_engine", "import gone\n", below="pytorch")
+    package("transformer_engine", "try:\n    from . import pytorch\nexcept ImportError:\n    pass\n")
+    told = selftest.linked_imports(is_installed)["transformer_engine.pytorch"]
+    assert told == "ModuleNotFoundError: No module named 'gone'"
+
+
+def test_an_import_that_ends_its_process(package):
+    package("deep_ep", "import os\nos.kill(os.getpid(), 11)\n")
+    assert selftest.import_error("deep_ep") == "the process ended by signal 11"
+
+
+@pytest.mark.parametrize(
+    ("why", "of_the_driver"),
+    [
+        ("ImportError: libcuda.so.1: cannot open shared object file: No such file or directory", True),
+        ("RuntimeError: Found no NVIDIA driver on your system.", True),
+        (f"ImportError: {WRONG_CUDA}", False),
+        ("ImportError: deep_ep_cpp.so: undefined symbol: _ZN3c104cuda9SetDeviceEab", False),
+    ],
+)
+def test_a_driver_that_is_not_there_is_no_fault_of_the_image(why, of_the_driver):
+    assert bool(selftest.NO_DRIVER.search(why)) == of_the_driver
+
+
 def self_test(*arguments):
     return subprocess.run([sys.executable, ENTRYPOINT, "--self-test", *arguments], capture_output=True, text=True)
 
@@ -55,11 +112,14 @@ def test_the_entrypoint_examines_this_environment(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_asked_of_gpus_and_is_not_here():
+def test_what_is_asked_of_gpus_and_is_not_here_or_broken(package):
+    package("deep_ep", f"raise ImportError({WRONG_CUDA!r})\n")
     done = self_test("--device=cuda", "--strict")
     report = json.loads(done.stdout)
     assert done.returncode == 1 and report["state"] == "FAIL"
     assert any("transformer-engine is not installed, and 2.17.1 is pinned" in line for line in report["problems"])
+    assert f"deep_ep can't be imported: ImportError: {WRONG_CUDA}" in report["problems"]
+    assert report["imports"] == list(selftest.REQUIRED)
     missing = {one["what"] for one in report["missing"]}
-    assert {"transformer_engine", "deep_ep"} <= missing
+    assert "transformer_engine" in missing and "deep_ep" not in missing
     assert ("nsys" in missing) == (shutil.which("nsys") is None)  # the one of these that a CPU may well have

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from megaboa.bridge import preflight
-from megaboa.config.models import Trackers
+from megaboa.config.models.trackers import Trackers
 from megaboa.files import read_json
 from megaboa.results import RunStore
 

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from megaboa.config import ConfigError, load
-from megaboa.config.models import Build
+from megaboa.config.models.image import Build
 
 EXPERIMENT = """\
 experiment: good

@@ -74,6 +74,7 @@ def test_a_run_that_fails_again_and_again_stops_and_shows_why(workspace, quiet):
     output = process.communicate(timeout=60)[0]
     assert process.returncode != 0
     assert "was killed by SIGKILL" in output and "recovery.budget" in output and "The last lines of" in output
+    assert "1 run failed" in output and "`snakemake interim` makes a report of what is there" in output
     assert not workspace.results("budget", "runs", "dp2", "train.json").exists()
     workspace.snakemake("pretrain", "--configfile", config)
     assert workspace.steps("budget", "dp2") == quiet

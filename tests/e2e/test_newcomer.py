@@ -1,6 +1,7 @@
 """What a newcomer does: clone, `make run`, look. As an ordinary user, with an environment of one's own."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,6 +83,12 @@ def test_make_run_goes_from_the_clone_to_the_report(newcomer, first_run):
     for name in ("run.json", "launch.json", "profile.json", "train.json", "attempts.jsonl", "metrics/steps.parquet"):
         assert all((results / "runs" / run / name).exists() for run in LAYOUTS), name
     assert (results / "runs" / "dp1" / "export" / "model.safetensors").exists()
+
+
+def test_the_readmes_picture_shows_the_jobs_that_ran(newcomer, first_run):
+    ran = set(re.findall(r"^(?:local)?rule (\w+):", first_run, re.MULTILINE)) - {"all"}
+    picture = (newcomer.clone / "docs" / "images" / "dag.svg").read_text()
+    assert ran == set(re.findall(r"<title>\d+</title>.*?<text[^>]*>(\w+)</text>", picture, re.DOTALL))
 
 
 def test_the_layouts_of_a_model_agree_at_every_step(newcomer, first_run):

@@ -10,7 +10,7 @@ import pytest
 from clone import Workspace, copy_repository, edit, user_environment
 
 from megaboa import files
-from megaboa.image import contract, dockerfile
+from megaboa.image import contract, dockerfile, obtain
 from megaboa.results import RunFolder
 from megaboa.run import identity
 
@@ -135,10 +135,9 @@ def test_podman_makes_the_same_layer(built, workspace, tmp_path):
     for image in made:
         if image not in kept:
             subprocess.run(["buildah", "rmi", "--force", image], capture_output=True)
-    wanted = workspace.json("boxed", "specs", "image.json")["container"]
-    files.write_json(
-        tmp_path / "spec.json", {**wanted, "store": "podman", "build": {**wanted["build"], "engine": "podman"}}
-    )
+    spec, inside = (workspace.json("boxed", "specs", f"{name}.json")["container"] for name in ("image", "inside"))
+    inside |= {"store": "podman", "build": {**inside["build"], "engine": "podman"}}
+    files.write_json(tmp_path / "spec.json", obtain.joined(spec, inside))
     done = subprocess.run(
         [sys.executable, "-c", OBTAIN, tmp_path / "spec.json", tmp_path / "made.json"],
         cwd=workspace.path,

@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 
 from megaboa.config import ConfigError
+from megaboa.image import obtain
 from megaboa.plan import images
 from megaboa.plan.shared import Shared, environment
 
 ROOT = Path(__file__).parents[2]
 DIGEST = "sha256:" + "a" * 64
 REFERENCE = f"nvcr.io/nvidia/pytorch@{DIGEST}"
+BUILD = "image: {runtime: apptainer, build: {file: Dockerfile, args: {BASE: 'a@sha256:1'}}}"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -104,14 +106,43 @@ def test_folders_of_models_and_recipes_are_mounted(plan_in, tmp_path, monkeypatc
 def test_a_build_is_what_goes_into_it(plan_in, tmp_path):
     (tmp_path / "Dockerfile").write_text("ARG BASE\nFROM ${BASE}\nCOPY file /\n")
     (tmp_path / "file").write_text("1")
-    text = "image: {runtime: apptainer, build: {file: Dockerfile, args: {BASE: 'a@sha256:1'}, engine: ENGINE}}"
-    first = spec_of(plan_in(text.replace("ENGINE", "auto")))["container"]
+    first = spec_of(plan_in(BUILD))["container"]
     assert first["build"]["args"] == {"BASE": "a@sha256:1"} and first["suffix"] == ".sif"
     assert first["name"] == "Dockerfile"
-    other_engine = spec_of(plan_in(text.replace("ENGINE", "buildah")))["container"]
-    assert other_engine["build"]["inputs"] == first["build"]["inputs"]
+    assert spec_of(plan_in(BUILD.replace("sha256:1", "sha256:2")))["container"] != first
     (tmp_path / "file").write_text("2")
-    assert spec_of(plan_in(text.replace("ENGINE", "auto")))["container"]["build"]["inputs"] != first["build"]["inputs"]
+    assert spec_of(plan_in(BUILD))["container"]["build"]["inputs"] != first["build"]["inputs"]
+
+
+def test_where_and_by_what_it_is_built_makes_no_other_image(plan_in, tmp_path):
+    for folder in (tmp_path, tmp_path / "moved"):
+        folder.mkdir(exist_ok=True)
+        (folder / "Dockerfile").write_text("ARG BASE\nFROM ${BASE}\nCOPY file /\n")
+        (folder / "file").write_text("1")
+    first = Shared(plan_in(BUILD)).specifications()
+    moved = BUILD.replace("file: Dockerfile", "file: moved/Dockerfile, context: moved, engine: buildah")
+    other = Shared(plan_in(f"store: elsewhere\n{moved}")).specifications()
+    assert other["image.json"] == first["image.json"]
+    spec, inside = (other[f"{name}.json"]["container"] for name in ("image", "inside"))
+    wanted = obtain.joined(spec, inside)
+    assert (wanted["store"], wanted["build"]["engine"], wanted["build"]["context"]) == ("elsewhere", "buildah", "moved")
+    assert wanted["build"]["file"] == "moved/Dockerfile"
+    assert obtain._build_identity(wanted) == obtain._build_identity(first["image.json"]["container"])
+
+
+def test_a_context_that_a_run_mounts_is_another_image_elsewhere(plan_in, tmp_path):
+    (tmp_path / "other").mkdir()
+    text, elsewhere = BUILD, BUILD.replace("file: Dockerfile", "file: Dockerfile, context: other")
+    for run, same in (("RUN --mount=type=cache,target=/c true", True), ("RUN --mount=target=/c,source=x true", False)):
+        (tmp_path / "Dockerfile").write_text(f"ARG BASE\nFROM ${{BASE}}\n{run}\n")
+        assert (spec_of(plan_in(text)) == spec_of(plan_in(elsewhere))) is same
+
+
+def test_another_store_makes_an_image_again_only_for_bridges_checkout_in_it(plan_in):
+    image = f"image: {{runtime: pyxis, path: '{REFERENCE}'}}"
+    assert spec_of(plan_in(image)) == spec_of(plan_in(f"store: elsewhere\n{image}"))
+    source = image.replace("}", f", bridge_source: {{repo: https://x/y, commit: '{COMMIT}'}}}}")
+    assert spec_of(plan_in(source)) != spec_of(plan_in(f"store: elsewhere\n{source}"))
 
 
 def test_another_source_of_bridge_is_another_run(plan_in):

@@ -75,7 +75,7 @@ def test_an_invalid_run_is_not_compared(experiment):
 
 def test_a_run_that_has_not_run_is_said(experiment):
     experiment.plan_run("other")
-    assert (check(experiment)["state"], check(experiment)["detail"]) == ("NOT_RUN", "other has not run")
+    assert (check(experiment)["state"], check(experiment)["detail"]) == ("NOT_RUN", "other is not trained")
     assert check(experiment, "ghost")["detail"] == "ghost is not in the plan"
 
 

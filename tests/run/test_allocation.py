@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from megaboa.config.models import Launch
+from megaboa.config.models.resources import Launch
 from megaboa.image.container import NO_CONTAINER, Container
 from megaboa.launch import local, slurm
 from megaboa.launch.slurm import Job, Node

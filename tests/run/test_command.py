@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaboa.config.models import Launch
+from megaboa.config.models.resources import Launch
 from megaboa.files import write_json
 from megaboa.results import RunFolder
 from megaboa.run import command

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from megaboa.causes import ACTIONS, DEFAULT_ACTIONS, FREE, NODE_CAUSES, REPEATABLE, Cause
-from megaboa.config.models import Recovery
+from megaboa.config.models.resources import Recovery
 from megaboa.run.recovery import LONGEST_PAUSE, MARGIN_SECONDS, Decision, decide, lead_seconds
 
 SPIKES = {"loss_spike": {"factor": 2.0, "window": 50, "patience": 5, "limit": 3}}

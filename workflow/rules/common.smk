@@ -25,6 +25,8 @@ from megaboa.workflow import (
     claim_experiment,
     given_values,
     introduce,
+    only_reads,
+    print_failures,
     print_outcome,
     profile_resources,
     require_claim,

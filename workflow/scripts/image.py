@@ -47,8 +47,9 @@ def make(spec: Path, inside: Path, out: Path) -> None:
     if "container" not in found:  # this Python: nothing to make
         write_json(out, found)
         return
-    wanted = {**found["container"], **read_json(inside)["container"]}
     from megaboa.image import bridge_source, contract, obtain
+
+    wanted = obtain.joined(found["container"], read_json(inside)["container"])
 
     make_store(Path(wanted["store"]).expanduser())
     made = obtain.obtain(wanted)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from megaboa import files
 from megaboa.data.errors import InputError, one_sentence
-from megaboa.image import contract, unchanged
+from megaboa.image import contract, obtain, unchanged
 from megaboa.preflight import in_image, refusals
 
 INNER = Path(__file__).with_name("check_inside.py")
@@ -52,7 +52,7 @@ def main() -> int:
 def asked(order: Path, image: Path, results: Path) -> dict:
     """What the image says; where it can't be started here, why. Whether it can at all, training will show."""
     specs = [files.read_json(order.with_name(name))["container"] for name in ("image.json", "inside.json")]
-    wanted = {**specs[0], **specs[1], "device": "cpu"}  # no GPU is asked for
+    wanted = {**obtain.joined(*specs), "device": "cpu"}  # no GPU is asked for
     words = [wanted["python"], str(INNER), str(order)]
     try:
         return contract.ask(wanted, image, results, lambda report: [*words, f"--out={report}"])

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from megaboa.launch.slurm import SlurmUnreachableError
 from megaboa.results import RunFolder
+from megaboa.run.call import Interrupted, Requeued, TrainingFailed
 from megaboa.run.inputs import UnusableInputError
-from megaboa.run.supervisor import Interrupted, Requeued, TrainingFailed, train
+from megaboa.run.supervisor import train
 
 REQUEUE_SECONDS = 120
 FIRST = "snakemake image data import preflight, with your profile"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from megaboa import files
 from megaboa.results import RunFolder
+from megaboa.run.call import TrainingFailed
 from megaboa.run.capture import capture
 from megaboa.run.inputs import UnusableInputError
-from megaboa.run.supervisor import TrainingFailed
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from megaboa.config.models import Figure
+from megaboa.config.models.report import Figure
 from megaboa.doctor import examine
 from megaboa.files import read_json, write_json, write_text
 from megaboa.report.blends import load_data
@@ -15,6 +15,7 @@ from megaboa.report.corpora import load_corpora
 from megaboa.report.expected import load_expected
 from megaboa.report.frames import Frames
 from megaboa.report.gap import gap_rows
+from megaboa.report.interim import load_interim, proofs_so_far
 from megaboa.report.page import ReportError, draw, read_captions, render, verdict_text
 from megaboa.report.profiles import draw_profiles, load_profiles
 from megaboa.report.provenance import provenance
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--config-file", type=Path, nargs="*", default=[], help="the experiment's files, to be shown")
     parser.add_argument("--command", default="snakemake", help="the command that makes this report")
     parser.add_argument("--out", type=Path, required=True, help="page to write; figures and checks.json go beside it")
+    parser.add_argument("--interim", action="store_true", help="report on what is there, whichever runs are missing")
     args = parser.parse_args()
 
     try:
@@ -38,8 +40,10 @@ def main() -> None:
         sys.exit(str(error))
     results = args.settings.parents[1]
     settings = read_json(args.settings)
-    runs, corpora = load_runs(results), load_corpora(results)
-    checks = agreement_checks(settings["agreements"], runs) + proof_checks([Path(path) for path in settings["proofs"]])
+    runs, interim = load_interim(results) if args.interim else (load_runs(results), None)
+    corpora, proofs = load_corpora(results), [Path(path) for path in settings["proofs"]]
+    proved = proofs_so_far(proofs, runs) if args.interim else proof_checks(proofs)
+    checks = agreement_checks(settings["agreements"], runs) + proved
     expected = load_expected(results, runs)
     frames = Frames(passed(runs), settings.get("values"), {one.run: one.predicted_gib for one in expected})
     own = [Figure.model_validate(figure) for figure in settings.get("figures", [])]
@@ -66,13 +70,14 @@ def main() -> None:
         profile_figures=draw_profiles(profiles, captions, args.out.parent),
         expected=expected,
         failures=examine.failures(results, [run.name for run in runs]),
+        interim=interim,
     )
     result = verdict(runs, checks)
     write_json(
         args.out.with_name("checks.json"), {"state": result["state"], "counts": result["counts"], "checks": checks}
     )
     write_text(args.out, page)
-    print(f"{args.out}: {result['state']}. {verdict_text(result)}")
+    print(f"{args.out}: {'interim, ' if interim else ''}{result['state']}. {verdict_text(result)}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from megaboa.files import read_json
+from megaboa.observe import standing
 from megaboa.plan import Plan
 from megaboa.plan.submission import describe, submission
 from megaboa.preflight.refusals import some
@@ -20,6 +21,7 @@ from megaboa.results import RunFolder
 from megaboa.run.identity import is_trained
 
 PLACEHOLDER = "CHANGE_ME"
+READERS = {"doctor", "interim"}  # rules that leave alone what others make and read
 _held: list[IO[str]] = []  # open for as long as this process lives
 _holder: list[str] = []  # who else works on the experiment
 _STARTED = time.time()
@@ -50,6 +52,11 @@ def claim_experiment(results: str | Path) -> bool:
     stream.flush()
     _held.append(stream)
     return True
+
+
+def only_reads(targets: Collection[str]) -> bool:
+    """Whether a call may be made while another one works on the experiment."""
+    return bool(targets) and set(targets) <= READERS
 
 
 def require_claim() -> None:
@@ -111,6 +118,13 @@ def print_outcome(results: str | Path) -> None:
         found = read_json(checks)
         counts = "; ".join(f"{_count(states)} {what}" for what, states in found["counts"].items() if states)
         say(f"{found['state']}: {counts}\nreport: {Path(results) / 'report' / 'index.html'}")
+
+
+def print_failures(results: str | Path) -> None:
+    """After a call that failed: which runs did, and what can be had without them."""
+    if not _holder and (Path(results) / "plan.tsv").exists():
+        for line in standing.failed(standing.missing(Path(results))):
+            say(line)
 
 
 def _count(states: dict[str, int]) -> str:

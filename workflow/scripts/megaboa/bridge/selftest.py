@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,10 @@ OPTIONAL = {
     "wandb": ("any", "Weights & Biases"),
     "tensorboard": ("any", "TensorBoard"),
 }
+# Of those, what is linked against CUDA: being there says little. Transformer Engine hides a broken half of its own.
+LINKED = {"transformer_engine": "transformer_engine.pytorch", "deep_ep": "deep_ep"}
+# What the driver brings, not the image: on a machine without a GPU nobody can tell.
+NO_DRIVER = re.compile(r"libcuda\.so|libnvidia-ml\.so|Found no NVIDIA driver|No CUDA GPUs are available")
 OFI_NCCL = Path("/opt/amazon/ofi-nccl/lib")
 
 
@@ -59,6 +64,9 @@ def examine(device: str, strict: bool = False) -> dict[str, Any]:
     packages = {package.name: package.version for package in importlib.metadata.distributions() if package.name}
     failed = _failed_imports(device)
     other = differences(packages, pins.packages(device))
+    linked = linked_imports(is_installed) if device == "cuda" and "torch" not in failed else {}
+    untried = {} if _has_gpu() else {name: why for name, why in linked.items() if why and NO_DRIVER.search(why)}
+    failed |= {name: why for name, why in linked.items() if why and name not in untried}
     problems = [f"{name} can't be imported: {why}" for name, why in failed.items()]
     if strict:
         problems += [f"{name} is {found or 'not installed'}, and {want} is pinned" for name, found, want in other]
@@ -69,7 +77,8 @@ def examine(device: str, strict: bool = False) -> dict[str, Any]:
         "architecture": platform.machine(),
         "packages": dict(sorted(packages.items())),
         "other_than_pinned": [{"package": name, "found": found, "pinned": want} for name, found, want in other],
-        "imports": [name for name in REQUIRED if name not in failed],
+        "imports": [name for name in (*REQUIRED, *linked) if name not in failed and name not in untried],
+        "untried": untried,
         "bridge": _place_of("megatron.bridge"),
         "gpu": {} if "torch" in failed else _gpu(),
         "tools": {"nsys": _version_of("nsys"), "git": _version_of("git")},
@@ -97,6 +106,27 @@ def missing(device: str, installed: Callable[[str], bool], which: Callable[[str]
     return found
 
 
+def linked_imports(installed: Callable[[str], bool]) -> dict[str, str | None]:
+    """Modules with compiled code of GPUs that are installed, and why they can't be imported; None where they can."""
+    return {module: import_error(module) for package, module in LINKED.items() if installed(package)}
+
+
+def import_error(module: str) -> str | None:
+    """The last line of what an import says that fails; in a process of its own, which a wrong library may well end."""
+    done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True)
+    if done.returncode == 0:
+        return None
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    if done.returncode < 0:
+        return f"the process ended by signal {-done.returncode}" + (f" after: {said[-1]}" if said else "")
+    return said[-1] if said else f"exit code {done.returncode}"
+
+
+def _has_gpu() -> bool:
+    """By the driver's own program: the CPU backend stands in for CUDA in this process."""
+    return _version_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") is not None
+
+
 def _failed_imports(device: str) -> dict[str, str]:
     """Without a GPU to import on, the CPU backend stands in, as in preflight."""
     failed: dict[str, str] = {}
@@ -104,7 +134,7 @@ def _failed_imports(device: str) -> dict[str, str]:
     try:
         import torch
 
-        process.prepare(device if device == "cuda" and torch.cuda.is_available() else "cpu")
+        process.make_fit(device if device == "cuda" and torch.cuda.is_available() else "cpu")
     except Exception as error:
         return {"torch": _sentence(error)}
     for name in REQUIRED:

@@ -14,7 +14,8 @@ from pydantic_core import ErrorDetails
 from megaboa.config import images, keys
 from megaboa.config.errors import Problem, choose, nearest, show
 from megaboa.config.keys import Path
-from megaboa.config.models import Experiment, Model
+from megaboa.config.models.experiment import Experiment
+from megaboa.config.models.model import Model
 from megaboa.config.yaml_file import Places, dotted
 from megaboa.data.errors import InputError
 from megaboa.data.names import file_stems

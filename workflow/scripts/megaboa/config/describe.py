@@ -12,7 +12,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from megaboa.blends import SPLITS
 from megaboa.config import keys
 from megaboa.config.formula import NAMES
-from megaboa.config.models import Experiment
+from megaboa.config.models.experiment import Experiment
 
 BEGIN, END = "<!-- keys: generated from the typed models by write_schema.py -->", "<!-- end of keys -->"
 

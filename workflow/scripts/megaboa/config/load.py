@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from megaboa.config import check, environment, keys, sweep, yaml_file
 from megaboa.config.errors import ConfigError, Problem
-from megaboa.config.models import Experiment
+from megaboa.config.models.experiment import Experiment
 from megaboa.config.yaml_file import Places, dotted
 
 

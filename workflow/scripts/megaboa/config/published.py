@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, ValidationError, mod
 
 from megaboa.config import check, yaml_file
 from megaboa.config.errors import choose
-from megaboa.config.models import Section, key
+from megaboa.config.models.section import Section, key
 
 FOLDER = Path(__file__).resolve().parents[4] / "config" / "published"
 

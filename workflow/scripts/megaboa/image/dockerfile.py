@@ -33,6 +33,13 @@ class Instruction:
         return {match[1]: match[2] or "" for match in words if match}
 
     @property
+    def mounts(self) -> list[dict[str, str]]:
+        """Of every `--mount` its options."""
+        words = [_FLAG.match(word) for word in _LEADING_FLAGS.match(self.text)[0].split()]
+        given = [match[2] or "" for match in words if match and match[1] == "mount"]
+        return [dict(option.partition("=")[::2] for option in mount.split(",")) for mount in given]
+
+    @property
     def words(self) -> list[str]:
         """Without flags; the JSON form too."""
         text = _LEADING_FLAGS.sub("", self.text)
@@ -65,6 +72,12 @@ class Dockerfile:
         """What FROM names, without stages of the file itself."""
         stages = {one.text.split()[-1] for one in self.named("FROM") if " as " in one.text.lower()}
         return [one.words[0] for one in self.named("FROM") if one.words[0] not in stages]
+
+    @property
+    def mounts_context(self) -> bool:
+        """Whether a RUN reads files of the context that no COPY names."""
+        mounts = [mount for one in self.named("RUN") for mount in one.mounts]
+        return any(mount.get("type", "bind") == "bind" and "from" not in mount for mount in mounts)
 
     def copied(self, context: Path, values: Mapping[str, str] = MappingProxyType({})) -> list[Path]:
         """The files of the context that go into the image; `values` are those of the build's arguments."""

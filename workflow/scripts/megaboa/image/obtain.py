@@ -17,6 +17,12 @@ from megaboa.image import convert, dockerfile, engines, inspect, references, too
 Made = dict[str, Any]
 
 
+def joined(spec: dict[str, Any], inside: dict[str, Any]) -> dict[str, Any]:
+    """What makes the image, and how it is made and started."""
+    build = {**spec["build"], **inside["build"]} if spec["build"] else None
+    return {**spec, **inside, "build": build}
+
+
 def obtain(wanted: dict[str, Any]) -> Made:
     """`path`, `digest` and `bytes` of the image file, and how it came to be there."""
     if wanted["build"]:

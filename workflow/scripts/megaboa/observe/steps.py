@@ -73,12 +73,17 @@ def steps_in(ranges: Iterable[Sequence[int]]) -> set[int]:
 
 
 def write_steps(path: str | Path, rows: list[Row]) -> None:
-    """Write the rows as Parquet. A loss that was not recorded is null there, one that was NaN is NaN."""
+    """Write the rows as Parquet."""
+    buffer = io.BytesIO()
+    pq.write_table(table_of(rows), buffer)
+    write_bytes(path, buffer.getvalue())
+
+
+def table_of(rows: list[Row]) -> pa.Table:
+    """A loss that was not recorded is null, one that was NaN is NaN."""
     further = sorted({name for row in rows for name in row if name.startswith(("losses/", VALIDATION_SET))})
     schema = pa.schema([*COLUMNS, *((name, pa.float64()) for name in further)])
-    buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), buffer)
-    write_bytes(path, buffer.getvalue())
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 def _row(event: dict[str, Any]) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from megaboa.config.models import Budget
+from megaboa.config.models.resources import Budget
 from megaboa.estimate import costs, history
 from megaboa.estimate.costs import Costs
 from megaboa.plan.model import Run

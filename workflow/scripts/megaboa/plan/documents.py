@@ -11,7 +11,9 @@ from typing import Any
 from megaboa import files, store
 from megaboa.blends import Blend, corpora, split_blends
 from megaboa.config.formula import Number
-from megaboa.config.models import Data, Experiment, Model
+from megaboa.config.models.data import Data
+from megaboa.config.models.experiment import Experiment
+from megaboa.config.models.model import Model
 from megaboa.fields import is_harmless
 from megaboa.plan import images
 from megaboa.plan.quantities import Quantities

@@ -9,7 +9,7 @@ from typing import Any
 from megaboa import files
 from megaboa.config.check import is_local
 from megaboa.config.formula import Number
-from megaboa.config.models import Experiment
+from megaboa.config.models.experiment import Experiment
 from megaboa.launch.profiler import has_nsys
 from megaboa.plan.parameters import with_defaults
 from megaboa.plan.quantities import Quantities

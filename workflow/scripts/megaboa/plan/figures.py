@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from megaboa.config.errors import choose
-from megaboa.config.models import Figure
+from megaboa.config.models.report import Figure
 from megaboa.plan.documents import COLUMNS as PLAN
 
 STEPS = ("run", "step", "tokens", "loss", "grad_norm", "lr", "seconds", "tokens_per_second", "warm")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.config.errors import ConfigError, Problem
-from megaboa.config.models import Experiment, Image
+from megaboa.config.models.experiment import Experiment
+from megaboa.config.models.image import Image
 from megaboa.image import bridge_source, dockerfile, pins, references
 
 CLONE = Path(__file__).parents[4]
@@ -23,18 +24,18 @@ def wanted(experiment: Experiment) -> dict[str, Any] | None:
     return {
         "runtime": image.runtime,
         "device": experiment.device,
-        "store": experiment.store,
         "suffix": references.SUFFIXES[image.runtime],
         "name": _name(image),
         "path": _path(image),
         "build": _build(image),
         "bridge_source": image.bridge_source and image.bridge_source.model_dump(include={"repo", "commit"}),
+        "sources": experiment.store if image.bridge_source else None,  # the image's job checks them out there
         "architecture": image.architecture,
     }
 
 
 def inside(experiment: Experiment, profile: Mapping[str, str]) -> dict[str, Any] | None:
-    """How something is started in the image, beside the runs: none of it makes another image.
+    """How the image is made and where it is kept, and how something is started in it: none of it makes another image.
 
     Partition and account are the experiment's, else those of the profile's default-resources.
     """
@@ -48,6 +49,8 @@ def inside(experiment: Experiment, profile: Mapping[str, str]) -> dict[str, Any]
     }
     return {
         "runtime": image.runtime,
+        "store": experiment.store,
+        "build": _building(image),
         "mounts": mounts(experiment),
         "env": image.secrets,
         "variables": variables(experiment),
@@ -125,11 +128,21 @@ def _path(image: Image) -> str | None:
 
 
 def _build(image: Image) -> dict[str, Any] | None:
+    """What goes into a build, by content."""
     if image.build is None:
         return None
     path, context = Path(image.build.file).expanduser(), Path(image.build.context).expanduser()
     file = dockerfile.read(path)
     args = pins.build_arguments(file, image.build.args)
-    made: dict[str, Any] = {"file": str(path), "context": str(context), "engine": image.build.engine, "args": args}
-    made["pinned"] = path.resolve().parent == pins.FILE.parent and not pins.are_changed(image.build.args)
-    return {**made, "inputs": dockerfile.inputs(file, context, args)}
+    pinned = path.resolve().parent == pins.FILE.parent and not pins.are_changed(image.build.args)
+    made = {"args": args, "pinned": pinned, "inputs": dockerfile.inputs(file, context, args)}
+    # What a RUN mounts of the context is not among the inputs: then another folder may be another image.
+    return {**made, "context": str(context)} if file.mounts_context else made
+
+
+def _building(image: Image) -> dict[str, Any] | None:
+    """What the same inputs are built by, and where they lie."""
+    if image.build is None:
+        return None
+    path, context = Path(image.build.file).expanduser(), Path(image.build.context).expanduser()
+    return {"file": str(path), "context": str(context), "engine": image.build.engine}

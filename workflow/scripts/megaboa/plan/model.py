@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files
-from megaboa.config.models import Experiment, Model
+from megaboa.config.models.experiment import Experiment
+from megaboa.config.models.model import Model
 from megaboa.plan import documents
 from megaboa.preflight.facts import Facts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from megaboa.config.models import Resources
+from megaboa.config.models.resources import Resources
 from megaboa.plan.model import Run
 from megaboa.run.chain import wall_seconds
 

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from megaboa.config.models import Figure
+from megaboa.config.models.report import Figure
 from megaboa.report.columns import SHARES, label
 from megaboa.report.style import INK
 

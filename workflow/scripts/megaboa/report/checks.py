@@ -36,7 +36,7 @@ def _agreement(reference: str, name: str, tolerance: float, known: dict[str, Run
     for wanted in (reference, name):
         run = known.get(wanted)
         if run is None or run.state == "NOT_RUN":
-            why = "is not in the plan" if run is None else "has not run"
+            why = "is not in the plan" if run is None else "is not trained"
             return {**check, "state": "NOT_RUN", "detail": f"{wanted} {why}"}
         if run.state != "PASS":
             return {**check, "state": run.state, "detail": f"{wanted} is {run.state}: {'; '.join(run.reasons)}"}

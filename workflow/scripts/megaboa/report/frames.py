@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from megaboa.config.models import Figure
+from megaboa.config.models.report import Figure
 from megaboa.observe.numbers import WARMUP_STEPS
 from megaboa.observe.steps import VALIDATION_SET
 from megaboa.plan.figures import EVALUATION

@@ -12,7 +12,7 @@ import seaborn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from megaboa.config.models import Figure
+from megaboa.config.models.report import Figure
 from megaboa.report.axes import finish, in_field, is_number, number, places
 from megaboa.report.bands import crowd, mean_band
 from megaboa.report.colours import MOST_ENTRIES, Shades, legend

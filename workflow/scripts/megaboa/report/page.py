@@ -13,7 +13,7 @@ import pandas as pd
 import yaml
 from markupsafe import Markup
 
-from megaboa.config.models import Figure
+from megaboa.config.models.report import Figure
 from megaboa.report import axes, figures, gap, kinds, style, time_spent, trace_figures
 from megaboa.report.blends import DataRead, last_validation
 from megaboa.report.checks import Check, by_subject, verdict
@@ -21,6 +21,7 @@ from megaboa.report.colours import MOST_ENTRIES, Shades
 from megaboa.report.corpora import CorpusCard
 from megaboa.report.expected import Expected
 from megaboa.report.frames import Frames, UnknownColumnError
+from megaboa.report.interim import Interim
 from megaboa.report.profiles import PREFIX, Profile
 from megaboa.report.runs import RunResult, passed
 from megaboa.report.standard import standard_figures
@@ -125,8 +126,9 @@ def render(
     tables: Collection[str] = (),
     question: str | None = None,
     failures: Sequence[str] = (),
+    interim: Interim | None = None,
 ) -> str:
-    """The page's HTML. `tables`: those that are files too."""
+    """The page's HTML. `tables`: those that are files too. `interim`: what is missing, in a report that is one."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
@@ -160,6 +162,7 @@ def render(
         tables=tables,
         question=question,
         failures=failures,
+        interim=interim,
         gaps=gap.gap_rows(published, passed(runs)) if published else [],
     )
 

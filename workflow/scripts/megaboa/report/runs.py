@@ -51,9 +51,12 @@ class RunResult:
 
 def load_runs(results: Path) -> list[RunResult]:
     """Every run of plan.tsv, in its order."""
+    return [load_run(RunFolder(results / "runs" / row["run"]), row) for row in read_plan(results)]
+
+
+def read_plan(results: Path) -> list[dict[str, str]]:
     with (results / "plan.tsv").open(encoding="utf-8", newline="") as stream:
-        plan = list(csv.DictReader(stream, delimiter="\t"))
-    return [load_run(RunFolder(results / "runs" / row["run"]), row) for row in plan]
+        return list(csv.DictReader(stream, delimiter="\t"))
 
 
 def load_run(folder: RunFolder, plan: dict[str, str]) -> RunResult:
@@ -62,8 +65,18 @@ def load_run(folder: RunFolder, plan: dict[str, str]) -> RunResult:
     path = folder.path / "metrics" / "summary.json"
     if not path.exists():
         return RunResult(folder.name, plan, "NOT_RUN", ["it has no metrics"])
-    summary = read_json(path)
     steps = pd.read_parquet(path.with_name("steps.parquet"))
+    return result_of(folder, plan, read_json(path), steps, _json(path.with_name("goodput.json")))
+
+
+def result_of(
+    folder: RunFolder,
+    plan: dict[str, str],
+    summary: dict[str, Any],
+    steps: pd.DataFrame,
+    goodput: dict[str, Any] | None,
+) -> RunResult:
+    """What was measured, beside what was made of the run since."""
     return RunResult(
         name=folder.name,
         plan=plan,
@@ -73,7 +86,7 @@ def load_run(folder: RunFolder, plan: dict[str, str]) -> RunResult:
         steps=steps[~steps["replayed"]].reset_index(drop=True),
         checkpoint=_value(folder.train_manifest, "checkpoint"),
         export=_value(folder.path / "export.json", "path"),
-        goodput=_json(path.with_name("goodput.json")),
+        goodput=goodput,
         evaluation=_value(folder.path / "evaluation.json", "values") or {},
     )
 

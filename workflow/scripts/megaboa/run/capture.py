@@ -12,10 +12,10 @@ from megaboa.launch.ranks import Ended
 from megaboa.results import AttemptFolder, RunFolder, RunStore
 from megaboa.run import site as sites
 from megaboa.run.announce import explain
+from megaboa.run.call import TrainingFailed
 from megaboa.run.command import RANK_SCRIPT, rank_environment
 from megaboa.run.identity import identity_of
 from megaboa.run.inputs import check_data, check_image, check_nodes
-from megaboa.run.supervisor import TrainingFailed
 from megaboa.run.watch import POLL_SECONDS
 
 WRAPPER = Path(__file__).parents[2] / "profile_rank.py"

@@ -1,0 +1,164 @@
+"""The interim report: what is there of an experiment some of whose runs are not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_runs import START, FakeExperiment, end_event, start_event, step_event, write_attempt
+
+from megaboa.files import digest, read_json, write_json
+from megaboa.observe import standing
+from megaboa.report.interim import load_interim, proofs_so_far
+from megaboa.results import RunFolder, RunStore
+from megaboa.run import claims
+from megaboa.run.identity import identity_of
+
+ROOT = Path(__file__).parents[2]
+TRAINED, FAILED, WORKING, WAITING = "trained", "failed", "working", "waiting"
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    """One run of every kind. The trained one has no metrics yet."""
+    made = FakeExperiment(tmp_path)
+    made.completed_run(TRAINED, steps=8)
+    broken = {"outcome": "failed", "cause": "nan", "detail": "found NaN in grad norm", "action": "stop", "rank": 0}
+    begin(made, FAILED, [start_event(1), end_event(1, 0, last_step=3, first_step=1, **broken)], steps=3)
+    begin(made, WORKING, [start_event(1)], steps=5)
+    made.plan_run(WAITING, steps=8)
+    for run in (TRAINED, FAILED, WORKING, WAITING):
+        configure(made, run)
+    settings = {"title": None, "agreements": [], "proofs": [], "values": {}, "invalid": []}
+    settings["agreements"] = [{"reference": TRAINED, "runs": [WORKING], "tolerance": 1e-5}]
+    write_json(made.results / "specs" / "report.json", settings)
+    return made
+
+
+def begin(experiment, run, attempts, steps):
+    store = experiment.plan_run(run, steps=8)
+    events = [step_event(step, START + step) for step in range(1, steps + 1)]
+    write_attempt(store, 1, [{"event": "train_start", "time": START, "step": 0}, *events], torn='{"event": "st')
+    experiment.begin(run, store, attempts)
+
+
+def configure(experiment, run, **changed):
+    """Runs of a recipe, whose identity hangs on no other file."""
+    folder = experiment.results / "runs" / run
+    asked = read_json(folder / "run.json") | {"data": {}, "optimizer": {"lr": 3e-4}, **changed}
+    asked["model"] = {"name": "dense", "recipe": "gpt_tiny", "tokenizer": None}
+    write_json(folder / "run.json", asked)
+    write_json(folder / "launch.json", {"peak_tflops": None, "checkpoint": {}})
+    identity = identity_of(RunFolder(folder))
+    if not changed and (folder / "attempts.jsonl").exists():
+        write_json((folder / "attempts.jsonl").resolve().with_name("identity.json"), identity)
+    if not changed and (folder / "train.json").exists():
+        write_json(folder / "train.json", read_json(folder / "train.json") | {"identity": digest(identity)})
+
+
+def load(experiment):
+    runs, interim = load_interim(experiment.results)
+    return {run.name: run for run in runs}, {run.run: run for run in interim.missing}
+
+
+def test_every_run_stands_where_it_is(experiment):
+    runs, missing = load(experiment)
+    assert {name: run.state for name, run in runs.items()} == {
+        TRAINED: "PASS",
+        FAILED: "FAIL",
+        WORKING: "NOT_RUN",
+        WAITING: "NOT_RUN",
+    }
+    assert missing[FAILED].why == "failed, step 3/8: nan (attempt 1, rank 0; cause: nan)"
+    assert missing[WAITING].why == "has not begun"
+    assert runs[WORKING].summary["steps"] == len(runs[WORKING].steps) == 5
+    assert runs[TRAINED].summary["steps"] == 8 and not (experiment.results / "runs" / TRAINED / "metrics").exists()
+
+
+def test_who_trains_at_the_moment_is_said_to_run(experiment):
+    store = RunStore((experiment.results / "runs" / WORKING / "attempts.jsonl").resolve().parent)
+    with claims.held(store.claims, claims.myself(None)):
+        assert load(experiment)[1][WORKING].why == "running, step 5/8"
+
+
+def test_metrics_are_taken_where_they_are_of_what_is_trained(experiment):
+    experiment.measure(TRAINED)
+    summary = experiment.results / "runs" / TRAINED / "metrics" / "summary.json"
+    write_json(summary, read_json(summary) | {"attempts": 77})
+    assert load(experiment)[0][TRAINED].summary["attempts"] == 77
+    write_json(summary, read_json(summary) | {"identity": "another"})
+    assert load(experiment)[0][TRAINED].summary["attempts"] == 1
+
+
+def test_a_run_that_was_configured_anew_is_missing_and_nothing_of_it_is_shown(experiment):
+    configure(experiment, TRAINED, optimizer={"lr": 3.0})
+    runs, missing = load(experiment)
+    assert runs[TRAINED].state == "NOT_RUN" and runs[TRAINED].summary is None and runs[TRAINED].checkpoint is None
+    assert missing[TRAINED].why == "has not begun"
+
+
+def test_proofs_that_are_not_there_have_not_run(experiment):
+    there, absent = (experiment.results / "models" / name / "proof.json" for name in ("a", "b"))
+    exported = experiment.results / "runs" / TRAINED / "proof.json"
+    for path in (there, exported):
+        write_json(path, {"checks": [{"name": "tensors", "state": "PASS", "detail": ""}]})
+    runs = load_interim(experiment.results)[0]
+    checks = {check["name"]: check["state"] for check in proofs_so_far([there, absent, exported], runs)}
+    # The proof of the export is older than the run: its export.json isn't of this checkpoint.
+    assert checks == {
+        "import of a: tensors": "PASS",
+        "import of b: proof": "NOT_RUN",
+        f"export of {TRAINED}: proof": "NOT_RUN",
+    }
+    folder = experiment.results / "runs" / TRAINED
+    kept = RunFolder(folder).store / "checkpoints" / "iter_0000008"
+    write_json(folder / "export.json", {"path": "store/exports/x", "checkpoint": str(kept)})
+    runs = load_interim(experiment.results)[0]
+    assert [check["name"] for check in proofs_so_far([exported], runs)] == [f"export of {TRAINED}: tensors"]
+
+
+def test_the_page_says_that_it_is_interim_and_touches_nothing_else(experiment):
+    log = experiment.results / "logs" / "image.log"
+    log.parent.mkdir()
+    log.write_text("error: container.image: nvcr.io/x:1 can't be fetched: unauthorized\n")
+    before = snapshot(experiment.results)
+    done, out = report(experiment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{out}: interim, FAIL. 1 of 4 runs passed; 1 FAIL, 2 NOT_RUN.")
+    html = out.read_text()
+    top = html.split("<main>")[0]
+    assert "<title>Interim: tiny</title>" in html and "3 of 4 runs are missing" in top
+    assert "Failed before training: image: failed." in top
+    assert "<b>failed</b>" in top and "cause: nan" in top and "<b>waiting</b>" in top
+    shown = (out.parent / "data" / "loss.tsv").read_text()
+    assert TRAINED in shown and WORKING not in shown and FAILED not in shown, "only what passed is plotted"
+    assert "working is not trained" in html.split('<h2 id="agreement">')[1]
+    assert {path: stat for path, stat in snapshot(experiment.results).items() if "interim" not in path} == before
+
+
+def test_where_nothing_is_missing_the_report_itself_is_named(experiment):
+    plan = experiment.results / "plan.tsv"
+    header, *rows = plan.read_text().splitlines()
+    plan.write_text("\n".join([header, *(row for row in rows if row.startswith(TRAINED))]) + "\n")
+    top = report(experiment)[1].read_text().split("<main>")[0]
+    assert "No run is missing" in top and "Missing runs" not in top
+
+
+def test_a_call_that_failed_names_its_runs_and_what_can_be_had(experiment):
+    said = standing.failed(standing.missing(experiment.results))
+    assert said[0].startswith("1 run failed, and report and bundle need every run")
+    assert said[1] == "  failed: failed, step 3/8: nan (attempt 1, rank 0; cause: nan)"
+    assert "snakemake interim" in said[-1] and "sweep" in said[-1] and len(said) == 3
+    assert standing.failed([one for one in standing.missing(experiment.results) if one.run != FAILED]) == []
+
+
+def snapshot(folder):
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def report(experiment):
+    out = experiment.results / "interim" / "index.html"
+    command = [sys.executable, ROOT / "workflow" / "scripts" / "report.py", "--interim"]
+    command += ["--settings", experiment.results / "specs" / "report.json", "--out", out]
+    command += ["--captions", ROOT / "workflow" / "report" / "captions.yaml"]
+    return subprocess.run(command, capture_output=True, text=True), out

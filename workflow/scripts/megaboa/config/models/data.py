@@ -1,0 +1,142 @@
+"""Corpora, and what a run reads of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJsonSchema, model_validator
+
+from megaboa.config.models.section import Fraction, Name, Section, key
+from megaboa.data.names import file_stems
+
+
+def _weights(value: Any) -> Any:
+    """A single corpus is a blend of one."""
+    if isinstance(value, str):
+        return {value: 1.0}
+    if value is None or isinstance(value, dict):
+        return value
+    raise ValueError("must be the name of a corpus, or a mapping from corpora to weights")
+
+
+_BLEND_SCHEMA = [
+    {"type": "string"},
+    {"type": "object", "additionalProperties": {"type": "number", "exclusiveMinimum": 0}, "minProperties": 1},
+]
+Blend = Annotated[
+    dict[Name, PositiveFloat],
+    Field(min_length=1),
+    BeforeValidator(_weights),
+    WithJsonSchema({"anyOf": _BLEND_SCHEMA}),
+]
+OptionalBlend = Annotated[
+    Annotated[dict[Name, PositiveFloat], Field(min_length=1)] | None,
+    BeforeValidator(_weights),
+    WithJsonSchema({"anyOf": [*_BLEND_SCHEMA, {"type": "null"}]}),
+]
+
+
+class Corpus(Section):
+    source: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] = key(
+        description="files (.jsonl, .txt, both also .gz and .zst, .parquet, .arrow), a folder that `save_to_disk` "
+        "wrote, a glob of them, `hf:owner/name` of the hub, or `python-stdlib`: the sources of Python's own library; "
+        "or a list of these"
+    )
+    text_key: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] = key(
+        "text", "the field that holds the text, nested ones as `a.b`; several give a dataset each"
+    )
+    separator: Annotated[str, Field(min_length=1)] | None = key(
+        None, "what stands between the documents of a text file; default: a file is one document"
+    )
+    subset: str | None = key(None, "configuration of a dataset of the hub")
+    split: str = key("train", "split of a dataset of the hub, or of a folder with several")
+    revision: str | None = key(None, "commit, tag or branch of a dataset of the hub")
+    limit: PositiveInt | None = key(None, "take only the first so many records (in one shard)")
+    shards: PositiveInt = key(1, "jobs that share the work; changes nothing in the result")
+    min_characters: NonNegativeInt = key(0, "leave out shorter documents")
+    deduplicate: bool = key(False, "leave out documents whose text is exactly that of an earlier one")
+    on_bad_record: Literal["error", "skip"] = key(
+        "error", "a record that can't be used ends the job, or is left out, counted and shown"
+    )
+    max_document_mb: PositiveInt = key(
+        128, "a longer record can't be used; 20 times its size is asked for in memory", le=1024
+    )
+    tokenizer: str | None = key(None, "name under `tokenizers`, or Hugging Face id or folder; default: the model's")
+    append_eod: bool = key(True, "end every document with the tokenizer's end-of-text token")
+    prepend_bos: bool | None = key(None, "begin every document with the BOS token; default: as the tokenizer does it")
+    encoder: Literal["auto", "gigatoken", "tokenizers"] = key(
+        "auto", "gigatoken where it takes the tokenizer, and is equal to `tokenizers` on a sample of every shard"
+    )
+
+    @model_validator(mode="after")
+    def _distinct_keys(self) -> Corpus:
+        stems = file_stems("", self.text_key)
+        if len(set(stems)) < len(stems):
+            raise ValueError(f"the keys of text_key give files of the same name: {', '.join(self.text_key)}")
+        return self
+
+
+class BlendPerSplit(Section):
+    """A blend of its own for every split; a split without one has no data."""
+
+    train: Blend = key(description="what is trained on: a corpus, or corpora with weights", short="data")
+    valid: OptionalBlend = key(None, "what validation reads; default: nothing", short="valid")
+    test: OptionalBlend = key(None, "what the test at the end reads; default: nothing", short="test")
+
+
+class FimTokens(Section):
+    """Tokens that the tokenizer must have; the defaults are Qwen's."""
+
+    prefix: str = key("<|fim_prefix|>", "token before what stands before the gap")
+    middle: str = key("<|fim_middle|>", "token before what fills the gap")
+    suffix: str = key("<|fim_suffix|>", "token before what stands after the gap")
+    pad: str = key("<|fim_pad|>", "token that fills up samples that have become shorter")
+    eod: str = key("<|endoftext|>", "token between documents: nothing is moved across it")
+
+
+class Fim(Section):
+    """Fill-in-the-middle: documents are cut in three, and their middle is moved to the end."""
+
+    rate: Fraction = key(0.5, "share of the documents that are rearranged", short="fim")
+    spm_rate: Fraction = key(0.5, "share of these in which what stands after the gap comes first", short="spm")
+    tokens: FimTokens = key(FimTokens(), "the tokens between the parts")
+    split_sample: str | None = key(None, "token at which documents are split into fragments, each rearranged by itself")
+    fragment_rate: Fraction | None = key(None, "share of the fragments that are rearranged")
+    no_prefix: str | None = key(None, "documents and fragments that begin with this text are left as they are")
+
+    @model_validator(mode="after")
+    def _fragments(self) -> Fim:
+        if (self.split_sample is None) != (self.fragment_rate is None):
+            raise ValueError("split_sample and fragment_rate belong together: set both or none")
+        return self
+
+
+class Data(Section):
+    blend: OptionalBlend = key(
+        None, "a corpus, or corpora with weights; default: the only corpus there is", short="data"
+    )
+    blend_per_split: BlendPerSplit | None = key(None, "a blend for each split, in place of blend and split")
+    split: str = key(
+        "98,1,1",
+        "shares of documents for training, validation and test",
+        short="split",
+        pattern=r"^\d+(\.\d+)?(,\d+(\.\d+)?){2}$",
+    )
+    validation_sets: dict[Name, Blend] = key(
+        {},
+        "further validation sets by name, each with its own loss; of corpora that are trained on, what is held out",
+    )
+    reset_position_ids: bool = key(False, "count positions anew after every end-of-text token", short="resetpos")
+    reset_attention_mask: bool = key(False, "let no token see across an end-of-text token", short="resetmask")
+    eod_mask_loss: bool = key(False, "leave out the loss of what follows an end-of-text token", short="eodmask")
+    fim: Fim | None = key(None, "fill-in-the-middle; off")
+    max_epochs: PositiveFloat = key(4.0, "warn where a corpus is read more often than this")
+    num_workers: NonNegativeInt = key(2, "data loader processes per rank; on the CPU always 0")
+
+    @model_validator(mode="after")
+    def _one_blend(self) -> Data:
+        if self.blend_per_split is not None and self.blend is not None:
+            raise ValueError("blend and blend_per_split are both set: remove one")
+        if self.blend_per_split is not None and "split" in self.model_fields_set:
+            raise ValueError("split shares out the documents of blend: remove it, or blend_per_split")
+        return self

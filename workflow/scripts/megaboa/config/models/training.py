@@ -1,0 +1,99 @@
+"""How a run is trained: length, batch, optimizer, layout, checkpoints."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from megaboa.config.models.section import Count, NonNegative, Positive, Section, Share, Whole, key
+
+Precision = Literal[
+    "fp32",
+    "bf16_mixed",
+    "fp16_mixed",
+    "bf16_with_fp8_delayed_scaling_mixed",
+    "bf16_with_fp8_current_scaling_mixed",
+    "bf16_with_fp8_subchannel_scaling_mixed",
+    "bf16_with_mxfp8_mixed",
+    "bf16_with_nvfp4_mixed",
+]
+
+
+class Training(Section):
+    train_iters: Count | None = key(None, "number of steps (or an expression)", short="iters")
+    train_tokens: Count | None = key(
+        None, "number of tokens instead of steps (or an expression); rounded up to whole steps", short="tokens"
+    )
+    global_batch_size: Count = key(8, "sequences per step, over all ranks", short="gbs")
+    micro_batch_size: Count = key(1, "sequences per rank and forward pass", short="mbs")
+    seq_length: Count = key(2048, "tokens per sequence", short="seq")
+    seed: Whole = key(1234, "seed of weights, dropout and data order", short="seed")
+    precision: Precision = key("bf16_mixed", "fp32, or one of Bridge's mixed-precision recipes", short="precision")
+    eval_interval: Count | None = key(None, "evaluate every so many steps; default: at the end only")
+    eval_iters: Whole = key(1, "batches per evaluation; 0: never evaluate")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Training:
+        if self.train_iters is not None and self.train_tokens is not None:
+            raise ValueError("train_iters and train_tokens are both set: remove one")
+        return self
+
+
+class Optimizer(Section):
+    name: Literal["adam", "sgd", "muon"] = key("adam", "optimizer", short="opt")
+    lr: Positive = key(3e-4, "peak learning rate", short="lr")
+    min_lr: NonNegative = key(0.0, "learning rate at the end of the decay", short="minlr")
+    weight_decay: NonNegative = key(0.1, "weight decay", short="wd")
+    beta1: Share = key(0.9, "Adam's first moment", short="beta1")
+    beta2: Share = key(0.95, "Adam's second moment", short="beta2")
+    eps: Positive = key(1e-8, "Adam's epsilon", short="eps")
+    clip_grad: NonNegative = key(1.0, "largest gradient norm; 0: no clipping", short="clip")
+
+
+class Schedule(Section):
+    decay: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = key(
+        "cosine", "how the learning rate falls", short="decay"
+    )
+    warmup_iters: Whole = key(0, "steps of linear warm-up (or an expression)", short="warmup")
+    decay_iters: Count | None = key(None, "step at which the decay ends; default: the last", short="decayiters")
+    wsd_decay_iters: Count | None = key(None, "length of WSD's final decay", short="wsd")
+
+
+class Parallel(Section):
+    tp: Count = key(1, "tensor parallel size", short="tp")
+    pp: Count = key(1, "pipeline parallel size", short="pp")
+    vpp: Count | None = key(None, "virtual pipeline stages per rank (interleaved schedule)", short="vpp")
+    cp: Count = key(1, "context parallel size", short="cp")
+    ep: Count = key(1, "expert parallel size", short="ep")
+    etp: Count | None = key(None, "tensor parallel size inside experts; default: tp", short="etp")
+    sp: bool = key(False, "sequence parallelism (with tp > 1)", short="sp")
+    distributed_optimizer: bool = key(True, "shard the optimizer's state over data parallel ranks", short="distopt")
+    fsdp: Literal["none", "megatron", "torch"] = key("none", "Megatron-FSDP or PyTorch's FSDP2", short="fsdp")
+    fsdp_sharding: Literal["no_shard", "optim", "optim_grads", "optim_grads_params"] = key(
+        "optim_grads_params", "what Megatron-FSDP shards", short="shard"
+    )
+
+
+class Checkpoint(Section):
+    save_interval: Whole | None = key(None, "save every so many steps; 0: never; default: at the end only")
+    keep_last: Count | None = key(None, "keep only the newest so many checkpoints; default: all")
+    keep_every: Count | None = key(None, "beside them, keep every checkpoint whose step is a multiple of this")
+    async_save: bool | None = key(
+        None, "write checkpoints in the background; default: on GPUs that have nvidia-resiliency-ext, else not"
+    )
+    reshardable: bool = key(True, "save so that another layout can resume (dist_ckpt_optim_fully_reshardable)")
+    verify: bool = key(True, "write down a checkpoint's checksums while training goes on, and compare before resuming")
+
+    @model_validator(mode="after")
+    def _beside_the_newest(self) -> Checkpoint:
+        if self.keep_every is not None and self.keep_last is None:
+            raise ValueError("keep_every needs keep_last: without it every checkpoint is kept")
+        return self
+
+
+class Load(Section):
+    """What a run that goes on from another's checkpoint takes from it beside the weights."""
+
+    optimizer: bool = key(True, "the optimizer's state; without it the schedule begins anew too", short="loadopt")
+    rng: bool = key(True, "the states of the random numbers, where the layout is the same", short="loadrng")

@@ -1,0 +1,243 @@
+"""One run of the sweep: its values put together, resolved and checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from megaboa import blends, files
+from megaboa.config import Experiment, LoadedExperiment, check, keys
+from megaboa.config.models.model import Tokenizer
+from megaboa.config.sweep import piece
+from megaboa.config.yaml_file import dotted
+from megaboa.plan import documents, families
+from megaboa.plan.choices import Choice
+from megaboa.plan.facts import facts_of, hf_config_of
+from megaboa.plan.model import Invalid, Run
+from megaboa.plan.parameters import UnknownFamilyError, count_parameters
+from megaboa.plan.problems import Problems
+from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
+from megaboa.plan.shared import environment
+from megaboa.preflight import refusals, table
+from megaboa.preflight.facts import Facts
+from megaboa.preflight.rule import Finding
+
+
+class RunPlanner:
+    """Plans one run after the other, and keeps what they share: models, counts of parameters, what was found."""
+
+    def __init__(self, loaded: LoadedExperiment, results: Path, problems: Problems):
+        self.loaded = loaded
+        self.problems = problems
+        self.base = loaded.experiment
+        self.skip_illegal = bool(self.base.sweep and self.base.sweep.skip_illegal)
+        self.refused = self.earlier_refusals(results / str(self.base.experiment)) if self.skip_illegal else {}
+        self.warnings: dict[str, list[str]] = {}  # with the runs that have it
+        self.invalid: list[Invalid] = []
+        self.params: dict[str, int] = {}
+        self.hf_configs: dict[str, dict[str, Any] | None] = {}
+        self.families: set[str] = set()  # models whose family was looked at
+        self.models: dict[str, Any] = {}  # by name, as plain trees: of two different ones with one name, one is refused
+
+    def plan(self, choice: Choice) -> Run | None:
+        """A run, or None if something is wrong with it."""
+        before = self.problems.count
+        raw = overlay(self.loaded.raw, choice.values)
+        model = self.model_of(raw, choice)
+        if model is None:
+            return None
+        raw, model = self.derive(raw, model, choice)
+        self.choose_blend(raw, choice)
+        definition = raw["models"][model]
+        self.check_family(model, definition, choice)
+        own_defaults = definition.get("recipe") is None
+
+        def params() -> int:
+            return self.count(model, definition)
+
+        quantities = Quantities(raw, own_defaults, params)
+        raw, failed = resolve(raw, quantities)
+        for key, message in failed:
+            self.problems.add(self.problems.place_of(tuple(key.split(".")), choice), message, choice.name)
+        if failed:
+            return None
+        raw = self.with_length(raw, quantities, own_defaults, choice)
+        try:
+            config = self.validate(raw)
+        except ValidationError as error:
+            for path, message in check.messages(error, raw):
+                self.problems.add(self.problems.place_of(path, choice), message, choice.name)
+            return None
+        quantities = Quantities(raw, own_defaults, params)
+        facts = facts_of(config, quantities, self.hf_config(model, definition))
+        illegal = self.check_rules(facts, choice)
+        self.check_data(config, choice)
+        if self.problems.count > before:
+            return None
+        reasons = tuple(map(str, illegal))
+        run = self.finish(choice, config, model, quantities, facts)
+        earlier = self.refused.get(choice.name)
+        if not reasons and earlier and earlier["identity"] == files.digest(run.run):
+            reasons = tuple(earlier["reasons"])
+        if reasons:
+            self.invalid.append(Invalid(choice.name, reasons, run.row))
+            return None
+        return run
+
+    @staticmethod
+    def earlier_refusals(experiment: Path) -> dict[str, Any]:
+        """What preflight refused, as long as the packages are the same."""
+        return refusals.read(experiment, environment()["digest"]) if (experiment / "refused.json").exists() else {}
+
+    def finish(self, choice: Choice, config: Experiment, model: str, quantities: Quantities, facts: Facts) -> Run:
+        row = documents.row(choice.name, model, config, quantities)
+        corpora = tuple(blends.corpora(config.data.model_dump()))
+        used = [config.models[model].tokenizer, *(config.corpora[name].tokenizer for name in corpora)]
+        identity = documents.identity(config, model, int(quantities("world_size")))
+        return Run(
+            name=choice.name,
+            values={dotted(path): value for path, value in choice.values.items()},
+            config=config,
+            model=model,
+            corpora=corpora,
+            tokenizers=tuple(dict.fromkeys(name for name in used if name in config.tokenizers)),
+            run=identity,
+            launch={**documents.launch(config, model), "index": documents.index_name(identity)},
+            profile=documents.profile(config),
+            row=row,
+            facts=facts,
+        )
+
+    def validate(self, raw: dict[str, Any]) -> Experiment:
+        """The typed experiment; sections that are as in the file are not checked again."""
+        changed = {name: value for name, value in raw.items() if value is not self.loaded.raw.get(name)}
+        if not changed:
+            return self.base
+        needed = {"models": {"m": {"recipe": "r"}}} if "models" not in changed else {}
+        partial = Experiment.model_validate({**needed, **changed})
+        return self.base.model_copy(update={name: getattr(partial, name) for name in changed})
+
+    def model_of(self, raw: dict[str, Any], choice: Choice) -> str | None:
+        name = raw.get("model")
+        if name is None and len(raw["models"]) == 1:
+            return next(iter(raw["models"]))
+        if name is None:
+            names = ", ".join(raw["models"])
+            self.problems.add(("model",), f"is missing: say which of the models {names} a run trains", choice.name)
+        return name
+
+    def derive(self, raw: dict[str, Any], model: str, choice: Choice) -> tuple[dict[str, Any], str]:
+        """The run's model by name. One that the sweep changes gets a name of its own, as models are made once each."""
+        own = {path: value for path, value in choice.values.items() if path[0] == "models" and path[1] == model}
+        name = "-".join([model, *(piece(path, value) for path, value in own.items())])
+        models = {**self.loaded.raw["models"], name: raw["models"][model]}
+        raw = {**raw, "models": models if own else self.loaded.raw["models"], "model": name}
+        taken = name in self.loaded.raw["models"] or self.models.setdefault(name, models[name]) != models[name]
+        if own and taken:
+            self.problems.add(choice.place, f"two different models would be called {name!r}: rename one", choice.name)
+        return raw, name
+
+    def check_family(self, model: str, definition: dict[str, Any], choice: Choice) -> None:
+        """Once per model: a family that Bridge can't convert would fail in the first job."""
+        if model in self.families:
+            return
+        self.families.add(model)
+        key, config = "config" if definition.get("config") is not None else "hf", hf_config_of(definition)
+        if config and (message := families.problem(str(config.get("model_type")), model)):
+            self.problems.add(self.problems.place_of(("models", model, key), choice), message)
+
+    def choose_blend(self, raw: dict[str, Any], choice: Choice) -> None:
+        """The only corpus there is, where no blend is given."""
+        corpora = raw.get("corpora") or {}
+        given = raw.get("data") or {}
+        if any(given.get(key) is not None for key in ("blend", "blend_per_split")) or not corpora:
+            return
+        if len(corpora) > 1:
+            self.problems.add(
+                ("data", "blend"), f"is missing: say which of {', '.join(corpora)} a run reads", choice.name
+            )
+        raw["data"] = {**given, "blend": next(iter(corpora))}
+
+    def with_length(
+        self, raw: dict[str, Any], quantities: Quantities, own_defaults: bool, choice: Choice
+    ) -> dict[str, Any]:
+        """train_iters, whichever way the length was given."""
+        training = dict(raw.get("training") or {})
+        tokens = training.pop("train_tokens", None)
+        if training.get("train_iters") is not None or (tokens is None and not own_defaults):
+            return raw
+        try:
+            training["train_iters"] = int(quantities("train_iters"))
+        except UnknownQuantityError as error:
+            path = ("training", "train_iters") if tokens is None else ("training", "train_tokens")
+            message = "is missing: set it, or train_tokens" if tokens is None else str(error)
+            self.problems.add(path, message, choice.name)
+            return raw
+        return {**raw, "training": training}
+
+    def check_rules(self, facts: Facts, choice: Choice) -> list[Finding]:
+        """Report the rules that the run breaks; those of an error are returned, where such runs are left out."""
+        found = table.check(facts)
+        errors = [one for one in found if one.level == "error"]
+        for one in found:
+            if one.level == "warning":
+                self.warnings.setdefault(str(one), []).append(choice.name)
+        if errors and self.skip_illegal:
+            return errors
+        for one in errors:
+            path = tuple(one.key.split(".")) if one.key in keys.all_keys() else ("overrides", one.key)
+            self.problems.add(self.problems.place_of(path, choice), f"{one.message} [{one.rule}]", choice.name)
+        return []
+
+    def check_data(self, config: Experiment, choice: Choice) -> None:
+        """What Megatron would train on, or leave out, without a word."""
+        data = config.data.model_dump()
+        sets = blends.validation_sets(data)
+        for name, blend in sets.items():
+            if message := blends.set_problem(data, blend):
+                self.problems.add(("data", "validation_sets", name), message, choice.name)
+        main = config.data.blend is None or float(config.data.split.split(",")[1]) > 0
+        if sets and not (main and "valid" in blends.split_blends(data)):
+            key = "data.split" if config.data.blend else "data.blend_per_split.valid"
+            message = f"are evaluated together with the main one, and there is none: set {key}"
+            self.problems.add(("data", "validation_sets"), message, choice.name)
+        if sets and config.training.eval_iters == 0:
+            message = "are never evaluated, as training.eval_iters is 0: raise it, or remove them"
+            self.problems.add(("data", "validation_sets"), message, choice.name)
+        if config.data.reset_attention_mask and (cp := config.parallel.cp) > 1:
+            message = f"no attention takes its mask with context parallelism: set parallel.cp to 1, not {cp}"
+            self.problems.add(self.problems.place_of(("data", "reset_attention_mask"), choice), message, choice.name)
+
+    def count(self, name: str, model: dict[str, Any]) -> int:
+        """The parameters of a model, counted once."""
+        if name not in self.params:
+            self.params[name] = _count(model, self.hf_config(name, model), self.base.tokenizers, name)
+        return self.params[name]
+
+    def hf_config(self, name: str, model: dict[str, Any]) -> dict[str, Any] | None:
+        """A model's Hugging Face config, read once; None where it isn't known before the model is fetched, or a
+        recipe's."""
+        if name not in self.hf_configs:
+            self.hf_configs[name] = hf_config_of(model)
+        return self.hf_configs[name]
+
+
+def _count(model: dict[str, Any], config: dict[str, Any] | None, tokenizers: dict[str, Tokenizer], name: str) -> int:
+    if model.get("params") is not None:
+        return int(model["params"])
+    remedy = f"set models.{name}.params"
+    if config is None:
+        raise UnknownQuantityError(f"the number of parameters is not known before the model is fetched: {remedy}")
+    tokenizer = tokenizers.get(str(model.get("tokenizer")))
+    if tokenizer and "vocab_size" not in config:
+        config = {**config, "vocab_size": tokenizer.vocab_size}
+    try:
+        return count_parameters(config)
+    except UnknownFamilyError as error:
+        raise UnknownQuantityError(str(error).replace("models.<name>", f"models.{name}")) from None
+    except (TypeError, ZeroDivisionError, KeyError) as error:
+        raise UnknownQuantityError(
+            f"the parameters can't be counted ({error}): check the model's config, or {remedy}"
+        ) from None

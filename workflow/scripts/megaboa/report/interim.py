@@ -1,0 +1,94 @@
+"""What can be reported while runs are missing. Reads what is there; what the report itself is made of is left alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from megaboa.doctor import stages
+from megaboa.files import read_json
+from megaboa.observe import measure
+from megaboa.observe.slurm_jobs import read_queue
+from megaboa.observe.standing import Standing, missing
+from megaboa.observe.steps import table_of
+from megaboa.report.checks import Check, proof_checks
+from megaboa.report.runs import RunResult, load_run, read_plan, result_of
+from megaboa.results import RunFolder, RunStore
+from megaboa.run.identity import is_outdated
+
+
+@dataclass(frozen=True)
+class Interim:
+    """What stands at the top of an interim report."""
+
+    made: str
+    runs: int
+    missing: list[Standing]
+    stages: list[str]  # before training, that failed
+
+
+def load_interim(results: Path) -> tuple[list[RunResult], Interim]:
+    """Every run of plan.tsv as it is at the moment, and what is missing."""
+    absent = {run.run: run for run in missing(results, read_queue())}
+    runs = [_load(RunFolder(results / "runs" / row["run"]), row, absent) for row in read_plan(results)]
+    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    failed = [line for line in stages.failed(results) if not line.startswith(" ")]
+    return runs, Interim(made, len(runs), list(absent.values()), failed)
+
+
+def proofs_so_far(proofs: Sequence[Path], runs: Sequence[RunResult]) -> list[Check]:
+    """The checks of all proofs; one that is yet to be made, of what is there now, is a check that has not run."""
+    exported = {run.name for run in runs if run.export}
+    there = [path for path in proofs if path.exists() and (_is_import(path) or path.parent.name in exported)]
+    return proof_checks(there) + [_unproved(path) for path in proofs if path not in there]
+
+
+def _is_import(proof: Path) -> bool:
+    return proof.parent.parent.name == "models"
+
+
+def _unproved(proof: Path) -> Check:
+    subject, kind = proof.parent.name, "import" if _is_import(proof) else "export"
+    name = {"kind": kind, "subject": subject, "check": "proof", "name": f"{kind} of {subject}: proof"}
+    return {**name, "state": "NOT_RUN", "detail": "is yet to be proved"}
+
+
+def _load(folder: RunFolder, plan: dict[str, str], absent: dict[str, Standing]) -> RunResult:
+    if plan.get("state") == "INVALID":
+        return load_run(folder, plan)
+    if folder.name in absent:
+        return _unfinished(folder, plan, absent[folder.name])
+    found = _of_metrics(folder, plan) or _result(folder, plan, measure.trained(folder, folder.launch["peak_tflops"]))
+    return found if _is_exported(folder) else replace(found, export=None, evaluation={})
+
+
+def _of_metrics(folder: RunFolder, plan: dict[str, str]) -> RunResult | None:
+    """By its metrics, where they are those of what is trained; another call may be about to write them."""
+    try:
+        found = load_run(folder, plan)
+        identity = read_json(folder.train_manifest)["identity"]
+    except FileNotFoundError:
+        return None
+    return found if found.summary and found.goodput and found.summary["identity"] == identity else None
+
+
+def _unfinished(folder: RunFolder, plan: dict[str, str], standing: Standing) -> RunResult:
+    known, found = {"state": standing.state, "reasons": [standing.why]}, None
+    if folder.attempts_link.exists():
+        store = RunStore(folder.attempts_link.resolve().parent)
+        found = None if is_outdated(folder, store) else measure.so_far(folder, store)
+    if found is None:
+        return RunResult(folder.name, plan, **known)
+    return replace(_result(folder, plan, found), **known, checkpoint=None, export=None, evaluation={})
+
+
+def _result(folder: RunFolder, plan: dict[str, str], found: measure.Measured) -> RunResult:
+    return result_of(folder, plan, found.summary, table_of(found.rows).to_pandas(), found.goodput)
+
+
+def _is_exported(folder: RunFolder) -> bool:
+    """Whether what was exported is the run as it is trained now."""
+    manifest = folder.path / "export.json"
+    return manifest.exists() and folder.store in Path(read_json(manifest)["checkpoint"]).parents

@@ -1,0 +1,55 @@
+"""One life of the supervisor, and how it ends before the run does."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from megaboa import files
+from megaboa.results import RunFolder, RunStore
+from megaboa.run import ledger
+from megaboa.run import site as sites
+from megaboa.run.announce import Say
+from megaboa.run.resume import Resumption
+from megaboa.run.watch import Signals
+
+RESUMES = "The next call goes on from the newest complete checkpoint."
+
+
+class TrainingFailed(Exception):
+    """The run has stopped before its last step; the message is what the user reads."""
+
+
+class Interrupted(Exception):
+    """Somebody asked the run to stop."""
+
+
+class Requeued(Exception):
+    """SLURM starts this job again; until then there is nothing to do."""
+
+
+@dataclass
+class Call:
+    """One life of the supervisor."""
+
+    folder: RunFolder
+    payload: RunStore
+    site: sites.Site
+    signals: Signals
+    claim: int
+    say: Say
+    healthy: bool = False  # the nodes were looked at since ranks ran on them
+    began: float = field(default_factory=time.time)
+
+    @property
+    def recovery(self) -> dict[str, Any]:
+        return self.folder.launch["recovery"]
+
+    @property
+    def resumption(self) -> Resumption:
+        return Resumption(self.folder, self.payload, self.say)
+
+    @property
+    def entries(self) -> list[ledger.Entry]:
+        return files.read_jsonl(self.payload.ledger)

@@ -1,0 +1,72 @@
+"""Nodes that a run is better off without: looked at, avoided, given back."""
+
+from __future__ import annotations
+
+import time
+
+from megaboa.results import AttemptFolder
+from megaboa.run import claims, ledger
+from megaboa.run import site as sites
+from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
+from megaboa.run.command import rank_environment
+
+LONGEST_SEARCH = 3  # times that a job is put back because it was given an avoided node again
+
+
+def require_claim(call: Call) -> None:
+    """A host that SLURM has lost sight of may live on: its supervisor must leave the run to its next holder."""
+    if claims.newest(call.payload.claims) > call.claim:
+        raise Interrupted("the run was given to somebody else")
+
+
+def leave(call: Call, why: str) -> None:
+    """Give the nodes back, and be started on others."""
+    launch = call.folder.launch
+    avoided = ledger.avoided_nodes(call.entries, time.time(), call.recovery["exclude_hours"])
+    if avoided and call.site.job:
+        avoided = sites.usable(call.site.job.partition, avoided, launch["nodes"])
+    require_claim(call)
+    kept_away = f", without {', '.join(sorted(avoided))}" if avoided else ""
+    call.say(f"goes back into the queue{kept_away}: {why}")
+    if not call.site.requeue(avoided):
+        raise TrainingFailed(
+            f"run {call.folder.name}: {why}, and SLURM did not put the job back into the queue. {RESUMES}"
+        )
+    raise Requeued(why)
+
+
+def leave_avoided_nodes(call: Call) -> None:
+    """SLURM may give us a node again that failed under this run."""
+    job = call.site.job
+    if job is None or not job.can_requeue or ledger.left_in_a_row(call.entries) >= LONGEST_SEARCH:
+        return
+    avoided = ledger.avoided_nodes(call.entries, time.time(), call.recovery["exclude_hours"])
+    again = avoided.intersection(call.site.nodes)
+    if again and sites.usable(job.partition, avoided, call.folder.launch["nodes"]):
+        ledger.record(call.payload.ledger, "left", nodes=sorted(again))
+        leave(call, f"{', '.join(sorted(again))} failed under this run not long ago")
+
+
+def require_health(call: Call, target: AttemptFolder) -> None:
+    """Look at the nodes; a bad one sends the job to others."""
+    if call.signals.seen or call.healthy:
+        return
+    began = time.time()
+    problems = call.site.check(target.health, rank_environment(call.folder))
+    call.healthy = True
+    if not problems or call.signals.seen:
+        return
+    if interruption := call.site.interruption(began):  # then the check was ended, and no node is to blame
+        if interruption.cause == "cancelled":
+            raise Interrupted(interruption.evidence)
+        leave(call, str(interruption))
+    if 1 < len(problems) == len(call.site.nodes):  # the network between them, and other nodes would not be better
+        call.say(f"every node fails the health check, so that none is blamed: {next(iter(problems.values()))[0]}")
+        return
+    text = "; ".join(f"{node}: {', '.join(found)}" for node, found in sorted(problems.items()))
+    call.say(f"unhealthy: {text}")
+    ledger.record(call.payload.ledger, "unhealthy", bad_nodes=sorted(problems), detail=text)
+    tried = ledger.failures_in_a_row(call.entries)
+    if call.site.job is None or tried > call.recovery["budget"]:
+        raise TrainingFailed(f"run {call.folder.name}: the health check found {text}. {RESUMES}")
+    leave(call, f"the health check found {text}")

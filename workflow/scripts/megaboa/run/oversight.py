@@ -1,0 +1,94 @@
+"""What a supervisor looks at while ranks run, and the reasons for which it stops them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from megaboa import files
+from megaboa.causes import Cause
+from megaboa.observe import progress
+from megaboa.results import AttemptFolder
+from megaboa.run import checkpoints, ledger, recovery, spikes
+from megaboa.run.announce import progress_reporter
+from megaboa.run.call import Call
+from megaboa.run.watch import Watch
+
+BYTES_PER_STEP = 1000  # of steps.jsonl, generously
+STEPS_BETWEEN_POLLS = 500  # more than can be done while nobody looks
+REQUEUE_SECONDS = 20.0  # of the wall time are kept for SLURM to be told
+
+
+def watch_of(call: Call, target: AttemptFolder, started: float) -> Watch:
+    report = progress_reporter(call.payload, call.say)
+    keep = checkpoints.keeper(call.payload.checkpoints, call.resumption.verifies, **call.resumption.retention)
+
+    def silence() -> tuple[float, float]:
+        if not progress.has_steps(target):
+            return time.time() - started, 60 * call.recovery["start_minutes"]
+        return time.time() - target.steps.stat().st_mtime, 60 * call.recovery["no_progress_minutes"]
+
+    def each_poll() -> None:
+        report()
+        keep()
+
+    return Watch(
+        call.signals,
+        silence,
+        lambda reason: _patience(call, reason),
+        lambda: _reason_to_stop(call, target),
+        each_poll,
+    )
+
+
+def _reason_to_stop(call: Call, target: AttemptFolder) -> tuple[Any, str] | None:
+    if call.payload.stop.exists():
+        return "stopped", "the user asked for it"
+    if spike := _spike(call, target):
+        return "loss_spike", f"the loss of steps {spike[0]} to {spike[1]} is far above what it was"
+    end = call.site.deadline()
+    if end is None:
+        return None
+    job = call.site.job
+    left, wall_time = end - time.time(), end - (job.start if job and job.start else call.began)
+    if left > wall_time / 2:  # no lead is longer, and files need not be read
+        return None
+    save = None if _saves_in_background(call) else progress.slowest_save(call.payload)
+    if left > recovery.lead_seconds(save, progress.seconds_per_step(target), wall_time):
+        return None
+    measured = f"a save took {save:.0f} s at most" if save is not None else "no save has been measured yet"
+    return "time_limit", f"{max(left, 0):.0f} s of the wall time are left, {measured}"
+
+
+def _saves_in_background(call: Call) -> bool:
+    """As the ranks found it: by default it depends on what is installed where they run."""
+    return call.payload.found.exists() and bool(files.read_json(call.payload.found).get("async_save"))
+
+
+def _patience(call: Call, reason: Cause) -> float:
+    """Seconds that ranks are given to save: at the end of the wall time all that is left of it."""
+    end = call.site.deadline()
+    if reason != "time_limit" or end is None:
+        return call.recovery["stop_seconds"]
+    return max(end - time.time() - REQUEUE_SECONDS, 0.0)
+
+
+def _spike(call: Call, target: AttemptFolder) -> tuple[int, int] | None:
+    settings = call.recovery["loss_spike"]
+    if not settings:
+        return None
+    size = BYTES_PER_STEP * (settings["window"] + settings["patience"] + STEPS_BETWEEN_POLLS)
+    recent = [event for event in progress.read_tail(target.steps, size) if event["event"] == "step"]
+    return spikes.find(recent, settings)
+
+
+def leave_out(call: Call, target: AttemptFolder) -> None:
+    """Go back to the checkpoint before a spike, and leave its batches out from now on."""
+    found = _spike(call, target)
+    if found is None:
+        return
+    ledger.record(call.payload.ledger, "skip", steps=list(found))
+    for iteration in checkpoints.complete_iterations(call.payload.checkpoints):
+        if iteration >= found[0]:
+            call.resumption.set_aside(iteration, f"a loss spike began at step {found[0]}")
+    call.say(f"leaves out the batches of steps {found[0]} to {found[1]}")
