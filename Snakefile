@@ -36,7 +36,7 @@ rule all:
 onstart:
     if not only_reads(workflow.dag_settings.targets):
         require_claim()
-        require_cluster(PLAN, workflow.executor_plugin.name)
+        require_cluster(PLAN, workflow.executor_plugin.name, runs_to_start())
 
 
 onsuccess:

@@ -30,10 +30,15 @@ def plan(**nodes):
 
 
 def test_several_nodes_are_had_from_slurm_only():
-    require_cluster(plan(one=1, two=2), "slurm")
-    require_cluster(plan(one=1), "local")
+    require_cluster(plan(one=1, two=2), "slurm", {"one", "two"})
+    require_cluster(plan(one=1), "local", {"one"})
     with pytest.raises(SystemExit, match=r"run two: resources\.nodes is 2.*--profile slurm"):
-        require_cluster(plan(one=1, two=2), "local")
+        require_cluster(plan(one=1, two=2), "local", {"one", "two"})
+
+
+def test_what_starts_no_ranks_needs_no_nodes():
+    require_cluster(plan(one=1, two=2), "local", set())
+    require_cluster(plan(one=1, two=2), "local", {"one"})
 
 
 def test_values_of_the_command_line_are_given_again():

@@ -54,3 +54,7 @@ def test_a_tracker_that_is_not_installed_is_named(monkeypatch):
     assert reason.startswith("trackers.wandb: the package wandb is not installed here")
     assert preflight.missing_trackers({"start": {"python": "/opt/python"}, "trackers": trackers}) == []
     assert preflight.missing_trackers({"start": {"python": None}}) == []
+    in_image = {"image": {"runtime": "pyxis"}, "trackers": trackers}
+    assert preflight.missing_trackers(in_image) == []
+    [reason] = preflight.missing_trackers(in_image, inside=True)
+    assert "is not installed in the image" in reason

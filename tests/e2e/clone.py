@@ -81,12 +81,7 @@ class Workspace:
 
     def planned(self, *arguments: str | Path) -> dict[str, int]:
         """What a dry run would do: how many jobs of each rule."""
-        output = self.snakemake("-n", *arguments)
-        if "Nothing to be done" in output:
-            return {}
-        table = output.rsplit("Job stats:", 1)[1].split("total")[0]
-        jobs = {rule: int(count) for rule, count in re.findall(r"^(\w+)\s+(\d+)$", table, re.MULTILINE)}
-        return {rule: count for rule, count in jobs.items() if rule != "all"}
+        return planned_in(self.snakemake("-n", *arguments))
 
     def results(self, *parts: str) -> Path:
         return self.path.joinpath("results", *parts)
@@ -116,6 +111,15 @@ class Workspace:
         """The ranks, without the processes that they fork: they are children of the supervisor."""
         words = ("train_rank.py", f"--run={Path('results', experiment, 'runs', run)}")
         return [pid for pid in processes(*words, cwd=self.path) if "pretrain.py" in command_line(parent(pid))]
+
+
+def planned_in(output: str) -> dict[str, int]:
+    """How many jobs of each rule a dry run has named."""
+    if "Nothing to be done" in output:
+        return {}
+    table = output.rsplit("Job stats:", 1)[1].split("total")[0]
+    jobs = {rule: int(count) for rule, count in re.findall(r"^(\w+)\s+(\d+)$", table, re.MULTILINE)}
+    return {rule: count for rule, count in jobs.items() if rule != "all"}
 
 
 def curve_of(store: Path) -> list[tuple[int, str, str]]:

@@ -47,12 +47,28 @@ def calls(workspace):
 
 
 @pytest.mark.parametrize(
-    "script", ["train_rank.py", "import_model.py", "prove_import.py", "export_model.py", "prove_export.py"]
+    "script",
+    ["check_inside.py", "train_rank.py", "import_model.py", "prove_import.py", "export_model.py", "prove_export.py"],
 )
 def test_what_needs_megatrons_kernels_runs_in_the_image(workspace, calls, script):
     called = [line for line in calls if f"/{script} " in line]
     assert called
     assert all(line.startswith("exec --nv --no-home") and f"{workspace.path}/tiny.sif" in line for line in called)
+
+
+def test_preflight_in_the_image_comes_before_training(workspace, calls):
+    checked, trained = (
+        min(place for place, line in enumerate(calls) if word in line) for word in ("/check_inside.py", "--claim=")
+    )
+    assert checked < trained
+    assert workspace.json("boxed", "preflight-in-image.json")["how"] == "apptainer"
+
+
+def test_preflight_alone_makes_no_image(workspace, calls):
+    path = f"image: {{runtime: apptainer, path: {workspace.path}/tiny.sif}}\n"
+    config = workspace.experiment("fresh", {"a": "{}"}, more=path)
+    planned = workspace.planned("preflight", "--configfile", config)
+    assert "preflight" in planned and not {"image", "preflight_in_image"} & set(planned)
 
 
 def test_the_proof_holds(workspace, calls):
@@ -72,7 +88,7 @@ def test_an_image_that_is_made_again_as_it_was_makes_nothing_again(workspace, ca
     assert not expensive & set(workspace.planned(*targets, "--forcerun", "image"))
     image = workspace.results("boxed", "image.json")
     write_json(image, {**read_json(image), "contract": {"state": "NOT_RUN", "why": "made again"}})
-    assert workspace.planned(*targets) == {}
+    assert not expensive & set(workspace.planned(*targets))
 
 
 def test_what_was_converted_in_another_image_is_converted_again(workspace, calls):

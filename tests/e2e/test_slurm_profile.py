@@ -70,3 +70,9 @@ def test_ranks_of_an_import_get_their_allocation(workspace, filled):
 def test_several_nodes_are_refused_on_one_machine(workspace, config):
     output = workspace.snakemake("pretrain", "--configfile", config, code=1)
     assert "run dp4: resources.nodes is 2, and this machine is one" in output and "--profile slurm" in output
+    assert not workspace.results("wide", "preflight.json").exists()
+
+
+def test_before_ranks_start_one_machine_is_enough_for_any_layout(workspace, config):
+    assert "2 runs are accepted by Bridge" in workspace.snakemake("preflight", "--configfile", config)
+    assert [run["state"] for run in workspace.json("wide", "preflight.json")["runs"].values()] == ["PASS", "PASS"]

@@ -46,7 +46,7 @@ def built(engines_here, workspace, tmp_path_factory):
     machine.import_tree(machine.tree(tmp_path_factory.mktemp("base") / "tree"))
     config = workspace.experiment("boxed", RUN, steps=4, save_interval=2, more=IMAGE)
     edit(config, "init: pretrained", "init: scratch")
-    said = workspace.snakemake("pretrain", "--until", "image", "index", "--configfile", config)
+    said = workspace.snakemake("pretrain", "--until", "preflight_in_image", "index", "--configfile", config)
     return config, said
 
 
@@ -66,6 +66,15 @@ def test_the_entrypoint_was_tested_inside(built, workspace):
     assert manifest["packages"]["megatron-bridge"] and manifest["python"].startswith("3.12.")
     disabled = {one["what"]: one["disables"] for one in manifest["contract"]["missing"]}
     assert disabled["wandb"] == "Weights & Biases" and "viztracer" not in disabled
+
+
+def test_preflight_is_repeated_inside(built, workspace):
+    _, said = built
+    report = workspace.json("boxed", "preflight-in-image.json")
+    assert (report["state"], report["how"]) == ("PASS", "root file system")
+    assert report["image"] == workspace.json("boxed", "image.json")["digest"]
+    assert report["packages"]["transformer_engine"] is None and report["runs"]["run"]["state"] == "PASS"
+    assert "1 runs are accepted in the image (root file system)" in said
 
 
 def test_nothing_is_built_again_for_unchanged_inputs(built, workspace):
@@ -156,26 +165,48 @@ def layer(image, target):
     return {f"{part}/{name}": digest for part in parts for name, digest in files.folder_digests(target / part).items()}
 
 
+IN_IT = {
+    "plain": "{training.precision: bf16_mixed}",
+    "fp8": "{training.precision: bf16_with_fp8_current_scaling_mixed}",
+    "gone": "{training.precision: bf16_mixed, overrides.train.check_optimizer_step_success: false}",
+}
+
+
 def test_a_pinned_source_of_bridge_goes_before_the_images_own(built, workspace):
-    """The same image; only its test is repeated, with the checkout mounted over it."""
+    """The same image; its test and preflight are repeated, with the checkout mounted over it.
+
+    That Bridge no longer has a field that one run sets, which the Python outside does not know; and what another run
+    needs is not in the image, which nobody can tell outside.
+    """
     repository = workspace.path / "bridge"
     package = Path(machine.SITE_PACKAGES, "megatron", "bridge")
     left_out = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package, repository / "src/megatron/bridge", ignore=left_out)
+    edit(repository / "src/megatron/bridge/training/config.py", "check_optimizer_step_success:", "check_steps:")
     git = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
     for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message=one"]):
         subprocess.run([*git, *words], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     config = workspace.experiment(
-        "sourced", RUN, more=IMAGE + f"  bridge_source: {{repo: bridge, commit: '{commit}'}}\n"
+        "sourced", IN_IT, more=IMAGE + f"  bridge_source: {{repo: bridge, commit: '{commit}'}}\n"
     )
-    said = workspace.snakemake("image", "--configfile", config)
+    edit(config, "device: cpu", "device: cuda")
+    edit(config, "init: pretrained", "init: scratch")
+    edit(config, ", precision: fp32", "")
+    said = workspace.snakemake("preflight_in_image", "--configfile", config, code=1)
     manifest = workspace.json("sourced", "image.json")
     assert manifest["digest"] == workspace.json("boxed", "image.json")["digest"] and "STEP" not in said
     assert manifest["bridge_source"]["commit"] == commit
     assert manifest["contract"]["state"] == "PASS"
     assert manifest["contract"]["bridge"] == "/opt/Megatron-Bridge/src/megatron/bridge"
-    assert workspace.json("sourced", "runs", "run", "run.json")["bridge_source"] == {"repo": "bridge", "commit": commit}
+    assert workspace.json("sourced", "runs", "plain", "run.json")["bridge_source"]["commit"] == commit
+    outside = workspace.json("sourced", "preflight.json")["runs"]
+    assert {name: outside[name]["state"] for name in IN_IT} == dict.fromkeys(IN_IT, "PASS")
+    assert "not checked here: run fp8: training.precision: needs the image" in said
+    assert "run fp8 is refused in the image: training.precision: the image has no transformer_engine" in said
+    assert "run gone is refused in the image" in said and "check_optimizer_step_success" in said
+    assert "2 of 3 runs could never work in this image; nothing was trained." in said
+    assert not workspace.results("sourced", "preflight-in-image.json").exists()
 
 
 @pytest.mark.skipif(not contract.has_pyxis(), reason="srun here has no pyxis (--container-image)")

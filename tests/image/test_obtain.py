@@ -85,7 +85,7 @@ def test_an_image_in_which_nothing_can_be_started_is_refused(image, tmp_path):
     done = run(tmp_path / "spec.json", tmp_path / "image.json")
     assert done.returncode == 1 and not (tmp_path / "image.json").exists()
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"error: the entrypoint can't be started in {image} (root file system): ")
+    assert last.startswith(f"error: train_rank.py can't be started in {image} (root file system): ")
     assert "/bin/sh" in last and not (tmp_path / "store/.unpacked").exists()
 
 

@@ -1,4 +1,5 @@
-from megaboa.preflight.refusals import grouped, some
+from megaboa.files import write_json
+from megaboa.preflight.refusals import grouped, read, some, write
 
 
 def test_runs_with_one_reason_share_a_line():
@@ -11,3 +12,16 @@ def test_runs_with_one_reason_share_a_line():
 def test_some():
     assert some(["a"]) == "run a"
     assert some(["a", "b", "c"]) == "runs a, b, c"
+
+
+def test_what_one_image_refused_another_may_take(tmp_path):
+    write_json(tmp_path / "specs" / "inside.json", {"digest": "packages"})
+    for name in ("here", "boxed"):
+        write_json(tmp_path / "runs" / name / "run.json", {"name": name})
+    write_json(tmp_path / "image.json", {"digest": "sha256:1"})
+    write(tmp_path, {"here": ["too long"]})
+    write(tmp_path, {"boxed": ["no such kernel"]}, "sha256:1")
+    assert set(read(tmp_path, "packages")) == {"here", "boxed"}
+    write_json(tmp_path / "image.json", {"digest": "sha256:2"})
+    assert set(read(tmp_path, "packages")) == {"here"}
+    assert read(tmp_path, "other packages") == {}

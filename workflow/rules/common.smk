@@ -132,6 +132,15 @@ PLACES = {
 }
 
 
+def runs_to_start():
+    """Runs whose ranks this call will start; known when the jobs are."""
+    return {
+        job.wildcards.run
+        for job in workflow.dag.needrun_jobs()
+        if job.rule.name in ("train", "capture")
+    }
+
+
 def ranks_per_node(model):
     """Of a model's import."""
     asked = PLAN.models[model].conversion
@@ -227,7 +236,8 @@ def before_training(run, manifest):
 
 
 def preflight_of(run):
-    return before_training(run, f"{RESULTS}/preflight.json")
+    """That of the image too, where there is one."""
+    return [before_training(run, path) for path in SHARED.preflights]
 
 
 def preflight_of_index(name):

@@ -39,6 +39,8 @@ def main() -> int:
         print(f"warning: {warning}", file=sys.stderr)
     for left in refusals.grouped({name: unchecked(result) for name, result in runs.items()}):
         print(f"not checked here: {left}", file=sys.stderr)
+    if "container" in files.read_json(arguments.order.with_name("inside.json")):
+        print("The image is asked before training, or by `snakemake preflight_in_image`.", file=sys.stderr)
 
     refused = {name: result["reasons"] for name, result in runs.items() if result["state"] == "FAIL"}
     if refused:

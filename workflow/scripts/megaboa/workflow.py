@@ -77,13 +77,17 @@ def profile_resources(default_resources: Any) -> dict[str, str]:
     return found
 
 
-def require_cluster(plan: Plan, executor: str) -> None:
-    """Called before the first job: several nodes are had from SLURM only."""
-    wide = next((run for run in plan.runs if run.config.resources.nodes > 1), None)
+def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> None:
+    """Called before the first job: several nodes are had from SLURM only.
+
+    `starting`: the runs whose ranks this call will start. What comes before them needs no nodes, on any machine.
+    """
+    wide = next((run for run in plan.runs if run.name in starting and run.config.resources.nodes > 1), None)
     if wide and executor != "slurm":
         sys.exit(
             f"run {wide.name}: resources.nodes is {wide.config.resources.nodes}, and this machine is one: "
-            f"call `snakemake --profile slurm`, or set it to 1"
+            f"call `snakemake --profile slurm`, or set it to 1; what comes before training works here too "
+            f"(`snakemake preflight`, `data`, `import`)"
         )
 
 

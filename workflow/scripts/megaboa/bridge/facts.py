@@ -39,7 +39,7 @@ def facts_of(
         model=Model(
             family=((run["model"].get("config") or {}).get("model_type")),
             max_length=getattr(model, "max_position_embeddings", None),
-            hybrid=isinstance(model, HybridModelProvider),
+            hybrid=isinstance(model, HybridModelProvider) or bool(getattr(model, "per_layer_embed_dim", None)),
             learned_positions=getattr(model, "position_embedding_type", None) == "learned_absolute",
             vocab_rows=_vocabulary_rows(model),
             tokenizer_vocab=source["vocab_size"] if source else tokenizer_vocabulary(config),

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from megaboa import files
-from megaboa.preflight import image
+from megaboa.preflight import image, in_image
 from megaboa.preflight.facts import Facts
 from megaboa.results import RunFolder
 
@@ -23,25 +23,36 @@ _OTHER = ("optimizer", "schedule", "data")
 _OTHER_TRAINING = ("train_iters", "seed", "eval_interval", "eval_iters")
 
 
-def check(experiment: Path, runs: list[str]) -> dict[str, tuple[Result, Facts | None]]:
+class NotInTheImageError(Exception):
+    """What a run needs and its image lacks."""
+
+
+def check(
+    experiment: Path, runs: list[str], inside: in_image.Packages | None = None
+) -> dict[str, tuple[Result, Facts | None]]:
     """Per run: `{"state": "PASS"}` and what the configuration says of itself, or FAIL and what is wrong with it.
 
-    With it the facts, where there is a configuration. One dry run serves all runs of one model and layout.
+    With it the facts, where there is a configuration. One dry run serves all runs of one model and layout. `inside`:
+    the packages of the image, where this process runs in it.
     """
     played: dict[str, Result] = {}
-    return {name: check_run(RunFolder(experiment / "runs" / name), played) for name in runs}
+    return {name: check_run(RunFolder(experiment / "runs" / name), played, inside) for name in runs}
 
 
-def check_run(folder: RunFolder, played: dict[str, Result]) -> tuple[Result, Facts | None]:
+def check_run(
+    folder: RunFolder, played: dict[str, Result], inside: in_image.Packages | None = None
+) -> tuple[Result, Facts | None]:
     known: list[Facts] = []
     with playing_rank_0_of(folder.run["world_size"]), as_on_a_gpu():
         try:
-            return _check(folder, played, known), known[0]
+            return _check(folder, played, known, inside), known[0]
         except Exception as error:
             return _objection(error), known[0] if known else None
 
 
-def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> Result:
+def _check(
+    folder: RunFolder, played: dict[str, Result], known: list[Facts], inside: in_image.Packages | None
+) -> Result:
     from megatron.bridge.training.config import runtime_config_update
 
     from megaboa.bridge import configuration, cpu
@@ -57,14 +68,16 @@ def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> 
     findings = table.check(facts)
     if errors := [str(one) for one in findings if one.level == "error"]:
         return {"state": "FAIL", "reasons": errors}
-    if missing := missing_trackers(folder.launch):
+    lacking, still_open = in_image.judge(facts, inside) if inside else ([], image.unchecked(facts))
+    if missing := [*missing_trackers(folder.launch, inside is not None), *lacking]:
         return {"state": "FAIL", "reasons": missing}
     if run["device"] == "cpu":
         cpu.refuse(config)
     if folder.launch["checkpoint"].get("save_interval") != 0:
         config.checkpoint.save = "checkpoints"  # so that what a saving run needs is validated too
     turned_off = _turned_off(config, {**run["overrides"], **(folder.launch.get("overrides") or {})})
-    stopped_at = _unless_for_the_image(run, lambda: runtime_config_update(config), turned_off)
+    with _of_version(inside):
+        stopped_at = _unless_for_the_image(run, lambda: runtime_config_update(config), turned_off, inside)
     result = {
         "state": "PASS",
         "data_parallel_size": facts.layout.dp,
@@ -76,34 +89,35 @@ def _check(folder: RunFolder, played: dict[str, Result], known: list[Facts]) -> 
         "memory_gib": memory.peak(facts).gib() if memory.is_known(facts) else None,
         "facts": dataclasses.asdict(facts),
         "warnings": [str(one) for one in findings],
-        "needs_image": image.unchecked(facts) if _without_image() else [],
+        "needs_gpu" if inside else "needs_image": still_open,
         "stopped_at": stopped_at,
     }
     key = _played_by(run)
     if stopped_at is None and key not in played:
-        played[key] = _play(config, run, turned_off)
+        played[key] = _play(config, run, turned_off, inside)
     return {**result, **played.get(key, {})}
 
 
-def missing_trackers(launch: dict[str, Any]) -> list[str]:
-    """What the first step would end with. Of a Python that a container brings nothing is known here."""
-    if (launch.get("start") or {}).get("python"):
+def missing_trackers(launch: dict[str, Any], inside: bool = False) -> list[str]:
+    """What the first step would end with. Of a Python that an image brings nothing is known outside of it."""
+    if not inside and (launch.get("image") or (launch.get("start") or {}).get("python")):
         return []
-    wanted = launch.get("trackers") or {}
+    wanted, where = launch.get("trackers") or {}, "in the image" if inside else "here"
+    remedy = "install it where the ranks run, or remove the key"
     return [
-        f"trackers.{name}: the package {name} is not installed here: install it where the ranks run, or remove the key"
+        f"trackers.{name}: the package {name} is not installed {where}: {remedy}"
         for name in ("wandb", "mlflow")
         if wanted.get(name) is not None and importlib.util.find_spec(name) is None
     ]
 
 
-def _play(config: Any, run: dict[str, Any], turned_off: set[str]) -> Result:
+def _play(config: Any, run: dict[str, Any], turned_off: set[str], inside: in_image.Packages | None) -> Result:
     from megaboa.bridge import dryrun
 
     made: Result = {}
     try:
         stopped_at = _unless_for_the_image(
-            run, lambda: made.update(parameters=dryrun.parameters(config, run["world_size"])), turned_off
+            run, lambda: made.update(parameters=dryrun.parameters(config, run["world_size"])), turned_off, inside
         )
     except Exception as error:
         return _objection(error)
@@ -117,22 +131,40 @@ def _turned_off(config: Any, overrides: dict[str, Any]) -> set[str]:
     return off if getattr(config.model, "moe_grouped_gemm", False) else {*off, "moe_grouped_gemm"}
 
 
-def _unless_for_the_image(run: dict[str, Any], act: Callable[[], object], turned_off: set[str]) -> str | None:
-    """Where Bridge stopped for want of what only the image has, for GPUs: no reason to refuse the run. Other objections
-    are raised."""
+def _unless_for_the_image(
+    run: dict[str, Any], act: Callable[[], object], turned_off: set[str], inside: in_image.Packages | None
+) -> str | None:
+    """Where Bridge stopped for want of what only the image has, for GPUs: no reason to refuse the run, unless this is
+    the image, and it hasn't. Other objections are raised."""
     try:
         act()
     except Exception as error:
         said = _objection(error)["reasons"][0]
-        what = image.missing(said, turned_off) if run["device"] == "cuda" and _without_image() else None
+        what = image.missing(said, turned_off) if run["device"] == "cuda" else None
         if what is None:
             raise
+        if inside and (lacking := in_image.lacks(what, said, inside)):
+            raise NotInTheImageError(lacking) from error
         return f"{what}; checked up to: {said}"
     return None
 
 
-def _without_image() -> bool:
-    return importlib.util.find_spec("transformer_engine") is None
+@contextlib.contextmanager
+def _of_version(inside: in_image.Packages | None) -> Iterator[None]:
+    """Let Megatron know which Transformer Engine the image has, though the CPU backend hides it: many of its checks ask
+    for a version. Not while modules are imported: they would look for its parts."""
+    from megatron.core import utils
+    from packaging.version import Version
+
+    version = (inside or {}).get("transformer_engine")
+    if version in (None, in_image.UNKNOWN):
+        yield
+        return
+    before, utils._te_version = utils._te_version, Version(version)
+    try:
+        yield
+    finally:
+        utils._te_version = before
 
 
 def _objection(error: Exception) -> Result:

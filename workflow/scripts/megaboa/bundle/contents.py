@@ -41,7 +41,15 @@ CODE = (
     *("profiles/local", "profiles/default"),
 )
 OF_EXPERIMENT = (
-    *("plan.tsv", "preflight.tsv", "preflight.json", "refused.json", "image.json", "specs/**/*.json"),
+    *(
+        "plan.tsv",
+        "preflight.tsv",
+        "preflight.json",
+        "preflight-in-image.json",
+        "refused.json",
+        "image.json",
+        "specs/**/*.json",
+    ),
     *("tokenizers/*.json", "models/*/*.json", "data/*.json", "data/*/*.json", "report/**/*"),
 )
 OF_RUN = ("*.json", "metrics/*")

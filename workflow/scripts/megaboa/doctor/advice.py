@@ -107,7 +107,10 @@ def data(case: Case) -> list[str]:
 
 
 def config(case: Case) -> list[str]:
-    return ["`snakemake preflight` checks the same without a GPU; a check that needs the image's packages passes there"]
+    return [
+        "`snakemake preflight` checks the same without a GPU; where there is an image, `snakemake preflight_in_image` "
+        "does so by its packages"
+    ]
 
 
 def import_error(case: Case) -> list[str]:

@@ -11,7 +11,7 @@ from megaboa.run.failures import EVIDENCE_LENGTH, classify, read_tails
 
 KINDS = ("models", "tokenizers", "corpora", "indexes")  # of specifications
 # The sentence of a mistake that a user can mend, the last line of a traceback, what preflight says.
-REFUSED = re.compile(r"^.*(?:\b(?:is|are) refused: |; nothing was trained\.$).*$", re.MULTILINE)
+REFUSED = re.compile(r"^.*(?:\b(?:is|are) refused(?: in the image)?: |; nothing was trained\.$).*$", re.MULTILINE)
 ENDED = re.compile(r"^(?:error: |(?:\w+\.)*\w*(?:Error|Exception)\b).*$", re.MULTILINE)
 
 
@@ -22,7 +22,7 @@ def failed(results: Path) -> list[str]:
 def _jobs(results: Path) -> list[tuple[Path, Path]]:
     """The log and the manifest of every job that the plan's specifications ask for."""
     logs = results / "logs"
-    jobs = [(logs / f"{name}.log", results / f"{name}.json") for name in ("image", "preflight")]
+    jobs = [(logs / f"{name}.log", results / f"{name}.json") for name in ("image", "preflight", "preflight-in-image")]
     names = {kind: sorted(path.stem for path in (results / "specs" / kind).glob("*.json")) for kind in KINDS}
     for model in names["models"]:
         for part in ("source", "import", "proof"):

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,11 @@ _NO_ALLOCATION = re.compile(
 
 def test(wanted: dict[str, Any], image: Path, results: Path) -> dict[str, Any]:
     """The entrypoint's report, and how it was had; state NOT_RUN where nothing here can start the image."""
+    return ask(wanted, image, results, lambda report: self_test(wanted, report))
+
+
+def ask(wanted: dict[str, Any], image: Path, results: Path, command: Callable[[Path], list[str]]) -> dict[str, Any]:
+    """What a command in the image writes into the file that it is told, as `test` does."""
     how = way(wanted["runtime"], image, wanted.get("srun", "srun"))
     if how is None:
         return {"state": "NOT_RUN", "why": f"nothing here can start {image.name}: {missing(wanted['runtime'])}"}
@@ -36,13 +41,14 @@ def test(wanted: dict[str, Any], image: Path, results: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix=".contract-", dir=results) as folder:
         report = Path(folder).absolute() / "report.json"
         seen = {**wanted, "mounts": [*wanted["mounts"], f"{report.parent}:{report.parent}:rw"]}
-        done = _start(how, seen, image, self_test(wanted, report))
+        argv = command(report)
+        done = _start(how, seen, image, argv)
         if not report.exists():
             if how == "pyxis" and (refused := _NO_ALLOCATION.search(done.stderr)):
                 return {"state": "NOT_RUN", "why": f"srun gave no allocation: {refused[0]}"}
             said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
             why = said[-1].strip() if said else f"exit code {done.returncode}"
-            raise InputError(f"the entrypoint can't be started in {image} ({how}): {why}")
+            raise InputError(f"{Path(argv[1]).name} can't be started in {image} ({how}): {why}")
         return {**files.read_json(report), "how": how}
 
 

@@ -72,6 +72,12 @@ class Shared:
         return [f"{self.folder}/image.json"] if self.plan.experiment.image.runtime != "none" else []
 
     @property
+    def preflights(self) -> list[str]:
+        """What a run must have passed before it asks for a GPU."""
+        inside = [f"{self.folder}/preflight-in-image.json"] if self.image_manifest else []
+        return [f"{self.folder}/preflight.json", *inside]
+
+    @property
     def export_proofs(self) -> list[str]:
         return [f"{self.folder}/runs/{name}/proof.json" for name in self.plan.exports]
 

@@ -64,7 +64,7 @@ class Model:
     """Sizes of a decoder. `vocab_rows` is what Megatron makes of `vocab_size`, padding included."""
 
     family: str | None = None
-    hybrid: bool = False  # layers of a state space between those of attention: nothing here counts them
+    hybrid: bool = False  # parts that nothing here counts: a state space, embeddings for every layer
     layers: int | None = None
     hidden: int | None = None
     ffn: int | None = None

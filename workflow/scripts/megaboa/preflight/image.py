@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection
 
 from megaboa.preflight.facts import Facts
-from megaboa.preflight.rule import Broken, Rule, finding
+from megaboa.preflight.rule import Broken, Finding, Rule, finding
 
 # What Bridge says where something of the image's is absent, and what that is. First match wins. That a sentence names
 # Transformer Engine is not enough: many are about a setting of the run (transformer_impl, the op fuser, graphs).
@@ -90,7 +90,7 @@ def attention_takes_the_head(f: Facts) -> Broken | None:
 
 
 def _open(key: str, what: str) -> Broken:
-    return Broken(key, f"needs the image: {what}", level="image")
+    return Broken(key, what, level="image")
 
 
 RULES: tuple[Rule, ...] = (
@@ -113,8 +113,13 @@ def missing(error: str, turned_off: Collection[str] = ()) -> str | None:
     return next((what for said, what in known.items() if re.search(said, error, re.IGNORECASE)), None)
 
 
-def unchecked(f: Facts) -> list[str]:
-    """Of a run on GPUs, as lines."""
+def found(f: Facts) -> list[Finding]:
+    """Of a run on GPUs."""
     if f.cluster.device != "cuda":
         return []
-    return [str(finding(rule, broken)) for rule in RULES if (broken := rule(f))]
+    return [finding(rule, broken) for rule in RULES if (broken := rule(f))]
+
+
+def unchecked(f: Facts) -> list[str]:
+    """The same as lines, where there is no image."""
+    return [f"{one.key}: needs the image: {one.message} [{one.rule}]" for one in found(f)]

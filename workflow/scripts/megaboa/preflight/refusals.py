@@ -28,21 +28,26 @@ def some(runs: Sequence[str]) -> str:
     return f"run{'s' if len(runs) > 1 else ''} {', '.join(runs[:NAMED])}{more}"
 
 
-def write(experiment: Path, refused: Mapping[str, Sequence[str]]) -> None:
-    """Beside what is known of earlier refusals: those of runs that are as they were, under the same packages."""
+def write(experiment: Path, refused: Mapping[str, Sequence[str]], image: str | None = None) -> None:
+    """Beside what is known of earlier refusals: those of runs that are as they were, under the same packages.
+
+    `image`: the digest of the image in which they were refused.
+    """
     known = read(experiment, _packages(experiment))
     for name, reasons in refused.items():
-        known[name] = {"identity": _identity(experiment, name), "reasons": list(reasons)}
+        known[name] = {"identity": _identity(experiment, name), "reasons": list(reasons), "image": image}
     files.write_json(experiment / "refused.json", {"packages": _packages(experiment), "runs": known})
 
 
 def read(experiment: Path, packages: str) -> dict[str, Any]:
-    """Runs that were refused under these packages: name, identity and reasons."""
-    path = experiment / "refused.json"
+    """Runs that were refused under these packages, outside of an image or in this one: name, identity and reasons."""
+    path, manifest = experiment / "refused.json", experiment / "image.json"
     if not path.exists():
         return {}
     found = files.read_json(path)
-    return dict(found["runs"]) if found["packages"] == packages else {}
+    here = (None, files.read_json(manifest)["digest"] if manifest.exists() else None)
+    runs = found["runs"] if found["packages"] == packages else {}
+    return {name: one for name, one in runs.items() if one.get("image") in here}
 
 
 def _identity(experiment: Path, run: str) -> str:
