@@ -34,7 +34,9 @@ rule all:
 
 
 onstart:
-    if not only_reads(workflow.dag_settings.targets):
+    if only_reads(workflow.dag_settings.targets):
+        release_experiment()
+    else:
         require_claim()
         require_cluster(PLAN, workflow.executor_plugin.name, runs_to_start())
 

@@ -1,10 +1,18 @@
 """megaboa.workflow: what ends a call before anything is submitted."""
 
+import fcntl
 from types import SimpleNamespace
 
 import pytest
 
-from megaboa.workflow import PLACEHOLDER, given_values, profile_resources, require_cluster
+from megaboa.workflow import (
+    PLACEHOLDER,
+    claim_experiment,
+    given_values,
+    profile_resources,
+    release_experiment,
+    require_cluster,
+)
 
 
 def test_what_a_profile_says_by_name():
@@ -39,6 +47,13 @@ def test_several_nodes_are_had_from_slurm_only():
 def test_what_starts_no_ranks_needs_no_nodes():
     require_cluster(plan(one=1, two=2), "local", set())
     require_cluster(plan(one=1, two=2), "local", {"one"})
+
+
+def test_what_only_reads_lets_others_work(tmp_path):
+    assert claim_experiment(tmp_path)
+    release_experiment()
+    with (tmp_path / ".lock").open() as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_values_of_the_command_line_are_given_again():

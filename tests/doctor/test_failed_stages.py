@@ -94,6 +94,15 @@ def test_what_preflight_refused_with_its_reasons(results):
     assert stages.failed(results) == ["preflight: refused", f"  | {reason}", f"  | {count}", f"  logs: {path}"]
 
 
+def test_what_was_refused_in_an_image_is_told_as_long_as_there_is_one(results):
+    said = "run a is refused in the image: model.fp8: the image has no transformer_engine"
+    path = log(results, "preflight-in-image", said)
+    write_json(results / "specs" / "inside.json", {"container": {}})
+    assert stages.failed(results) == ["preflight-in-image: refused", f"  | {said}", f"  logs: {path}"]
+    write_json(results / "specs" / "inside.json", {"digest": "packages"})
+    assert stages.failed(results) == []
+
+
 @pytest.mark.parametrize(
     "name", ["tokenizers/bpe", "data/text/sources", "data/text/shard-0-of-1", "data/text/merge", "data/indexes/0a1b"]
 )

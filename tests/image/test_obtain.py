@@ -124,6 +124,19 @@ def test_a_srun_that_gives_no_allocation_is_no_fault_of_the_image(fake_command, 
         contract.test(failing, Path("/i.sqsh"), tmp_path)
 
 
+def test_what_is_killed_says_nothing_of_the_image(fake_command, tmp_path):
+    killed = pyxis(fake_command, "exit 137")
+    with pytest.raises(contract.KilledError, match=r"was killed in /i\.sqsh .pyxis."):
+        contract.test(killed, Path("/i.sqsh"), tmp_path)
+
+
+def test_variables_go_before_those_of_the_image(fake_command, tmp_path):
+    asked = pyxis(fake_command, f"echo $* > {tmp_path}/words; exit 1")
+    with pytest.raises(InputError):
+        contract.test({**asked, "variables": {"PYTHONPATH": "/bridge/src"}}, Path("/i.sqsh"), tmp_path)
+    assert "--container-env=PYTHONPATH" in (tmp_path / "words").read_text()
+
+
 def test_the_test_runs_where_the_runs_do(fake_command, monkeypatch):
     asked = pyxis(fake_command, "true")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)

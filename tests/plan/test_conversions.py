@@ -3,6 +3,7 @@
 import pytest
 
 from megaboa.config import ConfigError
+from megaboa.conversion import marks
 from megaboa.plan.shared import Shared
 
 STEPS = "training: {train_iters: 10}\n"
@@ -56,6 +57,12 @@ def test_the_job_is_told_of_its_ranks_and_of_training(plan_of):
     assert spec["layout"] == {"tp": 2, "pp": 2, "ep": 1}
     assert (spec["nodes"], spec["gpus_per_node"], spec["cpus_per_rank"]) == (2, 2, 3)
     assert (spec["start"]["network"], spec["image"], spec["device"]) == ("infiniband", None, "cpu")
+
+
+def test_another_bridge_in_the_same_image_is_another_mark():
+    image = {"digest": "sha256:1", "bridge_source": {"repo": "r", "commit": "c1"}}
+    assert marks({"digest": "sha256:1"}) == ["sha256:1"]
+    assert marks(image) != marks({**image, "bridge_source": {"repo": "r", "commit": "c2"}})
 
 
 def test_ranks_share_the_memory_of_their_weights(plan_of):

@@ -51,6 +51,9 @@ MET = "AssertionError: TE version >= 2.7.0 is required for overlap_grad_reduce. 
 HIDDEN = "RuntimeError: --use-precision-aware-optimizer requires FusedAdam from TransformerEngine, but not found."
 
 
+ARCHITECTURE = "ValueError: Transformer Engine needs compute capability 10.0 and CUDA 13.1 for this"
+
+
 @pytest.mark.parametrize(
     ("said", "version", "refused"),
     [
@@ -59,6 +62,7 @@ HIDDEN = "RuntimeError: --use-precision-aware-optimizer requires FusedAdam from 
         (MET, "2.9.0", False),
         (MET, "2.10.0", False),
         (HIDDEN, "2.9.0", False),
+        (ARCHITECTURE, "2.9.0", False),
         (OLD, "of an unknown version", False),
         (HIDDEN, None, True),
     ],

@@ -38,6 +38,13 @@ def drawn(frames, **given):
     return figure.axes, table
 
 
+def test_what_no_run_has_yet_is_left_out_of_an_interim_report(frames):
+    spec = Figure(name="mine", kind="bar", data="runs", x="run", y="evaluation.accuracy")
+    assert _drawn(spec, frames, interim=True) is None
+    with pytest.raises(ReportError, match=r"evaluation\.accuracy"):
+        _drawn(spec, frames)
+
+
 def test_a_line_for_each_run_in_the_colour_of_its_group(frames):
     [axes], table = drawn(frames, kind="line", data="steps", x="step", y="loss", hue="optimizer.lr")
     assert len(axes.lines) == 12 and len({line.get_color() for line in axes.lines}) == 2

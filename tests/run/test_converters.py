@@ -16,9 +16,10 @@ ENV = (
 FAILS = "import os, sys, time; sys.exit('no such tensor') if os.environ['RANK'] == '1' else time.sleep(60)"
 
 
-def wanted(tp=2, image=None, device="cpu", gpus_per_node=2, **start):
+def wanted(tp=2, image=None, device="cpu", gpus_per_node=2, nodes=1, **start):
     return {
         "layout": {"tp": tp, "pp": 1, "ep": 1},
+        "nodes": nodes,
         "gpus_per_node": gpus_per_node,
         "cpus_per_rank": 3,
         "device": device,
@@ -71,13 +72,23 @@ def test_in_a_job_they_are_a_step_of_it_in_the_image(tmp_path, monkeypatch, fake
     monkeypatch.setattr(site.slurm, "available", lambda: True)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     image = {"runtime": "pyxis", "mounts": ["/w:/w:rw"], "secrets": [], "workdir": "/w", "variables": {"MINE": "1"}}
-    asked = wanted(tp=8, image=image, device="cuda", gpus_per_node=4, network="infiniband")
+    asked = wanted(tp=8, image=image, device="cuda", gpus_per_node=4, nodes=2, network="infiniband")
     converters.run(asked, {"path": "/i.sqsh"}, ["import_model.py", "--out=x"], tmp_path / "logs")
     command, environment = seen[0]
     assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--gpus-per-node=4", "--cpus-per-task=3"} <= set(command)
     assert "--container-image=/i.sqsh" in command and "--container-mounts=/w:/w:rw" in command
     assert command[-6:] == ["python3", "import_model.py", "--out=x", "--tp=8", "--pp=1", "--ep=1"]
     assert environment["MINE"] == "1" and environment["NCCL_IB_TIMEOUT"] == "22"
+
+
+def test_nodes_that_are_not_here_are_asked_of_slurm(tmp_path):
+    with pytest.raises(InputError, match=r"conversion\.nodes is 2, and here is 1: call `snakemake --profile slurm`"):
+        converters.run(wanted(tp=8, nodes=2), None, ["script.py"], tmp_path / "logs")
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match="there is no /no/python here"):
+        converters.run(wanted(python="/no/python"), None, ["script.py"], tmp_path / "logs")
 
 
 def test_the_python_is_the_one_of_training(tmp_path):

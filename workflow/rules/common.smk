@@ -14,6 +14,7 @@ sys.path.insert(0, os.path.abspath(SCRIPTS))
 
 from megaboa.bundle.contents import code_state
 from megaboa.config import ConfigError, command_line, load, nested
+from megaboa.conversion import marks
 from megaboa.files import read_json
 from megaboa.image.unchanged import as_recorded
 from megaboa.launch import queue
@@ -29,6 +30,7 @@ from megaboa.workflow import (
     print_failures,
     print_outcome,
     profile_resources,
+    release_experiment,
     require_claim,
     require_cluster,
     use_this_python,
@@ -269,7 +271,7 @@ def is_made_in(manifest, image):
     """Whether a conversion is there and took place in the image of this manifest; older ones don't say."""
     if not os.path.exists(manifest):
         return False
-    return read_json(manifest).get("image") == read_json(image)["digest"]
+    return read_json(manifest).get("image") == marks(read_json(image))
 
 
 def import_proof_of(run):

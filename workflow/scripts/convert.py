@@ -34,10 +34,7 @@ def main() -> None:
     image = read_json(arguments.image) if arguments.image else None
     if image and (problem := unchanged.problem(image)):
         raise InputError(problem)
-    try:
-        print(converters.run(wanted, image, arguments.words, arguments.logs), end="")
-    except LookupError as error:
-        raise InputError(str(error)) from None
+    print(converters.run(wanted, image, arguments.words, arguments.logs), end="")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def main() -> int:
             f"{len(refused)} of {len(runs)} runs could never work in this image; nothing was trained.", file=sys.stderr
         )
         if order["skip_illegal"]:
-            refusals.write(results, refused, manifest["digest"])
+            refusals.write(results, refused, in_image=True)
             print("They are INVALID: the same command, given again, leaves them out.", file=sys.stderr)
         return 1
     files.write_json(arguments.out, {"image": manifest["digest"], **report})
@@ -56,7 +56,7 @@ def asked(order: Path, image: Path, results: Path) -> dict:
     words = [wanted["python"], str(INNER), str(order)]
     try:
         return contract.ask(wanted, image, results, lambda report: [*words, f"--out={report}"])
-    except InputError as error:
+    except contract.KilledError as error:
         return {"state": "NOT_RUN", "why": str(error)}
 
 

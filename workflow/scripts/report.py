@@ -48,7 +48,7 @@ def main() -> None:
     frames = Frames(passed(runs), settings.get("values"), {one.run: one.predicted_gib for one in expected})
     own = [Figure.model_validate(figure) for figure in settings.get("figures", [])]
     try:
-        drawn = draw(runs, corpora, settings["agreements"], captions, args.out.parent, frames, own)
+        drawn = draw(runs, corpora, settings["agreements"], captions, args.out.parent, frames, own, args.interim)
     except ReportError as error:
         sys.exit(str(error))
     profiles, published = load_profiles(results, settings.get("profiles", [])), settings.get("published")

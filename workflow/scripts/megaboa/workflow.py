@@ -54,6 +54,12 @@ def claim_experiment(results: str | Path) -> bool:
     return True
 
 
+def release_experiment() -> None:
+    """What only reads must not keep others from working."""
+    while _held:
+        _held.pop().close()
+
+
 def only_reads(targets: Collection[str]) -> bool:
     """Whether a call may be made while another one works on the experiment."""
     return bool(targets) and set(targets) <= READERS

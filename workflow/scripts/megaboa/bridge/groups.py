@@ -36,7 +36,8 @@ def process_groups(device: str, layout: Layout = WHOLE) -> Iterator[None]:
         # Weights lie on the host until a model is whole, also of one that is for GPUs.
         dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", timeout=PATIENCE)
     try:
-        parallel_state.initialize_model_parallel(**sizes(layout))
+        minutes = PATIENCE // timedelta(minutes=1)
+        parallel_state.initialize_model_parallel(**sizes(layout), distributed_timeout_minutes=minutes)
         model_parallel_cuda_manual_seed(0)
         yield
     finally:

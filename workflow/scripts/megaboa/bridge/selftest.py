@@ -37,8 +37,11 @@ OPTIONAL = {
 }
 # Of those, what is linked against CUDA: being there says little. Transformer Engine hides a broken half of its own.
 LINKED = {"transformer_engine": "transformer_engine.pytorch", "deep_ep": "deep_ep"}
-# What the driver brings, not the image: on a machine without a GPU nobody can tell.
-NO_DRIVER = re.compile(r"libcuda\.so|libnvidia-ml\.so|Found no NVIDIA driver|No CUDA GPUs are available")
+# What no driver can mend: on a machine without a GPU, all else that an import may say is for a GPU to tell.
+BROKEN = re.compile(
+    r"undefined symbol|No module named|ended by signal|cannot import name"
+    r"|(?<!libcuda\.so\.1: )(?<!libnvidia-ml\.so\.1: )cannot open shared object file"
+)
 OFI_NCCL = Path("/opt/amazon/ofi-nccl/lib")
 
 
@@ -65,7 +68,7 @@ def examine(device: str, strict: bool = False) -> dict[str, Any]:
     failed = _failed_imports(device)
     other = differences(packages, pins.packages(device))
     linked = linked_imports(is_installed) if device == "cuda" and "torch" not in failed else {}
-    untried = {} if _has_gpu() else {name: why for name, why in linked.items() if why and NO_DRIVER.search(why)}
+    untried = {} if _has_gpu() else {name: why for name, why in linked.items() if why and not BROKEN.search(why)}
     failed |= {name: why for name, why in linked.items() if why and name not in untried}
     problems = [f"{name} can't be imported: {why}" for name, why in failed.items()]
     if strict:

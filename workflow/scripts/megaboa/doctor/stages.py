@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from megaboa.doctor import advice, classes
+from megaboa.files import read_json
 from megaboa.launch.ranks import Ended
 from megaboa.run.failures import EVIDENCE_LENGTH, classify, read_tails
 
@@ -22,7 +23,10 @@ def failed(results: Path) -> list[str]:
 def _jobs(results: Path) -> list[tuple[Path, Path]]:
     """The log and the manifest of every job that the plan's specifications ask for."""
     logs = results / "logs"
-    jobs = [(logs / f"{name}.log", results / f"{name}.json") for name in ("image", "preflight", "preflight-in-image")]
+    inside = results / "specs" / "inside.json"
+    boxed = inside.exists() and "container" in read_json(inside)
+    first = ("image", "preflight", *(["preflight-in-image"] if boxed else []))
+    jobs = [(logs / f"{name}.log", results / f"{name}.json") for name in first]
     names = {kind: sorted(path.stem for path in (results / "specs" / kind).glob("*.json")) for kind in KINDS}
     for model in names["models"]:
         for part in ("source", "import", "proof"):

@@ -25,6 +25,13 @@ _NO_ALLOCATION = re.compile(
 )
 
 
+KILLED = (-9, -15, 137, 143)
+
+
+class KilledError(InputError):
+    """From without: no fault of the image either."""
+
+
 def test(wanted: dict[str, Any], image: Path, results: Path) -> dict[str, Any]:
     """The entrypoint's report, and how it was had; state NOT_RUN where nothing here can start the image."""
     return ask(wanted, image, results, lambda report: self_test(wanted, report))
@@ -46,6 +53,8 @@ def ask(wanted: dict[str, Any], image: Path, results: Path, command: Callable[[P
         if not report.exists():
             if how == "pyxis" and (refused := _NO_ALLOCATION.search(done.stderr)):
                 return {"state": "NOT_RUN", "why": f"srun gave no allocation: {refused[0]}"}
+            if done.returncode in KILLED:
+                raise KilledError(f"{Path(argv[1]).name} was killed in {image} ({how}): too little memory, or time?")
             said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
             why = said[-1].strip() if said else f"exit code {done.returncode}"
             raise InputError(f"{Path(argv[1]).name} can't be started in {image} ({how}): {why}")
@@ -94,12 +103,13 @@ def missing(runtime: str) -> str:
 
 
 def _start(how: str, wanted: dict[str, Any], image: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
-    arguments = wanted["mounts"], wanted["env"], wanted["workdir"], command
+    names = [*wanted["env"], *wanted["variables"]]  # of which ours go before the image's own
+    arguments = wanted["mounts"], names, wanted["workdir"], command
     variables = {**runtimes.without_pythons(os.environ), **wanted["variables"]}
     if how == "root file system":
         with rootfs.unpacked(image, Path(wanted["store"])) as root:
             rootfs.prepare(root, wanted["mounts"])
-            variables = rootfs.environment(root, [*wanted["env"], *wanted["variables"]], variables)
+            variables = rootfs.environment(root, names, variables)
             return _run(rootfs.enter(str(root), *arguments), variables)
     argv = runtimes.RUNTIMES[wanted["runtime"]](str(image.absolute()), *arguments)
     return _run([*srun(wanted), *argv] if how == "pyxis" else argv, variables)

@@ -12,7 +12,7 @@ from megaboa.config import Experiment, LoadedExperiment, check, keys
 from megaboa.config.models.model import Model, Tokenizer
 from megaboa.config.sweep import piece
 from megaboa.config.yaml_file import dotted
-from megaboa.plan import conversions, documents, families
+from megaboa.plan import conversions, documents, families, images
 from megaboa.plan.choices import Choice
 from megaboa.plan.facts import facts_of, hf_config_of
 from megaboa.plan.model import Invalid, Run
@@ -87,10 +87,11 @@ class RunPlanner:
             return None
         return run
 
-    @staticmethod
-    def earlier_refusals(experiment: Path) -> dict[str, Any]:
-        """What preflight refused, as long as the packages are the same."""
-        return refusals.read(experiment, environment()["digest"]) if (experiment / "refused.json").exists() else {}
+    def earlier_refusals(self, experiment: Path) -> dict[str, Any]:
+        """What preflight refused, as long as packages and image are the same."""
+        if not (experiment / "refused.json").exists():
+            return {}
+        return refusals.read(experiment, environment()["digest"], images.wanted(self.base))
 
     def finish(self, choice: Choice, config: Experiment, model: str, quantities: Quantities, facts: Facts) -> Run:
         row = documents.row(choice.name, model, config, quantities)

@@ -27,7 +27,8 @@ NEEDS = {
     "tensor_overlap_has_buffers": "transformer_engine",
     "attention_takes_the_head": None,
 }
-_VERSION = re.compile(r"\d+(?:\.\d+)+")
+# Of the package itself: a sentence may name versions of CUDA, or of a GPU's architecture.
+_VERSION = re.compile(r"(?:transformer[ _-]?engine|\bTE\b|mamba[_-]?ssm)\D{0,20}?(\d+(?:\.\d+)+)", re.IGNORECASE)
 # What a node without a network says of a model that it can't fetch: nothing of the run or the image.
 _HUB = re.compile(r"couldn't connect|LocalEntryNotFound|OfflineMode|offline mode", re.IGNORECASE)
 

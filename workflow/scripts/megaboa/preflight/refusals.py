@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files
+from megaboa.image.unchanged import as_recorded
 
 NAMED = 3  # runs that a line names
 
@@ -28,26 +29,38 @@ def some(runs: Sequence[str]) -> str:
     return f"run{'s' if len(runs) > 1 else ''} {', '.join(runs[:NAMED])}{more}"
 
 
-def write(experiment: Path, refused: Mapping[str, Sequence[str]], image: str | None = None) -> None:
+def write(experiment: Path, refused: Mapping[str, Sequence[str]], in_image: bool = False) -> None:
     """Beside what is known of earlier refusals: those of runs that are as they were, under the same packages.
 
-    `image`: the digest of the image in which they were refused.
+    `in_image`: by the packages of the image that there is.
     """
-    known = read(experiment, _packages(experiment))
+    wanted = files.read_json(experiment / "specs" / "image.json").get("container") if in_image else None
+    image = _image(experiment, wanted)
+    known = read(experiment, _packages(experiment), wanted)
     for name, reasons in refused.items():
         known[name] = {"identity": _identity(experiment, name), "reasons": list(reasons), "image": image}
     files.write_json(experiment / "refused.json", {"packages": _packages(experiment), "runs": known})
 
 
-def read(experiment: Path, packages: str) -> dict[str, Any]:
-    """Runs that were refused under these packages, outside of an image or in this one: name, identity and reasons."""
-    path, manifest = experiment / "refused.json", experiment / "image.json"
+def read(experiment: Path, packages: str, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Runs that were refused under these packages, outside of an image or in the one that is wanted now and that there
+    is: name, identity and reasons. Another image, or one that is yet to be made, may take them."""
+    path = experiment / "refused.json"
     if not path.exists():
         return {}
     found = files.read_json(path)
-    here = (None, files.read_json(manifest)["digest"] if manifest.exists() else None)
     runs = found["runs"] if found["packages"] == packages else {}
+    here = (None, _image(experiment, wanted))
     return {name: one for name, one in runs.items() if one.get("image") in here}
+
+
+def _image(experiment: Path, wanted: dict[str, Any] | None) -> list[str] | None:
+    """By what it is made of, and by what was made."""
+    manifest = experiment / "image.json"
+    found = files.read_json(manifest) if wanted and manifest.exists() else None
+    if not found or not as_recorded(found):
+        return None
+    return [files.digest(wanted), found["digest"]]
 
 
 def _identity(experiment: Path, run: str) -> str:

@@ -60,8 +60,12 @@ def draw(
     folder: Path,
     frames: Frames | None = None,
     own: Sequence[Figure] = (),
+    interim: bool = False,
 ) -> list[dict[str, Any]]:
-    """Draw and save every figure with something to show, of the runs that passed. `own`: the experiment's."""
+    """Draw and save every figure with something to show, of the runs that passed. `own`: the experiment's.
+
+    `interim`: a column that no run has yet is nothing to show, and no mistake.
+    """
     style.apply_style()
     good = passed(runs)
     frames = frames or Frames(good)
@@ -73,7 +77,7 @@ def draw(
         "goodput": lambda: time_spent.goodput_figure(good),
     }
     specs = [spec for spec in standard_figures(frames) if spec.name not in replaced] + list(own)
-    makers |= {spec.name: partial(_drawn, spec, frames) for spec in specs}
+    makers |= {spec.name: partial(_drawn, spec, frames, interim) for spec in specs}
     for path in (folder / style.DATA).glob("*.tsv"):  # of earlier reports
         if path.stem not in makers:
             style.remove(folder, path.stem)
@@ -93,7 +97,7 @@ def draw(
     return drawn
 
 
-def _drawn(spec: Figure, frames: Frames) -> figures.Drawn | None:
+def _drawn(spec: Figure, frames: Frames, interim: bool = False) -> figures.Drawn | None:
     if frames.runs.empty:
         return None
     try:
@@ -104,6 +108,8 @@ def _drawn(spec: Figure, frames: Frames) -> figures.Drawn | None:
             table = table.merge(frames.runs[["run", shades.column]], on="run", how="left")
         return kinds.draw(spec, table, shades)
     except UnknownColumnError as error:
+        if interim:
+            return None
         raise ReportError(f"report.figures: {spec.name}: {error}") from None
     except (TypeError, ValueError) as error:
         raise ReportError(f"report.figures: {spec.name}: can't be drawn as {spec.kind}: {error}") from error

@@ -13,6 +13,7 @@ from megaboa.data.errors import InputError
 from megaboa.image.container import NO_CONTAINER, Container
 from megaboa.launch import local, networks
 from megaboa.launch.environment import threads_environment
+from megaboa.launch.slurm import SlurmUnreachableError
 from megaboa.run import site
 
 SHOWN_LINES = 40  # of the log of a rank that failed
@@ -26,9 +27,21 @@ def run(wanted: dict[str, Any], image: dict[str, Any] | None, words: Sequence[st
     layout = Layout(**wanted["layout"])
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
-    place = site.here(wanted, wanted["device"], container=container_of(wanted, image))
+    try:
+        place = site.here(wanted, wanted["device"], container=container_of(wanted, image))
+    except (LookupError, SlurmUnreachableError) as error:
+        raise InputError(str(error)) from None
+    if len(place.nodes) < wanted["nodes"]:
+        where = "this job has" if place.job else "here is"
+        raise InputError(
+            f"conversion.nodes is {wanted['nodes']}, and {where} {len(place.nodes)}: call `snakemake --profile slurm`, "
+            "or set it to 1"
+        )
     command = [site.python_of(wanted), *words, *layout.arguments]
-    ranks = place.start(command, layout.ranks, logs, environment_of(wanted))
+    try:
+        ranks = place.start(command, layout.ranks, logs, environment_of(wanted))
+    except FileNotFoundError as error:
+        raise InputError(f"the ranks can't be started: there is no {error.filename} here") from None
     try:
         ended = local.wait(ranks)
     except BaseException:
