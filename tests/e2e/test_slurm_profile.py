@@ -74,5 +74,5 @@ def test_several_nodes_are_refused_on_one_machine(workspace, config):
 
 
 def test_before_ranks_start_one_machine_is_enough_for_any_layout(workspace, config):
-    assert "2 runs are accepted by Bridge" in workspace.snakemake("preflight", "--configfile", config)
-    assert [run["state"] for run in workspace.json("wide", "preflight.json")["runs"].values()] == ["PASS", "PASS"]
+    assert "3 runs are accepted by Bridge" in workspace.snakemake("preflight", "--configfile", config)
+    assert [run["state"] for run in workspace.json("wide", "preflight.json")["runs"].values()] == ["PASS"] * 3
