@@ -294,6 +294,16 @@ def test_several_processes_that_make_the_same_corpora_at_once_all_succeed(bpe, t
     assert {(folder / "c.bin").read_bytes() for folder in made} == {quiet[0]}
 
 
+def test_what_a_killed_listing_left_is_removed_by_the_next(bpe, tmp_path):
+    spec = specification(tmp_path, jsonl(tmp_path / "a.jsonl", TEXTS), bpe)
+    folder = Path(make(spec, 1)["datasets"][0]["prefix"]).parent
+    half = folder.with_name(f".{folder.name}.tokenizer.json.1.2.tmp")
+    half.write_text("{")
+    assert left(tmp_path) == {half.name}
+    jobs.list_sources(spec, 1)
+    assert left(tmp_path) == set()
+
+
 @pytest.mark.slow
 def test_killed_at_random_moments_and_called_again_it_makes_the_same_corpus(bpe, tmp_path):
     source = jsonl(tmp_path / "a.jsonl", sentences(1000) * 50)

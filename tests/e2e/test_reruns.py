@@ -1,5 +1,7 @@
 """What runs again when something changes, and what doesn't."""
 
+import re
+
 import pytest
 from clone import edit, planned_in
 
@@ -119,3 +121,9 @@ def test_a_stage_is_a_target(done, stage, rules):
     assert rules.items() <= planned.items()
     if stage in ("data", "import", "preflight"):
         assert "train" not in planned
+
+
+def test_the_readmes_picture_shows_the_jobs_of_the_default_experiment(workspace):
+    picture = (workspace.path / "docs" / "images" / "dag.svg").read_text()
+    drawn = set(re.findall(r"<title>\d+</title>.*?<text[^>]*>(\w+)</text>", picture, re.DOTALL))
+    assert drawn == set(workspace.planned("--forceall"))

@@ -61,8 +61,11 @@ def list_sources(spec: dict[str, Any], threads: int) -> dict[str, Any]:
         **{option: spec[option] for option in DECIDING},
     }
     folder = store.folder(spec["store"], "corpora", name, identity)
-    with enough_room(folder):
-        loaded = tokenizer.freeze(reference, loading.result(), folder.with_name(f"{folder.name}.tokenizer.json"))
+    frozen = folder.with_name(f"{folder.name}.tokenizer.json")
+    with enough_room(folder), store.locked(folder.with_name(f".{folder.name}.lock")):
+        for left in folder.parent.glob(f".{frozen.name}.*.tmp"):  # by a job that was killed
+            left.unlink()
+        loaded = tokenizer.freeze(reference, loading.result(), frozen)
     return {"name": name, "files": files, "tokenizer": loaded, "identity": identity, "folder": str(folder)}
 
 
