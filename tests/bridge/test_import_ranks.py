@@ -36,6 +36,7 @@ class Place:
     def start(self, name, **layout):
         spec = {
             "layout": {"tp": 1, "pp": 1, "ep": 1, **layout},
+            "nodes": 1,
             "gpus_per_node": 2,
             "cpus_per_rank": 1,
             "device": "cpu",
