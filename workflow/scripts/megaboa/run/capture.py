@@ -23,7 +23,7 @@ WRAPPER = Path(__file__).parents[2] / "profile_rank.py"
 
 def capture(folder: RunFolder) -> dict[str, Any]:
     """Profile the run's first steps as profile.json says, once for each identity and settings; return the manifest."""
-    site = sites.here(folder.launch, folder.run["device"], container=sites.container_of(folder))
+    site = sites.here(folder.launch, folder.run["device"], container=sites.container_of(folder.launch, folder.image))
     check_nodes(folder, site.nodes)
     check_image(folder)
     check_data(folder)

@@ -10,7 +10,6 @@ from typing import Any
 
 from megaboa.conversion import Layout
 from megaboa.data.errors import InputError
-from megaboa.image.container import NO_CONTAINER, Container
 from megaboa.launch import local, networks
 from megaboa.launch.environment import threads_environment
 from megaboa.launch.slurm import SlurmUnreachableError
@@ -28,7 +27,7 @@ def run(wanted: dict[str, Any], image: dict[str, Any] | None, words: Sequence[st
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     try:
-        place = site.here(wanted, wanted["device"], container=container_of(wanted, image))
+        place = site.here(wanted, wanted["device"], container=site.container_of(wanted, image))
     except (LookupError, SlurmUnreachableError) as error:
         raise InputError(str(error)) from None
     if len(place.nodes) < wanted["nodes"]:
@@ -50,14 +49,6 @@ def run(wanted: dict[str, Any], image: dict[str, Any] | None, words: Sequence[st
     if not ended.ok:
         raise InputError(f"{ended}; its end, in {logs}:\n{_end_of(logs, ended.rank)}")
     return "".join(path.read_text(errors="replace") for path in sorted(logs.glob("*.log")))
-
-
-def container_of(wanted: dict[str, Any], image: dict[str, Any] | None) -> Container:
-    asked = wanted["image"]
-    if not asked or not image:
-        return NO_CONTAINER
-    path = str(Path(image["path"]).absolute())
-    return Container(asked["runtime"], path, asked["mounts"], asked["secrets"], asked["workdir"])
 
 
 def environment_of(wanted: dict[str, Any], given: Mapping[str, str] = os.environ) -> dict[str, str]:

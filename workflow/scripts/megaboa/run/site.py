@@ -17,7 +17,6 @@ from megaboa.image.container import NO_CONTAINER, Container
 from megaboa.launch import local, slurm
 from megaboa.launch.ranks import Ranks
 from megaboa.launch.srun import SrunRanks
-from megaboa.results import RunFolder
 from megaboa.run import health
 from megaboa.run.failures import Failure
 
@@ -244,13 +243,13 @@ def python_of(launch: dict[str, Any]) -> str:
     return launch["start"]["python"] or ("python3" if launch.get("image") else sys.executable)
 
 
-def container_of(folder: RunFolder) -> Container:
-    """The image that a run's ranks start in."""
-    asked = folder.launch.get("image")
+def container_of(launch: dict[str, Any], image: dict[str, Any] | None) -> Container:
+    """The image that ranks start in, if they are to; `image`: its manifest."""
+    asked = launch.get("image")
     if not asked:
         return NO_CONTAINER
-    assert folder.image
-    path = str(Path(folder.image["path"]).absolute())
+    assert image
+    path = str(Path(image["path"]).absolute())
     return Container(asked["runtime"], path, asked["mounts"], asked["secrets"], asked["workdir"])
 
 

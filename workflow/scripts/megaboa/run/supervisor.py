@@ -36,7 +36,7 @@ def train(folder: RunFolder) -> dict[str, Any]:
     payload = store_of(folder, identity)
     payload.path.mkdir(parents=True, exist_ok=True)
     say = announcer(folder)
-    site = sites.here(folder.launch, folder.run["device"], container=sites.container_of(folder))
+    site = sites.here(folder.launch, folder.run["device"], container=sites.container_of(folder.launch, folder.image))
 
     def waits(holder: str) -> None:
         say(f"is being trained by {holder}; waiting for it")
