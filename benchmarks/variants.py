@@ -12,7 +12,6 @@ While some ranks train, the next ones have been started and have made their impo
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import gzip
 import json
@@ -31,10 +30,10 @@ sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
 from megaboa import files
 from megaboa.bridge import process
-from megaboa.launch.environment import ReservedPort
 from megaboa.results import AttemptFolder, RunFolder, RunStore
 
 FIRST_TIMED = 9
+FIRST_PORT = 20_000
 PROFILED = (16, 18)
 LINE = re.compile(
     r"iteration +(\d+)/.*elapsed time per iteration \(ms\): ([\d.]+)(?:.*throughput per GPU \(TFLOP/s/GPU\): ([\d.]+))?"
@@ -82,6 +81,7 @@ class Schedule:
         self.running: list[tuple[dict[str, Any], list[int], list[subprocess.Popen], float]] = []
         self.ready: list[subprocess.Popen] = []
         self.began = time.time()
+        self.port = FIRST_PORT  # one for each variant: a free one that is let go again may be taken by a neighbour
 
     def run(self) -> None:
         while self.waiting or self.running:
@@ -112,14 +112,13 @@ class Schedule:
         self.free -= set(gpus)
         folder = self.arguments.out / variant["name"]
         folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.closing(ReservedPort("127.0.0.1")) as port:
-            number = port.number
+        self.port += 1
         workers = []
         for rank in range(len(gpus)):
             if not self.ready:
                 self.start_ahead()
             worker = self.ready.pop(0)
-            job = {"variant": variant, "folder": str(folder.absolute()), "rank": rank, "gpus": gpus, "port": number}
+            job = {"variant": variant, "folder": str(folder.absolute()), "rank": rank, "gpus": gpus, "port": self.port}
             worker.stdin.write(json.dumps(job).encode() + b"\n")
             worker.stdin.flush()
             workers.append(worker)

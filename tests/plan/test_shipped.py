@@ -23,6 +23,13 @@ def test_an_experiment_has_the_name_of_its_file_and_breaks_no_rule(name):
     assert plan.runs and not plan.invalid
 
 
+def test_few_layers_fit_two_gpus_by_a_file_laid_over_those_for_four():
+    plan = make_plan(load([FOLDER / "few-layers-4xh200.yaml", FOLDER / "overlays" / "few-layers-2xh200.yaml"]))
+    assert plan.name == "few-layers-2xh200" and not plan.invalid
+    assert {run.run["world_size"] for run in plan.runs} == {2}
+    assert {run.name for run in plan.runs} == {run.name for run in plan_of("few-layers-4xh200").runs}
+
+
 @pytest.mark.parametrize("name", WITH_GPU)
 def test_memory_is_predicted_for_every_run(name):
     assert all(run.launch["gpu"] for run in plan_of(name).runs)
