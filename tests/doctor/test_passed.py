@@ -72,3 +72,38 @@ def test_a_loader_that_is_too_slow(host_ms, said):
 
 def test_without_a_profile_nothing_is_said_of_data():
     assert passed.waits_for_data(None, 2) == []
+
+
+def test_a_host_that_launches_too_slowly():
+    """Numbers of the two-rank trace from H200s, and of a run that is kept busy."""
+    slow = [
+        {"rank": n, "ms": {"starved": {"median": starved}, "wall": {"median": 93.9}}}
+        for n, starved in ((0, 44.4), (1, 64.7))
+    ]
+    found = passed.waits_for_host({"ranks": slow}, "none")
+    assert found[0].startswith("69% of a step the GPU waits for the host") and "full_iteration" in found[1]
+    assert passed.waits_for_host({"ranks": slow}, "full_iteration") == []
+    busy = [{"rank": 0, "ms": {"starved": {"median": 10.0}, "wall": {"median": 93.9}}}]
+    unknown = [{"rank": 0, "ms": {"starved": None, "wall": {"median": 93.9}}}]
+    assert passed.waits_for_host({"ranks": busy}, "none") == passed.waits_for_host({"ranks": unknown}, "none") == []
+    assert passed.waits_for_host(None, "none") == []
+
+
+CURRENT = "bf16_with_fp8_current_scaling_mixed"
+
+
+@pytest.mark.parametrize(
+    ("precision", "parallel", "overrides", "said"),
+    [
+        (CURRENT, {"distributed_optimizer": True}, {}, True),
+        (CURRENT, {"distributed_optimizer": True}, {"mixed_precision.fp8_param_gather": False}, False),
+        (CURRENT, {"distributed_optimizer": False}, {}, False),
+        (CURRENT, None, {}, False),
+        ("bf16_with_fp8_subchannel_scaling_mixed", {"distributed_optimizer": True}, {}, False),
+        (None, {"distributed_optimizer": True}, None, False),
+    ],
+)
+def test_weights_kept_in_fp8(precision, parallel, overrides, said):
+    run = {"training": {"precision": precision}, "parallel": parallel, "overrides": overrides}
+    found = passed.casts_single_rows(run)
+    assert bool(found) == said and (not said or "mixed_precision.fp8_param_gather: false" in found[1])
