@@ -23,6 +23,7 @@ def asked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     results = tmp_path / "results" / "tiny"
     write_json(results / "specs" / "runs.json", {"runs": ["a"]})
+    write_json(results / "specs" / "image.json", {"runtime": "none"})
     write_json(results / "runs" / "a" / "run.json", {"device": "cpu", "model": {"recipe": str(RECIPE)}})
     write_json(results / "runs" / "gone" / "run.json", {"device": "cuda"})
     write_json(results / "runs" / "a" / "train.json", {"identity": "x", "store": str(tmp_path / "store"), "host": "n1"})
@@ -32,6 +33,13 @@ def asked(tmp_path, monkeypatch):
 
 def bundled(asked, **environment):
     return collect(asked, Machine.here(Path(), Path("store")), environment)
+
+
+@pytest.mark.parametrize(("runtime", "there"), [("none", False), ("apptainer", True)])
+def test_what_an_image_said_goes_with_it_alone(asked, runtime, there):
+    write_json(asked.results / "specs" / "image.json", {"runtime": runtime})
+    write_json(asked.results / "preflight-in-image.json", {})
+    assert ("results/tiny/preflight-in-image.json" in bundled(asked)) == there
 
 
 def test_the_runs_of_the_plan_with_code_and_configuration(asked):

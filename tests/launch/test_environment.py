@@ -106,3 +106,9 @@ def test_only_the_standard_library_is_needed():
     code += "third = {n.split('.')[0] for n in sys.modules} - set(sys.stdlib_module_names) - {'megaboa', '__main__'}\n"
     code += "sys.exit(str(third) if third else 0)"
     subprocess.run([sys.executable, "-S", "-c", code], env=dict(os.environ), check=True)
+
+
+def test_the_user_comes_first_then_the_site_then_a_preset():
+    own, preset = {"A": "ours", "B": "ours", "C": "ours"}, {"A": "preset", "D": "preset", "E": "preset"}
+    found = environment.layered(own, preset, {"B": "chosen", "C": None}, given={"D": "site"})
+    assert found == {"A": "preset", "B": "chosen", "E": "preset"}

@@ -8,7 +8,7 @@ from megaboa.config.models.resources import Launch
 from megaboa.data.errors import InputError
 from megaboa.launch.ranks import Ended
 from megaboa.launch.slurm import Job
-from megaboa.run import converters, site
+from megaboa.run import converters, gpus, site
 
 ENV = (
     "import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['OMP_NUM_THREADS'], *sys.argv[1:])"
@@ -96,3 +96,18 @@ def test_the_python_is_the_one_of_training(tmp_path):
     script.write_text("import sys; print(sys.executable)")
     said = converters.run(wanted(python=sys.executable), None, [str(script)], tmp_path / "logs")
     assert said.splitlines() == [sys.executable] * 2
+
+
+@pytest.mark.parametrize(("listed", "refused"), [(1, True), (2, False)])
+def test_gpus_are_counted_before_ranks_start(tmp_path, monkeypatch, listed, refused):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpus, "query", lambda: [{"index": number, "uuid": f"GPU-{number}"} for number in range(listed)])
+    script = tmp_path / "script.py"
+    script.write_text("print('done')")
+    if refused:
+        with pytest.raises(
+            InputError, match=r"layout has 2 ranks, and here are 1 GPUs: make `models.<name>.conversion`"
+        ):
+            converters.run(wanted(device="cuda"), None, [str(script)], tmp_path / "logs")
+    else:
+        assert converters.run(wanted(device="cuda"), None, [str(script)], tmp_path / "logs") == "done\ndone\n"

@@ -178,6 +178,8 @@ def _name(path: Path) -> str:
 def _results(results: Path) -> Files:
     paths = [path for pattern in OF_EXPERIMENT for path in results.glob(pattern)]
     paths += [path for run in _runs(results) for pattern in OF_RUN for path in (results / "runs" / run).glob(pattern)]
+    if read_json(results / "specs" / "image.json")["runtime"] == "none":  # one may be left from when there was an image
+        paths = [path for path in paths if path.name != "preflight-in-image.json"]
     found = sorted(path for path in set(paths) if path.is_file() and not path.name.startswith("."))
     return {f"results/{results.name}/{path.relative_to(results).as_posix()}": path.read_bytes() for path in found}
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from megaboa import files
 from megaboa.launch import networks
-from megaboa.launch.environment import threads_environment
+from megaboa.launch.environment import layered, threads_environment
 from megaboa.results import AttemptFolder, RunFolder, RunStore
 from megaboa.run.identity import identity_of
 from megaboa.run.resume import Beginning
@@ -51,12 +50,11 @@ def rank_environment(folder: RunFolder, target: AttemptFolder | None = None) -> 
     }
     if (folder.launch.get("trackers") or {}).get("offline"):
         own["WANDB_MODE"] = "offline"
-    preset: dict[str, str | None] = {}  # what the site has set itself is better
+    preset: dict[str, str | None] = {}
     if run["device"] == "cuda":
         preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(run["parallel"])
         if target:  # where NCCL's flight recorder writes what it saw before a time-out
             own |= {name: str(target.path / "flight-rank-") for name in FLIGHT_RECORDER}
     if run["device"] == "cuda" or start["network"]:
         preset |= networks.environment(start["network"], {})
-    own |= {name: value for name, value in preset.items() if name not in os.environ}
-    return {name: value for name, value in {**own, **start["environment"]}.items() if value is not None}
+    return layered(own, preset, start["environment"])

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from megaboa.conversion import Layout
 from megaboa.data.errors import InputError
 from megaboa.launch import local, networks
-from megaboa.launch.environment import threads_environment
+from megaboa.launch.environment import layered, threads_environment
 from megaboa.launch.slurm import SlurmUnreachableError
-from megaboa.run import site
+from megaboa.run import gpus, site
 
 SHOWN_LINES = 40  # of the log of a rank that failed
 
@@ -36,6 +37,8 @@ def run(wanted: dict[str, Any], image: dict[str, Any] | None, words: Sequence[st
             f"conversion.nodes is {wanted['nodes']}, and {where} {len(place.nodes)}: call `snakemake --profile slurm`, "
             "or set it to 1"
         )
+    if wanted["device"] == "cuda" and not place.job:
+        _need_gpus(layout.ranks)
     command = [site.python_of(wanted), *words, *layout.arguments]
     try:
         ranks = place.start(command, layout.ranks, logs, environment_of(wanted))
@@ -51,18 +54,29 @@ def run(wanted: dict[str, Any], image: dict[str, Any] | None, words: Sequence[st
     return "".join(path.read_text(errors="replace") for path in sorted(logs.glob("*.log")))
 
 
-def environment_of(wanted: dict[str, Any], given: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What every rank's environment has beside ours: as in training, what the site has set itself is better."""
+def _need_gpus(ranks: int) -> None:
+    """In a job SLURM has seen to it. A driver that doesn't answer is left to the ranks to complain of."""
+    try:
+        found = len(gpus.visible(gpus.query(), os.environ.get("CUDA_VISIBLE_DEVICES")))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return
+    if found < ranks:
+        raise InputError(
+            f"the conversion's layout has {ranks} ranks, and here are {found} GPUs: make `models.<name>.conversion` "
+            "smaller, or call `snakemake --profile slurm`"
+        )
+
+
+def environment_of(wanted: dict[str, Any]) -> dict[str, str]:
+    """What every rank's environment has beside ours: as in training."""
     start = wanted["start"]
-    preset = networks.environment(start["network"], {}) if wanted["device"] == "cuda" or start["network"] else {}
-    own: dict[str, str | None] = {
+    own = {
         **threads_environment(wanted["cpus_per_rank"]),
         "PYTHONUNBUFFERED": "1",
         **(wanted["image"] or {}).get("variables", {}),
-        **{name: value for name, value in preset.items() if name not in given},
-        **start["environment"],
     }
-    return {name: value for name, value in own.items() if value is not None}
+    preset = networks.environment(start["network"], {}) if wanted["device"] == "cuda" or start["network"] else {}
+    return layered(own, preset, start["environment"])
 
 
 def _end_of(logs: Path, rank: int | None) -> str:
