@@ -222,6 +222,14 @@ CASES = {
         "launch": {"trackers": Trackers(wandb={}, mlflow={}, offline=True).model_dump(mode="json")},
         "expected": dict.fromkeys(["logger.mlflow_tracking_uri", "logger.wandb_save_dir"]),
     },
+    "overrides of parts that the recipe left out": {
+        "run": {"overrides": {"straggler.log_straggler": True, "comm_overlap.tp_comm_overlap": False}},
+        "expected": {
+            "straggler.log_straggler": True,
+            "straggler.straggler_minmax_count": 1,
+            "comm_overlap.tp_comm_overlap": False,
+        },
+    },
     "overrides win": {
         "run": {"overrides": {"model.make_vocab_size_divisible_by": 64, "ddp.bucket_size": 1000}},
         "expected": {"model.make_vocab_size_divisible_by": 64, "ddp.bucket_size": 1000},

@@ -74,3 +74,14 @@ def test_energy_is_read_from_the_console(tmp_path):
     energy = performance.energy(store, [1], world_size=2)
     assert energy["joules_per_gpu_and_step"]["n"] == 7 and energy["watts_per_gpu"]["median"] == 640.0
     assert performance.energy(store, [1], world_size=1) is None
+
+
+def test_stragglers_are_read_from_the_first_ranks_console_of_all_attempts(tmp_path):
+    store = RunStore(FakeExperiment(tmp_path).plan_run("a"))
+    line = "[2026-11-21 10:00:00] | MnRtt/Rnk: 100.00ms/0 | MxRtt/Rnk: {}.00ms/3 | MnPwr/Rnk: 612.11W/0 |\n"
+    for attempt in (1, 2):
+        write_text(store.attempt(attempt).log(0), line.format(300) + line.format(100 + 20 * attempt))
+    found = performance.stragglers(store, [1, 2])
+    assert found["slowest"] == {"3": 4} and found["slowest_over_fastest"]["n"] == 3
+    assert performance.stragglers(store, [1])["slowest_over_fastest"]["median"] == pytest.approx(1.2)
+    assert performance.stragglers(store, [7]) is None

@@ -133,6 +133,7 @@ def test_the_same_number_written_differently_is_the_same_identity(plan_of: PlanO
         "data: {max_epochs: 1}",
         "data: {reset_position_ids: false, validation_sets: {}, fim: null, blend_per_split: null}",
         "overrides: {logger.log_interval: 5, profiling.nvtx_ranges: true, checkpoint.save_retain_interval: 5}",
+        "overrides: {straggler.log_straggler: true, nvrx_straggler.enabled: true}",
     ],
 )
 def test_what_can_not_change_the_losses_is_not_identity(plan_of: PlanOf, text: str) -> None:

@@ -86,6 +86,14 @@ def test_every_run_has_a_row_with_its_state(html):
     assert any(row.startswith("later|NOT_RUN it has no metrics|") for row in table)
 
 
+def test_what_runs_took_of_their_gpus_is_shown_where_it_is_known(experiment, html, tmp_path):
+    runs = load_runs(experiment.results)
+    energy = {"joules_per_gpu_and_step": {"median": 1897.4}, "watts_per_gpu": {"median": 668.0}}
+    known = [dataclasses.replace(run, summary=run.summary and run.summary | {"energy": energy}) for run in runs]
+    table = rows(page(known, tmp_path))
+    assert "tp2||||1,897|668||" in table and "joules per GPU" not in html
+
+
 def test_only_runs_that_passed_are_plotted(html):
     for name in DRAWN - {"lengths", "scaling"}:
         drawn = figure(html, name)

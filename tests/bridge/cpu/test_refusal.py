@@ -43,6 +43,10 @@ def config(**values) -> SimpleNamespace:
         ),
         ({"dataset__enable_in_batch_packing": True}, "dataset.enable_in_batch_packing: True: set it to false"),
         ({"model__recompute_modules": ["core_attn", "layernorm"]}, "name only core_attn, mlp and moe"),
+        (
+            {"straggler": SimpleNamespace(log_straggler=True)},
+            "straggler.log_straggler: True: set it to false",
+        ),
         ({"nvrx_straggler": SimpleNamespace(enabled=True)}, "nvrx_straggler: namespace(enabled=True): set it to null"),
         (
             {"model__context_parallel_size": 2, "model__window_size": (8, 0)},
@@ -104,12 +108,13 @@ def _unknown_fields() -> list[str]:
     from megatron.bridge.models.gpt_provider import GPTModelProvider
     from megatron.bridge.recipes.common import _pretrain_common
     from megatron.bridge.training.comm_overlap import CommOverlapConfig
-    from megatron.bridge.training.config import FaultToleranceConfig, GPTDatasetConfig
+    from megatron.bridge.training.config import FaultToleranceConfig, GPTDatasetConfig, StragglerDetectionConfig
 
     from megaboa.bridge.cpu.refusal import RULES
 
     cfg = _pretrain_common()
     cfg.model, cfg.comm_overlap, cfg.ft = GPTModelProvider, CommOverlapConfig, FaultToleranceConfig
+    cfg.straggler = StragglerDetectionConfig
     datasets = (DirectHFSFTDatasetConfig, GPTSFTDatasetConfig, GPTDatasetConfig)
     fields = {name for dataset in datasets for name in dataset.__dataclass_fields__}
     cfg.dataset = type("AnyDataset", (), dict.fromkeys(fields))

@@ -135,3 +135,25 @@ def test_every_line_is_counted(path):
     assert (count.lines, count.bytes, count.torn) == (text.count(b"\n"), len(text), 0)
     assert count.understood == sum(1 if isinstance(event, Note) else event.count for event in events)
     assert count.unknown == count.lines - count.understood
+
+
+def straggler_line(fastest: str, slowest: str, label: str = "") -> bytes:
+    """As StragglerDetector.report of megatron-core 0.19.2 writes it; no such line of a real run is at hand."""
+    return (
+        f"{label}[2026-11-21 10:00:00] | MnRtt/Rnk: {fastest} | MxRtt/Rnk: {slowest} | MnPwr/Rnk: 612.11W/0 | "
+        "MxPwr/Rnk: 690.02W/1 | MnTmp/Rnk: 41.00C/0 | MxTmp/Rnk: 52.00C/1 | MnUtl/Rnk: 99.00%/0 | "
+        "MxUtl/Rnk: 100.00%/1 | MnClk/Rnk: 1755.00MHz/1 | MxClk/Rnk: 1980.00MHz/0 | MnDRtt/Rnk: 0.31ms/0 | "
+        "MxDRtt/Rnk: 0.52ms/1 | MnEtpt/Rnk: 350.11TF/1 | MxEtpt/Rnk: 371.20TF/0\n"
+    ).encode()
+
+
+def test_what_the_straggler_detector_says():
+    first = straggler_line("900.00ms/0", "2000.00ms/1")  # kernels are compiled
+    text = (
+        first + 3 * straggler_line("100.00ms/0", "110.00ms/1", "[rank0]:") + straggler_line("100.00ms/1", "105.00ms/0")
+    )
+    torn = b"[2026-11-21 10:00:00] | MnRtt/Rnk: 100.00ms/0 | MxRtt/Rnk: 110.0\n"
+    found = summary_of(text + torn)["stragglers"]
+    assert found["slowest"] == {"1": 4, "0": 1}
+    assert (found["slowest_over_fastest"]["n"], found["slowest_over_fastest"]["median"]) == (4, pytest.approx(1.1))
+    assert summary_of(fixture("bridge_one_gpu"))["stragglers"] is None

@@ -69,6 +69,8 @@ OWN_FIELDS = (
 HARMLESS_OVERRIDES = (
     "logger.",
     "profiling.",
+    "straggler.",
+    "nvrx_straggler.",
     "checkpoint.save_interval",
     "checkpoint.save_retain_interval",
     "checkpoint.save_tokenizer_assets",

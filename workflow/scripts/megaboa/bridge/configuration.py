@@ -6,9 +6,13 @@ gets. Preflight uses `build` alone.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import difflib
 import importlib
 import importlib.util
+import typing
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,7 +206,21 @@ def override(config: ConfigContainer, overrides: dict[str, Any]) -> ConfigContai
     """Set fields in Bridge's own dotted form, with its own checks of names and types."""
     if not overrides:
         return config
+    _add_parts(config, overrides)
     return process_config_with_overrides(config, cli_overrides=hydra_overrides(overrides))
+
+
+def _add_parts(config: ConfigContainer, overrides: dict[str, Any]) -> None:
+    """Parts that a recipe left out (`straggler`, `comm_overlap`), where overrides set fields of theirs."""
+    kinds, fields = typing.get_type_hints(type(config)), defaultdict(dict)
+    for name, value in overrides.items():
+        part, _, field = name.partition(".")
+        if "." not in field and getattr(config, part, config) is None:
+            fields[part][field] = value
+    for part, given in fields.items():
+        for kind in filter(dataclasses.is_dataclass, typing.get_args(kinds[part])):
+            with contextlib.suppress(TypeError):  # no such field: Bridge's error says so
+                setattr(config, part, kind(**given))
 
 
 def _architecture(folder: RunFolder) -> tuple[dict[str, Any] | None, str | None]:

@@ -25,6 +25,7 @@ TIMES = (
         "goodput",
         "scaling_efficiency",
         "energy",
+        "stragglers",
     ),
 )
 WITHOUT_TIMES = "equal, but for measured times"

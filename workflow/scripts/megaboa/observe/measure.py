@@ -41,6 +41,7 @@ def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
         peak_tflops=peak_tflops,
         memory=performance.memory(store, numbers),
         energy=performance.energy(store, numbers, train["world_size"]),
+        stragglers=performance.stragglers(store, numbers),
     )
     return Measured(rows, summary, _time(store, events, rows))
 

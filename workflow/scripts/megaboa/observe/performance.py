@@ -1,4 +1,4 @@
-"""How much of its machine a run used: TFLOP/s, MFU, memory, energy."""
+"""How much of its machine a run used: TFLOP/s, MFU, memory, energy, and whether a rank held the others up."""
 
 from __future__ import annotations
 
@@ -53,13 +53,22 @@ def memory(store: RunStore, attempts: Sequence[int]) -> dict[str, Any] | None:
 
 def energy(store: RunStore, attempts: Sequence[int], world_size: int) -> dict[str, Any] | None:
     """As the last rank's console has it, where Bridge was asked to measure it (`logger.log_energy`)."""
+    return _console(store, attempts, world_size - 1).summarize()["energy"]
+
+
+def stragglers(store: RunStore, attempts: Sequence[int]) -> dict[str, Any] | None:
+    """As the first rank's console has it, where Megatron's detector was asked for (`straggler.log_straggler`)."""
+    return _console(store, attempts, 0).stragglers()
+
+
+def _console(store: RunStore, attempts: Sequence[int], rank: int) -> LogSummary:
     console = LogSummary()
     for number in attempts:
-        log = AttemptFolder(store.attempt(number).path).log(world_size - 1)
+        log = AttemptFolder(store.attempt(number).path).log(rank)
         if log.exists():
             with log.open("rb") as stream:
                 console.read(read_events(stream, console.count))
-    return console.summarize()["energy"]
+    return console
 
 
 def _peaks(record: dict[str, Any]) -> dict[str, int]:

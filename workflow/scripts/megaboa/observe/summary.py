@@ -24,6 +24,7 @@ def summarize(
     peak_tflops: float | None = None,
     memory: dict[str, Any] | None = None,
     energy: dict[str, Any] | None = None,
+    stragglers: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Gates and numbers of a run, from its train manifest, its attempts' start lines, its events and its step rows.
 
@@ -59,6 +60,7 @@ def summarize(
         "mfu": performance.mfu(tflops, events, peak_tflops),
         "memory": memory,
         "energy": energy,
+        "stragglers": stragglers,
         "loss": loss_summary([row["step"] for row in final], [row["loss"] for row in final]),
         "grad_norm": {"last": final[-1]["grad_norm"], "max": _max([row["grad_norm"] for row in final])}
         if final

@@ -104,6 +104,11 @@ class Frames:
         row["memory.predicted_gib"] = self._predicted.get(run.name)
         memory = summary.get("memory")
         row["memory.measured_gib"] = memory["peak_bytes"]["allocated"] / 2**30 if memory else None
+        energy = summary.get("energy") or {}
+        row["energy.joules_per_gpu"] = (energy.get("joules_per_gpu_and_step") or {}).get("median")
+        row["energy.watts_per_gpu"] = (energy.get("watts_per_gpu") or {}).get("median")
+        stragglers = summary.get("stragglers") or {}
+        row["stragglers.slowest_over_fastest"] = (stragglers.get("slowest_over_fastest") or {}).get("median")
         return row | {f"{EVALUATION}{name}": value for name, value in run.evaluation.items()}
 
     @functools.cached_property

@@ -14,7 +14,7 @@ import yaml
 from markupsafe import Markup
 
 from megaboa.config.models.report import Figure
-from megaboa.report import axes, figures, gap, kinds, style, time_spent, trace_figures
+from megaboa.report import axes, figures, gap, kinds, machines, style, time_spent, trace_figures
 from megaboa.report.blends import DataRead, last_validation
 from megaboa.report.checks import Check, by_subject, verdict
 from megaboa.report.colours import MOST_ENTRIES, Shades
@@ -150,6 +150,7 @@ def render(
         verdict_text=verdict_text(result),
         figures={section: _named(drawn, names) for section, names in SECTIONS.items()},
         own_figures=[figure for figure in drawn if figure["own"] and figure["name"] not in FIGURES],
+        machines=machines.rows(passed(runs)),
         times=time_spent.time_rows(passed(runs)),
         runs=runs,
         corpora=corpora,

@@ -111,6 +111,7 @@ RULES = (
     Rule("checkpoint.async_save", bool, OFF),
     Rule("profiling.use_nsys_profiler", bool, "set profile.tool to pytorch"),
     Rule("profiling.record_memory_history", bool, OFF),
+    Rule("straggler.log_straggler", bool, OFF),
     Rule("nvrx_straggler", _is_on, "set it to null"),
     Rule("inprocess_restart", _is_on, "set it to null"),
     Rule("ft.enable_ft_package", bool, OFF),

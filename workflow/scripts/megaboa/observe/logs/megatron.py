@@ -25,6 +25,7 @@ _MEMORY = re.compile(rb"\[Rank (\d+)\] \(after (\d+) iterations\) memory \((MB|G
 _PARAMETERS = re.compile(rb"Total number of parameters in billions: (\d+\.\d+)\s*$")
 _ON_RANK = re.compile(rb"number of parameters on \([^)]*\)[^(]*\(([\d, ]+)\): *(\d+)\s*$")
 _SETTING = re.compile(rb"\W*(?:\d+: *)?(seq_length) *(?:\.{2,}|:) *(\d+)\s*$")
+_STRAGGLERS = re.compile(rb"MnRtt/Rnk: *(\d+\.\d+)ms/(\d+) *\| *MxRtt/Rnk: *(\d+\.\d+)ms/(\d+) *\|")
 _SAVED = re.compile(rb"successfully saved checkpoint from iteration +(\d+)")
 # The last field of Megatron-LM's own lines: what may follow it is another rank's.
 _LAST = b"number of nan iterations"
@@ -87,6 +88,15 @@ def read_setting(line: bytes) -> Event | None:
 
 def read_start(line: bytes) -> Event | None:
     return Note("start", {}, rank_of(line)) if START.search(line) else None
+
+
+def read_stragglers(line: bytes) -> Event | None:
+    """What Megatron's straggler detector says of its last steps: the rank that calculated shortest, and longest."""
+    found = _STRAGGLERS.search(line)
+    if not found:
+        return None
+    fastest, slowest = float(found[1]), float(found[3])
+    return Note("stragglers", {"fastest_ms": fastest, "slowest_ms": slowest, "slowest_rank": found[4].decode()})
 
 
 def _step(line: bytes) -> Event | None:

@@ -21,6 +21,7 @@ RARE: Readers = (
     (START, (megatron.read_start,)),
     (b"step", (others.read_torchtitan, others.read_progress_bar)),
     (b"param", (megatron.read_parameters, others.read_torchtitan_size)),
+    (b"MxRtt/Rnk", (megatron.read_stragglers,)),
     (b"seq", (others.read_torchtitan_settings, megatron.read_setting)),
 )
 READERS = ((STEP, (megatron.read_iteration,)), (SPEED, (megatron.read_speed,)), *RARE)

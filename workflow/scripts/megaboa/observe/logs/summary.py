@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from array import array
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,6 +37,7 @@ class LogSummary:
         self._notes: dict[str, list[Note]] = defaultdict(list)
         self._peaks: dict[str, dict[str, float]] = defaultdict(dict)
         self._ranks: set[str] = set()
+        self._ratios, self._slowest = array("d"), Counter[str]()
 
     def read(self, events: Iterable[Event], rank: str | None = None) -> None:
         """`rank`: whose log it is, where its lines don't say."""
@@ -49,6 +52,9 @@ class LogSummary:
             elif event.kind == "memory":
                 peaks = self._peaks[of or "0"]
                 peaks |= {name: max(value, peaks.get(name, 0.0)) for name, value in event.values.items()}
+            elif event.kind == "stragglers":
+                self._ratios.append(event.values["slowest_ms"] / (event.values["fastest_ms"] or math.nan))
+                self._slowest[event.values["slowest_rank"]] += 1
             else:
                 self._keep(event)
 
@@ -88,6 +94,7 @@ class LogSummary:
                 "nan_iterations": _sum(final, "nan"),
                 "not_finite_losses": int(final["not_finite"].eq(True).sum()) if "not_finite" in final else 0,
                 "energy": _energy(timed),
+                "stragglers": self.stragglers(),
                 "memory": _memory(self._peaks, final),
                 "parameters": [note.values for note in self._notes["parameters"]],
                 "validation": _validation(self._notes["validation"]),
@@ -96,6 +103,19 @@ class LogSummary:
                 "further": _further(final),
             }
         )
+
+    def stragglers(self) -> dict[str, Any] | None:
+        """By how much the slowest rank calculated longer than the fastest, and how often which rank it was.
+
+        The first report is of steps in which kernels are compiled.
+        """
+        if not self._ratios:
+            return None
+        ratios = np.array(self._ratios[1:] or self._ratios)
+        return {
+            "slowest_over_fastest": spread(ratios[np.isfinite(ratios)]),
+            "slowest": dict(self._slowest.most_common()),
+        }
 
     def _speeds(self) -> tuple[pd.DataFrame, str]:
         """Lines without a number, where there are no others: the first of every attempt are left out."""
