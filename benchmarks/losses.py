@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    curves = [curve for curve in json.loads(arguments.results.read_text()) if curve.get("losses")]
+    every = json.loads(arguments.results.read_text())
+    curves = [curve for curve in every if curve.get("done", True) and len(curve.get("losses", ())) > FROM]
+    if not curves:
+        sys.exit(f"{arguments.results}: no variant came to its end with more than {FROM} steps")
     draw(curves, arguments.out)
     print(table(curves))
 

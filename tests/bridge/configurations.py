@@ -1,7 +1,7 @@
 """Builds Bridge's configuration of some runs in a process of its own, as the CPU backend must come before Megatron.
 
 `python configurations.py FOLDER`: FOLDER holds cases.json, {name: changes to the run}; the fields asked for are
-printed as JSON.
+printed as JSON; of a case that is `refused`, what the error says.
 """
 
 import copy
@@ -56,10 +56,21 @@ def main(folder):
         run = copy.deepcopy(RUN)
         for section, values in case["run"].items():
             run[section] = values if section in ("data", "parent", "device") else run[section] | values
+        if "refused" in case:
+            found[name] = why_refused(configuration, run, inputs)
+            continue
         config = configuration.build(run, inputs)
         configuration.place(config, LAUNCH | case.get("launch", {}), store, attempt, None, folder / "cache")
         found[name] = {field: _read(config, field) for field in case["expected"]}
     return found
+
+
+def why_refused(configuration, run, inputs):
+    try:
+        configuration.build(run, inputs)
+    except Exception as error:
+        return str(error)
+    return None
 
 
 def _read(config, field):

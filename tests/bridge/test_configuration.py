@@ -230,6 +230,18 @@ CASES = {
             "comm_overlap.tp_comm_overlap": False,
         },
     },
+    "a part that can't be made of what is said of it": {
+        "run": {"overrides": {"comm_overlap.overlap_grad_reduce": True}},
+        "refused": "overrides: comm_overlap isn't set here, and needs comm_overlap.tp_comm_overlap too",
+    },
+    "a field that a part doesn't have": {
+        "run": {"overrides": {"straggler.no_such": 1}},
+        "refused": "Could not override 'straggler.no_such'",
+    },
+    "no mixed precision is fp32": {
+        "run": {"overrides": {"mixed_precision.grad_reduce_in_fp32": True}},
+        "refused": "Could not override 'mixed_precision.grad_reduce_in_fp32'",
+    },
     "overrides win": {
         "run": {"overrides": {"model.make_vocab_size_divisible_by": 64, "ddp.bucket_size": 1000}},
         "expected": {"model.make_vocab_size_divisible_by": 64, "ddp.bucket_size": 1000},
@@ -255,6 +267,11 @@ def test_trackers_without_a_network_write_into_the_store(found):
     )
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "trackers offline"])
+@pytest.mark.parametrize("name", [name for name in CASES if "refused" in CASES[name]])
+def test_what_is_refused_says_why(found, name):
+    assert CASES[name]["refused"] in found[name]
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n != "trackers offline" and "expected" in CASES[n]])
 def test_fields_arrive(found, name):
     assert found[name] == CASES[name]["expected"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from megaboa.doctor import passed
+from megaboa.preflight import table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "estimate"))
 from gpt2_large import facts
@@ -74,36 +75,49 @@ def test_without_a_profile_nothing_is_said_of_data():
     assert passed.waits_for_data(None, 2) == []
 
 
+def starved(milliseconds, wall=93.9):
+    return {"rank": 0, "ms": {"starved": milliseconds and {"median": milliseconds}, "wall": {"median": wall}}}
+
+
+def with_kernels(given, **kernels):
+    return dataclasses.replace(given, kernels=dataclasses.replace(given.kernels, **kernels))
+
+
 def test_a_host_that_launches_too_slowly():
-    """Numbers of the two-rank trace from H200s, and of a run that is kept busy."""
-    slow = [
-        {"rank": n, "ms": {"starved": {"median": starved}, "wall": {"median": 93.9}}}
-        for n, starved in ((0, 44.4), (1, 64.7))
-    ]
-    found = passed.waits_for_host({"ranks": slow}, "none")
-    assert found[0].startswith("69% of a step the GPU waits for the host") and "full_iteration" in found[1]
-    assert passed.waits_for_host({"ranks": slow}, "full_iteration") == []
-    busy = [{"rank": 0, "ms": {"starved": {"median": 10.0}, "wall": {"median": 93.9}}}]
-    unknown = [{"rank": 0, "ms": {"starved": None, "wall": {"median": 93.9}}}]
-    assert passed.waits_for_host({"ranks": busy}, "none") == passed.waits_for_host({"ranks": unknown}, "none") == []
-    assert passed.waits_for_host(None, "none") == []
+    """Numbers of the two-rank trace from H200s, and of runs that are kept busy or say nothing."""
+    given, slow = facts(world=2, tp=2), {"ranks": [starved(44.4), starved(64.7)]}
+    found = passed.waits_for_host(given, slow)
+    assert found[0].startswith("69% of a step the GPU waits for the host")
+    assert "full_iteration" in found[1] and "p2p" not in found[1]
+    assert passed.waits_for_host(with_kernels(given, graphs="full_iteration"), slow) == []
+    for quiet in ({"ranks": [starved(10.0), starved(None), starved(5.0, wall=0.0)]}, None):
+        assert passed.waits_for_host(given, quiet) == []
+
+
+def test_the_graph_that_is_advised_breaks_no_rule():
+    pipeline = facts(mbs=8, world=2, pp=2)
+    advised = passed.waits_for_host(pipeline, {"ranks": [starved(90.0)]})[1]
+    assert "model.batch_p2p_sync: false" in advised
+    taken = with_kernels(pipeline, graphs="full_iteration", nan_check=False, waits_for_messages=False)
+    assert table.is_legal(taken) and not table.is_legal(with_kernels(taken, waits_for_messages=True))
 
 
 CURRENT = "bf16_with_fp8_current_scaling_mixed"
 
 
 @pytest.mark.parametrize(
-    ("precision", "parallel", "overrides", "said"),
+    ("precision", "weights", "distributed", "said"),
     [
-        (CURRENT, {"distributed_optimizer": True}, {}, True),
-        (CURRENT, {"distributed_optimizer": True}, {"mixed_precision.fp8_param_gather": False}, False),
-        (CURRENT, {"distributed_optimizer": False}, {}, False),
-        (CURRENT, None, {}, False),
-        ("bf16_with_fp8_subchannel_scaling_mixed", {"distributed_optimizer": True}, {}, False),
-        (None, {"distributed_optimizer": True}, None, False),
+        (CURRENT, True, True, True),
+        (CURRENT, False, True, False),
+        (CURRENT, True, False, False),
+        ("bf16_with_fp8_subchannel_scaling_mixed", True, True, False),
+        (None, False, True, False),
     ],
 )
-def test_weights_kept_in_fp8(precision, parallel, overrides, said):
-    run = {"training": {"precision": precision}, "parallel": parallel, "overrides": overrides}
-    found = passed.casts_single_rows(run)
+def test_weights_kept_in_fp8(precision, weights, distributed, said):
+    given = facts()
+    training = dataclasses.replace(given.training, precision=precision, fp8_weights=weights)
+    layout = dataclasses.replace(given.layout, distributed_optimizer=distributed)
+    found = passed.casts_single_rows(dataclasses.replace(given, training=training, layout=layout))
     assert bool(found) == said and (not said or "mixed_precision.fp8_param_gather: false" in found[1])

@@ -487,6 +487,22 @@ CASES = {
         {"graphs": "full_iteration", "nan_check": False},
         {"graphs": "transformer_engine"},
     ),
+    "full_graph_waits_for_no_message": Case(
+        {"graphs": "full_iteration", "nan_check": False, "pp": 2},
+        "model.batch_p2p_sync",
+        "true with a graph of the full iteration and pp: 2",
+        (False,),
+        {"graphs": "full_iteration", "nan_check": False, "pp": 2, "waits_for_messages": False},
+        {"graphs": "full_iteration", "nan_check": False, "pp": 2, "vpp": 2},
+    ),
+    "full_graph_has_no_straggler_detector": Case(
+        {"graphs": "full_iteration", "nan_check": False, "stragglers": True},
+        "straggler.log_straggler",
+        "true with a graph of the full iteration",
+        (False,),
+        {"graphs": "full_iteration", "nan_check": False},
+        {"stragglers": True},
+    ),
     "graphs_leave_expert_overlap_alone": Case(
         {**OVERLAP, "graphs": "transformer_engine", "graph_modules": ("mlp",)},
         "model.cuda_graph_modules",

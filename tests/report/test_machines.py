@@ -31,10 +31,7 @@ def runs(tmp_path_factory):
 
 def test_a_row_for_every_run_of_which_something_is_known(runs):
     assert machines.rows(runs) == [
-        {
-            **{"run": "gpu", "tflops": 568.2, "mfu": 0.574, "gib": 57.5, "joules": 189.7, "watts": 668.0},
-            **{"slowest_over_fastest": 1.034, "slowest": "1, in 18 of 20 reports"},
-        }
+        machines.Took("gpu", 568.2, 0.574, 57.5, 189.7, 668.0, 1.034, "1, in 18 of 20 reports")
     ]
 
 

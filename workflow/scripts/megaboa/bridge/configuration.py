@@ -6,7 +6,6 @@ gets. Preflight uses `build` alone.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import importlib
@@ -212,15 +211,24 @@ def override(config: ConfigContainer, overrides: dict[str, Any]) -> ConfigContai
 
 def _add_parts(config: ConfigContainer, overrides: dict[str, Any]) -> None:
     """Parts that a recipe left out (`straggler`, `comm_overlap`), where overrides set fields of theirs."""
-    kinds, fields = typing.get_type_hints(type(config)), defaultdict(dict)
+    kinds, given = typing.get_type_hints(type(config)), defaultdict(dict)
     for name, value in overrides.items():
         part, _, field = name.partition(".")
-        if "." not in field and getattr(config, part, config) is None:
-            fields[part][field] = value
-    for part, given in fields.items():
+        # No mixed_precision is fp32.
+        if part != "mixed_precision" and getattr(config, part, config) is None:
+            given[part][field] = value
+    for part, values in given.items():
         for kind in filter(dataclasses.is_dataclass, typing.get_args(kinds[part])):
-            with contextlib.suppress(TypeError):  # no such field: Bridge's error says so
-                setattr(config, part, kind(**given))
+            setattr(config, part, _made(kind, part, values))
+
+
+def _made(kind: type, part: str, values: dict[str, Any]) -> Any:
+    """Fields that it doesn't know are left to Bridge's error."""
+    fields = [one for one in dataclasses.fields(kind) if one.init]
+    needed = [one.name for one in fields if one.default is one.default_factory is dataclasses.MISSING]
+    if missing := [f"{part}.{name}" for name in needed if name not in values]:
+        raise ValueError(f"overrides: {part} isn't set here, and needs {' and '.join(missing)} too")
+    return kind(**{one.name: values[one.name] for one in fields if one.name in values})
 
 
 def _architecture(folder: RunFolder) -> tuple[dict[str, Any] | None, str | None]:

@@ -96,7 +96,7 @@ def _of_summary(folder: RunFolder, summary: dict[str, Any], facts: Facts | None)
     lines = passed.waits_for_data(analysis, folder.launch.get("num_workers"))
     if facts is not None:
         lines += [*passed.slow(facts, summary), *passed.unbalanced(facts, analysis)]
-        lines += [*passed.waits_for_host(analysis, facts.kernels.graphs), *passed.casts_single_rows(folder.run)]
+        lines += [*passed.waits_for_host(facts, analysis), *passed.casts_single_rows(facts)]
     lines += curve.findings(_steps(folder), _course(folder))
     return [line if line.startswith(" ") else f"{folder.name}: passed; {line}" for line in lines]
 

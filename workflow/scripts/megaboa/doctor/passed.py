@@ -17,13 +17,14 @@ from megaboa.preflight.facts import Facts
 LOW = 0.2  # of the peak: half of what large models reach
 UNBALANCED = 0.05  # of a step that the fullest stage takes longer than the mean, and a split would win back
 WAITING = 0.1  # of a step in loading data
-STARVED = (
-    0.2  # of a step in which GPUs wait for the host to launch; where it was half, a graph made steps a third as long
-)
-GRAPH = (
-    "model.cuda_graph_impl: full_iteration, model.cuda_graph_modules: [], model.use_te_rng_tracker: true, "
-    "ddp.check_for_nan_in_grad: false, rerun_state_machine.check_for_nan_in_loss: false"
-)
+STARVED = 0.2  # of a step in which GPUs wait for the host to launch
+GRAPH = {
+    "model.cuda_graph_impl": "full_iteration",
+    "model.cuda_graph_modules": "[]",
+    "model.use_te_rng_tracker": "true",
+    "ddp.check_for_nan_in_grad": "false",
+    "rerun_state_machine.check_for_nan_in_loss": "false",
+}
 
 
 def slow(f: Facts, summary: dict[str, Any]) -> list[str]:
@@ -119,26 +120,27 @@ def _loading(analysis: dict[str, Any], rank: dict[str, Any]) -> float | None:
     return host / wall if host and wall else None
 
 
-def waits_for_host(analysis: dict[str, Any] | None, graphs: str) -> list[str]:
+def waits_for_host(f: Facts, analysis: dict[str, Any] | None) -> list[str]:
     """By a profile: how long a GPU had nothing to do as nothing had been launched, of the rank with most of it."""
-    ranks = [rank["ms"] for rank in (analysis or {}).get("ranks", []) if rank["ms"].get("starved")]
-    most = max((ms["starved"]["median"] / ms["wall"]["median"] for ms in ranks), default=0.0)
-    if graphs != "none" or most < STARVED:
+    timed = [rank["ms"] for rank in (analysis or {}).get("ranks", []) if rank["ms"]["wall"]["median"]]
+    most = max((ms["starved"]["median"] / ms["wall"]["median"] for ms in timed if ms.get("starved")), default=0.0)
+    if f.kernels.graphs != "none" or most < STARVED:
         return []
+    plain_stages = {"model.batch_p2p_sync": "false"} if f.layout.pp > 1 and not f.layout.vpp else {}
+    graph = ", ".join(f"{name}: {value}" for name, value in {**GRAPH, **plain_stages}.items())
     return [
         f"{most:.0%} of a step the GPU waits for the host to launch, by its profile",
-        f"  try: overrides: {{{GRAPH}}}: one launch a step, where the model can be captured; else larger micro-batches",
+        f"  try: overrides: {{{graph}}}: one launch a step, where the model can be captured; else larger micro-batches",
     ]
 
 
-def casts_single_rows(run: dict[str, Any]) -> list[str]:
+def casts_single_rows(f: Facts) -> list[str]:
     """Weights kept in FP8 are cast by the distributed optimizer as tensors of one row, by a slow kernel.
 
     50 of 334 ms on an H200, with megatron-core 0.19.2 and Transformer Engine 2.20.2: docs/benchmarks/h200.md.
     """
-    precision, parallel = (run.get("training") or {}).get("precision"), run.get("parallel") or {}
-    kept = (run.get("overrides") or {}).get("mixed_precision.fp8_param_gather", True)
-    if "fp8_current_scaling" not in str(precision) or not kept or not parallel.get("distributed_optimizer"):
+    precision = f.training.precision or ""
+    if "fp8_current_scaling" not in precision or not f.training.fp8_weights or not f.layout.distributed_optimizer:
         return []
     return [
         f"{precision} keeps the weights in FP8, which makes the optimizer's casts slow: 15% of a step of GPT2-large",

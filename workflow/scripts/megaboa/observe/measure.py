@@ -40,8 +40,7 @@ def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
         drift=drift(folder.run, read_json(store.identity), train, final),
         peak_tflops=peak_tflops,
         memory=performance.memory(store, numbers),
-        energy=performance.energy(store, numbers, train["world_size"]),
-        stragglers=performance.stragglers(store, numbers),
+        **performance.consoles(store, numbers, train["world_size"]),
     )
     return Measured(rows, summary, _time(store, events, rows))
 

@@ -51,14 +51,12 @@ def memory(store: RunStore, attempts: Sequence[int]) -> dict[str, Any] | None:
     return None
 
 
-def energy(store: RunStore, attempts: Sequence[int], world_size: int) -> dict[str, Any] | None:
-    """As the last rank's console has it, where Bridge was asked to measure it (`logger.log_energy`)."""
-    return _console(store, attempts, world_size - 1).summarize()["energy"]
-
-
-def stragglers(store: RunStore, attempts: Sequence[int]) -> dict[str, Any] | None:
-    """As the first rank's console has it, where Megatron's detector was asked for (`straggler.log_straggler`)."""
-    return _console(store, attempts, 0).stragglers()
+def consoles(store: RunStore, attempts: Sequence[int], world_size: int) -> dict[str, Any]:
+    """What Bridge was asked to measure (`logger.log_energy`, `straggler.log_straggler`), and printed: the energy on the
+    last rank, stragglers on the first."""
+    first = _console(store, attempts, 0)
+    last = first if world_size == 1 else _console(store, attempts, world_size - 1)
+    return {"energy": last.summarize()["energy"], "stragglers": first.stragglers()}
 
 
 def _console(store: RunStore, attempts: Sequence[int], rank: int) -> LogSummary:

@@ -119,6 +119,7 @@ class Training:
     keep_last: int | None = None
     checkpoint_format: str | None = None
     precision: Precision | None = None
+    fp8_weights: bool = False  # fp8_param_gather
     bf16: bool | None = None
     fp16: bool | None = None
     pipeline_dtype: bool = True  # whether one is set
@@ -139,6 +140,8 @@ class Kernels:
     recompute_modules: tuple[str, ...] = ()
     graphs: str = "none"  # cuda_graph_impl
     graph_modules: tuple[str, ...] = ()
+    waits_for_messages: bool = True  # batch_p2p_sync
+    stragglers: bool = False  # log_straggler
     cpu_offloading: bool = False
     offloaded_layers: int = 0
     expert_overlap: bool = False  # overlap_moe_expert_parallel_comm

@@ -122,6 +122,22 @@ def full_graph_has_no_nan_check(f: Facts) -> Broken | None:
     return Broken("rerun_state_machine.check_for_nan_in_loss", "true with a graph of the full iteration", (False,))
 
 
+def full_graph_waits_for_no_message(f: Facts) -> Broken | None:
+    """Stages of a pipeline without vpp wait for the GPU after every message (p2p_communication.py), which nobody may do
+    while a graph is recorded."""
+    if f.kernels.graphs != "full_iteration" or f.layout.pp == 1 or f.layout.vpp or not f.kernels.waits_for_messages:
+        return None
+    return Broken("model.batch_p2p_sync", f"true with a graph of the full iteration and pp: {f.layout.pp}", (False,))
+
+
+def full_graph_has_no_straggler_detector(f: Facts) -> Broken | None:
+    """Megatron's straggler detector asks the GPU when a forward pass began and ended; events that a graph has recorded
+    can't say."""
+    if f.kernels.graphs != "full_iteration" or not f.kernels.stragglers:
+        return None
+    return Broken("straggler.log_straggler", "true with a graph of the full iteration", (False,))
+
+
 def graphs_leave_expert_overlap_alone(f: Facts) -> Broken | None:
     """Experts whose communication is hidden run in pieces: transformer_config.py refuses transformer_engine graphs
     of moe and mlp; CloudAI refuses every graph."""
@@ -211,6 +227,8 @@ RULES = (
     recomputation_is_outside_graphs,
     full_recomputation_needs_a_full_graph,
     full_graph_has_no_nan_check,
+    full_graph_waits_for_no_message,
+    full_graph_has_no_straggler_detector,
     graphs_leave_expert_overlap_alone,
     recomputation_is_complete,
     recomputed_parts_are_there,

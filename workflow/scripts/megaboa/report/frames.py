@@ -12,6 +12,7 @@ from megaboa.config.models.report import Figure
 from megaboa.observe.numbers import WARMUP_STEPS
 from megaboa.observe.steps import VALIDATION_SET
 from megaboa.plan.figures import EVALUATION
+from megaboa.report import machines
 from megaboa.report.runs import RunResult
 
 SEED = "training.seed"
@@ -102,13 +103,10 @@ class Frames:
         row["tflops_per_gpu"] = (summary.get("tflops_per_rank") or {}).get("median")
         row["mfu"] = (summary.get("mfu") or {}).get("median")
         row["memory.predicted_gib"] = self._predicted.get(run.name)
-        memory = summary.get("memory")
-        row["memory.measured_gib"] = memory["peak_bytes"]["allocated"] / 2**30 if memory else None
-        energy = summary.get("energy") or {}
-        row["energy.joules_per_gpu"] = (energy.get("joules_per_gpu_and_step") or {}).get("median")
-        row["energy.watts_per_gpu"] = (energy.get("watts_per_gpu") or {}).get("median")
-        stragglers = summary.get("stragglers") or {}
-        row["stragglers.slowest_over_fastest"] = (stragglers.get("slowest_over_fastest") or {}).get("median")
+        took = machines.took(run)
+        row["memory.measured_gib"] = took.gib
+        row["energy.joules_per_gpu"], row["energy.watts_per_gpu"] = took.joules, took.watts
+        row["stragglers.slowest_over_fastest"] = took.slowest_over_fastest
         return row | {f"{EVALUATION}{name}": value for name, value in run.evaluation.items()}
 
     @functools.cached_property

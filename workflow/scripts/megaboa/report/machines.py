@@ -1,33 +1,51 @@
-"""What the runs took of their GPUs: a table of the page."""
+"""What the runs took of their GPUs: a table of the page, and columns of others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from megaboa.report.expected import measured_gib
 from megaboa.report.runs import RunResult
 
 
-def rows(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """One for each run of which memory, energy or its slowest rank is known: none on the CPU."""
-    found = [_row(run) for run in runs]
-    return [row for row in found if any(row[name] is not None for name in ("gib", "joules", "slowest_over_fastest"))]
+@dataclass(frozen=True)
+class Took:
+    """Medians; memory is the most of any rank. None where it wasn't measured."""
+
+    run: str
+    tflops: float | None
+    mfu: float | None
+    gib: float | None
+    joules: float | None  # of one GPU in a step
+    watts: float | None
+    slowest_over_fastest: float | None
+    slowest: str  # rank
+
+    @property
+    def is_known(self) -> bool:
+        return any(value is not None for value in (self.gib, self.joules, self.slowest_over_fastest))
 
 
-def _row(run: RunResult) -> dict[str, Any]:
+def rows(runs: Sequence[RunResult]) -> list[Took]:
+    """None on the CPU."""
+    return [row for row in map(took, runs) if row.is_known]
+
+
+def took(run: RunResult) -> Took:
     summary = run.summary or {}
     energy, stragglers = summary.get("energy") or {}, summary.get("stragglers") or {}
-    return {
-        "run": run.name,
-        "tflops": _median(summary.get("tflops_per_rank")),
-        "mfu": _median(summary.get("mfu")),
-        "gib": measured_gib(summary),
-        "joules": _median(energy.get("joules_per_gpu_and_step")),
-        "watts": _median(energy.get("watts_per_gpu")),
-        "slowest_over_fastest": _median(stragglers.get("slowest_over_fastest")),
-        "slowest": _slowest(stragglers.get("slowest") or {}),
-    }
+    return Took(
+        run=run.name,
+        tflops=_median(summary.get("tflops_per_rank")),
+        mfu=_median(summary.get("mfu")),
+        gib=measured_gib(summary),
+        joules=_median(energy.get("joules_per_gpu_and_step")),
+        watts=_median(energy.get("watts_per_gpu")),
+        slowest_over_fastest=_median(stragglers.get("slowest_over_fastest")),
+        slowest=_slowest(stragglers.get("slowest") or {}),
+    )
 
 
 def _median(spread: dict[str, Any] | None) -> float | None:

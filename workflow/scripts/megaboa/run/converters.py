@@ -60,6 +60,8 @@ def _need_gpus(ranks: int) -> None:
         found = len(gpus.visible(gpus.query(), os.environ.get("CUDA_VISIBLE_DEVICES")))
     except (OSError, subprocess.SubprocessError, ValueError):
         return
+    if "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):  # parts of GPUs, which aren't listed
+        return
     if found < ranks:
         raise InputError(
             f"the conversion's layout has {ranks} ranks, and here are {found} GPUs: make `models.<name>.conversion` "

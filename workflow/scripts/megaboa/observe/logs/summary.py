@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -37,10 +36,11 @@ class LogSummary:
         self._notes: dict[str, list[Note]] = defaultdict(list)
         self._peaks: dict[str, dict[str, float]] = defaultdict(dict)
         self._ranks: set[str] = set()
-        self._ratios, self._slowest = array("d"), Counter[str]()
+        self._ratios, self._slowest, self._compiling = array("d"), Counter[str](), True
 
     def read(self, events: Iterable[Event], rank: str | None = None) -> None:
         """`rank`: whose log it is, where its lines don't say."""
+        self._compiling = True
         for event in events:
             of = event.rank or rank
             if of is not None:
@@ -48,15 +48,22 @@ class LogSummary:
             if isinstance(event, Steps):
                 self.curve.add(event if event.rank == of else Steps(event.layout, event.numbers, of, event.label))
             elif event.kind == "start":
+                self._compiling = True
                 self.curve.start(of)
             elif event.kind == "memory":
                 peaks = self._peaks[of or "0"]
                 peaks |= {name: max(value, peaks.get(name, 0.0)) for name, value in event.values.items()}
             elif event.kind == "stragglers":
-                self._ratios.append(event.values["slowest_ms"] / (event.values["fastest_ms"] or math.nan))
-                self._slowest[event.values["slowest_rank"]] += 1
+                self._watch(event.values)
             else:
                 self._keep(event)
+
+    def _watch(self, report: dict[str, Any]) -> None:
+        """But for the first of every attempt: it is of steps in which kernels are compiled."""
+        if not self._compiling and report["fastest_ms"]:
+            self._ratios.append(report["slowest_ms"] / report["fastest_ms"])
+            self._slowest[report["slowest_rank"]] += 1
+        self._compiling = False
 
     def _keep(self, note: Note) -> None:
         """What is said more than once is kept once: a log has no end, and memory has."""
@@ -105,17 +112,9 @@ class LogSummary:
         )
 
     def stragglers(self) -> dict[str, Any] | None:
-        """By how much the slowest rank calculated longer than the fastest, and how often which rank it was.
-
-        The first report is of steps in which kernels are compiled.
-        """
-        if not self._ratios:
-            return None
-        ratios = np.array(self._ratios[1:] or self._ratios)
-        return {
-            "slowest_over_fastest": spread(ratios[np.isfinite(ratios)]),
-            "slowest": dict(self._slowest.most_common()),
-        }
+        """By how much the slowest rank's forward passes took longer than the fastest's, and how often which it was."""
+        ratios = spread(np.array(self._ratios))
+        return ratios and {"slowest_over_fastest": ratios, "slowest": dict(self._slowest.most_common())}
 
     def _speeds(self) -> tuple[pd.DataFrame, str]:
         """Lines without a number, where there are no others: the first of every attempt are left out."""
