@@ -211,14 +211,15 @@ def override(config: ConfigContainer, overrides: dict[str, Any]) -> ConfigContai
 
 def _add_parts(config: ConfigContainer, overrides: dict[str, Any]) -> None:
     """Parts that a recipe left out (`straggler`, `comm_overlap`), where overrides set fields of theirs."""
-    kinds, given = typing.get_type_hints(type(config)), defaultdict(dict)
+    given: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in overrides.items():
         part, _, field = name.partition(".")
         # No mixed_precision is fp32.
         if part != "mixed_precision" and getattr(config, part, config) is None:
             given[part][field] = value
     for part, values in given.items():
-        for kind in filter(dataclasses.is_dataclass, typing.get_args(kinds[part])):
+        optional = typing.get_type_hints(type(config))[part]
+        for kind in filter(dataclasses.is_dataclass, typing.get_args(optional)):
             setattr(config, part, _made(kind, part, values))
 
 

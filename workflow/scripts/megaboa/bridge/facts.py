@@ -13,7 +13,7 @@ from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from megaboa.preflight import fields
-from megaboa.preflight.facts import Cluster, Facts, Kernels, Layout, Model, Training
+from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Training
 
 FP8 = {
     "delayed": "bf16_with_fp8_delayed_scaling_mixed",
@@ -54,7 +54,6 @@ def facts_of(
             profile_steps=tuple(profile["steps"]),
             profile_ranks=tuple(profile["ranks"]),
         ),
-        kernels=Kernels(stragglers=bool((launch.get("overrides") or {}).get("straggler.log_straggler"))),
         cluster=Cluster(run["device"], launch["nodes"], launch["gpus_per_node"], launch.get("gpu")),
     )
     facts = fields.overlay(

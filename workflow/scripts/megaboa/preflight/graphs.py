@@ -113,11 +113,15 @@ def full_recomputation_needs_a_full_graph(f: Facts) -> Broken | None:
     return Broken("model.cuda_graph_impl", text, ("none", "full_iteration"))
 
 
+def _is_full(f: Facts) -> bool:
+    """Of the whole iteration, by its name now and by its older one."""
+    return f.kernels.graphs == "full_iteration" or f.kernels.graph_modules == ("full_iteration",)
+
+
 def full_graph_has_no_nan_check(f: Facts) -> Broken | None:
     """A graph of the full iteration can't look at a number: ConfigContainer.validate asserts that the check for NaN
     is off."""
-    full = f.kernels.graphs == "full_iteration" or f.kernels.graph_modules == ("full_iteration",)
-    if not full or not f.kernels.nan_check:
+    if not _is_full(f) or not f.kernels.nan_check:
         return None
     return Broken("rerun_state_machine.check_for_nan_in_loss", "true with a graph of the full iteration", (False,))
 
@@ -125,7 +129,7 @@ def full_graph_has_no_nan_check(f: Facts) -> Broken | None:
 def full_graph_waits_for_no_message(f: Facts) -> Broken | None:
     """Stages of a pipeline without vpp wait for the GPU after every message (p2p_communication.py), which nobody may do
     while a graph is recorded."""
-    if f.kernels.graphs != "full_iteration" or f.layout.pp == 1 or f.layout.vpp or not f.kernels.waits_for_messages:
+    if not _is_full(f) or f.layout.pp == 1 or f.layout.vpp or not f.kernels.waits_for_messages:
         return None
     return Broken("model.batch_p2p_sync", f"true with a graph of the full iteration and pp: {f.layout.pp}", (False,))
 
@@ -133,7 +137,7 @@ def full_graph_waits_for_no_message(f: Facts) -> Broken | None:
 def full_graph_has_no_straggler_detector(f: Facts) -> Broken | None:
     """Megatron's straggler detector asks the GPU when a forward pass began and ended; events that a graph has recorded
     can't say."""
-    if f.kernels.graphs != "full_iteration" or not f.kernels.stragglers:
+    if not _is_full(f) or not f.kernels.stragglers:
         return None
     return Broken("straggler.log_straggler", "true with a graph of the full iteration", (False,))
 

@@ -100,11 +100,9 @@ class Frames:
         for name in SPREADS:
             spread = summary.get(name) or {}
             row |= {name: spread.get("median"), f"{name}.p5": spread.get("p5"), f"{name}.p95": spread.get("p95")}
-        row["tflops_per_gpu"] = (summary.get("tflops_per_rank") or {}).get("median")
-        row["mfu"] = (summary.get("mfu") or {}).get("median")
-        row["memory.predicted_gib"] = self._predicted.get(run.name)
         took = machines.took(run)
-        row["memory.measured_gib"] = took.gib
+        row["tflops_per_gpu"], row["mfu"] = took.tflops, took.mfu
+        row["memory.predicted_gib"], row["memory.measured_gib"] = self._predicted.get(run.name), took.gib
         row["energy.joules_per_gpu"], row["energy.watts_per_gpu"] = took.joules, took.watts
         row["stragglers.slowest_over_fastest"] = took.slowest_over_fastest
         return row | {f"{EVALUATION}{name}": value for name, value in run.evaluation.items()}
