@@ -14,7 +14,7 @@ from megaboa.bridge.quiet import quietly
 from megaboa.files import read_json
 from megaboa.results import AttemptFolder, RunStore
 
-MODEL = {"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "vocab_size": 384}
+MODEL = {"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "vocab_size": 500}
 RUN = {
     "model": {"name": "m", "init": "scratch"},
     "data": {"blend": {"text": 1.0}, "split": "90,5,5"},

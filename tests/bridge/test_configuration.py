@@ -26,7 +26,8 @@ CASES = {
             "dist.distributed_backend": "gloo",
             "dataset.num_workers": 0,
             "dataset.split": "90,5,5",
-            "model.make_vocab_size_divisible_by": 128,
+            "model.vocab_size": 500,  # the model's own, whatever its tokenizer has
+            "tokenizer.use_tokenizer_vocab_size": False,
             "model.bf16": False,
             "model.params_dtype": "torch.float32",
             "validation.eval_interval": 7,  # beyond the end: evaluated there only
@@ -37,7 +38,7 @@ CASES = {
         "expected": {
             "model.tensor_model_parallel_size": 4,
             "model.sequence_parallel": True,
-            "model.make_vocab_size_divisible_by": 32,
+            "model.vocab_size": 500,
         },
     },
     "pipeline, interleaved": {

@@ -25,7 +25,7 @@ models:
     config: {model_type: qwen3_moe, hidden_size: 32, intermediate_size: 64, moe_intermediate_size: 16, num_experts: 4,
       num_experts_per_tok: 2, norm_topk_prob: true, decoder_sparse_step: 1, num_hidden_layers: 2,
       num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 128,
-      tie_word_embeddings: false}
+      vocab_size: 500, tie_word_embeddings: false} # more than the tokenizer has, as most of the hub's models
 data: {split: "90,5,5"}
 training: {train_iters: 6, global_batch_size: 8, micro_batch_size: 2, seq_length: 64, precision: fp32, eval_interval: 2}
 optimizer: {lr: 3.0e-3}

@@ -31,7 +31,6 @@ from megaboa.files import read_json
 from megaboa.results import AttemptFolder, RunFolder, RunStore
 
 SECTIONS = ("training", "optimizer", "schedule", "parallel")
-VOCABULARY_MULTIPLE = 128
 REFERENCE_STEPS = 4  # without the profiler, after the step that pays for the end of the capture
 NOT_COPIED = {"training.precision", "parallel.fsdp"}  # their values mean something else in Bridge's fields
 
@@ -71,8 +70,6 @@ def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
     if inputs.tokenizer:
         config.tokenizer.tokenizer_type = "HuggingFaceTokenizer"
         config.tokenizer.tokenizer_model = inputs.tokenizer
-    if inputs.source:
-        config.model.make_vocab_size_divisible_by = vocabulary_multiple(run["parallel"]["tp"])
     _set_precision(config, run["training"].get("precision"))
     for section in SECTIONS:
         for name, value in (run.get(section) or {}).items():
@@ -92,6 +89,9 @@ def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
         config.dist.distributed_backend = "gloo"
         config.dist.use_gloo_process_groups = False
         config.train.manual_gc = False
+    if getattr(config.model, "vocab_size", None) is not None or "model.vocab_size" in run["overrides"]:
+        # A model has its own vocabulary, of which its tokenizer may use a part; Bridge would cut it.
+        config.tokenizer.use_tokenizer_vocab_size = False
     return override(config, run["overrides"])
 
 
@@ -172,15 +172,6 @@ def saves_in_background(config: ConfigContainer) -> bool:
         return has_nvrx_async_support()
     except AssertionError:  # it is there, but too old
         return False
-
-
-def vocabulary_multiple(tp: int) -> int:
-    """Megatron pads the vocabulary to a multiple of this times tp, and the padded rows take part in the softmax.
-
-    So the product must not depend on tp (for powers of two it doesn't): with a constant, the loss of one model would
-    differ with the layout (by 0.29 for 384 tokens on two ranks: seen), and a checkpoint would not fit another one.
-    """
-    return max(1, VOCABULARY_MULTIPLE // tp)
 
 
 def profile(config: ConfigContainer, wanted: dict[str, Any]) -> None:

@@ -41,7 +41,6 @@ def facts_of(
             max_length=getattr(model, "max_position_embeddings", None),
             hybrid=isinstance(model, HybridModelProvider) or bool(getattr(model, "per_layer_embed_dim", None)),
             learned_positions=getattr(model, "position_embedding_type", None) == "learned_absolute",
-            vocab_rows=_vocabulary_rows(model),
             tokenizer_vocab=source["vocab_size"] if source else tokenizer_vocabulary(config),
             pretrained=not run["model"].get("recipe") and run["model"]["init"] == "pretrained",
         ),
@@ -59,7 +58,7 @@ def facts_of(
     facts = fields.overlay(
         facts, lambda field: _value(config, field), lambda field: _value(config, field) is not _ABSENT
     )
-    return _completed(facts)
+    return _completed(_with_vocabulary(facts, config.tokenizer.use_tokenizer_vocab_size))
 
 
 def tokenizer_vocabulary(config: ConfigContainer) -> int | None:
@@ -88,6 +87,18 @@ def _value(config: ConfigContainer, field: str) -> Any:
     if name == "pipeline_model_parallel_layout" and isinstance(value, str):
         return PipelineParallelLayerLayout.parse_str_to_list(value)
     return value
+
+
+def _with_vocabulary(facts: Facts, of_tokenizer: bool) -> Facts:
+    """As setup.py settles it: the tokenizer's, padded, where Bridge is told to take that or the model names none; else
+    the model's, as it is."""
+    model = facts.model
+    known = model.tokenizer_vocab is not None
+    if model.vocab_size is None or (of_tokenizer and known):
+        model = dataclasses.replace(model, vocab_size=model.tokenizer_vocab)
+    elif not of_tokenizer:
+        model = dataclasses.replace(model, vocab_rows=model.vocab_size)
+    return dataclasses.replace(facts, model=model)
 
 
 def _completed(facts: Facts) -> Facts:
@@ -121,8 +132,3 @@ def _precision(config: ConfigContainer) -> str | None:
     if mixed.fp8:
         return FP8.get(mixed.fp8_recipe)
     return "bf16_mixed" if mixed.bf16 else "fp16_mixed" if mixed.fp16 else None
-
-
-def _vocabulary_rows(model: Any) -> int | None:
-    """A vocabulary that the model names is taken as it is, and one of the tokenizer is padded (setup.py)."""
-    return None if getattr(model, "should_pad_vocab", False) else getattr(model, "vocab_size", None)

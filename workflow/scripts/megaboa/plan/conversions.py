@@ -27,6 +27,5 @@ def problems(model: facts.Model, layout: Layout) -> list[tuple[str, str]]:
     whole = facts.Facts(asked, model)
     found = [(key, finding(rule, broken).message) for key, rule in RULES if (broken := rule(whole))]
     if model.vocab_rows is not None and model.vocab_rows % layout.tp:
-        # Where a model is trained its rows are padded; one that is imported has those that it has.
         found.append(("tp", f"{layout.tp} doesn't divide the {model.vocab_rows} rows of the vocabulary: use pp or ep"))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from megaboa.plan.quantities import Quantities
 from megaboa.preflight import fields
 from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Profiling, Training
 
-VOCABULARY_MULTIPLE = 128  # bridge/configuration.py: it must not depend on tp
 TASKS = re.compile(r"--(?:ntasks-per-node|gpus-per-node|tasks-per-node)[= ](?:\w+:)*(\d+)")
 
 
@@ -29,9 +29,7 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: dict[str, An
     tokenizer = config.tokenizers.get(str(model.tokenizer))
     facts = Facts(
         layout=_layout(config, quantities),
-        model=_model(
-            hf_config, tokenizer.vocab_size if tokenizer else None, model.init == "pretrained", config.parallel.tp
-        ),
+        model=_model(hf_config, tokenizer.vocab_size if tokenizer else None, model.init == "pretrained"),
         training=_training(config, quantities),
         profiling=_profiling(config),
         cluster=_cluster(config),
@@ -112,7 +110,7 @@ def _cluster(config: Experiment) -> Cluster:
     )
 
 
-def _model(hf_config: dict[str, Any] | None, tokenizer_vocab: int | None, pretrained: bool, tp: int) -> Model:
+def _model(hf_config: dict[str, Any] | None, tokenizer_vocab: int | None, pretrained: bool) -> Model:
     """A Hugging Face config in our words. Its vocabulary (else the tokenizer's) is not padded."""
     if hf_config is None:
         return Model(tokenizer_vocab=tokenizer_vocab, pretrained=pretrained)
@@ -132,7 +130,7 @@ def _model(hf_config: dict[str, Any] | None, tokenizer_vocab: int | None, pretra
         head_dim=c.get("head_dim") or (hidden // heads if hidden and heads else None),
         vocab_size=vocabulary,
         vocab_rows=vocabulary,
-        vocab_multiple=max(1, VOCABULARY_MULTIPLE // tp),
+        vocab_multiple=math.gcd(vocabulary or 0, 128),  # Bridge's converters say so
         max_length=c.get("max_position_embeddings"),
         tied=tied,
         experts=experts,
@@ -176,7 +174,7 @@ def alone(config: Experiment, name: str | None) -> Facts:
         raise LookupError("training.global_batch_size and seq_length must be numbers here, not expressions")
     tokenizer = config.tokenizers.get(str(model.tokenizer))
     return Facts(
-        model=_model(hf_config, tokenizer.vocab_size if tokenizer else None, pretrained=False, tp=1),
+        model=_model(hf_config, tokenizer.vocab_size if tokenizer else None, pretrained=False),
         training=Training(gbs=sizes[0], mbs=1, seq_length=sizes[1], precision=training.precision),
         cluster=_cluster(config),
     )
