@@ -94,6 +94,13 @@ OURS_ALONE = {
         "training": {"precision": "bf16_with_fp8_current_scaling_mixed", "seq_length": 60, "global_batch_size": 16}
     },
     "warmup_ends_before_the_decay": {"schedule": {"warmup_iters": 6}},
+    "recomputed_feed_forward_has_no_bias": {
+        "overrides": {
+            "model.recompute_granularity": "selective",
+            "model.recompute_modules": ["mlp"],
+            "model.add_bias_linear": True,
+        }
+    },
 }
 OFFLOADED = {"model.fine_grained_activation_offloading": True}
 DEFERRED = {"model.defer_embedding_wgrad_compute": True}

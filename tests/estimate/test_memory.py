@@ -88,6 +88,23 @@ def test_recomputation_keeps_less():
     assert of(LLAMA_8B, full).logits == of(LLAMA_8B).logits  # larger than one layer that comes back
 
 
+def test_blocks_of_layers_are_recomputed_in_every_part_of_the_pipeline():
+    """The first so many layers of each part keep their input alone, the others everything."""
+
+    def kept(method, layers, **layout):
+        recompute = None if method is None else "full"
+        kernels = Kernels(recompute=recompute, recompute_method=method, recompute_layers=layers)
+        return memory.every_stage(Facts(Layout(64, **layout), LLAMA_8B, TRAINING, kernels))[0].activations
+
+    everything, inputs = kept(None, None), kept("uniform", 1)
+    assert kept("block", 32) == pytest.approx(inputs)
+    assert kept("block", 8) == pytest.approx(everything * 24 / 32 + inputs * 8 / 32)
+    assert kept("uniform", 4) == pytest.approx(inputs / 4)
+    two_stages = {"pp": 2, "vpp": 2}
+    everything, inputs = kept(None, None, **two_stages), kept("uniform", 1, **two_stages)
+    assert kept("block", 2, **two_stages) == pytest.approx(everything * 12 / 16 + inputs * 4 / 16)
+
+
 def test_experts_are_shared_out_and_tokens_are_not():
     alone, shared = of(MIXTRAL), of(MIXTRAL, ep=8)
     assert alone.weights > 6 * shared.weights

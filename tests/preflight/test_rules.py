@@ -527,6 +527,14 @@ CASES = {
         {"recompute": "selective", "recompute_modules": ("mla_up_proj",), "latent": True},
         {"recompute": "selective", "recompute_modules": ("core_attn",)},
     ),
+    "recomputed_feed_forward_has_no_bias": Case(
+        {"recompute": "selective", "recompute_modules": ("core_attn", "mlp"), "bias": True},
+        "model.recompute_modules",
+        "mlp, with model.add_bias_linear: true",
+        (["core_attn"],),
+        {"recompute": "selective", "recompute_modules": ("mlp",), "bias": False},
+        {"recompute": "selective", "recompute_modules": ("mlp",), "bias": True, "experts": 8},
+    ),
     "offloading_has_no_pipeline": Case(
         {"cpu_offloading": True, "pp": 2},
         "model.cpu_offloading",

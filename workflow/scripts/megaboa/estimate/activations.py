@@ -6,7 +6,7 @@ recomputation keeps a layer's input alone; selective recomputation drops the par
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 from megaboa.estimate.parameters import is_sparse, vocabulary_rows
 from megaboa.estimate.stages import Stage
@@ -17,10 +17,15 @@ LOSS_BYTES = {"native": 10, "te": 6, "unfused": 14}
 LOW = {"fp8": 1.0, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # bytes per value, scales included
 
 
+def layers_bytes(f: Facts, layers: Sequence[int]) -> float:
+    """Of these layers of one rank, and one micro-batch."""
+    again = _calculated_again(f, layers)
+    inputs = _tokens(f) / _shared(f) * (f.model.hidden or 0) * _width(f) * -(-len(again) // _at_once(f))
+    return inputs + sum(layer_bytes(f, layer) for layer in layers if layer not in again)
+
+
 def layer_bytes(f: Facts, layer: int) -> float:
-    """Of one layer and one micro-batch, on one rank."""
-    if f.kernels.recompute == "full":
-        return _tokens(f) / _shared(f) * (f.model.hidden or 0) * _width(f)
+    """Of one layer that is not calculated again as a whole."""
     return attention_bytes(f, layer) + (moe_bytes(f) if is_sparse(f.model, layer) else mlp_bytes(f, layer))
 
 
@@ -28,10 +33,22 @@ def recomputed_bytes(f: Facts) -> float:
     """What comes back for the layers that are being calculated again."""
     if f.kernels.recompute != "full":
         return 0.0
-    kept = replace(f, kernels=replace(f.kernels, recompute=None))
     layers = range(f.model.layers or 0)
-    at_once = (f.kernels.recompute_layers or 1) if f.kernels.recompute_method == "uniform" else 1
-    return at_once * max((layer_bytes(kept, layer) for layer in layers), default=0.0)
+    return _at_once(f) * max((layer_bytes(f, layer) for layer in layers), default=0.0)
+
+
+def _calculated_again(f: Facts, layers: Sequence[int]) -> list[int]:
+    """All of them, or the first so many of every part of the pipeline, whose layers follow each other."""
+    if f.kernels.recompute != "full":
+        return []
+    if f.kernels.recompute_method != "block":
+        return list(layers)
+    first = [layer for layer in layers if layer - 1 not in layers]
+    return [layer for layer in layers if any(0 <= layer - one < (f.kernels.recompute_layers or 0) for one in first)]
+
+
+def _at_once(f: Facts) -> int:
+    return (f.kernels.recompute_layers or 1) if f.kernels.recompute_method == "uniform" else 1
 
 
 def attention_bytes(f: Facts, layer: int = 0) -> float:

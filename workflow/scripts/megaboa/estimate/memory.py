@@ -71,7 +71,7 @@ def every_stage(f: Facts) -> list[Breakdown]:
 
 def _stage(f: Facts, stage: Stage) -> Breakdown:
     held = parameters.of_stage(f, stage)
-    kept = sum(activations.layer_bytes(f, layer) for layer in (*stage.layers, *_mtp_layers(f, stage)))
+    kept = activations.layers_bytes(f, (*stage.layers, *_mtp_layers(f, stage)))
     logits = activations.logits_bytes(f) * (1 + stage.mtp) if stage.loss else 0.0
     moment = max(logits, activations.backward_bytes(f, stage), activations.recomputed_bytes(f))
     weights, gradients, optimizer = _states(f, held)

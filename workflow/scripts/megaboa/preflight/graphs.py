@@ -195,6 +195,18 @@ def recomputed_parts_are_there(f: Facts) -> Broken | None:
     return None
 
 
+def recomputed_feed_forward_has_no_bias(f: Facts) -> Broken | None:
+    """A feed-forward part with biases can't be recomputed: megatron-core 0.19.2 gives its last bias out of the
+    checkpointed function, by which autograd takes that parameter for a result of it, and recomputes without end."""
+    kernels, model = f.kernels, f.model
+    if kernels.recompute != "selective" or "mlp" not in kernels.recompute_modules or not model.bias:
+        return None
+    if model.is_sparse and model.moe_layers is None:  # no layer has it
+        return None
+    left = [part for part in kernels.recompute_modules if part != "mlp"]
+    return Broken("model.recompute_modules", "mlp, with model.add_bias_linear: true", (left,) if left else ())
+
+
 def offloading_has_no_pipeline(f: Facts) -> Broken | None:
     """Offloading to the CPU works without pipeline and without recomputation, and for fewer layers than there are;
     transformer_config.py refuses anything else."""
@@ -236,6 +248,7 @@ RULES = (
     graphs_leave_expert_overlap_alone,
     recomputation_is_complete,
     recomputed_parts_are_there,
+    recomputed_feed_forward_has_no_bias,
     offloading_has_no_pipeline,
     offloading_has_no_graphs,
 )
