@@ -217,11 +217,11 @@ def _blend(blend: Blend | None) -> str:
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows as tab-separated text."""
     lines = ["\t".join(COLUMNS)]
-    lines += ["\t".join(_cell(entry.get(column)) for column in COLUMNS) for entry in rows]
+    lines += ["\t".join(cell(entry.get(column)) for column in COLUMNS) for entry in rows]
     return "\n".join(lines) + "\n"
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
     if value is None:
         return "-"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from megaboa.files import read_json
+from megaboa.plan.documents import RECIPE, cell
 from megaboa.results import RunFolder
 
 SIZES = ("tp", "pp", "vpp", "cp", "ep")
@@ -45,7 +46,7 @@ class RunResult:
     @property
     def layout(self) -> str:
         """What is split, and in how many: `tp2 sp`; nothing where only data parallel ranks share the work."""
-        sizes = [f"{name}{self.plan[name]}" for name in SIZES if self.plan[name] not in ("1", "-")]
+        sizes = [f"{name}{self.plan[name]}" for name in SIZES if self.plan[name] not in ("1", "-", RECIPE)]
         return " ".join([*sizes, *(["sp"] if self.plan["sp"] == "true" else [])])
 
 
@@ -55,8 +56,18 @@ def load_runs(results: Path) -> list[RunResult]:
 
 
 def read_plan(results: Path) -> list[dict[str, str]]:
+    """Rows of plan.tsv, with what preflight has found out of recipes' own values."""
     with (results / "plan.tsv").open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream, delimiter="\t"))
+        rows = list(csv.DictReader(stream, delimiter="\t"))
+    checked = (_json(results / "preflight.json") or {"runs": {}})["runs"]
+    return [_with_recipes_values(row, checked.get(row["run"], {})) for row in rows]
+
+
+def _with_recipes_values(row: dict[str, str], checked: dict[str, Any]) -> dict[str, str]:
+    found = checked.get("facts") or {}
+    own = {**found.get("training", {}), **found.get("layout", {}), "dp": checked.get("data_parallel_size")}
+    own["train_iters"] = own.get("iters")
+    return row | {name: cell(own[name]) for name, value in row.items() if value == RECIPE and name in own}
 
 
 def load_run(folder: RunFolder, plan: dict[str, str]) -> RunResult:

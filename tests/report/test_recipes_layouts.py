@@ -1,0 +1,34 @@
+"""A recipe decides what the plan can't know; the report has it from preflight."""
+
+import pandas as pd
+from fake_runs import FakeExperiment
+
+from megaboa.files import write_json
+from megaboa.report.frames import Frames
+from megaboa.report.runs import load_runs
+from megaboa.report.table_files import runs_table
+
+OPEN = dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "sp", "dp", "mbs"), "recipe")
+LAYOUT = {"tp": 2, "pp": 1, "vpp": None, "cp": 1, "ep": 1, "sp": True}
+
+
+def measured(tmp_path):
+    experiment = FakeExperiment(tmp_path)
+    for run in ("checked", "unchecked"):
+        experiment.completed_run(run, steps=20)
+        experiment.measure(run)
+    plan = pd.read_csv(experiment.results / "plan.tsv", sep="\t").assign(**OPEN)
+    plan.to_csv(experiment.results / "plan.tsv", sep="\t", index=False)
+    checked = {"facts": {"layout": LAYOUT, "training": {"mbs": 4}}, "data_parallel_size": 1}
+    write_json(experiment.results / "preflight.json", {"runs": {"checked": checked}})
+    return load_runs(experiment.results)
+
+
+def test_the_plan_is_filled_in_and_layouts_are_named(tmp_path):
+    checked, unchecked = runs = measured(tmp_path)
+    assert {name: checked.plan[name] for name in OPEN} == {
+        **{"tp": "2", "pp": "1", "vpp": "-", "cp": "1", "ep": "1", "sp": "true"},
+        **{"dp": "1", "mbs": "4"},
+    }
+    assert (checked.layout, unchecked.layout) == ("tp2 sp", "")
+    assert list(runs_table(runs, Frames(runs))["layout"]) == ["tp2 sp", ""]
