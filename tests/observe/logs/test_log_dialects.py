@@ -138,7 +138,7 @@ def test_every_line_is_counted(path):
 
 
 def straggler_line(fastest: str, slowest: str, label: str = "") -> bytes:
-    """As StragglerDetector.report of megatron-core 0.19.2 writes it; no such line of a real run is at hand."""
+    """As StragglerDetector.report of megatron-core 0.19.2 writes it, with times of one's own."""
     return (
         f"{label}[2026-11-21 10:00:00] | MnRtt/Rnk: {fastest} | MxRtt/Rnk: {slowest} | MnPwr/Rnk: 612.11W/0 | "
         "MxPwr/Rnk: 690.02W/1 | MnTmp/Rnk: 41.00C/0 | MxTmp/Rnk: 52.00C/1 | MnUtl/Rnk: 99.00%/0 | "
@@ -157,3 +157,12 @@ def test_what_the_straggler_detector_says():
     assert found["slowest"] == {"1": 3, "0": 1}
     assert (found["slowest_over_fastest"]["n"], found["slowest_over_fastest"]["median"]) == (4, pytest.approx(1.1))
     assert summary_of(fixture("bridge_one_gpu"))["stragglers"] is None
+
+
+def test_what_two_gpus_said_of_stragglers_and_energy():
+    first = summary_of(fixture("bridge_two_ranks_stragglers"))
+    assert first["stragglers"]["slowest"] == {"0": 1, "1": 6}
+    assert first["stragglers"]["slowest_over_fastest"]["median"] == pytest.approx(1.226, abs=1e-3)
+    assert first["memory"]["peak_bytes"]["allocated"] == 21.674e9
+    rows = dict(rows_of(fixture("bridge_two_ranks_energy")))
+    assert (rows[2]["joules_per_gpu"], rows[2]["watts_per_gpu"]) == (208.7, 190.1)
