@@ -121,8 +121,9 @@ def test_experts_give_the_losses_of_the_cpu(workspace, experts, run):
 
 
 @pytest.mark.parametrize("name", ["dense", "experts"])
-def test_what_goes_in_and_comes_out_is_proved(workspace, dense, experts, name):
+def test_what_goes_in_and_comes_out_is_proved(workspace, request, name):
     """Logits included: Megatron's on the GPU beside those of transformers on the CPU."""
+    request.getfixturevalue(name)
     imported = workspace.json(name, "models", "dense", "proof.json")
     assert imported["state"] == "PASS" and "logits" in {check["name"] for check in imported["checks"]}
     for run in PROVED[name]:
