@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from megaboa.causes import DEFAULT_ACTIONS
-from megaboa.doctor.advice import ADVICE
+from megaboa.doctor.advice import ADVICE, Case, of
 from megaboa.doctor.classes import FINER, NAMES, trouble
 from megaboa.launch.ranks import Ended
+from megaboa.preflight.facts import Facts, Kernels, Layout
 from megaboa.run.failures import classify
 
 H200 = Path(__file__).parent / "logs" / "h200_out_of_memory.log"  # the last line of a real rank
@@ -72,6 +73,15 @@ def test_an_h200_that_ran_out_of_memory():
     found = named(H200.read_text())
     assert found.name == "gpu_memory"
     assert "Tried to allocate 12.28 GiB" in found.evidence[0]
+
+
+def test_a_graph_that_reached_outside_its_memory_on_an_h200():
+    log = (H200.parent / "h200_illegal_memory_access.log").read_text()
+    found = named(log, steps=3)
+    assert found.name == "kernel_fault" and "illegal memory access" in found.evidence[0]
+    graphs = Case(Facts(Layout(1), kernels=Kernels(graphs="full_iteration")))
+    assert "model.cuda_graph_impl: none instead of full_iteration" in of("kernel_fault", graphs)[0]
+    assert not any("graph" in line for line in of("kernel_fault", Case()))
 
 
 def test_a_killed_rank_leaves_no_words():

@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +92,7 @@ ECC = (
     "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be "
     "asynchronously reported at some other API call, so the stacktrace below might be incorrect."
 )
+KERNEL_FAULT = (Path(__file__).parents[1] / "doctor" / "logs" / "h200_illegal_memory_access.log").read_text()
 MEGATRON_NAN = (
     "RuntimeError: Rank 0, node n1, device 0, iteration 13: Unexpected result nan "
     "(message='found NaN in local forward loss calculation')"
@@ -124,6 +126,8 @@ UNKNOWN_KEYS = (
         ("OSError: [Errno 122] Disk quota exceeded: '/s/x'", "disk_full"),
         (ECC, "gpu_failure"),
         ("RuntimeError: No CUDA GPUs: no CUDA-capable device is detected", "gpu_failure"),
+        (KERNEL_FAULT, "crash"),
+        ("RuntimeError: CUDA error: device-side assert triggered", "crash"),
         (MEGATRON_NAN, "nan"),
         ("ModuleNotFoundError: No module named 'transformer_engine'", "import_error"),
         ("ImportError: libcudart.so.12: cannot open shared object file: No such file or directory", "import_error"),

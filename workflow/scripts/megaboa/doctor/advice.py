@@ -157,6 +157,17 @@ def hub(case: Case) -> list[str]:
     ]
 
 
+def kernel_fault(case: Case) -> list[str]:
+    graphs = case.facts.kernels.graphs if case.facts else "none"
+    off = [f"train a few steps without CUDA graphs: model.cuda_graph_impl: none instead of {graphs}"]
+    return [
+        *(off if graphs != "none" else []),
+        "CUDA reports it late: with launch.environment: {CUDA_LAUNCH_BLOCKING: '1'} the traceback shows who launched "
+        "the kernel; a token beyond the vocabulary ends in a device-side assert",
+        "on one node only, its GPU may be broken: nvidia-smi -q -d ECC, and resources.slurm_extra: --exclude=NODE",
+    ]
+
+
 def cancelled(case: Case) -> list[str]:
     return [f"nothing: somebody stopped it; the same command resumes it from iteration {case.iteration}"]
 
@@ -179,6 +190,6 @@ ADVICE: dict[str, Callable[[Case], list[str]]] = {
     one.__name__: one
     for one in (
         *(gpu_memory, host_memory, nan, divergence, hang, communication, network, checkpoint, data, config),
-        *(import_error, node, preemption, time_limit, disk_full, quota, hub, cancelled, lost, unknown),
+        *(import_error, node, preemption, time_limit, disk_full, quota, hub, kernel_fault, cancelled, lost, unknown),
     )
 }

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from megaboa.run.failures import KERNEL_FAULT
+
 HUB = (
     r"GatedRepo|gated repo|RepositoryNotFound|401 Client Error|403 Client Error|HF_TOKEN|OfflineMode"
     r"|couldn't connect to 'https://huggingface\.co'|LocalEntryNotFoundError|Invalid user token"
@@ -52,6 +54,7 @@ FINER: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("out_of_memory",), GPU_MEMORY, "gpu_memory"),
     (("disk_full",), QUOTA, "quota"),
     (("config", "crash", "transient", "import_error"), HUB, "hub"),
+    (("crash", "poisoned"), KERNEL_FAULT, "kernel_fault"),
     (("transient", "hang", "crash", "killed", "poisoned"), NETWORK, "network"),
 )
 

@@ -19,6 +19,11 @@ _EXCEPTION = rf"{_BEGIN}(?:\w+\.)*\w*(?:Error|Exception|Refused\w*)(?::|$)"
 # Exceptions that Bridge has handled when it looks for optional libraries, and logs.
 _HANDLED = re.compile(r"^.*failed with: Traceback \(most recent call last\):\n(?:(?:[ \t].*)?\n)*.*", re.MULTILINE)
 
+# A kernel has reached where it must not.
+KERNEL_FAULT = (
+    r"(?:CUDA error|Cuda failure).*"
+    r"(?:illegal memory access|illegal instruction|misaligned address|device-side assert|invalid program counter)"
+)
 # By rank of the cause: what is found further up explains what is found below it. When one rank runs out of memory, its
 # peers report lost connections; these are victims.
 PATTERNS: tuple[tuple[Cause, tuple[str, ...]], ...] = (
@@ -86,6 +91,8 @@ PATTERNS: tuple[tuple[Cause, tuple[str, ...]], ...] = (
             r"Unable to contact slurmd",
         ),
     ),
+    # What reports it is NCCL's watchdog, but no connection is to blame: the same step does the same again.
+    ("crash", (KERNEL_FAULT,)),
     (
         "transient",
         (
