@@ -87,7 +87,7 @@ def both(folder):
         try:
             inputs = configuration.Inputs.before_payloads(folder)
             config = configuration.build(folder.run, inputs)
-            facts = facts_of(config, folder.run, folder.launch, folder.profile, inputs.source)
+            facts = facts_of(config, folder.run, folder.launch, folder.profile)
             found = table.check(facts)
             answer["rules"] = [one.rule for one in found if one.level == "error"]
             answer["warnings"] = [one.rule for one in found if one.level == "warning"]

@@ -38,7 +38,6 @@ CASES = {
         "expected": {
             "model.tensor_model_parallel_size": 4,
             "model.sequence_parallel": True,
-            "model.vocab_size": 500,
         },
     },
     "pipeline, interleaved": {
@@ -244,8 +243,8 @@ CASES = {
         "refused": "Could not override 'mixed_precision.grad_reduce_in_fp32'",
     },
     "overrides win": {
-        "run": {"overrides": {"model.make_vocab_size_divisible_by": 64, "ddp.bucket_size": 1000}},
-        "expected": {"model.make_vocab_size_divisible_by": 64, "ddp.bucket_size": 1000},
+        "run": {"overrides": {"tokenizer.use_tokenizer_vocab_size": True, "ddp.bucket_size": 1000}},
+        "expected": {"tokenizer.use_tokenizer_vocab_size": True, "ddp.bucket_size": 1000},
     },
 }
 

@@ -41,6 +41,27 @@ def test_what_recipes_and_overrides_made_of_it_is_refused(changes, said):
         continuation.refuse(config(**changes), THEIRS, iteration=10)
 
 
+@pytest.mark.parametrize(
+    ("own", "of_tokenizer", "said"),
+    [
+        (512, False, None),
+        (500, False, "has 512 rows of vocabulary, and the model 500: move it away"),
+        (500, True, None),  # decided when ranks start
+        (None, False, None),
+    ],
+)
+def test_rows_of_another_vocabulary_are_refused(own, of_tokenizer, said):
+    saved = {"vocab_size": 500, "should_pad_vocab": True, "make_vocab_size_divisible_by": 64}
+    model = {**saved, "tensor_model_parallel_size": 2}
+    asked = SimpleNamespace(
+        checkpoint=SimpleNamespace(load="checkpoints/iter_0000010"),
+        model=SimpleNamespace(vocab_size=own),
+        tokenizer=SimpleNamespace(use_tokenizer_vocab_size=of_tokenizer),
+    )
+    with pytest.raises(ValueError, match=said) if said else contextlib.nullcontext():
+        continuation.refuse_other_rows(asked, {"model": model})
+
+
 def optimizer(distributed, bf16=False):
     return SimpleNamespace(
         optimizer=SimpleNamespace(use_distributed_optimizer=False),

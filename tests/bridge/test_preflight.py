@@ -172,6 +172,8 @@ LEGAL = {
         "overrides": {"model.pipeline_model_parallel_layout": "Ett|ttttL"},
     },
     "a recipe": {"model": "recipes/gpt_tiny.py"},
+    "more rows than the config has": {"overrides": {"model.vocab_size": 600}},
+    "as many rows as the tokenizer has tokens": {"overrides": {"tokenizer.use_tokenizer_vocab_size": True}},
 }
 
 

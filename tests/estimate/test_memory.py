@@ -100,9 +100,22 @@ def test_blocks_of_layers_are_recomputed_in_every_part_of_the_pipeline():
     assert kept("block", 32) == pytest.approx(inputs)
     assert kept("block", 8) == pytest.approx(everything * 24 / 32 + inputs * 8 / 32)
     assert kept("uniform", 4) == pytest.approx(inputs / 4)
+    assert kept("uniform", 64) == pytest.approx(inputs / 32)  # no more than there are
     two_stages = {"pp": 2, "vpp": 2}
     everything, inputs = kept(None, None, **two_stages), kept("uniform", 1, **two_stages)
     assert kept("block", 2, **two_stages) == pytest.approx(everything * 12 / 16 + inputs * 4 / 16)
+    assert kept("uniform", 6, **two_stages) == pytest.approx(inputs * 4 / 16)  # two inputs for eight layers
+
+
+def test_layers_for_multi_token_prediction_are_recomputed_one_by_one_or_not_at_all():
+    def kept(method, mtp):
+        kernels = Kernels(recompute="full" if method else None, recompute_method=method, recompute_layers=1)
+        model = dataclasses.replace(LLAMA_8B, mtp_layers=mtp)
+        return memory.every_stage(Facts(Layout(64), model, TRAINING, kernels))[0].activations
+
+    whole, one_input = kept(None, 1) - kept(None, 0), kept("uniform", 0) / 32
+    assert kept("uniform", 1) - kept("uniform", 0) == pytest.approx(one_input)
+    assert kept("block", 1) - kept("block", 0) == pytest.approx(whole)
 
 
 def test_experts_are_shared_out_and_tokens_are_not():

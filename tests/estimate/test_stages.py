@@ -9,7 +9,7 @@ def facts(layers=8, gbs=64, **layout) -> Facts:
 
 
 def test_even_stages():
-    assert stages(facts(pp=2)) == [Stage(0, (0, 1, 2, 3), True, False), Stage(1, (4, 5, 6, 7), False, True)]
+    assert stages(facts(pp=2)) == [Stage(0, ((0, 1, 2, 3),), True, False), Stage(1, ((4, 5, 6, 7),), False, True)]
 
 
 def test_interleaved_stages_hold_layers_from_two_places():
@@ -34,8 +34,8 @@ def test_uneven_ends_and_counted_ends():
 def test_a_layout_says_it_all():
     layout = (("embedding", "decoder"), ("decoder", "decoder"), ("decoder",), ("mtp", "loss"))
     first, second = stages(facts(4, pp=2, stages=layout))
-    assert first == Stage(0, (0, 3), True, False)
-    assert second == Stage(1, (1, 2), False, True, mtp=1)
+    assert first == Stage(0, ((0,), (3,)), True, False)
+    assert second == Stage(1, ((1, 2), ()), False, True, mtp=1)
 
 
 @pytest.mark.parametrize(

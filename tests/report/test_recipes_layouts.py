@@ -8,7 +8,7 @@ from megaboa.report.frames import Frames
 from megaboa.report.runs import load_runs
 from megaboa.report.table_files import runs_table
 
-OPEN = dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "sp", "dp", "mbs"), "recipe")
+OPEN = dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "sp", "dp", "mbs", "train_iters", "tokens"), "recipe")
 LAYOUT = {"tp": 2, "pp": 1, "vpp": None, "cp": 1, "ep": 1, "sp": True}
 
 
@@ -19,7 +19,8 @@ def measured(tmp_path):
         experiment.measure(run)
     plan = pd.read_csv(experiment.results / "plan.tsv", sep="\t").assign(**OPEN)
     plan.to_csv(experiment.results / "plan.tsv", sep="\t", index=False)
-    checked = {"facts": {"layout": LAYOUT, "training": {"mbs": 4}}, "data_parallel_size": 1}
+    training = {"mbs": 4, "gbs": 8, "seq_length": 64, "iters": 20}
+    checked = {"facts": {"layout": LAYOUT, "training": training}, "data_parallel_size": 1}
     write_json(experiment.results / "preflight.json", {"runs": {"checked": checked}})
     return load_runs(experiment.results)
 
@@ -28,7 +29,8 @@ def test_the_plan_is_filled_in_and_layouts_are_named(tmp_path):
     checked, unchecked = runs = measured(tmp_path)
     assert {name: checked.plan[name] for name in OPEN} == {
         **{"tp": "2", "pp": "1", "vpp": "-", "cp": "1", "ep": "1", "sp": "true"},
-        **{"dp": "1", "mbs": "4"},
+        **{"dp": "1", "mbs": "4", "train_iters": "20", "tokens": "10240"},
     }
+    assert {name: unchecked.plan[name] for name in OPEN} == OPEN
     assert (checked.layout, unchecked.layout) == ("tp2 sp", "")
     assert list(runs_table(runs, Frames(runs))["layout"]) == ["tp2 sp", ""]

@@ -30,9 +30,7 @@ _STATE_OF_A_GROUP = ("params", "step")
 
 def configure(config: Any, parent: dict[str, Any], checkpoints: Path, iteration: int) -> dict[str, Any]:
     """Let Bridge load the parent's checkpoint into this run; what was configured for the checkpoint is returned."""
-    from megatron.bridge.training.utils.checkpoint_utils import get_checkpoint_run_config_filename, read_run_config
-
-    theirs = read_run_config(get_checkpoint_run_config_filename(config.checkpoint.load))
+    theirs = saved_with(config.checkpoint.load)
     refuse(config, theirs, iteration)
     if parent["load"]["optimizer"]:
         refuse_optimizer(config, theirs)
@@ -41,6 +39,29 @@ def configure(config: Any, parent: dict[str, Any], checkpoints: Path, iteration:
     config.scheduler.override_opt_param_scheduler = True
     config.scheduler.use_checkpoint_opt_param_scheduler = False
     return theirs
+
+
+def saved_with(checkpoint: str) -> dict[str, Any]:
+    """The configuration that a checkpoint was trained with."""
+    from megatron.bridge.training.utils.checkpoint_utils import get_checkpoint_run_config_filename, read_run_config
+
+    return read_run_config(get_checkpoint_run_config_filename(checkpoint))
+
+
+def refuse_other_rows(config: Any, theirs: dict[str, Any]) -> None:
+    """megatron-core fills an embedding with what fits of a checkpoint's, without a word."""
+    if config.model.vocab_size is None or config.tokenizer.use_tokenizer_vocab_size:
+        return  # Bridge decides it by the tokenizer, as it did for the checkpoint
+    model = theirs["model"]
+    unit = (
+        model["make_vocab_size_divisible_by"] * model["tensor_model_parallel_size"] if model["should_pad_vocab"] else 1
+    )
+    rows = -(-model["vocab_size"] // unit) * unit
+    if rows != config.model.vocab_size:
+        raise ValueError(
+            f"the checkpoint {config.checkpoint.load} has {rows} rows of vocabulary, and the model "
+            f"{config.model.vocab_size}: move it away, and the run begins anew"
+        )
 
 
 def refuse(config: Any, theirs: dict[str, Any], iteration: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.setup import _validate_and_set_vocab_size
 from megatron.core import parallel_state
 from megatron.core.num_microbatches_calculator import (
     destroy_num_microbatches_calculator,
@@ -45,9 +46,10 @@ def _make_light(config: ConfigContainer) -> None:
         model.moe_token_dispatcher_type, model.moe_flex_dispatcher_backend = "alltoall", None
     if model.mtp_num_layers:
         _without_mtp(model)
-    if config.model.vocab_size is None:
-        rows = tokenizer_vocabulary(config) or VOCABULARY * config.model.tensor_model_parallel_size
-        config.model.vocab_size, config.model.should_pad_vocab = rows, True
+    tokens = tokenizer_vocabulary(config) or model.vocab_size or VOCABULARY * model.tensor_model_parallel_size
+    model.vocab_size, model.should_pad_vocab = _validate_and_set_vocab_size(
+        model.vocab_size, tokens, config.tokenizer.use_tokenizer_vocab_size
+    )
 
 
 def _without_mtp(model: Any) -> None:

@@ -24,14 +24,7 @@ FP8 = {
 _ABSENT = object()
 
 
-def facts_of(
-    config: ConfigContainer,
-    run: dict[str, Any],
-    launch: dict[str, Any],
-    profile: dict[str, Any],
-    source: dict[str, Any] | None,
-) -> Facts:
-    """`source` is the manifest of the model's Hugging Face folder; None for a recipe."""
+def facts_of(config: ConfigContainer, run: dict[str, Any], launch: dict[str, Any], profile: dict[str, Any]) -> Facts:
     wanted, model = launch["checkpoint"], config.model
     saved = wanted.get("save_interval", config.checkpoint.save_interval)
     facts = Facts(
@@ -41,7 +34,7 @@ def facts_of(
             max_length=getattr(model, "max_position_embeddings", None),
             hybrid=isinstance(model, HybridModelProvider) or bool(getattr(model, "per_layer_embed_dim", None)),
             learned_positions=getattr(model, "position_embedding_type", None) == "learned_absolute",
-            tokenizer_vocab=source["vocab_size"] if source else tokenizer_vocabulary(config),
+            tokenizer_vocab=tokenizer_vocabulary(config),
             pretrained=not run["model"].get("recipe") and run["model"]["init"] == "pretrained",
         ),
         training=Training(

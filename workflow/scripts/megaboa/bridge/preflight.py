@@ -63,7 +63,7 @@ def _check(
     run, inputs = folder.run, configuration.Inputs.before_payloads(folder)
     config = configuration.build(run, inputs)
     configuration.override(config, folder.launch.get("overrides") or {})
-    facts = facts_of(config, run, folder.launch, folder.profile, inputs.source)
+    facts = facts_of(config, run, folder.launch, folder.profile)
     known.append(facts)
     findings = table.check(facts)
     if errors := [str(one) for one in findings if one.level == "error"]:

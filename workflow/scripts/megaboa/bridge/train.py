@@ -62,6 +62,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     cache = store.index_cache if wanted.capture or not folder.index else Path(folder.index["cache"])
     load = checkpoints.folder(wanted.parent or store.checkpoints, wanted.resume_from) if wanted.resume_from else None
     configuration.place(config, folder.launch, store, attempt, load, cache)
+    if load:
+        continuation.refuse_other_rows(config, continuation.saved_with(config.checkpoint.load))
     if wanted.parent:
         theirs = continuation.configure(config, run["parent"], wanted.parent, wanted.resume_from)
         continuation.keep_own_settings(checkpointing, theirs)

@@ -17,11 +17,27 @@ LOSS_BYTES = {"native": 10, "te": 6, "unfused": 14}
 LOW = {"fp8": 1.0, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # bytes per value, scales included
 
 
-def layers_bytes(f: Facts, layers: Sequence[int]) -> float:
-    """Of these layers of one rank, and one micro-batch."""
-    again = _calculated_again(f, layers)
-    inputs = _tokens(f) / _shared(f) * (f.model.hidden or 0) * _width(f) * -(-len(again) // _at_once(f))
-    return inputs + sum(layer_bytes(f, layer) for layer in layers if layer not in again)
+def stage_bytes(f: Facts, stage: Stage) -> float:
+    """Of all layers of one rank, and one micro-batch."""
+    last = (f.model.layers or 1) - 1  # after which layers for multi-token prediction are made
+    kept_whole = f.kernels.recompute != "full" or f.kernels.recompute_method == "block"  # megatron-core skips them
+    prediction = layer_bytes(f, last) if kept_whole else _input_bytes(f)
+    return sum(_chunk_bytes(f, chunk) for chunk in stage.chunks) + stage.mtp * prediction
+
+
+def _chunk_bytes(f: Facts, layers: Sequence[int]) -> float:
+    """Recomputed are the first so many layers of a virtual stage (block), or so many at a time (uniform)."""
+    inputs, kept = 0, layers
+    if f.kernels.recompute == "full":
+        size = f.kernels.recompute_layers or 1
+        block = f.kernels.recompute_method == "block"
+        inputs = min(size, len(layers)) if block else -(-len(layers) // size)
+        kept = layers[size:] if block else ()
+    return inputs * _input_bytes(f) + sum(layer_bytes(f, layer) for layer in kept)
+
+
+def _input_bytes(f: Facts) -> float:
+    return _tokens(f) / _shared(f) * (f.model.hidden or 0) * _width(f)
 
 
 def layer_bytes(f: Facts, layer: int) -> float:
@@ -29,26 +45,13 @@ def layer_bytes(f: Facts, layer: int) -> float:
     return attention_bytes(f, layer) + (moe_bytes(f) if is_sparse(f.model, layer) else mlp_bytes(f, layer))
 
 
-def recomputed_bytes(f: Facts) -> float:
+def recomputed_bytes(f: Facts, stage: Stage) -> float:
     """What comes back for the layers that are being calculated again."""
     if f.kernels.recompute != "full":
         return 0.0
-    layers = range(f.model.layers or 0)
-    return _at_once(f) * max((layer_bytes(f, layer) for layer in layers), default=0.0)
-
-
-def _calculated_again(f: Facts, layers: Sequence[int]) -> list[int]:
-    """All of them, or the first so many of every part of the pipeline, whose layers follow each other."""
-    if f.kernels.recompute != "full":
-        return []
-    if f.kernels.recompute_method != "block":
-        return list(layers)
-    first = [layer for layer in layers if layer - 1 not in layers]
-    return [layer for layer in layers if any(0 <= layer - one < (f.kernels.recompute_layers or 0) for one in first)]
-
-
-def _at_once(f: Facts) -> int:
-    return (f.kernels.recompute_layers or 1) if f.kernels.recompute_method == "uniform" else 1
+    longest = max(map(len, stage.chunks))
+    at_once = min(f.kernels.recompute_layers or 1, longest) if f.kernels.recompute_method == "uniform" else 1
+    return at_once * max((layer_bytes(f, layer) for layer in stage.layers), default=0.0)
 
 
 def attention_bytes(f: Facts, layer: int = 0) -> float:

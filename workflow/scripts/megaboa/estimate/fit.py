@@ -44,7 +44,7 @@ def capacity(gpu: str) -> float:
 
 
 def stated_error(f: Facts) -> float:
-    """Measured were dense models without rotary positions."""
+    """Less for models like those that its numbers are from: dense, without rotary positions."""
     measured = f.model.learned_positions and not f.model.is_sparse and not f.model.latent and f.layout.fsdp == "none"
     return CALIBRATED if measured else memory.STATED_ERROR
 
@@ -97,7 +97,8 @@ def changes(f: Facts) -> Iterator[Change]:
     for mbs in _halves(f.training.mbs or 1):
         yield _change(f, {**free, "training.micro_batch_size": mbs}, "smaller matrix products")
     smallest = {**free, "training.micro_batch_size": 1}
-    for kind, modules in SELECTIVE.items():
+    for kind, parts in SELECTIVE.items():
+        modules = tuple(part for part in parts if not (part == "mlp" and f.model.bias))  # which can't be recomputed
         if {"dense": not f.model.is_sparse, "moe": f.model.is_sparse, "latent": f.model.latent}[kind]:
             yield _change(f, {**smallest, **_selective(modules)}, "a part is calculated twice")
     full = {"model.recompute_granularity": "full", "model.recompute_method": "uniform", "model.recompute_num_layers": 1}

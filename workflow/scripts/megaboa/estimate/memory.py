@@ -1,7 +1,8 @@
 """The most memory that tensors take on a rank, part by part.
 
 Held against the peaks that were measured for GPT2-large on H200s (tests/estimate/test_memory.py), some of which also
-gave the bytes for each logit: the largest error there is 2%. Other kinds of models were not measured: 15% is stated.
+gave the bytes for each logit: the largest error there is 2%. Other kinds were measured later (docs/memory.md): 15% is
+stated for them.
 """
 
 from __future__ import annotations
@@ -71,16 +72,12 @@ def every_stage(f: Facts) -> list[Breakdown]:
 
 def _stage(f: Facts, stage: Stage) -> Breakdown:
     held = parameters.of_stage(f, stage)
-    kept = activations.layers_bytes(f, (*stage.layers, *_mtp_layers(f, stage)))
+    kept = activations.stage_bytes(f, stage)
     logits = activations.logits_bytes(f) * (1 + stage.mtp) if stage.loss else 0.0
-    moment = max(logits, activations.backward_bytes(f, stage), activations.recomputed_bytes(f))
+    moment = max(logits, activations.backward_bytes(f, stage), activations.recomputed_bytes(f, stage))
     weights, gradients, optimizer = _states(f, held)
     flying = in_flight(f, stage.number)
     return Breakdown(stage.number, weights, gradients, optimizer, kept * flying, moment)
-
-
-def _mtp_layers(f: Facts, stage: Stage) -> tuple[int, ...]:
-    return ((f.model.layers or 1) - 1,) * stage.mtp
 
 
 def _states(f: Facts, held: Parameters) -> tuple[float, float, float]:

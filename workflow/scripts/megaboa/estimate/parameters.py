@@ -52,7 +52,7 @@ def of_model(f: Facts) -> float:
     """Of the whole model, counted once: as one rank would hold it."""
     alone = Facts(model=f.model, training=f.training)
     layers = tuple(range(f.model.layers or 0))
-    return of_stage(alone, Stage(0, layers, embedding=True, loss=True, mtp=f.model.mtp_layers)).total
+    return of_stage(alone, Stage(0, (layers,), embedding=True, loss=True, mtp=f.model.mtp_layers)).total
 
 
 def is_sparse(model: Model, layer: int) -> bool:

@@ -9,13 +9,17 @@ from megaboa.preflight.facts import Facts
 
 @dataclass(frozen=True)
 class Stage:
-    """What one pipeline rank holds: the numbers of its layers, over all its virtual stages."""
+    """What one pipeline rank holds: the numbers of its layers, by its virtual stages."""
 
     number: int
-    layers: tuple[int, ...]
+    chunks: tuple[tuple[int, ...], ...]
     embedding: bool
     loss: bool
     mtp: int = 0
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(layer for chunk in self.chunks for layer in chunk)
 
 
 def stages(f: Facts) -> list[Stage]:
@@ -23,8 +27,9 @@ def stages(f: Facts) -> list[Stage]:
     pp, chunks = f.layout.pp, _chunks(f)
     found = []
     for rank in range(pp):
-        parts = [part for number, chunk in enumerate(chunks) if number % pp == rank for part in chunk]
-        layers = tuple(part for part in parts if isinstance(part, int))
+        own = [chunk for number, chunk in enumerate(chunks) if number % pp == rank]
+        layers = tuple(tuple(part for part in chunk if isinstance(part, int)) for chunk in own)
+        parts = [part for chunk in own for part in chunk]
         found.append(Stage(rank, layers, "embedding" in parts, "loss" in parts, parts.count("mtp")))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from pathlib import Path
@@ -34,7 +35,8 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: dict[str, An
         profiling=_profiling(config),
         cluster=_cluster(config),
     )
-    return fields.overlay(facts, config.overrides.__getitem__, config.overrides.__contains__)
+    facts = fields.overlay(facts, config.overrides.__getitem__, config.overrides.__contains__)
+    return dataclasses.replace(facts, model=dataclasses.replace(facts.model, vocab_rows=facts.model.vocab_size))
 
 
 def _layout(config: Experiment, quantities: Quantities) -> Layout:
@@ -129,7 +131,6 @@ def _model(hf_config: dict[str, Any] | None, tokenizer_vocab: int | None, pretra
         kv_groups=None if latent else c.get("num_key_value_heads") or heads,
         head_dim=c.get("head_dim") or (hidden // heads if hidden and heads else None),
         vocab_size=vocabulary,
-        vocab_rows=vocabulary,
         vocab_multiple=math.gcd(vocabulary or 0, 128),  # Bridge's converters say so
         max_length=c.get("max_position_embeddings"),
         tied=tied,

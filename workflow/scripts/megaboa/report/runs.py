@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,13 @@ def read_plan(results: Path) -> list[dict[str, str]]:
 
 
 def _with_recipes_values(row: dict[str, str], checked: dict[str, Any]) -> dict[str, str]:
-    found = checked.get("facts") or {}
+    found = checked.get("facts")
+    if not found:
+        return row
     own = {**found.get("training", {}), **found.get("layout", {}), "dp": checked.get("data_parallel_size")}
     own["train_iters"] = own.get("iters")
+    sizes = [own.get(name) for name in ("train_iters", "gbs", "seq_length")]
+    own["tokens"] = math.prod(sizes) if all(sizes) else None
     return row | {name: cell(own[name]) for name, value in row.items() if value == RECIPE and name in own}
 
 
