@@ -52,16 +52,19 @@ def refuse_other_rows(config: Any, theirs: dict[str, Any]) -> None:
     """megatron-core fills an embedding with what fits of a checkpoint's, without a word."""
     if config.model.vocab_size is None or config.tokenizer.use_tokenizer_vocab_size:
         return  # Bridge decides it by the tokenizer, as it did for the checkpoint
-    model = theirs["model"]
-    unit = (
-        model["make_vocab_size_divisible_by"] * model["tensor_model_parallel_size"] if model["should_pad_vocab"] else 1
-    )
-    rows = -(-model["vocab_size"] // unit) * unit
-    if rows != config.model.vocab_size:
+    rows = _rows(theirs["model"])
+    if rows is not None and rows != config.model.vocab_size:
         raise ValueError(
             f"the checkpoint {config.checkpoint.load} has {rows} rows of vocabulary, and the model "
             f"{config.model.vocab_size}: move it away, and the run begins anew"
         )
+
+
+def _rows(model: dict[str, Any]) -> int | None:
+    if model.get("vocab_size") is None or not model.get("should_pad_vocab"):
+        return model.get("vocab_size")
+    unit = model["make_vocab_size_divisible_by"] * model["tensor_model_parallel_size"]
+    return -(-model["vocab_size"] // unit) * unit
 
 
 def refuse(config: Any, theirs: dict[str, Any], iteration: int) -> None:
