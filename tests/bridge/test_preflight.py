@@ -94,6 +94,15 @@ OURS_ALONE = {
         "training": {"precision": "bf16_with_fp8_current_scaling_mixed", "seq_length": 60, "global_batch_size": 16}
     },
     "warmup_ends_before_the_decay": {"schedule": {"warmup_iters": 6}},
+    "recomputed_predictions_are_one_by_one": {
+        "model": "latent",
+        "overrides": {
+            "model.mtp_num_layers": 1,
+            "model.recompute_granularity": "full",
+            "model.recompute_method": "uniform",
+            "model.recompute_num_layers": 2,
+        },
+    },
     "recomputed_feed_forward_has_no_bias": {
         "overrides": {
             "model.recompute_granularity": "selective",

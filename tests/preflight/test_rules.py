@@ -519,6 +519,14 @@ CASES = {
         {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 1},
         {"recompute": "selective"},
     ),
+    "recomputed_predictions_are_one_by_one": Case(
+        {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 2, "mtp_layers": 1},
+        "model.recompute_num_layers",
+        "2 with layers for multi-token prediction",
+        (1,),
+        {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 1, "mtp_layers": 1},
+        {"recompute": "full", "recompute_method": "block", "recompute_layers": 2, "mtp_layers": 1},
+    ),
     "recomputed_parts_are_there": Case(
         {"recompute": "selective", "recompute_modules": ("mla_up_proj",)},
         "model.recompute_modules",

@@ -176,6 +176,19 @@ def recomputation_is_complete(f: Facts) -> Broken | None:
     return None
 
 
+def recomputed_predictions_are_one_by_one(f: Facts) -> Broken | None:
+    """Layers for multi-token prediction are recomputed one at a time: multi_token_prediction.py asserts it in the first
+    step, and leaves them alone where blocks of layers are recomputed."""
+    kernels = f.kernels
+    if not f.model.mtp_layers or (kernels.recompute, kernels.recompute_method) != ("full", "uniform"):
+        return None
+    if kernels.recompute_layers in (None, 1):
+        return None
+    return Broken(
+        "model.recompute_num_layers", f"{kernels.recompute_layers} with layers for multi-token prediction", (1,)
+    )
+
+
 def recomputed_parts_are_there(f: Facts) -> Broken | None:
     """Selective recomputation names parts that the model has: moe_act needs grouped GEMMs, mla_up_proj latent
     attention, and delayed FP8 scaling leaves moe_act and layernorm alone; transformer_config.py refuses the
@@ -247,6 +260,7 @@ RULES = (
     full_graph_has_no_straggler_detector,
     graphs_leave_expert_overlap_alone,
     recomputation_is_complete,
+    recomputed_predictions_are_one_by_one,
     recomputed_parts_are_there,
     recomputed_feed_forward_has_no_bias,
     offloading_has_no_pipeline,
