@@ -28,9 +28,8 @@ _SETTINGS_IN_NAMES = ("max_lr", "min_lr", "start_wd", "end_wd")
 _STATE_OF_A_GROUP = ("params", "step")
 
 
-def configure(config: Any, parent: dict[str, Any], checkpoints: Path, iteration: int) -> dict[str, Any]:
-    """Let Bridge load the parent's checkpoint into this run; what was configured for the checkpoint is returned."""
-    theirs = saved_with(config.checkpoint.load)
+def configure(config: Any, theirs: dict[str, Any], parent: dict[str, Any], checkpoints: Path, iteration: int) -> None:
+    """Let Bridge load the parent's checkpoint, which was trained with `theirs`, into this run."""
     refuse(config, theirs, iteration)
     if parent["load"]["optimizer"]:
         refuse_optimizer(config, theirs)
@@ -38,7 +37,6 @@ def configure(config: Any, parent: dict[str, Any], checkpoints: Path, iteration:
     config.checkpoint.load_rng = parent["load"]["rng"] and _same_ranks(config, theirs, checkpoints)
     config.scheduler.override_opt_param_scheduler = True
     config.scheduler.use_checkpoint_opt_param_scheduler = False
-    return theirs
 
 
 def saved_with(checkpoint: str) -> dict[str, Any]:

@@ -63,10 +63,11 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     load = checkpoints.folder(wanted.parent or store.checkpoints, wanted.resume_from) if wanted.resume_from else None
     configuration.place(config, folder.launch, store, attempt, load, cache)
     if load:
-        continuation.refuse_other_rows(config, continuation.saved_with(config.checkpoint.load))
-    if wanted.parent:
-        theirs = continuation.configure(config, run["parent"], wanted.parent, wanted.resume_from)
-        continuation.keep_own_settings(checkpointing, theirs)
+        theirs = continuation.saved_with(config.checkpoint.load)
+        continuation.refuse_other_rows(config, theirs)
+        if wanted.parent:
+            continuation.configure(config, theirs, run["parent"], wanted.parent, wanted.resume_from)
+            continuation.keep_own_settings(checkpointing, theirs)
     config.train.iterations_to_skip = [*config.train.iterations_to_skip, *steps_of(wanted.skip)]
     if wanted.capture:
         configuration.profile(config, folder.profile)

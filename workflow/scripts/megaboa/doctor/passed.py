@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 from megaboa import peaks
-from megaboa.estimate import flops, memory, speed
+from megaboa.estimate import flops, memory, parameters, speed
 from megaboa.estimate.stages import Stage, stages
 from megaboa.preflight import table
 from megaboa.preflight.facts import Facts
@@ -70,7 +70,7 @@ def unbalanced(f: Facts, analysis: dict[str, Any] | None) -> list[str]:
 def works(f: Facts) -> list[float]:
     """Operations of a token on every stage: its layers, and the product with the vocabulary where the loss is."""
     layers = [flops.of_layer(f, layer) for layer in range(f.model.layers or 0)]
-    loss = (f.model.hidden or 0) * flops.padded_vocabulary(f)
+    loss = (f.model.hidden or 0) * parameters.padded_vocabulary(f)
     return [_work(stage, layers, loss) for stage in stages(f)]
 
 

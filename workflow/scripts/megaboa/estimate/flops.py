@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaboa.estimate.parameters import is_sparse
+from megaboa.estimate.parameters import is_sparse, padded_vocabulary
 from megaboa.preflight.facts import Facts, Model
 
 PASSES = 3 * 2  # forward, and backward for inputs and for weights; a multiplication and an addition
@@ -25,12 +25,6 @@ def of_sequence(f: Facts) -> float:
 def of_layer(f: Facts, layer: int) -> float:
     """Of one token, multiplications and additions as one, forward."""
     return _feed_forward(f.model, layer) + _attention(f.model, f.training.seq_length or 0)
-
-
-def padded_vocabulary(f: Facts) -> int:
-    """Bridge counts a padded vocabulary even where a model's own isn't padded."""
-    unit = f.model.vocab_multiple * f.layout.tp
-    return -(-(f.model.vocab_size or f.model.tokenizer_vocab or 0) // unit) * unit
 
 
 def _feed_forward(model: Model, layer: int) -> float:

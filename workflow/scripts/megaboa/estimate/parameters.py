@@ -44,6 +44,11 @@ def of_stage(f: Facts, stage: Stage) -> Parameters:
 def vocabulary_rows(f: Facts) -> int:
     if f.model.vocab_rows is not None:
         return f.model.vocab_rows
+    return padded_vocabulary(f)
+
+
+def padded_vocabulary(f: Facts) -> int:
+    """Bridge counts operations of a padded vocabulary even where a model's own isn't padded."""
     unit = f.model.vocab_multiple * f.layout.tp
     return -(-(f.model.vocab_size or f.model.tokenizer_vocab or 0) // unit) * unit
 
