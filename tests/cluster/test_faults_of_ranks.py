@@ -192,10 +192,15 @@ def test_snakemake_gets_sigterm(faults):
 
 
 def test_snakemake_is_killed_and_called_again_while_the_job_lives(faults):
-    process, _ = faults.start_and_wait("driver-kill", 5)
+    """A rank stands still meanwhile: however slow this machine is, the second job finds the first one alive."""
+    process, start = faults.start_and_wait("driver-kill", 5)
+    faults.signal_rank(start["nodes"][0], "STOP")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    faults.finish("driver-kill")
+    process = faults.start("driver-kill")
+    faults.clone.wait(lambda: len(faults.clone.jobs("driver-kill")) == 2, 120, "the job of the second call")
+    faults.signal_rank(start["nodes"][0], "CONT")
+    faults.finish("driver-kill", process)
     assert [entry["event"] for entry in faults.clone.ledger(NAME, "driver-kill")] == ["call", "start", "end"]
     assert len(faults.clone.jobs("driver-kill")) == 2, "the second one waited for the first, and found nothing to do"
     outcome = "the new job waits for the old one (afterany) and takes its result"
