@@ -61,7 +61,7 @@ def write_runs(folder, cases):
     for name, case in cases.items():
         run = copy.deepcopy(RUN)
         model = case.pop("model", "dense")
-        recipe = {"recipe": model, "args": {}, "tokenizer": None}
+        recipe = {"recipe": model, "args": case.pop("args", {}), "tokenizer": None}
         run["model"] = recipe if model not in MODELS else {"name": model, "init": "scratch", "config": MODELS[model][0]}
         for section, values in case.items():
             run[section] = {**run[section], **values} if isinstance(values, dict) else values
@@ -88,6 +88,7 @@ def both(folder):
             inputs = configuration.Inputs.before_payloads(folder)
             config = configuration.build(folder.run, inputs)
             facts = facts_of(config, folder.run, folder.launch, folder.profile)
+            answer["loss"] = facts.kernels.loss_kernel
             found = table.check(facts)
             answer["rules"] = [one.rule for one in found if one.level == "error"]
             answer["warnings"] = [one.rule for one in found if one.level == "warning"]

@@ -181,6 +181,8 @@ LEGAL = {
         "overrides": {"model.pipeline_model_parallel_layout": "Ett|ttttL"},
     },
     "a recipe": {"model": "recipes/gpt_tiny.py"},
+    "a recipe with our loss": {"model": "recipes/gpt2.py", "args": {"size": "small", "kernels": ["loss"]}},
+    "the same with Megatron's": {"model": "recipes/gpt2.py", "args": {"size": "small"}},
     "more rows than the config has": {"overrides": {"model.vocab_size": 600}},
     "as many rows as the tokenizer has tokens": {"overrides": {"tokenizer.use_tokenizer_vocab_size": True}},
 }
@@ -234,6 +236,12 @@ def test_a_dry_run_counts_parameters_of_every_kind_of_stage(answers):
     assert stages[0]["dense"] - 480 * 48 == stages[1]["dense"] - 480 * 48 - 48  # embedding; output layer and last norm
     shared = {one["stage"]: one["expert"] for one in answers["experts"]["parameters"]}
     assert shared == {0: 6 * 3 * 48 * 16}  # one of four experts in each of six layers
+
+
+def test_the_loss_that_a_recipe_asks_for_is_known(answers):
+    """Also to the run after it, which is built by the same process and asks for none."""
+    assert answers["a recipe with our loss"]["loss"] == "ours"
+    assert answers["the same with Megatron's"]["loss"] == "native"
 
 
 @pytest.mark.parametrize("name", LEGAL)

@@ -40,4 +40,4 @@ LAST_STAGE = (85.3, facts(**PUBLISHED, mbs=64, world=2, pp=2))
 
 def with_loss_kernel(given: Facts) -> Facts:
     """`megaboa.bridge.kernels` "loss" keeps the logits and their gradient, in 16 bits each."""
-    return dataclasses.replace(given, kernels=Kernels(loss_kernel="16-bit"))
+    return dataclasses.replace(given, kernels=Kernels(loss_kernel="ours"))

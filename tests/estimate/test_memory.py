@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from gpt2_large import LAST_STAGE, MEASURED, facts, with_loss_kernel
 
-from megaboa.estimate import activations, memory
+from megaboa.estimate import memory
 from megaboa.estimate.memory import GIB
 from megaboa.preflight.facts import Facts, Kernels, Layout, Model, Training
 
@@ -23,11 +23,6 @@ TRAINING = Training(gbs=64, mbs=1, seq_length=4096, precision="bf16_mixed")
 
 def of(model, kernels=None, **layout) -> memory.Breakdown:
     return memory.peak(Facts(Layout(**{"world_size": 64, **layout}), model, TRAINING, kernels or Kernels()))
-
-
-@pytest.fixture(autouse=True)
-def loss_kernel(monkeypatch):
-    monkeypatch.setitem(activations.LOSS_BYTES, "16-bit", 4)
 
 
 @pytest.mark.parametrize("name", MEASURED)

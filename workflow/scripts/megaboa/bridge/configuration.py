@@ -23,7 +23,7 @@ from megatron.bridge.training.mixed_precision import get_mixed_precision_config
 from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 from megatron.core.dist_checkpointing.strategies.nvrx import has_nvrx_async_support
 
-from megaboa.bridge import datasets
+from megaboa.bridge import datasets, kernels
 from megaboa.bridge.convert import bridge_of
 from megaboa.bridge.overrides import hydra_overrides
 from megaboa.fields import BRIDGE_FIELDS
@@ -66,6 +66,7 @@ class Inputs:
 
 
 def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
+    kernels.in_use.clear()  # preflight builds one run after the other in one process
     config = _from_hugging_face(inputs.source) if inputs.source else _from_recipe(run["model"])
     if inputs.tokenizer:
         config.tokenizer.tokenizer_type = "HuggingFaceTokenizer"

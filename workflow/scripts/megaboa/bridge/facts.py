@@ -12,6 +12,7 @@ from megatron.bridge.training.tokenizers.config import TokenizerConfig
 from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
+from megaboa.bridge import kernels
 from megaboa.preflight import fields
 from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Training
 
@@ -51,7 +52,7 @@ def facts_of(config: ConfigContainer, run: dict[str, Any], launch: dict[str, Any
     facts = fields.overlay(
         facts, lambda field: _value(config, field), lambda field: _value(config, field) is not _ABSENT
     )
-    return _completed(_with_vocabulary(facts, config.tokenizer.use_tokenizer_vocab_size))
+    return _completed(_with_loss(_with_vocabulary(facts, config.tokenizer.use_tokenizer_vocab_size)))
 
 
 def tokenizer_vocabulary(config: ConfigContainer) -> int | None:
@@ -92,6 +93,13 @@ def _with_vocabulary(facts: Facts, of_tokenizer: bool) -> Facts:
     elif not of_tokenizer:
         model = dataclasses.replace(model, vocab_rows=model.vocab_size)
     return dataclasses.replace(facts, model=model)
+
+
+def _with_loss(facts: Facts) -> Facts:
+    """Our kernel stands in for Megatron's own, of which the configuration speaks."""
+    if "loss" not in kernels.in_use or facts.kernels.loss_kernel != "native":
+        return facts
+    return dataclasses.replace(facts, kernels=dataclasses.replace(facts.kernels, loss_kernel="ours"))
 
 
 def _completed(facts: Facts) -> Facts:

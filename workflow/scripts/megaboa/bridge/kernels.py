@@ -14,11 +14,14 @@ import torch
 
 from megaboa.bridge.wheels import is_installed
 
+in_use: set[str] = set()  # what this process' recipe has asked for, as preflight counts memory by it
+
 
 def use(*names: str) -> None:
     """Change Megatron in this process. Must come before the model is made."""
     for name in names:
         KERNELS[name]()
+        in_use.add(name)
 
 
 def _loss() -> None:
