@@ -68,6 +68,12 @@ def test_only_the_jobs_own_gpus_count(chosen, indices):
     assert [gpu["index"] for gpu in gpus.visible(gpus.parse(H200, FIELDS), chosen)] == indices
 
 
+def test_parts_of_a_gpu_count_though_they_are_not_listed():
+    listed = gpus.parse(H200, FIELDS)
+    assert gpus.visible(listed, "MIG-1f2e, MIG-3d4c") == [] and gpus.count(listed, "MIG-1f2e, MIG-3d4c") == 2
+    assert gpus.count(listed, None) == 2 and gpus.count(listed, "1") == 1
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -155,6 +161,13 @@ def test_healthy_gpus_pass(smi):
     complete, result = ask_driver(2, 141)
     assert complete and result.problems == []
     assert [gpu["uuid"][:8] for gpu in result.measured["gpus"]] == ["GPU-09e6", "GPU-2760"]
+
+
+def test_a_job_on_parts_of_a_gpu_has_them(smi, monkeypatch):
+    smi(H200)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1f2e")
+    complete, result = ask_driver(1)
+    assert complete and result.problems == []
 
 
 def test_an_older_driver_is_asked_without_the_fields_it_does_not_know(smi):

@@ -57,10 +57,8 @@ def run(wanted: dict[str, Any], image: dict[str, Any] | None, words: Sequence[st
 def _need_gpus(ranks: int) -> None:
     """In a job SLURM has seen to it. A driver that doesn't answer is left to the ranks to complain of."""
     try:
-        found = len(gpus.visible(gpus.query(), os.environ.get("CUDA_VISIBLE_DEVICES")))
+        found = gpus.count(gpus.query(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     except (OSError, subprocess.SubprocessError, ValueError):
-        return
-    if "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):  # parts of GPUs, which aren't listed
         return
     if found < ranks:
         raise InputError(

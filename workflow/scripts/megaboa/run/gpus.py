@@ -74,6 +74,12 @@ def visible(gpus: list[Gpu], chosen: str | None) -> list[Gpu]:
     return [gpu for gpu in gpus if any(gpu["index"] == name or _is_uuid(gpu, name) for name in names)]
 
 
+def count(gpus: list[Gpu], chosen: str | None) -> int:
+    """How many of them CUDA shows to this job, or how many parts of them (MIG): those nvidia-smi doesn't list here."""
+    parts = [name for name in (chosen or "").split(",") if name.strip().startswith("MIG-")]
+    return len(visible(gpus, chosen)) + len(parts)
+
+
 def _is_uuid(gpu: Gpu, name: str) -> bool:
     return name.startswith("GPU-") and (gpu["uuid"] or "").startswith(name)
 

@@ -162,26 +162,27 @@ def node_name() -> str:
 
 def check_gpus(gpus: int, memory_gib: float | None, result: Result) -> bool:
     """Ask the driver; False if the ranks couldn't all start."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
-        found = driver.visible(driver.query(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        listed = driver.query()
         patience = time.monotonic() + OCCUPIED_PATIENCE_SECONDS
-        while any(map(driver.occupied_gib, found)) and time.monotonic() < patience:
+        while any(map(driver.occupied_gib, driver.visible(listed, chosen))) and time.monotonic() < patience:
             time.sleep(1)
-            found = driver.visible(driver.query(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+            listed = driver.query()
     except FileNotFoundError:
         result.problems.append("nvidia-smi isn't there: no driver, or the container was started without one")
         return False
     except (subprocess.SubprocessError, OSError, ValueError) as error:
         result.problems.append(f"nvidia-smi fails: {error}")
         return False
-    result.measured["gpus"] = found
+    result.measured["gpus"] = found = driver.visible(listed, chosen)
     result.problems += [problem for gpu in found for problem in driver.problems(gpu, memory_gib)]
     xids = driver.read_xids()
     result.measured["xids"] = xids if xids is None else [f"{xid['pci']}: {xid['number']}" for xid in xids]
     result.problems += driver.xid_problems(xids or [], found)
-    if len(found) != gpus:
-        result.problems.append(f"{len(found)} GPUs instead of {gpus}")
-    return len(found) == gpus
+    if (count := driver.count(listed, chosen)) != gpus:
+        result.problems.append(f"{count} GPUs instead of {gpus}")
+    return count == gpus
 
 
 def measure_folder(folder: Path, problems: list[str]) -> dict[str, Any]:
