@@ -242,6 +242,14 @@ CASES = {
         "run": {"overrides": {"mixed_precision.grad_reduce_in_fp32": True}},
         "refused": "Could not override 'mixed_precision.grad_reduce_in_fp32'",
     },
+    "a choice of Bridge's, which leaves the word": {
+        "run": {"overrides": {"model.attention_backend": "unfused"}},
+        "expected": {"model.attention_backend": "AttnBackend.unfused"},
+    },
+    "a word that is no choice": {
+        "run": {"overrides": {"model.attention_backend": "unfuse"}},
+        "refused": "overrides.model.attention_backend: there is no 'unfuse'; one of flash, fused, unfused, local, auto",
+    },
     "overrides win": {
         "run": {"overrides": {"tokenizer.use_tokenizer_vocab_size": True, "ddp.bucket_size": 1000}},
         "expected": {"tokenizer.use_tokenizer_vocab_size": True, "ddp.bucket_size": 1000},

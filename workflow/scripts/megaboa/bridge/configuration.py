@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import enum
+import functools
 import importlib
 import importlib.util
 import typing
@@ -198,7 +200,26 @@ def override(config: ConfigContainer, overrides: dict[str, Any]) -> ConfigContai
     if not overrides:
         return config
     _add_parts(config, overrides)
-    return process_config_with_overrides(config, cli_overrides=hydra_overrides(overrides))
+    before = {name: _value(config, name) for name in overrides}
+    changed = process_config_with_overrides(config, cli_overrides=hydra_overrides(overrides))
+    for name, value in before.items():
+        if isinstance(value, enum.Enum):
+            _choose(changed, name, type(value))
+    return changed
+
+
+def _choose(config: ConfigContainer, name: str, choices: type[enum.Enum]) -> None:
+    """Bridge leaves the word as it was written, which equals none of the choices: Megatron takes no notice of it."""
+    word = _value(config, name)
+    if word not in choices.__members__:
+        raise ValueError(f"overrides.{name}: there is no {word!r}; one of {', '.join(choices.__members__)}")
+    part, _, field = name.rpartition(".")
+    setattr(_value(config, part), field, choices[word])
+
+
+def _value(config: Any, name: str) -> Any:
+    """None where there is no such field, which Bridge will say."""
+    return functools.reduce(lambda owner, part: getattr(owner, part, None), name.split("."), config)
 
 
 def _add_parts(config: ConfigContainer, overrides: dict[str, Any]) -> None:
