@@ -169,12 +169,22 @@ REFUSED = "ValueError: hidden_size must be divisible by num_attention_heads"
 
 @pytest.mark.parametrize(
     "exception",
-    [REFUSED, "AssertionError", "megaboa.bridge.cpu.refusal.RefusedOnCpu: device cpu has no fp8", "megaboa: refused"],
+    [
+        REFUSED,
+        "AssertionError",
+        "megaboa.bridge.cpu.refusal.RefusedOnCpu: device cpu has no fp8",
+        "error: profile.tool: python has no viztracer",
+    ],
 )
 def test_what_is_refused_before_the_first_step_is_the_settings_fault(exception):
     logs = {0: f"{BEGINNING}{exception}\n", 1: BEGINNING}
     assert classify(Ended(0, 1), logs, steps=0) == Failure("config", exception, 0)
     assert classify(Ended(0, 1), logs, steps=1) == Failure("crash", exception, 0)
+
+
+def test_what_a_rank_says_by_the_way_is_no_refusal():
+    log = f"{BEGINNING}megaboa: model.gradient_accumulation_fusion=False (there is no kernel for it)\nbye\n"
+    assert classify(Ended(0, 1), {0: log}, steps=0).cause == "crash"
 
 
 def test_peers_of_a_rank_that_refuses_are_not_heard():
