@@ -495,6 +495,15 @@ CASES = {
         {"graphs": "full_iteration", "nan_check": False, "pp": 2, "waits_for_messages": False},
         {"graphs": "full_iteration", "nan_check": False, "pp": 2, "vpp": 2},
     ),
+    "full_graph_has_whole_blocks_of_attention": Case(
+        {"graphs": "full_iteration", "nan_check": False, "seq_length": 1152, "cp": 2, "world_size": 2},
+        "training.seq_length",
+        "1152 with a graph of the full iteration needs cuDNN 9.15.1 or later",
+        (1024, 1536),
+        {"graphs": "full_iteration", "nan_check": False, "seq_length": 1152},
+        {"graphs": "full_iteration", "nan_check": False, "seq_length": 64, "attention": "unfused"},
+        "warning",
+    ),
     "full_graph_has_no_straggler_detector": Case(
         {"graphs": "full_iteration", "nan_check": False, "stragglers": True},
         "straggler.log_straggler",

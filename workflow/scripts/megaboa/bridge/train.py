@@ -49,12 +49,14 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         attention_mask,
         configuration,
         continuation,
+        cudnn,
         profilers,
         steps,
         trackers,
         validation,
         wheels,
     )
+    from megaboa.bridge.facts import facts_of
 
     run, inputs = folder.run, configuration.Inputs.read(folder)
     config = configuration.build(run, inputs)
@@ -76,6 +78,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
 
         cpu.refuse(config)
     with one_sentence():
+        if config.model.cuda_graph_impl != "none":
+            cudnn.refuse_stray_graphs(facts_of(config, run, folder.launch, folder.profile), cudnn.version())
         profilers.attach_wanted(config, folder.profile["tool"] if wanted.capture else "none", attempt)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     process.leave_in_time(sys.modules[pretrain.__module__])

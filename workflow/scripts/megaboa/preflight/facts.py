@@ -157,6 +157,7 @@ class Kernels:
     loss_kernel: str = "native"
     fused_activation: bool = True
     attention_dropout: float = 0.0
+    attention: str = "auto"  # attention_backend
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,7 @@ FIELDS: dict[str, str] = {
     "kernels.loss_kernel": "model.cross_entropy_fusion_impl",
     "kernels.fused_activation": "model.bias_activation_fusion",
     "kernels.attention_dropout": "model.attention_dropout",
+    "kernels.attention": "model.attention_backend",
 }
 
 
@@ -127,6 +128,8 @@ def _plain(name: str, value: Any, facts: Facts) -> Any:
             return value or 1
         case "graphs":
             return value or "none"
+        case "attention":
+            return getattr(value, "name", value) or "auto"
         case _:
             return value
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from megaboa.preflight.facts import Facts
-from megaboa.preflight.rule import Broken, warning
+from megaboa.preflight.rule import Broken, multiples, warning
 
 IMPLEMENTATIONS = ("none", "local", "transformer_engine", "full_iteration")
+ATTENTION_BLOCK = 128  # of cuDNN's kernels
 RECOMPUTED = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out")
 # Graphed parts, and what lies inside each of them: recorded, it would be calculated again inside the graph.
 INSIDE = {
@@ -134,6 +135,26 @@ def full_graph_waits_for_no_message(f: Facts) -> Broken | None:
     return Broken("model.batch_p2p_sync", f"true with a graph of the full iteration and pp: {f.layout.pp}", (False,))
 
 
+def full_graph_has_whole_blocks_of_attention(f: Facts) -> Broken | None:
+    """cuDNN up to 9.15.0 goes astray in attention's backward pass where a graph is replayed and the sequence is no
+    multiple of 128 (with context parallelism: half a rank's part): an illegal memory access, or wrong gradients.
+    Transformer Engine knows it, but can't see that Megatron records a full iteration."""
+    length, unit = f.training.seq_length, ATTENTION_BLOCK * pieces(f.layout.cp)
+    if not _is_full(f) or not _may_be_cudnn(f) or length is None or length % unit == 0:
+        return None
+    text = f"{length} with a graph of the full iteration needs cuDNN 9.15.1 or later, or model.attention_backend"
+    return warning("training.seq_length", f"{text} unfused", multiples(length, unit))
+
+
+def _may_be_cudnn(f: Facts) -> bool:
+    return f.cluster.device == "cuda" and f.training.precision != "fp32" and f.kernels.attention in ("auto", "fused")
+
+
+def pieces(cp: int) -> int:
+    """Into how many a sequence is cut: two for each context parallel rank, an early and a late one."""
+    return 2 * cp if cp > 1 else 1
+
+
 def full_graph_has_no_straggler_detector(f: Facts) -> Broken | None:
     """Megatron's straggler detector asks the GPU when a forward pass began and ended; events that a graph has recorded
     can't say."""
@@ -257,6 +278,7 @@ RULES = (
     full_recomputation_needs_a_full_graph,
     full_graph_has_no_nan_check,
     full_graph_waits_for_no_message,
+    full_graph_has_whole_blocks_of_attention,
     full_graph_has_no_straggler_detector,
     graphs_leave_expert_overlap_alone,
     recomputation_is_complete,

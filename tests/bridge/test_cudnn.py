@@ -1,0 +1,28 @@
+"""A graph that this machine's cuDNN can't replay is refused before the first step."""
+
+import pytest
+
+from megaboa.bridge import cudnn
+from megaboa.data.errors import InputError
+from megaboa.preflight.facts import Facts, Kernels, Training
+
+
+def graphed(seq_length, attention="auto"):
+    kernels = Kernels(graphs="full_iteration", nan_check=False, attention=attention)
+    return Facts(kernels=kernels, training=Training(seq_length=seq_length))
+
+
+@pytest.mark.parametrize("here", [(9, 14, 0), (9, 15, 0)])
+def test_an_old_cudnn_and_a_length_that_fills_no_block(here):
+    with pytest.raises(InputError, match=r"training.seq_length: 64 .*cuDNN 9\.15\.1.*nearest: 128.*here it is 9\.1"):
+        cudnn.refuse_stray_graphs(graphed(64), here)
+
+
+@pytest.mark.parametrize("here", [(9, 15, 1), (9, 19, 0), None])
+def test_a_newer_one_or_none_at_all(here):
+    cudnn.refuse_stray_graphs(graphed(64), here)
+
+
+@pytest.mark.parametrize("legal", [graphed(128), graphed(64, "unfused")])
+def test_what_an_old_one_can_replay(legal):
+    cudnn.refuse_stray_graphs(legal, (9, 14, 0))
