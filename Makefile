@@ -20,7 +20,7 @@ test-fast: setup
 
 # On a machine with two GPUs; PYTHON is one that has Transformer Engine beside what envs/ lists.
 test-gpu:
-	@$(PYTHON) -m pytest -v -ra tests/e2e/test_gpus.py
+	@$(PYTHON) -m pytest -v -ra -n 4 --dist loadfile tests/e2e/gpus
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,0 +1,56 @@
+"""Runs on GPUs, one rank of which is killed between two saves, go on from the last."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from clone import edit, kill_group
+from gpu_runs import BF16, TWO, experiment, on_two_gpus, start
+
+from megaboa.files import read_jsonl
+
+pytestmark = on_two_gpus
+
+SHARDINGS = {"fsdp-1": "optim", "fsdp-2": "optim_grads", "fsdp-3": "optim_grads_params"}  # no_shard can't be saved
+RUNS = {
+    "dp2": f"{{{TWO}}}",  # saves in the background
+    **{run: f"{{{TWO}, parallel.fsdp: megatron, parallel.fsdp_sharding: {kind}}}" for run, kind in SHARDINGS.items()},
+}
+STEPS, SAVE_INTERVAL = 600, 200
+
+
+@pytest.fixture(scope="module")
+def interrupted(workspace):
+    config = experiment(workspace, "long", RUNS, init="scratch")
+    edit(config, "train_iters: 20", f"train_iters: {STEPS}")
+    edit(config, "save_interval: 10", f"save_interval: {SAVE_INTERVAL}")
+    edit(config, "seq_length: 128", "seq_length: 128, precision: bf16_mixed")
+    process = start(workspace, config, "pretrain")
+    waiting, deadline = set(RUNS), time.monotonic() + 240
+    while waiting and process.poll() is None and time.monotonic() < deadline:
+        for run in sorted(waiting):
+            link = workspace.results("long", "runs", run, "attempts.jsonl")
+            if link.exists() and max((step for step, *_ in workspace.steps("long", run)), default=0) >= 250:
+                os.kill(workspace.rank_processes("long", run)[-1], signal.SIGKILL)
+                waiting.remove(run)
+        time.sleep(0.2)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        print(process.communicate(timeout=300)[0])
+    kill_group(process)
+    return workspace
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_killed_run_goes_on_from_its_last_save(interrupted, run):
+    store = interrupted.store("long", run)
+    found = []
+    for attempt in ("01", "02"):
+        events = read_jsonl(store / "attempts" / attempt / "steps.jsonl")
+        found.append({event["step"]: event["loss"] for event in events if event["event"] == "step"})
+    assert min(found[1]) in (SAVE_INTERVAL + 1, 2 * SAVE_INTERVAL + 1) and max(found[1]) == STEPS
+    again = sorted(found[0].keys() & found[1].keys())[:20]
+    assert all(abs(found[0][step] - found[1][step]) <= BF16 for step in again)
+    assert interrupted.json("long", "runs", run, "train.json")["iteration"] == STEPS
