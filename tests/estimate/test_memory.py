@@ -131,12 +131,45 @@ def test_latent_attention_and_experts_of_deepseek_v3():
     assert recomputed.activations < need.activations
 
 
-def test_fsdp_shards_weights_too_and_holds_two_layers_whole():
-    plain, sharded = of(LLAMA_8B), of(LLAMA_8B, fsdp="megatron")
-    layer = 218e6
-    assert sharded.weights == pytest.approx(plain.weights / 64 + 2 * layer * 2, rel=0.02)
-    only_optimizer = of(LLAMA_8B, fsdp="megatron", fsdp_sharding="optim")
-    assert (only_optimizer.weights, only_optimizer.optimizer) == pytest.approx((plain.weights, plain.optimizer))
+LLAMA_1B = Model(layers=8, hidden=2048, ffn=8192, heads=32, kv_groups=8, head_dim=64, vocab_size=32000, tied=False)
+# GB that tensors took on two and on four H200s: docs/benchmarks/h200.md
+FSDP = {
+    ("no_shard", 2): 12.46,
+    ("no_shard", 4): 12.46,
+    ("optim", 2): 8.19,
+    ("optim", 4): 6.35,
+    ("optim_grads", 2): 8.29,
+    ("optim_grads", 4): 6.13,
+    ("optim_grads_params", 2): 7.98,
+    ("optim_grads_params", 4): 5.52,
+}
+
+
+@pytest.mark.parametrize(("sharding", "ranks"), FSDP)
+def test_megatron_fsdp_takes_what_was_measured(sharding, ranks):
+    layout = Layout(ranks, fsdp="megatron", fsdp_sharding=sharding)
+    training = Training(gbs=8, mbs=1, seq_length=2048, precision="bf16_mixed")
+    need = memory.peak(Facts(layout, LLAMA_1B, training, Kernels()))
+    assert need.tensors / 1e9 == pytest.approx(FSDP[sharding, ranks], rel=0.04)
+
+
+def test_megatron_fsdp_gathers_whole_layers_ahead():
+    """The layer at hand and three of 218 million parameters, as two are less than half a billion, and all others."""
+    whole = {"fsdp": "megatron", "fsdp_sharding": "optim_grads_params"}
+    few_words = of(dataclasses.replace(LLAMA_8B, vocab_size=32000), **whole)  # most is taken in the backward pass
+    outside, layer = 2 * 32000 * 4096, 218e6
+    assert few_words.weights == pytest.approx(2 * (7.24e9 / 64 + outside + 4 * layer), rel=0.01)
+    assert few_words.gradients == pytest.approx(2 * (7.24e9 / 64 + outside + layer), rel=0.01)
+    many_words = of(LLAMA_8B, **whole)  # when the loss is calculated
+    assert many_words.weights == pytest.approx(2 * (8.03e9 / 64 + 2 * 128256 * 4096 + layer), rel=0.01)
+    plain, shared = of(LLAMA_8B), of(LLAMA_8B, fsdp="megatron", fsdp_sharding="optim")
+    assert (shared.weights, shared.optimizer) == pytest.approx((plain.weights, plain.optimizer))
+    assert shared.gradients == pytest.approx(plain.gradients / 2)  # in bf16
+
+
+def test_torch_fsdp_holds_two_layers_whole():
+    plain, sharded = of(LLAMA_8B), of(LLAMA_8B, fsdp="torch")
+    assert sharded.weights == pytest.approx(plain.weights / 64 + 2 * 218e6 * 2, rel=0.02)
 
 
 def test_what_is_unknown_is_not_predicted():

@@ -132,6 +132,11 @@ def logits_bytes(f: Facts) -> float:
     return _tokens(f) * vocabulary_rows(f) / f.layout.tp * LOSS_BYTES.get(kernel, LOSS_BYTES["unfused"])
 
 
+def logits_gradient_bytes(f: Facts) -> float:
+    """When the backward pass begins, on the last stage."""
+    return _tokens(f) * vocabulary_rows(f) / f.layout.tp * _width(f)
+
+
 def backward_bytes(f: Facts, stage: Stage) -> float:
     """Gradients of activations inside the layer on which the backward pass works."""
     widest = 0.0

@@ -7,9 +7,9 @@ stated for them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
-from megaboa.estimate import activations, parameters
+from megaboa.estimate import activations, megatron_fsdp, parameters
 from megaboa.estimate.parameters import Parameters
 from megaboa.estimate.stages import Stage, in_flight, stages
 from megaboa.preflight.facts import Facts
@@ -72,12 +72,35 @@ def every_stage(f: Facts) -> list[Breakdown]:
 
 def _stage(f: Facts, stage: Stage) -> Breakdown:
     held = parameters.of_stage(f, stage)
-    kept = activations.stage_bytes(f, stage)
+    kept = activations.stage_bytes(f, stage) * in_flight(f, stage.number)
     logits = activations.logits_bytes(f) * (1 + stage.mtp) if stage.loss else 0.0
-    moment = max(logits, activations.backward_bytes(f, stage), activations.recomputed_bytes(f, stage))
-    weights, gradients, optimizer = _states(f, held)
-    flying = in_flight(f, stage.number)
-    return Breakdown(stage.number, weights, gradients, optimizer, kept * flying, moment)
+    inside = max(activations.backward_bytes(f, stage), activations.recomputed_bytes(f, stage))
+    plain = Breakdown(stage.number, *_states(f, held), kept, max(logits, inside))
+    if f.layout.fsdp != "megatron":
+        return plain
+    backward = max(inside, activations.logits_gradient_bytes(f) if stage.loss else 0.0)
+    return max(_moments_of_fsdp(f, held, plain, backward), key=lambda one: one.tensors)
+
+
+def _moments_of_fsdp(f: Facts, held: Parameters, shards: Breakdown, backward: float) -> list[Breakdown]:
+    """At the end of the forward pass, at the beginning of the backward pass, and in the optimizer's step.
+
+    Megatron-FSDP gathers weights, holds gradients whole until they are reduced, and copies 16-bit ones to fp32 for the
+    optimizer.
+    """
+    weight, gradient, optimizer = bytes_per_parameter(f)
+    sharding = f.layout.fsdp_sharding
+    gathered = weight * megatron_fsdp.gathered_in_forward(sharding, held)
+    gathered_again = weight * megatron_fsdp.gathered_in_backward(sharding, held)
+    whole = gradient * megatron_fsdp.whole_gradients(sharding, held)
+    copied = 4 * shards.optimizer / optimizer if gradient < 4 else 0.0
+    return [
+        replace(shards, weights=shards.weights + gathered),
+        replace(shards, weights=shards.weights + gathered_again, gradients=shards.gradients + whole, logits=backward),
+        replace(
+            shards, weights=shards.weights + gathered, gradients=shards.gradients + copied, activations=0.0, logits=0.0
+        ),
+    ]
 
 
 def _states(f: Facts, held: Parameters) -> tuple[float, float, float]:
@@ -86,7 +109,7 @@ def _states(f: Facts, held: Parameters) -> tuple[float, float, float]:
     expert_copies = (f.layout.expert_dp or 1) // f.layout.optimizer_instances or 1
     dense, expert = _sharded(f, held.dense, copies), _sharded(f, held.expert, expert_copies)
     weights, gradients, optimizer = (one + other for one, other in zip(dense, expert, strict=True))
-    if f.layout.fsdp == "torch" or (f.layout.fsdp == "megatron" and f.layout.fsdp_sharding == "optim_grads_params"):
+    if f.layout.fsdp == "torch":
         weight, gradient, _ = bytes_per_parameter(f)
         weights += 2 * held.layer * weight  # two layers are whole at a time
         gradients += held.layer * gradient
@@ -109,12 +132,13 @@ def _sharded(f: Facts, count: float, copies: int) -> tuple[float, float, float]:
 def bytes_per_parameter(f: Facts) -> tuple[float, float, float]:
     """Weight, gradient and optimizer: fp32 copies of 16-bit weights, and Adam's two moments (or SGD's one)."""
     moments = 4 if f.training.optimizer == "sgd" else 8
+    reduced = 2 if f.layout.fsdp == "megatron" else 4  # that one keeps gradients in the weights' precision
     match f.training.precision:
         case "fp32":
             return 4, 4, moments
         case "fp16_mixed":  # Bridge reduces its gradients in fp16
             return 2, 2, 4 + moments
         case str() as precision if "fp8_delayed" in precision or "subchannel" in precision or "mxfp8" in precision:
-            return 2 + 2, 4, 4 + moments  # and quantized weights, by rows and by columns
+            return 2 + 2, reduced, 4 + moments  # and quantized weights, by rows and by columns
         case _:
-            return 2, 4, 4 + moments
+            return 2, reduced, 4 + moments

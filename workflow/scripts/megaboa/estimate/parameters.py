@@ -11,11 +11,12 @@ from megaboa.preflight.facts import Facts, Model
 @dataclass(frozen=True)
 class Parameters:
     """Those that all data parallel ranks share, and experts' own; `layer` is the largest layer with all of its
-    parts."""
+    parts, `outside` are those of no layer."""
 
     dense: float
     expert: float
     layer: float = 0.0
+    outside: float = 0.0
 
     @property
     def total(self) -> float:
@@ -29,6 +30,7 @@ def of_stage(f: Facts, stage: Stage) -> Parameters:
     for layer in stage.layers + tuple([_last_layer(model)] * stage.mtp):
         shared, own = _layer(f, layer)
         dense, expert, largest = dense + shared, expert + own, max(largest, shared + own)
+    layers = dense + expert
     hidden = model.hidden or 0
     rows = vocabulary_rows(f) * hidden / layout.tp
     ties = bool(model.tied) and not (stage.embedding and stage.loss)
@@ -38,7 +40,7 @@ def of_stage(f: Facts, stage: Stage) -> Parameters:
     if stage.loss:
         dense += _norm(model)
     dense += stage.mtp * (2 * hidden * hidden / layout.tp + 3 * _norm(model))
-    return Parameters(dense, expert, largest)
+    return Parameters(dense, expert, largest, dense + expert - layers)
 
 
 def vocabulary_rows(f: Facts) -> int:
