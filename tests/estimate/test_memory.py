@@ -160,11 +160,33 @@ def test_megatron_fsdp_gathers_whole_layers_ahead():
     outside, layer = 2 * 32000 * 4096, 218e6
     assert few_words.weights == pytest.approx(2 * (7.24e9 / 64 + outside + 4 * layer), rel=0.01)
     assert few_words.gradients == pytest.approx(2 * (7.24e9 / 64 + outside + layer), rel=0.01)
+    recomputed = Kernels(recompute="full", recompute_method="uniform", recompute_layers=1)
+    later = of(dataclasses.replace(LLAMA_8B, vocab_size=32000), recomputed, **whole)
+    # Six layers' gradients: a billion parameters, the layer that exceeds them, and the one at hand.
+    assert later.gradients == pytest.approx(2 * (7.24e9 / 64 + outside + 6 * layer), rel=0.01)
+    assert later.weights == pytest.approx(few_words.weights)
+    assert later.activations == pytest.approx(of(LLAMA_8B, recomputed).activations * 27 / 32)
     many_words = of(LLAMA_8B, **whole)  # when the loss is calculated
     assert many_words.weights == pytest.approx(2 * (8.03e9 / 64 + 2 * 128256 * 4096 + layer), rel=0.01)
     plain, shared = of(LLAMA_8B), of(LLAMA_8B, fsdp="megatron", fsdp_sharding="optim")
     assert (shared.weights, shared.optimizer) == pytest.approx((plain.weights, plain.optimizer))
     assert shared.gradients == pytest.approx(plain.gradients / 2)  # in bf16
+
+
+def test_megatron_fsdp_gathers_nothing_that_one_rank_holds():
+    """Experts of which every rank has its own are never whole beside their shard."""
+    layout = {"world_size": 8, "fsdp": "megatron", "fsdp_sharding": "optim_grads"}
+    alone, shared = of(MIXTRAL, **layout, ep=8), of(MIXTRAL, **layout, ep=4)
+    experts = 32 * 3 * 4096 * 14336
+    assert alone.gradients == pytest.approx(2 * (experts + 1.6e9 * (1 + 1 / 8)), rel=0.02)
+    assert shared.gradients == pytest.approx(2 * (2 * experts * (1 + 1 / 2) + 1.6e9 * (1 + 1 / 8)), rel=0.02)
+
+
+def test_megatron_fsdp_copies_weights_of_fp32_too():
+    training = dataclasses.replace(TRAINING, precision="fp32")
+    for sharding, ranks in (("no_shard", 1), ("optim", 64)):
+        need = memory.peak(Facts(Layout(64, fsdp="megatron", fsdp_sharding=sharding), LLAMA_8B, training, Kernels()))
+        assert need.optimizer == pytest.approx(12 * 8.03e9 / ranks, rel=0.01)
 
 
 def test_torch_fsdp_holds_two_layers_whole():

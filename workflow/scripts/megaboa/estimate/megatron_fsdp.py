@@ -1,4 +1,4 @@
-"""What Megatron-FSDP holds whole for a moment, beside its shards: in parameters.
+"""When Megatron-FSDP takes most: moments of a step, and what is whole then beside the shards.
 
 By megatron-core 0.19.2 (megatron_fsdp.py, param_and_grad_buffer.py), and by snapshots of two and four H200s' memory
 (docs/memory.md).
@@ -7,28 +7,41 @@ By megatron-core 0.19.2 (megatron_fsdp.py, param_and_grad_buffer.py), and by sna
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from megaboa.estimate.parameters import Parameters
 
-PREFETCHED = 500_000_000  # parameters that are gathered ahead of the layer that is calculated, by whole layers
+GATHERED_AHEAD = 500_000_000  # parameters, beside the layer that is calculated: by whole layers
+QUEUED = 1_000_000_000  # parameters whose gradients wait to be reduced, before the oldest are waited for
 
 
-def gathered_in_forward(sharding: str, held: Parameters) -> float:
-    """Weights: those outside of layers always, and the layer that is calculated."""
-    return held.outside + held.layer if sharding == "optim_grads_params" else 0.0
+@dataclass(frozen=True)
+class Moment:
+    """Parameters whose weights and gradients are whole, and the share of activations that is still kept."""
+
+    weights: float = 0.0
+    gradients: float = 0.0
+    kept: float = 1.0
 
 
-def gathered_in_backward(sharding: str, held: Parameters) -> float:
-    """The same, and as many layers as are gathered ahead."""
-    if sharding != "optim_grads_params":
-        return 0.0
-    layers = held.total - held.outside
-    ahead = math.ceil(PREFETCHED / held.layer) * held.layer if held.layer else 0.0
-    return held.outside + min(layers, held.layer + ahead)
+def forward(sharding: str, held: Parameters) -> Moment:
+    """At the loss. What lies outside of layers stays whole from the first step on."""
+    return Moment(held.outside + held.layer) if sharding == "optim_grads_params" else Moment()
 
 
-def whole_gradients(sharding: str, held: Parameters) -> float:
-    """Until they have been reduced: all in one bucket, or bucket by bucket where each layer is one."""
+def backward(sharding: str, held: Parameters, layers: int) -> list[Moment]:
+    """At every layer, from the last to the first."""
     if sharding == "optim_grads":
-        return held.total
-    return held.outside + held.layer if sharding == "optim_grads_params" else 0.0
+        return [Moment(gradients=held.total)]  # one bucket, where Bridge is given no size of them
+    if sharding != "optim_grads_params" or not held.layer:
+        return [Moment()]
+    ahead = 1 + math.ceil(GATHERED_AHEAD / held.layer)
+    queued = 2 + math.floor(QUEUED / held.layer)
+    return [
+        Moment(
+            held.outside + min(layers - done, ahead) * held.layer,
+            held.outside + min(done + 1, queued) * held.layer,
+            (layers - done) / layers,
+        )
+        for done in range(layers)
+    ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from megaboa.estimate import activations, megatron_fsdp, parameters
+from megaboa.estimate.megatron_fsdp import Moment
 from megaboa.estimate.parameters import Parameters
 from megaboa.estimate.stages import Stage, in_flight, stages
 from megaboa.preflight.facts import Facts
@@ -78,35 +79,49 @@ def _stage(f: Facts, stage: Stage) -> Breakdown:
     plain = Breakdown(stage.number, *_states(f, held), kept, max(logits, inside))
     if f.layout.fsdp != "megatron":
         return plain
-    backward = max(inside, activations.logits_gradient_bytes(f) if stage.loss else 0.0)
-    return max(_moments_of_fsdp(f, held, plain, backward), key=lambda one: one.tensors)
+    return max(_moments_of_fsdp(f, stage, held, plain, inside), key=lambda one: one.tensors)
 
 
-def _moments_of_fsdp(f: Facts, held: Parameters, shards: Breakdown, backward: float) -> list[Breakdown]:
-    """At the end of the forward pass, at the beginning of the backward pass, and in the optimizer's step.
+def _moments_of_fsdp(f: Facts, stage: Stage, held: Parameters, shards: Breakdown, inside: float) -> list[Breakdown]:
+    """When the loss is calculated, at every layer of the backward pass, and in the optimizer's step, to which 16-bit
+    gradients are copied as fp32 ones."""
+    sharding, (weight, gradient, optimizer) = f.layout.fsdp_sharding, bytes_per_parameter(f)
+    cut = _cut_by_fsdp(f, held)
 
-    Megatron-FSDP gathers weights, holds gradients whole until they are reduced, and copies 16-bit ones to fp32 for the
-    optimizer.
-    """
-    weight, gradient, optimizer = bytes_per_parameter(f)
-    sharding = f.layout.fsdp_sharding
-    gathered = weight * megatron_fsdp.gathered_in_forward(sharding, held)
-    gathered_again = weight * megatron_fsdp.gathered_in_backward(sharding, held)
-    whole = gradient * megatron_fsdp.whole_gradients(sharding, held)
-    copied = 4 * shards.optimizer / optimizer if gradient < 4 else 0.0
-    return [
-        replace(shards, weights=shards.weights + gathered),
-        replace(shards, weights=shards.weights + gathered_again, gradients=shards.gradients + whole, logits=backward),
-        replace(
-            shards, weights=shards.weights + gathered, gradients=shards.gradients + copied, activations=0.0, logits=0.0
-        ),
-    ]
+    def at(moment: Moment, work: float) -> Breakdown:
+        return replace(
+            shards,
+            weights=shards.weights + weight * moment.weights,
+            gradients=shards.gradients + gradient * moment.gradients,
+            activations=shards.activations * moment.kept,
+            logits=work,
+        )
+
+    loss = megatron_fsdp.forward(sharding, cut)
+    begins = max(inside, activations.logits_gradient_bytes(f) if stage.loss else 0.0)
+    first, *others = megatron_fsdp.backward(sharding, cut, len(stage.layers) or 1)
+    copies = 4 * shards.optimizer / optimizer if gradient < 4 else 0.0
+    step = replace(at(replace(loss, kept=0.0), 0.0), gradients=shards.gradients + copies)
+    return [at(loss, shards.logits), at(first, begins), *(at(moment, inside) for moment in others), step]
+
+
+def _cut_by_fsdp(f: Facts, held: Parameters) -> Parameters:
+    """What a group of one rank holds is no shard, and so never gathered."""
+    copies, expert_copies = _copies(f)
+    if copies == 1:
+        return Parameters(0.0, 0.0)
+    return held if expert_copies > 1 else held.without_experts()
+
+
+def _copies(f: Facts) -> tuple[int, int]:
+    """Ranks among which states are shared out: those of all parameters but experts', and experts'."""
+    instances = f.layout.optimizer_instances
+    return (f.layout.dp or 1) * f.layout.cp // instances or 1, (f.layout.expert_dp or 1) // instances or 1
 
 
 def _states(f: Facts, held: Parameters) -> tuple[float, float, float]:
     """Bytes of weights, gradients and optimizer."""
-    copies = (f.layout.dp or 1) * f.layout.cp // f.layout.optimizer_instances or 1
-    expert_copies = (f.layout.expert_dp or 1) // f.layout.optimizer_instances or 1
+    copies, expert_copies = _copies(f)
     dense, expert = _sharded(f, held.dense, copies), _sharded(f, held.expert, expert_copies)
     weights, gradients, optimizer = (one + other for one, other in zip(dense, expert, strict=True))
     if f.layout.fsdp == "torch":
@@ -134,8 +149,8 @@ def bytes_per_parameter(f: Facts) -> tuple[float, float, float]:
     moments = 4 if f.training.optimizer == "sgd" else 8
     reduced = 2 if f.layout.fsdp == "megatron" else 4  # that one keeps gradients in the weights' precision
     match f.training.precision:
-        case "fp32":
-            return 4, 4, moments
+        case "fp32":  # Megatron-FSDP has a copy of the weights there too
+            return 4, 4, moments + (4 if f.layout.fsdp == "megatron" else 0)
         case "fp16_mixed":  # Bridge reduces its gradients in fp16
             return 2, 2, 4 + moments
         case str() as precision if "fp8_delayed" in precision or "subchannel" in precision or "mxfp8" in precision:

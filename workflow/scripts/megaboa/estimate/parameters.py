@@ -11,25 +11,30 @@ from megaboa.preflight.facts import Facts, Model
 @dataclass(frozen=True)
 class Parameters:
     """Those that all data parallel ranks share, and experts' own; `layer` is the largest layer with all of its
-    parts, `outside` are those of no layer."""
+    parts, `layer_experts` are its experts', `outside` are those of no layer."""
 
     dense: float
     expert: float
     layer: float = 0.0
+    layer_experts: float = 0.0
     outside: float = 0.0
 
     @property
     def total(self) -> float:
         return self.dense + self.expert
 
+    def without_experts(self) -> Parameters:
+        return Parameters(self.dense, 0.0, self.layer - self.layer_experts, 0.0, self.outside)
+
 
 def of_stage(f: Facts, stage: Stage) -> Parameters:
     """On one rank of a stage."""
     model, layout = f.model, f.layout
-    dense = expert = largest = 0.0
+    dense = expert = 0.0
+    largest = (0.0, 0.0)
     for layer in stage.layers + tuple([_last_layer(model)] * stage.mtp):
         shared, own = _layer(f, layer)
-        dense, expert, largest = dense + shared, expert + own, max(largest, shared + own)
+        dense, expert, largest = dense + shared, expert + own, max(largest, (shared + own, own))
     layers = dense + expert
     hidden = model.hidden or 0
     rows = vocabulary_rows(f) * hidden / layout.tp
@@ -40,7 +45,7 @@ def of_stage(f: Facts, stage: Stage) -> Parameters:
     if stage.loss:
         dense += _norm(model)
     dense += stage.mtp * (2 * hidden * hidden / layout.tp + 3 * _norm(model))
-    return Parameters(dense, expert, largest, dense + expert - layers)
+    return Parameters(dense, expert, *largest, outside=dense + expert - layers)
 
 
 def vocabulary_rows(f: Facts) -> int:
