@@ -246,6 +246,14 @@ CASES = {
         "run": {"overrides": {"model.attention_backend": "unfused"}},
         "expected": {"model.attention_backend": "AttnBackend.unfused"},
     },
+    "a choice that is none": {
+        "run": {"overrides": {"model.inference_cuda_graph_scope": None}},
+        "expected": {"model.inference_cuda_graph_scope": None},
+    },
+    "a list that is no choice": {
+        "run": {"overrides": {"model.attention_backend": ["unfused"]}},
+        "refused": "overrides.model.attention_backend: there is no ['unfused']; one of flash, fused",
+    },
     "a word that is no choice": {
         "run": {"overrides": {"model.attention_backend": "unfuse"}},
         "refused": "overrides.model.attention_backend: there is no 'unfuse'; one of flash, fused, unfused, local, auto",

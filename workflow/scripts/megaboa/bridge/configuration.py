@@ -12,6 +12,7 @@ import enum
 import functools
 import importlib
 import importlib.util
+import inspect
 import typing
 from collections import defaultdict
 from dataclasses import dataclass
@@ -200,25 +201,44 @@ def override(config: ConfigContainer, overrides: dict[str, Any]) -> ConfigContai
     if not overrides:
         return config
     _add_parts(config, overrides)
-    before = {name: _value(config, name) for name in overrides}
     changed = process_config_with_overrides(config, cli_overrides=hydra_overrides(overrides))
-    for name, value in before.items():
-        if isinstance(value, enum.Enum):
-            _choose(changed, name, type(value))
+    for name in overrides:
+        if choices := _choices(changed, name):
+            _choose(changed, name, choices)
     return changed
+
+
+def _choices(config: ConfigContainer, name: str) -> type[enum.Enum] | None:
+    """What a field is one of, if it is declared as one of a few (or none) and nothing else."""
+    part, _, field = name.rpartition(".")
+    declared = _declared(type(_value(config, part)), field)
+    kinds = [kind for kind in typing.get_args(declared) or (declared,) if kind is not type(None)]
+    one = kinds[0] if len(kinds) == 1 else None
+    return one if isinstance(one, type) and issubclass(one, enum.Enum) else None
+
+
+def _declared(kind: type, field: str) -> Any:
+    """By the class that declares it: some of Bridge's below it have annotations that only a type checker can read."""
+    declaring = next((base for base in kind.__mro__ if field in inspect.get_annotations(base)), None)
+    try:
+        return typing.get_type_hints(declaring).get(field) if declaring else None
+    except (NameError, TypeError):
+        return None
 
 
 def _choose(config: ConfigContainer, name: str, choices: type[enum.Enum]) -> None:
     """Bridge leaves the word as it was written, which equals none of the choices: Megatron takes no notice of it."""
     word = _value(config, name)
-    if word not in choices.__members__:
+    if word is None or isinstance(word, choices):
+        return
+    if not isinstance(word, str) or word not in choices.__members__:
         raise ValueError(f"overrides.{name}: there is no {word!r}; one of {', '.join(choices.__members__)}")
     part, _, field = name.rpartition(".")
     setattr(_value(config, part), field, choices[word])
 
 
 def _value(config: Any, name: str) -> Any:
-    """None where there is no such field, which Bridge will say."""
+    """None where there is no such field, as in parts that are mappings."""
     return functools.reduce(lambda owner, part: getattr(owner, part, None), name.split("."), config)
 
 
