@@ -500,7 +500,7 @@ CASES = {
         "training.seq_length",
         "1152 with a graph of the full iteration needs cuDNN 9.15.1 or later",
         (1024, 1536),
-        {"graphs": "full_iteration", "nan_check": False, "seq_length": 1152},
+        {"graphs": "full_iteration", "nan_check": False, "seq_length": 1152, "cp": 2, "cp_comm": "a2a"},
         {"graphs": "full_iteration", "nan_check": False, "seq_length": 64, "attention": "unfused"},
         "warning",
     ),
@@ -776,6 +776,13 @@ def test_what_bridge_accepts_is_only_warned_of(name):
 @pytest.mark.parametrize(("name", "values"), OTHER_ERRORS)
 def test_further_errors(name, values):
     assert BY_NAME[name](facts(**values)).level == "error"
+
+
+@pytest.mark.parametrize("other", [{"precision": "fp32"}, {"bf16": False, "fp16": False}, {"device": "cpu"}])
+def test_only_cudnns_attention_goes_astray_in_a_graph(other):
+    rule = BY_NAME["full_graph_has_whole_blocks_of_attention"]
+    graphed = {"graphs": "full_iteration", "seq_length": 64}
+    assert rule(facts(**graphed, bf16=True, fp16=False)) and rule(facts(**graphed, **other)) is None
 
 
 def test_groups_and_alignments_that_are_legal():

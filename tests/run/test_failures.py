@@ -183,6 +183,7 @@ def test_what_is_refused_before_the_first_step_is_the_settings_fault(exception):
 
 
 def test_what_a_rank_says_by_the_way_is_no_refusal():
+    assert classify(Ended(0, 1), {0: f"{BEGINNING}error: RPC failed\ntrying again\n"}, steps=0).cause == "crash"
     log = f"{BEGINNING}megaboa: model.gradient_accumulation_fusion=False (there is no kernel for it)\nbye\n"
     assert classify(Ended(0, 1), {0: log}, steps=0).cause == "crash"
 

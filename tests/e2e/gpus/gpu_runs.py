@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 import pytest
-from clone import edit
+from clone import edit, kill_group
 
 
 def gpus() -> int:
@@ -60,7 +60,11 @@ def start(workspace, config, *targets):
 
 def done(workspace, config, *targets):
     """Whatever fails, the others are looked at: every test asks for its own run."""
-    print(start(workspace, config, *targets).communicate(timeout=1200)[0])
+    process = start(workspace, config, *targets)
+    try:
+        print(process.communicate(timeout=1200)[0])
+    finally:
+        kill_group(process)
 
 
 def losses(workspace, name, run):

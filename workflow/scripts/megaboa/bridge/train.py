@@ -78,8 +78,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
 
         cpu.refuse(config)
     with one_sentence():
-        if config.model.cuda_graph_impl != "none":
-            cudnn.refuse_stray_graphs(facts_of(config, run, folder.launch, folder.profile), cudnn.version())
+        if (here := cudnn.version()) and here < cudnn.REPLAYS_ALL_LENGTHS:
+            cudnn.refuse_lengths(facts_of(config, run, folder.launch, folder.profile), here)
         profilers.attach_wanted(config, folder.profile["tool"] if wanted.capture else "none", attempt)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     process.leave_in_time(sys.modules[pretrain.__module__])

@@ -164,9 +164,8 @@ def kernel_fault(case: Case) -> list[str]:
         *(off if graphs != "none" else []),
         "CUDA reports it late: with launch.environment: {CUDA_LAUNCH_BLOCKING: '1'} the traceback shows who launched "
         "the kernel; a token beyond the vocabulary ends in a device-side assert",
-        "launch.environment: {CUDA_ENABLE_COREDUMP_ON_EXCEPTION: '1', CUDA_ENABLE_LIGHTWEIGHT_COREDUMP: '1', "
-        "CUDA_COREDUMP_FILE: /tmp/gpu.%h.%p}: the GPU's core dump names the kernel, in a graph too: "
-        "cuda-gdb -batch -ex 'target cudacore /tmp/gpu.HOST.PID'",
+        "launch.environment: {CUDA_ENABLE_COREDUMP_ON_EXCEPTION: '1', CUDA_ENABLE_LIGHTWEIGHT_COREDUMP: '1'}: the core "
+        "dump of the GPU, in the working folder, names it, in a graph too: cuda-gdb -batch -ex 'target cudacore FILE'",
         "on one node only, its GPU may be broken: nvidia-smi -q -d ECC, and resources.slurm_extra: --exclude=NODE",
     ]
 

@@ -18,6 +18,7 @@ class Layout:
     vpp: int | None = None
     group: int | None = None  # micro-batches that interleaved stages take together; None: pp
     cp: int = 1
+    cp_comm: str | None = None  # cp_comm_type, where all layers have one
     ep: int = 1
     etp: int | None = None
     sp: bool = False

@@ -14,6 +14,7 @@ FIELDS: dict[str, str] = {
     "layout.vpp": "model.virtual_pipeline_model_parallel_size",
     "layout.group": "model.microbatch_group_size_per_vp_stage",
     "layout.cp": "model.context_parallel_size",
+    "layout.cp_comm": "model.cp_comm_type",
     "layout.ep": "model.expert_model_parallel_size",
     "layout.etp": "model.expert_tensor_parallel_size",
     "layout.sp": "model.sequence_parallel",
@@ -128,6 +129,8 @@ def _plain(name: str, value: Any, facts: Facts) -> Any:
             return value or 1
         case "graphs":
             return value or "none"
+        case "cp_comm":
+            return value if isinstance(value, str) else None
         case "attention":
             return getattr(value, "name", value) or "auto"
         case _:

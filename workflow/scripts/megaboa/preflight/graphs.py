@@ -139,20 +139,19 @@ def full_graph_has_whole_blocks_of_attention(f: Facts) -> Broken | None:
     """cuDNN up to 9.15.0 goes astray in attention's backward pass where a graph is replayed and the sequence is no
     multiple of 128 (with context parallelism: half a rank's part): an illegal memory access, or wrong gradients.
     Transformer Engine knows it, but can't see that Megatron records a full iteration."""
-    length, unit = f.training.seq_length, ATTENTION_BLOCK * pieces(f.layout.cp)
+    cut = 1 if f.layout.cp == 1 or f.layout.cp_comm == "a2a" else 2 * f.layout.cp  # all-to-all exchanges heads instead
+    length, unit = f.training.seq_length, ATTENTION_BLOCK * cut
     if not _is_full(f) or not _may_be_cudnn(f) or length is None or length % unit == 0:
         return None
-    text = f"{length} with a graph of the full iteration needs cuDNN 9.15.1 or later, or model.attention_backend"
-    return warning("training.seq_length", f"{text} unfused", multiples(length, unit))
+    text = f"{length} with a graph of the full iteration needs cuDNN 9.15.1 or later, or other attention"
+    return warning("training.seq_length", f"{text} (model.attention_backend: flash, unfused)", multiples(length, unit))
 
 
 def _may_be_cudnn(f: Facts) -> bool:
-    return f.cluster.device == "cuda" and f.training.precision != "fp32" and f.kernels.attention in ("auto", "fused")
-
-
-def pieces(cp: int) -> int:
-    """Into how many a sequence is cut: two for each context parallel rank, an early and a late one."""
-    return 2 * cp if cp > 1 else 1
+    """It calculates in 16 bits and fewer."""
+    training = f.training
+    full_precision = training.precision == "fp32" or (training.bf16, training.fp16) == (False, False)
+    return f.cluster.device == "cuda" and not full_precision and f.kernels.attention in ("auto", "fused")
 
 
 def full_graph_has_no_straggler_detector(f: Facts) -> Broken | None:

@@ -116,7 +116,7 @@ PATTERNS: tuple[tuple[Cause, tuple[str, ...]], ...] = (
             r"ibv_\w+ failed",
         ),
     ),
-    ("config", (_EXCEPTION, r"^error: ")),  # the second: a sentence of our own (data/errors.py)
+    ("config", (_EXCEPTION, r"^error: .*\s*\Z")),  # the second: our own last words (data/errors.py)
 )
 # Causes of attempts that did no step: who trains has read its settings, and the checkpoint.
 _BEFORE_STEPS: frozenset[Cause] = frozenset({"config", "damaged_checkpoint"})
