@@ -78,7 +78,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
 
         cpu.refuse(config)
     with one_sentence():
-        if (here := cudnn.version()) and here < cudnn.REPLAYS_ALL_LENGTHS:
+        here = cudnn.version() if run["device"] == "cuda" else None
+        if here and here < cudnn.REPLAYS_ALL_LENGTHS:
             cudnn.refuse_lengths(facts_of(config, run, folder.launch, folder.profile), here)
         profilers.attach_wanted(config, folder.profile["tool"] if wanted.capture else "none", attempt)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
