@@ -44,6 +44,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     from megatron.bridge.training import checkpointing, initialize
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
+    from megatron.bridge.utils.cuda_graph import is_full_iteration_cuda_graph
 
     from megaboa.bridge import (
         attention_mask,
@@ -78,9 +79,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
 
         cpu.refuse(config)
     with one_sentence():
-        here = cudnn.version() if run["device"] == "cuda" else None
-        if here and here < cudnn.REPLAYS_ALL_LENGTHS:
-            cudnn.refuse_lengths(facts_of(config, run, folder.launch, folder.profile), here)
+        if run["device"] == "cuda" and is_full_iteration_cuda_graph(config.model):
+            cudnn.refuse_lengths(facts_of(config, run, folder.launch, folder.profile), cudnn.version())
         profilers.attach_wanted(config, folder.profile["tool"] if wanted.capture else "none", attempt)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     process.leave_in_time(sys.modules[pretrain.__module__])
