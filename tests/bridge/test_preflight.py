@@ -187,11 +187,25 @@ LEGAL = {
     "as many rows as the tokenizer has tokens": {"overrides": {"tokenizer.use_tokenizer_vocab_size": True}},
 }
 
+GRAPH = {
+    "model.cuda_graph_impl": "full_iteration",
+    "model.cuda_graph_modules": [],
+    "rerun_state_machine.check_for_nan_in_loss": False,
+}
+HALF = {"seq_length": 64, "precision": "bf16_mixed"}
+# What cuDNN may not replay is known from the config as it is before its validation.
+GRAPHED = {
+    "a graph of 64 positions": {"training": HALF, "overrides": GRAPH},
+    "one with other attention": {"training": HALF, "overrides": {**GRAPH, "model.attention_backend": "unfused"}},
+    "one in fp32": {"training": {**HALF, "precision": "fp32"}, "overrides": GRAPH},
+    "one of whole blocks": {"training": {**HALF, "seq_length": 128}, "overrides": GRAPH},
+}
+
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("preflight")
-    cases = {**ILLEGAL, **OURS_ALONE, **BRIDGES_ALONE, **FOR_THE_IMAGE, **LEGAL}
+    cases = {**ILLEGAL, **OURS_ALONE, **BRIDGES_ALONE, **FOR_THE_IMAGE, **LEGAL, **GRAPHED}
     write_json(folder / "cases.json", cases)
     script = Path(__file__).with_name("preflights.py")
     done = subprocess.run(
@@ -229,6 +243,13 @@ def test_what_the_rules_accept_bridge_builds(answers, name):
     assert answers[name]["rules"] == []
     assert answers[name]["bridge"] is None
     assert answers[name]["parameters"]
+
+
+@pytest.mark.parametrize("name", GRAPHED)
+def test_a_graph_is_warned_of_where_cudnn_may_not_replay_it(answers, name):
+    warned = "full_graph_has_whole_blocks_of_attention" in answers[name]["warnings"]
+    assert warned is (name == "a graph of 64 positions")
+    assert answers[name]["rules"] == []
 
 
 def test_a_dry_run_counts_parameters_of_every_kind_of_stage(answers):

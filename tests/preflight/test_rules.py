@@ -783,6 +783,7 @@ def test_only_cudnns_attention_goes_astray_in_a_graph(other):
     rule = BY_NAME["full_graph_has_whole_blocks_of_attention"]
     graphed = {"graphs": "full_iteration", "seq_length": 64}
     assert rule(facts(**graphed, bf16=True, fp16=False)) and rule(facts(**graphed, **other)) is None
+    assert rule(facts(**graphed, precision="bf16_mixed", bf16=False, fp16=False))  # before Bridge's validation
 
 
 def test_groups_and_alignments_that_are_legal():

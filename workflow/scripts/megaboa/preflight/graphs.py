@@ -148,9 +148,10 @@ def full_graph_has_whole_blocks_of_attention(f: Facts) -> Broken | None:
 
 
 def _may_be_cudnn(f: Facts) -> bool:
-    """It calculates in 16 bits and fewer."""
+    """It calculates in 16 bits and fewer. Of a precision by name bf16 and fp16 know nothing before it is validated."""
     training = f.training
-    full_precision = training.precision == "fp32" or (training.bf16, training.fp16) == (False, False)
+    unnamed = training.precision is None and (training.bf16, training.fp16) == (False, False)
+    full_precision = training.precision == "fp32" or unnamed
     return f.cluster.device == "cuda" and not full_precision and f.kernels.attention in ("auto", "fused")
 
 
