@@ -233,8 +233,7 @@ def _choose(config: ConfigContainer, name: str, choices: type[enum.Enum]) -> Non
         return
     if not isinstance(word, str) or word not in choices.__members__:
         raise ValueError(f"overrides.{name}: there is no {word!r}; one of {', '.join(choices.__members__)}")
-    part, _, field = name.rpartition(".")
-    setattr(_value(config, part), field, choices[word])
+    _set(config, name, choices[word])
 
 
 def _value(config: Any, name: str) -> Any:
