@@ -183,6 +183,11 @@ class AttemptFolder:
         return self.path / "steps.jsonl"
 
     @property
+    def stop_now(self) -> Path:
+        """A file whose presence asks the ranks to save and end, should no signal reach them."""
+        return self.path / "stop-now"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 

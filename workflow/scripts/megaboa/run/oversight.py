@@ -38,6 +38,7 @@ def watch_of(call: Call, target: AttemptFolder, started: float) -> Watch:
         lambda reason: _patience(call, reason),
         lambda: _reason_to_stop(call, target),
         each_poll,
+        target.stop_now.touch,
     )
 
 
