@@ -15,6 +15,7 @@ from megaboa.files import read_jsonl
 pytestmark = pytest.mark.slow
 
 STEPS, SAVE_INTERVAL, KILLED_AT = 60, 10, 13
+FENCE_SECONDS = 5  # bridge/steps.py
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +132,12 @@ def test_ctrl_c_ends_the_ranks_and_closes_the_ledger(workspace, quiet):
 def test_ranks_whom_no_signal_reaches_read_that_they_are_to_save_and_end(workspace, quiet):
     config = experiment(workspace, "word", "recovery: {backoff_seconds: 0}")
     process = workspace.start("pretrain", "--configfile", config)
-    workspace.wait_for_step("word", "dp2", KILLED_AT)
+    ranks = workspace.wait_for_step("word", "dp2", KILLED_AT)
     workspace.store("word", "dp2").joinpath("attempts", "01", "stop-now").touch()
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for rank in ranks:
+            os.kill(rank, number)
+        time.sleep(FENCE_SECONDS * (number == signal.SIGSTOP))  # they don't look more often, and might be done by then
     output = process.communicate(timeout=240)[0]
     assert process.returncode == 0, output
     _start, end, again, done = attempts(workspace, "word")

@@ -170,6 +170,11 @@ class RunStore:
         """Where MLflow writes to without a network."""
         return f"sqlite:///{(self.path / 'mlflow.db').absolute()}"
 
+    @property
+    def newest_attempt(self) -> int:
+        """By the folders; 0 where there is none."""
+        return max((int(path.name) for path in (self.path / "attempts").glob("[0-9]*")), default=0)
+
     def attempt(self, number: int) -> AttemptFolder:
         return AttemptFolder(self.path / "attempts" / f"{number:02d}")
 

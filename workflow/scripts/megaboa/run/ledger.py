@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from megaboa.causes import FREE, NODE_CAUSES, REPEATABLE, Cause
 from megaboa.files import append_line, read_jsonl
+from megaboa.results import RunStore
 
 PATIENCE_SECONDS, AGAIN_SECONDS = 600.0, 5.0
 Outcome = Literal["completed", "failed", "interrupted"]
@@ -86,8 +87,10 @@ def record(ledger: Path, event: str, **fields: Any) -> None:
     _append(ledger, event=event, **fields)
 
 
-def next_attempt(ledger: Path) -> int:
-    return max((entry["attempt"] for entry in read_jsonl(ledger) if "attempt" in entry), default=0) + 1
+def next_attempt(store: RunStore) -> int:
+    """Never the number of a folder that is there: a ledger may have lost lines."""
+    told = (entry["attempt"] for entry in read_jsonl(store.ledger) if "attempt" in entry)
+    return max(max(told, default=0), store.newest_attempt) + 1
 
 
 def starts(entries: Sequence[Entry]) -> list[Entry]:

@@ -49,6 +49,10 @@ def train(folder: RunFolder) -> dict[str, Any]:
         if not finished(folder, payload):
             with _told(call):
                 _bring_to_its_end(call)
+        elif ledger.open_attempt(call.entries):
+            with _told(call):
+                _close_what_was_left_open(call)
+                call.resumption.prove_newest()
         if identity_of(RunFolder(folder.path)) != identity:  # read anew
             raise TrainingFailed(f"run {folder.name} was changed while it was trained; call again for what it is now")
         manifest = manifest_of(folder, payload, identity)
@@ -86,7 +90,7 @@ def _is_a_later_life(call: Call) -> bool:
 def _attempt(call: Call) -> None:
     """Start the ranks once and watch them to their end; return if the next thing to do is to look again."""
     folder, payload = call.folder, call.payload
-    number = ledger.next_attempt(payload.ledger)
+    number = ledger.next_attempt(payload)
     target = payload.attempt(number)
     (target.path / "end").mkdir(parents=True, exist_ok=True)
     checkpoints.remove_unfinished(payload.checkpoints)
@@ -182,10 +186,18 @@ def _close_what_was_left_open(call: Call) -> None:
     start = ledger.open_attempt(call.entries)
     if start is None:
         return
-    failure = Failure("lost", f"the supervisor (process {start['pid']} on host {start['host']}) was killed")
-    job = call.site.job
-    if job and start.get("nodes"):
-        bad = sites.fallen_of(start["nodes"], start["time"])
+    killed = f"the supervisor (process {start['pid']} on host {start['host']}) was killed"
+    if finished(call.folder, call.payload):
+        _close(call, start["attempt"], "completed", None, None, f"every step was done; {killed} before it could say so")
+        return
+    failure = Failure("lost", killed)
+    job, newest = call.site.job, call.payload.newest_attempt
+    if newest > start["attempt"]:  # whatever SLURM says of the nodes now, others came after it
+        failure = Failure("lost", f"the ledger has lost its lines between attempt {start['attempt']} and {newest}")
+    elif job and start.get("nodes"):
+        # A node that was booted before the last step has nothing to do with the end.
+        steps = _steps(call.payload.attempt(start["attempt"]))
+        bad = sites.fallen_of(start["nodes"], max(start["time"], steps[-1]["time"] if steps else 0.0))
         if bad:
             failure = Failure("node_failure", "; ".join(bad.values()), nodes=tuple(bad))
         elif start.get("job") == job.id:
