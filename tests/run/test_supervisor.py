@@ -10,6 +10,7 @@ from megaboa.launch.slurm import Job
 from megaboa.results import RunFolder, RunStore
 from megaboa.run import checkpoints, command, identity, ledger, supervisor
 from megaboa.run import site as sites
+from megaboa.run.call import TrainingFailed
 
 LAST, INTERVAL = 6, 2
 
@@ -159,3 +160,38 @@ def test_a_node_that_came_up_before_the_last_step_is_not_blamed(run, monkeypatch
     monkeypatch.setattr(sites, "fallen_of", lambda nodes, since: {"n1": "booted"} if up > since else {})
     run.train()
     assert ledger.ends(run.entries)[0]["cause"] == cause
+
+
+LOADING = """
+    if {when}:
+        def load_checkpoint(): raise {error}
+        load_checkpoint()
+"""
+
+
+def test_a_checkpoint_that_does_not_load_gives_way_to_the_one_before(run):
+    run.misfortune("step == 4 and attempt == 1 and os.kill(os.getpid(), signal.SIGKILL)")
+    run.launch(budget=0)
+    with pytest.raises(TrainingFailed):
+        run.train()
+    run.misfortune(LOADING.format(when="step is None and begin == 4", error="EOFError"))
+    run.launch(budget=5)
+    assert run.train()["iteration"] == LAST
+    assert run.attempts == [(0, "failed", "killed"), (4, "failed", "damaged_checkpoint"), (2, "completed", None)]
+    assert "EOFError (while the checkpoint was read)" in ledger.ends(run.entries)[1]["detail"]
+
+
+def test_ranks_that_can_load_nothing_stop_the_run_and_lose_no_checkpoint(run):
+    run.misfortune("step == 4 and attempt == 1 and os.kill(os.getpid(), signal.SIGKILL)")
+    run.launch(budget=0)
+    with pytest.raises(TrainingFailed):
+        run.train()
+    run.misfortune(LOADING.format(when="begin", error="ValueError('an unknown version')"))
+    run.launch(budget=5)
+    with pytest.raises(TrainingFailed, match="neither checkpoint 4 nor 2 can be loaded"):
+        run.train()
+    assert [begin for begin, *_ in run.attempts] == [0, 4, 2] and run.entries[-1]["action"] == "stop"
+    assert checkpoints.complete_iterations(run.store.checkpoints) == [2, 4]
+    run.misfortune("pass")
+    run.train()
+    assert run.attempts[-1] == (4, "completed", None)

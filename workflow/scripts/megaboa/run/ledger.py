@@ -162,6 +162,17 @@ def left_in_a_row(entries: Sequence[Entry]) -> int:
     return count
 
 
+def set_aside_unread(entries: Sequence[Entry]) -> Entry | None:
+    """The checkpoint that was set aside because ranks failed to load it, if they have loaded none since."""
+    found = None
+    for entry in entries:
+        if entry["event"] == "trust" or (entry["event"] == "end" and entry.get("last_step") is not None):
+            found = None
+        elif entry["event"] == "distrust" and entry.get("unread"):
+            found = entry
+    return found
+
+
 def skipped_steps(entries: Sequence[Entry]) -> list[list[int]]:
     """First and last step of every range whose batches are left out."""
     return [entry["steps"] for entry in entries if entry["event"] == "skip"]

@@ -158,7 +158,9 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     can_requeue = call.site.job is not None and call.site.job.can_requeue
     decision = recovery.decide([*call.entries, end], failure.cause, call.recovery, can_requeue)
     if failure.cause == "damaged_checkpoint":
-        call.resumption.set_aside_unless_proven(ledger.starts(call.entries)[-1]["resumed_from"], failure.evidence)
+        begun = ledger.starts(call.entries)[-1]["resumed_from"]
+        if blameless := call.resumption.could_not_load(begun, failure.evidence):
+            decision = recovery.Decision("stop", blameless)
     if failure.cause == "loss_spike" and decision.action != "stop":
         leave_out(call, target)
     outcome = (
