@@ -1,6 +1,10 @@
 """megaboa.run.supervisor: whole runs, of a real supervisor and ranks that only pretend to train."""
 
+import errno
 import json
+import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +12,7 @@ from megaboa import files
 from megaboa.config.models.resources import Launch, Recovery
 from megaboa.launch.slurm import Job
 from megaboa.results import RunFolder, RunStore
-from megaboa.run import checkpoints, command, identity, ledger, supervisor
+from megaboa.run import checkpoints, command, identity, ledger, patience, supervisor
 from megaboa.run import site as sites
 from megaboa.run.call import TrainingFailed
 
@@ -195,3 +199,81 @@ def test_ranks_that_can_load_nothing_stop_the_run_and_lose_no_checkpoint(run):
     run.misfortune("pass")
     run.train()
     assert run.attempts[-1] == (4, "completed", None)
+
+
+@pytest.fixture
+def hiccups(monkeypatch):
+    """Every file, folder and link that is made fails for the first time. The paths, without numbers of processes."""
+    monkeypatch.setattr(patience, "AGAIN_SECONDS", 0.0)
+    failed = []
+
+    def fail_once(path, error):
+        name = re.sub(r"\d+\.\d+\.tmp|\d+\.tmp", "tmp", str(path))
+        if name not in failed and not name.endswith((".released", "progress.log", "rank.py")):
+            failed.append(name)
+            raise OSError(error, os.strerror(error), name)
+
+    def before(owner, name, is_write, path_of=lambda *given: given[0]):
+        real = getattr(owner, name)
+
+        def unlucky(*given, **more):
+            if is_write(*given, **more):
+                fail_once(path_of(*given), errno.ENOSPC if len(failed) % 2 else errno.ESTALE)
+            return real(*given, **more)
+
+        monkeypatch.setattr(owner, name, unlucky)
+
+    def always(*given, **more):
+        return True
+
+    before(os, "open", lambda path, flags, *more, **others: flags & (os.O_CREAT | os.O_WRONLY))
+    before(Path, "open", lambda path, mode="r", *more, **others: set(mode) & set("wax+"))
+    before(os, "mkdir", always)
+    before(os, "symlink", always, lambda *given: given[1])
+    before(os, "link", always, lambda *given: given[1])
+    return failed
+
+
+def test_every_write_waits_for_the_disk(run, hiccups, monkeypatch):
+    run.misfortune("step == 4 and attempt == 1 and os.kill(os.getpid(), signal.SIGKILL)")
+    assert run.train()["iteration"] == LAST
+    assert run.attempts == [(0, "failed", "killed"), (4, "completed", None)]
+    names = {Path(name).name.removeprefix(".") for name in hiccups}
+    assert {"attempts.jsonl", "train.json.tmp", "rank-0.log", "end", "digests.json.tmp"} <= names
+
+
+def test_a_file_system_that_does_not_come_back_ends_the_wait(monkeypatch):
+    def fail():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    said = []
+    monkeypatch.setattr(patience, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.1)
+    with pytest.raises(OSError, match="No space left"):
+        patience.patiently(fail, said.append)
+    assert len(said) == 1 and "No space left on device" in said[0]
+    with pytest.raises(FileNotFoundError):
+        patience.patiently(lambda: Path("/nowhere/at/all").read_text(), said.append)
+    assert len(said) == 1
+
+
+def test_ranks_that_cannot_write_why_they_failed_failed_for_want_of_room(run, monkeypatch):
+    real = files.write_bytes
+
+    def write_bytes(path, data, durable=True):
+        if len(data) >= patience.PROBE_BYTES:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        real(path, data, durable)
+
+    monkeypatch.setattr(files, "write_bytes", write_bytes)
+    run.misfortune("attempt == 1 and step == 2 and sys.exit(1)")
+    run.train()
+    assert run.attempts == [(0, "failed", "disk_full"), (2, "completed", None)]
+    assert "Disk quota exceeded" in ledger.ends(run.entries)[0]["detail"]
+
+
+def test_where_there_is_room_the_disk_is_not_to_blame(run):
+    run.misfortune("attempt == 1 and step == 2 and sys.exit(1)")
+    run.train()
+    assert run.attempts[0] == (0, "failed", "crash")
+    assert not list(run.store.path.glob("attempts/*/is-there-room*"))

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from megaboa.causes import FREE, NODE_CAUSES, REPEATABLE, Cause
 from megaboa.files import append_line, read_jsonl
 from megaboa.results import RunStore
+from megaboa.run.patience import patiently
 
-PATIENCE_SECONDS, AGAIN_SECONDS = 600.0, 5.0
 Outcome = Literal["completed", "failed", "interrupted"]
 Entry = dict[str, Any]
 
@@ -185,11 +185,4 @@ def _since_call(entries: Sequence[Entry]) -> list[Entry]:
 
 def _append(ledger: Path, **entry: Any) -> None:
     line = json.dumps({"time": time.time(), **entry}, sort_keys=True)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            return append_line(ledger, line)
-        except OSError:  # a full disk, a file server that is restarted: what follows relies on this line
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(AGAIN_SECONDS)
+    patiently(lambda: append_line(ledger, line))  # what follows relies on this line

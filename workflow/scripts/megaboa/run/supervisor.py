@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from megaboa import files
-from megaboa.causes import Action
+from megaboa.causes import Action, Cause
 from megaboa.observe import progress
 from megaboa.results import AttemptFolder, RunFolder
 from megaboa.run import checkpoints, claims, failures, ledger, recovery
@@ -27,24 +27,34 @@ from megaboa.run.inputs import check_data, check_image, check_index, check_nodes
 from megaboa.run.leaving import leave, leave_avoided_nodes, require_claim, require_health
 from megaboa.run.notify import notify
 from megaboa.run.oversight import leave_out, watch_of
+from megaboa.run.patience import FULL, full, patiently
 from megaboa.run.watch import Signals, Watched
+
+# What is left to say of ranks that may not have been able to write why they failed.
+MUTE: frozenset[Cause] = frozenset({"crash", "killed", "config", "transient"})
 
 
 def train(folder: RunFolder) -> dict[str, Any]:
     """Bring the run to its last step and write its manifest; every call goes on where the last one ended."""
     identity = identity_of(folder)
     payload = store_of(folder, identity)
-    payload.path.mkdir(parents=True, exist_ok=True)
     say = announcer(folder)
+    patiently(lambda: payload.path.mkdir(parents=True, exist_ok=True), say)
     site = sites.here(folder.launch, folder.run["device"], container=sites.container_of(folder.launch, folder.image))
 
     def waits(holder: str) -> None:
         say(f"is being trained by {holder}; waiting for it")
 
-    with claims.held(payload.claims, claims.myself(site.job), waits) as claim, Signals() as signals:
+    def introduce() -> None:
         files.write_json(payload.identity, identity)
         payload.ledger.touch()
         files.link(payload.ledger, folder.attempts_link)
+
+    with contextlib.ExitStack() as held:
+        me = claims.myself(site.job)
+        claim = patiently(lambda: held.enter_context(claims.held(payload.claims, me, waits)), say)
+        signals = held.enter_context(Signals())
+        patiently(introduce, say)
         call = Call(folder, payload, site, signals, claim, say)
         if not finished(folder, payload):
             with _told(call):
@@ -52,11 +62,11 @@ def train(folder: RunFolder) -> dict[str, Any]:
         elif ledger.open_attempt(call.entries):
             with _told(call):
                 _close_what_was_left_open(call)
-                call.resumption.prove_newest()
+                call.patiently(call.resumption.prove_newest)
         if identity_of(RunFolder(folder.path)) != identity:  # read anew
             raise TrainingFailed(f"run {folder.name} was changed while it was trained; call again for what it is now")
         manifest = manifest_of(folder, payload, identity)
-        files.write_json(folder.train_manifest, manifest)
+        patiently(lambda: files.write_json(folder.train_manifest, manifest), say)
         return manifest
 
 
@@ -92,11 +102,11 @@ def _attempt(call: Call) -> None:
     folder, payload = call.folder, call.payload
     number = ledger.next_attempt(payload)
     target = payload.attempt(number)
-    (target.path / "end").mkdir(parents=True, exist_ok=True)
-    checkpoints.remove_unfinished(payload.checkpoints)
+    call.patiently(lambda: (target.path / "end").mkdir(parents=True, exist_ok=True))
+    call.patiently(lambda: checkpoints.remove_unfinished(payload.checkpoints))
     if folder.launch["start"]["health_check"]:
-        require_health(call, target)
-    beginning = call.resumption.beginning()
+        call.patiently(lambda: require_health(call, target))
+    beginning = call.patiently(call.resumption.beginning)
     skipped = ledger.skipped_steps(call.entries)
     world_size, job = folder.run["world_size"], call.site.job
     ledger.record_start(
@@ -115,21 +125,22 @@ def _attempt(call: Call) -> None:
     call.say(f"attempt {number}, {world_size} rank(s){where}, from {beginning}")
     started = time.time()
     command = rank_command(folder, payload, target, call.claim, beginning, skipped)
+    environment = rank_environment(folder, target)
     try:
-        ranks = call.site.start(command, world_size, target.path, rank_environment(folder, target))
+        ranks = call.patiently(lambda: call.site.start(command, world_size, target.path, environment))
         call.healthy = False
         watched = watch_of(call, target, started).until_ended(ranks)
     except BaseException as error:
-        _close(
-            call, number, "failed", Failure("crash", f"the supervisor failed: {type(error).__name__}: {error}"), "stop"
-        )
+        cause = "disk_full" if isinstance(error, OSError) and error.errno in FULL else "crash"
+        failure = Failure(cause, f"the supervisor failed: {type(error).__name__}: {error}")
+        _close(call, number, "failed", failure, "stop")
         raise
     if finished(folder, payload):
         _close(call, number, "completed", None, None, str(watched.ended))
-        call.resumption.prove_newest()
+        call.patiently(call.resumption.prove_newest)
         call.say(progress.describe(progress.read_progress(payload.path)))
         return
-    _act(call, number, target, watched, _why(call, target, watched, started))
+    _act(call, number, target, watched, _or_full_disk(target, _why(call, target, watched, started)))
 
 
 def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) -> Failure:
@@ -152,6 +163,13 @@ def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) ->
     return failure
 
 
+def _or_full_disk(target: AttemptFolder, failure: Failure) -> Failure:
+    """On a full disk ranks can't say why they failed; the supervisor can try to write there."""
+    if failure.cause in MUTE and (said := full(target.path)):
+        return Failure("disk_full", f"{said}; {failure.evidence}", failure.rank)
+    return failure
+
+
 def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failure: Failure) -> None:
     """Close the attempt, and go on, leave, or stop, as the settings say."""
     end = _end_entry(call, number, failure)
@@ -159,7 +177,7 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     decision = recovery.decide([*call.entries, end], failure.cause, call.recovery, can_requeue)
     if failure.cause == "damaged_checkpoint":
         begun = ledger.starts(call.entries)[-1]["resumed_from"]
-        if blameless := call.resumption.could_not_load(begun, failure.evidence):
+        if blameless := call.patiently(lambda: call.resumption.could_not_load(begun, failure.evidence)):
             decision = recovery.Decision("stop", blameless)
     if failure.cause == "loss_spike" and decision.action != "stop":
         leave_out(call, target)
@@ -171,12 +189,12 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     if decision.action == "resume":
         call.say(f"attempt {number} ended at step {end['last_step'] or end['iteration']}: {failure}")
         _pause(call, decision.pause)
-        require_health(call, target)
+        call.patiently(lambda: require_health(call, target))
     elif decision.action == "requeue":
         leave(call, str(failure))
     elif failure.cause in ("cancelled", "stopped"):
         if failure.cause == "stopped":  # nobody is in a hurry
-            call.resumption.prove_newest()
+            call.patiently(call.resumption.prove_newest)
         raise Interrupted(failure.evidence)
     else:
         text = explain(call.folder, target, watched.ended, f"{failure}; {decision.why}", RESUMES, failure.rank)
