@@ -15,16 +15,20 @@ def stop(store: RunStore) -> str:
     if last["job"] is None:
         store.stop.touch()
         return f"asked {claims.describe(last)} to save and stop"
-    return _stop_job(store, last["job"], training)
+    return _stop_job(store, last, training)
 
 
-def _stop_job(store: RunStore, job: str, training: bool) -> str:
+def _stop_job(store: RunStore, holder: claims.Holder, training: bool) -> str:
     """A job that was given back to SLURM, and waits, has released the run; it will take it up again."""
+    job, name = holder["job"], claims.describe(holder)
+    if claims.is_of_other_cluster(holder):  # the number may be that of another job here
+        return _ask_by_file(store, name, "its cluster can't be asked from here")
     try:
         found = slurm.show_job(job)
     except slurm.SlurmUnreachableError:
-        store.stop.touch()
-        return f"asked SLURM job {job} to save and stop, if it runs: SLURM doesn't answer"
+        return _ask_by_file(store, f"SLURM job {job}", "SLURM doesn't answer")
+    if found is None and claims.is_of_other_user(holder):
+        return _ask_by_file(store, name, "SLURM says nothing of it")
     if found and found.state == "PENDING":
         done = slurm.cancel(job)
         return f"SLURM job {job} was waiting in the queue, and {'was cancelled' if done else 'could not be cancelled'}"
@@ -32,3 +36,9 @@ def _stop_job(store: RunStore, job: str, training: bool) -> str:
         return f"SLURM job {job} has ended already"
     store.stop.touch()
     return f"asked SLURM job {job} to save and stop"
+
+
+def _ask_by_file(store: RunStore, name: str, why: str) -> str:
+    """Its supervisor finds the file, if it lives."""
+    store.stop.touch()
+    return f"asked {name} to save and stop, if it runs: {why}"
