@@ -61,7 +61,7 @@ def require_health(call: Call, target: AttemptFolder) -> None:
             raise Interrupted(interruption.evidence)
         leave(call, str(interruption))
     if 1 < len(problems) == len(call.site.nodes):  # the network between them, and other nodes would not be better
-        call.say(f"every node fails the health check, so that none is blamed: {next(iter(problems.values()))[0]}")
+        call.say(f"the health check blames no node: {next(iter(problems.values()))[0]}")
         return
     text = "; ".join(f"{node}: {', '.join(found)}" for node, found in sorted(problems.items()))
     call.say(f"unhealthy: {text}")

@@ -25,7 +25,9 @@ PATIENCE_SECONDS = 600.0
 REQUEUE_AGAIN_SECONDS = 3.0
 EXCLUDE_TRIES, EXCLUDE_AGAIN_SECONDS = 10, 0.3
 CHECK_SECONDS_GPU = 60  # importing torch from a cold image takes its time
-SRUN_SECONDS = 30  # for srun to start and end tasks
+# For nodes to start the health check, where the experiment doesn't say; three times what half of them took, if longer.
+CHECK_START_SECONDS, SLOW_START = 90.0, 3.0
+CHECK_END_SECONDS = 10.0  # for srun to end tasks
 CHECK_NODE = Path(__file__).parents[2] / "check_node.py"
 START_NODE = Path(__file__).parents[2] / "start_node.py"
 
@@ -127,13 +129,25 @@ class Allocation:
         )
         inherited = self._container.inherited()
         tasks = SrunRanks(self.job.id, srun, name, out, environment, self.nodes[0], inherited=inherited)
-        deadline = time.monotonic() + seconds + SRUN_SECONDS
-        while tasks.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.2)
+        waited = self._wait_for_answers(tasks, out, seconds)
         tasks.kill()
         if not any(out.glob("*.json")):  # srun or the controller failed, and says nothing of the nodes
             return {}
-        return {node: problems for node, problems in health.verdict(out, self.nodes, seconds).items() if problems}
+        found = health.verdict(out, self.nodes, seconds, waited)
+        return {node: problems for node, problems in found.items() if problems}
+
+    def _wait_for_answers(self, tasks: Ranks, out: Path, seconds: float) -> float:
+        """Until all have answered, or have had their time: where images and file systems are slow, all start slowly."""
+        began, half = time.monotonic(), None
+        patience = self._launch["start"].get("health_check_seconds", CHECK_START_SECONDS)
+        while True:
+            waited = time.monotonic() - began
+            if half is None and 2 * sum(1 for _ in out.glob("*.begun")) >= len(self.nodes):
+                half = waited
+            start = max(patience, SLOW_START * (half or 0))
+            if tasks.poll() is not None or waited > start + seconds + CHECK_END_SECONDS:
+                return waited
+            time.sleep(0.2)
 
     def deadline(self) -> float | None:
         """Asked again now and then: an administrator can move it."""
