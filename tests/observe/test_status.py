@@ -346,7 +346,7 @@ def test_squeue_is_called_once_for_all_experiments(empty):
     found = json.loads(run_script(empty, "--json", **environment).stdout)
     assert [(run["state"], run["job"], run["job_reason"]) for run in found["tiny"]] == [("queued", "12", "Priority")]
     assert [(run["state"], run["nodes"]) for run in found["other"]] == [("lost", ["n1", "n2"])]
-    assert calls.read_text() == "\n"
+    assert calls.read_text() == "\n\n", "once for the table, and once for the nodes that waiting jobs avoid"
 
 
 def test_a_squeue_that_fails_is_said(empty):

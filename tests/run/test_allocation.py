@@ -253,15 +253,31 @@ def test_slurms_words_on_a_fallen_node(scontrol):
 
 def test_nothing_is_concluded_from_silence(unreachable_slurm):
     assert fallen_of(["n1"], 0) == {}
-    assert usable("gpu", {"n1"}, 2) == {"n1"}
+    assert usable("gpu", {"n1": 1.0}, 2) == {"n1"}
 
 
-def test_nodes_are_avoided_only_where_enough_are_left(fake_command):
+@pytest.mark.parametrize(
+    ("failed", "needed", "users", "avoided"),
+    [
+        ({}, 3, set(), set()),
+        ({"n1": 1}, 2, set(), {"n1"}),  # n2 and n3 are left
+        ({"n1": 1}, 3, set(), set()),
+        ({"n4": 1}, 2, set(), {"n4"}),  # it is down anyway, and a node is left over
+        ({"n4": 1}, 3, set(), {"n4"}),
+        ({"n1": 1, "n2": 2}, 1, set(), {"n2"}),  # with both avoided, the death of n3 would leave none
+        ({"n2": 1, "n1": 2}, 1, set(), {"n1"}),
+        ({"n1": 2, "n2": 2}, 1, set(), {"n1", "n2"}),  # both died at once: n3 is the only one that is known to be well
+        ({"n1": 1, "n2": 2, "n3": 3}, 2, set(), {"n3"}),
+        ({"n1": 1, "n2": 2, "n3": 3}, 3, set(), set()),
+        ({"n1": 1}, 2, {"n2"}, set()),  # a node that the user excluded is left for nobody
+        ({"n1": 1}, 1, {"n2"}, {"n1"}),
+    ],
+)
+def test_of_nodes_that_failed_so_many_are_avoided_that_one_more_death_strands_nobody(
+    fake_command, failed, needed, users, avoided
+):
     fake_command("sinfo", "printf 'n1 idle\\nn2 allocated\\nn3 mixed\\nn4 down*\\nn5 drained\\n'")
-    assert usable("gpu", {"n1"}, 2) == {"n1"}
-    assert usable("gpu", {"n1", "n2"}, 2) == set()
-    assert usable("gpu", {"n4"}, 3) == {"n4"}
-    assert usable("gpu", set(), 3) == set()
+    assert usable("gpu", failed, needed, users) == avoided
 
 
 # What became of the job
@@ -330,10 +346,10 @@ def test_a_job_is_requeued_and_kept_away_from_bad_nodes(scontrol):
     assert told.read_text().splitlines() == ["requeue 17", "update JobId=17 ExcNodeList=n1,n2"]
 
 
-def test_without_bad_nodes_it_is_only_requeued(scontrol):
+def test_nodes_that_were_excluded_before_come_back(scontrol):
     told = scontrol()
-    assert Allocation(JOB, launch(), "cpu").requeue(set())
-    assert told.read_text().splitlines() == ["requeue 17"]
+    assert Allocation(replace(JOB, excluded="n3"), launch(), "cpu").requeue(set())
+    assert told.read_text().splitlines() == ["requeue 17", "update JobId=17 ExcNodeList="]
 
 
 def test_a_requeue_is_tried_again_and_its_refusal_is_told(scontrol, monkeypatch):

@@ -26,6 +26,7 @@ from megaboa.workflow import (
     claim_experiment,
     given_values,
     introduce,
+    look_after_waiting_jobs,
     only_reads,
     print_failures,
     print_outcome,

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 QUERY_SECONDS = 60
+WAITING_SECONDS = 20  # who asks for waiting jobs has other things to do
 # Defaults that users give to commands of their own. With SQUEUE_PARTITION squeue is silent about jobs of other
 # partitions, as if they had ended; SCANCEL_INTERACTIVE waits for a key.
 _USERS_DEFAULTS = ("SQUEUE_", "SCANCEL_", "SINFO_", "SCONTROL_", "SACCT_")
@@ -86,6 +87,13 @@ def show_job(job: str) -> Job | None:
     """A job; None where SLURM has forgotten it."""
     text = query(["scontrol", "-o", "show", "job", job])
     return parse_job(text) if text else None
+
+
+def waiting_jobs() -> list[Job]:
+    """Our jobs that wait in the queue."""
+    text = query(["squeue", "--me", "--noheader", "--states=PENDING", "--format=%i|%P|%x"], WAITING_SECONDS) or ""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
+    return [Job(job, "PENDING", partition=partition, excluded=given(excluded)) for job, partition, excluded in rows]
 
 
 def is_alive(job: str) -> bool | None:

@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,8 +47,8 @@ class Site(Protocol):
     def check(self, out: Path, environment: Mapping[str, str]) -> dict[str, list[str]]:
         """Problems by node, where there are any."""
 
-    def requeue(self, avoided: set[str]) -> bool:
-        """Give the place back and be started again elsewhere. Only to be called last."""
+    def requeue(self, excluded: Set[str]) -> bool:
+        """Give the place back and be started again on other nodes than these. Only to be called last."""
 
 
 class Machine:
@@ -73,7 +73,7 @@ class Machine:
     def check(self, out: Path, environment: Mapping[str, str]) -> dict[str, list[str]]:
         return {}
 
-    def requeue(self, avoided: set[str]) -> bool:
+    def requeue(self, excluded: Set[str]) -> bool:
         return False
 
 
@@ -170,7 +170,7 @@ class Allocation:
             return Failure("node_failure", _why(bad), nodes=tuple(node.name for node in bad))
         return _interruption(self.job, now) if now else None
 
-    def requeue(self, avoided: set[str]) -> bool:
+    def requeue(self, excluded: Set[str]) -> bool:
         if not self.job.can_requeue:
             return False
         # SLURM takes ExcNodeList for waiting jobs only, and ends this process after the first of the two. It gives a
@@ -179,11 +179,11 @@ class Allocation:
         deadline = time.monotonic() + PATIENCE_SECONDS  # a controller that is being restarted is waited for
         while not (done := self._is_requeued() or slurm.requeue(self.job.id)) and time.monotonic() < deadline:
             time.sleep(REQUEUE_AGAIN_SECONDS)
-        if done and avoided:
-            self._exclude({*avoided, *filter(None, [self.job.excluded])})  # the user's own stay excluded
+        if done:
+            self._exclude(excluded)  # also where that is nothing: what was excluded before may come back
         return done
 
-    def _exclude(self, nodes: set[str]) -> None:
+    def _exclude(self, nodes: Set[str]) -> None:
         """Tried again: SLURM's SIGTERM to all of the job's processes may reach the command that is to tell it."""
         for _ in range(EXCLUDE_TRIES):
             if slurm.exclude(self.job.id, nodes):
@@ -244,13 +244,20 @@ def fallen_of(names: Sequence[str], since: float) -> dict[str, str]:
         return {}
 
 
-def usable(partition: str, avoided: set[str], needed: int) -> set[str]:
-    """The nodes to avoid, or none where too few would be left: a bad node is better than waiting for ever."""
+def usable(partition: str, avoided: Mapping[str, float], needed: int, users: Set[str] = frozenset()) -> set[str]:
+    """The nodes to avoid, of these with the times at which they failed: a bad node is better than waiting for ever.
+
+    A node more is left than the run needs, as nobody may be left to change the list when the next one dies: who failed
+    longest ago is given back for it. Those that failed last are avoided even then, as long as the run has nodes enough.
+    """
     try:
-        left = slurm.usable_nodes(partition) - avoided
+        nodes = slurm.usable_nodes(partition) - users
     except slurm.SlurmUnreachableError:
-        return avoided
-    return avoided if len(left) >= needed else set()
+        return set(avoided)
+    kept, newest = sorted(avoided, key=avoided.__getitem__), max(avoided.values(), default=0.0)
+    while kept and len(nodes.difference(kept)) < needed + (avoided[kept[0]] < newest):
+        kept.pop(0)
+    return set(kept)
 
 
 def python_of(launch: dict[str, Any]) -> str:
