@@ -39,6 +39,8 @@ onstart:
     else:
         require_claim()
         require_cluster(PLAN, workflow.executor_plugin.name, runs_to_start())
+        if workflow.executor_plugin.name == "slurm":
+            look_after_waiting_jobs(RESULTS)
 
 
 onsuccess:

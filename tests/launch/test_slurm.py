@@ -124,7 +124,7 @@ def test_an_unknown_job_is_no_answer_of_a_broken_controller(fake_command):
     fake_command("scontrol", said)
     fake_command("squeue", said)
     assert slurm.show_job("9999") is None
-    assert slurm.is_alive("9999") is False
+    assert slurm.is_alive("9999") is None
 
 
 def test_from_silence_nothing_is_concluded(unreachable_slurm):
@@ -155,7 +155,7 @@ def test_a_program_that_is_not_there_or_takes_for_ever_is_silence(fake_command, 
         ("COMPLETING", True),
         ("COMPLETED", False),
         ("NODE_FAIL", False),
-        ("", False),
+        ("", None),
     ],
 )
 def test_a_job_is_alive_as_long_as_it_may_run(fake_command, states, alive):
@@ -196,6 +196,50 @@ def test_what_slurm_is_told(fake_command, tmp_path):
         "scancel 9",
         "scancel --signal=TERM 9.0",
     ]
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda: slurm.query(["squeue"]), lambda: slurm.cancel("9"), lambda: slurm.exclude("9", [])]
+)
+def test_users_defaults_for_slurms_commands_are_not_ours(fake_command, tmp_path, monkeypatch, ask):
+    for name in ("squeue", "scontrol", "scancel"):
+        fake_command(name, f"env >{tmp_path}/env")
+    names = ["SQUEUE_PARTITION", "SCANCEL_INTERACTIVE", "SINFO_FORMAT", "SCONTROL_FEDERATION", "SACCT_LOCAL"]
+    for name in names:
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    monkeypatch.setenv("SLURM_CONF", "/etc/ours.conf")
+    ask()
+    seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
+    assert not set(names) & set(seen)
+    assert (seen["SLURM_TIME_FORMAT"], seen["SLURM_CONF"]) == ("standard", "/etc/ours.conf")
+
+
+def test_a_job_asks_the_cluster_that_it_runs_on(fake_command, tmp_path, monkeypatch):
+    fake_command("squeue", "echo ${SLURM_CLUSTERS:-here}")
+    monkeypatch.setenv("SLURM_CLUSTERS", "alpha")
+    assert slurm.query(["squeue"]) == "alpha\n"
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    assert slurm.query(["squeue"]) == "here\n"
+
+
+def test_snakemakes_executor_inherits_no_defaults_of_the_user(monkeypatch):
+    monkeypatch.setenv("SQUEUE_PARTITION", "gpu")
+    slurm.forget_users_defaults()
+    assert "SQUEUE_PARTITION" not in slurm.os.environ and "PATH" in slurm.os.environ
+
+
+def test_the_clusters_name_is_asked_for_once(fake_command, tmp_path, monkeypatch):
+    slurm.cluster.cache_clear()
+    fake_command("scontrol", f"echo >>{tmp_path}/asked; echo 'ClusterName             = beta'")
+    for name in ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert slurm.cluster() == slurm.cluster() == "beta" and (tmp_path / "asked").read_text() == "\n"
+    slurm.cluster.cache_clear()
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "alpha")
+    assert slurm.cluster() == "alpha"
+    slurm.cluster.cache_clear()
 
 
 # srun

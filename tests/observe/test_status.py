@@ -153,6 +153,24 @@ def test_a_run_whose_job_is_gone_is_lost_unless_its_supervisor_said_that_it_stop
     assert run_with(empty, job_of("big")).state == "failed", "the rest of its job"
 
 
+@pytest.mark.parametrize(
+    ("claim", "whose"),
+    [({"user": "anna"}, "SLURM job 12 of user anna"), ({"cluster": "alpha"}, "SLURM job 12 on cluster alpha")],
+)
+def test_a_job_that_our_queue_can_not_know_is_not_lost(empty, monkeypatch, claim, whose):
+    """Our queue says nothing of jobs of other users and clusters; a job of this number here may be another."""
+    monkeypatch.setattr(slurm_jobs.slurm, "cluster", lambda: "beta")
+    begin_in_slurm(empty, "big")
+    store = (empty.results / "runs" / "big" / "attempts.jsonl").resolve().parent
+    write_json(
+        store / "claims" / "000001.json", {"host": "n1", "pid": 1, "job": "12", "restarts": 0, "time": 0} | claim
+    )
+    unrelated = [SlurmJob("12", "PENDING", folder="/elsewhere")] if "cluster" in claim else []
+    run = run_with(empty, *unrelated)
+    assert (run.state, run.slurm) == ("running", "unknown")
+    assert f"trained by {whose} (process 1 on host n1)" in event(run, NOW)
+
+
 def test_what_was_written_after_slurm_was_asked_is_newer(empty):
     begin_in_slurm(empty, "big")
     assert run_with(empty, asked=START - 1).state == "running"
@@ -328,7 +346,7 @@ def test_squeue_is_called_once_for_all_experiments(empty):
     found = json.loads(run_script(empty, "--json", **environment).stdout)
     assert [(run["state"], run["job"], run["job_reason"]) for run in found["tiny"]] == [("queued", "12", "Priority")]
     assert [(run["state"], run["nodes"]) for run in found["other"]] == [("lost", ["n1", "n2"])]
-    assert calls.read_text() == "\n"
+    assert calls.read_text() == "\n\n", "once for the table, and once for the nodes that waiting jobs avoid"
 
 
 def test_a_squeue_that_fails_is_said(empty):

@@ -166,6 +166,61 @@ def test_apptainer_starts_ranks_without_slurm_too(fake_command, tmp_path):
     assert (tmp_path / "called").read_text().splitlines() == [words] * 2
 
 
+# The health check
+
+
+class Check:
+    """A check of ten nodes in a time of our own: when each begins, and when srun ends."""
+
+    def __init__(self, out, monkeypatch, begins, ends=None):
+        self.out, self.begins, self.ends, self.now = out, begins, ends, 0.0
+        monkeypatch.setattr(site.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(site.time, "sleep", self.sleep)
+
+    def sleep(self, seconds):
+        self.now += seconds
+        for number, moment in enumerate(self.begins):
+            if moment <= self.now:
+                (self.out / f"n{number}.begun").touch()
+
+    def poll(self):
+        return "ended" if self.ends and self.ends <= self.now else None
+
+    def waited(self, **start):
+        allocation = Allocation.__new__(Allocation)
+        allocation.nodes, allocation._launch = [f"n{number}" for number in range(10)], launch(**start)
+        return allocation._wait_for_answers(self, self.out, 30)
+
+
+def test_the_health_check_is_over_when_all_have_answered(tmp_path, monkeypatch):
+    assert Check(tmp_path, monkeypatch, [1.0] * 10, ends=12.0).waited() == pytest.approx(12, abs=1)
+
+
+def test_nodes_that_start_slowly_are_waited_for_as_half_of_them_start(tmp_path, monkeypatch):
+    """An image from a slow file system: the first after 50 s, half after 80 s, the last after 200 s."""
+    begins = [50, 60, 70, 75, 80, 100, 120, 150, 180, 200]
+    assert Check(tmp_path, monkeypatch, begins, ends=230.0).waited() == pytest.approx(230, abs=1)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    silent = Check(tmp_path, monkeypatch, begins[:-1])
+    assert silent.waited() == pytest.approx(3 * 80 + 30 + site.CHECK_END_SECONDS, abs=2)
+
+
+@pytest.mark.parametrize("patience", [90.0, 200.0])
+def test_where_most_start_at_once_the_silent_are_waited_for_as_the_experiment_says(tmp_path, monkeypatch, patience):
+    check = Check(tmp_path, monkeypatch, [2.0] * 9)
+    assert check.waited(health_check_seconds=patience) == pytest.approx(patience + 40, abs=1)
+
+
+def test_a_launch_of_an_older_version_says_nothing_of_it(tmp_path, monkeypatch):
+    check = Check(tmp_path, monkeypatch, [])
+    settings = launch()
+    del settings["start"]["health_check_seconds"]
+    allocation = Allocation.__new__(Allocation)
+    allocation.nodes, allocation._launch = ["n0", "n1"], settings
+    assert allocation._wait_for_answers(check, tmp_path, 30) == pytest.approx(130, abs=1)
+
+
 # Nodes
 
 
@@ -198,15 +253,31 @@ def test_slurms_words_on_a_fallen_node(scontrol):
 
 def test_nothing_is_concluded_from_silence(unreachable_slurm):
     assert fallen_of(["n1"], 0) == {}
-    assert usable("gpu", {"n1"}, 2) == {"n1"}
+    assert usable("gpu", {"n1": 1.0}, 2) == {"n1"}
 
 
-def test_nodes_are_avoided_only_where_enough_are_left(fake_command):
+@pytest.mark.parametrize(
+    ("failed", "needed", "users", "avoided"),
+    [
+        ({}, 3, set(), set()),
+        ({"n1": 1}, 2, set(), {"n1"}),  # n2 and n3 are left
+        ({"n1": 1}, 3, set(), set()),
+        ({"n4": 1}, 2, set(), {"n4"}),  # it is down anyway, and a node is left over
+        ({"n4": 1}, 3, set(), {"n4"}),
+        ({"n1": 1, "n2": 2}, 1, set(), {"n2"}),  # with both avoided, the death of n3 would leave none
+        ({"n2": 1, "n1": 2}, 1, set(), {"n1"}),
+        ({"n1": 2, "n2": 2}, 1, set(), {"n1", "n2"}),  # both died at once: n3 is the only one that is known to be well
+        ({"n1": 1, "n2": 2, "n3": 3}, 2, set(), {"n3"}),
+        ({"n1": 1, "n2": 2, "n3": 3}, 3, set(), set()),
+        ({"n1": 1}, 2, {"n2"}, set()),  # a node that the user excluded is left for nobody
+        ({"n1": 1}, 1, {"n2"}, {"n1"}),
+    ],
+)
+def test_of_nodes_that_failed_so_many_are_avoided_that_one_more_death_strands_nobody(
+    fake_command, failed, needed, users, avoided
+):
     fake_command("sinfo", "printf 'n1 idle\\nn2 allocated\\nn3 mixed\\nn4 down*\\nn5 drained\\n'")
-    assert usable("gpu", {"n1"}, 2) == {"n1"}
-    assert usable("gpu", {"n1", "n2"}, 2) == set()
-    assert usable("gpu", {"n4"}, 3) == {"n4"}
-    assert usable("gpu", set(), 3) == set()
+    assert usable("gpu", failed, needed, users) == avoided
 
 
 # What became of the job
@@ -275,10 +346,10 @@ def test_a_job_is_requeued_and_kept_away_from_bad_nodes(scontrol):
     assert told.read_text().splitlines() == ["requeue 17", "update JobId=17 ExcNodeList=n1,n2"]
 
 
-def test_without_bad_nodes_it_is_only_requeued(scontrol):
+def test_nodes_that_were_excluded_before_come_back(scontrol):
     told = scontrol()
-    assert Allocation(JOB, launch(), "cpu").requeue(set())
-    assert told.read_text().splitlines() == ["requeue 17"]
+    assert Allocation(replace(JOB, excluded="n3"), launch(), "cpu").requeue(set())
+    assert told.read_text().splitlines() == ["requeue 17", "update JobId=17 ExcNodeList="]
 
 
 def test_a_requeue_is_tried_again_and_its_refusal_is_told(scontrol, monkeypatch):

@@ -1,7 +1,9 @@
 """megaboa.run.claims with real processes, and with a squeue of our own where a holder is a SLURM job."""
 
 import contextlib
+import errno
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import time
 import pytest
 
 from megaboa.files import read_json, write_json
+from megaboa.launch import slurm
 from megaboa.launch.slurm import Job
 from megaboa.run import claims
 
@@ -132,13 +135,26 @@ def test_a_holder_is_described():
     me = {"pid": 42, "host": "n1", "job": None}
     assert claims.describe(me) == "process 42 on host n1"
     assert claims.describe({**me, "job": "17"}) == "SLURM job 17 (process 42 on host n1)"
-    assert claims.myself(Job("17", "RUNNING", restarts=2)) | {"time": 0} == {
+
+
+def test_a_claim_names_user_and_cluster(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "beta")
+    mine = claims.myself(Job("17", "RUNNING", restarts=2))
+    assert mine | {"time": 0, "machine": ""} == {
         "host": claims.socket.gethostname(),
+        "machine": "",
         "pid": os.getpid(),
+        "user": pwd.getpwuid(os.geteuid()).pw_name,
         "job": "17",
         "restarts": 2,
+        "cluster": "beta",
         "time": 0,
     }
+    assert claims.describe(mine) == f"SLURM job 17 (process {os.getpid()} on host {mine['host']})"
+    theirs = mine | {"user": "anna", "cluster": "alpha", "host": "n1", "pid": 42}
+    assert claims.describe(theirs) == "SLURM job 17 of user anna on cluster alpha (process 42 on host n1)"
+    assert claims.describe(theirs | {"job": None}) == "process 42 on host n1 of user anna"
 
 
 # Holders that are SLURM jobs
@@ -182,6 +198,13 @@ def impatient(monkeypatch):
     monkeypatch.setattr(claims, "POLL_SECONDS", 0.05)
 
 
+@pytest.fixture(autouse=True)
+def fresh_cluster():
+    slurm.cluster.cache_clear()
+    yield
+    slurm.cluster.cache_clear()
+
+
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING", "COMPLETING", "SUSPENDED"])
 def test_a_job_that_may_still_train_is_waited_for(claimed, squeue, state):
     squeue.write_text(f"{state}\n")
@@ -215,7 +238,139 @@ def test_where_slurm_does_not_answer_nobody_takes_over(claimed, squeue):
 
 def test_a_machine_without_slurm_takes_nothing_from_a_job(claimed, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    assert claims.is_alive(job("17"), claimed / "000003.json", claims.myself(None)) is None
+    thread, number, (waited,) = attempt(claimed, claims.myself(None))
+    assert thread.is_alive() and number == []
+    released = claimed / "000003.released"
+    assert waited.endswith(f"(SLURM doesn't answer here; if it is gone, release the run: touch {released})")
+    released.touch()
+    thread.join(10)
+    assert number == [4]
+
+
+# Jobs that SLURM may hide from us, or know nothing of
+
+
+def write_claim(folder, **who):
+    write_json(folder / "000003.json", job("17") | who)
+
+
+def test_silence_about_another_users_job_is_not_its_end(claimed, squeue):
+    """PrivateData=jobs: squeue says nothing of it, whether it runs or has ended."""
+    write_claim(claimed, user="anna")
+    squeue.write_text("")
+    thread, number, (waited,) = attempt(claimed, job("18"))
+    assert thread.is_alive() and number == []
+    assert waited.startswith("SLURM job 17 of user anna (process 1 on host n1) (SLURM tells user ")
+    assert waited.endswith(f"release the run: touch {claimed / '000003.released'})")
+    squeue.write_text("COMPLETED\n")  # where SLURM does tell, it is believed
+    thread.join(10)
+    assert number == [4]
+
+
+def test_of_an_older_claim_the_files_owner_is_the_user(claimed, squeue, monkeypatch):
+    squeue.write_text("")
+    monkeypatch.setattr(claims.os, "geteuid", lambda: 4242)
+    thread, number, (waited,) = attempt(claimed, job("18"))
+    owner = pwd.getpwuid((claimed / "000003.json").stat().st_uid).pw_name
+    assert thread.is_alive() and number == [] and waited.startswith(f"SLURM job 17 of user {owner} ")
+    (claimed / "000003.released").touch()
+    thread.join(10)
+
+
+@pytest.fixture
+def on_beta(fake_command):
+    fake_command(
+        "scontrol", "echo 'Configuration data as of 2026-11-22T12:00:00'; echo 'ClusterName             = beta'"
+    )
+
+
+def test_a_job_of_another_cluster_is_not_asked_about_here(claimed, squeue, on_beta):
+    """Its number is that of some other job here, or of none."""
+    write_claim(claimed, cluster="alpha")
+    for answer in ("", "COMPLETED\n"):
+        squeue.write_text(answer)
+        thread, number, (waited,) = attempt(claimed, job("18"), seconds=0.3)
+        assert thread.is_alive() and number == []
+        assert waited.startswith("SLURM job 17 on cluster alpha (process 1 on host n1) (it can't be asked about from")
+        assert "which is cluster beta; if it is gone, release the run: touch " in waited
+    (claimed / "000003.released").touch()
+    thread.join(10)
+
+
+def test_a_job_of_this_cluster_is_asked_about(claimed, squeue, on_beta):
+    write_claim(claimed, cluster="beta")
+    squeue.write_text("")
+    assert attempt(claimed, job("18"), seconds=10)[1] == [4]
+
+
+def test_a_job_of_our_number_on_another_cluster_is_no_earlier_life_of_ours(claimed, squeue, on_beta):
+    write_claim(claimed, cluster="alpha")
+    squeue.write_text("")
+    thread, number, _ = attempt(claimed, job("17", restarts=1) | {"cluster": "beta"})
+    assert thread.is_alive() and number == []
+    (claimed / "000003.released").touch()
+    thread.join(10)
+
+
+@pytest.mark.parametrize("variable", ["SQUEUE_PARTITION", "SQUEUE_ACCOUNT", "SQUEUE_QOS", "SQUEUE_USERS"])
+def test_the_users_defaults_for_squeue_hide_no_job(claimed, fake_command, monkeypatch, variable):
+    """As squeue does: with one of these it says nothing of the jobs of others."""
+    fake_command("squeue", f'[ -n "${variable}" ] || echo RUNNING')
+    monkeypatch.setenv(variable, "other")
+    assert claims.judge(job("17"), claimed / "000003.json", job("18")).alive is True
+
+
+# Locks that can't be had
+
+
+def without_locks(monkeypatch, code):
+    def flock(stream, operation):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(claims.fcntl, "flock", flock)
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.ENOSYS, "Function not implemented; mount the store's file system with locks (Lustre: option `flock`)"),
+        (errno.ENOLCK, "No locks available; mount the store's file system with locks"),
+        (errno.EACCES, "Permission denied; that needs the right to write to "),
+    ],
+)
+def test_a_lock_that_can_not_be_tried_frees_nothing(tmp_path, monkeypatch, code, remedy):
+    folder = tmp_path / "claims"
+    write_json(folder / "000001.json", claims.myself(None) | {"host": "n9", "machine": "another one", "pid": 1})
+    without_locks(monkeypatch, code)
+    thread, number, (waited,) = attempt(folder, claims.myself(None))
+    assert thread.is_alive() and number == []
+    assert waited.startswith("process 1 on host n9 (its lock can't be tried: ") and remedy in waited
+    assert waited.endswith(f"touch {folder / '000001.released'})")
+    (folder / "000001.released").touch()
+    thread.join(10)
+    assert number == [2]
+
+
+def test_without_locks_a_process_of_this_machine_is_known_by_its_number(contend, tmp_path, monkeypatch):
+    holder = contend()
+    assert heard(holder) == "holds 1"
+    without_locks(monkeypatch, errno.ENOSYS)
+    thread, number, waited = attempt(tmp_path / "claims", claims.myself(None))
+    assert thread.is_alive() and number == [] and len(waited) == 1
+    holder.kill()
+    holder.wait()
+    thread.join(10)
+    assert number == [2]
+
+
+def test_a_claim_that_can_not_be_read_frees_nothing(claimed, squeue):
+    squeue.write_text("")
+    (claimed / "000003.json").write_text('{"host": "n')
+    thread, number, (waited,) = attempt(claimed, job("18"))
+    assert thread.is_alive() and number == [] and waited.startswith("somebody (its claim can't be read")
+    (claimed / "000003.released").touch()
+    thread.join(10)
+    assert number == [4]
 
 
 def test_an_earlier_life_of_our_own_job_is_over(claimed, squeue):
@@ -236,7 +391,7 @@ def test_within_one_life_of_a_job_the_process_counts(tmp_path, squeue):
 
 
 def test_a_claim_that_vanished_is_free(tmp_path):
-    assert claims.is_alive(claims.myself(None), tmp_path / "000001.json") is False
+    assert claims.judge(claims.myself(None), tmp_path / "000001.json").alive is False
 
 
 def test_a_claim_says_who_holds_it(tmp_path):

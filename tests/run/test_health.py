@@ -253,6 +253,36 @@ def test_a_dead_node_is_blamed_and_not_those_that_waited_for_it(tmp_path):
     assert list(blamed(tmp_path)) == ["n2"]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "silent", "blamed_for_it"), [(2, 1, True), (5, 1, True), (5, 2, False), (20, 2, True), (20, 3, False)]
+)
+def test_silence_is_blamed_where_few_are_silent(tmp_path, nodes, silent, blamed_for_it):
+    names = [f"m{number}" for number in range(nodes)]
+    for number in range(silent, nodes):
+        answer(tmp_path, names[number], number)
+    found = {node: problems for node, problems in health.verdict(tmp_path, names, waited=91.4).items() if problems}
+    if blamed_for_it:
+        assert found == {node: ["no answer within 91 s"] for node in names[:silent]}
+    else:
+        assert found == {node: [f"{silent} of {nodes} nodes gave no answer within 91 s"] for node in names}
+
+
+def test_where_many_are_silent_a_problem_is_still_one(tmp_path):
+    answer(tmp_path, "n0", 0, problems=["GPU 3: fell off"])
+    answer(tmp_path, "n1", 1)
+    assert blamed(tmp_path) == {"n0": ["GPU 3: fell off"]}
+
+
+def test_a_node_that_began_late_is_not_blamed_for_what_the_others_missed(tmp_path):
+    everyone(tmp_path, {"n4": FAILED}, error="waited for 1 of 5 nodes in vain", missing=[4])
+    for number, node in enumerate(NODES):
+        health.mark_of(tmp_path, node).touch()
+        os.utime(health.mark_of(tmp_path, node), (0, 1000 + number))
+    assert list(blamed(tmp_path)) == ["n4"]
+    os.utime(health.mark_of(tmp_path, "n4"), (0, 1000 + health.LATE_SHARE * health.SECONDS + 1))
+    assert list(blamed(tmp_path)) == NODES
+
+
 def test_a_problem_of_its_own_explains_the_failure_of_the_others(tmp_path):
     broken = {"problems": ["GPU 3: 1 uncorrected memory errors since the driver was loaded"], "reached": False}
     everyone(tmp_path, {"n1": broken}, **FAILED)

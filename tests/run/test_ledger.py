@@ -139,6 +139,6 @@ def test_nodes_that_failed_are_avoided_for_some_hours():
         end("node_failure", time=3000.0),
         CALL,
     ]
-    assert ledger.avoided_nodes(entries, now=3600.0, hours=1) == {"n2", "n3", "n4"}
-    assert ledger.avoided_nodes(entries, now=4600.0, hours=1) == {"n3", "n4"}
-    assert ledger.avoided_nodes(entries, now=3600.0, hours=0) == set()
+    assert ledger.avoided_nodes(entries, now=3600.0, hours=1) == {"n2": 1000.0, "n3": 3000.0, "n4": 3000.0}
+    assert ledger.avoided_nodes(entries, now=4600.0, hours=1) == {"n3": 3000.0, "n4": 3000.0}
+    assert ledger.avoided_nodes(entries, now=3600.0, hours=0) == {}

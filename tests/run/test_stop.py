@@ -67,3 +67,22 @@ def test_an_ended_job_is_left_alone(held_by_job, job, state):
 
 def test_a_job_is_asked_by_its_file_where_slurm_does_not_answer(held_by_job, unreachable_slurm):
     assert "SLURM doesn't answer" in stop(held_by_job) and held_by_job.stop.exists()
+
+
+@pytest.fixture
+def on_beta(monkeypatch):
+    monkeypatch.setattr(claims.slurm, "cluster", lambda: "beta")
+
+
+def test_a_job_of_this_number_on_this_cluster_is_not_cancelled_for_one_on_another(held_by_job, job, on_beta):
+    write_json(held_by_job.claims / "000001.json", claims.last_holder(held_by_job.claims) | {"cluster": "alpha"})
+    cancelled = job("PENDING")
+    said = stop(held_by_job)
+    assert said.startswith("asked SLURM job 17 on cluster alpha ") and "if it runs: its cluster can't be asked" in said
+    assert held_by_job.stop.exists() and not cancelled.exists()
+
+
+def test_another_users_job_of_which_slurm_says_nothing_is_asked(held_by_job, fake_command):
+    write_json(held_by_job.claims / "000001.json", claims.last_holder(held_by_job.claims) | {"user": "anna"})
+    fake_command("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert "of user anna" in stop(held_by_job) and held_by_job.stop.exists()

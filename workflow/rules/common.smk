@@ -17,7 +17,7 @@ from megaboa.config import ConfigError, command_line, load, nested
 from megaboa.conversion import marks
 from megaboa.files import read_json
 from megaboa.image.unchanged import as_recorded
-from megaboa.launch import queue
+from megaboa.launch import queue, slurm
 from megaboa.plan import make_plan
 from megaboa.plan.shared import Shared
 from megaboa.results import RunFolder
@@ -26,6 +26,7 @@ from megaboa.workflow import (
     claim_experiment,
     given_values,
     introduce,
+    look_after_waiting_jobs,
     only_reads,
     print_failures,
     print_outcome,
@@ -37,6 +38,7 @@ from megaboa.workflow import (
 )
 
 use_this_python()
+slurm.forget_users_defaults()  # Snakemake's executor asks squeue too
 CONFIG_FILES = workflow.configfiles or [Path("config/config.yaml")]
 try:
     LOADED = load(

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -14,6 +15,7 @@ from rich.live import Live
 from megaboa.observe.progress import Progress
 from megaboa.observe.slurm_jobs import Queue, read_queue
 from megaboa.observe.status import as_record, experiment_progress, progress_table
+from megaboa.run.exclusions import reviser
 
 ASK_SLURM_SECONDS = 20  # between two calls of squeue while watching
 
@@ -28,12 +30,14 @@ def main() -> None:
     args = parser.parse_args()
 
     experiments = find_experiments(args.results, args.experiment)
+    revise = reviser(args.results)
+    revise()
     if args.json:
         queue = read_queue()
         found = {path.name: [as_record(run) for run in progress_of(path, queue)] for path in experiments}
         print(json.dumps(found, indent=1))
     elif args.watch:
-        watch(experiments)
+        watch(experiments, revise)
     else:
         Console().print(show(experiments, read_queue()))
 
@@ -55,13 +59,14 @@ def progress_of(experiment: Path, queue: Queue) -> list[Progress]:
     return experiment_progress(experiment, queue=queue)
 
 
-def watch(experiments: list[Path]) -> None:
+def watch(experiments: list[Path], revise: Callable[[], None]) -> None:
     queue = read_queue()
     with Live(show(experiments, queue), auto_refresh=False, screen=sys.stdout.isatty()) as live:
         try:
             while True:
                 time.sleep(1)
                 if time.time() - queue.asked > ASK_SLURM_SECONDS:
+                    revise()
                     queue = read_queue()
                 live.update(show(experiments, queue), refresh=True)
         except KeyboardInterrupt:

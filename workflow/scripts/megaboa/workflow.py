@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -18,6 +19,7 @@ from megaboa.plan import Plan
 from megaboa.plan.submission import describe, submission
 from megaboa.preflight.refusals import some
 from megaboa.results import RunFolder
+from megaboa.run import exclusions
 from megaboa.run.identity import is_trained
 
 PLACEHOLDER = "CHANGE_ME"
@@ -95,6 +97,18 @@ def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> Non
             f"call `snakemake --profile slurm`, or set it to 1; what comes before training works here too "
             f"(`snakemake preflight`, `data`, `import`)"
         )
+
+
+def look_after_waiting_jobs(results: str | Path) -> None:
+    """While this process waits for its jobs: nobody else may be left to change the nodes that they avoid."""
+    revise = exclusions.reviser(Path(results).parent)
+
+    def look() -> None:
+        while True:
+            revise()
+            time.sleep(exclusions.REVISE_SECONDS)
+
+    threading.Thread(target=look, daemon=True).start()
 
 
 def introduce(plan: Plan, on_cluster: bool) -> None:

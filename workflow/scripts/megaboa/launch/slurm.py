@@ -12,6 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 QUERY_SECONDS = 60
+WAITING_SECONDS = 20  # who asks for waiting jobs has other things to do
+# Defaults that users give to commands of their own. With SQUEUE_PARTITION squeue is silent about jobs of other
+# partitions, as if they had ended; SCANCEL_INTERACTIVE waits for a key.
+_USERS_DEFAULTS = ("SQUEUE_", "SCANCEL_", "SINFO_", "SCONTROL_", "SACCT_")
 # What slurmctld answers about a job that it has forgotten, or never knew.
 _NO_SUCH_JOB = "Invalid job id"
 # States after which a job never runs again.
@@ -85,11 +89,33 @@ def show_job(job: str) -> Job | None:
     return parse_job(text) if text else None
 
 
-def is_alive(job: str) -> bool:
-    """Whether a job runs, or waits and will run."""
+def waiting_jobs() -> list[Job]:
+    """Our jobs that wait in the queue."""
+    text = query(["squeue", "--me", "--noheader", "--states=PENDING", "--format=%i|%P|%x"], WAITING_SECONDS) or ""
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
+    return [Job(job, "PENDING", partition=partition, excluded=given(excluded)) for job, partition, excluded in rows]
+
+
+def is_alive(job: str) -> bool | None:
+    """Whether a job runs, or waits and will run; None where SLURM says nothing of it.
+
+    Of a job of ours that means that it ended long ago. Of another user's it means nothing (PrivateData=jobs).
+    """
     text = query(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"])
     states = (text or "").split()
-    return any(state not in ENDED for state in states)
+    return any(state not in ENDED for state in states) if states else None
+
+
+@functools.cache
+def cluster() -> str:
+    """The name of the cluster whose jobs are told of here: another one that shares the store has jobs of the same
+    numbers."""
+    if "SLURM_JOB_ID" in os.environ and (name := os.environ.get("SLURM_CLUSTER_NAME")):
+        return name
+    text = query(["scontrol", "show", "config"]) or ""
+    if found := re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE):
+        return found[1]
+    raise SlurmUnreachableError("scontrol show config: no ClusterName")
 
 
 def show_nodes(nodes: str) -> list[Node]:
@@ -206,9 +232,8 @@ def srun_command(
 def query(command: list[str], seconds: float | None = None) -> str | None:
     """What a command prints; None if it says that there is no such job."""
     try:
-        environment = {**os.environ, "SLURM_TIME_FORMAT": "standard"}  # whatever the user likes to read
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds or QUERY_SECONDS, check=False, env=environment
+            command, capture_output=True, text=True, timeout=seconds or QUERY_SECONDS, check=False, env=environment()
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SlurmUnreachableError(str(error)) from None
@@ -217,6 +242,20 @@ def query(command: list[str], seconds: float | None = None) -> str | None:
     if _NO_SUCH_JOB in done.stderr:
         return None
     raise SlurmUnreachableError(f"{' '.join(command)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+
+
+def environment() -> dict[str, str]:
+    """What SLURM's commands are called with: without the user's own defaults, and with times that we can read."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_USERS_DEFAULTS)}
+    if "SLURM_JOB_ID" in kept:  # a job's cluster is the one that it runs on
+        kept.pop("SLURM_CLUSTERS", None)
+    return {**kept, "SLURM_TIME_FORMAT": "standard"}
+
+
+def forget_users_defaults() -> None:
+    """For who calls SLURM's commands by itself in this process, as Snakemake's executor does."""
+    for name in [name for name in os.environ if name.startswith(_USERS_DEFAULTS)]:
+        del os.environ[name]
 
 
 def given(value: str | None) -> str:
@@ -236,6 +275,7 @@ def _fields(line: str) -> dict[str, str]:
 
 def _do(command: list[str]) -> bool:
     try:
-        return subprocess.run(command, capture_output=True, timeout=QUERY_SECONDS, check=False).returncode == 0
+        done = subprocess.run(command, capture_output=True, timeout=QUERY_SECONDS, check=False, env=environment())
+        return done.returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -55,6 +55,7 @@ class Progress:
     job_starts: float | None = None  # when SLURM expects that it starts
     job_ends: float | None = None  # when its wall time is used up
     slurm: str | None = None  # "unknown": SLURM could not be asked
+    holder: str | None = None  # who trains it, where that is somebody whom SLURM doesn't tell us of
     jobs_left: int | None = None  # further jobs that the run needs, at the speed that was measured
 
     @property

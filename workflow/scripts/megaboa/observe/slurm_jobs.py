@@ -13,6 +13,7 @@ from pathlib import Path
 
 from megaboa.launch import slurm
 from megaboa.observe.progress import Progress
+from megaboa.run import claims
 
 QUERY_SECONDS = 30
 # No `|` can be in any of these but the last two.
@@ -90,8 +91,11 @@ def run_in_script(text: str, experiment: str) -> str | None:
     return run if own or "--wait-for-files-file" in words else None
 
 
-def with_queue(run: Progress, queue: Queue, jobs: Sequence[SlurmJob] = ()) -> Progress:
-    """A run's progress by its files, corrected by what SLURM says. `jobs`: those that train the run, as submitted.
+def with_queue(
+    run: Progress, queue: Queue, jobs: Sequence[SlurmJob] = (), holder: claims.Holder | None = None
+) -> Progress:
+    """A run's progress by its files, corrected by what SLURM says. `jobs`: those that train the run, as submitted;
+    `holder`: who claimed it last.
 
     The queue must have been read before the files: what happened between is told by the ledger.
     """
@@ -99,12 +103,14 @@ def with_queue(run: Progress, queue: Queue, jobs: Sequence[SlurmJob] = ()) -> Pr
         return run
     if not queue.known:
         return replace(run, slurm="unknown") if run.job and run.goes_on else run
+    theirs = holder if holder and holder["job"] == run.job else None
+    # A job of this number in another cluster's queue is another job.
+    own = None if theirs and claims.is_of_other_cluster(theirs) else queue[run.job]
     if (run.event_time or 0) > queue.asked:
-        own = queue[run.job]
         return replace(run, job_ends=own.ends) if own and run.state == "running" else run
-    living = {job.id: job for job in [queue[run.job], *jobs] if job and not _only_ends(run, job)}
+    living = {job.id: job for job in [own, *jobs] if job and not _only_ends(run, job)}
     if not living:
-        return _without_job(run, queue)
+        return _without_job(run, own, theirs)
     job = min(living.values(), key=lambda job: job.state == "PENDING")
     known = {"job": job.id, "job_state": job.state, "job_starts": job.starts, "job_ends": job.ends, "detail": None}
     if job.state == "PENDING":
@@ -126,10 +132,12 @@ def _only_ends(run: Progress, job: SlurmJob) -> bool:
     return job.id == run.job and (job.state in _ENDING or (job.state != "PENDING" and not run.goes_on))
 
 
-def _without_job(run: Progress, queue: Queue) -> Progress:
-    """Nobody goes on with it: fine if the ledger says so too."""
-    if not (run.job and run.goes_on) or queue[run.job]:
+def _without_job(run: Progress, own: SlurmJob | None, holder: claims.Holder | None) -> Progress:
+    """Nobody goes on with it: fine if the ledger says so too. Our queue has no jobs of others."""
+    if not (run.job and run.goes_on) or own:
         return run
+    if holder and (claims.is_of_other_cluster(holder) or claims.is_of_other_user(holder)):
+        return replace(run, slurm="unknown", holder=claims.describe(holder))
     return replace(run, state="lost", detail=f"SLURM job {run.job} is gone: call again")
 
 

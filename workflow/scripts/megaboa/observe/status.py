@@ -30,7 +30,7 @@ from megaboa.observe.progress import (
 )
 from megaboa.observe.slurm_jobs import Queue, SlurmJob
 from megaboa.results import RunFolder, RunStore
-from megaboa.run import checkpoints
+from megaboa.run import checkpoints, claims
 from megaboa.run.chain import links, wall_seconds
 from megaboa.run.identity import is_outdated
 from megaboa.run.recovery import lead_seconds
@@ -84,7 +84,7 @@ def run_progress(
             progress = replace(progress, state="done", detail=None, goes_on=False, **told)
         return progress
     if queue:
-        progress = slurm_jobs.with_queue(progress, queue, jobs)
+        progress = slurm_jobs.with_queue(progress, queue, jobs, claims.last_holder(store.claims))
     return replace(progress, jobs_left=jobs_left(progress, store, run, time.time() if now is None else now))
 
 
@@ -168,7 +168,7 @@ class ProgressTable:
                 yield Text(f"{run.run}: {event(run, self.now)}")
         counts = Counter(run.state for run in self.runs)
         line = ", ".join(f"{counts[state]} {state}" for state in STYLES if counts[state]) or "no runs"
-        if any(run.slurm for run in self.runs):
+        if any(run.slurm and not run.holder for run in self.runs):
             line += "; SLURM could not be asked"
         yield Text(line, style="dim")
 
@@ -185,7 +185,9 @@ def event(run: Progress, now: float) -> str:
     if run.event:
         parts.append(f"{run.event}, {format_age(now - (run.event_time or now))} ago")
     if run.slurm == "unknown":
-        parts.append("unknown to SLURM at the moment")
+        parts.append(
+            f"trained by {run.holder}, as far as known here" if run.holder else "unknown to SLURM at the moment"
+        )
     return " ".join([*_waits_for(run, now), "; ".join(parts)]).strip()
 
 

@@ -8,55 +8,79 @@ unlock, and nobody takes over from a living one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import functools
 import os
+import pwd
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from megaboa import files
 from megaboa.launch import slurm
 
 POLL_SECONDS = 5.0
+LOCK_POLL_SECONDS = 0.2  # where SLURM need not be asked
 KEPT = 5  # older claims are of no interest to anybody
 
 Holder = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim's holder may still train; None where nobody can tell, and why."""
+
+    alive: bool | None
+    why: str = ""
+
+
+class _Taken(NamedTuple):
+    by: str
+    is_job: bool
+
+
 def myself(job: slurm.Job | None) -> Holder:
     return {
         "host": socket.gethostname(),
+        "machine": _machine(),
         "pid": os.getpid(),
+        "user": _user(os.geteuid()),
         "job": job.id if job else None,
         "restarts": job.restarts if job else None,
+        "cluster": _own_cluster() if job else None,
         "time": time.time(),
     }
 
 
 def describe(holder: Holder) -> str:
+    """User and cluster are named where they aren't ours."""
+    user, cluster = holder.get("user"), holder.get("cluster")
+    whose = f" of user {user}" if user not in (None, _user(os.geteuid())) else ""
+    where = f" on cluster {cluster}" if cluster not in (None, _own_cluster()) else ""
     process = f"process {holder['pid']} on host {holder['host']}"
-    return f"SLURM job {holder['job']} ({process})" if holder["job"] else process
+    return f"SLURM job {holder['job']}{whose}{where} ({process})" if holder["job"] else f"{process}{whose}"
 
 
 @contextlib.contextmanager
 def held(folder: Path, me: Holder, on_wait: Callable[[str], None] = lambda holder: None) -> Iterator[int]:
-    """Hold the run; yield the claim's number. Where somebody alive holds it, tell `on_wait` once and wait."""
+    """Hold the run; yield the claim's number. Where somebody else may hold it, tell `on_wait` whom and wait."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = None
-    while (claim := _try(folder, me)) is None:
-        holder = _read(_newest(folder))
-        if holder and told != describe(holder):
-            told = describe(holder)
-            on_wait(told)
-        time.sleep(POLL_SECONDS if me["job"] else 0.2)
+    told = set()
+    while isinstance(claim := _try(folder, me), _Taken):
+        if claim.by not in told:
+            told.add(claim.by)
+            on_wait(claim.by)
+        time.sleep(POLL_SECONDS if me["job"] or claim.is_job else LOCK_POLL_SECONDS)
     number, lock = claim
     with lock:
         try:
             yield number
         finally:
-            _path(folder, number).with_suffix(".released").touch()
+            _released(_path(folder, number)).touch()
 
 
 def newest(folder: Path) -> int:
@@ -66,83 +90,193 @@ def newest(folder: Path) -> int:
 
 def last_holder(folder: Path) -> Holder | None:
     """Who holds the run, or held it last."""
-    return _read(_newest(folder))
+    return _known(_newest(folder))
 
 
 def holder(folder: Path) -> Holder | None:
     """Who holds the run, as far as the files tell."""
     path = _newest(folder)
-    return None if path is None or path.with_suffix(".released").exists() else _read(path)
+    return None if path is None or _released(path).exists() else _known(path)
 
 
 def is_held(folder: Path) -> bool | None:
     """Whether somebody alive holds the run; None where nobody can tell."""
-    path, found = _newest(folder), holder(folder)
-    return False if path is None or found is None else is_alive(found, path)
+    path = _newest(folder)
+    return False if path is None or _released(path).exists() else _judge_file(path, None)[0].alive
 
 
-def is_alive(holder: Holder, path: Path, me: Holder | None = None) -> bool | None:
-    """Whether a claim's holder may still train; None where nobody can tell."""
+def is_of_other_cluster(holder: Holder) -> bool:
+    """Whether the holder's job is one that SLURM here knows nothing of; its number may be that of another job here."""
+    return holder["job"] is not None and holder["cluster"] not in (None, _own_cluster())
+
+
+def is_of_other_user(holder: Holder) -> bool:
+    return holder["user"] not in (None, _user(os.geteuid()))
+
+
+def judge(holder: Holder, path: Path, me: Holder | None = None) -> Verdict:
+    """Whether a claim's holder may still train."""
     if holder["job"] is None:
-        return _is_locked(path)
-    if me and holder["job"] == me["job"]:
+        return _judge_by_lock(holder, path)
+    if me and holder["job"] == me["job"] and holder.get("cluster") in (None, me.get("cluster")):
         # An earlier life of our own job is over; within one life a second call is another process of the same host.
-        return _is_locked(path) if holder["restarts"] == me["restarts"] else False
+        return _judge_by_lock(holder, path) if holder["restarts"] == me["restarts"] else Verdict(False)
+    return _judge_by_slurm(holder)
+
+
+def _judge_by_slurm(holder: Holder) -> Verdict:
+    theirs = holder.get("cluster")
     try:
-        return slurm.is_alive(holder["job"])
+        if theirs and (ours := slurm.cluster()) != theirs:
+            return Verdict(None, f"it can't be asked about from here, which is cluster {ours}")
+        alive = slurm.is_alive(holder["job"])
     except slurm.SlurmUnreachableError:
-        return None
+        return Verdict(None, "SLURM doesn't answer here")
+    if alive is None and is_of_other_user(holder):
+        return Verdict(None, f"SLURM tells user {_user(os.geteuid())} nothing of it: it has ended, or is hidden")
+    return Verdict(bool(alive))
 
 
-def _try(folder: Path, me: Holder) -> tuple[int, IO[bytes]] | None:
-    """Take the next claim if the newest one is free; None if it isn't, or somebody was faster."""
+def _judge_by_lock(holder: Holder, path: Path) -> Verdict:
+    """A process of this host, or of one that shares locks with it, has the claim's file locked while it lives."""
+    try:
+        return Verdict(_is_locked(path))
+    except FileNotFoundError:
+        return Verdict(False)
+    except OSError as error:
+        if holder.get("machine") == _machine():
+            return Verdict(_is_running(holder["pid"]))
+        return Verdict(None, _no_lock(path, error))
+
+
+def _try(folder: Path, me: Holder) -> tuple[int, IO[bytes]] | _Taken:
+    """Take the next claim if the newest one is free; else say who has it."""
     current = _newest(folder)
-    if current and not current.with_suffix(".released").exists():
-        theirs = _read(current)
-        if theirs is not None and is_alive(theirs, current, me) is not False:
-            return None
+    if current and not _released(current).exists():
+        verdict, theirs = _judge_file(current, me)
+        if verdict.alive is not False:
+            return _Taken(_said(current, theirs, verdict), bool(theirs and theirs["job"]))
     number = int(current.stem) + 1 if current else 1
     draft = folder / f".{me['host']}.{me['pid']}.tmp"
     files.write_json(draft, me)
     lock = draft.open("r+b")  # for writing: NFS locks no other
-    with contextlib.suppress(OSError):  # a file system without locks: SLURM is asked all the same
-        fcntl.flock(lock, fcntl.LOCK_EX)  # before others can see the claim: who lives holds the lock
+    # Before others can see the claim: who lives holds the lock. Where there are no locks, others are told so when they
+    # ask for it (`_judge_by_lock`).
+    with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         os.link(draft, _path(folder, number))
     except FileExistsError:
         lock.close()
-        return None
+        return _try(folder, me)  # somebody was faster
     finally:
         draft.unlink()
     _forget(folder, number)
     return number, lock
 
 
+def _judge_file(path: Path, me: Holder | None) -> tuple[Verdict, Holder | None]:
+    try:
+        theirs = _read(path)
+    except (OSError, ValueError) as error:
+        return Verdict(None, f"its claim can't be read ({_short(error)}): look at the mode of {path}"), None
+    return judge(theirs, path, me) if theirs else Verdict(False), theirs
+
+
+def _said(path: Path, theirs: Holder | None, verdict: Verdict) -> str:
+    """Whom a contender waits for and, where nobody can tell whether it lives, what a person can do who knows."""
+    name = describe(theirs) if theirs else "somebody"
+    if verdict.alive:
+        return name
+    return f"{name} ({verdict.why}; if it is gone, release the run: touch {_released(path)})"
+
+
 def _path(folder: Path, number: int) -> Path:
     return folder / f"{number:06d}.json"
+
+
+def _released(path: Path) -> Path:
+    """The file that gives a claim free: its holder makes it, or a person who knows that the holder is gone."""
+    return path.with_suffix(".released")
 
 
 def _newest(folder: Path) -> Path | None:
     return max(folder.glob("[0-9]*.json"), default=None)
 
 
-def _read(path: Path | None) -> Holder | None:
+def _read(path: Path) -> Holder | None:
+    """A claim; None where it is gone. Older ones name no user: then it is whose file it is."""
     try:
-        return files.read_json(path) if path else None
-    except (FileNotFoundError, ValueError):
+        owner, found = path.stat().st_uid, files.read_json(path)
+    except FileNotFoundError:
+        return None
+    return {"user": _user(owner), "cluster": None, "machine": None, **found}
+
+
+def _known(path: Path | None) -> Holder | None:
+    try:
+        return _read(path) if path else None
+    except (OSError, ValueError):
         return None
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process of this host (or of one that shares locks with it) has the claim's file locked."""
     try:
-        with path.open("r+b") as stream:
+        stream = path.open("r+b")
+    except PermissionError:  # of another user; enough for a lock on most file systems
+        stream = path.open("rb")
+    with stream:
+        try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # gone, or on a file system without locks
-        return False
+        except BlockingIOError:
+            return True
     return False
+
+
+def _no_lock(path: Path, error: OSError) -> str:
+    tried = f"its lock can't be tried: {_short(error)}"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EBADF, errno.EROFS):
+        return f"{tried}; that needs the right to write to {path}"
+    return f"{tried}; mount the store's file system with locks (Lustre: option `flock`)"
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@functools.cache
+def _machine() -> str | None:
+    """This boot of this machine and this set of process numbers: what a process number means something in."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
+    except OSError:
+        return None
+
+
+def _own_cluster() -> str | None:
+    try:
+        return slurm.cluster()
+    except slurm.SlurmUnreachableError:
+        return None
+
+
+@functools.cache
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _short(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _forget(folder: Path, number: int) -> None:

@@ -29,6 +29,8 @@ from megaboa.run import gpus as driver
 SECONDS = 30.0
 MARGIN_SECONDS = 3.0  # between the end of the ranks and the end of the check
 BETWEEN_NODES = "the all-reduce over the nodes"
+SILENT_SHARE = 0.1  # of the nodes; where more are silent, the fault is not theirs
+LATE_SHARE = 0.5  # of the check's time: who begins so much later than the first may miss the others without a fault
 OCCUPIED_PATIENCE_SECONDS = 5.0  # the ranks of an earlier attempt may still be leaving
 TEST_BYTES = 1 << 20
 
@@ -77,6 +79,8 @@ def check(out: Path, gpus: int, memory_gib: float | None, folder: Path | None, s
     deadline = start + seconds
     task = this_task()
     result = Result(node_name(), task.number)
+    with contextlib.suppress(OSError):  # the folder is tested below
+        mark_of(out, result.node).touch()
     watchdog = threading.Timer(seconds, _give_up, (result, out, seconds))
     watchdog.daemon = True
     watchdog.start()
@@ -96,25 +100,37 @@ def check(out: Path, gpus: int, memory_gib: float | None, folder: Path | None, s
     return result.write(out)
 
 
-def verdict(folder: Path, nodes: list[str], seconds: float = SECONDS) -> dict[str, list[str]]:
-    """What is wrong with each node; an empty list means fit.
+def mark_of(folder: Path, node: str) -> Path:
+    """A file that tells when a node began."""
+    return folder / f"{node}.begun"
+
+
+def verdict(
+    folder: Path, nodes: list[str], seconds: float = SECONDS, waited: float | None = None
+) -> dict[str, list[str]]:
+    """What is wrong with each node; an empty list means fit. `waited`: for how long answers were waited for.
 
     One dead node makes the all-reduce of all the others fail, so a failed all-reduce is no reason to blame a node.
     Whoever can be named for certain is blamed, and then nobody else: a node without a result, one with a problem of its
     own, one that stopped answering after its own tests. If there is none of these, those are blamed that the others
     waited for in vain, or that couldn't reach the first node, or the first node if nobody could; but only as long as
     they are fewer than half. If nobody can be singled out, every node carries the error: then it is the network or its
-    settings, and leaving nodes out won't help.
+    settings, and leaving nodes out won't help. So it is with silence: one node, or a small share of them, is blamed
+    for it; where many are silent, the file system or the start is slow. And a node that began long after the first may
+    miss the others for that alone.
 
     `folder` must hold results of this check only: one from an earlier check would speak for a node that is dead now.
     """
     results = {node: _read(folder / f"{node}.json") for node in nodes}
-    found = {
-        node: [f"no answer within {seconds:g} s"] if result is None else list(result["problems"])
-        for node, result in results.items()
-    }
+    found = {node: list(result["problems"]) if result else [] for node, result in results.items()}
+    silent = [node for node, result in results.items() if result is None]
+    within = f"within {seconds if waited is None else waited:.0f} s"
+    if len(silent) <= max(1, SILENT_SHARE * len(nodes)):
+        found |= {node: [f"no answer {within}"] for node in silent}
     if any(found.values()):
         return found
+    if silent:
+        return {node: [f"{len(silent)} of {len(nodes)} nodes gave no answer {within}"] for node in nodes}
     known = {node: result for node, result in results.items() if result is not None}
     failed = {node: result["collective"]["error"] for node, result in known.items() if result["collective"]["error"]}
     unfinished = [node for node, result in known.items() if result["stage"] != "done"]
@@ -125,9 +141,15 @@ def verdict(folder: Path, nodes: list[str], seconds: float = SECONDS) -> dict[st
     if not failed:
         return found
     suspects, reason = _suspects(known)
-    if suspects:
+    if suspects and not _late(folder, nodes, seconds).intersection(suspects):
         return found | {node: [reason] for node in suspects}
     return found | {node: [f"{error} (no single node is to blame)"] for node, error in failed.items()}
+
+
+def _late(folder: Path, nodes: list[str], seconds: float) -> set[str]:
+    """Nodes that began long after the first."""
+    begun = {node: mark_of(folder, node).stat().st_mtime for node in nodes if mark_of(folder, node).exists()}
+    return {node for node, moment in begun.items() if moment - min(begun.values()) > LATE_SHARE * seconds}
 
 
 def _suspects(results: dict[str, dict[str, Any]]) -> tuple[list[str], str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
+from megaboa.launch import slurm
 from megaboa.results import AttemptFolder
-from megaboa.run import claims, ledger
-from megaboa.run import site as sites
+from megaboa.run import claims, exclusions, ledger
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
 from megaboa.run.command import rank_environment
 
@@ -21,14 +21,11 @@ def require_claim(call: Call) -> None:
 
 def leave(call: Call, why: str) -> None:
     """Give the nodes back, and be started on others."""
-    launch = call.folder.launch
-    avoided = ledger.avoided_nodes(call.entries, time.time(), call.recovery["exclude_hours"])
-    if avoided and call.site.job:
-        avoided = sites.usable(call.site.job.partition, avoided, launch["nodes"])
+    users, avoided = _excluded(call)
     require_claim(call)
     kept_away = f", without {', '.join(sorted(avoided))}" if avoided else ""
     call.say(f"goes back into the queue{kept_away}: {why}")
-    if not call.site.requeue(avoided):
+    if not call.site.requeue(users | avoided):
         raise TrainingFailed(
             f"run {call.folder.name}: {why}, and SLURM did not put the job back into the queue. {RESUMES}"
         )
@@ -40,11 +37,22 @@ def leave_avoided_nodes(call: Call) -> None:
     job = call.site.job
     if job is None or not job.can_requeue or ledger.left_in_a_row(call.entries) >= LONGEST_SEARCH:
         return
-    avoided = ledger.avoided_nodes(call.entries, time.time(), call.recovery["exclude_hours"])
-    again = avoided.intersection(call.site.nodes)
-    if again and sites.usable(job.partition, avoided, call.folder.launch["nodes"]):
+    again = _excluded(call)[1].intersection(call.site.nodes)
+    if again:
         ledger.record(call.payload.ledger, "left", nodes=sorted(again))
         leave(call, f"{', '.join(sorted(again))} failed under this run not long ago")
+
+
+def _excluded(call: Call) -> tuple[set[str], set[str]]:
+    """The nodes that the user excluded, and those that the run avoids beside them."""
+    job, entries = call.site.job, call.entries
+    if job is None:
+        return set(), set()
+    try:
+        users = exclusions.users_own(entries, job.id, job.excluded)
+    except slurm.SlurmUnreachableError:  # which is not asked for that: `scontrol` itself is away
+        users = set(filter(None, [job.excluded]))
+    return users, exclusions.avoided(entries, job.partition, call.folder, users)
 
 
 def require_health(call: Call, target: AttemptFolder) -> None:
@@ -61,7 +69,7 @@ def require_health(call: Call, target: AttemptFolder) -> None:
             raise Interrupted(interruption.evidence)
         leave(call, str(interruption))
     if 1 < len(problems) == len(call.site.nodes):  # the network between them, and other nodes would not be better
-        call.say(f"every node fails the health check, so that none is blamed: {next(iter(problems.values()))[0]}")
+        call.say(f"the health check blames no node: {next(iter(problems.values()))[0]}")
         return
     text = "; ".join(f"{node}: {', '.join(found)}" for node, found in sorted(problems.items()))
     call.say(f"unhealthy: {text}")

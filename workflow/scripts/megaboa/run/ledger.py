@@ -147,11 +147,11 @@ def fails_again_at(entries: Sequence[Entry]) -> int | None:
     return again + 1 if again and before == again else None
 
 
-def avoided_nodes(entries: Sequence[Entry], now: float, hours: float) -> set[str]:
-    """Nodes that failed under this run not long ago."""
+def avoided_nodes(entries: Sequence[Entry], now: float, hours: float) -> dict[str, float]:
+    """Nodes that failed under this run not long ago, each with the last time."""
     blamed = [entry for entry in entries if entry["event"] == "unhealthy" or entry.get("cause") in NODE_CAUSES]
     recent = [entry for entry in blamed if now - entry["time"] < hours * 3600]
-    return {node for entry in recent for node in entry.get("bad_nodes", ())}
+    return {node: entry["time"] for entry in recent for node in entry.get("bad_nodes", ())}
 
 
 def left_in_a_row(entries: Sequence[Entry]) -> int:

@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,7 +25,9 @@ PATIENCE_SECONDS = 600.0
 REQUEUE_AGAIN_SECONDS = 3.0
 EXCLUDE_TRIES, EXCLUDE_AGAIN_SECONDS = 10, 0.3
 CHECK_SECONDS_GPU = 60  # importing torch from a cold image takes its time
-SRUN_SECONDS = 30  # for srun to start and end tasks
+# For nodes to start the health check, where the experiment doesn't say; three times what half of them took, if longer.
+CHECK_START_SECONDS, SLOW_START = 90.0, 3.0
+CHECK_END_SECONDS = 10.0  # for srun to end tasks
 CHECK_NODE = Path(__file__).parents[2] / "check_node.py"
 START_NODE = Path(__file__).parents[2] / "start_node.py"
 
@@ -45,8 +47,8 @@ class Site(Protocol):
     def check(self, out: Path, environment: Mapping[str, str]) -> dict[str, list[str]]:
         """Problems by node, where there are any."""
 
-    def requeue(self, avoided: set[str]) -> bool:
-        """Give the place back and be started again elsewhere. Only to be called last."""
+    def requeue(self, excluded: Set[str]) -> bool:
+        """Give the place back and be started again on other nodes than these. Only to be called last."""
 
 
 class Machine:
@@ -71,7 +73,7 @@ class Machine:
     def check(self, out: Path, environment: Mapping[str, str]) -> dict[str, list[str]]:
         return {}
 
-    def requeue(self, avoided: set[str]) -> bool:
+    def requeue(self, excluded: Set[str]) -> bool:
         return False
 
 
@@ -127,13 +129,25 @@ class Allocation:
         )
         inherited = self._container.inherited()
         tasks = SrunRanks(self.job.id, srun, name, out, environment, self.nodes[0], inherited=inherited)
-        deadline = time.monotonic() + seconds + SRUN_SECONDS
-        while tasks.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.2)
+        waited = self._wait_for_answers(tasks, out, seconds)
         tasks.kill()
         if not any(out.glob("*.json")):  # srun or the controller failed, and says nothing of the nodes
             return {}
-        return {node: problems for node, problems in health.verdict(out, self.nodes, seconds).items() if problems}
+        found = health.verdict(out, self.nodes, seconds, waited)
+        return {node: problems for node, problems in found.items() if problems}
+
+    def _wait_for_answers(self, tasks: Ranks, out: Path, seconds: float) -> float:
+        """Until all have answered, or have had their time: where images and file systems are slow, all start slowly."""
+        began, half = time.monotonic(), None
+        patience = self._launch["start"].get("health_check_seconds", CHECK_START_SECONDS)
+        while True:
+            waited = time.monotonic() - began
+            if half is None and 2 * sum(1 for _ in out.glob("*.begun")) >= len(self.nodes):
+                half = waited
+            start = max(patience, SLOW_START * (half or 0))
+            if tasks.poll() is not None or waited > start + seconds + CHECK_END_SECONDS:
+                return waited
+            time.sleep(0.2)
 
     def deadline(self) -> float | None:
         """Asked again now and then: an administrator can move it."""
@@ -156,7 +170,7 @@ class Allocation:
             return Failure("node_failure", _why(bad), nodes=tuple(node.name for node in bad))
         return _interruption(self.job, now) if now else None
 
-    def requeue(self, avoided: set[str]) -> bool:
+    def requeue(self, excluded: Set[str]) -> bool:
         if not self.job.can_requeue:
             return False
         # SLURM takes ExcNodeList for waiting jobs only, and ends this process after the first of the two. It gives a
@@ -165,11 +179,11 @@ class Allocation:
         deadline = time.monotonic() + PATIENCE_SECONDS  # a controller that is being restarted is waited for
         while not (done := self._is_requeued() or slurm.requeue(self.job.id)) and time.monotonic() < deadline:
             time.sleep(REQUEUE_AGAIN_SECONDS)
-        if done and avoided:
-            self._exclude({*avoided, *filter(None, [self.job.excluded])})  # the user's own stay excluded
+        if done:
+            self._exclude(excluded)  # also where that is nothing: what was excluded before may come back
         return done
 
-    def _exclude(self, nodes: set[str]) -> None:
+    def _exclude(self, nodes: Set[str]) -> None:
         """Tried again: SLURM's SIGTERM to all of the job's processes may reach the command that is to tell it."""
         for _ in range(EXCLUDE_TRIES):
             if slurm.exclude(self.job.id, nodes):
@@ -230,13 +244,20 @@ def fallen_of(names: Sequence[str], since: float) -> dict[str, str]:
         return {}
 
 
-def usable(partition: str, avoided: set[str], needed: int) -> set[str]:
-    """The nodes to avoid, or none where too few would be left: a bad node is better than waiting for ever."""
+def usable(partition: str, avoided: Mapping[str, float], needed: int, users: Set[str] = frozenset()) -> set[str]:
+    """The nodes to avoid, of these with the times at which they failed: a bad node is better than waiting for ever.
+
+    A node more is left than the run needs, as nobody may be left to change the list when the next one dies: who failed
+    longest ago is given back for it. Those that failed last are avoided even then, as long as the run has nodes enough.
+    """
     try:
-        left = slurm.usable_nodes(partition) - avoided
+        nodes = slurm.usable_nodes(partition) - users
     except slurm.SlurmUnreachableError:
-        return avoided
-    return avoided if len(left) >= needed else set()
+        return set(avoided)
+    kept, newest = sorted(avoided, key=avoided.__getitem__), max(avoided.values(), default=0.0)
+    while kept and len(nodes.difference(kept)) < needed + (avoided[kept[0]] < newest):
+        kept.pop(0)
+    return set(kept)
 
 
 def python_of(launch: dict[str, Any]) -> str:

@@ -18,16 +18,20 @@ def stop(store: RunStore, say: Callable[[str], None] = print) -> str:
     if last["job"] is None:
         patiently(store.stop.touch, say)
         return f"asked {claims.describe(last)} to save and stop"
-    return _stop_job(store, last["job"], training, say)
+    return _stop_job(store, last, training, say)
 
 
-def _stop_job(store: RunStore, job: str, training: bool, say: Callable[[str], None]) -> str:
+def _stop_job(store: RunStore, holder: claims.Holder, training: bool, say: Callable[[str], None]) -> str:
     """A job that was given back to SLURM, and waits, has released the run; it will take it up again."""
+    job, name = holder["job"], claims.describe(holder)
+    if claims.is_of_other_cluster(holder):  # the number may be that of another job here
+        return _ask_by_file(store, say, name, "its cluster can't be asked from here")
     try:
         found = slurm.show_job(job)
     except slurm.SlurmUnreachableError:
-        patiently(store.stop.touch, say)
-        return f"asked SLURM job {job} to save and stop, if it runs: SLURM doesn't answer"
+        return _ask_by_file(store, say, f"SLURM job {job}", "SLURM doesn't answer")
+    if found is None and claims.is_of_other_user(holder):
+        return _ask_by_file(store, say, name, "SLURM says nothing of it")
     if found and found.state == "PENDING":
         done = slurm.cancel(job)
         return f"SLURM job {job} was waiting in the queue, and {'was cancelled' if done else 'could not be cancelled'}"
@@ -35,3 +39,9 @@ def _stop_job(store: RunStore, job: str, training: bool, say: Callable[[str], No
         return f"SLURM job {job} has ended already"
     patiently(store.stop.touch, say)
     return f"asked SLURM job {job} to save and stop"
+
+
+def _ask_by_file(store: RunStore, say: Callable[[str], None], name: str, why: str) -> str:
+    """Its supervisor finds the file, if it lives."""
+    patiently(store.stop.touch, say)
+    return f"asked {name} to save and stop, if it runs: {why}"

@@ -13,6 +13,7 @@ from typing import Any
 
 from megaboa import files
 from megaboa.causes import Action, Cause
+from megaboa.launch import slurm
 from megaboa.observe import progress
 from megaboa.results import AttemptFolder, RunFolder
 from megaboa.run import checkpoints, claims, failures, ledger, recovery
@@ -80,7 +81,10 @@ def _bring_to_its_end(call: Call) -> None:
     _close_what_was_left_open(call)
     if not _is_a_later_life(call):
         job = call.site.job
-        ledger.record(call.payload.ledger, "call", job=job and job.id, restarts=job and job.restarts)
+        # What the user keeps the job away from: we have changed nothing of it yet.
+        excluded = sorted(slurm.hostnames(job.excluded)) if job else []
+        lives = {"job": job and job.id, "restarts": job and job.restarts}
+        ledger.record(call.payload.ledger, "call", **lives, excluded=excluded)
         call.payload.stop.unlink(missing_ok=True)
     while not finished(call.folder, call.payload):
         if call.signals.seen:

@@ -52,6 +52,9 @@ class Launch(Section):
     )
     environment: dict[str, str | None] = key({}, "environment variables of the ranks; null removes one of the preset")
     health_check: bool = key(False, "check every node before the ranks start, not only after a failure")
+    health_check_seconds: Positive = key(
+        90.0, "how long nodes may take to start that check; three times what half of them took, where that is longer"
+    )
 
     @field_validator("environment")
     @classmethod

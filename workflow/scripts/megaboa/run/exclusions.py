@@ -1,0 +1,81 @@
+"""Nodes that SLURM is told to keep a job away from (ExcNodeList): the user's own, and those that failed under the run.
+
+SLURM takes the list for waiting jobs only, and keeps it. A job whose supervisor died can't change its own, so whoever
+lives does it: `revise` is called by Snakemake, by status.py and by supervisors of other runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from megaboa import files
+from megaboa.launch import slurm
+from megaboa.results import RunFolder, RunStore
+from megaboa.run import claims, ledger
+from megaboa.run import site as sites
+from megaboa.run.announce import announcer
+
+REVISE_SECONDS = 300.0
+
+
+def users_own(entries: Sequence[ledger.Entry], job: str, excluded: str) -> set[str]:
+    """The nodes that the user excluded, as the job had them before its first supervisor changed any.
+
+    `excluded`: what the job has now. Older ledgers don't say what it had at first: what was never blamed is theirs.
+    """
+    first = next((entry for entry in entries if entry["event"] == "call" and entry.get("job") == job), None)
+    if first and first.get("excluded") is not None:
+        return set(first["excluded"])
+    return set(slurm.hostnames(excluded)) - set(ledger.avoided_nodes(entries, time.time(), hours=math.inf))
+
+
+def avoided(entries: Sequence[ledger.Entry], partition: str, folder: RunFolder, users: set[str]) -> set[str]:
+    """The nodes that a run is better off without now."""
+    recent = ledger.avoided_nodes(entries, time.time(), folder.launch["recovery"]["exclude_hours"])
+    ours = {node: blamed for node, blamed in recent.items() if node not in users}
+    return sites.usable(partition, ours, folder.launch["nodes"], users)
+
+
+def reviser(results: Path) -> Callable[[], None]:
+    """To be called often: revises now and then. What can't be done now can be done later."""
+    looked = -REVISE_SECONDS
+
+    def look() -> None:
+        nonlocal looked
+        if time.monotonic() - looked < REVISE_SECONDS or shutil.which("squeue") is None:
+            return
+        looked = time.monotonic()
+        with contextlib.suppress(slurm.SlurmUnreachableError, OSError):
+            revise(results)
+
+    return look
+
+
+def revise(results: Path) -> None:
+    """Give waiting jobs back the nodes that they need no longer avoid, or can't do without.
+
+    `results`: the folder of all experiments. Jobs that we don't know, and what their users excluded, are left alone.
+    """
+    waiting = {job.id: job for job in slurm.waiting_jobs() if job.excluded}
+    for link in results.glob("*/runs/*/attempts.jsonl") if waiting else ():
+        with contextlib.suppress(OSError, ValueError, LookupError):  # a run that another version wrote, or that is gone
+            _revise_run(RunFolder(link.parent), waiting)
+
+
+def _revise_run(folder: RunFolder, waiting: Mapping[str, slurm.Job]) -> None:
+    store = RunStore(folder.attempts_link.resolve().parent)
+    entries = files.read_jsonl(store.ledger)
+    last = next((entry for entry in reversed(entries) if entry["event"] in ("call", "start")), {})
+    job, holder = waiting.get(last.get("job")), claims.last_holder(store.claims)
+    if job is None or (holder and claims.is_of_other_cluster(holder)):
+        return
+    now, users = set(slurm.hostnames(job.excluded)), users_own(entries, job.id, job.excluded)
+    blamed = set(ledger.avoided_nodes(entries, time.time(), hours=math.inf)) - users
+    back = now & (blamed - avoided(entries, job.partition, folder, users))
+    if back and slurm.exclude(job.id, now - back):
+        announcer(folder)(f"SLURM job {job.id}, which waits, may have {', '.join(sorted(back))} again")
