@@ -25,7 +25,7 @@ from megaboa.run.completion import finished, manifest_of
 from megaboa.run.failures import Failure
 from megaboa.run.identity import identity_of, store_of
 from megaboa.run.inputs import check_data, check_image, check_index, check_nodes, check_weights
-from megaboa.run.leaving import leave, leave_avoided_nodes, require_claim, require_health
+from megaboa.run.leaving import heed_signals, leave, leave_avoided_nodes, require_claim, require_health
 from megaboa.run.notify import notify
 from megaboa.run.oversight import leave_out, watch_of
 from megaboa.run.watch import Signals, Watched
@@ -73,8 +73,7 @@ def _bring_to_its_end(call: Call) -> None:
         ledger.record(call.payload.ledger, "call", **lives, excluded=excluded)
         call.payload.stop.unlink(missing_ok=True)
     while not finished(call.folder, call.payload):
-        if call.signals.seen:
-            raise Interrupted(call.signals.seen[0])
+        heed_signals(call)
         require_claim(call)
         leave_avoided_nodes(call)
         _attempt(call)
