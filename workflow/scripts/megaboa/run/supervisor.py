@@ -13,10 +13,9 @@ from typing import Any
 
 from megaboa import files
 from megaboa.causes import Action
-from megaboa.launch import slurm
 from megaboa.observe import progress
 from megaboa.results import AttemptFolder, RunFolder
-from megaboa.run import checkpoints, claims, failures, ledger, recovery
+from megaboa.run import checkpoints, claims, exclusions, failures, ledger, recovery
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer, explain
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
@@ -67,8 +66,7 @@ def _bring_to_its_end(call: Call) -> None:
     _close_what_was_left_open(call)
     if not _is_a_later_life(call):
         job = call.site.job
-        # What the user keeps the job away from: we have changed nothing of it yet.
-        excluded = sorted(slurm.hostnames(job.excluded)) if job else []
+        excluded = exclusions.of(job)  # the user's own: we have told SLURM nothing yet
         lives = {"job": job and job.id, "restarts": job and job.restarts}
         ledger.record(call.payload.ledger, "call", **lives, excluded=excluded)
         call.payload.stop.unlink(missing_ok=True)
