@@ -10,6 +10,7 @@ import pytest
 from megaboa.files import read_json, read_jsonl, write_json
 from megaboa.results import AttemptFolder
 from megaboa.run import checkpoints
+from megaboa.run.watch import Signals
 
 STUBS = ("megatron", "megatron.bridge", "megatron.bridge.training", "megatron.bridge.training.callbacks")
 
@@ -49,7 +50,7 @@ def fence(steps, tmp_path, monkeypatch):
     monkeypatch.setattr(steps, "FENCE_SECONDS", -1.0)
     for number in (1, 2):
         write_json(tmp_path / f"{number:06d}.json", {})
-    return steps.Fence(tmp_path, 2)
+    return steps.Fence(tmp_path, 2, tmp_path / "stop-now")
 
 
 def test_who_holds_the_run_goes_on(fence):
@@ -62,6 +63,15 @@ def test_whose_run_was_given_to_somebody_else_ends_and_says_so(fence, tmp_path, 
     with pytest.raises(Fenced, match="1"):
         fence.on_train_step_end(context())
     assert "claim 3 of this run is newer than ours, 2" in capsys.readouterr().err
+
+
+def test_the_supervisors_word_is_taken_as_its_signal(fence, tmp_path):
+    with Signals() as signals:
+        fence.on_train_step_end(context())
+        assert not signals.seen
+        (tmp_path / "stop-now").touch()
+        fence.on_train_step_end(context())
+        assert signals.seen == ["SIGTERM"]
 
 
 def test_nobody_looks_at_every_step(fence, steps, tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from megaboa.files import read_jsonl
 pytestmark = pytest.mark.slow
 
 STEPS, SAVE_INTERVAL, KILLED_AT = 60, 10, 13
+FENCE_SECONDS = 5  # bridge/steps.py
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +127,25 @@ def test_ctrl_c_ends_the_ranks_and_closes_the_ledger(workspace, quiet):
     )
     workspace.snakemake("pretrain", "--configfile", config)
     assert workspace.steps("ctrlc", "dp2") == quiet
+
+
+def test_ranks_whom_no_signal_reaches_read_that_they_are_to_save_and_end(workspace, quiet):
+    config = experiment(workspace, "word", "recovery: {backoff_seconds: 0}")
+    process = workspace.start("pretrain", "--configfile", config)
+    ranks = workspace.wait_for_step("word", "dp2", KILLED_AT)
+    workspace.store("word", "dp2").joinpath("attempts", "01", "stop-now").touch()
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for rank in ranks:
+            os.kill(rank, number)
+        time.sleep(FENCE_SECONDS * (number == signal.SIGSTOP))  # they don't look more often, and might be done by then
+    output = process.communicate(timeout=240)[0]
+    assert process.returncode == 0, output
+    _start, end, again, done = attempts(workspace, "word")
+    # Both ranks ended well and at the same step, though only one of them looks for the file.
+    assert end["detail"] == "crash: every rank ended with 0, but before the last step", output
+    assert again["resumed_from"] == end["iteration"] == end["last_step"] >= KILLED_AT
+    assert done["outcome"] == "completed"
+    assert workspace.steps("word", "dp2") == quiet
 
 
 def test_a_save_cut_short_is_not_taken_for_a_checkpoint(workspace, quiet):

@@ -173,7 +173,17 @@ def test_signals_go_to_the_step_by_its_name(start, tmp_path, fake_command):
     assert (tmp_path / "sent").read_text().splitlines() == ["--signal=TERM 17.2", "--signal=USR2 17.2"]
 
 
-def test_where_slurm_does_not_answer_srun_ends_its_step_itself(start, unreachable_slurm):
+def test_whether_the_ranks_were_told_is_known(start, tmp_path, fake_command):
+    ranks = start("sleep 60")
+    assert not ranks.ask(), "no such step"
+    fake_command("squeue", "echo '17.2 attempt-01'")
+    fake_command("scancel", f"[ -e {tmp_path}/again ] && exit 0; touch {tmp_path}/again; exit 1")
+    assert not ranks.ask(), "slurmctld timed out"
+    assert ranks.ask()
+
+
+def test_where_slurm_does_not_answer_srun_ends_its_step_itself(start, unreachable_slurm, monkeypatch):
+    monkeypatch.setattr("megaboa.launch.srun.GONE_SECONDS", 4.0)
     ranks = start("sleep 60")
     before = time.monotonic()
     ranks.kill()

@@ -164,6 +164,31 @@ def test_a_checkpoint_is_damaged_only_if_it_could_not_be_read(exception):
     assert classify(Ended(0, 1), logs, steps=3).cause == "crash"
 
 
+def in_loading(exception, rank, function="_load_checkpoint_from_path"):
+    return raised(exception, rank).replace("in train\n", f"in {function}\n")
+
+
+@pytest.mark.parametrize("exception", ["EOFError", "KeyError: 'optimizer'", "zlib.error: Error -3", "BadZipFile: no"])
+@pytest.mark.parametrize("function", ["load_checkpoint", "_load_checkpoint_from_path", "read_train_state"])
+def test_whatever_ends_the_reading_of_a_checkpoint_is_the_checkpoints_fault(exception, function):
+    logs = {None: "", 0: in_loading(GLOO_CLOSED, 0), 1: in_loading(exception, 1, function)}
+    failure = classify(Ended(0, 1), logs, steps=0, resumed_from=10)
+    assert failure == Failure("damaged_checkpoint", f"{exception} (while the checkpoint was read)", 1)
+    assert classify(Ended(0, 1), logs, steps=0).cause != "damaged_checkpoint", "it began at the start"
+    assert classify(Ended(0, 1), logs, steps=3, resumed_from=10).cause != "damaged_checkpoint"
+
+
+def test_what_is_no_checkpoints_fault_while_one_is_read():
+    for exception, cause in (
+        (GLOO_CLOSED, "transient"),
+        ("torch.OutOfMemoryError: CUDA out of memory.", "out_of_memory"),
+    ):
+        logs = {0: in_loading(exception, 0), 1: in_loading(GLOO_CLOSED, 1)}
+        assert classify(Ended(0, 1), logs, steps=0, resumed_from=10).cause == cause
+    logs = {0: raised("EOFError", 0)}
+    assert classify(Ended(0, 1), logs, steps=0, resumed_from=10).cause == "crash", "not in the code that reads it"
+
+
 REFUSED = "ValueError: hidden_size must be divisible by num_attention_heads"
 
 

@@ -4,14 +4,15 @@ import time
 import pytest
 
 from megaboa.files import read_jsonl
+from megaboa.results import RunStore
 from megaboa.run import ledger
 
 
 def test_attempts_are_numbered_and_a_killed_one_counts(tmp_path):
     path = tmp_path / "attempts.jsonl"
-    assert ledger.next_attempt(path) == 1
+    assert ledger.next_attempt(RunStore(tmp_path)) == 1
     ledger.record_start(path, 1, resumed_from=0, world_size=2)
-    assert ledger.next_attempt(path) == 2  # whether or not it has ended
+    assert ledger.next_attempt(RunStore(tmp_path)) == 2  # whether or not it has ended
     ledger.record_end(path, 1, "failed", iteration=10, detail="rank 1 was killed by SIGKILL")
     ledger.record_start(path, 2, resumed_from=10, world_size=2)
     start, end, again = read_jsonl(path)
@@ -40,8 +41,19 @@ def test_what_happens_between_attempts_has_no_number(tmp_path):
     path = tmp_path / "attempts.jsonl"
     ledger.record_start(path, 4, 0, 1)
     ledger.record(path, "distrust", iteration=20, detail="changed")
-    assert ledger.next_attempt(path) == 5
+    assert ledger.next_attempt(RunStore(tmp_path)) == 5
     assert read_jsonl(path)[1]["event"] == "distrust" and read_jsonl(path)[1]["time"] <= time.time()
+
+
+def test_a_ledger_that_has_lost_lines_takes_no_folders_number_again(tmp_path):
+    store = RunStore(tmp_path)
+    for number in (1, 2, 11):
+        store.attempt(number).path.mkdir(parents=True)
+    assert ledger.next_attempt(store) == 12
+    ledger.record_start(store.ledger, 1, 0, 1)
+    assert ledger.next_attempt(store) == 12
+    ledger.record_start(store.ledger, 14, 0, 1)
+    assert ledger.next_attempt(store) == 15
 
 
 # Pure functions of the entries

@@ -4,7 +4,7 @@ import pytest
 
 from megaboa.files import file_digest, read_jsonl, write_json
 from megaboa.results import RunFolder, RunStore
-from megaboa.run import checkpoints
+from megaboa.run import checkpoints, ledger
 from megaboa.run.inputs import UnusableInputError
 from megaboa.run.resume import Beginning, Resumption
 
@@ -102,15 +102,38 @@ def test_without_verify_only_sizes_are_looked_at(run, parent):
 def test_after_a_failed_resume_checksums_are_looked_at_in_any_case(run):
     child = run(verify=False)
     flip(save(child.payload.checkpoints, 15) / "__0_0.distcp")
-    child.set_aside_unless_proven(15, "it could not be read")
+    assert child.could_not_load(15, "it could not be read") is None
     assert checkpoints.complete_iterations(child.payload.checkpoints) == []
     assert "has changed since it was written" in read_jsonl(child.payload.ledger)[-1]["detail"]
     save(child.payload.checkpoints, 15)
-    child.set_aside_unless_proven(15, "it could not be read")
+    assert "as it was saved, and there is no other" in child.could_not_load(15, "it could not be read")
     assert checkpoints.complete_iterations(child.payload.checkpoints) == [15], "its checksums are right"
     (checkpoints.folder(child.payload.checkpoints, 15) / checkpoints.DIGESTS).unlink()
-    child.set_aside_unless_proven(15, "it could not be read")
+    assert child.could_not_load(15, "it could not be read") is None
     assert read_jsonl(child.payload.ledger)[-1]["detail"] == "it could not be read"
+
+
+def test_one_that_cannot_be_loaded_is_set_aside_once(run):
+    child = run()
+    for iteration in (5, 10, 15):
+        save(child.payload.checkpoints, iteration)
+    assert child.could_not_load(15, "EOFError") is None and child.beginning() == Beginning(10)
+    assert "neither checkpoint 15 nor 10 can be loaded" in child.could_not_load(10, "EOFError")
+    assert checkpoints.complete_iterations(child.payload.checkpoints) == [5, 10, 15], "put back"
+    assert not list(child.payload.checkpoints.glob("damaged_*"))
+    assert [entry["event"] for entry in read_jsonl(child.payload.ledger)] == ["distrust", "trust"]
+    assert child.could_not_load(15, "EOFError") is None, "another call may try the same again"
+    ledger.record_end(child.payload.ledger, 3, "failed", 10, "", last_step=12)  # a checkpoint was loaded since
+    assert child.could_not_load(10, "EOFError") is None and child.beginning() == Beginning(5)
+
+
+def test_what_has_changed_is_set_aside_however_often(run):
+    child = run(verify=False)
+    for iteration in (5, 10, 15):
+        flip(save(child.payload.checkpoints, iteration) / "__0_0.distcp")
+    for iteration in (15, 10, 5):
+        assert child.could_not_load(iteration, "EOFError") is None
+    assert checkpoints.complete_iterations(child.payload.checkpoints) == []
 
 
 def test_at_the_end_only_what_is_to_be_kept_is_left(run):

@@ -1,9 +1,11 @@
 """megaboa.run.watch with real ranks."""
 
+import errno
 import os
 import signal
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -115,6 +117,52 @@ def test_a_reason_to_stop_lets_the_ranks_save(start, tmp_path, cause):
     watched = watching(stop_now=lambda: (cause, "because")).until_ended(ranks)
     assert watched.ended.ok and (watched.reason, watched.evidence) == (cause, "because")
     assert "saved" in (tmp_path / "rank-0.log").read_text()
+
+
+class Unheard:
+    """Ranks whom nobody can tell anything at first: slurmctld doesn't answer."""
+
+    def __init__(self, ranks, tries):
+        self.poll, self.kill, self.dump = ranks.poll, ranks.kill, ranks.dump
+        self.asked, self._ranks, self._tries = 0, ranks, tries
+
+    def ask(self):
+        self.asked += 1
+        return self.asked > self._tries and self._ranks.ask()
+
+
+def test_ranks_are_asked_until_they_have_been_told_and_then_no_more(start, tmp_path):
+    ranks = Unheard(start(SAVES + SLEEP), tries=3)
+    watched = watching(stop_now=lambda: ("time_limit", "120 s are left")).until_ended(ranks)
+    assert watched.ended.ok and ranks.asked == 4
+    assert all("saved" in (tmp_path / f"rank-{rank}.log").read_text() for rank in range(2))
+
+
+def test_whom_no_signal_reaches_finds_word_on_the_disk(start, tmp_path):
+    code = f"{BEGIN}\nwhile not os.path.exists({str(tmp_path / 'stop-now')!r}): time.sleep(0.02)\nprint('saved')\n"
+    ranks, disk_is_full = Unheard(start(code), tries=10_000), iter([OSError(errno.ENOSPC, "No space left on device")])
+
+    def leave_word():
+        for error in disk_is_full:
+            raise error
+        (tmp_path / "stop-now").touch()
+
+    watch = watching(stop=60.0, stop_now=lambda: ("time_limit", "120 s are left"))
+    watched = replace(watch, leave_word=leave_word).until_ended(ranks)
+    assert watched.ended.ok
+    assert all("saved" in (tmp_path / f"rank-{rank}.log").read_text() for rank in range(2))
+
+
+def test_a_full_disk_while_ranks_save_does_not_end_them(start, tmp_path):
+    def fail():
+        if stopping:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    stopping = []
+    ranks = start(SAVES.replace("print(", "time.sleep(0.5), print(") + SLEEP)
+    stop_now = lambda: stopping.append(None) or ("stopped", "because")  # noqa: E731
+    watched = watching(stop_now=stop_now, each=fail).until_ended(ranks)
+    assert watched.ended.ok and (tmp_path / "rank-1.log").read_text().endswith("saved\n")
 
 
 def test_after_a_loss_spike_nothing_is_saved(start, tmp_path):

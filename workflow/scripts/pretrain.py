@@ -10,8 +10,9 @@ from pathlib import Path
 
 from megaboa.launch.slurm import SlurmUnreachableError
 from megaboa.results import RunFolder
-from megaboa.run.call import Interrupted, Requeued, TrainingFailed
+from megaboa.run.call import RESUMES, Interrupted, Requeued, TrainingFailed
 from megaboa.run.inputs import UnusableInputError
+from megaboa.run.patience import PASSING
 from megaboa.run.supervisor import train
 
 REQUEUE_SECONDS = 120
@@ -32,6 +33,11 @@ def main() -> int:
         return 1
     except FileNotFoundError as missing:
         print(f"{missing.filename} isn't there. First make what the run reads: {FIRST}", file=sys.stderr)
+        return 1
+    except OSError as problem:
+        if problem.errno not in PASSING:
+            raise
+        print(f"{problem}. That did not pass. {RESUMES}", file=sys.stderr)
         return 1
     except (Interrupted, KeyboardInterrupt) as signal:
         print(f"interrupted: {signal}; the next call goes on from the newest complete checkpoint", file=sys.stderr)

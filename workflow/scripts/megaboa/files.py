@@ -91,17 +91,19 @@ def link(target: str | Path, path: str | Path) -> None:
     temporary.replace(path)
 
 
-def append_line(path: str | Path, text: str) -> None:
+def append_line(path: str | Path, text: str, durable: bool = True) -> None:
     """Append one line and flush it to disk: what is said to be recorded is recorded.
 
     A line that was torn before (its writer was killed, the disk was full) is closed first, and stays alone.
+    `durable=False` doesn't wait for the disk: for lines that nothing relies on.
     """
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         size = os.fstat(handle).st_size
         torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
         os.write(handle, (("\n" if torn else "") + text + "\n").encode())
-        os.fsync(handle)
+        if durable:
+            os.fsync(handle)
     finally:
         os.close(handle)
 

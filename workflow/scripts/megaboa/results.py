@@ -170,6 +170,11 @@ class RunStore:
         """Where MLflow writes to without a network."""
         return f"sqlite:///{(self.path / 'mlflow.db').absolute()}"
 
+    @property
+    def newest_attempt(self) -> int:
+        """By the folders; 0 where there is none."""
+        return max((int(path.name) for path in (self.path / "attempts").glob("[0-9]*")), default=0)
+
     def attempt(self, number: int) -> AttemptFolder:
         return AttemptFolder(self.path / "attempts" / f"{number:02d}")
 
@@ -181,6 +186,11 @@ class AttemptFolder:
     @property
     def steps(self) -> Path:
         return self.path / "steps.jsonl"
+
+    @property
+    def stop_now(self) -> Path:
+        """A file whose presence asks the ranks to save and end, should no signal reach them."""
+        return self.path / "stop-now"
 
     @property
     def tensorboard(self) -> Path:

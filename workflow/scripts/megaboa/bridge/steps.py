@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -104,13 +105,14 @@ class CheckpointMarker(Callback):
 
 
 class Fence(Callback):
-    """Ends a rank whose run has been given to somebody else.
+    """Ends a rank whose run has been given to somebody else, and hears a supervisor whose signals don't arrive.
 
-    A node that SLURM has lost sight of may still reach the file system: its ranks must not go on writing.
+    A node that SLURM has lost sight of may still reach the file system: its ranks must not go on writing. One rank of
+    every node looks; without it no other comes to the end of another step, or into a save, as all ranks meet there.
     """
 
-    def __init__(self, claims: Path, claim: int):
-        self._claims, self._claim = claims, claim
+    def __init__(self, claims: Path, claim: int, stop_now: Path):
+        self._claims, self._claim, self._stop_now = claims, claim, stop_now
         self._looked = time.monotonic()
 
     def on_train_step_end(self, context: CallbackContext) -> None:
@@ -123,6 +125,10 @@ class Fence(Callback):
             )
             sys.stderr.flush()
             os._exit(1)
+        if self._stop_now.exists():
+            # As if the supervisor's signal had come: after each step Bridge asks all ranks whether one has got it, so
+            # that they save and end at the same step, whoever has seen the file first.
+            signal.raise_signal(signal.SIGTERM)
 
 
 class EndRecord(Callback):

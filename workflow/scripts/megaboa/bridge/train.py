@@ -94,8 +94,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         callbacks.append(attention_mask.MaskFromData())
     if run["data"].get("validation_sets") and not wanted.capture:
         callbacks.append(validation.ValidationSets(run["data"], inputs.corpora, forward_step))
-    if wanted.claim:
-        callbacks.append(steps.Fence(store.claims, wanted.claim))
+    if wanted.claim and int(os.environ["LOCAL_RANK"]) == 0:
+        callbacks.append(steps.Fence(store.claims, wanted.claim, attempt.stop_now))
     if rank == 0:
         found = {"train_iters": config.train.train_iters, "saves": config.checkpoint.save is not None}
         found["async_save"] = config.checkpoint.async_save

@@ -59,8 +59,9 @@ class LocalRanks:
         self._release()
         return Ended()
 
-    def ask(self) -> None:
+    def ask(self) -> bool:
         self._signal(signal.SIGTERM)
+        return True
 
     def dump(self) -> None:
         self._signal(STACKS_SIGNAL)

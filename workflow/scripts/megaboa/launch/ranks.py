@@ -44,8 +44,8 @@ class Ranks(Protocol):
     def poll(self) -> Ended | None:
         """None while they run. When one fails the others, which would wait for it for ever, are ended too."""
 
-    def ask(self) -> None:
-        """Ask every rank to save and end."""
+    def ask(self) -> bool:
+        """Ask every rank to save and end; False if nobody could tell them, and they must be asked again."""
 
     def dump(self) -> None:
         """Have every rank write its stacks."""

@@ -71,8 +71,8 @@ class SrunRanks:
         ended = read_end(code, said)
         return ended if self.tasks_are_ranks else replace(ended, rank=None)
 
-    def ask(self) -> None:
-        self._signal("TERM")
+    def ask(self) -> bool:
+        return self._signal("TERM")
 
     def dump(self) -> None:
         self._signal(STACKS_SIGNAL.name.removeprefix("SIG"))

@@ -98,6 +98,8 @@ def _between(entry: Entry) -> str:
         return f"steps {first} to {last} are left out"
     if entry["event"] == "distrust":
         return f"checkpoint {entry['iteration']} was set aside"
+    if entry["event"] == "trust":
+        return f"checkpoint {entry['iteration']} was put back"
     return ""
 
 
@@ -138,4 +140,5 @@ _TEXTS = {
     "cancelled": lambda entries, number: f"stopped: {entries[number].get('detail') or NOUNS['cancelled']}",
     "skip": lambda entries, number: _between(entries[number]),
     "distrust": lambda entries, number: _between(entries[number]),
+    "trust": lambda entries, number: _between(entries[number]),
 }

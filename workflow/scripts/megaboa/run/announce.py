@@ -13,32 +13,33 @@ from megaboa.observe import progress
 from megaboa.results import AttemptFolder, RunFolder, RunStore
 from megaboa.run.failures import read_tails
 
-PROGRESS_SECONDS = 2.0
+PROGRESS_SECONDS, JOB_PROGRESS_SECONDS = 2.0, 30.0
 LOG_LINES_SHOWN = 15
 Say = Callable[[str], None]
 
 
 def announcer(folder: RunFolder) -> Say:
     """Says a line on the terminal and in the experiment's progress log."""
-    folder.progress_log.parent.mkdir(parents=True, exist_ok=True)
 
     def say(text: str) -> None:
         line = f"{time.strftime('%H:%M:%S')}  {folder.name:<16} {text}"
         with contextlib.suppress(OSError):  # a full disk or a closed terminal must not end the training
-            files.append_line(folder.progress_log, line)
+            folder.progress_log.parent.mkdir(parents=True, exist_ok=True)
+            files.append_line(folder.progress_log, line, durable=False)
         with contextlib.suppress(OSError):
             print(line, file=sys.stderr, flush=True)
 
     return say
 
 
-def progress_reporter(payload: RunStore, say: Say) -> Callable[[], None]:
-    """To be called often: says how far the run has come, now and then."""
+def progress_reporter(payload: RunStore, say: Say, in_job: bool) -> Callable[[], None]:
+    """To be called often: says how far the run has come, now and then; in a job less often: there may be hundreds."""
+    seconds = JOB_PROGRESS_SECONDS if in_job else PROGRESS_SECONDS
     last_time, last_text = time.monotonic(), ""
 
     def report() -> None:
         nonlocal last_time, last_text
-        if time.monotonic() - last_time < PROGRESS_SECONDS:
+        if time.monotonic() - last_time < seconds:
             return
         last_time = time.monotonic()
         try:

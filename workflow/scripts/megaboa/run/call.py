@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from megaboa.results import RunFolder, RunStore
 from megaboa.run import ledger
 from megaboa.run import site as sites
 from megaboa.run.announce import Say
+from megaboa.run.patience import patiently
 from megaboa.run.resume import Resumption
 from megaboa.run.watch import Signals
 
@@ -41,6 +43,9 @@ class Call:
     say: Say
     healthy: bool = False  # the nodes were looked at since ranks ran on them
     began: float = field(default_factory=time.time)
+
+    def patiently[Result](self, do: Callable[[], Result]) -> Result:
+        return patiently(do, self.say)
 
     @property
     def recovery(self) -> dict[str, Any]:

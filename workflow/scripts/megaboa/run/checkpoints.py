@@ -137,6 +137,11 @@ def distrust(checkpoints: Path, iteration: int) -> Path:
     return path.rename(path.with_name(f"damaged_{path.name}" + (f"-{number}" if number > 1 else "")))
 
 
+def trust_again(checkpoints: Path, iteration: int, aside: str) -> None:
+    """Put one that was set aside back: it was not to blame."""
+    (checkpoints / aside).rename(folder(checkpoints, iteration))
+
+
 def keeper(
     checkpoints: Path, verify: bool, keep_last: int | None = None, keep_every: int | None = None
 ) -> Callable[[], None]:

@@ -57,6 +57,6 @@ def _saves(folder: RunFolder, payload: RunStore) -> bool:
 
 def _ended_at(folder: RunFolder, payload: RunStore, step: int) -> bool:
     """Whether every rank of the newest attempt has left its record at this step."""
-    target = payload.attempt(ledger.next_attempt(payload.ledger) - 1)
+    target = payload.attempt(ledger.next_attempt(payload) - 1)
     records = [target.end_record(rank) for rank in range(folder.run["world_size"])]
     return all(record.exists() and files.read_json(record)["step"] >= step for record in records)

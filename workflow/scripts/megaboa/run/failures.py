@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 from collections.abc import Iterable, Mapping
@@ -118,6 +119,10 @@ PATTERNS: tuple[tuple[Cause, tuple[str, ...]], ...] = (
     ),
     ("config", (_EXCEPTION, r"^error: .*\s*\Z")),  # the second: our own last words (data/errors.py)
 )
+# Functions of Bridge's, and of ours, that read a checkpoint before the first step.
+_LOADERS = r"(?:_?load_checkpoint\w*|read_train_state|read_run_config|saved_with)"
+_LOADING = re.compile(rf'\s+File ".*", line \d+, in {_LOADERS}$')
+_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 # Causes of attempts that did no step: who trains has read its settings, and the checkpoint.
 _BEFORE_STEPS: frozenset[Cause] = frozenset({"config", "damaged_checkpoint"})
 _COMPILED = tuple((cause, re.compile(rf"^.*?(?:{'|'.join(words)}).*$", re.MULTILINE)) for cause, words in PATTERNS)
@@ -144,7 +149,10 @@ def classify(ended: Ended, logs: Mapping[int | None, str], steps: int, resumed_f
     for cause, pattern in _COMPILED:
         if (cause in _BEFORE_STEPS and steps) or (cause == "config" and (ended.killed or resumed_from)):
             continue
-        for rank, line in _matches(cause, pattern, logs, ended.rank):
+        matches = _matches(cause, pattern, logs, ended.rank)
+        if cause == "damaged_checkpoint" and resumed_from:
+            matches = itertools.chain(matches, _failed_loads(logs, ended.rank))
+        for rank, line in matches:
             if cause == "transient" and _is_victim(rank, ended):
                 continue
             nodes = _nodes(cause, rank, ended, logs)
@@ -165,10 +173,38 @@ def _matches(
     cause: Cause, pattern: re.Pattern[str], logs: Mapping[int | None, str], first: int | None
 ) -> Iterable[tuple[int | None, str]]:
     """Lines that match, those of the rank that failed first before the others'."""
-    for rank in sorted(logs, key=lambda rank: (rank != first, -1 if rank is None else rank)):
+    for rank in _in_order(logs, first):
         if found := pattern.findall(logs[rank]):
             line = found[-1 if cause == "config" else 0]  # exceptions before the last one were dealt with
             yield rank, line.strip()[:EVIDENCE_LENGTH]
+
+
+def _failed_loads(logs: Mapping[int | None, str], first: int | None) -> Iterable[tuple[int | None, str]]:
+    """Exceptions out of the code that reads a checkpoint, whatever their kind, if nothing else explains them.
+
+    A rank that waits there for another one sees lost connections: it is a victim.
+    """
+    for rank in _in_order(logs, first):
+        line = _failed_load(logs[rank])
+        if line and not any(pattern.search(line) for cause, pattern in _COMPILED if cause != "config"):
+            yield rank, f"{line.strip()[:EVIDENCE_LENGTH]} (while the checkpoint was read)"
+
+
+def _failed_load(log: str) -> str | None:
+    loading, found = False, None
+    for line in _RANK.sub("", log).splitlines():
+        if line.startswith("Traceback "):
+            loading = False
+        elif _LOADING.match(line):
+            loading = True
+        elif loading and line and not line[0].isspace():
+            loading, found = False, line
+    return found
+
+
+def _in_order(logs: Mapping[int | None, str], first: int | None) -> list[int | None]:
+    """The rank that failed first, then the launcher, then the others."""
+    return sorted(logs, key=lambda rank: (rank != first, -1 if rank is None else rank))
 
 
 def _is_victim(rank: int | None, ended: Ended) -> bool:

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from megaboa.causes import FREE, NODE_CAUSES, REPEATABLE, Cause
 from megaboa.files import append_line, read_jsonl
+from megaboa.results import RunStore
+from megaboa.run.patience import patiently
 
-PATIENCE_SECONDS, AGAIN_SECONDS = 600.0, 5.0
 Outcome = Literal["completed", "failed", "interrupted"]
 Entry = dict[str, Any]
 
@@ -86,8 +87,10 @@ def record(ledger: Path, event: str, **fields: Any) -> None:
     _append(ledger, event=event, **fields)
 
 
-def next_attempt(ledger: Path) -> int:
-    return max((entry["attempt"] for entry in read_jsonl(ledger) if "attempt" in entry), default=0) + 1
+def next_attempt(store: RunStore) -> int:
+    """Never the number of a folder that is there: a ledger may have lost lines."""
+    told = (entry["attempt"] for entry in read_jsonl(store.ledger) if "attempt" in entry)
+    return max(max(told, default=0), store.newest_attempt) + 1
 
 
 def starts(entries: Sequence[Entry]) -> list[Entry]:
@@ -159,6 +162,17 @@ def left_in_a_row(entries: Sequence[Entry]) -> int:
     return count
 
 
+def set_aside_unread(entries: Sequence[Entry]) -> Entry | None:
+    """The checkpoint that was set aside because ranks failed to load it, if they have loaded none since."""
+    found = None
+    for entry in entries:
+        if entry["event"] == "trust" or (entry["event"] == "end" and entry.get("last_step") is not None):
+            found = None
+        elif entry["event"] == "distrust" and entry.get("unread"):
+            found = entry
+    return found
+
+
 def skipped_steps(entries: Sequence[Entry]) -> list[list[int]]:
     """First and last step of every range whose batches are left out."""
     return [entry["steps"] for entry in entries if entry["event"] == "skip"]
@@ -171,11 +185,4 @@ def _since_call(entries: Sequence[Entry]) -> list[Entry]:
 
 def _append(ledger: Path, **entry: Any) -> None:
     line = json.dumps({"time": time.time(), **entry}, sort_keys=True)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            return append_line(ledger, line)
-        except OSError:  # a full disk, a file server that is restarted: what follows relies on this line
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(AGAIN_SECONDS)
+    patiently(lambda: append_line(ledger, line))  # what follows relies on this line

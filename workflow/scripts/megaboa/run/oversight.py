@@ -20,7 +20,7 @@ REQUEUE_SECONDS = 20.0  # of the wall time are kept for SLURM to be told
 
 
 def watch_of(call: Call, target: AttemptFolder, started: float) -> Watch:
-    report = progress_reporter(call.payload, call.say)
+    report = progress_reporter(call.payload, call.say, call.site.job is not None)
     keep = checkpoints.keeper(call.payload.checkpoints, call.resumption.verifies, **call.resumption.retention)
 
     def silence() -> tuple[float, float]:
@@ -42,6 +42,7 @@ def watch_of(call: Call, target: AttemptFolder, started: float) -> Watch:
         lambda reason: _patience(call, reason),
         lambda: _reason_to_stop(call, target),
         each_poll,
+        target.stop_now.touch,
     )
 
 

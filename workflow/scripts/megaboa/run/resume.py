@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megaboa.files import read_json
+from megaboa.files import read_json, read_jsonl
 from megaboa.results import RunFolder, RunStore
 from megaboa.run import checkpoints, ledger
 from megaboa.run.announce import Say
@@ -101,16 +101,33 @@ class Resumption:
             checkpoints.add_all_digests(self.payload.checkpoints)
         checkpoints.delete_retired(self.payload.checkpoints)
 
-    def set_aside_unless_proven(self, iteration: int, why: str) -> None:
-        """A checkpoint that can't be loaded is damaged, unless its checksums say that it is as it was."""
+    def could_not_load(self, iteration: int, why: str) -> str | None:
+        """After ranks failed to load a checkpoint: what stops the run, or None if there is another one to begin with.
+
+        One that has changed since it was saved is set aside. One that hasn't may have been saved badly, and is set
+        aside too; but when the one before it doesn't load either, it is the ranks that can't load: it is put back.
+        """
         own = self.payload.checkpoints
         if not iteration or not checkpoints.folder(own, iteration).exists():
-            return
-        problem = checkpoints.damage(own, iteration)
-        if problem or not checkpoints.has_digests(own, iteration):
-            self.set_aside(iteration, problem or why)
+            return None
+        if problem := checkpoints.damage(own, iteration):
+            self.set_aside(iteration, problem)
+            return None
+        if before := ledger.set_aside_unread(read_jsonl(self.payload.ledger)):
+            checkpoints.trust_again(own, before["iteration"], Path(before["aside"]).name)
+            ledger.record(self.payload.ledger, "trust", iteration=before["iteration"])
+            return (
+                f"neither checkpoint {before['iteration']} nor {iteration} can be loaded, and both are as they were "
+                "saved: look for the reason where the ranks run"
+            )
+        if checkpoints.has_digests(own, iteration) and len(checkpoints.complete_iterations(own)) == 1:
+            return f"checkpoint {iteration} is as it was saved, and there is no other"
+        self.set_aside(iteration, why, unread=True)
+        return None
 
-    def set_aside(self, iteration: int, why: str) -> None:
+    def set_aside(self, iteration: int, why: str, unread: bool = False) -> None:
+        """`unread`: for no other reason than that ranks failed to load it."""
         aside = checkpoints.distrust(self.payload.checkpoints, iteration)
-        ledger.record(self.payload.ledger, "distrust", iteration=iteration, detail=why, aside=str(aside))
+        more = {"unread": True} if unread else {}
+        ledger.record(self.payload.ledger, "distrust", iteration=iteration, detail=why, aside=str(aside), **more)
         self.say(f"checkpoint {iteration} was set aside: {why}")

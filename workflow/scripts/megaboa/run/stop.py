@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from megaboa.launch import slurm
 from megaboa.results import RunStore
 from megaboa.run import claims
+from megaboa.run.patience import patiently
 
 
-def stop(store: RunStore) -> str:
+def stop(store: RunStore, say: Callable[[str], None] = print) -> str:
     """Ask, and say what will happen. A job that waits in the queue is taken out of it."""
     last, training = claims.last_holder(store.claims), claims.holder(store.claims) is not None
     if last is None or (last["job"] is None and not training):
         return "nobody trains it"
     if last["job"] is None:
-        store.stop.touch()
+        patiently(store.stop.touch, say)
         return f"asked {claims.describe(last)} to save and stop"
-    return _stop_job(store, last, training)
+    return _stop_job(store, last, training, say)
 
 
-def _stop_job(store: RunStore, holder: claims.Holder, training: bool) -> str:
+def _stop_job(store: RunStore, holder: claims.Holder, training: bool, say: Callable[[str], None]) -> str:
     """A job that was given back to SLURM, and waits, has released the run; it will take it up again."""
     job, name = holder["job"], claims.describe(holder)
     if claims.is_of_other_cluster(holder):  # the number may be that of another job here
-        return _ask_by_file(store, name, "its cluster can't be asked from here")
+        return _ask_by_file(store, say, name, "its cluster can't be asked from here")
     try:
         found = slurm.show_job(job)
     except slurm.SlurmUnreachableError:
-        return _ask_by_file(store, f"SLURM job {job}", "SLURM doesn't answer")
+        return _ask_by_file(store, say, f"SLURM job {job}", "SLURM doesn't answer")
     if found is None and claims.is_of_other_user(holder):
-        return _ask_by_file(store, name, "SLURM says nothing of it")
+        return _ask_by_file(store, say, name, "SLURM says nothing of it")
     if found and found.state == "PENDING":
         done = slurm.cancel(job)
         return f"SLURM job {job} was waiting in the queue, and {'was cancelled' if done else 'could not be cancelled'}"
     if found is None or found.state in slurm.ENDED or not training:
         return f"SLURM job {job} has ended already"
-    store.stop.touch()
+    patiently(store.stop.touch, say)
     return f"asked SLURM job {job} to save and stop"
 
 
-def _ask_by_file(store: RunStore, name: str, why: str) -> str:
+def _ask_by_file(store: RunStore, say: Callable[[str], None], name: str, why: str) -> str:
     """Its supervisor finds the file, if it lives."""
-    store.stop.touch()
+    patiently(store.stop.touch, say)
     return f"asked {name} to save and stop, if it runs: {why}"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from megaboa import files
-from megaboa.causes import Action
+from megaboa.causes import Action, Cause
 from megaboa.observe import progress
 from megaboa.results import AttemptFolder, RunFolder
 from megaboa.run import checkpoints, claims, exclusions, failures, ledger, recovery
@@ -27,32 +27,46 @@ from megaboa.run.inputs import check_data, check_image, check_index, check_nodes
 from megaboa.run.leaving import heed_signals, leave, leave_avoided_nodes, require_claim, require_health
 from megaboa.run.notify import notify
 from megaboa.run.oversight import leave_out, watch_of
+from megaboa.run.patience import FULL, full, patiently
 from megaboa.run.watch import Signals, Watched
+
+# What is left to say of ranks that may not have been able to write why they failed.
+MUTE: frozenset[Cause] = frozenset({"crash", "killed", "config", "transient"})
 
 
 def train(folder: RunFolder) -> dict[str, Any]:
     """Bring the run to its last step and write its manifest; every call goes on where the last one ended."""
     identity = identity_of(folder)
     payload = store_of(folder, identity)
-    payload.path.mkdir(parents=True, exist_ok=True)
     say = announcer(folder)
+    patiently(lambda: payload.path.mkdir(parents=True, exist_ok=True), say)
     site = sites.here(folder.launch, folder.run["device"], container=sites.container_of(folder.launch, folder.image))
 
     def waits(holder: str) -> None:
         say(f"is being trained by {holder}; waiting for it")
 
-    with claims.held(payload.claims, claims.myself(site.job), waits) as claim, Signals() as signals:
+    def introduce() -> None:
         files.write_json(payload.identity, identity)
         payload.ledger.touch()
         files.link(payload.ledger, folder.attempts_link)
+
+    with contextlib.ExitStack() as held:
+        me = claims.myself(site.job)
+        claim = patiently(lambda: held.enter_context(claims.held(payload.claims, me, waits)), say)
+        signals = held.enter_context(Signals())
+        patiently(introduce, say)
         call = Call(folder, payload, site, signals, claim, say)
         if not finished(folder, payload):
             with _told(call):
                 _bring_to_its_end(call)
+        elif ledger.open_attempt(call.entries):
+            with _told(call):
+                _close_what_was_left_open(call)
+                call.patiently(call.resumption.prove_newest)
         if identity_of(RunFolder(folder.path)) != identity:  # read anew
             raise TrainingFailed(f"run {folder.name} was changed while it was trained; call again for what it is now")
         manifest = manifest_of(folder, payload, identity)
-        files.write_json(folder.train_manifest, manifest)
+        patiently(lambda: files.write_json(folder.train_manifest, manifest), say)
         return manifest
 
 
@@ -87,13 +101,13 @@ def _is_a_later_life(call: Call) -> bool:
 def _attempt(call: Call) -> None:
     """Start the ranks once and watch them to their end; return if the next thing to do is to look again."""
     folder, payload = call.folder, call.payload
-    number = ledger.next_attempt(payload.ledger)
+    number = ledger.next_attempt(payload)
     target = payload.attempt(number)
-    (target.path / "end").mkdir(parents=True, exist_ok=True)
-    checkpoints.remove_unfinished(payload.checkpoints)
+    call.patiently(lambda: (target.path / "end").mkdir(parents=True, exist_ok=True))
+    call.patiently(lambda: checkpoints.remove_unfinished(payload.checkpoints))
     if folder.launch["start"]["health_check"]:
-        require_health(call, target)
-    beginning = call.resumption.beginning()
+        call.patiently(lambda: require_health(call, target))
+    beginning = call.patiently(call.resumption.beginning)
     skipped = ledger.skipped_steps(call.entries)
     world_size, job = folder.run["world_size"], call.site.job
     ledger.record_start(
@@ -112,21 +126,22 @@ def _attempt(call: Call) -> None:
     call.say(f"attempt {number}, {world_size} rank(s){where}, from {beginning}")
     started = time.time()
     command = rank_command(folder, payload, target, call.claim, beginning, skipped)
+    environment = rank_environment(folder, target)
     try:
-        ranks = call.site.start(command, world_size, target.path, rank_environment(folder, target))
+        ranks = call.patiently(lambda: call.site.start(command, world_size, target.path, environment))
         call.healthy = False
         watched = watch_of(call, target, started).until_ended(ranks)
     except BaseException as error:
-        _close(
-            call, number, "failed", Failure("crash", f"the supervisor failed: {type(error).__name__}: {error}"), "stop"
-        )
+        cause = "disk_full" if isinstance(error, OSError) and error.errno in FULL else "crash"
+        failure = Failure(cause, f"the supervisor failed: {type(error).__name__}: {error}")
+        _close(call, number, "failed", failure, "stop")
         raise
     if finished(folder, payload):
         _close(call, number, "completed", None, None, str(watched.ended))
-        call.resumption.prove_newest()
+        call.patiently(call.resumption.prove_newest)
         call.say(progress.describe(progress.read_progress(payload.path)))
         return
-    _act(call, number, target, watched, _why(call, target, watched, started))
+    _act(call, number, target, watched, _or_full_disk(target, _why(call, target, watched, started)))
 
 
 def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) -> Failure:
@@ -149,13 +164,22 @@ def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) ->
     return failure
 
 
+def _or_full_disk(target: AttemptFolder, failure: Failure) -> Failure:
+    """On a full disk ranks can't say why they failed; the supervisor can try to write there."""
+    if failure.cause in MUTE and (said := full(target.path)):
+        return Failure("disk_full", f"{said}; {failure.evidence}", failure.rank)
+    return failure
+
+
 def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failure: Failure) -> None:
     """Close the attempt, and go on, leave, or stop, as the settings say."""
     end = _end_entry(call, number, failure)
     can_requeue = call.site.job is not None and call.site.job.can_requeue
     decision = recovery.decide([*call.entries, end], failure.cause, call.recovery, can_requeue)
     if failure.cause == "damaged_checkpoint":
-        call.resumption.set_aside_unless_proven(ledger.starts(call.entries)[-1]["resumed_from"], failure.evidence)
+        begun = ledger.starts(call.entries)[-1]["resumed_from"]
+        if blameless := call.patiently(lambda: call.resumption.could_not_load(begun, failure.evidence)):
+            decision = recovery.Decision("stop", blameless)
     if failure.cause == "loss_spike" and decision.action != "stop":
         leave_out(call, target)
     outcome = (
@@ -166,12 +190,12 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     if decision.action == "resume":
         call.say(f"attempt {number} ended at step {end['last_step'] or end['iteration']}: {failure}")
         _pause(call, decision.pause)
-        require_health(call, target)
+        call.patiently(lambda: require_health(call, target))
     elif decision.action == "requeue":
         leave(call, str(failure))
     elif failure.cause in ("cancelled", "stopped"):
         if failure.cause == "stopped":  # nobody is in a hurry
-            call.resumption.prove_newest()
+            call.patiently(call.resumption.prove_newest)
         raise Interrupted(failure.evidence)
     else:
         text = explain(call.folder, target, watched.ended, f"{failure}; {decision.why}", RESUMES, failure.rank)
@@ -183,10 +207,18 @@ def _close_what_was_left_open(call: Call) -> None:
     start = ledger.open_attempt(call.entries)
     if start is None:
         return
-    failure = Failure("lost", f"the supervisor (process {start['pid']} on host {start['host']}) was killed")
-    job = call.site.job
-    if job and start.get("nodes"):
-        bad = sites.fallen_of(start["nodes"], start["time"])
+    killed = f"the supervisor (process {start['pid']} on host {start['host']}) was killed"
+    if finished(call.folder, call.payload):
+        _close(call, start["attempt"], "completed", None, None, f"every step was done; {killed} before it could say so")
+        return
+    failure = Failure("lost", killed)
+    job, newest = call.site.job, call.payload.newest_attempt
+    if newest > start["attempt"]:  # whatever SLURM says of the nodes now, others came after it
+        failure = Failure("lost", f"the ledger has lost its lines between attempt {start['attempt']} and {newest}")
+    elif job and start.get("nodes"):
+        # A node that was booted before the last step has nothing to do with the end.
+        steps = _steps(call.payload.attempt(start["attempt"]))
+        bad = sites.fallen_of(start["nodes"], max(start["time"], steps[-1]["time"] if steps else 0.0))
         if bad:
             failure = Failure("node_failure", "; ".join(bad.values()), nodes=tuple(bad))
         elif start.get("job") == job.id:

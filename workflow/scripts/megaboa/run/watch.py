@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable
@@ -55,6 +56,7 @@ class Watch:
     stop_seconds: Callable[[Cause], float]  # that ranks are given to save and end
     stop_now: Callable[[], tuple[Cause, str] | None]  # a reason to stop them in order: wall time, a user, a loss spike
     each_poll: Callable[[], None] = lambda: None
+    leave_word: Callable[[], None] = lambda: None  # where ranks look, in case that no signal reaches them
 
     def until_ended(self, ranks: Ranks) -> Watched:
         try:
@@ -92,13 +94,22 @@ class Watch:
         if reason in UNFIT_TO_SAVE:
             ranks.kill()
             return Ended(returncode=-signal.SIGKILL)
-        ranks.ask()
-        asked, heard = time.monotonic(), len(self.signals.seen)
+        began, heard = time.monotonic(), len(self.signals.seen)
         patience = self.stop_seconds(reason)
-        while time.monotonic() - asked < patience and len(self.signals.seen) <= heard:
+        told = word_left = False
+        while time.monotonic() - began < patience and len(self.signals.seen) <= heard:
+            # Until one of them succeeds, each in its turn: a controller that doesn't answer, a disk that is full.
+            with contextlib.suppress(OSError):
+                if not word_left:
+                    self.leave_word()
+                    word_left = True
+            told = told or ranks.ask()
             if (ended := ranks.poll()) is not None:
                 return ended
-            self.each_poll()
+            with contextlib.suppress(OSError):
+                self.each_poll()
             time.sleep(POLL_SECONDS)
+        if (ended := ranks.poll()) is not None:  # asking may have taken longer than their time
+            return ended
         ranks.kill()  # they don't hear, or the user is in a hurry
         return Ended(returncode=-signal.SIGKILL)

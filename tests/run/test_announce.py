@@ -1,0 +1,42 @@
+"""megaboa.run.announce: lines that nothing relies on."""
+
+import os
+import time
+
+import pytest
+
+from megaboa.files import write_json
+from megaboa.results import RunFolder, RunStore
+from megaboa.run import announce
+
+
+def test_lines_for_people_wait_for_no_disk(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "fsync", lambda handle: pytest.fail("waited for the disk"))
+    folder = RunFolder(tmp_path / "results" / "new" / "runs" / "child")
+    announce.announcer(folder)("12/60")
+    assert (
+        folder.progress_log.read_text() == capsys.readouterr().err
+        and "child            12/60" in folder.progress_log.read_text()
+    )
+
+
+def test_a_log_that_cannot_be_written_ends_nothing(tmp_path, capsys):
+    (tmp_path / "results").write_text("no folder")
+    announce.announcer(RunFolder(tmp_path / "results" / "new" / "runs" / "child"))("12/60")
+    assert "12/60" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("in_job", "lines"), [(False, 31), (True, 2)])
+def test_in_a_job_progress_is_told_less_often(tmp_path, monkeypatch, in_job, lines):
+    store, said, clock = RunStore(tmp_path), [], [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    write_json(store.identity, {"run": {"training": {"train_iters": 1000}}})
+    store.ledger.write_text('{"event": "start", "attempt": 1, "time": 1, "host": "n1", "pid": 1}\n')
+    store.attempt(1).path.mkdir(parents=True)
+    report = announce.progress_reporter(store, said.append, in_job)
+    for second in range(63):
+        with store.attempt(1).steps.open("a") as steps:
+            steps.write(f'{{"event": "step", "step": {second + 1}, "time": {second}, "loss": 1.0}}\n')
+        clock[0] = float(second)
+        report()
+    assert len(said) == lines

@@ -1,0 +1,279 @@
+"""megaboa.run.supervisor: whole runs, of a real supervisor and ranks that only pretend to train."""
+
+import errno
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from megaboa import files
+from megaboa.config.models.resources import Launch, Recovery
+from megaboa.launch.slurm import Job
+from megaboa.results import RunFolder, RunStore
+from megaboa.run import checkpoints, command, identity, ledger, patience, supervisor
+from megaboa.run import site as sites
+from megaboa.run.call import TrainingFailed
+
+LAST, INTERVAL = 6, 2
+
+# Writes what a rank writes. What goes wrong is `@misfortune`, which may look at `attempt`, `begin`, `step`.
+RANK = """
+import argparse, json, os, signal, sys, time
+from pathlib import Path
+from megaboa.run import checkpoints
+
+parser = argparse.ArgumentParser()
+for name in ("run", "store", "attempt", "claim"):
+    parser.add_argument(f"--{name}")
+parser.add_argument("--resume-from", type=int)
+given = parser.parse_args()
+root, folder, begin = Path(given.store) / "checkpoints", Path(given.attempt), given.resume_from
+attempt, step = int(folder.name), None
+
+def misfortune():
+    @misfortune
+
+def event(event, **fields):
+    with (folder / "steps.jsonl").open("a") as stream:
+        stream.write(json.dumps({"event": event, "time": time.time(), **fields}) + "\\n")
+
+event("phase", phase="configured")
+misfortune()
+event("phase", phase="built")
+for step in range(begin + 1, @last + 1):
+    event("step", step=step, loss=1.0)
+    if step % @interval == 0:
+        saved = checkpoints.folder(root, step)
+        saved.mkdir(parents=True)
+        (saved / "__0_0.distcp").write_text(f"{step} " * 100)
+        (saved / checkpoints.LAST_WRITTEN).write_text("all: right")
+        checkpoints.mark_complete(root)
+    misfortune()
+"""
+
+
+class Run:
+    """One run in a folder of its own."""
+
+    def __init__(self, path, monkeypatch):
+        self.folder = RunFolder(path / "results" / "new" / "runs" / "child")
+        self.rank, self._patch = path / "rank.py", monkeypatch
+        asked = {"device": "cpu", "world_size": 1, "model": {"recipe": "none", "tokenizer": None, "init": "scratch"}}
+        asked |= {"data": {}, "training": {"train_iters": LAST}}
+        files.write_json(self.folder.path / "run.json", asked)
+        self.launch()
+        self.misfortune("pass")
+        monkeypatch.setattr(command, "RANK_SCRIPT", self.rank)
+
+    def launch(self, **recovery):
+        launch = {"store": str(self.rank.parent / "store"), "nodes": 1, "gpus_per_node": 1, "cpus_per_rank": 1}
+        launch |= {"start": Launch(starter="local").model_dump(mode="json"), "checkpoint": {"save_interval": INTERVAL}}
+        launch["recovery"] = Recovery(**{"backoff_seconds": 0.0, **recovery}).model_dump(mode="json")
+        files.write_json(self.folder.path / "launch.json", launch)
+
+    def misfortune(self, code):
+        text = RANK.replace("@misfortune", code).replace("@last", str(LAST)).replace("@interval", str(INTERVAL))
+        self.rank.write_text(text)
+
+    @property
+    def store(self) -> RunStore:
+        return identity.store_of(self.folder, identity.identity_of(self.folder))
+
+    @property
+    def entries(self):
+        return files.read_jsonl(self.store.ledger)
+
+    @property
+    def attempts(self):
+        """Of every attempt where it began, how it ended and why."""
+        begun = {entry["attempt"]: entry["resumed_from"] for entry in ledger.starts(self.entries)}
+        return [(begun[end["attempt"]], end["outcome"], end["cause"]) for end in ledger.ends(self.entries)]
+
+    def train(self):
+        return supervisor.train(RunFolder(self.folder.path))
+
+    def forget_last_lines(self, count):
+        lines = self.store.ledger.read_text().splitlines(keepends=True)
+        self.store.ledger.write_text("".join(lines[:-count]))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    return Run(tmp_path, monkeypatch)
+
+
+def test_a_run_from_its_first_step_to_its_manifest(run):
+    assert run.train()["iteration"] == LAST
+    assert run.attempts == [(0, "completed", None)]
+    run.train()
+    assert len(run.attempts) == 1
+
+
+def test_the_end_of_a_finished_run_whose_supervisor_was_killed_is_written_by_the_next_call(run):
+    told = run.rank.with_name("told")
+    run.launch(notify=f'echo "$MEGABOA_STATE" >>{told}')
+    run.train()
+    run.forget_last_lines(1)
+    (checkpoints.folder(run.store.checkpoints, LAST) / checkpoints.DIGESTS).unlink()
+    told.unlink()
+    assert ledger.open_attempt(run.entries)
+    run.train()
+    assert run.attempts == [(0, "completed", None)] and "was killed before it could say so" in run.entries[-1]["detail"]
+    assert checkpoints.has_digests(run.store.checkpoints, LAST) and told.read_text() == "completed\n"
+
+
+def test_a_ledger_cut_in_the_middle_blames_no_node_and_spares_the_folders(run, monkeypatch):
+    run.misfortune("attempt == 1 and step == 4 and sys.exit('RuntimeError: bad luck')")
+    run.launch(actions={"poisoned": "resume"})
+    run.train()
+    logs = {path: path.read_text() for path in run.store.path.glob("attempts/*/*.log")}
+    lines = [json.loads(line) for line in run.store.ledger.read_text().splitlines()]
+    begun = lines[1] | {"nodes": ["n1"], "job": "16"}
+    run.store.ledger.write_text("".join(json.dumps(line) + "\n" for line in (lines[0], begun)))
+    for iteration in (4, 6):
+        checkpoints.distrust(run.store.checkpoints, iteration)
+
+    class InAJob(sites.Machine):
+        job = Job("17", "RUNNING", nodes="n1")
+
+    monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob())
+    monkeypatch.setattr(sites, "fallen_of", lambda nodes, since: {"n1": "node n1 was booted"})
+    run.train()
+    lost, done = ledger.ends(run.entries)
+    assert (lost["cause"], lost["bad_nodes"]) == ("lost", []) and "between attempt 1 and 2" in lost["detail"]
+    assert done["attempt"] == 3 and done["outcome"] == "completed"
+    assert {path: path.read_text() for path in logs} == logs
+
+
+@pytest.mark.parametrize(("booted", "cause"), [(-60.0, "lost"), (60.0, "node_failure")])
+def test_a_node_that_came_up_before_the_last_step_is_not_blamed(run, monkeypatch, booted, cause):
+    run.misfortune("step == 2 and time.sleep(0.1)")
+    run.train()
+    started, last = run.entries[1]["time"], files.read_jsonl(run.store.attempt(1).steps)[-1]["time"]
+    lines = [run.entries[0], run.entries[1] | {"nodes": ["n1"], "job": "16", "time": started - 3600}]
+    run.store.ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    checkpoints.distrust(run.store.checkpoints, LAST)
+
+    class InAJob(sites.Machine):
+        job = Job("17", "RUNNING", nodes="n1")
+
+    monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob())
+    up = last + booted
+    monkeypatch.setattr(sites, "fallen_of", lambda nodes, since: {"n1": "booted"} if up > since else {})
+    run.train()
+    assert ledger.ends(run.entries)[0]["cause"] == cause
+
+
+LOADING = """
+    if {when}:
+        def load_checkpoint(): raise {error}
+        load_checkpoint()
+"""
+
+
+def test_a_checkpoint_that_does_not_load_gives_way_to_the_one_before(run):
+    run.misfortune("step == 4 and attempt == 1 and os.kill(os.getpid(), signal.SIGKILL)")
+    run.launch(budget=0)
+    with pytest.raises(TrainingFailed):
+        run.train()
+    run.misfortune(LOADING.format(when="step is None and begin == 4", error="EOFError"))
+    run.launch(budget=5)
+    assert run.train()["iteration"] == LAST
+    assert run.attempts == [(0, "failed", "killed"), (4, "failed", "damaged_checkpoint"), (2, "completed", None)]
+    assert "EOFError (while the checkpoint was read)" in ledger.ends(run.entries)[1]["detail"]
+
+
+def test_ranks_that_can_load_nothing_stop_the_run_and_lose_no_checkpoint(run):
+    run.misfortune("step == 4 and attempt == 1 and os.kill(os.getpid(), signal.SIGKILL)")
+    run.launch(budget=0)
+    with pytest.raises(TrainingFailed):
+        run.train()
+    run.misfortune(LOADING.format(when="begin", error="ValueError('an unknown version')"))
+    run.launch(budget=5)
+    with pytest.raises(TrainingFailed, match="neither checkpoint 4 nor 2 can be loaded"):
+        run.train()
+    assert [begin for begin, *_ in run.attempts] == [0, 4, 2] and run.entries[-1]["action"] == "stop"
+    assert checkpoints.complete_iterations(run.store.checkpoints) == [2, 4]
+    run.misfortune("pass")
+    run.train()
+    assert run.attempts[-1] == (4, "completed", None)
+
+
+@pytest.fixture
+def hiccups(monkeypatch):
+    """Every file, folder and link that is made fails for the first time. The paths, without numbers of processes."""
+    monkeypatch.setattr(patience, "AGAIN_SECONDS", 0.0)
+    failed = []
+
+    def fail_once(path, error):
+        name = re.sub(r"\d+\.\d+\.tmp|\d+\.tmp", "tmp", str(path))
+        if name not in failed and not name.endswith((".released", "progress.log", "rank.py")):
+            failed.append(name)
+            raise OSError(error, os.strerror(error), name)
+
+    def before(owner, name, is_write, path_of=lambda *given: given[0]):
+        real = getattr(owner, name)
+
+        def unlucky(*given, **more):
+            if is_write(*given, **more):
+                fail_once(path_of(*given), errno.ENOSPC if len(failed) % 2 else errno.ESTALE)
+            return real(*given, **more)
+
+        monkeypatch.setattr(owner, name, unlucky)
+
+    def always(*given, **more):
+        return True
+
+    before(os, "open", lambda path, flags, *more, **others: flags & (os.O_CREAT | os.O_WRONLY))
+    before(Path, "open", lambda path, mode="r", *more, **others: set(mode) & set("wax+"))
+    before(os, "mkdir", always)
+    before(os, "symlink", always, lambda *given: given[1])
+    before(os, "link", always, lambda *given: given[1])
+    return failed
+
+
+def test_every_write_waits_for_the_disk(run, hiccups, monkeypatch):
+    run.misfortune("step == 4 and attempt == 1 and os.kill(os.getpid(), signal.SIGKILL)")
+    assert run.train()["iteration"] == LAST
+    assert run.attempts == [(0, "failed", "killed"), (4, "completed", None)]
+    names = {Path(name).name.removeprefix(".") for name in hiccups}
+    assert {"attempts.jsonl", "train.json.tmp", "rank-0.log", "end", "digests.json.tmp"} <= names
+
+
+def test_a_file_system_that_does_not_come_back_ends_the_wait(monkeypatch):
+    def fail():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    said = []
+    monkeypatch.setattr(patience, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.1)
+    with pytest.raises(OSError, match="No space left"):
+        patience.patiently(fail, said.append)
+    assert len(said) == 1 and "No space left on device" in said[0]
+    with pytest.raises(FileNotFoundError):
+        patience.patiently(lambda: Path("/nowhere/at/all").read_text(), said.append)
+    assert len(said) == 1
+
+
+def test_ranks_that_cannot_write_why_they_failed_failed_for_want_of_room(run, monkeypatch):
+    real = files.write_bytes
+
+    def write_bytes(path, data, durable=True):
+        if len(data) >= patience.PROBE_BYTES:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        real(path, data, durable)
+
+    monkeypatch.setattr(files, "write_bytes", write_bytes)
+    run.misfortune("attempt == 1 and step == 2 and sys.exit(1)")
+    run.train()
+    assert run.attempts == [(0, "failed", "disk_full"), (2, "completed", None)]
+    assert "Disk quota exceeded" in ledger.ends(run.entries)[0]["detail"]
+
+
+def test_where_there_is_room_the_disk_is_not_to_blame(run):
+    run.misfortune("attempt == 1 and step == 2 and sys.exit(1)")
+    run.train()
+    assert run.attempts[0] == (0, "failed", "crash")
+    assert not list(run.store.path.glob("attempts/*/is-there-room*"))
