@@ -1,14 +1,17 @@
 """megaboa.workflow: what ends a call before anything is submitted."""
 
 import fcntl
+import threading
 from types import SimpleNamespace
 
 import pytest
 
+from megaboa.run import exclusions
 from megaboa.workflow import (
     PLACEHOLDER,
     claim_experiment,
     given_values,
+    look_after_waiting_jobs,
     profile_resources,
     release_experiment,
     require_cluster,
@@ -61,3 +64,19 @@ def test_values_of_the_command_line_are_given_again():
     assert given_values({"experiment": "x", "training": {"train_iters": 5}}) == [
         *("--config", "experiment=x", 'training={"train_iters": 5}')
     ]
+
+
+def test_while_snakemake_waits_for_its_jobs_it_looks_at_the_nodes_that_they_avoid(tmp_path, fake_command, monkeypatch):
+    fake_command("squeue", "true")
+    seen, enough = [], threading.Event()
+
+    def revise(results):
+        seen.append(results)
+        if len(seen) > 2:
+            monkeypatch.setattr(exclusions, "REVISE_SECONDS", 3600.0)
+            enough.set()
+
+    monkeypatch.setattr(exclusions, "REVISE_SECONDS", 0.01)
+    monkeypatch.setattr(exclusions, "revise", revise)
+    look_after_waiting_jobs(tmp_path / "results" / "my")
+    assert enough.wait(60) and set(seen) == {tmp_path / "results"}

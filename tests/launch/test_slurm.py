@@ -64,6 +64,22 @@ def test_a_job_that_is_about_to_be_preempted():
     assert slurm.parse_job(RUNNING.replace("PreemptTime=None", "PreemptTime=2026-11-20T16:31:00")).preempted
 
 
+# As SLURM 22.05 showed jobs of two hosts on the cluster of the tests. Until it is all over, the state is COMPLETING.
+@pytest.mark.parametrize(
+    ("shown", "timed_out", "lost_node"),
+    [
+        ("JobState=COMPLETING Reason=None", False, False),  # scancel; a host of it was dead
+        ("JobState=COMPLETING Reason=TimeLimit", True, False),  # the limit was shortened below what it had run
+        ("JobState=TIMEOUT Reason=TimeLimit", True, False),  # the same, 10 s later
+        ("JobState=COMPLETING Reason=NodeDown", False, True),  # a host died, and it may not be requeued
+        ("JobState=NODE_FAIL Reason=NodeDown", False, True),  # the same, 10 s later
+    ],
+)
+def test_why_a_job_ends(shown, timed_out, lost_node):
+    job = slurm.parse_job(RUNNING.replace("JobState=RUNNING Reason=None", shown))
+    assert (job.timed_out, job.lost_node) == (timed_out, lost_node)
+
+
 def test_what_cannot_be_requeued():
     assert not slurm.parse_job(RUNNING.replace("Requeue=1", "Requeue=0")).requeue
     assert not slurm.parse_job(RUNNING.replace("BatchFlag=1", "BatchFlag=0")).batch  # salloc

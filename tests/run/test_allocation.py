@@ -294,7 +294,11 @@ def test_of_nodes_that_failed_so_many_are_avoided_that_one_more_death_strands_no
         (replace(JOB, state="TIMEOUT"), "time_limit"),
         (replace(JOB, state="DEADLINE"), "time_limit"),
         (replace(JOB, state="CANCELLED"), "cancelled"),
-        (replace(JOB, state="COMPLETING"), "cancelled"),
+        (replace(JOB, state="COMPLETING", reason="None"), "cancelled"),
+        (replace(JOB, state="CANCELLED", restarts=1), "cancelled"),  # while it waited again
+        (replace(JOB, state="COMPLETING", reason="None", restarts=1), "requeued"),
+        (replace(JOB, state="COMPLETING", reason="None", preempted=True), "preempted"),
+        (replace(JOB, state="COMPLETING", reason="NodeDown"), "node_failure"),
     ],
 )
 def test_what_slurm_did_to_the_job(now, cause):
@@ -302,13 +306,17 @@ def test_what_slurm_did_to_the_job(now, cause):
     assert (failure and failure.cause) == cause
 
 
-@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "TIMEOUT"])
-def test_a_job_that_ends_after_its_wall_time_was_not_cancelled(state):
-    late = replace(JOB, end=time.time() - 1)
-    assert site._interruption(late, replace(late, state=state)).cause == "time_limit"
-    assert site._interruption(late, replace(late, state="RUNNING")) is None
+@pytest.mark.parametrize("end", [LATER, time.time() - 1])
+def test_whether_the_wall_time_was_used_up_is_what_slurm_says_now(end):
+    """An administrator can shorten it to less than has been used; then the end that we have read lies in the future."""
+    then = replace(JOB, end=end)
+    assert site._interruption(then, replace(then, state="COMPLETING", reason="TimeLimit")).cause == "time_limit"
+    assert site._interruption(then, replace(then, state="TIMEOUT", reason="TimeLimit")).cause == "time_limit"
+    assert site._interruption(then, replace(then, state="COMPLETING", reason="None")).cause == "cancelled"
+    assert site._interruption(then, replace(then, state="RUNNING")) is None
 
 
+CANCELLED = SHOWN.replace("RUNNING", "COMPLETING Reason=None")
 REQUEUED = SHOWN.replace("Restarts=0", "Restarts=1").replace("RUNNING", "PENDING").replace("n[1-2]", "")
 
 
@@ -319,6 +327,12 @@ REQUEUED = SHOWN.replace("Restarts=0", "Restarts=1").replace("RUNNING", "PENDING
         (SHOWN, N1_IS_DOWN, None, ()),  # the ranks will say so, or end for another reason
         (REQUEUED, N1_IS_DOWN, "node_failure", ("n1",)),
         (REQUEUED, BOTH_ARE_WELL, "requeued", ()),
+        (REQUEUED.replace("PENDING", "COMPLETING Reason=None"), N1_IS_DOWN, "node_failure", ("n1",)),
+        (CANCELLED, BOTH_ARE_WELL, "cancelled", ()),
+        (CANCELLED, N1_IS_DOWN, "cancelled", ()),  # who cancels a job with a dead node doesn't want it back
+        (REQUEUED.replace("PENDING", "CANCELLED"), N1_IS_DOWN, "cancelled", ()),
+        (SHOWN.replace("RUNNING", "NODE_FAIL Reason=NodeDown"), N1_IS_DOWN, "node_failure", ("n1",)),
+        (SHOWN.replace("RUNNING", "TIMEOUT Reason=TimeLimit"), N1_IS_DOWN, "time_limit", ()),
         ("", N1_IS_DOWN, "node_failure", ("n1",)),
         ("", BOTH_ARE_WELL, None, ()),
     ],
@@ -327,6 +341,7 @@ def test_an_interruption_is_found_and_its_nodes_named(scontrol, job, nodes, caus
     scontrol(job, nodes)
     failure = Allocation(JOB, launch(), "cpu").interruption(time.time())
     assert (failure and failure.cause) == cause
+    assert failure is None or nodes == BOTH_ARE_WELL or "node n1 is DOWN* (Not responding)" in failure.evidence
     assert (failure.nodes if failure else ()) == bad
 
 
@@ -359,6 +374,20 @@ def test_a_requeue_is_tried_again_and_its_refusal_is_told(scontrol, monkeypatch)
     assert not Allocation(JOB, launch(), "cpu").requeue({"n1"})
     assert set(told.read_text().splitlines()) == {"requeue 17"}
     assert len(told.read_text().splitlines()) > 1
+
+
+@pytest.mark.parametrize("job", [CANCELLED, REQUEUED.replace("PENDING", "CANCELLED")])
+def test_a_cancelled_job_is_not_put_back(scontrol, job):
+    told = scontrol(job, N1_IS_DOWN)
+    allocation = Allocation(JOB, launch(), "cpu")
+    assert not allocation.requeue({"n1"}) and not told.exists()
+    assert allocation.cancelled() == "SLURM job 17 was cancelled"
+
+
+def test_a_job_that_slurm_has_put_back_itself_is_only_kept_away_from_nodes(scontrol):
+    told = scontrol(REQUEUED)
+    assert Allocation(JOB, launch(), "cpu").requeue({"n1"})
+    assert told.read_text().splitlines() == ["update JobId=17 ExcNodeList=n1"]
 
 
 @pytest.mark.parametrize("job", [replace(JOB, requeue=False), replace(JOB, batch=False)])

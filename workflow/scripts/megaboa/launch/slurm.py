@@ -48,6 +48,7 @@ class Job:
 
     id: str
     state: str
+    reason: str = ""  # why it waits or, as soon as it is ended, why: also while its state is only COMPLETING
     restarts: int = 0
     nodes: str = ""  # SLURM's compressed form, such as n[1-2]
     node_count: int = 1
@@ -58,6 +59,19 @@ class Job:
     batch: bool = True
     partition: str = ""
     excluded: str = ""
+
+    @property
+    def timed_out(self) -> bool:
+        return self.state in ("TIMEOUT", "DEADLINE") or (self.is_ending and self.reason in ("TimeLimit", "DeadLine"))
+
+    @property
+    def lost_node(self) -> bool:
+        """Whether SLURM ended it for good because a node died; one that may be requeued has a restart more."""
+        return self.state == "NODE_FAIL" or (self.is_ending and self.reason == "NodeDown")
+
+    @property
+    def is_ending(self) -> bool:
+        return self.state == "COMPLETING"
 
     @property
     def can_requeue(self) -> bool:
@@ -171,6 +185,7 @@ def parse_job(text: str) -> Job:
     return Job(
         id=field["JobId"],
         state=field["JobState"],
+        reason=field.get("Reason", ""),
         restarts=int(field.get("Restarts", 0)),
         nodes=given(field.get("NodeList")),
         node_count=int(field.get("NumNodes", "1").split("-")[0]),

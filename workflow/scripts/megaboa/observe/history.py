@@ -137,6 +137,7 @@ _TEXTS = {
     "end": _end,
     "unhealthy": _unhealthy,
     "call": _called,
+    "cancelled": lambda entries, number: f"stopped: {entries[number].get('detail') or NOUNS['cancelled']}",
     "skip": lambda entries, number: _between(entries[number]),
     "distrust": lambda entries, number: _between(entries[number]),
     "trust": lambda entries, number: _between(entries[number]),

@@ -21,6 +21,7 @@ TAIL_BYTES = 32_768
 # Steps over which the speed is measured: enough to be calm, few enough to follow a change.
 SPEED_WINDOW = 20
 SAVES_FROM_ATTEMPTS = 3
+_LIFE = ("call", "start", "end", "cancelled")
 SAVES_BYTES = 4_194_304  # some ten thousand steps
 
 
@@ -76,9 +77,13 @@ def read_progress(run_store: str | Path, run: str | None = None, now: float | No
     told = {"event": event, "event_time": event_time}
     job = next((entry.get("job") for entry in reversed(entries) if entry["event"] in ("start", "call")), None)
     starts = [entry for entry in entries if entry["event"] == "start"]
+    # Between two attempts, or before the first: a call, or a cancellation.
+    between = next((entry for entry in reversed(entries) if entry["event"] in _LIFE), {})
+    cancelled = between.get("detail") if between.get("event") == "cancelled" else None
     if not starts:
-        state = "running" if job else "waiting"  # called in a job, and about to start
-        return Progress(run, state, total=total, job=job, goes_on=job is not None, **told)
+        state = "interrupted" if cancelled else "running" if job else "waiting"  # called in a job, and about to start
+        goes_on = job is not None and not cancelled
+        return Progress(run, state, total=total, job=job, goes_on=goes_on, detail=cancelled, **told)
     start = starts[-1]
     number = start["attempt"]
     end = next((entry for entry in reversed(entries) if entry["event"] == "end" and entry["attempt"] == number), None)
@@ -86,6 +91,8 @@ def read_progress(run_store: str | Path, run: str | None = None, now: float | No
     events = read_tail(store.attempt(number).steps)
     steps = [event for event in events if event["event"] == "step"]
     state, detail, goes_on = ("running", None, True) if called else _state(start, end)
+    if cancelled:
+        state, detail, goes_on = "interrupted", cancelled, False
     last_time = max(event["time"] for event in [start, *events, *([end] if end else [])])
     rate = speed(steps)
     return Progress(

@@ -23,6 +23,11 @@ from megaboa.run.announce import announcer
 REVISE_SECONDS = 300.0
 
 
+def of(job: slurm.Job | None) -> list[str]:
+    """The nodes that a job is kept away from now."""
+    return sorted(slurm.hostnames(job.excluded)) if job else []
+
+
 def users_own(entries: Sequence[ledger.Entry], job: str, excluded: str) -> set[str]:
     """The nodes that the user excluded, as the job had them before its first supervisor changed any.
 

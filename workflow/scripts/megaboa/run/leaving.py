@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import NoReturn
 
 from megaboa.launch import slurm
 from megaboa.results import AttemptFolder
 from megaboa.run import claims, exclusions, ledger
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
 from megaboa.run.command import rank_environment
+from megaboa.run.failures import Failure
 
 LONGEST_SEARCH = 3  # times that a job is put back because it was given an avoided node again
 
@@ -19,17 +21,39 @@ def require_claim(call: Call) -> None:
         raise Interrupted("the run was given to somebody else")
 
 
-def leave(call: Call, why: str) -> None:
+def leave(call: Call, why: str) -> NoReturn:
     """Give the nodes back, and be started on others."""
     users, avoided = _excluded(call)
     require_claim(call)
     kept_away = f", without {', '.join(sorted(avoided))}" if avoided else ""
     call.say(f"goes back into the queue{kept_away}: {why}")
     if not call.site.requeue(users | avoided):
+        if cancelled := call.site.cancelled():
+            give_up(call, f"{cancelled}, and is not put back")
         raise TrainingFailed(
             f"run {call.folder.name}: {why}, and SLURM did not put the job back into the queue. {RESUMES}"
         )
     raise Requeued(why)
+
+
+def heed_signals(call: Call) -> None:
+    """Between two attempts: somebody wants us to end, and SLURM may know why."""
+    if call.signals.seen:
+        if interruption := call.site.interruption(call.began):
+            _heed(call, interruption)
+        give_up(call, f"the supervisor got {call.signals.seen[0]}")
+
+
+def _heed(call: Call, interruption: Failure) -> None:
+    if interruption.cause == "cancelled":
+        give_up(call, interruption.evidence)
+    leave(call, str(interruption))
+
+
+def give_up(call: Call, evidence: str) -> NoReturn:
+    """Somebody has cancelled while no ranks ran: no attempt's end will say so."""
+    ledger.record(call.payload.ledger, "cancelled", detail=evidence)
+    raise Interrupted(evidence)
 
 
 def leave_avoided_nodes(call: Call) -> None:
@@ -65,9 +89,7 @@ def require_health(call: Call, target: AttemptFolder) -> None:
     if not problems or call.signals.seen:
         return
     if interruption := call.site.interruption(began):  # then the check was ended, and no node is to blame
-        if interruption.cause == "cancelled":
-            raise Interrupted(interruption.evidence)
-        leave(call, str(interruption))
+        _heed(call, interruption)
     if 1 < len(problems) == len(call.site.nodes):  # the network between them, and other nodes would not be better
         call.say(f"the health check blames no node: {next(iter(problems.values()))[0]}")
         return

@@ -44,6 +44,9 @@ class Site(Protocol):
     def interruption(self, since: float) -> Failure | None:
         """What the place itself did to the ranks, as far as it can tell; None: nothing."""
 
+    def cancelled(self) -> str | None:
+        """That somebody has cancelled the job, where that is so."""
+
     def check(self, out: Path, environment: Mapping[str, str]) -> dict[str, list[str]]:
         """Problems by node, where there are any."""
 
@@ -68,6 +71,9 @@ class Machine:
         return None
 
     def interruption(self, since: float) -> Failure | None:
+        return None
+
+    def cancelled(self) -> str | None:
         return None
 
     def check(self, out: Path, environment: Mapping[str, str]) -> dict[str, list[str]]:
@@ -166,9 +172,18 @@ class Allocation:
         except slurm.SlurmUnreachableError:
             return None
         bad = fallen(nodes, since)
-        if bad and (now is None or now.restarts > self.job.restarts or now.state != "RUNNING"):
+        found = _interruption(self.job, now) if now else None
+        # Not before a cancellation: who cancels a job with a dead node doesn't want it back.
+        if bad and (now is None or (found and found.cause in ("requeued", "node_failure"))):
             return Failure("node_failure", _why(bad), nodes=tuple(node.name for node in bad))
-        return _interruption(self.job, now) if now else None
+        if bad and found:
+            return replace(found, evidence=f"{found.evidence}; {_why(bad)}")
+        return found
+
+    def cancelled(self) -> str | None:
+        """Whether somebody has cancelled the job, as far as SLURM can be asked."""
+        now = self._now()
+        return f"SLURM job {self.job.id} was cancelled" if now and _is_cancelled(self.job, now) else None
 
     def requeue(self, excluded: Set[str]) -> bool:
         if not self.job.can_requeue:
@@ -177,7 +192,9 @@ class Allocation:
         # grace before it kills, and the job waits longer than that; should the second be lost, the next life of the job
         # finds itself on an avoided node and comes here again.
         deadline = time.monotonic() + PATIENCE_SECONDS  # a controller that is being restarted is waited for
-        while not (done := self._is_requeued() or slurm.requeue(self.job.id)) and time.monotonic() < deadline:
+        while not (done := self._is_requeued()) and not self.cancelled():
+            if (done := slurm.requeue(self.job.id)) or time.monotonic() > deadline:
+                break
             time.sleep(REQUEUE_AGAIN_SECONDS)
         if done:
             self._exclude(excluded)  # also where that is nothing: what was excluded before may come back
@@ -192,11 +209,14 @@ class Allocation:
 
     def _is_requeued(self) -> bool:
         """Whether SLURM has done it already."""
+        now = self._now()
+        return now is not None and now.restarts > self.job.restarts and not _is_cancelled(self.job, now)
+
+    def _now(self) -> slurm.Job | None:
         try:
-            now = slurm.show_job(self.job.id)
+            return slurm.show_job(self.job.id)
         except slurm.SlurmUnreachableError:
-            return False
-        return now is not None and now.restarts > self.job.restarts
+            return None
 
 
 def here(
@@ -275,14 +295,26 @@ def container_of(launch: dict[str, Any], image: dict[str, Any] | None) -> Contai
 
 
 def _interruption(then: slurm.Job, now: slurm.Job) -> Failure | None:
+    if _is_cancelled(then, now):
+        return Failure("cancelled", f"SLURM job {now.id} was cancelled")
     if now.preempted and not then.preempted:
         return Failure("preempted", "a job with a higher priority takes the nodes")
     if now.restarts > then.restarts:
         return Failure("requeued", "the job was put back into the queue")
-    ending = now.state in ("COMPLETING", "CANCELLED")
-    if now.state in ("TIMEOUT", "DEADLINE") or (ending and then.end and time.time() >= then.end):
+    if now.timed_out:  # whatever its end was when we asked last: it can be moved to the past
         return Failure("time_limit", "the job's wall time was used up")
-    return Failure("cancelled", f"SLURM job {now.id} was cancelled") if ending else None
+    return Failure("node_failure", "SLURM ended the job, as it lost a node") if now.lost_node else None
+
+
+def _is_cancelled(then: slurm.Job, now: slurm.Job) -> bool:
+    """SLURM gives a reason for what it ends itself, and none for what somebody cancels.
+
+    A job that it puts back has a restart more from the first moment on; cancelled after that, it is CANCELLED.
+    """
+    if now.is_ending:
+        by_slurm = now.timed_out or now.lost_node or now.preempted or now.restarts > then.restarts
+        return not by_slurm
+    return now.state == "CANCELLED"
 
 
 def _why(nodes: Sequence[slurm.Node]) -> str:

@@ -13,10 +13,9 @@ from typing import Any
 
 from megaboa import files
 from megaboa.causes import Action, Cause
-from megaboa.launch import slurm
 from megaboa.observe import progress
 from megaboa.results import AttemptFolder, RunFolder
-from megaboa.run import checkpoints, claims, failures, ledger, recovery
+from megaboa.run import checkpoints, claims, exclusions, failures, ledger, recovery
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer, explain
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
@@ -25,7 +24,7 @@ from megaboa.run.completion import finished, manifest_of
 from megaboa.run.failures import Failure
 from megaboa.run.identity import identity_of, store_of
 from megaboa.run.inputs import check_data, check_image, check_index, check_nodes, check_weights
-from megaboa.run.leaving import leave, leave_avoided_nodes, require_claim, require_health
+from megaboa.run.leaving import heed_signals, leave, leave_avoided_nodes, require_claim, require_health
 from megaboa.run.notify import notify
 from megaboa.run.oversight import leave_out, watch_of
 from megaboa.run.patience import FULL, full, patiently
@@ -81,14 +80,12 @@ def _bring_to_its_end(call: Call) -> None:
     _close_what_was_left_open(call)
     if not _is_a_later_life(call):
         job = call.site.job
-        # What the user keeps the job away from: we have changed nothing of it yet.
-        excluded = sorted(slurm.hostnames(job.excluded)) if job else []
+        excluded = exclusions.of(job)  # the user's own: we have told SLURM nothing yet
         lives = {"job": job and job.id, "restarts": job and job.restarts}
         ledger.record(call.payload.ledger, "call", **lives, excluded=excluded)
         call.payload.stop.unlink(missing_ok=True)
     while not finished(call.folder, call.payload):
-        if call.signals.seen:
-            raise Interrupted(call.signals.seen[0])
+        heed_signals(call)
         require_claim(call)
         leave_avoided_nodes(call)
         _attempt(call)
