@@ -114,6 +114,25 @@ def test_everything_killed_at_once(workspace, quiet):
     assert workspace.steps("crash", "dp2") == quiet
 
 
+def test_a_supervisor_killed_alone_is_started_again(workspace, quiet):
+    config = experiment(workspace, "oom")
+    process = workspace.start("pretrain", "--configfile", config)
+    ranks = workspace.wait_for_step("oom", "dp2", KILLED_AT)
+    supervisor = attempts(workspace, "oom")[0]["pid"]
+    os.kill(supervisor, signal.SIGKILL)
+    output = process.communicate(timeout=240)[0]
+    assert process.returncode == 0, output
+    assert gone(ranks) and "the supervisor was killed in life 1" in output
+    _start, lost, again, done = attempts(workspace, "oom")
+    assert (lost["cause"], done["outcome"]) == ("lost", "completed")
+    assert again["resumed_from"] >= SAVE_INTERVAL and again["pid"] != supervisor
+    calls = [
+        entry for entry in read_jsonl(workspace.store("oom", "dp2") / "attempts.jsonl") if entry["event"] == "call"
+    ]
+    assert len(calls) == 1
+    assert workspace.steps("oom", "dp2") == quiet
+
+
 def test_ctrl_c_ends_the_ranks_and_closes_the_ledger(workspace, quiet):
     config = experiment(workspace, "ctrlc")
     process = workspace.start("pretrain", "--configfile", config)

@@ -12,6 +12,7 @@ from megaboa.launch.slurm import SlurmUnreachableError
 from megaboa.results import RunFolder
 from megaboa.run.call import RESUMES, Interrupted, Requeued, TrainingFailed
 from megaboa.run.inputs import UnusableInputError
+from megaboa.run.lives import kept
 from megaboa.run.patience import PASSING
 from megaboa.run.supervisor import train
 
@@ -23,8 +24,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="the run's folder, or its run.json")
     run = parser.parse_args().run
+    return kept(lambda life: supervise(RunFolder(run.parent if run.name == "run.json" else run), life))
+
+
+def supervise(folder: RunFolder, life: int) -> int:
     try:
-        train(RunFolder(run.parent if run.name == "run.json" else run))
+        train(folder, life)
     except (TrainingFailed, UnusableInputError, SlurmUnreachableError, LookupError) as failure:
         print(failure, file=sys.stderr)
         return 1

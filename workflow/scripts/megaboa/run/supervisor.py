@@ -13,6 +13,7 @@ from typing import Any
 
 from megaboa import files
 from megaboa.causes import Action, Cause
+from megaboa.launch.srun import end_step
 from megaboa.observe import progress
 from megaboa.results import AttemptFolder, RunFolder
 from megaboa.run import checkpoints, claims, exclusions, failures, ledger, recovery
@@ -34,8 +35,11 @@ from megaboa.run.watch import Signals, Watched
 MUTE: frozenset[Cause] = frozenset({"crash", "killed", "config", "transient"})
 
 
-def train(folder: RunFolder) -> dict[str, Any]:
-    """Bring the run to its last step and write its manifest; every call goes on where the last one ended."""
+def train(folder: RunFolder, life: int = 1) -> dict[str, Any]:
+    """Bring the run to its last step and write its manifest; every call resumes what the last one left.
+
+    `life`: above 1 where the supervisor's keeper has started it again, and nobody called.
+    """
     identity = identity_of(folder)
     payload = store_of(folder, identity)
     say = announcer(folder)
@@ -55,7 +59,7 @@ def train(folder: RunFolder) -> dict[str, Any]:
         claim = patiently(lambda: held.enter_context(claims.held(payload.claims, me, waits)), say)
         signals = held.enter_context(Signals())
         patiently(introduce, say)
-        call = Call(folder, payload, site, signals, claim, say)
+        call = Call(folder, payload, site, signals, claim, say, life)
         if not finished(folder, payload):
             with _told(call):
                 _bring_to_its_end(call)
@@ -92,7 +96,9 @@ def _bring_to_its_end(call: Call) -> None:
 
 
 def _is_a_later_life(call: Call) -> bool:
-    """Whether SLURM has started this job again, and nobody called."""
+    """Whether the supervisor's keeper, or SLURM, has started it again, and nobody called."""
+    if call.life > 1:
+        return True
     job = call.site.job
     lives = [entry for entry in call.entries if job and entry["event"] in ("call", "start") and entry["job"] == job.id]
     return job is not None and any(life["restarts"] < job.restarts for life in lives)
@@ -213,6 +219,8 @@ def _close_what_was_left_open(call: Call) -> None:
         return
     failure = Failure("lost", killed)
     job, newest = call.site.job, call.payload.newest_attempt
+    if job and (start.get("job"), start.get("restarts")) == (job.id, job.restarts):
+        end_step(job.id, f"attempt-{call.payload.attempt(start['attempt']).path.name}")  # its srun was not killed
     if newest > start["attempt"]:  # whatever SLURM says of the nodes now, others came after it
         failure = Failure("lost", f"the ledger has lost its lines between attempt {start['attempt']} and {newest}")
     elif job and start.get("nodes"):
