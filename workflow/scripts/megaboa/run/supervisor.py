@@ -15,7 +15,7 @@ from megaboa import files
 from megaboa.causes import Action
 from megaboa.observe import progress
 from megaboa.results import AttemptFolder, RunFolder
-from megaboa.run import checkpoints, claims, failures, ledger, recovery
+from megaboa.run import checkpoints, claims, failures, ledger, recovery, unfinished
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer, explain
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
@@ -30,10 +30,13 @@ from megaboa.run.oversight import leave_out, watch_of
 from megaboa.run.watch import Signals, Watched
 
 
-def train(folder: RunFolder) -> dict[str, Any]:
+def train(folder: RunFolder, restart: bool = False) -> dict[str, Any]:
     """Bring the run to its last step and write its manifest; every call goes on where the last one ended."""
     identity = identity_of(folder)
     payload = store_of(folder, identity)
+    if not (restart or folder.may_restart) and (work := unfinished.other_work(folder)):
+        ways = unfinished.ways(f"--config restart={folder.name}, or pretrain.py --restart")
+        raise TrainingFailed(f"{unfinished.explain(folder.name, work)}\n{ways}")
     payload.path.mkdir(parents=True, exist_ok=True)
     say = announcer(folder)
     site = sites.here(folder.launch, folder.run["device"], container=sites.container_of(folder.launch, folder.image))
@@ -49,8 +52,11 @@ def train(folder: RunFolder) -> dict[str, Any]:
         if not finished(folder, payload):
             with _told(call):
                 _bring_to_its_end(call)
-        if identity_of(RunFolder(folder.path)) != identity:  # read anew
-            raise TrainingFailed(f"run {folder.name} was changed while it was trained; call again for what it is now")
+        if identity_of(RunFolder(folder.path)) != identity:  # by its files, as a later call has written them
+            raise TrainingFailed(
+                f"run {folder.name} was trained as it was submitted ({payload.path}), and has been changed since; "
+                f"call again for what it is now"
+            )
         manifest = manifest_of(folder, payload, identity)
         files.write_json(folder.train_manifest, manifest)
         return manifest
@@ -92,6 +98,7 @@ def _attempt(call: Call) -> None:
     checkpoints.remove_unfinished(payload.checkpoints)
     if folder.launch["start"]["health_check"]:
         require_health(call, target)
+    files.write_json(target.asked, folder.documents)
     beginning = call.resumption.beginning()
     skipped = ledger.skipped_steps(call.entries)
     world_size, job = folder.run["world_size"], call.site.job
