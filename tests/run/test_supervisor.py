@@ -294,7 +294,7 @@ from megaboa.results import RunFolder
 from megaboa.run import command, lives, supervisor
 
 command.RANK_SCRIPT = Path({str(run.rank)!r})
-sys.exit(lives.kept(lambda life: bool(supervisor.train(RunFolder(Path({str(run.folder.path)!r})), life)) - 1))
+sys.exit(lives.kept(lambda life: bool(supervisor.train(RunFolder(Path({str(run.folder.path)!r})), life=life)) - 1))
 """
     process = subprocess.Popen([sys.executable, "-c", again], start_new_session=True)
     try:

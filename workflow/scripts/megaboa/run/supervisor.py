@@ -16,7 +16,7 @@ from megaboa.causes import Action, Cause
 from megaboa.launch.srun import end_step
 from megaboa.observe import progress
 from megaboa.results import AttemptFolder, RunFolder
-from megaboa.run import checkpoints, claims, exclusions, failures, ledger, recovery
+from megaboa.run import checkpoints, claims, exclusions, failures, ledger, recovery, unfinished
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer, explain
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
@@ -35,13 +35,17 @@ from megaboa.run.watch import Signals, Watched
 MUTE: frozenset[Cause] = frozenset({"crash", "killed", "config", "transient"})
 
 
-def train(folder: RunFolder, life: int = 1) -> dict[str, Any]:
+def train(folder: RunFolder, restart: bool = False, life: int = 1) -> dict[str, Any]:
     """Bring the run to its last step and write its manifest; every call resumes what the last one left.
 
-    `life`: above 1 where the supervisor's keeper has started it again, and nobody called.
+    `restart`: begin again, whatever else of this run lies unfinished. `life`: above 1 where the supervisor's keeper has
+    started it again, and nobody called.
     """
     identity = identity_of(folder)
     payload = store_of(folder, identity)
+    if not (restart or folder.may_restart) and (work := unfinished.other_work(folder)):
+        ways = unfinished.ways(f"--config restart={folder.name}, or pretrain.py --restart")
+        raise TrainingFailed(f"{unfinished.explain(folder.name, work)}\n{ways}")
     say = announcer(folder)
     patiently(lambda: payload.path.mkdir(parents=True, exist_ok=True), say)
     site = sites.here(folder.launch, folder.run["device"], container=sites.container_of(folder.launch, folder.image))
@@ -67,8 +71,11 @@ def train(folder: RunFolder, life: int = 1) -> dict[str, Any]:
             with _told(call):
                 _close_what_was_left_open(call)
                 call.patiently(call.resumption.prove_newest)
-        if identity_of(RunFolder(folder.path)) != identity:  # read anew
-            raise TrainingFailed(f"run {folder.name} was changed while it was trained; call again for what it is now")
+        if identity_of(RunFolder(folder.path)) != identity:  # by its files, as a later call has written them
+            raise TrainingFailed(
+                f"run {folder.name} was trained as it was submitted ({payload.path}), and has been changed since; "
+                f"call again for what it is now"
+            )
         manifest = manifest_of(folder, payload, identity)
         patiently(lambda: files.write_json(folder.train_manifest, manifest), say)
         return manifest
@@ -113,6 +120,7 @@ def _attempt(call: Call) -> None:
     call.patiently(lambda: checkpoints.remove_unfinished(payload.checkpoints))
     if folder.launch["start"]["health_check"]:
         call.patiently(lambda: require_health(call, target))
+    call.patiently(lambda: files.write_json(target.asked, folder.documents))
     beginning = call.patiently(call.resumption.beginning)
     skipped = ledger.skipped_steps(call.entries)
     world_size, job = folder.run["world_size"], call.site.job

@@ -51,6 +51,9 @@ class Launch(Section):
         None, "preset of environment variables for the network between nodes"
     )
     environment: dict[str, str | None] = key({}, "environment variables of the ranks; null removes one of the preset")
+    timeout_minutes: PositiveInt | None = key(
+        None, "how long a rank waits for the others before it gives up; default: Bridge's 10 minutes, or the recipe's"
+    )
     health_check: bool = key(False, "check every node before the ranks start, not only after a failure")
     health_check_seconds: Positive = key(
         90.0, "how long nodes may take to start that check; three times what half of them took, where that is longer"
