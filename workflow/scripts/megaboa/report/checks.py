@@ -73,18 +73,23 @@ def _agreement(agreement: dict[str, Any], name: str, known: dict[str, RunResult]
     tied = flip is not None and flip.margin <= TIE * tolerance
     before = found["step"] < flip.step if tied else found["step"] > 0
     check |= {"exact_steps": int(before.sum()), "flip": flip and asdict(flip)}
-    allowed = np.where(before, 1, AFTER_TIE)
-    wrong = _above(found, "difference", "", tolerance * allowed)
+    apart = _apart(found, agreement, np.ones(len(found)))
+    if not apart:
+        return {**check, "state": "PASS", "detail": f"{len(found)} steps compared"}
+    wrong = _apart(found, agreement, np.where(before, 1, AFTER_TIE))
+    if wrong:
+        why = [f"{flip}{'' if tied else ', which no tie explains'}"] if flip else []
+        return {**check, "state": "FAIL", "detail": "; ".join([*wrong, *why])}
+    exact = found["difference"][before].max() if before.any() else 0.0
+    return {**check, "state": "PASS", "detail": f"{check['exact_steps']} steps agree to {exact:.1e}; then {flip}"}
+
+
+def _apart(found: pd.DataFrame, agreement: dict[str, Any], allowed: np.ndarray) -> list[str]:
+    """Where two runs are farther apart than their tolerances, times what is allowed at each step."""
+    wrong = _above(found, "difference", "", agreement["tolerance"] * allowed)
     if limit := agreement.get("grad_norm_tolerance"):
         wrong += _above(found, "grad_norm", " in the gradient norm", limit * allowed)
-    if wrong and flip:
-        wrong.append(f"{flip}{'' if tied else ', which no tie explains'}")
-    if wrong:
-        return {**check, "state": "FAIL", "detail": "; ".join(wrong)}
-    if tied and (found["difference"] > tolerance).any():
-        exact = found["difference"][before].max() if before.any() else 0.0
-        return {**check, "state": "PASS", "detail": f"{check['exact_steps']} steps agree to {exact:.1e}; then {flip}"}
-    return {**check, "state": "PASS", "detail": f"{len(found)} steps compared"}
+    return wrong
 
 
 def _above(found: pd.DataFrame, column: str, where: str, limits: np.ndarray) -> list[str]:
