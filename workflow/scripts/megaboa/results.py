@@ -211,6 +211,11 @@ class AttemptFolder:
         return self.path / "stop-now"
 
     @property
+    def routing(self) -> Path:
+        """Of every rank with experts, which of them its tokens went to."""
+        return self.path / "routing"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 

@@ -54,6 +54,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         continuation,
         cudnn,
         profilers,
+        routing,
         steps,
         trackers,
         validation,
@@ -96,6 +97,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         callbacks.append(attention_mask.MaskFromData())
     if run["data"].get("validation_sets") and not wanted.capture:
         callbacks.append(validation.ValidationSets(run["data"], inputs.corpora, forward_step))
+    if folder.launch.get("routing") and not wanted.capture:
+        callbacks.append(routing.RoutingWriter(attempt.routing / f"{rank}.jsonl"))
     if wanted.claim and int(os.environ["LOCAL_RANK"]) == 0:
         callbacks.append(steps.Fence(store.claims, wanted.claim, attempt.stop_now))
     if rank == 0:
