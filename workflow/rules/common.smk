@@ -24,6 +24,7 @@ from megaboa.results import RunFolder
 from megaboa.run.identity import is_trained
 from megaboa.workflow import (
     claim_experiment,
+    end_with_one_screen,
     given_values,
     introduce,
     only_reads,
@@ -33,10 +34,13 @@ from megaboa.workflow import (
     release_experiment,
     require_claim,
     require_cluster,
+    use_this_machine,
     use_this_python,
 )
 
 use_this_python()
+if workflow.exec_mode == ExecMode.DEFAULT:
+    use_this_machine(workflow.resource_settings, workflow.global_resources)
 CONFIG_FILES = workflow.configfiles or [Path("config/config.yaml")]
 try:
     LOADED = load(
@@ -74,7 +78,10 @@ if workflow.exec_mode == ExecMode.DEFAULT:  # jobs read these files and never wr
     if claim_experiment(RESULTS):
         PLAN.write(SHARED.folder.parent)
         SHARED.write()
-    introduce(PLAN, on_cluster="gpu_partition" in PROFILE)
+    if workflow.output_settings.dryrun:
+        end_with_one_screen(workflow, PLAN, on_cluster="gpu_partition" in PROFILE)
+    else:
+        introduce(PLAN, on_cluster="gpu_partition" in PROFILE)
 
 
 def asked(run):
