@@ -1,6 +1,7 @@
 """megaboa.workflow: what ends a call before anything is submitted."""
 
 import fcntl
+import os
 import threading
 from types import SimpleNamespace
 
@@ -13,8 +14,10 @@ from megaboa.workflow import (
     given_values,
     look_after_waiting_jobs,
     profile_resources,
+    reason,
     release_experiment,
     require_cluster,
+    use_this_machine,
 )
 
 
@@ -80,3 +83,47 @@ def test_while_snakemake_waits_for_its_jobs_it_looks_at_the_nodes_that_they_avoi
     monkeypatch.setattr(exclusions, "revise", revise)
     look_after_waiting_jobs(tmp_path / "results" / "my")
     assert enough.wait(60) and set(seen) == {tmp_path / "results"}
+
+
+@pytest.mark.parametrize(
+    ("cores", "jobs", "given", "expected"),
+    [
+        (None, None, {}, {"_cores": len(os.sched_getaffinity(0)), "gpu_machine": 1}),
+        (2, None, {"_cores": 2}, {"_cores": 2, "gpu_machine": 1}),
+        (None, None, {"gpu_machine": 4}, {"_cores": len(os.sched_getaffinity(0)), "gpu_machine": 4}),
+        (None, 200, {"_cores": None}, {"_cores": None}),  # a cluster's
+    ],
+)
+def test_a_call_without_cores_has_this_machine_and_runs_take_turns_on_its_gpus(cores, jobs, given, expected):
+    settings, limits = SimpleNamespace(cores=cores, nodes=jobs), dict(given)
+    use_this_machine(settings, limits)
+    assert limits == expected and settings.cores == expected["_cores"]
+
+
+NO_REASON = {
+    **dict.fromkeys(("forced", "noio", "nooutput"), False),
+    **{name: set() for name in ("missing_output", "incomplete_output", "updated_input", "updated_input_run")},
+    "is_provenance_triggered": lambda: False,
+}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"missing_output": {"x/train.json"}, "updated_input_run": {"x/data.json"}}, "not made yet"),
+        ({"updated_input": {"x/run.json", "x/data.json"}, "updated_input_run": {"x/data.json"}}, "run.json changed"),
+        ({"updated_input_run": {"x/data.json"}, "updated_input": {"x/data.json"}}, "after merge_corpus"),
+        ({"is_provenance_triggered": lambda: True}, "its input files, parameters or command changed"),
+        ({"forced": True, "missing_output": {"x"}}, "forced"),
+        ({"noio": True}, "always runs"),
+        ({"incomplete_output": {"x"}}, "was cut off"),
+    ],
+)
+def test_why_a_job_runs_in_a_few_words(found, said):
+    before = [SimpleNamespace(rule=SimpleNamespace(name=name)) for name in ("merge_corpus", "image")]
+    dag = SimpleNamespace(
+        reason=lambda job: SimpleNamespace(**{**NO_REASON, **found}),
+        job_dependencies=lambda job: before,
+        needrun=lambda job: job is before[0],
+    )
+    assert reason(dag, None) == said

@@ -54,7 +54,10 @@ def test_it_says_what_was_trained_on_what_and_how(tmp_path):
             "| layout | 4 rank(s), tp 2 |",
             "| validation loss | 2.7183 |",
         ),
-        *("| wiki | 1,002 documents, 123,460 tokens, digest abcdefabcdef |", "| commit | c0ffee |"),
+        *(
+            "| wiki | 1 of the blend, about 25,600 tokens read; 1,002 documents, 123,460 tokens, digest abcdefabcdef |",
+            "| commit | c0ffee |",
+        ),
     ):
         assert said in text
 
@@ -84,3 +87,33 @@ def test_a_child_has_seen_its_parents_tokens_too(tmp_path):
     text = card(child, {"params": 1, "revision": None}, 20, None, {"train_iters": 20, "identity": "f"}, None, None, {})
     assert f"| tokens seen | {(10 * 4 + 10 * 8) * 64:,} |" in text
     assert "| started from | iteration 10 of old: small |" in text
+
+
+def test_weights_and_tokens_read_of_each_corpus_and_which_was_only_evaluated(tmp_path):
+    datasets = [{"documents": 10, "tokens": 500}]
+    for name in ("code", "held", "late"):
+        write_json(tmp_path / f"results/paper/data/{name}.json", {"digest": name * 8, "datasets": datasets})
+    made(tmp_path)
+    folder = RunFolder(tmp_path / "results" / "paper" / "runs" / "large")
+
+    def rows(**data):
+        write_json(folder.path / "run.json", {**RUN, "data": {"split": "98,1,1", **data}})
+        text = card(
+            RunFolder(folder.path), {"params": 1, "revision": None}, 50, None, {"train_iters": 50, "identity": "f"},
+            None, None, {},
+        )  # fmt: skip
+        cells = [
+            line.split(" | ") for line in text.split("## Data")[1].split("## Made")[0].splitlines() if "; " in line
+        ]
+        return {cell[0].strip("| "): cell[1].split(";")[0] for cell in cells}
+
+    assert rows(blend={"wiki": 3.0, "code": 1.0}, validation_sets={"far": {"held": 1.0}}) == {
+        "wiki": "0.75 of the blend, about 19,200 tokens read",
+        "code": "0.25 of the blend, about 6,400 tokens read",
+        "held": "not trained on, evaluated",
+    }
+    assert rows(blend_per_split={"train": {"code": 1.0}, "valid": {"wiki": 1.0}, "test": {"late": 2.0}}) == {
+        "code": "1 of the blend, about 25,600 tokens read",
+        "wiki": "not trained on, evaluated",
+        "late": "not trained on, evaluated",
+    }

@@ -58,6 +58,10 @@ def sweep(text: str) -> str:
 
 
 MISTAKES = [
+    mistake("misspelt key of a Hugging Face config", "models.dense.config.intermediate_sze", "unknown key in a config of qwen3", "did you mean 'intermediate_size'?", replace=("hidden_size: 64", "hidden_size: 64, intermediate_sze: 128")),
+    mistake("misspelt key of a Hugging Face config in the sweep", "sweep.grid.models.dense.config.num_hidden_layrs", "did you mean 'num_hidden_layers'?", add=sweep("{grid: {models.dense.config.num_hidden_layrs: [1, 2]}}")),
+    mistake("misspelt key in a part of a Hugging Face config", "models.dense.config.text_config.hidden_sze", "a config of gemma3_text", "did you mean 'hidden_size'?", replace=("{model_type: qwen3, hidden_size: 64}", "{model_type: gemma3, text_config: {hidden_sze: 64}}")),
+    mistake("key of another family", "models.dense.config.n_layer", "unknown key in a config of qwen3", replace=("hidden_size: 64", "n_layer: 2")),
     mistake("figure's column", "report.figures[0].y", "there is no column 'losss'; did you mean 'loss'", add="report: {figures: [{name: a, kind: line, data: steps, x: step, y: losss}]}\n"),
     mistake("figure's filter", "report.figures[0].filter", "there is no column 'modle'; did you mean 'model'", add="report: {figures: [{name: a, kind: bar, x: run, y: mfu, filter: {modle: x}}]}\n"),
     mistake("heat map without value", "report.figures[0]", "value is what a heat map's colours show", add="report: {figures: [{name: a, kind: heat, x: lr, y: gbs}]}\n"),

@@ -117,9 +117,8 @@ def planned_in(output: str) -> dict[str, int]:
     """How many jobs of each rule a dry run has named."""
     if "Nothing to be done" in output:
         return {}
-    table = output.rsplit("Job stats:", 1)[1].split("total")[0]
-    jobs = {rule: int(count) for rule, count in re.findall(r"^(\w+)\s+(\d+)$", table, re.MULTILINE)}
-    return {rule: count for rule, count in jobs.items() if rule != "all"}
+    table = output.rsplit("\njobs to do", 1)[1].split("\ntotal")[0]
+    return {rule: int(count) for rule, count in re.findall(r"^(\w+)\s+(\d+)  ", table, re.MULTILINE)}
 
 
 def curve_of(store: Path) -> list[tuple[int, str, str]]:

@@ -129,3 +129,36 @@ def test_three_hundred_runs_stay_readable(tmp_path):
     assert table["p95"].tolist() == pytest.approx([5 + 0.95 * 2.99] * 10)
     [axes], table = drawn(frames, kind="bar", x="run", y="step_seconds")
     assert len(table) == len(axes.patches) == 40
+
+
+@pytest.mark.parametrize("log", [["y"], ["x", "y"]])
+def test_logarithmic_axes_name_their_ticks_in_plain_text(frames, log):
+    for y in ("loss", "step_seconds"):
+        [axes], _ = drawn(
+            frames, kind="scatter", data="runs", x="optimizer.lr", y=f"{y}.last" if y == "loss" else y, log=log
+        )
+        axes.figure.canvas.draw()
+        texts = [
+            label.get_text()
+            for axis in (axes.xaxis, axes.yaxis)
+            for label in axis.get_ticklabels() + axis.get_ticklabels(minor=True)
+        ]
+        assert any(texts) and not any("$" in text or "math" in text for text in texts), texts
+
+
+@pytest.mark.parametrize("runs", [1, 7, 24, 60])
+def test_axes_keep_their_height_whatever_the_legend_names(tmp_path, runs):
+    experiment, values = FakeExperiment(tmp_path), {}
+    for index in range(runs):
+        name = f"lr{index + 1}e-3-gbs8-a-rather-long-name"
+        experiment.completed_run(name, steps=3, losses={1: 5 + index, 2: 4, 3: 3})
+        experiment.measure(name)
+        values[name] = {"optimizer.lr": index / 1000}
+    style.apply_style()
+    [axes], _ = drawn(Frames(load_runs(experiment.results), values), kind="line", data="steps", x="step", y="loss")
+    figure = axes.figure
+    figure.canvas.draw()
+    assert axes.get_window_extent().height / figure.dpi > 2.6
+    for legend in figure.legends:
+        assert legend.get_window_extent().y1 <= axes.get_window_extent().y0, "it lies below the axes"
+        assert legend.get_window_extent().x0 >= 0

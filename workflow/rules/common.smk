@@ -26,6 +26,7 @@ from megaboa.run.identity import is_trained
 from megaboa.workflow import (
     READERS,
     claim_experiment,
+    end_with_one_screen,
     given_values,
     introduce,
     look_after_waiting_jobs,
@@ -37,12 +38,15 @@ from megaboa.workflow import (
     release_experiment,
     require_claim,
     require_cluster,
+    use_this_machine,
     use_this_python,
     write_plan,
 )
 
 use_this_python()
 slurm.forget_users_defaults()  # Snakemake's executor asks squeue too
+if workflow.exec_mode == ExecMode.DEFAULT:
+    use_this_machine(workflow.resource_settings, workflow.global_resources)
 CONFIG_FILES = workflow.configfiles or [Path("config/config.yaml")]
 GIVEN, RESTART = restarts.split(workflow.config_settings.config)
 try:
@@ -87,7 +91,10 @@ if workflow.exec_mode == ExecMode.DEFAULT:  # jobs read these files and never wr
     if CALL_CONFIG:  # what Snakemake in the jobs reads, whenever they start
         workflow.config_settings.configfiles = CALL_CONFIG
         submitted.submit_from(CALL_CONFIG[0])
-    introduce(PLAN, on_cluster="gpu_partition" in PROFILE)
+    if workflow.output_settings.dryrun:
+        end_with_one_screen(workflow, PLAN, on_cluster="gpu_partition" in PROFILE)
+    else:
+        introduce(PLAN, on_cluster="gpu_partition" in PROFILE)
 else:
     submitted.submit_from(CONFIG_FILES[0])
 

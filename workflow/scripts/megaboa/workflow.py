@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import json
+import logging
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from megaboa.files import read_json
 from megaboa.observe import standing
-from megaboa.plan import Plan, preview
+from megaboa.plan import Plan, preview, screen
 from megaboa.plan.shared import Shared
 from megaboa.plan.submission import describe, submission
-from megaboa.preflight.refusals import some
+from megaboa.preflight.refusals import some_of
 from megaboa.run import exclusions, submitted
 from megaboa.run.identity import is_trained
 
@@ -149,24 +151,85 @@ def look_after_waiting_jobs(results: str | Path) -> None:
     threading.Thread(target=look, daemon=True).start()
 
 
+def use_this_machine(settings: Any, limits: Any) -> None:
+    """`snakemake data` needs no --cores: where a call names no number of jobs, as a cluster's does, it has all cores of
+    this machine. Two runs would both take its first GPUs: they take turns."""
+    if settings.nodes is not None:
+        return
+    if settings.cores is None:
+        settings.cores = limits["_cores"] = len(os.sched_getaffinity(0))
+    if "gpu_machine" not in limits:
+        limits["gpu_machine"] = 1
+
+
 def introduce(plan: Plan, on_cluster: bool) -> None:
-    """Say on one screen what was planned and, where it costs something, how much."""
-    results = Path("results") / plan.name
-    count = len(plan.runs)
+    """Say what was planned and, where it costs something, how much."""
     for note in plan.notes:
         say(note)
-    for text, runs in plan.warnings.items():
-        say(f"warning: {text} ({some(runs)})")
+    for warning in screen.warnings(plan):
+        say(warning)
     for left_out in plan.invalid:
         say(str(left_out))
-    say(f"experiment {plan.name}: {count} run{'s' if count > 1 else ''} on {plan.experiment.device}, in {results}/")
+    say(screen.heading(plan))
+    for line in asked_for(plan, on_cluster):
+        say(line)
+    first = Path("results") / plan.name / "runs" / plan.runs[0].name
+    say(f"one run by hand, for debugging: python workflow/scripts/pretrain.py {first}")
+
+
+def asked_for(plan: Plan, on_cluster: bool) -> list[str]:
+    """What training asks of a cluster, and what can't be had."""
+    said = []
     if recipes := sorted({run.model for run in plan.runs if run.config.models[run.model].recipe}):
-        say(f"recipes have no Hugging Face import, export or proof: {', '.join(recipes)}")
+        said.append(f"recipes have no Hugging Face import, export or proof: {', '.join(recipes)}")
     if on_cluster or plan.experiment.device == "cuda":
         trained = {run.name for run in plan.runs if is_trained(run.folder("results", plan.name))}
-        for line in describe(submission(plan.runs, trained), plan.experiment.device):
-            say(line)
-    say(f"one run by hand, for debugging: python workflow/scripts/pretrain.py {results}/runs/{plan.runs[0].name}")
+        said += describe(submission(plan.runs, trained), plan.experiment.device)
+    return said
+
+
+def end_with_one_screen(workflow: Any, plan: Plan, on_cluster: bool) -> None:
+    """Of a dry run. Snakemake would say of each job all its files, and calls no hook at the end.
+
+    With -p or --verbose it says so all the same, and the screen comes last.
+    """
+    given = workflow.output_settings
+    everything = given.printshellcmds or given.verbose or given.debug_dag
+    if not everything:
+        workflow.logger_manager.logger.addFilter(lambda record: record.levelno >= logging.WARNING)
+
+    def show() -> None:
+        if workflow.scheduler:  # else it has ended with an error, before it knew the jobs
+            for line in screen.lines(plan, list(jobs_of(workflow.dag)), asked_for(plan, on_cluster), everything):
+                print(line)
+
+    atexit.register(show)
+
+
+def jobs_of(dag: Any) -> Iterator[screen.Job]:
+    """The jobs that Snakemake would do, in an order in which they can be done; `all` does nothing itself."""
+    needed = {job for job in dag.needrun_jobs(exclude_finished=False) if job.rule.name != "all"}
+    for level in dag.toposorted(needed):
+        for job in sorted(level, key=str):
+            yield screen.Job(job.rule.name, next(iter(job.wildcards), ""), reason(dag, job))
+
+
+def reason(dag: Any, job: Any) -> str:
+    """Why a job runs, in a few words: of several reasons the first one that would do by itself."""
+    why = dag.reason(job)
+    if why.forced:
+        return "forced"
+    if why.noio or why.nooutput:
+        return "always runs"
+    if why.missing_output:
+        return "not made yet"
+    if why.incomplete_output:
+        return "was cut off"
+    if changed := sorted({Path(path).name for path in why.updated_input - why.updated_input_run}):
+        return f"{some_of(changed)} changed"
+    if why.is_provenance_triggered():
+        return "its input files, parameters or command changed"
+    return f"after {some_of(sorted({before.rule.name for before in dag.job_dependencies(job) if dag.needrun(before)}))}"
 
 
 def print_outcome(results: str | Path) -> None:

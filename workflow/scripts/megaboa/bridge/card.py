@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from megaboa.blends import corpora
+from megaboa.blends import corpora, split_blends
 from megaboa.files import read_json
 from megaboa.results import RunFolder
 from megaboa.run.kept import LOSS
@@ -30,7 +30,7 @@ def card(
         f"# {title}\n\nPretrained with Megatron-Bridge by Megaboa; weights of iteration {iteration}"
         + (f" of {train['train_iters']}.\n" if train["train_iters"] else ".\n"),
         _table("Training", _training(folder, source, iteration, evaluation)),
-        _table("Data", _data(folder)),
+        _table("Data", _data(folder, iteration)),
         _table("Made with", {"commit": commit or "unknown", **versions, "run": train["identity"]}),
     ]
     return "\n".join(sections)
@@ -78,19 +78,29 @@ def _training(
 def _tokens(folder: RunFolder, iteration: int) -> int:
     """With those of the run that this one goes on from."""
     training, parent = folder.run["training"], folder.run.get("parent")
-    per_step = training["global_batch_size"] * training["seq_length"]
-    if not parent:
-        return iteration * per_step
-    before = RunFolder(folder.parent_manifest.parent)
-    return _tokens(before, parent["iteration"]) + (iteration - parent["iteration"]) * per_step
+    first = parent["iteration"] if parent else 0
+    return _tokens_before(folder) + (iteration - first) * training["global_batch_size"] * training["seq_length"]
 
 
-def _data(folder: RunFolder) -> dict[str, str]:
+def _tokens_before(folder: RunFolder) -> int:
+    """Those of the run that this one goes on from."""
+    parent = folder.run.get("parent")
+    return _tokens(RunFolder(folder.parent_manifest.parent), parent["iteration"]) if parent else 0
+
+
+def _data(folder: RunFolder, iteration: int) -> dict[str, str]:
+    """What was trained on, with its share of the blend and what was read of it; what was only looked at says so."""
+    trained = split_blends(folder.run["data"]).get("train", {})
+    own = _tokens(folder, iteration) - _tokens_before(folder)
     rows = {}
     for name in corpora(folder.run["data"]):
         manifest = read_json(folder.corpus_manifests[name])
         documents, tokens = (sum(part[key] for part in manifest["datasets"]) for key in ("documents", "tokens"))
-        rows[name] = f"{documents:,} documents, {tokens:,} tokens, digest {manifest['digest'][:12]}"
+        share = trained.get(name, 0) / (sum(trained.values()) or 1)
+        use = (
+            f"{share:.4g} of the blend, about {share * own:,.0f} tokens read" if share else "not trained on, evaluated"
+        )
+        rows[name] = f"{use}; {documents:,} documents, {tokens:,} tokens, digest {manifest['digest'][:12]}"
     return rows or {"none": "mock data"}
 
 

@@ -25,8 +25,13 @@ def grouped(reasons: Mapping[str, Sequence[str]], one: str = "", many: str = "")
 
 def some(runs: Sequence[str]) -> str:
     """`run a`, `runs a, b, c and 4 more`."""
-    more = f" and {len(runs) - NAMED} more" if len(runs) > NAMED else ""
-    return f"run{'s' if len(runs) > 1 else ''} {', '.join(runs[:NAMED])}{more}"
+    return f"run{'s' if len(runs) > 1 else ''} {some_of(runs)}"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """`a, b, c and 4 more`."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def write(experiment: Path, refused: Mapping[str, Sequence[str]], in_image: bool = False) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
 
 from megaboa.config.models.report import Figure
 from megaboa.report.columns import SHARES, label
-from megaboa.report.style import INK
+from megaboa.report.style import INK, power_of_ten
 
 
 def places(axes: Axes, names: Sequence[str]) -> None:
@@ -38,6 +38,8 @@ def finish(axes: Axes, spec: Figure) -> None:
     for which, axis, name in (("x", axes.xaxis, spec.x), ("y", axes.yaxis, spec.y)):
         if which in spec.log:
             (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+            axis.set_major_formatter(LogText())
+            axis.set_minor_formatter(LogText(labelOnlyBase=False))
         elif name not in ("loss", "lr", "optimizer.lr"):
             axis.set_major_formatter(formatter(name))
     if "x" not in spec.log:
@@ -48,6 +50,15 @@ def formatter(name: str | None) -> FuncFormatter:
     if name in SHARES:
         return FuncFormatter(lambda value, _: f"{value:.0%}")
     return FuncFormatter(lambda value, _: short(value))
+
+
+class LogText(LogFormatter):
+    """`0.01`, `100`, `30k`, `10⁻⁷` at the ticks that Matplotlib would name: names are no formulas here, as its are."""
+
+    def __call__(self, value: float, pos: int | None = None) -> str:
+        if not super().__call__(value, pos):
+            return ""
+        return short(value) if 1e-3 <= abs(value) < 1e15 else power_of_ten(value)
 
 
 def short(value: float) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import seaborn
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 
 from megaboa.report.frames import Frames
 from megaboa.report.style import PALETTE
 
-# More legend entries than this would leave the curves no room.
+# More legend entries than this nobody would tell apart.
 MOST_ENTRIES = 24
+FEW_ENTRIES = 8  # that are written in the size of the axes' own names
+MOST_COLUMNS = 5
 
 
 class Shades:
@@ -57,9 +62,19 @@ def legend(figure: Figure) -> None:
         unique |= dict(zip(labels, handles, strict=True))
     if not 1 < len(unique) <= MOST_ENTRIES:
         return
-    columns = max(1, min(4, 44 // (max(map(len, unique)) + 5)))
-    drawn = figure.legend(
-        unique.values(), unique.keys(), loc="outside lower center", ncols=columns, handlelength=1.4, columnspacing=1.4
-    )
+    small = {"fontsize": 8} if len(unique) > FEW_ENTRIES else {}
+    drawn = below(figure, list(unique.values()), list(unique), handlelength=1.4, columnspacing=1.4, **small)
     for line in drawn.get_lines():
         line.set(linewidth=2.2, alpha=1)
+
+
+def below(figure: Figure, handles: list[Any], labels: list[str], **more: Any) -> Legend:
+    """A legend below the axes, in as many columns as fit. The figure grows by its height: the axes keep theirs."""
+    for columns in range(MOST_COLUMNS, 0, -1):
+        drawn = figure.legend(handles, labels, loc="outside lower center", ncols=columns, **more)
+        size = drawn.get_window_extent(figure.canvas.get_renderer())
+        if size.width <= figure.bbox.width or columns == 1:
+            break
+        drawn.remove()
+    figure.set_figheight(figure.get_figheight() + size.height / figure.dpi)
+    return drawn

@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from megaboa.report.axes import LogText
+from megaboa.report.colours import below
 from megaboa.report.style import GRID, INK, PALETTE, WIDTH
 
 PARTS = {
@@ -56,7 +58,7 @@ def ranks_figure(document: dict[str, Any]) -> Figure | None:
     axes.grid(axis="y", visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.set_xlabel("milliseconds of a step")
-    axes.figure.legend(loc="outside lower center", ncols=2, handlelength=1.0, handleheight=0.9)
+    below(figure, *axes.get_legend_handles_labels(), handlelength=1.0, handleheight=0.9)
     return figure
 
 
@@ -108,9 +110,9 @@ def exposed_figure(document: dict[str, Any]) -> Figure | None:
             ax=axes,
             legend=False,
         )
-        handles = [Patch(color=colour, label=f"rank {rank}") for rank, colour in palette.items()]
+        handles = [Patch(color=colour) for colour in palette.values()]
         if len(order) > 1:
-            axes.figure.legend(handles=handles, loc="outside lower center", ncols=4, handlelength=1.0, handleheight=0.9)
+            below(figure, handles, [f"rank {rank}" for rank in palette], handlelength=1.0, handleheight=0.9)
     else:
         seaborn.lineplot(
             table, x="step", y="share", estimator="median", errorbar=("pi", 100), color=PALETTE[1], ax=axes
@@ -168,11 +170,12 @@ def sizes_figure(document: dict[str, Any]) -> Figure | None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: bytes_text(size)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(LogText())
+    axes.yaxis.set_minor_formatter(LogText(labelOnlyBase=False))
     axes.set_xlabel("size of the message")
     axes.set_ylabel("GB/s")
-    handles = [Patch(color=colour, label=name) for name, colour in palette.items()]
-    axes.figure.legend(handles=handles, loc="outside lower center", ncols=4, handlelength=1.0, handleheight=0.9)
+    handles = [Patch(color=colour) for colour in palette.values()]
+    below(figure, handles, list(palette), handlelength=1.0, handleheight=0.9)
     return figure
 
 
@@ -190,7 +193,7 @@ def timeline_figure(document: dict[str, Any]) -> Figure | None:
     _finish_timeline(axes, lanes, drawn["wall"])
     used = dict.fromkeys(row["class"] for row in drawn["rows"])
     handles = [Patch(color=CLASS_COLOURS[name], label=name) for name in CLASS_COLOURS if name in used]
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, handlelength=1.0, handleheight=0.9)
+    below(figure, handles, [patch.get_label() for patch in handles], handlelength=1.0, handleheight=0.9)
     return figure
 
 

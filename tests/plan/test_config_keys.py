@@ -1,0 +1,47 @@
+"""Keys of Hugging Face configs: what the installed packages know is accepted, and nothing else."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from megaboa.plan import config_keys, families
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = json.loads((ROOT / "tests" / "fixtures" / "hf_configs.json").read_text())
+
+
+@pytest.mark.slow
+def test_the_table_is_that_of_the_installed_packages():
+    script = ROOT / "workflow" / "scripts" / "write_config_keys.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_family_that_bridge_converts_is_in_the_table():
+    assert set(config_keys.table()["families"]) == families.CONVERTIBLE
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_real_configs_are_accepted(name):
+    assert list(config_keys.unknown(CONFIGS[name])) == []
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("config/**/*.yaml")), ids=lambda path: path.name)
+def test_shipped_experiments_are_accepted(path):
+    for model in (yaml.safe_load(path.read_text()).get("models") or {}).values():
+        assert list(config_keys.unknown(model.get("config") or {})) == []
+
+
+def test_other_names_and_older_keys_are_accepted():
+    older = {"torch_dtype": "bfloat16", "rope_theta": 1e6, "rope_scaling": {"type": "yarn"}, "architectures": ["X"]}
+    assert list(config_keys.unknown({"model_type": "qwen3_moe", "num_experts": 8, **older})) == []
+    assert list(config_keys.unknown({"model_type": "nemotron_h", "hybrid_override_pattern": "M-"})) == []
+
+
+def test_of_a_family_that_is_not_known_nothing_is_said():
+    assert list(config_keys.unknown({"model_type": "new", "anything": 1})) == []
+    assert list(config_keys.unknown({"anything": 1})) == []

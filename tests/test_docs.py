@@ -1,0 +1,41 @@
+"""The commands in README and docs: every target and option is one that Snakemake knows."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from snakemake.cli import get_argument_parser
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("config/*.md"), *ROOT.glob("recipes/*.md")])
+PARTS = re.compile(r"```bash\n(.*?)```|`([^`\n]+)`", re.DOTALL)
+
+
+def commands():
+    """Each `snakemake ...` of the docs, in code blocks and in sentences, with its page."""
+    for page in PAGES:
+        for block, inline in PARTS.findall(page.read_text()):
+            for line in (block or inline).splitlines():
+                command = re.search(r"(?:^|\s)snakemake (-|[a-z]).*", line.split(" # ")[0])
+                if command and page.name != "CHANGELOG.md":
+                    words = shlex.split(command[0].split(" > ")[0])[1:]
+                    yield pytest.param(words, id=f"{page.name}: {line.strip()}")
+
+
+def rules():
+    text = "".join(path.read_text() for path in [ROOT / "Snakefile", *ROOT.glob("workflow/rules/*.smk")])
+    return {*re.findall(r"^rule (\w+):", text, re.MULTILINE), *re.findall(r'^    name:\s+"(\w+)"', text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("words", list(commands()))
+def test_every_command_of_the_docs_names_options_and_rules_that_there_are(words):
+    given = get_argument_parser().parse_args(words)
+    assert set(given.targets) <= rules(), given.targets
+    assert {*(given.forcerun or [])} <= rules()
+    for profile in given.profile or []:
+        assert (ROOT / profile / "config.yaml").exists()
+
+
+def test_the_commands_are_found():
+    assert len(list(commands())) > 40

@@ -1,0 +1,45 @@
+"""Keys of a Hugging Face config, known without importing transformers, which takes seconds.
+
+transformers takes any key and keeps it: one that is misspelt leaves the default in force. write_config_keys.py writes
+the table; a test compares it with the packages that are installed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from megaboa.config.errors import nearest
+from megaboa.files import read_json
+
+TABLE = Path(__file__).with_name("config_keys.json")
+
+
+@functools.cache
+def table() -> dict[str, Any]:
+    found: dict[str, Any] = read_json(TABLE)
+    return found
+
+
+def unknown(config: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Keys that neither the config class of the family nor Bridge reads, each with what to say about it.
+
+    Of a family that isn't in the table nothing is known.
+    """
+    family = str(config.get("model_type"))
+    known = table()["families"].get(family)
+    if known is None:
+        return
+    for key, value in config.items():
+        part = table()["parts"].get(family, {}).get(key)
+        if part and isinstance(value, dict):
+            yield from unknown({"model_type": part, **value}, (*path, key))
+        elif key not in {*known, *table()["common"]}:
+            hint = nearest(str(key), [*known, *table()["common"]])
+            yield (
+                (*path, str(key)),
+                f"unknown key in a config of {family} (transformers {table()['transformers']}); "
+                + (f"did you mean {hint!r}?" if hint else f"remove it, or name one of: {', '.join(known)}"),
+            )

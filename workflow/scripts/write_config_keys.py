@@ -1,0 +1,114 @@
+"""Write the keys that a Hugging Face config of each family can have (megaboa/plan/config_keys.json).
+
+The plan knows them without importing transformers. They are those of the installed transformers' config classes, and
+those that the installed Megatron-Bridge reads without their being declared. With --check, write nothing, and fail if
+the file is not up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import json
+import re
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from megaboa.files import write_text
+from megaboa.plan import families
+from megaboa.plan.config_keys import TABLE
+
+READERS = {"getattr", "hasattr"}
+NO_KEYS = {"config", "to_json_string"}  # of the class, or of what holds the config
+# What real configs hold, and transformers takes or ignores without declaring it.
+TAKEN = (
+    *("_name_or_path", "_attn_implementation", "attn_implementation", "auto_map", "model_type", "output_attentions"),
+    *("partial_rotary_factor", "pretraining_tp", "quantization_config", "rope_scaling", "rope_theta", "torch_dtype"),
+    *("aux_loss_alpha", "ep_size", "moe_layer_freq", "norm_topk_prob", "seq_aux", "topk_method", "use_mrope"),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say whether the file is up to date")
+    check = parser.parse_args().check
+    text = json.dumps(found(), indent=1, sort_keys=True) + "\n"
+    if TABLE.exists() and TABLE.read_text(encoding="utf-8") == text:
+        return 0
+    if check:
+        print(f"{TABLE.name} is not up to date: run python workflow/scripts/write_config_keys.py", file=sys.stderr)
+        return 1
+    write_text(TABLE, text)
+    return 0
+
+
+def found() -> dict[str, Any]:
+    from transformers import CONFIG_MAPPING, PretrainedConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    common = {*keys_of(PretrainedConfig), *TAKEN}
+    classes = {name: CONFIG_MAPPING[name] for name in families.CONVERTIBLE}
+    return {
+        "transformers": version("transformers"),
+        "bridge": version("megatron-bridge"),
+        "common": sorted(common),
+        "families": {
+            name: sorted((keys_of(one) | read_by_bridge(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(name))) - common)
+            for name, one in classes.items()
+        },
+        "parts": {
+            name: {part: inner.model_type for part, inner in one.sub_configs.items() if inner.model_type in classes}
+            for name, one in classes.items()
+            if one.sub_configs
+        },
+    }
+
+
+def keys_of(config: Any) -> set[str]:
+    """Fields, and other names of them; those of older versions are taken from what else was given."""
+    aliases = config.attribute_map
+    sources = [inspect.getsource(one) for one in config.__mro__ if one.__module__.startswith("transformers.models")]
+    older = {name for source in sources for name in re.findall(r"""kwargs\.(?:pop|get)\(["'](\w+)["']""", source)}
+    return {*(one.name for one in dataclasses.fields(config)), *aliases, *aliases.values(), *config.sub_configs, *older}
+
+
+def read_by_bridge(model: str | None) -> set[str]:
+    """Attributes of Hugging Face configs in the source of the converter of a class of models, and in what all share."""
+    spec = find_spec("megatron")
+    models = Path(next(iter(spec.submodule_search_locations or ()))) / "bridge" / "models" if spec else Path()
+    registered = re.compile(rf"source=[\"']?{model}\b")
+    folders = [models / "conversion"]
+    folders += {path.parent for path in models.rglob("*.py") if registered.search(path.read_text(encoding="utf-8"))}
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for folder in folders for path in folder.glob("*.py")]
+    names = {name for tree in trees for node in ast.walk(tree) for name in names_in(node)}
+    return {name for name in names if name.isidentifier()} - NO_KEYS
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """`getattr(hf_config, "x", None)`, `hf_config.get("x")`, and tables of names with CONFIG_MAPPING in theirs."""
+    match node:
+        case ast.Call(func=ast.Name(id=called), args=[read, ast.Constant(value=str(name)), *_]) if called in READERS:
+            return {name} if is_config(read) else set()
+        case ast.Call(func=ast.Attribute(value=read, attr="get"), args=[ast.Constant(value=str(name)), *_]):
+            return {name} if is_config(read) else set()
+        case ast.Attribute(value=read, attr=name, ctx=ast.Load()) if is_config(read) and name not in dir(dict):
+            return {name}
+        case ast.Assign(targets=[ast.Name(id=table)], value=ast.List(elts=pairs)) if "CONFIG_MAPPING" in table:
+            return {pair.elts[0].value for pair in pairs if isinstance(pair, ast.Tuple)}
+    return set()
+
+
+def is_config(node: ast.AST) -> bool:
+    """A Hugging Face config by its name in the source."""
+    return isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node).split(".")[-1] in (
+        *("hf_config", "hf_text_config", "text_config", "llm_config"),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
