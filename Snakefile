@@ -41,10 +41,14 @@ onstart:
         require_cluster(PLAN, workflow.executor_plugin.name, runs_to_start())
 
 
-onsuccess:
-    print_outcome(RESULTS)
+if workflow.exec_mode == ExecMode.DEFAULT:  # not in a job
+    note_interrupts()
+    workflow.execute = concluding(workflow.execute, workflow, RESULTS)
 
 
 onerror:
-    if workflow.exec_mode == ExecMode.DEFAULT:  # not in a job
+    if workflow.exec_mode == ExecMode.DEFAULT:
         print_failures(RESULTS)
+        report_after_failure(
+            RESULTS, report_command("report"), REPORTED, workflow.dag
+        )

@@ -24,13 +24,15 @@ from megaboa.results import RunFolder
 from megaboa.run.identity import is_trained
 from megaboa.workflow import (
     claim_experiment,
+    concluding,
     given_values,
     introduce,
+    note_interrupts,
     only_reads,
     print_failures,
-    print_outcome,
     profile_resources,
     release_experiment,
+    report_after_failure,
     require_claim,
     require_cluster,
     use_this_python,
@@ -70,6 +72,19 @@ METRICS = expand(
 DATA = expand(f"{RESULTS}/data/{{corpus}}/verification.json", corpus=SHARED.corpora)
 ANALYSES = expand(f"{RESULTS}/runs/{{run}}/analysis.json", run=SHARED.profiled_runs)
 INDEXES = expand(f"{RESULTS}/data/indexes/{{index}}.json", index=SHARED.indexes)
+# Without these there is no report; where what is made beside training is missing, it says so.
+REPORTED = [f"{RESULTS}/image.json", *METRICS, *DATA, *INDEXES]
+CAPTIONS = os.path.relpath(f"{workflow.basedir}/workflow/report/captions.yaml")
+
+
+def report_command(folder):
+    """What makes a report in a folder of the results."""
+    files = [os.path.relpath(path) for path in CONFIG_FILES]
+    words = [f"{SCRIPTS}/report.py", "--settings", f"{RESULTS}/specs/report.json"]
+    words += ["--captions", CAPTIONS, "--config-file", *files, "--command", COMMAND]
+    return shlex.join(["python", *words, "--out", f"{RESULTS}/{folder}/index.html"])
+
+
 if workflow.exec_mode == ExecMode.DEFAULT:  # jobs read these files and never write them
     if claim_experiment(RESULTS):
         PLAN.write(SHARED.folder.parent)
