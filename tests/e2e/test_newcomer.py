@@ -12,7 +12,7 @@ from clone import copy_repository, user_environment
 
 from megaboa.files import read_json
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.walk]
 
 NOBODY = 65534
 LAYOUTS = ["dp1", "dp2", "tp2-sp", "pp2", "cp2", "moe-dp1", "moe-ep2", "scratch"]
