@@ -43,10 +43,14 @@ onstart:
             look_after_waiting_jobs(RESULTS)
 
 
-onsuccess:
-    print_outcome(RESULTS)
+if workflow.exec_mode == ExecMode.DEFAULT:  # not in a job
+    note_interrupts()
+    workflow.execute = concluding(workflow.execute, workflow, RESULTS)
 
 
 onerror:
-    if workflow.exec_mode == ExecMode.DEFAULT:  # not in a job
+    if workflow.exec_mode == ExecMode.DEFAULT:
         print_failures(RESULTS)
+        report_after_failure(
+            RESULTS, report_command("report"), REPORTED, workflow.dag
+        )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from megaboa.bridge.compare import round_trip, same_bits, trained
+from megaboa.bridge.compare import round_trip, same_bits, trained, trained_from_scratch
 from megaboa.bridge.tensors import Tensors, count
 
 NAMES = ("a", "b", "c")
@@ -77,3 +77,31 @@ def test_a_model_is_trained_when_a_tensor_has_changed(folder, tmp_path_factory):
     with Tensors(folder) as before, Tensors(other) as after:
         found = trained(before, after)
     assert (found["state"], found["detail"]) == ("PASS", "1 of 3 tensors differ from those of the source")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "state"),
+    [
+        (torch.float32, [1.0, 1.0], "FAIL"),
+        (torch.float32, [1.0, 1.0000001], "PASS"),
+        (torch.bfloat16, [1.0, 0.99], "PASS"),
+        (torch.bfloat16, [1.0, 0.9999], None),  # rounded to 1
+    ],
+)
+def test_of_a_model_from_scratch_the_norms_show_that_it_was_trained(tmp_path, dtype, scale, state):
+    tensors = {
+        "model.layers.0.input_layernorm.weight": torch.tensor(scale, dtype=dtype),
+        "model.norm.weight": torch.ones(2, dtype=dtype),
+        "model.embed_tokens.weight": torch.randn(4, 2).to(dtype),  # at random, trained or not
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    with Tensors(tmp_path) as after:
+        found, why = trained_from_scratch(after, dtype)
+    assert (found["state"] if found else None) == state
+    assert (why is None) == (state is not None)
+
+
+def test_without_norms_nothing_is_said_of_the_training(tmp_path):
+    save_file({"model.embed_tokens.weight": torch.randn(4, 2)}, tmp_path / "model.safetensors")
+    with Tensors(tmp_path) as after:
+        assert trained_from_scratch(after, torch.float32) == (None, "the model has no norms, whose start is known")

@@ -9,17 +9,22 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from tiny_models import DENSE, MOE, TIED_BF16, specification, train_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import megaboa
-from megaboa.bridge.source import obtain
+from megaboa.bridge.compare import kinds
+from megaboa.bridge.source import has_weights, obtain, saved_tensors
 from megaboa.bridge.tensors import Tensors
 from megaboa.data.errors import InputError
 from megaboa.files import folder_digests, write_json
 
 SCRIPTS = Path(megaboa.__file__).parents[1]
+
+
+FAMILIES = yaml.safe_load(Path(__file__).parents[2].joinpath("config/experiments/families.yaml").read_text())["models"]
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +49,23 @@ def test_it_takes_from_the_tokenizer_what_its_config_leaves_open(made):
     assert model.config.vocab_size == len(loaded)
     assert model.config.eos_token_id == loaded.eos_token_id
     assert model.config.pad_token_id == loaded.pad_token_id
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_model_consists_of_is_known_without_its_weights(family, words, tmp_path):
+    made = obtain(specification(tmp_path, words, config=FAMILIES[family]["config"]))
+    with Tensors(made["path"]) as written:
+        expected = written.kinds()
+    assert kinds(saved_tensors(AutoConfig.from_pretrained(made["path"]))) == expected
+
+
+def test_whether_runs_start_from_its_weights_is_written_down(made, words, tmp_path):
+    scratch = obtain(specification(tmp_path, words, weights=False))
+    assert (has_weights(made), has_weights(scratch)) == (True, False)
+    unused = obtain(specification(tmp_path, None, config=None, hf=made["path"], weights=False))
+    assert not has_weights(unused), "a folder may have weights that nobody reads"
+    older = {key: value for key, value in scratch.items() if key != "weights"}
+    assert not has_weights(older) and has_weights({"path": made["path"]})
 
 
 def test_no_two_tensors_are_alike(made):

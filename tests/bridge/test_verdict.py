@@ -13,9 +13,12 @@ def test_a_proof_holds_its_checks(tmp_path, capsys):
     assert capsys.readouterr().out == "PASS tensors: 3 of 3\nPASS logits: no difference\n"
 
 
-def test_a_failed_check_ends_the_process_and_leaves_nothing(tmp_path, capsys):
+def test_a_failed_check_ends_the_process_and_leaves_no_proof(tmp_path, capsys):
     checks = [check("tensors", True, "3 of 3"), check("logits", False, "1.0")]
     with pytest.raises(SystemExit, match="import of model m: 1 of 2 checks failed: logits"):
         conclude("import of model m", checks, tmp_path / "proof.json")
     assert "FAIL logits: 1.0" in capsys.readouterr().out
     assert not (tmp_path / "proof.json").exists()
+    assert read_json(tmp_path / "failed-proof.json") == {"state": "FAIL", "checks": checks}
+    conclude("import of model m", checks[:1], tmp_path / "proof.json")
+    assert not (tmp_path / "failed-proof.json").exists()

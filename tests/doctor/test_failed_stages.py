@@ -1,5 +1,7 @@
 """Stages before training that failed are explained by their logs."""
 
+import contextlib
+import fcntl
 import os
 import subprocess
 import sys
@@ -67,6 +69,7 @@ def test_a_model_that_the_hub_does_not_give(results, program):
 
 
 def test_a_traceback_that_names_the_hub(results):
+    write_json(results / "models/llama/source.json", {})
     log(results, "models/llama.import", GATED)
     assert stages.failed(results)[:2] == ["models/llama.import: hub", f"  | {GATED.splitlines()[-1]}"]
 
@@ -112,5 +115,74 @@ def test_data_that_could_not_be_made(results, name):
 
 
 def test_a_stage_that_is_at_work_has_not_failed(results):
-    log(results, "models/llama.import", "Loading from meta-llama/Llama-3.1-8B: 12%\nINFO: no error: so far\n")
+    write_json(results / "models/llama/source.json", {})
+    path = log(results, "models/llama.import", "Loading from meta-llama/Llama-3.1-8B: 12%\nINFO: no error: so far\n")
+    with worked_on(results):
+        assert stages.failed(results) == []
+    assert stages.failed(results) == [f"models/llama.import: {SILENT}", f"  logs: {path}"]
+
+
+def test_a_shard_that_is_not_merged_has_not_failed(results):
+    log(results, "data/text/shard-0-of-2", "1 of 2 files\n")
     assert stages.failed(results) == []
+
+
+SILENT = "ended without a word: it was killed, or SLURM ended it (its own log: logs/slurm)"
+PROOF = """\
+PASS files: 9 of 9 are as they were written
+FAIL tensors: 20 of 21 tensors have their name, shape and type; missing: lm_head.weight
+error: export store/exports/x/a/1: 1 of 2 checks failed: tensors; to export it again, remove store/exports/x/a/1
+"""
+
+
+@contextlib.contextmanager
+def worked_on(results):
+    """As a call of Snakemake holds the experiment."""
+    with (results / ".lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
+def trained(results):
+    """One run, trained."""
+    write_json(results / "specs" / "runs.json", {"runs": ["a"]})
+    write_json(results / "runs" / "a" / "train.json", {})
+    return results
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("export/a", []),
+        ("export/a.proof", ["export"]),
+        ("export/a.generate", ["export"]),
+        ("export/a.push", ["export", "proof"]),
+        ("evaluate/a", ["export", "proof"]),
+        ("profiles/a", []),
+        ("profiles/a.analysis", ["trace"]),
+    ],
+)
+def test_what_is_made_of_a_run_is_told_when_it_has_begun(trained, name, needs):
+    for need in needs:
+        assert stages.failed(trained) == []
+        write_json(trained / "runs" / "a" / f"{need}.json", {})
+    path = log(trained, name, "ValueError: hf_path is required\n")
+    assert stages.failed(trained) == [f"{name}: failed", "  | ValueError: hf_path is required", f"  logs: {path}"]
+    path.write_text("all is well so far\n")
+    assert stages.failed(trained) == [f"{name}: {SILENT}", f"  logs: {path}"]
+
+
+def test_a_log_that_is_older_than_what_the_job_needs_is_of_an_earlier_one(trained):
+    path = log(trained, "export/a.proof", "ValueError: of yesterday\n")
+    os.utime(path, (1, 1))
+    write_json(trained / "runs" / "a" / "export.json", {})
+    assert stages.failed(trained) == []
+
+
+def test_the_checks_that_a_proof_failed_are_named(trained):
+    write_json(trained / "runs" / "a" / "export.json", {})
+    log(trained, "export/a.proof", PROOF)
+    said = stages.failed(trained)
+    assert said[0] == "export/a.proof: failed"
+    assert said[1:3] == [f"  | {line}" for line in PROOF.splitlines()[1:]]

@@ -1,4 +1,7 @@
-"""Out of Megatron, and proof of it: for real, and with faults in what was written."""
+"""Out of Megatron, and proof of it: for real, and with faults in what was written.
+
+Of a run that started from imported weights (experiment `hf`), and of one from scratch (`fresh`).
+"""
 
 import os
 import subprocess
@@ -36,6 +39,8 @@ sweep:
 export: {runs: [dp2], file_gb: 0.0001, license: apache-2.0}
 generate: {prompts: [import, "def f("], tokens: 8}
 """
+FRESH = EXPERIMENT.replace("experiment: hf", "experiment: fresh").replace("init: pretrained", "init: scratch")
+BOTH = ("hf", "fresh")
 PROVED = {
     *("files", "tensors", "trained", "experts", "vocabulary", "head", "loads", "finite", "generates"),
     *("Megatron parameters", "second export", "read back", "logits", "validation loss"),
@@ -54,23 +59,26 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def done(workspace):
-    (workspace.path / "hf.yaml").write_text(EXPERIMENT)
-    workspace.snakemake("export", "generate", "--configfile", "hf.yaml")
+    for name, text in (("hf", EXPERIMENT), ("fresh", FRESH)):
+        (workspace.path / f"{name}.yaml").write_text(text)
+        workspace.snakemake("export", "generate", "--configfile", f"{name}.yaml")
     return workspace
 
 
-@pytest.fixture(scope="module")
-def faults(done, tmp_path_factory):
+@pytest.fixture(scope="module", params=BOTH)
+def faults(done, tmp_path_factory, request):
     out = tmp_path_factory.mktemp("faults") / "found.json"
     script = Path(__file__).with_name("exports_with_faults.py")
-    arguments = ["results/hf/runs/dp2", "results/hf/models/moe/source.json", out]
+    arguments = [f"results/{request.param}/runs/dp2", f"results/{request.param}/models/moe/source.json", out]
     environment = {**os.environ, "PYTHONPATH": str(done.path / "workflow/scripts")}
     subprocess.run([sys.executable, script, *arguments], cwd=done.path, env=environment, check=True)
     return read_json(out)
 
 
-def test_everything_is_proved(done):
-    proof = done.json("hf", "runs", "dp2", "proof.json")
+@pytest.mark.parametrize("experiment", BOTH)
+def test_everything_is_proved(done, experiment):
+    proof = done.json(experiment, "runs", "dp2", "proof.json")
+    assert proof["left_out"] == {}
     assert {check["name"]: check["state"] for check in proof["checks"]} == dict.fromkeys(PROVED, "PASS")
 
 
@@ -105,8 +113,9 @@ def test_a_file_that_was_never_whole_is_named(faults):
     assert "is damaged" in faults["a file cut off early"]
 
 
-def test_both_models_say_the_same(done):
-    found = done.json("hf", "runs", "dp2", "generations.json")
+@pytest.mark.parametrize("experiment", BOTH)
+def test_both_models_say_the_same(done, experiment):
+    found = done.json(experiment, "runs", "dp2", "generations.json")
     assert found["iteration"] == 6
     assert [one["prompt"] for one in found["generations"]] == ["import", "def f("]
     assert all(one["same"] and one["megatron"] for one in found["generations"])

@@ -1,4 +1,4 @@
-"""Families of models through the whole chain: the experiment that docs/huggingface.md shows."""
+"""Families of models through the whole chain, from weights and from scratch: what docs/huggingface.md shows."""
 
 import pytest
 
@@ -8,10 +8,20 @@ CONFIG = "config/experiments/families.yaml"
 FAMILIES = {"llama", "qwen2", "qwen3-moe", "deepseek-v2", "deepseek-v3", "gemma", "gpt-oss", "mistral", "nemotron"}
 
 
+# The same experiment, but that every run starts from random weights.
+SCRATCH = ["--config", "experiment=scratch", *(f"models.{family}.init=scratch" for family in sorted(FAMILIES))]
+
+
 @pytest.fixture(scope="module")
 def done(workspace):
     workspace.snakemake("--configfile", CONFIG, timeout=1800)
     return workspace
+
+
+@pytest.fixture(scope="module")
+def scratch(done):
+    done.snakemake("--configfile", CONFIG, *SCRATCH, timeout=1800)
+    return done
 
 
 def test_every_family_goes_in_and_comes_out_unharmed(done):
@@ -29,3 +39,20 @@ def test_its_proofs_leave_nothing_out(done, family):
     assert {"second export", "read back", "logits", "validation loss"} <= exported
     moe = family in ("qwen3-moe", "deepseek-v2", "deepseek-v3", "gpt-oss")
     assert ("experts" in imported) == ("experts" in exported) == moe
+
+
+def test_every_family_that_is_trained_from_scratch_comes_out_unharmed(scratch):
+    found = scratch.json("scratch", "report", "checks.json")
+    assert found["state"] == "PASS"
+    assert {check["subject"] for check in found["checks"] if check["kind"] == "export"} == FAMILIES
+    assert not [check for check in found["checks"] if check["kind"] == "import"]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_from_scratch_the_same_is_proved(done, scratch, family):
+    """A tied head is not written a second time, and vocabulary and experts are whole."""
+    proof, pretrained = (scratch.json(name, "runs", family, "proof.json") for name in ("scratch", "families"))
+    names, before = ({check["name"] for check in one["checks"]} for one in (proof, pretrained))
+    assert before - names <= set(proof["left_out"]) <= {"trained"} and names <= before
+    details = ({check["name"]: check["detail"] for check in one["checks"]} for one in (proof, pretrained))
+    assert len({detail["tensors"] for detail in details}) == 1

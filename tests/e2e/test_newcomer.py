@@ -15,7 +15,7 @@ from megaboa.files import read_json
 pytestmark = [pytest.mark.slow, pytest.mark.walk]
 
 NOBODY = 65534
-LAYOUTS = ["dp1", "dp2", "tp2-sp", "pp2", "cp2", "moe-dp1", "moe-ep2"]
+LAYOUTS = ["dp1", "dp2", "tp2-sp", "pp2", "cp2", "moe-dp1", "moe-ep2", "scratch"]
 
 
 class Newcomer:
@@ -73,7 +73,7 @@ def first_run(newcomer):
 
 def test_make_run_goes_from_the_clone_to_the_report(newcomer, first_run):
     assert "setting up .venv" in first_run
-    assert "PASS: all 31 checks; all 7 runs\nreport: results/tiny/report/index.html" in first_run
+    assert "PASS: all 44 checks; all 8 runs\nreport: results/tiny/report/index.html" in first_run
     results = newcomer.clone / "results" / "tiny"
     plan = (results / "plan.tsv").read_text().splitlines()
     assert [line.split("\t")[0] for line in plan] == ["run", *LAYOUTS]
@@ -81,7 +81,8 @@ def test_make_run_goes_from_the_clone_to_the_report(newcomer, first_run):
         assert (results / name).exists(), name
     for name in ("run.json", "launch.json", "profile.json", "train.json", "attempts.jsonl", "metrics/steps.parquet"):
         assert all((results / "runs" / run / name).exists() for run in LAYOUTS), name
-    assert (results / "runs" / "dp1" / "export" / "model.safetensors").exists()
+    for run in ("dp1", "scratch"):
+        assert (results / "runs" / run / "export" / "model.safetensors").exists(), run
 
 
 def test_the_layouts_of_a_model_agree_at_every_step(newcomer, first_run):

@@ -360,5 +360,6 @@ def test_the_shipped_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     plan = make_plan(load([ROOT / "config/config.yaml"]))
     assert len(plan.runs) >= 7
-    assert set(plan.models) == {"dense", "moe"}
+    assert set(plan.models) == {"dense", "fresh", "moe"}
+    assert {plan.models[run.model].init for run in plan.runs if run.name in plan.exports} == {"pretrained", "scratch"}
     assert all(isinstance(run.row["params"], int) for run in plan.runs)

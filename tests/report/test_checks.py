@@ -8,7 +8,7 @@ import pytest
 from fake_runs import FakeExperiment, loss_at
 
 from megaboa.files import read_json, write_json, write_text
-from megaboa.report.checks import agreement_checks, by_subject, proof_checks, verdict
+from megaboa.report.checks import agreement_checks, by_subject, faults, proof_checks, verdict
 from megaboa.report.runs import load_runs
 
 
@@ -194,3 +194,20 @@ def test_gradient_norms_are_compared_where_that_is_asked_for(experiment):
         "20 of 20 steps differ in the gradient norm by more than 2e-05",
     )
     assert found["max_grad_norm"] == pytest.approx(4e-5)
+
+
+def test_what_ends_a_call_with_an_error(experiment):
+    add(experiment, losses={4: float("nan")})
+    experiment.plan_run("left-out")
+    left_out, other, dp1 = sorted(load_runs(experiment.results), key=lambda run: run.name != "left-out")
+    left_out.plan["state"] = "INVALID"  # by preflight, where the sweep may leave out what is illegal
+    runs = [replace(left_out, state="INVALID"), other, dp1]
+    checks = [
+        {"name": f"is {state}", "state": state, "detail": "why"} for state in ("PASS", "NOT_RUN", "INVALID", "FAIL")
+    ]
+    found = faults(runs, checks)
+    assert [(one["name"], one["detail"]) for one in found] == [
+        ("run other", "no finite loss at step 4"),
+        ("is FAIL", "why"),
+    ]
+    assert [one["anchor"] for one in found] == ["run-other", "check-is-FAIL"]

@@ -9,7 +9,8 @@ from fake_runs import START, FakeExperiment, end_event, start_event, step_event,
 
 from megaboa.files import digest, read_json, write_json
 from megaboa.observe import standing
-from megaboa.report.interim import load_interim, proofs_so_far
+from megaboa.report.interim import load_interim
+from megaboa.report.stages import proofs_so_far
 from megaboa.results import RunFolder, RunStore
 from megaboa.run import claims
 from megaboa.run.identity import identity_of
@@ -103,7 +104,7 @@ def test_proofs_that_are_not_there_have_not_run(experiment):
     for path in (there, exported):
         write_json(path, {"checks": [{"name": "tensors", "state": "PASS", "detail": ""}]})
     runs = load_interim(experiment.results)[0]
-    checks = {check["name"]: check["state"] for check in proofs_so_far([there, absent, exported], runs)}
+    checks = {check["name"]: check["state"] for check in proofs_so_far([there, absent, exported], names(runs))}
     # The proof of the export is older than the run: its export.json isn't of this checkpoint.
     assert checks == {
         "import of a: tensors": "PASS",
@@ -114,7 +115,12 @@ def test_proofs_that_are_not_there_have_not_run(experiment):
     kept = RunFolder(folder).store / "checkpoints" / "iter_0000008"
     write_json(folder / "export.json", {"path": "store/exports/x", "checkpoint": str(kept)})
     runs = load_interim(experiment.results)[0]
-    assert [check["name"] for check in proofs_so_far([exported], runs)] == [f"export of {TRAINED}: tensors"]
+    assert [check["name"] for check in proofs_so_far([exported], names(runs))] == [f"export of {TRAINED}: tensors"]
+
+
+def names(runs):
+    """Of those that are exported as they are trained now."""
+    return {run.name for run in runs if run.export}
 
 
 def test_the_page_says_that_it_is_interim_and_touches_nothing_else(experiment):
@@ -128,7 +134,7 @@ def test_the_page_says_that_it_is_interim_and_touches_nothing_else(experiment):
     html = out.read_text()
     top = html.split("<main>")[0]
     assert "<title>Interim: tiny</title>" in html and "3 of 4 runs are missing" in top
-    assert "Failed before training: image: failed." in top
+    assert "Jobs that failed: image: failed." in top
     assert "<b>failed</b>" in top and "cause: nan" in top and "<b>waiting</b>" in top
     shown = (out.parent / "data" / "loss.tsv").read_text()
     assert TRAINED in shown and WORKING not in shown and FAILED not in shown, "only what passed is plotted"

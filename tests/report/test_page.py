@@ -70,7 +70,7 @@ def html(experiment, tmp_path_factory):
 
 def rows(html):
     """Text of every table row, cells joined by `|`."""
-    found = re.findall(r"<tr>(.*?)</tr>", html, re.DOTALL)
+    found = re.findall(r"<tr[^>]*>(.*?)</tr>", html, re.DOTALL)
     cells = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL) for row in found]
     return ["|".join(" ".join(re.sub(r"<[^>]+>", " ", cell).split()) for cell in row) for row in cells]
 
@@ -106,6 +106,17 @@ def test_checks_are_shown_with_their_numbers(html):
     table = rows(html)
     assert any(re.match(r"tp2\|dp1\|PASS\|\d\.?\d?e-06\|\d+\|1e-05$", row) for row in table)
     assert any(row.startswith("broken|dp1|INVALID") for row in table)
+
+
+def test_what_failed_stands_at_the_top_and_leads_to_its_row(experiment, tmp_path):
+    top = page(load_runs(experiment.results), tmp_path).split("<main>")[0]
+    assert re.findall(r'<a href="#([^"]+)">([^<]+)</a>: ([^<]+)', top) == [
+        ("run-broken", "run broken", "no finite loss at step 4")
+    ]
+    runs = [run for run in load_runs(experiment.results) if run.name != "broken"]
+    html = page(runs, tmp_path, agreements=[{"reference": "dp1", "runs": ["tp2"], "tolerance": 1e-12}])
+    [(link, name, why)] = re.findall(r'<a href="#([^"]+)">([^<]+)</a>: ([^<]+)', html.split("<main>")[0])
+    assert name == "tp2 agrees with dp1" and "differ by more than" in why and f'<tr id="{link}">' in html
 
 
 class Structure(HTMLParser):

@@ -26,16 +26,18 @@ from megaboa.run.identity import is_trained
 from megaboa.workflow import (
     READERS,
     claim_experiment,
+    concluding,
     end_with_one_screen,
     given_values,
     introduce,
     look_after_waiting_jobs,
     looks_only,
+    note_interrupts,
     only_reads,
     print_failures,
-    print_outcome,
     profile_resources,
     release_experiment,
+    report_after_failure,
     require_claim,
     require_cluster,
     use_this_machine,
@@ -83,6 +85,19 @@ DATA = expand(f"{RESULTS}/data/{{corpus}}/verification.json", corpus=SHARED.corp
 ANALYSES = expand(f"{RESULTS}/runs/{{run}}/analysis.json", run=SHARED.profiled_runs)
 INDEXES = expand(f"{RESULTS}/data/indexes/{{index}}.json", index=SHARED.indexes)
 PREVIEW = {}  # of a dry run: the files that a call would change, and where they are now
+# Without these there is no report; where what is made beside training is missing, it says so.
+REPORTED = [f"{RESULTS}/image.json", *METRICS, *DATA, *INDEXES]
+CAPTIONS = os.path.relpath(f"{workflow.basedir}/workflow/report/captions.yaml")
+
+
+def report_command(folder):
+    """What makes a report in a folder of the results."""
+    files = [os.path.relpath(path) for path in CONFIG_FILES]
+    words = [f"{SCRIPTS}/report.py", "--settings", f"{RESULTS}/specs/report.json"]
+    words += ["--captions", CAPTIONS, "--config-file", *files, "--command", COMMAND]
+    return shlex.join(["python", *words, "--out", f"{RESULTS}/{folder}/index.html"])
+
+
 if workflow.exec_mode == ExecMode.DEFAULT:  # jobs read these files and never write them
     LOOKS = looks_only(workflow.output_settings.dryrun, sys.argv)
     PREVIEW, CALL_CONFIG = write_plan(

@@ -2,16 +2,13 @@ rule report:
     input:
         # What the report shows of it is identity, or in its settings; wall times and sizes of jobs change nothing there.
         ancient(f"{RESULTS}/plan.tsv"),
-        f"{RESULTS}/image.json",
-        METRICS,
-        DATA,
-        INDEXES,
+        REPORTED,
         ANALYSES,
         SHARED.import_proofs,
         SHARED.export_proofs,
         SHARED.evaluations,
         settings=planned("specs/report.json"),
-        captions=os.path.relpath(f"{workflow.basedir}/workflow/report/captions.yaml"),
+        captions=CAPTIONS,
     output:
         page=report(
             f"{RESULTS}/report/index.html",
@@ -31,12 +28,9 @@ rule report:
     conda:
         "../../envs/pipeline.yaml"
     params:
-        scripts=SCRIPTS,
-        config=[os.path.relpath(path) for path in CONFIG_FILES],
-        command=COMMAND,
+        command=report_command("report"),
     shell:
-        "python {params.scripts:q}/report.py --settings {input.settings} --captions {input.captions:q}"
-        " --config-file {params.config:q} --command {params.command:q} --out {output.page} 2>&1 | tee {log}"
+        "{params.command} 2>&1 | tee {log}"
 
 
 # The report of what is there at the moment, also beside a call that trains. It has no inputs and no outputs, so that it
@@ -48,12 +42,6 @@ rule interim:
     conda:
         "../../envs/pipeline.yaml"
     params:
-        scripts=SCRIPTS,
-        results=RESULTS,
-        captions=os.path.relpath(f"{workflow.basedir}/workflow/report/captions.yaml"),
-        config=[os.path.relpath(path) for path in CONFIG_FILES],
-        command=COMMAND,
+        command=report_command("interim"),
     shell:
-        "python {params.scripts:q}/report.py --interim --settings {params.results}/specs/report.json"
-        " --captions {params.captions:q} --config-file {params.config:q} --command {params.command:q}"
-        " --out {params.results}/interim/index.html 2>&1 | tee {log}"
+        "{params.command} --interim 2>&1 | tee {log}"

@@ -12,6 +12,7 @@ from megaboa.bridge import artifacts
 from megaboa.bridge.card import card
 from megaboa.bridge.process import prepare, require_converter
 from megaboa.bridge.quiet import quietly
+from megaboa.bridge.source import has_weights
 from megaboa.conversion import add_image, image_of
 from megaboa.data.errors import one_sentence
 from megaboa.files import digest, folder_digests, read_json, write_json, write_text
@@ -38,6 +39,8 @@ def convert(spec: dict[str, Any], folder: RunFolder, source: dict[str, Any]) -> 
         "file_gb": spec["file_gb"],
         "card": text,
         "files": artifacts.digests(source),
+        # Others, made before, may have a tied head twice; none of them has a proof.
+        **({} if has_weights(source) else {"tensors": "those that transformers saves"}),
     }
     checkpoint = checkpoints.folder(run.checkpoints, iteration)
     file_bytes = int(spec["file_gb"] * 1e9)

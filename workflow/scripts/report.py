@@ -10,16 +10,17 @@ from megaboa.config.models.report import Figure
 from megaboa.doctor import examine
 from megaboa.files import read_json, write_json, write_text
 from megaboa.report.blends import load_data
-from megaboa.report.checks import agreement_checks, proof_checks, verdict
+from megaboa.report.checks import agreement_checks, faults, proof_checks, verdict
 from megaboa.report.corpora import load_corpora
 from megaboa.report.expected import load_expected
 from megaboa.report.frames import Frames
 from megaboa.report.gap import gap_rows
-from megaboa.report.interim import load_interim, proofs_so_far
+from megaboa.report.interim import load_interim
 from megaboa.report.page import ReportError, draw, read_captions, render, verdict_text
 from megaboa.report.profiles import draw_profiles, load_profiles
 from megaboa.report.provenance import provenance
 from megaboa.report.runs import load_runs, passed
+from megaboa.report.stages import stage_checks, unprofiled
 from megaboa.report.table_files import save_tables
 from megaboa.report.time_spent import time_rows
 
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--command", default="snakemake", help="the command that makes this report")
     parser.add_argument("--out", type=Path, required=True, help="page to write; figures and checks.json go beside it")
     parser.add_argument("--interim", action="store_true", help="report on what is there, whichever runs are missing")
+    parser.add_argument("--after-failure", action="store_true", help="no run is missing, but other jobs failed")
     args = parser.parse_args()
 
     try:
@@ -40,10 +42,17 @@ def main() -> None:
         sys.exit(str(error))
     results = args.settings.parents[1]
     settings = read_json(args.settings)
-    runs, interim = load_interim(results) if args.interim else (load_runs(results), None)
-    corpora, proofs = load_corpora(results), [Path(path) for path in settings["proofs"]]
-    proved = proofs_so_far(proofs, runs) if args.interim else proof_checks(proofs)
-    checks = agreement_checks(settings["agreements"], runs) + proved
+    careful = args.interim or args.after_failure  # there may be files of what was configured before
+    runs, interim = load_interim(results) if careful else (load_runs(results), None)
+    interim = interim if args.interim else None
+    corpora = load_corpora(results)
+    checks = agreement_checks(settings["agreements"], runs)
+    profiled = settings.get("profiles", [])
+    if careful:
+        checks += stage_checks(results, settings, runs, over=args.after_failure)
+        profiled = [run for run in profiled if run not in unprofiled(results, settings)]
+    else:
+        checks += proof_checks([Path(path) for path in settings["proofs"]])
     expected = load_expected(results, runs)
     frames = Frames(passed(runs), settings.get("values"), {one.run: one.predicted_gib for one in expected})
     own = [Figure.model_validate(figure) for figure in settings.get("figures", [])]
@@ -51,7 +60,7 @@ def main() -> None:
         drawn = draw(runs, corpora, settings["agreements"], captions, args.out.parent, frames, own, args.interim)
     except ReportError as error:
         sys.exit(str(error))
-    profiles, published = load_profiles(results, settings.get("profiles", [])), settings.get("published")
+    profiles, published = load_profiles(results, profiled), settings.get("published")
     gaps, times = gap_rows(published, passed(runs)) if published else [], time_rows(passed(runs))
     tables = save_tables(runs, frames, checks, gaps, times, expected, args.out.parent)
     page = render(
@@ -73,9 +82,8 @@ def main() -> None:
         interim=interim,
     )
     result = verdict(runs, checks)
-    write_json(
-        args.out.with_name("checks.json"), {"state": result["state"], "counts": result["counts"], "checks": checks}
-    )
+    found = {"state": result["state"], "counts": result["counts"], "failed": faults(runs, checks), "checks": checks}
+    write_json(args.out.with_name("checks.json"), found)
     write_text(args.out, page)
     print(f"{args.out}: {'interim, ' if interim else ''}{result['state']}. {verdict_text(result)}")
 

@@ -14,6 +14,7 @@ from megaboa.blends import corpora
 from megaboa.files import read_json
 
 CARD = "README.md"  # of an exported model, where the hub looks for it
+FAILED_PROOF = "failed-proof.json"  # beside proof.json, which is there only if all passed
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import functools
 import json
 import logging
 import os
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from megaboa.doctor import stages
 from megaboa.files import read_json
 from megaboa.observe import standing
 from megaboa.plan import Plan, preview, screen
@@ -33,7 +37,9 @@ LOOKS = {
 READERS = {"doctor", "interim"}  # rules that leave alone what others make and read
 _held: list[IO[str]] = []  # open for as long as this process lives
 _holder: list[str] = []  # who else works on the experiment
-_STARTED = time.time()
+_interrupted: list[int] = []
+SHOWN, LENGTH = 5, 200  # failed checks that the last line names; characters that it says of each
+MOST_LINES = 20  # about other jobs that failed
 
 
 def use_this_python() -> None:
@@ -232,20 +238,86 @@ def reason(dag: Any, job: Any) -> str:
     return f"after {some_of(sorted({before.rule.name for before in dag.job_dependencies(job) if dag.needrun(before)}))}"
 
 
-def print_outcome(results: str | Path) -> None:
-    """The last lines that a user sees: what the report comes to, and where it is."""
-    checks = Path(results) / "report" / "checks.json"
-    if checks.exists() and checks.stat().st_mtime >= _STARTED:  # not the verdict of an earlier call
-        found = read_json(checks)
-        counts = "; ".join(f"{_count(states)} {what}" for what, states in found["counts"].items() if states)
-        say(f"{found['state']}: {counts}\nreport: {Path(results) / 'report' / 'index.html'}")
+def concluding(execute: Callable[..., None], workflow: Any, results: str | Path) -> Callable[..., None]:
+    """Snakemake's own `execute`, and the report's verdict after it.
+
+    Of Snakemake's hooks none is called where nothing is to be done, and none can be sure to have the last word.
+    """
+
+    @functools.wraps(execute)
+    def executed(*arguments: Any, **options: Any) -> None:
+        execute(*arguments, **options)
+        if not (workflow.dryrun or workflow.touch) and _is_made("report", workflow.dag):
+            conclude(results)
+
+    return executed
+
+
+def _is_made(rule: str, dag: Any) -> bool:
+    """Whether the call has asked for what a rule makes, and it is there."""
+    jobs = [job for job in dag.jobs if job.rule.name == rule]
+    return any(dag.finished(job) or not dag.needrun(job) for job in jobs)
+
+
+def conclude(results: str | Path) -> None:
+    """The last lines that a user sees: what the report comes to, and where it is. A failed check ends the call with an
+    error."""
+    found = read_json(Path(results) / "report" / "checks.json")
+    counts = "; ".join(f"{_count(states)} {what}" for what, states in found["counts"].items() if states)
+    say(f"{found['state']}: {counts}\nreport: {Path(results) / 'report' / 'index.html'}")
+    if failed := found.get("failed", [{"name": found["state"], "detail": ""}] if found["state"] == "FAIL" else []):
+        sys.exit(f"failed: {'; '.join(map(_failed, failed[:SHOWN]))}{_more(failed)}")
+
+
+def _failed(one: dict[str, str]) -> str:
+    return f"{one['name']} ({one['detail'][:LENGTH]})" if one["detail"] else one["name"]
+
+
+def _more(failed: list[dict[str, str]]) -> str:
+    return f"; and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
 
 
 def print_failures(results: str | Path) -> None:
-    """After a call that failed: which runs did, and what can be had without them."""
+    """After a call that failed: which runs and other jobs did, and what can be had without them."""
     if not _holder and (Path(results) / "plan.tsv").exists():
         for line in standing.failed(standing.missing(Path(results))):
             say(line)
+        lines = stages.failed(Path(results), over=True)
+        for line in lines[:MOST_LINES]:
+            say(line)
+        if len(lines) > MOST_LINES:
+            say("`snakemake doctor` says the rest")
+
+
+def note_interrupts() -> None:
+    """Ctrl-C ends a call as before, but is no failure to be reported."""
+
+    def noted(number: int, frame: Any) -> None:
+        _interrupted.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, noted)
+
+
+def report_after_failure(results: str | Path, command: str, needed: Collection[str], dag: Any) -> None:
+    """Where every run is trained and measured, what failed beside training doesn't cost the report: it says so.
+
+    It is made here and not by a job, as the rule needs what has failed. The next call tries that again, and then makes
+    the report by its rule.
+    """
+    asked = any(job.rule.name == "report" for job in dag.jobs)
+    if _interrupted or _holder or not asked or _is_made("report", dag):
+        return
+    if not all(map(os.path.exists, needed)) or standing.missing(Path(results)):
+        return
+    log = Path(results) / "logs" / "report.log"
+    with log.open("w") as stream:
+        done = subprocess.run(["bash", "-c", f"{command} --after-failure"], stdout=stream, stderr=subprocess.STDOUT)
+    if done.returncode:
+        say(f"the report could not be made: {log}")
+        return
+    conclude(results)
 
 
 def _count(states: dict[str, int]) -> str:

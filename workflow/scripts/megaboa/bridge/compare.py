@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Iterable
 
 import torch
@@ -15,6 +16,7 @@ from megaboa.bridge.verdict import Check, check
 SHOWN = 5
 # Types as safetensors writes them.
 DTYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+NORM = re.compile(r"norm[^.]*\.weight$")
 FLOATS = {name for name, dtype in _TYPES.items() if dtype.is_floating_point}
 
 
@@ -58,6 +60,25 @@ def trained(before: Tensors, after: Tensors) -> Check:
     common = [name for name in before if name in after and before.kind(name).shape == after.kind(name).shape]
     changed = sum(not same_bits(before[name].to(after[name].dtype), after[name]) for name in common)
     return check("trained", changed > 0, f"{changed} of {len(common)} tensors differ from those of the source")
+
+
+def trained_from_scratch(after: Tensors, dtype: torch.dtype) -> tuple[Check | None, str | None]:
+    """The scales of its norms are no longer all alike, as Megatron makes them. Else why that can't be seen.
+
+    The other weights start at random, and nobody has kept them.
+    """
+    norms = [name for name in after if NORM.search(name)]
+    moved = sum(bool((after[name] != after[name].flatten()[0]).any()) for name in norms)
+    detail = f"{moved} of {len(norms)} norms are no longer the constant that they started as"
+    if not norms:
+        return None, "the model has no norms, whose start is known"
+    if not moved and dtype != torch.float32:
+        return None, f"{detail}; {str(dtype).removeprefix('torch.')} may be too coarse to show it"
+    return check("trained", moved > 0, detail), None
+
+
+def kinds(tensors: dict[str, torch.Tensor]) -> dict[str, Kind]:
+    return {name: Kind(tuple(tensor.shape), DTYPE_NAMES[tensor.dtype]) for name, tensor in tensors.items()}
 
 
 def _retyped(expected: Kind, found: Kind | None, dtype: str) -> Kind:

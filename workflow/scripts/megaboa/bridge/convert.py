@@ -11,10 +11,13 @@ from typing import Any
 
 import torch
 from megatron.bridge import AutoBridge
-from transformers import AutoConfig
+from megatron.bridge.models.hf_pretrained.causal_lm import PreTrainedCausalLM
+from megatron.bridge.models.hf_pretrained.state import StateDict
+from transformers import AutoConfig, PreTrainedConfig
 
 from megaboa.bridge import artifacts, tensors, weights
 from megaboa.bridge.groups import process_groups, sizes
+from megaboa.bridge.source import has_weights, saved_tensors
 from megaboa.conversion import WHOLE, Layout
 
 # Of a model that isn't trained: this needs Apex, which may not be there.
@@ -26,7 +29,7 @@ def import_checkpoint(source: dict[str, Any], folder: Path, layout: Layout = WHO
 
     Within process groups: every rank reads its part of the model and writes it.
     """
-    bridge = bridge_of(source)
+    bridge = converter_of(source)
     provider = bridge.to_megatron_provider()
     vars(provider).update({**UNTRAINED, **sizes(layout)})
     provider.finalize()
@@ -36,7 +39,7 @@ def import_checkpoint(source: dict[str, Any], folder: Path, layout: Layout = WHO
 
 def export_checkpoint(source: dict[str, Any], checkpoint: Path, folder: Path, file_bytes: int) -> None:
     """Write a Megatron checkpoint as a Hugging Face folder: weights, config, tokenizer."""
-    bridge = bridge_of(source)
+    bridge = converter_of(source)
     with process_groups(source["device"]):
         export_model(bridge, load_checkpoint(bridge, checkpoint), source, folder, file_bytes)
 
@@ -54,8 +57,28 @@ def hf_tensors(bridge: AutoBridge, model: list[torch.nn.Module]) -> Iterator[tup
     return bridge.export_hf_weights(model, cpu=True, show_progress=False)
 
 
+def converter_of(source: dict[str, Any]) -> AutoBridge:
+    """Bridge's converter for a model.
+
+    For one that is trained from scratch it knows what transformers' model of this config consists of: Bridge would
+    otherwise write a tied head too, and couldn't tell a parameter that has no tensor.
+    """
+    if has_weights(source):
+        return AutoBridge.from_hf_pretrained(source["path"])
+    return AutoBridge(_Outline(AutoConfig.from_pretrained(source["path"], local_files_only=True)))
+
+
+class _Outline(PreTrainedCausalLM):
+    """A model of which all is known but the weights."""
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        self.config = config
+        self._state_dict_accessor = StateDict(saved_tensors(config))
+
+
 def bridge_of(source: dict[str, Any]) -> AutoBridge:
-    """Bridge's converter for a model; one without weights has a config alone."""
+    """Bridge's idea of a model, from its config."""
     if tensors.files(source["path"]):
         return AutoBridge.from_hf_pretrained(source["path"])
     return AutoBridge.from_hf_config(AutoConfig.from_pretrained(source["path"], local_files_only=True))

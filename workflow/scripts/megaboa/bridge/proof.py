@@ -21,10 +21,20 @@ from megatron.core.utils import unwrap_model
 from transformers import AutoConfig
 
 from megaboa.bridge import held_out
-from megaboa.bridge.compare import DTYPE_NAMES, bits_digest, listed, round_trip, same_kinds, trained
-from megaboa.bridge.convert import bridge_of, export_model, hf_tensors, load_checkpoint
+from megaboa.bridge.compare import (
+    DTYPE_NAMES,
+    bits_digest,
+    kinds,
+    listed,
+    round_trip,
+    same_kinds,
+    trained,
+    trained_from_scratch,
+)
+from megaboa.bridge.convert import converter_of, export_model, hf_tensors, load_checkpoint
 from megaboa.bridge.groups import from_all, is_last, process_groups
 from megaboa.bridge.logits import load_reference, same_logits
+from megaboa.bridge.source import has_weights, saved_tensors
 from megaboa.bridge.structure import complete
 from megaboa.bridge.tensors import Tensors
 from megaboa.bridge.verdict import Check, check
@@ -43,7 +53,7 @@ def prove_import(source: dict[str, Any], checkpoint: Path, layout: Layout = WHOL
 
     Of several ranks each holds a part of it, and the last one says what was seen; the others return nothing.
     """
-    bridge = bridge_of(source)
+    bridge = converter_of(source)
     config = AutoConfig.from_pretrained(source["path"], local_files_only=True)
     with process_groups(source["device"], layout), Tensors(source["path"]) as originals:
         model = load_checkpoint(bridge, checkpoint, layout)
@@ -67,19 +77,28 @@ def prove_export(
     files = unchanged(export)
     if files["state"] != "PASS":
         return [files], {}  # what else could be said of it?
-    config = AutoConfig.from_pretrained(export["path"], local_files_only=True)
-    checks = [files]
-    with Tensors(source["path"]) as before, Tensors(export["path"]) as after:
-        if len(before):  # a model that was trained from scratch may have no weights to compare with
-            checks += [same_kinds(before.kinds(), after.kinds(), DTYPE_NAMES[config.dtype]), trained(before, after)]
+    # What is expected comes from the source; of the export's own config only the type that training gave the weights.
+    config = AutoConfig.from_pretrained(source["path"], local_files_only=True)
+    dtype = AutoConfig.from_pretrained(export["path"], local_files_only=True).dtype
+    checks, left_out = [files], {}
+    with Tensors(export["path"]) as after:
+        if has_weights(source):
+            with Tensors(source["path"]) as before:
+                checks += [same_kinds(before.kinds(), after.kinds(), DTYPE_NAMES[dtype]), trained(before, after)]
+        else:
+            checks.append(same_kinds(kinds(saved_tensors(config)), after.kinds(), DTYPE_NAMES[dtype]))
+            moved, obstacle = trained_from_scratch(after, dtype)
+            checks += [moved] if moved else []
+            left_out |= {"trained": obstacle} if obstacle else {}
         checks += complete(after, config)
     evaluation = kept.evaluations(RunStore(folder.store)).get(export["iteration"])
     obstacle = held_out.why_not(folder, evaluation, source["params"])
     read = [] if obstacle else held_out.batches(folder, evaluation)  # before there is a process group
     checks += runs_alone(export["path"])
     if NEEDED.intersection(one["name"] for one in checks if one["state"] != "PASS"):
-        return checks, {}  # Megatron could not read it either
-    bridge, checkpoint, vocab_size = bridge_of(source), Path(export["checkpoint"]), config.get_text_config().vocab_size
+        return checks, left_out  # Megatron could not read it either
+    bridge, checkpoint = converter_of(source), Path(export["checkpoint"])
+    vocab_size = config.get_text_config().vocab_size
     with process_groups(source["device"]):
         model = load_checkpoint(bridge, checkpoint)
         checks.append(mapped(bridge, model))
@@ -92,7 +111,7 @@ def prove_export(
         checks.append(same_parameters(trained_bits, parameter_digests(bridge, model, vocab_size)))
     if read:
         checks.append(held_out.same_loss(reference, read, evaluation, folder.run["training"]["precision"]))
-    return checks, {"validation loss": obstacle} if obstacle else {}
+    return checks, left_out | ({"validation loss": obstacle} if obstacle else {})
 
 
 def unchanged(export: dict[str, Any]) -> Check:

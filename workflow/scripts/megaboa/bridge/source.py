@@ -21,6 +21,7 @@ from megaboa.data.errors import InputError
 from megaboa.files import digest, file_digest, folder_digests, read_json, write_json
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
 GENERATION = "generation_config.json"
@@ -56,7 +57,22 @@ def obtain(spec: dict[str, Any]) -> dict[str, Any]:
         "params": tensors.count(found["path"]) or _on_meta_device(config).num_parameters(),
         "dtype": str(config.dtype or "float32").removeprefix("torch."),
         "device": spec["device"],
+        "weights": spec["weights"],
     }
+
+
+def has_weights(source: dict[str, Any]) -> bool:
+    """Whether runs start from the weights in the model's folder: one that is trained from scratch may have some too."""
+    return source.get("weights", bool(tensors.files(source["path"])))  # older manifests don't say
+
+
+def saved_tensors(config: PreTrainedConfig) -> dict[str, torch.Tensor]:
+    """The tensors that transformers would write of a model of this config, on the meta device: all but the values."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    model = _on_meta_device(config, dtype=config.dtype)
+    unsaved = {*model.all_tied_weights_keys, *(model._keys_to_ignore_on_save or ())}
+    return revert_weight_conversion(model, {k: v for k, v in model.state_dict().items() if k not in unsaved})
 
 
 def read_config(folder: str | Path, key: str) -> PreTrainedConfig:
@@ -180,13 +196,13 @@ def _random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     return model
 
 
-def _on_meta_device(config: PreTrainedConfig) -> PreTrainedModel:
+def _on_meta_device(config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
     """The model's structure, without memory for its weights."""
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return AutoModelForCausalLM.from_config(config, **options)
 
 
 def _check_vocabulary(used: tokenizer.Reference, vocab_size: int, key: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.files import write_json
+from megaboa.results import FAILED_PROOF
 
 Check = dict[str, Any]
 
@@ -18,15 +19,18 @@ def check(name: str, passed: bool, detail: str, difference: float | None = None)
 
 
 def conclude(subject: str, checks: list[Check], out: Path, remedy: str = "", **more: Any) -> None:
-    """Print every check and write the proof; where one failed, write nothing and end the process with an error.
+    """Print every check and write the proof; where one failed, write what was seen beside it and end with an error.
 
-    `more` is written into the proof: what it proves, and what was left out of it.
+    So a proof that is there is one. `more` is written into it: what it proves, and what was left out of it.
     """
+    failure = out.with_name(FAILED_PROOF)
     for one in checks:
         print(f"{one['state']} {one['name']}: {one['detail']}")
     failed = [one["name"] for one in checks if one["state"] != "PASS"]
     if failed:
+        write_json(failure, {"state": "FAIL", "checks": checks, **more})
         sys.exit(f"error: {subject}: {len(failed)} of {len(checks)} checks failed: {', '.join(failed)}{remedy}")
     for name, why in more.get("left_out", {}).items():
         print(f"left out: {name}: {why}")
     write_json(out, {"state": "PASS", "checks": checks, **more})
+    failure.unlink(missing_ok=True)

@@ -1,8 +1,11 @@
-"""What comes before training and failed: by the log of its job, where its manifest is not there."""
+"""What comes before and after training and failed: by the log of its job, where its manifest is not there."""
 
 from __future__ import annotations
 
+import fcntl
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from megaboa.doctor import advice, classes
@@ -10,53 +13,124 @@ from megaboa.files import read_json
 from megaboa.launch.ranks import Ended
 from megaboa.run.failures import EVIDENCE_LENGTH, classify, read_tails
 
-KINDS = ("models", "tokenizers", "corpora", "indexes")  # of specifications
+SHARED = ("models", "tokenizers", "corpora", "indexes")  # kinds of specifications
 # The sentence of a mistake that a user can mend, the last line of a traceback, what preflight says.
 REFUSED = re.compile(r"^.*(?:\b(?:is|are) refused(?: in the image)?: |; nothing was trained\.$).*$", re.MULTILINE)
 ENDED = re.compile(r"^(?:error: |(?:\w+\.)*\w*(?:Error|Exception)\b).*$", re.MULTILINE)
+UNPROVED = re.compile(r"^FAIL .*$", re.MULTILINE)  # checks of a proof
+MOST_CHECKS = 5
 
 
-def failed(results: Path) -> list[str]:
-    return [line for log, manifest in _jobs(results) if log.exists() and not manifest.exists() for line in _told(log)]
+@dataclass(frozen=True)
+class Job:
+    """`needs`: manifests without which it doesn't begin. `part`: of several jobs that make the manifest together."""
+
+    log: Path
+    manifest: Path
+    needs: tuple[Path, ...] = ()
+    part: bool = False
+
+    @property
+    def name(self) -> str:
+        return str(self.log.with_suffix("")).split("/logs/")[-1]
+
+    @property
+    def has_begun(self) -> bool:
+        """With what there is now, and not for an earlier one's sake."""
+        if not self.log.exists() or not all(path.exists() for path in self.needs):
+            return False
+        return all(path.stat().st_mtime <= self.log.stat().st_mtime for path in self.needs)
 
 
-def _jobs(results: Path) -> list[tuple[Path, Path]]:
-    """The log and the manifest of every job that the plan's specifications ask for."""
+def failed(results: Path, over: bool | None = None) -> list[str]:
+    over = not _is_worked_on(results) if over is None else over
+    return [line for job in jobs(results) if not job.manifest.exists() for line in told(job, over)]
+
+
+def jobs(results: Path) -> list[Job]:
+    """Every job that the plan's specifications ask for, but for training."""
+    return [*_before_training(results), *(job for run in _runs(results) for job in of_run(results, run))]
+
+
+def of_run(results: Path, run: str) -> list[Job]:
+    """What is made of a run beside its training."""
+    logs, folder = results / "logs", results / "runs" / run
+    export, proof, trace = (folder / f"{name}.json" for name in ("export", "proof", "trace"))
+    return [
+        Job(logs / "export" / f"{run}.log", export, (folder / "train.json",)),
+        Job(logs / "export" / f"{run}.proof.log", proof, (export,)),
+        Job(logs / "export" / f"{run}.generate.log", folder / "generations.json", (export,)),
+        Job(logs / "export" / f"{run}.push.log", folder / "push.json", (export, proof)),
+        Job(logs / "evaluate" / f"{run}.log", folder / "evaluation.json", (export, proof)),
+        Job(logs / "profiles" / f"{run}.log", trace),
+        Job(logs / "profiles" / f"{run}.analysis.log", folder / "analysis.json", (trace,)),
+    ]
+
+
+def of_model(results: Path, model: str) -> list[Job]:
+    logs, folder = results / "logs" / "models", results / "models" / model
+    parts = ("source", "import", "proof")
+    return [
+        Job(logs / f"{model}.{part}.log", folder / f"{part}.json", tuple(folder / f"{before}.json" for before in given))
+        for part, given in zip(parts, ((), parts[:1], parts[:2]), strict=True)
+    ]
+
+
+def _before_training(results: Path) -> Iterator[Job]:
     logs = results / "logs"
     inside = results / "specs" / "inside.json"
     boxed = inside.exists() and "container" in read_json(inside)
-    first = ("image", "preflight", *(["preflight-in-image"] if boxed else []))
-    jobs = [(logs / f"{name}.log", results / f"{name}.json") for name in first]
-    names = {kind: sorted(path.stem for path in (results / "specs" / kind).glob("*.json")) for kind in KINDS}
+    for name in ("image", "preflight", *(["preflight-in-image"] if boxed else [])):
+        yield Job(logs / f"{name}.log", results / f"{name}.json")
+    names = {kind: sorted(path.stem for path in (results / "specs" / kind).glob("*.json")) for kind in SHARED}
     for model in names["models"]:
-        for part in ("source", "import", "proof"):
-            jobs.append((logs / "models" / f"{model}.{part}.log", results / "models" / model / f"{part}.json"))
+        yield from of_model(results, model)
     for one in names["tokenizers"]:
-        jobs.append((logs / "tokenizers" / f"{one}.log", results / "tokenizers" / f"{one}.json"))
+        yield Job(logs / "tokenizers" / f"{one}.log", results / "tokenizers" / f"{one}.json")
     for corpus in names["corpora"]:
         folder, merged = logs / "data" / corpus, results / "data" / f"{corpus}.json"
         for part in ("sources", "verification"):
-            jobs.append((folder / f"{part}.log", results / "data" / corpus / f"{part}.json"))
-        jobs += [(log, merged) for log in [*sorted(folder.glob("shard-*.log")), folder / "merge.log"]]
+            yield Job(folder / f"{part}.log", results / "data" / corpus / f"{part}.json")
+        yield from (Job(log, merged, part=True) for log in [*sorted(folder.glob("shard-*.log")), folder / "merge.log"])
     for one in names["indexes"]:
-        jobs.append((logs / "data" / "indexes" / f"{one}.log", results / "data" / "indexes" / f"{one}.json"))
-    return jobs
+        yield Job(logs / "data" / "indexes" / f"{one}.log", results / "data" / "indexes" / f"{one}.json")
 
 
-def _told(log: Path) -> list[str]:
-    """Nothing of a job that is still at work."""
-    text = read_tails([(None, log)])[None]
-    name = str(log.with_suffix("")).split("/logs/")[-1]
-    if refused := REFUSED.findall(text):
-        return [f"{name}: refused", *(f"  | {line}" for line in refused), f"  logs: {log}"]
-    if not (said := ENDED.findall(text)):
+def _runs(results: Path) -> list[str]:
+    path = results / "specs" / "runs.json"
+    return read_json(path)["runs"] if path.exists() else []
+
+
+def told(job: Job, over: bool = False) -> list[str]:
+    """Nothing of a job that hasn't begun, or is still at work: `over` says that no call works on the experiment."""
+    if not job.has_begun:
         return []
+    text = read_tails([(None, job.log)])[None]
+    if refused := REFUSED.findall(text):
+        return [f"{job.name}: refused", *(f"  | {line}" for line in refused), f"  logs: {job.log}"]
+    if not (said := ENDED.findall(text)):
+        without = f"{job.name}: ended without a word: it was killed, or SLURM ended it (its own log: logs/slurm)"
+        return [without, f"  logs: {job.log}"] if over and not job.part else []
     cause = classify(Ended(0, 1), {None: text}, 0).cause
     found = classes.trouble(cause, said[-1][:EVIDENCE_LENGTH], {None: text})
     what = "failed" if found.name in ("unknown", "config") else found.name.replace("_", " ")
     return [
-        f"{name}: {what}",
+        f"{job.name}: {what}",
+        *(f"  | {line[:EVIDENCE_LENGTH]}" for line in UNPROVED.findall(text)[:MOST_CHECKS]),
         *(f"  | {line}" for line in found.evidence),
-        f"  logs: {log}",
+        f"  logs: {job.log}",
         *(f"  try: {line}" for line in (advice.hub(advice.Case()) if found.name == "hub" else ())),
     ]
+
+
+def _is_worked_on(results: Path) -> bool:
+    """Whether a call holds the experiment, as `megaboa.workflow` does."""
+    path = results / ".lock"
+    if not path.exists():
+        return False
+    with path.open() as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False

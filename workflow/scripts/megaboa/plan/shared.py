@@ -344,4 +344,5 @@ class Shared:
             "values": {run.name: run.values for run in self.plan.runs},
             "proofs": [*self.import_proofs, *self.export_proofs],
             "profiles": self.profiled_runs,
+            "evaluated": self.plan.evaluated,
         }

@@ -186,6 +186,20 @@ def _difference_in(checks: list[Check], name: str) -> float | None:
     return next((check.get("difference") for check in checks if check["check"] == name), None)
 
 
+def faults(runs: list[RunResult], checks: list[Check]) -> list[dict[str, str]]:
+    """What ends the call with an error, and where the page shows it. Not what was left out of the plan on purpose."""
+    wrong = [run for run in runs if run.state in ("FAIL", "INVALID") and run.plan.get("state") != "INVALID"]
+    found = [
+        {"name": f"run {run.name}", "detail": "; ".join(run.reasons), "anchor": f"run-{run.name}"} for run in wrong
+    ]
+    failed = [check for check in checks if check["state"] == "FAIL"]
+    return found + [{"name": one["name"], "detail": one["detail"], "anchor": anchor(one)} for one in failed]
+
+
+def anchor(check: Check) -> str:
+    return f"check-{check['name']}".replace(" ", "-")
+
+
 def verdict(runs: list[RunResult], checks: list[Check]) -> dict[str, Any]:
     """What the report comes to: PASS only where every run and every check passed."""
     of_runs, of_checks = [run.state for run in runs], [check["state"] for check in checks]

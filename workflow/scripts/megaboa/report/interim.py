@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from megaboa.observe import measure
 from megaboa.observe.slurm_jobs import read_queue
 from megaboa.observe.standing import Standing, missing
 from megaboa.observe.steps import table_of
-from megaboa.report.checks import Check, proof_checks
 from megaboa.report.runs import RunResult, load_run, read_plan, result_of
+from megaboa.report.stages import is_evaluated
 from megaboa.results import RunFolder, RunStore
 from megaboa.run.identity import is_outdated
 
@@ -26,7 +25,7 @@ class Interim:
     made: str
     runs: int
     missing: list[Standing]
-    stages: list[str]  # before training, that failed
+    stages: list[str]  # that failed: all but training
 
 
 def load_interim(results: Path) -> tuple[list[RunResult], Interim]:
@@ -38,30 +37,15 @@ def load_interim(results: Path) -> tuple[list[RunResult], Interim]:
     return runs, Interim(made, len(runs), list(absent.values()), failed)
 
 
-def proofs_so_far(proofs: Sequence[Path], runs: Sequence[RunResult]) -> list[Check]:
-    """The checks of all proofs; one that is yet to be made, of what is there now, is a check that has not run."""
-    exported = {run.name for run in runs if run.export}
-    there = [path for path in proofs if path.exists() and (_is_import(path) or path.parent.name in exported)]
-    return proof_checks(there) + [_unproved(path) for path in proofs if path not in there]
-
-
-def _is_import(proof: Path) -> bool:
-    return proof.parent.parent.name == "models"
-
-
-def _unproved(proof: Path) -> Check:
-    subject, kind = proof.parent.name, "import" if _is_import(proof) else "export"
-    name = {"kind": kind, "subject": subject, "check": "proof", "name": f"{kind} of {subject}: proof"}
-    return {**name, "state": "NOT_RUN", "detail": "is yet to be proved"}
-
-
 def _load(folder: RunFolder, plan: dict[str, str], absent: dict[str, Standing]) -> RunResult:
     if plan.get("state") == "INVALID":
         return load_run(folder, plan)
     if folder.name in absent:
         return _unfinished(folder, plan, absent[folder.name])
     found = _of_metrics(folder, plan) or _result(folder, plan, measure.trained(folder, folder.launch["peak_tflops"]))
-    return found if _is_exported(folder) else replace(found, export=None, evaluation={})
+    if not _is_exported(folder):
+        return replace(found, export=None, evaluation={})
+    return found if is_evaluated(folder.path) else replace(found, evaluation={})
 
 
 def _of_metrics(folder: RunFolder, plan: dict[str, str]) -> RunResult | None:

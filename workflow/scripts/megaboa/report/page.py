@@ -16,7 +16,7 @@ from markupsafe import Markup
 from megaboa.config.models.report import Figure
 from megaboa.report import axes, figures, gap, kinds, machines, style, time_spent, trace_figures
 from megaboa.report.blends import DataRead, last_validation
-from megaboa.report.checks import Check, by_subject, verdict
+from megaboa.report.checks import Check, anchor, by_subject, faults, verdict
 from megaboa.report.colours import MOST_ENTRIES, Shades
 from megaboa.report.corpora import CorpusCard
 from megaboa.report.expected import Expected
@@ -140,7 +140,8 @@ def render(
     )
     environment.filters |= {"loss": _loss, "duration": axes.duration, "count": _count, "difference": _difference}
     result = verdict(runs, checks)
-    proofs = [check for check in checks if check["kind"] != "agreement"]
+    checks = [{**check, "anchor": anchor(check)} for check in checks]
+    proofs = [check for check in checks if check["kind"] in ("import", "export")]
     return environment.get_template("page.html.j2").render(
         css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         js=Markup((HERE / "page.js").read_text(encoding="utf-8")),
@@ -148,6 +149,8 @@ def render(
         experiment=experiment,
         verdict=result,
         verdict_text=verdict_text(result),
+        failed=faults(runs, checks),
+        stages=[check for check in checks if check["kind"] in ("evaluation", "profile")],
         figures={section: _named(drawn, names) for section, names in SECTIONS.items()},
         own_figures=[figure for figure in drawn if figure["own"] and figure["name"] not in FIGURES],
         machines=machines.rows(passed(runs)),
