@@ -1,4 +1,4 @@
-"""megaboa.bridge.steps without Bridge: its callbacks need of it no more than two names."""
+"""megaboa.bridge.steps without Bridge: its callbacks need of it no more than three names."""
 
 import importlib
 import sys
@@ -12,14 +12,16 @@ from megaboa.results import AttemptFolder
 from megaboa.run import checkpoints
 from megaboa.run.watch import Signals
 
-STUBS = ("megatron", "megatron.bridge", "megatron.bridge.training", "megatron.bridge.training.callbacks")
+STUBS = ("megatron", "megatron.bridge", "megatron.bridge.training", "megatron.core")
+CALLBACKS, BATCHES = "megatron.bridge.training.callbacks", "megatron.core.num_microbatches_calculator"
 
 
 @pytest.fixture
 def steps(monkeypatch):
-    for name in STUBS:
+    for name in (*STUBS, CALLBACKS, BATCHES):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    sys.modules[STUBS[-1]].Callback = sys.modules[STUBS[-1]].CallbackContext = object
+    sys.modules[CALLBACKS].Callback = sys.modules[CALLBACKS].CallbackContext = object
+    sys.modules[BATCHES].get_current_running_global_batch_size = lambda: 4
     monkeypatch.delitem(sys.modules, "megaboa.bridge.steps", raising=False)
     yield importlib.import_module("megaboa.bridge.steps")
     del sys.modules["megaboa.bridge.steps"]
@@ -97,7 +99,7 @@ def test_events_are_what_the_supervisor_reads(steps, tmp_path):
     assert (configured["phase"], built["phase"]) == ("configured", "built")
     assert (begin["world_size"], begin["gpu"], begin["flops_per_token"]) == (1, None, None)
     assert (begin["event"], begin["step"], end["event"], end["step"]) == ("train_start", 0, "end", 8)
-    assert (step["step"], step["loss"], step["lr"], step["tokens"], step["skipped"]) == (8, 6.5, 3e-4, 512, False)
+    assert (step["step"], step["loss"], step["lr"], step["tokens"], step["skipped"]) == (8, 6.5, 3e-4, 256, False)
     assert (evaluated["losses"], evaluated["samples"]) == ({"lm loss": 6.0}, [32, 48])
     assert 0.05 <= evaluated["seconds"] < 5
     assert 0.05 <= save["seconds"] < 5 and save["time"] >= evaluated["time"]

@@ -1,5 +1,6 @@
 """Processes killed in the middle. Afterwards one more call finishes the work, and the curve is that of a quiet run."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from clone import kill_group, user_environment
+from clone import curve_of, edit, kill_group, user_environment
 
-from megaboa.files import read_jsonl
+from megaboa.files import read_jsonl, write_json
 
 pytestmark = pytest.mark.slow
 
@@ -114,8 +115,27 @@ def test_everything_killed_at_once(workspace, quiet):
     assert workspace.steps("crash", "dp2") == quiet
 
 
+def test_a_supervisor_killed_alone_is_started_again(workspace, quiet):
+    config = experiment(workspace, "oom")
+    process = workspace.start("pretrain", "--configfile", config)
+    ranks = workspace.wait_for_step("oom", "dp2", KILLED_AT)
+    supervisor = attempts(workspace, "oom")[0]["pid"]
+    os.kill(supervisor, signal.SIGKILL)
+    output = process.communicate(timeout=240)[0]
+    assert process.returncode == 0, output
+    assert gone(ranks) and "the supervisor was killed in life 1" in output
+    _start, lost, again, done = attempts(workspace, "oom")
+    assert (lost["cause"], done["outcome"]) == ("lost", "completed")
+    assert again["resumed_from"] >= SAVE_INTERVAL and again["pid"] != supervisor
+    calls = [
+        entry for entry in read_jsonl(workspace.store("oom", "dp2") / "attempts.jsonl") if entry["event"] == "call"
+    ]
+    assert len(calls) == 1
+    assert workspace.steps("oom", "dp2") == quiet
+
+
 def test_ctrl_c_ends_the_ranks_and_closes_the_ledger(workspace, quiet):
-    config = experiment(workspace, "ctrlc")
+    config = experiment(workspace, "ctrlc", "optimizer: {weight_decay: 0.1}")
     process = workspace.start("pretrain", "--configfile", config)
     ranks = workspace.wait_for_step("ctrlc", "dp2", KILLED_AT)
     os.killpg(process.pid, signal.SIGINT)
@@ -125,6 +145,12 @@ def test_ctrl_c_ends_the_ranks_and_closes_the_ledger(workspace, quiet):
     assert end["outcome"] == "interrupted" and end["iteration"] == end["last_step"] >= KILLED_AT, (
         "saved before it ended"
     )
+    edit(config, "weight_decay: 0.1", "weight_decay: 0.2")
+    output = workspace.snakemake("-n", "pretrain", "--configfile", config, code=1)
+    assert "run dp2 would begin at step 0" in output and "optimizer.weight_decay: 0.1 → 0.2" in output
+    assert "--config restart=dp2" in workspace.snakemake("pretrain", "--configfile", config, code=1)
+    assert workspace.planned("pretrain", "--configfile", config, "--config", "restart=dp2")["train"] == 1
+    edit(config, "weight_decay: 0.2", "weight_decay: 0.1")
     workspace.snakemake("pretrain", "--configfile", config)
     assert workspace.steps("ctrlc", "dp2") == quiet
 
@@ -171,6 +197,54 @@ def test_one_run_by_hand(workspace, quiet):
     assert done.returncode == 0, done.stderr
     assert f"{STEPS}/{STEPS}" in done.stderr
     assert workspace.steps("hand", "dp2") == quiet
+
+
+def test_a_dry_run_of_an_edited_file_changes_nothing_of_a_run_that_trains(workspace, quiet):
+    config = experiment(workspace, "looked", "recovery: {backoff_seconds: 0}")
+    process = workspace.start("pretrain", "--configfile", config)
+    ranks = workspace.wait_for_step("looked", "dp2", KILLED_AT)
+    for rank in ranks:  # so that it doesn't end before it was looked at
+        os.kill(rank, signal.SIGSTOP)
+    before = workspace.results("looked", "runs", "dp2", "run.json").stat().st_mtime_ns
+    os.kill(process.pid, signal.SIGKILL)  # nobody holds the experiment any more; its run goes on
+    process.wait()
+    edit(config, "seq_length: 64", "seq_length: 32")
+    refused = workspace.snakemake("-n", "pretrain", "--configfile", config, code=1)
+    assert "run dp2 would begin at step 0" in refused and "training.seq_length: 64 → 32" in refused
+    planned = workspace.planned("pretrain", "--configfile", config, "--config", "restart=dp2")
+    assert planned["train"] == planned["preflight"] == 1
+    assert workspace.results("looked", "runs", "dp2", "run.json").stat().st_mtime_ns == before
+    looked = workspace.json("looked", "preview", "runs", "dp2", "run.json")
+    assert looked["training"]["seq_length"] == 32, "what was looked at lies in a folder of its own"
+    status = [sys.executable, "workflow/scripts/status.py", "looked", "--json"]
+    shown = subprocess.run(status, cwd=workspace.path, env=user_environment(), capture_output=True, text=True)
+    assert json.loads(shown.stdout)[0]["state"] != "waiting", shown.stdout + shown.stderr
+    edit(config, "seq_length: 32", "seq_length: 64")
+    for rank in ranks:
+        os.kill(rank, signal.SIGCONT)
+    workspace.snakemake("pretrain", "--configfile", config)
+    assert not workspace.results("looked", "preview").exists()
+    assert workspace.steps("looked", "dp2") == quiet
+    assert [entry["event"] for entry in attempts(workspace, "looked")] == ["start", "end"]
+    process.communicate()
+
+
+def test_a_job_trains_what_its_call_submitted_whatever_the_file_says_when_it_starts(workspace, quiet):
+    """As a job that waited in SLURM's queue: the command in its script, with the configuration that its call kept."""
+    config = experiment(workspace, "queued")
+    (call,) = workspace.results("queued", "calls").iterdir()
+    kept = call / "config" / "0" / config.name
+    edit(config, "    dp2:", "    renamed:")
+    edit(config, "seq_length: 64", "seq_length: 32")
+    workspace.snakemake("preflight", "--configfile", config)  # another call, for something else
+    write_json(workspace.results("queued", "runs", "dp2", "run.json"), {"edited": True})
+    config.write_text("{this is no YAML")
+    job = ["--mode", "remote", "--target-jobs", "train:run=dp2", "--allowed-rules", "train", "--force", "--nolock"]
+    output = workspace.snakemake(*job, "--configfiles", kept, code=1)
+    assert "run dp2 was trained as it was submitted" in output, output
+    link = workspace.results("queued", "runs", "dp2", "attempts.jsonl")
+    assert curve_of(link.resolve().parent) == quiet
+    assert not workspace.results("queued", "runs", "dp2", "train.json").exists(), "that is of what it is now"
 
 
 def test_progress_is_told_on_the_terminal_and_in_one_file(workspace, quiet):

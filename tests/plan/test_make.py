@@ -310,7 +310,9 @@ report: {agreements: [{reference: seed1, runs: ['*'], tolerance: 1}]}
 """
     plan = plan_of(text)
     assert plan.exports == ["seed1", "seed2"]
-    assert plan.agreements == [{"reference": "seed1", "runs": ["seed2", "seed3"], "tolerance": 1.0}]
+    limits = {"tolerance": 1.0, "grad_norm_tolerance": None}
+    assert plan.agreements == [{"reference": "seed1", "runs": ["seed2", "seed3"], **limits}]
+    assert all(run.launch["routing"] for run in plan.runs)
 
 
 # files

@@ -66,6 +66,14 @@ CASES = {
         {**BATCH, "gbs": 16},
         {**BATCH, "gbs": 20, "tp": 4},
     ),
+    "batch_has_one_size": Case(
+        {**BATCH, "gbs": 16, "rampup": [8, 8, 1000]},
+        "train.rampup_batch_size",
+        "[8, 8, 1000] would change nothing",
+        (),
+        {**BATCH, "gbs": 16, "rampup": None},
+        {**BATCH, "gbs": 16},
+    ),
     "batch_fills_the_optimizer_instances": Case(
         {**BATCH, "gbs": 48, "fsdp": "megatron", "optimizer_instances": 2},
         "training.global_batch_size",

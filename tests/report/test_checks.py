@@ -1,6 +1,7 @@
 """Agreement of losses, proofs, and what they come to together."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,75 @@ def test_a_proof_is_one_row_with_the_differences_that_it_measured():
         ("r", "export", "FAIL", 1, 2),
     ]
     assert (rows[1]["logits"], rows[1]["validation loss"], rows[0]["logits"]) == (1e-7, 0.5, None)
+
+
+def experts(run, load, margins):
+    """The run, with a layer whose experts have the same tokens at all steps, and one where they have these."""
+    same = {"load": [1024, 1024], "margins": [1e-4, 2e-4]}
+    text = [json.dumps({"1": same, "2": {"load": load(step), "margins": margins}}) for step in run.steps["step"]]
+    return replace(run, steps=run.steps.assign(routing=text))
+
+
+def agreement_of(experiment, difference, moved, margins=(3e-8, 2e-4), vanished=0, limit=None, norm=1.0):
+    """Of two runs that are apart from step 13 on, where so many choices fall on another expert."""
+
+    def load(step):
+        return [1000 - moved, 1048 + moved - vanished] if step >= 13 else [1000, 1048]
+
+    add(experiment, losses={step: loss_at(step) + difference for step in range(13, 21)})
+    dp1, other = load_runs(experiment.results)
+    other = replace(other, steps=other.steps.assign(grad_norm=other.steps["grad_norm"] * norm))
+    runs = [experts(dp1, lambda step: [1000, 1048], margins), experts(other, load, margins)]
+    agreement = {"reference": "dp1", "runs": ["other"], "tolerance": 1e-5, "grad_norm_tolerance": limit}
+    [found] = agreement_checks([agreement], runs)
+    return found
+
+
+def test_after_a_tie_of_two_experts_losses_may_differ_by_more(experiment):
+    found = agreement_of(experiment, 5e-5, moved=1)
+    assert (found["state"], found["exact_steps"], found["steps"]) == ("PASS", 12, 20)
+    assert found["detail"] == (
+        "12 steps agree to 0.0e+00; then at step 13 1 of 2,048 choices fell on another expert in layer 2, "
+        "where two were 3.0e-08 apart"
+    )
+
+
+def test_after_a_tie_losses_may_not_differ_by_just_anything(experiment):
+    found = agreement_of(experiment, 2e-3, moved=1)
+    assert found["state"] == "FAIL"
+    assert found["detail"].startswith("8 of 20 steps differ by more than 0.001; at step 13 1 of 2,048 choices")
+
+
+@pytest.mark.parametrize(
+    ("moved", "margins", "vanished"),
+    [(1, [4e-4, 5e-4], 0), (2, [3e-8, 4e-4], 0), (3, [3e-8, 4e-8], 0), (1, [3e-8, 4e-8], 1), (1, [], 0)],
+    ids=["far from a tie", "one tie, two moved", "more moved than is known of", "a choice is lost", "nothing known"],
+)
+def test_what_no_tie_explains_is_no_excuse(experiment, moved, margins, vanished):
+    found = agreement_of(experiment, 5e-5, moved, margins, vanished)
+    assert found["state"] == "FAIL"
+    assert found["detail"].startswith("8 of 20 steps differ by more than 1e-05; at step 13 ")
+    assert found["detail"].endswith(", which no tie explains")
+
+
+def test_a_tie_excuses_nothing_that_was_before_it(experiment):
+    add(experiment, losses={5: loss_at(5) + 2e-5})
+    dp1, other = load_runs(experiment.results)
+    runs = [
+        experts(dp1, lambda step: [1000, 1048], [3e-8]),
+        experts(other, lambda step: [999, 1049] if step > 9 else [1000, 1048], [3e-8]),
+    ]
+    [found] = agreement_checks([{"reference": "dp1", "runs": ["other"], "tolerance": 1e-5}], runs)
+    assert found["state"] == "FAIL"
+    assert found["detail"].startswith("1 of 20 steps differ by more than 1e-05; at step 10 1 of 2,048")
+
+
+def test_gradient_norms_are_compared_where_that_is_asked_for(experiment):
+    """Adam divides a wrong factor of a gradient out: the losses don't show it, the norm does."""
+    assert agreement_of(experiment, 0.0, moved=0, norm=1 + 4e-5)["state"] == "PASS"
+    found = agreement_of(experiment, 0.0, moved=0, norm=1 + 4e-5, limit=2e-5)
+    assert (found["state"], found["detail"]) == (
+        "FAIL",
+        "20 of 20 steps differ in the gradient norm by more than 2e-05",
+    )
+    assert found["max_grad_norm"] == pytest.approx(4e-5)

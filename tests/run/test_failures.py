@@ -344,3 +344,26 @@ def test_patterns_are_of_known_causes_and_have_no_groups():
     assert {cause for cause, _ in failures.PATTERNS} <= set(DEFAULT_ACTIONS)
     for _cause, words in failures.PATTERNS:
         assert all(re.compile(word).groups == 0 for word in words)
+
+
+class Heard(dict):
+    """Logs that remember who was asked."""
+
+    def __init__(self, logs):
+        super().__init__(logs)
+        self.asked = set()
+
+    def __getitem__(self, rank):
+        self.asked.add(rank)
+        return super().__getitem__(rank)
+
+
+def test_thousands_of_ranks_are_not_asked_where_the_first_one_knows():
+    logs = Heard({None: "", 3: raised(CUDA_OOM, 3), **{rank: raised(GLOO_RESET, rank) for rank in (0, 1, 2, 4)}})
+    assert classify(Ended(3, 1), logs, steps=12).cause == "out_of_memory" and logs.asked == {None, 3}
+
+
+def test_all_are_asked_where_the_first_one_is_a_victim():
+    logs = Heard({None: "", 3: raised(GLOO_RESET, 3), 0: raised(GLOO_RESET, 0), 7: raised(CUDA_OOM, 7)})
+    failure = classify(Ended(3, 1), logs, steps=12)
+    assert (failure.cause, failure.rank) == ("out_of_memory", 7) and logs.asked == {None, 0, 3, 7}

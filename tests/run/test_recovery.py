@@ -6,6 +6,7 @@ import pytest
 
 from megaboa.causes import ACTIONS, DEFAULT_ACTIONS, FREE, NODE_CAUSES, REPEATABLE, Cause
 from megaboa.config.models.resources import Recovery
+from megaboa.run.ledger import links_without_save
 from megaboa.run.recovery import LONGEST_PAUSE, MARGIN_SECONDS, Decision, decide, lead_seconds
 
 SPIKES = {"loss_spike": {"factor": 2.0, "window": 50, "patience": 5, "limit": 3}}
@@ -149,3 +150,33 @@ def test_so_many_loss_spikes_are_left_out_and_no_more():
 )
 def test_ranks_are_asked_to_save_early_enough(save, step, wall_time, lead):
     assert lead_seconds(save, step, wall_time) == lead
+
+
+def test_in_the_background_an_earlier_save_may_have_to_end_first():
+    assert lead_seconds(100.0, 1.0, 14_400.0, background=True) - lead_seconds(100.0, 1.0, 14_400.0) == 100.0
+
+
+@pytest.mark.parametrize(("unsaved", "lead"), [(0, 300.0), (1, 600.0), (2, 1200.0), (20, 7200.0), (10_000, 7200.0)])
+def test_a_link_that_ended_without_its_save_doubles_the_lead(unsaved, lead):
+    assert lead_seconds(None, None, 14_400.0, unsaved=unsaved) == lead
+
+
+def test_the_user_knows_better_than_what_was_measured():
+    assert lead_seconds(100.0, 1.0, 14_400.0, asked=900.0) == 900.0
+    assert lead_seconds(None, None, 14_400.0, asked=900.0, unsaved=1) == 1800.0
+    assert lead_seconds(None, None, 1000.0, asked=900.0) == 500.0
+
+
+@pytest.mark.parametrize(
+    ("ends", "count"),
+    [
+        ([], 0),
+        ([end("time_limit", iteration=20, last_step=20)], 0),
+        ([end("time_limit", iteration=10, last_step=20)], 1),
+        ([end("time_limit", iteration=10, last_step=20), end("node_failure", 10, 15), end("time_limit", 20, 30)], 2),
+        ([end("time_limit", iteration=10, last_step=20), end("time_limit", iteration=30, last_step=30)], 0),
+        ([end("time_limit")], 0),  # it had not come to a step
+    ],
+)
+def test_links_without_the_save_of_their_last_step(ends, count):
+    assert links_without_save(ends) == count

@@ -4,6 +4,10 @@ import errno
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,7 @@ from megaboa.launch.slurm import Job
 from megaboa.results import RunFolder, RunStore
 from megaboa.run import checkpoints, command, identity, ledger, patience, supervisor
 from megaboa.run import site as sites
-from megaboa.run.call import TrainingFailed
+from megaboa.run.call import Interrupted, TrainingFailed
 
 LAST, INTERVAL = 6, 2
 
@@ -277,3 +281,61 @@ def test_where_there_is_room_the_disk_is_not_to_blame(run):
     run.train()
     assert run.attempts[0] == (0, "failed", "crash")
     assert not list(run.store.path.glob("attempts/*/is-there-room*"))
+
+
+def test_a_supervisor_that_is_killed_alone_goes_on_by_itself(run):
+    """In the middle of step 4, with a rank that doesn't end by itself."""
+    run.misfortune("attempt == 1 and step == 4 and time.sleep(600)")
+    run.launch(notify="true")
+    again = f"""
+import sys
+from pathlib import Path
+from megaboa.results import RunFolder
+from megaboa.run import command, lives, supervisor
+
+command.RANK_SCRIPT = Path({str(run.rank)!r})
+sys.exit(lives.kept(lambda life: bool(supervisor.train(RunFolder(Path({str(run.folder.path)!r})), life=life)) - 1))
+"""
+    process = subprocess.Popen([sys.executable, "-c", again], start_new_session=True)
+    try:
+        while not (run.store.ledger.exists() and 4 in checkpoints.complete_iterations(run.store.checkpoints)):
+            assert process.poll() is None
+            time.sleep(0.05)
+        first = ledger.starts(run.entries)[0]
+        os.kill(first["pid"], signal.SIGKILL)
+        assert process.wait(timeout=60) == 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert run.attempts == [(0, "interrupted", "lost"), (4, "completed", None)]
+    assert [entry["event"] for entry in run.entries].count("call") == 1, "nobody called again"
+    assert ledger.starts(run.entries)[1]["pid"] != first["pid"] != process.pid
+
+
+def test_a_request_to_stop_outlives_a_killed_supervisor(run):
+    run.misfortune("attempt == 1 and step == 4 and sys.exit(1)")
+    run.launch(budget=0)
+    with pytest.raises(TrainingFailed):
+        run.train()
+    run.misfortune("time.sleep(600)")
+    run.store.stop.touch()
+    with pytest.raises(Interrupted):
+        supervisor.train(RunFolder(run.folder.path), life=2)
+    assert run.attempts[-1] == (4, "interrupted", "stopped")
+
+
+def test_the_step_of_a_killed_supervisor_is_ended_before_the_next_begins(run, monkeypatch):
+    run.train()
+    begun = run.entries[1] | {"job": "17", "restarts": 0}
+    run.store.ledger.write_text("".join(json.dumps(line) + "\n" for line in (run.entries[0], begun)))
+    checkpoints.distrust(run.store.checkpoints, LAST)
+
+    class InAJob(sites.Machine):
+        job = Job("17", "RUNNING", nodes="n1")
+
+    ended = []
+    monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob())
+    monkeypatch.setattr(supervisor, "end_step", lambda *step: ended.append((*step, len(run.entries))))
+    supervisor.train(RunFolder(run.folder.path), life=2)
+    assert ended == [("17", "attempt-01", 2)]

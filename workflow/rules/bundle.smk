@@ -10,7 +10,7 @@ rule pack_bundle:
         f"{RESULTS}/report/checks.json",
         METRICS,
         f"{RESULTS}/preflight.json",
-        settings=f"{RESULTS}/specs/report.json",
+        settings=planned("specs/report.json"),
     output:
         f"{RESULTS}/bundle/{PLAN.name}.crate.zip",
     log:
@@ -22,9 +22,7 @@ rule pack_bundle:
         scripts=SCRIPTS,
         store=PLAN.experiment.store,
         config=[os.path.relpath(path) for path in CONFIG_FILES],
-        command_line=json.dumps(
-            nested(command_line(workflow.config_settings.config), LOADED.raw)
-        ),
+        command_line=json.dumps(nested(command_line(GIVEN), LOADED.raw)),
         code=lambda wildcards: code_state(),  # other code is another bundle
     shell:
         "python {params.scripts:q}/bundle.py --settings {input.settings} --store {params.store:q}"

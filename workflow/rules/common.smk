@@ -18,15 +18,18 @@ from megaboa.conversion import marks
 from megaboa.files import read_json
 from megaboa.image.unchanged import as_recorded
 from megaboa.launch import queue, slurm
-from megaboa.plan import make_plan
+from megaboa.plan import make_plan, restarts
 from megaboa.plan.shared import Shared
 from megaboa.results import RunFolder
+from megaboa.run import submitted
 from megaboa.run.identity import is_trained
 from megaboa.workflow import (
+    READERS,
     claim_experiment,
     given_values,
     introduce,
     look_after_waiting_jobs,
+    looks_only,
     only_reads,
     print_failures,
     print_outcome,
@@ -35,17 +38,20 @@ from megaboa.workflow import (
     require_claim,
     require_cluster,
     use_this_python,
+    write_plan,
 )
 
 use_this_python()
 slurm.forget_users_defaults()  # Snakemake's executor asks squeue too
 CONFIG_FILES = workflow.configfiles or [Path("config/config.yaml")]
+GIVEN, RESTART = restarts.split(workflow.config_settings.config)
 try:
-    LOADED = load(
-        CONFIG_FILES, command_line(workflow.config_settings.config), os.environ
-    )
+    LOADED = load(CONFIG_FILES, command_line(GIVEN), os.environ)
     PLAN = make_plan(LOADED)
-except ConfigError as error:
+    RESTARTED = []
+    if workflow.exec_mode == ExecMode.DEFAULT and READERS.isdisjoint(sys.argv):
+        RESTARTED = restarts.check(PLAN, "results", RESTART)
+except (ConfigError, restarts.UnfinishedWorkError) as error:
     raise WorkflowError(f"\n{error}") from None
 
 # What somebody types to get this report again; profiles and cores are theirs.
@@ -57,7 +63,7 @@ COMMAND = shlex.join(
             if workflow.configfiles
             else []
         ),
-        *given_values(workflow.config_settings.config),
+        *given_values(GIVEN),
     ]
 )
 PROFILE = profile_resources(workflow.resource_settings.default_resources)
@@ -72,11 +78,29 @@ METRICS = expand(
 DATA = expand(f"{RESULTS}/data/{{corpus}}/verification.json", corpus=SHARED.corpora)
 ANALYSES = expand(f"{RESULTS}/runs/{{run}}/analysis.json", run=SHARED.profiled_runs)
 INDEXES = expand(f"{RESULTS}/data/indexes/{{index}}.json", index=SHARED.indexes)
+PREVIEW = {}  # of a dry run: the files that a call would change, and where they are now
 if workflow.exec_mode == ExecMode.DEFAULT:  # jobs read these files and never write them
-    if claim_experiment(RESULTS):
-        PLAN.write(SHARED.folder.parent)
-        SHARED.write()
+    LOOKS = looks_only(workflow.output_settings.dryrun, sys.argv)
+    PREVIEW, CALL_CONFIG = write_plan(
+        PLAN, SHARED, CONFIG_FILES, LOOKS, claim_experiment(RESULTS), RESTARTED
+    )
+    if CALL_CONFIG:  # what Snakemake in the jobs reads, whenever they start
+        workflow.config_settings.configfiles = CALL_CONFIG
+        submitted.submit_from(CALL_CONFIG[0])
     introduce(PLAN, on_cluster="gpu_partition" in PROFILE)
+else:
+    submitted.submit_from(CONFIG_FILES[0])
+
+
+def planned_file(name):
+    return PREVIEW.get(f"{RESULTS}/{name}", f"{RESULTS}/{name}")
+
+
+def planned(pattern):
+    """A file of the plan, as an input."""
+    if not PREVIEW:
+        return f"{RESULTS}/{pattern}"
+    return lambda wildcards: planned_file(pattern.format(**dict(wildcards.items())))
 
 
 def asked(run):
@@ -214,7 +238,7 @@ if any(
 @functools.cache
 def is_made(image):
     """Whether the image's manifest is there, of what its specification says now, and tells of the file that is there."""
-    spec = f"{RESULTS}/specs/image.json"
+    spec = planned_file("specs/image.json")
     return is_newer(image, [spec]) and as_recorded(read_json(image))
 
 
@@ -227,7 +251,7 @@ def is_newer(manifest, inputs):
 
 @functools.cache
 def trained(run):
-    return is_trained(RunFolder(Path(RESULTS, "runs", run)))
+    return is_trained(RUNS[run].folder("results", PLAN.name))
 
 
 def before_training(run, manifest):
@@ -247,7 +271,7 @@ def preflight_of(run):
 def preflight_of_index(name):
     """No index is made for runs that Bridge refuses, and none is made again because preflight ran again."""
     manifest = f"{RESULTS}/data/indexes/{name}.json"
-    inputs = [*SHARED.index_inputs(name), f"{RESULTS}/specs/indexes/{name}.json"]
+    inputs = [*SHARED.index_inputs(name), planned_file(f"specs/indexes/{name}.json")]
     preflight = f"{RESULTS}/preflight.json"
     return ancient(preflight) if is_newer(manifest, inputs) else preflight
 

@@ -7,7 +7,7 @@ rule data:
 rule train_tokenizer:
     input:
         lambda wildcards: SHARED.tokenizer_texts(wildcards.tokenizer),
-        spec=f"{RESULTS}/specs/tokenizers/{{tokenizer}}.json",
+        spec=planned("specs/tokenizers/{tokenizer}.json"),
     output:
         f"{RESULTS}/tokenizers/{{tokenizer}}.json",
     log:
@@ -24,7 +24,7 @@ rule train_tokenizer:
 rule list_sources:
     input:
         lambda wildcards: SHARED.corpus_inputs(wildcards.corpus),
-        spec=f"{RESULTS}/specs/corpora/{{corpus}}.json",
+        spec=planned("specs/corpora/{corpus}.json"),
     output:
         f"{RESULTS}/data/{{corpus}}/sources.json",
     log:
@@ -42,7 +42,7 @@ rule list_sources:
 rule tokenize:
     input:
         sources=f"{RESULTS}/data/{{corpus}}/sources.json",
-        spec=f"{RESULTS}/specs/corpora/{{corpus}}.json",
+        spec=planned("specs/corpora/{corpus}.json"),
     output:
         temp(f"{RESULTS}/data/{{corpus}}/shard-{{shard}}-of-{{shards}}.json"),
     log:
@@ -63,7 +63,7 @@ rule merge_corpus:
     input:
         lambda wildcards: SHARED.shard_manifests(wildcards.corpus),
         sources=f"{RESULTS}/data/{{corpus}}/sources.json",
-        spec=f"{RESULTS}/specs/corpora/{{corpus}}.json",
+        spec=planned("specs/corpora/{corpus}.json"),
     output:
         f"{RESULTS}/data/{{corpus}}.json",
     log:
@@ -82,7 +82,7 @@ rule verify_corpus:
     input:
         manifest=f"{RESULTS}/data/{{corpus}}.json",
         sources=f"{RESULTS}/data/{{corpus}}/sources.json",
-        spec=f"{RESULTS}/specs/corpora/{{corpus}}.json",
+        spec=planned("specs/corpora/{corpus}.json"),
     output:
         f"{RESULTS}/data/{{corpus}}/verification.json",
     log:
@@ -100,7 +100,7 @@ rule verify_corpus:
 rule index:
     input:
         lambda wildcards: SHARED.index_inputs(wildcards.index),
-        spec=f"{RESULTS}/specs/indexes/{{index}}.json",
+        spec=planned("specs/indexes/{index}.json"),
         preflight=lambda wildcards: preflight_of_index(wildcards.index),
     output:
         f"{RESULTS}/data/indexes/{{index}}.json",

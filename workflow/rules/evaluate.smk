@@ -11,7 +11,7 @@ rule evaluate_model:
     input:
         export=f"{RESULTS}/runs/{{run}}/export.json",
         proof=f"{RESULTS}/runs/{{run}}/proof.json",
-        spec=f"{RESULTS}/specs/evaluate.json",
+        spec=planned("specs/evaluate.json"),
     output:
         f"{RESULTS}/runs/{{run}}/evaluation.json",
     log:

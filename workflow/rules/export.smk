@@ -7,7 +7,7 @@ rule export_model:
     input:
         train=f"{RESULTS}/runs/{{run}}/train.json",
         source=lambda wildcards: f"{RESULTS}/models/{RUNS[wildcards.run].model}/source.json",
-        spec=f"{RESULTS}/specs/exports/{{run}}.json",
+        spec=planned("specs/exports/{run}.json"),
         image=lambda wildcards: image_of_conversion(
             f"{RESULTS}/runs/{wildcards.run}/export.json"
         ),
@@ -68,7 +68,7 @@ rule generate_text:
     input:
         export=f"{RESULTS}/runs/{{run}}/export.json",
         source=lambda wildcards: f"{RESULTS}/models/{RUNS[wildcards.run].model}/source.json",
-        spec=f"{RESULTS}/specs/generate.json",
+        spec=planned("specs/generate.json"),
         image=lambda wildcards: image_of_conversion(
             f"{RESULTS}/runs/{wildcards.run}/generations.json"
         ),

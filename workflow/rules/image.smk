@@ -2,7 +2,7 @@
 # would delete it before it is made again, under jobs that read it. Its digest is in the manifest.
 rule image:
     input:
-        spec=f"{RESULTS}/specs/image.json",
+        spec=planned("specs/image.json"),
         inside=ancient(f"{RESULTS}/specs/inside.json"),
     output:
         f"{RESULTS}/image.json",

@@ -1,7 +1,7 @@
 rule get_model:
     input:
         lambda wildcards: SHARED.model_inputs(wildcards.model),
-        spec=f"{RESULTS}/specs/models/{{model}}.json",
+        spec=planned("specs/models/{model}.json"),
     output:
         f"{RESULTS}/models/{{model}}/source.json",
     log:

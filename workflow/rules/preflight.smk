@@ -2,9 +2,9 @@
 rule preflight:
     input:
         SHARED.preflight_inputs,
-        order=f"{RESULTS}/specs/runs.json",
+        order=planned("specs/runs.json"),
         costs=ancient(f"{RESULTS}/specs/costs.json"),
-        runs=expand(f"{RESULTS}/runs/{{run}}/run.json", run=RUNS),
+        runs=[planned_file(f"runs/{run}/run.json") for run in RUNS],
     output:
         f"{RESULTS}/preflight.json",
     log:
@@ -23,9 +23,9 @@ rule preflight_in_image:
     input:
         SHARED.preflight_inputs,
         image=SHARED.image_manifest,
-        order=f"{RESULTS}/specs/runs.json",
+        order=planned("specs/runs.json"),
         preflight=f"{RESULTS}/preflight.json",
-        runs=expand(f"{RESULTS}/runs/{{run}}/run.json", run=RUNS),
+        runs=[planned_file(f"runs/{run}/run.json") for run in RUNS],
     output:
         f"{RESULTS}/preflight-in-image.json",
     log:

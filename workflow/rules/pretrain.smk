@@ -7,7 +7,7 @@ rule pretrain:
 rule train:
     input:
         lambda wildcards: SHARED.run_inputs(RUNS[wildcards.run]),
-        run=f"{RESULTS}/runs/{{run}}/run.json",
+        run=planned("runs/{run}/run.json"),
         image=lambda wildcards: image_of(wildcards.run),
         preflight=lambda wildcards: preflight_of(wildcards.run),
         index=lambda wildcards: index_of(wildcards.run),

@@ -6,8 +6,8 @@ rule profile:
 rule capture:
     input:
         lambda wildcards: SHARED.run_inputs(RUNS[wildcards.run]),
-        run=f"{RESULTS}/runs/{{run}}/run.json",
-        settings=f"{RESULTS}/runs/{{run}}/profile.json",
+        run=planned("runs/{run}/run.json"),
+        settings=planned("runs/{run}/profile.json"),
         image=lambda wildcards: image_of(wildcards.run),
         preflight=lambda wildcards: preflight_of(wildcards.run),
     output:
@@ -31,7 +31,7 @@ rule capture:
 rule analyze:
     input:
         trace=f"{RESULTS}/runs/{{run}}/trace.json",
-        run=f"{RESULTS}/runs/{{run}}/run.json",
+        run=planned("runs/{run}/run.json"),
     output:
         f"{RESULTS}/runs/{{run}}/analysis.json",
     log:

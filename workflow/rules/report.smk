@@ -10,7 +10,7 @@ rule report:
         SHARED.import_proofs,
         SHARED.export_proofs,
         SHARED.evaluations,
-        settings=f"{RESULTS}/specs/report.json",
+        settings=planned("specs/report.json"),
         captions=os.path.relpath(f"{workflow.basedir}/workflow/report/captions.yaml"),
     output:
         page=report(

@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 from megaboa.launch.slurm import SlurmUnreachableError
-from megaboa.results import RunFolder
 from megaboa.run.call import RESUMES, Interrupted, Requeued, TrainingFailed
 from megaboa.run.inputs import UnusableInputError
+from megaboa.run.lives import kept
 from megaboa.run.patience import PASSING
+from megaboa.run.submitted import folder_of
 from megaboa.run.supervisor import train
 
 REQUEUE_SECONDS = 120
@@ -22,9 +23,15 @@ FIRST = "snakemake image data import preflight, with your profile"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="the run's folder, or its run.json")
-    run = parser.parse_args().run
+    parser.add_argument("--restart", action="store_true", help="begin again, whatever lies in the store unfinished")
+    arguments = parser.parse_args()
+    run = arguments.run.parent if arguments.run.name == "run.json" else arguments.run
+    return kept(lambda life: supervise(run, arguments.restart, life))
+
+
+def supervise(run: Path, restart: bool, life: int) -> int:
     try:
-        train(RunFolder(run.parent if run.name == "run.json" else run))
+        train(folder_of(run), restart, life)
     except (TrainingFailed, UnusableInputError, SlurmUnreachableError, LookupError) as failure:
         print(failure, file=sys.stderr)
         return 1

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 from megaboa import files
-from megaboa.results import RunFolder
 from megaboa.run.call import TrainingFailed
 from megaboa.run.capture import capture
 from megaboa.run.inputs import UnusableInputError
+from megaboa.run.submitted import folder_of
 
 
 def main() -> int:
@@ -17,8 +17,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     try:
-        manifest = capture(RunFolder(arguments.run.parent))
-    except (TrainingFailed, UnusableInputError) as failure:
+        manifest = capture(folder_of(arguments.run.parent))
+    except (TrainingFailed, UnusableInputError, LookupError) as failure:
         print(failure, file=sys.stderr)
         return 1
     files.write_json(arguments.out, manifest)

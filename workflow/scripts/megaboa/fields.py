@@ -51,6 +51,7 @@ BRIDGE_FIELDS: dict[str, tuple[str, ...]] = {
     "load.optimizer": ("checkpoint.load_optim",),
     "load.rng": ("checkpoint.load_rng",),
     "checkpoint.reshardable": ("checkpoint.dist_ckpt_optim_fully_reshardable",),
+    "launch.timeout_minutes": ("dist.distributed_timeout_minutes",),
     "profile.tool": ("profiling.use_pytorch_profiler", "profiling.use_nsys_profiler"),
     "profile.steps": ("profiling.profile_step_start", "profiling.profile_step_end"),
     "profile.ranks": ("profiling.profile_ranks",),
@@ -63,19 +64,6 @@ OWN_FIELDS = (
     "scheduler.override_opt_param_scheduler",
     "scheduler.use_checkpoint_opt_param_scheduler",
     "dataset.path_to_cache",
-)
-
-# Overrides that cannot change the losses: they go to launch.json, and changing one retrains nothing.
-HARMLESS_OVERRIDES = (
-    "logger.",
-    "profiling.",
-    "straggler.",
-    "nvrx_straggler.",
-    "checkpoint.save_interval",
-    "checkpoint.save_retain_interval",
-    "checkpoint.save_tokenizer_assets",
-    "checkpoint.most_recent_k",
-    "checkpoint.async_",
 )
 
 # Keys whose value means the same in Bridge's field: an override of the field is just another spelling of the key.
@@ -93,7 +81,3 @@ SAME_AS: dict[str, str] = {
 def key_of(field: str) -> str | None:
     """The key of ours that sets a field of Bridge."""
     return next((key for key, fields in BRIDGE_FIELDS.items() if field in fields), None)
-
-
-def is_harmless(field: str) -> bool:
-    return field.startswith(HARMLESS_OVERRIDES)

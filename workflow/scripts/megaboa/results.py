@@ -5,7 +5,7 @@ Standard library only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,14 @@ CARD = "README.md"  # of an exported model, where the hub looks for it
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run's folder below the results: what was asked for, and manifests of what came out."""
+    """A run's folder below the results: what was asked for, and manifests of what came out.
+
+    `asked` is what the run was when its job was submitted, or its attempt started: run, launch and profile. None: what
+    run.json, launch.json and profile.json say now.
+    """
 
     path: Path
+    asked: dict[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -36,11 +41,11 @@ class RunFolder:
 
     @cached_property
     def run(self) -> dict[str, Any]:
-        return read_json(self.path / "run.json")
+        return self._document("run")
 
     @cached_property
     def launch(self) -> dict[str, Any]:
-        return read_json(self.path / "launch.json")
+        return self._document("launch")
 
     @cached_property
     def preflight(self) -> dict[str, Any]:
@@ -50,7 +55,20 @@ class RunFolder:
 
     @cached_property
     def profile(self) -> dict[str, Any]:
-        return read_json(self.path / "profile.json")
+        return self._document("profile")
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether its call was told to let it begin again, whatever else lies in the store."""
+        return bool((self.asked or {}).get("restart"))
+
+    @property
+    def documents(self) -> dict[str, Any]:
+        """What `asked` of another RunFolder may be, to be the same run."""
+        return {"run": self.run, "launch": self.launch, "profile": self.profile}
+
+    def _document(self, name: str) -> dict[str, Any]:
+        return read_json(self.path / f"{name}.json") if self.asked is None else self.asked[name]
 
     @property
     def model_manifest(self) -> Path | None:
@@ -193,6 +211,11 @@ class AttemptFolder:
         return self.path / "stop-now"
 
     @property
+    def routing(self) -> Path:
+        """Of every rank with experts, which of them its tokens went to."""
+        return self.path / "routing"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
@@ -204,6 +227,11 @@ class AttemptFolder:
         """The ranks' logs by rank, and under None the launcher's."""
         ranks = {int(path.stem.removeprefix("rank-")): path for path in self.path.glob("rank-*.log")}
         return {**ranks, None: self.path / "srun.log"}
+
+    @property
+    def asked(self) -> Path:
+        """What the ranks of this attempt train: run, launch and profile, as their supervisor had them."""
+        return self.path / "asked.json"
 
     @property
     def health(self) -> Path:

@@ -9,20 +9,25 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from megaboa.files import read_json
 from megaboa.observe import standing
-from megaboa.plan import Plan
+from megaboa.plan import Plan, preview
+from megaboa.plan.shared import Shared
 from megaboa.plan.submission import describe, submission
 from megaboa.preflight.refusals import some
-from megaboa.results import RunFolder
-from megaboa.run import exclusions
+from megaboa.run import exclusions, submitted
 from megaboa.run.identity import is_trained
 
 PLACEHOLDER = "CHANGE_ME"
+LOOKS = {
+    *("--dag", "--rulegraph", "--filegraph", "--d3dag", "--summary", "-S", "--detailed-summary", "-D", "--lint"),
+    *("--list-rules", "--list", "-l", "--list-target-rules", "--lt", "--list-changes", "--list-untracked", "--lu"),
+    *("--report", "--unlock", "--cleanup-metadata", "--print-compilation", "--archive"),
+}  # Snakemake's other ways to look at a workflow without doing its jobs
 READERS = {"doctor", "interim"}  # rules that leave alone what others make and read
 _held: list[IO[str]] = []  # open for as long as this process lives
 _holder: list[str] = []  # who else works on the experiment
@@ -47,13 +52,46 @@ def claim_experiment(results: str | Path) -> bool:
     except BlockingIOError:
         stream.seek(0)
         _holder.append(f"{results} is being worked on by {stream.read().strip()}")
-        say(f"{_holder[0]}: its files are left as they are, and the plan below is theirs")
+        say(f"{_holder[0]}: its files are left as they are")
         return False
     stream.truncate(0)
     stream.write(f"snakemake, process {os.getpid()} on host {socket.gethostname()}")
     stream.flush()
     _held.append(stream)
     return True
+
+
+def looks_only(dry_run: bool, words: Collection[str]) -> bool:
+    """Whether a call submits nothing, by Snakemake's command line."""
+    return dry_run or not LOOKS.isdisjoint(words)
+
+
+def write_plan(
+    plan: Plan,
+    shared: Shared,
+    config_files: Sequence[str | Path],
+    looks: bool,
+    mine: bool,
+    restarted: Collection[str] = (),
+) -> tuple[dict[str, str], list[Path]]:
+    """Write down what is planned: a call that only looks does so where no job reads it, one that works keeps what it
+    submits. Return which files stand for which in the look, and the configuration that jobs read.
+
+    `mine`: nobody else works on the experiment.
+    """
+    if looks and (submitted.was_called(shared.folder) or not mine):
+        if differing := preview.write(plan, shared):
+            count = f"{len(differing)} file{'s differ' if len(differing) > 1 else ' differs'}"
+            say(f"{count} from the last call's: this plan lies in {shared.folder / preview.FOLDER}/")
+        return differing, []
+    if not mine:
+        return {}, []
+    plan.write(shared.folder.parent)
+    shared.write()
+    if looks:
+        return {}, []
+    preview.remove(shared.folder)
+    return {}, submitted.record(shared.folder, config_files, plan.submitted(restarted))
 
 
 def release_experiment() -> None:
@@ -125,7 +163,7 @@ def introduce(plan: Plan, on_cluster: bool) -> None:
     if recipes := sorted({run.model for run in plan.runs if run.config.models[run.model].recipe}):
         say(f"recipes have no Hugging Face import, export or proof: {', '.join(recipes)}")
     if on_cluster or plan.experiment.device == "cuda":
-        trained = {run.name for run in plan.runs if is_trained(RunFolder(results / "runs" / run.name))}
+        trained = {run.name for run in plan.runs if is_trained(run.folder("results", plan.name))}
         for line in describe(submission(plan.runs, trained), plan.experiment.device):
             say(line)
     say(f"one run by hand, for debugging: python workflow/scripts/pretrain.py {results}/runs/{plan.runs[0].name}")

@@ -124,8 +124,6 @@ def place(
         saved.async_save = saves_in_background(config)
     if "keep_last" in wanted:  # the supervisor removes what need not be kept
         saved.most_recent_k = -1
-    # A rank that is asked to end (SIGTERM) saves first, and so its loaders must live on for a moment.
-    config.train.exit_signal_handler = config.train.exit_signal_handler_for_dataloader = True
     if launch.get("num_workers") is not None:
         config.dataset.num_workers = launch["num_workers"]
     if config.dist.distributed_backend == "gloo":  # a loader's processes would only take the ranks' cores
@@ -133,7 +131,11 @@ def place(
     config.dataset.path_to_cache = str(index_cache.absolute())
     config.logger.log_interval = 1
     track(config, launch.get("trackers") or {}, store, attempt)
+    if (minutes := (launch.get("start") or {}).get("timeout_minutes")) is not None:
+        config.dist.distributed_timeout_minutes = minutes
     override(config, launch.get("overrides") or {})
+    # A rank that is asked to end (SIGTERM) saves first, and so its loaders must live on for a moment.
+    config.train.exit_signal_handler = config.train.exit_signal_handler_for_dataloader = True
     _keep_snapshots(config, attempt)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from megatron.bridge.training.callbacks import Callback, CallbackContext
+from megatron.core.num_microbatches_calculator import get_current_running_global_batch_size
 
 from megaboa import files
 from megaboa.results import AttemptFolder
@@ -169,4 +170,5 @@ def _samples_per_evaluation(config: Any) -> int:
 
 
 def _tokens_per_step(config: Any) -> int:
-    return config.train.global_batch_size * config.dataset.seq_length
+    """Of the step that has just been done: the batch need not have one size in every Megatron."""
+    return get_current_running_global_batch_size() * config.dataset.seq_length

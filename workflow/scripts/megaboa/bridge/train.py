@@ -18,6 +18,7 @@ from megaboa.run.identity import identity_of
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="the run's folder below results/")
+    parser.add_argument("--asked", type=Path, required=True, help="what the supervisor trains, and how")
     parser.add_argument("--store", type=Path, required=True, help="the run's payload folder")
     parser.add_argument("--attempt", type=Path, required=True, help="the attempt's folder in the store")
     parser.add_argument("--claim", type=int, default=0, help="number of the supervisor's claim; 0: it has none")
@@ -27,10 +28,11 @@ def main() -> None:
     parser.add_argument("--skip", action="append", default=[], help="steps whose batches are left out, as in 40-45")
     arguments = parser.parse_args()
 
-    folder, store, attempt = RunFolder(arguments.run), RunStore(arguments.store), AttemptFolder(arguments.attempt)
+    folder = RunFolder(arguments.run, files.read_json(arguments.asked))
+    store, attempt = RunStore(arguments.store), AttemptFolder(arguments.attempt)
     process.prepare(folder.run["device"], folder.launch["cpus_per_rank"])
     if identity_of(folder) != files.read_json(store.identity):
-        sys.exit(f"{folder.path}/run.json, or what it reads, was changed while this attempt started; start it again")
+        sys.exit(f"what run {folder.name} reads (corpora, model, image) was made again while it started; call again")
     train(folder, store, attempt, arguments)
 
 
@@ -52,6 +54,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         continuation,
         cudnn,
         profilers,
+        routing,
         steps,
         trackers,
         validation,
@@ -94,6 +97,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         callbacks.append(attention_mask.MaskFromData())
     if run["data"].get("validation_sets") and not wanted.capture:
         callbacks.append(validation.ValidationSets(run["data"], inputs.corpora, forward_step))
+    if folder.launch.get("routing") and not wanted.capture:
+        callbacks.append(routing.RoutingWriter(attempt.routing / f"{rank}.jsonl"))
     if wanted.claim and int(os.environ["LOCAL_RANK"]) == 0:
         callbacks.append(steps.Fence(store.claims, wanted.claim, attempt.stop_now))
     if rank == 0:

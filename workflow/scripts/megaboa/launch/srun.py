@@ -62,7 +62,7 @@ class SrunRanks:
         if code is None:
             return None
         if code:
-            self._end_step()
+            end_step(self.job, self.name)
         self.port.close()
         try:
             said = self.log.read_text(errors="replace")
@@ -93,23 +93,24 @@ class SrunRanks:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def _end_step(self) -> None:
-        """Ranks outlive an srun that is killed; they must not go on beside those that are started next."""
-        deadline = time.monotonic() + GONE_SECONDS
-        while time.monotonic() < deadline:
-            with contextlib.suppress(slurm.SlurmUnreachableError):
-                step = slurm.step_of(self.job, self.name)
-                if step is None:
-                    return
-                slurm.signal_step(step, "KILL")
-            time.sleep(0.5)
-
     def _signal(self, name: str) -> bool:
         try:
             step = slurm.step_of(self.job, self.name)
         except slurm.SlurmUnreachableError:
             return False
         return step is not None and slurm.signal_step(step, name)
+
+
+def end_step(job: str, name: str) -> None:
+    """Ranks outlive an srun that is killed; they must not go on beside those that are started next."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(slurm.SlurmUnreachableError):
+            step = slurm.step_of(job, name)
+            if step is None:
+                return
+            slurm.signal_step(step, "KILL")
+        time.sleep(0.5)
 
 
 def read_end(code: int, log: str) -> Ended:

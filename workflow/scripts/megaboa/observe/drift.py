@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from megaboa.files import digest
+from megaboa.harmless import without_harmless
 from megaboa.observe.steps import Row
 
 
@@ -13,7 +14,7 @@ def drift(asked: dict[str, Any], identity: dict[str, Any], train: dict[str, Any]
     reasons = []
     if digest(identity) != train["identity"]:
         reasons.append("the store holds another run than the one that train.json is about")
-    if changed := sorted(_differences(asked, identity["run"])):
+    if changed := sorted(_differences(without_harmless(asked), without_harmless(identity["run"]))):
         reasons.append(f"the configuration has drifted since it was trained: {', '.join(changed)}")
     expected = _tokens_per_step(asked)
     other = sorted({row["tokens"] for row in final if row["tokens"] is not None} - {expected})

@@ -11,6 +11,7 @@ from megaboa.observe.accounting import read_lives
 from megaboa.observe.drift import drift
 from megaboa.observe.goodput import goodput
 from megaboa.observe.progress import last_step
+from megaboa.observe.routing import add_routing
 from megaboa.observe.steps import Row, read_attempts, read_events, step_rows, steps_in
 from megaboa.observe.summary import summarize
 from megaboa.results import RunFolder, RunStore
@@ -28,7 +29,7 @@ def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
     train = read_json(folder.train_manifest)
     store = RunStore(folder.store)
     attempts, events = read_attempts(store), read_events(store)
-    rows = step_rows(events, steps_in(train.get("skipped", [])))
+    rows = add_routing(step_rows(events, steps_in(train.get("skipped", []))), store)
     numbers = [start["attempt"] for start in attempts]
     final = [row for row in rows if not row["replayed"]]
     summary = summarize(
@@ -51,7 +52,7 @@ def so_far(folder: RunFolder, store: RunStore) -> Measured | None:
     if not attempts or steps is None:
         return None
     events, left_out = read_events(store), attempts[-1].get("skipped", [])
-    rows = step_rows(events, steps_in(left_out))
+    rows = add_routing(step_rows(events, steps_in(left_out)), store)
     train = {
         "identity": digest(read_json(store.identity)),
         "world_size": attempts[-1]["world_size"],

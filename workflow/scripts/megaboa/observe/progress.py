@@ -8,6 +8,7 @@ import math
 import os
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,11 +126,29 @@ def last_step(store: RunStore) -> int | None:
 
 def slowest_save(store: RunStore) -> float | None:
     """Seconds of the slowest save of the newest attempts; None where none was measured."""
-    attempts = sorted((store.path / "attempts").glob("[0-9]*"), key=lambda path: int(path.name))[-SAVES_FROM_ATTEMPTS:]
-    events = [event for path in attempts for event in read_tail(path / "steps.jsonl", SAVES_BYTES)]
     return max(
-        (event["seconds"] for event in events if event["event"] == "save" and event.get("seconds")), default=None
+        (event["seconds"] for event in _recent(store) if event["event"] == "save" and event.get("seconds")),
+        default=None,
     )
+
+
+def slowest_background_save(store: RunStore, completed: Mapping[int, float]) -> float | None:
+    """Seconds from the last event of a step to its checkpoint's completion, of the newest attempts' slowest save.
+
+    `completed`: when checkpoints were complete, in unix seconds. A step may have been done more than once.
+    """
+    begun = [(event["step"], event["time"]) for event in _recent(store) if event["event"] in ("step", "eval")]
+    found = []
+    for iteration, moment in completed.items():
+        before = [time for step, time in begun if step == iteration and time <= moment]
+        found += [moment - max(before)] if before else []
+    return max(found, default=None)
+
+
+def _recent(store: RunStore) -> list[dict[str, Any]]:
+    """The newest attempts' events."""
+    attempts = sorted((store.path / "attempts").glob("[0-9]*"), key=lambda path: int(path.name))[-SAVES_FROM_ATTEMPTS:]
+    return [event for path in attempts for event in read_tail(path / "steps.jsonl", SAVES_BYTES)]
 
 
 def seconds_per_step(attempt: AttemptFolder) -> float | None:

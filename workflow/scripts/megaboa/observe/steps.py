@@ -82,7 +82,10 @@ def write_steps(path: str | Path, rows: list[Row]) -> None:
 def table_of(rows: list[Row]) -> pa.Table:
     """A loss that was not recorded is null, one that was NaN is NaN."""
     further = sorted({name for row in rows for name in row if name.startswith(("losses/", VALIDATION_SET))})
-    schema = pa.schema([*COLUMNS, *((name, pa.float64()) for name in further)])
+    columns = [*COLUMNS, *((name, pa.float64()) for name in further)]
+    if any("routing" in row for row in rows):
+        columns.append(("routing", pa.string()))
+    schema = pa.schema(columns)
     return pa.Table.from_pylist(rows, schema=schema)
 
 

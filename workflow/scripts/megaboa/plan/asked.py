@@ -73,7 +73,8 @@ class Asked:
                 self.problems.add((*path, "reference"), choose(agreement.reference, names, "run"))
             runs = self.matching((*path, "runs"), agreement.runs, names)
             others = [name for name in runs if name != agreement.reference]
-            result.append({"reference": agreement.reference, "runs": others, "tolerance": agreement.tolerance})
+            limits = agreement.model_dump(include={"tolerance", "grad_norm_tolerance"})
+            result.append({"reference": agreement.reference, "runs": others, **limits})
         return result
 
     def check_figures(self, runs: list[Run]) -> None:

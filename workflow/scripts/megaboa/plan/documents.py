@@ -14,7 +14,7 @@ from megaboa.config.formula import Number
 from megaboa.config.models.data import Data
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
-from megaboa.fields import is_harmless
+from megaboa.harmless import is_harmless
 from megaboa.plan import images
 from megaboa.plan.quantities import Quantities
 from megaboa.run.chain import links, wall_seconds

@@ -56,6 +56,9 @@ class _Planner:
         for key, message in over_budget(runs, exports, self.base.budget, self.results).items():
             self.problems.add(tuple(key.split(".")), message)
         agreements = asked.agreements(names)
+        for run in runs:  # what the report needs to tell a tie of two experts from a mistake
+            if any(run.name in (one["reference"], *one["runs"]) for one in agreements):
+                run.launch["routing"] = True
         asked.check_figures(runs)
         published = asked.published()
         tokenizers = self.corpus_tokenizers(runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.plan import documents
 from megaboa.preflight.facts import Facts
+from megaboa.results import RunFolder
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class Run:
     profile: dict[str, Any]
     row: dict[str, Any]
     facts: Facts
+
+    def folder(self, results: Path | str, experiment: str) -> RunFolder:
+        """The run below the results, as it is planned, whatever its files say."""
+        asked = {"run": self.run, "launch": self.launch, "profile": self.profile}
+        return RunFolder(Path(results) / experiment / "runs" / self.name, asked)
 
 
 @dataclass(frozen=True)
@@ -73,15 +80,20 @@ class Plan:
         return next(run for run in self.runs if run.name == name)
 
     def write(self, results: Path | str) -> list[Path]:
-        """Write the table, and each run's run.json, launch.json and profile.json, where they changed; say which."""
-        written = []
+        """Write the plan's files where they changed; say which."""
+        folder = Path(results) / self.name
+        return [folder / name for name, text in self.texts() if files.write_if_changed(folder / name, text)]
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """The table, and each run's run.json, launch.json and profile.json: names below the experiment's results."""
         for run in self.runs:
-            folder = Path(results) / self.name / "runs" / run.name
             for name, value in (("run.json", run.run), ("launch.json", run.launch), ("profile.json", run.profile)):
-                if files.write_if_changed(folder / name, files.canonical(value)):
-                    written.append(folder / name)
-        table = Path(results) / self.name / "plan.tsv"
+                yield f"runs/{run.name}/{name}", files.canonical(value)
         left_out = [{**run.row, "state": "INVALID", "why": "; ".join(run.reasons)} for run in self.invalid]
-        if files.write_if_changed(table, documents.table([run.row for run in self.runs] + left_out)):
-            written.append(table)
-        return written
+        yield "plan.tsv", documents.table([run.row for run in self.runs] + left_out)
+
+    def submitted(self, restarted: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+        """What the job of each run must know when it starts; those that begin again are told to."""
+        for run in self.runs:
+            told = {"restart": True} if run.name in restarted else {}
+            yield {"name": run.name, "run": run.run, "launch": run.launch, "profile": run.profile, **told}

@@ -10,7 +10,7 @@ import functools
 import importlib.metadata
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -108,12 +108,17 @@ class Shared:
 
     def write(self) -> None:
         """Write the specifications whose content has changed, and remove those of what is there no longer."""
-        folder, wanted = self.folder / "specs", self.specifications()
-        for path, spec in wanted.items():
-            files.write_if_changed(folder / path, files.canonical(spec))
-        for path in folder.rglob("*.json"):
-            if str(path.relative_to(folder)) not in wanted:
+        wanted = dict(self.texts())
+        for path, text in wanted.items():
+            files.write_if_changed(self.folder / path, text)
+        for path in (self.folder / "specs").rglob("*.json"):
+            if str(path.relative_to(self.folder)) not in wanted:
                 path.unlink()
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """The specifications: names below the experiment's results."""
+        for path, spec in self.specifications().items():
+            yield f"specs/{path}", files.canonical(spec)
 
     def specifications(self) -> dict[str, dict[str, Any]]:
         specs = {f"tokenizers/{name}.json": self._tokenizer(name) for name in self.plan.experiment.tokenizers}

@@ -111,6 +111,7 @@ class Training:
     iters: int | None = None
     gbs: int | None = None
     mbs: int | None = None
+    rampup: list[int] | None = None  # of the batch: its start, increment and samples
     eval_gbs: int | None = None
     eval_mbs: int | None = None
     seq_length: int | None = None

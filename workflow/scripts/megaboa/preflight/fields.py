@@ -54,6 +54,7 @@ FIELDS: dict[str, str] = {
     "training.iters": "train.train_iters",
     "training.gbs": "train.global_batch_size",
     "training.mbs": "train.micro_batch_size",
+    "training.rampup": "train.rampup_batch_size",
     "training.eval_gbs": "validation.eval_global_batch_size",
     "training.eval_mbs": "validation.eval_micro_batch_size",
     "training.seq_length": "model.seq_length",

@@ -58,6 +58,18 @@ def batch_fills_the_ranks(f: Facts) -> Broken | None:
     )
 
 
+def batch_has_one_size(f: Facts) -> Broken | None:
+    """The batch has one size from the first step to the last: Megatron-Core 0.19 ignores train.rampup_batch_size, and
+    tokens, learning rates, epochs and resumes are planned for one size."""
+    if not f.training.rampup:
+        return None
+    return Broken(
+        "train.rampup_batch_size",
+        f"{f.training.rampup} would change nothing, as Megatron-Core 0.19 ignores it: leave it out; for a smaller "
+        "batch at first, train a run with it, and another one from its checkpoint (continue_from)",
+    )
+
+
 def batch_fills_the_optimizer_instances(f: Facts) -> Broken | None:
     """Under FSDP a global batch that is a multiple of micro_batch_size * dp * instances keeps all of them alike;
     CloudAI refuses others, Bridge 0.6.2 accepts them."""
@@ -131,6 +143,7 @@ RULES = (
     one_copy_of_the_model_at_least,
     ranks_fill_the_expert_layout,
     batch_fills_the_ranks,
+    batch_has_one_size,
     batch_fills_the_optimizer_instances,
     evaluation_batch_fills_the_ranks,
     optimizer_instances_share_the_ranks,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from megaboa.files import read_json
@@ -12,27 +16,43 @@ from megaboa.report.runs import RunResult, count_states
 
 Check = dict[str, Any]
 
+# After a token has gone to another expert as rounding wanted it, two runs differ by more than rounding
+# (docs/benchmarks/agreement.md): what they may differ by then, as a multiple of the tolerance.
+AFTER_TIE = 100
+# How near to each other the logits of two experts must be for rounding to decide between them, likewise. Before any
+# token has gone to another expert, logits of two runs differ by up to 4e-5.
+TIE = 10
+
 
 def differences(reference: RunResult, run: RunResult) -> pd.DataFrame:
-    """Absolute difference of the loss at every step that both runs have: columns `step` and `difference`."""
-    both = reference.steps[["step", "loss"]].merge(run.steps[["step", "loss"]], on="step", suffixes=("", "_other"))
-    return pd.DataFrame({"step": both["step"], "difference": (both["loss"] - both["loss_other"]).abs()})
+    """Of every step that both runs have, `difference` (of the loss, absolute) and `grad_norm` (relative)."""
+    names = ["step", "loss", "grad_norm"]
+    both = reference.steps[names].merge(run.steps[names], on="step", suffixes=("", "_other"))
+    return pd.DataFrame(
+        {
+            "step": both["step"],
+            "difference": (both["loss"] - both["loss_other"]).abs(),
+            "grad_norm": ((both["grad_norm"] - both["grad_norm_other"]) / both["grad_norm"]).abs(),
+        }
+    )
 
 
 def agreement_checks(agreements: list[dict[str, Any]], runs: list[RunResult]) -> list[Check]:
     """One check for every run that must agree with a reference."""
     known = {run.name: run for run in runs}
     return [
-        _agreement(agreement["reference"], name, agreement["tolerance"], known)
+        _agreement(agreement, name, known)
         for agreement in agreements
         for name in agreement["runs"]
         if name != agreement["reference"]
     ]
 
 
-def _agreement(reference: str, name: str, tolerance: float, known: dict[str, RunResult]) -> Check:
+def _agreement(agreement: dict[str, Any], name: str, known: dict[str, RunResult]) -> Check:
+    reference, tolerance = agreement["reference"], agreement["tolerance"]
     check: Check = {"kind": "agreement", "name": f"{name} agrees with {reference}", "run": name}
     check |= {"reference": reference, "tolerance": tolerance, "max_difference": None, "step": None, "steps": 0}
+    check |= {"max_grad_norm": None, "exact_steps": 0, "flip": None}
     for wanted in (reference, name):
         run = known.get(wanted)
         if run is None or run.state == "NOT_RUN":
@@ -46,12 +66,85 @@ def _agreement(reference: str, name: str, tolerance: float, known: dict[str, Run
     if not found.empty:
         worst = found.loc[found["difference"].idxmax()]
         check |= {"max_difference": float(worst["difference"]), "step": int(worst["step"]), "steps": len(found)}
+        check["max_grad_norm"] = float(found["grad_norm"].max())
     if len(lengths) > 1 or found.empty:
         return {**check, "state": "FAIL", "detail": f"only {len(found)} of {max(lengths)} steps can be compared"}
-    above = int((found["difference"] > tolerance).sum())
-    if above:
-        return {**check, "state": "FAIL", "detail": f"{above} of {len(found)} steps differ by more than {tolerance:g}"}
-    return {**check, "state": "PASS", "detail": f"{len(found)} steps compared"}
+    flip = first_flip(known[reference], known[name])
+    tied = flip is not None and flip.margin <= TIE * tolerance
+    before = found["step"] < flip.step if tied else found["step"] > 0
+    check |= {"exact_steps": int(before.sum()), "flip": flip and asdict(flip)}
+    apart = _apart(found, agreement, np.ones(len(found)))
+    if not apart:
+        return {**check, "state": "PASS", "detail": f"{len(found)} steps compared"}
+    wrong = _apart(found, agreement, np.where(before, 1, AFTER_TIE))
+    if wrong:
+        why = [f"{flip}{'' if tied else ', which no tie explains'}"] if flip else []
+        return {**check, "state": "FAIL", "detail": "; ".join([*wrong, *why])}
+    exact = found["difference"][before].max() if before.any() else 0.0
+    return {**check, "state": "PASS", "detail": f"{check['exact_steps']} steps agree to {exact:.1e}; then {flip}"}
+
+
+def _apart(found: pd.DataFrame, agreement: dict[str, Any], allowed: np.ndarray) -> list[str]:
+    """Where two runs are farther apart than their tolerances, times what is allowed at each step."""
+    wrong = _above(found, "difference", "", agreement["tolerance"] * allowed)
+    if limit := agreement.get("grad_norm_tolerance"):
+        wrong += _above(found, "grad_norm", " in the gradient norm", limit * allowed)
+    return wrong
+
+
+def _above(found: pd.DataFrame, column: str, where: str, limits: np.ndarray) -> list[str]:
+    above = (found[column] > limits).to_numpy()
+    if found[column].isna().all():
+        return [f"no step{where} can be compared"]
+    if not above.any():
+        return []
+    passed = " and ".join(f"{limit:g}" for limit in sorted(set(limits[above])))
+    return [f"{above.sum()} of {len(found)} steps differ{where} by more than {passed}"]
+
+
+@dataclass(frozen=True)
+class Flip:
+    """The first step at which tokens of two runs went to different experts, in the first layer where they did.
+
+    `choices` of `of` fell on another expert; `margin`: how far from a tie the farthest of them can have been.
+    """
+
+    step: int
+    layer: int
+    choices: int
+    of: int
+    margin: float
+
+    def __str__(self) -> str:
+        near = f"two were {self.margin:.1e} apart" if math.isfinite(self.margin) else "no two were near a tie"
+        what = f"{self.choices:,} of {self.of:,} choices fell on another expert"
+        return f"at step {self.step} {what} in layer {self.layer}, where {near}"
+
+
+def first_flip(reference: RunResult, run: RunResult) -> Flip | None:
+    """By how many tokens each expert was given. None where that is the same at all steps, or wasn't written down."""
+    if not all("routing" in one.steps for one in (reference, run)):
+        return None
+    names = ["step", "routing"]
+    both = reference.steps[names].merge(run.steps[names], on="step", suffixes=("", "_other"))
+    for row in both.itertuples():
+        if row.routing is None or row.routing_other is None:
+            return None
+        ours, theirs = json.loads(row.routing), json.loads(row.routing_other)
+        for layer in sorted(ours.keys() & theirs.keys(), key=int):
+            one, other = ours[layer], theirs[layer]
+            if one["load"] != other["load"]:
+                return _flip(row.step, int(layer), one, other)
+    return None
+
+
+def _flip(step: int, layer: int, one: dict[str, Any], other: dict[str, Any]) -> Flip:
+    moved = [ours - theirs for ours, theirs in zip(one["load"], other["load"], strict=True)]
+    gained, lost = sum(max(0, more) for more in moved), sum(max(0, -more) for more in moved)
+    choices = max(gained, lost)
+    # A token that is near a tie in one run is near it in the other too. Choices that vanish are no ties at all.
+    near = [run["margins"][choices - 1] if len(run["margins"]) >= choices else math.inf for run in (one, other)]
+    return Flip(step, layer, choices, sum(one["load"]), max(near) if gained == lost else math.inf)
 
 
 def _first_step(run: RunResult) -> int:

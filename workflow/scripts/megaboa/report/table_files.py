@@ -19,7 +19,7 @@ MEASURED = (
     *("loss.first", "loss.last", "validation", "step_seconds", "tokens_per_second", "tflops_per_gpu", "mfu"),
     *("memory.measured_gib", "energy.joules_per_gpu", "energy.watts_per_gpu", "stragglers.slowest_over_fastest"),
 )
-AGREEMENT = ("run", "reference", "state", "max_difference", "step", "steps", "tolerance")
+AGREEMENT = ("run", "reference", "state", "max_difference", "step", "steps", "exact_steps", "tolerance")
 EXPECTED = ("run", "predicted_seconds", "measured_seconds", "predicted_gib", "measured_gib")
 
 

@@ -41,6 +41,7 @@ class Call:
     signals: Signals
     claim: int
     say: Say
+    life: int = 1  # of several that its keeper has given it
     healthy: bool = False  # the nodes were looked at since ranks ran on them
     began: float = field(default_factory=time.time)
 

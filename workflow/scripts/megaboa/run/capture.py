@@ -46,7 +46,9 @@ def capture(folder: RunFolder) -> dict[str, Any]:
 def _profile(folder: RunFolder, site: sites.Site, identity: dict[str, Any], target: AttemptFolder) -> None:
     files.write_json(RunStore(target.path).identity, identity)
     command = [sites.python_of(folder.launch), str(RANK_SCRIPT), "--capture"]
-    command += [f"--run={folder.path}", f"--store={target.path}", f"--attempt={target.path}"]
+    files.write_json(target.asked, folder.documents)
+    command += [f"--run={folder.path}", f"--asked={target.asked}"]
+    command += [f"--store={target.path}", f"--attempt={target.path}"]
     traces = target.traces(folder.profile["tool"])
     if folder.profile["tool"] == "nsys":
         traces.mkdir()

@@ -44,7 +44,7 @@ def mark_complete(checkpoints: Path) -> None:
     """
     for iteration, path in _folders(checkpoints):
         if (path / LAST_WRITTEN).exists() and not _counts(path):
-            write_json(path / MARKER, {"iteration": iteration, "files": _sizes(path)})
+            write_json(path / MARKER, {"iteration": iteration, "files": _sizes(path), "time": time.time()})
 
 
 def complete_iterations(checkpoints: Path) -> list[int]:
@@ -60,6 +60,13 @@ def sizes(checkpoints: Path) -> dict[int, int]:
     """Bytes of every complete checkpoint, as they were when it was saved."""
     complete = sorted((number, path) for number, path in _folders(checkpoints) if _counts(path))
     return {number: _bytes(path, (path / MARKER).stat().st_mtime_ns) for number, path in complete}
+
+
+def completed_at(checkpoints: Path) -> dict[int, float]:
+    """When the save of every complete checkpoint was over, in unix seconds, as far as its marker says so."""
+    complete = [(number, path) for number, path in _folders(checkpoints) if _counts(path)]
+    said = {number: _completed(path, (path / MARKER).stat().st_mtime_ns) for number, path in complete}
+    return {number: moment for number, moment in said.items() if moment is not None}
 
 
 def remove_unfinished(checkpoints: Path) -> list[Path]:
@@ -202,6 +209,11 @@ def _size(path: Path) -> int:
 @functools.lru_cache(maxsize=100_000)
 def _bytes(path: Path, marked: int) -> int:
     return sum((_known_sizes(path) or _sizes(path)).values())
+
+
+@functools.lru_cache(maxsize=100_000)
+def _completed(path: Path, marked: int) -> float | None:
+    return _read(path / MARKER).get("time")
 
 
 def _known_sizes(path: Path) -> dict[str, int]:

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from megaboa import files, store
+from megaboa.harmless import without_harmless
 from megaboa.results import RunFolder, RunStore
 
 
 def identity_of(folder: RunFolder) -> dict[str, Any]:
+    """What the run is. One that began when harmless settings still counted keeps the identity that it had then."""
+    identity = _identity(folder)
+    root = folder.launch.get("store")
+    if root is None or store_of(folder, identity).identity.exists():
+        return identity
+    earlier = (found for _, found in stored(folder) if _counted_today(found) == identity)
+    return next(earlier, identity)
+
+
+def stored(folder: RunFolder) -> Iterator[tuple[RunStore, dict[str, Any]]]:
+    """All that was ever trained under the run's name, with the identity of each."""
+    runs = Path(folder.launch["store"], "runs", folder.experiment, folder.name)
+    for path in sorted(runs.iterdir()) if runs.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            yield RunStore(path), files.read_json(RunStore(path).identity)
+
+
+def _counted_today(identity: dict[str, Any]) -> dict[str, Any]:
+    return {**identity, "run": without_harmless(identity["run"])}
+
+
+def _identity(folder: RunFolder) -> dict[str, Any]:
     """The run's own file, and the contents of its model, tokenizer, corpora, parent and image."""
     parent = folder.parent_manifest
     return {
@@ -37,7 +62,9 @@ def is_trained(folder: RunFolder) -> bool:
 
 def is_outdated(folder: RunFolder, store: RunStore) -> bool:
     """Whether the attempts belong to the run as it was configured before: its own have not begun."""
-    return store.identity.exists() and files.read_json(store.identity)["run"] != folder.run
+    return store.identity.exists() and without_harmless(files.read_json(store.identity)["run"]) != without_harmless(
+        folder.run
+    )
 
 
 def _digest_in(manifest: Path | None) -> str | None:

@@ -133,6 +133,15 @@ def links_without_progress(entries: Sequence[Entry]) -> int:
     return count
 
 
+def links_without_save(entries: Sequence[Entry]) -> int:
+    """Jobs of a chain whose wall time ended, one after the other, before the save of their last step was over."""
+    count = 0
+    for end in ends(entries):
+        if end.get("cause") == "time_limit":
+            count = count + 1 if (end.get("last_step") or 0) > end["iteration"] else 0
+    return count
+
+
 def fails_again_at(entries: Sequence[Entry]) -> int | None:
     """The step that the last two ends of this call failed at, where that is no accident."""
     own = _since_call(entries)

@@ -58,11 +58,28 @@ def _reason_to_stop(call: Call, target: AttemptFolder) -> tuple[Any, str] | None
     left, wall_time = end - time.time(), end - (job.start if job and job.start else call.began)
     if left > wall_time / 2:  # no lead is longer, and files need not be read
         return None
-    save = None if _saves_in_background(call) else progress.slowest_save(call.payload)
-    if left > recovery.lead_seconds(save, progress.seconds_per_step(target), wall_time):
+    background = _saves_in_background(call)
+    save = _slowest_save(call, background)
+    minutes = call.recovery.get("lead_minutes")
+    lead = recovery.lead_seconds(
+        save,
+        progress.seconds_per_step(target),
+        wall_time,
+        background=background,
+        unsaved=ledger.links_without_save(call.entries),
+        asked=None if minutes is None else 60 * minutes,
+    )
+    if left > lead:
         return None
     measured = f"a save took {save:.0f} s at most" if save is not None else "no save has been measured yet"
     return "time_limit", f"{max(left, 0):.0f} s of the wall time are left, {measured}"
+
+
+def _slowest_save(call: Call, background: bool) -> float | None:
+    """Of one in the background its own event tells nothing: only how long it kept the ranks."""
+    if not background:
+        return progress.slowest_save(call.payload)
+    return progress.slowest_background_save(call.payload, checkpoints.completed_at(call.payload.checkpoints))
 
 
 def _saves_in_background(call: Call) -> bool:

@@ -57,10 +57,24 @@ def decide(entries: Sequence[ledger.Entry], cause: Cause, settings: dict[str, An
     return Decision(wanted, named, min(settings["backoff_seconds"] * 2.0**doubled, LONGEST_PAUSE))
 
 
-def lead_seconds(save: float | None, step: float | None, wall_time: float) -> float:
-    """How long before the end of the wall time ranks are asked to save; at most half of it."""
-    if save is None:
+def lead_seconds(
+    save: float | None,
+    step: float | None,
+    wall_time: float,
+    *,
+    background: bool = False,
+    unsaved: int = 0,
+    asked: float | None = None,
+) -> float:
+    """How long before the end of the wall time ranks are asked to save; at most half of it.
+
+    `background`: whether an earlier save may have to end first. `unsaved`: links in a row whose last save wasn't over
+    in time; each doubles the lead. `asked`: what the user wants instead of what was measured.
+    """
+    if asked is not None:
+        lead = asked
+    elif save is None:
         lead = max(min(UNMEASURED_SHARE * wall_time, UNMEASURED_SECONDS), MARGIN_SECONDS)
     else:
-        lead = 1.5 * save + 2 * (step or 0.0) + MARGIN_SECONDS
-    return min(lead, wall_time / 2)
+        lead = (2.5 if background else 1.5) * save + 2 * (step or 0.0) + MARGIN_SECONDS
+    return min(lead * 2.0 ** min(unsaved, 60), wall_time / 2)

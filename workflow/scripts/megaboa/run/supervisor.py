@@ -13,9 +13,10 @@ from typing import Any
 
 from megaboa import files
 from megaboa.causes import Action, Cause
+from megaboa.launch.srun import end_step
 from megaboa.observe import progress
 from megaboa.results import AttemptFolder, RunFolder
-from megaboa.run import checkpoints, claims, exclusions, failures, ledger, recovery
+from megaboa.run import checkpoints, claims, exclusions, failures, ledger, recovery, unfinished
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer, explain
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
@@ -34,10 +35,17 @@ from megaboa.run.watch import Signals, Watched
 MUTE: frozenset[Cause] = frozenset({"crash", "killed", "config", "transient"})
 
 
-def train(folder: RunFolder) -> dict[str, Any]:
-    """Bring the run to its last step and write its manifest; every call goes on where the last one ended."""
+def train(folder: RunFolder, restart: bool = False, life: int = 1) -> dict[str, Any]:
+    """Bring the run to its last step and write its manifest; every call resumes what the last one left.
+
+    `restart`: begin again, whatever else of this run lies unfinished. `life`: above 1 where the supervisor's keeper has
+    started it again, and nobody called.
+    """
     identity = identity_of(folder)
     payload = store_of(folder, identity)
+    if not (restart or folder.may_restart) and (work := unfinished.other_work(folder)):
+        ways = unfinished.ways(f"--config restart={folder.name}, or pretrain.py --restart")
+        raise TrainingFailed(f"{unfinished.explain(folder.name, work)}\n{ways}")
     say = announcer(folder)
     patiently(lambda: payload.path.mkdir(parents=True, exist_ok=True), say)
     site = sites.here(folder.launch, folder.run["device"], container=sites.container_of(folder.launch, folder.image))
@@ -55,7 +63,7 @@ def train(folder: RunFolder) -> dict[str, Any]:
         claim = patiently(lambda: held.enter_context(claims.held(payload.claims, me, waits)), say)
         signals = held.enter_context(Signals())
         patiently(introduce, say)
-        call = Call(folder, payload, site, signals, claim, say)
+        call = Call(folder, payload, site, signals, claim, say, life)
         if not finished(folder, payload):
             with _told(call):
                 _bring_to_its_end(call)
@@ -63,8 +71,11 @@ def train(folder: RunFolder) -> dict[str, Any]:
             with _told(call):
                 _close_what_was_left_open(call)
                 call.patiently(call.resumption.prove_newest)
-        if identity_of(RunFolder(folder.path)) != identity:  # read anew
-            raise TrainingFailed(f"run {folder.name} was changed while it was trained; call again for what it is now")
+        if identity_of(RunFolder(folder.path)) != identity:  # by its files, as a later call has written them
+            raise TrainingFailed(
+                f"run {folder.name} was trained as it was submitted ({payload.path}), and has been changed since; "
+                f"call again for what it is now"
+            )
         manifest = manifest_of(folder, payload, identity)
         patiently(lambda: files.write_json(folder.train_manifest, manifest), say)
         return manifest
@@ -92,7 +103,9 @@ def _bring_to_its_end(call: Call) -> None:
 
 
 def _is_a_later_life(call: Call) -> bool:
-    """Whether SLURM has started this job again, and nobody called."""
+    """Whether the supervisor's keeper, or SLURM, has started it again, and nobody called."""
+    if call.life > 1:
+        return True
     job = call.site.job
     lives = [entry for entry in call.entries if job and entry["event"] in ("call", "start") and entry["job"] == job.id]
     return job is not None and any(life["restarts"] < job.restarts for life in lives)
@@ -107,6 +120,7 @@ def _attempt(call: Call) -> None:
     call.patiently(lambda: checkpoints.remove_unfinished(payload.checkpoints))
     if folder.launch["start"]["health_check"]:
         call.patiently(lambda: require_health(call, target))
+    call.patiently(lambda: files.write_json(target.asked, folder.documents))
     beginning = call.patiently(call.resumption.beginning)
     skipped = ledger.skipped_steps(call.entries)
     world_size, job = folder.run["world_size"], call.site.job
@@ -213,6 +227,8 @@ def _close_what_was_left_open(call: Call) -> None:
         return
     failure = Failure("lost", killed)
     job, newest = call.site.job, call.payload.newest_attempt
+    if job and (start.get("job"), start.get("restarts")) == (job.id, job.restarts):
+        end_step(job.id, f"attempt-{call.payload.attempt(start['attempt']).path.name}")  # its srun was not killed
     if newest > start["attempt"]:  # whatever SLURM says of the nodes now, others came after it
         failure = Failure("lost", f"the ledger has lost its lines between attempt {start['attempt']} and {newest}")
     elif job and start.get("nodes"):

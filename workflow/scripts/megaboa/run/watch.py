@@ -18,21 +18,33 @@ STACKS_SECONDS = 3.0  # for the stacks to reach the logs
 UNFIT_TO_SAVE: frozenset[Cause] = frozenset({"hang", "loss_spike"})  # can't save, or must not
 
 
+# By which the supervisor's keeper passes on each signal that it gets itself (run/lives.py).
+PASSED_ON = signal.SIGUSR1
+
+
 @dataclass
 class Signals:
     """SIGTERM, SIGINT and SIGHUP as facts: they are noted, and the watcher acts on them.
 
-    Used as a context: outside of it the signals do what they did before.
+    Used as a context: outside of it the signals do what they did before. A terminal, and SLURM, send theirs to all
+    processes: what the keeper passes on is then the same one, and no second.
     """
 
     seen: list[str] = field(default_factory=list)
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def __enter__(self) -> Signals:
-        def note(number: int, frame: object) -> None:
-            self.seen.append(signal.Signals(number).name)
+        times = {"own": 0, "passed on": 0}
 
-        self._before = {number: signal.signal(number, note) for number in self.numbers}
+        def note(number: int, frame: object) -> None:
+            whose, name = "own", signal.Signals(number).name
+            if number == PASSED_ON:
+                whose, name = "passed on", "a signal that its keeper got"
+            times[whose] += 1
+            if times[whose] > len(self.seen):
+                self.seen.append(name)
+
+        self._before = {number: signal.signal(number, note) for number in (*self.numbers, PASSED_ON)}
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -14,7 +14,13 @@ class Agreement(Section):
 
     reference: Name = key(description="run that the others are compared with")
     runs: list[str] = key(description="names or glob patterns of the runs that must agree with it")
-    tolerance: PositiveFloat = key(1e-5, "largest allowed absolute difference of the loss at any step")
+    tolerance: PositiveFloat = key(
+        1e-5,
+        "largest allowed absolute difference of the loss at any step; a hundred times it after a tie of two experts",
+    )
+    grad_norm_tolerance: PositiveFloat | None = key(
+        None, "largest allowed relative difference of the gradient norm, likewise; default: it isn't compared"
+    )
 
 
 Scalar = bool | int | float | str

@@ -51,6 +51,9 @@ class Launch(Section):
         None, "preset of environment variables for the network between nodes"
     )
     environment: dict[str, str | None] = key({}, "environment variables of the ranks; null removes one of the preset")
+    timeout_minutes: PositiveInt | None = key(
+        None, "how long a rank waits for the others before it gives up; default: Bridge's 10 minutes, or the recipe's"
+    )
     health_check: bool = key(False, "check every node before the ranks start, not only after a failure")
     health_check_seconds: Positive = key(
         90.0, "how long nodes may take to start that check; three times what half of them took, where that is longer"
@@ -79,6 +82,10 @@ class Recovery(Section):
     no_progress_minutes: PositiveFloat = key(30.0, "no new step for so long: stacks are written, ranks started again")
     start_minutes: PositiveFloat = key(60.0, "the same before the first step: ranks load, compile and connect")
     stop_seconds: NonNegative = key(60.0, "time that ranks are given to save and end when they are asked to")
+    lead_minutes: Positive | None = key(
+        None,
+        "how long before the end of the wall time ranks are asked to save; default: by the saves that were measured",
+    )
     exclude_hours: NonNegative = key(24.0, "how long a run avoids a node that failed under it")
     actions: dict[Cause, Literal[ACTIONS]] = key(
         {}, "what to do instead of the default, by cause (docs/recovery.md lists them)"

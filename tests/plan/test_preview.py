@@ -1,0 +1,68 @@
+"""megaboa.plan.preview and what a call writes: a dry run touches nothing that a job reads."""
+
+import pytest
+
+from megaboa.files import read_json
+from megaboa.plan.shared import Shared
+from megaboa.run import submitted
+from megaboa.workflow import looks_only, write_plan
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setenv(submitted.VARIABLE, "")
+    return tmp_path / "results"
+
+
+def write(plan, results, tmp_path, looks, mine=True):
+    return write_plan(plan, Shared(plan, results), [tmp_path / "small.yaml"], looks, mine)
+
+
+def contents(results):
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in results.rglob("*.*") if path.is_file()}
+
+
+def test_before_the_first_call_a_dry_run_writes_the_plan_where_users_look(plan_of, results, tmp_path):
+    assert write(plan_of(training__train_iters=10), results, tmp_path, looks=True) == ({}, [])
+    assert write(plan_of(training__train_iters=20), results, tmp_path, looks=True) == ({}, [])
+    assert read_json(results / "small/runs/run/run.json")["training"]["train_iters"] == 20
+    assert not (results / "small" / submitted.CALLS).exists()
+
+
+def test_after_it_a_dry_run_changes_no_file_that_was_there(plan_of, results, tmp_path):
+    _, (config,) = write(plan_of(training__train_iters=10), results, tmp_path, looks=False)
+    assert config.read_bytes() == (tmp_path / "small.yaml").read_bytes()
+    before = contents(results)
+    preview, none = write(plan_of(training__train_iters=20), results, tmp_path, looks=True)
+    small = results / "small"
+    assert preview[str(small / "runs/run/run.json")] == str(small / "preview/runs/run/run.json")
+    assert str(small / "plan.tsv") in preview and str(small / "specs/models/dense.json") not in preview and none == []
+    assert read_json(small / "preview/runs/run/run.json")["training"]["train_iters"] == 20
+    assert {path: before[path] for path in before} == {
+        path: seen for path, seen in contents(results).items() if "preview" not in path.parts
+    }
+    assert write(plan_of(training__train_iters=10), results, tmp_path, looks=True) == ({}, []), "nothing differs"
+    assert not (small / "preview").exists()
+
+
+def test_a_call_writes_the_plan_and_forgets_what_was_looked_at(plan_of, results, tmp_path):
+    write(plan_of(training__train_iters=10), results, tmp_path, looks=False)
+    write(plan_of(training__train_iters=20), results, tmp_path, looks=True)
+    write(plan_of(training__train_iters=30), results, tmp_path, looks=False)
+    assert read_json(results / "small/runs/run/run.json")["training"]["train_iters"] == 30
+    assert not (results / "small/preview").exists()
+    assert len(list((results / "small" / submitted.CALLS).iterdir())) == 2
+
+
+def test_while_somebody_else_works_a_look_is_possible_and_a_call_writes_nothing(plan_of, results, tmp_path):
+    write(plan_of(training__train_iters=10), results, tmp_path, looks=False)
+    before = contents(results)
+    assert write(plan_of(training__train_iters=20), results, tmp_path, looks=False, mine=False) == ({}, [])
+    assert contents(results) == before
+    preview, _ = write(plan_of(training__train_iters=20), results, tmp_path, looks=True, mine=False)
+    assert str(results / "small/runs/run/run.json") in preview
+
+
+def test_snakemakes_other_ways_to_look():
+    assert looks_only(True, ["snakemake"]) and looks_only(False, ["snakemake", "--dag"])
+    assert not looks_only(False, ["snakemake", "--cores", "2", "report"])

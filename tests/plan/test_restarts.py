@@ -1,0 +1,58 @@
+"""megaboa.plan.restarts: no run begins at step 0 beside unfinished work of its name without being told to."""
+
+import pytest
+
+from megaboa.files import write_json
+from megaboa.plan import restarts
+from megaboa.run.checkpoints import MARKER
+from megaboa.run.identity import store_of
+
+SWEEP = "sweep: {runs: {a: {optimizer.lr: %s}, b: {optimizer.lr: 2.0e-3}}}"
+
+
+@pytest.fixture
+def plan(plan_of, tmp_path, monkeypatch):
+    """The plan of two runs, `a` with this learning rate."""
+    monkeypatch.chdir(tmp_path)
+    return lambda lr: plan_of(SWEEP % lr, training__train_iters=60)
+
+
+def leave_unfinished(plan, run, step=20):
+    folder = plan[run].folder("results", plan.name)
+    identity = {"run": folder.run, "model": "d1", "tokenizer": None, "corpora": {"text": "d2"}}
+    store = store_of(folder, identity)
+    write_json(store.identity, identity)
+    write_json(store.checkpoints / f"iter_{step:07d}" / MARKER, {"iteration": step, "files": {}})
+
+
+def test_where_nothing_lies_nothing_is_asked(plan):
+    assert restarts.check(plan("1.0e-3"), "results", []) == []
+
+
+def test_an_edit_of_an_unfinished_run_stops_with_keys_and_ways_on(plan):
+    leave_unfinished(plan("1.0e-3"), "a")
+    assert restarts.check(plan("1.0e-3"), "results", []) == [], "it is resumed"
+    with pytest.raises(restarts.UnfinishedWorkError) as stopped:
+        restarts.check(plan("3.0e-3"), "results", [])
+    said = str(stopped.value)
+    assert "run a would begin at step 0" in said and "step 20 of 60" in said
+    assert "  optimizer.lr: 0.001 → 0.003" in said and "--config restart=a" in said and "Undo the change" in said
+
+
+def test_who_is_told_to_begin_again_does(plan):
+    leave_unfinished(plan("1.0e-3"), "a")
+    assert restarts.check(plan("3.0e-3"), "results", ["a"]) == ["a"]
+    assert restarts.check(plan("3.0e-3"), "results", ["all"]) == ["a", "b"]
+    lines = list(plan("3.0e-3").submitted(["a"]))
+    assert [line.get("restart") for line in lines] == [True, None]
+    with pytest.raises(restarts.UnfinishedWorkError, match="run a would begin"):
+        restarts.check(plan("3.0e-3"), "results", ["b"])
+    with pytest.raises(restarts.UnfinishedWorkError, match="restart: there is no run 'c'"):
+        restarts.check(plan("3.0e-3"), "results", ["c"])
+
+
+@pytest.mark.parametrize(
+    ("given", "names"), [({}, []), ({"restart": "a"}, ["a"]), ({"restart": "a,b"}, ["a", "b"]), ({"restart": 1}, ["1"])]
+)
+def test_restart_is_no_key_of_the_experiment(given, names):
+    assert restarts.split({"device": "cpu", **given}) == ({"device": "cpu"}, names)

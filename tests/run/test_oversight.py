@@ -1,0 +1,99 @@
+"""megaboa.run.oversight: when ranks are asked to save before the wall time ends, by what their files say."""
+
+import json
+import time
+import types
+
+import pytest
+
+from megaboa.config.models.resources import Recovery
+from megaboa.files import write_json
+from megaboa.launch.slurm import Job
+from megaboa.results import RunStore
+from megaboa.run import checkpoints, oversight
+
+WALL_TIME = 14_400.0
+
+
+class Run:
+    """Steps of a second each, a save every ten steps, whose checkpoints are complete some seconds later."""
+
+    def __init__(self, path, background):
+        self.store, self.now = RunStore(path), time.time()
+        write_json(self.store.found, {"async_save": background})
+        self.entries, self.recovery = [], Recovery().model_dump(mode="json")
+
+    def attempt(self, number, first, last, saves=()):
+        events = [
+            {"event": "step", "step": step, "time": self.now + step, "seconds": 1.0} for step in range(first, last)
+        ]
+        events += [{"event": "save", "step": step, "time": self.now + step, "seconds": 0.1} for step in saves]
+        steps = self.store.attempt(number).steps
+        steps.parent.mkdir(parents=True, exist_ok=True)
+        steps.write_text("".join(json.dumps(event) + "\n" for event in events))
+
+    def checkpoint(self, step, took):
+        folder = checkpoints.folder(self.store.checkpoints, step)
+        folder.mkdir(parents=True)
+        (folder / checkpoints.LAST_WRITTEN).touch()
+        checkpoints.mark_complete(self.store.checkpoints)
+        marker = folder / checkpoints.MARKER
+        assert json.loads(marker.read_text())["time"] == pytest.approx(time.time(), abs=60)
+        write_json(marker, json.loads(marker.read_text()) | {"time": self.now + step + took})
+
+    def asked(self, left):
+        """Whether ranks are asked to save when so many seconds of the wall time are left, and why."""
+        end = time.time() + left
+        site = types.SimpleNamespace(deadline=lambda: end, job=Job("17", "RUNNING", start=end - WALL_TIME))
+        facts = {"payload": self.store, "recovery": self.recovery, "entries": self.entries}
+        reason = oversight._reason_to_stop(types.SimpleNamespace(site=site, **facts), self.store.attempt(1))
+        return reason[1] if reason else None
+
+
+@pytest.fixture(params=[True, False], ids=["background", "foreground"])
+def run(request, tmp_path):
+    return Run(tmp_path, request.param)
+
+
+@pytest.fixture
+def background(tmp_path):
+    return Run(tmp_path, True)
+
+
+def test_before_anything_is_measured_and_after_links_without_their_save(run):
+    run.attempt(1, 1, 30)
+    assert not run.asked(left=310.0) and "no save has been measured yet" in run.asked(left=290.0)
+    run.entries = [{"event": "end", "cause": "time_limit", "iteration": 10, "last_step": 25}]
+    assert not run.asked(left=610.0) and run.asked(left=590.0)
+
+
+def test_a_save_in_the_background_takes_until_its_checkpoint_is_complete(background):
+    background.attempt(1, 1, 30, saves=(10, 20))
+    for step, took in ((10, 400.0), (20, 100.0)):
+        background.checkpoint(step, took)
+    assert not background.asked(left=2.5 * 400 + 40)
+    assert "a save took 400 s at most" in background.asked(left=2.5 * 400 + 20)
+
+
+def test_a_step_that_was_done_again_was_saved_by_the_later_attempt(background):
+    background.attempt(1, 1, 30)
+    background.now += 5000
+    background.attempt(2, 5, 30)
+    background.checkpoint(10, 60.0)
+    assert not background.asked(left=200.0) and "a save took 60 s at most" in background.asked(left=170.0)
+
+
+def test_a_checkpoint_from_before_times_were_written_down_is_no_measurement(background):
+    background.attempt(1, 1, 30)
+    background.checkpoint(10, 60.0)
+    marker = checkpoints.folder(background.store.checkpoints, 10) / checkpoints.MARKER
+    write_json(marker, {"iteration": 10, "files": {"and": 1, "another": 2, "size": 3}})
+    assert "no save has been measured yet" in background.asked(left=290.0)
+
+
+def test_the_user_can_say_how_long_before(run):
+    run.attempt(1, 1, 30)
+    run.recovery["lead_minutes"] = 20.0
+    assert not run.asked(left=1210.0) and run.asked(left=1190.0)
+    del run.recovery["lead_minutes"]  # a run that was planned before there was such a key
+    assert not run.asked(left=310.0)

@@ -1,0 +1,74 @@
+"""megaboa.run.submitted: what a call's jobs train, whatever is planned after it."""
+
+import pytest
+
+from megaboa.files import write_json
+from megaboa.results import RunFolder
+from megaboa.run import submitted
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.delenv(submitted.VARIABLE, raising=False)
+    return tmp_path / "results" / "my"
+
+
+def line(name, lr):
+    return {"name": name, "run": {"optimizer": {"lr": lr}}, "launch": {"nodes": 1}, "profile": {"tool": "none"}}
+
+
+def call(results, config, *runs):
+    """A call; the environment of its jobs is set."""
+    copies = submitted.record(results, [config], runs)
+    submitted.submit_from(copies[0])
+    return copies[0]
+
+
+def test_a_job_reads_what_was_submitted_and_not_what_the_files_say_later(results, tmp_path):
+    config = tmp_path / "my.yaml"
+    config.write_text("lr: 1")
+    kept = call(results, config, line("a", 1), line("b", 2))
+    config.write_text("lr: 3")
+    run = results / "runs" / "b"
+    write_json(run / "run.json", {"optimizer": {"lr": 3}})
+    found = submitted.folder_of(run)
+    assert found.run == {"optimizer": {"lr": 2}} and found.launch == {"nodes": 1} and found.profile == {"tool": "none"}
+    assert kept.read_text() == "lr: 1" and kept.name == "my.yaml"
+    assert RunFolder(run).run == {"optimizer": {"lr": 3}}
+
+
+def test_the_same_call_again_is_kept_once_and_another_beside_it(results, tmp_path):
+    config = tmp_path / "my.yaml"
+    config.write_text("lr: 1")
+    first = call(results, config, line("a", 1))
+    assert call(results, config, line("a", 1)) == first
+    assert call(results, config, line("a", 2)) != first
+    assert len(list((results / submitted.CALLS).iterdir())) == 2
+
+
+def test_two_files_of_one_name_are_both_kept(results, tmp_path):
+    paths = [tmp_path / folder / "my.yaml" for folder in ("x", "y")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(path.parent.name)
+    assert [copy.read_text() for copy in submitted.record(results, paths, [])] == ["x", "y"]
+
+
+def test_outside_a_job_the_files_count_and_in_a_job_of_another_experiment_too(results, tmp_path):
+    run = tmp_path / "results" / "other" / "runs" / "a"
+    write_json(run / "run.json", {"optimizer": {"lr": 5}})
+    assert submitted.folder_of(run).run == {"optimizer": {"lr": 5}}
+    config = tmp_path / "my.yaml"
+    config.write_text("")
+    call(results, config, line("a", 1))
+    assert submitted.folder_of(run).run == {"optimizer": {"lr": 5}}
+    submitted.submit_from(config)  # a configuration that no call has kept
+    assert submitted.VARIABLE not in submitted.os.environ
+
+
+def test_a_run_that_the_call_does_not_know_is_an_error(results, tmp_path):
+    config = tmp_path / "my.yaml"
+    config.write_text("")
+    call(results, config, line("a", 1))
+    with pytest.raises(LookupError, match="no run 'new'"):
+        submitted.folder_of(results / "runs" / "new")

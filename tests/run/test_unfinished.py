@@ -1,0 +1,125 @@
+"""megaboa.run.identity and unfinished: which store a run has, and what would be left lying if it began again."""
+
+import pytest
+
+from megaboa import files
+from megaboa.files import write_json
+from megaboa.results import RunFolder
+from megaboa.run import ledger, supervisor, unfinished
+from megaboa.run.call import TrainingFailed
+from megaboa.run.checkpoints import MARKER
+from megaboa.run.identity import identity_of, is_outdated, is_trained, store_of
+
+TIMEOUT = "dist.distributed_timeout_minutes"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of a recipe, which reads nothing of the stages before it: with this learning rate and these overrides."""
+
+    def make(lr=1e-3, overrides=None, **more):
+        folder = tmp_path / "results" / "my" / "runs" / "a"
+        asked = {
+            **{"model": {"name": "m", "recipe": "r", "init": "scratch", "tokenizer": None}, "data": {}},
+            **{"optimizer": {"lr": lr}, "training": {"train_iters": 60}, "overrides": overrides or {}},
+            **{"device": "cpu", "world_size": 1, **more},
+        }
+        write_json(folder / "run.json", asked)
+        write_json(folder / "launch.json", {"store": str(tmp_path / "store"), "checkpoint": {}})
+        return RunFolder(folder)
+
+    return make
+
+
+def trained_to(folder, *steps, completed=False):
+    """The run's store, with complete checkpoints of these steps."""
+    identity = identity_of(folder)
+    store = store_of(folder, identity)
+    write_json(store.identity, identity)
+    ledger.record_start(store.ledger, 1, 0, 1)
+    for step in steps:
+        write_json(store.checkpoints / f"iter_{step:07d}" / MARKER, {"iteration": step, "files": {}})
+    if completed:
+        ledger.record_end(store.ledger, 1, "completed", max(steps, default=0), "")
+    return store
+
+
+def before_the_table(folder, **overrides):
+    """A store of a version that took every override for one that changes losses."""
+    identity = identity_of(folder)
+    older = {**identity, "run": {**identity["run"], "overrides": overrides}}
+    store = store_of(folder, older)
+    write_json(store.identity, older)
+    return store, older
+
+
+def test_a_store_made_when_harmless_overrides_counted_is_found_whatever_they_are_now(run):
+    folder = run()
+    store, older = before_the_table(folder, **{TIMEOUT: 30, "train.manual_gc": True})
+    assert identity_of(folder) == older and store_of(folder, identity_of(folder)).path == store.path
+    write_json(folder.train_manifest, {"identity": files.digest(older)})
+    assert is_trained(folder) and not is_outdated(folder, store)
+    assert unfinished.other_work(folder) == []
+
+
+def test_an_override_that_counts_is_another_run(run):
+    folder = run()
+    store, older = before_the_table(folder, **{"model.moe_permute_fusion": True, TIMEOUT: 30})
+    assert identity_of(folder) != older and is_outdated(folder, store)
+
+
+def test_a_store_of_todays_identity_goes_before_an_older_one(run):
+    folder = run()
+    today = trained_to(folder, 20)
+    before_the_table(folder, **{TIMEOUT: 30})
+    assert store_of(folder, identity_of(folder)).path == today.path
+
+
+def test_a_run_that_would_begin_again_beside_unfinished_work_says_what_differs(run):
+    store = trained_to(run(lr=1e-3), 20, 40)
+    (work,) = unfinished.other_work(run(lr=2e-3))
+    assert (work.store.path, work.step) == (store.path, 40)
+    assert work.differences == ("optimizer.lr: 0.001 → 0.002",)
+    assert "step 40 of 60" in unfinished.explain("a", [work])
+
+
+def test_what_appears_and_disappears_is_named_too(run):
+    trained_to(run(overrides={"model.x": 1}), 20)
+    (work,) = unfinished.other_work(run(bridge_source={"commit": "c"}))
+    assert set(work.differences) == {"overrides.model.x: 1 → not set", "bridge_source.commit: not set → c"}
+
+
+@pytest.mark.parametrize(("steps", "completed"), [((), False), ((60,), False), ((20,), True)])
+def test_finished_work_and_work_without_a_checkpoint_stop_nobody(run, steps, completed):
+    trained_to(run(lr=1e-3), *steps, completed=completed)
+    assert unfinished.other_work(run(lr=2e-3)) == []
+
+
+def test_once_the_new_run_has_begun_there_is_nothing_to_ask(run):
+    trained_to(run(lr=1e-3), 20)
+    trained_to(run(lr=2e-3))
+    assert unfinished.other_work(run(lr=2e-3)) == []
+    assert unfinished.other_work(run(lr=1e-3)) == [], "changed back: resumed"
+    assert len(unfinished.other_work(run(lr=3e-3))) == 1
+
+
+def test_before_its_inputs_are_made_the_runs_own_file_decides(run, tmp_path):
+    folder = run(data={"blend": {"text": 1.0}})
+    manifest = tmp_path / "results" / "my" / "data" / "text.json"
+    write_json(manifest, {"digest": "d1"})
+    trained_to(folder, 20)
+    manifest.unlink()
+    assert unfinished.other_work(RunFolder(folder.path)) == []
+    assert len(unfinished.other_work(run(lr=2e-3, data={"blend": {"text": 1.0}}))) == 1
+    write_json(manifest, {"digest": "d2"})
+    (work,) = unfinished.other_work(run(data={"blend": {"text": 1.0}}))
+    assert work.differences == ("corpora.text: d1 → d2 (its content)",)
+
+
+def test_the_supervisor_does_not_begin_again_unasked(run):
+    trained_to(run(lr=1e-3), 20)
+    folder = run(lr=2e-3)
+    with pytest.raises(TrainingFailed, match=r"optimizer\.lr: 0\.001 → 0\.002\n.*--config restart=a") as failed:
+        supervisor.train(folder)
+    assert "--restart" in str(failed.value)
+    assert not store_of(folder, identity_of(folder)).path.exists()

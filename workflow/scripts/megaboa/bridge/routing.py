@@ -1,0 +1,92 @@
+"""Which experts the tokens of a step went to: written down by every rank of a run that must agree with another.
+
+Rounding decides between two experts that a token likes equally well, and from that step on the losses of two runs
+differ by more than rounding. The report tells this from a mistake by these lines (report/checks.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.bridge.training.callbacks import Callback, CallbackContext
+from megatron.core import parallel_state
+from megatron.core.transformer.moe.router import TopKRouter
+
+NEAREST = 8  # margins that are kept of a layer's step
+
+
+class RoutingWriter(Callback):
+    """One line a step: by layer, how many tokens each expert was given, and the smallest margins of a choice.
+
+    A margin is by how much the logit of a token's last chosen expert lies above the best that wasn't chosen.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._seen: dict[int, list[tuple[torch.Tensor, torch.Tensor | None]]] = defaultdict(list)
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        if _is_copy(context.state.cfg.model):
+            return
+        modules = [module for chunk in context.model for module in chunk.modules()]
+        routers = [one for one in modules if isinstance(one, TopKRouter) and not one.is_mtp_layer]
+        for router in routers:
+            router.routing = self._watched(router)
+        if routers:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        if not self._seen:  # no expert on this rank, or all of it in a CUDA graph
+            return
+        layers = {str(layer): _of_layer(seen) for layer, seen in sorted(self._seen.items())}
+        self._seen.clear()
+        line = {"step": int(context.state.train_state.step) + 1, "layers": layers}
+        with self._path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+
+    def _watched(self, router: TopKRouter) -> Any:
+        original = router.routing
+
+        @functools.wraps(original)
+        def routing(logits: torch.Tensor, *arguments: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            probabilities, chosen = original(logits, *arguments, **named)
+            # A forward pass that is done again for the backward pass counts once: the first has no gradients.
+            if torch.is_grad_enabled() and not _is_captured():
+                self._seen[router.layer_number].append((chosen.sum(0), _margins(router, logits, chosen)))
+            return probabilities, chosen
+
+        return routing
+
+
+def _margins(router: TopKRouter, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor | None:
+    """None where the choice doesn't follow the logits alone."""
+    config = router.config
+    plain = router.routing_type not in ("sinkhorn", "quantile_balancing") and router.expert_bias is None
+    if not plain or config.moe_router_num_groups or config.moe_expert_capacity_factor is not None:
+        return None
+    logits = logits.detach().reshape(chosen.shape).float()
+    last = logits.masked_fill(~chosen, torch.inf).amin(-1)
+    margins = last - logits.masked_fill(chosen, -torch.inf).amax(-1)
+    return margins.topk(min(NEAREST, len(margins)), largest=False).values
+
+
+def _of_layer(seen: list[tuple[torch.Tensor, torch.Tensor | None]]) -> dict[str, Any]:
+    """All microbatches of a step."""
+    loads = torch.stack([load for load, _ in seen]).sum(0)
+    margins = [margin for _, margin in seen if margin is not None]
+    nearest = sorted(torch.cat(margins).tolist())[:NEAREST] if margins else []
+    return {"load": loads.tolist(), "margins": [margin for margin in nearest if margin != float("inf")]}
+
+
+def _is_copy(model: Any) -> bool:
+    """Without sequence parallelism all tensor parallel ranks see the same tokens: the first speaks for them."""
+    return not model.sequence_parallel and parallel_state.get_tensor_model_parallel_rank() != 0
+
+
+def _is_captured() -> bool:
+    return bool(torch.version.cuda) and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

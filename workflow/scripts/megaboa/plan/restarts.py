@@ -1,0 +1,50 @@
+"""Runs that would begin again although unfinished work of theirs lies in the store: nobody loses it by an edit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from megaboa.config.errors import choose
+from megaboa.plan.model import Plan
+from megaboa.run import unfinished
+from megaboa.run.identity import is_trained
+
+KEY = "restart"
+SHOWN = 5
+
+
+class UnfinishedWorkError(Exception):
+    """The message is what the user reads."""
+
+
+def split(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """`--config` without `restart`, and the runs that this names."""
+    asked = given.get(KEY, [])
+    names = asked if isinstance(asked, list) else str(asked).split(",")
+    return {key: value for key, value in given.items() if key != KEY}, [str(name).strip() for name in names]
+
+
+def check(plan: Plan, results: str, restart: list[str]) -> list[str]:
+    """The runs that begin again, as they are told to; an error where one would that isn't."""
+    names = [run.name for run in plan.runs]
+    for name in restart:
+        if name != "all" and name not in names:
+            raise UnfinishedWorkError(f"--config {KEY}: {choose(name, [*names, 'all'], 'run')}")
+    told = [name for name in names if name in restart or "all" in restart]
+    found = {}
+    for run in plan.runs:
+        folder = run.folder(results, plan.name)
+        if run.name not in told and (work := unfinished.other_work(folder)) and not is_trained(folder):
+            found[run.name] = work
+    if found:
+        raise UnfinishedWorkError(_message(found))
+    return told
+
+
+def _message(found: dict[str, list[unfinished.Unfinished]]) -> str:
+    names = list(found)
+    lines = [unfinished.explain(name, found[name]) for name in names[:SHOWN]]
+    if len(names) > SHOWN:
+        lines.append(f"and so would {len(names) - SHOWN} more: {', '.join(names[SHOWN:])}")
+    return "\n".join([*lines, unfinished.ways(f"--config {KEY}={','.join(names)}")])

@@ -1,0 +1,116 @@
+"""The supervisor's keeper: starts it again when it alone was killed, most likely by the kernel for want of memory.
+
+The keeper does nothing else. It is small, so that the kernel takes it last; and it inherits what a killed supervisor
+leaves behind, so that nothing of it runs beside its successor's ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from megaboa.run.watch import PASSED_ON, Signals
+
+LIVES = 5  # of one call, or of one life of its job
+GONE_SECONDS = 30.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def kept(work: Callable[[int], int]) -> int:
+    """Do `work(life)` in a process of its own, and again if that is killed by SIGKILL; return its exit code."""
+    _inherit_orphans()
+    heard: list[int] = []
+    child = None
+
+    def pass_on(number: int, frame: object) -> None:
+        heard.append(number)
+        if child:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, PASSED_ON)
+
+    numbers = [number for number in Signals.numbers if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in numbers}
+    try:
+        for life in range(1, LIVES + 1):
+            signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+            if heard:
+                return 128 + heard[0]
+            child = os.fork()
+            if not child:
+                for number, handler in {**before, PASSED_ON: signal.default_int_handler}.items():
+                    signal.signal(number, handler)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+                _live(work, life)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+            code = _wait(child)
+            if code != -signal.SIGKILL or heard:
+                break
+            print(f"megaboa: the supervisor was killed in life {life} of {LIVES}", file=sys.stderr, flush=True)
+            _end_orphans()
+        return code if code >= 0 else 128 - code
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _live(work: Callable[[int], int], life: int) -> None:
+    code = 1
+    try:
+        code = work(life)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _wait(child: int) -> int:
+    """Its exit code, or minus the signal that ended it; orphans that have ended on the way are forgotten."""
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _inherit_orphans() -> None:
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _end_orphans() -> None:
+    """Ranks on this machine die with their supervisor; an srun lives on, and ends its step when it is asked to."""
+    began, asked = time.monotonic(), set()
+    while orphans := _children():
+        late = time.monotonic() - began > GONE_SECONDS
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                if late or pid not in asked:
+                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+        asked |= orphans
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.1)
+
+
+def _children() -> set[int]:
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            pid, rest = path.read_text().split(" ", 1)
+            if int(rest.rsplit(")", 1)[1].split()[1]) == os.getpid():
+                found.add(int(pid))
+    return found

@@ -1,0 +1,68 @@
+"""What a call of Snakemake submits, written down once and never changed: its jobs read this, whenever they start.
+
+A job may wait for days, and is started again when a node dies. Meanwhile the experiment's file is edited and planned
+again. So each call keeps a copy of its configuration, for Snakemake in the jobs, and of what every run is, for their
+supervisors. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from megaboa import files
+from megaboa.results import RunFolder
+
+VARIABLE = "MEGABOA_CALL"  # of a job's environment: the folder of the call that submitted it
+CALLS = "calls"
+RUNS = "runs.jsonl"
+ID_LENGTH = 12
+
+
+def was_called(results: str | Path) -> bool:
+    """Whether jobs of this experiment may have been submitted."""
+    return (Path(results) / CALLS).is_dir()
+
+
+def record(results: str | Path, config_files: Iterable[str | Path], runs: Iterable[dict[str, Any]]) -> list[Path]:
+    """Keep what is submitted (`runs`: name, run, launch, profile of each); return the copies of the configuration."""
+    contents = [(Path(path).name, Path(path).read_bytes()) for path in config_files]
+    lines = "".join(json.dumps(run, sort_keys=True) + "\n" for run in runs)
+    name = files.digest([*((name, data.decode(errors="replace")) for name, data in contents), lines])[:ID_LENGTH]
+    call = Path(results) / CALLS / name
+    # Each in a folder of its own: the first one's name may be the experiment's, and two may have the same.
+    copies = [call / "config" / str(number) / name for number, (name, _) in enumerate(contents)]
+    if not (call / RUNS).exists():
+        for copy, (_, data) in zip(copies, contents, strict=True):
+            files.write_bytes(copy, data)
+        files.write_text(call / RUNS, lines)
+    return copies
+
+
+def call_of(config_file: str | Path) -> Path | None:
+    """The call whose copy of the configuration this is."""
+    path = Path(config_file)
+    call = path.parents[2] if len(path.parents) > 2 else path
+    return call if (call / RUNS).exists() else None
+
+
+def submit_from(config_file: str | Path) -> None:
+    """Let this process and those that it starts, also by SLURM, train what the call with this configuration submits."""
+    os.environ.pop(VARIABLE, None)
+    if call := call_of(config_file):
+        os.environ[VARIABLE] = str(call)
+
+
+def folder_of(run: Path) -> RunFolder:
+    """The run as this job's call submitted it; outside such a job, as its files say now."""
+    call = Path(os.environ.get(VARIABLE, ""))
+    if call.parent.name != CALLS or call.parent.parent.resolve() != run.parent.parent.resolve():
+        return RunFolder(run)  # of another experiment: a shell within a job, for example
+    with (call / RUNS).open(encoding="utf-8") as lines:
+        asked = next((one for one in map(json.loads, lines) if one["name"] == run.name), None)
+    if asked is None:
+        raise LookupError(f"{call / RUNS} has no run {run.name!r}, and this job was submitted by that call")
+    return RunFolder(run, asked)

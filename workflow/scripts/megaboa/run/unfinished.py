@@ -1,0 +1,105 @@
+"""Work of a run that would be left lying if it began again under another identity. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megaboa import files
+from megaboa.harmless import without_harmless
+from megaboa.observe import progress
+from megaboa.results import RunFolder, RunStore
+from megaboa.run import checkpoints, ledger
+from megaboa.run.identity import identity_of, stored
+
+SHOWN = 12
+BY_CONTENT = ("model", "tokenizer", "corpora", "image", "parent")  # of an identity: what the run reads
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """Training of the same name that somebody could resume: it has a complete checkpoint, and hasn't ended."""
+
+    store: RunStore
+    step: int
+    differences: tuple[str, ...]
+
+
+def other_work(folder: RunFolder) -> list[Unfinished]:
+    """What has been trained under the run's name and isn't finished, where the run as it is now has not begun."""
+    found = list(stored(folder))
+    if not found:
+        return []
+    try:
+        own = identity_of(folder)
+    except FileNotFoundError:  # a corpus or a model is yet to be made
+        own = {"run": folder.run}
+    if any(_has_begun(identity, own) for _, identity in found):
+        return []
+    work = [(store, identity, _unfinished_step(store)) for store, identity in found]
+    return [Unfinished(store, step, tuple(differences(identity, own))) for store, identity, step in work if step]
+
+
+def _has_begun(identity: dict[str, Any], own: dict[str, Any]) -> bool:
+    if own.keys() == {"run"}:
+        return without_harmless(identity["run"]) == without_harmless(own["run"])
+    return identity == own
+
+
+def _unfinished_step(store: RunStore) -> int:
+    """The step of the checkpoint that it could resume; 0 where it is finished, or would begin again too."""
+    step, last = checkpoints.latest(store.checkpoints), progress.last_step(store)
+    if last is not None and step >= last:
+        return 0
+    ends = ledger.ends(files.read_jsonl(store.ledger))
+    return 0 if any(end["outcome"] == "completed" for end in ends) else step
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """`optimizer.lr: 0.001 → 0.002`, of two identities; what isn't known yet is left out."""
+    old, new = (_leaves(without_harmless(one["run"])) for one in (before, now))
+    listed = [
+        f"{key}: {_shown(old, key)} → {_shown(new, key)}"
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key, old) != new.get(key, new)
+    ]
+    if now.keys() == {"run"}:
+        return listed
+    old, new = (_leaves({part: one.get(part) for part in BY_CONTENT}) for one in (before, now))
+    made = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+    return [*listed, *(f"{key}: {str(old.get(key))[:12]} → {str(new.get(key))[:12]} (its content)" for key in made)]
+
+
+def explain(run: str, work: Sequence[Unfinished]) -> str:
+    """Why a run is not simply trained from its first step."""
+    lines = []
+    for one in work:
+        last = progress.last_step(one.store)
+        of = f" of {last}" if last else ""
+        lines.append(
+            f"run {run} would begin at step 0, and {one.store.path} has its step {one.step}{of}, trained with:"
+        )
+        lines += [f"  {difference}" for difference in one.differences[:SHOWN]]
+        if len(one.differences) > SHOWN:
+            lines.append(f"  and {len(one.differences) - SHOWN} more")
+    return "\n".join(lines)
+
+
+def ways(restart: str) -> str:
+    """The two ways on; `restart` is how somebody says that they want the second."""
+    return f"Undo the change to resume what is there, or begin again: {restart}"
+
+
+def _leaves(tree: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(tree, dict):
+        return {
+            key: leaf
+            for name, value in tree.items()
+            for key, leaf in _leaves(value, f"{path}.{name}" if path else name).items()
+        }
+    return {path: tree}
+
+
+def _shown(leaves: dict[str, Any], key: str) -> str:
+    return "not set" if key not in leaves or leaves[key] is None else str(leaves[key])
