@@ -228,6 +228,7 @@ def test_users_defaults_for_slurms_commands_are_not_ours(fake_command, tmp_path,
     ask()
     seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
     assert not set(names) & set(seen)
+    assert {"SQUEUE_ALL", "SINFO_ALL", "SCONTROL_ALL"} <= set(seen), "jobs in hidden partitions are no secret"
     assert (seen["SLURM_TIME_FORMAT"], seen["SLURM_CONF"]) == ("standard", "/etc/ours.conf")
 
 

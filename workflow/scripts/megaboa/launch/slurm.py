@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 QUERY_SECONDS = 60
+# As the option --all of each: also of partitions that are hidden, or not for this user's group.
+_HIDDEN_TOO = {"SQUEUE_ALL": "1", "SINFO_ALL": "1", "SCONTROL_ALL": "1"}
 WAITING_SECONDS = 20  # who asks for waiting jobs has other things to do
 # Defaults that users give to commands of their own. With SQUEUE_PARTITION squeue is silent about jobs of other
 # partitions, as if they had ended; SCANCEL_INTERACTIVE waits for a key.
@@ -264,7 +266,7 @@ def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_USERS_DEFAULTS)}
     if "SLURM_JOB_ID" in kept:  # a job's cluster is the one that it runs on
         kept.pop("SLURM_CLUSTERS", None)
-    return {**kept, "SLURM_TIME_FORMAT": "standard"}
+    return {**kept, "SLURM_TIME_FORMAT": "standard", **_HIDDEN_TOO}
 
 
 def forget_users_defaults() -> None:
