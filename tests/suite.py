@@ -33,7 +33,7 @@ EXERCISED = {
     "tests/e2e/test_continue_from.py": "plan run bridge",
     "tests/e2e/test_data.py": "data",
     "tests/e2e/test_export.py": "bridge export evaluate",
-    "tests/e2e/test_failed_stages.py": "report doctor workflow export evaluate",
+    "tests/e2e/test_stages_that_fail.py": "report doctor workflow export evaluate",
     "tests/e2e/test_families.py": "bridge export import",
     "tests/e2e/test_in_image.py": "image",
     "tests/e2e/test_interruptions.py": "run",

@@ -306,7 +306,7 @@ def test_what_slurm_did_to_the_job(now, cause):
     assert (failure and failure.cause) == cause
 
 
-@pytest.mark.parametrize("end", [LATER, time.time() - 1])
+@pytest.mark.parametrize("end", [LATER, time.time() - 1], ids=["left", "over"])
 def test_whether_the_wall_time_was_used_up_is_what_slurm_says_now(end):
     """An administrator can shorten it to less than has been used; then the end that we have read lies in the future."""
     then = replace(JOB, end=end)
