@@ -29,7 +29,7 @@ from pathlib import Path
 from megaboa.run import checkpoints
 
 parser = argparse.ArgumentParser()
-for name in ("run", "store", "attempt", "claim"):
+for name in ("run", "store", "attempt", "claim", "asked"):
     parser.add_argument(f"--{name}")
 parser.add_argument("--resume-from", type=int)
 given = parser.parse_args()
@@ -67,6 +67,7 @@ class Run:
         asked = {"device": "cpu", "world_size": 1, "model": {"recipe": "none", "tokenizer": None, "init": "scratch"}}
         asked |= {"data": {}, "training": {"train_iters": LAST}}
         files.write_json(self.folder.path / "run.json", asked)
+        files.write_json(self.folder.path / "profile.json", {})
         self.launch()
         self.misfortune("pass")
         monkeypatch.setattr(command, "RANK_SCRIPT", self.rank)
@@ -213,7 +214,7 @@ def hiccups(monkeypatch):
 
     def fail_once(path, error):
         name = re.sub(r"\d+\.\d+\.tmp|\d+\.tmp", "tmp", str(path))
-        if name not in failed and not name.endswith((".released", "progress.log", "rank.py")):
+        if name not in failed and not name.endswith((".released", "progress.log", "rank.py", "is-there-room.tmp")):
             failed.append(name)
             raise OSError(error, os.strerror(error), name)
 
