@@ -270,11 +270,13 @@ def usable(partition: str, avoided: Mapping[str, float], needed: int, users: Set
     A node more is left than the run needs, as nobody may be left to change the list when the next one dies: who failed
     longest ago is given back for it. Those that failed last are avoided even then, as long as the run has nodes enough.
     """
+    if not avoided:
+        return set()
     try:
         nodes = slurm.usable_nodes(partition) - users
     except slurm.SlurmUnreachableError:
         return set(avoided)
-    kept, newest = sorted(avoided, key=avoided.__getitem__), max(avoided.values(), default=0.0)
+    kept, newest = sorted(avoided, key=avoided.__getitem__), max(avoided.values())
     while kept and len(nodes.difference(kept)) < needed + (avoided[kept[0]] < newest):
         kept.pop(0)
     return set(kept)
