@@ -339,3 +339,12 @@ def test_the_step_of_a_killed_supervisor_is_ended_before_the_next_begins(run, mo
     monkeypatch.setattr(supervisor, "end_step", lambda *step: ended.append((*step, len(run.entries))))
     supervisor.train(RunFolder(run.folder.path), life=2)
     assert ended == [("17", "attempt-01", 2)]
+
+
+@pytest.mark.parametrize(
+    ("step", "said"), [(1, "the next call begins at the first step again"), (4, "from the newest")]
+)
+def test_who_stops_says_where_the_next_call_begins(run, step, said):
+    run.misfortune(f"step == {step} and sys.exit('Unexpected result nan')")
+    with pytest.raises(TrainingFailed, match=said):
+        run.train()

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from megaboa.bundle import notified
 from megaboa.bundle.machine import Machine
 from megaboa.bundle.named import data_needed, small_files
 from megaboa.config import yaml_file
@@ -72,7 +73,7 @@ def collect(asked: Asked, machine: Machine, environment: Mapping[str, str] = os.
     trees = [*(yaml_file.read(path)[0] for path in asked.config_files), asked.command_line]
     named, needed = small_files(asked.results, trees, ROOT)
     files = {**named, **_code(), **_recipes(asked.results)}
-    files |= {name: _clean(name, content, machine) for name, content in made.items()}
+    files |= {name: _clean(name, notified.without(name, content), machine) for name, content in made.items()}
     needed = [one | {"path": machine.text(one["path"])} for one in [*needed, *data_needed(asked.results)]]
     files[MANIFEST] = canonical({**_manifest(asked), "needed": needed}).encode()
     if patch := _git("diff", "HEAD", "--", *_present(CODE)):

@@ -203,8 +203,18 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
             call.patiently(call.resumption.prove_newest)
         raise Interrupted(failure.evidence)
     else:
-        text = explain(call.folder, target, watched.ended, f"{failure}; {decision.why}", RESUMES, failure.rank)
+        text = explain(call.folder, target, watched.ended, f"{failure}; {decision.why}", _next(call), failure.rank)
         raise TrainingFailed(text)
+
+
+def _next(call: Call) -> str:
+    """What the next call will do."""
+    if checkpoints.latest(call.payload.checkpoints):
+        return RESUMES
+    where = "its parent's checkpoint" if call.folder.parent_manifest else "the first step"
+    return (
+        f"No checkpoint was complete: the next call begins at {where} again. checkpoint.save_interval saves more often."
+    )
 
 
 def _close_what_was_left_open(call: Call) -> None:
