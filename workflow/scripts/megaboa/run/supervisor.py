@@ -29,6 +29,8 @@ from megaboa.run.leaving import leave, leave_avoided_nodes, require_claim, requi
 from megaboa.run.notify import notify
 from megaboa.run.oversight import leave_out, watch_of
 from megaboa.run.patience import FULL, full, patiently
+from megaboa.run.ran_on import changes
+from megaboa.run.ran_on import ran_on as what_runs
 from megaboa.run.watch import Signals, Watched
 
 # What is left to say of ranks that may not have been able to write why they failed.
@@ -114,6 +116,10 @@ def _attempt(call: Call) -> None:
         call.patiently(lambda: require_health(call, target))
     beginning = call.patiently(call.resumption.beginning)
     skipped = ledger.skipped_steps(call.entries)
+    ran_on = call.patiently(lambda: what_runs(folder, payload))
+    before = ledger.starts(call.entries)
+    if before and (changed := changes(before[-1], ran_on, payload)):
+        call.say(f"WARNING: attempt {number} runs on something else than the one before it: {changed}")
     world_size, job = folder.run["world_size"], call.site.job
     ledger.record_start(
         payload.ledger,
@@ -126,6 +132,7 @@ def _attempt(call: Call) -> None:
         nodes=call.site.nodes,
         image=folder.image and folder.image["digest"],
         skipped=skipped,
+        ran_on=ran_on,
     )
     where = f" on {len(call.site.nodes)} nodes" if len(call.site.nodes) > 1 else ""
     call.say(f"attempt {number}, {world_size} rank(s){where}, from {beginning}")
