@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,26 @@ def test_a_writer_killed_at_any_moment_never_leaves_half_a_file(tmp_path):
         process.wait()
         if path.exists():
             assert files.read_json(path) == list(range(20000))
+
+
+def test_a_link_below_a_folder_that_is_a_link_leads_where_it_should(tmp_path):
+    """`results` on another disk: what is relative to its name in the clone isn't so to where it is."""
+    (tmp_path / "clone").mkdir()
+    (tmp_path / "large" / "disk" / "results").mkdir(parents=True)
+    (tmp_path / "clone" / "results").symlink_to("../large/disk/results")
+    ledger = tmp_path / "clone" / "store" / "attempts.jsonl"
+    ledger.parent.mkdir()
+    ledger.write_text("here")
+    link = tmp_path / "clone" / "results" / "mine" / "attempts.jsonl"
+    files.link(ledger, link)
+    assert link.read_text() == "here" and not link.readlink().is_absolute()
+    (tmp_path / "clone" / "elsewhere").symlink_to("../large")
+    files.link(tmp_path / "clone" / "elsewhere" / "disk", link)
+    assert (link / "results").is_dir()
+
+
+def test_a_relative_target_is_relative_to_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "store").mkdir()
+    files.link("store", "results/mine/store")
+    assert (tmp_path / "results" / "mine" / "store").readlink() == Path("../../store")

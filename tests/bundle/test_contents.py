@@ -145,3 +145,23 @@ def test_data_that_is_not_in_it_is_listed(asked, tmp_path):
         {"for": "models.dense.hf", "path": "./model", "digest": "2"},
         {"for": "corpora.new.tokenizer", "path": "./model"},
     ]
+
+
+def test_what_ran_is_listed_and_not_what_is_installed_now(asked, tmp_path):
+    def ran(*names):
+        lines = [{"event": "start", "attempt": n + 1, "ran_on": {"environment": x}} for n, x in enumerate(names)]
+        (tmp_path / "store").mkdir(exist_ok=True)
+        (tmp_path / "store" / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return json.loads(bundled(asked)["bundle.json"])
+
+    old = {"python": "3.11.0", "packages": {"torch": "1.0"}}
+    write_json(tmp_path / "store" / "environments" / "a.json", old)
+    write_json(tmp_path / "store" / "environments" / "b.json", {"python": "3.12.0", "packages": {"torch": "2.0"}})
+    said = ran("a", "a")
+    assert said["environment"]["of"] == "the runs" and said["environment"]["packages"] == {"torch": "1.0"}
+    assert said["environment"]["python"] == "3.11.0" and said["environments"] == {"a": old}
+    assert said["ran_on"] == {"a": [{"environment": "a", "attempts": [1, 2]}]}
+    said = ran("a", "b")
+    assert set(said["environments"]) == {"a", "b"} and said["environment"]["of"] == "the bundle's making"
+    assert said["environment"]["packages"]["pytest"] == pytest.__version__
+    assert ran(None)["environments"] == {}

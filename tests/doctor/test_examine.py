@@ -86,7 +86,7 @@ def test_an_attempt_without_an_end_is_lost_where_nobody_trains_it(results):
     lines = examine.experiment(results)
     assert "waiting: lost (attempt 1; cause: lost)" in lines
     assert any("SLURM job 4711, n7" in line for line in lines)
-    assert lines[-2] == "  try: the same command resumes it from iteration 0"
+    assert lines[-2] == "  try: with the same command it begins at the first step again (no checkpoint was complete)"
 
 
 def test_the_report_is_told_of_failures_that_were_mended(results):
@@ -137,3 +137,10 @@ def test_advice_has_the_values_of_the_run():
     saving = facts(gbs=64)
     saving = dataclasses.replace(saving, training=dataclasses.replace(saving.training, iters=100, save_interval=10))
     assert "one takes 10.8 GB, 10 lie there at one time" in advice.of("disk_full", advice.Case(facts=saving))[0]
+
+
+@pytest.mark.parametrize("trouble", ["nan", "lost", "cancelled", "time_limit", "preemption"])
+def test_without_a_checkpoint_no_resume_is_promised(trouble):
+    without = " ".join(advice.of(trouble, advice.Case()))
+    assert "begins at the first step" in without and "resumes" not in without and "same checkpoint" not in without
+    assert "begins at the first step" not in " ".join(advice.of(trouble, advice.Case(iteration=40)))

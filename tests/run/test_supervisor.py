@@ -16,7 +16,7 @@ from megaboa import files
 from megaboa.config.models.resources import Launch, Recovery
 from megaboa.launch.slurm import Job
 from megaboa.results import RunFolder, RunStore
-from megaboa.run import checkpoints, command, identity, ledger, patience, supervisor
+from megaboa.run import checkpoints, command, identity, ledger, patience, ran_on, supervisor
 from megaboa.run import site as sites
 from megaboa.run.call import Interrupted, TrainingFailed
 
@@ -340,3 +340,66 @@ def test_the_step_of_a_killed_supervisor_is_ended_before_the_next_begins(run, mo
     monkeypatch.setattr(supervisor, "end_step", lambda *step: ended.append((*step, len(run.entries))))
     supervisor.train(RunFolder(run.folder.path), life=2)
     assert ended == [("17", "attempt-01", 2)]
+
+
+@pytest.mark.parametrize(
+    ("step", "said"), [(1, "the next call begins at the first step again"), (4, "from the newest")]
+)
+def test_who_stops_says_where_the_next_call_begins(run, step, said):
+    run.misfortune(f"step == {step} and sys.exit('Unexpected result nan')")
+    with pytest.raises(TrainingFailed, match=said):
+        run.train()
+
+
+def test_an_attempt_that_runs_on_something_else_says_so(run, monkeypatch, capsys):
+    run.misfortune("step == 4 and attempt == 1 and os.kill(os.getpid(), signal.SIGKILL)")
+    run.launch(budget=0)
+    with pytest.raises(TrainingFailed):
+        run.train()
+    first = ledger.starts(run.entries)[0]["ran_on"]
+    packages = files.read_json(run.store.environment(first["environment"]))["packages"]
+    assert packages["pytest"] == pytest.__version__ and first["bridge"] == packages.get("megatron-bridge")
+    assert first["code"]["digest"]
+    assert "runs on something else" not in capsys.readouterr().err
+    # Somebody installs a package between the attempts, where only the ranks' Python finds it.
+    package = run.rank.parent / "site" / "tangled_yarn-1.2.dist-info"
+    files.write_bytes(package / "METADATA", b"Metadata-Version: 2.1\nName: tangled_yarn\nVersion: 1.2\n")
+    monkeypatch.setenv("PYTHONPATH", f"{package.parent}{os.pathsep}{os.environ['PYTHONPATH']}")
+    run.train()
+    assert (
+        "attempt 2 runs on something else than the one before it: tangled-yarn none -> 1.2" in capsys.readouterr().err
+    )
+    assert [kind["attempts"] for kind in ledger.ran_on(run.entries)] == [[1], [2]]
+
+
+def test_changed_code_is_told_and_the_same_twice_is_one_kind(run, monkeypatch, capsys):
+    codes = iter(
+        [{"commit": "a" * 40, "changed": False, "digest": "1"}] * 2
+        + [{"commit": None, "changed": None, "digest": "23"}]
+    )
+    monkeypatch.setattr(ran_on, "_code", lambda: next(codes))
+    run.misfortune("attempt < 3 and step == 2 * attempt and os.kill(os.getpid(), signal.SIGKILL)")
+    run.train()
+    assert "attempt 3 runs on something else than the one before it: code aaaaaaaaaaaa -> 23" in capsys.readouterr().err
+    assert [kind["attempts"] for kind in ledger.ran_on(run.entries)] == [[1, 2], [3]]
+
+
+def test_a_python_that_cannot_be_asked_stops_nothing_by_itself(run):
+    found = ran_on.ran_on(RunFolder(run.folder.path), run.store)
+    assert found["environment"]
+    run.launch()
+    launch = files.read_json(run.folder.path / "launch.json")
+    launch["start"]["python"] = "/nowhere/python"
+    files.write_json(run.folder.path / "launch.json", launch)
+    found = ran_on.ran_on(RunFolder(run.folder.path), run.store)
+    assert found["environment"] is None and found["bridge"] is None and found["code"]["digest"]
+
+
+def test_of_an_image_its_manifest_knows(run):
+    folder = RunFolder(run.folder.path)
+    image = {"digest": "sha256:1", "python": "3.12.1", "packages": {"megatron-bridge": "0.6.2"}, "path": "/i.sif"}
+    folder.__dict__["image"] = image
+    found = ran_on.ran_on(folder, run.store)
+    assert found["bridge"] == "0.6.2"
+    known = files.read_json(run.store.environment(found["environment"]))
+    assert known == {"image": "sha256:1", "python": "3.12.1", "packages": image["packages"]}

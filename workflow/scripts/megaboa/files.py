@@ -82,12 +82,16 @@ def write_if_changed(path: str | Path, text: str) -> bool:
 
 
 def link(target: str | Path, path: str | Path) -> None:
-    """Point a symbolic link at `target`, replacing an older link in one step."""
+    """Point a symbolic link at `target`, replacing an older link in one step.
+
+    A relative link leads on from the folder that it is really in, wherever a link on the way to it leads.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(os.path.relpath(target, path.parent))
+    target = Path(target)
+    temporary.symlink_to(os.path.relpath(target.parent.resolve() / target.name, path.parent.resolve()))
     temporary.replace(path)
 
 

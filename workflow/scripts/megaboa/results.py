@@ -189,6 +189,10 @@ class RunStore:
         """Where MLflow writes to without a network."""
         return f"sqlite:///{(self.path / 'mlflow.db').absolute()}"
 
+    def environment(self, digest: str) -> Path:
+        """The packages that attempts ran with."""
+        return self.path / "environments" / f"{digest[:12]}.json"
+
     @property
     def newest_attempt(self) -> int:
         """By the folders; 0 where there is none."""

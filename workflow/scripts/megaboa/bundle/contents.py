@@ -13,11 +13,14 @@ from typing import Any
 
 import yaml
 
+from megaboa.bundle import notified
 from megaboa.bundle.machine import Machine
 from megaboa.bundle.named import data_needed, small_files
 from megaboa.config import yaml_file
 from megaboa.data.errors import InputError
-from megaboa.files import canonical, digest, read_json
+from megaboa.files import canonical, digest, read_json, read_jsonl
+from megaboa.results import RunStore
+from megaboa.run import ledger
 from megaboa.secrets import secrets_in
 
 Files = dict[str, bytes]
@@ -72,7 +75,7 @@ def collect(asked: Asked, machine: Machine, environment: Mapping[str, str] = os.
     trees = [*(yaml_file.read(path)[0] for path in asked.config_files), asked.command_line]
     named, needed = small_files(asked.results, trees, ROOT)
     files = {**named, **_code(), **_recipes(asked.results)}
-    files |= {name: _clean(name, content, machine) for name, content in made.items()}
+    files |= {name: _clean(name, notified.without(name, content), machine) for name, content in made.items()}
     needed = [one | {"path": machine.text(one["path"])} for one in [*needed, *data_needed(asked.results)]]
     files[MANIFEST] = canonical({**_manifest(asked), "needed": needed}).encode()
     if patch := _git("diff", "HEAD", "--", *_present(CODE)):
@@ -105,6 +108,8 @@ def _manifest(asked: Asked) -> dict[str, Any]:
     runs = {name: read_json(asked.results / "runs" / name / "run.json") for name in _runs(asked.results)}
     image = asked.results / "image.json"
     config = [_name(path) for path in asked.config_files] + ([COMMAND_LINE] if asked.command_line else [])
+    starts = {name: _starts(asked.results / "runs" / name) for name in runs}
+    environments = _environments(asked.results, starts)
     return {
         "experiment": asked.results.name,
         "config": config,
@@ -116,12 +121,41 @@ def _manifest(asked: Asked) -> dict[str, Any]:
         "image": {key: read_json(image).get(key) for key in ("runtime", "digest", "python")}
         if image.exists()
         else None,
-        "environment": {
-            "python": platform.python_version(),
-            "system": f"{platform.system()} {platform.machine()}",
-            "libc": " ".join(platform.libc_ver()),
-            "packages": {p.name: p.version for p in importlib.metadata.distributions() if p.name},
-        },
+        "environment": _environment(environments),
+        "ran_on": {name: ledger.ran_on(found) for name, found in starts.items()},
+        "environments": environments,
+    }
+
+
+def _starts(run: Path) -> list[dict[str, Any]]:
+    """Of the attempts that led to what is bundled."""
+    path = run / "train.json"
+    return ledger.starts(read_jsonl(RunStore(Path(read_json(path)["store"])).ledger)) if path.exists() else []
+
+
+def _environments(results: Path, starts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Python and packages of every environment that an attempt ran in, by its digest."""
+    found = {}
+    for run, begun in starts.items():
+        train = results / "runs" / run / "train.json"
+        for name in sorted({start["ran_on"]["environment"] for start in begun if start.get("ran_on")} - {None}):
+            path = RunStore(Path(read_json(train)["store"])).environment(name)
+            if path.exists():
+                found[name] = read_json(path)
+    return found
+
+
+def _environment(ran: Mapping[str, Any]) -> dict[str, Any]:
+    """The one that runs ran in, if it is one and no image; else the one in which the bundle is made."""
+    (only,) = ran.values() if len(ran) == 1 else ({},)
+    here = {p.name: p.version for p in importlib.metadata.distributions() if p.name}
+    of_runs = bool(only.get("packages")) and "image" not in only
+    return {
+        "of": "the runs" if of_runs else "the bundle's making",
+        "python": only["python"] if of_runs else platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()),
+        "packages": only["packages"] if of_runs else here,
     }
 
 

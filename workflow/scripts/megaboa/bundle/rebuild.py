@@ -100,13 +100,17 @@ def _corpora(files: Archive, experiment: str) -> list[str]:
 
 def other_packages(manifest: Mapping[str, Any]) -> list[str]:
     """Packages that the bundle was made with, and that have another version here, or none."""
-    here = {package.name: package.version for package in importlib.metadata.distributions()}
-    made_with = manifest["environment"]["packages"].items()
+    here = {_name(package.name): package.version for package in importlib.metadata.distributions() if package.name}
+    made_with = {_name(name): version for name, version in manifest["environment"]["packages"].items()}.items()
     return [
         f"{name}: {version} in the bundle, {here.get(name, 'none')} here"
         for name, version in sorted(made_with)
         if here.get(name) != version
     ]
+
+
+def _name(package: str) -> str:
+    return package.lower().replace("_", "-")
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:

@@ -26,6 +26,12 @@ class Case:
     lr: float | None = None
 
 
+def _begins(case: Case) -> str:
+    if case.iteration:
+        return f"resumes from iteration {case.iteration}"
+    return "begins at the first step again (no checkpoint was complete)"
+
+
 def of(trouble: str, case: Case) -> list[str]:
     return ADVICE[trouble](case)
 
@@ -62,7 +68,10 @@ def nan(case: Case) -> list[str]:
     return [
         f"halve the learning rate{lower}, or lengthen schedule.warmup_iters",
         "see whether the same step fails again from the same checkpoint: then look at that step's batch "
-        "(recovery.loss_spike leaves batches out)",
+        "(recovery.loss_spike leaves batches out)"
+        if case.iteration
+        else "there is no checkpoint to try again from, the next call begins at the first step: set "
+        "checkpoint.save_interval, and look at the failed step's batch if it fails there again",
         "under fp16 take bf16_mixed; under FP8 compare with bf16_mixed for a hundred steps",
     ]
 
@@ -126,11 +135,11 @@ def node(case: Case) -> list[str]:
 
 def preemption(case: Case) -> list[str]:
     every = "only the last step is saved: set checkpoint.save_interval" if not case.save_interval else ""
-    return ["nothing: the job is in the queue again and resumes by itself", *([every] if every else [])]
+    return [f"nothing: the job is in the queue again and {_begins(case)} by itself", *([every] if every else [])]
 
 
 def time_limit(case: Case) -> list[str]:
-    return [f"nothing: the job goes back into the queue and resumes from iteration {case.iteration}"]
+    return [f"nothing: the job goes back into the queue and {_begins(case)}"]
 
 
 def disk_full(case: Case) -> list[str]:
@@ -171,12 +180,12 @@ def kernel_fault(case: Case) -> list[str]:
 
 
 def cancelled(case: Case) -> list[str]:
-    return [f"nothing: somebody stopped it; the same command resumes it from iteration {case.iteration}"]
+    return [f"nothing: somebody stopped it; with the same command it {_begins(case)}"]
 
 
 def lost(case: Case) -> list[str]:
     return [
-        f"the same command resumes it from iteration {case.iteration}",
+        f"with the same command it {_begins(case)}",
         "ask SLURM what became of the job or the node: sacct -j JOB, sinfo -R",
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,5 +78,10 @@ def trouble(cause: str, detail: str, logs: Mapping[int | None, str]) -> Trouble:
 
 def _lines(pattern: str, detail: str, logs: Mapping[int | None, str]) -> tuple[str, ...]:
     wanted = re.compile(rf"^.*(?:{pattern}).*$", re.MULTILINE)
-    found = [line.strip()[:LENGTH] for text in (detail, *logs.values()) for line in wanted.findall(text)]
-    return tuple(line for line in found if HEALTHY not in line)
+    found: dict[str, None] = {}
+    for text in itertools.chain([detail], logs.values()):
+        lines = (line.strip()[:LENGTH] for line in wanted.findall(text))
+        found |= dict.fromkeys(line for line in lines if HEALTHY not in line)
+        if len(found) > MOST:  # the others of thousands of ranks need not be read
+            break
+    return tuple(found)

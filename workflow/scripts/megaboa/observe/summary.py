@@ -11,6 +11,7 @@ import numpy as np
 from megaboa.observe import performance
 from megaboa.observe.numbers import WARMUP_STEPS, loss_summary, spread, without_nan
 from megaboa.observe.steps import Row, is_finite, steps_in
+from megaboa.run.ledger import ran_on
 
 
 def summarize(
@@ -48,6 +49,7 @@ def summarize(
         "skipped_steps": sum(row["skipped"] for row in final),
         "nan_steps": sum(row["loss"] is not None and math.isnan(row["loss"]) for row in final),
         "attempts": len(attempts),
+        "ran_on": ran_on(attempts),  # more than one: packages or code were changed between attempts
         "lost_steps": len(rows) - len(final),
         "left_out": train.get("skipped", []),  # steps whose batches were left out after a loss spike
         "warmup_steps_dropped": len(final) - len(timed),

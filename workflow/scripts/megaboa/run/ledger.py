@@ -34,6 +34,7 @@ def record_start(
     nodes: Sequence[str] = (),
     image: str | None = None,
     skipped: Sequence[Sequence[int]] = (),
+    ran_on: dict[str, Any] | None = None,
 ) -> None:
     _append(
         ledger,
@@ -49,6 +50,7 @@ def record_start(
         parent=parent,
         world_size=world_size,
         skipped=[list(steps) for steps in skipped],
+        ran_on=ran_on,
     )
 
 
@@ -169,6 +171,19 @@ def left_in_a_row(entries: Sequence[Entry]) -> int:
     for entry in entries:
         count = count + 1 if entry["event"] == "left" else count * (entry["event"] != "start")
     return count
+
+
+def ran_on(entries: Sequence[Entry]) -> list[Entry]:
+    """What the attempts of a run ran on, each once, in the order in which it came; nothing where nobody wrote it."""
+    found: list[Entry] = []
+    for start in starts(entries):
+        known = start.get("ran_on")
+        same = next((kind for kind in found if known and all(kind[name] == known[name] for name in known)), None)
+        if same:
+            same["attempts"].append(start["attempt"])
+        elif known:
+            found.append({**known, "attempts": [start["attempt"]]})
+    return found
 
 
 def set_aside_unread(entries: Sequence[Entry]) -> Entry | None:

@@ -29,6 +29,8 @@ from megaboa.run.leaving import heed_signals, leave, leave_avoided_nodes, requir
 from megaboa.run.notify import notify
 from megaboa.run.oversight import leave_out, watch_of
 from megaboa.run.patience import FULL, full, patiently
+from megaboa.run.ran_on import changes
+from megaboa.run.ran_on import ran_on as what_runs
 from megaboa.run.watch import Signals, Watched
 
 # What is left to say of ranks that may not have been able to write why they failed.
@@ -123,6 +125,10 @@ def _attempt(call: Call) -> None:
     call.patiently(lambda: files.write_json(target.asked, folder.documents))
     beginning = call.patiently(call.resumption.beginning)
     skipped = ledger.skipped_steps(call.entries)
+    ran_on = call.patiently(lambda: what_runs(folder, payload))
+    before = ledger.starts(call.entries)
+    if before and (changed := changes(before[-1], ran_on, payload)):
+        call.say(f"WARNING: attempt {number} runs on something else than the one before it: {changed}")
     world_size, job = folder.run["world_size"], call.site.job
     ledger.record_start(
         payload.ledger,
@@ -135,6 +141,7 @@ def _attempt(call: Call) -> None:
         nodes=call.site.nodes,
         image=folder.image and folder.image["digest"],
         skipped=skipped,
+        ran_on=ran_on,
     )
     where = f" on {len(call.site.nodes)} nodes" if len(call.site.nodes) > 1 else ""
     call.say(f"attempt {number}, {world_size} rank(s){where}, from {beginning}")
@@ -212,8 +219,18 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
             call.patiently(call.resumption.prove_newest)
         raise Interrupted(failure.evidence)
     else:
-        text = explain(call.folder, target, watched.ended, f"{failure}; {decision.why}", RESUMES, failure.rank)
+        text = explain(call.folder, target, watched.ended, f"{failure}; {decision.why}", _next(call), failure.rank)
         raise TrainingFailed(text)
+
+
+def _next(call: Call) -> str:
+    """What the next call will do."""
+    if checkpoints.latest(call.payload.checkpoints):
+        return RESUMES
+    where = "its parent's checkpoint" if call.folder.parent_manifest else "the first step"
+    return (
+        f"No checkpoint was complete: the next call begins at {where} again. checkpoint.save_interval saves more often."
+    )
 
 
 def _close_what_was_left_open(call: Call) -> None:

@@ -1,0 +1,99 @@
+"""What an attempt runs on: the packages of its ranks' Python, Bridge among them, and the code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megaboa import files
+from megaboa.results import RunFolder, RunStore
+from megaboa.run.command import rank_environment
+from megaboa.run.site import python_of
+
+SCRIPTS = Path(__file__).parents[2]
+SECONDS = 120
+SHOWN = 5
+BRIDGE = "megatron-bridge"
+_LIST = """
+import importlib.metadata, json, platform
+found = {one.name.lower().replace("_", "-"): one.version for one in importlib.metadata.distributions() if one.name}
+print(json.dumps({"python": platform.python_version(), "packages": found}))
+"""
+
+RanOn = dict[str, Any]
+
+
+def ran_on(folder: RunFolder, store: RunStore) -> RanOn:
+    """For the attempt's line in the ledger; the list of packages goes into the store, once for each.
+
+    Asked of the disk before every attempt, as somebody may have installed something, or changed the code, since the
+    last one: ranks are new processes, and import what is there now.
+    """
+    found = _environment(folder)
+    name = files.digest(found) if found else None
+    if found and not (path := store.environment(name)).exists():
+        files.write_json(path, found)
+    return {"environment": name, "bridge": (found or {}).get("packages", {}).get(BRIDGE), "code": _code()}
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], store: RunStore) -> str | None:
+    """In what two attempts ran on something else, in a few words; None where they didn't, or nobody knows."""
+    then, told = before.get("ran_on") or {}, []
+    if then.get("environment") and now["environment"] and then["environment"] != now["environment"]:
+        told.append(_packages_between(store, then["environment"], now["environment"]))
+    if then.get("code") and then["code"]["digest"] != now["code"]["digest"]:
+        told.append(f"code {_named(then['code'])} -> {_named(now['code'])}")
+    return "; ".join(told) or None
+
+
+def _environment(folder: RunFolder) -> dict[str, Any] | None:
+    """Of an image what its manifest says; else what the ranks' Python finds. None if that can't be asked."""
+    if folder.image:
+        known = {name: folder.image.get(name) for name in ("digest", "python", "packages")}
+        return {"image": known.pop("digest"), **known}
+    environment = {
+        name: value for name, value in {**os.environ, **rank_environment(folder)}.items() if value is not None
+    }
+    try:
+        asked = [python_of(folder.launch), "-c", _LIST]
+        done = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=SECONDS, check=True)
+        return json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):  # the ranks will say what is wrong with it
+        return None
+
+
+def _code() -> dict[str, Any]:
+    """The library as it is on the disk; its commit, and whether it was changed since, where git knows."""
+    sources = sorted(SCRIPTS.rglob("*.py"))
+    found = {str(path.relative_to(SCRIPTS)): files.file_digest(path) for path in sources}
+    commit = _git("rev-parse", "HEAD")
+    changed = bool(_git("status", "--porcelain", "--", str(SCRIPTS))) if commit else None
+    return {"commit": commit, "changed": changed, "digest": files.digest(found)}
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=SCRIPTS, capture_output=True, text=True, timeout=SECONDS)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _named(code: Mapping[str, Any]) -> str:
+    commit = code["commit"][:12] if code["commit"] else code["digest"][:12]
+    return f"{commit} with changes" if code["changed"] else commit
+
+
+def _packages_between(store: RunStore, then: str, now: str) -> str:
+    try:
+        before, after = (files.read_json(store.environment(name)) for name in (then, now))
+    except (OSError, ValueError):
+        return f"packages {then[:12]} -> {now[:12]}"
+    flat = [{"Python": one.get("python"), **(one.get("packages") or {})} for one in (before, after)]
+    names = sorted(name for name in {*flat[0], *flat[1]} if flat[0].get(name) != flat[1].get(name))
+    told = [f"{name} {flat[0].get(name, 'none')} -> {flat[1].get(name, 'none')}" for name in names[:SHOWN]]
+    return ", ".join([*told, *([f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else [])]) or "another image"
