@@ -1,6 +1,8 @@
 """megaboa.workflow: what ends a call before anything is submitted."""
 
 import fcntl
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -61,3 +63,25 @@ def test_values_of_the_command_line_are_given_again():
     assert given_values({"experiment": "x", "training": {"train_iters": 5}}) == [
         *("--config", "experiment=x", 'training={"train_iters": 5}')
     ]
+
+
+SIGTERM_WHILE_IT_SELECTS_JOBS = """
+import faulthandler, os, signal, sys, threading, time
+from snakemake.scheduling.job_scheduler import JobScheduler
+from megaboa.workflow import in_a_thread
+faulthandler.dump_traceback_later(300, exit=True)
+JobScheduler.exit_gracefully = in_a_thread(JobScheduler.exit_gracefully)
+scheduler = JobScheduler.__new__(JobScheduler)
+scheduler._lock, scheduler._open_jobs, scheduler._user_kill = threading.Lock(), threading.Semaphore(0), None
+signal.signal(signal.SIGTERM, scheduler.exit_gracefully)
+with scheduler._lock:  # as in schedule(), in _proceed() and in job_selector()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0)
+scheduler._open_jobs.acquire()
+print(scheduler._user_kill)
+"""
+
+
+def test_sigterm_while_snakemake_selects_jobs_does_not_make_it_wait_for_itself():
+    done = subprocess.run([sys.executable, "-c", SIGTERM_WHILE_IT_SELECTS_JOBS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "graceful\n"), done.stderr

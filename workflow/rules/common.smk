@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.scheduling.job_scheduler import JobScheduler
 from snakemake_interface_executor_plugins.settings import ExecMode
 
 SCRIPTS = os.path.relpath(f"{workflow.basedir}/workflow/scripts")
@@ -27,6 +28,7 @@ from megaboa.workflow import (
     READERS,
     claim_experiment,
     given_values,
+    in_a_thread,
     introduce,
     looks_only,
     only_reads,
@@ -41,6 +43,7 @@ from megaboa.workflow import (
 )
 
 use_this_python()
+JobScheduler.exit_gracefully = in_a_thread(JobScheduler.exit_gracefully)
 CONFIG_FILES = workflow.configfiles or [Path("config/config.yaml")]
 GIVEN, RESTART = restarts.split(workflow.config_settings.config)
 try:

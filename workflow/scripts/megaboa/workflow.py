@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import fcntl
+import functools
 import json
 import os
 import socket
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,6 +38,20 @@ _STARTED = time.time()
 def use_this_python() -> None:
     """Let jobs run with the Python that runs Snakemake, where no conda environment or container is deployed."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def in_a_thread(handler: Callable[[Any], None]) -> Callable[..., None]:
+    """Snakemake's handler of SIGTERM in a thread of its own.
+
+    It takes a lock (9.27), which the main thread holds while it selects jobs and looks at those that ended. Signals are
+    handled in that thread: it would wait for itself, for ever, and only SIGKILL would end it.
+    """
+
+    @functools.wraps(handler)
+    def handle(scheduler: Any, *_: Any) -> None:
+        _thread.start_new_thread(handler, (scheduler,))  # threading's own start takes locks too
+
+    return handle
 
 
 def claim_experiment(results: str | Path) -> bool:
