@@ -25,7 +25,7 @@ def main() -> int:
     arguments = parser.parse_args()
     run = arguments.run
     try:
-        train(folder_of(run.parent if run.name == "run.json" else run), arguments.restart)
+        train(folder_of(run.parent if run.name == "run.json" else run, arguments.restart))
     except (TrainingFailed, UnusableInputError, SlurmUnreachableError, LookupError) as failure:
         print(failure, file=sys.stderr)
         return 1

@@ -30,11 +30,11 @@ from megaboa.run.oversight import leave_out, watch_of
 from megaboa.run.watch import Signals, Watched
 
 
-def train(folder: RunFolder, restart: bool = False) -> dict[str, Any]:
+def train(folder: RunFolder) -> dict[str, Any]:
     """Bring the run to its last step and write its manifest; every call goes on where the last one ended."""
     identity = identity_of(folder)
     payload = store_of(folder, identity)
-    if not (restart or folder.may_restart) and (work := unfinished.other_work(folder)):
+    if not folder.may_restart and (work := unfinished.other_work(folder)):
         ways = unfinished.ways(f"--config restart={folder.name}, or pretrain.py --restart")
         raise TrainingFailed(f"{unfinished.explain(folder.name, work)}\n{ways}")
     payload.path.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,6 @@ def _attempt(call: Call) -> None:
     checkpoints.remove_unfinished(payload.checkpoints)
     if folder.launch["start"]["health_check"]:
         require_health(call, target)
-    files.write_json(target.asked, folder.documents)
     beginning = call.resumption.beginning()
     skipped = ledger.skipped_steps(call.entries)
     world_size, job = folder.run["world_size"], call.site.job
@@ -114,6 +113,7 @@ def _attempt(call: Call) -> None:
         image=folder.image and folder.image["digest"],
         skipped=skipped,
     )
+    files.write_json(target.asked, folder.documents)
     where = f" on {len(call.site.nodes)} nodes" if len(call.site.nodes) > 1 else ""
     call.say(f"attempt {number}, {world_size} rank(s){where}, from {beginning}")
     started = time.time()
