@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -196,3 +198,25 @@ def test_the_verdict_is_that_of_a_report_that_was_asked_for(tmp_path, asked, fin
     else:
         execute(executor_plugin=1)
     assert calls == [{"executor_plugin": 1}]
+
+
+SIGTERM_WHILE_IT_SELECTS_JOBS = """
+import faulthandler, os, signal, sys, threading, time
+from snakemake.scheduling.job_scheduler import JobScheduler
+from megaboa.workflow import in_a_thread
+faulthandler.dump_traceback_later(300, exit=True)
+JobScheduler.exit_gracefully = in_a_thread(JobScheduler.exit_gracefully)
+scheduler = JobScheduler.__new__(JobScheduler)
+scheduler._lock, scheduler._open_jobs, scheduler._user_kill = threading.Lock(), threading.Semaphore(0), None
+signal.signal(signal.SIGTERM, scheduler.exit_gracefully)
+with scheduler._lock:  # as in schedule(), in _proceed() and in job_selector()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0)
+scheduler._open_jobs.acquire()
+print(scheduler._user_kill)
+"""
+
+
+def test_sigterm_while_snakemake_selects_jobs_does_not_make_it_wait_for_itself():
+    done = subprocess.run([sys.executable, "-c", SIGTERM_WHILE_IT_SELECTS_JOBS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "graceful\n"), done.stderr

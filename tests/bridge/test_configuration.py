@@ -222,6 +222,18 @@ CASES = {
         "launch": {"trackers": Trackers(wandb={}, mlflow={}, offline=True).model_dump(mode="json")},
         "expected": dict.fromkeys(["logger.mlflow_tracking_uri", "logger.wandb_save_dir"]),
     },
+    "how long ranks wait for each other": {
+        "run": {},
+        "launch": {"start": {"timeout_minutes": 45}},
+        "expected": {"dist.distributed_timeout_minutes": 45},
+    },
+    "harmless overrides, which don't take SIGTERM away from the supervisor": {
+        "run": {},
+        "launch": {
+            "overrides": {"train.manual_gc": True, "dataset.pin_memory": False, "train.exit_signal_handler": False}
+        },
+        "expected": {"train.manual_gc": True, "dataset.pin_memory": False, "train.exit_signal_handler": True},
+    },
     "overrides of parts that the recipe left out": {
         "run": {"overrides": {"straggler.log_straggler": True, "comm_overlap.tp_comm_overlap": False}},
         "expected": {

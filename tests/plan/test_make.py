@@ -363,3 +363,11 @@ def test_the_shipped_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(plan.models) == {"dense", "fresh", "moe"}
     assert {plan.models[run.model].init for run in plan.runs if run.name in plan.exports} == {"pretrained", "scratch"}
     assert all(isinstance(run.row["params"], int) for run in plan.runs)
+
+
+def test_overrides_that_change_no_loss_are_no_part_of_what_a_run_is(plan_of):
+    text = "overrides: {dist.distributed_timeout_minutes: 45, train.manual_gc: true, ddp.bucket_size: 1000}"
+    (run,) = plan_of(text).runs
+    assert run.run["overrides"] == {"ddp.bucket_size": 1000}, "another order of summation"
+    assert run.launch["overrides"] == {"train.manual_gc": True}
+    assert run.launch["start"]["timeout_minutes"] == 45, "another spelling of the key"

@@ -66,6 +66,6 @@ def test_ranks_are_told_of_the_parents_checkpoint(environment, tmp_path):
     beginning = Beginning(10, Path("store/runs/old/base/0123/checkpoints"))
     words = command.rank_command(folder, RunStore(Path("s")), AttemptFolder(Path("a")), 3, beginning, [[4, 5]])
     assert words[2:] == [
-        *(f"--run={folder.path}", "--asked=a/asked.json", "--store=s", "--attempt=a", "--claim=3", "--resume-from=10"),
+        *(f"--run={folder.path}", "--store=s", "--attempt=a", "--claim=3", "--resume-from=10"),
         *("--parent=store/runs/old/base/0123/checkpoints", "--skip=4-5"),
     ]

@@ -66,6 +66,18 @@ def test_outside_a_job_the_files_count_and_in_a_job_of_another_experiment_too(re
     assert submitted.VARIABLE not in submitted.os.environ
 
 
+def test_who_insists_may_begin_again(results, tmp_path):
+    run = results / "runs" / "a"
+    write_json(run / "run.json", {"optimizer": {"lr": 5}})
+    assert not submitted.folder_of(run).may_restart and submitted.folder_of(run, restart=True).may_restart
+    config = tmp_path / "my.yaml"
+    config.write_text("")
+    call(results, config, line("a", 1))
+    assert not submitted.folder_of(run).may_restart and submitted.folder_of(run, restart=True).may_restart
+    call(results, config, {**line("a", 1), "restart": True})
+    assert submitted.folder_of(run).may_restart
+
+
 def test_a_run_that_the_call_does_not_know_is_an_error(results, tmp_path):
     config = tmp_path / "my.yaml"
     config.write_text("")

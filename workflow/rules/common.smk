@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.scheduling.job_scheduler import JobScheduler
 from snakemake_interface_executor_plugins.settings import ExecMode
 
 SCRIPTS = os.path.relpath(f"{workflow.basedir}/workflow/scripts")
@@ -29,6 +30,7 @@ from megaboa.workflow import (
     concluding,
     end_with_one_screen,
     given_values,
+    in_a_thread,
     introduce,
     look_after_waiting_jobs,
     looks_only,
@@ -49,6 +51,7 @@ use_this_python()
 slurm.forget_users_defaults()  # Snakemake's executor asks squeue too
 if workflow.exec_mode == ExecMode.DEFAULT:
     use_this_machine(workflow.resource_settings, workflow.global_resources)
+JobScheduler.exit_gracefully = in_a_thread(JobScheduler.exit_gracefully)
 CONFIG_FILES = workflow.configfiles or [Path("config/config.yaml")]
 GIVEN, RESTART = restarts.split(workflow.config_settings.config)
 try:

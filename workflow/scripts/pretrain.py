@@ -31,7 +31,7 @@ def main() -> int:
 
 def supervise(run: Path, restart: bool, life: int) -> int:
     try:
-        train(folder_of(run), restart, life)
+        train(folder_of(run, restart), life)
     except (TrainingFailed, UnusableInputError, SlurmUnreachableError, LookupError) as failure:
         print(failure, file=sys.stderr)
         return 1

@@ -66,7 +66,8 @@ class RunFolder:
     @property
     def documents(self) -> dict[str, Any]:
         """What `asked` of another RunFolder may be, to be the same run."""
-        return {"run": self.run, "launch": self.launch, "profile": self.profile}
+        names = ("run", "launch", "profile")
+        return self.asked or {name: self._document(name) for name in names if (self.path / f"{name}.json").exists()}
 
     def _document(self, name: str) -> dict[str, Any]:
         return read_json(self.path / f"{name}.json") if self.asked is None else self.asked[name]

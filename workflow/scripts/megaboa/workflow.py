@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import fcntl
 import functools
@@ -45,6 +46,20 @@ MOST_LINES = 20  # about other jobs that failed
 def use_this_python() -> None:
     """Let jobs run with the Python that runs Snakemake, where no conda environment or container is deployed."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def in_a_thread(handler: Callable[[Any], None]) -> Callable[..., None]:
+    """Snakemake's handler of SIGTERM in a thread of its own.
+
+    It takes a lock (9.27), which the main thread holds while it selects jobs and looks at those that ended. Signals are
+    handled in that thread: it would wait for itself, for ever, and only SIGKILL would end it.
+    """
+
+    @functools.wraps(handler)
+    def handle(scheduler: Any, *_: Any) -> None:
+        _thread.start_new_thread(handler, (scheduler,))  # threading's own start takes locks too
+
+    return handle
 
 
 def claim_experiment(results: str | Path) -> bool:

@@ -18,7 +18,6 @@ from megaboa.run.identity import identity_of
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="the run's folder below results/")
-    parser.add_argument("--asked", type=Path, required=True, help="what the supervisor trains, and how")
     parser.add_argument("--store", type=Path, required=True, help="the run's payload folder")
     parser.add_argument("--attempt", type=Path, required=True, help="the attempt's folder in the store")
     parser.add_argument("--claim", type=int, default=0, help="number of the supervisor's claim; 0: it has none")
@@ -28,8 +27,8 @@ def main() -> None:
     parser.add_argument("--skip", action="append", default=[], help="steps whose batches are left out, as in 40-45")
     arguments = parser.parse_args()
 
-    folder = RunFolder(arguments.run, files.read_json(arguments.asked))
     store, attempt = RunStore(arguments.store), AttemptFolder(arguments.attempt)
+    folder = RunFolder(arguments.run, files.read_json(attempt.asked))
     process.prepare(folder.run["device"], folder.launch["cpus_per_rank"])
     if identity_of(folder) != files.read_json(store.identity):
         sys.exit(f"what run {folder.name} reads (corpora, model, image) was made again while it started; call again")

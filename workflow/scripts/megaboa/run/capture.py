@@ -47,8 +47,7 @@ def _profile(folder: RunFolder, site: sites.Site, identity: dict[str, Any], targ
     files.write_json(RunStore(target.path).identity, identity)
     command = [sites.python_of(folder.launch), str(RANK_SCRIPT), "--capture"]
     files.write_json(target.asked, folder.documents)
-    command += [f"--run={folder.path}", f"--asked={target.asked}"]
-    command += [f"--store={target.path}", f"--attempt={target.path}"]
+    command += [f"--run={folder.path}", f"--store={target.path}", f"--attempt={target.path}"]
     traces = target.traces(folder.profile["tool"])
     if folder.profile["tool"] == "nsys":
         traces.mkdir()

@@ -28,7 +28,6 @@ def rank_command(
         python_of(folder.launch),
         str(RANK_SCRIPT),
         f"--run={folder.path}",
-        f"--asked={target.asked}",
         f"--store={payload.path}",
         f"--attempt={target.path}",
         f"--claim={claim}",

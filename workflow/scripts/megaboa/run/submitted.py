@@ -56,13 +56,17 @@ def submit_from(config_file: str | Path) -> None:
         os.environ[VARIABLE] = str(call)
 
 
-def folder_of(run: Path) -> RunFolder:
-    """The run as this job's call submitted it; outside such a job, as its files say now."""
+def folder_of(run: Path, restart: bool = False) -> RunFolder:
+    """The run as this job's call submitted it; outside such a job, as its files say now.
+
+    `restart`: let it begin again, whatever else of it lies in the store.
+    """
     call = Path(os.environ.get(VARIABLE, ""))
     if call.parent.name != CALLS or call.parent.parent.resolve() != run.parent.parent.resolve():
-        return RunFolder(run)  # of another experiment: a shell within a job, for example
+        here = RunFolder(run)  # the call may be another experiment's: in a shell within a job, for example
+        return RunFolder(run, {**here.documents, "restart": True}) if restart else here
     with (call / RUNS).open(encoding="utf-8") as lines:
         asked = next((one for one in map(json.loads, lines) if one["name"] == run.name), None)
     if asked is None:
         raise LookupError(f"{call / RUNS} has no run {run.name!r}, and this job was submitted by that call")
-    return RunFolder(run, asked)
+    return RunFolder(run, {**asked, "restart": restart or asked.get("restart", False)})

@@ -37,15 +37,14 @@ from megaboa.run.watch import Signals, Watched
 MUTE: frozenset[Cause] = frozenset({"crash", "killed", "config", "transient"})
 
 
-def train(folder: RunFolder, restart: bool = False, life: int = 1) -> dict[str, Any]:
+def train(folder: RunFolder, life: int = 1) -> dict[str, Any]:
     """Bring the run to its last step and write its manifest; every call resumes what the last one left.
 
-    `restart`: begin again, whatever else of this run lies unfinished. `life`: above 1 where the supervisor's keeper has
-    started it again, and nobody called.
+    `life`: above 1 where the supervisor's keeper has started it again, and nobody called.
     """
     identity = identity_of(folder)
     payload = store_of(folder, identity)
-    if not (restart or folder.may_restart) and (work := unfinished.other_work(folder)):
+    if not folder.may_restart and (work := unfinished.other_work(folder)):
         ways = unfinished.ways(f"--config restart={folder.name}, or pretrain.py --restart")
         raise TrainingFailed(f"{unfinished.explain(folder.name, work)}\n{ways}")
     say = announcer(folder)
@@ -122,7 +121,6 @@ def _attempt(call: Call) -> None:
     call.patiently(lambda: checkpoints.remove_unfinished(payload.checkpoints))
     if folder.launch["start"]["health_check"]:
         call.patiently(lambda: require_health(call, target))
-    call.patiently(lambda: files.write_json(target.asked, folder.documents))
     beginning = call.patiently(call.resumption.beginning)
     skipped = ledger.skipped_steps(call.entries)
     ran_on = call.patiently(lambda: what_runs(folder, payload))
@@ -143,6 +141,7 @@ def _attempt(call: Call) -> None:
         skipped=skipped,
         ran_on=ran_on,
     )
+    call.patiently(lambda: files.write_json(target.asked, folder.documents))
     where = f" on {len(call.site.nodes)} nodes" if len(call.site.nodes) > 1 else ""
     call.say(f"attempt {number}, {world_size} rank(s){where}, from {beginning}")
     started = time.time()
