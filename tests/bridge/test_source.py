@@ -59,6 +59,15 @@ def test_what_a_model_consists_of_is_known_without_its_weights(family, words, tm
     assert kinds(saved_tensors(AutoConfig.from_pretrained(made["path"]))) == expected
 
 
+def test_what_transformers_keeps_in_fp32_is_expected_in_fp32():
+    given = {**FAMILIES["deepseek-v3"]["config"], "dtype": "bfloat16"}
+    found = kinds(saved_tensors(AutoConfig.for_model(given.pop("model_type"), vocab_size=300, **given)))
+    assert {name.rpartition(".")[2] for name, kind in found.items() if kind.dtype == "F32"} == {
+        "e_score_correction_bias"
+    }
+    assert {kind.dtype for kind in found.values()} == {"F32", "BF16"}
+
+
 def test_whether_runs_start_from_its_weights_is_written_down(made, words, tmp_path):
     scratch = obtain(specification(tmp_path, words, weights=False))
     assert (has_weights(made), has_weights(scratch)) == (True, False)

@@ -72,7 +72,9 @@ def saved_tensors(config: PreTrainedConfig) -> dict[str, torch.Tensor]:
 
     model = _on_meta_device(config, dtype=config.dtype)
     unsaved = {*model.all_tied_weights_keys, *(model._keys_to_ignore_on_save or ())}
-    return revert_weight_conversion(model, {k: v for k, v in model.state_dict().items() if k not in unsaved})
+    saved = revert_weight_conversion(model, {k: v for k, v in model.state_dict().items() if k not in unsaved})
+    exact = model._keep_in_fp32_modules_strict or ()  # whatever the type of the others
+    return {k: v.float() if any(part in k for part in exact) else v for k, v in saved.items()}
 
 
 def read_config(folder: str | Path, key: str) -> PreTrainedConfig:
