@@ -1,4 +1,4 @@
-# Two commands: `make run` trains the default experiment to its report, `make test` runs the tests.
+# Two commands: `make run` trains the default experiment to its report, `make test` runs the tests of what is promised.
 # Both set up .venv first, once. PYTHON names another Python 3.12, CONFIG another experiment.
 SHELL := /bin/bash
 PYTHON ?= python3.12
@@ -7,13 +7,16 @@ BUNDLE ?=
 BIN := .venv/bin
 SNAKEMAKE := $(BIN)/snakemake --profile profiles/local $(if $(CONFIG),--configfile '$(CONFIG)')
 
-.PHONY: run test test-fast test-gpu lint schema status reproduce setup
+.PHONY: run test test-all test-fast test-gpu lint schema status reproduce setup
 
 run: setup
 	@$(SNAKEMAKE)
 
 test: setup
-	@tests/run.sh
+	@$(BIN)/python tests/suite.py
+
+test-all: setup
+	@$(BIN)/python tests/suite.py fast walks rest
 
 test-fast: setup
 	@$(BIN)/pytest -q -n 2 -m "not slow"

@@ -10,7 +10,7 @@ import yaml
 from lab import REPOSITORY, Lab
 from site_clone import PROFILE, SiteClone
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.walk]
 
 SHORT = "training.train_iters: 12"
 

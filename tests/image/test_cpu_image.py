@@ -14,7 +14,7 @@ from megaboa.image import contract, dockerfile, obtain
 from megaboa.results import RunFolder
 from megaboa.run import identity
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.walk]
 
 PACKAGES = f"{machine.SITE_PACKAGES}:/opt/venv/lib/python3.12/site-packages:ro"
 IMAGE = f"""

@@ -33,7 +33,7 @@ def jobs(tmp_path, fake_command):
     scripts = tmp_path / "scripts"
     scripts.mkdir()
     fake_command("scontrol", f'[ "$1 $2 $4" = "write batch_script -" ] && cat {scripts}/$3')
-    fake_command("squeue", f"[ -e {tmp_path}/queue ] && cat {tmp_path}/queue")
+    fake_command("squeue", f"[ ! -e {tmp_path}/queue ] || cat {tmp_path}/queue")
 
     def submit(job, rule="train", run="dp2", experiment="tiny", workdir=tmp_path):
         (scripts / job).write_text(SCRIPT.format(rule=rule, run=run, experiment=experiment))

@@ -173,7 +173,8 @@ def test_signals_go_to_the_step_by_its_name(start, tmp_path, fake_command):
     assert (tmp_path / "sent").read_text().splitlines() == ["--signal=TERM 17.2", "--signal=USR2 17.2"]
 
 
-def test_where_slurm_does_not_answer_srun_ends_its_step_itself(start, unreachable_slurm):
+def test_where_slurm_does_not_answer_srun_ends_its_step_itself(start, unreachable_slurm, monkeypatch):
+    monkeypatch.setattr("megaboa.launch.srun.GONE_SECONDS", 4.0)
     ranks = start("sleep 60")
     before = time.monotonic()
     ranks.kill()

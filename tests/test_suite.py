@@ -1,0 +1,65 @@
+"""What runs the tests: which files, in which order, until when."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+import suite
+
+TESTS = Path(__file__).parent
+LIBRARY = TESTS.parent / "workflow" / "scripts" / "megaboa"
+
+
+def test_every_slow_file_is_walked_or_left_to_the_rest():
+    slow = {
+        f"tests/{path.relative_to(TESTS)}"
+        for path in TESTS.rglob("test_*.py")
+        if re.search(r"\bmark\.slow\b", path.read_text()) and "gpus" not in path.parts
+    }
+    assert {*suite.slow_files("walks"), *suite.slow_files("rest")} == slow
+
+
+def test_what_a_slow_file_exercises_is_known():
+    packages = {path.name for path in LIBRARY.iterdir() if path.is_dir()}
+    rest = suite.slow_files("rest")
+    for name in rest:
+        known = set(suite.exercised(name))
+        assert known & packages, f"{name}: say in suite.EXERCISED what it exercises"
+    assert all((TESTS.parent / name).exists() for name in suite.EXERCISED)
+
+
+def test_files_next_to_what_changed_come_first():
+    files = ["tests/data/test_a.py", "tests/run/test_b.py", "tests/e2e/test_bundle.py", "tests/e2e/test_export.py"]
+    changed = ["workflow/scripts/megaboa/run/claims.py", "tests/e2e/test_bundle.py", "workflow/rules/export.smk"]
+    first, *near, last = suite.order(files, changed)
+    assert first == "tests/e2e/test_bundle.py" and last == "tests/data/test_a.py"
+    assert set(near) == {"tests/run/test_b.py", "tests/e2e/test_export.py"}
+
+
+def test_without_time_nothing_is_started_and_all_is_named(capsys):
+    tally = suite.Tally()
+    assert suite.run_files("rest", ["tests/none.py"], time.time() - 1, tally) == ["tests/none.py"]
+    assert suite.conclude(tally, ["tests/none.py"], 3300.0) == 1
+    assert "no time was left for 1 files:\n  tests/none.py\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("body", "code", "counts"), [("assert True", 0, "1 passed"), ("assert 3 == 4", 1, "1 failed")])
+def test_a_file_that_fails_is_shown_whole_and_counts(tmp_path, capsys, body, code, counts):
+    path = tmp_path / "test_one.py"
+    path.write_text(f"import pytest\n\n@pytest.mark.{'slow'}\ndef test_it():\n    {body}\n")
+    tally = suite.Tally()
+    assert suite.run_files("rest", [str(path)], None, tally) == []
+    assert suite.conclude(tally, [], 60.0) == code
+    said = capsys.readouterr().out
+    assert counts in said and ("assert 3 == 4" in said) == bool(code)
+    assert said.splitlines()[-1] == f"{1 - code} passed, {code} failed, 0 skipped"
+
+
+def test_an_error_of_collection_is_no_success(tmp_path, capsys):
+    path = tmp_path / "test_broken.py"
+    path.write_text("import nothing_of_this_name\n")
+    tally = suite.Tally()
+    suite.run_files("rest", [str(path)], None, tally)
+    assert suite.conclude(tally, [], 60.0) == 1
+    assert "nothing_of_this_name" in capsys.readouterr().out
