@@ -30,6 +30,7 @@ LIBRARY = "workflow/scripts/megaboa/"
 EXERCISED = {
     "tests/cluster": "run launch",
     "tests/e2e/test_bundle.py": "bundle report",
+    "tests/e2e/test_commands.py": "plan workflow common",
     "tests/e2e/test_continue_from.py": "plan run bridge",
     "tests/e2e/test_data.py": "data",
     "tests/e2e/test_export.py": "bridge export evaluate",

@@ -1,16 +1,21 @@
-"""What a newcomer does: clone, `make run`, look. As an ordinary user, with an environment of one's own."""
+"""What a newcomer does: clone, `make run`, look, and go through the tutorial. As an ordinary user, with an environment
+of one's own."""
 
+import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
-from clone import copy_repository, user_environment
+from clone import Workspace, copy_repository, kill_group, planned_in, user_environment
+from tutorial import Tutorial
 
-from megaboa.files import read_json
+from megaboa.files import read_json, read_jsonl
 
 pytestmark = [pytest.mark.slow, pytest.mark.walk]
 
@@ -41,21 +46,44 @@ class Newcomer:
         return python
 
     def make(self, *arguments: str) -> str:
+        return self.finished(self.start(["make", f"PYTHON={self.python}", *arguments]))
+
+    def bash(self, commands: str, code: int = 0) -> str:
+        """A block of the tutorial, in the environment that its reader has activated."""
+        return self.finished(self.start_bash(commands), code)
+
+    def start_bash(self, commands: str) -> subprocess.Popen[str]:
+        return self.start(["bash", "-c", f"source .venv/bin/activate\nset -e\n{commands}"])
+
+    def start(self, command: list[str]) -> subprocess.Popen[str]:
         # The copied Python finds its own library; it was built to look for it where it came from.
         library = str(self.python.parents[1] / "lib")
         environment = {**user_environment(), "HOME": str(self.home), "LD_LIBRARY_PATH": library}
         environment.pop("VIRTUAL_ENV", None)
-        done = subprocess.run(
-            ["make", f"PYTHON={self.python}", *arguments],
+        return subprocess.Popen(
+            command,
             cwd=self.clone,
             env=environment,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
             **self.identity,
         )
-        output = done.stdout + done.stderr
-        assert done.returncode == 0, output
+
+    def finished(self, process: subprocess.Popen[str], code: int = 0) -> str:
+        try:
+            output = process.communicate()[0]
+        finally:
+            kill_group(process)
+        assert process.returncode == code, output
         return output
+
+    def save(self, name: str, text: str) -> None:
+        path = self.clone / name
+        path.write_text(text)
+        if self.identity:
+            os.chown(path, NOBODY, NOBODY)
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +129,95 @@ def test_the_second_make_run_sets_nothing_up_and_runs_nothing(newcomer, first_ru
 def test_a_curve_falls(newcomer, first_run):
     loss = read_json(newcomer.clone / "results" / "tiny" / "runs" / "dp1" / "metrics" / "summary.json")["loss"]
     assert loss["last"] < loss["first"] - 0.5
+
+
+@pytest.fixture(scope="module")
+def tutorial(newcomer, first_run):
+    page = Tutorial(newcomer.clone / "docs" / "tutorial.md")
+    assert page.next(1) == "make run\n" and page.next(1) == "source .venv/bin/activate\n"
+    return page
+
+
+class TestTutorial:
+    """Every block of docs/tutorial.md, in its order and as it stands there, and what the text promises of it."""
+
+    def test_section_2_the_plan(self, newcomer, tutorial):
+        shown = newcomer.bash(tutorial.next(2))
+        assert "experiment tiny: " in shown and planned_in(shown) == {}
+
+    def test_section_3_an_experiment_of_ones_own(self, newcomer, tutorial):
+        newcomer.save("mine.yaml", tutorial.next(3, "yaml"))
+        plan, run = tutorial.next(3).splitlines()
+        shown = newcomer.bash(plan)
+        assert "experiment mine: 2 runs" in shown and "  optimizer.lr: 0.001, 0.003" in shown
+        assert planned_in(shown)["train"] == 2
+        done = newcomer.bash(run)
+        assert [line for line in done.splitlines() if line.startswith("PASS: ") and "all 2 runs" in line], done
+        assert "report: results/mine/report/index.html" in done
+        rows = (newcomer.clone / "results" / "mine" / "plan.tsv").read_text().splitlines()[1:]
+        assert [row.split("\t")[0] for row in rows] == ["lr0.001", "lr0.003"]
+
+    def test_section_4_mistakes(self, newcomer, tutorial):
+        said = newcomer.bash(tutorial.next(4), code=1)
+        assert "wrong.yaml:16: sweep.grid.optimiser.lr: unknown key; did you mean optimizer.lr?" in said
+        assert "wrong.yaml:9: models.small.config.intermediate_sze" in said and "'intermediate_size'" in said
+        said = newcomer.bash(tutorial.next(4), code=1)
+        assert "parallel.tp" in said and "4 attention heads" in said and "2 or 4" in said
+
+    def test_section_5_changes(self, newcomer, tutorial):
+        assert planned_in(newcomer.bash(tutorial.next(5))) == {}, "another wall time"
+        assert planned_in(newcomer.bash(tutorial.next(5))) == {"report": 1}, "another caption"
+        shown = newcomer.bash(tutorial.next(5))
+        assert planned_in(shown)["train"] == planned_in(shown)["summarize"] == 1, "another learning rate"
+        assert "not made yet: lr0.002" in shown
+        assert "train" not in planned_in(newcomer.bash(tutorial.next(5))), "changed back"
+
+    def test_section_6_a_killed_run_resumes(self, newcomer, tutorial):
+        place = Workspace(newcomer.clone)
+        earlier = place.store("mine", "lr0.001")
+        first = newcomer.start_bash(tutorial.next(6))
+        try:
+            while place.store("mine", "lr0.001") == earlier or len(place.steps("mine", "lr0.001")) < 30:
+                assert first.poll() is None, first.communicate()[0]
+                time.sleep(0.05)
+            os.killpg(first.pid, signal.SIGKILL)
+            before = place.steps("mine", "lr0.001")
+            assert len(before) < 200, "it was killed in the middle"
+        finally:
+            kill_group(first)
+        newcomer.bash(tutorial.next(6))
+        assert place.steps("mine", "lr0.001")[: len(before)] == before, "its curve, bit for bit"
+        ledger = read_jsonl(place.store("mine", "lr0.001") / "attempts.jsonl")
+        starts = [entry for entry in ledger if entry["event"] == "start"]
+        assert len(starts) == 2 and (starts[1]["resumed_from"] or 0) >= 20, ledger
+        for run in ("lr0.001", "lr0.003"):
+            assert [step for step, *_ in place.steps("mine", run)] == list(range(1, 201))
+        shown = newcomer.bash(tutorial.next(6))
+        assert "lr0.001" in shown and "lr0.003" in shown and shown.count("200") >= 2
+
+    def test_section_7_one_run_by_hand(self, newcomer, tutorial):
+        newcomer.bash(tutorial.next(7))
+        assert newcomer.bash(tutorial.next(7)).strip()
+
+    def test_section_8_a_scaling_law(self, newcomer, tutorial):
+        newcomer.save("scaling.yaml", tutorial.next(8, "yaml"))
+        rows = [line.split("\t") for line in newcomer.bash(tutorial.next(8)).splitlines() if line.count("\t") > 5]
+        table = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+        assert [row["run"] for row in table] == ["h32", "h64", "h128"]
+        params = [int(row["params"]) for row in table]
+        assert params == sorted(set(params))
+        assert [int(row["train_iters"]) for row in table] == [math.ceil(20 * count / (8 * 128)) for count in params]
+
+    def test_section_9_a_profile(self, newcomer, tutorial):
+        before = Workspace(newcomer.clone).steps("mine", "lr0.001")
+        newcomer.bash(tutorial.next(9))
+        runs = newcomer.clone / "results" / "mine" / "runs"
+        for run in ("lr0.001", "lr0.003"):
+            trace = read_json(runs / run / "trace.json")
+            assert (
+                trace["traces"] == ["rank-0.json.gz"] and (newcomer.clone / trace["path"] / "rank-0.json.gz").exists()
+            )
+        assert Workspace(newcomer.clone).steps("mine", "lr0.001") == before
+
+    def test_no_block_is_left(self, tutorial):
+        assert tutorial.left() == []

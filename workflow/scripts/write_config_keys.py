@@ -1,4 +1,4 @@
-"""Write the keys that a Hugging Face config of each family can have (megaboa/plan/config_keys.json).
+"""Write the keys that a Hugging Face config of each family can have (megaboa.config.config_keys.json).
 
 The plan knows them without importing transformers. They are those of the installed transformers' config classes, and
 those that the installed Megatron-Bridge reads without their being declared. With --check, write nothing, and fail if
@@ -19,9 +19,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from megaboa.config.config_keys import TABLE
 from megaboa.files import write_text
 from megaboa.plan import families
-from megaboa.plan.config_keys import TABLE
 
 READERS = {"getattr", "hasattr"}
 NO_KEYS = {"config", "to_json_string"}  # of the class, or of what holds the config

@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from megaboa.config import images, keys
+from megaboa.config import config_keys, images, keys
 from megaboa.config.errors import Problem, choose, nearest, show
 from megaboa.config.keys import Path
 from megaboa.config.models.experiment import Experiment
@@ -224,6 +224,8 @@ def references(raw: dict[str, Any], places: Places, factors: Any) -> list[Proble
     for name, model in named("models").items():
         for field in ("hf", "recipe", "tokenizer"):
             complain(("models", name, field), _model_problem(field, model.get(field), list(named("tokenizers"))))
+        for path, message in config_keys.unknown(model.get("config")):
+            complain(("models", name, "config", *path), [message])
         if model.get("config") is not None and model.get("tokenizer") is None:
             swept = any(("models", name, "tokenizer") in factor.paths for factor in factors)
             message = "a model made from config has no tokenizer of its own: set tokenizer"

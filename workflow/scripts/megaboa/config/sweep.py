@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from megaboa.config import check, keys
+from megaboa.config import check, config_keys, keys
 from megaboa.config.errors import Problem
 from megaboa.config.keys import Path
 from megaboa.config.yaml_file import Places, dotted
@@ -111,7 +111,11 @@ class _Reader:
         """The path that a dotted key of the sweep names; None, and a problem, if there is no such key."""
         path = keys.split(key, {"models": self.models})
         if path not in self.known:
-            self.known[path] = keys.sweep_problem(key, path, self.models) or self.already_set(path)
+            self.known[path] = (
+                keys.sweep_problem(key, path, self.models)
+                or self.already_set(path)
+                or config_keys.unknown_path(path, self.raw)
+            )
         if message := self.known[path]:
             self.problem(place, message)
             return None

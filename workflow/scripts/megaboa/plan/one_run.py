@@ -12,7 +12,7 @@ from megaboa.config import Experiment, LoadedExperiment, check, keys
 from megaboa.config.models.model import Model, Tokenizer
 from megaboa.config.sweep import piece
 from megaboa.config.yaml_file import dotted
-from megaboa.plan import config_keys, conversions, documents, families, images
+from megaboa.plan import conversions, documents, families, images
 from megaboa.plan.choices import Choice
 from megaboa.plan.facts import facts_of, hf_config_of
 from megaboa.plan.model import Invalid, Run
@@ -48,11 +48,10 @@ class RunPlanner:
         model = self.model_of(raw, choice)
         if model is None:
             return None
-        given = model
         raw, model = self.derive(raw, model, choice)
         self.choose_blend(raw, choice)
         definition = raw["models"][model]
-        self.check_family(given, model, definition, choice)
+        self.check_family(model, definition, choice)
         own_defaults = definition.get("recipe") is None
 
         def params() -> int:
@@ -142,18 +141,14 @@ class RunPlanner:
             self.problems.add(choice.place, f"two different models would be called {name!r}: rename one", choice.name)
         return raw, name
 
-    def check_family(self, given: str, model: str, definition: dict[str, Any], choice: Choice) -> None:
-        """Once per model, which is `given` in the file: a family that Bridge can't convert would fail in the first job,
-        and a misspelt key in none."""
+    def check_family(self, model: str, definition: dict[str, Any], choice: Choice) -> None:
+        """Once per model: a family that Bridge can't convert would fail in the first job."""
         if model in self.families:
             return
         self.families.add(model)
         key, config = "config" if definition.get("config") is not None else "hf", hf_config_of(definition)
-        if config and (message := families.problem(str(config.get("model_type")), given)):
-            self.problems.add(self.problems.place_of(("models", given, key), choice), message)
-        if key == "config":  # a folder's are whoever published it's business
-            for path, message in config_keys.unknown(config or {}):
-                self.problems.add(self.problems.place_of(("models", given, "config", *path), choice), message)
+        if config and (message := families.problem(str(config.get("model_type")), model)):
+            self.problems.add(self.problems.place_of(("models", model, key), choice), message)
 
     def choose_blend(self, raw: dict[str, Any], choice: Choice) -> None:
         """The only corpus there is, where no blend is given."""

@@ -23,11 +23,13 @@ def table() -> dict[str, Any]:
     return found
 
 
-def unknown(config: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+def unknown(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """Keys that neither the config class of the family nor Bridge reads, each with what to say about it.
 
     Of a family that isn't in the table nothing is known.
     """
+    if not isinstance(config, dict):
+        return
     family = str(config.get("model_type"))
     known = table()["families"].get(family)
     if known is None:
@@ -43,3 +45,17 @@ def unknown(config: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tupl
                 f"unknown key in a config of {family} (transformers {table()['transformers']}); "
                 + (f"did you mean {hint!r}?" if hint else f"remove it, or name one of: {', '.join(known)}"),
             )
+
+
+def unknown_path(path: tuple[str, ...], raw: dict[str, Any]) -> str | None:
+    """What is wrong with a key of the sweep, if it is one of a model's config: `models.<model>.config.<key>`."""
+    if path[0] != "models" or path[2:3] != ("config",) or len(path) < 4:
+        return None
+    config: Any = raw
+    for part in path[:3]:
+        config = config.get(part) if isinstance(config, dict) else None
+    value: Any = None
+    for part in reversed(path[3:]):
+        value = {part: value}
+    family = config.get("model_type") if isinstance(config, dict) else None
+    return next((message for _, message in unknown({"model_type": family, **value})), None)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megaboa.plan import config_keys, families
+from megaboa.config import config_keys
+from megaboa.plan import families
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = json.loads((ROOT / "tests" / "fixtures" / "hf_configs.json").read_text())
