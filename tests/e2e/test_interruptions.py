@@ -179,7 +179,7 @@ def test_a_dry_run_of_an_edited_file_changes_nothing_of_a_run_that_trains(worksp
     assert looked["training"]["seq_length"] == 32, "what was looked at lies in a folder of its own"
     status = [sys.executable, "workflow/scripts/status.py", "looked", "--json"]
     shown = subprocess.run(status, cwd=workspace.path, env=user_environment(), capture_output=True, text=True)
-    assert json.loads(shown.stdout)[0]["state"] != "waiting", shown.stdout + shown.stderr
+    assert json.loads(shown.stdout)["looked"][0]["state"] == "running", shown.stdout + shown.stderr
     edit(config, "seq_length: 32", "seq_length: 64")
     for rank in ranks:
         os.kill(rank, signal.SIGCONT)
