@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from clone import curve_of, edit, kill_group, user_environment
 
-from megaboa.files import read_jsonl, write_json
+from megaboa.files import read_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -198,7 +198,7 @@ def test_a_job_trains_what_its_call_submitted_whatever_the_file_says_when_it_sta
     edit(config, "    dp2:", "    renamed:")
     edit(config, "seq_length: 64", "seq_length: 32")
     workspace.snakemake("preflight", "--configfile", config)  # another call, for something else
-    write_json(workspace.results("queued", "runs", "dp2", "run.json"), {"edited": True})
+    edit(workspace.results("queued", "runs", "dp2", "run.json"), '"seq_length": 64', '"seq_length": 32')
     config.write_text("{this is no YAML")
     job = ["--mode", "remote", "--target-jobs", "train:run=dp2", "--allowed-rules", "train", "--force", "--nolock"]
     output = workspace.snakemake(*job, "--configfiles", kept, code=1)
