@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from clone import curve_of, edit, kill_group, user_environment
 
-from megaboa.files import read_jsonl, write_json
+from megaboa.files import read_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -218,7 +218,7 @@ def test_a_dry_run_of_an_edited_file_changes_nothing_of_a_run_that_trains(worksp
     assert looked["training"]["seq_length"] == 32, "what was looked at lies in a folder of its own"
     status = [sys.executable, "workflow/scripts/status.py", "looked", "--json"]
     shown = subprocess.run(status, cwd=workspace.path, env=user_environment(), capture_output=True, text=True)
-    assert json.loads(shown.stdout)[0]["state"] != "waiting", shown.stdout + shown.stderr
+    assert json.loads(shown.stdout)["looked"][0]["state"] == "running", shown.stdout + shown.stderr
     edit(config, "seq_length: 32", "seq_length: 64")
     for rank in ranks:
         os.kill(rank, signal.SIGCONT)
@@ -237,7 +237,7 @@ def test_a_job_trains_what_its_call_submitted_whatever_the_file_says_when_it_sta
     edit(config, "    dp2:", "    renamed:")
     edit(config, "seq_length: 64", "seq_length: 32")
     workspace.snakemake("preflight", "--configfile", config)  # another call, for something else
-    write_json(workspace.results("queued", "runs", "dp2", "run.json"), {"edited": True})
+    edit(workspace.results("queued", "runs", "dp2", "run.json"), '"seq_length": 64', '"seq_length": 32')
     config.write_text("{this is no YAML")
     job = ["--mode", "remote", "--target-jobs", "train:run=dp2", "--allowed-rules", "train", "--force", "--nolock"]
     output = workspace.snakemake(*job, "--configfiles", kept, code=1)

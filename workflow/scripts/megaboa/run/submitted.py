@@ -32,7 +32,7 @@ def record(results: str | Path, config_files: Iterable[str | Path], runs: Iterab
     contents = [(Path(path).name, Path(path).read_bytes()) for path in config_files]
     lines = "".join(json.dumps(run, sort_keys=True) + "\n" for run in runs)
     name = files.digest([*((name, data.decode(errors="replace")) for name, data in contents), lines])[:ID_LENGTH]
-    call = Path(results) / CALLS / name
+    call = Path(results).absolute() / CALLS / name
     # Each in a folder of its own: the first one's name may be the experiment's, and two may have the same.
     copies = [call / "config" / str(number) / name for number, (name, _) in enumerate(contents)]
     if not (call / RUNS).exists():
