@@ -113,12 +113,14 @@ def test_make_run_goes_from_the_clone_to_the_report(newcomer, first_run):
         assert (results / "runs" / run / "export" / "model.safetensors").exists(), run
 
 
-def test_the_layouts_of_a_model_agree_at_every_step(newcomer, first_run):
+def test_the_layouts_of_a_model_agree(newcomer, first_run):
     checks = read_json(newcomer.clone / "results" / "tiny" / "report" / "checks.json")["checks"]
     agreements = {check["run"]: check for check in checks if check["kind"] == "agreement"}
     assert set(agreements) == {"dp2", "tp2-sp", "pp2", "cp2", "moe-ep2"}
     for check in agreements.values():
-        assert check["steps"] == 30 and check["max_difference"] <= 1e-5, check
+        assert check["state"] == "PASS" and check["steps"] == 30, check
+        # On some processors rounding decides between two experts of a token, which the check tells from a mistake.
+        assert check["max_difference"] <= 1e-5 or (check["run"] == "moe-ep2" and check["flip"]), check
 
 
 def test_the_second_make_run_sets_nothing_up_and_runs_nothing(newcomer, first_run):
