@@ -192,7 +192,7 @@ class TestTutorial:
         for run in ("lr0.001", "lr0.003"):
             assert [step for step, *_ in place.steps("mine", run)] == list(range(1, 201))
         shown = newcomer.bash(tutorial.next(6))
-        assert "lr0.001" in shown and "lr0.003" in shown and shown.count("done") == 2, shown
+        assert "lr0.001" in shown and "lr0.003" in shown and shown.count("done") >= 2, shown
 
     def can_be_killed(self, place, earlier):
         """Whether the longer run has a checkpoint, and has gone on from there."""
