@@ -9,7 +9,7 @@ FAMILIES = {"llama", "qwen2", "qwen3-moe", "deepseek-v2", "deepseek-v3", "gemma"
 
 
 # The same experiment, but that every run starts from random weights.
-SCRATCH = ["--config", "experiment=scratch", *(f"models.{family}.init=scratch" for family in sorted(FAMILIES))]
+SCRATCH = "experiment: scratch\nmodels:\n" + "".join(f"  {family}: {{init: scratch}}\n" for family in sorted(FAMILIES))
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,8 @@ def done(workspace):
 
 @pytest.fixture(scope="module")
 def scratch(done):
-    done.snakemake("--configfile", CONFIG, *SCRATCH, timeout=1800)
+    (done.path / "scratch.yaml").write_text(SCRATCH)
+    done.snakemake("--configfile", CONFIG, "scratch.yaml", timeout=1800)
     return done
 
 

@@ -89,7 +89,7 @@ def test_a_proof_that_fails_is_shown_check_by_check(workspace):
     assert states(workspace) == {"export of a: files": "FAIL"}
     assert not workspace.results("broken", "runs", "a", "proof.json").exists()
     assert read_json(workspace.results("broken", "runs", "a", "failed-proof.json"))["state"] == "FAIL"
-    assert workspace.planned("push", "--configfile", config, "--config", "export.push.a=x/y")["prove_export"] == 1
+    assert workspace.planned("push", "--configfile", config, "--config", "export={push: {a: x/y}}")["prove_export"] == 1
     weights.write_bytes(before)
     assert call(workspace, config)[0][-2].startswith("PASS: ") and states(workspace) == {}
     assert not workspace.results("broken", "runs", "a", "failed-proof.json").exists()
