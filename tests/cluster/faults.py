@@ -9,6 +9,8 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
@@ -18,23 +20,24 @@ from site_clone import SiteClone
 
 NAME = "faults"
 SAVE_INTERVAL, HIT_AT = 10, 13
-TWO_HOSTS = "resources.nodes: 2"
+ONE_HOST, TWO_HOSTS = "resources.nodes: 1", "resources.nodes: 2"
 STEPS, LONG = "training.train_iters: 60", "training.train_iters: 500"
+WAIT = 400.0  # for what comes when it comes: other work may share this machine
 AT_ONCE = "recovery.backoff_seconds: 0"
 
 
 class Faults:
     """The runs of the matrix, on their way."""
 
-    def __init__(self, lab: Lab, clone: SiteClone, runs: dict[str, str]):
+    def __init__(self, lab: Lab, clone: SiteClone, runs: dict[str, str], hosts: str = TWO_HOSTS):
         self.lab, self.clone, self.rows, self.run = lab, clone, [], ""
         self.process: subprocess.Popen | None = None
-        self.config = clone.experiment(
-            NAME, {run: f"{TWO_HOSTS}, {values}" for run, values in runs.items()}, SAVE_INTERVAL
-        )
+        runs = {run: f"{hosts}, {values}" if hosts else values for run, values in runs.items()}
+        self.config = clone.experiment(NAME, runs, SAVE_INTERVAL)
 
     def prepare(self, *undisturbed: str) -> None:
-        """The shared stages, and the runs that nothing disturbs."""
+        """What comes before training, on the login host as that is quicker, and the runs that nothing disturbs."""
+        self.clone.before_training(self.config)
         targets = [f"results/{NAME}/runs/{run}/train.json" for run in undisturbed]
         self.clone.snakemake(*targets, "--configfile", self.config)
 
@@ -44,32 +47,77 @@ class Faults:
         path = self.clone.path / self.config
         path.write_text(path.read_text().replace(LONG, f"training.train_iters: {round(seconds / median(durations))}"))
 
-    def start(self, run: str) -> subprocess.Popen:
-        self._end_older_call()
+    def start(self, run: str, *more: str, env: Mapping[str, str] | None = None) -> subprocess.Popen:
+        """Call for a run; `more` runs of the same call are on their way at the same time."""
+        self.end_call()
         self.run = run
-        self.process = self.clone.start(f"results/{NAME}/runs/{run}/train.json", "--configfile", self.config)
+        targets = [f"results/{NAME}/runs/{name}/train.json" for name in (run, *more)]
+        self.process = self.clone.start(*targets, "--configfile", self.config, env=env)
         return self.process
 
-    def _end_older_call(self) -> None:
-        """A test that failed has left its Snakemake, which keeps the experiment to itself."""
+    def end_call(self) -> None:
+        """Kill Snakemake, which keeps the experiment to itself; a test that failed may have left it."""
         if self.process and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
-    def start_and_wait(self, run: str, step: int = HIT_AT) -> tuple[subprocess.Popen, dict]:
+    def start_and_wait(
+        self, run: str, step: int = HIT_AT, env: Mapping[str, str] | None = None
+    ) -> tuple[subprocess.Popen, dict]:
         """Bring a run to a step; its first attempt's start says on which hosts it is."""
-        process = self.start(run)
+        process = self.start(run, env=env)
         self.clone.wait_for_step(NAME, run, step)
         return process, self.clone.starts(NAME, run)[0]
 
-    def finish(self, run: str, process: subprocess.Popen | None = None, timeout: float = 300) -> None:
+    def wait_for_start(self, run: str, number: int) -> dict:
+        """Of an attempt, which is returned."""
+        self.clone.wait(lambda: len(self.clone.starts(NAME, run)) >= number, WAIT, f"attempt {number} of {run}")
+        return self.clone.starts(NAME, run)[number - 1]
+
+    def wait_for_end(self, run: str, number: int) -> dict:
+        self.clone.wait(lambda: len(self.ends(run)) >= number, WAIT, f"the end of attempt {number} of {run}")
+        return self.ends(run)[number - 1]
+
+    def wait_for_steps(self, run: str, attempt: int, count: int = 1) -> None:
+        self.wait_for_start(run, attempt)
+        steps = self.clone.steps
+        self.clone.wait(lambda: len(steps(NAME, run, attempt)) >= count, WAIT, f"steps of attempt {attempt} of {run}")
+
+    def park(self, run: str, step: int = 3) -> None:
+        """Let the first rank of a run stand still from a step on, until `unpark`."""
+        self.clone.wait_for_step(NAME, run, step)
+        self._signal_first_rank(run, "STOP")
+
+    def unpark(self, run: str) -> None:
+        self._signal_first_rank(run, "CONT")
+
+    def _signal_first_rank(self, run: str, name: str) -> None:
+        host = self.clone.starts(NAME, run)[-1]["nodes"][0]
+        self.lab.on_node(host, ["kill", f"-{name}", str(min(self.ranks(host, run)))], user="root")
+
+    def admin(self, *words: str) -> None:
+        self.lab.run(["scontrol", *words], user="root")
+
+    def queue(self, job: str) -> tuple[str, str]:
+        """A job's state, and why it waits."""
+        shown = self.lab.run(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T %r"], check=False)
+        state, _, reason = shown.stdout.strip().partition(" ")
+        return state, reason
+
+    def finish(self, run: str, process: subprocess.Popen | None = None, timeout: float = WAIT) -> None:
         """Wait until the run is trained, and leave Snakemake: its next look at the queue may be half a minute away."""
         process = process or self.start(run)
-        manifest = self.clone.results(NAME, "runs", run, "train.json")
-        self.clone.wait(manifest.exists, timeout, f"the end of {run}")
+        self.trained(run, timeout)
         self._leave(run, process)
 
-    def stop(self, run: str, process: subprocess.Popen | None = None, timeout: float = 300) -> dict:
+    def trained(self, run: str, timeout: float = WAIT) -> None:
+        """Wait until the run is trained, without a new call."""
+        self.run = run
+        manifest = self.clone.results(NAME, "runs", run, "train.json")
+        self.clone.wait(manifest.exists, timeout, f"the end of {run}")
+        self.job_ends(run)
+
+    def stop(self, run: str, process: subprocess.Popen | None = None, timeout: float = WAIT) -> dict:
         """Wait until the run has stopped before its end, and return the end of its last attempt."""
         process = process or self.start(run)
         self.clone.wait(lambda: self._stopped(run), timeout, f"the stop of {run}")
@@ -81,14 +129,19 @@ class Faults:
         last = self.clone.ledger(NAME, run)[-1:]
         return bool(last) and last[0]["event"] == "end" and last[0]["action"] == "stop"
 
-    def _leave(self, run: str, process: subprocess.Popen) -> None:
+    def job_ends(self, run: str, timeout: float = WAIT) -> None:
         job = ["squeue", "--noheader", f"--jobs={self.job(run)}", "--format=%T"]
-        self.clone.wait(lambda: not self.lab.run(job, check=False).stdout.strip(), 60, f"the end of the job of {run}")
+        self.clone.wait(
+            lambda: not self.lab.run(job, check=False).stdout.strip(), timeout, f"the end of the job of {run}"
+        )
+
+    def _leave(self, run: str, process: subprocess.Popen) -> None:
+        self.job_ends(run)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def snakemake_ends(self, process: subprocess.Popen, code: int = 0, timeout: float = 300) -> None:
+    def snakemake_ends(self, process: subprocess.Popen, code: int = 0, timeout: float = WAIT) -> None:
         process.wait(timeout)
         assert process.returncode == code, self.clone.output()[-6000:]
 
@@ -98,13 +151,36 @@ class Faults:
     def curve(self, run: str) -> list[tuple[int, str, str]]:
         return self.clone.curve(NAME, run)
 
-    def ranks(self, host: str) -> list[int]:
-        found = self.lab.on_node(host, ["pgrep", "-f", r"^\S*python\S* .*train_rank\.py"], user="root", check=False)
+    def ranks(self, host: str, run: str | None = None) -> list[int]:
+        return self._processes(host, rf"^\S*python\S* .*train_rank\.py .*--run=\S*/runs/{run or self.run}( |$)")
+
+    def supervisor(self, host: str) -> list[int]:
+        """With the process that keeps it, and what it is about to start."""
+        return self._processes(host, rf"^\S*python\S* \S*pretrain\.py \S*/runs/{self.run}/run\.json$")
+
+    def _processes(self, host: str, pattern: str) -> list[int]:
+        found = self.lab.on_node(host, ["pgrep", "-f", pattern], user="root", check=False)
         return [int(pid) for pid in found.stdout.split()]
+
+    def signal_supervisor(self, host: str, name: str) -> None:
+        """To itself, whose number is in the ledger, and not to the process that keeps it."""
+        number = self.clone.starts(NAME, self.run)[-1]["pid"]
+        assert number in self.supervisor(host)
+        self.lab.on_node(host, ["kill", f"-{name}", str(number)], user="root")
 
     def signal_rank(self, host: str, name: str) -> None:
         """Send a signal to the rank on a host: the oldest of the processes with its name."""
         self.lab.on_node(host, ["kill", f"-{name}", str(min(self.ranks(host)))], user="root")
+
+    def wait_for_a_save(self, run: str, timeout: float = 120) -> Path:
+        """A checkpoint that is being written now."""
+        folder, deadline = self.store(run) / "checkpoints", time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            for path in folder.glob("iter_*"):
+                if not (path / "complete.json").exists():
+                    return path
+            time.sleep(0.01)
+        raise TimeoutError(f"no save of {run} in {timeout} s")
 
     def kill_rank_when_there(self, host: str, path: Path) -> None:
         """SIGKILL to the rank on a host as soon as a file is there: who waits is on that host and knows its process."""

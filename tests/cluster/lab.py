@@ -333,6 +333,17 @@ class Lab:
     def stop_controller(self) -> None:
         self._end("slurmctld")
 
+    def kill_controller(self) -> None:
+        daemon = self._daemons.pop("slurmctld")
+        daemon.kill()
+        daemon.wait()
+
+    def configure(self, **values: object) -> None:
+        """Change slurm.conf while the cluster is up."""
+        with (self.root / "etc" / "slurm.conf").open("a") as conf:
+            conf.writelines(f"{key}={value}\n" for key, value in values.items())
+        self.run(["scontrol", "reconfigure"], user="root")
+
     def restart_controller(self) -> None:
         self.stop_controller()
         self.start_controller()

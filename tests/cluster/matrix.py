@@ -1,4 +1,7 @@
-"""The matrix of faults as a table: what was done, what came of it. `MEGABOA_WRITE_MATRIX=1` writes it to docs/."""
+"""The matrix of faults as a table: what was done, what came of it. `MEGABOA_WRITE_MATRIX=1` writes it to docs/.
+
+`MEGABOA_WRITE_MATRIX=untimed` leaves the recovery out: where other work shares the machine it says nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,24 @@ import os
 import platform
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from lab import REPOSITORY
 
+WANTED = os.environ.get("MEGABOA_WRITE_MATRIX")
 PAGE = REPOSITORY / "docs" / "fault-matrix.md"
 HEAD = """\
 # What happens when something breaks
 
-Each line is a real event on a real SLURM cluster of three hosts (Debian's SLURM, network namespaces on one machine),
-done to a run on two hosts that saves every 10 steps: of 60 steps, or, for the wall time, of more than fit into one job.
-The loss and the gradient norm of every step are compared, to the last bit, with those of a run that nothing disturbed.
-Lost steps were done twice. Recovery is the time from the event, or for a run that stopped from the next call, to the
-next step done. SLURM's own time-outs are in it: here a host is given up after 10 s and a job waits 6 s in the queue;
-on most clusters these are 300 s and 120 s. Two such clusters shared the machine.
+Each line is a real event on a real SLURM cluster of two or three hosts (Debian's SLURM, network namespaces on one
+machine), done to a run that saves every 10 steps: on two hosts, or on one where the event has to do with calls or with
+the supervisor alone; of 60 steps, or of more where the wall time ends or faults follow each other. The loss and the
+gradient norm of every step are compared, to the last bit, with those of a run that nothing disturbed. Lost steps were
+done twice. Recovery is the time from the event, or for a run that stopped from the next call, to the next step done; it
+is left out (–) where the event stopped nothing, or where other work shared the machine when the line was made. SLURM's
+own time-outs are in it: here a host is given up after 10 s and a job waits 6 s in the queue; on most clusters these are
+300 s and 120 s. Two such clusters shared the machine.
 
 {made}
 """
@@ -48,8 +54,10 @@ class Row:
 
 def write(part: str, rows: list[Row]) -> None:
     """Put these lines into a part of the page, in place of older ones of the same events, when somebody wants that."""
-    if os.environ.get("MEGABOA_WRITE_MATRIX") != "1":
+    if WANTED not in ("1", "untimed"):
         return
+    if WANTED == "untimed":
+        rows = [replace(row, recovery=None) for row in rows]
     tables = _tables()
     lines = {**_lines(tables.get(part, "")), **{row.event: str(row) for row in rows}}
     tables[part] = TABLE + "\n".join(lines.values()) + "\n"
@@ -59,7 +67,7 @@ def write(part: str, rows: list[Row]) -> None:
 
 def check(part: str, rows: list[Row]) -> None:
     """Where the page has this part, it has a line for each event that was just tried."""
-    if (lines := _lines(_tables().get(part, ""))) and os.environ.get("MEGABOA_WRITE_MATRIX") != "1":
+    if (lines := _lines(_tables().get(part, ""))) and not WANTED:
         assert {row.event for row in rows} <= set(lines)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from clone import TINY, copy_repository, curve_of
@@ -34,28 +34,37 @@ class SiteClone:
     def experiment(self, name: str, runs: dict[str, str], save_interval: int = 10) -> str:
         """Write a small experiment of long steps (a few a second); `runs`: the flow-style values of each.
 
-        Every run has a different `eval_interval` beyond its end: a run of its own, with the losses of the others.
+        Every run has a setting of its own that changes nothing, as its model has no experts: so it is a run of its
+        own, with the losses of the others and the same index of samples.
         """
         text = TINY.format(name=name, steps=0, save_interval=save_interval)
-        text = text.replace("train_iters: 0, global_batch_size: 8,", "global_batch_size: 32,")
+        text = text.replace("train_iters: 0, global_batch_size: 8,", "global_batch_size: 32, eval_interval: 1001,")
         for number, (run, values) in enumerate(runs.items()):
-            text += f"    {run}: {{training.eval_interval: {1001 + number}, {values}}}\n"
+            text += f"    {run}: {{overrides.model.moe_aux_loss_coeff: {1 + number}, {values}}}\n"
         (self.path / f"{name}.yaml").write_text(text)
         return f"{name}.yaml"
 
-    def start(self, *arguments: str, **options: object) -> subprocess.Popen:
-        """`snakemake --profile slurm` on the login host; its output goes to a file, which `output` reads."""
+    def start(self, *arguments: str, env: Mapping[str, str] | None = None, **options: object) -> subprocess.Popen:
+        """`snakemake --profile slurm` on the login host; its output goes to a file, which `output` reads.
+
+        `env`: what the user's shell exports besides.
+        """
         self.log = self.path / f"snakemake-{time.monotonic_ns()}.out"
         command = [sys.executable, "-m", "snakemake", *arguments, "--profile", "slurm", *FAST]
         with self.log.open("wb") as stream:
             return self.lab.popen(
-                command, cwd=self.path, env=ENVIRONMENT, stdout=stream, stderr=subprocess.STDOUT, **options
+                command,
+                cwd=self.path,
+                env=ENVIRONMENT | dict(env or {}),
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                **options,
             )
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def snakemake(self, *arguments: str, code: int = 0, timeout: float = 600) -> str:
+    def snakemake(self, *arguments: str, code: int = 0, timeout: float = 1200) -> str:
         process = self.start(*arguments)
         try:
             process.wait(timeout)
@@ -63,6 +72,11 @@ class SiteClone:
             process.kill()
         assert process.returncode == code, self.output()[-8000:]
         return self.output()
+
+    def before_training(self, config: str) -> None:
+        """Make what the runs read without SLURM: it has nothing to say there, and its queue takes time."""
+        words = [sys.executable, "-m", "snakemake", "--cores", "2", "pretrain", "--omit-from", "train"]
+        self.lab.run([*words, "--configfile", config], cwd=self.path, env=ENVIRONMENT, timeout=900)
 
     def script(self, name: str, *arguments: str, **options: object) -> str:
         command = [sys.executable, f"workflow/scripts/{name}", *arguments]
@@ -99,7 +113,7 @@ class SiteClone:
             return 0
         return max((step for step, *_ in self.curve(experiment, run)), default=0)
 
-    def wait_for_step(self, experiment: str, run: str, step: int, timeout: float = 240) -> None:
+    def wait_for_step(self, experiment: str, run: str, step: int, timeout: float = 600) -> None:
         self.wait(lambda: self.last_step(experiment, run) >= step, timeout, f"step {step} of {experiment}/{run}")
 
     def wait(self, condition: Callable[[], object], timeout: float, what: str) -> None:

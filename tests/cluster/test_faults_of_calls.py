@@ -1,0 +1,118 @@
+"""What people do to runs that they, or others, have called for already: for real, on a real cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import matrix
+import pytest
+from faults import AT_ONCE, NAME, ONE_HOST, STEPS, WAIT, Faults
+from lab import UID, Lab
+from site_clone import SiteClone
+
+pytestmark = pytest.mark.slow
+
+PART = "Calls, queues"
+PARKED = ("limit", "second", "clones", "environment")
+RUNS = {"quiet": STEPS, **dict.fromkeys(PARKED, f"{STEPS}, {AT_ONCE}")}
+WALL_TIME = 60  # seconds: SLURM knows no shorter one
+
+
+@pytest.fixture(scope="module")
+def faults(make_lab: Callable[..., Lab]) -> Iterator[Faults]:
+    lab = make_lab(memory_mb=32000)
+    found = Faults(lab, SiteClone(lab), RUNS, ONE_HOST)
+    found.prepare("quiet")
+    yield found
+    matrix.write(PART, found.rows)
+
+
+@pytest.fixture(scope="module")
+def call(faults: Faults) -> Iterator[subprocess.Popen]:
+    """Snakemake with several runs that have begun; their ranks stand still until a test goes on with them."""
+    call = faults.start(*PARKED)
+    for run in PARKED:
+        faults.park(run)
+    return call
+
+
+@pytest.fixture(scope="module")
+def others(faults: Faults) -> SiteClone:
+    """Another clone with the same store."""
+    clone = SiteClone(faults.lab, "other")
+    text = (faults.clone.path / faults.config).read_text()
+    (clone.path / faults.config).write_text(f"store: {faults.clone.path}/store\n{text}")
+    subprocess.run(["chown", f"{UID}:{UID}", str(clone.path / faults.config)], check=True)
+    clone.before_training(faults.config)
+    return clone
+
+
+def test_a_second_call(faults, call):
+    output = faults.clone.snakemake(f"results/{NAME}/runs/second/train.json", "--configfile", faults.config, code=1)
+    assert f"is being worked on by snakemake, process {call.pid}" in output or "is being worked on by" in output
+    faults.unpark("second")
+    faults.trained("second")
+    assert [entry["event"] for entry in faults.clone.ledger(NAME, "second")] == ["call", "start", "end"]
+    assert call.poll() is None
+    outcome = "refused: it says which process on which host works on the experiment"
+    faults.record("a second call while Snakemake lives", outcome)
+
+
+@pytest.mark.parametrize(
+    ("run", "exported"),
+    [("clones", {}), ("environment", {"SQUEUE_PARTITION": "cpu"})],
+    ids=["", "SQUEUE_PARTITION"],
+)
+def test_two_clones_with_one_store(faults, call, others, run, exported):
+    """squeue lists one partition only where SQUEUE_PARTITION is exported, and that isn't the run's."""
+    second = others.start(f"results/{NAME}/runs/{run}/train.json", "--configfile", faults.config, env=exported)
+    said = others.results(NAME, "logs", "progress.log")
+    try:
+        others.wait(
+            lambda: (said.exists() and f"{run} " in said.read_text()) or len(faults.clone.starts(NAME, run)) > 1,
+            300,
+            "the second job",
+        )
+        lines = [line for line in said.read_text().splitlines() if f" {run} " in line]
+        assert f"is being trained by SLURM job {faults.job(run)}" in lines[0], lines
+        faults.unpark(run)
+        faults.trained(run)
+        others.wait(others.results(NAME, "runs", run, "train.json").exists, WAIT, "the result in the second clone")
+    finally:
+        os.killpg(second.pid, signal.SIGKILL)
+        second.wait()
+    assert [entry["event"] for entry in faults.clone.ledger(NAME, run)] == ["call", "start", "end"]
+    assert others.store(NAME, run) == faults.store(run)
+    event = "two clones with one store train the same run"
+    event += ", SQUEUE_PARTITION exported in the second" if exported else ""
+    faults.record(event, "the second job waits for the first, and takes its result")
+
+
+def test_the_wall_time_is_shortened(faults, call):
+    """To less than the job has used. The supervisor, which asks now and then, can't hear of it: it stands still."""
+    (start,) = faults.clone.starts(NAME, "limit")
+    job, host = start["job"], start["nodes"][0]
+    time.sleep(max(0.0, start["time"] + WALL_TIME - time.time()))
+    faults.run = "limit"
+    faults.signal_supervisor(host, "STOP")
+    faults.admin("update", f"JobId={job}", "TimeLimit=1")
+    hit = time.time()
+    faults.clone.wait(lambda: faults.queue(job)[0] != "RUNNING", WAIT, "the end of the wall time")
+    for number in faults.ranks(host) + faults.supervisor(host):  # SLURM has done so already
+        faults.lab.on_node(host, ["kill", "-CONT", str(number)], user="root", check=False)
+    faults.clone.wait(lambda: faults.ends("limit"), WAIT, "the end of the attempt")
+    faults.clone.wait(lambda: faults.queue(job)[0] == "PENDING", WAIT, "the job to be put back")
+    faults.admin("update", f"JobId={job}", "TimeLimit=60")
+    faults.trained("limit")
+    end = faults.ends("limit")[0]
+    assert end["cause"] == "time_limit" and end["action"] == "requeue"
+    event = "scontrol update TimeLimit= to less than the job has used"
+    faults.record(event, "time limit: same job goes on in the queue", since=hit)
+
+
+def test_the_page_has_these_events(faults):
+    matrix.check(PART, faults.rows)

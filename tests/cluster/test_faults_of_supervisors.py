@@ -1,0 +1,149 @@
+"""What can happen to the supervisor, and to what it writes: each for real, on a real cluster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import matrix
+import pytest
+from faults import AT_ONCE, NAME, ONE_HOST, SAVE_INTERVAL, STEPS, WAIT, Faults
+from lab import UID, Lab
+from site_clone import SiteClone
+
+from megaboa.results import RunFolder
+from megaboa.run.identity import identity_of, store_of
+
+pytestmark = pytest.mark.slow
+
+PART = "Supervisors"
+HANG_MINUTES, STILL = 0.25, 20
+LAST = "iter_0000060"
+RUNS = {
+    "quiet": STEPS,
+    **dict.fromkeys(("killed", "marker", "end-line"), f"{STEPS}, {AT_ONCE}"),
+    "still": f"{STEPS}, {AT_ONCE}, recovery.no_progress_minutes: {HANG_MINUTES}",
+    "full": f"{STEPS}, recovery.backoff_seconds: 1, recovery.budget: 20",
+}
+SMALL_DISK_MB, PAGE = 16, 4096
+
+
+@pytest.fixture(scope="module")
+def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file system that is soon full."""
+    place = tmp_path_factory.mktemp("disk")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_MB}m,mode=777", "tmpfs", str(place)], check=True)
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.fixture(scope="module")
+def faults(make_lab: Callable[..., Lab], small_disk: Path) -> Iterator[Faults]:
+    lab = make_lab(nodes=2, memory_mb=32000, shared=[small_disk])
+    found = Faults(lab, SiteClone(lab), RUNS, ONE_HOST)
+    found.prepare("quiet")
+    yield found
+    matrix.write(PART, found.rows)
+
+
+def keep_on(disk: Path, faults: Faults, run: str) -> None:
+    """Let the store of a run, its ledger too, lie on a file system of its own."""
+    folder = RunFolder(faults.clone.results(NAME, "runs", run))
+    store, target = faults.clone.path / store_of(folder, identity_of(folder)).path, disk / run
+    for path in (store.parent, target):
+        path.mkdir(parents=True)
+    subprocess.run(["chown", "-R", f"{UID}:{UID}", str(target), str(store.parent)], check=True)
+    store.symlink_to(target)
+
+
+def fill(disk: Path) -> Path:
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as stream:
+        try:
+            while True:
+                stream.write(b"\x00" * PAGE)
+        except OSError:
+            assert os.statvfs(disk).f_bavail == 0
+    return ballast
+
+
+def test_the_supervisor_stands_still(faults):
+    process, start = faults.start_and_wait("still", 5)
+    (host,) = start["nodes"]
+    faults.signal_supervisor(host, "STOP")
+    time.sleep(STILL)  # a rank that did nothing for so long would be a hang
+    faults.signal_supervisor(host, "CONT")
+    faults.finish("still", process)
+    assert [end["outcome"] for end in faults.ends("still")] == ["completed"]
+    event = f"SIGSTOP of the supervisor for {STILL} s, recovery.no_progress_minutes being {60 * HANG_MINUTES:.0f} s"
+    faults.record(event, "nothing: the ranks go on")
+
+
+def test_the_supervisor_is_killed(faults):
+    process, start = faults.start_and_wait("killed")
+    hit = time.time()
+    faults.signal_supervisor(start["nodes"][0], "KILL")
+    faults.clone.wait(lambda: len(faults.clone.starts(NAME, "killed")) > 1, WAIT, "its next life")
+    faults.finish("killed", process)
+    end, again = faults.ends("killed")[0], faults.clone.starts(NAME, "killed")[1]
+    assert end["attempt"] == 1 and end["outcome"] == "interrupted"
+    assert faults.clone.steps(NAME, "killed", 1)[-1]["time"] < again["time"]
+    outcome = "its next life, in the same job, closes the attempt and resumes"
+    faults.record("SIGKILL of the supervisor alone", outcome, since=hit)
+
+
+def test_a_rank_is_killed_between_the_last_step_and_the_marker(faults):
+    process, start = faults.start_and_wait("marker", 5)
+    saving = faults.store("marker") / "checkpoints" / LAST
+    faults.kill_rank_when_there(start["nodes"][0], saving)
+    hit = time.time()
+    assert not (saving / "complete.json").exists() and faults.clone.last_step(NAME, "marker") == 60
+    faults.finish("marker", process)
+    assert faults.clone.starts(NAME, "marker")[1]["resumed_from"] == 60 - SAVE_INTERVAL
+    outcome = "killed: resumes from the checkpoint before"
+    faults.record("SIGKILL of a rank between its last step and the checkpoint's marker", outcome, since=hit)
+
+
+def test_the_disk_is_full_when_the_end_is_written_down(faults, small_disk):
+    keep_on(small_disk, faults, "end-line")
+    process, start = faults.start_and_wait("end-line", 5)
+    (host,) = start["nodes"]
+    faults.signal_supervisor(host, "STOP")
+    store = faults.store("end-line")
+    marker = store / "checkpoints" / LAST / "complete.json"
+    faults.clone.wait(lambda: marker.exists() and not faults.ranks(host), WAIT, "the end of the ranks")
+    with (store / "attempts.jsonl").open("a") as lines:  # to the end of its last page: the next line needs another one
+        lines.write(" " * (-(lines.tell() + 1) % PAGE) + "\n")
+    ballast = fill(small_disk)
+    faults.signal_supervisor(host, "CONT")
+    time.sleep(10)  # as long as the disk is full; it is tried every 5 s
+    assert not faults.ends("end-line") and faults.supervisor(host)
+    ballast.unlink()
+    faults.finish("end-line", process)
+    assert [end["outcome"] for end in faults.ends("end-line")] == ["completed"]
+    faults.record(
+        "the disk is full when the end is to be written down", "nothing: it is tried again until it is written"
+    )
+
+
+def test_the_store_has_no_byte_left(faults, small_disk):
+    """Checkpoints, logs and ledger: nobody can write down what is wrong."""
+    keep_on(small_disk, faults, "full")
+    process, start = faults.start_and_wait("full", SAVE_INTERVAL + 1)
+    (host,) = start["nodes"]
+    ballast, hit = fill(small_disk), time.time()
+    faults.clone.wait(lambda: not faults.ranks(host), WAIT, "the end of the ranks")
+    time.sleep(15)  # as long as the disk is full
+    assert faults.supervisor(host), "the supervisor has given up"
+    ballast.unlink()
+    faults.finish("full", process)
+    causes = [end["cause"] for end in faults.ends("full")[:-1]]
+    assert causes and set(causes) == {"disk_full"}, causes
+    faults.record("no byte is left where the store is", "disk full: tries again until there is room", since=hit)
+
+
+def test_the_page_has_these_events(faults):
+    matrix.check(PART, faults.rows)
