@@ -403,3 +403,26 @@ def test_of_an_image_its_manifest_knows(run):
     assert found["bridge"] == "0.6.2"
     known = files.read_json(run.store.environment(found["environment"]))
     assert known == {"image": "sha256:1", "python": "3.12.1", "packages": image["packages"]}
+
+
+EDITED = """
+if attempt == 1 and step == 3:
+    path = Path(given.run) / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "seed": 2}))
+    sys.exit("RuntimeError: bad luck")
+"""
+
+
+def test_a_run_that_is_edited_while_it_trains_is_trained_as_it_was_submitted(run):
+    submitted = RunFolder(run.folder.path, run.folder.documents)
+    store = identity.store_of(submitted, identity.identity_of(submitted))
+    run.misfortune(EDITED.strip().replace("\n", "\n    "))
+    with pytest.raises(TrainingFailed, match=r"was trained as it was submitted .*, and has been changed since"):
+        supervisor.train(submitted)
+    ends = ledger.ends(files.read_jsonl(store.ledger))
+    assert [(end["outcome"], end["iteration"]) for end in ends] == [("failed", 2), ("completed", LAST)]
+    assert all(files.read_json(store.attempt(number).asked)["run"] == submitted.run for number in (1, 2))
+    assert not run.folder.train_manifest.exists(), "that is of what the run is now"
+    run.misfortune("pass")
+    run.train()
+    assert run.store.path != store.path and run.attempts == [(0, "completed", None)]
