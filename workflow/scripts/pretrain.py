@@ -12,7 +12,7 @@ from megaboa.launch.slurm import SlurmUnreachableError
 from megaboa.run.call import RESUMES, Interrupted, Requeued, TrainingFailed
 from megaboa.run.inputs import UnusableInputError
 from megaboa.run.lives import kept
-from megaboa.run.patience import PASSING
+from megaboa.run.patience import may_pass
 from megaboa.run.submitted import folder_of
 from megaboa.run.supervisor import train
 
@@ -42,12 +42,12 @@ def supervise(run: Path, restart: bool, life: int) -> int:
         print(f"{missing.filename} isn't there. First make what the run reads: {FIRST}", file=sys.stderr)
         return 1
     except OSError as problem:
-        if problem.errno not in PASSING:
+        if not may_pass(problem):
             raise
-        print(f"{problem}. That did not pass. {RESUMES}", file=sys.stderr)
+        print(f"{problem}: the file system still failed after 10 minutes. {RESUMES}", file=sys.stderr)
         return 1
     except (Interrupted, KeyboardInterrupt) as signal:
-        print(f"interrupted: {signal}; the next call goes on from the newest complete checkpoint", file=sys.stderr)
+        print(f"interrupted: {signal}; the next call resumes from the newest complete checkpoint", file=sys.stderr)
         return 130
     return 0
 

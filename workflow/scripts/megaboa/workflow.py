@@ -13,8 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -162,14 +160,7 @@ def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> Non
 
 def look_after_waiting_jobs(results: str | Path) -> None:
     """While this process waits for its jobs: nobody else may be left to change the nodes that they avoid."""
-    revise = exclusions.reviser(Path(results).parent)
-
-    def look() -> None:
-        while True:
-            revise()
-            time.sleep(exclusions.REVISE_SECONDS)
-
-    threading.Thread(target=look, daemon=True).start()
+    exclusions.revise_in_background(Path(results).parent)
 
 
 def use_this_machine(settings: Any, limits: Any) -> None:

@@ -13,6 +13,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import signal
 import typing
 from collections import defaultdict
 from dataclasses import dataclass
@@ -136,6 +137,7 @@ def place(
     override(config, launch.get("overrides") or {})
     # A rank that is asked to end (SIGTERM) saves first, and so its loaders must live on for a moment.
     config.train.exit_signal_handler = config.train.exit_signal_handler_for_dataloader = True
+    config.train.exit_signal = signal.SIGTERM
     _keep_snapshots(config, attempt)
 
 

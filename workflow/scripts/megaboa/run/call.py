@@ -16,7 +16,7 @@ from megaboa.run.patience import patiently
 from megaboa.run.resume import Resumption
 from megaboa.run.watch import Signals
 
-RESUMES = "The next call goes on from the newest complete checkpoint."
+RESUMES = "The next call resumes from the newest complete checkpoint."
 
 
 class TrainingFailed(Exception):

@@ -80,7 +80,9 @@ def held(folder: Path, me: Holder, on_wait: Callable[[str], None] = lambda holde
         try:
             yield number
         finally:
-            _released(_path(folder, number)).touch()
+            # Where it can't be written: the lock goes with this process, and SLURM knows when the job has ended.
+            with contextlib.suppress(OSError):
+                _released(_path(folder, number)).touch()
 
 
 def newest(folder: Path) -> int:

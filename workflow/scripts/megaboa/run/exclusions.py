@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -55,10 +56,22 @@ def reviser(results: Path) -> Callable[[], None]:
         if time.monotonic() - looked < REVISE_SECONDS or shutil.which("squeue") is None:
             return
         looked = time.monotonic()
-        with contextlib.suppress(slurm.SlurmUnreachableError, OSError):
+        with contextlib.suppress(Exception):  # whatever another run's files hold: it is a service to that run
             revise(results)
 
     return look
+
+
+def revise_in_background(results: Path) -> None:
+    """As long as this process lives, which has other things to do than to wait for SLURM."""
+    look = reviser(results)
+
+    def keep_looking() -> None:
+        while True:
+            look()
+            time.sleep(REVISE_SECONDS)
+
+    threading.Thread(target=keep_looking, daemon=True).start()
 
 
 def revise(results: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from megaboa import files, store
 from megaboa.harmless import without_harmless
 from megaboa.results import RunFolder, RunStore
+from megaboa.run import checkpoints
 
 
 def identity_of(folder: RunFolder) -> dict[str, Any]:
@@ -18,8 +19,8 @@ def identity_of(folder: RunFolder) -> dict[str, Any]:
     root = folder.launch.get("store")
     if root is None or store_of(folder, identity).identity.exists():
         return identity
-    earlier = (found for _, found in stored(folder) if _counted_today(found) == identity)
-    return next(earlier, identity)
+    earlier = [(store, found) for store, found in stored(folder) if _counted_today(found) == identity]
+    return max(earlier, key=lambda one: _standing(folder, *one))[1] if earlier else identity
 
 
 def stored(folder: RunFolder) -> Iterator[tuple[RunStore, dict[str, Any]]]:
@@ -28,6 +29,12 @@ def stored(folder: RunFolder) -> Iterator[tuple[RunStore, dict[str, Any]]]:
     for path in sorted(runs.iterdir()) if runs.is_dir() else ():
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             yield RunStore(path), files.read_json(RunStore(path).identity)
+
+
+def _standing(folder: RunFolder, payload: RunStore, identity: dict[str, Any]) -> tuple[bool, int]:
+    """Of several that differ in nothing that counts today, the one that is trained counts, or that came furthest."""
+    trained = folder.train_manifest.exists() and files.read_json(folder.train_manifest)["identity"]
+    return trained == files.digest(identity), checkpoints.latest(payload.checkpoints)
 
 
 def _counted_today(identity: dict[str, Any]) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def ran_on(entries: Sequence[Entry]) -> list[Entry]:
     found: list[Entry] = []
     for start in starts(entries):
         known = start.get("ran_on")
-        same = next((kind for kind in found if known and all(kind[name] == known[name] for name in known)), None)
+        same = next((kind for kind in found if known and all(kind.get(name) == known[name] for name in known)), None)
         if same:
             same["attempts"].append(start["attempt"])
         elif known:

@@ -9,7 +9,7 @@ from megaboa import files
 from megaboa.causes import Cause
 from megaboa.observe import progress
 from megaboa.results import AttemptFolder
-from megaboa.run import checkpoints, exclusions, ledger, recovery, spikes
+from megaboa.run import checkpoints, ledger, recovery, spikes
 from megaboa.run.announce import progress_reporter
 from megaboa.run.call import Call
 from megaboa.run.watch import Watch
@@ -28,13 +28,9 @@ def watch_of(call: Call, target: AttemptFolder, started: float) -> Watch:
             return time.time() - started, 60 * call.recovery["start_minutes"]
         return time.time() - target.steps.stat().st_mtime, 60 * call.recovery["no_progress_minutes"]
 
-    revise = exclusions.reviser(call.folder.path.parents[2])  # of other runs, whose supervisors may be gone
-
     def each_poll() -> None:
         report()
         keep()
-        if call.site.job:
-            revise()
 
     return Watch(
         call.signals,

@@ -12,7 +12,11 @@ from megaboa import files
 
 PATIENCE_SECONDS, AGAIN_SECONDS = 600.0, 5.0
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-PASSING = FULL | {errno.EIO, errno.ESTALE}
+# What waiting doesn't mend. All else may be a file server that is restarted (EIO, ESTALE, ESHUTDOWN, ETIMEDOUT, ...).
+LASTING = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+    | {errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EXDEV, errno.ENOTEMPTY}
+)
 PROBE_BYTES = 1 << 20  # more than is left in a file's last block
 
 
@@ -23,12 +27,17 @@ def patiently[Result](do: Callable[[], Result], say: Callable[[str], None] = lam
         try:
             return do()
         except OSError as error:
-            if error.errno not in PASSING or time.monotonic() > deadline:
+            if not may_pass(error) or time.monotonic() > deadline:
                 raise
             if not told:
                 told = True
                 say(f"waits for the file system, for {PATIENCE_SECONDS / 60:.0f} minutes at most: {error}")
             time.sleep(AGAIN_SECONDS)
+
+
+def may_pass(error: OSError) -> bool:
+    """Whether the same may succeed later."""
+    return error.errno is not None and error.errno not in LASTING
 
 
 def full(folder: Path) -> str | None:

@@ -15,7 +15,7 @@ from megaboa.run.command import rank_environment
 from megaboa.run.site import python_of
 
 SCRIPTS = Path(__file__).parents[2]
-SECONDS = 120
+SECONDS = 20
 SHOWN = 5
 BRIDGE = "megatron-bridge"
 _LIST = """
@@ -77,7 +77,8 @@ def _code() -> dict[str, Any]:
 
 def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *arguments], cwd=SCRIPTS, capture_output=True, text=True, timeout=SECONDS)
+        command = ["git", "--no-optional-locks", *arguments]  # the user's own git may be at work in this clone
+        done = subprocess.run(command, cwd=SCRIPTS, capture_output=True, text=True, timeout=SECONDS)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

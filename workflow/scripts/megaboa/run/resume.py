@@ -120,8 +120,11 @@ class Resumption:
                 f"neither checkpoint {before['iteration']} nor {iteration} can be loaded, and both are as they were "
                 "saved: look for the reason where the ranks run"
             )
-        if checkpoints.has_digests(own, iteration) and len(checkpoints.complete_iterations(own)) == 1:
-            return f"checkpoint {iteration} is as it was saved, and there is no other"
+        if len(checkpoints.complete_iterations(own)) == 1:
+            return (
+                f"checkpoint {iteration} can't be loaded, shows no damage, and is the only one: look for the reason "
+                "where the ranks run, or remove it to begin at step 0"
+            )
         self.set_aside(iteration, why, unread=True)
         return None
 

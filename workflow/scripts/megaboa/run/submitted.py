@@ -24,7 +24,7 @@ ID_LENGTH = 12
 
 def was_called(results: str | Path) -> bool:
     """Whether jobs of this experiment may have been submitted."""
-    return (Path(results) / CALLS).is_dir()
+    return (Path(results) / CALLS).is_dir() or any(Path(results).glob("runs/*/attempts.jsonl"))
 
 
 def record(results: str | Path, config_files: Iterable[str | Path], runs: Iterable[dict[str, Any]]) -> list[Path]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from megaboa import files
 from megaboa.causes import Action, Cause
+from megaboa.launch import slurm
 from megaboa.launch.srun import end_step
 from megaboa.observe import progress
 from megaboa.results import AttemptFolder, RunFolder
@@ -65,6 +66,8 @@ def train(folder: RunFolder, life: int = 1) -> dict[str, Any]:
         signals = held.enter_context(Signals())
         patiently(introduce, say)
         call = Call(folder, payload, site, signals, claim, say, life)
+        if site.job:  # of other runs, whose supervisors may be gone
+            exclusions.revise_in_background(folder.path.parents[2])
         if not finished(folder, payload):
             with _told(call):
                 _bring_to_its_end(call)
@@ -92,7 +95,10 @@ def _bring_to_its_end(call: Call) -> None:
     _close_what_was_left_open(call)
     if not _is_a_later_life(call):
         job = call.site.job
-        excluded = exclusions.of(job)  # the user's own: we have told SLURM nothing yet
+        try:
+            excluded = exclusions.of(job)  # the user's own: we have told SLURM nothing yet
+        except slurm.SlurmUnreachableError:
+            excluded = None
         lives = {"job": job and job.id, "restarts": job and job.restarts}
         ledger.record(call.payload.ledger, "call", **lives, excluded=excluded)
         call.payload.stop.unlink(missing_ok=True)
@@ -126,8 +132,9 @@ def _attempt(call: Call) -> None:
     ran_on = call.patiently(lambda: what_runs(folder, payload))
     before = ledger.starts(call.entries)
     if before and (changed := changes(before[-1], ran_on, payload)):
-        call.say(f"WARNING: attempt {number} runs on something else than the one before it: {changed}")
+        call.say(f"WARNING: attempt {number} runs in another environment than the one before it: {changed}")
     world_size, job = folder.run["world_size"], call.site.job
+    call.patiently(lambda: files.write_json(target.asked, folder.documents))
     ledger.record_start(
         payload.ledger,
         number,
@@ -141,7 +148,6 @@ def _attempt(call: Call) -> None:
         skipped=skipped,
         ran_on=ran_on,
     )
-    call.patiently(lambda: files.write_json(target.asked, folder.documents))
     where = f" on {len(call.site.nodes)} nodes" if len(call.site.nodes) > 1 else ""
     call.say(f"attempt {number}, {world_size} rank(s){where}, from {beginning}")
     started = time.time()
@@ -253,7 +259,7 @@ def _close_what_was_left_open(call: Call) -> None:
         bad = sites.fallen_of(start["nodes"], max(start["time"], steps[-1]["time"] if steps else 0.0))
         if bad:
             failure = Failure("node_failure", "; ".join(bad.values()), nodes=tuple(bad))
-        elif start.get("job") == job.id:
+        elif start.get("job") == job.id and start.get("restarts") != job.restarts:
             failure = Failure("requeued", "the job was put back into the queue")
     _close(call, start["attempt"], "interrupted", failure, "resume")
 

@@ -12,6 +12,7 @@ from megaboa.causes import Cause
 from megaboa.launch.ranks import Ended, Ranks
 
 POLL_SECONDS = 0.2
+ASK_AGAIN_SECONDS = 5.0  # that a controller is left alone which could not tell the ranks
 LOOK_SECONDS = 1.0  # between two looks for a reason to stop, which read files
 HICCUP_SECONDS = 600.0  # that the file system may fail
 STACKS_SECONDS = 3.0  # for the stacks to reach the logs
@@ -108,14 +109,16 @@ class Watch:
             return Ended(returncode=-signal.SIGKILL)
         began, heard = time.monotonic(), len(self.signals.seen)
         patience = self.stop_seconds(reason)
-        told = word_left = False
+        told, word_left, asked = False, False, began - ASK_AGAIN_SECONDS
         while time.monotonic() - began < patience and len(self.signals.seen) <= heard:
             # Until one of them succeeds, each in its turn: a controller that doesn't answer, a disk that is full.
             with contextlib.suppress(OSError):
                 if not word_left:
                     self.leave_word()
                     word_left = True
-            told = told or ranks.ask()
+            if not told and time.monotonic() - asked >= ASK_AGAIN_SECONDS:
+                asked = time.monotonic()
+                told = ranks.ask()
             if (ended := ranks.poll()) is not None:
                 return ended
             with contextlib.suppress(OSError):
