@@ -131,7 +131,8 @@ class Unheard:
         return self.asked > self._tries and self._ranks.ask()
 
 
-def test_ranks_are_asked_until_they_have_been_told_and_then_no_more(start, tmp_path):
+def test_ranks_are_asked_until_they_have_been_told_and_then_no_more(start, tmp_path, monkeypatch):
+    monkeypatch.setattr("megaboa.run.watch.ASK_AGAIN_SECONDS", 0.1)
     ranks = Unheard(start(SAVES + SLEEP), tries=3)
     watched = watching(stop_now=lambda: ("time_limit", "120 s are left")).until_ended(ranks)
     assert watched.ended.ok and ranks.asked == 4
