@@ -43,7 +43,8 @@ def test_another_partition_and_wall_time_retrain_nothing(done):
     workspace, config = done
     config.write_text(config.read_text() + "resources: {partition: night, runtime: 2d, mem_mb_per_rank: 5000}\n")
     assert workspace.planned("--configfile", config) == {}
-    assert workspace.json("reruns", "runs", "slow", "launch.json")["partition"] == "night"
+    launch = [workspace.json("reruns", *folder, "runs", "slow", "launch.json") for folder in ((), ("preview",))]
+    assert [one["partition"] for one in launch] == [None, "night"], "what is looked at is written where no job reads it"
 
 
 def test_a_caption_reruns_the_report_alone(done):

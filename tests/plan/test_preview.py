@@ -65,5 +65,4 @@ def test_while_somebody_else_works_a_look_is_possible_and_a_call_writes_nothing(
 
 def test_snakemakes_other_ways_to_look():
     assert looks_only(True, ["snakemake"]) and looks_only(False, ["snakemake", "--dag"])
-    assert looks_only(False, ["snakemake", "doctor"]) and not looks_only(False, ["snakemake", "doctor", "report"])
     assert not looks_only(False, ["snakemake", "--cores", "2", "report"])

@@ -34,10 +34,6 @@ LOOKS = {
     *("--report", "--unlock", "--cleanup-metadata", "--print-compilation", "--archive"),
 }  # Snakemake's other ways to look at a workflow without doing its jobs
 READERS = {"doctor", "interim"}  # rules that leave alone what others make and read
-STAGES = {
-    *("all", "plan", "image", "data", "import", "preflight", "preflight_in_image", "pretrain", "profile", "metrics"),
-    *("export", "evaluate", "generate", "push", "report", "bundle"),
-}
 _held: list[IO[str]] = []  # open for as long as this process lives
 _holder: list[str] = []  # who else works on the experiment
 _interrupted: list[int] = []
@@ -87,9 +83,8 @@ def claim_experiment(results: str | Path) -> bool:
 
 
 def looks_only(dry_run: bool, words: Collection[str]) -> bool:
-    """Whether a call submits nothing, by Snakemake's command line: its targets are not known yet."""
-    reads = not READERS.isdisjoint(words) and STAGES.isdisjoint(words)
-    return dry_run or reads or not LOOKS.isdisjoint(words)
+    """Whether a call submits nothing, by Snakemake's command line."""
+    return dry_run or not LOOKS.isdisjoint(words)
 
 
 def write_plan(
