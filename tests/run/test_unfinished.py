@@ -123,3 +123,13 @@ def test_the_supervisor_does_not_begin_again_unasked(run):
         supervisor.train(folder)
     assert "--restart" in str(failed.value)
     assert not store_of(folder, identity_of(folder)).path.exists()
+
+
+@pytest.mark.parametrize("finished", [20, 40])
+def test_of_several_older_stores_the_trained_one_counts_or_else_the_one_that_came_furthest(run, finished):
+    folder = run()
+    stores = {minutes: before_the_table(folder, **{TIMEOUT: minutes}) for minutes in (20, 30, 40)}
+    write_json(stores[30][0].checkpoints / "iter_0000050" / MARKER, {"iteration": 50, "files": {}})
+    assert identity_of(folder) == stores[30][1]
+    write_json(folder.train_manifest, {"identity": files.digest(stores[finished][1])})
+    assert identity_of(folder) == stores[finished][1] and is_trained(folder)
