@@ -366,9 +366,8 @@ def test_an_attempt_that_runs_on_something_else_says_so(run, monkeypatch, capsys
     files.write_bytes(package / "METADATA", b"Metadata-Version: 2.1\nName: tangled_yarn\nVersion: 1.2\n")
     monkeypatch.setenv("PYTHONPATH", f"{package.parent}{os.pathsep}{os.environ['PYTHONPATH']}")
     run.train()
-    assert (
-        "attempt 2 runs in another environment than the one before it: tangled-yarn none -> 1.2" in capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "attempt 2 runs in another environment than the one before it: tangled-yarn none -> 1.2" in said
     assert [kind["attempts"] for kind in ledger.ran_on(run.entries)] == [[1], [2]]
 
 
@@ -380,7 +379,8 @@ def test_changed_code_is_told_and_the_same_twice_is_one_kind(run, monkeypatch, c
     monkeypatch.setattr(ran_on, "_code", lambda: next(codes))
     run.misfortune("attempt < 3 and step == 2 * attempt and os.kill(os.getpid(), signal.SIGKILL)")
     run.train()
-    assert "attempt 3 runs in another environment than the one before it: code aaaaaaaaaaaa -> 23" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "attempt 3 runs in another environment than the one before it: code aaaaaaaaaaaa -> 23" in said
     assert [kind["attempts"] for kind in ledger.ran_on(run.entries)] == [[1, 2], [3]]
 
 
