@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-import importlib.util
-from pathlib import Path
-
 import pytest
+from declared import declared
 
 from megaboa.config.keys import all_keys
 from megaboa.fields import BRIDGE_FIELDS, OWN_FIELDS, SAME_AS, key_of
@@ -37,20 +33,6 @@ SOURCES = {
         ("bridge/data/base.py", "DataloaderConfig"),
     ],
 }
-
-
-@functools.cache
-def declared(path: str, name: str) -> frozenset[str]:
-    spec = importlib.util.find_spec("megatron")
-    assert spec and spec.submodule_search_locations
-    roots = [Path(root) / path for root in spec.submodule_search_locations]
-    text = next(root for root in roots if root.exists()).read_text(encoding="utf-8")
-    classes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef) and node.name == name]
-    return frozenset(
-        item.target.id
-        for item in classes[0].body
-        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
-    )
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,11 @@ into megaboa.harmless, with the reason why it can't.
 
 from __future__ import annotations
 
-import ast
-import functools
 import importlib.metadata
 import importlib.util
-from pathlib import Path
 
 import pytest
+from declared import declared
 
 from megaboa import harmless
 from megaboa.harmless import is_harmless, without_harmless
@@ -122,17 +120,6 @@ COUNT = {
     *("env_vars", "rng", "model", "optimizer_config_override_provider", "validation", "scheduler", "tokenizer", "peft"),
     *("comm_overlap", "mixed_precision", "tensor_inspect", "inprocess_restart", "_checkpoint_load_required"),
 }
-
-
-@functools.cache
-def declared(path: str, name: str) -> frozenset[str]:
-    spec = importlib.util.find_spec("megatron")
-    assert spec and spec.submodule_search_locations
-    roots = [Path(root) / path for root in spec.submodule_search_locations]
-    text = next(root for root in roots if root.exists()).read_text(encoding="utf-8")
-    (found,) = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef) and node.name == name)
-    fields = (item.target for item in found.body if isinstance(item, ast.AnnAssign))
-    return frozenset(field.id for field in fields if isinstance(field, ast.Name))
 
 
 def fields_of(sources: list[tuple[str, str]]) -> set[str]:

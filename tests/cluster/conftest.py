@@ -5,6 +5,7 @@ MEGABOA_SLURM_TREE names a folder with another Debian, whose SLURM is taken inst
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from lab import Lab, skip_reason
+
+SMALL_DISK_MB = 16
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,15 @@ def make_lab() -> Iterator[Callable[..., Lab]]:
 @pytest.fixture(scope="module")
 def lab(make_lab: Callable[..., Lab]) -> Lab:
     return make_lab()
+
+
+@pytest.fixture(scope="module")
+def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file system that is soon full."""
+    place = tmp_path_factory.mktemp("disk")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_MB}m,mode=777", "tmpfs", str(place)], check=True)
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -28,16 +28,7 @@ RUNS = {
     "still": f"{STEPS}, {AT_ONCE}, recovery.no_progress_minutes: {HANG_MINUTES}",
     "full": f"{STEPS}, recovery.backoff_seconds: 1, recovery.budget: 20",
 }
-SMALL_DISK_MB, PAGE = 16, 4096
-
-
-@pytest.fixture(scope="module")
-def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file system that is soon full."""
-    place = tmp_path_factory.mktemp("disk")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_MB}m,mode=777", "tmpfs", str(place)], check=True)
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+PAGE = 4096
 
 
 @pytest.fixture(scope="module")

@@ -125,6 +125,17 @@ def wait(ranks: LocalRanks) -> Ended:
     return ended
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process of this machine lives, whoever's it is."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def _signal_group(process: subprocess.Popen, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.files import read_json, read_jsonl
+from megaboa.launch.local import is_running
 from megaboa.observe import history
 from megaboa.results import AttemptFolder, RunStore
 
@@ -272,18 +273,8 @@ def _state(start: dict[str, Any], end: dict[str, Any] | None) -> tuple[str, str 
     if action == "requeue":
         return "queued", end["detail"], True
     here = start.get("host") == socket.gethostname()
-    if (not end or action == "resume") and (not here or _alive(start["pid"])):
+    if (not end or action == "resume") and (not here or is_running(start["pid"])):
         return "running", None, True
     if not end:
         return "interrupted", f"process {start['pid']} is gone", True
     return end["outcome"], end.get("detail"), action == "resume"
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -22,6 +22,7 @@ from typing import IO, Any, NamedTuple
 
 from megaboa import files
 from megaboa.launch import slurm
+from megaboa.launch.local import is_running
 
 POLL_SECONDS = 5.0
 LOCK_POLL_SECONDS = 0.2  # where SLURM need not be asked
@@ -147,7 +148,7 @@ def _judge_by_lock(holder: Holder, path: Path) -> Verdict:
         return Verdict(False)
     except OSError as error:
         if holder.get("machine") == _machine():
-            return Verdict(_is_running(holder["pid"]))
+            return Verdict(is_running(holder["pid"]))
         return Verdict(None, _no_lock(path, error))
 
 
@@ -240,16 +241,6 @@ def _no_lock(path: Path, error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EBADF, errno.EROFS):
         return f"{tried}; that needs the right to write to {path}"
     return f"{tried}; mount the store's file system with locks (Lustre: option `flock`)"
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 @functools.cache

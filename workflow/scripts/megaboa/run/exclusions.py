@@ -56,7 +56,7 @@ def reviser(results: Path) -> Callable[[], None]:
         if time.monotonic() - looked < REVISE_SECONDS or shutil.which("squeue") is None:
             return
         looked = time.monotonic()
-        with contextlib.suppress(Exception):  # whatever another run's files hold: it is a service to that run
+        with contextlib.suppress(slurm.SlurmUnreachableError, OSError):
             revise(results)
 
     return look
@@ -81,7 +81,7 @@ def revise(results: Path) -> None:
     """
     waiting = {job.id: job for job in slurm.waiting_jobs() if job.excluded}
     for link in results.glob("*/runs/*/attempts.jsonl") if waiting else ():
-        with contextlib.suppress(OSError, ValueError, LookupError):  # a run that another version wrote, or that is gone
+        with contextlib.suppress(Exception):  # whatever another run's files hold: the others are served all the same
             _revise_run(RunFolder(link.parent), waiting)
 
 
