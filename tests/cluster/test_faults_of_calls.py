@@ -33,7 +33,7 @@ def faults(make_lab: Callable[..., Lab]) -> Iterator[Faults]:
 
 @pytest.fixture(scope="module")
 def call(faults: Faults) -> Iterator[subprocess.Popen]:
-    """Snakemake with several runs that have begun; their ranks stand still until a test goes on with them."""
+    """Snakemake with several runs that have begun; their ranks are stopped until a test resumes them."""
     call = faults.start(*PARKED)
     for run in PARKED:
         faults.park(run)
