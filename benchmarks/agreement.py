@@ -32,9 +32,9 @@ from megaboa.files import append_line, read_json
 from megaboa.launch.environment import ReservedPort, rank_environment
 from megaboa.observe.routing import add_routing
 from megaboa.observe.steps import read_events, step_rows, table_of
+from megaboa.paths import RunFolder, RunStore
 from megaboa.report.checks import Check, agreement_checks
 from megaboa.report.runs import RunResult
-from megaboa.results import RunFolder, RunStore
 
 MODULES = ("recipes.common", "training.gpt_step", "training.pretrain", "training.checkpointing")
 
@@ -154,8 +154,8 @@ def be_a_rank(who: dict[str, str], folder: RunFolder, store: RunStore, seed: int
         pretrain(config, forward_step, callbacks=[Change(), *callbacks])
 
     bridge.pretrain, changed.__module__ = changed, pretrain.__module__
-    folder.launch["checkpoint"]["save_interval"] = 0
-    folder.launch["trackers"] = {"tensorboard": False}
+    folder.launch.checkpoint["save_interval"] = 0
+    folder.launch.trackers["tensorboard"] = False
     folder.run["training"]["eval_iters"] = 0
     wanted = argparse.Namespace(claim=0, resume_from=0, parent=None, capture=False, skip=[])
     train.train(folder, store, attempt, wanted)

@@ -43,11 +43,13 @@ import atexit, resource
 from pathlib import Path
 from megaboa.bridge.process import join_ranks, prepare
 from megaboa.conversion import Layout
+from megaboa.records import ModelSource
 layout = Layout({layout})
 join_ranks(layout)
 prepare("cpu", 2 // layout.ranks)
 atexit.register(lambda: print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20))
-source = dict(path={source!r}, tokenizer=None, device="cpu")
+facts = dict(name="m", digest="1", vocab_size=1, params=1, dtype="bfloat16")
+source = ModelSource(path={source!r}, device="cpu", **facts)
 target = Path({target!r})
 """
 IMPORT = """

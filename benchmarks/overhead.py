@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
 from megaboa.bridge import process
 from megaboa.launch.environment import ReservedPort
-from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.run.command import rank_environment
 
 SKIPPED = 10
@@ -88,7 +88,7 @@ def bare(folder: RunFolder, out: Path) -> tuple[float, float]:
 
 
 def be_a_rank(folder: RunFolder, out: Path) -> None:
-    process.prepare(folder.run["device"], folder.launch["cpus_per_rank"])
+    process.prepare(folder.run["device"], folder.launch.cpus_per_rank)
     from megatron.bridge.training import initialize
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain

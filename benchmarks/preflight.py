@@ -22,10 +22,11 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY / "workflow/scripts"))
 
-from megaboa import files
+from megaboa import files, records
 from megaboa.config import load
 from megaboa.plan import make_plan
 from megaboa.plan.shared import Shared
+from megaboa.records import ModelSource
 
 COMMON = {
     **{"vocab_size": 151936, "max_position_embeddings": 40960, "head_dim": 128, "num_attention_heads": 32},
@@ -81,8 +82,9 @@ def measure(runs: int, folder: Path) -> tuple[float, float, float]:
     Shared(plan).write()
     planned = time.perf_counter() - before
     for name, config in MODELS.items():
-        source = {"path": str(folder / name), "tokenizer": str(folder / name), "vocab_size": config["vocab_size"]}
-        files.write_json(folder / "results/sweep/models" / name / "source.json", source)
+        place, facts = str(folder / name), {"digest": "1", "params": 1, "dtype": "bfloat16", "device": "cpu"}
+        source = ModelSource(name=name, path=place, tokenizer=place, vocab_size=config["vocab_size"], **facts)
+        records.write(folder / "results/sweep/models" / name / "source.json", source)
     script = REPOSITORY / "workflow/scripts/preflight.py"
     command = [sys.executable, script, "results/sweep/specs/runs.json", "--out", "results/sweep/preflight.json"]
     before, used = time.perf_counter(), cpu_seconds()

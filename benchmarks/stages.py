@@ -19,8 +19,8 @@ sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
 from megaboa import files
 from megaboa.doctor import passed
+from megaboa.paths import RunFolder
 from megaboa.preflight.facts import Facts, from_json
-from megaboa.results import RunFolder
 
 SKIPPED = 3
 RESULTS = Path("results/stages")

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
 from megaboa import files
 from megaboa.bridge import process
-from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import AttemptFolder, RunFolder, RunStore
 
 FIRST_TIMED = 9
 FIRST_PORT = 20_000

@@ -2,6 +2,7 @@
 
 import json
 
+import made
 import pytest
 from pydantic import ValidationError
 
@@ -18,7 +19,7 @@ def call(tmp_path):
     model = tmp_path / "a model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    export = {"run": "dp1", "path": str(model), "digest": "1", "iteration": 4}
+    export = made.export(run="dp1", path=str(model), iteration=4)
     out = tmp_path / "results" / "tiny" / "runs" / "dp1" / "evaluation.json"
     return lambda command: evaluate(command, export, tmp_path / "store", out)
 
@@ -31,27 +32,27 @@ def kept(tmp_path):
 def test_numbers_are_collected_by_their_keys(call, tmp_path):
     document = {"acc": 0.5, "tasks": {"a": {"acc,none": 1, "alias": "a"}, "ok": True}, "list": [1.5, None, "x"]}
     found = call(WRITE.format(document=json.dumps(document)))
-    assert found["values"] == {"acc": 0.5, "tasks.a.acc,none": 1, "list.0": 1.5}
-    assert (found["run"], found["iteration"], found["export"]) == ("dp1", 4, "1")
-    assert [str(path) for path in kept(tmp_path)] == [found["path"]]
+    assert found.values == {"acc": 0.5, "tasks.a.acc,none": 1, "list.0": 1.5}
+    assert (found.run, found.iteration, found.export) == ("dp1", 4, "1")
+    assert [str(path) for path in kept(tmp_path)] == [found.path]
 
 
 def test_the_results_of_lm_evaluation_harness(call):
     """It makes a folder of what it is given, and writes a file with its own name below."""
     document = {"results": {"hellaswag": {"acc,none": 0.25, "alias": "h"}}, "config": {"batch_size": 8}}
     found = call(f"mkdir -p {{out}}/my__model && echo '{json.dumps(document)}' > {{out}}/my__model/results_2026.json")
-    assert found["values"] == {"hellaswag.acc,none": 0.25}
+    assert found.values == {"hellaswag.acc,none": 0.25}
 
 
 def test_the_command_reads_the_model_and_its_words_are_printed(call, capfd):
     found = call("echo hello; ls {model} | wc -l > {out}")
-    assert found["values"] == {"value": 1}
+    assert found.values == {"value": 1}
     assert "hello\n" in capfd.readouterr().out
 
 
 def test_what_was_evaluated_already_is_not_called_again(call, tmp_path):
     command = f"echo x >> {tmp_path}/calls; cat {{model}}/config.json; echo 3 > {{out}}"
-    assert call(command)["values"] == call(command)["values"] == {"value": 3}
+    assert call(command).values == call(command).values == {"value": 3}
     assert (tmp_path / "calls").read_text() == "x\n"
     call(command + " ")
     assert (tmp_path / "calls").read_text() == "x\nx\n"

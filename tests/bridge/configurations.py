@@ -12,7 +12,8 @@ from pathlib import Path
 from megaboa.bridge.process import prepare
 from megaboa.bridge.quiet import quietly
 from megaboa.files import read_json
-from megaboa.results import AttemptFolder, RunStore
+from megaboa.paths import AttemptFolder, RunStore
+from megaboa.records import LaunchSpec, ModelSource, parse
 
 MODEL = {"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "vocab_size": 500}
 RUN = {
@@ -48,7 +49,9 @@ def main(folder):
     from megaboa.bridge import configuration
 
     AutoConfig.for_model(**MODEL, architectures=["Qwen3ForCausalLM"]).save_pretrained(folder / "hf")
-    inputs = configuration.Inputs({"path": str(folder / "hf")}, "tokenizer", None, CORPORA)
+    facts = {"digest": "1", "vocab_size": 1, "params": 1, "dtype": "float32", "device": "cpu"}
+    source = ModelSource(name="m", path=str(folder / "hf"), **facts)
+    inputs = configuration.Inputs(source, "tokenizer", None, CORPORA)
     store = RunStore(folder / "store" / "runs" / "tiny" / "dp2" / "0123456789ab")
     attempt = AttemptFolder(store.path / "attempts" / "02")
     found = {}
@@ -60,7 +63,8 @@ def main(folder):
             found[name] = why_refused(configuration, run, inputs)
             continue
         config = configuration.build(run, inputs)
-        configuration.place(config, LAUNCH | case.get("launch", {}), store, attempt, None, folder / "cache")
+        launch = parse(LaunchSpec, LAUNCH | case.get("launch", {}), name)
+        configuration.place(config, launch, store, attempt, None, folder / "cache")
         found[name] = {field: _read(config, field) for field in case["expected"]}
     return found
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from megaboa.bridge.process import prepare
 from megaboa.bridge.quiet import quietly
-from megaboa.files import read_json, write_json
+from megaboa.files import write_json
+from megaboa.records import ModelSource, plain, read, write
 
 
 def main(root):
@@ -23,17 +24,18 @@ def main(root):
     from megaboa.bridge.proof import mapped, prove_import
 
     for folder in sorted(path.parent for path in root.glob("*/source.json")):
-        source = read_json(folder / "source.json")
+        source = read(ModelSource, folder / "source.json")
         with process_groups("cpu"):
             convert.import_checkpoint(source, folder / "megatron")
-        write_json(folder / "checks.json", prove_import(source, folder / "megatron"))
+        checks = prove_import(source, folder / "megatron")
+        write_json(folder / "checks.json", [plain(check) for check in checks])
     with process_groups("cpu"):
         bridge = convert.bridge_of(source)
         model = convert.load_checkpoint(bridge, folder / "megatron")
         attention = unwrap_model(model)[0].decoder.layers[0].self_attention
         attention.linear_q_proj = torch.nn.Module()
         attention.linear_q_proj.layer_norm_weight = torch.nn.Parameter(torch.ones(1))
-        write_json(root / "unknown.json", mapped(bridge, model))
+        write(root / "unknown.json", mapped(bridge, model))
 
 
 if __name__ == "__main__":

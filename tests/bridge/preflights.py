@@ -9,10 +9,12 @@ import json
 import sys
 from pathlib import Path
 
+from megaboa import records
 from megaboa.bridge.process import prepare
 from megaboa.bridge.quiet import quietly
 from megaboa.files import read_json, write_json
-from megaboa.results import RunFolder
+from megaboa.paths import RunFolder
+from megaboa.records import ModelSource
 
 DENSE = {
     **{"model_type": "qwen3", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 6, "head_dim": 8},
@@ -56,8 +58,9 @@ def write_runs(folder, cases):
 
     for name, (config, architecture) in MODELS.items():
         AutoConfig.for_model(**config, architectures=[architecture]).save_pretrained(folder / name)
-        source = {"path": str(folder / name), "tokenizer": str(folder / name), "vocab_size": config["vocab_size"]}
-        write_json(folder / "models" / name / "source.json", source)
+        place, facts = str(folder / name), {"digest": "1", "params": 1, "dtype": "float32", "device": "cpu"}
+        source = ModelSource(name=name, path=place, tokenizer=place, vocab_size=config["vocab_size"], **facts)
+        records.write(folder / "models" / name / "source.json", source)
     for name, case in cases.items():
         run = copy.deepcopy(RUN)
         model = case.pop("model", "dense")

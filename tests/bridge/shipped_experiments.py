@@ -12,7 +12,7 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from megaboa import files
+from megaboa import records
 from megaboa.bridge import process
 from megaboa.bridge.quiet import quietly
 from megaboa.config import load
@@ -35,7 +35,7 @@ def rows(folder, name):
     for path, spec in Shared(plan, folder).specifications().items():
         if path.startswith("models/"):
             without = {**spec, "store": str(folder / "store"), "tokenizer": None}
-            files.write_json(folder / name / "models" / spec["name"] / "source.json", obtain(without))
+            records.write(folder / name / "models" / spec["name"] / "source.json", obtain(without))
     found = check(folder / name, asked)
     stated = {run: plan.models[plan[run].model].params for run in asked}
     return [{"model": plan[run].model, "stated_params": stated[run], **row_of(run, *found[run])} for run in asked]

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from megaboa.files import read_json, read_jsonl, write_json
-from megaboa.results import AttemptFolder
+from megaboa.paths import AttemptFolder
 from megaboa.run import checkpoints
 from megaboa.run.watch import Signals
 

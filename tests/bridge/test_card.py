@@ -1,10 +1,12 @@
 """The model card says what the run was, and YAML can read its head."""
 
+import made
 import yaml
 
 from megaboa.bridge.card import card
 from megaboa.files import write_json
-from megaboa.results import RunFolder
+from megaboa.paths import RunFolder
+from megaboa.records import Evaluated
 
 RUN = {
     "model": {"name": "m", "init": "pretrained", "hf": "owner/base", "revision": None},
@@ -16,16 +18,16 @@ RUN = {
 }
 
 
-def made(tmp_path, **changes):
+def card_of(tmp_path, **changes):
     folder = tmp_path / "results" / "paper" / "runs" / "large"
     write_json(folder / "run.json", RUN)
     datasets = [{"documents": 1000, "tokens": 123456}, {"documents": 2, "tokens": 4}]
     write_json(tmp_path / "results" / "paper" / "data" / "wiki.json", {"digest": "abcdef" * 8, "datasets": datasets})
     values = {
-        "source": {"params": 1234567, "revision": "abc123"},
+        "source": made.source(params=1234567, revision="abc123"),
         "iteration": 50,
-        "evaluation": {"losses": {"lm loss": 2.71828}},
-        "train": {"train_iters": 100, "identity": "f" * 64},
+        "evaluation": Evaluated(step=50, losses={"lm loss": 2.71828}),
+        "train": made.trained(identity="f" * 64, train_iters=100),
         "license": "apache-2.0",
         "commit": "c0ffee",
         "versions": {"torch": "2.13.0"},
@@ -34,7 +36,7 @@ def made(tmp_path, **changes):
 
 
 def test_its_head_is_what_the_hub_reads(tmp_path):
-    head = yaml.safe_load(made(tmp_path).split("---")[1])
+    head = yaml.safe_load(card_of(tmp_path).split("---")[1])
     assert head == {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
@@ -45,7 +47,7 @@ def test_its_head_is_what_the_hub_reads(tmp_path):
 
 
 def test_it_says_what_was_trained_on_what_and_how(tmp_path):
-    text = made(tmp_path)
+    text = card_of(tmp_path)
     for said in (
         *("# paper: large", "weights of iteration 50 of 100", "| parameters | 1,234,567 |"),
         *(
@@ -63,28 +65,28 @@ def test_it_says_what_was_trained_on_what_and_how(tmp_path):
 
 
 def test_what_is_not_known_is_not_said(tmp_path):
-    text = made(tmp_path, license=None, evaluation=None, commit=None)
+    text = card_of(tmp_path, license=None, evaluation=None, commit=None)
     assert "license" not in text
     assert "validation loss" not in text
     assert "| commit | unknown |" in text
 
 
 def test_the_same_run_gives_the_same_card(tmp_path):
-    assert made(tmp_path) == made(tmp_path)
+    assert card_of(tmp_path) == card_of(tmp_path)
 
 
 def test_a_path_of_this_machine_is_not_published(tmp_path):
-    text = made(tmp_path, source={"params": 1, "revision": None})
+    text = card_of(tmp_path, source=made.source())
     assert "owner/base" not in text and "base_model" not in text
 
 
 def test_a_child_has_seen_its_parents_tokens_too(tmp_path):
     folder = tmp_path / "results" / "old" / "runs" / "small"
     write_json(folder / "run.json", {**RUN, "training": {**RUN["training"], "global_batch_size": 4}})
-    made(tmp_path)
+    card_of(tmp_path)
     child = RunFolder(tmp_path / "results" / "paper" / "runs" / "large")
     write_json(child.path / "run.json", {**RUN, "parent": {"experiment": "old", "run": "small", "iteration": 10}})
-    text = card(child, {"params": 1, "revision": None}, 20, None, {"train_iters": 20, "identity": "f"}, None, None, {})
+    text = card(child, made.source(), 20, None, made.trained(train_iters=20), None, None, {})
     assert f"| tokens seen | {(10 * 4 + 10 * 8) * 64:,} |" in text
     assert "| started from | iteration 10 of old: small |" in text
 
@@ -93,13 +95,13 @@ def test_weights_and_tokens_read_of_each_corpus_and_which_was_only_evaluated(tmp
     datasets = [{"documents": 10, "tokens": 500}]
     for name in ("code", "held", "late"):
         write_json(tmp_path / f"results/paper/data/{name}.json", {"digest": name * 8, "datasets": datasets})
-    made(tmp_path)
+    card_of(tmp_path)
     folder = RunFolder(tmp_path / "results" / "paper" / "runs" / "large")
 
     def rows(**data):
         write_json(folder.path / "run.json", {**RUN, "data": {"split": "98,1,1", **data}})
         text = card(
-            RunFolder(folder.path), {"params": 1, "revision": None}, 50, None, {"train_iters": 50, "identity": "f"},
+            RunFolder(folder.path), made.source(), 50, None, made.trained(train_iters=50),
             None, None, {},
         )  # fmt: skip
         cells = [

@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 def outcome(folder, returned):
     with Tensors(folder) as originals:
-        return {check["name"]: check for check in round_trip(originals, returned.items())}
+        return {check.name: check for check in round_trip(originals, returned.items())}
 
 
 def test_tensors_are_found_in_all_files(folder):
@@ -39,8 +39,8 @@ def test_tensors_are_found_in_all_files(folder):
 
 def test_the_same_tensors_pass(folder):
     checks = outcome(folder, weights())
-    assert [check["state"] for check in checks.values()] == ["PASS", "PASS"]
-    assert checks["round trip"]["detail"] == "3 of 3 tensors are the same bit for bit"
+    assert [check.state for check in checks.values()] == ["PASS", "PASS"]
+    assert checks["round trip"].detail == "3 of 3 tensors are the same bit for bit"
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_the_same_tensors_pass(folder):
 )
 def test_any_difference_fails(folder, changes, tensors, said):
     checks = outcome(folder, weights(**changes))
-    assert checks["tensors"]["state"] == tensors
-    assert said in checks["tensors"]["detail"]
-    assert checks["round trip"]["state"] == "FAIL"
+    assert checks["tensors"].state == tensors
+    assert said in checks["tensors"].detail
+    assert checks["round trip"].state == "FAIL"
 
 
 def test_bits_and_not_values_are_compared():
@@ -72,11 +72,11 @@ def test_a_model_is_trained_when_a_tensor_has_changed(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     save_file(weights(), other / "model.safetensors")
     with Tensors(folder) as before, Tensors(other) as after:
-        assert trained(before, after)["state"] == "FAIL"
+        assert trained(before, after).state == "FAIL"
     save_file(weights(b=torch.zeros(2, 3)), other / "model.safetensors")
     with Tensors(folder) as before, Tensors(other) as after:
         found = trained(before, after)
-    assert (found["state"], found["detail"]) == ("PASS", "1 of 3 tensors differ from those of the source")
+    assert (found.state, found.detail) == ("PASS", "1 of 3 tensors differ from those of the source")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_of_a_model_from_scratch_the_norms_show_that_it_was_trained(tmp_path, dt
     save_file(tensors, tmp_path / "model.safetensors")
     with Tensors(tmp_path) as after:
         found, why = trained_from_scratch(after, dtype)
-    assert (found["state"] if found else None) == state
+    assert (found.state if found else None) == state
     assert (why is None) == (state is not None)
 
 

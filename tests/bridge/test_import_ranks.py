@@ -18,6 +18,7 @@ from megaboa.bridge.compare import bits_digest
 from megaboa.bridge.source import obtain
 from megaboa.config.models.resources import Launch
 from megaboa.files import read_json, write_json
+from megaboa.records import write
 
 SCRIPTS = Path(megaboa.__file__).parents[1]
 PATIENCE_SECONDS = 120
@@ -31,7 +32,7 @@ class Place:
     def __init__(self, path):
         self.path = path
         words = train_tokenizer(path / "tokenizer")
-        write_json(path / "source.json", obtain(specification(path / "models", words, name="moe", config=MOE)))
+        write(path / "source.json", obtain(specification(path / "models", words, name="moe", config=MOE)))
 
     def start(self, name, **layout):
         spec = {

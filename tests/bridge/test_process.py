@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from megaboa.bridge.train import steps_of
+from megaboa.config.models.resources import Launch
 from megaboa.files import write_json
-from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.run.command import RANK_SCRIPT, rank_command
 from megaboa.run.resume import Beginning
 
@@ -22,7 +23,7 @@ def test_steps_to_leave_out_are_given_as_ranges():
 
 
 def test_the_supervisor_writes_ranges_as_the_rank_reads_them(tmp_path):
-    write_json(tmp_path / "run" / "launch.json", {"start": {"python": "python"}})
+    write_json(tmp_path / "run" / "launch.json", {"start": Launch(python="python").model_dump(mode="json")})
     folder, store, attempt = RunFolder(tmp_path / "run"), RunStore(tmp_path / "store"), AttemptFolder(tmp_path / "a")
     command = rank_command(folder, store, attempt, 3, Beginning(10), [[40, 42], [50, 50]])
     assert command[:2] == ["python", str(RANK_SCRIPT)]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import made
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,6 +14,7 @@ from tiny_models import DENSE, MOE, TIED_BF16, specification, train_tokenizer
 import megaboa
 from megaboa.bridge.source import obtain
 from megaboa.files import read_json, write_json
+from megaboa.records import write
 
 SCRIPTS = Path(megaboa.__file__).parents[1]
 MODELS = {"dense": DENSE, "moe": MOE, "tied-bf16": TIED_BF16}
@@ -37,7 +39,7 @@ def root(tmp_path_factory):
     words = train_tokenizer(root / "tokenizer")
     for name, config in MODELS.items():
         spec = specification(root / "store", words, name=name, config=config)
-        write_json(root / name / "source.json", obtain(spec))
+        write(root / name / "source.json", obtain(spec))
     done = python(Path(__file__).with_name("convert_models.py"), root)
     assert done.returncode == 0, done.stderr
     return root
@@ -93,8 +95,7 @@ def test_a_checkpoint_of_other_weights_is_found_out(root, tmp_path):
     del weights["model.layers.1.input_layernorm.weight"]
     save_file(weights, forged / "model.safetensors", metadata={"format": "pt"})
     write_json(tmp_path / "source.json", {**source, "path": str(forged)})
-    imported = {"checkpoint": str(root / "dense" / "megatron"), "device": "cpu", "digest": "0"}
-    write_json(tmp_path / "import.json", imported)
+    write(tmp_path / "import.json", made.imported(checkpoint=str(root / "dense" / "megatron")))
     done = python(
         *(SCRIPTS / "prove_import.py", "--source", tmp_path / "source.json", "--import", tmp_path / "import.json"),
         *("--out", tmp_path / "proof.json"),

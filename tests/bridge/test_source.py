@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,14 +39,14 @@ def made(tmp_path_factory, words):
 
 
 def test_the_manifest_of_a_model_made_from_a_config(made, words):
-    model = AutoModelForCausalLM.from_pretrained(made["path"])
-    assert made["params"] == model.num_parameters()
-    assert (made["vocab_size"], made["dtype"], made["revision"]) == (300, "float32", None)
-    assert made["tokenizer"] == words["path"]
+    model = AutoModelForCausalLM.from_pretrained(made.path)
+    assert made.params == model.num_parameters()
+    assert (made.vocab_size, made.dtype, made.revision) == (300, "float32", None)
+    assert made.tokenizer == words["path"]
 
 
 def test_it_takes_from_the_tokenizer_what_its_config_leaves_open(made):
-    model, loaded = (kind.from_pretrained(made["path"]) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    model, loaded = (kind.from_pretrained(made.path) for kind in (AutoModelForCausalLM, AutoTokenizer))
     assert model.config.vocab_size == len(loaded)
     assert model.config.eos_token_id == loaded.eos_token_id
     assert model.config.pad_token_id == loaded.pad_token_id
@@ -54,9 +55,9 @@ def test_it_takes_from_the_tokenizer_what_its_config_leaves_open(made):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_model_consists_of_is_known_without_its_weights(family, words, tmp_path):
     made = obtain(specification(tmp_path, words, config=FAMILIES[family]["config"]))
-    with Tensors(made["path"]) as written:
+    with Tensors(made.path) as written:
         expected = written.kinds()
-    assert kinds(saved_tensors(AutoConfig.from_pretrained(made["path"]))) == expected
+    assert kinds(saved_tensors(AutoConfig.from_pretrained(made.path))) == expected
 
 
 def test_what_transformers_keeps_in_fp32_is_expected_in_fp32():
@@ -71,53 +72,52 @@ def test_what_transformers_keeps_in_fp32_is_expected_in_fp32():
 def test_whether_runs_start_from_its_weights_is_written_down(made, words, tmp_path):
     scratch = obtain(specification(tmp_path, words, weights=False))
     assert (has_weights(made), has_weights(scratch)) == (True, False)
-    unused = obtain(specification(tmp_path, None, config=None, hf=made["path"], weights=False))
+    unused = obtain(specification(tmp_path, None, config=None, hf=made.path, weights=False))
     assert not has_weights(unused), "a folder may have weights that nobody reads"
-    older = {key: value for key, value in scratch.items() if key != "weights"}
-    assert not has_weights(older) and has_weights({"path": made["path"]})
+    assert not has_weights(replace(scratch, weights=None)) and has_weights(replace(made, weights=None)), "older ones"
 
 
 def test_no_two_tensors_are_alike(made):
-    with Tensors(made["path"]) as tensors:
+    with Tensors(made.path) as tensors:
         values = [tensors[name].flatten().tolist() for name in tensors]
     assert all(len(set(value)) > 1 for value in values)
     assert len({tuple(value) for value in values}) == len(values)
 
 
 def test_others_may_read_the_weights(made):
-    modes = {path.name: path.stat().st_mode & 0o777 for path in Path(made["path"]).iterdir()}
+    modes = {path.name: path.stat().st_mode & 0o777 for path in Path(made.path).iterdir()}
     assert modes["model.safetensors"] == modes["config.json"]
 
 
 def test_the_same_specification_gives_the_same_bytes_elsewhere_and_is_made_once(made, words, tmp_path):
     other = obtain(specification(tmp_path, words))
-    assert folder_digests(other["path"]) == folder_digests(made["path"])
-    assert other["digest"] == made["digest"]
-    written = Path(other["path"], "model.safetensors").stat().st_mtime_ns
+    assert folder_digests(other.path) == folder_digests(made.path)
+    assert other.digest == made.digest
+    written = Path(other.path, "model.safetensors").stat().st_mtime_ns
     assert obtain(specification(tmp_path, words)) == other
-    assert Path(other["path"], "model.safetensors").stat().st_mtime_ns == written
+    assert Path(other.path, "model.safetensors").stat().st_mtime_ns == written
 
 
 def test_another_seed_or_config_is_another_model(made, words, tmp_path):
     changed = [{"seed": 1}, {"config": {**DENSE, "rope_theta": 5000.0}}, {"weights": False}]
     manifests = [obtain(specification(tmp_path, words, **change)) for change in changed]
-    assert len({made["digest"], *(manifest["digest"] for manifest in manifests)}) == 4
-    assert len({manifest["path"] for manifest in manifests}) == 3
+    assert len({made.digest, *(manifest.digest for manifest in manifests)}) == 4
+    assert len({manifest.path for manifest in manifests}) == 3
 
 
 @pytest.mark.parametrize(("config", "dtype"), [(MOE, torch.float32), (TIED_BF16, torch.bfloat16)])
 def test_other_kinds_of_models(words, tmp_path, config, dtype):
     manifest = obtain(specification(tmp_path, words, config=config))
-    model = AutoModelForCausalLM.from_pretrained(manifest["path"])
-    assert (model.dtype, model.num_parameters()) == (dtype, manifest["params"])
-    assert manifest["dtype"] == str(dtype).removeprefix("torch.")
+    model = AutoModelForCausalLM.from_pretrained(manifest.path)
+    assert (model.dtype, model.num_parameters()) == (dtype, manifest.params)
+    assert manifest.dtype == str(dtype).removeprefix("torch.")
 
 
 def test_a_model_that_starts_from_random_weights_is_saved_without_any(made, words, tmp_path):
     manifest = obtain(specification(tmp_path, words, weights=False))
-    assert manifest["params"] == made["params"]
-    assert not list(Path(manifest["path"]).glob("*.safetensors"))
-    config = json.loads(Path(manifest["path"], "config.json").read_text())
+    assert manifest.params == made.params
+    assert not list(Path(manifest.path).glob("*.safetensors"))
+    config = json.loads(Path(manifest.path, "config.json").read_text())
     assert config["architectures"] == ["Qwen3ForCausalLM"]
 
 
@@ -138,9 +138,9 @@ def test_a_mistake_in_a_config_is_named(words, tmp_path, config, said):
 
 
 def test_a_local_folder_is_used_where_it_lies(made, tmp_path):
-    manifest = obtain(specification(tmp_path / "store", None, config=None, hf=made["path"]))
-    assert manifest["path"] == manifest["tokenizer"] == made["path"]
-    assert manifest["params"] == made["params"]
+    manifest = obtain(specification(tmp_path / "store", None, config=None, hf=made.path))
+    assert manifest.path == manifest.tokenizer == made.path
+    assert manifest.params == made.params
     assert not (tmp_path / "store").exists()
 
 
@@ -148,21 +148,21 @@ def test_a_local_folder_is_used_where_it_lies(made, tmp_path):
 def copied(made, tmp_path):
     folder = tmp_path / "copy"
     folder.mkdir()
-    for path in Path(made["path"]).iterdir():
+    for path in Path(made.path).iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
     return folder
 
 
 def test_the_digest_of_a_local_folder_follows_its_weights_and_not_its_place(made, copied, tmp_path):
     def digest(folder):
-        return obtain(specification(tmp_path, None, config=None, hf=str(folder)))["digest"]
+        return obtain(specification(tmp_path, None, config=None, hf=str(folder))).digest
 
-    assert digest(copied) == digest(made["path"])
+    assert digest(copied) == digest(made.path)
     (copied / "README.md").write_text("no part of the model")
-    assert digest(copied) == digest(made["path"])
+    assert digest(copied) == digest(made.path)
     weights = copied / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x55")
-    assert digest(copied) != digest(made["path"])
+    assert digest(copied) != digest(made.path)
 
 
 def test_a_folder_that_is_no_model_is_refused(copied, tmp_path):
@@ -172,7 +172,7 @@ def test_a_folder_that_is_no_model_is_refused(copied, tmp_path):
     (copied / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"models\.tiny\.hf: .*has no \*\.safetensors.*`init: scratch`"):
         obtain(spec)
-    assert obtain({**spec, "weights": False})["params"] > 0
+    assert obtain({**spec, "weights": False}).params > 0
     (copied / "config.json").unlink()
     with pytest.raises(InputError, match=r"models\.tiny\.hf: .*has no config\.json"):
         obtain({**spec, "weights": False})
@@ -204,7 +204,7 @@ def test_the_script_needs_no_megatron_and_ends_in_one_sentence_without_a_network
 def folder(made, tmp_path):
     """A local folder of two files and an index, as larger models come."""
     copy = tmp_path / "hf"
-    shutil.copytree(made["path"], copy)
+    shutil.copytree(made.path, copy)
     weights = load_file(copy / "model.safetensors")
     (copy / "model.safetensors").unlink()
     names, weight_map = sorted(weights), {}
@@ -221,7 +221,7 @@ def obtained(folder, tmp_path, words):
 
 
 def test_a_folder_of_several_files(folder, tmp_path, words, made):
-    assert obtained(folder, tmp_path, words)["params"] == made["params"]
+    assert obtained(folder, tmp_path, words).params == made.params
 
 
 @pytest.mark.parametrize(
@@ -242,14 +242,14 @@ def test_weights_that_are_not_whole_are_refused(folder, tmp_path, words, damage,
 def test_the_same_weights_in_another_form_beside_them_are_left_alone(folder, tmp_path, words, made):
     """As in Mistral's repositories."""
     save_file({"layers.0.attention.wq.weight": torch.ones(4)}, folder / "consolidated.safetensors")
-    assert obtained(folder, tmp_path, words)["params"] == made["params"]
+    assert obtained(folder, tmp_path, words).params == made.params
 
 
 def test_a_chat_template_is_no_part_of_what_is_trained(folder, tmp_path, words):
-    before = obtained(folder, tmp_path, words)["digest"]
+    before = obtained(folder, tmp_path, words).digest
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "generation_config.json").write_text('{"temperature": 0.5}')
-    assert obtained(folder, tmp_path, words)["digest"] == before
+    assert obtained(folder, tmp_path, words).digest == before
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
-    assert obtained(folder, tmp_path, words)["digest"] != before
+    assert obtained(folder, tmp_path, words).digest != before

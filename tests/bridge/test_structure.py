@@ -22,7 +22,7 @@ def checks(folder, shapes, **config):
     save_file(tensors, folder / "model.safetensors")
     with Tensors(folder) as weights:
         found = complete(weights, AutoConfig.for_model(**{"model_type": "llama", "vocab_size": 10, **config}))
-    return {check["name"]: (check["state"], check["detail"]) for check in found}
+    return {check.name: (check.state, check.detail) for check in found}
 
 
 def test_a_whole_model(tmp_path):

@@ -7,16 +7,18 @@ import sys
 import pytest
 
 from megaboa.bridge import preflight
+from megaboa.config.models.resources import Launch
 from megaboa.config.models.trackers import Trackers
 from megaboa.files import read_json
-from megaboa.results import RunStore
+from megaboa.paths import RunStore
+from megaboa.records import LaunchSpec, parse
 
 # As Bridge's logger does it (GlobalState.mlflow_logger).
 ATTEMPT = """
 import sys
 from pathlib import Path
 from megaboa.bridge.trackers import continue_mlflow_run
-from megaboa.results import RunStore
+from megaboa.paths import RunStore
 store, loaded = RunStore(Path(sys.argv[1])), sys.argv[2]
 continue_mlflow_run(store, store.mlflow_uri)
 import mlflow
@@ -50,11 +52,14 @@ def test_all_attempts_are_one_run_and_a_changed_parameter_ends_none(tmp_path):
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
     trackers = Trackers(wandb={}).model_dump(mode="json")
-    [reason] = preflight.missing_trackers({"start": {"python": None}, "trackers": trackers})
+    start, here = Launch().model_dump(mode="json"), {"trackers": trackers}
+    [reason] = preflight.missing_trackers(parse(LaunchSpec, {**here, "start": start}, "a test"))
     assert reason.startswith("trackers.wandb: the package wandb is not installed here")
-    assert preflight.missing_trackers({"start": {"python": "/opt/python"}, "trackers": trackers}) == []
-    assert preflight.missing_trackers({"start": {"python": None}}) == []
-    in_image = {"image": {"runtime": "pyxis"}, "trackers": trackers}
+    elsewhere = parse(LaunchSpec, {**here, "start": {**start, "python": "/opt/python"}}, "a test")
+    assert preflight.missing_trackers(elsewhere) == []
+    assert preflight.missing_trackers(parse(LaunchSpec, {"start": start}, "a test")) == []
+    inside = {"runtime": "pyxis", "mounts": [], "secrets": [], "workdir": "/w"}
+    in_image = parse(LaunchSpec, {**here, "image": inside}, "a test")
     assert preflight.missing_trackers(in_image) == []
     [reason] = preflight.missing_trackers(in_image, inside=True)
     assert "is not installed in the image" in reason

@@ -6,13 +6,14 @@ import pytest
 
 from megaboa.bundle.compare import WITHOUT_TIMES, compare
 from megaboa.observe.steps import step_rows, write_steps
+from megaboa.records import Step
 
 RUN = "results/tiny/runs/a"
 
 
 def steps(path, loss=5.0, attempt=1, seconds=0.1):
-    event = {"event": "step", "step": 1, "attempt": attempt, "time": 1.0, "seconds": seconds, "loss": loss, "tokens": 8}
-    write_steps(path, step_rows([{**event, "losses": {}, "grad_norm": 1.0, "lr": 1e-3, "skipped": False}]))
+    step = Step(step=1, attempt=attempt, time=1.0, seconds=seconds, loss=loss, tokens=8, grad_norm=1.0, lr=1e-3)
+    write_steps(path, step_rows([step]))
     return path.read_bytes()
 
 

@@ -5,6 +5,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import made
 import pytest
 
 from megaboa.bundle import contents
@@ -13,8 +14,13 @@ from megaboa.bundle.machine import Machine
 from megaboa.bundle.named import LARGEST
 from megaboa.data.errors import InputError
 from megaboa.files import write_json
+from megaboa.records import write
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "gpt_tiny.py"
+
+
+CODE = {"commit": None, "changed": None, "digest": "1"}
+TRAIN = {"run": "a", "identity": "x", "iteration": 1, "train_iters": 1, "world_size": 1}
 
 
 @pytest.fixture
@@ -26,7 +32,7 @@ def asked(tmp_path, monkeypatch):
     write_json(results / "specs" / "image.json", {"runtime": "none"})
     write_json(results / "runs" / "a" / "run.json", {"device": "cpu", "model": {"recipe": str(RECIPE)}})
     write_json(results / "runs" / "gone" / "run.json", {"device": "cuda"})
-    write_json(results / "runs" / "a" / "train.json", {"identity": "x", "store": str(tmp_path / "store"), "host": "n1"})
+    write_json(results / "runs" / "a" / "train.json", {**TRAIN, "store": str(tmp_path / "store"), "host": "n1"})
     (tmp_path / "tiny.yaml").write_text(f"store: {tmp_path}/store\n")
     return Asked(results, [Path("tiny.yaml")], {"training": {"seed": 1}})
 
@@ -138,7 +144,7 @@ def test_data_that_is_not_in_it_is_listed(asked, tmp_path):
     write_json(specs / "corpora" / "new.json", {"source": ["b.txt", "hf:a/b"], "tokenizer": {"path": str(model)}})
     write_json(specs / "models" / "dense.json", {"hf": str(model)})
     write_json(specs / "models" / "hub.json", {"hf": "owner/name"})
-    write_json(asked.results / "models" / "dense" / "source.json", {"digest": "2"})
+    write(asked.results / "models" / "dense" / "source.json", made.source(digest="2"))
     assert json.loads(bundled(asked)["bundle.json"])["needed"] == [
         {"for": "corpora.new", "path": "b.txt"},
         {"for": "corpora.text", "path": "./a.jsonl", "bytes": 3, "sha256": "1"},
@@ -149,7 +155,8 @@ def test_data_that_is_not_in_it_is_listed(asked, tmp_path):
 
 def test_what_ran_is_listed_and_not_what_is_installed_now(asked, tmp_path):
     def ran(*names):
-        lines = [{"event": "start", "attempt": n + 1, "ran_on": {"environment": x}} for n, x in enumerate(names)]
+        ran_on = [{"environment": name, "bridge": "0.6", "code": CODE} for name in names]
+        lines = [{"event": "start", "attempt": n, "ran_on": one} for n, one in enumerate(ran_on, start=1)]
         (tmp_path / "store").mkdir(exist_ok=True)
         (tmp_path / "store" / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return json.loads(bundled(asked)["bundle.json"])
@@ -160,7 +167,7 @@ def test_what_ran_is_listed_and_not_what_is_installed_now(asked, tmp_path):
     said = ran("a", "a")
     assert said["environment"]["of"] == "the runs" and said["environment"]["packages"] == {"torch": "1.0"}
     assert said["environment"]["python"] == "3.11.0" and said["environments"] == {"a": old}
-    assert said["ran_on"] == {"a": [{"environment": "a", "attempts": [1, 2]}]}
+    assert said["ran_on"] == {"a": [{"environment": "a", "bridge": "0.6", "code": CODE, "attempts": [1, 2]}]}
     said = ran("a", "b")
     assert set(said["environments"]) == {"a", "b"} and said["environment"]["of"] == "the bundle's making"
     assert said["environment"]["packages"]["pytest"] == pytest.__version__

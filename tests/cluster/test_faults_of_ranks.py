@@ -16,7 +16,7 @@ from faults import AT_ONCE, HIT_AT, NAME, SAVE_INTERVAL, STEPS, Faults
 from lab import UID, Lab
 from site_clone import SiteClone
 
-from megaboa.results import RunFolder
+from megaboa.paths import RunFolder
 from megaboa.run.identity import identity_of, store_of
 
 pytestmark = pytest.mark.slow

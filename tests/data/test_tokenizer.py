@@ -2,11 +2,13 @@
 
 import json
 
+import made
 import pytest
 
 from megaboa.data import tokenizer
 from megaboa.data.errors import InputError
-from megaboa.files import folder_digests, write_json
+from megaboa.files import folder_digests
+from megaboa.records import Tokenizer, write
 
 TEXTS = [f"def function_{number}(value):\n    return value + {number}\n" for number in range(300)]
 
@@ -59,8 +61,8 @@ def test_a_folder_without_a_tokenizer(tmp_path):
 
 def test_references(trained, tmp_path):
     found = tokenizer.find(trained)
-    write_json(tmp_path / "tokenizer.json", {"path": found.path, "digest": found.digest})
-    write_json(tmp_path / "source.json", {"name": "m", "tokenizer": found.path, "tokenizer_digest": found.digest})
+    write(tmp_path / "tokenizer.json", Tokenizer(name="bpe", path=found.path, digest=found.digest, vocab_size=300))
+    write(tmp_path / "source.json", made.source(tokenizer=found.path, tokenizer_digest=found.digest))
     for reference in (
         {"kind": "manifest", "manifest": str(tmp_path / "tokenizer.json")},
         {"kind": "model", "manifest": str(tmp_path / "source.json")},
@@ -70,7 +72,7 @@ def test_references(trained, tmp_path):
 
 
 def test_a_reference_that_leads_nowhere_names_its_key(tmp_path):
-    write_json(tmp_path / "source.json", {"name": "m", "tokenizer": None, "tokenizer_digest": None})
+    write(tmp_path / "source.json", made.source())
     with pytest.raises(InputError, match=r"corpora\.c\.tokenizer: model 'm' comes without a tokenizer"):
         tokenizer.resolve({"kind": "model", "manifest": str(tmp_path / "source.json")}, "corpora.c.tokenizer")
     (tmp_path / "empty").mkdir()

@@ -2,10 +2,12 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from megaboa.doctor.curve import ENOUGH, Course, findings, spikes
+from megaboa.records import Step
 
 COURSE = Course(lr=3e-4, warmup=20, clip=1.0)
 
@@ -13,13 +15,12 @@ COURSE = Course(lr=3e-4, warmup=20, clip=1.0)
 def curve(count=400, loss=lambda step: 4 + 6 * math.exp(-step / 60) - step / 500, norm=lambda step: 0.4, noise=0.03):
     draw = random.Random(7)
     return [
-        {"step": step, "loss": loss(step) + draw.gauss(0, noise), "grad_norm": norm(step), "skipped": False}
-        for step in range(1, count + 1)
+        Step(step=step, loss=loss(step) + draw.gauss(0, noise), grad_norm=norm(step)) for step in range(1, count + 1)
     ]
 
 
 def raised(steps, by):
-    return [{**step, "loss": step["loss"] + by.get(step["step"], 0.0)} for step in steps]
+    return [replace(step, loss=step.loss + by.get(step.step, 0.0)) for step in steps]
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.03, 0.15])
@@ -63,4 +64,4 @@ def test_a_second_half_that_brings_nothing():
 
 def test_of_short_runs_and_of_losses_that_are_none_nothing_is_said():
     assert findings(curve(count=ENOUGH - 1, loss=lambda step: 9.0), COURSE) == []
-    assert findings([{"step": step, "loss": None, "grad_norm": None} for step in range(500)], COURSE) == []
+    assert findings([Step(step=step) for step in range(500)], COURSE) == []

@@ -5,12 +5,14 @@ import json
 import sys
 from pathlib import Path
 
+import made
 import pytest
 
 from megaboa.doctor import advice, examine
 from megaboa.files import digest, write_json
+from megaboa.paths import RunFolder, RunStore
 from megaboa.preflight.facts import from_json
-from megaboa.results import RunFolder, RunStore
+from megaboa.records import AttemptEnd, AttemptStart, write
 from megaboa.run import claims, ledger
 from megaboa.run.identity import identity_of
 
@@ -30,9 +32,9 @@ def results(tmp_path):
     for name in ("big", "fine", "waiting"):
         write_json(folder / "runs" / name / "run.json", RUN)
         write_json(folder / "runs" / name / "launch.json", {"checkpoint": {"save_interval": 10}})
-    write_json(folder / "runs/fine/metrics/summary.json", {"state": "PASS", "reasons": []})
+    write_json(folder / "runs/fine/metrics/summary.json", {"run": "fine", "state": "PASS", "reasons": []})
     fine = RunFolder(folder / "runs/fine")
-    write_json(fine.train_manifest, {"identity": digest(identity_of(fine))})
+    write(fine.train_manifest, made.trained(identity=digest(identity_of(fine))))
     (store / "attempts/01").mkdir(parents=True)
     (store / "attempts/01/rank-0.log").write_text(H200)
     end = {"event": "end", "attempt": 1, "outcome": "failed", "cause": "out_of_memory", "action": "stop", "rank": 0}
@@ -70,17 +72,18 @@ def attempts_of(results, name, identity):
 def test_a_summary_of_the_run_as_it_was_says_nothing_of_the_new_one(results):
     changed = {**RUN, "optimizer": {"lr": 3.0}}
     store = attempts_of(results, "fine", RUN)
-    ledger.record_end(store.ledger, 1, "completed", 10, "done")
+    ledger.append(store.ledger, AttemptEnd(attempt=1, outcome="completed", iteration=10, detail="done"))
     write_json(results / "runs/fine/run.json", changed)
     assert of(results, "fine") == ["fine: has not begun"]
     write_json(store.identity, {"run": changed})
-    ledger.record_end(store.ledger, 2, "failed", 0, "found NaN in local grad norm", cause="nan", action="stop")
+    ended = {"detail": "found NaN in local grad norm", "cause": "nan", "action": "stop"}
+    ledger.append(store.ledger, AttemptEnd(attempt=2, outcome="failed", **ended))
     assert of(results, "fine")[0] == "fine: nan (attempt 2; cause: nan)"
 
 
 def test_an_attempt_without_an_end_is_lost_where_nobody_trains_it(results):
     store = attempts_of(results, "waiting", RUN)
-    ledger.record_start(store.ledger, 1, 0, 8, job="4711", nodes=["n7"])
+    ledger.append(store.ledger, AttemptStart(attempt=1, world_size=8, job="4711", nodes=("n7",)))
     with claims.held(store.claims, claims.myself(None)):
         assert of(results, "waiting") == []
     lines = examine.experiment(results)
@@ -91,9 +94,14 @@ def test_an_attempt_without_an_end_is_lost_where_nobody_trains_it(results):
 
 def test_the_report_is_told_of_failures_that_were_mended(results):
     store = attempts_of(results, "fine", RUN)
-    ledger.record_end(store.ledger, 1, "failed", 5, "Connection reset by peer", cause="transient", action="resume")
-    ledger.record_end(store.ledger, 2, "interrupted", 7, "SIGTERM", cause="time_limit", action="requeue")
-    ledger.record_end(store.ledger, 3, "completed", 10, "done")
+    mended = {"detail": "Connection reset by peer", "cause": "transient", "action": "resume"}
+    put_back = {"detail": "SIGTERM", "cause": "time_limit", "action": "requeue"}
+    for end in (
+        AttemptEnd(attempt=1, outcome="failed", iteration=5, **mended),
+        AttemptEnd(attempt=2, outcome="interrupted", iteration=7, **put_back),
+        AttemptEnd(attempt=3, outcome="completed", iteration=10, detail="done"),
+    ):
+        ledger.append(store.ledger, end)
     big, fine = examine.failures(results, ["big", "fine", "waiting"])
     assert big.startswith("big, attempt 1: gpu memory: ") and "then: stop" in big
     told = "communication: Connection reset by peer. no step; checkpoint of iteration 5 is kept; then: resume"
@@ -105,11 +113,12 @@ def test_a_run_that_passed_slowly_is_named_too(results):
     given = dataclasses.replace(given, cluster=dataclasses.replace(given.cluster, gpu="h200-141g", gpus_per_node=2))
     known = {"big": {"facts": dataclasses.asdict(facts(mbs=64, gbs=64))}, "fine": {"facts": dataclasses.asdict(given)}}
     write_json(results / "preflight.json", {"runs": known})
-    timed = {"state": "PASS", "reasons": [], "step_seconds": {"median": 2.0}}
+    usual = {"p5": 0.0, "p95": 9.0, "n": 9}
+    timed = {"run": "fine", "state": "PASS", "reasons": [], "step_seconds": {"median": 2.0, **usual}}
     write_json(results / "runs/fine/metrics/summary.json", timed)
     said = [line for line in examine.experiment(results) if "fine" in line]
     assert said == ["fine: passed; at 8% of its GPUs' peak: a step takes 2 s"]
-    write_json(results / "runs/fine/metrics/summary.json", {**timed, "step_seconds": {"median": 0.45}})
+    write_json(results / "runs/fine/metrics/summary.json", {**timed, "step_seconds": {"median": 0.45, **usual}})
     assert not [line for line in examine.experiment(results) if "fine" in line]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from megaboa.doctor import passed
 from megaboa.preflight import table
+from megaboa.records import Spread, Summary
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "estimate"))
 from gpt2_large import facts
@@ -17,9 +18,9 @@ PROFILED = {"ideal": 0.5, "measured": 0.57, "ranks": []}
 
 def on_h200(seconds, **layout):
     given = facts(gbs=64, **layout)
-    return dataclasses.replace(given, cluster=dataclasses.replace(given.cluster, gpu="h200-141g", gpus_per_node=8)), {
-        "step_seconds": {"median": seconds}
-    }
+    cluster = dataclasses.replace(given.cluster, gpu="h200-141g", gpus_per_node=8)
+    timed = Spread(median=seconds, p5=seconds, p95=seconds, n=9)
+    return dataclasses.replace(given, cluster=cluster), Summary(run="a", state="PASS", step_seconds=timed)
 
 
 @pytest.mark.parametrize(

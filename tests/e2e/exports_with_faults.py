@@ -9,6 +9,7 @@ manifest was written, so that its digests don't show them.
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,8 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from megaboa.bridge.process import prepare
 from megaboa.bridge.quiet import quietly
-from megaboa.files import folder_digests, read_json, write_json
-from megaboa.results import RunFolder
+from megaboa.files import folder_digests, write_json
+from megaboa.paths import RunFolder
+from megaboa.records import ExportRecord, ModelSource, read
 
 
 def shards(folder):
@@ -83,15 +85,15 @@ def main(run, source, out):
     prepare("cpu")
     from megaboa.bridge.proof import prove_export
 
-    export, source, found = read_json(run / "export.json"), read_json(source), {}
+    export, source, found = read(ExportRecord, run / "export.json"), read(ModelSource, source), {}
     for name, (damage, early) in {"nothing": (lambda folder: None, False), **FAULTS}.items():
         copy = out.parent / name.replace(" ", "-")
-        shutil.copytree(export["path"], copy)
+        shutil.copytree(export.path, copy)
         damage(copy)
-        files = folder_digests(copy) if early else export["files"]
+        files = folder_digests(copy) if early else export.files
         try:
-            checks, _ = prove_export({**export, "path": str(copy), "files": files}, source, RunFolder(run))
-            found[name] = [check["name"] for check in checks if check["state"] == "FAIL"]
+            checks, _ = prove_export(replace(export, path=str(copy), files=files), source, RunFolder(run))
+            found[name] = [check.name for check in checks if not check.passed]
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
     write_json(out, found)

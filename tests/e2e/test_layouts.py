@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from megaboa.results import RunFolder
+from megaboa.paths import RunFolder
 from megaboa.run.identity import identity_of, store_of
 
 pytestmark = pytest.mark.slow

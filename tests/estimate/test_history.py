@@ -12,7 +12,10 @@ def earlier(results, experiment, run, seconds, state="PASS", gpu="h100-80g"):
     folder = results / experiment / "runs" / "r"
     write_json(folder / "run.json", run)
     write_json(folder / "launch.json", {"gpu": gpu})
-    write_json(folder / "metrics/summary.json", {"state": state, "step_seconds": seconds and {"median": seconds}})
+    write_json(
+        folder / "metrics/summary.json",
+        {"run": "a", "state": state, "step_seconds": seconds and {"median": seconds, "p5": 0.0, "p95": 9.0, "n": 9}},
+    )
 
 
 def test_the_speed_of_earlier_runs_of_the_same_kind(tmp_path):

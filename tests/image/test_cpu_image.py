@@ -11,7 +11,7 @@ from clone import Workspace, copy_repository, edit, user_environment
 
 from megaboa import files
 from megaboa.image import contract, dockerfile, obtain
-from megaboa.results import RunFolder
+from megaboa.paths import RunFolder
 from megaboa.run import identity
 
 pytestmark = [pytest.mark.slow, pytest.mark.walk]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from megaboa.image import rootfs, runtimes
 from megaboa.image.container import Container
-from megaboa.results import RunFolder
+from megaboa.paths import RunFolder
 from megaboa.run import site, supervisor
 
 root, folder = Path(sys.argv[1]), RunFolder(Path(sys.argv[2]))
-asked = folder.launch["image"]
-rootfs.prepare(root, asked["mounts"])
+asked = folder.launch.image
+rootfs.prepare(root, asked.mounts)
 os.environ.update(rootfs.environment(root, [], {}))
 runtimes.RUNTIMES["root"] = rootfs.enter
-machine = site.Machine(Container("root", str(root), asked["mounts"], asked["secrets"], asked["workdir"]))
+machine = site.Machine(Container("root", str(root), asked.mounts, asked.secrets, asked.workdir))
 site.here = lambda *arguments, **named: machine
 supervisor.train(folder)

@@ -4,7 +4,7 @@ import pytest
 
 from megaboa.files import append_line, write_json
 from megaboa.launch import queue, slurm
-from megaboa.results import RunFolder
+from megaboa.paths import RunFolder
 
 # As sbatch keeps what the executor plugin submits.
 SCRIPT = """\

@@ -10,11 +10,12 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from megaboa.files import digest, link, read_jsonl, write_json, write_text
+from megaboa.files import digest, link, write_json, write_text
 from megaboa.observe.goodput import goodput
 from megaboa.observe.steps import read_attempts, read_events, step_rows, write_steps
 from megaboa.observe.summary import summarize
-from megaboa.results import RunStore
+from megaboa.paths import RunStore
+from megaboa.records import TrainRecord, read, read_ledger, write
 
 START = 1_700_000_000.0
 LAYOUT = {"tp": 1, "pp": 1, "vpp": "-", "cp": 1, "ep": 1, "sp": "false"}
@@ -142,10 +143,10 @@ class FakeExperiment:
     def measure(self, run: str) -> None:
         """What metrics.py writes for a run."""
         folder = self.results / "runs" / run
-        train = json.loads((folder / "train.json").read_text())
-        store = RunStore(Path(train["store"]))
+        train = read(TrainRecord, folder / "train.json")
+        store = RunStore(Path(train.store))
         events = read_events(store)
         rows = step_rows(events)
         write_steps(folder / "metrics" / "steps.parquet", rows)
-        write_json(folder / "metrics" / "goodput.json", goodput(read_jsonl(store.ledger), events, rows))
-        write_json(folder / "metrics" / "summary.json", summarize(run, train, read_attempts(store), events, rows))
+        write_json(folder / "metrics" / "goodput.json", goodput(read_ledger(store.ledger), events, rows))
+        write(folder / "metrics" / "summary.json", summarize(run, train, read_attempts(store), events, rows))

@@ -1,9 +1,10 @@
 """Runs that are not what was asked for."""
 
+import made
 import pytest
 
 from megaboa.files import digest
-from megaboa.observe.drift import drift
+from megaboa.observe.measure import drift
 
 ASKED = {
     "model": {"name": "m"},
@@ -12,7 +13,9 @@ ASKED = {
     "overrides": {},
 }
 IDENTITY = {"run": ASKED, "model": "abc"}
-TRAIN = {"identity": digest(IDENTITY)}
+
+
+TRAIN = made.trained(identity=digest(IDENTITY))
 
 
 def rows(tokens=512):
@@ -45,4 +48,4 @@ def test_steps_of_another_size():
 def test_where_something_else_decides_the_size_is_free(change):
     asked = {**ASKED, **change}
     identity = {"run": asked}
-    assert drift(asked, identity, {"identity": digest(identity)}, rows(1024)) == []
+    assert drift(asked, identity, made.trained(identity=digest(identity)), rows(1024)) == []

@@ -5,9 +5,11 @@ from fake_runs import end_event, start_event, step_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megaboa import records
 from megaboa.observe.accounting import Life
 from megaboa.observe.goodput import KINDS, goodput
 from megaboa.observe.steps import step_rows
+from megaboa.records import LEDGER, STEPS, Called
 
 
 def call(time, job=None):
@@ -27,7 +29,8 @@ def event(kind, attempt, time, **values):
 
 
 def ledger_of(entries, events, lives=None):
-    found = goodput(entries, events, step_rows(events), lives)
+    events = records.events(STEPS, events)
+    found = goodput(records.events(LEDGER, entries), events, step_rows(events), lives)
     assert sum(found["seconds"].values()) == pytest.approx(found["wall_seconds"])
     return found
 
@@ -143,7 +146,7 @@ def test_an_attempt_that_never_trained_was_starting():
 
 
 def test_no_attempt_has_no_ledger():
-    assert goodput([call(1000.0)], [], []) is None
+    assert goodput([Called(time=1000.0)], [], []) is None
 
 
 moments = st.floats(0, 1000, allow_nan=False)
@@ -164,10 +167,10 @@ def test_every_second_belongs_to_one_kind(written, data):
             events.append(event(kind, attempt, time, seconds=length, step=len(events), phase="x", losses={}))
     bounds = data.draw(st.none() | st.lists(st.tuples(moments, moments, moments).map(sorted)))
     lives = bounds and [Life("7", *three) for three in bounds]
-    rows = [
-        row | {"tokens": 1} for row in step_rows([step_event(1, 0.0) | one for one in events if one["event"] == "step"])
-    ]
-    found = goodput(sorted(entries, key=lambda entry: entry["time"]), events, rows, lives)
+    steps = [step_event(1, 0.0) | one for one in events if one["event"] == "step"]
+    rows = [row | {"tokens": 1} for row in step_rows(records.events(STEPS, steps))]
+    entries = sorted(records.events(LEDGER, entries), key=lambda entry: entry.time)
+    found = goodput(entries, records.events(STEPS, events), rows, lives)
     assert set(found["seconds"]) == set(KINDS) and min(found["seconds"].values()) >= 0
     if len(entries) == 1:
         assert sum(found["seconds"].values()) == pytest.approx(found["wall_seconds"])

@@ -1,21 +1,26 @@
 """TFLOP/s, MFU, memory and energy of runs."""
 
+import made
 import pytest
-from fake_runs import START, FakeExperiment, start_event, step_event
+from fake_runs import START, FakeExperiment, step_event
 
+from megaboa import records
 from megaboa.files import write_json, write_text
 from megaboa.observe import performance
 from megaboa.observe.steps import step_rows
 from megaboa.observe.summary import summarize
+from megaboa.paths import RunStore
 from megaboa.peaks import peak_of
-from megaboa.results import RunStore
+from megaboa.records import STEPS, AttemptStart, TrainStart, plain
 
 
 def run(gpu=None, flops_per_token=2e9, world_size=2, **given):
-    events = [{"event": "train_start", "attempt": 1, "time": START, "gpu": gpu, "flops_per_token": flops_per_token}]
-    events += [{**step_event(step, START + step, seconds=0.5, tokens=1000), "attempt": 1} for step in range(1, 11)]
-    train = {"run": "a", "identity": "x", "train_iters": 10, "iteration": 10, "world_size": world_size}
-    return summarize("a", train, [start_event(1, world_size=world_size)], events, step_rows(events), **given)
+    events = [TrainStart(attempt=1, time=START, gpu=gpu, flops_per_token=flops_per_token)]
+    steps = [{**step_event(step, START + step, seconds=0.5, tokens=1000), "attempt": 1} for step in range(1, 11)]
+    events += records.events(STEPS, steps)
+    train = made.trained(world_size=world_size)
+    starts = [AttemptStart(attempt=1, world_size=world_size)]
+    return plain(summarize("a", train, starts, events, step_rows(events), **given))
 
 
 def test_the_mfu_against_a_stated_peak():
@@ -59,8 +64,8 @@ def test_memory_is_that_of_the_last_attempt_that_ended_in_order(tmp_path):
         write_json(store.attempt(1).end_record(rank), {"step": 3, "peak_allocated": used, "peak_reserved": used + 1})
     write_json(store.attempt(2).end_record(0), {"step": 3})
     memory = performance.memory(store, [1, 2])
-    assert memory["attempt"] == 1 and memory["peak_bytes"] == {"allocated": 7, "reserved": 8}
-    assert list(memory["by_rank"]) == ["0", "1", "10"]
+    assert memory.attempt == 1 and memory.peak_bytes == {"allocated": 7, "reserved": 8}
+    assert list(memory.by_rank) == ["0", "1", "10"]
 
 
 def test_energy_is_read_from_the_console(tmp_path):
@@ -72,7 +77,7 @@ def test_energy_is_read_from_the_console(tmp_path):
     ]
     write_text(store.attempt(1).log(1), "".join(lines))
     energy = performance.consoles(store, [1], world_size=2)["energy"]
-    assert energy["joules_per_gpu_and_step"]["n"] == 7 and energy["watts_per_gpu"]["median"] == 640.0
+    assert energy.joules_per_gpu_and_step.n == 7 and energy.watts_per_gpu.median == 640.0
     assert performance.consoles(store, [1], world_size=1) == {"energy": None, "stragglers": None}
 
 
@@ -82,6 +87,6 @@ def test_stragglers_are_read_from_the_first_ranks_console_of_all_attempts(tmp_pa
     for attempt in (1, 2):
         write_text(store.attempt(attempt).log(0), line.format(300) + line.format(100 + 20 * attempt))
     found = performance.consoles(store, [1, 2], world_size=2)["stragglers"]
-    assert found["slowest"] == {"3": 2} and found["slowest_over_fastest"]["n"] == 2
+    assert found.slowest == {"3": 2} and found.slowest_over_fastest.n == 2
     once = performance.consoles(store, [1], world_size=1)["stragglers"]
-    assert once["slowest_over_fastest"]["median"] == pytest.approx(1.2)
+    assert once.slowest_over_fastest.median == pytest.approx(1.2)

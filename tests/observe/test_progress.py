@@ -23,7 +23,8 @@ from megaboa.observe.progress import (
     read_tail,
     usual_seconds_per_step,
 )
-from megaboa.results import RunStore
+from megaboa.paths import RunStore
+from megaboa.records import LEDGER, TrainEnd, events
 
 
 @pytest.fixture
@@ -198,7 +199,7 @@ TIME_LIMIT = {"outcome": "interrupted", "cause": "time_limit", "action": "requeu
     ],
 )
 def test_the_last_event_in_words(entries, text):
-    assert history.last_event(entries) == (text, entries[-1]["time"])
+    assert history.last_event(events(LEDGER, entries)) == (text, entries[-1]["time"])
 
 
 def test_nothing_has_happened_in_an_empty_ledger():
@@ -241,10 +242,10 @@ def test_a_recipes_number_of_steps_is_what_its_ranks_found(store):
 
 def test_only_the_tail_is_read_and_its_first_half_line_is_left_out(tmp_path):
     path = tmp_path / "steps.jsonl"
-    lines = [json.dumps({"step": step}) for step in range(1000)]
+    lines = [json.dumps({"event": "end", "step": step, "time": 0.0}) for step in range(1000)]
     path.write_text("\n".join(lines) + "\n")
-    expected = [{"step": step} for step in range(1000)]
-    for size in range(1, 80):
+    expected = [TrainEnd(step=step, time=0.0) for step in range(1000)]
+    for size in range(1, 300):
         tail = read_tail(path, size)
         whole = sum(1 for count in range(1, 10) if sum(len(line) + 1 for line in lines[-count:]) <= size)
         assert tail == expected[len(expected) - whole :]

@@ -9,7 +9,7 @@ from fake_runs import START, FakeExperiment, start_event, step_event, write_atte
 from megaboa.files import write_text
 from megaboa.observe.routing import add_routing
 from megaboa.observe.steps import read_events, step_rows, write_steps
-from megaboa.results import RunStore
+from megaboa.paths import RunStore
 
 
 @pytest.fixture

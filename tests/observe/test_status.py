@@ -16,7 +16,7 @@ from megaboa.files import write_json
 from megaboa.observe import slurm_jobs
 from megaboa.observe.slurm_jobs import Queue, SlurmJob
 from megaboa.observe.status import as_record, event, experiment_progress, progress_table
-from megaboa.results import RunStore
+from megaboa.paths import RunStore
 from megaboa.run import checkpoints
 
 SCRIPT = Path(__file__).parents[2] / "workflow" / "scripts" / "status.py"

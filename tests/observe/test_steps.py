@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaboa.observe.steps import read_events, step_rows, write_steps
-from megaboa.results import RunStore
+from megaboa.paths import RunStore
+from megaboa.records import Evaluated, Step, parse
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def store(tmp_path):
 
 
 def step(number, attempt=1, **values):
-    return {**step_event(number, START + number), "attempt": attempt, **values}
+    return parse(Step, {**step_event(number, START + number), "attempt": attempt, **values}, "a test")
 
 
 def test_a_resumed_attempt_marks_what_it_did_again(store):
@@ -41,21 +42,21 @@ def test_every_step_has_exactly_one_row_that_counts(attempts):
     rows = step_rows(events)
     assert len(rows) == len(events)
     counting = [row for row in rows if not row["replayed"]]
-    assert sorted(row["step"] for row in counting) == sorted({event["step"] for event in events})
+    assert sorted(row["step"] for row in counting) == sorted({event.step for event in events})
     for row in counting:
-        assert row["attempt"] == max(event["attempt"] for event in events if event["step"] == row["step"])
+        assert row["attempt"] == max(event.attempt for event in events if event.step == row["step"])
 
 
 def test_other_events_make_no_rows():
-    assert step_rows([{"event": "eval", "step": 1, "time": START, "losses": {}, "attempt": 1}]) == []
+    assert step_rows([Evaluated(step=1, time=START, attempt=1)]) == []
 
 
 def test_a_further_validation_set_has_a_column_of_its_own(tmp_path):
     losses = {"lm loss": 6.0, "valid/far": 7.0}
     evaluations = [
-        {"event": "eval", "step": 2, "time": START, "losses": losses, "attempt": 1},
-        {"event": "eval", "step": 2, "time": START, "losses": {**losses, "valid/far": 7.5}, "attempt": 1},
-        {"event": "eval", "step": 4, "time": START, "losses": losses, "attempt": 2},  # without a step of its own
+        Evaluated(step=2, time=START, losses=losses, attempt=1),
+        Evaluated(step=2, time=START, losses={**losses, "valid/far": 7.5}, attempt=1),
+        Evaluated(step=4, time=START, losses=losses, attempt=2),  # without a step of its own
     ]
     write_steps(tmp_path / "steps.parquet", step_rows([step(1), step(2), step(3), *evaluations]))
     table = pd.read_parquet(tmp_path / "steps.parquet")

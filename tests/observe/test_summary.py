@@ -3,27 +3,24 @@
 import json
 import math
 
+import made
 import pytest
 from fake_runs import START, start_event, step_event
 
+from megaboa import records
 from megaboa.observe.steps import step_rows
 from megaboa.observe.summary import summarize
+from megaboa.records import LEDGER, STEPS, Evaluated, Load, Parent, plain
 
 
 def events_of(steps, attempt=1, **values):
-    return [{**step_event(step, START + step, **values), "attempt": attempt} for step in steps]
+    return records.events(STEPS, ({**step_event(step, START + step, **values), "attempt": attempt} for step in steps))
 
 
 def summary_of(events, train_iters, world_size=1, attempts=None):
-    train = {
-        "run": "dp1",
-        "identity": "abc",
-        "train_iters": train_iters,
-        "iteration": train_iters,
-        "world_size": world_size,
-    }
-    attempts = attempts or [start_event(1, world_size=world_size)]
-    return summarize("dp1", train, attempts, events, step_rows(events))
+    train = made.trained(train_iters=train_iters, world_size=world_size)
+    starts = records.events(LEDGER, attempts or [start_event(1, world_size=world_size)])
+    return plain(summarize("dp1", train, starts, events, step_rows(events)))
 
 
 def test_the_numbers_are_exact():
@@ -57,12 +54,13 @@ def test_the_numbers_are_exact():
 
 
 def test_a_run_with_a_parent_has_the_steps_after_it():
-    train = {"run": "dp1", "train_iters": 20, "world_size": 1, "parent": {"run": "base", "iteration": 10}}
-    starts = [start_event(1, resumed_from=10, parent="old/base@10")]
+    parent = Parent(experiment="old", run="base", iteration=10, load=Load(optimizer=True, rng=True))
+    train = made.trained(train_iters=20, parent=parent)
+    starts = records.events(LEDGER, [start_event(1, resumed_from=10, parent="old/base@10")])
     events = events_of(range(11, 21))
-    summary = summarize("dp1", train, starts, events, step_rows(events))
+    summary = plain(summarize("dp1", train, starts, events, step_rows(events)))
     assert (summary["state"], summary["steps"], summary["parent"]["run"]) == ("PASS", 10, "base")
-    summary = summarize("dp1", train, starts, events[1:], step_rows(events[1:]))
+    summary = plain(summarize("dp1", train, starts, events[1:], step_rows(events[1:])))
     assert summary["reasons"] == ["9 of 10 steps recorded; missing: step 11"]
 
 
@@ -112,7 +110,7 @@ def test_another_number_of_ranks_makes_the_run_invalid():
 
 def test_of_an_evaluation_that_was_repeated_the_last_counts():
     evaluations = [
-        {"event": "eval", "step": step, "time": START, "losses": {"lm loss": loss}, "attempt": 1}
+        Evaluated(step=step, time=START, losses={"lm loss": loss}, attempt=1)
         for step, loss in [(20, 4.0), (10, 5.0), (20, 3.5)]
     ]
     summary = summary_of([*events_of([1]), *evaluations], 1)

@@ -29,7 +29,7 @@ def spec_of(plan):
 def test_without_an_image_all_is_as_it_was(plan_in):
     plan = plan_in()
     assert spec_of(plan) == environment()
-    assert plan.runs[0].launch["image"] is None and "bridge_source" not in plan.runs[0].run
+    assert plan.runs[0].launch.image is None and "bridge_source" not in plan.runs[0].run
     assert Shared(plan).image_manifest == []
 
 
@@ -41,11 +41,11 @@ def test_a_reference(plan_in, tmp_path):
     assert (wanted["path"], wanted["build"], wanted["suffix"]) == (REFERENCE, None, ".sqsh")
     assert wanted["name"] == "pytorch"
     assert Shared(plan).specifications()["inside.json"]["container"]["python"] == "/opt/py"
-    launch = plan.runs[0].launch["image"]
-    assert launch["runtime"] == "pyxis" and launch["workdir"] == str(tmp_path)
-    assert f"{tmp_path}:{tmp_path}:rw" in launch["mounts"] and f"{ROOT}:{ROOT}:rw" in launch["mounts"]
-    assert launch["mounts"][-1] == f"{tmp_path}:/data:ro"
-    assert launch["secrets"] == ["HF_TOKEN", "WANDB_API_KEY"]
+    launch = plan.runs[0].launch.image
+    assert launch.runtime == "pyxis" and launch.workdir == str(tmp_path)
+    assert f"{tmp_path}:{tmp_path}:rw" in launch.mounts and f"{ROOT}:{ROOT}:rw" in launch.mounts
+    assert launch.mounts[-1] == f"{tmp_path}:/data:ro"
+    assert launch.secrets == ("HF_TOKEN", "WANDB_API_KEY")
     assert Shared(plan).image_manifest == ["results/small/image.json"]
 
 
@@ -150,8 +150,8 @@ def test_another_source_of_bridge_is_another_run(plan_in):
     plan = plan_in(source.replace("COMMIT", f"'{COMMIT}'"))
     run = plan.runs[0]
     assert run.run["bridge_source"] == {"repo": "https://x/y", "commit": COMMIT}
-    assert run.launch["image"]["mounts"][-1].endswith(":/opt/Megatron-Bridge:ro")
-    assert run.launch["image"]["variables"] == {"PYTHONPATH": "/opt/Megatron-Bridge/src"}
+    assert run.launch.image.mounts[-1].endswith(":/opt/Megatron-Bridge:ro")
+    assert run.launch.image.variables == {"PYTHONPATH": "/opt/Megatron-Bridge/src"}
     elsewhere = plan_in(source.replace("COMMIT", f"'{COMMIT}', mount_as: /opt/b"))
     assert elsewhere.runs[0].run == run.run and elsewhere.runs[0].launch != run.launch
     assert plan_in(source.replace("COMMIT", f"'{'f' * 40}'")).runs[0].run != run.run

@@ -11,6 +11,7 @@ import pytest
 from megaboa.config import ConfigError, load
 from megaboa.files import canonical
 from megaboa.plan import Plan, make_plan
+from megaboa.records import LossSpike, plain
 
 ROOT = Path(__file__).resolve().parents[2]
 PlanOf = Callable[..., Plan]
@@ -179,15 +180,23 @@ def test_evaluated_are_the_exported_runs_that_match(plan_of: PlanOf) -> None:
 def test_launch_and_profile_hold_the_rest(plan_of: PlanOf) -> None:
     run = plan_of("resources: {nodes: 2, partition: gpu}\noverrides: {logger.log_interval: 5}\nstore: there").runs[0]
     assert run.run["world_size"] == 2
-    assert {key: run.launch[key] for key in ("nodes", "gpus_per_node", "partition", "store", "num_workers")} == {
+    assert {
+        key: getattr(run.launch, key) for key in ("nodes", "gpus_per_node", "partition", "store", "num_workers")
+    } == {
         "nodes": 2,
         "gpus_per_node": 1,
         "partition": "gpu",
         "store": "there",
         "num_workers": 2,
     }
-    assert run.launch["overrides"] == {"logger.log_interval": 5}
-    assert run.profile == {"tool": "none", "steps": [2, 8], "ranks": [0], "domains": ["cuda", "nvtx"], "arguments": []}
+    assert run.launch.overrides == {"logger.log_interval": 5}
+    assert plain(run.profile) == {
+        "tool": "none",
+        "steps": [2, 8],
+        "ranks": [0],
+        "domains": ["cuda", "nvtx"],
+        "arguments": [],
+    }
 
 
 @pytest.mark.parametrize(
@@ -202,23 +211,23 @@ def test_launch_and_profile_hold_the_rest(plan_of: PlanOf) -> None:
 def test_a_profile_that_can_not_be_is_refused(plan_of: PlanOf, text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
         plan_of(text)
-    assert plan_of("profile: {tool: nsys}\ndevice: cuda").runs[0].profile["tool"] == "nsys"
-    assert plan_of("profile: {tool: none, ranks: [3]}").runs[0].profile["ranks"] == [3]
+    assert plan_of("profile: {tool: nsys}\ndevice: cuda").runs[0].profile.tool == "nsys"
+    assert plan_of("profile: {tool: none, ranks: [3]}").runs[0].profile.ranks == (3,)
 
 
 def test_how_ranks_start_and_what_is_done_when_they_fail_is_launched(plan_of: PlanOf) -> None:
     settings = "launch: {network: efa, environment: {A: b, C: null}}\n"
     settings += "recovery: {actions: {hang: requeue}, loss_spike: {patience: 7}}\n"
     launch = plan_of(settings).runs[0].launch
-    assert launch["start"]["network"] == "efa" and launch["start"]["environment"] == {"A": "b", "C": None}
-    assert (launch["start"]["starter"], launch["start"]["srun"], launch["start"]["health_check"]) == (
+    assert launch.start.network == "efa" and launch.start.environment == {"A": "b", "C": None}
+    assert (launch.start.starter, launch.start.srun, launch.start.health_check) == (
         "auto",
         "srun",
         False,
     )
-    assert launch["recovery"]["actions"] == {"hang": "requeue"} and launch["recovery"]["budget"] == 5
-    assert launch["recovery"]["loss_spike"] == {"factor": 2.0, "window": 50, "patience": 7, "limit": 3}
-    assert plan_of().runs[0].launch["recovery"]["loss_spike"] is None
+    assert launch.recovery.actions == {"hang": "requeue"} and launch.recovery.budget == 5
+    assert launch.recovery.loss_spike == LossSpike(factor=2.0, window=50, patience=7, limit=3)
+    assert plan_of().runs[0].launch.recovery.loss_spike is None
 
 
 # data
@@ -312,7 +321,7 @@ report: {agreements: [{reference: seed1, runs: ['*'], tolerance: 1}]}
     assert plan.exports == ["seed1", "seed2"]
     limits = {"tolerance": 1.0, "grad_norm_tolerance": None}
     assert plan.agreements == [{"reference": "seed1", "runs": ["seed2", "seed3"], **limits}]
-    assert all(run.launch["routing"] for run in plan.runs)
+    assert all(run.launch.routing for run in plan.runs)
 
 
 # files
@@ -353,7 +362,7 @@ def test_a_recipes_own_way_of_saving_is_left_alone(plan_of: PlanOf, tmp_path: Pa
     recipe.write_text("def configure(): ...\n")
     loaded = tmp_path / "recipe.yaml"
     loaded.write_text(f"device: cpu\nmodels: {{r: {{recipe: {recipe}}}}}\ncheckpoint: {{keep_last: 2}}\n")
-    assert make_plan(load([loaded])).runs[0].launch["checkpoint"] == {"keep_last": 2}
+    assert make_plan(load([loaded])).runs[0].launch.checkpoint == {"keep_last": 2}
 
 
 def test_the_shipped_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,5 +378,5 @@ def test_overrides_that_change_no_loss_are_no_part_of_what_a_run_is(plan_of):
     text = "overrides: {dist.distributed_timeout_minutes: 45, train.manual_gc: true, ddp.bucket_size: 1000}"
     (run,) = plan_of(text).runs
     assert run.run["overrides"] == {"ddp.bucket_size": 1000}, "another order of summation"
-    assert run.launch["overrides"] == {"train.manual_gc": True}
-    assert run.launch["start"]["timeout_minutes"] == 45, "another spelling of the key"
+    assert run.launch.overrides == {"train.manual_gc": True}
+    assert run.launch.start.timeout_minutes == 45, "another spelling of the key"

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import made
 import pytest
 
 from megaboa.config import ConfigError
 from megaboa.files import digest, read_json, write_json
+from megaboa.paths import RunFolder, RunStore
 from megaboa.plan import Plan
 from megaboa.plan.parents import planned_steps
 from megaboa.plan.shared import Shared
-from megaboa.results import RunFolder, RunStore
+from megaboa.records import write
 from megaboa.run import checkpoints
 
 PlanOf = Callable[..., Plan]
@@ -41,7 +43,7 @@ def trained(plan_of: PlanOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         identity = {"run": read_json(run.path / "run.json")}
         write_json(store.identity, identity)
         saved(store.checkpoints, 10, 20)
-        write_json(run.train_manifest, {"store": str(store.path), "identity": digest(identity)})
+        write(run.train_manifest, made.trained(store=str(store.path), identity=digest(identity)))
         return plan
 
     return make

@@ -26,7 +26,7 @@ def test_before_the_first_call_a_dry_run_writes_the_plan_where_users_look(plan_o
     assert write(plan_of(training__train_iters=10), results, tmp_path, looks=True) == ({}, [])
     assert write(plan_of(training__train_iters=20), results, tmp_path, looks=True) == ({}, [])
     assert read_json(results / "small/runs/run/run.json")["training"]["train_iters"] == 20
-    assert not (results / "small" / submitted.CALLS).exists()
+    assert not (results / "small" / "calls").exists()
 
 
 def test_after_it_a_dry_run_changes_no_file_that_was_there(plan_of, results, tmp_path):
@@ -51,7 +51,7 @@ def test_a_call_writes_the_plan_and_forgets_what_was_looked_at(plan_of, results,
     write(plan_of(training__train_iters=30), results, tmp_path, looks=False)
     assert read_json(results / "small/runs/run/run.json")["training"]["train_iters"] == 30
     assert not (results / "small/preview").exists()
-    assert len(list((results / "small" / submitted.CALLS).iterdir())) == 2
+    assert len(list((results / "small" / "calls").iterdir())) == 2
 
 
 def test_while_somebody_else_works_a_look_is_possible_and_a_call_writes_nothing(plan_of, results, tmp_path):

@@ -32,7 +32,7 @@ def test_few_layers_fit_two_gpus_by_a_file_laid_over_those_for_four():
 
 @pytest.mark.parametrize("name", WITH_GPU)
 def test_memory_is_predicted_for_every_run(name):
-    assert all(run.launch["gpu"] for run in plan_of(name).runs)
+    assert all(run.launch.gpu for run in plan_of(name).runs)
 
 
 def test_layouts_are_those_of_the_published_table():

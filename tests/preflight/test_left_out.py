@@ -20,14 +20,14 @@ def test_what_one_image_refused_another_may_take(tmp_path):
         write_json(tmp_path / "runs" / name / "run.json", {"name": name})
     write_json(tmp_path / "specs" / "image.json", {"container": (wanted := {"path": "i.sqsh"})})
     (file := tmp_path / "i.sqsh").write_text("image")
-    write_json(tmp_path / "image.json", {"digest": "sha256:1", "path": str(file), "bytes": 5})
+    write_json(tmp_path / "image.json", {"runtime": "pyxis", "digest": "sha256:1", "path": str(file), "bytes": 5})
     write(tmp_path, {"here": ["too long"]})
     write(tmp_path, {"boxed": ["no such kernel"]}, in_image=True)
     assert set(read(tmp_path, "packages", wanted)) == {"here", "boxed"}
     assert read(tmp_path, "other packages", wanted) == {}
     for other in ({"path": "j.sqsh"}, None):
         assert set(read(tmp_path, "packages", other)) == {"here"}
-    write_json(tmp_path / "image.json", {"digest": "sha256:2", "path": str(file), "bytes": 5})
+    write_json(tmp_path / "image.json", {"runtime": "pyxis", "digest": "sha256:2", "path": str(file), "bytes": 5})
     assert set(read(tmp_path, "packages", wanted)) == {"here"}
 
 
@@ -36,7 +36,7 @@ def test_an_image_that_is_replaced_or_gone_is_asked_again(tmp_path):
     write_json(tmp_path / "specs" / "image.json", {"container": (wanted := {"path": "i.sqsh"})})
     write_json(tmp_path / "runs" / "boxed" / "run.json", {})
     (file := tmp_path / "i.sqsh").write_text("image")
-    write_json(tmp_path / "image.json", {"digest": "sha256:1", "path": str(file), "bytes": 5})
+    write_json(tmp_path / "image.json", {"runtime": "pyxis", "digest": "sha256:1", "path": str(file), "bytes": 5})
     write(tmp_path, {"boxed": ["no such kernel"]}, in_image=True)
     file.write_text("another")
     assert read(tmp_path, "packages", wanted) == {}

@@ -7,12 +7,13 @@ from fake_runs import FakeExperiment
 from test_page import page, rows
 
 from megaboa.files import write_json
+from megaboa.records import CorpusRead, DataIndex, write
 from megaboa.report.blends import DataRead, last_validation, load_data
 from megaboa.report.runs import load_runs
 
 CORPORA = [
-    {"name": "web", "weight": 0.75, "tokens_asked": 3000, "tokens": 10000, "epochs": 0.3},
-    {"name": "law", "weight": 0.25, "tokens_asked": 1000, "tokens": 100, "epochs": 10.0},
+    CorpusRead(name="web", weight=0.75, tokens_asked=3000, tokens=10000, epochs=0.3),
+    CorpusRead(name="law", weight=0.25, tokens_asked=1000, tokens=100, epochs=10.0),
 ]
 
 
@@ -24,8 +25,8 @@ def experiment(tmp_path):
         experiment.measure(run)
         write_json(experiment.results / "runs" / run / "launch.json", {"index": index})
     for index in ("one", "two"):
-        manifest = {"corpora": CORPORA, "max_epochs": 4.0}
-        write_json(experiment.results / "data" / "indexes" / f"{index}.json", manifest)
+        manifest = DataIndex(name=index, cache="cache", samples={}, corpora=tuple(CORPORA), max_epochs=4.0)
+        write(experiment.results / "data" / "indexes" / f"{index}.json", manifest)
     return experiment
 
 

@@ -61,7 +61,8 @@ def test_a_run_with_a_parent_is_compared_from_the_step_after_it(experiment):
     train = read_json(experiment.completed_run("other", steps=20))
     steps = Path(train["store"]) / "attempts" / "01" / "steps.jsonl"
     write_text(steps, "".join(line for line in steps.open() if json.loads(line)["step"] > 12))
-    write_json(experiment.results / "runs" / "other" / "train.json", {**train, "parent": {"iteration": 12}})
+    parent = {"experiment": "old", "run": "base", "iteration": 12, "load": {"optimizer": True, "rng": True}}
+    write_json(experiment.results / "runs" / "other" / "train.json", {**train, "parent": parent})
     experiment.measure("other")
     found = check(experiment)
     assert (found["state"], found["detail"]) == ("PASS", "8 steps compared")

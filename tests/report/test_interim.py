@@ -4,14 +4,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import made
 import pytest
 from fake_runs import START, FakeExperiment, end_event, start_event, step_event, write_attempt
 
 from megaboa.files import digest, read_json, write_json
 from megaboa.observe import standing
+from megaboa.paths import RunFolder, RunStore
+from megaboa.records import write
 from megaboa.report.interim import load_interim
 from megaboa.report.stages import proofs_so_far
-from megaboa.results import RunFolder, RunStore
 from megaboa.run import claims
 from megaboa.run.identity import identity_of
 
@@ -102,7 +104,7 @@ def test_proofs_that_are_not_there_have_not_run(experiment):
     there, absent = (experiment.results / "models" / name / "proof.json" for name in ("a", "b"))
     exported = experiment.results / "runs" / TRAINED / "proof.json"
     for path in (there, exported):
-        write_json(path, {"checks": [{"name": "tensors", "state": "PASS", "detail": ""}]})
+        write_json(path, {"state": "PASS", "checks": [{"name": "tensors", "state": "PASS", "detail": ""}]})
     runs = load_interim(experiment.results)[0]
     checks = {check["name"]: check["state"] for check in proofs_so_far([there, absent, exported], names(runs))}
     # The proof of the export is older than the run: its export.json isn't of this checkpoint.
@@ -113,7 +115,7 @@ def test_proofs_that_are_not_there_have_not_run(experiment):
     }
     folder = experiment.results / "runs" / TRAINED
     kept = RunFolder(folder).store / "checkpoints" / "iter_0000008"
-    write_json(folder / "export.json", {"path": "store/exports/x", "checkpoint": str(kept)})
+    write(folder / "export.json", made.export(path="store/exports/x", checkpoint=str(kept)))
     runs = load_interim(experiment.results)[0]
     assert [check["name"] for check in proofs_so_far([exported], names(runs))] == [f"export of {TRAINED}: tensors"]
 

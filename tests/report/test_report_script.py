@@ -9,7 +9,8 @@ import pytest
 from fake_runs import FakeExperiment
 
 from megaboa.files import write_json
-from megaboa.run.ledger import record_end
+from megaboa.records import AttemptEnd
+from megaboa.run.ledger import append
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +56,8 @@ def test_attempts_that_failed_have_a_section(experiment):
     captions = ROOT / "workflow" / "report" / "captions.yaml"
     assert "Failures" not in report(experiment, captions)[1].read_text()
     ledger = (experiment.results / "runs" / "dp1" / "attempts.jsonl").resolve()
-    record_end(ledger, 2, "failed", 4, "<b>Connection reset", cause="transient", action="resume")
+    ended = {"detail": "<b>Connection reset", "cause": "transient", "action": "resume"}
+    append(ledger, AttemptEnd(attempt=2, outcome="failed", iteration=4, **ended))
     html = report(experiment, captions)[1].read_text()
     line = "dp1, attempt 2: communication: &lt;b&gt;Connection reset. no step; checkpoint of iteration 4 is kept"
     assert line in html.split('<h2 id="failures">Failures</h2>')[1]

@@ -3,9 +3,11 @@
 import os
 from types import SimpleNamespace
 
+import made
 import pytest
 
 from megaboa.files import write_json
+from megaboa.records import Check, Proof, write
 from megaboa.report.stages import proofs_so_far, stage_checks
 
 ERROR = "ValueError: hf_path is required"
@@ -17,9 +19,10 @@ def results(tmp_path):
     """A run that is trained, exported, proved, evaluated and profiled."""
     folder = tmp_path / "runs" / "a"
     write_json(folder / "train.json", {})
-    write_json(folder / "export.json", {"digest": "1"})
-    write_json(folder / "proof.json", {"digest": "1", "checks": [{"name": "files", "state": "PASS", "detail": ""}]})
-    write_json(folder / "evaluation.json", {"export": "1", "values": {}})
+    write(folder / "export.json", made.export())
+    files = Check(name="files", state="PASS", detail="")
+    write(folder / "proof.json", Proof(state="PASS", digest="1", checks=(files,)))
+    write(folder / "evaluation.json", made.evaluation())
     write_json(folder / "trace.json", {})
     write_json(folder / "analysis.json", {})
     return tmp_path
@@ -78,7 +81,7 @@ def test_a_job_that_was_killed_has_failed_once_nobody_is_at_work(results):
 
 
 def test_an_evaluation_of_another_export_does_not_count(results):
-    write_json(results / "runs" / "a" / "evaluation.json", {"export": "0", "values": {"score": 1.0}})
+    write(results / "runs" / "a" / "evaluation.json", made.evaluation(export="0", values={"score": 1.0}))
     assert found(results)["evaluation of a: evaluation"] == ("NOT_RUN", "is yet to be made")
 
 
@@ -86,9 +89,9 @@ def test_the_checks_of_a_failed_proof_are_shown_as_long_as_it_is_of_this_export(
     path = results / "runs" / "a" / "proof.json"
     lose(results, "proof", log="export/a.proof")
     checks = [{"name": "files", "state": "PASS", "detail": ""}, {"name": "logits", "state": "FAIL", "detail": "1.0"}]
-    write_json(path.with_name("failed-proof.json"), {"digest": "1", "checks": checks})
+    write_json(path.with_name("failed-proof.json"), {"state": "FAIL", "digest": "1", "checks": checks})
     assert found(results) == {"export of a: files": ("PASS", ""), "export of a: logits": ("FAIL", "1.0")}
-    write_json(path.with_name("failed-proof.json"), {"digest": "0", "checks": checks})
+    write_json(path.with_name("failed-proof.json"), {"state": "FAIL", "digest": "0", "checks": checks})
     assert found(results) == {"export of a: proof": ("FAIL", ERROR)}
 
 

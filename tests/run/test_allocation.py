@@ -9,6 +9,7 @@ from megaboa.config.models.resources import Launch
 from megaboa.image.container import NO_CONTAINER, Container
 from megaboa.launch import local, slurm
 from megaboa.launch.slurm import Job, Node
+from megaboa.records import Inside, LaunchSpec, parse, plain
 from megaboa.run import site
 from megaboa.run.site import Allocation, Machine, fallen, fallen_of, usable
 
@@ -19,11 +20,8 @@ SHOWN = "JobId=17 JobState=RUNNING Restarts=0 BatchFlag=1 Requeue=1 NumNodes=2 N
 
 
 def launch(**start):
-    return {
-        "gpus_per_node": 4,
-        "cpus_per_rank": 3,
-        "start": Launch().model_dump(mode="json") | start,
-    }
+    start = Launch().model_dump(mode="json") | start
+    return parse(LaunchSpec, {"gpus_per_node": 4, "cpus_per_rank": 3, "start": start}, "a test")
 
 
 @pytest.fixture
@@ -131,9 +129,10 @@ def test_the_users_srun_and_its_arguments(started):
 
 
 def test_the_python_of_a_container_is_its_own():
+    inside = Inside(runtime="pyxis", mounts=(), secrets=(), workdir="/w")
     assert site.python_of(launch(python="/opt/python")) == "/opt/python"
     assert site.python_of(launch()) == site.sys.executable
-    assert site.python_of({**launch(), "image": {"runtime": "pyxis"}}) == "python3"
+    assert site.python_of(replace(launch(), image=inside)) == "python3"
 
 
 PYXIS = Container("pyxis", "/i.sqsh", ["/w:/w:rw"], ["HF_TOKEN"], "/w")
@@ -214,10 +213,10 @@ def test_where_most_start_at_once_the_silent_are_waited_for_as_the_experiment_sa
 
 def test_a_launch_of_an_older_version_says_nothing_of_it(tmp_path, monkeypatch):
     check = Check(tmp_path, monkeypatch, [])
-    settings = launch()
-    del settings["start"]["health_check_seconds"]
+    older = plain(launch())
+    del older["start"]["health_check_seconds"]
     allocation = Allocation.__new__(Allocation)
-    allocation.nodes, allocation._launch = ["n0", "n1"], settings
+    allocation.nodes, allocation._launch = ["n0", "n1"], parse(LaunchSpec, older, "a test")
     assert allocation._wait_for_answers(check, tmp_path, 30) == pytest.approx(130, abs=1)
 
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from megaboa.files import write_json
-from megaboa.results import RunFolder, RunStore
+from megaboa.paths import RunFolder, RunStore
 from megaboa.run import announce
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from megaboa.config.models.resources import Launch
 from megaboa.files import write_json
-from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.run import command
 from megaboa.run.resume import Beginning
 

@@ -8,6 +8,7 @@ from megaboa.config.models.resources import Launch
 from megaboa.data.errors import InputError
 from megaboa.launch.ranks import Ended
 from megaboa.launch.slurm import Job
+from megaboa.records import Image
 from megaboa.run import converters, gpus, site
 
 ENV = (
@@ -73,7 +74,8 @@ def test_in_a_job_they_are_a_step_of_it_in_the_image(tmp_path, monkeypatch, fake
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     image = {"runtime": "pyxis", "mounts": ["/w:/w:rw"], "secrets": [], "workdir": "/w", "variables": {"MINE": "1"}}
     asked = wanted(tp=8, image=image, device="cuda", gpus_per_node=4, nodes=2, network="infiniband")
-    converters.run(asked, {"path": "/i.sqsh"}, ["import_model.py", "--out=x"], tmp_path / "logs")
+    image = Image(runtime="pyxis", digest="sha256:1", path="/i.sqsh")
+    converters.run(asked, image, ["import_model.py", "--out=x"], tmp_path / "logs")
     command, environment = seen[0]
     assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--gpus-per-node=4", "--cpus-per-task=3"} <= set(command)
     assert "--container-image=/i.sqsh" in command and "--container-mounts=/w:/w:rw" in command

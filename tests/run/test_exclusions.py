@@ -6,8 +6,10 @@ import time
 import pytest
 
 from megaboa import files
+from megaboa.config.models.resources import Recovery
 from megaboa.launch import slurm
-from megaboa.results import RunFolder, RunStore
+from megaboa.paths import RunFolder, RunStore
+from megaboa.records import LEDGER, events
 from megaboa.run import exclusions
 
 HOUR = 3600.0
@@ -40,7 +42,7 @@ class Cluster:
     def run(self, name, *entries, nodes=1):
         folder = RunFolder(self.path / "results" / "my" / "runs" / name)
         store = RunStore(self.path / "store" / name)
-        files.write_json(folder.path / "launch.json", {"nodes": nodes, "recovery": {"exclude_hours": 24.0}})
+        files.write_json(folder.path / "launch.json", {"nodes": nodes, "recovery": Recovery().model_dump(mode="json")})
         store.path.mkdir(parents=True, exist_ok=True)
         for entry in entries:
             files.append_line(store.ledger, json.dumps(entry))
@@ -74,20 +76,22 @@ TWO_DIED = [call(), start(1), death(1, "n1", ago=HOUR), start(2), death(2, "n2")
 
 
 def test_the_users_list_is_that_of_the_jobs_first_start(cluster):
-    entries = [call("16", ["n7"]), call("17", ["n3", "n1"]), start(1), death(1, "n1")]
+    entries = events(LEDGER, [call("16", ["n7"]), call("17", ["n3", "n1"]), start(1), death(1, "n1")])
     assert exclusions.users_own(entries, "17", "n1,n2,n3") == {"n1", "n3"}
 
 
 def test_where_an_older_ledger_does_not_say_it_what_was_never_blamed_is_the_users(cluster):
     old = {key: value for key, value in call().items() if key != "excluded"}
-    assert exclusions.users_own([old, start(1), death(1, "n1")], "17", "n1,n3") == {"n3"}
+    entries = events(LEDGER, [old, start(1), death(1, "n1")])
+    assert exclusions.users_own(entries, "17", "n1,n3") == {"n3"}
     assert exclusions.users_own([], "17", "") == set()
 
 
 def test_the_users_own_nodes_are_no_others(cluster):
     folder = cluster.run("a")
-    assert exclusions.avoided(TWO_DIED, "gpu", folder, set()) == {"n2"}
-    assert exclusions.avoided(TWO_DIED, "gpu", folder, {"n2"}) == {"n1"}
+    entries = events(LEDGER, TWO_DIED)
+    assert exclusions.avoided(entries, "gpu", folder, set()) == {"n2"}
+    assert exclusions.avoided(entries, "gpu", folder, {"n2"}) == {"n1"}
 
 
 def test_a_stranded_job_gets_back_the_nodes_that_recovered(cluster):

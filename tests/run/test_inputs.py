@@ -1,11 +1,13 @@
 import os
 from pathlib import Path
 
+import made
 import pytest
 from indexed_files import write_indexed
 
 from megaboa.files import file_digest, write_json
-from megaboa.results import RunFolder
+from megaboa.paths import RunFolder
+from megaboa.records import DataIndex, write
 from megaboa.run.inputs import (
     UnusableInputError,
     check_data,
@@ -64,7 +66,7 @@ def run_of(root, data, recipe=None, vocab_size=10, **launch):
     folder = root / "results" / "e" / "runs" / "r"
     write_json(folder / "run.json", {"data": data, "model": {"name": "m", "init": "scratch", "recipe": recipe}})
     write_json(folder / "launch.json", launch)
-    write_json(root / "results" / "e" / "models" / "m" / "source.json", {"vocab_size": vocab_size})
+    write(root / "results" / "e" / "models" / "m" / "source.json", made.source(vocab_size=vocab_size))
     return RunFolder(folder)
 
 
@@ -170,7 +172,8 @@ def test_what_is_read_whole_needs_no_share_but_text(tmp_path):
 
 def test_an_index_cache_that_was_removed(tmp_path):
     corpus(tmp_path, "text")
-    write_json(tmp_path / "results" / "e" / "data" / "indexes" / "i.json", {"cache": str(tmp_path / "cache")})
+    index = DataIndex(name="i", cache=str(tmp_path / "cache"), samples={}, corpora=(), max_epochs=4.0)
+    write(tmp_path / "results" / "e" / "data" / "indexes" / "i.json", index)
     with pytest.raises(UnusableInputError, match=r"index of its data is not in .*cache any more.*--forcerun index"):
         check_index(run_of(tmp_path, ONE, index="i"))
     (tmp_path / "cache").mkdir()
@@ -185,9 +188,9 @@ def pretrained(tmp_path):
     weights = tmp_path / "store" / "m" / "megatron" / "iter_0000000" / "__0_0.distcp"
     weights.parent.mkdir(parents=True)
     weights.write_bytes(bytes(100))
-    manifest = {"name": "m", "checkpoint": str(tmp_path / "store/m/megatron")}
-    manifest["files"] = {"megatron/iter_0000000/__0_0.distcp": 100}
-    write_json(tmp_path / "results" / "e" / "models" / "m" / "import.json", manifest)
+    files = {"megatron/iter_0000000/__0_0.distcp": 100}
+    manifest = made.imported(checkpoint=str(tmp_path / "store/m/megatron"), files=files)
+    write(tmp_path / "results" / "e" / "models" / "m" / "import.json", manifest)
     return RunFolder(folder.path), weights
 
 
@@ -213,11 +216,11 @@ def test_imported_weights_that_were_cut_off_or_removed(pretrained, damage, said)
 def boxed(tmp_path):
     """A run whose ranks start in an image of three bytes."""
     folder = tmp_path / "runs" / "run"
-    write_json(folder / "launch.json", {"image": {"runtime": "pyxis"}})
+    write_json(folder / "launch.json", {"image": {"runtime": "pyxis", "mounts": [], "secrets": [], "workdir": "/"}})
     image = tmp_path / "i.sqsh"
     image.write_bytes(b"abc")
     facts = {"bytes": 3, "mtime_ns": image.stat().st_mtime_ns, "sha256": file_digest(image)}
-    write_json(tmp_path / "image.json", {"path": str(image), "digest": "sha256:1", **facts})
+    write_json(tmp_path / "image.json", {"runtime": "pyxis", "path": str(image), "digest": "sha256:1", **facts})
     return RunFolder(folder)
 
 

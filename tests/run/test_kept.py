@@ -6,7 +6,7 @@ import pytest
 
 from megaboa.data.errors import InputError
 from megaboa.files import write_text
-from megaboa.results import RunStore
+from megaboa.paths import RunStore
 from megaboa.run import checkpoints, kept
 
 
@@ -36,7 +36,7 @@ def test_a_kept_checkpoint_is_chosen(store, wanted, found):
 
 
 def test_of_a_step_evaluated_twice_the_last_counts(store):
-    assert kept.evaluations(store)[20]["losses"]["lm loss"] == 3.5
+    assert kept.evaluations(store)[20].losses["lm loss"] == 3.5
 
 
 @pytest.mark.parametrize("wanted", [40, 15])

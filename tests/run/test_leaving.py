@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from megaboa.config.models.resources import Launch, Recovery
 from megaboa.launch import slurm
 from megaboa.launch.ranks import Ended
 from megaboa.observe.progress import read_progress
-from megaboa.results import RunFolder, RunStore
+from megaboa.paths import RunFolder, RunStore
 from megaboa.run import leaving, site, supervisor
 from megaboa.run.call import Call, Interrupted, Requeued, TrainingFailed
 from megaboa.run.watch import Signals, Watched
@@ -50,7 +51,7 @@ def call(tmp_path, fake_command):
 *) echo "$*" >>{told};;
 esac""",
     )
-    found = Call(folder, store, site.Allocation(JOB, launch, "cpu"), Signals(), 0, lambda text: None)
+    found = Call(folder, store, site.Allocation(JOB, folder.launch, "cpu"), Signals(), 0, lambda text: None)
     found.show = lambda *words: (tmp_path / "job").write_text(SHOWN.format(*words))
     found.told = lambda: told.read_text().splitlines() if told.exists() else []
     found.show("RUNNING", "None", 0)
@@ -64,7 +65,8 @@ def test_a_requeue_excludes_the_users_nodes_and_those_that_failed(call):
 
 
 def test_after_exclude_hours_only_the_users_nodes_are_left(call):
-    call.recovery["exclude_hours"] = 0.0
+    patient = call.folder.launch
+    call.folder.__dict__["launch"] = replace(patient, recovery=replace(patient.recovery, exclude_hours=0.0))
     with pytest.raises(Requeued):
         leaving.leave(call, "time limit")
     assert call.told() == ["requeue 17", "update JobId=17 ExcNodeList=n7"]
@@ -76,10 +78,10 @@ def test_a_job_that_was_cancelled_on_the_way_is_not_put_back_and_the_ledger_says
         leaving.leave(call, "node failure: node n2 is DOWN*")
     assert call.told() == []
     last = call.entries[-1]
-    assert (last["event"], last["detail"]) == ("cancelled", "SLURM job 17 was cancelled, and is not put back")
+    assert (last.event, last.detail) == ("cancelled", "SLURM job 17 was cancelled, and is not put back")
     found = read_progress(call.payload.path)
-    assert (found.state, found.goes_on, found.detail) == ("interrupted", False, last["detail"])
-    assert found.event == f"stopped: {last['detail']}"
+    assert (found.state, found.goes_on, found.detail) == ("interrupted", False, last.detail)
+    assert found.event == f"stopped: {last.detail}"
 
 
 def test_what_can_not_be_put_back_for_another_reason_has_failed(call, monkeypatch):
@@ -111,7 +113,7 @@ def test_a_signal_between_attempts_is_written_down(call):
     call.signals.seen.append("SIGTERM")
     with pytest.raises(Interrupted):
         leaving.heed_signals(call)
-    assert call.entries[-1]["event"] == "cancelled" and call.entries[-1]["detail"] == "the supervisor got SIGTERM"
+    assert call.entries[-1].event == "cancelled" and call.entries[-1].detail == "the supervisor got SIGTERM"
     call.show("COMPLETING", "None", 0)
     with pytest.raises(Interrupted, match="SLURM job 17 was cancelled"):
         leaving.heed_signals(call)

@@ -1,29 +1,36 @@
-import os
 import time
 
 import pytest
 
 from megaboa.files import read_jsonl
-from megaboa.results import RunStore
+from megaboa.paths import RunStore
+from megaboa.records import (
+    AttemptEnd,
+    AttemptStart,
+    Called,
+    Distrusted,
+)
 from megaboa.run import ledger
 
 
 def test_attempts_are_numbered_and_a_killed_one_counts(tmp_path):
     path = tmp_path / "attempts.jsonl"
     assert ledger.next_attempt(RunStore(tmp_path)) == 1
-    ledger.record_start(path, 1, resumed_from=0, world_size=2)
+    ledger.append(path, AttemptStart(attempt=1, world_size=2, pid=811))
     assert ledger.next_attempt(RunStore(tmp_path)) == 2  # whether or not it has ended
-    ledger.record_end(path, 1, "failed", iteration=10, detail="rank 1 was killed by SIGKILL")
-    ledger.record_start(path, 2, resumed_from=10, world_size=2)
+    end = AttemptEnd(attempt=1, outcome="failed", iteration=10, detail="rank 1 was killed by SIGKILL")
+    ledger.append(path, end)
+    ledger.append(path, AttemptStart(attempt=2, resumed_from=10, world_size=2))
     start, end, again = read_jsonl(path)
-    assert start["event"] == "start" and start["pid"] == os.getpid() and start["world_size"] == 2
+    assert start["event"] == "start" and start["pid"] == 811 and start["world_size"] == 2
     assert end["outcome"] == "failed" and end["iteration"] == 10 and end["detail"].startswith("rank 1")
     assert again["resumed_from"] == 10 and again["time"] >= start["time"]
 
 
 def test_a_start_names_its_job_its_nodes_and_what_it_leaves_out(tmp_path):
     path = tmp_path / "attempts.jsonl"
-    ledger.record_start(path, 1, 0, 4, job="17", restarts=2, nodes=("n1", "n2"), skipped=[(40, 45)])
+    lives = {"job": "17", "restarts": 2, "nodes": ("n1", "n2")}
+    ledger.append(path, AttemptStart(attempt=1, world_size=4, **lives, skipped=((40, 45),)))
     (start,) = read_jsonl(path)
     assert (start["job"], start["restarts"], start["nodes"]) == ("17", 2, ["n1", "n2"])
     assert start["skipped"] == [[40, 45]] and start["image"] is None
@@ -32,15 +39,17 @@ def test_a_start_names_its_job_its_nodes_and_what_it_leaves_out(tmp_path):
 def test_an_end_names_its_cause_and_what_is_done(tmp_path):
     path = tmp_path / "attempts.jsonl"
     more = {"cause": "gpu_failure", "action": "requeue", "bad_nodes": ["n2"], "first_step": 11, "last_step": 17}
-    ledger.record_end(path, 1, "failed", 10, "gpu failure: ECC", rank=3, **more)
+    ledger.append(
+        path, AttemptEnd(attempt=1, outcome="failed", iteration=10, detail="gpu failure: ECC", rank=3, **more)
+    )
     (end,) = read_jsonl(path)
     assert {name: end[name] for name in more} == more and end["rank"] == 3
 
 
 def test_what_happens_between_attempts_has_no_number(tmp_path):
     path = tmp_path / "attempts.jsonl"
-    ledger.record_start(path, 4, 0, 1)
-    ledger.record(path, "distrust", iteration=20, detail="changed")
+    ledger.append(path, AttemptStart(attempt=4))
+    ledger.append(path, Distrusted(iteration=20, detail="changed"))
     assert ledger.next_attempt(RunStore(tmp_path)) == 5
     assert read_jsonl(path)[1]["event"] == "distrust" and read_jsonl(path)[1]["time"] <= time.time()
 
@@ -50,24 +59,24 @@ def test_a_ledger_that_has_lost_lines_takes_no_folders_number_again(tmp_path):
     for number in (1, 2, 11):
         store.attempt(number).path.mkdir(parents=True)
     assert ledger.next_attempt(store) == 12
-    ledger.record_start(store.ledger, 1, 0, 1)
+    ledger.append(store.ledger, AttemptStart(attempt=1))
     assert ledger.next_attempt(store) == 12
-    ledger.record_start(store.ledger, 14, 0, 1)
+    ledger.append(store.ledger, AttemptStart(attempt=14))
     assert ledger.next_attempt(store) == 15
 
 
 # Pure functions of the entries
 
-CALL = {"event": "call", "job": None}
+CALL = Called()
 
 
 def start(attempt, resumed_from=0):
-    return {"event": "start", "attempt": attempt, "resumed_from": resumed_from}
+    return AttemptStart(attempt=attempt, resumed_from=resumed_from, time=0.0)
 
 
 def end(cause="crash", iteration=0, last_step=None, attempt=1, outcome="failed", **more):
-    entry = {"event": "end", "attempt": attempt, "cause": cause, "outcome": outcome, "iteration": iteration}
-    return {**entry, "last_step": last_step, "time": 0.0, **more}
+    given = {"cause": cause, "outcome": outcome, "iteration": iteration, "last_step": last_step, "time": 0.0, **more}
+    return AttemptEnd(attempt=attempt, **given)
 
 
 def test_an_attempt_is_open_until_its_end_is_written():
@@ -94,7 +103,7 @@ def test_an_attempt_is_open_until_its_end_is_written():
         ([end(), end("node_failure", iteration=10)], 0),  # nobody's failure, but progress
         ([end(), end("stopped", outcome="interrupted")], 1),
         ([end("gpu_failure")], 1),
-        ([end(), {"event": "distrust", "iteration": 10}, end()], 2),
+        ([end(), Distrusted(iteration=10), end()], 2),
     ],
 )
 def test_failures_in_a_row(entries, count):

@@ -3,13 +3,16 @@
 import json
 import time
 import types
+from dataclasses import replace
 
 import pytest
 
+from megaboa import records
 from megaboa.config.models.resources import Recovery
 from megaboa.files import write_json
 from megaboa.launch.slurm import Job
-from megaboa.results import RunStore
+from megaboa.paths import RunStore
+from megaboa.records import AttemptEnd, parse, plain
 from megaboa.run import checkpoints, oversight
 
 WALL_TIME = 14_400.0
@@ -21,7 +24,7 @@ class Run:
     def __init__(self, path, background):
         self.store, self.now = RunStore(path), time.time()
         write_json(self.store.found, {"async_save": background})
-        self.entries, self.recovery = [], Recovery().model_dump(mode="json")
+        self.entries, self.recovery = [], parse(records.Recovery, Recovery().model_dump(mode="json"), "a test")
 
     def attempt(self, number, first, last, saves=()):
         events = [
@@ -63,7 +66,7 @@ def background(tmp_path):
 def test_before_anything_is_measured_and_after_links_without_their_save(run):
     run.attempt(1, 1, 30)
     assert not run.asked(left=310.0) and "no save has been measured yet" in run.asked(left=290.0)
-    run.entries = [{"event": "end", "cause": "time_limit", "iteration": 10, "last_step": 25}]
+    run.entries = [AttemptEnd(attempt=1, cause="time_limit", iteration=10, last_step=25)]
     assert not run.asked(left=610.0) and run.asked(left=590.0)
 
 
@@ -93,7 +96,9 @@ def test_a_checkpoint_from_before_times_were_written_down_is_no_measurement(back
 
 def test_the_user_can_say_how_long_before(run):
     run.attempt(1, 1, 30)
-    run.recovery["lead_minutes"] = 20.0
+    run.recovery = replace(run.recovery, lead_minutes=20.0)
     assert not run.asked(left=1210.0) and run.asked(left=1190.0)
-    del run.recovery["lead_minutes"]  # a run that was planned before there was such a key
+    older = plain(run.recovery)
+    del older["lead_minutes"]  # a run that was planned before there was such a key
+    run.recovery = parse(records.Recovery, older, "a test")
     assert not run.asked(left=310.0)

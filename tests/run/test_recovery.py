@@ -1,27 +1,27 @@
 """megaboa.run.recovery: what is done after every cause."""
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 
+from megaboa import records
 from megaboa.causes import ACTIONS, DEFAULT_ACTIONS, FREE, NODE_CAUSES, REPEATABLE, Cause
 from megaboa.config.models.resources import Recovery
+from megaboa.records import AttemptEnd, AttemptStart, Called, LeftOut, LossSpike, parse
 from megaboa.run.ledger import links_without_save
 from megaboa.run.recovery import LONGEST_PAUSE, MARGIN_SECONDS, Decision, decide, lead_seconds
 
-SPIKES = {"loss_spike": {"factor": 2.0, "window": 50, "patience": 5, "limit": 3}}
-SETTINGS = {**Recovery().model_dump(mode="json"), **SPIKES}
+SPIKES = LossSpike(factor=2.0, window=50, patience=5, limit=3)
+SETTINGS = replace(parse(records.Recovery, Recovery().model_dump(mode="json"), "a test"), loss_spike=SPIKES)
 
 
 def end(cause="crash", iteration=0, last_step=None):
-    return {"event": "end", "attempt": 1, "cause": cause, "outcome": "failed", "iteration": iteration} | {
-        "last_step": last_step,
-        "time": 0.0,
-    }
+    return AttemptEnd(attempt=1, cause=cause, outcome="failed", iteration=iteration, last_step=last_step, time=0.0)
 
 
 def after(cause, before=(), can_requeue=True, last_step=None, **settings):
-    return decide([*before, end(cause, last_step=last_step)], cause, SETTINGS | settings, can_requeue)
+    return decide([*before, end(cause, last_step=last_step)], cause, replace(SETTINGS, **settings), can_requeue)
 
 
 def test_every_cause_has_a_default():
@@ -61,7 +61,7 @@ def test_the_budget_is_used_up_by_failures_in_a_row():
 
 
 def test_progress_and_a_call_give_a_new_budget():
-    assert after("transient", [end("transient")] * 5 + [{"event": "call"}]).action == "resume"
+    assert after("transient", [end("transient")] * 5 + [Called()]).action == "resume"
     entries = [end("transient")] * 5 + [end("transient", iteration=10)]
     assert decide(entries, "transient", SETTINGS, True).action == "resume"
 
@@ -74,9 +74,9 @@ def test_what_is_nobodys_failure_is_free(cause):
 
 def test_a_chain_goes_on_while_its_jobs_make_progress_and_stops_when_they_do_not():
     going = [end("time_limit", iteration=10 * number) for number in range(1, 40)]
-    starts = [{"event": "start", "attempt": 1, "resumed_from": 0}]
+    starts = [AttemptStart(attempt=1)]
     assert decide([*starts, *going], "time_limit", SETTINGS, True).action == "requeue"
-    idle = [{"event": "start", "attempt": 1, "resumed_from": 390}, *[end("time_limit", iteration=390)] * 3]
+    idle = [AttemptStart(attempt=1, resumed_from=390), *[end("time_limit", iteration=390)] * 3]
     decision = decide(idle, "time_limit", SETTINGS, True)
     assert decision.action == "stop" and "resources.runtime" in decision.why
     assert decide(idle[:-1], "time_limit", SETTINGS, True).action == "requeue"
@@ -95,7 +95,7 @@ def test_nobody_waits_before_leaving():
 
 
 def failed_twice(cause):
-    started = [{"event": "start", "attempt": 1, "resumed_from": 0}]
+    started = [AttemptStart(attempt=1)]
     return [*started, end(cause, last_step=17)]
 
 
@@ -128,7 +128,7 @@ def test_lost_connections_at_the_same_step_are_an_accident():
 
 
 def test_so_many_loss_spikes_are_left_out_and_no_more():
-    skip = {"event": "skip", "steps": [40, 45]}
+    skip = LeftOut(steps=(40, 45))
     assert after("loss_spike", [skip] * 2).action == "resume"
     decision = after("loss_spike", [skip] * 3)
     assert decision.action == "stop" and "recovery.loss_spike.limit" in decision.why

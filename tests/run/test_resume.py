@@ -1,9 +1,12 @@
 """megaboa.run.resume: where the next attempt begins."""
 
+import made
 import pytest
 
+from megaboa.config.models.resources import Recovery
 from megaboa.files import file_digest, read_jsonl, write_json
-from megaboa.results import RunFolder, RunStore
+from megaboa.paths import RunFolder, RunStore
+from megaboa.records import AttemptEnd, plain, write
 from megaboa.run import checkpoints, ledger
 from megaboa.run.inputs import UnusableInputError
 from megaboa.run.resume import Beginning, Resumption
@@ -33,9 +36,8 @@ def parent(tmp_path):
     store = RunStore(tmp_path / "store" / "runs" / "old" / "base" / "0123456789ab")
     for iteration in (10, 20):
         save(store.checkpoints, iteration)
-    manifest = {"store": str(store.path), "identity": "0123"}
     base = tmp_path / "results" / "old" / "runs" / "base"
-    write_json(base / "train.json", manifest)
+    write(base / "train.json", made.trained(store=str(store.path), identity="0123"))
     write_json(base / "run.json", {"model": {"name": "m"}})
     return store.checkpoints
 
@@ -122,7 +124,8 @@ def test_one_that_cannot_be_loaded_is_set_aside_once(run):
     assert not list(child.payload.checkpoints.glob("damaged_*"))
     assert [entry["event"] for entry in read_jsonl(child.payload.ledger)] == ["distrust", "trust"]
     assert child.could_not_load(15, "EOFError") is None, "another call may try the same again"
-    ledger.record_end(child.payload.ledger, 3, "failed", 10, "", last_step=12)  # a checkpoint was loaded since
+    loaded = AttemptEnd(attempt=3, outcome="failed", iteration=10, last_step=12)
+    ledger.append(child.payload.ledger, loaded)  # a checkpoint was loaded since
     assert child.could_not_load(10, "EOFError") is None and child.beginning() == Beginning(5)
 
 
@@ -147,9 +150,9 @@ def test_at_the_end_only_what_is_to_be_kept_is_left(run):
 def test_a_parent_with_another_tokenizer_is_refused(run, parent, tmp_path):
     child = run(PARENT)
     for experiment, digest in (("old", "a"), ("new", "a")):
-        write_json(tmp_path / "results" / experiment / "models" / "m" / "source.json", {"tokenizer_digest": digest})
+        write(tmp_path / "results" / experiment / "models" / "m" / "source.json", made.source(tokenizer_digest=digest))
     assert child.beginning() == Beginning(10, parent)
-    write_json(tmp_path / "results" / "new" / "models" / "m" / "source.json", {"tokenizer_digest": "b"})
+    write(tmp_path / "results" / "new" / "models" / "m" / "source.json", made.source(tokenizer_digest="b"))
     with pytest.raises(UnusableInputError, match=r"the tokenizer of old/base is another one than this run's"):
         child.beginning()
 
@@ -157,7 +160,8 @@ def test_a_parent_with_another_tokenizer_is_refused(run, parent, tmp_path):
 def test_with_loss_spikes_enough_is_kept_to_go_back_before_one(run):
     wanted = run(save_interval=10, keep_last=1)
     assert wanted.retention["keep_last"] == 1
-    launch = {**wanted.folder.launch, "recovery": {"loss_spike": {"patience": 5}}}
+    recovery = Recovery(loss_spike={"patience": 5}).model_dump(mode="json")
+    launch = {**plain(wanted.folder.launch), "recovery": recovery}
     write_json(wanted.folder.path / "launch.json", launch)
     spiky = Resumption(RunFolder(wanted.folder.path), wanted.payload, print)
     assert spiky.retention["keep_last"] == 7, "55 steps may be done before a spike is noticed"

@@ -1,12 +1,13 @@
 import pytest
 
-from megaboa.run import spikes
+from megaboa.records import LossSpike, Step
+from megaboa.run.oversight import find_spike
 
-SETTINGS = {"factor": 2.0, "window": 10, "patience": 3, "limit": 3}
+SETTINGS = LossSpike(factor=2.0, window=10, patience=3, limit=3)
 
 
 def steps(losses, first=1):
-    return [{"step": number, "loss": loss} for number, loss in enumerate(losses, start=first)]
+    return [Step(step=number, loss=loss) for number, loss in enumerate(losses, start=first)]
 
 
 CALM = [3.0, 3.1, 2.9, 3.0, 3.2, 2.8, 3.0, 3.1, 2.9, 3.0]
@@ -30,19 +31,19 @@ CALM = [3.0, 3.1, 2.9, 3.0, 3.2, 2.8, 3.0, 3.1, 2.9, 3.0]
     ],
 )
 def test_a_spike_is_several_high_losses_in_a_row(losses, found):
-    assert spikes.find(steps(losses), SETTINGS) == found
+    assert find_spike(steps(losses), SETTINGS) == found
 
 
 def test_only_the_window_before_it_is_compared():
-    assert spikes.find(steps([100.0] * 50 + CALM + [7.0, 8.0, 9.0]), SETTINGS) == (61, 63)
-    assert spikes.find(steps([1.04**step for step in range(50)]), SETTINGS) is None  # seven times as high, but slowly
+    assert find_spike(steps([100.0] * 50 + CALM + [7.0, 8.0, 9.0]), SETTINGS) == (61, 63)
+    assert find_spike(steps([1.04**step for step in range(50)]), SETTINGS) is None  # seven times as high, but slowly
 
 
 def test_steps_without_a_loss_are_left_out():
     events = steps([*CALM, 7.0, 8.0, 9.0])
-    events.insert(11, {"step": 99, "loss": None})
-    assert spikes.find(events, SETTINGS) == (11, 13)
+    events.insert(11, Step(step=99))
+    assert find_spike(events, SETTINGS) == (11, 13)
 
 
 def test_steps_keep_their_numbers_after_a_resumption():
-    assert spikes.find(steps([*CALM, 7.0, 8.0, 9.0], first=501), SETTINGS) == (511, 513)
+    assert find_spike(steps([*CALM, 7.0, 8.0, 9.0], first=501), SETTINGS) == (511, 513)

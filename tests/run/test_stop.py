@@ -3,7 +3,7 @@ import time
 import pytest
 
 from megaboa.files import write_json
-from megaboa.results import RunStore
+from megaboa.paths import RunStore
 from megaboa.run import claims
 from megaboa.run.stop import stop
 

@@ -3,7 +3,7 @@
 import pytest
 
 from megaboa.files import write_json
-from megaboa.results import RunFolder
+from megaboa.paths import RunFolder
 from megaboa.run import submitted
 
 
@@ -32,7 +32,7 @@ def test_a_job_reads_what_was_submitted_and_not_what_the_files_say_later(results
     run = results / "runs" / "b"
     write_json(run / "run.json", {"optimizer": {"lr": 3}})
     found = submitted.folder_of(run)
-    assert found.run == {"optimizer": {"lr": 2}} and found.launch == {"nodes": 1} and found.profile == {"tool": "none"}
+    assert found.run == {"optimizer": {"lr": 2}} and found.launch.nodes == 1 and found.profile.tool == "none"
     assert kept.read_text() == "lr: 1" and kept.name == "my.yaml"
     assert RunFolder(run).run == {"optimizer": {"lr": 3}}
 
@@ -43,7 +43,7 @@ def test_the_same_call_again_is_kept_once_and_another_beside_it(results, tmp_pat
     first = call(results, config, line("a", 1))
     assert call(results, config, line("a", 1)) == first
     assert call(results, config, line("a", 2)) != first
-    assert len(list((results / submitted.CALLS).iterdir())) == 2
+    assert len(list((results / "calls").iterdir())) == 2
 
 
 def test_two_files_of_one_name_are_both_kept(results, tmp_path):

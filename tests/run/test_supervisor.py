@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ import pytest
 from megaboa import files
 from megaboa.config.models.resources import Launch, Recovery
 from megaboa.launch.slurm import Job
-from megaboa.results import RunFolder, RunStore
+from megaboa.paths import RunFolder, RunStore
+from megaboa.records import Code, Image, line, read_ledger
 from megaboa.run import checkpoints, command, identity, ledger, patience, ran_on, supervisor
 from megaboa.run import site as sites
 from megaboa.run.call import Interrupted, TrainingFailed
@@ -88,16 +90,19 @@ class Run:
 
     @property
     def entries(self):
-        return files.read_jsonl(self.store.ledger)
+        return read_ledger(self.store.ledger)
 
     @property
     def attempts(self):
         """Of every attempt where it began, how it ended and why."""
-        begun = {entry["attempt"]: entry["resumed_from"] for entry in ledger.starts(self.entries)}
-        return [(begun[end["attempt"]], end["outcome"], end["cause"]) for end in ledger.ends(self.entries)]
+        begun = {start.attempt: start.resumed_from for start in ledger.starts(self.entries)}
+        return [(begun[end.attempt], end.outcome, end.cause) for end in ledger.ends(self.entries)]
 
     def train(self):
         return supervisor.train(RunFolder(self.folder.path))
+
+    def rewrite(self, *entries):
+        self.store.ledger.write_text("".join(line(entry) + "\n" for entry in entries))
 
     def forget_last_lines(self, count):
         lines = self.store.ledger.read_text().splitlines(keepends=True)
@@ -110,7 +115,7 @@ def run(tmp_path, monkeypatch):
 
 
 def test_a_run_from_its_first_step_to_its_manifest(run):
-    assert run.train()["iteration"] == LAST
+    assert run.train().iteration == LAST
     assert run.attempts == [(0, "completed", None)]
     run.train()
     assert len(run.attempts) == 1
@@ -125,7 +130,7 @@ def test_the_end_of_a_finished_run_whose_supervisor_was_killed_is_written_by_the
     told.unlink()
     assert ledger.open_attempt(run.entries)
     run.train()
-    assert run.attempts == [(0, "completed", None)] and "was killed before it could say so" in run.entries[-1]["detail"]
+    assert run.attempts == [(0, "completed", None)] and "was killed before it could say so" in run.entries[-1].detail
     assert checkpoints.has_digests(run.store.checkpoints, LAST) and told.read_text() == "completed\n"
 
 
@@ -147,8 +152,8 @@ def test_a_ledger_cut_in_the_middle_blames_no_node_and_spares_the_folders(run, m
     monkeypatch.setattr(sites, "fallen_of", lambda nodes, since: {"n1": "node n1 was booted"})
     run.train()
     lost, done = ledger.ends(run.entries)
-    assert (lost["cause"], lost["bad_nodes"]) == ("lost", []) and "between attempt 1 and 2" in lost["detail"]
-    assert done["attempt"] == 3 and done["outcome"] == "completed"
+    assert (lost.cause, lost.bad_nodes) == ("lost", ()) and "between attempt 1 and 2" in lost.detail
+    assert done.attempt == 3 and done.outcome == "completed"
     assert {path: path.read_text() for path in logs} == logs
 
 
@@ -156,9 +161,9 @@ def test_a_ledger_cut_in_the_middle_blames_no_node_and_spares_the_folders(run, m
 def test_a_node_that_came_up_before_the_last_step_is_not_blamed(run, monkeypatch, booted, cause):
     run.misfortune("step == 2 and time.sleep(0.1)")
     run.train()
-    started, last = run.entries[1]["time"], files.read_jsonl(run.store.attempt(1).steps)[-1]["time"]
-    lines = [run.entries[0], run.entries[1] | {"nodes": ["n1"], "job": "16", "time": started - 3600}]
-    run.store.ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    called, begun = run.entries[:2]
+    last = files.read_jsonl(run.store.attempt(1).steps)[-1]["time"]
+    run.rewrite(called, replace(begun, nodes=("n1",), job="16", time=begun.time - 3600))
     checkpoints.distrust(run.store.checkpoints, LAST)
 
     class InAJob(sites.Machine):
@@ -168,7 +173,7 @@ def test_a_node_that_came_up_before_the_last_step_is_not_blamed(run, monkeypatch
     up = last + booted
     monkeypatch.setattr(sites, "fallen_of", lambda nodes, since: {"n1": "booted"} if up > since else {})
     run.train()
-    assert ledger.ends(run.entries)[0]["cause"] == cause
+    assert ledger.ends(run.entries)[0].cause == cause
 
 
 LOADING = """
@@ -185,9 +190,9 @@ def test_a_checkpoint_that_does_not_load_gives_way_to_the_one_before(run):
         run.train()
     run.misfortune(LOADING.format(when="step is None and begin == 4", error="EOFError"))
     run.launch(budget=5)
-    assert run.train()["iteration"] == LAST
+    assert run.train().iteration == LAST
     assert run.attempts == [(0, "failed", "killed"), (4, "failed", "damaged_checkpoint"), (2, "completed", None)]
-    assert "EOFError (while the checkpoint was read)" in ledger.ends(run.entries)[1]["detail"]
+    assert "EOFError (while the checkpoint was read)" in ledger.ends(run.entries)[1].detail
 
 
 def test_ranks_that_can_load_nothing_stop_the_run_and_lose_no_checkpoint(run):
@@ -199,7 +204,7 @@ def test_ranks_that_can_load_nothing_stop_the_run_and_lose_no_checkpoint(run):
     run.launch(budget=5)
     with pytest.raises(TrainingFailed, match="neither checkpoint 4 nor 2 can be loaded"):
         run.train()
-    assert [begin for begin, *_ in run.attempts] == [0, 4, 2] and run.entries[-1]["action"] == "stop"
+    assert [begin for begin, *_ in run.attempts] == [0, 4, 2] and run.entries[-1].action == "stop"
     assert checkpoints.complete_iterations(run.store.checkpoints) == [2, 4]
     run.misfortune("pass")
     run.train()
@@ -241,7 +246,7 @@ def hiccups(monkeypatch):
 
 def test_every_write_waits_for_the_disk(run, hiccups, monkeypatch):
     run.misfortune("step == 4 and attempt == 1 and os.kill(os.getpid(), signal.SIGKILL)")
-    assert run.train()["iteration"] == LAST
+    assert run.train().iteration == LAST
     assert run.attempts == [(0, "failed", "killed"), (4, "completed", None)]
     names = {Path(name).name.removeprefix(".") for name in hiccups}
     assert {"attempts.jsonl", "train.json.tmp", "rank-0.log", "end", "digests.json.tmp"} <= names
@@ -274,7 +279,7 @@ def test_ranks_that_cannot_write_why_they_failed_failed_for_want_of_room(run, mo
     run.misfortune("attempt == 1 and step == 2 and sys.exit(1)")
     run.train()
     assert run.attempts == [(0, "failed", "disk_full"), (2, "completed", None)]
-    assert "Disk quota exceeded" in ledger.ends(run.entries)[0]["detail"]
+    assert "Disk quota exceeded" in ledger.ends(run.entries)[0].detail
 
 
 def test_where_there_is_room_the_disk_is_not_to_blame(run):
@@ -291,7 +296,7 @@ def test_a_supervisor_that_is_killed_alone_goes_on_by_itself(run):
     again = f"""
 import sys
 from pathlib import Path
-from megaboa.results import RunFolder
+from megaboa.paths import RunFolder
 from megaboa.run import command, lives, supervisor
 
 command.RANK_SCRIPT = Path({str(run.rank)!r})
@@ -303,15 +308,15 @@ sys.exit(lives.kept(lambda life: bool(supervisor.train(RunFolder(Path({str(run.f
             assert process.poll() is None
             time.sleep(0.05)
         first = ledger.starts(run.entries)[0]
-        os.kill(first["pid"], signal.SIGKILL)
+        os.kill(first.pid, signal.SIGKILL)
         assert process.wait(timeout=60) == 0
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     assert run.attempts == [(0, "interrupted", "lost"), (4, "completed", None)]
-    assert [entry["event"] for entry in run.entries].count("call") == 1, "nobody called again"
-    assert ledger.starts(run.entries)[1]["pid"] != first["pid"] != process.pid
+    assert [entry.event for entry in run.entries].count("call") == 1, "nobody called again"
+    assert ledger.starts(run.entries)[1].pid != first.pid != process.pid
 
 
 def test_a_request_to_stop_outlives_a_killed_supervisor(run):
@@ -328,8 +333,8 @@ def test_a_request_to_stop_outlives_a_killed_supervisor(run):
 
 def test_the_step_of_a_killed_supervisor_is_ended_before_the_next_begins(run, monkeypatch):
     run.train()
-    begun = run.entries[1] | {"job": "17", "restarts": 0}
-    run.store.ledger.write_text("".join(json.dumps(line) + "\n" for line in (run.entries[0], begun)))
+    called, begun = run.entries[:2]
+    run.rewrite(called, replace(begun, job="17", restarts=0))
     checkpoints.distrust(run.store.checkpoints, LAST)
 
     class InAJob(sites.Machine):
@@ -356,10 +361,10 @@ def test_an_attempt_that_runs_on_something_else_says_so(run, monkeypatch, capsys
     run.launch(budget=0)
     with pytest.raises(TrainingFailed):
         run.train()
-    first = ledger.starts(run.entries)[0]["ran_on"]
-    packages = files.read_json(run.store.environment(first["environment"]))["packages"]
-    assert packages["pytest"] == pytest.__version__ and first["bridge"] == packages.get("megatron-bridge")
-    assert first["code"]["digest"]
+    first = ledger.starts(run.entries)[0].ran_on
+    packages = files.read_json(run.store.environment(first.environment))["packages"]
+    assert packages["pytest"] == pytest.__version__ and first.bridge == packages.get("megatron-bridge")
+    assert first.code.digest
     assert "runs on something else" not in capsys.readouterr().err
     # Somebody installs a package between the attempts, where only the ranks' Python finds it.
     package = run.rank.parent / "site" / "tangled_yarn-1.2.dist-info"
@@ -368,41 +373,39 @@ def test_an_attempt_that_runs_on_something_else_says_so(run, monkeypatch, capsys
     run.train()
     said = capsys.readouterr().err
     assert "attempt 2 runs in another environment than the one before it: tangled-yarn none -> 1.2" in said
-    assert [kind["attempts"] for kind in ledger.ran_on(run.entries)] == [[1], [2]]
+    assert [list(kind.attempts) for kind in ledger.ran_on(run.entries)] == [[1], [2]]
 
 
 def test_changed_code_is_told_and_the_same_twice_is_one_kind(run, monkeypatch, capsys):
-    codes = iter(
-        [{"commit": "a" * 40, "changed": False, "digest": "1"}] * 2
-        + [{"commit": None, "changed": None, "digest": "23"}]
-    )
+    codes = iter([Code(commit="a" * 40, changed=False, digest="1")] * 2 + [Code(digest="23")])
     monkeypatch.setattr(ran_on, "_code", lambda: next(codes))
     run.misfortune("attempt < 3 and step == 2 * attempt and os.kill(os.getpid(), signal.SIGKILL)")
     run.train()
     said = capsys.readouterr().err
     assert "attempt 3 runs in another environment than the one before it: code aaaaaaaaaaaa -> 23" in said
-    assert [kind["attempts"] for kind in ledger.ran_on(run.entries)] == [[1, 2], [3]]
+    assert [list(kind.attempts) for kind in ledger.ran_on(run.entries)] == [[1, 2], [3]]
 
 
 def test_a_python_that_cannot_be_asked_stops_nothing_by_itself(run):
     found = ran_on.ran_on(RunFolder(run.folder.path), run.store)
-    assert found["environment"]
+    assert found.environment
     run.launch()
     launch = files.read_json(run.folder.path / "launch.json")
     launch["start"]["python"] = "/nowhere/python"
     files.write_json(run.folder.path / "launch.json", launch)
     found = ran_on.ran_on(RunFolder(run.folder.path), run.store)
-    assert found["environment"] is None and found["bridge"] is None and found["code"]["digest"]
+    assert found.environment is None and found.bridge is None and found.code.digest
 
 
 def test_of_an_image_its_manifest_knows(run):
     folder = RunFolder(run.folder.path)
-    image = {"digest": "sha256:1", "python": "3.12.1", "packages": {"megatron-bridge": "0.6.2"}, "path": "/i.sif"}
+    packages = {"megatron-bridge": "0.6.2"}
+    image = Image(runtime="apptainer", digest="sha256:1", python="3.12.1", packages=packages, path="/i.sif")
     folder.__dict__["image"] = image
     found = ran_on.ran_on(folder, run.store)
-    assert found["bridge"] == "0.6.2"
-    known = files.read_json(run.store.environment(found["environment"]))
-    assert known == {"image": "sha256:1", "python": "3.12.1", "packages": image["packages"]}
+    assert found.bridge == "0.6.2"
+    known = files.read_json(run.store.environment(found.environment))
+    assert known == {"image": "sha256:1", "python": "3.12.1", "packages": packages}
 
 
 EDITED = """
@@ -419,8 +422,8 @@ def test_a_run_that_is_edited_while_it_trains_is_trained_as_it_was_submitted(run
     run.misfortune(EDITED.strip().replace("\n", "\n    "))
     with pytest.raises(TrainingFailed, match=r"was trained as it was submitted .*, and has been changed since"):
         supervisor.train(submitted)
-    ends = ledger.ends(files.read_jsonl(store.ledger))
-    assert [(end["outcome"], end["iteration"]) for end in ends] == [("failed", 2), ("completed", LAST)]
+    ends = ledger.ends(read_ledger(store.ledger))
+    assert [(end.outcome, end.iteration) for end in ends] == [("failed", 2), ("completed", LAST)]
     assert all(files.read_json(store.attempt(number).asked)["run"] == submitted.run for number in (1, 2))
     assert not run.folder.train_manifest.exists(), "that is of what the run is now"
     run.misfortune("pass")

@@ -1,10 +1,12 @@
 """megaboa.run.identity and unfinished: which store a run has, and what would be left lying if it began again."""
 
+import made
 import pytest
 
 from megaboa import files
 from megaboa.files import write_json
-from megaboa.results import RunFolder
+from megaboa.paths import RunFolder
+from megaboa.records import AttemptEnd, AttemptStart, write
 from megaboa.run import ledger, supervisor, unfinished
 from megaboa.run.call import TrainingFailed
 from megaboa.run.checkpoints import MARKER
@@ -36,11 +38,11 @@ def trained_to(folder, *steps, completed=False):
     identity = identity_of(folder)
     store = store_of(folder, identity)
     write_json(store.identity, identity)
-    ledger.record_start(store.ledger, 1, 0, 1)
+    ledger.append(store.ledger, AttemptStart(attempt=1))
     for step in steps:
         write_json(store.checkpoints / f"iter_{step:07d}" / MARKER, {"iteration": step, "files": {}})
     if completed:
-        ledger.record_end(store.ledger, 1, "completed", max(steps, default=0), "")
+        ledger.append(store.ledger, AttemptEnd(attempt=1, outcome="completed", iteration=max(steps, default=0)))
     return store
 
 
@@ -57,7 +59,7 @@ def test_a_store_made_when_harmless_overrides_counted_is_found_whatever_they_are
     folder = run()
     store, older = before_the_table(folder, **{TIMEOUT: 30, "train.manual_gc": True})
     assert identity_of(folder) == older and store_of(folder, identity_of(folder)).path == store.path
-    write_json(folder.train_manifest, {"identity": files.digest(older)})
+    write(folder.train_manifest, made.trained(identity=files.digest(older)))
     assert is_trained(folder) and not is_outdated(folder, store)
     assert unfinished.other_work(folder) == []
 
@@ -131,5 +133,5 @@ def test_of_several_older_stores_the_trained_one_counts_or_else_the_one_that_cam
     stores = {minutes: before_the_table(folder, **{TIMEOUT: minutes}) for minutes in (20, 30, 40)}
     write_json(stores[30][0].checkpoints / "iter_0000050" / MARKER, {"iteration": 50, "files": {}})
     assert identity_of(folder) == stores[30][1]
-    write_json(folder.train_manifest, {"identity": files.digest(stores[finished][1])})
+    write(folder.train_manifest, made.trained(identity=files.digest(stores[finished][1])))
     assert identity_of(folder) == stores[finished][1] and is_trained(folder)

@@ -15,13 +15,13 @@ sys.path.insert(0, os.path.abspath(SCRIPTS))
 
 from megaboa.bundle.contents import code_state
 from megaboa.config import ConfigError, command_line, load, nested
-from megaboa.conversion import marks
 from megaboa.files import read_json
 from megaboa.image.unchanged import as_recorded
 from megaboa.launch import queue, slurm
 from megaboa.plan import make_plan, restarts
 from megaboa.plan.shared import Shared
-from megaboa.results import RunFolder
+from megaboa.records import Image, RecordError, read
+from megaboa.paths import RunFolder
 from megaboa.run import submitted
 from megaboa.run.identity import is_trained
 from megaboa.workflow import (
@@ -60,7 +60,7 @@ try:
     RESTARTED = []
     if workflow.exec_mode == ExecMode.DEFAULT and READERS.isdisjoint(sys.argv):
         RESTARTED = restarts.check(PLAN, "results", RESTART)
-except (ConfigError, restarts.UnfinishedWorkError) as error:
+except (ConfigError, RecordError, restarts.UnfinishedWorkError) as error:
     raise WorkflowError(f"\n{error}") from None
 
 # What somebody types to get this report again; profiles and cores are theirs.
@@ -264,7 +264,7 @@ if any(
 def is_made(image):
     """Whether the image's manifest is there, of what its specification says now, and tells of the file that is there."""
     spec = planned_file("specs/image.json")
-    return is_newer(image, [spec]) and as_recorded(read_json(image))
+    return is_newer(image, [spec]) and as_recorded(read(Image, image))
 
 
 def is_newer(manifest, inputs):
@@ -322,7 +322,7 @@ def is_made_in(manifest, image):
     """Whether a conversion is there and took place in the image of this manifest; older ones don't say."""
     if not os.path.exists(manifest):
         return False
-    return read_json(manifest).get("image") == marks(read_json(image))
+    return read_json(manifest).get("image") == list(read(Image, image).marks)
 
 
 def import_proof_of(run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,12 @@ from megaboa.bridge import process
 from megaboa.bridge.quiet import quietly
 from megaboa.data.errors import one_sentence
 from megaboa.files import read_json, write_json
-from megaboa.results import RunFolder
+from megaboa.paths import FACTS, RunFolder
+from megaboa.records import DataIndex, parse, write
 from megaboa.run.inputs import UnusableInputError, check_data
 
-FACTS = "facts.json"
 
-
-def build(spec: dict[str, Any], experiment: Path) -> dict[str, Any]:
+def build(spec: dict[str, Any], experiment: Path) -> DataIndex:
     folder = RunFolder(experiment / "runs" / spec["run"])
     check_data(folder)
     with quietly():  # from the import on: it is then that loggers take hold of stderr
@@ -30,14 +30,9 @@ def build(spec: dict[str, Any], experiment: Path) -> dict[str, Any]:
             with quietly():
                 facts = index.build(folder, partial / "cache")
             write_json(partial / FACTS, facts)
-    facts = read_json(final / FACTS)
-    return {
-        "name": spec["name"],
-        "cache": str(final / "cache"),
-        **facts,
-        "max_epochs": spec["max_epochs"],
-        "warnings": index.warnings(facts["corpora"], spec["max_epochs"]),
-    }
+    made = {"name": spec["name"], "cache": str(final / "cache"), "max_epochs": spec["max_epochs"]}
+    found = parse(DataIndex, {**read_json(final / FACTS), **made}, final / FACTS)
+    return replace(found, warnings=tuple(index.warnings(found.corpora, spec["max_epochs"])))
 
 
 def main() -> None:
@@ -47,15 +42,15 @@ def main() -> None:
     args = parser.parse_args()
     with one_sentence(args.out):
         manifest = build(read_json(args.spec), args.spec.parents[2])
-        write_json(args.out, manifest)
-    samples = ", ".join(f"{count:,} {split}" for split, count in manifest["samples"].items())
-    print(f"index {manifest['name']}: samples: {samples}; {manifest['cache']}")
-    for row in manifest["corpora"]:
+        write(args.out, manifest)
+    samples = ", ".join(f"{count:,} {split}" for split, count in manifest.samples.items())
+    print(f"index {manifest.name}: samples: {samples}; {manifest.cache}")
+    for row in manifest.corpora:
         print(
-            f"  {row['name']}: weight {row['weight']:.3g}, {row['tokens_asked']:,} of {row['tokens']:,} tokens: "
-            f"{row['epochs']:.3g} epochs"
+            f"  {row.name}: weight {row.weight:.3g}, {row.tokens_asked:,} of {row.tokens:,} tokens: "
+            f"{row.epochs:.3g} epochs"
         )
-    for warning in manifest["warnings"]:
+    for warning in manifest.warnings:
         print(f"warning: {warning}", file=sys.stderr)
 
 

@@ -14,6 +14,7 @@ from megaboa.conversion import Layout
 from megaboa.data.errors import InputError, one_sentence
 from megaboa.files import read_json
 from megaboa.image import unchanged
+from megaboa.records import Image, read
 from megaboa.run import converters
 
 INSIDE = Path(__file__).with_name("inside.py")
@@ -31,7 +32,7 @@ def main() -> None:
     if Layout(**wanted["layout"]).ranks == 1:
         wrapped = [str(INSIDE), str(arguments.inside), str(arguments.image)] if arguments.image else []
         os.execv(sys.executable, [sys.executable, *wrapped, *arguments.words])
-    image = read_json(arguments.image) if arguments.image else None
+    image = read(Image, arguments.image) if arguments.image else None
     if image and (problem := unchanged.problem(image)):
         raise InputError(problem)
     print(converters.run(wanted, image, arguments.words, arguments.logs), end="")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from megaboa.data.errors import one_sentence
 from megaboa.evaluation import evaluate
-from megaboa.files import read_json, write_json
+from megaboa.files import read_json
+from megaboa.records import ExportRecord, read, write
 
 
 def main() -> None:
@@ -17,9 +18,9 @@ def main() -> None:
     parser.add_argument("--store", required=True, type=Path, help="where what the command writes is kept")
     parser.add_argument("--out", required=True, type=Path, help="in the run's folder below results/")
     args = parser.parse_args()
-    found = evaluate(read_json(args.spec)["command"], read_json(args.export), args.store, args.out)
-    write_json(args.out, found)
-    print(f"{found['run']}: {len(found['values'])} numbers")
+    found = evaluate(read_json(args.spec)["command"], read(ExportRecord, args.export), args.store, args.out)
+    write(args.out, found)
+    print(f"{found.run}: {len(found.values)} numbers")
 
 
 if __name__ == "__main__":

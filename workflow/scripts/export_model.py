@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,26 +16,27 @@ from megaboa.bridge.quiet import quietly
 from megaboa.bridge.source import has_weights
 from megaboa.conversion import add_image, image_of
 from megaboa.data.errors import one_sentence
-from megaboa.files import digest, folder_digests, read_json, write_json, write_text
+from megaboa.files import digest, folder_digests, read_json, write_text
+from megaboa.paths import CARD, RunFolder, RunStore
+from megaboa.records import ExportRecord, ModelSource, TrainRecord, read, write
 from megaboa.report.provenance import commit
-from megaboa.results import CARD, RunFolder, RunStore
 from megaboa.run import checkpoints, kept
 
 VERSIONS = ("megatron-bridge", "megatron-core", "torch", "transformers")
 
 
-def convert(spec: dict[str, Any], folder: RunFolder, source: dict[str, Any]) -> dict[str, Any]:
-    train = read_json(folder.train_manifest)
-    run = RunStore(Path(train["store"]))
+def convert(spec: dict[str, Any], folder: RunFolder, source: ModelSource) -> ExportRecord:
+    train = read(TrainRecord, folder.train_manifest)
+    run = RunStore(Path(train.store))
     iteration = kept.chosen(folder.name, run, spec["checkpoint"])
     kept.require_sound(folder.name, run, iteration)
     versions = {name: version(name) for name in VERSIONS}
     evaluation = kept.evaluations(run).get(iteration)
     text = card(folder, source, iteration, evaluation, train, spec["license"], commit(), versions)
     identity = {
-        "run": train["identity"],
+        "run": train.identity,
         "iteration": iteration,
-        "source": source["digest"],
+        "source": source.digest,
         "versions": versions,
         "file_gb": spec["file_gb"],
         "card": text,
@@ -45,26 +47,26 @@ def convert(spec: dict[str, Any], folder: RunFolder, source: dict[str, Any]) -> 
     checkpoint = checkpoints.folder(run.checkpoints, iteration)
     file_bytes = int(spec["file_gb"] * 1e9)
     # A run lies in <store>/runs/<experiment>/<run>/<id>, its export in <store>/exports/<experiment>/<run>/<id>.
-    target = store.folder(folder.launch["store"], "exports", f"{folder.experiment}/{folder.name}", identity)
+    target = store.folder(folder.launch.store, "exports", f"{folder.experiment}/{folder.name}", identity)
     with store.building(target) as partial:
         if partial:
             with quietly():
-                require_converter(source["device"])
-                prepare(source["device"])
+                require_converter(source.device)
+                prepare(source.device)
                 from megaboa.bridge.convert import export_checkpoint
 
                 export_checkpoint(source, checkpoint, partial, file_bytes)
             write_text(partial / CARD, text)
     files = folder_digests(target)
-    return {
-        "run": folder.name,
-        "path": str(target),
-        "checkpoint": str(checkpoint),
-        "iteration": iteration,
-        "file_bytes": file_bytes,
-        "digest": digest(files),
-        "files": files,
-    }
+    return ExportRecord(
+        run=folder.name,
+        path=str(target),
+        checkpoint=str(checkpoint),
+        iteration=iteration,
+        file_bytes=file_bytes,
+        digest=digest(files),
+        files=files,
+    )
 
 
 def main() -> None:
@@ -74,9 +76,9 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="in the run's folder below results/")
     add_image(parser)
     args = parser.parse_args()
-    manifest = convert(read_json(args.spec), RunFolder(args.out.parent), read_json(args.source))
-    write_json(args.out, {**manifest, **image_of(args)})
-    print(f"exported iteration {manifest['iteration']}: {manifest['path']}")
+    manifest = convert(read_json(args.spec), RunFolder(args.out.parent), read(ModelSource, args.source))
+    write(args.out, replace(manifest, **image_of(args)))
+    print(f"exported iteration {manifest.iteration}: {manifest.path}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from megaboa.bridge.quiet import quietly
 from megaboa.conversion import add_image, image_of
 from megaboa.data.errors import InputError, one_sentence
 from megaboa.files import read_json, write_json
+from megaboa.records import ExportRecord, ModelSource, read
 
 
 def main() -> None:
@@ -20,20 +21,20 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     add_image(parser)
     args = parser.parse_args()
-    spec, export, source = (read_json(path) for path in (args.spec, args.export, args.source))
-    if source["tokenizer"] is None:
-        raise InputError(f"models.{source['name']} has no tokenizer to read prompts with: name one")
+    spec, export, source = read_json(args.spec), read(ExportRecord, args.export), read(ModelSource, args.source)
+    if source.tokenizer is None:
+        raise InputError(f"models.{source.name} has no tokenizer to read prompts with: name one")
     with quietly():
-        require_converter(source["device"])
-        prepare(source["device"])
+        require_converter(source.device)
+        prepare(source.device)
         from megaboa.bridge.generate import generate
 
         found = generate(export, source, spec["prompts"], spec["tokens"])
     for one in found:
-        print(f"{export['run']}, iteration {export['iteration']}: {one['prompt']!r}")
+        print(f"{export.run}, iteration {export.iteration}: {one['prompt']!r}")
         print(f"  Megatron      {one['megatron']!r}")
         print(f"  transformers  {'the same' if one['same'] else repr(one['transformers'])}")
-    facts = {"export": export["digest"], "iteration": export["iteration"], **image_of(args)}
+    facts = {"export": export.digest, "iteration": export.iteration, **image_of(args)}
     write_json(args.out, {**facts, "generations": found})
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from megaboa.bridge.source import obtain
 from megaboa.data.errors import one_sentence
-from megaboa.files import read_json, write_json
+from megaboa.files import read_json
+from megaboa.records import write
 
 
 def main() -> None:
@@ -16,8 +17,8 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     manifest = obtain(read_json(args.spec))
-    write_json(args.out, manifest)
-    print(f"model {manifest['name']}: {manifest['params']:,} parameters, {manifest['path']}")
+    write(args.out, manifest)
+    print(f"model {manifest.name}: {manifest.params:,} parameters, {manifest.path}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from megaboa.data.errors import InputError, one_sentence
 from megaboa.files import read_json, write_json
+from megaboa.records import Image, parse, write
 
 
 def main() -> None:
@@ -58,15 +59,9 @@ def make(spec: Path, inside: Path, out: Path) -> None:
     report = contract.test(wanted, Path(made["path"]), out.parent)
     if report["state"] == "FAIL":
         raise InputError(f"the image {made['path']} failed its test: {'; '.join(report['problems'])}")
-    manifest = {
-        "runtime": wanted["runtime"],
-        **made,
-        "bridge_source": wanted["bridge_source"],
-        "python": report.pop("python", None),
-        "packages": report.pop("packages", {}),
-        "contract": report,
-    }
-    write_json(out, manifest)
+    known = {"python": report.pop("python", None), "packages": report.pop("packages", {}), "contract": report}
+    image = {"runtime": wanted["runtime"], **made, "bridge_source": wanted["bridge_source"], **known}
+    write(out, parse(Image, image, out))
     print(f"image {made['path']}, {made['digest']}: {told(report)}", file=sys.stderr)
 
 

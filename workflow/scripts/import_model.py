@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from megaboa import store
 from megaboa.bridge import tensors
@@ -17,47 +17,48 @@ from megaboa.bridge.process import join_ranks, prepare, require_converter
 from megaboa.bridge.quiet import quietly
 from megaboa.conversion import WHOLE, Layout, add_image, add_sizes, image_of
 from megaboa.data.errors import one_sentence
-from megaboa.files import digest, read_json, write_json
+from megaboa.files import digest
+from megaboa.records import ImportRecord, ModelSource, read, write
 
 
-def convert(source: dict[str, Any], root: Path, device: str, layout: Layout = WHOLE) -> dict[str, Any]:
+def convert(source: ModelSource, root: Path, device: str, layout: Layout = WHOLE) -> ImportRecord:
     # The backend is part of it: without Transformer Engine some tensors have other names. By how many ranks a model is
     # converted is none: the weights are the same.
     identity = {
-        "source": source["digest"],
-        "dtype": source["dtype"],
+        "source": source.digest,
+        "dtype": source.dtype,
         "device": device,
         "megatron-bridge": version("megatron-bridge"),
         "megatron-core": version("megatron-core"),
     }
-    folder = store.folder(root, "models", source["name"], identity)
-    make({**source, "device": device}, folder, layout)
-    with tensors.Tensors(source["path"]) as weights:
+    folder = store.folder(root, "models", source.name, identity)
+    make(replace(source, device=device), folder, layout)
+    with tensors.Tensors(source.path) as weights:
         count = len(weights)
-    return {
-        "name": source["name"],
-        "checkpoint": str(folder / "megatron"),
-        "digest": digest(identity),
-        "source_digest": source["digest"],
-        "files": {str(path.relative_to(folder)): path.stat().st_size for path in sorted(files_below(folder))},
-        "tensors": count,
-        "params": source["params"],
-        "dtype": source["dtype"],
-        "device": device,
-    }
+    return ImportRecord(
+        name=source.name,
+        checkpoint=str(folder / "megatron"),
+        digest=digest(identity),
+        source_digest=source.digest,
+        files={str(path.relative_to(folder)): path.stat().st_size for path in sorted(files_below(folder))},
+        tensors=count,
+        params=source.params,
+        dtype=source.dtype,
+        device=device,
+    )
 
 
-def make(source: dict[str, Any], folder: Path, layout: Layout) -> None:
+def make(source: ModelSource, folder: Path, layout: Layout) -> None:
     """The checkpoint, if it isn't there yet."""
     if layout.ranks == 1 and folder.exists():
         return
     with quietly():
-        require_converter(source["device"])
-        prepare(source["device"])
+        require_converter(source.device)
+        prepare(source.device)
         from megaboa.bridge.convert import import_checkpoint
         from megaboa.bridge.groups import building, process_groups
 
-        with process_groups(source["device"], layout), building(folder) as partial:
+        with process_groups(source.device, layout), building(folder) as partial:
             if partial:
                 import_checkpoint(source, partial / "megatron", layout)
 
@@ -77,11 +78,11 @@ def main() -> None:
     args = parser.parse_args()
     layout = Layout(args.tp, args.pp, args.ep)
     rank = join_ranks(layout)
-    manifest = convert(read_json(args.source), args.store, args.device, layout)
+    manifest = convert(read(ModelSource, args.source), args.store, args.device, layout)
     if rank:
         return
-    write_json(args.out, {**manifest, **image_of(args)})
-    print(f"model {manifest['name']}: {manifest['tensors']} tensors imported, {manifest['checkpoint']}")
+    write(args.out, replace(manifest, **image_of(args)))
+    print(f"model {manifest.name}: {manifest.tensors} tensors imported, {manifest.checkpoint}")
 
 
 if __name__ == "__main__":  # the checkpoint's writer starts a helper that imports this file again

@@ -11,6 +11,7 @@ from megaboa.data.errors import InputError, one_sentence
 from megaboa.files import read_json
 from megaboa.image import inside, unchanged
 from megaboa.image.runtimes import without_pythons
+from megaboa.records import Image, read
 
 
 def main() -> None:
@@ -19,10 +20,10 @@ def main() -> None:
     parser.add_argument("image", type=Path)
     parser.add_argument("words", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
-    wanted, image = read_json(arguments.spec)["container"], read_json(arguments.image)
+    wanted, image = read_json(arguments.spec)["container"], read(Image, arguments.image)
     if problem := unchanged.problem(image):
         raise InputError(problem)
-    argv = inside.command(wanted, str(Path(image["path"]).absolute()), arguments.words)
+    argv = inside.command(wanted, str(Path(image.path).absolute()), arguments.words)
     try:
         os.execvpe(argv[0], argv, {**without_pythons(os.environ), **wanted["variables"]})
     except FileNotFoundError:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from megaboa import records
 from megaboa.files import write_json
 from megaboa.observe import measure
 from megaboa.observe.steps import write_steps
-from megaboa.results import RunFolder
+from megaboa.paths import RunFolder
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
     found = measure.trained(RunFolder(args.train.parent), args.peak_tflops)
     write_steps(args.steps, found.rows)
     write_json(args.goodput, found.goodput)
-    write_json(args.summary, found.summary)
+    records.write(args.summary, found.summary)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from megaboa import files
 from megaboa.bridge import process
 from megaboa.bridge.quiet import quietly
 from megaboa.estimate import costs, history, overview
+from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.preflight import refusals
-from megaboa.results import RunFolder
 
 
 def main() -> int:
@@ -21,7 +21,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     order, folder = files.read_json(arguments.order), arguments.order.parents[1]
-    added_up = files.read_json(arguments.order.with_name("costs.json"))
+    specs = ExperimentFolder(folder).specs
+    added_up = files.read_json(specs.costs)
 
     with quietly():
         process.prepare("cpu")
@@ -39,7 +40,7 @@ def main() -> int:
         print(f"warning: {warning}", file=sys.stderr)
     for left in refusals.grouped({name: unchecked(result) for name, result in runs.items()}):
         print(f"not checked here: {left}", file=sys.stderr)
-    if "container" in files.read_json(arguments.order.with_name("inside.json")):
+    if "container" in files.read_json(specs.inside):
         print("The image is asked before training, or by `snakemake preflight_in_image`.", file=sys.stderr)
 
     refused = {name: result["reasons"] for name, result in runs.items() if result["state"] == "FAIL"}
@@ -70,9 +71,9 @@ def expected_costs(folder, added_up, name, facts, speeds):
     if facts is None:
         return None
     run = RunFolder(folder / "runs" / name)
-    measured = speeds.get(history.key(run.run, run.launch["gpu"]))
+    measured = speeds.get(history.key(run.run, run.launch.gpu))
     mfu, exported = added_up["budget"]["mfu"], name in added_up["exports"]
-    return costs.of_run(facts, given=run.launch["step_seconds"], measured=measured, mfu=mfu, exported=exported)
+    return costs.of_run(facts, given=run.launch.step_seconds, measured=measured, mfu=mfu, exported=exported)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ from pathlib import Path
 from megaboa import files
 from megaboa.data.errors import InputError, one_sentence
 from megaboa.image import contract, obtain, unchanged
+from megaboa.paths import Specs
 from megaboa.preflight import in_image, refusals
+from megaboa.records import Image, read
 
 INNER = Path(__file__).with_name("check_inside.py")
 
@@ -23,13 +25,13 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.image is None:
         raise InputError("image.runtime is none: ranks run in this Python, and `snakemake preflight` has said all")
-    order, manifest, results = files.read_json(arguments.order), files.read_json(arguments.image), arguments.out.parent
+    order, manifest, results = files.read_json(arguments.order), read(Image, arguments.image), arguments.out.parent
     if problem := unchanged.problem(manifest):
         raise InputError(problem)
-    report = asked(arguments.order, Path(manifest["path"]), results)
+    report = asked(arguments.order, Path(manifest.path), results)
     if report["state"] == "NOT_RUN":
         print(f"not checked in the image: {report['why']}", file=sys.stderr)
-        files.write_json(arguments.out, {"image": manifest["digest"], **report})
+        files.write_json(arguments.out, {"image": manifest.digest, **report})
         return 0
     runs = report["runs"]
     for left in refusals.grouped({name: still_open(result) for name, result in runs.items()}):
@@ -44,14 +46,15 @@ def main() -> int:
             refusals.write(results, refused, in_image=True)
             print("They are INVALID: the same command, given again, leaves them out.", file=sys.stderr)
         return 1
-    files.write_json(arguments.out, {"image": manifest["digest"], **report})
+    files.write_json(arguments.out, {"image": manifest.digest, **report})
     print(f"{len(runs)} runs are accepted in the image ({report['how']})")
     return 0
 
 
 def asked(order: Path, image: Path, results: Path) -> dict:
     """What the image says; where it can't be started here, why. Whether it can at all, training will show."""
-    specs = [files.read_json(order.with_name(name))["container"] for name in ("image.json", "inside.json")]
+    asked_for = Specs(order.parent)
+    specs = [files.read_json(path)["container"] for path in (asked_for.image, asked_for.inside)]
     wanted = {**obtain.joined(*specs), "device": "cpu"}  # no GPU is asked for
     words = [wanted["python"], str(INNER), str(order)]
     try:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from megaboa.launch.slurm import SlurmUnreachableError
+from megaboa.records import RecordError
 from megaboa.run.call import RESUMES, Interrupted, Requeued, TrainingFailed
 from megaboa.run.inputs import UnusableInputError
 from megaboa.run.lives import kept
@@ -32,7 +33,7 @@ def main() -> int:
 def supervise(run: Path, restart: bool, life: int) -> int:
     try:
         train(folder_of(run, restart), life)
-    except (TrainingFailed, UnusableInputError, SlurmUnreachableError, LookupError) as failure:
+    except (TrainingFailed, UnusableInputError, SlurmUnreachableError, LookupError, RecordError) as failure:
         print(failure, file=sys.stderr)
         return 1
     except Requeued:

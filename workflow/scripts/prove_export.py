@@ -10,8 +10,9 @@ from megaboa.bridge.quiet import quietly
 from megaboa.bridge.verdict import conclude
 from megaboa.conversion import add_image, image_of
 from megaboa.data.errors import one_sentence
-from megaboa.files import link, read_json
-from megaboa.results import RunFolder
+from megaboa.files import link
+from megaboa.paths import RunFolder
+from megaboa.records import ExportRecord, ModelSource, read
 
 
 def main() -> None:
@@ -21,17 +22,17 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="in the run's folder below results/")
     add_image(parser)
     args = parser.parse_args()
-    export, source = read_json(args.export), read_json(args.source)
+    export, source = read(ExportRecord, args.export), read(ModelSource, args.source)
     with quietly():
-        require_converter(source["device"])
-        prepare(source["device"])
+        require_converter(source.device)
+        prepare(source.device)
         from megaboa.bridge.proof import prove_export
 
         checks, left_out = prove_export(export, source, RunFolder(args.out.parent))
-    remedy = f"; to export it anew, remove {export['path']} and {args.export}"
-    facts = {"digest": export["digest"], "left_out": left_out, **image_of(args)}
-    conclude(f"export {export['path']}", checks, args.out, remedy, **facts)
-    link(export["path"], args.out.with_name("export"))
+    remedy = f"; to export it anew, remove {export.path} and {args.export}"
+    facts = {"digest": export.digest, "left_out": left_out, **image_of(args)}
+    conclude(f"export {export.path}", checks, args.out, remedy, **facts)
+    link(export.path, args.out.with_name("export"))
 
 
 if __name__ == "__main__":

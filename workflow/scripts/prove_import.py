@@ -13,7 +13,7 @@ from megaboa.bridge.quiet import quietly
 from megaboa.bridge.verdict import conclude
 from megaboa.conversion import Layout, add_image, add_sizes, image_of
 from megaboa.data.errors import one_sentence
-from megaboa.files import read_json
+from megaboa.records import ImportRecord, ModelSource, read
 
 
 def main() -> None:
@@ -26,17 +26,17 @@ def main() -> None:
     args = parser.parse_args()
     layout = Layout(args.tp, args.pp, args.ep)
     join_ranks(layout)
-    source, imported = read_json(args.source), read_json(args.imported)
+    source, imported = read(ModelSource, args.source), read(ImportRecord, args.imported)
     with quietly():
-        require_converter(imported["device"])
-        prepare(imported["device"])
+        require_converter(imported.device)
+        prepare(imported.device)
         from megaboa.bridge.proof import prove_import
 
-        checks = prove_import(source, Path(imported["checkpoint"]), layout)
+        checks = prove_import(source, Path(imported.checkpoint), layout)
     if not checks:  # another rank says it
         return
-    remedy = f"; to import it anew, remove {Path(imported['checkpoint']).parent} and {args.imported}"
-    conclude(f"import of model {source['name']}", checks, args.out, remedy, digest=imported["digest"], **image_of(args))
+    remedy = f"; to import it anew, remove {Path(imported.checkpoint).parent} and {args.imported}"
+    conclude(f"import of model {source.name}", checks, args.out, remedy, digest=imported.digest, **image_of(args))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from megaboa.data import hub
 from megaboa.data.errors import InputError, one_sentence
-from megaboa.files import digest, folder_digests, read_json, write_json
+from megaboa.files import digest, folder_digests, write_json
+from megaboa.records import ExportRecord, Proof, read
 
 
 def main() -> None:
@@ -18,13 +19,13 @@ def main() -> None:
     parser.add_argument("--private", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
-    export, proof = read_json(args.export), read_json(args.proof)
-    if proof.get("digest") != export["digest"] or digest(folder_digests(export["path"])) != export["digest"]:
-        raise InputError(f"{export['path']} is not what was proved: call `snakemake export --forcerun prove_export`")
-    print(f"pushing {export['path']} to {args.repository}", flush=True)
-    what = f"{export['run']}, iteration {export['iteration']}"
-    commit = hub.upload(Path(export["path"]), args.repository, args.private, what, f"export.push.{export['run']}")
-    write_json(args.out, {"repository": args.repository, "commit": commit, "digest": export["digest"]})
+    export, proof = read(ExportRecord, args.export), read(Proof, args.proof)
+    if proof.digest != export.digest or digest(folder_digests(export.path)) != export.digest:
+        raise InputError(f"{export.path} is not what was proved: call `snakemake export --forcerun prove_export`")
+    print(f"pushing {export.path} to {args.repository}", flush=True)
+    what = f"{export.run}, iteration {export.iteration}"
+    commit = hub.upload(Path(export.path), args.repository, args.private, what, f"export.push.{export.run}")
+    write_json(args.out, {"repository": args.repository, "commit": commit, "digest": export.digest})
     print(f"pushed as commit {commit}")
 
 

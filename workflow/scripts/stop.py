@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from megaboa.results import RunFolder, RunStore
+from megaboa.paths import RunFolder, RunStore
 from megaboa.run.stop import stop
 
 

@@ -12,13 +12,14 @@ from megaboa.data import sources, tokenizer
 from megaboa.data.errors import InputError, one_sentence
 from megaboa.data.readers import documents
 from megaboa.data.records import Format
-from megaboa.files import read_json, write_json
+from megaboa.files import read_json
+from megaboa.records import Tokenizer, write
 
 # What decides which text is taken, beside the files.
 DECIDING = ("text_key", "separator", "limit", "max_document_mb", "on_bad_record")
 
 
-def train(spec: dict[str, Any]) -> dict[str, Any]:
+def train(spec: dict[str, Any]) -> Tokenizer:
     text = spec["train_on"]
     files = sources.files(text)
     form = Format.of(text)
@@ -41,7 +42,7 @@ def train(spec: dict[str, Any]) -> dict[str, Any]:
                     f"{text['name']!r} yields only {size} tokens; set it to {size} or take more text"
                 )
     found = tokenizer.find(folder)
-    return {"name": spec["name"], "path": found.path, "digest": found.digest, "vocab_size": spec["vocab_size"]}
+    return Tokenizer(name=spec["name"], path=found.path, digest=found.digest, vocab_size=spec["vocab_size"])
 
 
 def main() -> None:
@@ -51,8 +52,8 @@ def main() -> None:
     args = parser.parse_args()
     with one_sentence(args.out):
         manifest = train(read_json(args.spec))
-        write_json(args.out, manifest)
-    print(f"tokenizer {manifest['name']}: {manifest['vocab_size']} tokens, {manifest['path']}")
+        write(args.out, manifest)
+    print(f"tokenizer {manifest.name}: {manifest.vocab_size} tokens, {manifest.path}")
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from megaboa.files import read_json
+from megaboa.records import Image, read
 
 
 @dataclass(frozen=True)
@@ -45,12 +44,6 @@ def add_image(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image", type=Path, help="image.json, where this runs in an image: which one is written down")
 
 
-def image_of(arguments: argparse.Namespace) -> dict[str, list[str]]:
+def image_of(arguments: argparse.Namespace) -> dict[str, tuple[str, ...]]:
     """For a conversion's manifest: it holds as long as it was made in the image that there is."""
-    return {"image": marks(read_json(arguments.image))} if arguments.image else {}
-
-
-def marks(image: dict[str, Any]) -> list[str]:
-    """What a conversion may depend on of an image: its digest, and the commit of a Bridge that goes before its own."""
-    source = image.get("bridge_source")
-    return [image["digest"], *([source["commit"]] if source else [])]
+    return {"image": read(Image, arguments.image).marks} if arguments.image else {}

@@ -12,28 +12,29 @@ from typing import Any
 
 from megaboa import store
 from megaboa.data.errors import InputError
+from megaboa.records import Evaluation, ExportRecord
 
 SHOWN_LINES = 5
 MOST_VALUES = 1000
 
 
-def evaluate(command: str, export: dict[str, Any], payloads: Path, out: Path) -> dict[str, Any]:
+def evaluate(command: str, export: ExportRecord, payloads: Path, out: Path) -> Evaluation:
     """What is written to evaluation.json. `out` is its path, by which the run's experiment is known."""
-    experiment, run = out.parts[-4], export["run"]
-    identity = {"command": command, "export": export["digest"]}
+    experiment, run = out.parts[-4], export.run
+    identity = {"command": command, "export": export.digest}
     target = store.folder(payloads, "evaluations", f"{experiment}/{run}", identity)
     with store.building(target) as partial:
         if partial:
-            _call(command, Path(export["path"]), partial / "out.json", run)
+            _call(command, Path(export.path), partial / "out.json", run)
             numbers(partial)  # what can't be read is not kept
-    return {
-        "run": run,
-        "command": command,
-        "export": export["digest"],
-        "iteration": export["iteration"],
-        "path": str(target),
-        "values": numbers(target),
-    }
+    return Evaluation(
+        run=run,
+        command=command,
+        export=export.digest,
+        iteration=export.iteration,
+        path=str(target),
+        values=numbers(target),
+    )
 
 
 def _call(command: str, model: Path, out: Path, run: str) -> None:

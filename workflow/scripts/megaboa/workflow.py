@@ -20,6 +20,7 @@ from typing import IO, Any
 from megaboa.doctor import stages
 from megaboa.files import read_json
 from megaboa.observe import standing
+from megaboa.paths import ExperimentFolder
 from megaboa.plan import Plan, preview, screen
 from megaboa.plan.shared import Shared
 from megaboa.plan.submission import describe, submission
@@ -100,7 +101,7 @@ def write_plan(
 
     `mine`: nobody else works on the experiment.
     """
-    if looks and (submitted.was_called(shared.folder) or not mine):
+    if looks and (shared.paths.was_called or not mine):
         if differing := preview.write(plan, shared):
             count = f"{len(differing)} file{'s differ' if len(differing) > 1 else ' differs'}"
             say(f"{count} from the last call's: this plan lies in {shared.folder / preview.FOLDER}/")
@@ -268,7 +269,7 @@ def _is_made(rule: str, dag: Any) -> bool:
 def conclude(results: str | Path) -> None:
     """The last lines that a user sees: what the report comes to, and where it is. A failed check ends the call with an
     error."""
-    found = read_json(Path(results) / "report" / "checks.json")
+    found = read_json(ExperimentFolder(Path(results)).checks)
     counts = "; ".join(f"{_count(states)} {what}" for what, states in found["counts"].items() if states)
     say(f"{found['state']}: {counts}\nreport: {Path(results) / 'report' / 'index.html'}")
     if failed := found.get("failed", [{"name": found["state"], "detail": ""}] if found["state"] == "FAIL" else []):
@@ -285,7 +286,7 @@ def _more(failed: list[dict[str, str]]) -> str:
 
 def print_failures(results: str | Path) -> None:
     """After a call that failed: which runs and other jobs did, and what can be had without them."""
-    if not _holder and (Path(results) / "plan.tsv").exists():
+    if not _holder and ExperimentFolder(Path(results)).plan.exists():
         for line in standing.failed(standing.missing(Path(results))):
             say(line)
         lines = stages.failed(Path(results), over=True)

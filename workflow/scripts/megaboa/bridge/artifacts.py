@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from megaboa.bridge.source import TOKENIZER_FILES
 from megaboa.files import file_digest, read_json, write_json
+from megaboa.records import ModelSource
 
 
-def write(source: dict[str, Any], dtype: str, folder: Path) -> None:
+def write(source: ModelSource, dtype: str, folder: Path) -> None:
     """The source's own files; only the type of the weights is that of the training."""
-    origin = Path(source["path"])
+    origin = Path(source.path)
     config = read_json(origin / "config.json")
     config.pop("torch_dtype", None)
     write_json(folder / "config.json", {**config, "dtype": dtype})
     _generation_config(origin, folder)
-    for name in tokenizer_files(source["tokenizer"]):
-        shutil.copyfile(Path(source["tokenizer"], name), folder / name)
+    for name in tokenizer_files(source.tokenizer):
+        shutil.copyfile(Path(source.tokenizer, name), folder / name)
 
 
-def digests(source: dict[str, Any]) -> dict[str, str]:
+def digests(source: ModelSource) -> dict[str, str]:
     """Of what changes an export, and no training."""
-    templates = [Path(source["tokenizer"], name) for name in tokenizer_files(source["tokenizer"])]
-    given = Path(source["path"], "generation_config.json")
+    templates = [Path(source.tokenizer, name) for name in tokenizer_files(source.tokenizer)]
+    given = Path(source.path, "generation_config.json")
     return {path.name: file_digest(path) for path in [*templates, *([given] if given.exists() else [])]}
 
 

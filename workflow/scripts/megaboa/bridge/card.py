@@ -7,7 +7,8 @@ from typing import Any
 
 from megaboa.blends import corpora, split_blends
 from megaboa.files import read_json
-from megaboa.results import RunFolder
+from megaboa.paths import RunFolder
+from megaboa.records import Evaluated, ModelSource, TrainRecord
 from megaboa.run.kept import LOSS
 
 LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp", "fsdp")
@@ -15,10 +16,10 @@ LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp", "fsdp")
 
 def card(
     folder: RunFolder,
-    source: dict[str, Any],
+    source: ModelSource,
     iteration: int,
-    evaluation: dict[str, Any] | None,
-    train: dict[str, Any],
+    evaluation: Evaluated | None,
+    train: TrainRecord,
     license: str | None,
     commit: str | None,
     versions: dict[str, str],
@@ -28,39 +29,37 @@ def card(
     sections = [
         _front_matter(folder, source, license),
         f"# {title}\n\nPretrained with Megatron-Bridge by Megaboa; weights of iteration {iteration}"
-        + (f" of {train['train_iters']}.\n" if train["train_iters"] else ".\n"),
+        + (f" of {train.train_iters}.\n" if train.train_iters else ".\n"),
         _table("Training", _training(folder, source, iteration, evaluation)),
         _table("Data", _data(folder, iteration)),
-        _table("Made with", {"commit": commit or "unknown", **versions, "run": train["identity"]}),
+        _table("Made with", {"commit": commit or "unknown", **versions, "run": train.identity}),
     ]
     return "\n".join(sections)
 
 
-def _front_matter(folder: RunFolder, source: dict[str, Any], license: str | None) -> str:
+def _front_matter(folder: RunFolder, source: ModelSource, license: str | None) -> str:
     """YAML, of which JSON is a part: strings need no rules of our own."""
     fields: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     fields["tags"] = ["megatron-bridge", "megaboa"]
     if license:
         fields["license"] = license
     model = folder.run["model"]
-    if model["init"] == "pretrained" and source["revision"]:  # of the hub: a path says nothing to others
+    if model["init"] == "pretrained" and source.revision:  # of the hub: a path says nothing to others
         fields["base_model"] = model["hf"]
     return "---\n" + "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items()) + "---\n"
 
 
-def _training(
-    folder: RunFolder, source: dict[str, Any], iteration: int, evaluation: dict[str, Any] | None
-) -> dict[str, Any]:
+def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation: Evaluated | None) -> dict[str, Any]:
     run = folder.run
     training, parallel = run["training"], run["parallel"]
     layout = ", ".join(f"{name} {parallel[name]}" for name in LAYOUT if parallel.get(name) not in (None, 1, "none"))
     start = "the source's weights" if run["model"]["init"] == "pretrained" else "random weights"
-    if source["revision"] and run["model"]["init"] == "pretrained":
-        start = f"{run['model']['hf']} at {source['revision']}"
+    if source.revision and run["model"]["init"] == "pretrained":
+        start = f"{run['model']['hf']} at {source.revision}"
     if parent := run.get("parent"):
         start = f"iteration {parent['iteration']} of {parent['experiment']}: {parent['run']}"
     rows = {
-        "parameters": f"{source['params']:,}",
+        "parameters": f"{source.params:,}",
         "started from": start,
         "tokens seen": f"{_tokens(folder, iteration):,}",
         "sequence length": training["seq_length"],
@@ -71,7 +70,7 @@ def _training(
         "seed": training["seed"],
     }
     if evaluation:
-        rows["validation loss"] = f"{evaluation['losses'][LOSS]:.4f}"
+        rows["validation loss"] = f"{evaluation.losses[LOSS]:.4f}"
     return rows
 
 

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import _TYPES
 
 from megaboa.bridge.tensors import Kind, Tensors
-from megaboa.bridge.verdict import Check, check
+from megaboa.bridge.verdict import check
+from megaboa.records import Check
 
 SHOWN = 5
 # Types as safetensors writes them.

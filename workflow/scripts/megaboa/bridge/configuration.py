@@ -32,7 +32,8 @@ from megaboa.bridge.convert import bridge_of
 from megaboa.bridge.overrides import hydra_overrides
 from megaboa.fields import BRIDGE_FIELDS
 from megaboa.files import read_json
-from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.records import LaunchSpec, ModelSource, ProfileSpec, read
 
 SECTIONS = ("training", "optimizer", "schedule", "parallel")
 REFERENCE_STEPS = 4  # without the profiler, after the step that pays for the end of the capture
@@ -102,14 +103,14 @@ def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
 
 def place(
     config: ConfigContainer,
-    launch: dict[str, Any],
+    launch: LaunchSpec,
     store: RunStore,
     attempt: AttemptFolder,
     load: Path | None,
     index_cache: Path,
 ) -> None:
     """`load`: the checkpoint to go on from."""
-    wanted = launch["checkpoint"]  # of a recipe's run only what is set
+    wanted = launch.checkpoint  # of a recipe's run only what is set
     saved = config.checkpoint
     if "save_interval" in wanted:
         saved.save_interval = config.train.train_iters if wanted["save_interval"] is None else wanted["save_interval"]
@@ -125,16 +126,16 @@ def place(
         saved.async_save = saves_in_background(config)
     if "keep_last" in wanted:  # the supervisor removes what need not be kept
         saved.most_recent_k = -1
-    if launch.get("num_workers") is not None:
-        config.dataset.num_workers = launch["num_workers"]
+    if launch.num_workers is not None:
+        config.dataset.num_workers = launch.num_workers
     if config.dist.distributed_backend == "gloo":  # a loader's processes would only take the ranks' cores
         config.dataset.num_workers = 0
     config.dataset.path_to_cache = str(index_cache.absolute())
     config.logger.log_interval = 1
-    track(config, launch.get("trackers") or {}, store, attempt)
-    if (minutes := (launch.get("start") or {}).get("timeout_minutes")) is not None:
+    track(config, launch.trackers, store, attempt)
+    if launch.start and (minutes := launch.start.timeout_minutes) is not None:
         config.dist.distributed_timeout_minutes = minutes
-    override(config, launch.get("overrides") or {})
+    override(config, launch.overrides)
     # A rank that is asked to end (SIGTERM) saves first, and so its loaders must live on for a moment.
     config.train.exit_signal_handler = config.train.exit_signal_handler_for_dataloader = True
     config.train.exit_signal = signal.SIGTERM
@@ -182,22 +183,22 @@ def saves_in_background(config: ConfigContainer) -> bool:
         return False
 
 
-def profile(config: ConfigContainer, wanted: dict[str, Any]) -> None:
+def profile(config: ConfigContainer, wanted: ProfileSpec) -> None:
     """Train the first steps alone, under the profiler, with the learning rates of the whole run, and save nothing.
 
     A few steps more than are captured: beside them the profiler's own cost can be seen.
     """
-    begin, end = wanted["steps"]
+    begin, end = wanted.steps
     config.scheduler.lr_decay_iters = config.scheduler.lr_decay_iters or config.train.train_iters
     config.train.train_iters = end + REFERENCE_STEPS
     config.validation.eval_iters = 0
     config.checkpoint.save = None
     profiling = config.profiling
-    profiling.profile_ranks = wanted["ranks"]
+    profiling.profile_ranks = list(wanted.ranks)
     profiling.profile_step_start, profiling.profile_step_end = begin - 1, end - 1  # steps that are done
     # Whatever overrides say, this tool alone: all but nsys are attached (profilers.py).
     profiling.use_pytorch_profiler = profiling.use_viztracer = profiling.record_memory_history = False
-    profiling.use_nsys_profiler = profiling.nvtx_ranges = wanted["tool"] == "nsys"
+    profiling.use_nsys_profiler = profiling.nvtx_ranges = wanted.tool == "nsys"
 
 
 def override(config: ConfigContainer, overrides: dict[str, Any]) -> ConfigContainer:
@@ -268,12 +269,12 @@ def _made(kind: type, part: str, values: dict[str, Any]) -> Any:
     return kind(**{one.name: values[one.name] for one in fields if one.name in values})
 
 
-def _architecture(folder: RunFolder) -> tuple[dict[str, Any] | None, str | None]:
+def _architecture(folder: RunFolder) -> tuple[ModelSource | None, str | None]:
     """The manifest of the run's model, if it isn't a recipe, and its tokenizer."""
     model = folder.run["model"]
     if not model.get("recipe"):
-        source = read_json(folder.source_manifest)
-        return source, source["tokenizer"]
+        source = read(ModelSource, folder.source_manifest)
+        return source, source.tokenizer
     trained = folder.tokenizer_manifest
     return None, read_json(trained)["path"] if trained else model["tokenizer"]
 
@@ -282,7 +283,7 @@ def _corpora(folder: RunFolder) -> datasets.Corpora:
     return {name: read_json(path)["datasets"] for name, path in folder.corpus_manifests.items()}
 
 
-def _from_hugging_face(source: dict[str, Any]) -> ConfigContainer:
+def _from_hugging_face(source: ModelSource) -> ConfigContainer:
     config = _pretrain_common()
     config.model = bridge_of(source).to_megatron_provider(load_weights=False)
     config.ddp.overlap_grad_reduce = config.ddp.overlap_param_gather = False

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.files import read_json
-from megaboa.results import RunStore
+from megaboa.paths import RunStore
 
 # What must be equal for the same tensors to mean the same model.
 ARCHITECTURE = (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from megatron.bridge import AutoBridge
@@ -19,12 +18,13 @@ from megaboa.bridge import artifacts, tensors, weights
 from megaboa.bridge.groups import process_groups, sizes
 from megaboa.bridge.source import has_weights, saved_tensors
 from megaboa.conversion import WHOLE, Layout
+from megaboa.records import ModelSource
 
 # Of a model that isn't trained: this needs Apex, which may not be there.
 UNTRAINED = {"gradient_accumulation_fusion": False}
 
 
-def import_checkpoint(source: dict[str, Any], folder: Path, layout: Layout = WHOLE) -> None:
+def import_checkpoint(source: ModelSource, folder: Path, layout: Layout = WHOLE) -> None:
     """Write a model's weights as a Megatron distributed checkpoint, in the type in which the model has them.
 
     Within process groups: every rank reads its part of the model and writes it.
@@ -34,18 +34,18 @@ def import_checkpoint(source: dict[str, Any], folder: Path, layout: Layout = WHO
     vars(provider).update({**UNTRAINED, **sizes(layout)})
     provider.finalize()
     model = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
-    bridge.save_megatron_model(model, folder, hf_tokenizer_path=source["tokenizer"], low_memory_save=True)
+    bridge.save_megatron_model(model, folder, hf_tokenizer_path=source.tokenizer, low_memory_save=True)
 
 
-def export_checkpoint(source: dict[str, Any], checkpoint: Path, folder: Path, file_bytes: int) -> None:
+def export_checkpoint(source: ModelSource, checkpoint: Path, folder: Path, file_bytes: int) -> None:
     """Write a Megatron checkpoint as a Hugging Face folder: weights, config, tokenizer."""
     bridge = converter_of(source)
-    with process_groups(source["device"]):
+    with process_groups(source.device):
         export_model(bridge, load_checkpoint(bridge, checkpoint), source, folder, file_bytes)
 
 
 def export_model(
-    bridge: AutoBridge, model: list[torch.nn.Module], source: dict[str, Any], folder: Path, file_bytes: int
+    bridge: AutoBridge, model: list[torch.nn.Module], source: ModelSource, folder: Path, file_bytes: int
 ) -> None:
     dtype = weights.write(hf_tensors(bridge, model), folder, file_bytes)
     artifacts.write(source, str(dtype).removeprefix("torch."), folder)
@@ -57,15 +57,15 @@ def hf_tensors(bridge: AutoBridge, model: list[torch.nn.Module]) -> Iterator[tup
     return bridge.export_hf_weights(model, cpu=True, show_progress=False)
 
 
-def converter_of(source: dict[str, Any]) -> AutoBridge:
+def converter_of(source: ModelSource) -> AutoBridge:
     """Bridge's converter for a model.
 
     For one that is trained from scratch it knows what transformers' model of this config consists of: Bridge would
     otherwise write a tied head too, and couldn't tell a parameter that has no tensor.
     """
     if has_weights(source):
-        return AutoBridge.from_hf_pretrained(source["path"])
-    return AutoBridge(_Outline(AutoConfig.from_pretrained(source["path"], local_files_only=True)))
+        return AutoBridge.from_hf_pretrained(source.path)
+    return AutoBridge(_Outline(AutoConfig.from_pretrained(source.path, local_files_only=True)))
 
 
 class _Outline(PreTrainedCausalLM):
@@ -77,11 +77,11 @@ class _Outline(PreTrainedCausalLM):
         self._state_dict_accessor = StateDict(saved_tensors(config))
 
 
-def bridge_of(source: dict[str, Any]) -> AutoBridge:
+def bridge_of(source: ModelSource) -> AutoBridge:
     """Bridge's idea of a model, from its config."""
-    if tensors.files(source["path"]):
-        return AutoBridge.from_hf_pretrained(source["path"])
-    return AutoBridge.from_hf_config(AutoConfig.from_pretrained(source["path"], local_files_only=True))
+    if tensors.files(source.path):
+        return AutoBridge.from_hf_pretrained(source.path)
+    return AutoBridge.from_hf_config(AutoConfig.from_pretrained(source.path, local_files_only=True))
 
 
 def load_checkpoint(bridge: AutoBridge, checkpoint: Path, layout: Layout = WHOLE) -> list[torch.nn.Module]:

@@ -15,6 +15,7 @@ from megatron.core.transformer.pipeline_parallel_layer_layout import PipelinePar
 from megaboa.bridge import kernels
 from megaboa.preflight import fields
 from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Training
+from megaboa.records import LaunchSpec, ProfileSpec
 
 FP8 = {
     "delayed": "bf16_with_fp8_delayed_scaling_mixed",
@@ -25,8 +26,8 @@ FP8 = {
 _ABSENT = object()
 
 
-def facts_of(config: ConfigContainer, run: dict[str, Any], launch: dict[str, Any], profile: dict[str, Any]) -> Facts:
-    wanted, model = launch["checkpoint"], config.model
+def facts_of(config: ConfigContainer, run: dict[str, Any], launch: LaunchSpec, profile: ProfileSpec) -> Facts:
+    wanted, model = launch.checkpoint, config.model
     saved = wanted.get("save_interval", config.checkpoint.save_interval)
     facts = Facts(
         layout=Layout(world_size=run["world_size"], fsdp=_fsdp(config)),
@@ -43,11 +44,11 @@ def facts_of(config: ConfigContainer, run: dict[str, Any], launch: dict[str, Any
             keep_last=wanted.get("keep_last"),
             precision=run["training"].get("precision") or _precision(config),
             pipeline_dtype=model.pipeline_dtype is not None or config.mixed_precision is not None,
-            profiler=profile["tool"],
-            profile_steps=tuple(profile["steps"]),
-            profile_ranks=tuple(profile["ranks"]),
+            profiler=profile.tool,
+            profile_steps=profile.steps,
+            profile_ranks=profile.ranks,
         ),
-        cluster=Cluster(run["device"], launch["nodes"], launch["gpus_per_node"], launch.get("gpu")),
+        cluster=Cluster(run["device"], launch.nodes, launch.gpus_per_node, launch.gpu),
     )
     facts = fields.overlay(
         facts, lambda field: _value(config, field), lambda field: _value(config, field) is not _ABSENT

@@ -12,14 +12,15 @@ from transformers import AutoTokenizer, GenerationConfig
 from megaboa.bridge.convert import bridge_of, load_checkpoint
 from megaboa.bridge.groups import process_groups
 from megaboa.bridge.logits import load_reference, megatron_logits
+from megaboa.records import ExportRecord, ModelSource
 
 
-def generate(export: dict[str, Any], source: dict[str, Any], prompts: list[str], tokens: int) -> list[dict[str, Any]]:
+def generate(export: ExportRecord, source: ModelSource, prompts: list[str], tokens: int) -> list[dict[str, Any]]:
     """For each prompt what Megatron's model and transformers' go on with."""
-    words = AutoTokenizer.from_pretrained(export["path"], local_files_only=True)
-    reference = load_reference(export["path"])
-    with process_groups(source["device"]):
-        model = unwrap_model(load_checkpoint(bridge_of(source), Path(export["checkpoint"])))[0].float().eval()
+    words = AutoTokenizer.from_pretrained(export.path, local_files_only=True)
+    reference = load_reference(export.path)
+    with process_groups(source.device):
+        model = unwrap_model(load_checkpoint(bridge_of(source), Path(export.checkpoint)))[0].float().eval()
         found = []
         for prompt in prompts:
             start = words(prompt, return_tensors="pt")["input_ids"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import torch
 from megatron.bridge.data.loaders import build_train_valid_test_datasets, cyclic_iter
@@ -18,8 +17,9 @@ from megatron.bridge.training.config import runtime_config_update
 from megaboa.blends import SPLITS
 from megaboa.bridge import configuration, datasets
 from megaboa.bridge.preflight import playing_rank_0_of
-from megaboa.bridge.verdict import Check, check
-from megaboa.results import RunFolder
+from megaboa.bridge.verdict import check
+from megaboa.paths import RunFolder
+from megaboa.records import Check, Evaluated
 from megaboa.run.kept import LOSS
 
 # Largest difference of the two losses, by the precision of the run.
@@ -33,30 +33,30 @@ USED = ("tokens", "labels", "loss_mask")
 Batch = dict[str, torch.Tensor]
 
 
-def why_not(folder: RunFolder, evaluation: dict[str, Any] | None, params: int) -> str | None:
+def why_not(folder: RunFolder, evaluation: Evaluated | None, params: int) -> str | None:
     """Why the two losses can't be compared; None if they can."""
-    if evaluation is None or "samples" not in evaluation:
+    if evaluation is None or evaluation.samples is None:
         return "this checkpoint was not evaluated while training"
-    if not folder.index or not Path(folder.index["cache"]).is_dir():
+    if not folder.index or not Path(folder.index.cache).is_dir():
         return "the data's index is gone, or the data were made up"
-    first, end = evaluation["samples"]
+    first, end = evaluation.samples
     if (work := 2 * params * (end - first) * folder.run["training"]["seq_length"]) > MOST_WORK:
         return f"{work:.0e} operations on one core would take hours"
     return next((f"data.{key} is set" for key in NOT_COMPARABLE if folder.run["data"].get(key)), None)
 
 
-def batches(folder: RunFolder, evaluation: dict[str, Any]) -> list[Batch]:
+def batches(folder: RunFolder, evaluation: Evaluated) -> list[Batch]:
     """What the evaluation read, of all ranks. To be called before any process group is made: it plays them all.
 
     Bridge draws validation samples in a random order, and every data parallel rank from a part of its own.
     """
     config = configuration.build(folder.run, configuration.Inputs.for_data(folder))
-    config.dataset.path_to_cache = str(Path(folder.index["cache"]).absolute())
+    config.dataset.path_to_cache = str(Path(folder.index.cache).absolute())
     with playing_rank_0_of(folder.run["world_size"]):
         runtime_config_update(config)
     datasets.set_tokenizer(config)
     valid = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))[SPLITS.index("valid")]
-    first, end = evaluation["samples"]
+    first, end = evaluation.samples
     size, ranks = config.validation.eval_micro_batch_size or config.train.micro_batch_size, config.data_parallel_size
     found = []
     for rank in range(ranks):
@@ -68,7 +68,7 @@ def batches(folder: RunFolder, evaluation: dict[str, Any]) -> list[Batch]:
     return found
 
 
-def same_loss(model: torch.nn.Module, found: list[Batch], evaluation: dict[str, Any], precision: str) -> Check:
+def same_loss(model: torch.nn.Module, found: list[Batch], evaluation: Evaluated, precision: str) -> Check:
     """transformers' loss over these samples is what the training's log says."""
     total, count = 0.0, 0.0
     sequences = ({name: batch[name][row] for name in USED} for batch in found for row in range(len(batch["tokens"])))
@@ -79,7 +79,7 @@ def same_loss(model: torch.nn.Module, found: list[Batch], evaluation: dict[str, 
         mask = sequence["loss_mask"].float()
         total += float((losses * mask).sum(dtype=torch.float64))
         count += float(mask.sum(dtype=torch.float64))
-    mine, logged = total / count, evaluation["losses"][LOSS]
+    mine, logged = total / count, evaluation.losses[LOSS]
     bound = BOUNDS.get(precision, FP8_BOUND)
     detail = (
         f"{mine:.6f} by transformers, {logged:.6f} in the log, over the same {int(count):,} tokens; "

@@ -5,6 +5,7 @@ It is built by Bridge from the run's own configuration, as rank 0 of the run wou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from megaboa.bridge import configuration, datasets
 from megaboa.bridge.preflight import playing_rank_0_of
 from megaboa.data.errors import InputError
 from megaboa.files import read_json
-from megaboa.results import RunFolder
+from megaboa.paths import RunFolder
+from megaboa.records import CorpusRead, plain
 from megaboa.run.inputs import check_documents
 
 
@@ -39,7 +41,9 @@ def build(folder: RunFolder, cache: Path) -> dict[str, Any]:
     found = {**dict(zip(SPLITS, splits, strict=True)), **{f"valid/{name}": dataset for name, dataset in sets.items()}}
     return {
         "samples": {name: len(dataset) for name, dataset in found.items() if dataset is not None},
-        "corpora": epochs(split_blends(run["data"])["train"], inputs.corpora, found["train"], config),
+        "corpora": [
+            plain(row) for row in epochs(split_blends(run["data"])["train"], inputs.corpora, found["train"], config)
+        ],
     }
 
 
@@ -59,7 +63,7 @@ def require_vocabulary(config: ConfigContainer, corpora: datasets.Corpora) -> No
 
 def epochs(
     blend: dict[str, float], corpora: datasets.Corpora, dataset: Any, config: ConfigContainer
-) -> list[dict[str, Any]]:
+) -> list[CorpusRead]:
     """For each corpus of the blend the tokens that training asks for, those that there are for it, and their ratio."""
     asked, there = _tokens(dataset, config)
     total = sum(blend.values())
@@ -67,7 +71,8 @@ def epochs(
     for name, weight in blend.items():
         paths = [part["prefix"] for part in corpora[name] if part["tokens"]]
         wanted, had = (sum(tokens[path] for path in paths) for tokens in (asked, there))
-        row = {"name": name, "weight": weight / total, "tokens_asked": wanted, "tokens": had, "epochs": wanted / had}
+        share = weight / total
+        row = CorpusRead(name=name, weight=share, tokens_asked=wanted, tokens=had, epochs=wanted / had)
         rows.append(row)
     return rows
 
@@ -84,12 +89,12 @@ def _tokens(dataset: Any, config: ConfigContainer) -> tuple[dict[str, int], dict
     return asked, {part.dataset_path: int(part.dataset.sequence_lengths[part.indices].sum()) for part in parts}
 
 
-def warnings(rows: list[dict[str, Any]], limit: float) -> list[str]:
+def warnings(rows: Sequence[CorpusRead], limit: float) -> list[str]:
     return [
-        f"corpus {row['name']!r} is read {row['epochs']:.3g} times ({row['tokens_asked']:,} of {row['tokens']:,} "
+        f"corpus {row.name!r} is read {row.epochs:.3g} times ({row.tokens_asked:,} of {row.tokens:,} "
         f"tokens), and data.max_epochs is {limit:g}: train on fewer tokens, lower its weight, or raise the limit"
         for row in rows
-        if row["epochs"] > limit
+        if row.epochs > limit
     ]
 
 

@@ -12,7 +12,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from megaboa.bridge.verdict import Check, check
+from megaboa.bridge.verdict import check
+from megaboa.records import Check
 
 # Largest difference of two logits in fp32, in units of the largest logit (or of 1, where all are smaller).
 LOGITS_BOUND = 1e-5

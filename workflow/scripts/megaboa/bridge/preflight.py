@@ -12,9 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from megaboa import files
+from megaboa.paths import RunFolder
 from megaboa.preflight import image, in_image
 from megaboa.preflight.facts import Facts
-from megaboa.results import RunFolder
+from megaboa.records import LaunchSpec
 
 Result = dict[str, Any]
 
@@ -62,7 +63,7 @@ def _check(
 
     run, inputs = folder.run, configuration.Inputs.before_payloads(folder)
     config = configuration.build(run, inputs)
-    configuration.override(config, folder.launch.get("overrides") or {})
+    configuration.override(config, folder.launch.overrides)
     facts = facts_of(config, run, folder.launch, folder.profile)
     known.append(facts)
     findings = table.check(facts)
@@ -73,9 +74,9 @@ def _check(
         return {"state": "FAIL", "reasons": missing}
     if run["device"] == "cpu":
         cpu.refuse(config)
-    if folder.launch["checkpoint"].get("save_interval") != 0:
+    if folder.launch.checkpoint.get("save_interval") != 0:
         config.checkpoint.save = "checkpoints"  # so that what a saving run needs is validated too
-    turned_off = _turned_off(config, {**run["overrides"], **(folder.launch.get("overrides") or {})})
+    turned_off = _turned_off(config, {**run["overrides"], **(folder.launch.overrides)})
     with _of_version(inside):
         stopped_at = _unless_for_the_image(run, lambda: runtime_config_update(config), turned_off, inside)
     result = {
@@ -98,11 +99,11 @@ def _check(
     return {**result, **played.get(key, {})}
 
 
-def missing_trackers(launch: dict[str, Any], inside: bool = False) -> list[str]:
+def missing_trackers(launch: LaunchSpec, inside: bool = False) -> list[str]:
     """What the first step would end with. Of a Python that an image brings nothing is known outside of it."""
-    if not inside and (launch.get("image") or (launch.get("start") or {}).get("python")):
+    if not inside and (launch.image or (launch.start and launch.start.python)):
         return []
-    wanted, where = launch.get("trackers") or {}, "in the image" if inside else "here"
+    wanted, where = launch.trackers, "in the image" if inside else "here"
     remedy = "install it where the ranks run, or remove the key"
     return [
         f"trackers.{name}: the package {name} is not installed {where}: {remedy}"

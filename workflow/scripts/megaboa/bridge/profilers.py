@@ -15,7 +15,7 @@ from typing import Any
 
 from megaboa.bridge.hooks import on_import
 from megaboa.data.errors import InputError
-from megaboa.results import AttemptFolder
+from megaboa.paths import AttemptFolder
 
 MEMORY_EVENTS = 1_000_000  # allocations and frees that a snapshot remembers: the newest
 CALLS = 2_000_000  # that VizTracer keeps: the newest; so many take 1.4 GB when they are written

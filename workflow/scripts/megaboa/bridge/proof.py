@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 import torch
 from megatron.bridge import AutoBridge
@@ -37,10 +36,11 @@ from megaboa.bridge.logits import load_reference, same_logits
 from megaboa.bridge.source import has_weights, saved_tensors
 from megaboa.bridge.structure import complete
 from megaboa.bridge.tensors import Tensors
-from megaboa.bridge.verdict import Check, check
+from megaboa.bridge.verdict import check
 from megaboa.conversion import WHOLE, Layout
 from megaboa.files import folder_digests
-from megaboa.results import CARD, RunFolder, RunStore
+from megaboa.paths import CARD, RunFolder, RunStore
+from megaboa.records import Check, ExportRecord, ModelSource
 from megaboa.run import kept
 
 NEEDED = {"tensors", "experts", "loads"}
@@ -48,42 +48,40 @@ COPY = "output_layer.weight"
 PADDED = ("word_embeddings.weight", "output_layer.weight")
 
 
-def prove_import(source: dict[str, Any], checkpoint: Path, layout: Layout = WHOLE) -> list[Check]:
+def prove_import(source: ModelSource, checkpoint: Path, layout: Layout = WHOLE) -> list[Check]:
     """The Megatron checkpoint holds the Hugging Face model, the whole of it and nothing else.
 
     Of several ranks each holds a part of it, and the last one says what was seen; the others return nothing.
     """
     bridge = converter_of(source)
-    config = AutoConfig.from_pretrained(source["path"], local_files_only=True)
-    with process_groups(source["device"], layout), Tensors(source["path"]) as originals:
+    config = AutoConfig.from_pretrained(source.path, local_files_only=True)
+    with process_groups(source.device, layout), Tensors(source.path) as originals:
         model = load_checkpoint(bridge, checkpoint, layout)
         checks = [mapped(bridge, model)]
         if is_last():
             checks = [*complete(originals, config), *checks, *round_trip(originals, hf_tensors(bridge, model))]
         else:
             deque(hf_tensors(bridge, model), maxlen=0)  # every rank gives its part
-        reference = load_reference(source["path"]) if is_last() else None
+        reference = load_reference(source.path) if is_last() else None
         checks += same_logits(model, reference, config.get_text_config().vocab_size)
         return checks if is_last() else []
 
 
-def prove_export(
-    export: dict[str, Any], source: dict[str, Any], folder: RunFolder
-) -> tuple[list[Check], dict[str, str]]:
+def prove_export(export: ExportRecord, source: ModelSource, folder: RunFolder) -> tuple[list[Check], dict[str, str]]:
     """The exported folder is the checkpoint, the whole of it, and a model that transformers loads and runs.
 
     Also what could not be looked at, and why.
     """
     files = unchanged(export)
-    if files["state"] != "PASS":
+    if not files.passed:
         return [files], {}  # what else could be said of it?
     # What is expected comes from the source; of the export's own config only the type that training gave the weights.
-    config = AutoConfig.from_pretrained(source["path"], local_files_only=True)
-    dtype = AutoConfig.from_pretrained(export["path"], local_files_only=True).dtype
+    config = AutoConfig.from_pretrained(source.path, local_files_only=True)
+    dtype = AutoConfig.from_pretrained(export.path, local_files_only=True).dtype
     checks, left_out = [files], {}
-    with Tensors(export["path"]) as after:
+    with Tensors(export.path) as after:
         if has_weights(source):
-            with Tensors(source["path"]) as before:
+            with Tensors(source.path) as before:
                 checks += [same_kinds(before.kinds(), after.kinds(), DTYPE_NAMES[dtype]), trained(before, after)]
         else:
             checks.append(same_kinds(kinds(saved_tensors(config)), after.kinds(), DTYPE_NAMES[dtype]))
@@ -91,52 +89,50 @@ def prove_export(
             checks += [moved] if moved else []
             left_out |= {"trained": obstacle} if obstacle else {}
         checks += complete(after, config)
-    evaluation = kept.evaluations(RunStore(folder.store)).get(export["iteration"])
-    obstacle = held_out.why_not(folder, evaluation, source["params"])
+    evaluation = kept.evaluations(RunStore(folder.store)).get(export.iteration)
+    obstacle = held_out.why_not(folder, evaluation, source.params)
     read = [] if obstacle else held_out.batches(folder, evaluation)  # before there is a process group
-    checks += runs_alone(export["path"])
-    if NEEDED.intersection(one["name"] for one in checks if one["state"] != "PASS"):
+    checks += runs_alone(export.path)
+    if NEEDED.intersection(one.name for one in checks if not one.passed):
         return checks, left_out  # Megatron could not read it either
-    bridge, checkpoint = converter_of(source), Path(export["checkpoint"])
+    bridge, checkpoint = converter_of(source), Path(export.checkpoint)
     vocab_size = config.get_text_config().vocab_size
-    with process_groups(source["device"]):
+    with process_groups(source.device):
         model = load_checkpoint(bridge, checkpoint)
         checks.append(mapped(bridge, model))
         trained_bits = parameter_digests(bridge, model, vocab_size)
         checks.append(second_export(bridge, model, source, export))
-        reference = load_reference(export["path"])
+        reference = load_reference(export.path)
         checks += same_logits(model, reference, vocab_size)  # it leaves the model in fp32
         model = load_checkpoint(bridge, checkpoint)
-        read_back(bridge, model, export["path"])
+        read_back(bridge, model, export.path)
         checks.append(same_parameters(trained_bits, parameter_digests(bridge, model, vocab_size)))
     if read:
         checks.append(held_out.same_loss(reference, read, evaluation, folder.run["training"]["precision"]))
     return checks, left_out | ({"validation loss": obstacle} if obstacle else {})
 
 
-def unchanged(export: dict[str, Any]) -> Check:
+def unchanged(export: ExportRecord) -> Check:
     """The files are those that the export wrote."""
-    found = folder_digests(export["path"])
-    wrong = sorted(name for name, digest in export["files"].items() if found.get(name) != digest)
-    extra = sorted(found.keys() - export["files"].keys())
-    detail = f"{len(export['files']) - len(wrong)} of {len(export['files'])} are as they were written"
+    found = folder_digests(export.path)
+    wrong = sorted(name for name, digest in export.files.items() if found.get(name) != digest)
+    extra = sorted(found.keys() - export.files.keys())
+    detail = f"{len(export.files) - len(wrong)} of {len(export.files)} are as they were written"
     return check("files", not (wrong or extra), detail + listed("changed or missing", wrong) + listed("added", extra))
 
 
-def second_export(
-    bridge: AutoBridge, model: list[torch.nn.Module], source: dict[str, Any], export: dict[str, Any]
-) -> Check:
+def second_export(bridge: AutoBridge, model: list[torch.nn.Module], source: ModelSource, export: ExportRecord) -> Check:
     """Exported once more, in another process than the first time, the files are the same byte for byte."""
-    folder = Path(export["path"])
+    folder = Path(export.path)
     again = folder.with_name(f".{folder.name}.again")
     shutil.rmtree(again, ignore_errors=True)
     again.mkdir()
     try:
-        export_model(bridge, model, source, again, export["file_bytes"])
+        export_model(bridge, model, source, again, export.file_bytes)
         found = folder_digests(again)
     finally:
         shutil.rmtree(again, ignore_errors=True)
-    expected = {name: digest for name, digest in export["files"].items() if name != CARD}
+    expected = {name: digest for name, digest in export.files.items() if name != CARD}
     wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     detail = f"{len(found)} files are the same byte for byte"
     return check("second export", not wrong, detail if not wrong else listed("different", wrong).lstrip("; "))

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from megaboa import files
 from megaboa.bridge import preflight
 from megaboa.estimate import memory, overview, parameters
 from megaboa.estimate.stages import stages
+from megaboa.paths import RunFolder
 from megaboa.preflight.facts import Facts
-from megaboa.results import RunFolder
 
 OTHERS = re.compile(r"_vl\b|flux|wan|audio|omni")  # modules of models that see, hear or draw
 GPUS = re.compile(r"_(\d+)gpu_")
@@ -68,10 +67,9 @@ def _run(path: Path, name: str, world: int) -> RunFolder:
     sections: dict[str, Any] = {part: {} for part in ("data", "training", "optimizer", "schedule", "parallel")}
     run = {"model": model, **sections, "world_size": world, "device": "cuda", "overrides": {}}
     nodes = {"nodes": max(1, world // per_node), "gpus_per_node": min(world, per_node)}
-    files.write_json(path / "run.json", run)
-    files.write_json(path / "launch.json", {"checkpoint": {}, **nodes, "gpu": None, "overrides": {}})
-    files.write_json(path / "profile.json", {"tool": "none", "steps": [2, 8], "ranks": [0]})
-    return RunFolder(path)
+    launch = {"checkpoint": {}, **nodes, "gpu": None, "overrides": {}}
+    profile = {"tool": "none", "steps": [2, 8], "ranks": [0]}
+    return RunFolder(path, {"run": run, "launch": launch, "profile": profile})
 
 
 def _row(name: str, world: int, result: dict[str, Any], facts: Facts | None) -> dict[str, str]:

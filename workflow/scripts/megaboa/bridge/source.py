@@ -19,6 +19,8 @@ from megaboa.bridge.quiet import quietly
 from megaboa.data import hub, tokenizer
 from megaboa.data.errors import InputError
 from megaboa.files import digest, file_digest, folder_digests, read_json, write_json
+from megaboa.paths import FACTS
+from megaboa.records import ModelSource
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +37,7 @@ SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 PERTURBATION = 0.02
 
 
-def obtain(spec: dict[str, Any]) -> dict[str, Any]:
+def obtain(spec: dict[str, Any]) -> ModelSource:
     """The manifest of the model that a specification describes, made or fetched if it isn't there yet.
 
     Where `spec["weights"]` is false (a model whose runs start from random weights), its folder needs no weights.
@@ -48,22 +50,22 @@ def obtain(spec: dict[str, Any]) -> dict[str, Any]:
     vocab_size = config.get_text_config().vocab_size
     if used:
         _check_vocabulary(used, vocab_size, f"{key}.tokenizer")
-    return {
-        "name": spec["name"],
+    return ModelSource(
+        name=spec["name"],
         **found,
-        "tokenizer": used.path if used else None,
-        "tokenizer_digest": used.digest if used else None,
-        "vocab_size": vocab_size,
-        "params": tensors.count(found["path"]) or _on_meta_device(config).num_parameters(),
-        "dtype": str(config.dtype or "float32").removeprefix("torch."),
-        "device": spec["device"],
-        "weights": spec["weights"],
-    }
+        tokenizer=used.path if used else None,
+        tokenizer_digest=used.digest if used else None,
+        vocab_size=vocab_size,
+        params=tensors.count(found["path"]) or _on_meta_device(config).num_parameters(),
+        dtype=str(config.dtype or "float32").removeprefix("torch."),
+        device=spec["device"],
+        weights=spec["weights"],
+    )
 
 
-def has_weights(source: dict[str, Any]) -> bool:
+def has_weights(source: ModelSource) -> bool:
     """Whether runs start from the weights in the model's folder: one that is trained from scratch may have some too."""
-    return source.get("weights", bool(tensors.files(source["path"])))  # older manifests don't say
+    return bool(tensors.files(source.path)) if source.weights is None else source.weights
 
 
 def saved_tensors(config: PreTrainedConfig) -> dict[str, torch.Tensor]:
@@ -141,8 +143,8 @@ def _make(spec: dict[str, Any], named: tokenizer.Reference | None, key: str) -> 
                 config.save_pretrained(partial / "hf")
             if loaded:
                 loaded.save_pretrained(str(partial / "hf"))
-            write_json(partial / "facts.json", {"digest": digest(folder_digests(partial / "hf"))})
-    return {"path": str(folder / "hf"), "revision": None, **read_json(folder / "facts.json")}
+            write_json(partial / FACTS, {"digest": digest(folder_digests(partial / "hf"))})
+    return {"path": str(folder / "hf"), "revision": None, **read_json(folder / FACTS)}
 
 
 def _config(given: dict[str, Any], named: tokenizer.Reference | None, key: str) -> PreTrainedConfig:

@@ -6,11 +6,12 @@ The console is no source for this: it drops NaN losses and spreads its lines ove
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,20 @@ import torch
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.core.num_microbatches_calculator import get_current_running_global_batch_size
 
-from megaboa import files
-from megaboa.results import AttemptFolder
+from megaboa.paths import AttemptFolder
+from megaboa.records import (
+    Evaluated,
+    Phase,
+    RankEnd,
+    Saved,
+    Step,
+    StepEvent,
+    Tested,
+    TrainEnd,
+    TrainStart,
+    line,
+    write,
+)
 from megaboa.run import checkpoints
 from megaboa.run.claims import newest as newest_claim
 
@@ -33,24 +46,24 @@ class StepWriter(Callback):
         self._stream = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         self._started = self._evaluation_started = 0.0
         self._lr: float | None = None
-        self._phase("configured")
+        self._write(Phase(phase="configured"))
 
     def on_data_init_start(self, context: CallbackContext) -> None:
-        self._phase("built")  # the model and its optimizer, and a checkpoint is read
+        self._write(Phase(phase="built"))  # the model and its optimizer, and a checkpoint is read
 
     def on_train_start(self, context: CallbackContext) -> None:
-        self._write("train_start", context, flops_per_token=_flops_per_token(context.state.cfg), **_device())
+        gpu = torch.cuda.get_device_name() if torch.version.cuda and torch.cuda.is_initialized() else None
+        ranks, flops = int(os.environ.get("WORLD_SIZE", 1)), _flops_per_token(context.state.cfg)
+        self._write(TrainStart(step=_step(context), world_size=ranks, gpu=gpu, flops_per_token=flops))
 
     def on_train_step_start(self, context: CallbackContext) -> None:
         self._lr = context.optimizer.param_groups[0]["lr"]
         self._started = time.perf_counter()
 
     def on_train_step_end(self, context: CallbackContext) -> None:
-        losses = {name: float(value) for name, value in (context.loss_dict or {}).items()}
-        self._write(
-            "step",
-            context,
-            step=int(context.state.train_state.step) + 1,  # Bridge counts it only after this callback
+        losses = _floats(context.loss_dict)
+        step = Step(
+            step=_step(context) + 1,  # Bridge counts it only after this callback
             seconds=time.perf_counter() - self._started,
             loss=losses.get("lm loss"),
             grad_norm=None if context.grad_norm is None else float(context.grad_norm),
@@ -59,40 +72,33 @@ class StepWriter(Callback):
             skipped=bool(context.skipped_iter),
             losses=losses,
         )
+        self._write(step)
 
     def on_eval_start(self, context: CallbackContext) -> None:
         self._evaluation_started = time.time()
 
     def on_eval_end(self, context: CallbackContext) -> None:
         end = int(context.state.train_state.consumed_valid_samples)
-        self._evaluated("eval", context, samples=[end - _samples_per_evaluation(context.state.cfg), end])
+        samples = (end - _samples_per_evaluation(context.state.cfg), end)
+        seconds, losses = time.time() - self._evaluation_started, _floats(context.total_loss_dict)
+        self._write(Evaluated(step=_step(context), seconds=seconds, losses=losses, samples=samples))
 
     def on_test_start(self, context: CallbackContext) -> None:
         self._evaluation_started = time.time()
 
     def on_test_end(self, context: CallbackContext) -> None:
-        self._evaluated("test", context)
+        seconds, losses = time.time() - self._evaluation_started, _floats(context.total_loss_dict)
+        self._write(Tested(step=_step(context), seconds=seconds, losses=losses))
 
     def on_checkpoint_save(self, context: CallbackContext) -> None:
-        self._write("save", context, seconds=time.time() - self._last_written)
+        self._write(Saved(step=_step(context), seconds=time.time() - self._last_written))
 
     def on_train_end(self, context: CallbackContext) -> None:
-        self._write("end", context)
+        self._write(TrainEnd(step=_step(context)))
 
-    def _evaluated(self, event: str, context: CallbackContext, **fields: Any) -> None:
-        losses = {name: float(value) for name, value in (context.total_loss_dict or {}).items()}
-        self._write(event, context, losses=losses, seconds=time.time() - self._evaluation_started, **fields)
-
-    def _phase(self, phase: str) -> None:
-        self._line({"event": "phase", "phase": phase})
-
-    def _write(self, event: str, context: CallbackContext, **fields: Any) -> None:
-        self._line({"event": event, "step": context.state.train_state.step, **fields})
-
-    def _line(self, line: dict[str, Any]) -> None:
-        self._last_written = time.time()
-        line = {"time": self._last_written, **line}
-        os.write(self._stream, (json.dumps(line, sort_keys=True) + "\n").encode())
+    def _write(self, event: StepEvent) -> None:
+        self._last_written = event.time
+        os.write(self._stream, (line(event) + "\n").encode())
 
 
 class CheckpointMarker(Callback):
@@ -142,18 +148,19 @@ class EndRecord(Callback):
         self._path = attempt.end_record(rank)
 
     def on_train_end(self, context: CallbackContext) -> None:
-        files.write_json(self._path, {"step": int(context.state.train_state.step), **_peak_memory()})
+        end = RankEnd(step=_step(context))
+        if torch.version.cuda and torch.cuda.is_initialized():
+            allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+            end = replace(end, peak_allocated=allocated, peak_reserved=reserved)
+        write(self._path, end)
 
 
-def _peak_memory() -> dict[str, int]:
-    if not torch.version.cuda or not torch.cuda.is_initialized():
-        return {}
-    return {"peak_allocated": torch.cuda.max_memory_allocated(), "peak_reserved": torch.cuda.max_memory_reserved()}
+def _step(context: CallbackContext) -> int:
+    return int(context.state.train_state.step)
 
 
-def _device() -> dict[str, Any]:
-    gpu = torch.cuda.get_device_name() if torch.version.cuda and torch.cuda.is_initialized() else None
-    return {"gpu": gpu, "world_size": int(os.environ.get("WORLD_SIZE", 1))}
+def _floats(losses: Mapping[str, Any] | None) -> dict[str, float]:
+    return {name: float(value) for name, value in (losses or {}).items()}
 
 
 def _flops_per_token(config: Any) -> float | None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from megaboa.bridge.compare import listed, same_bits
 from megaboa.bridge.tensors import Kind, Tensors
-from megaboa.bridge.verdict import Check, check
+from megaboa.bridge.verdict import check
+from megaboa.records import Check
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from megaboa import files
-from megaboa.results import RunStore
+from megaboa.paths import RunStore
 
 
 def continue_mlflow_run(store: RunStore, tracking_uri: str | None) -> None:

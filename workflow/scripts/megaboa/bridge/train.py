@@ -7,10 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-from megaboa import files
+from megaboa import files, records
 from megaboa.bridge import process
 from megaboa.data.errors import one_sentence
-from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.run import checkpoints
 from megaboa.run.identity import identity_of
 
@@ -29,7 +29,7 @@ def main() -> None:
 
     store, attempt = RunStore(arguments.store), AttemptFolder(arguments.attempt)
     folder = RunFolder(arguments.run, files.read_json(attempt.asked))
-    process.prepare(folder.run["device"], folder.launch["cpus_per_rank"])
+    process.prepare(folder.run["device"], folder.launch.cpus_per_rank)
     if identity_of(folder) != files.read_json(store.identity):
         sys.exit(f"what run {folder.name} reads (corpora, model, image) was made again while it started; call again")
     train(folder, store, attempt, arguments)
@@ -64,7 +64,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     run, inputs = folder.run, configuration.Inputs.read(folder)
     config = configuration.build(run, inputs)
     # A profile reads fewer samples, for which the index that was made for the run is none.
-    cache = store.index_cache if wanted.capture or not folder.index else Path(folder.index["cache"])
+    cache = store.index_cache if wanted.capture or not folder.index else Path(folder.index.cache)
     load = checkpoints.folder(wanted.parent or store.checkpoints, wanted.resume_from) if wanted.resume_from else None
     configuration.place(config, folder.launch, store, attempt, load, cache)
     if load:
@@ -83,7 +83,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     with one_sentence():
         if run["device"] == "cuda" and is_full_iteration_cuda_graph(config.model):
             cudnn.refuse_lengths(facts_of(config, run, folder.launch, folder.profile), cudnn.version())
-        profilers.attach_wanted(config, folder.profile["tool"] if wanted.capture else "none", attempt)
+        profilers.attach_wanted(config, folder.profile.tool if wanted.capture else "none", attempt)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     process.leave_in_time(sys.modules[pretrain.__module__])
     wheels.keep_compiled_helpers(initialize)
@@ -96,14 +96,14 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         callbacks.append(attention_mask.MaskFromData())
     if run["data"].get("validation_sets") and not wanted.capture:
         callbacks.append(validation.ValidationSets(run["data"], inputs.corpora, forward_step))
-    if folder.launch.get("routing") and not wanted.capture:
+    if folder.launch.routing and not wanted.capture:
         callbacks.append(routing.RoutingWriter(attempt.routing / f"{rank}.jsonl"))
     if wanted.claim and int(os.environ["LOCAL_RANK"]) == 0:
         callbacks.append(steps.Fence(store.claims, wanted.claim, attempt.stop_now))
     if rank == 0:
-        found = {"train_iters": config.train.train_iters, "saves": config.checkpoint.save is not None}
-        found["async_save"] = config.checkpoint.async_save
-        files.write_json(store.found, found)
+        saves, background = config.checkpoint.save is not None, config.checkpoint.async_save
+        found = records.Found(train_iters=config.train.train_iters, saves=saves, async_save=background)
+        records.write(store.found, found)
         callbacks.append(steps.CheckpointMarker(store.checkpoints))
     if rank == world_size - 1:
         callbacks.append(steps.StepWriter(attempt.steps))

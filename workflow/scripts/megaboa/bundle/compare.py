@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from megaboa.results import CARD
+from megaboa.paths import CARD
 
 # What a clock measured, by how its column's name begins.
 TIMES = (

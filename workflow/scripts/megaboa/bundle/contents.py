@@ -18,8 +18,9 @@ from megaboa.bundle.machine import Machine
 from megaboa.bundle.named import data_needed, small_files
 from megaboa.config import yaml_file
 from megaboa.data.errors import InputError
-from megaboa.files import canonical, digest, read_json, read_jsonl
-from megaboa.results import RunStore
+from megaboa.files import canonical, digest, read_json
+from megaboa.paths import ExperimentFolder, RunFolder, RunStore
+from megaboa.records import AttemptStart, Image, TrainRecord, plain, read_if_there, read_ledger
 from megaboa.run import ledger
 from megaboa.secrets import secrets_in
 
@@ -105,41 +106,39 @@ def readme(experiment: str) -> str:
 
 
 def _manifest(asked: Asked) -> dict[str, Any]:
-    runs = {name: read_json(asked.results / "runs" / name / "run.json") for name in _runs(asked.results)}
-    image = asked.results / "image.json"
+    folder = ExperimentFolder(asked.results)
+    runs = {name: folder.run(name).run for name in _runs(asked.results)}
+    image = read_if_there(Image, folder.image)
     config = [_name(path) for path in asked.config_files] + ([COMMAND_LINE] if asked.command_line else [])
-    starts = {name: _starts(asked.results / "runs" / name) for name in runs}
+    starts = {name: _starts(folder.run(name)) for name in runs}
     environments = _environments(asked.results, starts)
     return {
         "experiment": asked.results.name,
         "config": config,
         "device": sorted({run["device"] for run in runs.values()}),
         "seeds": {name: run.get("training", {}).get("seed") for name, run in runs.items()},
-        "identities": {name: _identity(asked.results / "runs" / name / "train.json") for name in runs},
+        "identities": {name: _identity(folder.run(name)) for name in runs},
         "commit": (_git("rev-parse", "HEAD") or "").strip() or None,
         "changed_files": _git("status", "--porcelain", "--", *_present(CODE)).splitlines(),
-        "image": {key: read_json(image).get(key) for key in ("runtime", "digest", "python")}
-        if image.exists()
-        else None,
+        "image": image and {"runtime": image.runtime, "digest": image.digest, "python": image.python},
         "environment": _environment(environments),
-        "ran_on": {name: ledger.ran_on(found) for name, found in starts.items()},
+        "ran_on": {name: [plain(one) for one in ledger.ran_on(found)] for name, found in starts.items()},
         "environments": environments,
     }
 
 
-def _starts(run: Path) -> list[dict[str, Any]]:
+def _starts(folder: RunFolder) -> list[AttemptStart]:
     """Of the attempts that led to what is bundled."""
-    path = run / "train.json"
-    return ledger.starts(read_jsonl(RunStore(Path(read_json(path)["store"])).ledger)) if path.exists() else []
+    return ledger.starts(read_ledger(RunStore(folder.store).ledger)) if folder.train_manifest.exists() else []
 
 
-def _environments(results: Path, starts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+def _environments(results: Path, starts: Mapping[str, Sequence[AttemptStart]]) -> dict[str, Any]:
     """Python and packages of every environment that an attempt ran in, by its digest."""
     found = {}
     for run, begun in starts.items():
-        train = results / "runs" / run / "train.json"
-        for name in sorted({start["ran_on"]["environment"] for start in begun if start.get("ran_on")} - {None}):
-            path = RunStore(Path(read_json(train)["store"])).environment(name)
+        folder = ExperimentFolder(results).run(run)
+        for name in sorted({start.ran_on.environment for start in begun if start.ran_on} - {None}):
+            path = RunStore(folder.store).environment(name)
             if path.exists():
                 found[name] = read_json(path)
     return found
@@ -159,12 +158,13 @@ def _environment(ran: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _identity(train: Path) -> str | None:
-    return read_json(train)["identity"] if train.exists() else None
+def _identity(folder: RunFolder) -> str | None:
+    train = read_if_there(TrainRecord, folder.train_manifest)
+    return train and train.identity
 
 
 def _runs(results: Path) -> list[str]:
-    return read_json(results / "specs" / "runs.json")["runs"]
+    return read_json(ExperimentFolder(results).specs.runs)["runs"]
 
 
 def _code() -> Files:
@@ -183,7 +183,7 @@ def _below(names: Sequence[str]) -> list[Path]:
 
 def _recipes(results: Path) -> Files:
     """Those of the user's that lie elsewhere in the clone."""
-    models = [read_json(results / "runs" / run / "run.json").get("model") or {} for run in _runs(results)]
+    models = [ExperimentFolder(results).run(run).run.get("model") or {} for run in _runs(results)]
     named = {str(model.get("recipe")) for model in models if str(model.get("recipe")).endswith(".py")}
     paths = [Path(name).expanduser().resolve() for name in sorted(named)]
     if outside := [path for path in paths if not path.is_relative_to(ROOT)]:
@@ -212,8 +212,9 @@ def _name(path: Path) -> str:
 def _results(results: Path) -> Files:
     paths = [path for pattern in OF_EXPERIMENT for path in results.glob(pattern)]
     paths += [path for run in _runs(results) for pattern in OF_RUN for path in (results / "runs" / run).glob(pattern)]
-    if read_json(results / "specs" / "image.json")["runtime"] == "none":  # one may be left from when there was an image
-        paths = [path for path in paths if path.name != "preflight-in-image.json"]
+    experiment = ExperimentFolder(results)
+    if read_json(experiment.specs.image)["runtime"] == "none":  # one may be left from when there was an image
+        paths = [path for path in paths if path != experiment.preflight_in_image]
     found = sorted(path for path in set(paths) if path.is_file() and not path.name.startswith("."))
     return {f"results/{results.name}/{path.relative_to(results).as_posix()}": path.read_bytes() for path in found}
 

@@ -10,9 +10,13 @@ import json
 import mimetypes
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, unquote
+
+import pandas as pd
+
+from megaboa.paths import ExperimentFolder
 
 Entity = dict[str, Any]
 
@@ -155,3 +159,10 @@ def _id(name: str) -> str:
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(int(seconds), UTC).isoformat()
+
+
+def experiment_times(results: Path, runs: Sequence[str]) -> tuple[float | None, float]:
+    """Begin of the first step and end of the last one, in seconds since 1970; the epoch where none has run."""
+    tables = [path for run in runs if (path := ExperimentFolder(results).run(run).steps_table).exists()]
+    times = pd.concat([pd.read_parquet(path, columns=["time"])["time"] for path in tables]) if tables else pd.Series()
+    return (None, 0.0) if times.empty else (float(times.min()), float(times.max()))

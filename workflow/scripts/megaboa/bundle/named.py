@@ -10,6 +10,8 @@ from typing import Any
 
 from megaboa.data import sources
 from megaboa.files import file_digest, read_json
+from megaboa.paths import ExperimentFolder
+from megaboa.records import ModelSource, read_if_there
 
 LARGEST = 1_000_000  # of a script or a table, in bytes
 SCRIPTS = {".py", ".sh", ".yaml", ".yml", ".json", ".toml"}  # of words of a command, what is no installed program
@@ -38,14 +40,13 @@ def small_files(results: Path, trees: Iterable[Mapping[str, Any]], root: Path) -
 
 def data_needed(results: Path) -> list[Needed]:
     """Text and models of this machine's, as the manifests have them."""
-    found = []
-    for path in sorted((results / "specs").glob("corpora/*.json")):
-        found += _texts(f"corpora.{path.stem}", read_json(path), results / "data" / path.stem / "sources.json")
-    for path in sorted((results / "specs").glob("models/*.json")):
-        spec, manifest = read_json(path), results / "models" / path.name.removesuffix(".json") / "source.json"
+    found, experiment = [], ExperimentFolder(results)
+    for path in experiment.specs.all("corpora"):
+        found += _texts(f"corpora.{path.stem}", read_json(path), experiment.corpus(path.stem).sources)
+    for path in experiment.specs.all("models"):
+        spec, source = read_json(path), read_if_there(ModelSource, experiment.model(path.stem).source)
         if (folder := spec.get("hf")) and Path(folder).is_dir():
-            digest = read_json(manifest).get("digest") if manifest.exists() else None
-            found.append({"for": f"models.{path.stem}.hf", "path": folder, "digest": digest})
+            found.append({"for": f"models.{path.stem}.hf", "path": folder, "digest": source and source.digest})
     return found + _tokenizers(results)
 
 
@@ -62,7 +63,7 @@ def _tokenizers(results: Path) -> list[Needed]:
     """Folders that corpora and models name for their tokenizer."""
     found = []
     for kind in ("corpora", "models"):
-        for path in sorted((results / "specs" / kind).glob("*.json")):
+        for path in ExperimentFolder(results).specs.all(kind):
             folder = (read_json(path).get("tokenizer") or {}).get("path")
             if folder and Path(folder).exists():
                 found.append({"for": f"{kind}.{path.stem}.tokenizer", "path": folder})
@@ -70,7 +71,7 @@ def _tokenizers(results: Path) -> list[Needed]:
 
 
 def _of_evaluation(results: Path) -> Iterator[Named]:
-    spec = results / "specs" / "evaluate.json"
+    spec = ExperimentFolder(results).specs.evaluate
     command = read_json(spec)["command"] if spec.exists() else None
     for word in _BETWEEN_WORDS.split(command or ""):
         if word and "{" not in word:
@@ -78,8 +79,9 @@ def _of_evaluation(results: Path) -> Iterator[Named]:
 
 
 def _profilers(results: Path) -> Iterator[Named]:
-    for run in read_json(results / "specs" / "runs.json")["runs"]:
-        path = results / "runs" / run / "profile.json"
+    experiment = ExperimentFolder(results)
+    for run in read_json(experiment.specs.runs)["runs"]:
+        path = experiment.run(run).file("profile")
         tool = read_json(path)["tool"] if path.exists() else "none"
         if tool.endswith(".py"):
             yield "profile.tool", tool

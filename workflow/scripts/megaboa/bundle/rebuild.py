@@ -18,6 +18,7 @@ from megaboa.bundle.contents import MANIFEST
 from megaboa.bundle.crate import METADATA, checksums
 from megaboa.data.errors import InputError
 from megaboa.files import write_text
+from megaboa.paths import ExperimentFolder
 from megaboa.secrets import has_credentials, is_secret_name
 
 Files = dict[str, bytes]
@@ -81,7 +82,7 @@ def run_again(files: Archive, manifest: Mapping[str, Any], folder: Path) -> list
         _python(command, folder, f"the experiment did not run to its end; its results so far are in {folder}")
     except InputError:
         # A report that says FAIL ends the call with an error too, as it did where the bundle was made.
-        if not (folder / "results" / experiment / "report" / "checks.json").exists():
+        if not (ExperimentFolder(folder / "results" / experiment).checks).exists():
             raise
     corpora = [f"*/data/{name}" for name in _corpora(files, experiment)]
     found = _below(folder, f"results/{experiment}")

@@ -26,8 +26,8 @@ from megaboa.data.shards import divide
 from megaboa.data.sources import File
 from megaboa.data.tokenizing import Options, tokenize_shard
 from megaboa.files import digest, link, read_json, write_json
+from megaboa.paths import FACTS
 
-FACTS = "facts.json"
 FORMAT = 1  # of what documents files hold, and how they are written: raised when a corpus would come out otherwise
 # What decides which tokens a corpus holds, beside its text and its tokenizer.
 DECIDING = (

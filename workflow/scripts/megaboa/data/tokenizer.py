@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from megaboa.data import hub
 from megaboa.data.errors import InputError
-from megaboa.files import digest, file_digest, read_json, write_text
+from megaboa.files import digest, file_digest, write_text
+from megaboa.records import ModelSource, Tokenizer, read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -75,13 +76,13 @@ def resolve(reference: dict[str, Any], key: str) -> Reference:
     """
     match reference["kind"]:
         case "manifest":
-            manifest = read_json(reference["manifest"])
-            return Reference(manifest["path"], manifest["digest"])
+            trained = read(Tokenizer, reference["manifest"])
+            return Reference(trained.path, trained.digest)
         case "model":
-            manifest = read_json(reference["manifest"])
-            if manifest["tokenizer"] is None:
-                raise InputError(f"{key}: model {manifest['name']!r} comes without a tokenizer; name one here")
-            return Reference(manifest["tokenizer"], manifest["tokenizer_digest"])
+            source = read(ModelSource, reference["manifest"])
+            if source.tokenizer is None:
+                raise InputError(f"{key}: model {source.name!r} comes without a tokenizer; name one here")
+            return Reference(source.tokenizer, source.tokenizer_digest)
         case "path":
             path = Path(reference["path"])
             folder = path if path.is_dir() else hub.download(reference["path"], None, FILES, key)[0]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from megaboa.records import Step
 
 WINDOW = 50  # steps before one, with which it is compared
 SPREADS = 8  # median deviations above the median of these: a spike
@@ -26,15 +27,15 @@ class Course:
     pretrained: bool = False
 
 
-def findings(steps: Sequence[dict[str, Any]], course: Course) -> list[str]:
+def findings(steps: Sequence[Step], course: Course) -> list[str]:
     """Lines to say. `steps`: of every step the last time that it was done."""
-    known = [step for step in steps if isinstance(step.get("loss"), float) and not step.get("skipped")]
+    known = [step for step in steps if isinstance(step.loss, float) and not step.skipped]
     if len(known) < ENOUGH:
         return []
     return [*_spikes(known, course), *_clipped(known, course), *_slow(known, course)]
 
 
-def _spikes(steps: Sequence[dict[str, Any]], course: Course) -> list[str]:
+def _spikes(steps: Sequence[Step], course: Course) -> list[str]:
     found = spikes(steps)
     if not found:
         return []
@@ -47,9 +48,9 @@ def _spikes(steps: Sequence[dict[str, Any]], course: Course) -> list[str]:
     return [*lines, f"  try: half the learning rate{lower}, or recovery.loss_spike, which leaves such batches out"]
 
 
-def spikes(steps: Sequence[dict[str, Any]]) -> list[tuple[int, float, float]]:
+def spikes(steps: Sequence[Step]) -> list[tuple[int, float, float]]:
     """Step, what was usual before it, and its loss; steps beside each other are one spike, at its top."""
-    losses = [step["loss"] for step in steps]
+    losses = [step.loss for step in steps]
     found: list[tuple[int, float, float]] = []
     for index in range(WINDOW, len(losses)):
         before = losses[index - WINDOW : index]
@@ -57,7 +58,7 @@ def spikes(steps: Sequence[dict[str, Any]]) -> list[tuple[int, float, float]]:
         spread = statistics.median(abs(loss - usual) for loss in before)
         if losses[index] <= usual + max(SPREADS * spread, RISE * usual):
             continue
-        one = (steps[index]["step"], usual, losses[index])
+        one = (steps[index].step, usual, losses[index])
         if found and one[0] - found[-1][0] <= WINDOW:
             found[-1] = max(found[-1], one, key=lambda spike: spike[2])
         else:
@@ -65,8 +66,8 @@ def spikes(steps: Sequence[dict[str, Any]]) -> list[tuple[int, float, float]]:
     return found
 
 
-def _clipped(steps: Sequence[dict[str, Any]], course: Course) -> list[str]:
-    norms = [step["grad_norm"] for step in steps[course.warmup :] if step.get("grad_norm") is not None]
+def _clipped(steps: Sequence[Step], course: Course) -> list[str]:
+    norms = [step.grad_norm for step in steps[course.warmup :] if step.grad_norm is not None]
     if not course.clip or not norms:
         return []
     share = sum(norm > course.clip for norm in norms) / len(norms)
@@ -80,7 +81,7 @@ def _clipped(steps: Sequence[dict[str, Any]], course: Course) -> list[str]:
     ]
 
 
-def _slow(steps: Sequence[dict[str, Any]], course: Course) -> list[str]:
+def _slow(steps: Sequence[Step], course: Course) -> list[str]:
     tenth = len(steps) // 10
     first, middle, last = (_mean(steps, begin, tenth) for begin in (0, len(steps) // 2, len(steps) - tenth))
     if not course.pretrained and first - last < MOVED * first:
@@ -97,5 +98,5 @@ def _slow(steps: Sequence[dict[str, Any]], course: Course) -> list[str]:
     return []
 
 
-def _mean(steps: Sequence[dict[str, Any]], begin: int, count: int) -> float:
-    return statistics.fmean(step["loss"] for step in steps[begin : begin + count])
+def _mean(steps: Sequence[Step], begin: int, count: int) -> float:
+    return statistics.fmean(step.loss for step in steps[begin : begin + count])

@@ -13,6 +13,7 @@ from megaboa.estimate import flops, memory, parameters, speed
 from megaboa.estimate.stages import Stage, stages
 from megaboa.preflight import table
 from megaboa.preflight.facts import Facts
+from megaboa.records import Summary
 
 LOW = 0.2  # of the peak: half of what large models reach
 UNBALANCED = 0.05  # of a step that the fullest stage takes longer than the mean, and a split would win back
@@ -27,12 +28,12 @@ GRAPH = {
 }
 
 
-def slow(f: Facts, summary: dict[str, Any]) -> list[str]:
+def slow(f: Facts, summary: Summary) -> list[str]:
     """Far below what its GPUs can do, and what a step goes into by the model of speed."""
-    timed, peak = summary.get("step_seconds"), peaks.operations(f.cluster.gpu)
+    timed, peak = summary.step_seconds, peaks.operations(f.cluster.gpu)
     if f.cluster.device != "cuda" or peak is None or not timed or not memory.is_known(f):
         return []
-    seconds = timed["median"]
+    seconds = timed.median
     share = flops.of_step(f) / (seconds * (f.layout.world_size or 1) * peak)
     if share >= LOW:
         return []

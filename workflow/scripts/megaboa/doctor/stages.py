@@ -11,6 +11,7 @@ from pathlib import Path
 from megaboa.doctor import advice, classes
 from megaboa.files import read_json
 from megaboa.launch.ranks import Ended
+from megaboa.paths import ExperimentFolder
 from megaboa.run.failures import EVIDENCE_LENGTH, classify, read_tails
 
 SHARED = ("models", "tokenizers", "corpora", "indexes")  # kinds of specifications
@@ -54,50 +55,51 @@ def jobs(results: Path) -> list[Job]:
 
 def of_run(results: Path, run: str) -> list[Job]:
     """What is made of a run beside its training."""
-    logs, folder = results / "logs", results / "runs" / run
-    export, proof, trace = (folder / f"{name}.json" for name in ("export", "proof", "trace"))
+    experiment = ExperimentFolder(results)
+    logs, folder = experiment.logs, experiment.run(run)
+    export, proof = folder.export, folder.proof
     return [
-        Job(logs / "export" / f"{run}.log", export, (folder / "train.json",)),
+        Job(logs / "export" / f"{run}.log", export, (folder.train_manifest,)),
         Job(logs / "export" / f"{run}.proof.log", proof, (export,)),
-        Job(logs / "export" / f"{run}.generate.log", folder / "generations.json", (export,)),
-        Job(logs / "export" / f"{run}.push.log", folder / "push.json", (export, proof)),
-        Job(logs / "evaluate" / f"{run}.log", folder / "evaluation.json", (export, proof)),
-        Job(logs / "profiles" / f"{run}.log", trace),
-        Job(logs / "profiles" / f"{run}.analysis.log", folder / "analysis.json", (trace,)),
+        Job(logs / "export" / f"{run}.generate.log", folder.generations, (export,)),
+        Job(logs / "export" / f"{run}.push.log", folder.push, (export, proof)),
+        Job(logs / "evaluate" / f"{run}.log", folder.evaluation, (export, proof)),
+        Job(logs / "profiles" / f"{run}.log", folder.trace),
+        Job(logs / "profiles" / f"{run}.analysis.log", folder.analysis, (folder.trace,)),
     ]
 
 
 def of_model(results: Path, model: str) -> list[Job]:
-    logs, folder = results / "logs" / "models", results / "models" / model
-    parts = ("source", "import", "proof")
-    return [
-        Job(logs / f"{model}.{part}.log", folder / f"{part}.json", tuple(folder / f"{before}.json" for before in given))
-        for part, given in zip(parts, ((), parts[:1], parts[:2]), strict=True)
-    ]
+    experiment = ExperimentFolder(results)
+    logs, folder = experiment.logs / "models", experiment.model(model)
+    manifests = (folder.source, folder.imported, folder.proof)
+    return [Job(logs / f"{model}.{path.stem}.log", path, manifests[:number]) for number, path in enumerate(manifests)]
 
 
 def _before_training(results: Path) -> Iterator[Job]:
-    logs = results / "logs"
-    inside = results / "specs" / "inside.json"
+    experiment = ExperimentFolder(results)
+    logs, inside = experiment.logs, experiment.specs.inside
     boxed = inside.exists() and "container" in read_json(inside)
-    for name in ("image", "preflight", *(["preflight-in-image"] if boxed else [])):
-        yield Job(logs / f"{name}.log", results / f"{name}.json")
-    names = {kind: sorted(path.stem for path in (results / "specs" / kind).glob("*.json")) for kind in SHARED}
+    for path in (experiment.image, experiment.preflight, *([experiment.preflight_in_image] if boxed else [])):
+        yield Job(logs / f"{path.stem}.log", path)
+    names = {kind: [path.stem for path in experiment.specs.all(kind)] for kind in SHARED}
     for model in names["models"]:
         yield from of_model(results, model)
     for one in names["tokenizers"]:
-        yield Job(logs / "tokenizers" / f"{one}.log", results / "tokenizers" / f"{one}.json")
+        yield Job(logs / "tokenizers" / f"{one}.log", experiment.tokenizer(one))
     for corpus in names["corpora"]:
-        folder, merged = logs / "data" / corpus, results / "data" / f"{corpus}.json"
-        for part in ("sources", "verification"):
-            yield Job(folder / f"{part}.log", results / "data" / corpus / f"{part}.json")
-        yield from (Job(log, merged, part=True) for log in [*sorted(folder.glob("shard-*.log")), folder / "merge.log"])
+        folder, made = logs / "data" / corpus, experiment.corpus(corpus)
+        for path in (made.sources, made.verification):
+            yield Job(folder / f"{path.stem}.log", path)
+        yield from (
+            Job(log, made.manifest, part=True) for log in [*sorted(folder.glob("shard-*.log")), folder / "merge.log"]
+        )
     for one in names["indexes"]:
-        yield Job(logs / "data" / "indexes" / f"{one}.log", results / "data" / "indexes" / f"{one}.json")
+        yield Job(logs / "data" / "indexes" / f"{one}.log", experiment.index(one))
 
 
 def _runs(results: Path) -> list[str]:
-    path = results / "specs" / "runs.json"
+    path = ExperimentFolder(results).specs.runs
     return read_json(path)["runs"] if path.exists() else []
 
 

@@ -6,7 +6,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from megaboa import files
+from megaboa import files, records
+from megaboa.paths import measured
+from megaboa.records import Summary
 
 SIZES = ("global_batch_size", "micro_batch_size", "seq_length", "precision")
 
@@ -15,14 +17,13 @@ def speeds(results: Path) -> dict[str, float]:
     """Seconds per step by key, from the summaries of all experiments' runs that passed; the median, where there are
     several."""
     found: dict[str, list[float]] = {}
-    for path in results.glob("*/runs/*/metrics/summary.json"):
-        folder, summary = path.parents[1], files.read_json(path)
-        timed = summary.get("step_seconds")
-        planned = (folder / "run.json").exists() and (folder / "launch.json").exists()
-        if summary["state"] != "PASS" or not timed or not planned:
+    for folder in measured(results):
+        summary = records.read(Summary, folder.summary)
+        timed = summary.step_seconds
+        planned = folder.file("run").exists() and folder.file("launch").exists()
+        if summary.state != "PASS" or not timed or not planned:
             continue
-        run, launch = files.read_json(folder / "run.json"), files.read_json(folder / "launch.json")
-        found.setdefault(key(run, launch.get("gpu")), []).append(timed["median"])
+        found.setdefault(key(folder.run, folder.launch.gpu), []).append(timed.median)
     return {name: statistics.median(values) for name, values in found.items()}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from megaboa import files, store
 from megaboa.data.errors import InputError, disk_full
 from megaboa.image import convert, dockerfile, engines, inspect, references, tools
+from megaboa.paths import FACTS
 
 Made = dict[str, Any]
 
@@ -70,8 +71,8 @@ def _stored(wanted: dict[str, Any], identity: dict[str, Any], make: Callable[[Pa
         if partial:
             target = partial / f"image{wanted['suffix']}"
             facts = make(target)
-            files.write_json(partial / "facts.json", {**_content(target), **facts, "identity": identity})
-    facts = files.read_json(final / "facts.json")
+            files.write_json(partial / FACTS, {**_content(target), **facts, "identity": identity})
+    facts = files.read_json(final / FACTS)
     return {"path": str(final / f"image{wanted['suffix']}"), **{k: v for k, v in facts.items() if k != "identity"}}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megaboa.launch import slurm
-from megaboa.results import RunFolder
+from megaboa.paths import RunFolder
 
 # Jobs are listed anew after so long: not once for each of a thousand runs.
 LIST_SECONDS = 20
@@ -62,7 +62,7 @@ def _list_jobs() -> list[tuple[str, str]]:
 def _is_of(script: str, rule: str, folder: RunFolder) -> bool:
     """Snakemake names a job's rule and wildcards, and the files that it waits for (in a file, where they are many)."""
     words = script.replace("'", " ").replace('"', " ").split()
-    same_experiment = str(folder.path / "run.json") in words or "--wait-for-files-file" in words
+    same_experiment = str(folder.file("run")) in words or "--wait-for-files-file" in words
     return f"{rule}:run={folder.name}" in words and same_experiment
 
 

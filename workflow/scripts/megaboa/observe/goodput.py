@@ -11,17 +11,30 @@ from megaboa.observe.accounting import Life
 from megaboa.observe.numbers import WARMUP_STEPS
 from megaboa.observe.steps import Row
 from megaboa.observe.summary import timed_rows
+from megaboa.records import (
+    AttemptEnd,
+    AttemptStart,
+    Called,
+    Evaluated,
+    Event,
+    Left,
+    Phase,
+    Saved,
+    Step,
+    StepEvent,
+    Tested,
+    TrainStart,
+)
 
 # `away`: nobody had asked for the run, after a stop or a failure that ends it. Only `queue` and `away` hold no machine.
 KINDS = ("queue", "startup", "compile", "productive", "checkpoint", "evaluation", "lost", "idle", "away")
 NOT_ALLOCATED = ("queue", "away")
 
-Entry = dict[str, Any]
 Span = tuple[str, float, float]
 
 
 def goodput(
-    entries: Sequence[Entry], events: Sequence[Entry], rows: Sequence[Row], lives: Sequence[Life] | None = None
+    entries: Sequence[Event], events: Sequence[StepEvent], rows: Sequence[Row], lives: Sequence[Life] | None = None
 ) -> dict[str, Any] | None:
     """The ledger, from attempts.jsonl, the attempts' events, the step rows and SLURM's accounts; None: no attempt."""
     attempts = list(_attempts(entries, events, lives))
@@ -35,11 +48,11 @@ def goodput(
     before = _begin(entries, lives)
     wall = attempts[-1][2] - before
     for start, own, end, outcome in attempts:
-        gap = list(_between(before, start["time"], entries, lives))
-        inside = list(_inside(start["time"], end, own, undone, start["attempt"], usual))
+        gap = list(_between(before, start.time, entries, lives))
+        inside = list(_inside(start.time, end, own, undone, start.attempt, usual))
         spans += [*gap, *inside]
         per_attempt.append(
-            {"attempt": start["attempt"], **outcome, "seconds": _sums(inside), "phases": _phases(start["time"], own)}
+            {"attempt": start.attempt, **outcome, "seconds": _sums(inside), "phases": _phases(start.time, own)}
         )
         before = max(before, end)
     seconds = _sums(spans)
@@ -49,37 +62,36 @@ def goodput(
         "allocated_seconds": allocated,
         "seconds": seconds,
         "goodput": seconds["productive"] / allocated if allocated else None,
-        "rank_hours": sum((end - start["time"]) * start.get("world_size", 1) / 3600 for start, _, end, _ in attempts),
+        "rank_hours": sum((end - start.time) * start.world_size / 3600 for start, _, end, _ in attempts),
         "accounting": "ledger" if lives is None else "sacct",
         "attempts": per_attempt,
     }
 
 
 def _attempts(
-    entries: Sequence[Entry], events: Sequence[Entry], lives: Sequence[Life] | None
-) -> Iterator[tuple[Entry, list[Entry], float, Entry]]:
+    entries: Sequence[Event], events: Sequence[StepEvent], lives: Sequence[Life] | None
+) -> Iterator[tuple[AttemptStart, list[StepEvent], float, dict[str, str | None]]]:
     """Start, events, end and outcome of each. Where nobody wrote the end down, it is that of the last event."""
-    ends = {entry["attempt"]: entry for entry in entries if entry["event"] == "end"}
-    for start in (entry for entry in entries if entry["event"] == "start"):
-        number = start["attempt"]
-        own = sorted((event for event in events if event["attempt"] == number), key=lambda event: event["time"])
-        last = max([start["time"], *(event["time"] for event in own)])
-        end = ends.get(number, {})
+    ends = {entry.attempt: entry for entry in entries if isinstance(entry, AttemptEnd)}
+    for start in (entry for entry in entries if isinstance(entry, AttemptStart)):
+        own = sorted((event for event in events if event.attempt == start.attempt), key=lambda event: event.time)
+        last = max([start.time, *(event.time for event in own)])
+        end = ends.get(start.attempt)
         # An end that the next life of the supervisor wrote says when that began.
-        late = end.get("cause") == "lost" or not end
-        outcome = {"outcome": end.get("outcome"), "cause": end.get("cause")}
-        over = last if late else max(last, end["time"])
+        late = end is None or end.cause == "lost"
+        outcome = {"outcome": end and end.outcome, "cause": end and end.cause}
+        over = last if late else max(last, end.time)
         # Nor do ranks outlive their job: of a node's failure the job's next life tells.
-        ends_of_jobs = [life.end for life in lives or () if life.start <= start["time"] < life.end]
+        ends_of_jobs = [life.end for life in lives or () if life.start <= start.time < life.end]
         yield start, own, min([over, *ends_of_jobs]), outcome
 
 
-def _begin(entries: Sequence[Entry], lives: Sequence[Life] | None) -> float:
-    first = min(entry["time"] for entry in entries)
+def _begin(entries: Sequence[Event], lives: Sequence[Life] | None) -> float:
+    first = min(entry.time for entry in entries)
     return min([first, *(life.submit for life in lives or ())])
 
 
-def _between(begin: float, end: float, entries: Sequence[Entry], lives: Sequence[Life] | None) -> Iterator[Span]:
+def _between(begin: float, end: float, entries: Sequence[Event], lives: Sequence[Life] | None) -> Iterator[Span]:
     """The time in which no rank ran."""
     if end <= begin:
         return
@@ -97,13 +109,13 @@ def _between(begin: float, end: float, entries: Sequence[Entry], lives: Sequence
             yield ("queue" if waiting else "away"), left, right
 
 
-def _between_by_ledger(begin: float, end: float, entries: Sequence[Entry]) -> Iterator[Span]:
+def _between_by_ledger(begin: float, end: float, entries: Sequence[Event]) -> Iterator[Span]:
     """Without accounts: a job that was put back waits until it starts again; a new call begins a new life."""
-    calls = [entry["time"] for entry in entries if entry["event"] == "call" and begin <= entry["time"] <= end]
+    calls = [entry.time for entry in entries if isinstance(entry, Called) and begin <= entry.time <= end]
     put_back = any(
-        entry["event"] == "left" or entry.get("action") == "requeue"
+        isinstance(entry, Left) or (isinstance(entry, AttemptEnd) and entry.action == "requeue")
         for entry in entries
-        if begin <= entry["time"] <= end
+        if begin <= entry.time <= end
     )
     if calls:
         yield ("queue" if put_back else "away"), begin, calls[-1]
@@ -113,26 +125,30 @@ def _between_by_ledger(begin: float, end: float, entries: Sequence[Entry]) -> It
 
 
 def _inside(
-    begin: float, end: float, events: Sequence[Entry], undone: set[tuple[int, int]], attempt: int, usual: float | None
+    begin: float,
+    end: float,
+    events: Sequence[StepEvent],
+    undone: set[tuple[int, int]],
+    attempt: int,
+    usual: float | None,
 ) -> Iterator[Span]:
     """An attempt's time. What an event says of its length ends with the event; what is left between them is idle."""
     cursor, steps, started = begin, 0, False
     for event in events:
-        kind, time = event["event"], max(event["time"], cursor)
-        if kind in ("phase", "train_start"):
-            started = started or kind == "train_start"
+        time = max(event.time, cursor)
+        if isinstance(event, Phase | TrainStart):
+            started = started or isinstance(event, TrainStart)
             yield "startup", cursor, time
-        elif kind in ("step", "save", "eval", "test"):
+        elif isinstance(event, Step | Saved | Evaluated | Tested):
             # Older files don't say how long an evaluation took.
-            length = event.get("seconds")
-            middle = cursor if length is None else max(cursor, time - length)
+            middle = cursor if event.seconds is None else max(cursor, time - event.seconds)
             yield ("idle" if started else "startup"), cursor, middle
-            if kind == "step":
+            if isinstance(event, Step):
                 steps += 1
                 started = True
-                yield from _step(middle, time, (event["step"], attempt) in undone, steps, usual)
+                yield from _step(middle, time, (event.step, attempt) in undone, steps, usual)
             else:
-                yield ("checkpoint" if kind == "save" else "evaluation"), middle, time
+                yield ("checkpoint" if isinstance(event, Saved) else "evaluation"), middle, time
         else:
             yield "idle", cursor, time
         cursor = time
@@ -149,12 +165,10 @@ def _step(begin: float, end: float, undone: bool, number: int, usual: float | No
     yield "compile", useful, end
 
 
-def _phases(begin: float, events: Sequence[Entry]) -> dict[str, float]:
+def _phases(begin: float, events: Sequence[StepEvent]) -> dict[str, float]:
     """Seconds from an attempt's start until its ranks had come so far."""
-    named = {
-        event.get("phase", event["event"]): event for event in events if event["event"] in ("phase", "train_start")
-    }
-    return {name: event["time"] - begin for name, event in named.items()}
+    told = [event for event in events if isinstance(event, Phase | TrainStart)]
+    return {(event.phase if isinstance(event, Phase) else event.event): event.time - begin for event in told}
 
 
 def _sums(spans: Sequence[Span]) -> dict[str, float]:

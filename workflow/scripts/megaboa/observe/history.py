@@ -1,6 +1,6 @@
 """What happened to a run, in words: its ledger read for people. Standard library only.
 
-An entry may be of an older form, without a cause, a job or nodes, or of a kind that is not known here.
+An entry may be of an older form, without a cause, a job or nodes.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from megaboa.causes import Cause
-
-Entry = dict[str, Any]
+from megaboa.records import AttemptEnd, AttemptStart, Called, Cancelled, Distrusted, Event, LeftOut, Trusted, Unhealthy
 
 NOUNS: dict[Cause, str] = {
     "node_failure": "node failure",
@@ -40,12 +38,28 @@ NOUNS: dict[Cause, str] = {
 }
 
 
-def last_event(entries: Sequence[Entry]) -> tuple[str, float] | None:
+def last_event(entries: Sequence[Event]) -> tuple[str, float] | None:
     """The newest entry that says something, and when it was written."""
     for number in reversed(range(len(entries))):
-        if text := _TEXTS.get(entries[number]["event"], _nothing)(entries, number):
-            return text, entries[number]["time"]
+        if text := _text(entries, number):
+            return text, entries[number].time
     return None
+
+
+def _text(entries: Sequence[Event], number: int) -> str:
+    match entries[number]:
+        case AttemptStart() as start:
+            return _start(entries, number, start)
+        case AttemptEnd() as end:
+            return _end(end)
+        case Unhealthy() as refused:
+            return f"unhealthy: {refused.detail or brief(refused.bad_nodes)}"
+        case Called():
+            return "called again" if number else "called"
+        case Cancelled() as cancelled:
+            return f"stopped: {cancelled.detail or NOUNS['cancelled']}"
+        case other:
+            return _between(other)
 
 
 def brief(nodes: Sequence[str]) -> str:
@@ -68,15 +82,14 @@ def _spans(numbers: list[int]) -> list[tuple[int, int]]:
     return [(span[0], span[-1]) for span in spans]
 
 
-def _start(entries: Sequence[Entry], number: int) -> str:
-    step = entries[number].get("resumed_from")
-    ended = max((place for place in range(number) if entries[place]["event"] in ("start", "end")), default=None)
-    parent = entries[number].get("parent")
+def _start(entries: Sequence[Event], number: int, start: AttemptStart) -> str:
+    before = (place for place in range(number) if isinstance(entries[place], AttemptStart | AttemptEnd))
+    ended = max(before, default=None)
     beginning = (
-        f"goes on from {parent}"
-        if parent
-        else f"resumed from {step}"
-        if step
+        f"goes on from {start.parent}"
+        if start.parent
+        else f"resumed from {start.resumed_from}"
+        if start.resumed_from
         else "started"
         if ended is None
         else "started from the beginning"
@@ -85,60 +98,35 @@ def _start(entries: Sequence[Entry], number: int) -> str:
     notes = [text for entry in since if (text := _between(entry))]
     if ended is None:
         why = ""
-    elif any(entry["event"] == "call" for entry in since):
+    elif any(isinstance(entry, Called) for entry in since):
         why = " by a new call"
     else:
         why = f" after {_cause(entries[ended])}"
     return "; ".join([beginning + why, *notes])
 
 
-def _between(entry: Entry) -> str:
-    if entry["event"] == "skip":
-        first, last = entry["steps"]
-        return f"steps {first} to {last} are left out"
-    if entry["event"] == "distrust":
-        return f"checkpoint {entry['iteration']} was set aside"
-    if entry["event"] == "trust":
-        return f"checkpoint {entry['iteration']} was put back"
+def _between(entry: Event) -> str:
+    match entry:
+        case LeftOut(steps=(first, last)):
+            return f"steps {first} to {last} are left out"
+        case Distrusted(iteration=iteration):
+            return f"checkpoint {iteration} was set aside"
+        case Trusted(iteration=iteration):
+            return f"checkpoint {iteration} was put back"
     return ""
 
 
-def _end(entries: Sequence[Entry], number: int) -> str:
-    end = entries[number]
-    if end["outcome"] == "completed":
+def _end(end: AttemptEnd) -> str:
+    if end.outcome == "completed":
         return "finished"
-    if end.get("action") == "requeue":
+    if end.action == "requeue":
         return f"queued again: {_cause(end)}"
-    detail = end.get("detail") or _cause(end)
-    return f"starts again: {detail}" if end.get("action") == "resume" else f"stopped: {detail}"
+    detail = end.detail or _cause(end)
+    return f"starts again: {detail}" if end.action == "resume" else f"stopped: {detail}"
 
 
-def _cause(entry: Entry) -> str:
-    if entry["event"] == "start":  # its end was never written
+def _cause(entry: Event) -> str:
+    if not isinstance(entry, AttemptEnd):  # a start, whose end was never written
         return NOUNS["lost"]
-    noun = NOUNS.get(entry.get("cause"), entry.get("cause") or "failure")
-    return f"{noun} of {brief(entry['bad_nodes'])}" if entry.get("bad_nodes") else noun
-
-
-def _unhealthy(entries: Sequence[Entry], number: int) -> str:
-    return f"unhealthy: {entries[number].get('detail') or brief(entries[number].get('bad_nodes', ()))}"
-
-
-def _called(entries: Sequence[Entry], number: int) -> str:
-    return "called again" if number else "called"
-
-
-def _nothing(entries: Sequence[Entry], number: int) -> str:
-    return ""
-
-
-_TEXTS = {
-    "start": _start,
-    "end": _end,
-    "unhealthy": _unhealthy,
-    "call": _called,
-    "cancelled": lambda entries, number: f"stopped: {entries[number].get('detail') or NOUNS['cancelled']}",
-    "skip": lambda entries, number: _between(entries[number]),
-    "distrust": lambda entries, number: _between(entries[number]),
-    "trust": lambda entries, number: _between(entries[number]),
-}
+    noun = NOUNS.get(entry.cause, entry.cause or "failure")
+    return f"{noun} of {brief(entry.bad_nodes)}" if entry.bad_nodes else noun

@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from megaboa.files import digest, read_json, read_jsonl
+from megaboa.files import digest, read_json
+from megaboa.harmless import without_harmless
 from megaboa.observe import performance
 from megaboa.observe.accounting import read_lives
-from megaboa.observe.drift import drift
 from megaboa.observe.goodput import goodput
 from megaboa.observe.progress import last_step
 from megaboa.observe.routing import add_routing
 from megaboa.observe.steps import Row, read_attempts, read_events, step_rows, steps_in
 from megaboa.observe.summary import summarize
-from megaboa.results import RunFolder, RunStore
+from megaboa.paths import RunFolder, RunStore
+from megaboa.records import AttemptStart, Called, Parent, StepEvent, Summary, TrainRecord, parse, read, read_ledger
 
 
 @dataclass(frozen=True)
 class Measured:
     rows: list[Row]
-    summary: dict[str, Any]
+    summary: Summary
     goodput: dict[str, Any]
 
 
 def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
     """Of a run that came to its end, as its train.json says."""
-    train = read_json(folder.train_manifest)
-    store = RunStore(folder.store)
+    train = read(TrainRecord, folder.train_manifest)
+    store = RunStore(Path(train.store))
     attempts, events = read_attempts(store), read_events(store)
-    rows = add_routing(step_rows(events, steps_in(train.get("skipped", []))), store)
-    numbers = [start["attempt"] for start in attempts]
+    rows = add_routing(step_rows(events, steps_in(train.skipped)), store)
+    numbers = [start.attempt for start in attempts]
     final = [row for row in rows if not row["replayed"]]
     summary = summarize(
-        train["run"],
+        train.run,
         train,
         attempts,
         events,
@@ -41,7 +43,7 @@ def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
         drift=drift(folder.run, read_json(store.identity), train, final),
         peak_tflops=peak_tflops,
         memory=performance.memory(store, numbers),
-        **performance.consoles(store, numbers, train["world_size"]),
+        **performance.consoles(store, numbers, train.world_size),
     )
     return Measured(rows, summary, _time(store, events, rows))
 
@@ -51,19 +53,52 @@ def so_far(folder: RunFolder, store: RunStore) -> Measured | None:
     attempts, steps = read_attempts(store), last_step(store)
     if not attempts or steps is None:
         return None
-    events, left_out = read_events(store), attempts[-1].get("skipped", [])
+    events, left_out = read_events(store), attempts[-1].skipped
     rows = add_routing(step_rows(events, steps_in(left_out)), store)
-    train = {
-        "identity": digest(read_json(store.identity)),
-        "world_size": attempts[-1]["world_size"],
-        "train_iters": steps,
-        "skipped": left_out,
-        "parent": folder.run.get("parent"),
-    }
+    parent = folder.run.get("parent")
+    train = TrainRecord(
+        run=folder.name,
+        identity=digest(read_json(store.identity)),
+        store=str(store.path),
+        world_size=attempts[-1].world_size,
+        train_iters=steps,
+        iteration=0,
+        skipped=left_out,
+        parent=parent and parse(Parent, parent, folder.path),
+    )
     return Measured(rows, summarize(folder.name, train, attempts, events, rows), _time(store, events, rows))
 
 
-def _time(store: RunStore, events: list[dict[str, Any]], rows: list[Row]) -> dict[str, Any]:
-    entries = read_jsonl(store.ledger)
-    jobs = sorted({entry["job"] for entry in entries if entry.get("job")})
+def _time(store: RunStore, events: list[StepEvent], rows: list[Row]) -> dict[str, Any]:
+    entries = read_ledger(store.ledger)
+    jobs = sorted({entry.job for entry in entries if isinstance(entry, AttemptStart | Called) and entry.job})
     return goodput(entries, events, rows, read_lives(jobs))
+
+
+def drift(asked: dict[str, Any], identity: dict[str, Any], train: TrainRecord, final: list[Row]) -> list[str]:
+    """Reasons not to believe a run: `asked` is its run.json, `identity` what its store says that it is."""
+    reasons = []
+    if digest(identity) != train.identity:
+        reasons.append("the store holds another run than the one that train.json is about")
+    if changed := sorted(_differences(without_harmless(asked), without_harmless(identity["run"]))):
+        reasons.append(f"the configuration has drifted since it was trained: {', '.join(changed)}")
+    expected = _tokens_per_step(asked)
+    other = sorted({row["tokens"] for row in final if row["tokens"] is not None} - {expected})
+    if expected and other:
+        reasons.append(f"steps of {' and '.join(map(str, other))} tokens instead of {expected}")
+    return reasons
+
+
+def _differences(one: Any, other: Any, path: str = "") -> set[str]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        names = one.keys() | other.keys()
+        return set().union(*(_differences(one.get(name), other.get(name), f"{path}{name}.") for name in names))
+    return set() if one == other else {path.rstrip(".")}
+
+
+def _tokens_per_step(asked: dict[str, Any]) -> int | None:
+    """None where the recipe, or an override, decides."""
+    training = asked.get("training", {})
+    if asked.get("overrides") or not training.get("global_batch_size") or not training.get("seq_length"):
+        return None
+    return training["global_batch_size"] * training["seq_length"]

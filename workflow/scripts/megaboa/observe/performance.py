@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from megaboa.files import read_json
 from megaboa.observe.logs.reader import read_events
 from megaboa.observe.logs.summary import LogSummary
 from megaboa.observe.steps import Row
+from megaboa.paths import AttemptFolder, RunStore
 from megaboa.peaks import peak_of
-from megaboa.results import AttemptFolder, RunStore
+from megaboa.records import Energy, Memory, RankEnd, StepEvent, Stragglers, TrainStart, parse, read
 
 
-def tflops(timed: Sequence[Row], events: Sequence[dict[str, Any]], world_size: int) -> list[float]:
+def tflops(timed: Sequence[Row], events: Sequence[StepEvent], world_size: int) -> list[float]:
     """Of every timed step, per rank, by the operations that Bridge counts for a token; none for older attempts."""
-    per_token = {event["attempt"]: event.get("flops_per_token") for event in events if event["event"] == "train_start"}
+    per_token = {event.attempt: event.flops_per_token for event in events if isinstance(event, TrainStart)}
     return [
         per_token[row["attempt"]] * row["tokens"] / row["seconds"] / world_size / 1e12
         for row in timed
@@ -24,7 +24,7 @@ def tflops(timed: Sequence[Row], events: Sequence[dict[str, Any]], world_size: i
 
 
 def mfu(
-    tflops_per_rank: dict[str, Any] | None, events: Sequence[dict[str, Any]], peak: float | None
+    tflops_per_rank: dict[str, Any] | None, events: Sequence[StepEvent], peak: float | None
 ) -> dict[str, Any] | None:
     """Against `resources.peak_tflops`, else what is known of the GPU; None where neither is."""
     gpu = gpu_of(events)
@@ -35,19 +35,19 @@ def mfu(
     return {"median": tflops_per_rank["median"] / value, "peak_tflops": value, "peak_from": source, "gpu": gpu}
 
 
-def gpu_of(events: Sequence[dict[str, Any]]) -> str | None:
-    return next((event["gpu"] for event in reversed(events) if event.get("gpu")), None)
+def gpu_of(events: Sequence[StepEvent]) -> str | None:
+    return next((event.gpu for event in reversed(events) if isinstance(event, TrainStart) and event.gpu), None)
 
 
-def memory(store: RunStore, attempts: Sequence[int]) -> dict[str, Any] | None:
+def memory(store: RunStore, attempts: Sequence[int]) -> Memory | None:
     """The most that any rank's GPU had in use, in bytes, and each rank's; of the last attempt that said so."""
     for number in reversed(attempts):
-        records = sorted((store.attempt(number).path / "end").glob("*.json"), key=lambda path: int(path.stem))
-        by_rank = {path.stem: peaks for path in records if (peaks := _peaks(read_json(path)))}
+        records = sorted(store.attempt(number).ends.glob("*.json"), key=lambda path: int(path.stem))
+        by_rank = {path.stem: peaks for path in records if (peaks := _peaks(read(RankEnd, path)))}
         if by_rank:
             names = ("allocated", "reserved")
             most = {name: max(peaks[name] for peaks in by_rank.values()) for name in names}
-            return {"attempt": number, "peak_bytes": most, "by_rank": by_rank}
+            return Memory(attempt=number, peak_bytes=most, by_rank=by_rank)
     return None
 
 
@@ -56,7 +56,8 @@ def consoles(store: RunStore, attempts: Sequence[int], world_size: int) -> dict[
     last rank, stragglers on the first."""
     first = _console(store, attempts, 0)
     last = first if world_size == 1 else _console(store, attempts, world_size - 1)
-    return {"energy": last.summarize()["energy"], "stragglers": first.stragglers()}
+    found = {"energy": (Energy, last.summarize()["energy"]), "stragglers": (Stragglers, first.stragglers())}
+    return {name: value and parse(kind, value, name) for name, (kind, value) in found.items()}
 
 
 def _console(store: RunStore, attempts: Sequence[int], rank: int) -> LogSummary:
@@ -69,6 +70,5 @@ def _console(store: RunStore, attempts: Sequence[int], rank: int) -> LogSummary:
     return console
 
 
-def _peaks(record: dict[str, Any]) -> dict[str, int]:
-    found = {name: record.get(f"peak_{name}") for name in ("allocated", "reserved")}
-    return {name: value for name, value in found.items() if value is not None} if all(found.values()) else {}
+def _peaks(end: RankEnd) -> dict[str, int]:
+    return {"allocated": end.peak_allocated, "reserved": end.peak_reserved} if end.peak_allocated else {}

@@ -8,22 +8,37 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from megaboa.files import read_json, read_jsonl
+from megaboa.files import read_json
 from megaboa.launch.local import is_running
 from megaboa.observe import history
-from megaboa.results import AttemptFolder, RunStore
+from megaboa.paths import AttemptFolder, RunStore
+from megaboa.records import (
+    STEPS,
+    AttemptEnd,
+    AttemptStart,
+    Called,
+    Cancelled,
+    Evaluated,
+    Found,
+    Phase,
+    Saved,
+    Step,
+    StepEvent,
+    events,
+    read,
+    read_ledger,
+)
 
 # Long enough for the last hundred steps or so, whatever the length of steps.jsonl.
 TAIL_BYTES = 32_768
 # Steps over which the speed is measured: enough to be calm, few enough to follow a change.
 SPEED_WINDOW = 20
 SAVES_FROM_ATTEMPTS = 3
-_LIFE = ("call", "start", "end", "cancelled")
+_LIFE = (Called, AttemptStart, AttemptEnd, Cancelled)
 SAVES_BYTES = 4_194_304  # some ten thousand steps
 
 
@@ -74,42 +89,43 @@ def read_progress(run_store: str | Path, run: str | None = None, now: float | No
     run = run or store.path.parent.name
     now = time.time() if now is None else now
     total = last_step(store)
-    entries = read_jsonl(store.ledger)
+    entries = read_ledger(store.ledger)
     event, event_time = history.last_event(entries) or (None, None)
     told = {"event": event, "event_time": event_time}
-    job = next((entry.get("job") for entry in reversed(entries) if entry["event"] in ("start", "call")), None)
-    starts = [entry for entry in entries if entry["event"] == "start"]
+    job = next((entry.job for entry in reversed(entries) if isinstance(entry, AttemptStart | Called)), None)
+    starts = [entry for entry in entries if isinstance(entry, AttemptStart)]
     # Between two attempts, or before the first: a call, or a cancellation.
-    between = next((entry for entry in reversed(entries) if entry["event"] in _LIFE), {})
-    cancelled = between.get("detail") if between.get("event") == "cancelled" else None
+    between = next((entry for entry in reversed(entries) if isinstance(entry, _LIFE)), None)
+    cancelled = between.detail if isinstance(between, Cancelled) else None
     if not starts:
         state = "interrupted" if cancelled else "running" if job else "waiting"  # called in a job, and about to start
         goes_on = job is not None and not cancelled
         return Progress(run, state, total=total, job=job, goes_on=goes_on, detail=cancelled, **told)
     start = starts[-1]
-    number = start["attempt"]
-    end = next((entry for entry in reversed(entries) if entry["event"] == "end" and entry["attempt"] == number), None)
-    called = any(entry["event"] == "call" and entry.get("job") for entry in entries[entries.index(end or start) :])
-    events = read_tail(store.attempt(number).steps)
-    steps = [event for event in events if event["event"] == "step"]
+    number = start.attempt
+    ends = (entry for entry in reversed(entries) if isinstance(entry, AttemptEnd) and entry.attempt == number)
+    end = next(ends, None)
+    called = any(isinstance(entry, Called) and entry.job for entry in entries[entries.index(end or start) :])
+    newest = read_tail(store.attempt(number).steps)
+    steps = [event for event in newest if isinstance(event, Step)]
     state, detail, goes_on = ("running", None, True) if called else _state(start, end)
     if cancelled:
         state, detail, goes_on = "interrupted", cancelled, False
-    last_time = max(event["time"] for event in [start, *events, *([end] if end else [])])
+    last_time = max(event.time for event in [start, *newest, *([end] if end else [])])
     rate = speed(steps)
     return Progress(
         run=run,
         state=state,
-        step=_step(start, end, events),
+        step=_step(start, end, newest),
         total=total,
-        loss=steps[-1].get("loss") if steps else None,
+        loss=steps[-1].loss if steps else None,
         steps_per_second=rate,
         tokens_per_second=rate * tokens if rate and (tokens := tokens_per_step(steps)) else None,
         attempt=number,
-        host=start.get("host"),
-        pid=start.get("pid"),
+        host=start.host,
+        pid=start.pid,
         job=job,
-        nodes=tuple(start.get("nodes") or ()),
+        nodes=start.nodes,
         age_seconds=max(now - last_time, 0.0),
         detail=detail,
         goes_on=goes_on,
@@ -121,16 +137,14 @@ def last_step(store: RunStore) -> int | None:
     """The step at which the run is over: from its identity or, for a recipe, as its ranks found it."""
     asked = read_json(store.identity)["run"]["training"].get("train_iters") if store.identity.exists() else None
     if asked is None and store.found.exists():
-        return read_json(store.found)["train_iters"]
+        return read(Found, store.found).train_iters
     return asked
 
 
 def slowest_save(store: RunStore) -> float | None:
     """Seconds of the slowest save of the newest attempts; None where none was measured."""
-    return max(
-        (event["seconds"] for event in _recent(store) if event["event"] == "save" and event.get("seconds")),
-        default=None,
-    )
+    saves = (event.seconds for event in _recent(store) if isinstance(event, Saved) and event.seconds)
+    return max(saves, default=None)
 
 
 def slowest_background_save(store: RunStore, completed: Mapping[int, float]) -> float | None:
@@ -138,7 +152,7 @@ def slowest_background_save(store: RunStore, completed: Mapping[int, float]) -> 
 
     `completed`: when checkpoints were complete, in unix seconds. A step may have been done more than once.
     """
-    begun = [(event["step"], event["time"]) for event in _recent(store) if event["event"] in ("step", "eval")]
+    begun = [(event.step, event.time) for event in _recent(store) if isinstance(event, Step | Evaluated)]
     found = []
     for iteration, moment in completed.items():
         before = [time for step, time in begun if step == iteration and time <= moment]
@@ -146,30 +160,30 @@ def slowest_background_save(store: RunStore, completed: Mapping[int, float]) -> 
     return max(found, default=None)
 
 
-def _recent(store: RunStore) -> list[dict[str, Any]]:
+def _recent(store: RunStore) -> list[StepEvent]:
     """The newest attempts' events."""
-    attempts = sorted((store.path / "attempts").glob("[0-9]*"), key=lambda path: int(path.name))[-SAVES_FROM_ATTEMPTS:]
-    return [event for path in attempts for event in read_tail(path / "steps.jsonl", SAVES_BYTES)]
+    newest = store.attempts[-SAVES_FROM_ATTEMPTS:]
+    return [event for attempt in newest for event in read_tail(attempt.steps, SAVES_BYTES)]
 
 
 def seconds_per_step(attempt: AttemptFolder) -> float | None:
-    rate = speed([event for event in read_tail(attempt.steps) if event["event"] == "step"])
+    rate = speed([event for event in read_tail(attempt.steps) if isinstance(event, Step)])
     return 1 / rate if rate else None
 
 
 def usual_seconds_per_step(store: RunStore) -> float | None:
     """As the newest attempt has it that did more than a step."""
-    attempts = sorted((store.path / "attempts").glob("*"), reverse=True)[:SAVES_FROM_ATTEMPTS]
-    return next((seconds for path in attempts if (seconds := seconds_per_step(AttemptFolder(path)))), None)
+    newest = reversed(store.attempts[-SAVES_FROM_ATTEMPTS:])
+    return next((seconds for attempt in newest if (seconds := seconds_per_step(attempt))), None)
 
 
 def has_steps(attempt: AttemptFolder) -> bool:
     """Whether the attempt has done a step."""
-    return any(event["event"] == "step" for event in read_tail(attempt.steps))
+    return any(isinstance(event, Step) for event in read_tail(attempt.steps))
 
 
-def read_tail(path: str | Path, size: int = TAIL_BYTES) -> list[dict[str, Any]]:
-    """The last complete lines of a JSON-lines file, without reading the rest of it."""
+def read_tail(path: str | Path, size: int = TAIL_BYTES) -> list[StepEvent]:
+    """The events in the last complete lines of a steps.jsonl, without reading the rest of it."""
     path = Path(path)
     if not path.exists():
         return []
@@ -183,21 +197,21 @@ def read_tail(path: str | Path, size: int = TAIL_BYTES) -> list[dict[str, Any]]:
     for line in lines:
         with contextlib.suppress(json.JSONDecodeError):  # torn by a full disk or a kill
             found.append(json.loads(line))
-    return found
+    return events(STEPS, found, path)
 
 
-def speed(steps: list[dict[str, Any]]) -> float | None:
+def speed(steps: Sequence[Step]) -> float | None:
     """Steps per second by the clock, pauses for saving and evaluation included, because an ETA includes them."""
     window = steps[-SPEED_WINDOW:]
-    if len(window) > 1 and window[-1]["time"] > window[0]["time"]:
-        return (len(window) - 1) / (window[-1]["time"] - window[0]["time"])
-    if window and window[-1].get("seconds"):
-        return 1 / window[-1]["seconds"]
+    if len(window) > 1 and window[-1].time > window[0].time:
+        return (len(window) - 1) / (window[-1].time - window[0].time)
+    if window and window[-1].seconds:
+        return 1 / window[-1].seconds
     return None
 
 
-def tokens_per_step(steps: list[dict[str, Any]]) -> float | None:
-    counts = [event["tokens"] for event in steps[-SPEED_WINDOW:] if event.get("tokens")]
+def tokens_per_step(steps: Sequence[Step]) -> float | None:
+    counts = [event.tokens for event in steps[-SPEED_WINDOW:] if event.tokens]
     return sum(counts) / len(counts) if counts else None
 
 
@@ -258,23 +272,23 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
-def _step(start: dict[str, Any], end: dict[str, Any] | None, events: list[dict[str, Any]]) -> int:
-    reached = [event["step"] for event in events if "step" in event]
+def _step(start: AttemptStart, end: AttemptEnd | None, events: Sequence[StepEvent]) -> int:
+    reached = [event.step for event in events if not isinstance(event, Phase) and event.step is not None]
     if reached:
         return reached[-1]
-    return (end or {}).get("iteration") or start.get("resumed_from") or 0
+    return (end.iteration if end else 0) or start.resumed_from
 
 
-def _state(start: dict[str, Any], end: dict[str, Any] | None) -> tuple[str, str | None, bool]:
+def _state(start: AttemptStart, end: AttemptEnd | None) -> tuple[str, str | None, bool]:
     """The run's state, more about it, and whether it goes on by itself."""
-    action = end.get("action") if end else None
-    if end and end["outcome"] == "completed":
+    action = end.action if end else None
+    if end and end.outcome == "completed":
         return "done", None, False
     if action == "requeue":
-        return "queued", end["detail"], True
-    here = start.get("host") == socket.gethostname()
-    if (not end or action == "resume") and (not here or is_running(start["pid"])):
+        return "queued", end.detail, True
+    here = start.host == socket.gethostname()
+    if (not end or action == "resume") and (not here or is_running(start.pid)):
         return "running", None, True
     if not end:
-        return "interrupted", f"process {start['pid']} is gone", True
-    return end["outcome"], end.get("detail"), action == "resume"
+        return "interrupted", f"process {start.pid} is gone", True
+    return end.outcome, end.detail, action == "resume"

@@ -7,7 +7,7 @@ from typing import Any
 
 from megaboa.files import read_jsonl
 from megaboa.observe.steps import Row
-from megaboa.results import RunStore
+from megaboa.paths import RunStore
 
 Layers = dict[str, dict[str, Any]]  # by layer: tokens of each expert, and the smallest margins of a choice
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from megaboa.launch import slurm
 from megaboa.observe.progress import Progress
+from megaboa.paths import ExperimentFolder
 from megaboa.run import claims
 
 QUERY_SECONDS = 30
@@ -144,7 +145,9 @@ def _without_job(run: Progress, own: SlurmJob | None, holder: claims.Holder | No
 def _run_of(job: SlurmJob, results: Path, script: Callable[[str], str]) -> str | None:
     if job.comment.startswith("rule_"):
         run = job.comment.removeprefix("rule_train_wildcards_")
-        owners = [path.name for path in results.parent.iterdir() if (path / "runs" / run / "run.json").exists()]
+        owners = [
+            path.name for path in results.parent.iterdir() if ExperimentFolder(path).run(run).file("run").exists()
+        ]
         if run == job.comment or results.name not in owners:
             return None
         if len(owners) == 1:

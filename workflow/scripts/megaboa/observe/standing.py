@@ -10,7 +10,7 @@ from megaboa.doctor import examine
 from megaboa.observe.progress import Progress, format_steps
 from megaboa.observe.slurm_jobs import Queue
 from megaboa.observe.status import experiment_progress
-from megaboa.results import RunFolder
+from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.run.identity import is_trained
 
 SHOWN = 10
@@ -45,7 +45,7 @@ def failed(runs: Sequence[Standing]) -> list[str]:
 
 
 def _folder(results: Path, run: Progress) -> RunFolder:
-    return RunFolder(results / "runs" / run.run)
+    return ExperimentFolder(results).run(run.run)
 
 
 def _standing(folder: RunFolder, run: Progress) -> Standing:

@@ -29,7 +29,7 @@ from megaboa.observe.progress import (
     usual_seconds_per_step,
 )
 from megaboa.observe.slurm_jobs import Queue, SlurmJob
-from megaboa.results import RunFolder, RunStore
+from megaboa.paths import ExperimentFolder, RunFolder, RunStore
 from megaboa.run import checkpoints, claims
 from megaboa.run.chain import links, wall_seconds
 from megaboa.run.identity import is_outdated
@@ -54,14 +54,14 @@ def experiment_progress(results: str | Path, now: float | None = None, queue: Qu
     results = Path(results)
     jobs = slurm_jobs.trained_by(queue, results) if queue else {}
     return [
-        run_progress(RunFolder(results / "runs" / run), now, queue, jobs.get(run, ())) for run in planned_runs(results)
+        run_progress(ExperimentFolder(results).run(run), now, queue, jobs.get(run, ())) for run in planned_runs(results)
     ]
 
 
 def planned_runs(results: Path) -> list[str]:
-    plan = results / "plan.tsv"
+    plan = ExperimentFolder(results).plan
     if not plan.exists():
-        return sorted(path.parent.name for path in results.glob("runs/*/run.json"))
+        return [run.name for run in ExperimentFolder(results).runs]
     with plan.open(encoding="utf-8", newline="") as stream:
         return [row["run"] for row in csv.DictReader(stream, delimiter="\t") if row.get("state") != "INVALID"]
 
@@ -70,7 +70,7 @@ def run_progress(
     run: RunFolder, now: float | None = None, queue: Queue | None = None, jobs: Sequence[SlurmJob] = ()
 ) -> Progress:
     """A run's progress, by the link to its attempts that its supervisor makes when it starts, and by SLURM."""
-    store = RunStore(run.attempts_link.resolve().parent) if run.attempts_link.exists() else None
+    store = RunStore.of(run.attempts_link) if run.attempts_link.exists() else None
     if store is None or is_outdated(run, store):
         progress = Progress(run.name, "waiting", total=run.run["training"].get("train_iters"))
         return slurm_jobs.with_queue(progress, queue, jobs) if queue else progress
@@ -93,7 +93,7 @@ def jobs_left(progress: Progress, store: RunStore, run: RunFolder, now: float) -
     step = usual_seconds_per_step(store) if progress.job and progress.total and progress.state != "done" else None
     if step is None or (progress.state == "running" and progress.job_ends is None):
         return None
-    wall, save = wall_seconds(run.launch["runtime"]), slowest_save(store)
+    wall, save = wall_seconds(run.launch.runtime), slowest_save(store)
     seconds = (progress.total - progress.step) * step
     if progress.state == "running":
         seconds -= progress.job_ends - now - lead_seconds(save, step, wall)

@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from megaboa.files import read_jsonl, write_bytes
-from megaboa.results import RunStore
+from megaboa.files import write_bytes
+from megaboa.paths import RunStore
+from megaboa.records import AttemptStart, Evaluated, Step, StepEvent, read_ledger, read_steps
 
 COLUMNS = pa.schema(
     [
@@ -36,32 +37,29 @@ VALIDATION_SET = "valid/"
 Row = dict[str, Any]
 
 
-def read_attempts(store: RunStore) -> list[dict[str, Any]]:
+def read_attempts(store: RunStore) -> list[AttemptStart]:
     """The start line of every attempt, oldest first."""
-    return [event for event in read_jsonl(store.ledger) if event["event"] == "start"]
+    return [event for event in read_ledger(store.ledger) if isinstance(event, AttemptStart)]
 
 
-def read_events(store: RunStore) -> list[dict[str, Any]]:
+def read_events(store: RunStore) -> list[StepEvent]:
     """Every event of every attempt, in order, each with the number of its attempt."""
-    events = []
-    for start in read_attempts(store):
-        number = start["attempt"]
-        events += [{**event, "attempt": number} for event in read_jsonl(store.attempt(number).steps)]
-    return events
+    numbers = [start.attempt for start in read_attempts(store)]
+    return [event for number in numbers for event in read_steps(store.attempt(number).steps, number)]
 
 
-def step_rows(events: list[dict[str, Any]], left_out: Collection[int] = ()) -> list[Row]:
+def step_rows(events: Sequence[StepEvent], left_out: Collection[int] = ()) -> list[Row]:
     """One row per step and attempt, by step and then attempt. Of the rows of one step only the last is not replayed.
 
     Of a step whose batch was left out (after a loss spike) every row is: what it did was undone.
     """
     rows: dict[tuple[int, int], Row] = {}
     for event in events:
-        if event["event"] == "step":
-            rows[event["step"], event["attempt"]] = _row(event)
+        if isinstance(event, Step):
+            rows[event.step, event.attempt] = _row(event)
     for event in events:
-        if event["event"] == "eval" and (row := rows.get((event["step"], event["attempt"]))):
-            row |= {name: _float(v) for name, v in event["losses"].items() if name.startswith(VALIDATION_SET)}
+        if isinstance(event, Evaluated) and (row := rows.get((event.step, event.attempt))):
+            row |= {name: _float(v) for name, v in event.losses.items() if name.startswith(VALIDATION_SET)}
     ordered = [rows[key] for key in sorted(rows)]
     newest = {row["step"]: row["attempt"] for row in ordered}
     return [{**row, "replayed": row["attempt"] != newest[row["step"]] or row["step"] in left_out} for row in ordered]
@@ -89,18 +87,15 @@ def table_of(rows: list[Row]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def _row(event: dict[str, Any]) -> Row:
-    further = {f"losses/{name}": _float(v) for name, v in (event.get("losses") or {}).items() if name != MAIN_LOSS}
+def _row(event: Step) -> Row:
+    further = {f"losses/{name}": _float(v) for name, v in (event.losses or {}).items() if name != MAIN_LOSS}
     return {
-        "step": event["step"],
-        "attempt": event["attempt"],
-        "time": event["time"],
-        "seconds": _float(event.get("seconds")),
-        "loss": _float(event.get("loss")),
-        "grad_norm": _float(event.get("grad_norm")),
-        "lr": _float(event.get("lr")),
-        "tokens": event.get("tokens"),
-        "skipped": bool(event.get("skipped")),
+        "step": event.step,
+        "attempt": event.attempt,
+        "time": event.time,
+        **{name: _float(getattr(event, name)) for name in ("seconds", "loss", "grad_norm", "lr")},
+        "tokens": event.tokens,
+        "skipped": bool(event.skipped),
         **further,
     }
 

@@ -11,82 +11,94 @@ import numpy as np
 from megaboa.observe import performance
 from megaboa.observe.numbers import WARMUP_STEPS, loss_summary, spread, without_nan
 from megaboa.observe.steps import Row, is_finite, steps_in
+from megaboa.records import (
+    AttemptStart,
+    Energy,
+    Evaluated,
+    Memory,
+    StepEvent,
+    Stragglers,
+    Summary,
+    TrainRecord,
+    parse,
+    plain,
+)
 from megaboa.run.ledger import ran_on
 
 
 def summarize(
     run: str,
-    train: dict[str, Any],
-    attempts: list[dict[str, Any]],
-    events: list[dict[str, Any]],
+    train: TrainRecord,
+    attempts: Sequence[AttemptStart],
+    events: Sequence[StepEvent],
     rows: list[Row],
     *,
     drift: Sequence[str] = (),
     peak_tflops: float | None = None,
-    memory: dict[str, Any] | None = None,
-    energy: dict[str, Any] | None = None,
-    stragglers: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+    memory: Memory | None = None,
+    energy: Energy | None = None,
+    stragglers: Stragglers | None = None,
+) -> Summary:
     """Gates and numbers of a run, from its train manifest, its attempts' start lines, its events and its step rows.
 
     `drift`: in what the run is not what was asked for.
     """
+    measured = {"memory": memory, "energy": energy, "stragglers": stragglers}
     final = [row for row in rows if not row["replayed"]]
     reasons = [*invalid_reasons(train, attempts, final), *drift]
     timed = timed_rows(final)
-    tflops = spread(performance.tflops(timed, events, train["world_size"]))
+    tflops = spread(performance.tflops(timed, events, train.world_size))
     throughput = spread([row["tokens"] / row["seconds"] for row in timed if row["tokens"]])
     summary = {
         "run": run,
-        "identity": train.get("identity"),
+        "identity": train.identity,
         "state": "INVALID" if reasons else "PASS",
         "reasons": reasons,
-        "world_size": train["world_size"],
-        "train_iters": train["train_iters"],
-        "parent": train.get("parent"),
+        "world_size": train.world_size,
+        "train_iters": train.train_iters,
+        "parent": train.parent and plain(train.parent),
         "steps": len(final),
         "tokens": sum(row["tokens"] or 0 for row in final),
         "skipped_steps": sum(row["skipped"] for row in final),
         "nan_steps": sum(row["loss"] is not None and math.isnan(row["loss"]) for row in final),
         "attempts": len(attempts),
-        "ran_on": ran_on(attempts),  # more than one: packages or code were changed between attempts
+        # More than one: packages or code were changed between attempts.
+        "ran_on": [plain(one) for one in ran_on(attempts)],
         "lost_steps": len(rows) - len(final),
-        "left_out": train.get("skipped", []),  # steps whose batches were left out after a loss spike
+        "left_out": train.skipped,  # steps whose batches were left out after a loss spike
         "warmup_steps_dropped": len(final) - len(timed),
         "window": [timed[0]["step"], timed[-1]["step"]] if timed else None,  # of the steps that count for the speed
         "step_seconds": spread([row["seconds"] for row in timed]),
         "tokens_per_second": throughput,
-        "tokens_per_second_per_rank": throughput and throughput["median"] / train["world_size"],
+        "tokens_per_second_per_rank": throughput and throughput["median"] / train.world_size,
         "tflops_per_rank": tflops,
         "gpu": performance.gpu_of(events),
         "mfu": performance.mfu(tflops, events, peak_tflops),
-        "memory": memory,
-        "energy": energy,
-        "stragglers": stragglers,
+        **{name: found and plain(found) for name, found in measured.items()},
         "loss": loss_summary([row["step"] for row in final], [row["loss"] for row in final]),
         "grad_norm": {"last": final[-1]["grad_norm"], "max": _max([row["grad_norm"] for row in final])}
         if final
         else None,
         "validation": validation(events),
     }
-    return without_nan(summary)
+    return parse(Summary, without_nan(summary), f"the summary of {run}")
 
 
-def invalid_reasons(train: dict[str, Any], attempts: list[dict[str, Any]], final: list[Row]) -> list[str]:
+def invalid_reasons(train: TrainRecord, attempts: Sequence[AttemptStart], final: list[Row]) -> list[str]:
     """Why a run that came to its end must not be believed; nothing where it may."""
     reasons = []
     # A step that fp16's loss scaling skipped has no finite loss by design.
     bad = [row["step"] for row in final if not row["skipped"] and not is_finite(row["loss"])]
     if bad:
         reasons.append(f"no finite loss at {_steps(bad)}")
-    left_out = steps_in(train.get("skipped", []))
-    own = range((train.get("parent") or {"iteration": 0})["iteration"] + 1, train["train_iters"] + 1)
+    left_out = steps_in(train.skipped)
+    own = range((train.parent.iteration if train.parent else 0) + 1, train.train_iters + 1)
     missing = sorted(set(own) - {row["step"] for row in final} - left_out)
     if missing:
         reasons.append(f"{len(final)} of {len(own)} steps recorded; missing: {_steps(missing)}")
-    wrong = sorted({start["world_size"] for start in attempts} - {train["world_size"]})
+    wrong = sorted({start.world_size for start in attempts} - {train.world_size})
     if wrong:
-        reasons.append(f"ran with {' and '.join(map(str, wrong))} ranks instead of {train['world_size']}")
+        reasons.append(f"ran with {' and '.join(map(str, wrong))} ranks instead of {train.world_size}")
     return reasons
 
 
@@ -101,9 +113,9 @@ def timed_rows(final: list[Row]) -> list[Row]:
     return timed
 
 
-def validation(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def validation(events: Sequence[StepEvent]) -> list[dict[str, Any]]:
     """Losses of every evaluation by step; of one that was repeated, the last."""
-    by_step = {event["step"]: event["losses"] for event in events if event["event"] == "eval"}
+    by_step = {event.step: event.losses for event in events if isinstance(event, Evaluated)}
     return [{"step": step, "losses": by_step[step]} for step in sorted(by_step)]
 
 

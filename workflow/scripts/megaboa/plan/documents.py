@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from megaboa.config.models.model import Model
 from megaboa.harmless import is_harmless
 from megaboa.plan import images
 from megaboa.plan.quantities import Quantities
+from megaboa.records import LaunchSpec, ProfileSpec, parse
 from megaboa.run.chain import links, wall_seconds
 
 COLUMNS = (
@@ -109,9 +111,9 @@ def _code_digest(code: str) -> str:
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
-def launch(config: Experiment, model: str) -> dict[str, Any]:
+def launch(config: Experiment, model: str) -> LaunchSpec:
     """Where and how a run runs: no input of training."""
-    return {
+    asked = {
         **config.resources.model_dump(mode="json"),
         "start": config.launch.model_dump(mode="json"),
         "image": images.launch(config),
@@ -124,6 +126,7 @@ def launch(config: Experiment, model: str) -> dict[str, Any]:
         ),
         "overrides": _launch_overrides(config),
     }
+    return parse(LaunchSpec, asked, "launch")
 
 
 def _launch_overrides(config: Experiment) -> dict[str, Any]:
@@ -136,10 +139,10 @@ def _launch_overrides(config: Experiment) -> dict[str, Any]:
     return kept
 
 
-def profile(config: Experiment) -> dict[str, Any]:
+def profile(config: Experiment) -> ProfileSpec:
     """What is profiled, and of a profiler of the user's own what it is."""
-    wanted = config.profile.model_dump(mode="json")
-    return {**wanted, "tool_code": _file_digest(wanted["tool"])} if wanted["tool"].endswith(".py") else wanted
+    wanted = parse(ProfileSpec, config.profile.model_dump(mode="json"), "profile")
+    return replace(wanted, tool_code=_file_digest(wanted.tool)) if wanted.tool.endswith(".py") else wanted
 
 
 def index_key(run: dict[str, Any]) -> dict[str, Any] | None:

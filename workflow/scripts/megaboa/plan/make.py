@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from megaboa.config import LoadedExperiment
@@ -56,9 +57,9 @@ class _Planner:
         for key, message in over_budget(runs, exports, self.base.budget, self.results).items():
             self.problems.add(tuple(key.split(".")), message)
         agreements = asked.agreements(names)
-        for run in runs:  # what the report needs to tell a tie of two experts from a mistake
-            if any(run.name in (one["reference"], *one["runs"]) for one in agreements):
-                run.launch["routing"] = True
+        compared = {name for one in agreements for name in (one["reference"], *one["runs"])}
+        # What the report needs to tell a tie of two experts from a mistake.
+        runs = [replace(run, launch=replace(run.launch, routing=True)) if run.name in compared else run for run in runs]
         asked.check_figures(runs)
         published = asked.published()
         tokenizers = self.corpus_tokenizers(runs)

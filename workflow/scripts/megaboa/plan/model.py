@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 from megaboa import files
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
+from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import documents
 from megaboa.preflight.facts import Facts
-from megaboa.results import RunFolder
+from megaboa.records import LaunchSpec, ProfileSpec, Tree, plain
 
 
 @dataclass(frozen=True)
@@ -31,15 +33,19 @@ class Run:
     corpora: tuple[str, ...]
     tokenizers: tuple[str, ...]
     run: dict[str, Any]
-    launch: dict[str, Any]
-    profile: dict[str, Any]
+    launch: LaunchSpec
+    profile: ProfileSpec
     row: dict[str, Any]
     facts: Facts
 
     def folder(self, results: Path | str, experiment: str) -> RunFolder:
         """The run below the results, as it is planned, whatever its files say."""
-        asked = {"run": self.run, "launch": self.launch, "profile": self.profile}
-        return RunFolder(Path(results) / experiment / "runs" / self.name, asked)
+        return RunFolder(Path(results) / experiment / "runs" / self.name, self.documents)
+
+    @functools.cached_property
+    def documents(self) -> Tree:
+        """What is written about it: run.json, launch.json and profile.json."""
+        return {"run": self.run, "launch": plain(self.launch), "profile": plain(self.profile)}
 
 
 @dataclass(frozen=True)
@@ -86,14 +92,15 @@ class Plan:
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """The table, and each run's run.json, launch.json and profile.json: names below the experiment's results."""
+        here = ExperimentFolder(Path())
         for run in self.runs:
-            for name, value in (("run.json", run.run), ("launch.json", run.launch), ("profile.json", run.profile)):
-                yield f"runs/{run.name}/{name}", files.canonical(value)
+            for name, value in run.documents.items():
+                yield str(here.run(run.name).file(name)), files.canonical(value)
         left_out = [{**run.row, "state": "INVALID", "why": "; ".join(run.reasons)} for run in self.invalid]
-        yield "plan.tsv", documents.table([run.row for run in self.runs] + left_out)
+        yield str(here.plan), documents.table([run.row for run in self.runs] + left_out)
 
     def submitted(self, restarted: Collection[str] = ()) -> Iterator[dict[str, Any]]:
         """What the job of each run must know when it starts; those that begin again are told to."""
         for run in self.runs:
             told = {"restart": True} if run.name in restarted else {}
-            yield {"name": run.name, "run": run.run, "launch": run.launch, "profile": run.profile, **told}
+            yield {"name": run.name, **run.documents, **told}

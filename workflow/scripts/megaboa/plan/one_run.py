@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from megaboa.config import Experiment, LoadedExperiment, check, keys
 from megaboa.config.models.model import Model, Tokenizer
 from megaboa.config.sweep import piece
 from megaboa.config.yaml_file import dotted
+from megaboa.paths import ExperimentFolder
 from megaboa.plan import conversions, documents, families, images
 from megaboa.plan.choices import Choice
 from megaboa.plan.facts import facts_of, hf_config_of
@@ -89,7 +91,7 @@ class RunPlanner:
 
     def earlier_refusals(self, experiment: Path) -> dict[str, Any]:
         """What preflight refused, as long as packages and image are the same."""
-        if not (experiment / "refused.json").exists():
+        if not ExperimentFolder(experiment).refused.exists():
             return {}
         return refusals.read(experiment, environment()["digest"], images.wanted(self.base))
 
@@ -106,7 +108,7 @@ class RunPlanner:
             corpora=corpora,
             tokenizers=tuple(dict.fromkeys(name for name in used if name in config.tokenizers)),
             run=identity,
-            launch={**documents.launch(config, model), "index": documents.index_name(identity)},
+            launch=replace(documents.launch(config, model), index=documents.index_name(identity)),
             profile=documents.profile(config),
             row=row,
             facts=facts,

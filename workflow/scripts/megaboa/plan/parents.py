@@ -11,9 +11,9 @@ from typing import Any
 
 from megaboa.config.errors import choose, show
 from megaboa.files import read_json
+from megaboa.paths import ExperimentFolder, RunFolder, RunStore, trained
 from megaboa.plan import documents
 from megaboa.plan.model import Run
-from megaboa.results import RunFolder, RunStore
 from megaboa.run import checkpoints
 from megaboa.run.identity import is_trained
 
@@ -95,15 +95,15 @@ class Parents:
             chain.append(name)
 
     def _find(self, experiment: str, name: str) -> Parent:
-        folder = RunFolder(self.results / experiment / "runs" / name)
+        folder = ExperimentFolder(self.results / experiment).run(name)
         if experiment != self.experiment:
             return trained_parent(folder)
         if name not in self.names:
             raise NoParentError(choose(name, self.names, "run"))
         run = self.joined(name)
-        if (folder.path / "run.json").exists() and folder.run == run.run and is_trained(folder):
+        if folder.file("run").exists() and folder.run == run.run and is_trained(folder):
             return trained_parent(folder)
-        settings = run.launch["checkpoint"]
+        settings = run.launch.checkpoint
         last = run.run["training"].get("train_iters")
         return Parent(f"{experiment}/{name}", run.run, settings, last, planned_steps(settings, last))
 
@@ -112,15 +112,14 @@ def trained_parent(folder: RunFolder) -> Parent:
     """A run that has been trained, by its files."""
     name = f"{folder.experiment}/{folder.name}"
     if not folder.train_manifest.exists():
-        others = folder.path.parent.parent.parent.glob("*/runs/*/train.json")
-        known = sorted(f"{path.parts[-4]}/{path.parts[-2]}" for path in others)
+        others = trained(folder.experiment_folder.path.parent)
+        known = sorted(f"{other.experiment}/{other.name}" for other in others)
         hint = f"; trained here: {listed(known)}" if known else ""
         raise NoParentError(f"{name} has not been trained: there is no {folder.train_manifest}. Train it first{hint}")
-    manifest = read_json(folder.train_manifest)
-    store = RunStore(Path(manifest["store"]))
+    store = RunStore(folder.store)
     if not store.identity.exists():
         raise NoParentError(f"the checkpoints of {name} are not in {store.path} any more")
-    settings = folder.launch["checkpoint"] if (folder.path / "launch.json").exists() else {}
+    settings = folder.launch.checkpoint if folder.file("launch").exists() else {}
     kept = checkpoints.complete_iterations(store.checkpoints)
     return Parent(name, read_json(store.identity)["run"], settings, max(kept, default=None), kept)
 

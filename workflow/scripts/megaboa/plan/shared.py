@@ -17,8 +17,10 @@ from typing import Any
 
 from megaboa import files
 from megaboa.data import sources
+from megaboa.paths import ExperimentFolder
 from megaboa.plan import documents, images
 from megaboa.plan.model import Plan, Run
+from megaboa.records import ModelSource, plain, read_if_there
 
 Reference = dict[str, str]
 NO_PROFILE: Mapping[str, str] = MappingProxyType({})
@@ -57,6 +59,7 @@ class Shared:
         self.plan = plan
         self.profile = profile
         self.folder = Path(results) / plan.name
+        self.paths = ExperimentFolder(self.folder)
         used = {name: corpus for name, corpus in plan.experiment.corpora.items() if name in plan.corpus_tokenizers}
         self.corpora = used
         self.sourced_models = [name for name, model in plan.models.items() if model.recipe is None]
@@ -64,46 +67,46 @@ class Shared:
 
     @property
     def import_proofs(self) -> list[str]:
-        return [f"{self.folder}/models/{name}/proof.json" for name in self.imported_models]
+        return [str(self.paths.model(name).proof) for name in self.imported_models]
 
     @property
     def image_manifest(self) -> list[str]:
         """What is trained in an image waits for it, and is another run in another image."""
-        return [f"{self.folder}/image.json"] if self.plan.experiment.image.runtime != "none" else []
+        return [str(self.paths.image)] if self.plan.experiment.image.runtime != "none" else []
 
     @property
     def preflights(self) -> list[str]:
         """What a run must have passed before it asks for a GPU."""
-        inside = [f"{self.folder}/preflight-in-image.json"] if self.image_manifest else []
-        return [f"{self.folder}/preflight.json", *inside]
+        inside = [str(self.paths.preflight_in_image)] if self.image_manifest else []
+        return [str(self.paths.preflight), *inside]
 
     @property
     def export_proofs(self) -> list[str]:
-        return [f"{self.folder}/runs/{name}/proof.json" for name in self.plan.exports]
+        return [str(self.paths.run(name).proof) for name in self.plan.exports]
 
     @property
     def evaluations(self) -> list[str]:
-        return [f"{self.folder}/runs/{name}/evaluation.json" for name in self.plan.evaluated]
+        return [str(self.paths.run(name).evaluation) for name in self.plan.evaluated]
 
     @property
     def generations(self) -> list[str]:
-        return [f"{self.folder}/runs/{name}/generations.json" for name in self.plan.exports]
+        return [str(self.paths.run(name).generations) for name in self.plan.exports]
 
     @property
     def pushes(self) -> list[str]:
-        return [f"{self.folder}/runs/{name}/push.json" for name in self.plan.experiment.export.push]
+        return [str(self.paths.run(name).push) for name in self.plan.experiment.export.push]
 
     @property
     def profiled_runs(self) -> list[str]:
-        return [run.name for run in self.plan.runs if run.profile["tool"] != "none"]
+        return [run.name for run in self.plan.runs if run.profile.tool != "none"]
 
     @functools.cached_property
     def indexes(self) -> dict[str, list[Run]]:
         """The runs that share an index of their data, by its name."""
         found: dict[str, list[Run]] = {}
         for run in self.plan.runs:
-            if run.launch["index"]:
-                found.setdefault(run.launch["index"], []).append(run)
+            if run.launch.index:
+                found.setdefault(run.launch.index, []).append(run)
         return found
 
     def write(self) -> None:
@@ -178,15 +181,15 @@ class Shared:
 
     def _found(self, model: str) -> int | None:
         """The parameters of a model that was fetched already."""
-        manifest = self.folder / "models" / model / "source.json"
-        return files.read_json(manifest)["params"] if manifest.exists() else None
+        source = read_if_there(ModelSource, self.paths.model(model).source)
+        return source and source.params
 
     def first_run_of(self, model: str) -> Run:
         return next(run for run in self.plan.runs if run.model == model)
 
     def shard_manifests(self, corpus: str) -> list[str]:
         shards = self.shards(corpus)
-        return [f"{self.folder}/data/{corpus}/shard-{shard}-of-{shards}.json" for shard in range(shards)]
+        return [str(self.paths.corpus(corpus).shard(shard, shards)) for shard in range(shards)]
 
     def tokenizer_texts(self, tokenizer: str) -> list[str]:
         trained_on = self.plan.experiment.tokenizers[tokenizer].train_on
@@ -202,16 +205,16 @@ class Shared:
     @property
     def preflight_inputs(self) -> list[str]:
         """Architectures and tokenizers, without weights and text."""
-        models = [f"{self.folder}/models/{name}/source.json" for name in self.sourced_models]
+        models = [str(self.paths.model(name).source) for name in self.sourced_models]
         recipes = [name for name in self.plan.models if name not in self.sourced_models]
         return [*models, *(path for name in recipes for path in self.tokenizer_inputs(self.model_tokenizer(name)))]
 
     def import_proof(self, run: Run) -> list[str]:
         """Nothing is trained from weights that are not proved to be the model's."""
-        return [f"{self.folder}/models/{run.model}/proof.json"] if run.model in self.imported_models else []
+        return [str(self.paths.model(run.model).proof)] if run.model in self.imported_models else []
 
     def index_manifest(self, run: Run) -> list[str]:
-        return [f"{self.folder}/data/indexes/{run.launch['index']}.json"] if run.launch["index"] else []
+        return [str(self.paths.index(run.launch.index))] if run.launch.index else []
 
     def index_inputs(self, name: str) -> list[str]:
         """Corpora, and the tokenizer that knows where a document ends."""
@@ -221,25 +224,26 @@ class Shared:
         """The manifests of what a run reads, but for the index of its data."""
         manifests = self._data_inputs(run)
         if run.model in self.imported_models:
-            manifests.append(f"{self.folder}/models/{run.model}/import.json")
+            manifests.append(str(self.paths.model(run.model).imported))
         if parent := run.run.get("parent"):
-            manifests.append(f"{self.folder.parent}/{parent['experiment']}/runs/{parent['run']}/train.json")
+            family = ExperimentFolder(self.folder.parent / parent["experiment"])
+            manifests.append(str(family.run(parent["run"]).train_manifest))
         return manifests
 
     def _data_inputs(self, run: Run) -> list[str]:
         """The manifests of corpora that are what their sources say, and of the tokenizer."""
-        data = [f"{self.folder}/data/{corpus}" for corpus in run.corpora]
-        manifests = [path for corpus in data for path in (f"{corpus}.json", f"{corpus}/verification.json")]
+        data = [self.paths.corpus(corpus) for corpus in run.corpora]
+        manifests = [str(path) for corpus in data for path in (corpus.manifest, corpus.verification)]
         if run.model not in self.sourced_models:
             return manifests + self.tokenizer_inputs(self.model_tokenizer(run.model))
-        return [*manifests, f"{self.folder}/models/{run.model}/source.json"]
+        return [*manifests, str(self.paths.model(run.model).source)]
 
     def _reference(self, named: str) -> Reference:
         if named in self.plan.experiment.tokenizers:
-            return {"kind": "manifest", "manifest": f"{self.folder}/tokenizers/{named}.json"}
+            return {"kind": "manifest", "manifest": str(self.paths.tokenizer(named))}
         for name, model in self.plan.models.items():
             if model.hf == named and model.revision:  # the same commit as the model's
-                return {"kind": "model", "manifest": f"{self.folder}/models/{name}/source.json"}
+                return {"kind": "model", "manifest": str(self.paths.model(name).source)}
         return {"kind": "path", "path": expanded(named)}
 
     def _image(self) -> dict[str, Any]:
@@ -298,8 +302,8 @@ class Shared:
             "gpus_per_node": asked.layout.ranks // asked.nodes,
             "cpus_per_rank": run.config.resources.cpus_per_rank,
             "device": self.plan.experiment.device,
-            "start": run.launch["start"],
-            "image": run.launch["image"],
+            "start": plain(run.launch.start),
+            "image": run.launch.image and plain(run.launch.image),
         }
 
     def _index(self, name: str) -> dict[str, Any]:

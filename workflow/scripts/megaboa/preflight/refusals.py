@@ -8,6 +8,8 @@ from typing import Any
 
 from megaboa import files
 from megaboa.image.unchanged import as_recorded
+from megaboa.paths import ExperimentFolder
+from megaboa.records import Image, read_if_there
 
 NAMED = 3  # runs that a line names
 
@@ -39,18 +41,18 @@ def write(experiment: Path, refused: Mapping[str, Sequence[str]], in_image: bool
 
     `in_image`: by the packages of the image that there is.
     """
-    wanted = files.read_json(experiment / "specs" / "image.json").get("container") if in_image else None
+    wanted = files.read_json(ExperimentFolder(experiment).specs.image).get("container") if in_image else None
     image = _image(experiment, wanted)
     known = read(experiment, _packages(experiment), wanted)
     for name, reasons in refused.items():
         known[name] = {"identity": _identity(experiment, name), "reasons": list(reasons), "image": image}
-    files.write_json(experiment / "refused.json", {"packages": _packages(experiment), "runs": known})
+    files.write_json(ExperimentFolder(experiment).refused, {"packages": _packages(experiment), "runs": known})
 
 
 def read(experiment: Path, packages: str, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
     """Runs that were refused under these packages, outside of an image or in the one that is wanted now and that there
     is: name, identity and reasons. Another image, or one that is yet to be made, may take them."""
-    path = experiment / "refused.json"
+    path = ExperimentFolder(experiment).refused
     if not path.exists():
         return {}
     found = files.read_json(path)
@@ -61,17 +63,17 @@ def read(experiment: Path, packages: str, wanted: dict[str, Any] | None = None) 
 
 def _image(experiment: Path, wanted: dict[str, Any] | None) -> list[str] | None:
     """By what it is made of, and by what was made."""
-    manifest = experiment / "image.json"
-    found = files.read_json(manifest) if wanted and manifest.exists() else None
+    manifest = ExperimentFolder(experiment).image
+    found = read_if_there(Image, manifest) if wanted else None
     if not found or not as_recorded(found):
         return None
-    return [files.digest(wanted), found["digest"]]
+    return [files.digest(wanted), found.digest]
 
 
 def _identity(experiment: Path, run: str) -> str:
-    return files.digest(files.read_json(experiment / "runs" / run / "run.json"))
+    return files.digest(files.read_json(ExperimentFolder(experiment).run(run).file("run")))
 
 
 def _packages(experiment: Path) -> str:
     """Another version of Bridge may accept what this one refuses."""
-    return str(files.read_json(experiment / "specs" / "inside.json")["digest"])
+    return str(files.read_json(ExperimentFolder(experiment).specs.inside)["digest"])

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megaboa.files import read_json
 from megaboa.observe.steps import VALIDATION_SET
+from megaboa.paths import ExperimentFolder
+from megaboa.records import CorpusRead, DataIndex, read
 from megaboa.report.runs import RunResult
-from megaboa.results import RunFolder
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class DataRead:
     """An index, which some runs share."""
 
     runs: list[str]
-    corpora: list[dict[str, Any]]
+    corpora: list[CorpusRead]
     max_epochs: float
 
 
@@ -25,12 +25,12 @@ def load_data(results: Path, runs: list[RunResult]) -> list[DataRead]:
     """The indexes of the runs' data, in the order of the first run of each."""
     sharing: dict[str, list[str]] = {}
     for run in runs:
-        launch = RunFolder(results / "runs" / run.name).path / "launch.json"
-        if launch.exists() and (name := read_json(launch).get("index")):
+        folder = ExperimentFolder(results).run(run.name)
+        if folder.file("launch").exists() and (name := folder.launch.index):
             sharing.setdefault(name, []).append(run.name)
-    manifests = {name: results / "data" / "indexes" / f"{name}.json" for name in sharing}
-    found = {name: read_json(path) for name, path in manifests.items() if path.exists()}
-    return [DataRead(sharing[name], index["corpora"], index["max_epochs"]) for name, index in found.items()]
+    manifests = {name: ExperimentFolder(results).index(name) for name in sharing}
+    found = {name: read(DataIndex, path) for name, path in manifests.items() if path.exists()}
+    return [DataRead(sharing[name], list(index.corpora), index.max_epochs) for name, index in found.items()]
 
 
 def last_validation(runs: list[RunResult]) -> list[tuple[str, dict[str, Any]]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from megaboa.files import read_json
+from megaboa.records import Proof, plain, read
 from megaboa.report.runs import RunResult, count_states
 
 Check = dict[str, Any]
@@ -158,9 +158,9 @@ def proof_checks(proofs: list[Path]) -> list[Check]:
     found = []
     for path in sorted(proofs):
         subject, kind = path.parent.name, "import" if path.parent.parent.name == "models" else "export"
-        for check in read_json(path)["checks"]:
-            name = f"{kind} of {subject}: {check['name']}"
-            found.append({**check, "kind": kind, "subject": subject, "check": check["name"], "name": name})
+        for check in read(Proof, path).checks:
+            name = f"{kind} of {subject}: {check.name}"
+            found.append({**plain(check), "kind": kind, "subject": subject, "check": check.name, "name": name})
     return found
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.files import read_json
+from megaboa.paths import ExperimentFolder
 
 SHOWN_TOKENS = 12
 
@@ -28,9 +29,10 @@ class CorpusCard:
 
 def load_corpora(results: Path) -> list[CorpusCard]:
     """Every corpus that the experiment's specifications name, and that is there."""
-    names = sorted(path.stem for path in (results / "specs" / "corpora").glob("*.json"))
-    manifests = [path for name in names if (path := results / "data" / f"{name}.json").exists()]
-    return [card for path in manifests for card in cards(read_json(path), _verification(path))]
+    experiment = ExperimentFolder(results)
+    folders = [experiment.corpus(path.stem) for path in experiment.specs.all("corpora")]
+    made = [folder for folder in folders if folder.manifest.exists()]
+    return [card for folder in made for card in cards(read_json(folder.manifest), _verification(folder.verification))]
 
 
 def cards(manifest: dict[str, Any], verification: dict[str, Any] | None) -> list[CorpusCard]:
@@ -62,6 +64,5 @@ def visible(text: str) -> str:
     return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
 
 
-def _verification(manifest: Path) -> dict[str, Any] | None:
-    path = manifest.with_suffix("") / "verification.json"
+def _verification(path: Path) -> dict[str, Any] | None:
     return read_json(path) if path.exists() else None

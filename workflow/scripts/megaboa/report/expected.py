@@ -10,6 +10,7 @@ from typing import Any
 
 from megaboa.estimate.memory import GIB
 from megaboa.estimate.overview import short, size
+from megaboa.paths import ExperimentFolder
 from megaboa.report.runs import RunResult
 
 
@@ -35,7 +36,7 @@ class Expected:
 
 
 def load_expected(results: Path, runs: Sequence[RunResult]) -> list[Expected]:
-    path = results / "preflight.tsv"
+    path = ExperimentFolder(results).preflight_table
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as stream:

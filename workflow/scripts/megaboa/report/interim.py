@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megaboa.doctor import stages
-from megaboa.files import read_json
 from megaboa.observe import measure
 from megaboa.observe.slurm_jobs import read_queue
 from megaboa.observe.standing import Standing, missing
 from megaboa.observe.steps import table_of
+from megaboa.paths import RunFolder, RunStore
+from megaboa.records import ExportRecord, TrainRecord, read
 from megaboa.report.runs import RunResult, load_run, read_plan, result_of
 from megaboa.report.stages import is_evaluated
-from megaboa.results import RunFolder, RunStore
 from megaboa.run.identity import is_outdated
 
 
@@ -42,7 +42,7 @@ def _load(folder: RunFolder, plan: dict[str, str], absent: dict[str, Standing]) 
         return load_run(folder, plan)
     if folder.name in absent:
         return _unfinished(folder, plan, absent[folder.name])
-    found = _of_metrics(folder, plan) or _result(folder, plan, measure.trained(folder, folder.launch["peak_tflops"]))
+    found = _of_metrics(folder, plan) or _result(folder, plan, measure.trained(folder, folder.launch.peak_tflops))
     if not _is_exported(folder):
         return replace(found, export=None, evaluation={})
     return found if is_evaluated(folder.path) else replace(found, evaluation={})
@@ -52,7 +52,7 @@ def _of_metrics(folder: RunFolder, plan: dict[str, str]) -> RunResult | None:
     """By its metrics, where they are those of what is trained; another call may be about to write them."""
     try:
         found = load_run(folder, plan)
-        identity = read_json(folder.train_manifest)["identity"]
+        identity = read(TrainRecord, folder.train_manifest).identity
     except FileNotFoundError:
         return None
     return found if found.summary and found.goodput and found.summary["identity"] == identity else None
@@ -61,7 +61,7 @@ def _of_metrics(folder: RunFolder, plan: dict[str, str]) -> RunResult | None:
 def _unfinished(folder: RunFolder, plan: dict[str, str], standing: Standing) -> RunResult:
     known, found = {"state": standing.state, "reasons": [standing.why]}, None
     if folder.attempts_link.exists():
-        store = RunStore(folder.attempts_link.resolve().parent)
+        store = RunStore.of(folder.attempts_link)
         found = None if is_outdated(folder, store) else measure.so_far(folder, store)
     if found is None:
         return RunResult(folder.name, plan, **known)
@@ -74,5 +74,5 @@ def _result(folder: RunFolder, plan: dict[str, str], found: measure.Measured) ->
 
 def _is_exported(folder: RunFolder) -> bool:
     """Whether what was exported is the run as it is trained now."""
-    manifest = folder.path / "export.json"
-    return manifest.exists() and folder.store in Path(read_json(manifest)["checkpoint"]).parents
+    manifest = folder.export
+    return manifest.exists() and folder.store in Path(read(ExportRecord, manifest).checkpoint).parents

@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 from markupsafe import Markup
 
 from megaboa.files import read_json
+from megaboa.paths import ExperimentFolder
 from megaboa.report import style
 from megaboa.report.trace_figures import FIGURES
 
@@ -36,7 +37,7 @@ class Profile:
 
 def load_profiles(results: Path, runs: list[str]) -> list[Profile]:
     """Of every run that was profiled, in the order of the plan."""
-    paths = [(run, results / "runs" / run / "analysis.json") for run in runs]
+    paths = [(run, ExperimentFolder(results).run(run).analysis) for run in runs]
     return [Profile(run, read_json(path)) for run, path in paths if path.exists()]
 
 

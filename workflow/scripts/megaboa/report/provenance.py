@@ -7,15 +7,17 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from megaboa.files import canonical, read_json
+from megaboa.files import canonical
+from megaboa.paths import ExperimentFolder
+from megaboa.records import Image, read_if_there
 
 PACKAGES = ("torch", "megatron-core", "megatron-bridge", "transformers")
 
 
 def provenance(results: Path, config_files: list[Path], command: str) -> dict[str, Any]:
     return {
-        "versions": versions(results / "image.json"),
-        "image_test": image_test(results / "image.json"),
+        "versions": versions(ExperimentFolder(results).image),
+        "image_test": image_test(ExperimentFolder(results).image),
         "commit": commit(),
         "command": command,
         "config": [{"path": str(path), "text": path.read_text(encoding="utf-8")} for path in config_files],
@@ -24,20 +26,19 @@ def provenance(results: Path, config_files: list[Path], command: str) -> dict[st
 
 def image_test(image: Path) -> str | None:
     """What the entrypoint found inside the image; None where ranks run in none."""
-    contract = read_json(image).get("contract") if image.exists() else None
-    return canonical(contract) if contract else None
+    made = read_if_there(Image, image)
+    return canonical(made.contract) if made and made.contract else None
 
 
 def versions(image: Path) -> dict[str, str]:
     """Versions of what trained, from the image's manifest, and of Snakemake here."""
     found = {}
-    if image.exists():
-        manifest = read_json(image)
-        packages = {name.lower().replace("_", "-"): value for name, value in manifest["packages"].items()}
-        found = {"runtime": manifest["runtime"], "image": manifest.get("digest"), "python": manifest["python"]}
+    if made := read_if_there(Image, image):
+        packages = {name.lower().replace("_", "-"): value for name, value in made.packages.items()}
+        found = {"runtime": made.runtime, "image": made.digest, "python": made.python}
         found |= {name: packages.get(name) for name in PACKAGES}
-        found |= {"image file": manifest.get("path"), "image test": manifest.get("contract", {}).get("state")}
-        found |= {"Bridge's commit": (manifest.get("bridge_source") or {}).get("commit")}
+        found |= {"image file": made.path, "image test": (made.contract or {}).get("state")}
+        found |= {"Bridge's commit": (made.bridge_source or {}).get("commit")}
     try:
         found["snakemake"] = importlib.metadata.version("snakemake")
     except importlib.metadata.PackageNotFoundError:

@@ -11,8 +11,9 @@ from typing import Any
 import pandas as pd
 
 from megaboa.files import read_json
+from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan.documents import RECIPE, cell
-from megaboa.results import RunFolder
+from megaboa.records import Evaluation, ExportRecord, Summary, TrainRecord, Tree, plain, read, read_if_there
 
 SIZES = ("tp", "pp", "vpp", "cp", "ep")
 # Best first: the order in which states are counted and shown.
@@ -27,7 +28,7 @@ class RunResult:
     plan: dict[str, str]
     state: str
     reasons: list[str] = field(default_factory=list)
-    summary: dict[str, Any] | None = None
+    summary: Tree | None = None  # of metrics/summary.json, by whose keys tables and figures name what they show
     steps: pd.DataFrame | None = None
     checkpoint: str | None = None
     export: str | None = None
@@ -53,14 +54,14 @@ class RunResult:
 
 def load_runs(results: Path) -> list[RunResult]:
     """Every run of plan.tsv, in its order."""
-    return [load_run(RunFolder(results / "runs" / row["run"]), row) for row in read_plan(results)]
+    return [load_run(ExperimentFolder(results).run(row["run"]), row) for row in read_plan(results)]
 
 
 def read_plan(results: Path) -> list[dict[str, str]]:
     """Rows of plan.tsv, with what preflight has found out of recipes' own values."""
-    with (results / "plan.tsv").open(encoding="utf-8", newline="") as stream:
+    with ExperimentFolder(results).plan.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream, delimiter="\t"))
-    checked = (_json(results / "preflight.json") or {"runs": {}})["runs"]
+    checked = (_json(ExperimentFolder(results).preflight) or {"runs": {}})["runs"]
     return [_with_recipes_values(row, checked.get(row["run"], {})) for row in rows]
 
 
@@ -78,32 +79,34 @@ def _with_recipes_values(row: dict[str, str], checked: dict[str, Any]) -> dict[s
 def load_run(folder: RunFolder, plan: dict[str, str]) -> RunResult:
     if plan.get("state") == "INVALID":  # left out of the plan
         return RunResult(folder.name, plan, "INVALID", [plan["why"]])
-    path = folder.path / "metrics" / "summary.json"
-    if not path.exists():
+    if not folder.summary.exists():
         return RunResult(folder.name, plan, "NOT_RUN", ["it has no metrics"])
-    steps = pd.read_parquet(path.with_name("steps.parquet"))
-    return result_of(folder, plan, read_json(path), steps, _json(path.with_name("goodput.json")))
+    steps = pd.read_parquet(folder.steps_table)
+    return result_of(folder, plan, read(Summary, folder.summary), steps, _json(folder.goodput))
 
 
 def result_of(
     folder: RunFolder,
     plan: dict[str, str],
-    summary: dict[str, Any],
+    summary: Summary,
     steps: pd.DataFrame,
     goodput: dict[str, Any] | None,
 ) -> RunResult:
     """What was measured, beside what was made of the run since."""
+    train = read_if_there(TrainRecord, folder.train_manifest)
+    export = read_if_there(ExportRecord, folder.export)
+    evaluation = read_if_there(Evaluation, folder.evaluation)
     return RunResult(
         name=folder.name,
         plan=plan,
-        state=summary["state"],
-        reasons=summary["reasons"],
-        summary=summary,
+        state=summary.state,
+        reasons=list(summary.reasons),
+        summary=plain(summary),
         steps=steps[~steps["replayed"]].reset_index(drop=True),
-        checkpoint=_value(folder.train_manifest, "checkpoint"),
-        export=_value(folder.path / "export.json", "path"),
+        checkpoint=train and train.checkpoint,
+        export=export and export.path,
         goodput=goodput,
-        evaluation=_value(folder.path / "evaluation.json", "values") or {},
+        evaluation=evaluation.values if evaluation else {},
     )
 
 
@@ -117,7 +120,3 @@ def count_states(states: list[str]) -> dict[str, int]:
 
 def _json(path: Path) -> dict[str, Any] | None:
     return read_json(path) if path.exists() else None
-
-
-def _value(manifest: Path, name: str) -> Any:
-    return read_json(manifest).get(name) if manifest.exists() else None

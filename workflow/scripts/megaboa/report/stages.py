@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.doctor.stages import Job, of_model, of_run, told
-from megaboa.files import read_json
+from megaboa.paths import FAILED_PROOF, ExperimentFolder, ModelFolder, RunFolder
+from megaboa.records import Evaluation, ExportRecord, ImportRecord, Proof, read, read_if_there
 from megaboa.report.checks import Check, proof_checks
 from megaboa.report.runs import RunResult
-from megaboa.results import FAILED_PROOF
 
 
 def stage_checks(results: Path, settings: dict[str, Any], runs: Sequence[RunResult], over: bool) -> list[Check]:
@@ -34,34 +34,33 @@ def unevaluated(results: Path, settings: dict[str, Any]) -> list[str]:
 
 
 def unprofiled(results: Path, settings: dict[str, Any]) -> list[str]:
-    folders = {run: results / "runs" / run for run in settings.get("profiles", [])}
-    there = ("trace.json", "analysis.json")
-    return [run for run, folder in folders.items() if not all((folder / name).exists() for name in there)]
+    folders = [ExperimentFolder(results).run(run) for run in settings.get("profiles", [])]
+    return [folder.name for folder in folders if not (folder.trace.exists() and folder.analysis.exists())]
 
 
 def is_evaluated(run: Path) -> bool:
     """Whether the numbers are those of the export that is there."""
-    export, evaluation = run / "export.json", run / "evaluation.json"
-    if not export.exists() or not evaluation.exists():
-        return False
-    return read_json(evaluation).get("export") == read_json(export).get("digest")
+    export = read_if_there(ExportRecord, RunFolder(run).export)
+    evaluation = read_if_there(Evaluation, RunFolder(run).evaluation)
+    return bool(export and evaluation) and evaluation.export == export.digest
 
 
 def _of_proof(path: Path, exported: Collection[str], over: bool) -> list[Check]:
     subject, is_import = path.parent.name, path.parent.parent.name == "models"
-    converted = path.with_name("import.json" if is_import else "export.json")
+    converted = ModelFolder(path.parent).imported if is_import else RunFolder(path.parent).export
+    made = read_if_there(ImportRecord if is_import else ExportRecord, converted)
     for found in (path, path.with_name(FAILED_PROOF)):
-        if found.exists() and (is_import or subject in exported) and _is_of(found, converted):
+        if found.exists() and (is_import or subject in exported) and _is_of(found, made):
             return proof_checks([found])
     results = path.parents[2]
     jobs = of_model(results, subject) if is_import else of_run(results, subject)[:2]
     return [_missing("import" if is_import else "export", subject, jobs, over)]
 
 
-def _is_of(proof: Path, converted: Path) -> bool:
+def _is_of(proof: Path, converted: ImportRecord | ExportRecord | None) -> bool:
     """Whether it is a proof of the conversion that is there. Older ones don't say."""
-    digest = read_json(proof).get("digest")
-    return digest is None or (converted.exists() and read_json(converted).get("digest") == digest)
+    digest = read(Proof, proof).digest
+    return digest is None or (converted is not None and converted.digest == digest)
 
 
 def _missing(kind: str, subject: str, jobs: Sequence[Job], over: bool) -> Check:

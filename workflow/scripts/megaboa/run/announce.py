@@ -10,7 +10,7 @@ from collections.abc import Callable
 from megaboa import files
 from megaboa.launch.ranks import Ended
 from megaboa.observe import progress
-from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.run.failures import read_tails
 
 PROGRESS_SECONDS, JOB_PROGRESS_SECONDS = 2.0, 30.0

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from megaboa import files
-from megaboa.results import RunFolder, RunStore
-from megaboa.run import ledger
+from megaboa.paths import RunFolder, RunStore
+from megaboa.records import Event, Recovery, read_ledger
 from megaboa.run import site as sites
 from megaboa.run.announce import Say
 from megaboa.run.patience import patiently
@@ -49,13 +47,13 @@ class Call:
         return patiently(do, self.say)
 
     @property
-    def recovery(self) -> dict[str, Any]:
-        return self.folder.launch["recovery"]
+    def recovery(self) -> Recovery:
+        return self.folder.launch.recovery
 
     @property
     def resumption(self) -> Resumption:
         return Resumption(self.folder, self.payload, self.say)
 
     @property
-    def entries(self) -> list[ledger.Entry]:
-        return files.read_jsonl(self.payload.ledger)
+    def entries(self) -> list[Event]:
+        return read_ledger(self.payload.ledger)

@@ -9,7 +9,8 @@ from typing import Any
 from megaboa import files, store
 from megaboa.launch import profiler
 from megaboa.launch.ranks import Ended
-from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.records import plain
 from megaboa.run import site as sites
 from megaboa.run.announce import explain
 from megaboa.run.call import TrainingFailed
@@ -28,17 +29,17 @@ def capture(folder: RunFolder) -> dict[str, Any]:
     check_image(folder)
     check_data(folder)
     identity = identity_of(folder)
-    captured = {"run": identity, "profile": folder.profile}
-    final = store.folder(folder.launch["store"], "profiles", f"{folder.experiment}/{folder.name}", captured)
+    captured = {"run": identity, "profile": folder.documents["profile"]}  # as its file has it
+    final = store.folder(folder.launch.store, "profiles", f"{folder.experiment}/{folder.name}", captured)
     with store.building(final) as partial:
         if partial:
             _profile(folder, site, identity, AttemptFolder(partial))
-    path = AttemptFolder(final).traces(folder.profile["tool"])
+    path = AttemptFolder(final).traces(folder.profile.tool)
     return {
         "run": folder.name,
         "path": str(path),
         "step_log": str(AttemptFolder(final).steps),
-        **folder.profile,
+        **plain(folder.profile),
         "traces": [trace.name for trace in sorted(path.iterdir())],
     }
 
@@ -48,14 +49,14 @@ def _profile(folder: RunFolder, site: sites.Site, identity: dict[str, Any], targ
     command = [sites.python_of(folder.launch), str(RANK_SCRIPT), "--capture"]
     files.write_json(target.asked, folder.documents)
     command += [f"--run={folder.path}", f"--store={target.path}", f"--attempt={target.path}"]
-    traces = target.traces(folder.profile["tool"])
-    if folder.profile["tool"] == "nsys":
+    traces = target.traces(folder.profile.tool)
+    if folder.profile.tool == "nsys":
         traces.mkdir()
-        nsys = profiler.nsys_arguments(folder.profile["domains"], folder.profile["arguments"])
+        nsys = profiler.nsys_arguments(folder.profile.domains, folder.profile.arguments)
         out = traces / f"{folder.experiment}.{folder.name}"
-        command = profiler.wrapped(command, WRAPPER, folder.profile["ranks"], out, nsys)
+        command = profiler.wrapped(command, WRAPPER, folder.profile.ranks, out, nsys)
     ended = _run(site, command, folder, target)
-    missing = [rank for rank in folder.profile["ranks"] if not list(traces.glob(f"*rank-{rank}.*"))]
+    missing = [rank for rank in folder.profile.ranks if not list(traces.glob(f"*rank-{rank}.*"))]
     if not ended.ok or missing:
         detail = str(ended) if not ended.ok else f"no trace of rank {', '.join(map(str, missing))} was written"
         raise TrainingFailed(explain(folder, target, ended, detail, "The log is not kept; nothing else was touched."))

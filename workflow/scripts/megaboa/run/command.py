@@ -7,7 +7,7 @@ from pathlib import Path
 from megaboa import files
 from megaboa.launch import networks
 from megaboa.launch.environment import layered, threads_environment
-from megaboa.results import AttemptFolder, RunFolder, RunStore
+from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.run.identity import identity_of
 from megaboa.run.resume import Beginning
 from megaboa.run.site import python_of
@@ -39,22 +39,22 @@ def rank_command(
 
 def rank_environment(folder: RunFolder, target: AttemptFolder | None = None) -> dict[str, str]:
     """What every rank's environment has beside that of the supervisor."""
-    run, start = folder.run, folder.launch["start"]
+    run, start, image = folder.run, folder.launch.start, folder.launch.image
     own: dict[str, str | None] = {
-        **threads_environment(folder.launch["cpus_per_rank"]),
+        **threads_environment(folder.launch.cpus_per_rank),
         "PYTHONUNBUFFERED": "1",
         "WANDB_RUN_ID": f"{folder.experiment}-{folder.name}-{files.digest(identity_of(folder))[:12]}",
         "WANDB_RESUME": "allow",  # one W&B run for all attempts
-        **(folder.launch.get("image") or {}).get("variables", {}),
+        **(image.variables if image else {}),
         "WANDB_RUN_GROUP": folder.experiment,
     }
-    if (folder.launch.get("trackers") or {}).get("offline"):
+    if folder.launch.trackers.get("offline"):
         own["WANDB_MODE"] = "offline"
     preset: dict[str, str | None] = {}
     if run["device"] == "cuda":
         preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(run["parallel"])
         if target:  # where NCCL's flight recorder writes what it saw before a time-out
             own |= {name: str(target.path / "flight-rank-") for name in FLIGHT_RECORDER}
-    if run["device"] == "cuda" or start["network"]:
-        preset |= networks.environment(start["network"], {})
-    return layered(own, preset, start["environment"])
+    if run["device"] == "cuda" or start.network:
+        preset |= networks.environment(start.network, {})
+    return layered(own, preset, start.environment)

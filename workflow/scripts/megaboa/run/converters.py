@@ -14,34 +14,35 @@ from megaboa.data.errors import InputError
 from megaboa.launch import local, networks
 from megaboa.launch.environment import layered, threads_environment
 from megaboa.launch.slurm import SlurmUnreachableError
+from megaboa.records import Image, LaunchSpec, parse
 from megaboa.run import gpus, site
 
 SHOWN_LINES = 40  # of the log of a rank that failed
 
 
-def run(wanted: dict[str, Any], image: dict[str, Any] | None, words: Sequence[str], logs: Path) -> str:
+def run(wanted: dict[str, Any], image: Image | None, words: Sequence[str], logs: Path) -> str:
     """Run a script with these words on every rank to the end, and return what they said; InputError where one failed.
 
     `wanted` is what the plan says of the conversion, `image` the image's manifest.
     """
-    layout = Layout(**wanted["layout"])
+    layout, launch = Layout(**wanted["layout"]), parse(LaunchSpec, wanted, "the specification of a conversion")
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     try:
-        place = site.here(wanted, wanted["device"], container=site.container_of(wanted, image))
+        place = site.here(launch, wanted["device"], container=site.container_of(launch, image))
     except (LookupError, SlurmUnreachableError) as error:
         raise InputError(str(error)) from None
-    if len(place.nodes) < wanted["nodes"]:
+    if len(place.nodes) < launch.nodes:
         where = "this job has" if place.job else "here is"
         raise InputError(
-            f"conversion.nodes is {wanted['nodes']}, and {where} {len(place.nodes)}: call `snakemake --profile slurm`, "
+            f"conversion.nodes is {launch.nodes}, and {where} {len(place.nodes)}: call `snakemake --profile slurm`, "
             "or set it to 1"
         )
     if wanted["device"] == "cuda" and not place.job:
         _need_gpus(layout.ranks)
-    command = [site.python_of(wanted), *words, *layout.arguments]
+    command = [site.python_of(launch), *words, *layout.arguments]
     try:
-        ranks = place.start(command, layout.ranks, logs, environment_of(wanted))
+        ranks = place.start(command, layout.ranks, logs, environment_of(launch, wanted["device"]))
     except FileNotFoundError as error:
         raise InputError(f"the ranks can't be started: there is no {error.filename} here") from None
     try:
@@ -67,16 +68,16 @@ def _need_gpus(ranks: int) -> None:
         )
 
 
-def environment_of(wanted: dict[str, Any]) -> dict[str, str]:
+def environment_of(launch: LaunchSpec, device: str) -> dict[str, str]:
     """What every rank's environment has beside ours: as in training."""
-    start = wanted["start"]
+    start = launch.start
     own = {
-        **threads_environment(wanted["cpus_per_rank"]),
+        **threads_environment(launch.cpus_per_rank),
         "PYTHONUNBUFFERED": "1",
-        **(wanted["image"] or {}).get("variables", {}),
+        **(launch.image.variables if launch.image else {}),
     }
-    preset = networks.environment(start["network"], {}) if wanted["device"] == "cuda" or start["network"] else {}
-    return layered(own, preset, start["environment"])
+    preset = networks.environment(start.network, {}) if device == "cuda" or start.network else {}
+    return layered(own, preset, start.environment)
 
 
 def _end_of(logs: Path, rank: int | None) -> str:

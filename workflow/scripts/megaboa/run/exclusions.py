@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from megaboa import files
 from megaboa.launch import slurm
-from megaboa.results import RunFolder, RunStore
+from megaboa.paths import RunFolder, RunStore, begun
+from megaboa.records import AttemptStart, Called, Event, read_ledger
 from megaboa.run import claims, ledger
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer
@@ -29,22 +29,22 @@ def of(job: slurm.Job | None) -> list[str]:
     return sorted(slurm.hostnames(job.excluded)) if job else []
 
 
-def users_own(entries: Sequence[ledger.Entry], job: str, excluded: str) -> set[str]:
+def users_own(entries: Sequence[Event], job: str, excluded: str) -> set[str]:
     """The nodes that the user excluded, as the job had them before its first supervisor changed any.
 
     `excluded`: what the job has now. Older ledgers don't say what it had at first: what was never blamed is theirs.
     """
-    first = next((entry for entry in entries if entry["event"] == "call" and entry.get("job") == job), None)
-    if first and first.get("excluded") is not None:
-        return set(first["excluded"])
+    first = next((entry for entry in entries if isinstance(entry, Called) and entry.job == job), None)
+    if first and first.excluded is not None:
+        return set(first.excluded)
     return set(slurm.hostnames(excluded)) - set(ledger.avoided_nodes(entries, time.time(), hours=math.inf))
 
 
-def avoided(entries: Sequence[ledger.Entry], partition: str, folder: RunFolder, users: set[str]) -> set[str]:
+def avoided(entries: Sequence[Event], partition: str, folder: RunFolder, users: set[str]) -> set[str]:
     """The nodes that a run is better off without now."""
-    recent = ledger.avoided_nodes(entries, time.time(), folder.launch["recovery"]["exclude_hours"])
+    recent = ledger.avoided_nodes(entries, time.time(), folder.launch.recovery.exclude_hours)
     ours = {node: blamed for node, blamed in recent.items() if node not in users}
-    return sites.usable(partition, ours, folder.launch["nodes"], users)
+    return sites.usable(partition, ours, folder.launch.nodes, users)
 
 
 def reviser(results: Path) -> Callable[[], None]:
@@ -80,16 +80,16 @@ def revise(results: Path) -> None:
     `results`: the folder of all experiments. Jobs that we don't know, and what their users excluded, are left alone.
     """
     waiting = {job.id: job for job in slurm.waiting_jobs() if job.excluded}
-    for link in results.glob("*/runs/*/attempts.jsonl") if waiting else ():
+    for run in begun(results) if waiting else ():
         with contextlib.suppress(Exception):  # whatever another run's files hold: the others are served all the same
-            _revise_run(RunFolder(link.parent), waiting)
+            _revise_run(run, waiting)
 
 
 def _revise_run(folder: RunFolder, waiting: Mapping[str, slurm.Job]) -> None:
-    store = RunStore(folder.attempts_link.resolve().parent)
-    entries = files.read_jsonl(store.ledger)
-    last = next((entry for entry in reversed(entries) if entry["event"] in ("call", "start")), {})
-    job, holder = waiting.get(last.get("job")), claims.last_holder(store.claims)
+    store = RunStore.of(folder.attempts_link)
+    entries = read_ledger(store.ledger)
+    last = next((entry.job for entry in reversed(entries) if isinstance(entry, Called | AttemptStart)), None)
+    job, holder = waiting.get(last), claims.last_holder(store.claims)
     if job is None or (holder and claims.is_of_other_cluster(holder)):
         return
     now, users = set(slurm.hostnames(job.excluded)), users_own(entries, job.id, job.excluded)

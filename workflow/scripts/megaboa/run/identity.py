@@ -9,14 +9,15 @@ from typing import Any
 
 from megaboa import files, store
 from megaboa.harmless import without_harmless
-from megaboa.results import RunFolder, RunStore
+from megaboa.paths import RunFolder, RunStore
+from megaboa.records import TrainRecord, read, read_if_there
 from megaboa.run import checkpoints
 
 
 def identity_of(folder: RunFolder) -> dict[str, Any]:
     """What the run is. One that began when harmless settings still counted keeps the identity that it had then."""
     identity = _identity(folder)
-    root = folder.launch.get("store")
+    root = folder.launch.store
     if root is None or store_of(folder, identity).identity.exists():
         return identity
     earlier = [(store, found) for store, found in stored(folder) if _counted_today(found) == identity]
@@ -25,7 +26,7 @@ def identity_of(folder: RunFolder) -> dict[str, Any]:
 
 def stored(folder: RunFolder) -> Iterator[tuple[RunStore, dict[str, Any]]]:
     """All that was ever trained under the run's name, with the identity of each."""
-    runs = Path(folder.launch["store"], "runs", folder.experiment, folder.name)
+    runs = Path(folder.launch.store, "runs", folder.experiment, folder.name)
     for path in sorted(runs.iterdir()) if runs.is_dir() else ():
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             yield RunStore(path), files.read_json(RunStore(path).identity)
@@ -33,8 +34,8 @@ def stored(folder: RunFolder) -> Iterator[tuple[RunStore, dict[str, Any]]]:
 
 def _standing(folder: RunFolder, payload: RunStore, identity: dict[str, Any]) -> tuple[bool, int]:
     """Of several that differ in nothing that counts today, the one that is trained counts, or that came furthest."""
-    trained = folder.train_manifest.exists() and files.read_json(folder.train_manifest)["identity"]
-    return trained == files.digest(identity), checkpoints.latest(payload.checkpoints)
+    trained = read_if_there(TrainRecord, folder.train_manifest)
+    return trained is not None and trained.identity == files.digest(identity), checkpoints.latest(payload.checkpoints)
 
 
 def _counted_today(identity: dict[str, Any]) -> dict[str, Any]:
@@ -46,8 +47,8 @@ def _identity(folder: RunFolder) -> dict[str, Any]:
     parent = folder.parent_manifest
     return {
         "run": folder.run,
-        **({"parent": files.read_json(parent)["identity"]} if parent else {}),
-        **({"image": folder.image["digest"]} if folder.image else {}),
+        **({"parent": read(TrainRecord, parent).identity} if parent else {}),
+        **({"image": folder.image.digest} if folder.image else {}),
         "model": _digest_in(folder.model_manifest),
         "tokenizer": _digest_in(folder.tokenizer_manifest),
         "corpora": {name: _digest_in(path) for name, path in folder.corpus_manifests.items()},
@@ -56,13 +57,13 @@ def _identity(folder: RunFolder) -> dict[str, Any]:
 
 def store_of(folder: RunFolder, identity: dict[str, Any]) -> RunStore:
     name = f"{folder.experiment}/{folder.name}"
-    return RunStore(store.folder(folder.launch["store"], "runs", name, identity))
+    return RunStore(store.folder(folder.launch.store, "runs", name, identity))
 
 
 def is_trained(folder: RunFolder) -> bool:
     """Whether the run's manifest is there and is that of what the run is now."""
     try:
-        return files.read_json(folder.train_manifest)["identity"] == files.digest(identity_of(folder))
+        return read(TrainRecord, folder.train_manifest).identity == files.digest(identity_of(folder))
     except FileNotFoundError:  # also where a corpus or a model is yet to be made
         return False
 

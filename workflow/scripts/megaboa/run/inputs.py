@@ -11,7 +11,8 @@ from typing import Any
 from megaboa import files
 from megaboa.image import unchanged
 from megaboa.index_file import read_header
-from megaboa.results import RunFolder
+from megaboa.paths import RunFolder
+from megaboa.records import ImportRecord, ModelSource, read
 
 SPLITS = ("training", "validation", "test")
 
@@ -22,7 +23,7 @@ class UnusableInputError(Exception):
 
 def check_nodes(folder: RunFolder, nodes: Sequence[str]) -> None:
     """A run gets the nodes that it asks for; a machine without SLURM is one."""
-    wanted = folder.launch["nodes"]
+    wanted = folder.launch.nodes
     if len(nodes) < wanted:
         raise UnusableInputError(
             f"run {folder.name}: resources.nodes is {wanted}, but here is {len(nodes)} ({', '.join(nodes)}). "
@@ -46,21 +47,21 @@ def check_weights(folder: RunFolder) -> None:
     """The imported checkpoint that the run starts from is as large as it was when it was proved."""
     if folder.run["model"]["init"] != "pretrained":
         return
-    manifest = files.read_json(folder.model_manifest)
-    root = Path(manifest["checkpoint"]).parent
-    for name, size in manifest.get("files", {}).items():  # none in the manifests of older versions
+    manifest = read(ImportRecord, folder.model_manifest)
+    root = Path(manifest.checkpoint).parent
+    for name, size in manifest.files.items():  # none in the manifests of older versions
         found = (root / name).stat().st_size if (root / name).exists() else None
         if found != size:
             what = "is missing" if found is None else f"has {found} bytes, and its manifest says {size}"
             raise UnusableInputError(
-                f"run {folder.name}: models.{manifest['name']}: {root / name} {what}. "
+                f"run {folder.name}: models.{manifest.name}: {root / name} {what}. "
                 f"Import the model again: remove {root} and {folder.model_manifest}."
             )
 
 
 def check_index(folder: RunFolder) -> None:
     """The ranks would build it again, all runs that share it in the same folder at the same time."""
-    if folder.index and not (cache := Path(folder.index["cache"])).is_dir():
+    if folder.index and not (cache := Path(folder.index.cache)).is_dir():
         raise UnusableInputError(
             f"run {folder.name}: the index of its data is not in {cache} any more. Make it again: remove "
             f"{cache.parent}, and call `snakemake --forcerun index`."
@@ -69,7 +70,7 @@ def check_index(folder: RunFolder) -> None:
 
 def check_corpora(folder: RunFolder) -> None:
     """A file that was cut off or exchanged would be trained on, or end a rank in the middle of its start."""
-    vocab_size = None if folder.run["model"].get("recipe") else files.read_json(folder.source_manifest)["vocab_size"]
+    vocab_size = None if folder.run["model"].get("recipe") else read(ModelSource, folder.source_manifest).vocab_size
     for corpus, path in folder.corpus_manifests.items():
         manifest = files.read_json(path)
         for dataset in manifest["datasets"]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from megaboa.data.errors import InputError
-from megaboa.files import read_jsonl
-from megaboa.results import RunStore
+from megaboa.paths import RunStore
+from megaboa.records import Evaluated, read_steps
 from megaboa.run import checkpoints
 
 LOSS = "lm loss"
@@ -33,7 +30,7 @@ def chosen(run: str, store: RunStore, wanted: str | int) -> int:
 
 
 def _best(run: str, store: RunStore, kept: list[int]) -> int:
-    losses = {iteration: event["losses"][LOSS] for iteration, event in evaluations(store).items() if iteration in kept}
+    losses = {iteration: event.losses[LOSS] for iteration, event in evaluations(store).items() if iteration in kept}
     if not losses:
         raise InputError(
             f"run {run}: export.checkpoint is best, and none of the kept checkpoints ({', '.join(map(str, kept))}) was "
@@ -42,12 +39,11 @@ def _best(run: str, store: RunStore, kept: list[int]) -> int:
     return min(losses, key=lambda iteration: (losses[iteration], -iteration))
 
 
-def evaluations(store: RunStore) -> dict[int, dict[str, Any]]:
+def evaluations(store: RunStore) -> dict[int, Evaluated]:
     """By step, the last time that it was evaluated."""
-    attempts = sorted((store.path / "attempts").glob("[0-9]*"), key=lambda path: int(path.name))
-    events = [event for attempt in attempts for event in read_jsonl(Path(attempt, "steps.jsonl"))]
-    found = [event for event in events if event["event"] == "eval" and LOSS in event["losses"]]
-    return {event["step"]: event for event in found}
+    events = [event for attempt in store.attempts for event in read_steps(attempt.steps)]
+    found = [event for event in events if isinstance(event, Evaluated) and LOSS in event.losses]
+    return {event.step: event for event in found}
 
 
 def require_sound(run: str, store: RunStore, iteration: int) -> None:

@@ -6,7 +6,8 @@ import time
 from typing import NoReturn
 
 from megaboa.launch import slurm
-from megaboa.results import AttemptFolder
+from megaboa.paths import AttemptFolder
+from megaboa.records import Cancelled, Left, Unhealthy
 from megaboa.run import claims, exclusions, ledger
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
 from megaboa.run.command import rank_environment
@@ -52,7 +53,7 @@ def _heed(call: Call, interruption: Failure) -> None:
 
 def give_up(call: Call, evidence: str) -> NoReturn:
     """Somebody has cancelled while no ranks ran: no attempt's end will say so."""
-    ledger.record(call.payload.ledger, "cancelled", detail=evidence)
+    ledger.append(call.payload.ledger, Cancelled(detail=evidence))
     raise Interrupted(evidence)
 
 
@@ -63,7 +64,7 @@ def leave_avoided_nodes(call: Call) -> None:
         return
     again = _excluded(call)[1].intersection(call.site.nodes)
     if again:
-        ledger.record(call.payload.ledger, "left", nodes=sorted(again))
+        ledger.append(call.payload.ledger, Left(nodes=tuple(sorted(again))))
         leave(call, f"{', '.join(sorted(again))} failed under this run not long ago")
 
 
@@ -95,8 +96,8 @@ def require_health(call: Call, target: AttemptFolder) -> None:
         return
     text = "; ".join(f"{node}: {', '.join(found)}" for node, found in sorted(problems.items()))
     call.say(f"unhealthy: {text}")
-    ledger.record(call.payload.ledger, "unhealthy", bad_nodes=sorted(problems), detail=text)
+    ledger.append(call.payload.ledger, Unhealthy(bad_nodes=tuple(sorted(problems)), detail=text))
     tried = ledger.failures_in_a_row(call.entries)
-    if call.site.job is None or tried > call.recovery["budget"]:
+    if call.site.job is None or tried > call.recovery.budget:
         raise TrainingFailed(f"run {call.folder.name}: the health check found {text}. {RESUMES}")
     leave(call, f"the health check found {text}")

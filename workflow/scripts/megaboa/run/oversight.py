@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from megaboa import files
 from megaboa.causes import Cause
 from megaboa.observe import progress
-from megaboa.results import AttemptFolder
-from megaboa.run import checkpoints, ledger, recovery, spikes
+from megaboa.paths import AttemptFolder
+from megaboa.records import Found, LeftOut, LossSpike, Step, read
+from megaboa.run import checkpoints, ledger, recovery
 from megaboa.run.announce import progress_reporter
 from megaboa.run.call import Call
 from megaboa.run.watch import Watch
@@ -25,8 +28,8 @@ def watch_of(call: Call, target: AttemptFolder, started: float) -> Watch:
 
     def silence() -> tuple[float, float]:
         if not progress.has_steps(target):
-            return time.time() - started, 60 * call.recovery["start_minutes"]
-        return time.time() - target.steps.stat().st_mtime, 60 * call.recovery["no_progress_minutes"]
+            return time.time() - started, 60 * call.recovery.start_minutes
+        return time.time() - target.steps.stat().st_mtime, 60 * call.recovery.no_progress_minutes
 
     def each_poll() -> None:
         report()
@@ -56,7 +59,7 @@ def _reason_to_stop(call: Call, target: AttemptFolder) -> tuple[Any, str] | None
         return None
     background = _saves_in_background(call)
     save = _slowest_save(call, background)
-    minutes = call.recovery.get("lead_minutes")
+    minutes = call.recovery.lead_minutes
     lead = recovery.lead_seconds(
         save,
         progress.seconds_per_step(target),
@@ -80,24 +83,39 @@ def _slowest_save(call: Call, background: bool) -> float | None:
 
 def _saves_in_background(call: Call) -> bool:
     """As the ranks found it: by default it depends on what is installed where they run."""
-    return call.payload.found.exists() and bool(files.read_json(call.payload.found).get("async_save"))
+    return call.payload.found.exists() and read(Found, call.payload.found).async_save
 
 
 def _patience(call: Call, reason: Cause) -> float:
     """Seconds that ranks are given to save: at the end of the wall time all that is left of it."""
     end = call.site.deadline()
     if reason != "time_limit" or end is None:
-        return call.recovery["stop_seconds"]
+        return call.recovery.stop_seconds
     return max(end - time.time() - REQUEUE_SECONDS, 0.0)
 
 
 def _spike(call: Call, target: AttemptFolder) -> tuple[int, int] | None:
-    settings = call.recovery["loss_spike"]
+    settings = call.recovery.loss_spike
     if not settings:
         return None
-    size = BYTES_PER_STEP * (settings["window"] + settings["patience"] + STEPS_BETWEEN_POLLS)
-    recent = [event for event in progress.read_tail(target.steps, size) if event["event"] == "step"]
-    return spikes.find(recent, settings)
+    size = BYTES_PER_STEP * (settings.window + settings.patience + STEPS_BETWEEN_POLLS)
+    recent = [event for event in progress.read_tail(target.steps, size) if isinstance(event, Step)]
+    return find_spike(recent, settings)
+
+
+def find_spike(steps: Sequence[Step], settings: LossSpike) -> tuple[int, int] | None:
+    """First and last step of the first spike: at least `patience` losses in a row above the median before them.
+
+    All steps are looked at, not the newest only: several may have been done since somebody last looked.
+    """
+    patience, window = settings.patience, settings.window
+    losses = [(step.step, step.loss) for step in steps if step.loss is not None]
+    for start in range(window, len(losses) - patience + 1):
+        limit = settings.factor * statistics.median(loss for _, loss in losses[start - window : start])
+        high = list(itertools.takewhile(lambda entry, limit=limit: entry[1] > limit, losses[start:]))
+        if len(high) >= patience:
+            return high[0][0], high[-1][0]
+    return None
 
 
 def leave_out(call: Call, target: AttemptFolder) -> None:
@@ -105,7 +123,7 @@ def leave_out(call: Call, target: AttemptFolder) -> None:
     found = _spike(call, target)
     if found is None:
         return
-    ledger.record(call.payload.ledger, "skip", steps=list(found))
+    ledger.append(call.payload.ledger, LeftOut(steps=found))
     for iteration in checkpoints.complete_iterations(call.payload.checkpoints):
         if iteration >= found[0]:
             call.resumption.set_aside(iteration, f"a loss spike began at step {found[0]}")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from megaboa import files
-from megaboa.results import RunFolder, RunStore
+from megaboa.paths import RunFolder, RunStore
+from megaboa.records import Code, RanOn
 from megaboa.run.command import rank_environment
 from megaboa.run.site import python_of
 
@@ -24,8 +24,6 @@ found = {one.name.lower().replace("_", "-"): one.version for one in importlib.me
 print(json.dumps({"python": platform.python_version(), "packages": found}))
 """
 
-RanOn = dict[str, Any]
-
 
 def ran_on(folder: RunFolder, store: RunStore) -> RanOn:
     """For the attempt's line in the ledger; the list of packages goes into the store, once for each.
@@ -37,24 +35,24 @@ def ran_on(folder: RunFolder, store: RunStore) -> RanOn:
     name = files.digest(found) if found else None
     if found and not (path := store.environment(name)).exists():
         files.write_json(path, found)
-    return {"environment": name, "bridge": (found or {}).get("packages", {}).get(BRIDGE), "code": _code()}
+    return RanOn(environment=name, bridge=(found or {}).get("packages", {}).get(BRIDGE), code=_code())
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], store: RunStore) -> str | None:
+def changes(before: RanOn | None, now: RanOn, store: RunStore) -> str | None:
     """In what two attempts ran on something else, in a few words; None where they didn't, or nobody knows."""
-    then, told = before.get("ran_on") or {}, []
-    if then.get("environment") and now["environment"] and then["environment"] != now["environment"]:
-        told.append(_packages_between(store, then["environment"], now["environment"]))
-    if then.get("code") and then["code"]["digest"] != now["code"]["digest"]:
-        told.append(f"code {_named(then['code'])} -> {_named(now['code'])}")
+    then, told = before or RanOn(), []
+    if then.environment and now.environment and then.environment != now.environment:
+        told.append(_packages_between(store, then.environment, now.environment))
+    if then.code and then.code.digest != now.code.digest:
+        told.append(f"code {_named(then.code)} -> {_named(now.code)}")
     return "; ".join(told) or None
 
 
 def _environment(folder: RunFolder) -> dict[str, Any] | None:
     """Of an image what its manifest says; else what the ranks' Python finds. None if that can't be asked."""
     if folder.image:
-        known = {name: folder.image.get(name) for name in ("digest", "python", "packages")}
-        return {"image": known.pop("digest"), **known}
+        image = folder.image
+        return {"image": image.digest, "python": image.python, "packages": image.packages}
     environment = {
         name: value for name, value in {**os.environ, **rank_environment(folder)}.items() if value is not None
     }
@@ -66,13 +64,13 @@ def _environment(folder: RunFolder) -> dict[str, Any] | None:
         return None
 
 
-def _code() -> dict[str, Any]:
+def _code() -> Code:
     """The library as it is on the disk; its commit, and whether it was changed since, where git knows."""
     sources = sorted(SCRIPTS.rglob("*.py"))
     found = {str(path.relative_to(SCRIPTS)): files.file_digest(path) for path in sources}
     commit = _git("rev-parse", "HEAD")
     changed = bool(_git("status", "--porcelain", "--", str(SCRIPTS))) if commit else None
-    return {"commit": commit, "changed": changed, "digest": files.digest(found)}
+    return Code(commit=commit, changed=changed, digest=files.digest(found))
 
 
 def _git(*arguments: str) -> str | None:
@@ -84,9 +82,9 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _named(code: Mapping[str, Any]) -> str:
-    commit = code["commit"][:12] if code["commit"] else code["digest"][:12]
-    return f"{commit} with changes" if code["changed"] else commit
+def _named(code: Code) -> str:
+    commit = (code.commit or code.digest)[:12]
+    return f"{commit} with changes" if code.changed else commit
 
 
 def _packages_between(store: RunStore, then: str, now: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from megaboa.causes import DEFAULT_ACTIONS, FREE, REPEATABLE, Action, Cause
+from megaboa.records import Event, LeftOut, Recovery
 from megaboa.run import ledger
 
 LONGEST_PAUSE = 600.0
@@ -26,35 +26,35 @@ class Decision:
     poisoned: bool = False
 
 
-def decide(entries: Sequence[ledger.Entry], cause: Cause, settings: dict[str, Any], can_requeue: bool) -> Decision:
+def decide(entries: Sequence[Event], cause: Cause, settings: Recovery, can_requeue: bool) -> Decision:
     """`entries`: the ledger with the end that is being judged as its last line."""
-    wanted = settings["actions"].get(cause, DEFAULT_ACTIONS[cause])
+    wanted = settings.actions.get(cause, DEFAULT_ACTIONS[cause])
     named = cause.replace("_", " ")
     if wanted == "stop":
         return Decision("stop", f"{named} is not tried again")
     step = ledger.fails_again_at(entries)
-    if step is not None and cause in REPEATABLE and cause not in settings["actions"]:
-        wanted = settings["actions"].get("poisoned", DEFAULT_ACTIONS["poisoned"])
+    if step is not None and cause in REPEATABLE and cause not in settings.actions:
+        wanted = settings.actions.get("poisoned", DEFAULT_ACTIONS["poisoned"])
         if wanted == "stop":
             return Decision("stop", f"step {step} failed twice in the same way", poisoned=True)
     if cause == "time_limit" and (links := ledger.links_without_progress(entries)) >= IDLE_LINKS:
         return Decision(
             "stop", f"{links} jobs in a row ended without a new checkpoint: give resources.runtime more time"
         )
-    spikes = sum(entry["event"] == "skip" for entry in entries)
-    if cause == "loss_spike" and spikes >= settings["loss_spike"]["limit"]:
+    spikes = sum(isinstance(entry, LeftOut) for entry in entries)
+    if cause == "loss_spike" and spikes >= settings.loss_spike.limit:
         return Decision("stop", f"{spikes} loss spikes have been left out already (recovery.loss_spike.limit)")
     count = ledger.failures_in_a_row(entries)
-    if cause not in FREE and count > settings["budget"]:
+    if cause not in FREE and count > settings.budget:
         return Decision(
-            "stop", f"{count} failures in a row without a new checkpoint (recovery.budget is {settings['budget']})"
+            "stop", f"{count} failures in a row without a new checkpoint (recovery.budget is {settings.budget})"
         )
     if wanted == "requeue" and not can_requeue:
         return Decision("stop", f"{named}, and this job can't be put back into the queue: call again")
     if wanted == "requeue" or cause in FREE:
         return Decision(wanted, named)
     doubled = min(max(count - 1, 0), 60)  # more is longer than the longest pause anyway
-    return Decision(wanted, named, min(settings["backoff_seconds"] * 2.0**doubled, LONGEST_PAUSE))
+    return Decision(wanted, named, min(settings.backoff_seconds * 2.0**doubled, LONGEST_PAUSE))
 
 
 def lead_seconds(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megaboa.files import read_json, read_jsonl
-from megaboa.results import RunFolder, RunStore
+from megaboa.paths import RunFolder, RunStore
+from megaboa.records import Distrusted, ModelSource, TrainRecord, Trusted, read, read_ledger
 from megaboa.run import checkpoints, ledger
 from megaboa.run.announce import Say
 from megaboa.run.inputs import UnusableInputError
@@ -38,7 +38,7 @@ class Resumption:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.folder.launch["checkpoint"]  # of a recipe's run only what is set
+        return self.folder.launch.checkpoint  # of a recipe's run only what is set
 
     @property
     def verifies(self) -> bool:
@@ -48,10 +48,11 @@ class Resumption:
     def retention(self) -> dict[str, int | None]:
         """With `loss_spike`, as many more as may be saved between the beginning of a spike and its discovery."""
         found = {name: self.settings.get(name) for name in ("keep_last", "keep_every")}
-        spike = self.folder.launch.get("recovery", {}).get("loss_spike")
+        recovery = self.folder.launch.recovery
+        spike = recovery and recovery.loss_spike
         interval = self.settings.get("save_interval")
         if spike and interval and found["keep_last"]:
-            found["keep_last"] = max(found["keep_last"], 2 + (spike["patience"] + NOTICED_LATE) // interval)
+            found["keep_last"] = max(found["keep_last"], 2 + (spike.patience + NOTICED_LATE) // interval)
         return found
 
     def beginning(self) -> Beginning:
@@ -67,7 +68,7 @@ class Resumption:
     def _parents(self) -> Beginning:
         wanted = self.folder.run["parent"]
         iteration, name = wanted["iteration"], f"{wanted['experiment']}/{wanted['run']}"
-        theirs = RunStore(Path(read_json(self.folder.parent_manifest)["store"])).checkpoints
+        theirs = RunStore(Path(read(TrainRecord, self.folder.parent_manifest).store)).checkpoints
         kept = checkpoints.complete_iterations(theirs)
         begin = f"run {self.folder.name} can't go on from step {iteration} of {name}"
         others = ", ".join(str(other) for other in kept if other != iteration) or "no other"
@@ -88,7 +89,7 @@ class Resumption:
         theirs = RunFolder(self.folder.parent_manifest.parent)
         if not (theirs.source_manifest.exists() and self.folder.source_manifest.exists()):
             return False
-        mine, other = (read_json(run.source_manifest)["tokenizer_digest"] for run in (self.folder, theirs))
+        mine, other = (read(ModelSource, run.source_manifest).tokenizer_digest for run in (self.folder, theirs))
         return mine != other
 
     def prove_newest(self) -> None:
@@ -113,11 +114,11 @@ class Resumption:
         if problem := checkpoints.damage(own, iteration):
             self.set_aside(iteration, problem)
             return None
-        if before := ledger.set_aside_unread(read_jsonl(self.payload.ledger)):
-            checkpoints.trust_again(own, before["iteration"], Path(before["aside"]).name)
-            ledger.record(self.payload.ledger, "trust", iteration=before["iteration"])
+        if before := ledger.set_aside_unread(read_ledger(self.payload.ledger)):
+            checkpoints.trust_again(own, before.iteration, Path(before.aside).name)
+            ledger.append(self.payload.ledger, Trusted(iteration=before.iteration))
             return (
-                f"neither checkpoint {before['iteration']} nor {iteration} can be loaded, and both are as they were "
+                f"neither checkpoint {before.iteration} nor {iteration} can be loaded, and both are as they were "
                 "saved: look for the reason where the ranks run"
             )
         if len(checkpoints.complete_iterations(own)) == 1:
@@ -131,6 +132,6 @@ class Resumption:
     def set_aside(self, iteration: int, why: str, unread: bool = False) -> None:
         """`unread`: for no other reason than that ranks failed to load it."""
         aside = checkpoints.distrust(self.payload.checkpoints, iteration)
-        more = {"unread": True} if unread else {}
-        ledger.record(self.payload.ledger, "distrust", iteration=iteration, detail=why, aside=str(aside), **more)
+        distrusted = Distrusted(iteration=iteration, detail=why, aside=str(aside), unread=unread)
+        ledger.append(self.payload.ledger, distrusted)
         self.say(f"checkpoint {iteration} was set aside: {why}")

@@ -11,12 +11,13 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from megaboa.image.container import NO_CONTAINER, Container
 from megaboa.launch import local, slurm
 from megaboa.launch.ranks import Ranks
 from megaboa.launch.srun import SrunRanks
+from megaboa.records import Image, LaunchSpec
 from megaboa.run import health
 from megaboa.run.failures import Failure
 
@@ -26,7 +27,7 @@ REQUEUE_AGAIN_SECONDS = 3.0
 EXCLUDE_TRIES, EXCLUDE_AGAIN_SECONDS = 10, 0.3
 CHECK_SECONDS_GPU = 60  # importing torch from a cold image takes its time
 # For nodes to start the health check, where the experiment doesn't say; three times what half of them took, if longer.
-CHECK_START_SECONDS, SLOW_START = 90.0, 3.0
+SLOW_START = 3.0
 CHECK_END_SECONDS = 10.0  # for srun to end tasks
 CHECK_NODE = Path(__file__).parents[2] / "check_node.py"
 START_NODE = Path(__file__).parents[2] / "start_node.py"
@@ -86,15 +87,15 @@ class Machine:
 class Allocation:
     """The nodes of a SLURM job. The supervisor runs on the first of them."""
 
-    def __init__(self, job: slurm.Job, launch: dict[str, Any], device: str, container: Container = NO_CONTAINER):
+    def __init__(self, job: slurm.Job, launch: LaunchSpec, device: str, container: Container = NO_CONTAINER):
         self.job, self._launch, self._container = job, launch, container
-        self._gpus = launch["gpus_per_node"] if device == "cuda" else 0
+        self._gpus = launch.gpus_per_node if device == "cuda" else 0
         self.nodes = slurm.hostnames(job.nodes)
         self._asked = time.monotonic()
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Mapping[str, str]) -> Ranks:
-        start, per_node = self._launch["start"], self._launch["gpus_per_node"]
-        one_task = start["tasks"] == "node"
+        start, per_node = self._launch.start, self._launch.gpus_per_node
+        one_task = start.tasks == "node"
         name = f"attempt-{logs.name}"
         if one_task:
             spawner = [command[0], str(START_NODE), f"--ranks={per_node}", f"--logs={logs}", "--"]
@@ -103,13 +104,13 @@ class Allocation:
             self._container.around(command, environment),
             nodes=world_size // per_node,
             tasks_per_node=1 if one_task else per_node,
-            cpus_per_task=self._launch["cpus_per_rank"] * (per_node if one_task else 1),
+            cpus_per_task=self._launch.cpus_per_rank * (per_node if one_task else 1),
             output=str(logs / ("node-%n.log" if one_task else "rank-%t.log")),
             name=name,
-            srun=start["srun"],
+            srun=start.srun,
             gpus_per_node=self._gpus,
-            cpu_bind=start["cpu_bind"],
-            further=start["srun_args"],
+            cpu_bind=start.cpu_bind,
+            further=start.srun_args,
         )
         inherited = self._container.inherited()
         return SrunRanks(self.job.id, srun, name, logs, environment, self.nodes[0], not one_task, inherited)
@@ -119,19 +120,19 @@ class Allocation:
         shutil.rmtree(out, ignore_errors=True)  # an older answer would speak for a dead node
         out.mkdir(parents=True)
         seconds = CHECK_SECONDS_GPU if self._gpus else health.SECONDS
-        start, name = self._launch["start"], f"health-{out.parent.name}"
+        start, name = self._launch.start, f"health-{out.parent.name}"
         command = [python_of(self._launch), str(CHECK_NODE), f"--out={out}", f"--seconds={seconds}"]
         command += [f"--gpus={self._gpus}", f"--folder={out}"]
         srun = slurm.srun_command(
             self._container.around(command, environment),
             nodes=len(self.nodes),
             tasks_per_node=1,
-            cpus_per_task=self._launch["cpus_per_rank"] * self._launch["gpus_per_node"],
+            cpus_per_task=self._launch.cpus_per_rank * self._launch.gpus_per_node,
             output=str(out / "node-%n.log"),
             name=name,
-            srun=start["srun"],
+            srun=start.srun,
             gpus_per_node=self._gpus,
-            further=start["srun_args"],
+            further=start.srun_args,
         )
         inherited = self._container.inherited()
         tasks = SrunRanks(self.job.id, srun, name, out, environment, self.nodes[0], inherited=inherited)
@@ -145,7 +146,7 @@ class Allocation:
     def _wait_for_answers(self, tasks: Ranks, out: Path, seconds: float) -> float:
         """Until all have answered, or have had their time: where images and file systems are slow, all start slowly."""
         began, half = time.monotonic(), None
-        patience = self._launch["start"].get("health_check_seconds", CHECK_START_SECONDS)
+        patience = self._launch.start.health_check_seconds
         while True:
             waited = time.monotonic() - began
             if half is None and 2 * sum(1 for _ in out.glob("*.begun")) >= len(self.nodes):
@@ -220,13 +221,13 @@ class Allocation:
 
 
 def here(
-    launch: dict[str, Any],
+    launch: LaunchSpec,
     device: str,
     environment: Mapping[str, str] = os.environ,
     container: Container = NO_CONTAINER,
 ) -> Site:
     """The place that this process is in, or that the run's settings name."""
-    starter, job = launch["start"]["starter"], environment.get("SLURM_JOB_ID")
+    starter, job = launch.start.starter, environment.get("SLURM_JOB_ID")
     if starter == "local" or (starter == "auto" and not (job and _has_srun(launch))):
         if container.runtime == "pyxis":
             raise LookupError(
@@ -282,18 +283,18 @@ def usable(partition: str, avoided: Mapping[str, float], needed: int, users: Set
     return set(kept)
 
 
-def python_of(launch: dict[str, Any]) -> str:
-    return launch["start"]["python"] or ("python3" if launch.get("image") else sys.executable)
+def python_of(launch: LaunchSpec) -> str:
+    return launch.start.python or ("python3" if launch.image else sys.executable)
 
 
-def container_of(launch: dict[str, Any], image: dict[str, Any] | None) -> Container:
+def container_of(launch: LaunchSpec, image: Image | None) -> Container:
     """The image that ranks start in, if they are to; `image`: its manifest."""
-    asked = launch.get("image")
+    asked = launch.image
     if not asked:
         return NO_CONTAINER
     assert image
-    path = str(Path(image["path"]).absolute())
-    return Container(asked["runtime"], path, asked["mounts"], asked["secrets"], asked["workdir"])
+    path = str(Path(image.path).absolute())
+    return Container(asked.runtime, path, asked.mounts, asked.secrets, asked.workdir)
 
 
 def _interruption(then: slurm.Job, now: slurm.Job) -> Failure | None:
@@ -329,8 +330,8 @@ def _what_happened(node: slurm.Node) -> str:
     return f"node {node.name} is {node.state}" + (f" ({node.reason})" if node.reason else "")
 
 
-def _has_srun(launch: dict[str, Any]) -> bool:
-    return shutil.which(launch["start"]["srun"]) is not None and slurm.available()
+def _has_srun(launch: LaunchSpec) -> bool:
+    return shutil.which(launch.start.srun) is not None and slurm.available()
 
 
 def _patiently(job: str) -> slurm.Job | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from megaboa.launch import slurm
-from megaboa.results import RunStore
+from megaboa.paths import RunStore
 from megaboa.run import claims
 from megaboa.run.patience import patiently
 

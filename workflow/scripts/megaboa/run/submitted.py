@@ -14,17 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files
-from megaboa.results import RunFolder
+from megaboa.paths import ExperimentFolder, RunFolder
 
 VARIABLE = "MEGABOA_CALL"  # of a job's environment: the folder of the call that submitted it
-CALLS = "calls"
 RUNS = "runs.jsonl"
 ID_LENGTH = 12
-
-
-def was_called(results: str | Path) -> bool:
-    """Whether jobs of this experiment may have been submitted."""
-    return (Path(results) / CALLS).is_dir() or any(Path(results).glob("runs/*/attempts.jsonl"))
 
 
 def record(results: str | Path, config_files: Iterable[str | Path], runs: Iterable[dict[str, Any]]) -> list[Path]:
@@ -32,7 +26,7 @@ def record(results: str | Path, config_files: Iterable[str | Path], runs: Iterab
     contents = [(Path(path).name, Path(path).read_bytes()) for path in config_files]
     lines = "".join(json.dumps(run, sort_keys=True) + "\n" for run in runs)
     name = files.digest([*((name, data.decode(errors="replace")) for name, data in contents), lines])[:ID_LENGTH]
-    call = Path(results).absolute() / CALLS / name
+    call = ExperimentFolder(Path(results).absolute()).calls / name
     # Each in a folder of its own: the first one's name may be the experiment's, and two may have the same.
     copies = [call / "config" / str(number) / name for number, (name, _) in enumerate(contents)]
     if not (call / RUNS).exists():
@@ -62,7 +56,7 @@ def folder_of(run: Path, restart: bool = False) -> RunFolder:
     `restart`: let it begin again, whatever else of it lies in the store.
     """
     call = Path(os.environ.get(VARIABLE, ""))
-    if call.parent.name != CALLS or call.parent.parent.resolve() != run.parent.parent.resolve():
+    if call.parent.resolve() != ExperimentFolder(run.parent.parent.resolve()).calls:
         here = RunFolder(run)  # the call may be another experiment's: in a shell within a job, for example
         return RunFolder(run, {**here.documents, "restart": True}) if restart else here
     with (call / RUNS).open(encoding="utf-8") as lines:

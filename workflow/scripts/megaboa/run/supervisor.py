@@ -7,16 +7,19 @@ next life goes on from there.
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import time
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
 from megaboa import files
 from megaboa.causes import Action, Cause
 from megaboa.launch import slurm
 from megaboa.launch.srun import end_step
 from megaboa.observe import progress
-from megaboa.results import AttemptFolder, RunFolder
+from megaboa.paths import AttemptFolder, RunFolder
+from megaboa.records import AttemptEnd, AttemptStart, Called, Outcome, Step, TrainRecord, read_steps, write
 from megaboa.run import checkpoints, claims, exclusions, failures, ledger, recovery, unfinished
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer, explain
@@ -38,7 +41,7 @@ from megaboa.run.watch import Signals, Watched
 MUTE: frozenset[Cause] = frozenset({"crash", "killed", "config", "transient"})
 
 
-def train(folder: RunFolder, life: int = 1) -> dict[str, Any]:
+def train(folder: RunFolder, life: int = 1) -> TrainRecord:
     """Bring the run to its last step and write its manifest; every call resumes what the last one left.
 
     `life`: above 1 where the supervisor's keeper has started it again, and nobody called.
@@ -81,7 +84,7 @@ def train(folder: RunFolder, life: int = 1) -> dict[str, Any]:
                 f"call again for what it is now"
             )
         manifest = manifest_of(folder, payload, identity)
-        patiently(lambda: files.write_json(folder.train_manifest, manifest), say)
+        patiently(lambda: write(folder.train_manifest, manifest), say)
         return manifest
 
 
@@ -99,8 +102,8 @@ def _bring_to_its_end(call: Call) -> None:
             excluded = exclusions.of(job)  # the user's own: we have told SLURM nothing yet
         except slurm.SlurmUnreachableError:
             excluded = None
-        lives = {"job": job and job.id, "restarts": job and job.restarts}
-        ledger.record(call.payload.ledger, "call", **lives, excluded=excluded)
+        called = Called(job=job and job.id, restarts=job and job.restarts, excluded=excluded)
+        ledger.append(call.payload.ledger, called)
         call.payload.stop.unlink(missing_ok=True)
     while not finished(call.folder, call.payload):
         heed_signals(call)
@@ -114,8 +117,8 @@ def _is_a_later_life(call: Call) -> bool:
     if call.life > 1:
         return True
     job = call.site.job
-    lives = [entry for entry in call.entries if job and entry["event"] in ("call", "start") and entry["job"] == job.id]
-    return job is not None and any(life["restarts"] < job.restarts for life in lives)
+    lives = [entry for entry in call.entries if isinstance(entry, Called | AttemptStart) and entry.job]
+    return job is not None and any(life.job == job.id and (life.restarts or 0) < job.restarts for life in lives)
 
 
 def _attempt(call: Call) -> None:
@@ -125,29 +128,31 @@ def _attempt(call: Call) -> None:
     target = payload.attempt(number)
     call.patiently(lambda: (target.path / "end").mkdir(parents=True, exist_ok=True))
     call.patiently(lambda: checkpoints.remove_unfinished(payload.checkpoints))
-    if folder.launch["start"]["health_check"]:
+    if folder.launch.start.health_check:
         call.patiently(lambda: require_health(call, target))
     beginning = call.patiently(call.resumption.beginning)
     skipped = ledger.skipped_steps(call.entries)
     ran_on = call.patiently(lambda: what_runs(folder, payload))
     before = ledger.starts(call.entries)
-    if before and (changed := changes(before[-1], ran_on, payload)):
+    if before and (changed := changes(before[-1].ran_on, ran_on, payload)):
         call.say(f"WARNING: attempt {number} runs in another environment than the one before it: {changed}")
     world_size, job = folder.run["world_size"], call.site.job
     call.patiently(lambda: files.write_json(target.asked, folder.documents))
-    ledger.record_start(
-        payload.ledger,
-        number,
-        beginning.iteration,
-        world_size,
-        parent=folder.parent_name if beginning.parent else None,
+    start = AttemptStart(
+        attempt=number,
+        host=socket.gethostname(),
+        pid=os.getpid(),
         job=job and job.id,
         restarts=job and job.restarts,
-        nodes=call.site.nodes,
-        image=folder.image and folder.image["digest"],
-        skipped=skipped,
+        nodes=tuple(call.site.nodes),
+        world_size=world_size,
+        resumed_from=beginning.iteration,
+        parent=folder.parent_name if beginning.parent else None,
+        skipped=tuple(skipped),
+        image=folder.image and folder.image.digest,
         ran_on=ran_on,
     )
+    ledger.append(payload.ledger, start)
     where = f" on {len(call.site.nodes)} nodes" if len(call.site.nodes) > 1 else ""
     call.say(f"attempt {number}, {world_size} rank(s){where}, from {beginning}")
     started = time.time()
@@ -183,10 +188,10 @@ def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) ->
         return Failure(watched.reason, watched.evidence)
     tails = failures.read_tails(target.logs.items())
     start = ledger.starts(call.entries)[-1]
-    parent = start["parent"]
-    failure = failures.classify(watched.ended, tails, len(_steps(target)), 0 if parent else start["resumed_from"])
-    if failure.cause == "damaged_checkpoint" and parent:  # it is not ours to set aside
-        return Failure("config", f"{parent} can't be loaded: {failure.evidence}", failure.rank)
+    begun = 0 if start.parent else start.resumed_from
+    failure = failures.classify(watched.ended, tails, len(_steps(target)), begun)
+    if failure.cause == "damaged_checkpoint" and start.parent:  # it is not ours to set aside
+        return Failure("config", f"{start.parent} can't be loaded: {failure.evidence}", failure.rank)
     return failure
 
 
@@ -199,11 +204,11 @@ def _or_full_disk(target: AttemptFolder, failure: Failure) -> Failure:
 
 def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failure: Failure) -> None:
     """Close the attempt, and go on, leave, or stop, as the settings say."""
-    end = _end_entry(call, number, failure)
+    end = _end_of(call, number, "failed", failure)
     can_requeue = call.site.job is not None and call.site.job.can_requeue
     decision = recovery.decide([*call.entries, end], failure.cause, call.recovery, can_requeue)
     if failure.cause == "damaged_checkpoint":
-        begun = ledger.starts(call.entries)[-1]["resumed_from"]
+        begun = ledger.starts(call.entries)[-1].resumed_from
         if blameless := call.patiently(lambda: call.resumption.could_not_load(begun, failure.evidence)):
             decision = recovery.Decision("stop", blameless)
     if failure.cause == "loss_spike" and decision.action != "stop":
@@ -214,7 +219,7 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     shown = Failure("poisoned", f"{decision.why}: {failure.evidence}", failure.rank) if decision.poisoned else failure
     _close(call, number, outcome, shown, decision.action)
     if decision.action == "resume":
-        call.say(f"attempt {number} ended at step {end['last_step'] or end['iteration']}: {failure}")
+        call.say(f"attempt {number} ended at step {end.last_step or end.iteration}: {failure}")
         _pause(call, decision.pause)
         call.patiently(lambda: require_health(call, target))
     elif decision.action == "requeue":
@@ -243,63 +248,50 @@ def _close_what_was_left_open(call: Call) -> None:
     start = ledger.open_attempt(call.entries)
     if start is None:
         return
-    killed = f"the supervisor (process {start['pid']} on host {start['host']}) was killed"
+    killed = f"the supervisor (process {start.pid} on host {start.host}) was killed"
     if finished(call.folder, call.payload):
-        _close(call, start["attempt"], "completed", None, None, f"every step was done; {killed} before it could say so")
+        _close(call, start.attempt, "completed", None, None, f"every step was done; {killed} before it could say so")
         return
     failure = Failure("lost", killed)
     job, newest = call.site.job, call.payload.newest_attempt
-    if job and (start.get("job"), start.get("restarts")) == (job.id, job.restarts):
-        end_step(job.id, f"attempt-{call.payload.attempt(start['attempt']).path.name}")  # its srun was not killed
-    if newest > start["attempt"]:  # whatever SLURM says of the nodes now, others came after it
-        failure = Failure("lost", f"the ledger has lost its lines between attempt {start['attempt']} and {newest}")
-    elif job and start.get("nodes"):
+    if job and (start.job, start.restarts) == (job.id, job.restarts):
+        end_step(job.id, f"attempt-{call.payload.attempt(start.attempt).path.name}")  # its srun was not killed
+    if newest > start.attempt:  # whatever SLURM says of the nodes now, others came after it
+        failure = Failure("lost", f"the ledger has lost its lines between attempt {start.attempt} and {newest}")
+    elif job and start.nodes:
         # A node that was booted before the last step has nothing to do with the end.
-        steps = _steps(call.payload.attempt(start["attempt"]))
-        bad = sites.fallen_of(start["nodes"], max(start["time"], steps[-1]["time"] if steps else 0.0))
+        steps = _steps(call.payload.attempt(start.attempt))
+        bad = sites.fallen_of(start.nodes, max(start.time, steps[-1].time if steps else 0.0))
         if bad:
             failure = Failure("node_failure", "; ".join(bad.values()), nodes=tuple(bad))
-        elif start.get("job") == job.id and start.get("restarts") != job.restarts:
+        elif start.job == job.id and start.restarts != job.restarts:
             failure = Failure("requeued", "the job was put back into the queue")
-    _close(call, start["attempt"], "interrupted", failure, "resume")
+    _close(call, start.attempt, "interrupted", failure, "resume")
 
 
 def _close(
-    call: Call, number: int, outcome: ledger.Outcome, failure: Failure | None, action: Action | None, detail: str = ""
+    call: Call, number: int, outcome: Outcome, failure: Failure | None, action: Action | None, detail: str = ""
 ) -> None:
-    end = _end_entry(call, number, failure)
-    ledger.record_end(
-        call.payload.ledger,
-        number,
-        outcome,
-        end["iteration"],
-        str(failure) if failure else detail,
+    end = _end_of(call, number, outcome, failure)
+    ledger.append(call.payload.ledger, replace(end, action=action, detail=str(failure) if failure else detail))
+
+
+def _end_of(call: Call, number: int, outcome: Outcome, failure: Failure | None) -> AttemptEnd:
+    steps = _steps(call.payload.attempt(number))
+    return AttemptEnd(
+        attempt=number,
+        outcome=outcome,
         cause=failure.cause if failure else None,
-        action=action,
-        bad_nodes=end["bad_nodes"],
-        first_step=end["first_step"],
-        last_step=end["last_step"],
         rank=failure.rank if failure else None,
+        bad_nodes=tuple(failure.nodes) if failure else (),
+        first_step=steps[0].step if steps else None,
+        last_step=steps[-1].step if steps else None,
+        iteration=checkpoints.latest(call.payload.checkpoints),
     )
 
 
-def _end_entry(call: Call, number: int, failure: Failure | None) -> ledger.Entry:
-    steps = _steps(call.payload.attempt(number))
-    return {
-        "event": "end",
-        "time": time.time(),
-        "attempt": number,
-        "outcome": "failed",
-        "cause": failure.cause if failure else None,
-        "bad_nodes": list(failure.nodes) if failure else [],
-        "first_step": steps[0]["step"] if steps else None,
-        "last_step": steps[-1]["step"] if steps else None,
-        "iteration": checkpoints.latest(call.payload.checkpoints),
-    }
-
-
-def _steps(target: AttemptFolder) -> list[dict[str, Any]]:
-    return [event for event in files.read_jsonl(target.steps) if event["event"] == "step"]
+def _steps(target: AttemptFolder) -> list[Step]:
+    return [event for event in read_steps(target.steps) if isinstance(event, Step)]
 
 
 @contextlib.contextmanager
@@ -318,7 +310,7 @@ def _told(call: Call) -> Iterator[None]:
 def _tell_the_end(call: Call, state: str, detail: str) -> None:
     folder = call.folder
     facts = {"run": folder.name, "experiment": folder.experiment, "state": state, "detail": detail}
-    if problem := notify(call.recovery["notify"], **facts):
+    if problem := notify(call.recovery.notify, **facts):
         call.say(problem)
 
 

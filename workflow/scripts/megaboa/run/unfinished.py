@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megaboa import files
 from megaboa.harmless import without_harmless
 from megaboa.observe import progress
-from megaboa.results import RunFolder, RunStore
+from megaboa.paths import RunFolder, RunStore
+from megaboa.records import read_ledger
 from megaboa.run import checkpoints, ledger
 from megaboa.run.identity import identity_of, stored
 
@@ -52,8 +52,8 @@ def _unfinished_step(store: RunStore) -> int:
     step, last = checkpoints.latest(store.checkpoints), progress.last_step(store)
     if last is not None and step >= last:
         return 0
-    ends = ledger.ends(files.read_jsonl(store.ledger))
-    return 0 if any(end["outcome"] == "completed" for end in ends) else step
+    ends = ledger.ends(read_ledger(store.ledger))
+    return 0 if any(end.outcome == "completed" for end in ends) else step
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -1,0 +1,490 @@
+"""Every file name below the results and in the store, said once. Standard library only.
+
+Rules name files too, as Snakemake matches their outputs by pattern; docs/architecture.md lists all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from megaboa.blends import corpora
+from megaboa.files import read_json
+from megaboa.records import DataIndex, Image, LaunchSpec, ProfileSpec, TrainRecord, parse, read
+
+CARD = "README.md"  # of an exported model, where the hub looks for it
+FAILED_PROOF = "failed-proof.json"  # beside proof.json, which is there only if all passed
+FACTS = "facts.json"  # beside a payload in the store: what was found when it was made
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """results/<experiment>/models/<model>"""
+
+    path: Path
+
+    @property
+    def source(self) -> Path:
+        return self.path / "source.json"
+
+    @property
+    def imported(self) -> Path:
+        return self.path / "import.json"
+
+    @property
+    def proof(self) -> Path:
+        return self.path / "proof.json"
+
+
+@dataclass(frozen=True)
+class CorpusFolder:
+    """results/<experiment>/data/<corpus>, and the manifest beside it."""
+
+    path: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.json")
+
+    @property
+    def sources(self) -> Path:
+        return self.path / "sources.json"
+
+    @property
+    def verification(self) -> Path:
+        return self.path / "verification.json"
+
+    def shard(self, number: int, shards: int) -> Path:
+        return self.path / f"shard-{number}-of-{shards}.json"
+
+
+@dataclass(frozen=True)
+class Specs:
+    """results/<experiment>/specs: what jobs that serve several runs are asked for."""
+
+    path: Path
+
+    @property
+    def runs(self) -> Path:
+        return self.path / "runs.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
+
+    @property
+    def costs(self) -> Path:
+        return self.path / "costs.json"
+
+    @property
+    def image(self) -> Path:
+        return self.path / "image.json"
+
+    @property
+    def inside(self) -> Path:
+        return self.path / "inside.json"
+
+    @property
+    def evaluate(self) -> Path:
+        return self.path / "evaluate.json"
+
+    def of(self, kind: str, name: str) -> Path:
+        """`kind`: tokenizers, corpora, models, conversions, indexes or exports."""
+        return self.path / kind / f"{name}.json"
+
+    def all(self, kind: str) -> list[Path]:
+        return sorted((self.path / kind).glob("*.json"))
+
+
+@dataclass(frozen=True)
+class ExperimentFolder:
+    """results/<experiment>"""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.tsv"
+
+    @property
+    def specs(self) -> Specs:
+        return Specs(self.path / "specs")
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def image(self) -> Path:
+        return self.path / "image.json"
+
+    @property
+    def preflight(self) -> Path:
+        return self.path / "preflight.json"
+
+    @property
+    def preflight_table(self) -> Path:
+        return self.path / "preflight.tsv"
+
+    @property
+    def preflight_in_image(self) -> Path:
+        return self.path / "preflight-in-image.json"
+
+    @property
+    def refused(self) -> Path:
+        return self.path / "refused.json"
+
+    @property
+    def checks(self) -> Path:
+        return self.path / "report" / "checks.json"
+
+    @property
+    def calls(self) -> Path:
+        """What each call submitted."""
+        return self.path / "calls"
+
+    @property
+    def was_called(self) -> bool:
+        """Whether jobs of this experiment may have been submitted."""
+        return self.calls.is_dir() or any(self.path.glob("runs/*/attempts.jsonl"))
+
+    @property
+    def runs(self) -> list[RunFolder]:
+        """Those that have been planned, whatever the plan says now."""
+        return [RunFolder(path.parent) for path in sorted(self.path.glob("runs/*/run.json"))]
+
+    def run(self, name: str) -> RunFolder:
+        return RunFolder(self.path / "runs" / name)
+
+    def model(self, name: str) -> ModelFolder:
+        return ModelFolder(self.path / "models" / name)
+
+    def corpus(self, name: str) -> CorpusFolder:
+        return CorpusFolder(self.path / "data" / name)
+
+    def tokenizer(self, name: str) -> Path:
+        return self.path / "tokenizers" / f"{name}.json"
+
+    def index(self, name: str) -> Path:
+        return self.path / "data" / "indexes" / f"{name}.json"
+
+
+def begun(results: Path) -> Iterator[RunFolder]:
+    """The runs of all experiments that have a ledger."""
+    return (RunFolder(link.parent) for link in results.glob("*/runs/*/attempts.jsonl"))
+
+
+def measured(results: Path) -> Iterator[RunFolder]:
+    """The runs of all experiments that have metrics."""
+    return (RunFolder(path.parents[1]) for path in results.glob("*/runs/*/metrics/summary.json"))
+
+
+def trained(results: Path) -> Iterator[RunFolder]:
+    """The runs of all experiments that came to their end."""
+    return (RunFolder(path.parent) for path in results.glob("*/runs/*/train.json"))
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder below the results: what was asked for, and manifests of what came out.
+
+    `asked` is what the run was when its job was submitted, or its attempt started: run, launch and profile. None: what
+    run.json, launch.json and profile.json say now.
+    """
+
+    path: Path
+    asked: dict[str, Any] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def experiment_folder(self) -> ExperimentFolder:
+        return ExperimentFolder(self.path.parent.parent)
+
+    @property
+    def experiment(self) -> str:
+        return self.experiment_folder.name
+
+    @cached_property
+    def run(self) -> dict[str, Any]:
+        return self._document("run")
+
+    @cached_property
+    def launch(self) -> LaunchSpec:
+        return parse(LaunchSpec, self._document("launch"), self.file("launch"))
+
+    @cached_property
+    def preflight(self) -> dict[str, Any]:
+        """What Bridge's configuration said of itself; nothing before preflight."""
+        path = self.experiment_folder.preflight
+        return read_json(path)["runs"].get(self.name, {}) if path.exists() else {}
+
+    @cached_property
+    def profile(self) -> ProfileSpec:
+        return parse(ProfileSpec, self._document("profile"), self.file("profile"))
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether its call was told to let it begin again, whatever else lies in the store."""
+        return bool((self.asked or {}).get("restart"))
+
+    @property
+    def documents(self) -> dict[str, Any]:
+        """What `asked` of another RunFolder may be, to be the same run."""
+        names = ("run", "launch", "profile")
+        return self.asked or {name: self._document(name) for name in names if self.file(name).exists()}
+
+    def _document(self, name: str) -> dict[str, Any]:
+        return read_json(self.file(name)) if self.asked is None else self.asked[name]
+
+    def file(self, name: str) -> Path:
+        """Of a document: run, launch or profile."""
+        return self.path / f"{name}.json"
+
+    @property
+    def model_manifest(self) -> Path | None:
+        """What the run's model is made of; None for a recipe, which brings its own."""
+        model = self.run["model"]
+        if model.get("recipe"):
+            return None
+        folder = self.experiment_folder.model(model["name"])
+        return folder.imported if model["init"] == "pretrained" else folder.source
+
+    @property
+    def source_manifest(self) -> Path:
+        return self.experiment_folder.model(self.run["model"]["name"]).source
+
+    @property
+    def tokenizer_manifest(self) -> Path | None:
+        """The tokenizer of a recipe, where it is one that the experiment trains; other models bring theirs."""
+        model = self.run["model"]
+        if not model.get("recipe") or not model["tokenizer"]:
+            return None
+        trained = self.experiment_folder.specs.of("tokenizers", model["tokenizer"]).exists()
+        return self.experiment_folder.tokenizer(model["tokenizer"]) if trained else None
+
+    @property
+    def corpus_manifests(self) -> dict[str, Path]:
+        """Of every corpus that the run reads, for training or validation."""
+        return {name: self.experiment_folder.corpus(name).manifest for name in corpora(self.run["data"])}
+
+    @cached_property
+    def index(self) -> DataIndex | None:
+        """The manifest of Megatron's index of the run's data; None where Bridge makes up the data, or a recipe does."""
+        name = self.launch.index
+        return read(DataIndex, self.experiment_folder.index(name)) if name else None
+
+    @cached_property
+    def image(self) -> Image | None:
+        """The manifest of the image that ranks run in; None where they run in this Python."""
+        return read(Image, self.experiment_folder.image) if self.launch.image else None
+
+    @property
+    def parent_manifest(self) -> Path | None:
+        """train.json of the run that this one goes on from."""
+        parent = self.run.get("parent")
+        if parent is None:
+            return None
+        return (
+            ExperimentFolder(self.experiment_folder.path.parent / parent["experiment"])
+            .run(parent["run"])
+            .train_manifest
+        )
+
+    @property
+    def parent_name(self) -> str | None:
+        """`<experiment>/<run>@<step>`"""
+        parent = self.run.get("parent")
+        return f"{parent['experiment']}/{parent['run']}@{parent['iteration']}" if parent else None
+
+    @property
+    def train_manifest(self) -> Path:
+        return self.path / "train.json"
+
+    @property
+    def store(self) -> Path:
+        """Where the payloads of the trained run lie."""
+        return Path(read(TrainRecord, self.train_manifest).store)
+
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace.json"
+
+    @property
+    def analysis(self) -> Path:
+        return self.path / "analysis.json"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "metrics" / "summary.json"
+
+    @property
+    def steps_table(self) -> Path:
+        return self.path / "metrics" / "steps.parquet"
+
+    @property
+    def goodput(self) -> Path:
+        return self.path / "metrics" / "goodput.json"
+
+    @property
+    def export(self) -> Path:
+        return self.path / "export.json"
+
+    @property
+    def proof(self) -> Path:
+        return self.path / "proof.json"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.path / "evaluation.json"
+
+    @property
+    def generations(self) -> Path:
+        return self.path / "generations.json"
+
+    @property
+    def push(self) -> Path:
+        return self.path / "push.json"
+
+    @property
+    def attempts_link(self) -> Path:
+        return self.path / "attempts.jsonl"
+
+    @property
+    def progress_log(self) -> Path:
+        """One file for all runs of the experiment."""
+        return self.experiment_folder.logs / "progress.log"
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """Where the payloads of one identity of a run lie."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, link: Path) -> RunStore:
+        """By the link to its ledger, in the run's folder."""
+        return cls(link.resolve().parent)
+
+    @property
+    def claims(self) -> Path:
+        """Who trains the run, and who did."""
+        return self.path / "claims"
+
+    @property
+    def stop(self) -> Path:
+        """A file whose presence asks the supervisor to stop the run in order."""
+        return self.path / "stop"
+
+    @property
+    def identity(self) -> Path:
+        return self.path / "identity.json"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "attempts.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def found(self) -> Path:
+        """What only the ranks can tell of a recipe: how many steps it has, and whether it saves."""
+        return self.path / "found.json"
+
+    @property
+    def index_cache(self) -> Path:
+        return self.path / "index-cache"
+
+    @property
+    def mlflow_run(self) -> Path:
+        """Which run of MLflow all attempts are."""
+        return self.path / "mlflow-run.json"
+
+    @property
+    def mlflow_uri(self) -> str:
+        """Where MLflow writes to without a network."""
+        return f"sqlite:///{(self.path / 'mlflow.db').absolute()}"
+
+    def environment(self, digest: str) -> Path:
+        """The packages that attempts ran with."""
+        return self.path / "environments" / f"{digest[:12]}.json"
+
+    @property
+    def newest_attempt(self) -> int:
+        """By the folders; 0 where there is none."""
+        return max((int(attempt.path.name) for attempt in self.attempts), default=0)
+
+    @property
+    def attempts(self) -> list[AttemptFolder]:
+        """By the folders, oldest first."""
+        found = (self.path / "attempts").glob("[0-9]*")
+        return [AttemptFolder(path) for path in sorted(found, key=lambda path: int(path.name))]
+
+    def attempt(self, number: int) -> AttemptFolder:
+        return AttemptFolder(self.path / "attempts" / f"{number:02d}")
+
+
+@dataclass(frozen=True)
+class AttemptFolder:
+    path: Path
+
+    @property
+    def steps(self) -> Path:
+        return self.path / "steps.jsonl"
+
+    @property
+    def stop_now(self) -> Path:
+        """A file whose presence asks the ranks to save and end, should no signal reach them."""
+        return self.path / "stop-now"
+
+    @property
+    def routing(self) -> Path:
+        """Of every rank with experts, which of them its tokens went to."""
+        return self.path / "routing"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    def log(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.log"
+
+    @property
+    def logs(self) -> dict[int | None, Path]:
+        """The ranks' logs by rank, and under None the launcher's."""
+        ranks = {int(path.stem.removeprefix("rank-")): path for path in self.path.glob("rank-*.log")}
+        return {**ranks, None: self.path / "srun.log"}
+
+    @property
+    def asked(self) -> Path:
+        """What the ranks of this attempt train: run, launch and profile, as their supervisor had them."""
+        return self.path / "asked.json"
+
+    @property
+    def health(self) -> Path:
+        return self.path / "health"
+
+    def traces(self, tool: str) -> Path:
+        """Where a profiler's files lie; PyTorch's have Bridge's name. A tool that isn't known is a user's own."""
+        known = {"pytorch": "torch_profile", **{name: name for name in ("nsys", "viztracer", "memory")}}
+        return self.path / known.get(tool, "profiler")
+
+    @property
+    def ends(self) -> Path:
+        """What every rank has left when its training ended."""
+        return self.path / "end"
+
+    def end_record(self, rank: int) -> Path:
+        return self.ends / f"{rank}.json"
