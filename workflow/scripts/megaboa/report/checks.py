@@ -19,7 +19,7 @@ Check = dict[str, Any]
 # What two runs may differ by, as a multiple of the tolerance (docs/benchmarks/agreement.md has the measurements).
 # After a token has gone to another expert as rounding wanted it, they differ by more than rounding.
 LOSS_AFTER_TIE, NORM_AFTER_TIE = 100, 1000
-# Rounding grows in the norm of the gradients, on some texts a hundredfold in 30 steps; a wrong gradient is wrong at once.
+# Rounding grows in the norm of the gradients, on some texts a hundredfold in 30 steps; what is wrong is wrong at once.
 EARLY_STEPS, NORM_LATER = 10, 100
 # How near to each other the logits of two experts must be for rounding to decide between them, likewise. Before any
 # token has gone to another expert, logits of two runs differ by up to 4e-5.
