@@ -7,8 +7,9 @@ import yaml
 from gpt2_large import MEASURED
 
 from megaboa.estimate import adviser, costs, fit, memory, speed
+from megaboa.layout import Layout
 from megaboa.preflight import table
-from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Training
+from megaboa.preflight.facts import Cluster, Facts, Model, Training
 
 STEPS = {  # milliseconds, at the published conditions (docs/benchmarks/h200.md)
     "dp2, bf16": 454,

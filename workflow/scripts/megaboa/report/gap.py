@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from megaboa.layout import AXES
 from megaboa.report.runs import RunResult
 
 # Runs are laid beside the row that shares their layout; the other conditions are compared. What a table doesn't say of
-# a layout is the usual; but many are silent on sequence parallelism, and it may be either.
-LAYOUT = {"world_size": 1, "tp": 1, "pp": 1, "vpp": "-", "cp": 1, "ep": 1}
+# a layout is the usual; but many are silent on sequence parallelism, and on how experts are cut: it may be either.
+LAYOUT = {"world_size": 1, **{axis.name: axis.default or "-" for axis in AXES if axis.name != "etp"}}
 # Numbers of parameters are published in two or three digits.
 PARAMS_TOLERANCE = 0.02
 
