@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, ValidationError, model_validator
 
-from megaboa import layout
+from megaboa import layout, metrics
 from megaboa.config import check, yaml_file
 from megaboa.config.errors import choose
 from megaboa.config.models.section import Section, key
@@ -19,9 +19,7 @@ Condition = Literal[(
     "model", "params", "gpu", "world_size", "nodes", *layout.NAMES, "sp", "fsdp", "dp", "gbs", "mbs", "seq_length",
     "precision", "data", "framework", "dropout", "recompute",
 )]  # fmt: skip
-Quantity = Literal[
-    "step_seconds", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "memory_mib"
-]
+Quantity = Literal[tuple(metric.name for metric in metrics.used("published"))]
 
 
 def _bounds(value: Any) -> Any:

@@ -39,6 +39,11 @@ class RunResult:
         return self.plan["model"]
 
     @property
+    def documents(self) -> dict[str, Any]:
+        """Where its metrics are looked up."""
+        return {"summary": self.summary, "goodput": self.goodput}
+
+    @property
     def parent(self) -> str | None:
         """`<experiment>/<run>@<step>`, where the run went on from another's checkpoint."""
         parent = self.plan.get("parent", "-")
