@@ -65,12 +65,7 @@ CAUSES: dict[str, End] = {
             r"CUBLAS_STATUS_ALLOC_FAILED",
         ),
     ),
-    "disk_full": End(
-        "full disk",
-        "resume",
-        "disk_full",
-        (r"No space left on device", r"Disk quota exceeded"),
-    ),
+    "disk_full": End("full disk", "resume", "disk_full", (r"No space left on device", r"Disk quota exceeded")),
     # a GPU or its memory is broken
     "gpu_failure": End(
         "GPU failure",
@@ -142,14 +137,7 @@ CAUSES: dict[str, End] = {
     ),
     # anything else; what reports a kernel's fault is NCCL's watchdog, but no connection is to blame: the
     # same step does the same again
-    "crash": End(
-        "crash",
-        "resume",
-        "unknown",
-        (KERNEL_FAULT,),
-        repeatable=True,
-        mute=True,
-    ),
+    "crash": End("crash", "resume", "unknown", (KERNEL_FAULT,), repeatable=True, mute=True),
     # connections, time-outs, file systems
     "transient": End(
         "transient failure",

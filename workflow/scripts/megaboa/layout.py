@@ -22,7 +22,7 @@ class Axis:
 
     name: str
     text: str
-    field: str  # of Bridge's ConfigContainer
+    argument: str  # as Megatron-Core calls it
     default: int | None = 1  # None: not set
     dense: bool = False
     experts: bool = False
@@ -33,37 +33,20 @@ class Axis:
         return f"parallel.{self.name}"
 
     @property
-    def argument(self) -> str:
-        """As Megatron-Core calls it."""
-        return self.field.partition(".")[2]
+    def field(self) -> str:
+        """Of Bridge's ConfigContainer."""
+        return f"model.{self.argument}"
 
 
+_VPP = "virtual pipeline stages per rank (interleaved schedule)"
+_ETP = "tensor parallel size inside experts; default: tp, or 1 where ep is above 1"
 AXES = (
-    Axis("tp", "tensor parallel size", "model.tensor_model_parallel_size", dense=True, weights=True),
-    Axis(
-        "pp",
-        "pipeline parallel size",
-        "model.pipeline_model_parallel_size",
-        dense=True,
-        experts=True,
-        weights=True,
-    ),
-    Axis(
-        "vpp",
-        "virtual pipeline stages per rank (interleaved schedule)",
-        "model.virtual_pipeline_model_parallel_size",
-        default=None,
-    ),
-    Axis("cp", "context parallel size", "model.context_parallel_size", dense=True),
-    Axis("ep", "expert parallel size", "model.expert_model_parallel_size", experts=True, weights=True),
-    Axis(
-        "etp",
-        "tensor parallel size inside experts; default: tp, or 1 where ep is above 1",
-        "model.expert_tensor_parallel_size",
-        default=None,
-        experts=True,
-        weights=True,
-    ),
+    Axis("tp", "tensor parallel size", "tensor_model_parallel_size", dense=True, weights=True),
+    Axis("pp", "pipeline parallel size", "pipeline_model_parallel_size", dense=True, experts=True, weights=True),
+    Axis("vpp", _VPP, "virtual_pipeline_model_parallel_size", None),
+    Axis("cp", "context parallel size", "context_parallel_size", dense=True),
+    Axis("ep", "expert parallel size", "expert_model_parallel_size", experts=True, weights=True),
+    Axis("etp", _ETP, "expert_tensor_parallel_size", None, experts=True, weights=True),
 )
 NAMES = tuple(axis.name for axis in AXES)
 DENSE = tuple(axis.name for axis in AXES if axis.dense)

@@ -26,11 +26,11 @@ class Metric:
 
     name: str
     label: str = ""  # default: its name
+    source: str = ""
     unit: str = ""
-    source: tuple[str | int, ...] = ()
+    form: str = ".4g"  # in the page's tables
     scale: float | None = None
     spread: bool = False  # 5th and 95th percentile lie beside the median
-    form: str = ".4g"  # in the page's tables
     less_is_better: bool = False
     timed: bool = False  # what a clock or a meter said: it is never the same twice
     uses: tuple[Use, ...] = ("figures",)
@@ -40,124 +40,79 @@ class Metric:
         return self._at(self.source, documents)
 
     def columns(self, documents: Mapping[str, Any]) -> dict[str, Any]:
-        parts = ("p5", "p95") if self.spread else ()
-        ends = {f"{self.name}.{part}": self._at((*self.source[:-1], part), documents) for part in parts}
+        around = self.source.removesuffix("median")
+        ends = {f"{self.name}.{end}": self._at(around + end, documents) for end in ("p5", "p95")} if self.spread else {}
         return {self.name: self.of(documents), **ends}
 
-    def _at(self, source: tuple[str | int, ...], documents: Mapping[str, Any]) -> Any:
+    def _at(self, source: str, documents: Mapping[str, Any]) -> Any:
         found: Any = documents
-        for part in source:
+        for part in source.split("."):
             try:
-                found = found[part]
+                found = found[-1 if part == "last" and isinstance(found, list) else part]
             except (KeyError, IndexError, TypeError):
                 return None
         return found if found is None or self.scale is None else found * self.scale
 
 
-def _summary(name: str, label: str, *way: str | int, **more: Any) -> Metric:
-    return Metric(name, label, source=("summary", *way), **more)
-
-
-_LOSS: dict[str, Any] = {"less_is_better": True}
-_SPEED: dict[str, Any] = {"timed": True, "spread": True, "uses": ("figures", "file", "published")}
-_MACHINE: dict[str, Any] = {"timed": True, "uses": ("figures", "file", "machines")}
-_MEMORY = ("memory", "peak_bytes")
+FILE: tuple[Use, ...] = ("figures", "file")
+MACHINES: tuple[Use, ...] = (*FILE, "machines")
+PUBLISHED: tuple[Use, ...] = (*FILE, "published")
+ALL: tuple[Use, ...] = (*MACHINES, "published")
+LESS: dict[str, Any] = {"less_is_better": True}
+TIMED: dict[str, Any] = {"timed": True}
 
 METRICS: dict[Rows, tuple[Metric, ...]] = {
     "runs": (
-        _summary("world_size", "ranks", "world_size"),
+        Metric("world_size", "ranks", "summary.world_size"),
         Metric("layout"),
         Metric("setting"),
-        _summary("steps", "", "steps"),
-        _summary("attempts", "", "attempts"),
-        Metric("goodput", unit=SHARE, source=("goodput", "goodput"), timed=True),
-        _summary("loss.first", "first loss", "loss", "first", **_LOSS, uses=("figures", "file")),
-        _summary("loss.last", "last loss", "loss", "last", **_LOSS, uses=("figures", "file")),
-        _summary("loss.min", "smallest loss", "loss", "min", **_LOSS),
-        _summary("loss.tail_mean", "loss, mean of the last tenth", "loss", "tail_mean", **_LOSS),
-        _summary("validation", "", "validation", -1, "losses", "lm loss", **_LOSS, uses=("figures", "file")),
-        _summary(
-            "step_seconds",
-            "step time (seconds)",
-            *("step_seconds", "median"),
-            unit=SECONDS,
-            less_is_better=True,
-            **_SPEED,
-        ),
-        _summary("tokens_per_second", "tokens per second", "tokens_per_second", "median", **_SPEED),
-        _summary(
-            "tokens_per_second_per_gpu",
-            "tokens per second and GPU",
-            "tokens_per_second_per_rank",
-            timed=True,
-            uses=("figures", "published"),
-        ),
-        _summary(
-            "tflops_per_gpu",
-            "TFLOP/s per GPU",
-            *("tflops_per_rank", "median"),
-            form=".0f",
-            timed=True,
-            uses=("figures", "file", "machines", "published"),
-        ),
-        _summary(
-            "mfu",
-            "MFU",
-            *("mfu", "median"),
-            unit=SHARE,
-            form=".0%",
-            timed=True,
-            uses=("figures", "file", "machines", "published"),
-        ),
-        Metric("scaling_efficiency", "scaling efficiency", SHARE, timed=True),
-        Metric("memory.predicted_gib", "predicted memory (GiB)", GIB, ("preflight", "tensors_gib")),
-        _summary(
-            "memory.measured_gib",
-            "measured memory (GiB)",
-            *(*_MEMORY, "allocated"),
-            unit=GIB,
-            scale=1 / 2**30,
-            form=".1f",
-            uses=("figures", "file", "machines"),
-        ),
-        _summary("memory_mib", "reserved (MiB)", *_MEMORY, "reserved", scale=1 / 2**20, uses=("published",)),
-        _summary(
-            "energy.joules_per_gpu",
-            "joules per GPU and step",
-            *("energy", "joules_per_gpu_and_step", "median"),
-            form=",.0f",
-            less_is_better=True,
-            **_MACHINE,
-        ),
-        _summary("energy.watts_per_gpu", "watts per GPU", "energy", "watts_per_gpu", "median", form=",.0f", **_MACHINE),
-        _summary(
-            "stragglers.slowest_over_fastest",
-            "slowest over fastest rank",
-            *("stragglers", "slowest_over_fastest", "median"),
-            form=".3f",
-            less_is_better=True,
-            **_MACHINE,
-        ),
+        Metric("steps", "", "summary.steps"),
+        Metric("attempts", "", "summary.attempts"),
+        Metric("goodput", "", "goodput.goodput", SHARE, **TIMED),
+        Metric("loss.first", "first loss", "summary.loss.first", **LESS, uses=FILE),
+        Metric("loss.last", "last loss", "summary.loss.last", **LESS, uses=FILE),
+        Metric("loss.min", "smallest loss", "summary.loss.min", **LESS),
+        Metric("loss.tail_mean", "loss, mean of the last tenth", "summary.loss.tail_mean", **LESS),
+        Metric("validation", "", "summary.validation.last.losses.lm loss", **LESS, uses=FILE),
+        Metric("step_seconds", "step time (seconds)", "summary.step_seconds.median",
+               SECONDS, spread=True, **LESS, **TIMED, uses=PUBLISHED),
+        Metric("tokens_per_second", "tokens per second", "summary.tokens_per_second.median",
+               spread=True, **TIMED, uses=PUBLISHED),
+        Metric("tokens_per_second_per_gpu", "tokens per second and GPU", "summary.tokens_per_second_per_rank",
+               **TIMED, uses=("figures", "published")),
+        Metric("tflops_per_gpu", "TFLOP/s per GPU", "summary.tflops_per_rank.median", form=".0f", **TIMED, uses=ALL),
+        Metric("mfu", "MFU", "summary.mfu.median", SHARE, ".0%", **TIMED, uses=ALL),
+        Metric("scaling_efficiency", "scaling efficiency", "", SHARE, **TIMED),
+        Metric("memory.predicted_gib", "predicted memory (GiB)", "preflight.tensors_gib", GIB),
+        Metric("memory.measured_gib", "measured memory (GiB)", "summary.memory.peak_bytes.allocated",
+               GIB, ".1f", 2**-30, uses=MACHINES),
+        Metric("memory_mib", "reserved (MiB)", "summary.memory.peak_bytes.reserved", scale=2**-20, uses=("published",)),
+        Metric("energy.joules_per_gpu", "joules per GPU and step", "summary.energy.joules_per_gpu_and_step.median",
+               form=",.0f", **LESS, **TIMED, uses=MACHINES),
+        Metric("energy.watts_per_gpu", "watts per GPU", "summary.energy.watts_per_gpu.median",
+               form=",.0f", **TIMED, uses=MACHINES),
+        Metric("stragglers.slowest_over_fastest", "slowest over fastest rank",
+               "summary.stragglers.slowest_over_fastest.median", form=".3f", **LESS, **TIMED, uses=MACHINES),
     ),
     "steps": (
         Metric("run"),
         Metric("step"),
         Metric("tokens"),
-        Metric("loss", **_LOSS),
+        Metric("loss", **LESS),
         Metric("grad_norm", "gradient norm"),
         Metric("lr", "learning rate"),
-        Metric("seconds", unit=SECONDS, less_is_better=True, timed=True),
-        Metric("tokens_per_second", "tokens per second", timed=True),
+        Metric("seconds", "", "", SECONDS, **LESS, **TIMED),
+        Metric("tokens_per_second", "tokens per second", **TIMED),
         Metric("warm"),
     ),
-    "validation": (Metric("run"), Metric("step"), Metric("set"), Metric("loss", **_LOSS)),
+    "validation": (Metric("run"), Metric("step"), Metric("set"), Metric("loss", **LESS)),
     "time": (
         Metric("run"),
         Metric("kind"),
-        Metric("time_share", unit=SHARE, timed=True),
-        Metric("seconds", unit=SECONDS, less_is_better=True, timed=True),
+        Metric("time_share", "", "", SHARE, **TIMED),
+        Metric("seconds", "", "", SECONDS, **LESS, **TIMED),
     ),
-}
+}  # fmt: skip
 # Of columns that are keys of the experiment.
 KEYS = {"optimizer.lr": "learning rate", "training.global_batch_size": "global batch size"}
 _BY_NAME = {metric.name: metric for rows in reversed(METRICS.values()) for metric in rows}
@@ -180,7 +135,7 @@ def named(name: str) -> Metric:
         return _BY_NAME[name]
     unit = SECONDS if name.endswith("seconds") else ""
     label = KEYS.get(name, name.removeprefix(EVALUATION))
-    return Metric(name, label, unit, less_is_better=name.startswith("losses/"))
+    return Metric(name, label, "", unit, less_is_better=name.startswith("losses/"))
 
 
 def label(name: str) -> str:
