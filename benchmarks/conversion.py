@@ -42,10 +42,10 @@ BEGIN = """
 import atexit, resource
 from pathlib import Path
 from megaboa.bridge.process import join_ranks, prepare
-from megaboa.conversion import Layout
-layout = Layout({layout})
+from megaboa import conversion
+layout = conversion.layout({layout})
 join_ranks(layout)
-prepare("cpu", 2 // layout.ranks)
+prepare("cpu", 2 // layout.world_size)
 atexit.register(lambda: print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20))
 source = dict(path={source!r}, tokenizer=None, device="cpu")
 target = Path({target!r})

@@ -15,9 +15,10 @@ from megaboa import store
 from megaboa.bridge import tensors
 from megaboa.bridge.process import join_ranks, prepare, require_converter
 from megaboa.bridge.quiet import quietly
-from megaboa.conversion import WHOLE, Layout, add_image, add_sizes, image_of
+from megaboa.conversion import WHOLE, add_image, add_sizes, image_of, layout_of
 from megaboa.data.errors import one_sentence
 from megaboa.files import digest, read_json, write_json
+from megaboa.layout import Layout
 
 
 def convert(source: dict[str, Any], root: Path, device: str, layout: Layout = WHOLE) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def convert(source: dict[str, Any], root: Path, device: str, layout: Layout = WH
 
 def make(source: dict[str, Any], folder: Path, layout: Layout) -> None:
     """The checkpoint, if it isn't there yet."""
-    if layout.ranks == 1 and folder.exists():
+    if layout.world_size == 1 and folder.exists():
         return
     with quietly():
         require_converter(source["device"])
@@ -75,7 +76,7 @@ def main() -> None:
     add_sizes(parser)
     add_image(parser)
     args = parser.parse_args()
-    layout = Layout(args.tp, args.pp, args.ep)
+    layout = layout_of(args)
     rank = join_ranks(layout)
     manifest = convert(read_json(args.source), args.store, args.device, layout)
     if rank:

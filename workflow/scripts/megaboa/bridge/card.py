@@ -7,10 +7,9 @@ from typing import Any
 
 from megaboa.blends import corpora, split_blends
 from megaboa.files import read_json
+from megaboa.layout import NAMES
 from megaboa.results import RunFolder
 from megaboa.run.kept import LOSS
-
-LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp", "fsdp")
 
 
 def card(
@@ -53,7 +52,9 @@ def _training(
 ) -> dict[str, Any]:
     run = folder.run
     training, parallel = run["training"], run["parallel"]
-    layout = ", ".join(f"{name} {parallel[name]}" for name in LAYOUT if parallel.get(name) not in (None, 1, "none"))
+    layout = ", ".join(
+        f"{name} {parallel[name]}" for name in (*NAMES, "fsdp") if parallel.get(name) not in (None, 1, "none")
+    )
     start = "the source's weights" if run["model"]["init"] == "pretrained" else "random weights"
     if source["revision"] and run["model"]["init"] == "pretrained":
         start = f"{run['model']['hf']} at {source['revision']}"

@@ -11,33 +11,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from megaboa.causes import Cause
+from megaboa.causes import CAUSES
 
 Entry = dict[str, Any]
-
-NOUNS: dict[Cause, str] = {
-    "node_failure": "node failure",
-    "gpu_failure": "GPU failure",
-    "preempted": "preemption",
-    "time_limit": "time limit",
-    "requeued": "requeue",
-    "cancelled": "cancellation",
-    "stopped": "stop",
-    "transient": "transient failure",
-    "killed": "killed rank",
-    "crash": "crash",
-    "hang": "hang",
-    "disk_full": "full disk",
-    "damaged_checkpoint": "damaged checkpoint",
-    "loss_spike": "loss spike",
-    "out_of_memory": "lack of memory",
-    "config": "refused configuration",
-    "import_error": "import error",
-    "nan": "NaN",
-    "data": "unreadable data",
-    "poisoned": "poisoned step",
-    "lost": "loss of the supervisor",
-}
 
 
 def last_event(entries: Sequence[Entry]) -> tuple[str, float] | None:
@@ -115,8 +91,9 @@ def _end(entries: Sequence[Entry], number: int) -> str:
 
 def _cause(entry: Entry) -> str:
     if entry["event"] == "start":  # its end was never written
-        return NOUNS["lost"]
-    noun = NOUNS.get(entry.get("cause"), entry.get("cause") or "failure")
+        return CAUSES["lost"].noun
+    cause = entry.get("cause") or "failure"
+    noun = CAUSES[cause].noun if cause in CAUSES else cause
     return f"{noun} of {brief(entry['bad_nodes'])}" if entry.get("bad_nodes") else noun
 
 
@@ -137,7 +114,7 @@ _TEXTS = {
     "end": _end,
     "unhealthy": _unhealthy,
     "call": _called,
-    "cancelled": lambda entries, number: f"stopped: {entries[number].get('detail') or NOUNS['cancelled']}",
+    "cancelled": lambda entries, number: f"stopped: {entries[number].get('detail') or CAUSES['cancelled'].noun}",
     "skip": lambda entries, number: _between(entries[number]),
     "distrust": lambda entries, number: _between(entries[number]),
     "trust": lambda entries, number: _between(entries[number]),
