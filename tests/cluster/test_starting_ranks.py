@@ -20,6 +20,16 @@ def clone(make_lab: Callable[..., Lab]) -> SiteClone:
     return SiteClone(make_lab(memory_mb=32000, accounting=False))
 
 
+def test_layouts_over_two_hosts_agree(clone):
+    config = clone.default_on_two_hosts(["dp1", "dp2", "pp2", "cp2"])
+    clone.snakemake("--configfile", config, timeout=1500)
+    checks = clone.json("tiny", "report", "checks.json")
+    assert checks["state"] == "PASS", checks
+    for run in ("dp2", "pp2", "cp2"):
+        (start,) = clone.starts("tiny", run)
+        assert len(start["nodes"]) == 2 and start["job"]
+
+
 def test_other_ways_to_start_ranks(clone):
     """One task per node, a single rank, a wrapper of srun in another place, a preset of the network, a health check."""
     wrapper = clone.path / "site-srun"
