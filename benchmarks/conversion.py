@@ -42,11 +42,11 @@ BEGIN = """
 import atexit, resource
 from pathlib import Path
 from megaboa.bridge.process import join_ranks, prepare
-from megaboa.conversion import Layout
+from megaboa import conversion
 from megaboa.records import ModelSource
-layout = Layout({layout})
+layout = conversion.layout({layout})
 join_ranks(layout)
-prepare("cpu", 2 // layout.ranks)
+prepare("cpu", 2 // layout.world_size)
 atexit.register(lambda: print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20))
 facts = dict(name="m", digest="1", vocab_size=1, params=1, dtype="bfloat16")
 source = ModelSource(path={source!r}, device="cpu", **facts)

@@ -44,6 +44,16 @@ def test_without_time_nothing_is_started_and_all_is_named(capsys):
     assert "no time was left for 1 files:\n  tests/none.py\n" in capsys.readouterr().out
 
 
+def test_a_long_file_is_not_started_shortly_before_the_end(tmp_path):
+    short = tmp_path / "test_short.py"
+    short.write_text(f"import pytest\n\n@pytest.mark.{'slow'}\ndef test_it():\n    pass\n")
+    tally = suite.Tally()
+    assert suite.run_files("rest", ["tests/cluster/none.py", str(short)], time.time() + 600, tally) == [
+        "tests/cluster/none.py"
+    ]
+    assert tally.counts["passed"] == 1
+
+
 @pytest.mark.parametrize(("body", "code", "counts"), [("assert True", 0, "1 passed"), ("assert 3 == 4", 1, "1 failed")])
 def test_a_file_that_fails_is_shown_whole_and_counts(tmp_path, capsys, body, code, counts):
     path = tmp_path / "test_one.py"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import yaml
 from clone import TINY, copy_repository, curve_of
 from lab import UID, Lab
 
@@ -43,6 +44,23 @@ class SiteClone:
             text += f"    {run}: {{overrides.model.moe_aux_loss_coeff: {1 + number}, {values}}}\n"
         (self.path / f"{name}.yaml").write_text(text)
         return f"{name}.yaml"
+
+    def default_on_two_hosts(self, runs: list[str]) -> str:
+        """Write the default experiment with these of its runs; the second rank of each is on another host."""
+        config = yaml.safe_load((self.path / "config" / "config.yaml").read_text())
+        config["sweep"]["runs"] = {run: config["sweep"]["runs"][run] for run in runs}
+        for values in config["sweep"]["runs"].values():
+            if values.pop("resources.gpus_per_node", 1) == 2:
+                values["resources.nodes"] = 2
+        named = {values["model"] for values in config["sweep"]["runs"].values()}
+        config["models"] = {model: values for model, values in config["models"].items() if model in named}
+        config["export"]["runs"] = ["dp1"]
+        agreements = config["report"]["agreements"]
+        for agreement in agreements:
+            agreement["runs"] = [run for run in agreement["runs"] if run in runs]
+        config["report"]["agreements"] = [agreement for agreement in agreements if agreement["runs"]]
+        (self.path / "spread.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        return "spread.yaml"
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None, **options: object) -> subprocess.Popen:
         """`snakemake --profile slurm` on the login host; its output goes to a file, which `output` reads.

@@ -1,13 +1,11 @@
-"""The workflow on a cluster as its user sees it: the profile, several hosts, other ways to start ranks, and seeing."""
+"""The workflow on a cluster as its user sees it: the profile, several hosts, and the plan."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
-import yaml
-from lab import REPOSITORY, Lab
+from lab import Lab
 from site_clone import PROFILE, SiteClone
 
 pytestmark = [pytest.mark.slow, pytest.mark.walk]
@@ -21,54 +19,17 @@ def clone(make_lab: Callable[..., Lab]) -> SiteClone:
     return SiteClone(make_lab(memory_mb=32000, accounting=False))
 
 
-def on_two_hosts(text: str) -> str:
-    """The default experiment with its layouts spread: the second rank of every run is on another host."""
-    config = yaml.safe_load(text)
-    for values in config["sweep"]["runs"].values():
-        if values.pop("resources.gpus_per_node", 1) == 2:
-            values["resources.nodes"] = 2
-    return yaml.safe_dump(config, sort_keys=False)
-
-
 def test_the_default_experiment_on_two_hosts(clone):
-    (clone.path / "spread.yaml").write_text(on_two_hosts((REPOSITORY / "config" / "config.yaml").read_text()))
-    clone.snakemake("--configfile", "spread.yaml", timeout=1500)
+    """Of its layouts those with the most to say to each other; the others are those of test_starting_ranks.py."""
+    config = clone.default_on_two_hosts(["dp1", "tp2-sp", "moe-dp1", "moe-ep2"])
+    clone.snakemake("--configfile", config, timeout=1500)
     checks = clone.json("tiny", "report", "checks.json")
     assert checks["state"] == "PASS", checks
-    for run in ("dp2", "tp2-sp", "pp2", "cp2", "moe-ep2"):
+    for run in ("tp2-sp", "moe-ep2"):
         (start,) = clone.starts("tiny", run)
         assert len(start["nodes"]) == 2 and start["job"]
     logs = list((clone.path / "logs" / "slurm").rglob("*.log"))
     assert not [path for path in logs if "summarize" in str(path) or "report" in str(path)], "chores wait in no queue"
-
-
-def test_other_ways_to_start_ranks(clone):
-    """One task per node, a single rank, a wrapper of srun in another place, a preset of the network, a health check."""
-    wrapper = clone.path / "site-srun"
-    wrapper.write_text(f'#!/bin/sh\necho "$@" >> {clone.path}/srun-calls\nexec srun "$@"\n')
-    wrapper.chmod(0o755)
-    runs = {
-        "ranks": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2, launch.network: ethernet",
-        "tasks": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2, launch.tasks: node",
-        "single": f"{SHORT}, launch.srun: {wrapper}, launch.health_check: true",
-    }
-    config = clone.experiment("ways", runs, save_interval=6)
-    clone.snakemake("pretrain", "--configfile", config)
-    ranks, tasks, single = (clone.curve("ways", run) for run in runs)
-    assert ranks == tasks and len(ranks) == 12
-    assert [step for step, *_ in single] == list(range(1, 13))
-    logs = sorted(path.name for path in (clone.store("ways", "tasks") / "attempts" / "01").glob("rank-*.log"))
-    assert logs == [f"rank-{rank}.log" for rank in range(4)]
-    calls = (clone.path / "srun-calls").read_text()
-    assert "check_node.py" in calls and "train_rank.py" in calls
-    (health,) = (clone.store("ways", "single") / "attempts" / "01" / "health").glob("*.json")
-    assert json.loads(health.read_text())["ok"]
-
-
-def test_the_table_on_the_login_host(clone):
-    shown = json.loads(clone.script("status.py", "ways", "--json"))["ways"]
-    assert {run["run"]: run["state"] for run in shown} == {"ranks": "done", "tasks": "done", "single": "done"}
-    assert all(run["job"] for run in shown)
 
 
 def test_a_dry_run_tells_what_would_be_submitted(clone):

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from megaboa.causes import DEFAULT_ACTIONS
+from megaboa.causes import CAUSES
 from megaboa.doctor.advice import ADVICE, Case, of
-from megaboa.doctor.classes import FINER, NAMES, trouble
+from megaboa.doctor.classes import FINER, trouble
 from megaboa.launch.ranks import Ended
-from megaboa.preflight.facts import Facts, Kernels, Layout
+from megaboa.layout import Layout
+from megaboa.preflight.facts import Facts, Kernels
 from megaboa.run.failures import classify
 
 H200 = Path(__file__).parent / "logs" / "h200_out_of_memory.log"  # the last line of a real rank
@@ -128,5 +129,5 @@ def test_the_supervisors_line_stays_the_first_beside_those_of_the_network():
 
 
 def test_every_cause_has_a_name_and_every_name_advice():
-    assert set(NAMES) == set(DEFAULT_ACTIONS)
-    assert {*NAMES.values(), *(name for _, _, name in FINER)} == set(ADVICE)
+    assert {*(end.trouble for end in CAUSES.values()), *(name for _, _, name in FINER)} == set(ADVICE)
+    assert {cause for causes, _, _ in FINER for cause in causes} <= set(CAUSES)

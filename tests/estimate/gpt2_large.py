@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from megaboa.preflight.facts import Facts, Kernels, Layout, Model, Training
+from megaboa.layout import Layout
+from megaboa.preflight.facts import Facts, Kernels, Model, Training
 
 MODEL = Model(
     layers=36, hidden=1280, ffn=5120, heads=20, kv_groups=20, head_dim=64, vocab_size=50257, vocab_rows=50304,

@@ -6,9 +6,10 @@ import pytest
 import yaml
 from gpt2_large import MEASURED
 
-from megaboa.estimate import adviser, fit, memory, speed
+from megaboa.estimate import adviser, costs, fit, memory, speed
+from megaboa.layout import Layout
 from megaboa.preflight import table
-from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Training
+from megaboa.preflight.facts import Cluster, Facts, Model, Training
 
 STEPS = {  # milliseconds, at the published conditions (docs/benchmarks/h200.md)
     "dp2, bf16": 454,
@@ -39,6 +40,13 @@ def facts(size) -> Facts:
 def test_two_gpus_take_about_as_long_as_measured(name):
     given = dataclasses.replace(MEASURED[name][1], cluster=Cluster(gpu="h200-141g", gpus_per_node=2))
     assert speed.of_step(given).seconds * 1000 == pytest.approx(STEPS[name], rel=0.1)
+
+
+def test_a_layout_is_advised_with_the_time_that_preflight_says():
+    for found in adviser.advise(facts("7B"), top=3):
+        training = dataclasses.replace(found.facts.training, iters=10)
+        predicted = costs.of_run(dataclasses.replace(found.facts, training=training))
+        assert predicted.step_seconds == found.step.seconds
 
 
 @pytest.mark.parametrize("size", ["7B", "70B"])

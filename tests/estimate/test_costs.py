@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from gpt2_large import facts
 
-from megaboa.estimate import costs, flops
+from megaboa.estimate import costs, flops, speed
 from megaboa.preflight.facts import Cluster
 
 
@@ -25,6 +25,14 @@ def test_tokens_and_time_by_an_assumed_share_of_the_peak():
     assert found.step_seconds == pytest.approx(0.452, rel=0.01)  # measured: 453.8 ms
     assert found.source == "36% of peak"
     assert found.gpu_hours == pytest.approx(2 * 1000 * found.step_seconds / 3600)
+
+
+@pytest.mark.parametrize("layout", [{}, {"tp": 2, "sp": True}, {"pp": 2}, {"cp": 2}])
+def test_time_is_predicted_by_layout_and_by_the_one_model_of_speed(layout):
+    given = course(facts(mbs=8, world=2, **layout))
+    found = costs.of_run(given)
+    assert (found.step_seconds, found.source) == (speed.of_step(given).seconds, "predicted")
+    assert bool(layout) == (found.step_seconds != costs.of_run(course(facts(mbs=8, world=2))).step_seconds)
 
 
 def test_what_was_measured_goes_before_what_is_assumed_and_what_was_given_before_both():

@@ -1,7 +1,8 @@
 import pytest
 
 from megaboa.estimate.stages import Stage, in_flight, stages
-from megaboa.preflight.facts import Facts, Layout, Model, Training
+from megaboa.layout import Layout
+from megaboa.preflight.facts import Facts, Model, Training
 
 
 def facts(layers=8, gbs=64, **layout) -> Facts:

@@ -1,4 +1,4 @@
-"""megaboa.plan.conversions: can these ranks import the model? And what their job is told."""
+"""What ranks import a model: can they, and what is their job told?"""
 
 from dataclasses import replace
 

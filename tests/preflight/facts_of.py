@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from megaboa.preflight.facts import Cluster, Facts, Kernels, Layout, Model, Profiling, Training
+from megaboa.layout import Layout
+from megaboa.preflight.facts import Cluster, Facts, Kernels, Model, Profiling, Training
 
 SECTIONS = {"layout": Layout, "model": Model, "training": Training, "kernels": Kernels}
 SECTIONS |= {"profiling": Profiling, "cluster": Cluster}

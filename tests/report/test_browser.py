@@ -11,7 +11,7 @@ import pytest
 from chromium import PROGRAM, Chromium
 from fake_runs import FakeExperiment
 
-from megaboa.files import write_json
+from megaboa.files import read_json, write_json
 
 REQUIRED = bool(os.environ.get("MEGABOA_REQUIRE_CHROMIUM"))
 pytestmark = [
@@ -21,6 +21,17 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "artefacts" / "report"
 VIEWS = {"light": {}, "dark": {"scheme": "dark"}, "narrow": {"width": 390}, "print": {"media": "print", "width": 718}}
+
+
+def report_of(experiment, **settings):
+    """The page that report.py makes of an experiment."""
+    experiment_yaml, out = experiment.root / "my.yaml", experiment.results / "report" / "index.html"
+    experiment_yaml.write_text("experiment: tiny\n")
+    write_json(experiment.results / "specs" / "report.json", settings)
+    command = [sys.executable, ROOT / "workflow" / "scripts" / "report.py", "--out", out]
+    command += ["--settings", experiment.results / "specs" / "report.json", "--config-file", experiment_yaml]
+    subprocess.run([*command, "--captions", ROOT / "workflow" / "report" / "captions.yaml"], check=True)
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -34,19 +45,7 @@ def page(tmp_path_factory):
     experiment.plan_run("later")
     agreements = [{"reference": "dp1", "runs": ["tp2", "pp2"], "tolerance": 1e-5}]
     figure = {"name": "mine", "kind": "scatter", "x": "tokens_per_second", "y": "loss.last", "caption": "My own."}
-    settings = {"title": "A report to look at", "agreements": agreements, "proofs": [], "figures": [figure]}
-    write_json(experiment.results / "specs" / "report.json", settings)
-    (experiment.root / "my.yaml").write_text("experiment: tiny\n")
-    out = experiment.results / "report" / "index.html"
-    command = [sys.executable, ROOT / "workflow" / "scripts" / "report.py", "--out", out]
-    command += [
-        "--settings",
-        experiment.results / "specs" / "report.json",
-        "--config-file",
-        experiment.root / "my.yaml",
-    ]
-    subprocess.run([*command, "--captions", ROOT / "workflow" / "report" / "captions.yaml"], check=True)
-    return out
+    return report_of(experiment, title="A report to look at", agreements=agreements, proofs=[], figures=[figure])
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +137,34 @@ def test_printing_opens_what_is_folded_and_closes_it_again(browser):
     assert browser.run(count) == browser.run("document.querySelectorAll('details').length") > before
     browser.run("dispatchEvent(new Event('afterprint'))")
     assert browser.run(count) == before
+
+
+@pytest.fixture(scope="module")
+def long_names(tmp_path_factory):
+    """A report with names and details as long as real ones."""
+    experiment, model = FakeExperiment(tmp_path_factory.mktemp("long")), "qwen3-moe-small-scratch"
+    reference, *others = [f"{layout}-lr0.0003-gbs512-seed1234" for layout in ("dp1", "tp2-pp2-vpp2-sp", "ep4-etp1-sp")]
+    for run in (reference, *others):
+        experiment.completed_run(run, model=model, noise=1e-7 * (run != reference))
+        experiment.measure(run)
+        summary = experiment.results / "runs" / run / "metrics" / "summary.json"
+        took = {"mfu": {"median": 0.4}, "energy": {"joules_per_gpu_and_step": {"median": 190.0}}}
+        took["stragglers"] = {"slowest_over_fastest": {"median": 1.034}, "slowest": {"1": 18, "0": 2}}
+        write_json(summary, {**read_json(summary), **took, "memory": {"peak_bytes": {"allocated": 2**30}}})
+    name, digest = "decoder.layers.0.mlp.experts.experts.linear_fc1.weight", "0123456789abcdef" * 4
+    details = [f"128 of 128 come from tensors of the model; without a source: {name}", f"{digest}/{digest}/{name}"]
+    checks = [{"name": "Megatron parameters", "state": "PASS", "detail": detail} for detail in details]
+    proof = experiment.results / "models" / model / "proof.json"
+    write_json(proof, {"state": "PASS", "checks": [*checks, {"name": "logits", "state": "PASS", "detail": "1e-06"}]})
+    agreements = [{"reference": reference, "runs": others, "tolerance": 1e-9}]
+    return report_of(experiment, title="Long names", agreements=agreements, proofs=[str(proof)])
+
+
+def test_no_table_is_cut_in_a_window_of_a_laptop(browser, long_names):
+    browser.look(width=1100)
+    browser.open(long_names)
+    browser.run("document.querySelectorAll('details').forEach(one => { one.open = true })")
+    browser.picture(PICTURES / "laptop.png")
+    cut = "[...document.querySelectorAll('.table')].filter(t => t.scrollWidth > t.clientWidth)"
+    assert browser.run(f"{cut}.map(t => [t.textContent.trim().slice(0, 60), t.scrollWidth, t.clientWidth])") == []
+    assert browser.run("document.querySelectorAll('.table').length") >= 6

@@ -9,8 +9,8 @@ from synthetic import ALL_REDUCE, NCCL
 from test_analysis import tell
 
 from megaboa.files import write_json
+from megaboa.layout import Layout
 from megaboa.observe.traces.analysis import Expected, analyse
-from megaboa.observe.traces.ranks import Layout
 from megaboa.report import trace_figures
 from megaboa.report.page import read_captions, render
 from megaboa.report.profiles import Profile, draw_profiles, load_profiles

@@ -6,12 +6,13 @@ from typing import get_args
 import pytest
 
 from megaboa import records
-from megaboa.causes import ACTIONS, DEFAULT_ACTIONS, FREE, NODE_CAUSES, REPEATABLE, Cause
+from megaboa.causes import ACTIONS, CAUSES, FREE, NODE_CAUSES, REPEATABLE, Cause
 from megaboa.config.models.resources import Recovery
 from megaboa.records import AttemptEnd, AttemptStart, Called, LeftOut, LossSpike, parse
 from megaboa.run.ledger import links_without_save
 from megaboa.run.recovery import LONGEST_PAUSE, MARGIN_SECONDS, Decision, decide, lead_seconds
 
+DEFAULT_ACTIONS = {cause: end.action for cause, end in CAUSES.items()}
 SPIKES = LossSpike(factor=2.0, window=50, patience=5, limit=3)
 SETTINGS = replace(parse(records.Recovery, Recovery().model_dump(mode="json"), "a test"), loss_spike=SPIKES)
 

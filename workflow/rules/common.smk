@@ -197,13 +197,13 @@ def runs_to_start():
 def ranks_per_node(model):
     """Of a model's import."""
     asked = PLAN.models[model].conversion
-    return asked.layout.ranks // asked.nodes
+    return asked.ranks // asked.nodes
 
 
 def import_cores(model):
     """Cores that a model's import takes on one node."""
     asked = PLAN.models[model].conversion
-    if asked.layout.ranks == 1:
+    if asked.ranks == 1:
         return 1
     each = SHARED.first_run_of(model).config.resources.cpus_per_rank
     return ranks_per_node(model) * each
@@ -239,9 +239,7 @@ CONVERSION_OF_RUN = conversion(lambda wildcards: wildcards.run)
 CONVERSION_OF_MODEL = conversion(
     lambda wildcards: SHARED.first_run_of(wildcards.model).name
 )
-if any(
-    PLAN.models[model].conversion.layout.ranks > 1 for model in SHARED.imported_models
-):
+if any(PLAN.models[model].conversion.ranks > 1 for model in SHARED.imported_models):
     # As ALLOCATION: without `mpi` the job would be a step itself, in which no ranks can be started.
     CONVERSION_OF_MODEL |= {
         "mpi": "srun",
@@ -255,7 +253,7 @@ if any(
         CONVERSION_OF_MODEL |= {
             "gpus_in_flight": lambda wildcards: PLAN.models[
                 wildcards.model
-            ].conversion.layout.ranks,
+            ].conversion.ranks,
             "slurm_extra": lambda wildcards: f"--gpus-per-node={ranks_per_node(wildcards.model)}",
         }
 

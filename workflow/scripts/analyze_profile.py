@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files
+from megaboa.layout import Layout
 from megaboa.observe.traces.analysis import Expected, analyse
 from megaboa.observe.traces.comparison import compare
-from megaboa.observe.traces.ranks import Layout
 
 ANALYSED = ("pytorch", "nsys")
 VIEWERS = {"viztracer": "vizviewer", "memory": "PyTorch's memory_viz"}
@@ -52,13 +52,15 @@ def wanted(arguments: argparse.Namespace) -> tuple[list[Path], Expected]:
     trace = files.read_json(arguments.trace) if arguments.trace else {}
     run_path = arguments.run or (arguments.trace.with_name("run.json") if arguments.trace else None)
     run: dict[str, Any] = files.read_json(run_path) if run_path else {}
+    layout, training = Layout.of_run(run) if run else None, run.get("training") or {}
     paths = [*arguments.captures, *([Path(trace["path"])] if trace else [])]
     return paths, Expected(
         ranks=trace.get("ranks", []),
         steps=trace.get("steps", []),
         step_log=Path(trace["step_log"]) if trace.get("step_log") else None,
-        train_iters=(run.get("training") or {}).get("train_iters"),
-        layout=Layout.of_run(run) if run else None,
+        train_iters=training.get("train_iters"),
+        layout=layout,
+        microbatches=layout and layout.microbatches(training["global_batch_size"], training["micro_batch_size"]),
         kept=kept(trace) if trace else "",
     )
 

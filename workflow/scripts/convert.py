@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from megaboa.conversion import Layout
+from megaboa import conversion
 from megaboa.data.errors import InputError, one_sentence
 from megaboa.files import read_json
 from megaboa.image import unchanged
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("words", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     wanted = read_json(arguments.spec)
-    if Layout(**wanted["layout"]).ranks == 1:
+    if conversion.layout(**wanted["layout"]).world_size == 1:
         wrapped = [str(INSIDE), str(arguments.inside), str(arguments.image)] if arguments.image else []
         os.execv(sys.executable, [sys.executable, *wrapped, *arguments.words])
     image = read(Image, arguments.image) if arguments.image else None

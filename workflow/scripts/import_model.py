@@ -15,9 +15,10 @@ from megaboa import store
 from megaboa.bridge import tensors
 from megaboa.bridge.process import join_ranks, prepare, require_converter
 from megaboa.bridge.quiet import quietly
-from megaboa.conversion import WHOLE, Layout, add_image, add_sizes, image_of
+from megaboa.conversion import WHOLE, add_image, add_sizes, image_of, layout_of
 from megaboa.data.errors import one_sentence
 from megaboa.files import digest
+from megaboa.layout import Layout
 from megaboa.records import ImportRecord, ModelSource, read, write
 
 
@@ -50,7 +51,7 @@ def convert(source: ModelSource, root: Path, device: str, layout: Layout = WHOLE
 
 def make(source: ModelSource, folder: Path, layout: Layout) -> None:
     """The checkpoint, if it isn't there yet."""
-    if layout.ranks == 1 and folder.exists():
+    if layout.world_size == 1 and folder.exists():
         return
     with quietly():
         require_converter(source.device)
@@ -76,7 +77,7 @@ def main() -> None:
     add_sizes(parser)
     add_image(parser)
     args = parser.parse_args()
-    layout = Layout(args.tp, args.pp, args.ep)
+    layout = layout_of(args)
     rank = join_ranks(layout)
     manifest = convert(read(ModelSource, args.source), args.store, args.device, layout)
     if rank:

@@ -4,6 +4,7 @@ The workflow calls it in the same way; by hand it serves to debug one run inside
 """
 
 import argparse
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -37,7 +38,8 @@ def supervise(run: Path, restart: bool, life: int) -> int:
         print(failure, file=sys.stderr)
         return 1
     except Requeued:
-        time.sleep(REQUEUE_SECONDS)  # SLURM ends this job; ending it ourselves would race with that
+        with contextlib.suppress(KeyboardInterrupt):  # SLURM's signal, which the keeper passes on
+            time.sleep(REQUEUE_SECONDS)  # SLURM ends this job; ending it ourselves would race with that
         return 1
     except FileNotFoundError as missing:
         print(f"{missing.filename} isn't there. First make what the run reads: {FIRST}", file=sys.stderr)

@@ -11,7 +11,7 @@ from pathlib import Path
 from megaboa.bridge.process import join_ranks, prepare, require_converter
 from megaboa.bridge.quiet import quietly
 from megaboa.bridge.verdict import conclude
-from megaboa.conversion import Layout, add_image, add_sizes, image_of
+from megaboa.conversion import add_image, add_sizes, image_of, layout_of
 from megaboa.data.errors import one_sentence
 from megaboa.records import ImportRecord, ModelSource, read
 
@@ -24,7 +24,7 @@ def main() -> None:
     add_sizes(parser)
     add_image(parser)
     args = parser.parse_args()
-    layout = Layout(args.tp, args.pp, args.ep)
+    layout = layout_of(args)
     join_ranks(layout)
     source, imported = read(ModelSource, args.source), read(ImportRecord, args.imported)
     with quietly():

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from synthetic import ADAM, ADD, ALL_REDUCE, GEMM, NCCL, NORM, SEND, Story
 from test_read_captures import HOST_RANGES, HOST_TRACE
 
+from megaboa.layout import Layout
 from megaboa.observe.traces import classes, intervals
 from megaboa.observe.traces.analysis import Expected, analyse
 from megaboa.observe.traces.budget import Timeline, budget
 from megaboa.observe.traces.events import Capture, events
 from megaboa.observe.traces.phases import innermost, phase_of
-from megaboa.observe.traces.ranks import Layout, stragglers
+from megaboa.observe.traces.ranks import stragglers
 from megaboa.observe.traces.steps import Steps
 from megaboa.observe.traces.summary import MOST_LINES
 
@@ -166,9 +167,9 @@ def test_a_slow_rank_is_named_with_its_host(tmp_path, form):
 
 
 def test_ranks_of_different_parts_are_never_compared():
-    layout = Layout(8, tp=2, pp=2, microbatches=4)
+    layout = Layout(8, tp=2, pp=2)
     assert [layout.stage(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert layout.ideal_bubble == 1 / 5 and Layout(8, pp=2, vpp=2, microbatches=4).ideal_bubble == 1 / 9
+    assert layout.ideal_bubble(4) == 1 / 5 and Layout(8, pp=2, vpp=2).ideal_bubble(4) == 1 / 9
     experts = Layout(8, tp=1, ep=4)
     assert [experts.part(rank) for rank in (0, 1, 4)] == [f"the whole model, experts {n}" for n in (0, 1, 0)]
     work = {rank: {1: 10.0 + 90.0 * (rank // 4), 2: 10.0} for rank in range(8)}
@@ -177,6 +178,19 @@ def test_ranks_of_different_parts_are_never_compared():
         parts.setdefault(layout.part(rank), []).append(rank)
     assert [row["verdict"] for row in stragglers(parts, work, {})] == ["even", "even"]
     assert Layout.of_run({"model": {"recipe": "x"}}) is None
+
+
+@pytest.mark.parametrize(
+    ("parallel", "experts"),
+    [
+        ({"tp": 2, "ep": 2}, [0, 1, 0, 1]),  # Bridge doesn't cut experts by tp where they are spread over ranks
+        ({"tp": 2, "ep": 2, "etp": 2}, [0, 0, 1, 1]),
+    ],
+)
+def test_ranks_that_hold_the_same_experts_are_compared(parallel, experts):
+    training = {"micro_batch_size": 1, "global_batch_size": 4}
+    layout = Layout.of_run({"model": {}, "parallel": parallel, "training": training, "world_size": 4})
+    assert [layout.part(rank) for rank in range(4)] == [f"the whole model, experts {n}" for n in experts]
 
 
 def test_a_slowness_that_rotates_is_no_slow_rank():
@@ -195,7 +209,7 @@ def test_the_bubble_of_a_pipeline_is_measured(tmp_path, form):
             story.kernel(GEMM, at + 10, 500)
             story.kernel(SEND, at + 510, 200, stream=NCCL)
         story.write(tmp_path, form)
-    found = analyse([tmp_path], Expected(layout=Layout(2, pp=2, microbatches=4)))["pipeline"]
+    found = analyse([tmp_path], Expected(layout=Layout(2, pp=2), microbatches=4))["pipeline"]
     assert found["measured"] == pytest.approx(0.5) and found["ideal"] == pytest.approx(0.2)
     assert [(row["rank"], row["stage"], row["n"]) for row in found["ranks"]] == [(0, 0, 2), (1, 1, 2)]
 

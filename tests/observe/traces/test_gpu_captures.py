@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from megaboa.files import read_json
+from megaboa.layout import Layout
 from megaboa.observe.traces.analysis import Expected, analyse
-from megaboa.observe.traces.ranks import Layout
 
 CAPTURES = sorted(path for path in (Path(__file__).parent / "gpu").glob("*") if path.is_dir())
 

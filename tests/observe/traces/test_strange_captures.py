@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import ALL_REDUCE, GEMM, SEND, Story
 
+from megaboa.layout import Layout
 from megaboa.observe.traces.analysis import Expected, analyse
 from megaboa.observe.traces.comparison import compare
-from megaboa.observe.traces.ranks import Layout
 from megaboa.report.trace_figures import FIGURES
 
 NAMES = st.sampled_from(
@@ -45,7 +45,7 @@ def analysed(*documents):
     with tempfile.TemporaryDirectory() as folder:
         for number, document in enumerate(documents):
             (Path(folder) / f"rank-{number}.json").write_text(json.dumps(document))
-        return analyse([Path(folder)], Expected(ranks=[0, 1], steps=[3, 5], layout=Layout(2, pp=2, microbatches=4)))
+        return analyse([Path(folder)], Expected(ranks=[0, 1], steps=[3, 5], layout=Layout(2, pp=2), microbatches=4))
 
 
 @settings(max_examples=150)

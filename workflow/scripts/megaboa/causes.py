@@ -1,64 +1,202 @@
-"""Why an attempt ended, and what is done about it by default. Standard library only."""
+"""Why an attempt ended: one table of the causes, with everything that hangs on a cause alone. Standard library only.
+
+The supervisor finds a cause (`run/failures.py`) and what to do (`run/recovery.py`), the ledger's readers name it, and
+the doctor begins with it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-Cause = Literal[
-    "node_failure",  # a node died, or doesn't answer
-    "gpu_failure",  # a GPU or its memory is broken
-    "preempted",  # a job with a higher priority takes the nodes
-    "time_limit",  # the job's wall time is used up
-    "requeued",  # the administrator, or SLURM itself, has put the job back into the queue
-    "cancelled",  # scancel, or Ctrl-C in Snakemake
-    "stopped",  # the user asked for an orderly stop
-    "transient",  # connections, time-outs, file systems
-    "killed",  # a rank was killed by a signal and nobody knows why
-    "crash",  # anything else
-    "hang",  # ranks live, but no step is done
-    "disk_full",
-    "damaged_checkpoint",
-    "loss_spike",
-    "out_of_memory",
-    "config",  # refused before the first step
-    "import_error",
-    "nan",
-    "data",  # a corpus that can't be read
-    "poisoned",  # the same step failed twice
-    "lost",  # the supervisor itself was killed, and nothing says why
-]
-
+# resume: start the ranks again in this allocation. requeue: give the nodes back and wait for others.
 Action = Literal["stop", "resume", "requeue"]
 ACTIONS = get_args(Action)
 
-# resume: start the ranks again in this allocation. requeue: give the nodes back and wait for others.
-DEFAULT_ACTIONS: dict[Cause, Action] = {
-    "node_failure": "requeue",
-    "gpu_failure": "requeue",
-    "preempted": "requeue",
-    "time_limit": "requeue",
-    "requeued": "requeue",
-    "cancelled": "stop",
-    "stopped": "stop",
-    "transient": "resume",
-    "killed": "resume",
-    "crash": "resume",
-    "hang": "resume",
-    "disk_full": "resume",
-    "damaged_checkpoint": "resume",
-    "loss_spike": "resume",
-    "out_of_memory": "stop",
-    "config": "stop",
-    "import_error": "stop",
-    "nan": "stop",
-    "data": "stop",
-    "poisoned": "stop",
-    "lost": "resume",
-}
+# How torch begins the lines of an exception once the ranks know each other.
+_BEGIN = r"^(?:\[rank\d+\]: ?)?[ \t]*"
+EXCEPTION = rf"{_BEGIN}(?:\w+\.)*\w*(?:Error|Exception|Refused\w*)(?::|$)"
+# A kernel has reached where it must not.
+KERNEL_FAULT = (
+    r"(?:CUDA error|Cuda failure).*"
+    r"(?:illegal memory access|illegal instruction|misaligned address|device-side assert|invalid program counter)"
+)
 
-# Nobody's failure: these don't use up the budget.
-FREE: frozenset[Cause] = frozenset({"node_failure", "preempted", "time_limit", "requeued", "lost"})
-# The same step failing twice for one of these is no accident.
-REPEATABLE: frozenset[Cause] = frozenset({"crash", "killed", "hang"})
-# The node is to blame.
-NODE_CAUSES: frozenset[Cause] = frozenset({"node_failure", "gpu_failure"})
+
+@dataclass(frozen=True)
+class End:
+    """`noun`: what people call it. `action`: what is done by default. `trouble`: the doctor's class, where the logs say
+    no more. `words`: what logs say of it."""
+
+    noun: str
+    action: Action
+    trouble: str
+    words: tuple[str, ...] = ()
+    free: bool = False  # nobody's failure: it doesn't use up the budget
+    repeatable: bool = False  # the same step failing twice for it is no accident
+    node: bool = False  # the node is to blame
+    untrained: bool = False  # only before the first step: who trains has read its settings, and the checkpoint
+    second_hand: bool = False  # what a rank may say because of what happened to another one
+    mute: bool = False  # what is left to say of ranks that may not have been able to write why they failed
+    can_save: bool = True  # when ranks are ended for it
+
+
+# Those that logs tell come first, by rank: what is found further up explains what is found below it. When one rank runs
+# out of memory, its peers report lost connections; these are victims.
+CAUSES: dict[str, End] = {
+    "out_of_memory": End(
+        "lack of memory",
+        "stop",
+        "host_memory",
+        (
+            r"torch\.(?:cuda\.)?OutOfMemoryError",
+            r"CUDA out of memory",
+            r"CUDA error: out of memory",
+            r"Cuda failure.*out of memory",
+            rf"{_BEGIN}MemoryError\b",
+            r"DefaultCPUAllocator: (?:not enough memory|can't allocate memory)",
+            r"etected \d+ oom[-_ ]kill",
+            r"oom[-_]kill event",
+            r": Out Of Memory\b",
+            r"exceeded memory limit",
+            r"Cannot allocate memory",
+            r"std::bad_alloc",
+            r"failed to map segment from shared object",
+            r"CUBLAS_STATUS_ALLOC_FAILED",
+        ),
+    ),
+    "disk_full": End("full disk", "resume", "disk_full", (r"No space left on device", r"Disk quota exceeded")),
+    # a GPU or its memory is broken
+    "gpu_failure": End(
+        "GPU failure",
+        "requeue",
+        "node",
+        (
+            r"uncorrectable ECC error",
+            r"GPU has fallen off the bus",
+            r"NVRM: Xid",
+            r"CUDA error: (?:unspecified launch failure|unknown error|initialization error|device not ready)",
+            r"no CUDA-capable device is detected",
+            r"CUDA driver initialization failed",
+        ),
+        node=True,
+    ),
+    "nan": End(
+        "NaN",
+        "stop",
+        "nan",
+        (r"found (?:NaN|Inf) in ", r"Unexpected result (?:nan|inf)", r"NaN detected", r"loss is (?:nan|inf)\b"),
+    ),
+    "import_error": End(
+        "import error",
+        "stop",
+        "import_error",
+        (rf"{_BEGIN}(?:ModuleNotFoundError|ImportError): ", r"error while loading shared libraries"),
+    ),
+    # a corpus that can't be read
+    "data": End(
+        "unreadable data",
+        "stop",
+        "data",
+        (
+            r"Index(?:ed)?Dataset.*(?:error|invalid|mismatch)",
+            r"bad header.*\.idx",
+            r"mmap length is greater than file size",
+            r"not a valid index",
+            r"buffer is smaller than requested size",
+            r"\.idx and \.bin files cannot be found",
+            r"(?:\.bin|\.idx)['\"]? does not exist",
+        ),
+    ),
+    "damaged_checkpoint": End(
+        "damaged checkpoint",
+        "resume",
+        "checkpoint",
+        (
+            r"PytorchStreamReader failed",
+            r"CheckpointingException",
+            r"invalid load key",
+            r"Ran out of input",
+            r"failed finding central directory",
+        ),
+        untrained=True,
+    ),
+    # a node died, or doesn't answer
+    "node_failure": End(
+        "node failure",
+        "requeue",
+        "node",
+        (
+            r"srun: error: Node failure on ",
+            r"Communication connection failure",
+            r"NODE FAILURE",
+            r"Unable to contact slurmd",
+        ),
+        free=True,
+        node=True,
+    ),
+    # anything else; what reports a kernel's fault is NCCL's watchdog, but no connection is to blame: the
+    # same step does the same again
+    "crash": End("crash", "resume", "unknown", (KERNEL_FAULT,), repeatable=True, mute=True),
+    # connections, time-outs, file systems
+    "transient": End(
+        "transient failure",
+        "resume",
+        "communication",
+        (
+            r"Watchdog caught collective operation timeout",
+            r"NCCL (?:[Ee]rror|failure)",
+            r"nccl(?:System|Remote|Internal)Error",
+            r"onnection (?:was )?(?:reset|refused|closed)",
+            r"Gloo connectFullMesh failed",
+            r"ocket [Tt]imeout",
+            r"imed out (?:waiting|after|connecting)",
+            r"Stale file handle",
+            r"Input/output error",
+            r"Remote I/O error",
+            r"Transport endpoint",
+            r"Address already in use|EADDRINUSE",
+            r"Resource temporarily unavailable",
+            r"failed to connect to all addresses",
+            r"Dist(?:Network|Backend|Store)Error",
+            r"No route to host",
+            r"Network is unreachable",
+            r"ibv_\w+ failed",
+        ),
+        second_hand=True,
+        mute=True,
+    ),
+    # refused before the first step; the second are our own last words (data/errors.py)
+    "config": End(
+        "refused configuration",
+        "stop",
+        "config",
+        (EXCEPTION, r"^error: .*\s*\Z"),
+        untrained=True,
+        second_hand=True,
+        mute=True,
+    ),
+    # a job with a higher priority takes the nodes
+    "preempted": End("preemption", "requeue", "preemption", free=True),
+    # the job's wall time is used up
+    "time_limit": End("time limit", "requeue", "time_limit", free=True),
+    # the administrator, or SLURM itself, has put the job back into the queue
+    "requeued": End("requeue", "requeue", "preemption", free=True),
+    # scancel, or Ctrl-C in Snakemake
+    "cancelled": End("cancellation", "stop", "cancelled"),
+    # the user asked for an orderly stop
+    "stopped": End("stop", "stop", "cancelled"),
+    # a rank was killed by a signal and nobody knows why
+    "killed": End("killed rank", "resume", "unknown", repeatable=True, mute=True),
+    # ranks live, but no step is done
+    "hang": End("hang", "resume", "hang", repeatable=True, can_save=False),
+    "loss_spike": End("loss spike", "resume", "divergence", can_save=False),
+    # the same step failed twice
+    "poisoned": End("poisoned step", "stop", "unknown"),
+    # the supervisor itself was killed, and nothing says why
+    "lost": End("loss of the supervisor", "resume", "lost", free=True),
+}
+Cause = Literal[tuple(CAUSES)]
+FREE, REPEATABLE, NODE_CAUSES = (
+    frozenset(cause for cause, end in CAUSES.items() if getattr(end, trait)) for trait in ("free", "repeatable", "node")
+)

@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
 
+from megaboa.layout import AXES, Layout
 from megaboa.records import Image, read
 
-
-@dataclass(frozen=True)
-class Layout:
-    """Tensor, pipeline and expert parallel sizes. Experts are cut by tp only where they are not spread over
-    ranks."""
-
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
-
-    @property
-    def ranks(self) -> int:
-        return self.pp * max(self.tp, self.ep)
-
-    @property
-    def expert_tp(self) -> int:
-        return self.tp if self.ep == 1 else 1
-
-    @property
-    def arguments(self) -> list[str]:
-        """As the scripts that convert take them."""
-        return [f"--tp={self.tp}", f"--pp={self.pp}", f"--ep={self.ep}"]
+SIZES = tuple(axis.name for axis in AXES if axis.weights and axis.default)
 
 
-WHOLE = Layout()
+def layout(tp: int = 1, pp: int = 1, ep: int = 1) -> Layout:
+    """By so many ranks; those of one pipeline stage share both the dense tensors and the experts."""
+    return Layout(pp * max(tp, ep), tp=tp, pp=pp, ep=ep)
+
+
+WHOLE = layout()
+
+
+def arguments(layout: Layout) -> list[str]:
+    """As the scripts that convert take them."""
+    return [f"--{name}={layout.size(name)}" for name in SIZES]
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
-    for name in ("tp", "pp", "ep"):
+    for name in SIZES:
         parser.add_argument(f"--{name}", type=int, default=1, help=f"{name} of the ranks of which this is one")
+
+
+def layout_of(arguments: argparse.Namespace) -> Layout:
+    return layout(**{name: getattr(arguments, name) for name in SIZES})
 
 
 def add_image(parser: argparse.ArgumentParser) -> None:

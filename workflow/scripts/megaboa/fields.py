@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megaboa.blends import SPLITS
+from megaboa.layout import AXES
 
 BRIDGE_FIELDS: dict[str, tuple[str, ...]] = {
     "data.blend": ("dataset.blend",),
@@ -35,12 +36,7 @@ BRIDGE_FIELDS: dict[str, tuple[str, ...]] = {
     "schedule.warmup_iters": ("scheduler.lr_warmup_iters",),
     "schedule.decay_iters": ("scheduler.lr_decay_iters",),
     "schedule.wsd_decay_iters": ("scheduler.lr_wsd_decay_iters",),
-    "parallel.tp": ("model.tensor_model_parallel_size",),
-    "parallel.pp": ("model.pipeline_model_parallel_size",),
-    "parallel.vpp": ("model.virtual_pipeline_model_parallel_size",),
-    "parallel.cp": ("model.context_parallel_size",),
-    "parallel.ep": ("model.expert_model_parallel_size",),
-    "parallel.etp": ("model.expert_tensor_parallel_size",),
+    **{axis.key: (axis.field,) for axis in AXES},
     "parallel.sp": ("model.sequence_parallel",),
     "parallel.distributed_optimizer": ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
     "parallel.fsdp": ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp", "dist.use_torch_fsdp2"),

@@ -7,11 +7,10 @@ from typing import Any
 
 from megaboa.blends import corpora, split_blends
 from megaboa.files import read_json
+from megaboa.layout import NAMES
 from megaboa.paths import RunFolder
 from megaboa.records import Evaluated, ModelSource, TrainRecord
 from megaboa.run.kept import LOSS
-
-LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp", "fsdp")
 
 
 def card(
@@ -52,7 +51,9 @@ def _front_matter(folder: RunFolder, source: ModelSource, license: str | None) -
 def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation: Evaluated | None) -> dict[str, Any]:
     run = folder.run
     training, parallel = run["training"], run["parallel"]
-    layout = ", ".join(f"{name} {parallel[name]}" for name in LAYOUT if parallel.get(name) not in (None, 1, "none"))
+    layout = ", ".join(
+        f"{name} {parallel[name]}" for name in (*NAMES, "fsdp") if parallel.get(name) not in (None, 1, "none")
+    )
     start = "the source's weights" if run["model"]["init"] == "pretrained" else "random weights"
     if source.revision and run["model"]["init"] == "pretrained":
         start = f"{run['model']['hf']} at {source.revision}"

@@ -17,7 +17,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from megaboa.bridge import artifacts, tensors, weights
 from megaboa.bridge.groups import process_groups, sizes
 from megaboa.bridge.source import has_weights, saved_tensors
-from megaboa.conversion import WHOLE, Layout
+from megaboa.conversion import WHOLE
+from megaboa.layout import Layout
 from megaboa.records import ModelSource
 
 # Of a model that isn't trained: this needs Apex, which may not be there.

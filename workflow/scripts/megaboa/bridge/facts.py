@@ -13,8 +13,9 @@ from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from megaboa.bridge import kernels
+from megaboa.layout import Layout
 from megaboa.preflight import fields
-from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Training
+from megaboa.preflight.facts import Cluster, Facts, Model, Training
 from megaboa.records import LaunchSpec, ProfileSpec
 
 FP8 = {

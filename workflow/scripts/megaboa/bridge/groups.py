@@ -18,7 +18,8 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from megaboa import store
-from megaboa.conversion import WHOLE, Layout
+from megaboa.conversion import WHOLE
+from megaboa.layout import AXES, Layout
 
 # A rank that dies is seen by the launcher; one that reads a large model, or waits for another job's, only takes long.
 PATIENCE = timedelta(days=1)
@@ -28,7 +29,7 @@ PATIENCE = timedelta(days=1)
 def process_groups(device: str, layout: Layout = WHOLE) -> Iterator[None]:
     """Megatron's groups; those of one process over a store in memory: no port that another job may want."""
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # Transformer Engine would multiply fp32 in TF32, and logits are compared
-    if layout.ranks == 1:
+    if layout.world_size == 1:
         dist.init_process_group("gloo" if device == "cpu" else "nccl", store=dist.HashStore(), rank=0, world_size=1)
     else:
         if device == "cuda":
@@ -47,12 +48,7 @@ def process_groups(device: str, layout: Layout = WHOLE) -> Iterator[None]:
 
 def sizes(layout: Layout) -> dict[str, Any]:
     """By the names of Megatron-Core."""
-    return {
-        "tensor_model_parallel_size": layout.tp,
-        "pipeline_model_parallel_size": layout.pp,
-        "expert_model_parallel_size": layout.ep,
-        "expert_tensor_parallel_size": layout.expert_tp,
-    }
+    return {axis.argument: layout.size(axis.name) for axis in AXES if axis.weights}
 
 
 def is_last() -> bool:

@@ -14,10 +14,10 @@ import warnings
 from types import ModuleType
 from typing import Any
 
-from megaboa.conversion import Layout
 from megaboa.data.errors import InputError
 from megaboa.launch.environment import adopt_rank
 from megaboa.launch.ranks import STACKS_SIGNAL
+from megaboa.layout import Layout
 
 _PR_SET_PDEATHSIG = 1
 
@@ -66,7 +66,7 @@ def require_converter(device: str) -> None:
 
 def join_ranks(layout: Layout) -> int:
     """Be one of a conversion's ranks, if it has several, and say which; to be called before torch is imported."""
-    if layout.ranks == 1:
+    if layout.world_size == 1:
         return 0
     die_with_parent()
     adopt_rank()

@@ -37,8 +37,9 @@ from megaboa.bridge.source import has_weights, saved_tensors
 from megaboa.bridge.structure import complete
 from megaboa.bridge.tensors import Tensors
 from megaboa.bridge.verdict import check
-from megaboa.conversion import WHOLE, Layout
+from megaboa.conversion import WHOLE
 from megaboa.files import folder_digests
+from megaboa.layout import Layout
 from megaboa.paths import CARD, RunFolder, RunStore
 from megaboa.records import Check, ExportRecord, ModelSource
 from megaboa.run import kept

@@ -12,6 +12,7 @@ from typing import Any
 from megaboa.bridge import preflight
 from megaboa.estimate import memory, overview, parameters
 from megaboa.estimate.stages import stages
+from megaboa.layout import AXES, Layout
 from megaboa.paths import RunFolder
 from megaboa.preflight.facts import Facts
 
@@ -55,9 +56,8 @@ def _smallest_world(name: str) -> int:
         model = getattr(recipes, name)().model
     except Exception:  # check_run finds the same, and names it
         return 1
-    outer = model.tensor_model_parallel_size * model.context_parallel_size
-    inner = (model.expert_tensor_parallel_size or 1) * model.expert_model_parallel_size
-    return model.pipeline_model_parallel_size * math.lcm(outer, inner)
+    layout = Layout(**{axis.name: getattr(model, axis.argument) for axis in AXES})
+    return math.lcm(layout.model_ranks, layout.expert_ranks)
 
 
 def _run(path: Path, name: str, world: int) -> RunFolder:

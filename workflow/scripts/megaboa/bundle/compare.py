@@ -11,23 +11,9 @@ from typing import Any
 
 import pandas as pd
 
+from megaboa.metrics import is_timed
 from megaboa.paths import CARD
 
-# What a clock measured, by how its column's name begins.
-TIMES = (
-    *(
-        "time",
-        "seconds",
-        "step_seconds",
-        "tokens_per_second",
-        "tflops",
-        "mfu",
-        "goodput",
-        "scaling_efficiency",
-        "energy",
-        "stragglers",
-    ),
-)
 WITHOUT_TIMES = "equal, but for measured times"
 
 
@@ -77,7 +63,7 @@ def _table(content: bytes) -> tuple[Any, bool]:
 
 
 def _without_times(table: pd.DataFrame) -> tuple[Any, bool]:
-    kept = [name for name in table.columns if not name.startswith(TIMES)]
+    kept = [name for name in table.columns if not is_timed(name)]
     text = table[kept].map(lambda value: value.hex() if isinstance(value, float) else str(value))
     return (list(table.columns), text.to_numpy().tolist()), len(kept) < len(table.columns)
 

@@ -18,6 +18,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from megaboa.config.errors import nearest
+from megaboa.layout import AXES
 
 # Names that expressions may use, and the keys they stand for; None: derived, see megaboa.plan.quantities.
 NAMES: dict[str, str | None] = {
@@ -29,10 +30,7 @@ NAMES: dict[str, str | None] = {
     "seq_length": "training.seq_length",
     "train_iters": "training.train_iters",
     "train_tokens": "training.train_tokens",
-    "tp": "parallel.tp",
-    "pp": "parallel.pp",
-    "cp": "parallel.cp",
-    "ep": "parallel.ep",
+    **{axis.name: axis.key for axis in AXES if axis.default},
     "lr": "optimizer.lr",
 }
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, ValidationError, model_validator
 
+from megaboa import layout, metrics
 from megaboa.config import check, yaml_file
 from megaboa.config.errors import choose
 from megaboa.config.models.section import Section, key
@@ -14,13 +15,11 @@ from megaboa.config.models.section import Section, key
 FOLDER = Path(__file__).resolve().parents[4] / "config" / "published"
 
 # The columns of plan.tsv that may differ from a published run, the GPU, and what no run here says of itself.
-Condition = Literal[
-    "model", "params", "gpu", "world_size", "nodes", "tp", "pp", "vpp", "cp", "ep", "etp", "sp", "fsdp", "dp", "gbs",
-    "mbs", "seq_length", "precision", "data", "framework", "dropout", "recompute",
-]  # fmt: skip
-Quantity = Literal[
-    "step_seconds", "tokens_per_second", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "memory_mib"
-]
+Condition = Literal[(
+    "model", "params", "gpu", "world_size", "nodes", *layout.NAMES, "sp", "fsdp", "dp", "gbs", "mbs", "seq_length",
+    "precision", "data", "framework", "dropout", "recompute",
+)]  # fmt: skip
+Quantity = Literal[tuple(metric.name for metric in metrics.used("published"))]
 
 
 def _bounds(value: Any) -> Any:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from megaboa.run.failures import KERNEL_FAULT
+from megaboa.causes import CAUSES, KERNEL_FAULT
 
 HUB = (
     r"GatedRepo|gated repo|RepositoryNotFound|401 Client Error|403 Client Error|HF_TOKEN|OfflineMode"
@@ -26,30 +26,6 @@ QUOTA = r"[Qq]uota exceeded"
 MOST, LENGTH = 3, 300  # lines of evidence, characters of a line
 HEALTHY = "NCCL INFO"  # NCCL_DEBUG=INFO names networks and interfaces when all is well
 
-# The supervisor's cause, and what it is called where the logs say no more.
-NAMES: dict[str, str] = {
-    "out_of_memory": "host_memory",
-    "disk_full": "disk_full",
-    "nan": "nan",
-    "poisoned": "unknown",
-    "loss_spike": "divergence",
-    "hang": "hang",
-    "transient": "communication",
-    "damaged_checkpoint": "checkpoint",
-    "data": "data",
-    "config": "config",
-    "import_error": "import_error",
-    "node_failure": "node",
-    "gpu_failure": "node",
-    "preempted": "preemption",
-    "requeued": "preemption",
-    "time_limit": "time_limit",
-    "cancelled": "cancelled",
-    "stopped": "cancelled",
-    "killed": "unknown",
-    "crash": "unknown",
-    "lost": "lost",
-}
 # Where the cause leaves it open: what a line of the logs makes of it.
 FINER: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("out_of_memory",), GPU_MEMORY, "gpu_memory"),
@@ -73,7 +49,7 @@ def trouble(cause: str, detail: str, logs: Mapping[int | None, str]) -> Trouble:
         found = _lines(pattern, detail, logs) if cause in causes else ()
         if found:
             return Trouble(name, tuple(dict.fromkeys((*first, *found)))[:MOST])
-    return Trouble(NAMES.get(cause, "unknown"), first)
+    return Trouble(CAUSES[cause].trouble if cause in CAUSES else "unknown", first)
 
 
 def _lines(pattern: str, detail: str, logs: Mapping[int | None, str]) -> tuple[str, ...]:

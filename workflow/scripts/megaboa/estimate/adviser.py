@@ -11,6 +11,7 @@ from typing import Any
 
 from megaboa.estimate import fit, memory, speed
 from megaboa.estimate.memory import GIB
+from megaboa.layout import NAMES
 from megaboa.preflight import table
 from megaboa.preflight.facts import Facts
 
@@ -28,7 +29,7 @@ class Advice:
     def values(self) -> dict[str, Any]:
         """The keys of the experiment that make this layout."""
         layout, kernels = self.facts.layout, self.facts.kernels
-        sizes = {name: getattr(layout, name) for name in ("tp", "pp", "vpp", "cp", "ep")}
+        sizes = {name: getattr(layout, name) for name in NAMES}
         found: dict[str, Any] = {f"parallel.{name}": size for name, size in sizes.items() if size not in (1, None)}
         if layout.sp:
             found["parallel.sp"] = True

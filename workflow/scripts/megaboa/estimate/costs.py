@@ -7,10 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from megaboa import peaks
-from megaboa.estimate import flops, memory, parameters
+from megaboa.estimate import flops, memory, parameters, speed
 from megaboa.preflight.facts import Facts
-
-MFU = 0.35  # assumed where nothing was measured: GPT2-large reached 36% on an H200 as it comes, 46% tuned
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,13 @@ def of_run(
     *,
     given: float | None = None,
     measured: float | None = None,
-    mfu: float = MFU,
+    mfu: float | None = None,
     exported: bool = False,
 ) -> Costs | None:
-    """`given` and `measured` are seconds per step: what the experiment says, and what an earlier run took."""
+    """`given` and `measured` are seconds per step: what the experiment says, and what an earlier run took.
+
+    Without them the model of speed says how long a step takes, or the share `mfu` of the peak where that is set.
+    """
     if not memory.is_known(f) or f.training.iters is None or f.training.gbs is None:
         return None
     step = flops.of_step(f)
@@ -69,7 +70,7 @@ def of_run(
 
 
 def _step_seconds(
-    f: Facts, step: float, given: float | None, measured: float | None, mfu: float
+    f: Facts, step: float, given: float | None, measured: float | None, mfu: float | None
 ) -> tuple[float | None, str]:
     if given is not None:
         return given, "given"
@@ -78,7 +79,9 @@ def _step_seconds(
     peak = peaks.operations(f.cluster.gpu)
     if f.cluster.device != "cuda" or peak is None:
         return None, "unknown"
-    return step / ((f.layout.world_size or 1) * peak * mfu), f"{mfu:.0%} of peak"
+    if mfu is not None:
+        return step / ((f.layout.world_size or 1) * peak * mfu), f"{mfu:.0%} of peak"
+    return speed.of_step(f).seconds, "predicted"
 
 
 def _checkpoints(f: Facts) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 from megaboa.estimate import fit, memory, parameters
 from megaboa.estimate.costs import Costs, Total
 from megaboa.estimate.memory import GIB
+from megaboa.layout import words
 from megaboa.preflight.facts import Facts
 
 COLUMNS = (
@@ -55,11 +56,9 @@ def _params(f: Facts) -> int | None:
 
 def layout(f: Facts) -> str:
     """`tp2 pp4 dp8 sp`; what isn't split isn't named."""
-    sizes = {"tp": f.layout.tp, "pp": f.layout.pp, "vpp": f.layout.chunks, "cp": f.layout.cp, "ep": f.layout.ep}
-    sizes["dp"] = f.layout.dp or 1
-    words = [f"{name}{size}" for name, size in sizes.items() if size > 1]
-    words += ["sp"] if f.layout.sp else []
-    return " ".join(words + ([f"fsdp-{f.layout.fsdp}"] if f.layout.fsdp != "none" else [])) or "1 rank"
+    copies, fsdp = f.layout.dp or 1, f.layout.fsdp
+    found = [*words(vars(f.layout)), *([f"dp{copies}"] if copies > 1 else []), *(["sp"] if f.layout.sp else [])]
+    return " ".join(found + ([f"fsdp-{fsdp}"] if fsdp != "none" else [])) or "1 rank"
 
 
 def tsv(rows: Sequence[Mapping[str, Any]]) -> str:

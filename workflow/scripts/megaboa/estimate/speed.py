@@ -1,4 +1,4 @@
-"""How long a step would take in a layout: a model for comparing layouts, not for promising times.
+"""How long a step takes in a layout, by prediction: what preflight, `advise` and the doctor say.
 
 Calculation at a share of the GPU's peak that falls with the size of the matrix products, plus communication at the
 bandwidth of NVLink inside a node and of the network beyond, plus the pipeline's bubble. Of communication that Megatron
@@ -57,7 +57,7 @@ def _calculation(f: Facts) -> float:
     if peak is None:
         raise ValueError(f"resources.gpu: nobody knows what a {f.cluster.gpu} can do")
     tokens = (f.training.seq_length or 0) * (f.training.mbs or 1) / f.layout.cp
-    width = (f.model.ffn or f.model.moe_ffn or 0) / f.layout.tp
+    width = (f.model.ffn or f.model.moe_ffn or 4 * (f.model.hidden or 0)) / f.layout.tp
     share = BEST * tokens / (tokens + HALF_TOKENS) * width / (width + HALF_WIDTH)
     again = RECOMPUTED.get(f.kernels.recompute or "", 1.0)
     return again * flops.of_step(f) / ((f.layout.world_size or 1) * peak * share)

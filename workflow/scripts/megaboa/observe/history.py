@@ -10,32 +10,8 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from megaboa.causes import Cause
+from megaboa.causes import CAUSES
 from megaboa.records import AttemptEnd, AttemptStart, Called, Cancelled, Distrusted, Event, LeftOut, Trusted, Unhealthy
-
-NOUNS: dict[Cause, str] = {
-    "node_failure": "node failure",
-    "gpu_failure": "GPU failure",
-    "preempted": "preemption",
-    "time_limit": "time limit",
-    "requeued": "requeue",
-    "cancelled": "cancellation",
-    "stopped": "stop",
-    "transient": "transient failure",
-    "killed": "killed rank",
-    "crash": "crash",
-    "hang": "hang",
-    "disk_full": "full disk",
-    "damaged_checkpoint": "damaged checkpoint",
-    "loss_spike": "loss spike",
-    "out_of_memory": "lack of memory",
-    "config": "refused configuration",
-    "import_error": "import error",
-    "nan": "NaN",
-    "data": "unreadable data",
-    "poisoned": "poisoned step",
-    "lost": "loss of the supervisor",
-}
 
 
 def last_event(entries: Sequence[Event]) -> tuple[str, float] | None:
@@ -57,7 +33,7 @@ def _text(entries: Sequence[Event], number: int) -> str:
         case Called():
             return "called again" if number else "called"
         case Cancelled() as cancelled:
-            return f"stopped: {cancelled.detail or NOUNS['cancelled']}"
+            return f"stopped: {cancelled.detail or CAUSES['cancelled'].noun}"
         case other:
             return _between(other)
 
@@ -127,6 +103,6 @@ def _end(end: AttemptEnd) -> str:
 
 def _cause(entry: Event) -> str:
     if not isinstance(entry, AttemptEnd):  # a start, whose end was never written
-        return NOUNS["lost"]
-    noun = NOUNS.get(entry.cause, entry.cause or "failure")
+        return CAUSES["lost"].noun
+    noun = CAUSES[entry.cause].noun if entry.cause in CAUSES else entry.cause or "failure"
     return f"{noun} of {brief(entry.bad_nodes)}" if entry.bad_nodes else noun

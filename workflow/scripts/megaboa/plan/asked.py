@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Iterable
 from typing import Any
 
+from megaboa import metrics
 from megaboa.config import Experiment
 from megaboa.config.errors import choose
+from megaboa.config.models.report import Figure
 from megaboa.config.published import PublishedError, load_published
 from megaboa.data.sources import is_hub_id
-from megaboa.plan import figures
+from megaboa.plan import documents
 from megaboa.plan.model import Run
 from megaboa.plan.problems import Place, Problems
 
@@ -82,7 +85,7 @@ class Asked:
         seen: set[str] = set()
         for index, figure in enumerate(self.experiment.report.figures):
             path = ("report", "figures", index)
-            if found := figures.problem(figure, swept):
+            if found := column_problem(figure, swept):
                 self.problems.add((*path, found[0]), found[1])
             if figure.name in seen:
                 self.problems.add((*path, "name"), f"two figures are called {figure.name!r}: rename one")
@@ -95,3 +98,17 @@ class Asked:
         except PublishedError as error:
             self.problems.add(("report", "compare_to"), str(error))
             return None
+
+
+def column_problem(figure: Figure, swept: Iterable[str]) -> tuple[str, str] | None:
+    """The key of a figure that names no column, and why; None where all do. `swept`: the keys of the sweep."""
+    planned = (name for name in documents.COLUMNS if name not in ("tokens", "state", "why"))
+    known = dict.fromkeys([*metrics.columns(figure.data), *planned, *metrics.columns("runs"), *swept])
+    for key in ("x", "y", "value", "hue", "facet", "over"):
+        name = getattr(figure, key)
+        if name is not None and name not in known and not name.startswith((metrics.EVALUATION, "losses/", "valid/")):
+            return key, choose(name, known, "column")
+    for name in figure.filter:
+        if name not in known and not name.startswith(metrics.EVALUATION):
+            return "filter", choose(name, known, "column")
+    return None

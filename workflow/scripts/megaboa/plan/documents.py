@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megaboa import files, store
+from megaboa import files, layout, store
 from megaboa.blends import Blend, corpora, split_blends
 from megaboa.config.formula import Number
 from megaboa.config.models.data import Data
@@ -22,8 +22,7 @@ from megaboa.records import LaunchSpec, ProfileSpec, parse
 from megaboa.run.chain import links, wall_seconds
 
 COLUMNS = (
-    *("run", "model", "data", "world_size", "tp", "pp", "vpp", "cp", "ep", "etp", "sp", "fsdp", "dp", "gbs", "mbs"),
-    "seq_length",
+    *("run", "model", "data", "world_size", *layout.NAMES, "sp", "fsdp", "dp", "gbs", "mbs", "seq_length"),
     *("train_iters", "tokens", "params", "lr", "precision"),
     *("nodes", "gpus_per_node", "runtime", "jobs", "parent"),
     *("state", "why"),  # of runs that are left out
@@ -187,7 +186,7 @@ def row(name: str, model: str, config: Experiment, quantities: Quantities) -> di
         "model": model,
         "data": _blend(split_blends(config.data.model_dump()).get("train")) or ("mock" if own_defaults else RECIPE),
         "world_size": number("world_size"),
-        **{field: known("parallel", field) for field in ("tp", "pp", "vpp", "cp", "ep", "etp", "sp", "fsdp")},
+        **{field: known("parallel", field) for field in (*layout.NAMES, "sp", "fsdp")},
         "dp": number("dp"),
         "gbs": known("training", "global_batch_size"),
         "mbs": known("training", "micro_batch_size"),

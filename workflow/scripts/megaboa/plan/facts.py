@@ -13,10 +13,11 @@ from megaboa.config.check import is_local
 from megaboa.config.formula import Number
 from megaboa.config.models.experiment import Experiment
 from megaboa.launch.profiler import has_nsys
+from megaboa.layout import DENSE, NAMES, Layout
 from megaboa.plan.parameters import with_defaults
 from megaboa.plan.quantities import Quantities
 from megaboa.preflight import fields
-from megaboa.preflight.facts import Cluster, Facts, Layout, Model, Profiling, Training
+from megaboa.preflight.facts import Cluster, Facts, Model, Profiling, Training
 
 TASKS = re.compile(r"--(?:ntasks-per-node|gpus-per-node|tasks-per-node)[= ](?:\w+:)*(\d+)")
 
@@ -43,7 +44,7 @@ def _layout(config: Experiment, quantities: Quantities) -> Layout:
     parallel = config.parallel
     return Layout(
         world_size=int(quantities("world_size")),
-        **{name: getattr(parallel, name) for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "sp")},
+        **{name: getattr(parallel, name) for name in (*NAMES, "sp")},
         distributed_optimizer=parallel.distributed_optimizer,
         fsdp=parallel.fsdp,
         fsdp_sharding=parallel.fsdp_sharding,
@@ -51,10 +52,8 @@ def _layout(config: Experiment, quantities: Quantities) -> Layout:
 
 
 def _known_layout(quantities: Quantities) -> Layout:
-    world, tp, pp, cp = (quantities.get(name) for name in ("world_size", "tp", "pp", "cp"))
-    if world is None or tp is None or pp is None or cp is None:
-        return Layout()
-    return Layout(world_size=int(world), tp=int(tp), pp=int(pp), cp=int(cp))
+    sizes = {name: _whole(quantities.get(name)) for name in ("world_size", *DENSE)}
+    return Layout() if None in sizes.values() else Layout(**sizes)
 
 
 def _training(config: Experiment, quantities: Quantities) -> Training:

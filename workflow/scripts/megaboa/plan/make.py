@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from megaboa.config import LoadedExperiment
+from megaboa.config.models.resources import Budget
+from megaboa.estimate import costs, history
 from megaboa.plan.asked import Asked
 from megaboa.plan.choices import Choice, TreePath, bad_names, choices_of
-from megaboa.plan.costs import over_budget
 from megaboa.plan.model import Plan, Run
 from megaboa.plan.one_run import RunPlanner
 from megaboa.plan.parents import Parents
@@ -129,3 +131,21 @@ class _Planner:
                 message = f"the models need different tokenizers ({listed}): define the corpus once for each of them"
                 self.problems.add(("corpora", corpus), message)
         return {corpus: next(iter(asked)) for corpus, asked in found.items()}
+
+
+def over_budget(runs: Collection[Run], exports: Collection[str], budget: Budget, results: Path) -> dict[str, str]:
+    """What exceeds the budget, by key, as far as costs are known before preflight."""
+    if budget.gpu_hours is None and budget.disk is None:
+        return {}
+    speeds = history.speeds(results)
+    found = [
+        costs.of_run(
+            run.facts,
+            given=run.config.resources.step_seconds,
+            measured=speeds.get(history.key(run.run, run.config.resources.gpu)),
+            mfu=budget.mfu,
+            exported=run.name in exports,
+        )
+        for run in runs
+    ]
+    return costs.over_budget(costs.total(found), budget.gpu_hours, budget.disk)

@@ -13,8 +13,9 @@ from megaboa.config import Experiment, LoadedExperiment, check, keys
 from megaboa.config.models.model import Model, Tokenizer
 from megaboa.config.sweep import piece
 from megaboa.config.yaml_file import dotted
+from megaboa.layout import Layout
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import conversions, documents, families, images
+from megaboa.plan import documents, families, images
 from megaboa.plan.choices import Choice
 from megaboa.plan.facts import facts_of, hf_config_of
 from megaboa.plan.model import Invalid, Run
@@ -22,9 +23,10 @@ from megaboa.plan.parameters import UnknownFamilyError, count_parameters
 from megaboa.plan.problems import Problems
 from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
 from megaboa.plan.shared import environment
-from megaboa.preflight import refusals, table
+from megaboa.preflight import experts, pipeline, refusals, table, tensors
 from megaboa.preflight.facts import Facts
-from megaboa.preflight.rule import Finding
+from megaboa.preflight.facts import Model as ModelFacts
+from megaboa.preflight.rule import Finding, Rule, finding
 
 
 class RunPlanner:
@@ -196,8 +198,8 @@ class RunPlanner:
         return []
 
     def check_conversion(self, model: Model, name: str, facts: Facts, choice: Choice) -> None:
-        if model.init == "pretrained" and model.conversion.layout.ranks > 1:
-            for key, message in conversions.problems(facts.model, model.conversion.layout):
+        if model.init == "pretrained" and model.conversion.ranks > 1:
+            for key, message in conversion_problems(facts.model, model.conversion.layout):
                 path = self.problems.place_of(("models", name, "conversion", key), choice)
                 self.problems.add(path, message, choice.name)
 
@@ -251,3 +253,25 @@ def _count(model: dict[str, Any], config: dict[str, Any] | None, tokenizers: dic
         raise UnknownQuantityError(
             f"the parameters can't be counted ({error}): check the model's config, or {remedy}"
         ) from None
+
+
+# Can the ranks that `conversion` asks for import a model? Rules about what a rank holds, by the key that breaks them.
+CONVERSION_RULES: tuple[tuple[str, Rule], ...] = (
+    ("tp", tensors.heads_divide),
+    ("tp", tensors.key_value_groups_divide),
+    ("tp", tensors.feed_forward_divides),
+    ("pp", pipeline.layers_fill_the_stages),
+    ("ep", experts.expert_parallelism_needs_experts),
+    ("ep", experts.experts_divide),
+    ("tp", experts.expert_width_divides),
+    ("tp", experts.biased_experts_are_not_cut),
+)
+
+
+def conversion_problems(model: ModelFacts, layout: Layout) -> list[tuple[str, str]]:
+    """Keys of `conversion`, and what is wrong with their values; nothing where nobody knows the model yet."""
+    whole = Facts(layout, model)
+    found = [(key, finding(rule, broken).message) for key, rule in CONVERSION_RULES if (broken := rule(whole))]
+    if model.vocab_rows is not None and model.vocab_rows % layout.tp:
+        found.append(("tp", f"{layout.tp} doesn't divide the {model.vocab_rows} rows of the vocabulary: use pp or ep"))
+    return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from megaboa import layout
 from megaboa.config.errors import choose, show
 from megaboa.files import read_json
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore, trained
@@ -19,7 +20,6 @@ from megaboa.run.identity import is_trained
 
 # What a model is, beside how its first weights came about.
 _SAME_MODEL = ("config", "hf", "revision", "tokenizer", "recipe")
-_LAYOUT = ("tp", "pp", "vpp", "cp", "ep", "etp")
 SHOWN = 10
 
 Complain = Callable[[Run, tuple[str, ...], str], None]
@@ -180,7 +180,7 @@ def mismatches(parent: Parent, run: Run, step: int) -> list[tuple[tuple[str, ...
     if kinds[0] != kinds[1]:
         message = f"checkpoints of Megatron-FSDP have a format of their own: let it be as in {parent.name}"
         found.append((("parallel", "fsdp"), message))
-    layouts = [(one["world_size"], *(one["parallel"].get(size) for size in _LAYOUT)) for one in (own, theirs)]
+    layouts = [(one["world_size"], *(one["parallel"].get(size) for size in layout.NAMES)) for one in (own, theirs)]
     if load and not parent.settings.get("reshardable", True) and layouts[0] != layouts[1]:
         message = (
             f"{parent.name} was saved with checkpoint.reshardable: false, and has another layout: "

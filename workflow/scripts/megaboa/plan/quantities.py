@@ -9,6 +9,7 @@ from typing import Any
 
 from megaboa.config import formula, keys
 from megaboa.config.formula import FormulaError, Number
+from megaboa.layout import DENSE
 
 # Values that other quantities are derived from, but that expressions don't name.
 _HIDDEN = {"nodes": "resources.nodes", "gpus_per_node": "resources.gpus_per_node"}
@@ -64,7 +65,7 @@ class Quantities:
             case "world_size":
                 return self("nodes") * self("gpus_per_node")
             case "dp":
-                return Fraction(self("world_size")) / (self("tp") * self("pp") * self("cp"))
+                return Fraction(self("world_size")) / math.prod(map(self, DENSE))
             case "train_iters" if self._set("training.train_iters") is None:
                 return math.ceil(Fraction(self("train_tokens")) / (self("gbs") * self("seq_length")))
             case "train_tokens" if self._set("training.train_tokens") is None:

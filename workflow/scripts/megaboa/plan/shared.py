@@ -5,7 +5,6 @@ just the jobs whose own part has changed.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.metadata
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from megaboa import files
+from megaboa import conversion, files
 from megaboa.data import sources
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import documents, images
@@ -172,7 +171,7 @@ class Shared:
     def import_mb(self, model: str, shared: float, whole: float = 0) -> int:
         """Memory per node of a model's ranks: of the weights they share some copies, and one rank has others whole."""
         asked = self.plan.models[model].conversion
-        per_node = asked.layout.ranks // asked.nodes
+        per_node = asked.ranks // asked.nodes
         return per_node * CONVERSION_MB + self._weights_mb(model, shared / asked.nodes + whole)
 
     def _weights_mb(self, model: str, copies: float) -> int:
@@ -297,9 +296,9 @@ class Shared:
         run = self.first_run_of(model)
         asked = self.plan.models[model].conversion
         return {
-            "layout": dataclasses.asdict(asked.layout),
+            "layout": asked.model_dump(include=set(conversion.SIZES)),
             "nodes": asked.nodes,
-            "gpus_per_node": asked.layout.ranks // asked.nodes,
+            "gpus_per_node": asked.ranks // asked.nodes,
             "cpus_per_rank": run.config.resources.cpus_per_rank,
             "device": self.plan.experiment.device,
             "start": plain(run.launch.start),

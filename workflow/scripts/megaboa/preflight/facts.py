@@ -5,59 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from megaboa.layout import Layout
+
 Precision = str  # as `training.precision`
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How ranks share the work."""
-
-    world_size: int | None = None
-    tp: int = 1
-    pp: int = 1
-    vpp: int | None = None
-    group: int | None = None  # micro-batches that interleaved stages take together; None: pp
-    cp: int = 1
-    cp_comm: str | None = None  # cp_comm_type, where all layers have one
-    ep: int = 1
-    etp: int | None = None
-    sp: bool = False
-    distributed_optimizer: bool = True
-    fsdp: str = "none"
-    fsdp_sharding: str = "optim_grads_params"
-    optimizer_instances: int = 1
-    first_stage_layers: int | None = None
-    last_stage_layers: int | None = None
-    embedding_counts: bool = False  # as a layer, where layers are shared out over the stages
-    loss_counts: bool = False
-    stages: tuple[tuple[str, ...], ...] | None = None  # a pipeline layout: the parts of every (virtual) stage
-
-    @property
-    def chunks(self) -> int:
-        """Virtual stages per rank."""
-        return self.vpp or 1
-
-    @property
-    def expert_tp(self) -> int:
-        """Bridge shares experts over expert parallel ranks alone, unless told otherwise."""
-        return self.etp or (1 if self.ep > 1 else self.tp)
-
-    @property
-    def model_ranks(self) -> int:
-        """Ranks that hold one copy of the model."""
-        return self.tp * self.pp * self.cp
-
-    @property
-    def dp(self) -> int | None:
-        """Copies of the model; None where the ranks don't fill the layout."""
-        if self.world_size is None or self.world_size % self.model_ranks:
-            return None
-        return self.world_size // self.model_ranks
-
-    @property
-    def expert_dp(self) -> int | None:
-        size = self.expert_tp * self.ep * self.pp
-        return None if self.world_size is None or self.world_size % size else self.world_size // size
 
 
 @dataclass(frozen=True)
@@ -202,10 +152,7 @@ class Facts:
     @property
     def microbatches(self) -> int | None:
         """Of a step, on every rank; None where that is no whole number."""
-        dp, gbs, mbs = self.layout.dp, self.training.gbs, self.training.mbs
-        if not dp or gbs is None or not mbs or gbs % (mbs * dp):
-            return None
-        return gbs // (mbs * dp)
+        return self.layout.microbatches(self.training.gbs, self.training.mbs)
 
 
 def from_json(sections: dict[str, Any]) -> Facts:

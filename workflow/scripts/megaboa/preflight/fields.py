@@ -6,17 +6,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from megaboa.layout import AXES
 from megaboa.preflight.facts import Facts
 
 FIELDS: dict[str, str] = {
-    "layout.tp": "model.tensor_model_parallel_size",
-    "layout.pp": "model.pipeline_model_parallel_size",
-    "layout.vpp": "model.virtual_pipeline_model_parallel_size",
+    **{f"layout.{axis.name}": axis.field for axis in AXES},
     "layout.group": "model.microbatch_group_size_per_vp_stage",
-    "layout.cp": "model.context_parallel_size",
     "layout.cp_comm": "model.cp_comm_type",
-    "layout.ep": "model.expert_model_parallel_size",
-    "layout.etp": "model.expert_tensor_parallel_size",
     "layout.sp": "model.sequence_parallel",
     "layout.distributed_optimizer": "ddp.use_distributed_optimizer",
     "layout.fsdp_sharding": "ddp.data_parallel_sharding_strategy",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+from megaboa.layout import DENSE, EXPERTS, Layout
 from megaboa.preflight.facts import Facts
 from megaboa.preflight.rule import Broken, divisors, multiples, warning
 
@@ -13,7 +17,7 @@ def ranks_fill_the_layout(f: Facts) -> Broken | None:
         return None
     return Broken(
         "resources.gpus_per_node",
-        f"nodes * gpus_per_node = {world} is no multiple of tp * pp * cp = {_product(f)} = {size}",
+        f"nodes * gpus_per_node = {world} is no multiple of {_product(f.layout, DENSE)}",
         multiples(world, size),
     )
 
@@ -25,7 +29,7 @@ def one_copy_of_the_model_at_least(f: Facts) -> Broken | None:
         return None
     return Broken(
         "resources.gpus_per_node",
-        f"nodes * gpus_per_node = {world} is less than tp * pp * cp = {_product(f)} = {size}",
+        f"nodes * gpus_per_node = {world} is less than {_product(f.layout, DENSE)}",
         (size,),
     )
 
@@ -34,14 +38,13 @@ def ranks_fill_the_expert_layout(f: Facts) -> Broken | None:
     """The number of ranks is a multiple of etp * ep * pp; parallel_state.py refuses to build the experts' groups
     otherwise."""
     world, layout = f.layout.world_size, f.layout
-    size = layout.expert_tp * layout.ep * layout.pp
+    size = layout.expert_ranks
     if world is None or not f.model.is_sparse or world % size == 0:
         return None
     legal = divisors(world // layout.pp // layout.expert_tp, layout.ep) if world % layout.pp == 0 else ()
     return Broken(
         "parallel.ep",
-        f"nodes * gpus_per_node = {world} is no multiple of etp * ep * pp = "
-        f"{layout.expert_tp} * {layout.ep} * {layout.pp} = {size}",
+        f"nodes * gpus_per_node = {world} is no multiple of {_product(layout, EXPERTS[::-1])}",
         legal,
     )
 
@@ -134,8 +137,10 @@ def tasks_are_ranks(f: Facts) -> Broken | None:
     )
 
 
-def _product(f: Facts) -> str:
-    return f"{f.layout.tp} * {f.layout.pp} * {f.layout.cp}"
+def _product(layout: Layout, axes: Sequence[str]) -> str:
+    """`tp * pp * cp = 2 * 1 * 2 = 4`"""
+    sizes = [layout.size(name) for name in axes]
+    return f"{' * '.join(axes)} = {' * '.join(map(str, sizes))} = {math.prod(sizes)}"
 
 
 RULES = (

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
 
 from megaboa.config.models.report import Figure
-from megaboa.report.columns import SHARES, label
+from megaboa.metrics import SECONDS, SHARE, label, named
 from megaboa.report.style import INK, power_of_ten
 
 
@@ -47,7 +47,7 @@ def finish(axes: Axes, spec: Figure) -> None:
 
 
 def formatter(name: str | None) -> FuncFormatter:
-    if name in SHARES:
+    if name is not None and named(name).unit == SHARE:
         return FuncFormatter(lambda value, _: f"{value:.0%}")
     return FuncFormatter(lambda value, _: short(value))
 
@@ -75,9 +75,10 @@ def is_number(value: object) -> bool:
 
 def number(value: float, name: str) -> str:
     """A value as it is written into a figure: `32.5 ms`, `12,345`, `41%`."""
-    if name.endswith("seconds"):
+    unit = named(name).unit
+    if unit == SECONDS:
         return duration(value)
-    if name in SHARES:
+    if unit == SHARE:
         return f"{value:.1%}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
@@ -90,4 +91,4 @@ def in_field(value: float, name: str) -> str:
     """With as many digits in each field."""
     if pd.isna(value):
         return ""
-    return number(value, name) if name in SHARES or name.endswith("seconds") or value >= 1000 else f"{value:#.4g}"
+    return number(value, name) if named(name).unit in (SHARE, SECONDS) or value >= 1000 else f"{value:#.4g}"

@@ -6,10 +6,9 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from megaboa.estimate.memory import GIB
 from megaboa.estimate.overview import short, size
+from megaboa.metrics import named
 from megaboa.paths import ExperimentFolder
 from megaboa.report.runs import RunResult
 
@@ -45,7 +44,7 @@ def load_expected(results: Path, runs: Sequence[RunResult]) -> list[Expected]:
 
 
 def _expected(row: dict[str, str], run: RunResult) -> Expected:
-    disk, timed = _number(row["disk_bytes"]), (run.summary or {}).get("step_seconds")
+    disk = _number(row["disk_bytes"])
     return Expected(
         run=run.name,
         tokens=short(_number(row["tokens"])),
@@ -53,16 +52,10 @@ def _expected(row: dict[str, str], run: RunResult) -> Expected:
         disk="-" if disk is None else size(disk),
         step_source=row["step_source"],
         predicted_seconds=_number(row["step_seconds"]),
-        measured_seconds=timed["median"] if timed else None,
+        measured_seconds=named("step_seconds").of(run.documents),
         predicted_gib=_number(row["tensors_gib"]),
-        measured_gib=measured_gib(run.summary),
+        measured_gib=named("memory.measured_gib").of(run.documents),
     )
-
-
-def measured_gib(summary: dict[str, Any] | None) -> float | None:
-    """The most that tensors took on any rank's GPU; None where there was no GPU."""
-    memory = (summary or {}).get("memory")
-    return memory["peak_bytes"]["allocated"] / GIB if memory else None
 
 
 def _number(text: str) -> float | None:

@@ -8,15 +8,13 @@ from typing import Any
 
 import pandas as pd
 
+from megaboa import metrics
 from megaboa.config.models.report import Figure
 from megaboa.observe.numbers import WARMUP_STEPS
 from megaboa.observe.steps import VALIDATION_SET
-from megaboa.plan.figures import EVALUATION
-from megaboa.report import machines
 from megaboa.report.runs import RunResult
 
 SEED = "training.seed"
-SPREADS = ("step_seconds", "tokens_per_second")
 
 
 class UnknownColumnError(Exception):
@@ -79,7 +77,7 @@ class Frames:
         for name in table.columns:
             if name not in ("run", "model", "setting", "layout") and table[name].dtype == object:
                 table[name] = _numbers(table[name])
-        rate = table["tokens_per_second_per_gpu"] = table["tokens_per_second"] / table["world_size"]
+        rate = table["tokens_per_second_per_gpu"]
         fewest = table.groupby("model")["world_size"].transform("min")
         base = rate.where(table["world_size"] == fewest).groupby(table["model"]).transform("max")
         several = table.groupby("model")["world_size"].transform("nunique") > 1
@@ -87,25 +85,14 @@ class Frames:
         return table
 
     def _row(self, run: RunResult) -> dict[str, Any]:
-        summary, values = run.summary or {}, dict(self._values.get(run.name, {}))
+        values = dict(self._values.get(run.name, {}))
         plan = {name: value for name, value in run.plan.items() if name not in ("tokens", "state", "why")}
         row: dict[str, Any] = {**plan, "run": run.name, "layout": run.layout or "dp only", **values}
-        row["world_size"] = summary["world_size"]
         row["setting"] = _setting(values, run.model)
-        row |= {name: summary.get(name) for name in ("steps", "attempts")}
-        row["goodput"] = (run.goodput or {}).get("goodput")
-        row |= {f"loss.{name}": (summary.get("loss") or {}).get(name) for name in ("first", "last", "min", "tail_mean")}
-        evaluated = summary.get("validation") or []
-        row["validation"] = evaluated[-1]["losses"].get("lm loss") if evaluated else None
-        for name in SPREADS:
-            spread = summary.get(name) or {}
-            row |= {name: spread.get("median"), f"{name}.p5": spread.get("p5"), f"{name}.p95": spread.get("p95")}
-        took = machines.took(run)
-        row["tflops_per_gpu"], row["mfu"] = took.tflops, took.mfu
-        row["memory.predicted_gib"], row["memory.measured_gib"] = self._predicted.get(run.name), took.gib
-        row["energy.joules_per_gpu"], row["energy.watts_per_gpu"] = took.joules, took.watts
-        row["stragglers.slowest_over_fastest"] = took.slowest_over_fastest
-        return row | {f"{EVALUATION}{name}": value for name, value in run.evaluation.items()}
+        documents = {**run.documents, "preflight": {"tensors_gib": self._predicted.get(run.name)}}
+        for metric in metrics.used("figures"):
+            row |= metric.columns(documents) if metric.source else {}
+        return row | {f"{metrics.EVALUATION}{name}": value for name, value in run.evaluation.items()}
 
     @functools.cached_property
     def steps(self) -> pd.DataFrame:
@@ -122,7 +109,7 @@ class Frames:
             for name, loss in {"main" if n == "lm loss" else n: v for n, v in entry["losses"].items()}.items()
             if name == "main" or name.startswith(VALIDATION_SET)
         ]
-        return pd.DataFrame(rows, columns=["run", "step", "set", "loss"])
+        return pd.DataFrame(rows, columns=metrics.columns("validation"))
 
     @functools.cached_property
     def time(self) -> pd.DataFrame:
@@ -137,7 +124,7 @@ class Frames:
             if run.goodput and run.goodput["allocated_seconds"]
             for kind, seconds in run.goodput["seconds"].items()
         ]
-        return pd.DataFrame(rows, columns=["run", "kind", "time_share", "seconds"])
+        return pd.DataFrame(rows, columns=metrics.columns("time"))
 
 
 def _steps(run: RunResult) -> pd.DataFrame:

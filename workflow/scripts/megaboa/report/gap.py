@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from megaboa.layout import AXES
+from megaboa.metrics import named
 from megaboa.report.runs import RunResult
 
 # Runs are laid beside the row that shares their layout; the other conditions are compared. What a table doesn't say of
-# a layout is the usual; but many are silent on sequence parallelism, and it may be either.
-LAYOUT = {"world_size": 1, "tp": 1, "pp": 1, "vpp": "-", "cp": 1, "ep": 1}
+# a layout is the usual; but many are silent on sequence parallelism, and on how experts are cut: it may be either.
+LAYOUT = {"world_size": 1, **{axis.name: axis.default or "-" for axis in AXES if axis.name != "etp"}}
 # Numbers of parameters are published in two or three digits.
 PARAMS_TOLERANCE = 0.02
 
@@ -27,19 +29,8 @@ def gap_rows(table: dict[str, Any], runs: list[RunResult]) -> list[dict[str, Any
     return rows
 
 
-def measured(quantity: str, summary: dict[str, Any]) -> float | None:
-    """What a run's summary calls otherwise."""
-    if quantity == "memory_mib":
-        memory = summary.get("memory")
-        return memory and memory["peak_bytes"]["reserved"] / 2**20
-    if quantity == "tokens_per_second_per_gpu":
-        return summary["tokens_per_second_per_rank"]
-    found = summary.get("tflops_per_rank" if quantity == "tflops_per_gpu" else quantity)
-    return found and found["median"]
-
-
 def _measured(quantity: str, least: float, most: float, conditions: dict[str, Any], run: RunResult) -> dict[str, Any]:
-    value = measured(quantity, run.summary)
+    value = named(quantity).of(run.documents)
     differs, unknown = [], []
     for name, asked in conditions.items():
         have = run.summary.get("gpu") if name == "gpu" else run.plan.get(name)

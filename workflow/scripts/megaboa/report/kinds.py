@@ -13,16 +13,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from megaboa.config.models.report import Figure
+from megaboa.metrics import label, named
 from megaboa.report.axes import finish, in_field, is_number, number, places
 from megaboa.report.bands import crowd, mean_band
 from megaboa.report.colours import MOST_ENTRIES, Shades, legend
-from megaboa.report.columns import label
 from megaboa.report.style import GRID, INK, WIDTH
 
 MOST_POINTS = 20_000  # that a figure holds before only every so many-th step is drawn
 MOST_BARS = 40
 MOST_FACETS = 12
-LESS_IS_BETTER = ("step_seconds", "seconds", "loss", "validation")
 
 
 def draw(spec: Figure, table: pd.DataFrame, shades: Shades) -> tuple[Drawing, pd.DataFrame] | None:
@@ -116,7 +115,7 @@ def bar(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Dat
         rows.append(row | {shades.column: part[shades.column].iloc[0], "n": len(part)})
     bars = pd.DataFrame(rows)
     if len(bars) > MOST_BARS:
-        bars = bars.sort_values(spec.y, ascending=spec.y.startswith(LESS_IS_BETTER), kind="stable").head(MOST_BARS)
+        bars = bars.sort_values(spec.y, ascending=named(spec.y).less_is_better, kind="stable").head(MOST_BARS)
     for place, row in enumerate(bars.to_dict("records")):
         level = row[shades.column]
         axes.barh(place, row[spec.y], height=0.62, linewidth=0, color=shades.of(level), label=shades.text(level))
@@ -173,7 +172,7 @@ def heat(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
     means = table.groupby([spec.y, spec.x], as_index=False)[spec.value].mean()
     grid = means.pivot(index=spec.y, columns=spec.x, values=spec.value).sort_index(ascending=False)
     written = grid.map(lambda value: in_field(value, spec.value)) if grid.size <= 64 else False
-    reverse = "" if spec.value.startswith(LESS_IS_BETTER) else "_r"
+    reverse = "" if named(spec.value).less_is_better else "_r"
     seaborn.heatmap(
         grid,
         ax=axes,

@@ -13,8 +13,9 @@ import pandas as pd
 import yaml
 from markupsafe import Markup
 
+from megaboa import metrics
 from megaboa.config.models.report import Figure
-from megaboa.report import axes, figures, gap, kinds, machines, style, time_spent, trace_figures
+from megaboa.report import axes, figures, gap, kinds, style, time_spent, trace_figures
 from megaboa.report.blends import DataRead, last_validation
 from megaboa.report.checks import Check, anchor, by_subject, faults, verdict
 from megaboa.report.colours import MOST_ENTRIES, Shades
@@ -37,6 +38,7 @@ SECTIONS = {
     "expected": ("memory",),
 }
 FIGURES = tuple(name for names in SECTIONS.values() for name in names)
+KNOWN_ON_THE_CPU = ("tflops_per_gpu", "mfu")  # no reason to show a run among the machines
 CAPTIONS = (*FIGURES, *(f"{PREFIX}{name}" for name in trace_figures.FIGURES))
 
 
@@ -138,7 +140,13 @@ def render(
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"loss": _loss, "duration": axes.duration, "count": _count, "difference": _difference}
+    environment.filters |= {
+        "loss": _loss,
+        "duration": axes.duration,
+        "count": _count,
+        "difference": _difference,
+        "form": format,
+    }
     result = verdict(runs, checks)
     checks = [{**check, "anchor": anchor(check)} for check in checks]
     proofs = [check for check in checks if check["kind"] in ("import", "export")]
@@ -153,7 +161,8 @@ def render(
         stages=[check for check in checks if check["kind"] in ("evaluation", "profile")],
         figures={section: _named(drawn, names) for section, names in SECTIONS.items()},
         own_figures=[figure for figure in drawn if figure["own"] and figure["name"] not in FIGURES],
-        machines=machines.rows(passed(runs)),
+        machine_metrics=metrics.used("machines"),
+        machines=machines(passed(runs)),
         times=time_spent.time_rows(passed(runs)),
         runs=runs,
         corpora=corpora,
@@ -182,6 +191,25 @@ def evaluated(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     found = [run for run in runs if run.evaluation]
     names = list(dict.fromkeys(name for run in found for name in run.evaluation))
     return [{"run": run.name, "values": {name: run.evaluation.get(name) for name in names}} for run in found]
+
+
+def machines(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """What every run took of its GPUs: medians, memory the most of any rank. No row of a run on the CPU."""
+    rows = []
+    for run in runs:
+        values = {metric.name: metric.of(run.documents) for metric in metrics.used("machines")}
+        if any(value is not None for name, value in values.items() if name not in KNOWN_ON_THE_CPU):
+            stragglers = (run.summary or {}).get("stragglers") or {}
+            rows.append({"run": run.name, "values": values, "slowest": _slowest(stragglers.get("slowest") or {})})
+    return rows
+
+
+def _slowest(times: dict[str, int]) -> str:
+    """`3, in 18 of 20 reports`"""
+    if not times:
+        return ""
+    rank, often = max(times.items(), key=lambda item: item[1])
+    return f"{rank}, in {often} of {sum(times.values())} reports"
 
 
 def verdict_text(result: dict[str, Any]) -> str:
@@ -213,7 +241,7 @@ def _note(name: str, specs: Sequence[Figure], table: pd.DataFrame, good: list[Ru
         if name == "goodput" or (spec is not None and spec.kind == "box" and spec.x == "run"):
             return f"The first {most} of {len(good)} runs." if len(good) > most else ""
         if spec is not None and spec.x == "run" and len(good) > most:
-            least = spec.y.startswith(kinds.LESS_IS_BETTER)
+            least = metrics.named(spec.y).less_is_better
             what = "fastest" if spec.y in ("step_seconds", "tokens_per_second") else "lowest" if least else "highest"
             return f"The {most} {what} of {len(good)} runs."
         return ""

@@ -11,11 +11,11 @@ from typing import Any
 import pandas as pd
 
 from megaboa.files import read_json
+from megaboa.layout import words
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan.documents import RECIPE, cell
 from megaboa.records import Evaluation, ExportRecord, Summary, TrainRecord, Tree, plain, read, read_if_there
 
-SIZES = ("tp", "pp", "vpp", "cp", "ep")
 # Best first: the order in which states are counted and shown.
 STATES = ("PASS", "FAIL", "INVALID", "NOT_RUN")
 
@@ -40,6 +40,11 @@ class RunResult:
         return self.plan["model"]
 
     @property
+    def documents(self) -> dict[str, Any]:
+        """Where its metrics are looked up."""
+        return {"summary": self.summary, "goodput": self.goodput}
+
+    @property
     def parent(self) -> str | None:
         """`<experiment>/<run>@<step>`, where the run went on from another's checkpoint."""
         parent = self.plan.get("parent", "-")
@@ -48,8 +53,8 @@ class RunResult:
     @property
     def layout(self) -> str:
         """What is split, and in how many: `tp2 sp`; nothing where only data parallel ranks share the work."""
-        sizes = [f"{name}{self.plan[name]}" for name in SIZES if self.plan[name] not in ("1", "-", RECIPE)]
-        return " ".join([*sizes, *(["sp"] if self.plan["sp"] == "true" else [])])
+        sizes = {name: text for name, text in self.plan.items() if text not in ("1", "-", RECIPE)}
+        return " ".join([*words(sizes), *(["sp"] if self.plan["sp"] == "true" else [])])
 
 
 def load_runs(results: Path) -> list[RunResult]:

@@ -9,16 +9,13 @@ from typing import Any
 
 import pandas as pd
 
+from megaboa import metrics
 from megaboa.report import tables
 from megaboa.report.checks import Check
 from megaboa.report.expected import Expected
 from megaboa.report.frames import Frames
 from megaboa.report.runs import RunResult
 
-MEASURED = (
-    *("loss.first", "loss.last", "validation", "step_seconds", "tokens_per_second", "tflops_per_gpu", "mfu"),
-    *("memory.measured_gib", "energy.joules_per_gpu", "energy.watts_per_gpu", "stragglers.slowest_over_fastest"),
-)
 AGREEMENT = ("run", "reference", "state", "max_difference", "step", "steps", "exact_steps", "tolerance")
 EXPECTED = ("run", "predicted_seconds", "measured_seconds", "predicted_gib", "measured_gib")
 
@@ -54,7 +51,8 @@ def runs_table(runs: Sequence[RunResult], frames: Frames) -> pd.DataFrame:
     """Every run with its state; of those that passed what was measured, and what `evaluate` found."""
     known = frames.runs
     named = [{"run": run.name, "state": run.state, "model": run.model, "layout": run.layout} for run in runs]
-    names = [name for name in known.columns if name in MEASURED or name.startswith("evaluation.")]
+    measured = {metric.name for metric in metrics.used("file")}
+    names = [name for name in known.columns if name in measured or name.startswith(metrics.EVALUATION)]
     names = [name for name in names if known[name].notna().any()]
     return pd.DataFrame(named, columns=["run", "state", "model", "layout"]).merge(
         known[["run", *names]], on="run", how="left"

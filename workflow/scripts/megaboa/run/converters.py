@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megaboa.conversion import Layout
+from megaboa import conversion
 from megaboa.data.errors import InputError
 from megaboa.launch import local, networks
 from megaboa.launch.environment import layered, threads_environment
@@ -25,7 +25,9 @@ def run(wanted: dict[str, Any], image: Image | None, words: Sequence[str], logs:
 
     `wanted` is what the plan says of the conversion, `image` the image's manifest.
     """
-    layout, launch = Layout(**wanted["layout"]), parse(LaunchSpec, wanted, "the specification of a conversion")
+    layout = conversion.layout(**wanted["layout"])
+    launch = parse(LaunchSpec, wanted, "the specification of a conversion")
+    count = layout.world_size or 1
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     try:
@@ -39,10 +41,10 @@ def run(wanted: dict[str, Any], image: Image | None, words: Sequence[str], logs:
             "or set it to 1"
         )
     if wanted["device"] == "cuda" and not place.job:
-        _need_gpus(layout.ranks)
-    command = [site.python_of(launch), *words, *layout.arguments]
+        _need_gpus(count)
+    command = [site.python_of(launch), *words, *conversion.arguments(layout)]
     try:
-        ranks = place.start(command, layout.ranks, logs, environment_of(launch, wanted["device"]))
+        ranks = place.start(command, count, logs, environment_of(launch, wanted["device"]))
     except FileNotFoundError as error:
         raise InputError(f"the ranks can't be started: there is no {error.filename} here") from None
     try:

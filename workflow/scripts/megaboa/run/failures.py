@@ -8,128 +8,21 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaboa.causes import Cause
+from megaboa.causes import CAUSES, EXCEPTION, Cause
 from megaboa.launch.ranks import Ended
 
 TAIL_BYTES = 65_536
 OTHERS_LENGTH = 32_768  # of what is looked at in the logs of ranks that weren't the first to fail
 EVIDENCE_LENGTH = 300
-# How torch begins the lines of an exception once the ranks know each other.
-_BEGIN = r"^(?:\[rank\d+\]: ?)?[ \t]*"
-_EXCEPTION = rf"{_BEGIN}(?:\w+\.)*\w*(?:Error|Exception|Refused\w*)(?::|$)"
 # Exceptions that Bridge has handled when it looks for optional libraries, and logs.
 _HANDLED = re.compile(r"^.*failed with: Traceback \(most recent call last\):\n(?:(?:[ \t].*)?\n)*.*", re.MULTILINE)
-
-# A kernel has reached where it must not.
-KERNEL_FAULT = (
-    r"(?:CUDA error|Cuda failure).*"
-    r"(?:illegal memory access|illegal instruction|misaligned address|device-side assert|invalid program counter)"
-)
-# By rank of the cause: what is found further up explains what is found below it. When one rank runs out of memory, its
-# peers report lost connections; these are victims.
-PATTERNS: tuple[tuple[Cause, tuple[str, ...]], ...] = (
-    (
-        "out_of_memory",
-        (
-            r"torch\.(?:cuda\.)?OutOfMemoryError",
-            r"CUDA out of memory",
-            r"CUDA error: out of memory",
-            r"Cuda failure.*out of memory",
-            rf"{_BEGIN}MemoryError\b",
-            r"DefaultCPUAllocator: (?:not enough memory|can't allocate memory)",
-            r"etected \d+ oom[-_ ]kill",
-            r"oom[-_]kill event",
-            r": Out Of Memory\b",
-            r"exceeded memory limit",
-            r"Cannot allocate memory",
-            r"std::bad_alloc",
-            r"failed to map segment from shared object",
-            r"CUBLAS_STATUS_ALLOC_FAILED",
-        ),
-    ),
-    ("disk_full", (r"No space left on device", r"Disk quota exceeded")),
-    (
-        "gpu_failure",
-        (
-            r"uncorrectable ECC error",
-            r"GPU has fallen off the bus",
-            r"NVRM: Xid",
-            r"CUDA error: (?:unspecified launch failure|unknown error|initialization error|device not ready)",
-            r"no CUDA-capable device is detected",
-            r"CUDA driver initialization failed",
-        ),
-    ),
-    ("nan", (r"found (?:NaN|Inf) in ", r"Unexpected result (?:nan|inf)", r"NaN detected", r"loss is (?:nan|inf)\b")),
-    ("import_error", (rf"{_BEGIN}(?:ModuleNotFoundError|ImportError): ", r"error while loading shared libraries")),
-    (
-        "data",
-        (
-            r"Index(?:ed)?Dataset.*(?:error|invalid|mismatch)",
-            r"bad header.*\.idx",
-            r"mmap length is greater than file size",
-            r"not a valid index",
-            r"buffer is smaller than requested size",
-            r"\.idx and \.bin files cannot be found",
-            r"(?:\.bin|\.idx)['\"]? does not exist",
-        ),
-    ),
-    (
-        "damaged_checkpoint",
-        (
-            r"PytorchStreamReader failed",
-            r"CheckpointingException",
-            r"invalid load key",
-            r"Ran out of input",
-            r"failed finding central directory",
-        ),
-    ),
-    (
-        "node_failure",
-        (
-            r"srun: error: Node failure on ",
-            r"Communication connection failure",
-            r"NODE FAILURE",
-            r"Unable to contact slurmd",
-        ),
-    ),
-    # What reports it is NCCL's watchdog, but no connection is to blame: the same step does the same again.
-    ("crash", (KERNEL_FAULT,)),
-    (
-        "transient",
-        (
-            r"Watchdog caught collective operation timeout",
-            r"NCCL (?:[Ee]rror|failure)",
-            r"nccl(?:System|Remote|Internal)Error",
-            r"onnection (?:was )?(?:reset|refused|closed)",
-            r"Gloo connectFullMesh failed",
-            r"ocket [Tt]imeout",
-            r"imed out (?:waiting|after|connecting)",
-            r"Stale file handle",
-            r"Input/output error",
-            r"Remote I/O error",
-            r"Transport endpoint",
-            r"Address already in use|EADDRINUSE",
-            r"Resource temporarily unavailable",
-            r"failed to connect to all addresses",
-            r"Dist(?:Network|Backend|Store)Error",
-            r"No route to host",
-            r"Network is unreachable",
-            r"ibv_\w+ failed",
-        ),
-    ),
-    ("config", (_EXCEPTION, r"^error: .*\s*\Z")),  # the second: our own last words (data/errors.py)
-)
 # Functions of Bridge's, and of ours, that read a checkpoint before the first step.
 _LOADERS = r"(?:_?load_checkpoint\w*|read_train_state|read_run_config|saved_with)"
 _LOADING = re.compile(rf'\s+File ".*", line \d+, in {_LOADERS}$')
 _RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
-# Causes of attempts that did no step: who trains has read its settings, and the checkpoint.
-_BEFORE_STEPS: frozenset[Cause] = frozenset({"config", "damaged_checkpoint"})
 # Each word alone: most begin with a literal, which is found ten times as fast as one of many in an alternation.
-_COMPILED = tuple((cause, tuple(re.compile(word, re.MULTILINE) for word in words)) for cause, words in PATTERNS)
-# What a rank may say because of what happened to another one.
-_SECOND_HAND: frozenset[Cause] = frozenset({"transient", "config"})
-_LAST_EXCEPTION = re.compile(rf"{_EXCEPTION}.*$", re.MULTILINE)
+_COMPILED = tuple((cause, tuple(re.compile(word, re.MULTILINE) for word in end.words)) for cause, end in CAUSES.items())
+_LAST_EXCEPTION = re.compile(rf"{EXCEPTION}.*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -148,7 +41,7 @@ def classify(ended: Ended, logs: Mapping[int | None, str], steps: int, resumed_f
 
     What has trained before is not refused by its configuration, whatever exception ends it now.
     """
-    told = {cause for cause, _ in PATTERNS if cause not in _BEFORE_STEPS or not steps}
+    told = {cause for cause, end in CAUSES.items() if end.words and not (end.untrained and steps)}
     if ended.killed or resumed_from:
         told.discard("config")
 
@@ -165,7 +58,7 @@ def classify(ended: Ended, logs: Mapping[int | None, str], steps: int, resumed_f
     # With thousands of ranks the others are only listened to if the first one to fail doesn't know.
     order = _in_order(logs, ended.rank)
     first = heard(rank for rank in order if rank in (ended.rank, None))
-    if failure := first if first and first.cause not in _SECOND_HAND else heard(order):
+    if failure := first if first and not CAUSES[first.cause].second_hand else heard(order):
         return failure
     if ended.killed:
         return Failure("killed", str(ended), ended.rank)

@@ -91,10 +91,17 @@ def _inherit_orphans() -> None:
 
 
 def _end_orphans() -> None:
-    """Ranks on this machine die with their supervisor; an srun lives on, and ends its step when it is asked to."""
-    began, asked = time.monotonic(), set()
+    """Ranks on this machine die with their supervisor; an srun lives on, and ends its step when it is asked to.
+
+    One that the kernel can't end yet (a file system that hangs) may still write to the store, so it is waited for.
+    """
+    began, asked, said = time.monotonic(), set(), False
     while orphans := _children():
         late = time.monotonic() - began > GONE_SECONDS
+        if late and not said:
+            said = True
+            numbers = ", ".join(map(str, sorted(orphans)))
+            print(f"megaboa: waits for what it left behind to end: process {numbers}", file=sys.stderr, flush=True)
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError):
                 if late or pid not in asked:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megaboa.causes import DEFAULT_ACTIONS, FREE, REPEATABLE, Action, Cause
+from megaboa.causes import CAUSES, FREE, REPEATABLE, Action, Cause
 from megaboa.records import Event, LeftOut, Recovery
 from megaboa.run import ledger
 
@@ -28,13 +28,13 @@ class Decision:
 
 def decide(entries: Sequence[Event], cause: Cause, settings: Recovery, can_requeue: bool) -> Decision:
     """`entries`: the ledger with the end that is being judged as its last line."""
-    wanted = settings.actions.get(cause, DEFAULT_ACTIONS[cause])
+    wanted = settings.actions.get(cause, CAUSES[cause].action)
     named = cause.replace("_", " ")
     if wanted == "stop":
         return Decision("stop", f"{named} is not tried again")
     step = ledger.fails_again_at(entries)
     if step is not None and cause in REPEATABLE and cause not in settings.actions:
-        wanted = settings.actions.get("poisoned", DEFAULT_ACTIONS["poisoned"])
+        wanted = settings.actions.get("poisoned", CAUSES["poisoned"].action)
         if wanted == "stop":
             return Decision("stop", f"step {step} failed twice in the same way", poisoned=True)
     if cause == "time_limit" and (links := ledger.links_without_progress(entries)) >= IDLE_LINKS:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from megaboa import files
-from megaboa.causes import Action, Cause
+from megaboa.causes import CAUSES, Action
 from megaboa.launch import slurm
 from megaboa.launch.srun import end_step
 from megaboa.observe import progress
@@ -36,9 +36,6 @@ from megaboa.run.patience import FULL, full, patiently
 from megaboa.run.ran_on import changes
 from megaboa.run.ran_on import ran_on as what_runs
 from megaboa.run.watch import Signals, Watched
-
-# What is left to say of ranks that may not have been able to write why they failed.
-MUTE: frozenset[Cause] = frozenset({"crash", "killed", "config", "transient"})
 
 
 def train(folder: RunFolder, life: int = 1) -> TrainRecord:
@@ -197,7 +194,7 @@ def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) ->
 
 def _or_full_disk(target: AttemptFolder, failure: Failure) -> Failure:
     """On a full disk ranks can't say why they failed; the supervisor can try to write there."""
-    if failure.cause in MUTE and (said := full(target.path)):
+    if CAUSES[failure.cause].mute and (said := full(target.path)):
         return Failure("disk_full", f"{said}; {failure.evidence}", failure.rank)
     return failure
 

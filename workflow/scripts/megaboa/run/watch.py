@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from megaboa.causes import Cause
+from megaboa.causes import CAUSES, Cause
 from megaboa.launch.ranks import Ended, Ranks
 
 POLL_SECONDS = 0.2
@@ -16,7 +16,6 @@ ASK_AGAIN_SECONDS = 5.0  # that a controller is left alone which could not tell 
 LOOK_SECONDS = 1.0  # between two looks for a reason to stop, which read files
 HICCUP_SECONDS = 600.0  # that the file system may fail
 STACKS_SECONDS = 3.0  # for the stacks to reach the logs
-UNFIT_TO_SAVE: frozenset[Cause] = frozenset({"hang", "loss_spike"})  # can't save, or must not
 
 
 # By which the supervisor's keeper passes on each signal that it gets itself (run/lives.py).
@@ -104,7 +103,7 @@ class Watch:
         if reason == "hang":
             ranks.dump()
             time.sleep(STACKS_SECONDS)
-        if reason in UNFIT_TO_SAVE:
+        if not CAUSES[reason].can_save:
             ranks.kill()
             return Ended(returncode=-signal.SIGKILL)
         began, heard = time.monotonic(), len(self.signals.seen)

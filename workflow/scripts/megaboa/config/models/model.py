@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from megaboa import conversion
 from megaboa.config.models.section import Name, Section, key
-from megaboa.conversion import Layout
+from megaboa.layout import Layout
 
 
 class Tokenizer(Section):
@@ -27,13 +28,17 @@ class Conversion(Section):
     def _fits(self) -> Conversion:
         if max(self.tp, self.ep) % min(self.tp, self.ep):
             raise ValueError(f"tp {self.tp} and ep {self.ep} share the same ranks: make one a multiple of the other")
-        if self.layout.ranks % self.nodes:
-            raise ValueError(f"{self.layout.ranks} ranks can't be spread evenly over {self.nodes} nodes")
+        if (ranks := self.ranks) % self.nodes:
+            raise ValueError(f"{ranks} ranks can't be spread evenly over {self.nodes} nodes")
         return self
 
     @property
+    def ranks(self) -> int:
+        return self.layout.world_size or 1
+
+    @property
     def layout(self) -> Layout:
-        return Layout(self.tp, self.pp, self.ep)
+        return conversion.layout(self.tp, self.pp, self.ep)
 
 
 class Model(Section):

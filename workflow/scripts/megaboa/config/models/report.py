@@ -19,7 +19,9 @@ class Agreement(Section):
         "largest allowed absolute difference of the loss at any step; a hundred times it after a tie of two experts",
     )
     grad_norm_tolerance: PositiveFloat | None = key(
-        None, "largest allowed relative difference of the gradient norm, likewise; default: it isn't compared"
+        None,
+        "largest allowed relative difference of the gradient norm at the first ten steps; later a hundred times it, "
+        "after a tie a thousand times; default: it isn't compared",
     )
 
 

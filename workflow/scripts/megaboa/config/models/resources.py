@@ -103,6 +103,8 @@ class Budget(Section):
     disk: Annotated[str, StringConstraints(pattern=r"^\d+(\.\d+)?[MGTP]$")] | None = key(
         None, "room for all runs' checkpoints and exports, such as `500G` or `2T`"
     )
-    mfu: Annotated[float, Field(gt=0, le=1)] = key(
-        0.35, "share of its GPUs' peak that a run is assumed to reach where no earlier one was measured"
+    mfu: Annotated[float, Field(gt=0, le=1)] | None = key(
+        None,
+        "share of its GPUs' peak that a run is assumed to reach where no earlier one was measured; "
+        "default: by its layout (docs/layouts.md)",
     )

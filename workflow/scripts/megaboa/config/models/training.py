@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import create_model, model_validator
 
 from megaboa.config.models.section import Count, NonNegative, Positive, Section, Share, Whole, key
+from megaboa.layout import AXES
 
 Precision = Literal[
     "fp32",
@@ -60,13 +61,12 @@ class Schedule(Section):
     wsd_decay_iters: Count | None = key(None, "length of WSD's final decay", short="wsd")
 
 
-class Parallel(Section):
-    tp: Count = key(1, "tensor parallel size", short="tp")
-    pp: Count = key(1, "pipeline parallel size", short="pp")
-    vpp: Count | None = key(None, "virtual pipeline stages per rank (interleaved schedule)", short="vpp")
-    cp: Count = key(1, "context parallel size", short="cp")
-    ep: Count = key(1, "expert parallel size", short="ep")
-    etp: Count | None = key(None, "tensor parallel size inside experts; default: tp", short="etp")
+_SIZES: dict[str, Any] = {
+    axis.name: (Count if axis.default else Count | None, key(axis.default, axis.text, short=axis.name)) for axis in AXES
+}
+
+
+class Parallel(create_model("Sizes", __base__=Section, **_SIZES)):  # type: ignore[misc]
     sp: bool = key(False, "sequence parallelism (with tp > 1)", short="sp")
     distributed_optimizer: bool = key(True, "shard the optimizer's state over data parallel ranks", short="distopt")
     fsdp: Literal["none", "megatron", "torch"] = key("none", "Megatron-FSDP or PyTorch's FSDP2", short="fsdp")

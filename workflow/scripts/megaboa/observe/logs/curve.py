@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pandas as pd
 
-from megaboa.observe.logs.events import Layout, Steps
+from megaboa.observe.logs.events import LineFormat, Steps
 
 
 class Curve:
@@ -17,7 +17,7 @@ class Curve:
     def __init__(self) -> None:
         self.attempt = 1
         self.copies = 0  # lines about a step of which another rank, or the same one again, has told already
-        self._tables: dict[tuple[Layout, int], array[float]] = {}
+        self._tables: dict[tuple[LineFormat, int], array[float]] = {}
         self._recent = (-1, -1)  # the last two steps
         self._starts: Counter[str | None] = Counter()
         self._pending = False  # a start was announced after steps: the next one is of a new attempt
@@ -48,7 +48,7 @@ class Curve:
             width = steps.layout.width
             self._add_one(steps.layout, steps.numbers[number * width : (number + 1) * width], step)
 
-    def _add_one(self, layout: Layout, numbers: array[float], step: float) -> None:
+    def _add_one(self, layout: LineFormat, numbers: array[float], step: float) -> None:
         if step in self._recent:
             self.copies += 1
             return
@@ -63,7 +63,7 @@ class Curve:
         self._recent = (-1, -1)
         self._mains.clear()
 
-    def _keep(self, layout: Layout, numbers: array[float]) -> None:
+    def _keep(self, layout: LineFormat, numbers: array[float]) -> None:
         self._tables.setdefault((layout, self.attempt), array("d")).extend(numbers)
 
     @property
@@ -100,7 +100,7 @@ class Curve:
         return pd.concat(parts, ignore_index=True)
 
 
-def _part(layout: Layout, attempt: int, numbers: array[float]) -> pd.DataFrame:
+def _part(layout: LineFormat, attempt: int, numbers: array[float]) -> pd.DataFrame:
     rows = np.frombuffer(numbers).reshape(-1, layout.width)
     columns = {
         "step": rows[:, 0].astype("int64") + layout.zero_based,

@@ -11,7 +11,7 @@ from megaboa.observe.logs.names import known
 
 
 @dataclass(frozen=True)
-class Layout:
+class LineFormat:
     """The fields that the step lines of a dialect have, in their order, as they are printed."""
 
     dialect: str
@@ -39,7 +39,7 @@ class Steps:
     `numbers`: for each line the step as printed, the step at which training ends (0: not said), then the fields.
     """
 
-    layout: Layout
+    layout: LineFormat
     numbers: array[float]
     rank: str | None = None
     label: bytes = b""  # by which the lines say which rank they are of

@@ -10,7 +10,7 @@ import functools
 import re
 from array import array
 
-from megaboa.observe.logs.events import Event, Layout, Note, Steps
+from megaboa.observe.logs.events import Event, LineFormat, Note, Steps
 from megaboa.observe.logs.ranks import label_of, rank_of
 
 _NUMBER = rb"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|(?i:nan|inf))"
@@ -46,7 +46,7 @@ _PEAKS = {
 }
 
 # Bridge's line of the first rank, which doesn't say which step it is about.
-SPEED = Layout("bridge", ("elapsed time per iteration (s)", "throughput per GPU (TFLOP/s/GPU)"), numbered=False)
+SPEED = LineFormat("bridge", ("elapsed time per iteration (s)", "throughput per GPU (TFLOP/s/GPU)"), numbered=False)
 SPEED_LINES = re.compile(rb"\nStep Time : (\d+\.\d+)s GPU utilization: (\d+\.\d+)MODEL_TFLOP/s/GPU\r?(?=\n)")
 
 
@@ -63,7 +63,7 @@ def read_speed(line: bytes) -> Event | None:
 
 
 @functools.lru_cache(maxsize=1000)
-def lines_of(layout: Layout, label: bytes) -> re.Pattern[bytes]:
+def lines_of(layout: LineFormat, label: bytes) -> re.Pattern[bytes]:
     """Finds the whole lines of a layout and a label between line feeds; its groups are the numbers."""
     fields = b"".join(
         rb"[ \t]*" + re.escape(name.encode()) + rb" *: *([-+.\deEnNaAiIfF]+) *\|" for name in layout.names
@@ -120,7 +120,7 @@ def _step(line: bytes) -> Event | None:
         return Note("torn")
     numbers = array("d", map(float, [*header.groups(), *(number for _, number in pairs)]))
     label, rank = label_of(line[begin:])
-    layout = Layout("nemo" if nemo else "megatron", names, zero_based=nemo)
+    layout = LineFormat("nemo" if nemo else "megatron", names, zero_based=nemo)
     return Steps(layout, numbers, rank, label)
 
 

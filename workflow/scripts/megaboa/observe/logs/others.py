@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 
-from megaboa.observe.logs.events import Event, Layout, Note, Steps
+from megaboa.observe.logs.events import Event, LineFormat, Note, Steps
 from megaboa.observe.logs.ranks import rank_of
 
 _NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|(?i:nan|inf))"
@@ -37,7 +37,7 @@ def read_torchtitan(line: bytes) -> Event | None:
     if len(set(names)) < len(names):
         return Note("torn")
     numbers = array("d", [_plain(begin[2]), 0.0, *(number for _, number in pairs)])
-    return Steps(Layout("torchtitan", names), numbers, rank_of(line))
+    return Steps(LineFormat("torchtitan", names), numbers, rank_of(line))
 
 
 def read_torchtitan_size(line: bytes) -> Event | None:
@@ -65,7 +65,7 @@ def read_progress_bar(line: bytes) -> Event | None:
     if b"e" in _STEP.findall(found[-1])[-1] or pairs["global_step"] > _LAST_STEP or not fields:
         return None
     numbers = array("d", [pairs["global_step"], 0.0, *fields.values()])
-    return Steps(Layout("nemo-bar", tuple(fields), zero_based=True), numbers, rank_of(line))
+    return Steps(LineFormat("nemo-bar", tuple(fields), zero_based=True), numbers, rank_of(line))
 
 
 def _pairs(text: bytes) -> list[tuple[bytes, bytes]]:

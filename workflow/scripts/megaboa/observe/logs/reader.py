@@ -11,7 +11,7 @@ from typing import IO
 import pyarrow as pa
 
 from megaboa.observe.logs import megatron, others
-from megaboa.observe.logs.events import Event, Layout, Note, Steps
+from megaboa.observe.logs.events import Event, LineFormat, Note, Steps
 from megaboa.observe.logs.lines import Lines
 
 # Words that a line must have to say anything, and what reads such lines; the first that understands one is taken.
@@ -130,7 +130,7 @@ def _with(word: bytes, block: bytes) -> tuple[bytes, bytes]:
 
 
 def _take(
-    block: bytes, lines: re.Pattern[bytes], layout: Layout, like: Steps | None = None
+    block: bytes, lines: re.Pattern[bytes], layout: LineFormat, like: Steps | None = None
 ) -> tuple[Steps | None, bytes]:
     """The lines of a layout out of a block, and what is left of it."""
     parts = lines.split(b"\n" + block + b"\n")

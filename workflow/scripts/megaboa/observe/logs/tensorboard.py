@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from megaboa.observe.logs.events import Event, Layout, Note, Steps
+from megaboa.observe.logs.events import Event, LineFormat, Note, Steps
 
 # Tags whose x-axis is no step.
 _BY_OTHERS = (" vs samples", " vs tokens")
@@ -36,7 +36,7 @@ def read_event_file(path: Path) -> Iterator[Event]:
     yield Note("start")
     for step in sorted(steps):
         tags = tuple(sorted(steps[step]))
-        layout = Layout("tensorboard", tags, zero_based="reduced_train_loss" in tags)  # as NeMo counts
+        layout = LineFormat("tensorboard", tags, zero_based="reduced_train_loss" in tags)  # as NeMo counts
         yield Steps(layout, array("d", [step, 0.0, *(steps[step][tag] for tag in tags)]))
 
 

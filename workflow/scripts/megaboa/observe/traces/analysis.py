@@ -44,6 +44,7 @@ class Expected:
     train_iters: int | None = None
     step_log: Path | None = None  # of the profile's own short run
     layout: Layout | None = None
+    microbatches: int | None = None  # of a step, on every rank
     kept: str = ""  # captures of a tool whose own viewer reads them: what to say of them
 
 
@@ -90,7 +91,7 @@ def analyse(paths: list[Path], expected: Expected | None = None) -> dict[str, An
         "perturbation": cost,
         "waiting": _waiting(analysed, expected.layout),
         "stragglers": _stragglers(analysed, expected),
-        "pipeline": pipeline(analysed, expected.layout),
+        "pipeline": pipeline(analysed, expected),
         "network": [{"rank": capture.rank, **row} for capture in captures for row in capture.network],
         "timeline": timeline_of(analysed[0].timeline, analysed[0].steps) if analysed else None,
     }
@@ -224,15 +225,16 @@ def details(one: Analysed) -> dict[str, Any]:
 
 
 def part_of(rank: int, layout: Layout | None) -> str:
-    return layout.part(rank) if layout and rank < layout.world_size else "unknown"
+    return layout.part(rank) if layout and rank < (layout.world_size or 0) else "unknown"
 
 
-def pipeline(analysed: list[Analysed], layout: Layout | None) -> dict[str, Any] | None:
+def pipeline(analysed: list[Analysed], expected: Expected) -> dict[str, Any] | None:
     """Time that stages stood still, as a share of their steps, beside what filling and draining must cost.
 
     Standing still is neither computing nor copying, nor communication other than with the neighbouring stages; gaps of
     launching are in it (`starved` says how much), so that it is an upper bound.
     """
+    layout = expected.layout
     if not layout or layout.pp == 1 or not analysed:
         return None
     rows = []
@@ -252,11 +254,12 @@ def pipeline(analysed: list[Analysed], layout: Layout | None) -> dict[str, Any] 
         }
     if not rows:
         return None
-    return {"ideal": layout.ideal_bubble, "measured": float(np.median([row["bubble"] for row in rows])), "ranks": rows}
+    ideal = layout.ideal_bubble(expected.microbatches)
+    return {"ideal": ideal, "measured": float(np.median([row["bubble"] for row in rows])), "ranks": rows}
 
 
 def _waiting(analysed: list[Analysed], layout: Layout | None) -> dict[str, Any] | None:
-    if not collectives.one_group([one.capture for one in analysed], layout.dimensions if layout else None):
+    if not collectives.one_group([one.capture for one in analysed], layout.ways if layout else None):
         return None
     return collectives.waiting([one.timeline for one in analysed], [one.steps for one in analysed])
 

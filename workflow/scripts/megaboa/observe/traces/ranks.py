@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,53 +12,22 @@ NOTICEABLE = 0.02
 PERSISTENT = 0.7
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How a run is divided; ranks count through tp, cp, (ep,) dp and then pp, as Megatron has them."""
+class Layout(Protocol):
+    """What is asked about the division of a run among its ranks: `megaboa.layout.Layout` answers."""
 
-    world_size: int
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    ep: int = 1
-    etp: int = 1
-    vpp: int = 1
-    microbatches: int | None = None
-
-    @classmethod
-    def of_run(cls, run: dict[str, Any]) -> Layout | None:
-        """From run.json; None for a recipe, which may divide the model as it likes."""
-        if run["model"].get("recipe"):
-            return None
-        sizes = {name: run["parallel"].get(name) or 1 for name in ("tp", "pp", "cp", "ep", "vpp")}
-        per_replica = sizes["tp"] * sizes["pp"] * sizes["cp"]
-        sizes["etp"] = run["parallel"].get("etp") or sizes["tp"]
-        training = run["training"]
-        samples = training["micro_batch_size"] * run["world_size"] // per_replica
-        return cls(run["world_size"], **sizes, microbatches=training["global_batch_size"] // samples)
-
-    def stage(self, rank: int) -> int:
-        return rank // (self.world_size // self.pp)
+    pp: int
 
     @property
-    def dimensions(self) -> int:
-        """Along how many ways the run is divided among ranks."""
-        data = self.world_size // (self.tp * self.pp * self.cp)
-        return sum(size > 1 for size in (self.tp, self.pp, self.cp, data)) + (self.ep > 1)
-
-    def part(self, rank: int) -> str:
-        """Ranks of one part do the same work: pipeline stage, and experts, where they are divided."""
-        name = f"stage {self.stage(rank)}" if self.pp > 1 else "the whole model"
-        if self.ep == 1:
-            return name
-        return f"{name}, experts {rank % (self.world_size // self.pp) // self.etp % self.ep}"
+    def world_size(self) -> int | None: ...
 
     @property
-    def ideal_bubble(self) -> float | None:
-        """Share of a step that a pipeline stands still for filling and draining, if all stages take equally long."""
-        if self.pp == 1 or not self.microbatches:
-            return None
-        return (self.pp - 1) / (self.microbatches * self.vpp + self.pp - 1)
+    def ways(self) -> int: ...
+
+    def stage(self, rank: int) -> int: ...
+
+    def part(self, rank: int) -> str: ...
+
+    def ideal_bubble(self, microbatches: int | None) -> float | None: ...
 
 
 def stragglers(parts: dict[str, list[int]], work: dict[int, dict[int, float]], hosts: dict[int, str]) -> list[dict]:

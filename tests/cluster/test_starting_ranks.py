@@ -1,0 +1,59 @@
+"""Ways to start ranks that sites want, and the table of runs on the login host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from lab import Lab
+from site_clone import SiteClone
+
+pytestmark = pytest.mark.slow
+
+SHORT = "training.train_iters: 12"
+
+
+@pytest.fixture(scope="module")
+def clone(make_lab: Callable[..., Lab]) -> SiteClone:
+    """Without accounting: there are sites that have none."""
+    return SiteClone(make_lab(memory_mb=32000, accounting=False))
+
+
+def test_layouts_over_two_hosts_agree(clone):
+    config = clone.default_on_two_hosts(["dp1", "dp2", "pp2", "cp2"])
+    clone.snakemake("--configfile", config, timeout=1500)
+    checks = clone.json("tiny", "report", "checks.json")
+    assert checks["state"] == "PASS", checks
+    for run in ("dp2", "pp2", "cp2"):
+        (start,) = clone.starts("tiny", run)
+        assert len(start["nodes"]) == 2 and start["job"]
+
+
+def test_other_ways_to_start_ranks(clone):
+    """One task per node, a single rank, a wrapper of srun in another place, a preset of the network, a health check."""
+    wrapper = clone.path / "site-srun"
+    wrapper.write_text(f'#!/bin/sh\necho "$@" >> {clone.path}/srun-calls\nexec srun "$@"\n')
+    wrapper.chmod(0o755)
+    runs = {
+        "ranks": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2, launch.network: ethernet",
+        "tasks": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2, launch.tasks: node",
+        "single": f"{SHORT}, launch.srun: {wrapper}, launch.health_check: true",
+    }
+    config = clone.experiment("ways", runs, save_interval=6)
+    clone.snakemake("pretrain", "--configfile", config)
+    ranks, tasks, single = (clone.curve("ways", run) for run in runs)
+    assert ranks == tasks and len(ranks) == 12
+    assert [step for step, *_ in single] == list(range(1, 13))
+    logs = sorted(path.name for path in (clone.store("ways", "tasks") / "attempts" / "01").glob("rank-*.log"))
+    assert logs == [f"rank-{rank}.log" for rank in range(4)]
+    calls = (clone.path / "srun-calls").read_text()
+    assert "check_node.py" in calls and "train_rank.py" in calls
+    (health,) = (clone.store("ways", "single") / "attempts" / "01" / "health").glob("*.json")
+    assert json.loads(health.read_text())["ok"]
+
+
+def test_the_table_on_the_login_host(clone):
+    shown = json.loads(clone.script("status.py", "ways", "--json"))["ways"]
+    assert {run["run"]: run["state"] for run in shown} == {"ranks": "done", "tasks": "done", "single": "done"}
+    assert all(run["job"] for run in shown)

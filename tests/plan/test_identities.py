@@ -1,0 +1,43 @@
+"""Identities that runs had before the axes of a layout stood in one table: stores of then are found again."""
+
+import pytest
+
+from megaboa.files import digest
+
+MOE = "num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16"
+EXPERTS = f"models: {{dense: {{config: {{model_type: qwen3_moe, {MOE}}}}}}}\n"
+RECIPE = (
+    "models: {r: {recipe: llama32_1b_pretrain_config, tokenizer: bpe}}\n"
+    "model: r\ntraining: {global_batch_size: 8, seq_length: 128}\n"
+)
+KNOWN = {
+    "plain": ("", "15d1a2619f698958f31466f8b87862a00991a1b1435df3925b69650ca4313e4d"),
+    "tensors and stages": (
+        "parallel: {tp: 2, pp: 2, vpp: 1, sp: true}\nresources: {gpus_per_node: 4}\n",
+        "58fddb81bf152a86158340a85756023c9ab3e457988df32fa16a00eb3a222ac2",
+    ),
+    "context": (
+        "parallel: {cp: 2}\nresources: {gpus_per_node: 2}\n",
+        "1306cbe7955c3869677f4c575d46829badd946412b0db6990f7007b270782fe4",
+    ),
+    "experts": (
+        EXPERTS + "parallel: {tp: 2, ep: 2, etp: 1, sp: true}\nresources: {gpus_per_node: 2}\n",
+        "aae739872112da587cdb47a88108e18c9e2dd6d4500e8a65d5ac30bcdedd34be",
+    ),
+    "fsdp": (
+        "parallel: {fsdp: megatron, fsdp_sharding: optim_grads}\nresources: {gpus_per_node: 2}\n",
+        "7153dbfb48da65db1308f4244068c3932e6d5f796aba9fb313d1ba32cfac1a19",
+    ),
+    "recipe": (RECIPE, "1a339fd6c3d993275ce6b7d91439458073570af870d4fe48e07ef4c15ca42c94"),
+    "recipe with a layout": (
+        RECIPE + "parallel: {tp: 2, etp: 1}\nresources: {gpus_per_node: 2}\n",
+        "ad6d252346d2868323d3cae3c7ceb2a69d46e0ed1ab100f851a4702f0f7c391a",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_identity_is_what_it_was(plan_of, name):
+    text, known = KNOWN[name]
+    [run] = plan_of(text).runs
+    assert digest(run.run) == known

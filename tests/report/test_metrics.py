@@ -1,0 +1,86 @@
+"""The table of metrics: the report has what the plan accepts, and page and tables what runs took of their GPUs."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from fake_runs import FakeExperiment
+
+from megaboa import metrics
+from megaboa.config.models.report import Figure
+from megaboa.plan.asked import column_problem
+from megaboa.report import page
+from megaboa.report.frames import Frames
+from megaboa.report.runs import load_runs
+from megaboa.report.table_files import runs_table
+
+ROOT = Path(__file__).parents[2]
+
+TOOK = {
+    "tflops_per_rank": {"median": 568.2},
+    "mfu": {"median": 0.574},
+    "memory": {"peak_bytes": {"allocated": 57.5 * 2**30}},
+    "energy": {"joules_per_gpu_and_step": {"median": 189.7}, "watts_per_gpu": {"median": 668.0}},
+    "stragglers": {"slowest_over_fastest": {"median": 1.034}, "slowest": {"1": 18, "0": 2}},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    experiment = FakeExperiment(tmp_path_factory.mktemp("machines"))
+    for run in ("cpu", "gpu"):
+        experiment.completed_run(run, steps=20)
+        experiment.measure(run)
+    found = load_runs(experiment.results)
+    return [dataclasses.replace(run, summary=run.summary | (TOOK if run.name == "gpu" else {})) for run in found]
+
+
+def test_a_row_for_every_run_of_which_something_is_known(runs):
+    [row] = page.machines(runs)
+    assert row == {"run": "gpu", "values": row["values"], "slowest": "1, in 18 of 20 reports"}
+    assert row["values"] == {
+        "tflops_per_gpu": 568.2,
+        "mfu": 0.574,
+        "memory.measured_gib": 57.5,
+        "energy.joules_per_gpu": 189.7,
+        "energy.watts_per_gpu": 668.0,
+        "stragglers.slowest_over_fastest": 1.034,
+    }
+
+
+def test_they_are_columns_of_tables_and_figures(runs):
+    table = runs_table(runs, Frames(runs)).set_index("run")
+    assert table.loc["gpu", "energy.joules_per_gpu"] == 189.7 and table.loc["gpu", "energy.watts_per_gpu"] == 668.0
+    assert table.loc["gpu", "stragglers.slowest_over_fastest"] == 1.034
+    assert table.loc["gpu", "memory.measured_gib"] == 57.5
+
+
+@pytest.mark.parametrize("rows", metrics.METRICS)
+def test_a_figure_may_ask_for_every_column_that_its_table_has(runs, rows):
+    """Energy and stragglers were columns of the report that the plan refused."""
+    table = Frames(runs).table(rows)
+    for name in metrics.columns(rows):
+        assert name in table.columns
+        assert column_problem(Figure(name="mine", kind="scatter", data=rows, x="run", y=name), ()) is None
+    wrong = Figure(name="mine", kind="bar", x="run", y="energy.watts")
+    assert column_problem(wrong, ())[1].endswith("did you mean 'energy.watts_per_gpu'?")
+
+
+def test_the_docs_name_every_column():
+    text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    for rows in metrics.METRICS:
+        for name in metrics.columns(rows):
+            assert f"`{name.removesuffix('.p5').removesuffix('.p95')}`" in text or name == "world_size", name
+
+
+def test_units_are_written_as_people_read_them():
+    assert [metrics.named(name).unit for name in ("mfu", "step_seconds", "resources.step_seconds", "loss")] == [
+        *(metrics.SHARE, metrics.SECONDS, metrics.SECONDS, "")
+    ]
+    assert [metrics.label(name) for name in ("mfu", "optimizer.lr", "evaluation.accuracy", "gbs")] == [
+        *("MFU", "learning rate", "accuracy", "gbs")
+    ]
+    assert all(
+        map(metrics.is_timed, ("time", "seconds", "seconds.p25", "step_seconds.p5", "tokens_per_second_per_gpu"))
+    )
+    assert not any(map(metrics.is_timed, ("loss", "loss.last", "tokens", "optimizer.lr", "memory.measured_gib")))

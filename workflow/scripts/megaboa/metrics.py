@@ -1,0 +1,148 @@
+"""What is measured: one line for each column of figures and tables.
+
+The plan, the report, the bundle and published tables read it here. A new quantity is a line here, and a value at its
+`source` in a run's summary.json (`observe/summary.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+# Which rows a figure may take it from, as `data` of a figure says.
+Rows = Literal["runs", "steps", "validation", "time"]
+# `file`: a column of the report's tables/runs.*; `machines`: of the page's table of what runs took of their GPUs;
+# `published`: published tables may state it.
+Use = Literal["figures", "file", "machines", "published"]
+EVALUATION = "evaluation."  # then a key of what `evaluate` wrote
+SECONDS, SHARE, GIB = "s", "share", "GiB"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """`source` is the way to a run's value through its documents: `summary` and `goodput`, as in these files, and
+    `preflight`. Without it, the table's maker calculates the column."""
+
+    name: str
+    label: str = ""  # default: its name
+    source: str = ""
+    unit: str = ""
+    form: str = ".4g"  # in the page's tables
+    scale: float | None = None
+    spread: bool = False  # 5th and 95th percentile lie beside the median
+    less_is_better: bool = False
+    timed: bool = False  # what a clock or a meter said: it is never the same twice
+    uses: tuple[Use, ...] = ("figures",)
+
+    def of(self, documents: Mapping[str, Any]) -> Any:
+        """A run's value; None where it wasn't measured."""
+        return self._at(self.source, documents)
+
+    def columns(self, documents: Mapping[str, Any]) -> dict[str, Any]:
+        around = self.source.removesuffix("median")
+        ends = {f"{self.name}.{end}": self._at(around + end, documents) for end in ("p5", "p95")} if self.spread else {}
+        return {self.name: self.of(documents), **ends}
+
+    def _at(self, source: str, documents: Mapping[str, Any]) -> Any:
+        found: Any = documents
+        for part in source.split("."):
+            try:
+                found = found[-1 if part == "last" and isinstance(found, list) else part]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return found if found is None or self.scale is None else found * self.scale
+
+
+FILE: tuple[Use, ...] = ("figures", "file")
+MACHINES: tuple[Use, ...] = (*FILE, "machines")
+PUBLISHED: tuple[Use, ...] = (*FILE, "published")
+ALL: tuple[Use, ...] = (*MACHINES, "published")
+LESS: dict[str, Any] = {"less_is_better": True}
+TIMED: dict[str, Any] = {"timed": True}
+
+METRICS: dict[Rows, tuple[Metric, ...]] = {
+    "runs": (
+        Metric("world_size", "ranks", "summary.world_size"),
+        Metric("layout"),
+        Metric("setting"),
+        Metric("steps", "", "summary.steps"),
+        Metric("attempts", "", "summary.attempts"),
+        Metric("goodput", "", "goodput.goodput", SHARE, **TIMED),
+        Metric("loss.first", "first loss", "summary.loss.first", **LESS, uses=FILE),
+        Metric("loss.last", "last loss", "summary.loss.last", **LESS, uses=FILE),
+        Metric("loss.min", "smallest loss", "summary.loss.min", **LESS),
+        Metric("loss.tail_mean", "loss, mean of the last tenth", "summary.loss.tail_mean", **LESS),
+        Metric("validation", "", "summary.validation.last.losses.lm loss", **LESS, uses=FILE),
+        Metric("step_seconds", "step time (seconds)", "summary.step_seconds.median",
+               SECONDS, spread=True, **LESS, **TIMED, uses=PUBLISHED),
+        Metric("tokens_per_second", "tokens per second", "summary.tokens_per_second.median",
+               spread=True, **TIMED, uses=PUBLISHED),
+        Metric("tokens_per_second_per_gpu", "tokens per second and GPU", "summary.tokens_per_second_per_rank",
+               **TIMED, uses=("figures", "published")),
+        Metric("tflops_per_gpu", "TFLOP/s per GPU", "summary.tflops_per_rank.median", form=".0f", **TIMED, uses=ALL),
+        Metric("mfu", "MFU", "summary.mfu.median", SHARE, ".0%", **TIMED, uses=ALL),
+        Metric("scaling_efficiency", "scaling efficiency", "", SHARE, **TIMED),
+        Metric("memory.predicted_gib", "predicted memory (GiB)", "preflight.tensors_gib", GIB),
+        Metric("memory.measured_gib", "measured memory (GiB)", "summary.memory.peak_bytes.allocated",
+               GIB, ".1f", 2**-30, uses=MACHINES),
+        Metric("memory_mib", "reserved (MiB)", "summary.memory.peak_bytes.reserved", scale=2**-20, uses=("published",)),
+        Metric("energy.joules_per_gpu", "joules per GPU and step", "summary.energy.joules_per_gpu_and_step.median",
+               form=",.0f", **LESS, **TIMED, uses=MACHINES),
+        Metric("energy.watts_per_gpu", "watts per GPU", "summary.energy.watts_per_gpu.median",
+               form=",.0f", **TIMED, uses=MACHINES),
+        Metric("stragglers.slowest_over_fastest", "slowest over fastest rank",
+               "summary.stragglers.slowest_over_fastest.median", form=".3f", **LESS, **TIMED, uses=MACHINES),
+    ),
+    "steps": (
+        Metric("run"),
+        Metric("step"),
+        Metric("tokens"),
+        Metric("loss", **LESS),
+        Metric("grad_norm", "gradient norm"),
+        Metric("lr", "learning rate"),
+        Metric("seconds", "", "", SECONDS, **LESS, **TIMED),
+        Metric("tokens_per_second", "tokens per second", **TIMED),
+        Metric("warm"),
+    ),
+    "validation": (Metric("run"), Metric("step"), Metric("set"), Metric("loss", **LESS)),
+    "time": (
+        Metric("run"),
+        Metric("kind"),
+        Metric("time_share", "", "", SHARE, **TIMED),
+        Metric("seconds", "", "", SECONDS, **LESS, **TIMED),
+    ),
+}  # fmt: skip
+# Of columns that are keys of the experiment.
+KEYS = {"optimizer.lr": "learning rate", "training.global_batch_size": "global batch size"}
+_BY_NAME = {metric.name: metric for rows in reversed(METRICS.values()) for metric in rows}
+
+
+def columns(rows: Rows) -> list[str]:
+    """What a figure may show of these rows."""
+    shown = (metric for metric in METRICS[rows] if "figures" in metric.uses)
+    return [name for metric in shown for name in metric.columns({})]
+
+
+def used(use: Use) -> tuple[Metric, ...]:
+    """Of a run, in the order of the table."""
+    return tuple(metric for metric in METRICS["runs"] if use in metric.uses)
+
+
+def named(name: str) -> Metric:
+    """Of any column, also of a key of the experiment, a further loss, or a value that `evaluate` found."""
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    unit = SECONDS if name.endswith("seconds") else ""
+    label = KEYS.get(name, name.removeprefix(EVALUATION))
+    return Metric(name, label, "", unit, less_is_better=name.startswith("losses/"))
+
+
+def label(name: str) -> str:
+    return named(name).label or name
+
+
+def is_timed(column: str) -> bool:
+    """Also of one that a figure has made of it: `seconds.p25`."""
+    name = column if column in _BY_NAME else column.rpartition(".")[0]
+    return column == "time" or named(name).timed
