@@ -162,6 +162,7 @@ def _attempt(call: Call) -> None:
         failure = Failure(cause, f"the supervisor failed: {type(error).__name__}: {error}")
         _close(call, number, "failed", failure, "stop")
         raise
+    require_claim(call)  # where SLURM has lost sight of this host the end is written by the run's next holder
     if finished(folder, payload):
         _close(call, number, "completed", None, None, str(watched.ended))
         call.patiently(call.resumption.prove_newest)
