@@ -1,6 +1,7 @@
 """megaboa.run.oversight: when ranks are asked to save before the wall time ends, by what their files say."""
 
 import json
+import os
 import time
 import types
 
@@ -11,6 +12,7 @@ from megaboa.files import write_json
 from megaboa.launch.slurm import Job
 from megaboa.results import RunStore
 from megaboa.run import checkpoints, oversight
+from megaboa.run.resume import Resumption
 
 WALL_TIME = 14_400.0
 
@@ -44,7 +46,9 @@ class Run:
     def asked(self, left):
         """Whether ranks are asked to save when so many seconds of the wall time are left, and why."""
         end = time.time() + left
-        site = types.SimpleNamespace(deadline=lambda: end, job=Job("17", "RUNNING", start=end - WALL_TIME))
+        site = types.SimpleNamespace(
+            deadline=lambda: end, now=time.time, job=Job("17", "RUNNING", start=end - WALL_TIME)
+        )
         facts = {"payload": self.store, "recovery": self.recovery, "entries": self.entries}
         reason = oversight._reason_to_stop(types.SimpleNamespace(site=site, **facts), self.store.attempt(1))
         return reason[1] if reason else None
@@ -97,3 +101,27 @@ def test_the_user_can_say_how_long_before(run):
     assert not run.asked(left=1210.0) and run.asked(left=1190.0)
     del run.recovery["lead_minutes"]  # a run that was planned before there was such a key
     assert not run.asked(left=310.0)
+
+
+def test_a_hang_is_told_by_a_watch_of_ones_own(run, monkeypatch):
+    """Whatever the clocks of the file server and of the hosts show."""
+    run.recovery["no_progress_minutes"], run.recovery["start_minutes"] = 5, 60
+    settings = {"checkpoint": {}, "recovery": {}}
+    resumption = Resumption(types.SimpleNamespace(launch=settings), run.store, print)
+    site = types.SimpleNamespace(job=None)
+    facts = {"payload": run.store, "recovery": run.recovery, "resumption": resumption, "site": site}
+    began, target = time.monotonic(), run.store.attempt(1)
+    target.path.mkdir(parents=True)
+    silence = oversight.watch_of(types.SimpleNamespace(signals=None, say=print, **facts), target).silence
+
+    def after(minutes):
+        monkeypatch.setattr(time, "monotonic", lambda: began + 60 * minutes)
+        return silence()
+
+    assert after(50) == (pytest.approx(3000, abs=30), 3600)
+    run.attempt(1, 1, 3)
+    for clock in (time.time() - 600, time.time() + 600):
+        os.utime(target.steps, (clock, clock))
+        assert after(51) == (0.0, 300)
+        assert after(54) == (180.0, 300)
+    assert after(57) == (360.0, 300)

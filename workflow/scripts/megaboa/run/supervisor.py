@@ -156,7 +156,7 @@ def _attempt(call: Call) -> None:
     try:
         ranks = call.patiently(lambda: call.site.start(command, world_size, target.path, environment))
         call.healthy = False
-        watched = watch_of(call, target, started).until_ended(ranks)
+        watched = watch_of(call, target).until_ended(ranks)
     except BaseException as error:
         cause = "disk_full" if isinstance(error, OSError) and error.errno in FULL else "crash"
         failure = Failure(cause, f"the supervisor failed: {type(error).__name__}: {error}")
