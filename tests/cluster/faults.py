@@ -88,6 +88,13 @@ class Faults:
         self.clone.wait_for_step(NAME, run, step)
         self._signal_first_rank(run, "STOP")
 
+    def park_in_a_save(self, run: str, iteration: int) -> Path:
+        """Likewise in the middle of a save, whose folder is returned."""
+        saving = self.store(run) / "checkpoints" / f"iter_{iteration:07d}"
+        self.signal_rank_when_there(run, self.clone.starts(NAME, run)[-1]["nodes"][0], saving, "STOP")
+        assert not (saving / "complete.json").exists()
+        return saving
+
     def unpark(self, run: str) -> None:
         self._signal_first_rank(run, "CONT")
 
@@ -168,6 +175,11 @@ class Faults:
         assert number in self.supervisor(host)
         self.lab.on_node(host, ["kill", f"-{name}", str(number)], user="root")
 
+    def kill_supervisor(self, host: str) -> None:
+        """With the process that keeps it, which goes first: else it starts the next one."""
+        numbers = [str(number) for number in sorted(self.supervisor(host))]
+        self.lab.on_node(host, ["kill", "-KILL", *numbers], user="root")
+
     def signal_rank(self, host: str, name: str) -> None:
         """Send a signal to the rank on a host: the oldest of the processes with its name."""
         self.lab.on_node(host, ["kill", f"-{name}", str(min(self.ranks(host)))], user="root")
@@ -183,9 +195,13 @@ class Faults:
         raise TimeoutError(f"no save of {run} in {timeout} s")
 
     def kill_rank_when_there(self, host: str, path: Path) -> None:
-        """SIGKILL to the rank on a host as soon as a file is there: who waits is on that host and knows its process."""
-        wait = f"for try in $(seq 12000); do [ -e {path} ] && exec kill -KILL {min(self.ranks(host))}; sleep 0.01; done"
-        self.lab.on_node(host, ["bash", "-c", f"{wait}; exit 1"], user="root")
+        self.signal_rank_when_there(self.run, host, path, "KILL")
+
+    def signal_rank_when_there(self, run: str, host: str, path: Path, name: str) -> None:
+        """To the rank on a host, as soon as a file is there: who waits is on that host and knows its process."""
+        kill = f"kill -{name} {min(self.ranks(host, run))}"
+        wait = f"for try in $(seq 12000); do [ -e {path} ] && exec {kill}; sleep 0.01; done"
+        self.lab.on_node(host, ["bash", "-c", f"{wait}; exit 1"], user="root", timeout=WAIT)
 
     def job(self, run: str) -> str:
         return self.clone.starts(NAME, run)[-1]["job"]

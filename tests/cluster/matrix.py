@@ -19,7 +19,7 @@ PAGE = REPOSITORY / "docs" / "fault-matrix.md"
 HEAD = """\
 # What happens when something breaks
 
-Each line is a real event on a real SLURM cluster of two or three hosts (Debian's SLURM, network namespaces on one
+Each line is a real event on a real SLURM cluster of two to four hosts (Debian's SLURM, network namespaces on one
 machine), done to a run that saves every 10 steps: on two hosts, or on one where the event has to do with calls or with
 the supervisor alone; of 60 steps, or of more where the wall time ends or faults follow each other. The loss and the
 gradient norm of every step are compared, to the last bit, with those of a run that nothing disturbed. Lost steps were

@@ -24,7 +24,7 @@ HANG_MINUTES, STILL = 0.25, 20
 LAST = "iter_0000060"
 RUNS = {
     "quiet": STEPS,
-    **dict.fromkeys(("killed", "marker", "end-line"), f"{STEPS}, {AT_ONCE}"),
+    **dict.fromkeys(("killed", "marker", "end-line", "no-end"), f"{STEPS}, {AT_ONCE}"),
     "still": f"{STEPS}, {AT_ONCE}, recovery.no_progress_minutes: {HANG_MINUTES}",
     "full": f"{STEPS}, recovery.backoff_seconds: 1, recovery.budget: 20",
 }
@@ -96,6 +96,24 @@ def test_a_rank_is_killed_between_the_last_step_and_the_marker(faults):
     assert faults.clone.starts(NAME, "marker")[1]["resumed_from"] == 60 - SAVE_INTERVAL
     outcome = "killed: resumes from the checkpoint before"
     faults.record("SIGKILL of a rank between its last step and the checkpoint's marker", outcome, since=hit)
+
+
+def test_the_supervisor_and_its_keeper_are_killed_before_the_end_is_written_down(faults):
+    process, start = faults.start_and_wait("no-end", 5)
+    (host,) = start["nodes"]
+    faults.signal_supervisor(host, "STOP")
+    marker = faults.store("no-end") / "checkpoints" / LAST / "complete.json"
+    faults.clone.wait(lambda: marker.exists() and not faults.ranks(host), WAIT, "the end of the ranks")
+    faults.kill_supervisor(host)
+    faults.job_ends("no-end")
+    faults.snakemake_ends(process, code=1)
+    assert not faults.ends("no-end")
+    faults.finish("no-end")
+    (end,) = faults.ends("no-end")
+    assert end["outcome"] == "completed" and "was killed before it could say so" in end["detail"]
+    assert len(faults.clone.starts(NAME, "no-end")) == 1
+    outcome = "the next call closes the attempt, and trains nothing"
+    faults.record("SIGKILL of the supervisor and its keeper after the last step, before the end is written", outcome)
 
 
 def test_the_disk_is_full_when_the_end_is_written_down(faults, small_disk):

@@ -407,6 +407,32 @@ def test_the_end_of_the_wall_time_is_asked_for_now_and_then(scontrol, monkeypatc
     assert allocation.deadline() == time.mktime((2026, 11, 20, 20, 29, 1, 0, 0, -1))
 
 
+@pytest.mark.parametrize("ahead", [600, -600])
+def test_the_time_is_that_of_the_controllers_clock(scontrol, monkeypatch, fake_command, ahead):
+    scontrol()
+    allocation = Allocation(JOB, launch(), "cpu")
+    shown = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - ahead))
+    fake_command("scontrol", f"echo 'Configuration data as of {shown}'; echo ClusterName = lab")
+    assert allocation.now() == pytest.approx(time.time() - ahead, abs=30)
+    fake_command("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    monkeypatch.setattr(site, "ASK_AGAIN_SECONDS", -1.0)
+    allocation.deadline()
+    assert allocation.now() == pytest.approx(time.time() - ahead, abs=30), "as it was when it was asked last"
+
+
+def test_where_the_controller_does_not_tell_the_time_this_host_s_clock_is_taken(unreachable_slurm):
+    assert Allocation(replace(JOB, nodes=""), launch(), "cpu").now() == pytest.approx(time.time(), abs=30)
+
+
+def test_a_node_that_was_booted_is_found_by_a_host_whose_clock_is_ahead(scontrol):
+    now = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime())
+    scontrol(REQUEUED, f"NodeName=n1 State=IDLE BootTime={now}")
+    allocation, began = Allocation(JOB, launch(), "cpu"), time.time() + 540
+    assert allocation.interruption(began).cause == "requeued"
+    allocation._ahead = 600.0
+    assert allocation.interruption(began).nodes == ("n1",)
+
+
 def test_the_old_end_holds_where_slurm_does_not_answer(scontrol, monkeypatch, fake_command):
     scontrol()
     allocation = Allocation(JOB, launch(), "cpu")

@@ -1,6 +1,7 @@
 """megaboa.run.oversight: when ranks are asked to save before the wall time ends, by what their files say."""
 
 import json
+import os
 import time
 import types
 from dataclasses import replace
@@ -14,6 +15,7 @@ from megaboa.launch.slurm import Job
 from megaboa.paths import RunStore
 from megaboa.records import AttemptEnd, parse, plain
 from megaboa.run import checkpoints, oversight
+from megaboa.run.resume import Resumption
 
 WALL_TIME = 14_400.0
 
@@ -47,7 +49,9 @@ class Run:
     def asked(self, left):
         """Whether ranks are asked to save when so many seconds of the wall time are left, and why."""
         end = time.time() + left
-        site = types.SimpleNamespace(deadline=lambda: end, job=Job("17", "RUNNING", start=end - WALL_TIME))
+        site = types.SimpleNamespace(
+            deadline=lambda: end, now=time.time, job=Job("17", "RUNNING", start=end - WALL_TIME)
+        )
         facts = {"payload": self.store, "recovery": self.recovery, "entries": self.entries}
         reason = oversight._reason_to_stop(types.SimpleNamespace(site=site, **facts), self.store.attempt(1))
         return reason[1] if reason else None
@@ -102,3 +106,26 @@ def test_the_user_can_say_how_long_before(run):
     del older["lead_minutes"]  # a run that was planned before there was such a key
     run.recovery = parse(records.Recovery, older, "a test")
     assert not run.asked(left=310.0)
+
+
+def test_a_hang_is_told_by_a_watch_of_ones_own(run, monkeypatch):
+    """Whatever the clocks of the file server and of the hosts show."""
+    run.recovery = replace(run.recovery, no_progress_minutes=5.0, start_minutes=60.0)
+    resumption = Resumption(types.SimpleNamespace(launch=records.LaunchSpec()), run.store, print)
+    site = types.SimpleNamespace(job=None)
+    facts = {"payload": run.store, "recovery": run.recovery, "resumption": resumption, "site": site}
+    began, target = time.monotonic(), run.store.attempt(1)
+    target.path.mkdir(parents=True)
+    silence = oversight.watch_of(types.SimpleNamespace(signals=None, say=print, **facts), target).silence
+
+    def after(minutes):
+        monkeypatch.setattr(time, "monotonic", lambda: began + 60 * minutes)
+        return silence()
+
+    assert after(50) == (pytest.approx(3000, abs=30), 3600)
+    run.attempt(1, 1, 3)
+    for clock in (time.time() - 600, time.time() + 600):
+        os.utime(target.steps, (clock, clock))
+        assert after(51) == (0.0, 300)
+        assert after(54) == (180.0, 300)
+    assert after(57) == (360.0, 300)

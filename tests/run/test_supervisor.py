@@ -429,3 +429,18 @@ def test_a_run_that_is_edited_while_it_trains_is_trained_as_it_was_submitted(run
     run.misfortune("pass")
     run.train()
     assert run.store.path != store.path and run.attempts == [(0, "completed", None)]
+
+
+GIVEN_AWAY = """
+if step == 3:
+    (Path(given.store) / "claims" / "000002.json").write_text("{}")
+    sys.exit("RuntimeError: the connection is lost")
+"""
+
+
+def test_the_end_of_an_attempt_is_not_written_by_who_has_lost_the_run(run):
+    """SLURM had lost sight of the host, and its supervisor lives: the run's next holder has closed the attempt."""
+    run.misfortune(GIVEN_AWAY.strip().replace("\n", "\n    "))
+    with pytest.raises(Interrupted, match="given to somebody else"):
+        run.train()
+    assert len(ledger.starts(run.entries)) == 1 and not run.attempts

@@ -134,6 +134,13 @@ def cluster() -> str:
     raise SlurmUnreachableError("scontrol show config: no ClusterName")
 
 
+def controllers_time() -> float | None:
+    """What the controller's clock shows, in whole seconds; None where it doesn't tell."""
+    text = query(["scontrol", "show", "config"]) or ""
+    found = re.search(r"^Configuration data as of (\S+)", text, re.MULTILINE)
+    return moment(found[1]) if found else None
+
+
 def show_nodes(nodes: str) -> list[Node]:
     text = query(["scontrol", "-o", "show", "node", nodes]) if nodes else None
     return parse_nodes(text or "")

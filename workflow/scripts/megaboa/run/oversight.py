@@ -22,14 +22,21 @@ STEPS_BETWEEN_POLLS = 500  # more than can be done while nobody looks
 REQUEUE_SECONDS = 20.0  # of the wall time are kept for SLURM to be told
 
 
-def watch_of(call: Call, target: AttemptFolder, started: float) -> Watch:
+def watch_of(call: Call, target: AttemptFolder) -> Watch:
     report = progress_reporter(call.payload, call.say, call.site.job is not None)
     keep = checkpoints.keeper(call.payload.checkpoints, call.resumption.verifies, **call.resumption.retention)
 
+    written, since = None, time.monotonic()
+
     def silence() -> tuple[float, float]:
-        if not progress.has_steps(target):
-            return time.time() - started, 60 * call.recovery.start_minutes
-        return time.time() - target.steps.stat().st_mtime, 60 * call.recovery.no_progress_minutes
+        """By this process's own watch: the file server's clock may be another one than this host's."""
+        nonlocal written, since
+        seen = target.steps.stat().st_mtime_ns if progress.has_steps(target) else None
+        if seen != written:
+            written, since = seen, time.monotonic()
+        recovery = call.recovery
+        minutes = recovery.start_minutes if written is None else recovery.no_progress_minutes
+        return time.monotonic() - since, 60 * minutes
 
     def each_poll() -> None:
         report()
@@ -54,7 +61,7 @@ def _reason_to_stop(call: Call, target: AttemptFolder) -> tuple[Any, str] | None
     if end is None:
         return None
     job = call.site.job
-    left, wall_time = end - time.time(), end - (job.start if job and job.start else call.began)
+    left, wall_time = end - call.site.now(), end - (job.start if job and job.start else call.began)
     if left > wall_time / 2:  # no lead is longer, and files need not be read
         return None
     background = _saves_in_background(call)
@@ -91,7 +98,7 @@ def _patience(call: Call, reason: Cause) -> float:
     end = call.site.deadline()
     if reason != "time_limit" or end is None:
         return call.recovery.stop_seconds
-    return max(end - time.time() - REQUEUE_SECONDS, 0.0)
+    return max(end - call.site.now() - REQUEUE_SECONDS, 0.0)
 
 
 def _spike(call: Call, target: AttemptFolder) -> tuple[int, int] | None:

@@ -42,6 +42,9 @@ class Site(Protocol):
     def deadline(self) -> float | None:
         """When the place is taken away, in unix seconds; None where it isn't."""
 
+    def now(self) -> float:
+        """The time by the clock that `deadline` goes by."""
+
     def interruption(self, since: float) -> Failure | None:
         """What the place itself did to the ranks, as far as it can tell; None: nothing."""
 
@@ -71,6 +74,9 @@ class Machine:
     def deadline(self) -> float | None:
         return None
 
+    def now(self) -> float:
+        return time.time()
+
     def interruption(self, since: float) -> Failure | None:
         return None
 
@@ -92,6 +98,7 @@ class Allocation:
         self._gpus = launch.gpus_per_node if device == "cuda" else 0
         self.nodes = slurm.hostnames(job.nodes)
         self._asked = time.monotonic()
+        self._ahead: float | None = None  # this host's clock of the controller's, in seconds; None: not asked yet
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Mapping[str, str]) -> Ranks:
         start, per_node = self._launch.start, self._launch.gpus_per_node
@@ -164,7 +171,19 @@ class Allocation:
                 now = slurm.show_job(self.job.id)
                 if now and now.restarts == self.job.restarts:  # else it is over, and this is the memory of it
                     self.job = replace(self.job, end=now.end)
+            self._compare_clocks()
         return self.job.end
+
+    def now(self) -> float:
+        if self._ahead is None:
+            self._compare_clocks()
+        return time.time() - (self._ahead or 0.0)
+
+    def _compare_clocks(self) -> None:
+        asked, theirs = time.time(), None
+        with contextlib.suppress(slurm.SlurmUnreachableError):
+            theirs = slurm.controllers_time()
+        self._ahead = asked - theirs if theirs else self._ahead or 0.0
 
     def interruption(self, since: float) -> Failure | None:
         try:
@@ -172,7 +191,7 @@ class Allocation:
             nodes = slurm.show_nodes(self.job.nodes)
         except slurm.SlurmUnreachableError:
             return None
-        bad = fallen(nodes, since)
+        bad = fallen(nodes, since - (self._ahead or 0.0))
         found = _interruption(self.job, now) if now else None
         # Not before a cancellation: who cancels a job with a dead node doesn't want it back.
         if bad and (now is None or (found and found.cause in ("requeued", "node_failure"))):

@@ -158,12 +158,13 @@ def _attempt(call: Call) -> None:
     try:
         ranks = call.patiently(lambda: call.site.start(command, world_size, target.path, environment))
         call.healthy = False
-        watched = watch_of(call, target, started).until_ended(ranks)
+        watched = watch_of(call, target).until_ended(ranks)
     except BaseException as error:
         cause = "disk_full" if isinstance(error, OSError) and error.errno in FULL else "crash"
         failure = Failure(cause, f"the supervisor failed: {type(error).__name__}: {error}")
         _close(call, number, "failed", failure, "stop")
         raise
+    require_claim(call)  # where SLURM has lost sight of this host the end is written by the run's next holder
     if finished(folder, payload):
         _close(call, number, "completed", None, None, str(watched.ended))
         call.patiently(call.resumption.prove_newest)
