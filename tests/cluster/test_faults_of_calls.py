@@ -10,21 +10,26 @@ from collections.abc import Callable, Iterator
 
 import matrix
 import pytest
-from faults import AT_ONCE, NAME, ONE_HOST, STEPS, WAIT, Faults
+from faults import AT_ONCE, NAME, ONE_HOST, SAVE_INTERVAL, STEPS, WAIT, Faults
 from lab import UID, Lab
 from site_clone import SiteClone
+
+from megaboa.files import read_json
 
 pytestmark = pytest.mark.slow
 
 PART = "Calls, queues"
-PARKED = ("limit", "second", "clones", "environment")
-RUNS = {"quiet": STEPS, **dict.fromkeys(PARKED, f"{STEPS}, {AT_ONCE}")}
+PARKED = ("limit", "second", "clones", "environment", "held", "started")
+WAITING = ("waiting", "edited")
+RUNS = {"quiet": STEPS, **dict.fromkeys((*PARKED, *WAITING), f"{STEPS}, {AT_ONCE}")}
+PARTITION = "gpu"  # that runs are trained in
+EDITED_RATE = 0.5
 WALL_TIME = 60  # seconds: SLURM knows no shorter one
 
 
 @pytest.fixture(scope="module")
 def faults(make_lab: Callable[..., Lab]) -> Iterator[Faults]:
-    lab = make_lab(memory_mb=32000)
+    lab = make_lab(nodes=4, memory_mb=32000)
     found = Faults(lab, SiteClone(lab), RUNS, ONE_HOST)
     found.prepare("quiet")
     yield found
@@ -112,6 +117,76 @@ def test_the_wall_time_is_shortened(faults, call):
     assert end["cause"] == "time_limit" and end["action"] == "requeue"
     event = "scontrol update TimeLimit= to less than the job has used"
     faults.record(event, "time limit: same job goes on in the queue", since=hit)
+
+
+def test_a_job_is_put_back_and_held(faults, call):
+    faults.run = "held"
+    job = faults.job("held")
+    faults.unpark("held")
+    faults.clone.wait_for_step(NAME, "held", SAVE_INTERVAL + 1)
+    faults.admin("requeuehold", job)
+    faults.clone.wait(lambda: faults.queue(job) == ("PENDING", "job requeued in held state"), WAIT, "the held job")
+    released = time.time()
+    faults.admin("release", job)
+    faults.trained("held")
+    end, again = faults.ends("held")[0], faults.clone.starts(NAME, "held")[1]
+    assert end["cause"] == "requeued" and again["time"] > released and call.poll() is None
+    outcome = "requeued: saves, same job goes on when it is released"
+    faults.record("scontrol requeuehold, and later release", outcome)
+
+
+@pytest.fixture(scope="module")
+def waiting(faults: Faults, call: subprocess.Popen) -> Iterator[None]:
+    """Runs whose jobs wait for a partition that is down, one of them held; who submitted them, Snakemake, is killed."""
+    faults.admin("update", f"PartitionName={PARTITION}", "State=DOWN")
+    try:
+        faults.start(*WAITING)
+        for run in WAITING:
+            faults.clone.wait(lambda run=run: faults.clone.jobs(run), WAIT, f"the job of {run}")
+            (job,) = faults.clone.jobs(run)
+            faults.clone.wait(lambda job=job: faults.queue(job) == ("PENDING", "PartitionDown"), WAIT, "its wait")
+        faults.end_call()
+        faults.admin("hold", *faults.clone.jobs("waiting"))
+        yield
+    finally:
+        faults.admin("update", f"PartitionName={PARTITION}", "State=UP")
+
+
+def test_the_file_is_edited_and_planned_after_snakemake_was_killed(faults, waiting):
+    """One job has begun and one waits; what is planned meanwhile is trained by nobody."""
+    runs = ("started", "edited")
+    path = faults.clone.path / faults.config
+    text = path.read_text()
+    for run in runs:
+        assert text.count(f" {run}: {{") == 1
+        path.write_text(path.read_text().replace(f" {run}: {{", f" {run}: {{optimizer.lr: {EDITED_RATE}, "))
+    targets = [f"results/{NAME}/runs/{run}/train.json" for run in runs]
+    said = faults.clone.snakemake("-n", *targets, "--configfile", faults.config)
+    assert "run.json changed" in said, "the plan is one of the edited file"
+    path.write_text(text)
+    faults.unpark("started")
+    faults.clone.wait_for_step(NAME, "started", SAVE_INTERVAL + 1)
+    faults.admin("requeue", faults.job("started"))  # its next life reads again what it is to train
+    faults.admin("update", f"PartitionName={PARTITION}", "State=UP")
+    faults.trained("started")
+    faults.trained("edited")
+    for run, which in (("started", "runs, and is requeued"), ("edited", "waits")):
+        faults.run = run
+        asked = [read_json(path)["run"]["optimizer"] for path in faults.store(run).glob("attempts/*/asked.json")]
+        assert len(asked) == len(faults.clone.starts(NAME, run)) and all(one.get("lr") != EDITED_RATE for one in asked)
+        event = f"SIGKILL of snakemake while a job {which}; the file is edited, planned (-n), and the edit undone"
+        faults.record(event, "what was submitted is trained")
+
+
+def test_a_partition_goes_down(faults, waiting):
+    """It is UP again; the job that is held waits all the same."""
+    (job,) = faults.clone.jobs("waiting")
+    assert faults.queue(job) == ("PENDING", "JobHeldAdmin") and not faults.clone.ledger(NAME, "waiting")
+    faults.admin("release", job)
+    faults.trained("waiting")
+    assert [end["outcome"] for end in faults.ends("waiting")] == ["completed"]
+    event = "the partition goes DOWN, a waiting job is held (scontrol hold), the partition comes UP, release"
+    faults.record(event, "nothing: the job waits, and trains when it may")
 
 
 def test_the_page_has_these_events(faults):
