@@ -17,6 +17,7 @@ from lab import UID, Lab
 from site_clone import SiteClone
 
 from megaboa.paths import RunFolder
+from megaboa.run import checkpoints
 from megaboa.run.identity import identity_of, store_of
 
 pytestmark = pytest.mark.slow
@@ -24,7 +25,9 @@ pytestmark = pytest.mark.slow
 PART = "Ranks, files, Snakemake"
 RUNS = {
     "quiet": STEPS,
-    **dict.fromkeys(("rank", "srun", "save", "stop", "damage", "driver-term", "driver-kill"), f"{STEPS}, {AT_ONCE}"),
+    **dict.fromkeys(
+        ("rank", "srun", "save", "stop", "damage", "unread", "driver-term", "driver-kill"), f"{STEPS}, {AT_ONCE}"
+    ),
     "hang": f"{STEPS}, {AT_ONCE}, recovery.no_progress_minutes: 0.25",
     "memory": f"{STEPS}, launch.python: limited-python, overrides.model.ffn_hidden_size: {2**26}",
     "diverges": f"{STEPS}, optimizer.lr: 1.0e+30",
@@ -135,6 +138,31 @@ def test_the_newest_checkpoint_is_damaged(faults):
     assert "was set aside" in (faults.clone.results(NAME, "logs", "progress.log")).read_text()
     outcome = "checksums differ: set aside, resumes from the one before"
     faults.record("the newest checkpoint is damaged", outcome, jobs=2, since=again)
+
+
+def test_the_newest_checkpoint_was_saved_badly(faults):
+    """Sizes and checksums are those of an empty file: only who loads it notices."""
+    process, _ = faults.start_and_wait("unread", 2 * SAVE_INTERVAL + 2)
+    faults.clone.script("stop.py", f"results/{NAME}/runs/unread")
+    newest = faults.stop("unread", process)["iteration"]
+    kept = faults.store("unread") / "checkpoints"
+    folder = checkpoints.folder(kept, newest)
+    max(folder.glob("*.distcp"), key=lambda path: path.stat().st_size).write_bytes(b"")
+    for name in (checkpoints.MARKER, checkpoints.DIGESTS):
+        (folder / name).unlink()
+    checkpoints.mark_complete(kept)
+    checkpoints.add_digests(kept, newest)
+    assert checkpoints.damage(kept, newest) is None
+    again = time.time()
+    faults.finish("unread")
+    (distrust,) = [entry for entry in faults.clone.ledger(NAME, "unread") if entry["event"] == "distrust"]
+    assert distrust["iteration"] == newest and "EOFError" in distrust["detail"] and distrust["unread"]
+    assert faults.ends("unread")[1]["cause"] == "damaged_checkpoint"
+    starts = faults.clone.starts(NAME, "unread")
+    assert [start["resumed_from"] for start in starts[1:]] == [newest, (newest - 1) // SAVE_INTERVAL * SAVE_INTERVAL]
+    event = "the newest checkpoint was saved with an empty file, as its checksums say: loading it raises EOFError"
+    outcome = "damaged checkpoint: set aside once, resumes from the one before"
+    faults.record(event, outcome, jobs=2, since=again)
 
 
 def test_the_disk_is_full_during_a_save(faults, small_disk):
