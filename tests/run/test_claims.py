@@ -88,6 +88,22 @@ def test_a_stopped_holder_is_alive(contend):
     assert heard(second) == "holds 2"
 
 
+def test_who_was_faster_and_has_gone_is_followed(tmp_path, monkeypatch):
+    """Somebody takes the next claim between our look at the newest one and our try, and ends at once."""
+    link = os.link
+
+    def too_late(source, target):
+        if target.stem == "000001":
+            write_json(target, {**claims.myself(None), "pid": 1})
+            claims._released(target).touch()
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", too_late)
+    with claims.held(tmp_path, claims.myself(None)) as number:
+        assert number == 2
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
 @pytest.mark.slow
 def test_of_many_contenders_exactly_one_holds_at_a_time(contend):
     processes = [contend() for _ in range(6)]

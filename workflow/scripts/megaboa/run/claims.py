@@ -167,13 +167,16 @@ def _try(folder: Path, me: Holder) -> tuple[int, IO[bytes]] | _Taken:
     # ask for it (`_judge_by_lock`).
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX)
+    first = True
     try:
         os.link(draft, _path(folder, number))
     except FileExistsError:
-        lock.close()
-        return _try(folder, me)  # somebody was faster
+        first = False
     finally:
-        draft.unlink()
+        draft.unlink()  # before another try, which writes it again
+    if not first:
+        lock.close()
+        return _try(folder, me)
     _forget(folder, number)
     return number, lock
 
