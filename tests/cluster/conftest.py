@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from lab import Lab, skip_reason
+from site_clone import SiteClone
 
 SMALL_DISK_MB = 16
 
@@ -38,6 +39,12 @@ def make_lab() -> Iterator[Callable[..., Lab]]:
 @pytest.fixture(scope="module")
 def lab(make_lab: Callable[..., Lab]) -> Lab:
     return make_lab()
+
+
+@pytest.fixture(scope="module")
+def clone(make_lab: Callable[..., Lab]) -> SiteClone:
+    """On a cluster without accounting: there are sites that have none."""
+    return SiteClone(make_lab(memory_mb=32000, accounting=False))
 
 
 @pytest.fixture(scope="module")

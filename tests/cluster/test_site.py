@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from lab import Lab
-from site_clone import PROFILE, SiteClone
+from site_clone import PROFILE, SHORT
 
 pytestmark = [pytest.mark.slow, pytest.mark.walk]
-
-SHORT = "training.train_iters: 12"
-
-
-@pytest.fixture(scope="module")
-def clone(make_lab: Callable[..., Lab]) -> SiteClone:
-    """Without accounting: there are sites that have none."""
-    return SiteClone(make_lab(memory_mb=32000, accounting=False))
 
 
 def test_the_default_experiment_on_two_hosts(clone):

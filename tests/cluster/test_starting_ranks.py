@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
-from lab import Lab
-from site_clone import SiteClone
+from site_clone import SHORT
 
 pytestmark = pytest.mark.slow
-
-SHORT = "training.train_iters: 12"
-
-
-@pytest.fixture(scope="module")
-def clone(make_lab: Callable[..., Lab]) -> SiteClone:
-    """Without accounting: there are sites that have none."""
-    return SiteClone(make_lab(memory_mb=32000, accounting=False))
 
 
 def test_layouts_over_two_hosts_agree(clone):

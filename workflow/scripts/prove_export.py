@@ -29,7 +29,7 @@ def main() -> None:
         from megaboa.bridge.proof import prove_export
 
         checks, left_out = prove_export(export, source, RunFolder(args.out.parent))
-    remedy = f"; to export it anew, remove {export.path} and {args.export}"
+    remedy = f"; to export it again, remove {export.path} and {args.export}"
     facts = {"digest": export.digest, "left_out": left_out, **image_of(args)}
     conclude(f"export {export.path}", checks, args.out, remedy, **facts)
     link(export.path, args.out.with_name("export"))

@@ -35,7 +35,7 @@ def main() -> None:
         checks = prove_import(source, Path(imported.checkpoint), layout)
     if not checks:  # another rank says it
         return
-    remedy = f"; to import it anew, remove {Path(imported.checkpoint).parent} and {args.imported}"
+    remedy = f"; to import it again, remove {Path(imported.checkpoint).parent} and {args.imported}"
     conclude(f"import of model {source.name}", checks, args.out, remedy, digest=imported.digest, **image_of(args))
 
 

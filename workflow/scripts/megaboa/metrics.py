@@ -30,7 +30,7 @@ class Metric:
     unit: str = ""
     form: str = ".4g"  # in the page's tables
     scale: float | None = None
-    spread: bool = False  # 5th and 95th percentile lie beside the median
+    spread: bool = False  # with columns for the 5th and 95th percentile
     less_is_better: bool = False
     timed: bool = False  # what a clock or a meter said: it is never the same twice
     uses: tuple[Use, ...] = ("figures",)

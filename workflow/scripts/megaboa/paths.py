@@ -16,8 +16,8 @@ from megaboa.files import read_json
 from megaboa.records import DataIndex, Image, LaunchSpec, ProfileSpec, TrainRecord, parse, read
 
 CARD = "README.md"  # of an exported model, where the hub looks for it
-FAILED_PROOF = "failed-proof.json"  # beside proof.json, which is there only if all passed
-FACTS = "facts.json"  # beside a payload in the store: what was found when it was made
+FAILED_PROOF = "failed-proof.json"  # of a proof that failed; proof.json is there only if all checks passed
+FACTS = "facts.json"  # next to a payload in the store: what was found when it was made
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ModelFolder:
 
 @dataclass(frozen=True)
 class CorpusFolder:
-    """results/<experiment>/data/<corpus>, and the manifest beside it."""
+    """results/<experiment>/data/<corpus>, and its manifest <corpus>.json."""
 
     path: Path
 
@@ -290,7 +290,7 @@ class RunFolder:
 
     @property
     def parent_manifest(self) -> Path | None:
-        """train.json of the run that this one goes on from."""
+        """train.json of the run that this one continues."""
         parent = self.run.get("parent")
         if parent is None:
             return None

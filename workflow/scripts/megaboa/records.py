@@ -506,7 +506,7 @@ class ProfileSpec(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Load(Record):
-    """What of a parent's checkpoint is taken beside its weights."""
+    """What a run takes from its parent's checkpoint in addition to the weights."""
 
     optimizer: bool
     rng: bool
@@ -678,7 +678,7 @@ def parse[R: Record](kind: type[R], values: Any, source: str | Path) -> R:
     if not isinstance(values, dict):
         raise _no_record(kind, source, "it holds something else")
     version = values.get("version", 0)
-    if version != kind.VERSION and version not in range(kind.VERSION):
+    if version not in range(kind.VERSION + 1):
         raise RecordError(
             f"{source}: has version {version}, and this Megaboa reads {kind.__name__} up to version {kind.VERSION}: "
             "use the Megaboa that wrote it, or a newer one"
