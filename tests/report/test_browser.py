@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -11,7 +12,8 @@ import pytest
 from chromium import PROGRAM, Chromium
 from fake_runs import FakeExperiment
 
-from megaboa.files import read_json, write_json
+from megaboa.files import write_json
+from megaboa.records import Energy, Memory, Mfu, Spread, Stragglers, Summary, read, write
 
 REQUIRED = bool(os.environ.get("MEGABOA_REQUIRE_CHROMIUM"))
 pytestmark = [
@@ -148,9 +150,16 @@ def long_names(tmp_path_factory):
         experiment.completed_run(run, model=model, noise=1e-7 * (run != reference))
         experiment.measure(run)
         summary = experiment.results / "runs" / run / "metrics" / "summary.json"
-        took = {"mfu": {"median": 0.4}, "energy": {"joules_per_gpu_and_step": {"median": 190.0}}}
-        took["stragglers"] = {"slowest_over_fastest": {"median": 1.034}, "slowest": {"1": 18, "0": 2}}
-        write_json(summary, {**read_json(summary), **took, "memory": {"peak_bytes": {"allocated": 2**30}}})
+        measured = replace(
+            read(Summary, summary),
+            mfu=Mfu(median=0.4, peak_tflops=989.5, peak_from="megaboa's table"),
+            energy=Energy(joules_per_gpu_and_step=Spread(median=190.0, p5=180.0, p95=200.0, n=20)),
+            stragglers=Stragglers(
+                slowest_over_fastest=Spread(median=1.034, p5=1.01, p95=1.08, n=20), slowest={"1": 18, "0": 2}
+            ),
+            memory=Memory(peak_bytes={"allocated": 2**30}),
+        )
+        write(summary, measured)
     name, digest = "decoder.layers.0.mlp.experts.experts.linear_fc1.weight", "0123456789abcdef" * 4
     details = [f"128 of 128 come from tensors of the model; without a source: {name}", f"{digest}/{digest}/{name}"]
     checks = [{"name": "Megatron parameters", "state": "PASS", "detail": detail} for detail in details]
