@@ -38,6 +38,7 @@ onstart:
         release_experiment()
     else:
         require_claim()
+        use_zygote(PLAN, workflow.executor_plugin.name)
         require_cluster(PLAN, workflow.executor_plugin.name, runs_to_start())
         if workflow.executor_plugin.name == "slurm":
             look_after_waiting_jobs(RESULTS)

@@ -78,7 +78,8 @@ def test_the_proof_holds(workspace, calls):
 def test_where_things_are_started_makes_nothing_again(workspace, calls):
     config = experiment(workspace, ", srun_args: [--mpi=none]", "resources: {partition: other}")
     assert workspace.planned("pretrain", "export", "--configfile", config) == {}
-    assert workspace.json("boxed", "specs", "inside.json")["container"]["places"] == ["--partition=other"]
+    preview = workspace.json("boxed", "preview", "specs", "inside.json")
+    assert preview["container"]["places"] == ["--partition=other"]
 
 
 def test_an_image_that_is_made_again_as_it_was_makes_nothing_again(workspace, calls):

@@ -44,6 +44,7 @@ from megaboa.workflow import (
     require_cluster,
     use_this_machine,
     use_this_python,
+    use_zygote,
     write_plan,
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import store
-from megaboa.bridge import process
+from megaboa.bridge import process, zygote
 from megaboa.bridge.quiet import quietly
 from megaboa.data.errors import one_sentence
 from megaboa.files import read_json, write_json
@@ -55,6 +55,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    zygote.hand_over()
     try:
         main()
     except UnusableInputError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from megaboa.bridge import zygote
 from megaboa.data.errors import one_sentence
 from megaboa.evaluation import evaluate
 from megaboa.files import read_json
@@ -24,5 +25,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    zygote.hand_over()
     with one_sentence():
         main()

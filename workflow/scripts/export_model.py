@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import store
-from megaboa.bridge import artifacts
+from megaboa.bridge import artifacts, zygote
 from megaboa.bridge.card import card
 from megaboa.bridge.process import prepare, require_converter
 from megaboa.bridge.quiet import quietly
@@ -82,5 +82,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    zygote.hand_over()
     with one_sentence():
         main()

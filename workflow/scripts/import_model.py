@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from megaboa import store
-from megaboa.bridge import tensors
+from megaboa.bridge import tensors, zygote
 from megaboa.bridge.process import join_ranks, prepare, require_converter
 from megaboa.bridge.quiet import quietly
 from megaboa.conversion import WHOLE, add_image, add_sizes, image_of, layout_of
@@ -87,5 +87,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":  # the checkpoint's writer starts a helper that imports this file again
+    zygote.hand_over()
     with one_sentence():
         main()

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from megaboa import files
-from megaboa.bridge import process
+from megaboa.bridge import process, zygote
 from megaboa.bridge.quiet import quietly
 from megaboa.estimate import costs, history, overview
 from megaboa.paths import ExperimentFolder, RunFolder
@@ -77,4 +77,5 @@ def expected_costs(folder, added_up, name, facts, speeds):
 
 
 if __name__ == "__main__":
+    zygote.hand_over()
     sys.exit(main())

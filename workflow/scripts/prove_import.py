@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from megaboa.bridge import zygote
 from megaboa.bridge.process import join_ranks, prepare, require_converter
 from megaboa.bridge.quiet import quietly
 from megaboa.bridge.verdict import conclude
@@ -40,5 +41,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    zygote.hand_over()
     with one_sentence():
         main()

@@ -5,7 +5,7 @@ With --self-test it trains nothing, and says what is here to train with.
 
 import sys
 
-from megaboa.bridge import process
+from megaboa.bridge import process, zygote
 from megaboa.launch.environment import adopt_rank
 
 process.die_with_parent()  # also in the checkpoint writers, which are spawned and import this file again
@@ -15,6 +15,7 @@ if __name__ == "__main__" and "--self-test" in sys.argv:
 
     sys.exit(examine())
 elif __name__ == "__main__":
+    zygote.hand_over()
     adopt_rank()
     process.stacks_on_signal()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import store
+from megaboa.bridge import zygote
 from megaboa.data import sources, tokenizer
 from megaboa.data.errors import InputError, one_sentence
 from megaboa.data.readers import documents
@@ -57,4 +58,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    zygote.hand_over()
     main()

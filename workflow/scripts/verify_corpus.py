@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from megaboa.bridge import zygote
 from megaboa.bridge.dataset import read_as_training_does
 from megaboa.bridge.quiet import quietly
 from megaboa.data.errors import one_sentence
@@ -32,4 +33,5 @@ def read(dataset: dict[str, Any], vocab_size: int) -> list[str]:
 
 
 if __name__ == "__main__":
+    zygote.hand_over()
     main()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from megaboa.bridge import zygote
 from megaboa.doctor import stages
 from megaboa.files import read_json
 from megaboa.observe import standing
@@ -173,6 +174,12 @@ def use_this_machine(settings: Any, limits: Any) -> None:
         settings.cores = limits["_cores"] = len(os.sched_getaffinity(0))
     if "gpu_machine" not in limits:
         limits["gpu_machine"] = 1
+
+
+def use_zygote(plan: Plan, executor: str) -> None:
+    """Where all jobs are processes of this machine and of one Python, those that need Bridge are forked from one."""
+    if executor == "local" and plan.experiment.device == "cpu" and plan.experiment.image.runtime == "none":
+        os.environ.setdefault(zygote.VARIABLE, "1")
 
 
 def introduce(plan: Plan, on_cluster: bool) -> None:

@@ -20,6 +20,8 @@ from megaboa.launch.ranks import STACKS_SIGNAL, Ended
 GRACE_SECONDS = 3.0
 POLL_SECONDS = 0.1
 ADDRESS = "127.0.0.1"
+# A pipe's end that a rank holds open for as long as it lives, be it this process's child or forked by another.
+HELD = "MEGABOA_HELD"
 
 
 class LocalRanks:
@@ -38,6 +40,7 @@ class LocalRanks:
     ):
         self.first, self.port = first, port
         self.processes: list[subprocess.Popen] = []
+        self.alive: list[int] = []
         try:
             for local in range(count if count is not None else world_size):
                 who = rank_environment(
@@ -79,24 +82,34 @@ class LocalRanks:
                 process.wait(max(0.0, deadline - time.monotonic()))
             _signal_group(process, signal.SIGKILL)
             process.wait()
+        for pipe in self.alive:
+            os.read(pipe, 1)  # nothing is ever written: it returns when the last one that held the other end is gone
         self._release()
 
     def _release(self) -> None:
+        while self.alive:
+            os.close(self.alive.pop())
         if self.port:
             self.port.close()
 
     def _start(self, command: Sequence[str], log: Path, environment: dict[str, str]) -> None:
-        with log.open("ab") as stream:
-            self.processes.append(
-                subprocess.Popen(
-                    command,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=stream,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
+        alive, held = os.pipe()
+        self.alive.append(alive)
+        try:
+            with log.open("ab") as stream:
+                self.processes.append(
+                    subprocess.Popen(
+                        command,
+                        env={**environment, HELD: str(held)},
+                        stdin=subprocess.DEVNULL,
+                        stdout=stream,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                        pass_fds=[held],
+                    )
                 )
-            )
+        finally:
+            os.close(held)
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self.processes:
