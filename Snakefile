@@ -41,7 +41,8 @@ onstart:
         use_zygote(PLAN, workflow.executor_plugin.name)
         require_cluster(PLAN, workflow.executor_plugin.name, runs_to_start())
         if workflow.executor_plugin.name == "slurm":
-            look_after_waiting_jobs(RESULTS)
+            # Nobody else may be left to change the nodes that waiting jobs avoid.
+            exclusions.revise_in_background(SHARED.folder.parent)
 
 
 if workflow.exec_mode == ExecMode.DEFAULT:  # not in a job

@@ -17,7 +17,6 @@ from megaboa.workflow import (
     conclude,
     concluding,
     given_values,
-    look_after_waiting_jobs,
     profile_resources,
     reason,
     release_experiment,
@@ -86,7 +85,7 @@ def test_while_snakemake_waits_for_its_jobs_it_looks_at_the_nodes_that_they_avoi
 
     monkeypatch.setattr(exclusions, "REVISE_SECONDS", 0.01)
     monkeypatch.setattr(exclusions, "revise", revise)
-    look_after_waiting_jobs(tmp_path / "results" / "my")
+    exclusions.revise_in_background(tmp_path / "results")
     assert enough.wait(60) and set(seen) == {tmp_path / "results"}
 
 

@@ -99,6 +99,20 @@ def test_a_tokenizer_that_refuses_to_encode_is_one_sentence_that_shows_the_docum
         build(tmp_path, [jsonl(tmp_path / "a.jsonl", ["wort", "Satz fremd", "wort"])], encoder)
 
 
+def test_an_error_that_no_document_causes_is_told_as_it_is(loaded, monkeypatch):
+    encoder = Encoder(loaded, False, None)
+    alone = encoder._plain
+
+    def plain(texts):
+        if len(texts) > 1:
+            raise AttributeError("no such attribute")
+        return alone(texts)
+
+    monkeypatch.setattr(encoder, "_plain", plain)
+    with pytest.raises(AttributeError, match="no such attribute"):
+        encoder.encode(["a", "b"])
+
+
 def test_end_of_document_is_appended_on_demand(loaded):
     plain = Encoder(loaded, False, None).encode(["a", "b c"])
     ended = Encoder(loaded, True, None).encode(["a", "b c"])

@@ -11,6 +11,7 @@ from megaboa.launch import local, slurm
 from megaboa.launch.slurm import Job, Node
 from megaboa.records import Inside, LaunchSpec, parse, plain
 from megaboa.run import site
+from megaboa.run.inputs import UnusableInputError
 from megaboa.run.site import Allocation, Machine, fallen, fallen_of, usable
 
 LATER = time.time() + 3600
@@ -58,7 +59,7 @@ def test_a_job_without_srun_is_this_machine(monkeypatch):
 
 
 def test_srun_outside_of_a_job_is_refused_with_a_remedy():
-    with pytest.raises(LookupError, match=r"launch\.starter is srun.*sbatch or salloc"):
+    with pytest.raises(UnusableInputError, match=r"launch\.starter is srun.*sbatch or salloc"):
         site.here(launch(starter="srun"), "cpu", {})
 
 
@@ -71,7 +72,7 @@ def test_a_job_with_srun_is_an_allocation(scontrol, fake_command):
 
 def test_a_job_that_slurm_does_not_know_is_refused_with_a_remedy(fake_command):
     fake_command("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    with pytest.raises(LookupError, match=r"no job 17.*launch\.starter to local"):
+    with pytest.raises(UnusableInputError, match=r"no job 17.*launch\.starter to local"):
         site.here(launch(starter="srun"), "cpu", {"SLURM_JOB_ID": "17"})
 
 
@@ -151,7 +152,7 @@ def test_ranks_start_in_the_image(started, tasks, monkeypatch):
 
 def test_pyxis_needs_a_job():
     with pytest.raises(
-        LookupError, match=r"image\.runtime is pyxis, which is a plugin of srun, and this is no SLURM job"
+        UnusableInputError, match=r"image\.runtime is pyxis, which is a plugin of srun, and this is no SLURM job"
     ):
         site.here(launch(starter="local"), "cpu", {}, PYXIS)
 

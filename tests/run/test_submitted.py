@@ -5,6 +5,7 @@ import pytest
 from megaboa.files import write_json
 from megaboa.paths import RunFolder
 from megaboa.run import submitted
+from megaboa.run.inputs import UnusableInputError
 
 
 @pytest.fixture
@@ -82,5 +83,5 @@ def test_a_run_that_the_call_does_not_know_is_an_error(results, tmp_path):
     config = tmp_path / "my.yaml"
     config.write_text("")
     call(results, config, line("a", 1))
-    with pytest.raises(LookupError, match="no run 'new'"):
+    with pytest.raises(UnusableInputError, match="no run 'new'"):
         submitted.folder_of(results / "runs" / "new")

@@ -22,7 +22,7 @@ from megaboa.plan import make_plan, restarts
 from megaboa.plan.shared import Shared
 from megaboa.records import Image, RecordError, read
 from megaboa.paths import RunFolder
-from megaboa.run import submitted
+from megaboa.run import exclusions, submitted
 from megaboa.run.identity import is_trained
 from megaboa.workflow import (
     READERS,
@@ -32,7 +32,6 @@ from megaboa.workflow import (
     given_values,
     in_a_thread,
     introduce,
-    look_after_waiting_jobs,
     looks_only,
     note_interrupts,
     only_reads,

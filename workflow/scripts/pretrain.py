@@ -34,7 +34,7 @@ def main() -> int:
 def supervise(run: Path, restart: bool, life: int) -> int:
     try:
         train(folder_of(run, restart), life)
-    except (TrainingFailed, UnusableInputError, SlurmUnreachableError, LookupError, RecordError) as failure:
+    except (TrainingFailed, UnusableInputError, SlurmUnreachableError, RecordError) as failure:
         print(failure, file=sys.stderr)
         return 1
     except Requeued:

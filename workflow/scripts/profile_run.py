@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from megaboa import files
+from megaboa.records import RecordError
 from megaboa.run.call import TrainingFailed
 from megaboa.run.capture import capture
 from megaboa.run.inputs import UnusableInputError
@@ -18,7 +19,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         manifest = capture(folder_of(arguments.run.parent))
-    except (TrainingFailed, UnusableInputError, LookupError) as failure:
+    except (TrainingFailed, UnusableInputError, RecordError) as failure:
         print(failure, file=sys.stderr)
         return 1
     files.write_json(arguments.out, manifest)

@@ -26,7 +26,7 @@ from megaboa.plan import Plan, preview, screen
 from megaboa.plan.shared import Shared
 from megaboa.plan.submission import describe, submission
 from megaboa.preflight.refusals import some_of
-from megaboa.run import exclusions, submitted
+from megaboa.run import submitted
 from megaboa.run.identity import is_trained
 
 PLACEHOLDER = "CHANGE_ME"
@@ -158,11 +158,6 @@ def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> Non
             f"call `snakemake --profile slurm`, or set it to 1; what comes before training works here too "
             f"(`snakemake preflight`, `data`, `import`)"
         )
-
-
-def look_after_waiting_jobs(results: str | Path) -> None:
-    """While this process waits for its jobs: nobody else may be left to change the nodes that they avoid."""
-    exclusions.revise_in_background(Path(results).parent)
 
 
 def use_this_machine(settings: Any, limits: Any) -> None:

@@ -41,7 +41,7 @@ GATE_CHARACTERS = 200_000  # of a shard, compared with the reference
 GATE_LONGEST = 50_000  # characters of one document
 FIRST_LONGEST = 5_000  # of each of the first documents, so that they leave something for those picked by chance
 FIRST = 20
-# gigatoken remembers every word that it has met. Where that has taken this much memory, it starts anew.
+# gigatoken remembers every word that it has met. Where that has taken this much memory, it starts again.
 CACHE_BYTES = 300 << 20
 CHARACTERS_BETWEEN_STARTS = 32_000_000
 
@@ -95,7 +95,9 @@ class Encoder:
         except MemoryError:
             raise
         except Exception as error:  # whatever the libraries raise
-            raise self._refusal(texts, error) from error
+            if refusal := self._refusal(texts, error):
+                raise refusal from error
+            raise
         return surround(plain, self.prefix, self.suffix, self._held_in)
 
     def expected(self, text: str) -> list[int]:
@@ -132,7 +134,9 @@ class Encoder:
         ids = np.asarray(layout.content.data)
         return [ids[begin:end] for begin, end in pairwise(np.asarray(layout.offsets.data).tolist())]
 
-    def _refusal(self, texts: Sequence[str], error: Exception) -> InputError:
+    def _refusal(self, texts: Sequence[str], error: Exception) -> InputError | None:
+        """None where each text is fine by itself: then it is no document's fault."""
+
         def refuses(text: str) -> bool:
             try:
                 self._plain([text])
@@ -140,7 +144,9 @@ class Encoder:
                 return True
             return False
 
-        text = next(filter(refuses, texts), texts[0])
+        text = next(filter(refuses, texts), None)
+        if text is None:
+            return None
         return InputError(
             f"{self._key}.tokenizer: {self.name} can't encode the document that begins with {text[:40]!r} "
             f"({one_line(error)}); take a tokenizer that has a token for what it doesn't know, or remove the document"

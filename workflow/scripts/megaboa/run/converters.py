@@ -16,6 +16,7 @@ from megaboa.launch.environment import layered, threads_environment
 from megaboa.launch.slurm import SlurmUnreachableError
 from megaboa.records import Image, LaunchSpec, parse
 from megaboa.run import gpus, site
+from megaboa.run.inputs import UnusableInputError
 
 SHOWN_LINES = 40  # of the log of a rank that failed
 
@@ -32,7 +33,7 @@ def run(wanted: dict[str, Any], image: Image | None, words: Sequence[str], logs:
     logs.mkdir(parents=True)
     try:
         place = site.here(launch, wanted["device"], container=site.container_of(launch, image))
-    except (LookupError, SlurmUnreachableError) as error:
+    except (UnusableInputError, SlurmUnreachableError) as error:
         raise InputError(str(error)) from None
     if len(place.nodes) < launch.nodes:
         where = "this job has" if place.job else "here is"

@@ -20,6 +20,7 @@ from megaboa.launch.srun import SrunRanks
 from megaboa.records import Image, LaunchSpec
 from megaboa.run import health
 from megaboa.run.failures import Failure
+from megaboa.run.inputs import UnusableInputError
 
 ASK_AGAIN_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
@@ -249,18 +250,18 @@ def here(
     starter, job = launch.start.starter, environment.get("SLURM_JOB_ID")
     if starter == "local" or (starter == "auto" and not (job and _has_srun(launch))):
         if container.runtime == "pyxis":
-            raise LookupError(
+            raise UnusableInputError(
                 "image.runtime is pyxis, which is a plugin of srun, and this is no SLURM job: submit it with "
                 "`--profile slurm`, or set image.runtime to apptainer or none"
             )
         return Machine(container)
     if not job:
-        raise LookupError(
+        raise UnusableInputError(
             "launch.starter is srun, but this is no SLURM job: take `auto`, or start it by sbatch or salloc"
         )
     found = _patiently(job)
     if found is None:
-        raise LookupError(
+        raise UnusableInputError(
             f"SLURM knows no job {job}, which SLURM_JOB_ID names: unset it, or set launch.starter to local"
         )
     return Allocation(found, launch, device, container)

@@ -15,6 +15,7 @@ from typing import Any
 
 from megaboa import files
 from megaboa.paths import ExperimentFolder, RunFolder
+from megaboa.run.inputs import UnusableInputError
 
 VARIABLE = "MEGABOA_CALL"  # of a job's environment: the folder of the call that submitted it
 RUNS = "runs.jsonl"
@@ -62,5 +63,5 @@ def folder_of(run: Path, restart: bool = False) -> RunFolder:
     with (call / RUNS).open(encoding="utf-8") as lines:
         asked = next((one for one in map(json.loads, lines) if one["name"] == run.name), None)
     if asked is None:
-        raise LookupError(f"{call / RUNS} has no run {run.name!r}, and this job was submitted by that call")
+        raise UnusableInputError(f"{call / RUNS} has no run {run.name!r}, and this job was submitted by that call")
     return RunFolder(run, {**asked, "restart": restart or asked.get("restart", False)})
