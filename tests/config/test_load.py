@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megaboa.config import load
+from megaboa.config import ConfigError, load
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "models: {m: {hf: org/name}}\n"
@@ -28,6 +28,18 @@ def test_later_files_and_the_command_line_win(tmp_path: Path) -> None:
     assert (experiment.parallel.tp, experiment.optimizer.lr) == (4, 0.5)
     assert experiment.overrides == {"model.x.y": 1}
     assert experiment.experiment == "one"
+
+
+def test_the_sweep_replaces_what_the_files_set(tmp_path: Path) -> None:
+    text = "models: {m: {tokenizer: x, config: {hidden_size: 8}}}\ntokenizers: {x: {path: .}}\nparallel:\n  tp: 2\n"
+    swept = "sweep: {grid: {parallel.tp: [1, 4]}, runs: {a: {}, b: {models.m.config.hidden_size: 16}}}\n"
+    file = write(tmp_path, "one.yaml", text + swept)
+    assert load([file]).notes == (
+        f"sweep.grid.parallel.tp replaces parallel.tp: 2 ({file}, line 4)",
+        f"sweep.runs.b.models.m.config.hidden_size replaces models.m.config.hidden_size: 8 ({file}, line 1)",
+    )
+    with pytest.raises(ConfigError, match=r"sweep\.grid\.parallel\.tp: is also set in --config: remove one of the two"):
+        load([file], {"parallel.tp": 2})
 
 
 def test_anchors_aliases_and_merge_keys(tmp_path: Path) -> None:

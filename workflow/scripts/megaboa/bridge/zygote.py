@@ -20,6 +20,7 @@ import json
 import multiprocessing.process
 import os
 import resource
+import select
 import selectors
 import signal
 import socket
@@ -37,6 +38,7 @@ from megaboa.launch.local import HELD
 
 VARIABLE = "MEGABOA_ZYGOTE"
 IDLE_SECONDS = 30.0
+POLL_SECONDS = 0.2
 START_SECONDS = 120.0  # from the start of a zygote until it has imported Bridge, on a busy machine
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # What scripts that hand over import, with all that these import.
@@ -166,7 +168,6 @@ def _ask(connection: socket.socket) -> int:
     socket.send_fds(connection, [_LENGTH.pack(len(content))], [0, 1, 2, *held])
     connection.sendall(content)
     (child,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
-    connection.settimeout(None)
     return child
 
 
@@ -179,6 +180,9 @@ def _accompany(connection: socket.socket, child: int) -> NoReturn:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, pass_on)
     _show([f"megaboa: what process {child} does is done for this one"])
+    # Not for ever at a time: a signal that comes just before that would be passed on when it ends.
+    while not select.select([connection], [], [], POLL_SECONDS)[0]:
+        pass
     try:
         code = struct.unpack("!i", _receive(connection, 4))[0]
     except OSError:

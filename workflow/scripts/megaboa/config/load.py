@@ -28,7 +28,7 @@ class LoadedExperiment:
     files: tuple[Path, ...]
     places: Places
     factors: tuple[sweep.Factor, ...]
-    notes: tuple[str, ...] = ()  # what the environment has changed
+    notes: tuple[str, ...] = ()  # what the environment has changed, and what the sweep replaces
 
     def problem(self, path: tuple[str | int, ...], message: str) -> Problem:
         return keys.problem_at(self.places, path, dotted(path), message)
@@ -70,14 +70,14 @@ def load(
         seen = {(problem.key, problem.line) for problem in problems}  # a value refused by the reader is null by now
         translated = check.translate(error, raw, places)
         problems += [problem for problem in translated if (problem.key, problem.line) not in seen]
-    factors, wrong = sweep.read(raw, places)
+    factors, replaced, wrong = sweep.read(raw, places)
     problems += wrong
     problems += check.references(raw, places, factors)
     if unreadable:  # what the other files lack may stand in the one that can't be read
         problems = [problem for problem in problems if "is missing" not in problem.message]
     if problems or experiment is None:
         raise ConfigError(problems)
-    return LoadedExperiment(experiment, raw, files, places, factors, tuple(notes))
+    return LoadedExperiment(experiment, raw, files, places, factors, (*notes, *replaced))
 
 
 def command_line(given: Mapping[str, Any]) -> dict[str, Any]:

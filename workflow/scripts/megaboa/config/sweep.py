@@ -33,11 +33,14 @@ class Factor:
         return {path for option in self.options for path in option.values}
 
 
-def read(raw: dict[str, Any], places: Places) -> tuple[tuple[Factor, ...], list[Problem]]:
-    """The factors of the sweep, and what is wrong with its keys and values; its shape is the models' business."""
+def read(raw: dict[str, Any], places: Places) -> tuple[tuple[Factor, ...], list[str], list[Problem]]:
+    """The factors of the sweep, which values of the files they replace, and what is wrong with keys and values.
+
+    The sweep's shape is the models' business.
+    """
     block = raw.get("sweep")
     if not isinstance(block, dict):
-        return (), []
+        return (), [], []
     reader = _Reader(raw, places)
     factors = [
         Factor(f"sweep.grid.{axis}", reader.axis(("sweep", "grid", axis), axis, given))
@@ -52,7 +55,7 @@ def read(raw: dict[str, Any], places: Places) -> tuple[tuple[Factor, ...], list[
         named = (reader.option(("sweep", "runs", name), name, values) for name, values in runs.items())
         factors.append(Factor("sweep.runs", tuple(named)))
     reader.check_factors(factors)
-    return tuple(factors), reader.problems
+    return tuple(factors), list(reader.replaced.values()), reader.problems
 
 
 def _mapping(block: dict[str, Any], name: str) -> dict[str, Any]:
@@ -64,6 +67,7 @@ class _Reader:
         self.raw = raw
         self.places = places
         self.problems: list[Problem] = []
+        self.replaced: dict[Path, str] = {}
         self.models = list(_mapping(raw, "models"))
         self.known: dict[tuple[str, ...], str | None] = {}
         self.checked: dict[tuple[Path, str], list[str]] = {}
@@ -113,7 +117,7 @@ class _Reader:
         if path not in self.known:
             self.known[path] = (
                 keys.sweep_problem(key, path, self.models)
-                or self.already_set(path)
+                or self.replace(place, key, path)
                 or config_keys.unknown_path(path, self.raw)
             )
         if message := self.known[path]:
@@ -121,7 +125,8 @@ class _Reader:
             return None
         return path
 
-    def already_set(self, path: Path) -> str | None:
+    def replace(self, place: tuple[str | int, ...], key: str, path: Path) -> str | None:
+        """Note the file's value that the sweep replaces, if there is one; return why it can't be replaced."""
         node: Any = self.raw
         for depth, part in enumerate(path):
             if not isinstance(node, dict):
@@ -130,7 +135,13 @@ class _Reader:
                 return None
             node = node[part]
         file, line = self.places.get(path, ("the file", 0))
-        return f"is also set in {file}" + (f", line {line}" if line else "") + ": remove one of the two"
+        where = f"{file}, line {line}" if line else file
+        if not line:  # from the command line or the environment: whoever sets it there wants it in every run
+            return f"is also set in {where}: remove one of the two"
+        if key.startswith("overrides.") and path[0] != "overrides":
+            return f"sets the same field as {dotted(path)} ({where}): sweep {dotted(path)} instead"
+        self.replaced[path] = f"{dotted(place)} replaces {dotted(path)}: {node} ({where})"
+        return None
 
     def check_value(self, place: tuple[str | int, ...], path: Path, value: Any) -> None:
         known = (path, repr(value))

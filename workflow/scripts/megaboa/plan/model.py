@@ -80,7 +80,7 @@ class Plan:
     published: dict[str, Any] | None = None  # the table of report.compare_to
     invalid: list[Invalid] = field(default_factory=list)
     warnings: dict[str, list[str]] = field(default_factory=dict)  # with the runs that each is about
-    notes: tuple[str, ...] = ()  # what the environment has changed
+    notes: tuple[str, ...] = ()  # what the environment has changed, and what the sweep replaces
 
     def __getitem__(self, name: str) -> Run:
         return next(run for run in self.runs if run.name == name)

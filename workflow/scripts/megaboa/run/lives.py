@@ -20,6 +20,7 @@ from megaboa.run.watch import PASSED_ON, Signals
 
 LIVES = 5  # of one call, or of one life of its job
 GONE_SECONDS = 30.0
+POLL_SECONDS = 0.1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -78,11 +79,16 @@ def _live(work: Callable[[int], int], life: int) -> None:
 
 
 def _wait(child: int) -> int:
-    """Its exit code, or minus the signal that ended it; orphans that have ended on the way are forgotten."""
+    """Its exit code, or minus the signal that ended it; orphans that have ended on the way are forgotten.
+
+    Looked for again and again: a signal that comes just before a wait for ever would be passed on when that ends.
+    """
     while True:
-        pid, status = os.wait()
+        pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == child:
             return os.waitstatus_to_exitcode(status)
+        if not pid:
+            time.sleep(POLL_SECONDS)
 
 
 def _inherit_orphans() -> None:
@@ -110,7 +116,7 @@ def _end_orphans() -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        time.sleep(0.1)
+        time.sleep(POLL_SECONDS)
 
 
 def _children() -> set[int]:
