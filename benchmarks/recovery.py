@@ -26,7 +26,7 @@ import numpy as np
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY / "workflow" / "scripts"))
 
-from megaboa.run.interval import best_interval, effective_time, interval_in_steps, mean_time_between_failures
+from save_interval import best_interval, effective_time, interval_in_steps, mean_time_between_failures
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 

@@ -2,8 +2,7 @@ import math
 import random
 
 import pytest
-
-from megaboa.run.interval import DAY, best_interval, effective_time, interval_in_steps, mean_time_between_failures
+from save_interval import DAY, best_interval, effective_time, interval_in_steps, mean_time_between_failures
 
 HOUR = 3600.0
 SAVES_AND_MTBFS = [(6.3, 14 * HOUR), (150.0, 14 * HOUR), (150.0, 100 * DAY), (1800.0, HOUR), (0.01, 300 * DAY)]

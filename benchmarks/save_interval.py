@@ -2,10 +2,13 @@
 
 Too many saves cost time, too few cost the steps since the last one whenever a node fails. Failures are taken to come
 at random with a constant rate, for the whole run the sum of its nodes' rates; all times are seconds.
+
+    python benchmarks/save_interval.py --save 20 --nodes 16 --failures-per-node-day 0.008
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 
 DAY = 86_400.0
@@ -55,3 +58,17 @@ def best_interval(save: float, mtbf: float) -> float:
 def interval_in_steps(interval: float, seconds_per_step: float, last_step: int) -> int:
     """The interval as a number of steps: at least one, and at most the whole run."""
     return max(1, round(min(interval / seconds_per_step, last_step)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", type=float, required=True, help="seconds for which a save blocks the training")
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--failures-per-node-day", type=float, required=True)
+    args = parser.parse_args()
+    best = best_interval(args.save, mean_time_between_failures(args.nodes, args.failures_per_node_day))
+    print(f"save every {best / 60:.0f} minutes")
+
+
+if __name__ == "__main__":
+    main()
