@@ -31,6 +31,7 @@ lint: setup
 	$(BIN)/snakefmt --check Snakefile workflow/rules
 	$(BIN)/snakemake --lint
 	$(BIN)/python workflow/scripts/write_schema.py --check
+	PYTHONPATH=workflow/scripts $(BIN)/lint-imports --no-logo --no-cache
 
 status: setup
 	@$(BIN)/python workflow/scripts/status.py

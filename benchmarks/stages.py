@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
 from megaboa import files
+from megaboa.check.facts import Facts, from_json
 from megaboa.doctor import passed
 from megaboa.paths import RunFolder
-from megaboa.preflight.facts import Facts, from_json
 
 SKIPPED = 3
 RESULTS = Path("results/stages")

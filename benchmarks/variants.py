@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
 from megaboa import files
 from megaboa.bridge import process
+from megaboa.launch.local import die_with_parent
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 
 FIRST_TIMED = 9
@@ -140,7 +141,7 @@ class Schedule:
 
 def be_a_rank(run: Path) -> None:
     """Import everything, then wait to be told what to do."""
-    process.die_with_parent()
+    die_with_parent()
     process.prepare(RunFolder(run).run["device"], 4)
     from megatron.bridge.training import gpt_step, initialize, pretrain  # noqa: F401
 

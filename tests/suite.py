@@ -44,7 +44,7 @@ EXERCISED = {
     "tests/e2e/test_observed.py": "observe bridge",
     "tests/e2e/test_profile.py": "profile observe",
     "tests/e2e/test_recipes.py": "plan bridge",
-    "tests/e2e/test_refusals.py": "preflight config doctor",
+    "tests/e2e/test_refusals.py": "check config doctor",
     "tests/e2e/test_reruns.py": "plan config common",
     "tests/e2e/test_sharded_corpus.py": "data",
     "tests/e2e/test_slurm_profile.py": "launch plan common",

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from megaboa.config.models.export import Evaluate
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.evaluation import evaluate
 
 WRITE = "echo '{document}' > {{out}}"

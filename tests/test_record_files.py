@@ -10,7 +10,7 @@ from made import trained
 
 from megaboa import records
 from megaboa.files import digest, link, read_json, read_jsonl, write_json
-from megaboa.observe import goodput, measure, progress
+from megaboa.observe import goodput, measure
 from megaboa.observe.steps import read_events
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import (
@@ -26,7 +26,7 @@ from megaboa.records import (
     TrainRecord,
     plain,
 )
-from megaboa.run import completion, identity, ledger, unfinished
+from megaboa.run import completion, identity, ledger, progress, unfinished
 
 # Written by the first version whose manifests had no version; only lists that nobody reads here were shortened.
 VERSION_0 = Path(__file__).parent / "fixtures" / "version-0"

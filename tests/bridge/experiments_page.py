@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from megaboa.estimate.overview import short
+from megaboa.check.overview import short
 from megaboa.files import write_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "experiments.md"

@@ -81,9 +81,8 @@ def both(folder):
 
     from megaboa.bridge import configuration, dryrun, preflight
     from megaboa.bridge.facts import facts_of
-    from megaboa.estimate import flops, parameters
-    from megaboa.estimate.stages import stages
-    from megaboa.preflight import table
+    from megaboa.check import flops, parameters, table
+    from megaboa.check.stages import stages
 
     answer = {"rules": [], "bridge": None, "parameters": None}
     with preflight.playing_rank_0_of(folder.run["world_size"]), preflight.as_on_a_gpu():

@@ -15,8 +15,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from megaboa import records
 from megaboa.bridge import process
 from megaboa.bridge.quiet import quietly
+from megaboa.check import overview
 from megaboa.config import load
-from megaboa.estimate import overview
 from megaboa.plan import make_plan
 from megaboa.plan.shared import Shared
 

@@ -4,8 +4,8 @@ import pytest
 
 from megaboa.bridge import cudnn
 from megaboa.bridge.wheels import is_installed
-from megaboa.data.errors import InputError
-from megaboa.preflight.facts import Facts, Kernels, Training
+from megaboa.check.facts import Facts, Kernels, Training
+from megaboa.errors import InputError
 
 
 def graphed(seq_length, attention="auto"):

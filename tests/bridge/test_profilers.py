@@ -7,7 +7,7 @@ import pytest
 
 from megaboa.bridge import profilers
 from megaboa.bridge.profilers import Capture, Profiler, of_file
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 
 CPROFILE = Path(__file__).parents[2] / "profilers" / "cprofile.py"
 

@@ -19,7 +19,7 @@ import megaboa
 from megaboa.bridge.compare import kinds
 from megaboa.bridge.source import has_weights, obtain, saved_tensors
 from megaboa.bridge.tensors import Tensors
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.files import folder_digests, write_json
 
 SCRIPTS = Path(megaboa.__file__).parents[1]

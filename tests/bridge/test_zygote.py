@@ -29,7 +29,7 @@ class Script:
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / "script.py"
-        self.environment = {**os.environ, zygote.VARIABLE: "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self.environment = {**os.environ, local.FORKED: "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
     def start(self, work: str, *words: str, **options: object) -> subprocess.Popen:
         self.path.write_text(ASK + "".join(f"    {line}\n" for line in work.splitlines()))
@@ -98,7 +98,7 @@ def test_a_child_has_what_the_script_was_started_with(script):
         "here = {'ready': 'megatron.bridge' in sys.modules, 'parent': os.getppid(), 'folder': os.getcwd()}\n"
         "here |= {'words': sys.argv, 'mask': os.umask(0), 'mine': os.environ['MEGABOA_MINE']}\n"
         "here |= {'read': sys.stdin.read(), 'processors': sorted(os.sched_getaffinity(0))}\n"
-        "here['threads'] = torch.get_num_threads()\n"
+        "here |= {'threads': torch.get_num_threads(), 'gpus': os.environ['CUDA_VISIBLE_DEVICES']}\n"
         "here |= {'random': [random.random(), float(numpy.random.rand())], 'torch': float(torch.rand(1))}\n"
         "print(json.dumps(here)); print('and this', file=sys.stderr); sys.exit(7)"
     )
@@ -120,6 +120,7 @@ def test_a_child_has_what_the_script_was_started_with(script):
         assert found[-1]["ready"] and found[-1]["threads"] == 2
     first, second = found
     assert first["parent"] == second["parent"] and "megaboa.bridge.zygote" in command_of(first["parent"])
+    assert first["gpus"] == ""  # as the CPU backend has it
     assert not set(first["random"]) & set(second["random"])  # of generators that a new process seeds by chance
     assert first["torch"] == second["torch"]  # of one that it doesn't
 
@@ -165,6 +166,49 @@ def test_with_the_script_goes_all_that_was_done_for_it(script):
     assert gone(pids)
 
 
+def test_a_script_that_is_killed_together_with_its_child_harms_no_other(script):
+    (first, pids), (second, others) = script.sleeping(), script.sleeping()
+    os.kill(parent_of(pids[0]), signal.SIGSTOP)  # it hears of both ends at once
+    os.kill(pids[0], signal.SIGKILL)
+    first.kill()
+    first.wait()
+    os.kill(parent_of(others[0]), signal.SIGCONT)
+    assert gone(pids)
+    assert second.poll() is None and not gone(others, seconds=0.5)
+    second.kill()
+    second.wait()
+    assert gone(others)
+
+
+def test_what_nobody_waits_for_is_not_done(script):
+    process, pids = script.sleeping()
+    server = parent_of(pids[0])
+    os.kill(server, signal.SIGSTOP)  # as if it still imported
+    mark = script.folder / "mark"
+    asker = script.start(f"open({str(mark)!r}, 'w')")
+    while "MEGABOA" not in Path(f"/proc/{asker.pid}/environ").read_text() or not connected(asker.pid):
+        time.sleep(0.02)
+    asker.kill()
+    asker.wait()
+    os.kill(server, signal.SIGCONT)
+    assert script.run("print('served')")[1] == "served\n"  # after it
+    assert not mark.exists()
+    process.kill()
+    process.wait()
+
+
+def connected(pid: int) -> bool:
+    links = Path(f"/proc/{pid}/fd").iterdir()
+    return sum("socket:" in str(link.readlink()) for link in links) > 0
+
+
+def test_signals_are_ignored_as_they_are_by_who_asks(script):
+    work = "import signal; print(*(signal.getsignal(n) == signal.SIG_IGN for n in (signal.SIGINT, signal.SIGHUP)))"
+    assert script.run(work)[1] == "False False\n"
+    ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    assert script.run(work, **ignoring)[1] == "False True\n"
+
+
 def test_ranks_are_gone_when_they_are_said_to_be(script):
     work = "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\n"
     work += "time.sleep(600)"
@@ -194,7 +238,7 @@ def test_a_killed_zygote_takes_its_children_with_it(script):
 
 def test_without_a_zygote_a_script_works_for_itself(script):
     work = "import os; print(os.getppid(), 'torch' in sys.modules)"
-    assert script.run(work, env={zygote.VARIABLE: "0"})[1] == f"{os.getpid()} False\n"
+    assert script.run(work, env={local.FORKED: "0"})[1] == f"{os.getpid()} False\n"
     assert script.run(work, env={"SLURM_JOB_ID": "1"})[1] == f"{os.getpid()} False\n"
     # One that can't import is no obstacle.
     started = time.monotonic()

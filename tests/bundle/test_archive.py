@@ -8,7 +8,7 @@ import pytest
 
 from megaboa.bundle import archive as archive_module
 from megaboa.bundle.archive import Archive, pack
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 
 
 def test_the_same_files_in_another_order_are_the_same_archive(tmp_path):

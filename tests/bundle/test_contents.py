@@ -12,7 +12,7 @@ from megaboa.bundle import contents
 from megaboa.bundle.contents import Asked, collect
 from megaboa.bundle.machine import Machine
 from megaboa.bundle.named import LARGEST
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.files import write_json
 from megaboa.records import write
 

@@ -7,7 +7,7 @@ import pytest
 from megaboa.bundle.archive import pack
 from megaboa.bundle.crate import METADATA, metadata
 from megaboa.bundle.rebuild import MARKER, claim, opened, other_packages
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.files import canonical
 from reproduce import reproduce, show
 

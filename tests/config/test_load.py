@@ -31,11 +31,12 @@ def test_later_files_and_the_command_line_win(tmp_path: Path) -> None:
 
 
 def test_the_sweep_replaces_what_the_files_set(tmp_path: Path) -> None:
-    text = "models: {m: {tokenizer: x, config: {hidden_size: 8}}}\ntokenizers: {x: {path: .}}\nparallel:\n  tp: 2\n"
+    text = "models: {m: {tokenizer: x, config: {model_type: qwen3, hidden_size: 8}}}\nparallel:\n  tp: 2\n"
+    text += "tokenizers: {x: {vocab_size: 512, train_on: c}}\ncorpora: {c: {source: python-stdlib}}\n"
     swept = "sweep: {grid: {parallel.tp: [1, 4]}, runs: {a: {}, b: {models.m.config.hidden_size: 16}}}\n"
     file = write(tmp_path, "one.yaml", text + swept)
     assert load([file]).notes == (
-        f"sweep.grid.parallel.tp replaces parallel.tp: 2 ({file}, line 4)",
+        f"sweep.grid.parallel.tp replaces parallel.tp: 2 ({file}, line 3)",
         f"sweep.runs.b.models.m.config.hidden_size replaces models.m.config.hidden_size: 8 ({file}, line 1)",
     )
     with pytest.raises(ConfigError, match=r"sweep\.grid\.parallel\.tp: is also set in --config: remove one of the two"):

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from megaboa.data import encoder as encoders
 from megaboa.data import tokenizer
 from megaboa.data.encoder import GATE_CHARACTERS, Encoder, Gate, surround
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 
 
 def frozen(fast, folder):

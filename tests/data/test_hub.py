@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import errors
 
 from megaboa.data import hub
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 
 
 @pytest.mark.parametrize(

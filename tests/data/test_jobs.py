@@ -16,7 +16,7 @@ from making import TEXTS, documents, jsonl, make, payload, sentences, specificat
 
 import megaboa
 from megaboa.data import jobs
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.files import folder_digests, read_json, write_json
 
 SCRIPTS = Path(megaboa.__file__).parents[1]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from making import build, documents, jsonl, make, sentences, specification
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 
 MANY = sentences(400)
 

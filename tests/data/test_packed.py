@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import packed
 
-from megaboa.data.errors import InputError
 from megaboa.data.packed import unpacked
+from megaboa.errors import InputError
 
 CONTENT = os.urandom(50_000) + b"lines\n" * 300_000
 

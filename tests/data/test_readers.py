@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from making import jsonl, packed
 
 from megaboa.data import readers
-from megaboa.data.errors import InputError
 from megaboa.data.readers import Records, describe, documents, split
 from megaboa.data.records import Bad, Format
 from megaboa.data.shards import Part, divide
 from megaboa.data.sources import File, kind_of
+from megaboa.errors import InputError
 
 
 def file_of(path):

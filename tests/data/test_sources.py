@@ -5,10 +5,10 @@ import pytest
 from making import jsonl
 
 from megaboa.data import sources, stream
-from megaboa.data.errors import InputError
 from megaboa.data.readers import Records, documents, whole
 from megaboa.data.records import Format
 from megaboa.data.sources import STDLIB, File, files, fingerprint, listing, paths, require_unchanged
+from megaboa.errors import InputError
 
 OPTIONS = {"split": "train", "subset": None, "revision": None}
 

@@ -4,7 +4,7 @@ import pytest
 from making import jsonl, make, payload, specification
 
 from megaboa.data import shards, stream
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 
 
 @pytest.fixture

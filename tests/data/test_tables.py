@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaboa.data.errors import InputError
 from megaboa.data.readers import Records, describe
 from megaboa.data.records import Bad, Format
 from megaboa.data.shards import divide
 from megaboa.data.sources import File, kind_of
+from megaboa.errors import InputError
 
 TEXTS = [f"row {number} ä" for number in range(2500)]
 

@@ -6,7 +6,7 @@ import made
 import pytest
 
 from megaboa.data import tokenizer
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.files import folder_digests
 from megaboa.records import Tokenizer, write
 

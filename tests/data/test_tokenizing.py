@@ -12,9 +12,9 @@ from making import TEXTS, build, documents, jsonl, make, packed, sentences, spec
 from megaboa.data import encoder as encoders
 from megaboa.data import jobs, tokenizing
 from megaboa.data.encoder import Encoder
-from megaboa.data.errors import InputError
 from megaboa.data.shards import divide
 from megaboa.data.sources import File
+from megaboa.errors import InputError
 
 MANY = sentences(400)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from megaboa.causes import CAUSES
+from megaboa.check.facts import Facts, Kernels
 from megaboa.doctor.advice import ADVICE, Case, of
 from megaboa.doctor.classes import FINER, trouble
 from megaboa.launch.ranks import Ended
 from megaboa.layout import Layout
-from megaboa.preflight.facts import Facts, Kernels
 from megaboa.run.failures import classify
 
 H200 = Path(__file__).parent / "logs" / "h200_out_of_memory.log"  # the last line of a real rank

@@ -8,10 +8,10 @@ from pathlib import Path
 import made
 import pytest
 
+from megaboa.check.facts import from_json
 from megaboa.doctor import advice, examine
 from megaboa.files import digest, write_json
 from megaboa.paths import RunFolder, RunStore
-from megaboa.preflight.facts import from_json
 from megaboa.records import AttemptEnd, AttemptStart, write
 from megaboa.run import claims, ledger
 from megaboa.run.identity import identity_of

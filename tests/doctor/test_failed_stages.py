@@ -14,7 +14,7 @@ from megaboa.files import write_json
 # With no network, and as the hub answers for a model whose licence was not accepted.
 FETCH = """
 from megaboa.data import hub
-from megaboa.data.errors import one_sentence
+from megaboa.errors import one_sentence
 with one_sentence():
     hub.download("meta-llama/Llama-3.1-8B", None, ["*.json"], "models.llama.hf")
 """
@@ -22,7 +22,7 @@ REFUSE = """
 import httpx
 from huggingface_hub import errors
 from megaboa.data import hub
-from megaboa.data.errors import one_sentence
+from megaboa.errors import one_sentence
 with one_sentence(), hub.refusals("models.llama.hf: 'meta-llama/Llama-3.1-8B'", "meta-llama/Llama-3.1-8B"):
     raise errors.GatedRepoError("403", response=httpx.Response(403, request=httpx.Request("GET", "https://x.y")))
 """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from megaboa.check import table
 from megaboa.doctor import passed
-from megaboa.preflight import table
 from megaboa.records import Spread, Summary
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "estimate"))

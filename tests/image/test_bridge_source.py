@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.image import bridge_source
 
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.image import dockerfile
 
 TEXT = """\

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.image import convert, engines
 
 

@@ -21,7 +21,7 @@ SCRIPTS = Path(__file__).parents[2] / "workflow/scripts"
 KILLS = 10
 MAKE = """
 import json, sys
-from megaboa.data.errors import one_sentence
+from megaboa.errors import one_sentence
 from megaboa.image.obtain import obtain
 with one_sentence():
     print(json.dumps(obtain(json.load(open(sys.argv[1])))))

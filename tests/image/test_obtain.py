@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.files import file_digest, write_json
 from megaboa.image import contract, inside, obtain
 

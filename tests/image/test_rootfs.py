@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.image import contract, rootfs
 
 pytestmark = pytest.mark.skipif(not contract.can_unshare(), reason="no right to make namespaces here")

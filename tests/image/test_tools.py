@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.image import tools
 
 IMAGE = "nvcr.io/nvidia/pytorch@sha256:" + "0" * 64

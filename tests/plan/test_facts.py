@@ -2,11 +2,11 @@
 
 import pytest
 
+from megaboa.check import refusals
 from megaboa.config import ConfigError
 from megaboa.plan.facts import facts_of
 from megaboa.plan.quantities import Quantities
 from megaboa.plan.shared import Shared
-from megaboa.preflight import refusals
 
 DEEPSEEK = {
     **{"model_type": "deepseek_v3", "num_hidden_layers": 4, "first_k_dense_replace": 1, "n_routed_experts": 8},

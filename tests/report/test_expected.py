@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from fake_runs import FakeExperiment
 
-from megaboa.estimate import overview
+from megaboa.check import overview
 from megaboa.files import read_json, write_json, write_text
 from megaboa.report.expected import load_expected
 from megaboa.report.runs import load_runs

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from megaboa.config.models.resources import Launch
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.launch.ranks import Ended
 from megaboa.launch.slurm import Job
 from megaboa.records import Image

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.files import write_text
 from megaboa.paths import RunStore
 from megaboa.run import checkpoints, kept

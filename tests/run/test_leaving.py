@@ -10,10 +10,10 @@ from megaboa import files
 from megaboa.config.models.resources import Launch, Recovery
 from megaboa.launch import slurm
 from megaboa.launch.ranks import Ended
-from megaboa.observe.progress import read_progress
 from megaboa.paths import RunFolder, RunStore
 from megaboa.run import leaving, site, supervisor
 from megaboa.run.call import Call, Interrupted, Requeued, TrainingFailed
+from megaboa.run.progress import read_progress
 from megaboa.run.watch import Signals, Watched
 
 SHOWN = "JobId=17 JobState={} Reason={} Restarts={} BatchFlag=1 Requeue=1 NumNodes=2 NodeList=n[1-2] Partition=gpu"

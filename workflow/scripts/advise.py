@@ -10,8 +10,8 @@ import dataclasses
 import sys
 
 from megaboa import peaks
+from megaboa.check import adviser
 from megaboa.config import ConfigError, load
-from megaboa.estimate import adviser
 from megaboa.plan.facts import alone
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from megaboa import store
 from megaboa.bridge import process, zygote
 from megaboa.bridge.quiet import quietly
-from megaboa.data.errors import one_sentence
+from megaboa.errors import one_sentence
 from megaboa.files import read_json, write_json
 from megaboa.paths import FACTS, RunFolder
 from megaboa.records import DataIndex, parse, write

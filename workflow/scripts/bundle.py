@@ -11,7 +11,7 @@ from megaboa.bundle.archive import pack
 from megaboa.bundle.contents import MANIFEST, Asked, collect
 from megaboa.bundle.crate import METADATA, experiment_times, metadata
 from megaboa.bundle.machine import Machine
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.files import canonical, read_json, write_bytes
 
 

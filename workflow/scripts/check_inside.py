@@ -9,7 +9,7 @@ from pathlib import Path
 from megaboa import files
 from megaboa.bridge import process
 from megaboa.bridge.quiet import quietly
-from megaboa.preflight import in_image
+from megaboa.check import in_image
 
 
 def main() -> None:

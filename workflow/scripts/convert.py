@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from megaboa import conversion
-from megaboa.data.errors import InputError, one_sentence
+from megaboa.errors import InputError, one_sentence
 from megaboa.files import read_json
 from megaboa.image import unchanged
 from megaboa.records import Image, read

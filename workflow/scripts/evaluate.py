@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from megaboa.bridge import zygote
-from megaboa.data.errors import one_sentence
+from megaboa.errors import one_sentence
 from megaboa.evaluation import evaluate
 from megaboa.files import read_json
 from megaboa.records import ExportRecord, read, write

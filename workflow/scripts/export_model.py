@@ -15,7 +15,7 @@ from megaboa.bridge.process import prepare, require_converter
 from megaboa.bridge.quiet import quietly
 from megaboa.bridge.source import has_weights
 from megaboa.conversion import add_image, image_of
-from megaboa.data.errors import one_sentence
+from megaboa.errors import one_sentence
 from megaboa.files import digest, folder_digests, read_json, write_text
 from megaboa.paths import CARD, RunFolder, RunStore
 from megaboa.records import ExportRecord, ModelSource, TrainRecord, read, write

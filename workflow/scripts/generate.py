@@ -9,7 +9,7 @@ from megaboa.bridge import zygote
 from megaboa.bridge.process import prepare, require_converter
 from megaboa.bridge.quiet import quietly
 from megaboa.conversion import add_image, image_of
-from megaboa.data.errors import InputError, one_sentence
+from megaboa.errors import InputError, one_sentence
 from megaboa.files import read_json, write_json
 from megaboa.records import ExportRecord, ModelSource, read
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from megaboa.bridge import zygote
 from megaboa.bridge.source import obtain
-from megaboa.data.errors import one_sentence
+from megaboa.errors import one_sentence
 from megaboa.files import read_json
 from megaboa.records import write
 

@@ -12,7 +12,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from megaboa.data.errors import InputError, one_sentence
+from megaboa.errors import InputError, one_sentence
 from megaboa.files import read_json, write_json
 from megaboa.records import Image, parse, write
 

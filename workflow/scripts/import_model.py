@@ -16,7 +16,7 @@ from megaboa.bridge import tensors, zygote
 from megaboa.bridge.process import join_ranks, prepare, require_converter
 from megaboa.bridge.quiet import quietly
 from megaboa.conversion import WHOLE, add_image, add_sizes, image_of, layout_of
-from megaboa.data.errors import one_sentence
+from megaboa.errors import one_sentence
 from megaboa.files import digest
 from megaboa.layout import Layout
 from megaboa.records import ImportRecord, ModelSource, read, write

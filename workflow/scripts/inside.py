@@ -7,7 +7,7 @@ import argparse
 import os
 from pathlib import Path
 
-from megaboa.data.errors import InputError, one_sentence
+from megaboa.errors import InputError, one_sentence
 from megaboa.files import read_json
 from megaboa.image import inside, unchanged
 from megaboa.image.runtimes import without_pythons

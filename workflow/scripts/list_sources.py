@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from megaboa.data.errors import one_sentence
+from megaboa.errors import one_sentence
 from megaboa.files import read_json, write_json
 
 

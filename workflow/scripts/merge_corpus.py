@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from megaboa.data.errors import one_sentence
 from megaboa.data.jobs import link_files, merge_shards
+from megaboa.errors import one_sentence
 from megaboa.files import read_json, write_json
 
 

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from megaboa import files
-from megaboa.data.errors import InputError, one_sentence
+from megaboa.check import in_image, refusals
+from megaboa.errors import InputError, one_sentence
 from megaboa.image import contract, obtain, unchanged
 from megaboa.paths import Specs
-from megaboa.preflight import in_image, refusals
 from megaboa.records import Image, read
 
 INNER = Path(__file__).with_name("check_inside.py")

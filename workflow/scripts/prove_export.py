@@ -10,7 +10,7 @@ from megaboa.bridge.process import prepare, require_converter
 from megaboa.bridge.quiet import quietly
 from megaboa.bridge.verdict import conclude
 from megaboa.conversion import add_image, image_of
-from megaboa.data.errors import one_sentence
+from megaboa.errors import one_sentence
 from megaboa.files import link
 from megaboa.paths import RunFolder
 from megaboa.records import ExportRecord, ModelSource, read

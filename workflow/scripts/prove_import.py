@@ -13,7 +13,7 @@ from megaboa.bridge.process import join_ranks, prepare, require_converter
 from megaboa.bridge.quiet import quietly
 from megaboa.bridge.verdict import conclude
 from megaboa.conversion import add_image, add_sizes, image_of, layout_of
-from megaboa.data.errors import one_sentence
+from megaboa.errors import one_sentence
 from megaboa.records import ImportRecord, ModelSource, read
 
 

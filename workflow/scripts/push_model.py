@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from megaboa.data import hub
-from megaboa.data.errors import InputError, one_sentence
+from megaboa.errors import InputError, one_sentence
 from megaboa.files import digest, folder_digests, write_json
 from megaboa.records import ExportRecord, Proof, read
 

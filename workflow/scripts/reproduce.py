@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megaboa.bundle.compare import WITHOUT_TIMES, Compared
 from megaboa.bundle.rebuild import claim, is_on_cpu, opened, other_packages, report_again, run_again
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.files import file_digest
 
 FOLDER = Path("reproduced")

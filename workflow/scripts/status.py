@@ -12,10 +12,10 @@ from pathlib import Path
 from rich.console import Console, Group
 from rich.live import Live
 
-from megaboa.observe.progress import Progress
 from megaboa.observe.slurm_jobs import Queue, read_queue
 from megaboa.observe.status import as_record, experiment_progress, progress_table
 from megaboa.run.exclusions import reviser
+from megaboa.run.progress import Progress
 
 ASK_SLURM_SECONDS = 20  # between two calls of squeue while watching
 

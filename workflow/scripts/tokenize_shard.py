@@ -21,8 +21,8 @@ def main() -> None:
     os.environ["RAYON_NUM_THREADS"] = str(args.threads)  # before the encoders start their threads
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's would wait for work that never comes
 
-    from megaboa.data.errors import one_sentence
     from megaboa.data.jobs import make_shard
+    from megaboa.errors import one_sentence
 
     with one_sentence(args.out):
         spec, sources = read_json(args.spec), read_json(args.sources)

@@ -7,8 +7,9 @@ import sys
 
 from megaboa.bridge import process, zygote
 from megaboa.launch.environment import adopt_rank
+from megaboa.launch.local import die_with_parent
 
-process.die_with_parent()  # also in the checkpoint writers, which are spawned and import this file again
+die_with_parent()  # also in the checkpoint writers, which are spawned and import this file again
 
 if __name__ == "__main__" and "--self-test" in sys.argv:
     from megaboa.bridge.selftest import main as examine

@@ -9,8 +9,8 @@ from typing import Any
 from megaboa.bridge import zygote
 from megaboa.bridge.dataset import read_as_training_does
 from megaboa.bridge.quiet import quietly
-from megaboa.data.errors import one_sentence
 from megaboa.data.jobs import verify_corpus
+from megaboa.errors import one_sentence
 from megaboa.files import read_json, write_json
 
 

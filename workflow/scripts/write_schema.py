@@ -10,10 +10,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from megaboa.check import table
 from megaboa.config.describe import readme_with_table, schema_text
 from megaboa.files import write_text
 from megaboa.image import pins
-from megaboa.preflight import table
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import store
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.records import Evaluation, ExportRecord
 
 SHOWN_LINES = 5

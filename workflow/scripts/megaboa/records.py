@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 
 from megaboa import files
 from megaboa.causes import Action, Cause
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 
 Tree = dict[str, Any]  # keys and values as the user's YAML, Hugging Face or Bridge has them: not ours to list
 Range = tuple[int, int]  # first and last step

@@ -17,15 +17,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from megaboa.bridge import zygote
+from megaboa.check.refusals import some_of
 from megaboa.doctor import stages
 from megaboa.files import read_json
+from megaboa.launch import local
 from megaboa.observe import standing
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import Plan, preview, screen
 from megaboa.plan.shared import Shared
 from megaboa.plan.submission import describe, submission
-from megaboa.preflight.refusals import some_of
 from megaboa.run import submitted
 from megaboa.run.identity import is_trained
 
@@ -173,8 +173,8 @@ def use_this_machine(settings: Any, limits: Any) -> None:
 
 def use_zygote(plan: Plan, executor: str) -> None:
     """Where all jobs are processes of this machine and of one Python, those that need Bridge are forked from one."""
-    if executor == "local" and plan.experiment.device == "cpu" and plan.experiment.image.runtime == "none":
-        os.environ.setdefault(zygote.VARIABLE, "1")
+    here = executor == "local" and plan.experiment.device == "cpu" and plan.experiment.image.runtime == "none"
+    os.environ[local.FORKED] = "1" if here and os.environ.get(local.FORKED) != "0" else "0"
 
 
 def introduce(plan: Plan, on_cluster: bool) -> None:

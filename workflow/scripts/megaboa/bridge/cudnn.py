@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from megaboa.bridge.wheels import is_installed
-from megaboa.data.errors import InputError
-from megaboa.preflight.facts import Facts
-from megaboa.preflight.graphs import full_graph_has_whole_blocks_of_attention
-from megaboa.preflight.rule import finding
+from megaboa.check.facts import Facts
+from megaboa.check.graphs import full_graph_has_whole_blocks_of_attention
+from megaboa.check.rule import finding
+from megaboa.errors import InputError
 
 REPLAYS_ALL_LENGTHS = (9, 15, 1)
 

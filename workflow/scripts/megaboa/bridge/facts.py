@@ -13,9 +13,9 @@ from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from megaboa.bridge import kernels
+from megaboa.check import fields
+from megaboa.check.facts import Cluster, Facts, Model, Training
 from megaboa.layout import Layout
-from megaboa.preflight import fields
-from megaboa.preflight.facts import Cluster, Facts, Model, Training
 from megaboa.records import LaunchSpec, ProfileSpec
 
 FP8 = {

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from megaboa import files
+from megaboa.check import image, in_image
+from megaboa.check.facts import Facts
 from megaboa.paths import RunFolder
-from megaboa.preflight import image, in_image
-from megaboa.preflight.facts import Facts
 from megaboa.records import LaunchSpec
 
 Result = dict[str, Any]
@@ -58,8 +58,7 @@ def _check(
 
     from megaboa.bridge import configuration, cpu
     from megaboa.bridge.facts import facts_of
-    from megaboa.estimate import memory
-    from megaboa.preflight import table
+    from megaboa.check import memory, table
 
     run, inputs = folder.run, configuration.Inputs.before_payloads(folder)
     config = configuration.build(run, inputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import importlib.util
@@ -14,12 +13,11 @@ import warnings
 from types import ModuleType
 from typing import Any
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.launch.environment import adopt_rank
+from megaboa.launch.local import die_with_parent
 from megaboa.launch.ranks import STACKS_SIGNAL
 from megaboa.layout import Layout
-
-_PR_SET_PDEATHSIG = 1
 
 
 def prepare(device: str, threads: int = 1) -> None:
@@ -94,13 +92,3 @@ def stacks_on_signal() -> None:
 def ignore_stop_signal() -> None:
     """For the processes that write a checkpoint: when all of a job gets SIGTERM, they must finish what they write."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def die_with_parent() -> None:
-    """Let the kernel end this process when its parent ends, however that happens: no rank is ever left alone."""
-    if not sys.platform.startswith("linux"):
-        return
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the request was in place
-        os.kill(os.getpid(), signal.SIGKILL)

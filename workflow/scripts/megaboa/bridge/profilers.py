@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from megaboa.bridge.hooks import on_import
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.paths import AttemptFolder
 
 MEMORY_EVENTS = 1_000_000  # allocations and frees that a snapshot remembers: the newest

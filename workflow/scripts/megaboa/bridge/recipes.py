@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.bridge import preflight
-from megaboa.estimate import memory, overview, parameters
-from megaboa.estimate.stages import stages
+from megaboa.check import memory, overview, parameters
+from megaboa.check.facts import Facts
+from megaboa.check.stages import stages
 from megaboa.layout import AXES, Layout
 from megaboa.paths import RunFolder
-from megaboa.preflight.facts import Facts
 
 OTHERS = re.compile(r"_vl\b|flux|wan|audio|omni")  # modules of models that see, hear or draw
 GPUS = re.compile(r"_(\d+)gpu_")

@@ -17,7 +17,7 @@ from megaboa import store
 from megaboa.bridge import tensors
 from megaboa.bridge.quiet import quietly
 from megaboa.data import hub, tokenizer
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.files import digest, file_digest, folder_digests, read_json, write_json
 from megaboa.paths import FACTS
 from megaboa.records import ModelSource

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.files import read_json
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from megaboa import files, records
 from megaboa.bridge import process
-from megaboa.data.errors import one_sentence
+from megaboa.errors import one_sentence
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.run import checkpoints
 from megaboa.run.identity import identity_of

@@ -21,7 +21,6 @@ import multiprocessing.process
 import os
 import resource
 import select
-import selectors
 import signal
 import socket
 import struct
@@ -29,39 +28,42 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from megaboa.bridge import process
-from megaboa.launch.local import HELD
+from megaboa.launch.local import FORKED, HELD, die_with_parent
 
-VARIABLE = "MEGABOA_ZYGOTE"
 IDLE_SECONDS = 30.0
 POLL_SECONDS = 0.2
 START_SECONDS = 120.0  # from the start of a zygote until it has imported Bridge, on a busy machine
+CONNECT_SECONDS = 20.0  # until it listens, which it does before it imports anything
+STARTS = 3  # by one process
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # What scripts that hand over import, with all that these import.
 IMPORTED = ("train", "convert", "proof", "source", "dataset", "index", "preflight")
 # What differs from process to process, and no import reads. Everything else is part of the key.
-OWN_PREFIXES = ("MEGABOA_", "WANDB_", "PYTEST_", "SNAKEMAKE_", "GOTO_", "OPENBLAS_", "VECLIB_", "NUMEXPR_")
+OWN_PREFIXES = ("MEGABOA_", "WANDB_", "PYTEST_", "SNAKEMAKE_")
 OWN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PWD", "OLDPWD", "SHLVL", "_", "TERM"}
 OWN |= {"PYTHONUNBUFFERED", "COLUMNS", "LINES"}
+OWN |= {"GOTO_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS"}
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # the zygote has one; a child, its own number
 TITLE_BYTES = 4096
+MOST_STREAMS = 5
 _LENGTH = struct.Struct("!Q")
+_BEGIN = b"."  # whoever asked is still there, and has the child's number: now it may begin
 
 
 def hand_over() -> None:
     """Let a child of the zygote do this script's work, and end as it ends. In that child, and without one: return."""
-    if HELD in os.environ:
-        with contextlib.suppress(OSError):
-            os.set_inheritable(int(os.environ[HELD]), False)
-    if os.environ.get(VARIABLE) != "1" or not sys.platform.startswith("linux") or "SLURM_JOB_ID" in os.environ:
+    if os.environ.get(FORKED) != "1" or not sys.platform.startswith("linux") or "SLURM_JOB_ID" in os.environ:
         return
-    if (connection := _connect(_key())) is None:
-        return
+    if HELD in os.environ:  # a rank, which no starter may leave behind
+        die_with_parent()
     try:
+        connection = _connect(_key())
         child = _ask(connection)
     except (OSError, ValueError):
         return
@@ -83,7 +85,7 @@ class Request:
     def of_this_process(cls) -> Request:
         umask = os.umask(0o077)
         os.umask(umask)
-        environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+        environment = {name: value for name, value in os.environ.items() if name != FORKED}
         ignored = [number for number in PASSED_ON if signal.getsignal(number) == signal.SIG_IGN]
         return cls(sys.argv, str(Path.cwd()), environment, umask, sorted(os.sched_getaffinity(0)), ignored)
 
@@ -97,6 +99,7 @@ def _key() -> str:
     limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
     places = [str(path.readlink()) for path in [*sorted(Path("/proc/self/ns").iterdir()), Path("/proc/self/root")]]
     rights = [os.getresuid(), os.getresgid(), os.getgroups(), os.getpriority(os.PRIO_PROCESS, 0)]
+    places.append(Path("/proc/self/cgroup").read_text())
     interpreter = [sys.executable, sys.version, sys.path[1:], subprocess._args_from_interpreter_flags()]
     parts = [interpreter, sources, packages, environment, limits, places, rights]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
@@ -128,24 +131,28 @@ def _show(words: list[str]) -> None:
 # --- the process that asks ------------------------------------------------------------------------------------------
 
 
-def _connect(key: str) -> socket.socket | None:
-    """A connection to the zygote of this key, which is started where there is none."""
-    deadline, started = time.monotonic() + START_SECONDS, None
+def _connect(key: str) -> socket.socket:
+    """A connection to the zygote of this key, which is started where there is none; OSError if that can't be."""
+    deadline, started, starts = time.monotonic() + CONNECT_SECONDS, None, 0
     while time.monotonic() < deadline:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(CONNECT_SECONDS)
         try:
             connection.connect(_address(key))
-            if _peers_user(connection) == os.geteuid():
-                connection.settimeout(START_SECONDS)
-                return connection
+        except ConnectionRefusedError:
             connection.close()
-            return None
-        except OSError:
-            connection.close()
-        if started is None or started.poll() is not None:  # it was idle, or another was faster
-            started = _start(key)
+        else:
+            if _peers_user(connection) != os.geteuid():
+                connection.close()
+                raise PermissionError("another user's")
+            connection.settimeout(START_SECONDS)
+            return connection
+        if started is None or started.poll() is not None:  # the last one was idle, or another one was faster
+            if starts == STARTS:
+                break
+            started, starts = _start(key), starts + 1
         time.sleep(0.05)
-    return None
+    raise ConnectionRefusedError("no zygote")
 
 
 def _start(key: str) -> subprocess.Popen:
@@ -164,10 +171,11 @@ def _start(key: str) -> subprocess.Popen:
 def _ask(connection: socket.socket) -> int:
     """Send what the child is to become; return its process number."""
     content = json.dumps(asdict(Request.of_this_process())).encode()
-    held = [int(os.environ[HELD])] if HELD in os.environ else []
+    held = map(int, os.environ.get(HELD, "").split())
     socket.send_fds(connection, [_LENGTH.pack(len(content))], [0, 1, 2, *held])
     connection.sendall(content)
     (child,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
+    connection.sendall(_BEGIN)
     return child
 
 
@@ -220,52 +228,78 @@ class Zygote:
 
     def __init__(self, listener: socket.socket):
         self.listener = listener
-        self.children: set[Child] = set()
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(listener, selectors.EVENT_READ)
+        self.pid = os.getpid()
+        self.sources = _sources()
+        self.children: list[Child] = []
+        self.poll = select.poll()
+        self.poll.register(listener, select.POLLIN)
 
     def serve(self) -> Request | None:
         """Until nobody needs it any more; in a child: what this process is to become."""
-        while True:
-            events = self.selector.select(None if self.children else IDLE_SECONDS)
-            if not events and not self.children:
+        while self.children or self.listener.fileno() >= 0:
+            ready = {number for number, _ in self.poll.poll(None if self.children else 1000 * IDLE_SECONDS)}
+            if not ready:
                 return None
-            for key, _ in events:
-                if key.data is None:
-                    if request := self._accept():
-                        return request
-                elif key.fileobj is key.data.connection:
-                    self._left_alone(key.data)
-                else:
-                    self._ended(key.data)
+            for child in list(self.children):
+                if child.end in ready:
+                    self._ended(child)
+                elif child.connection.fileno() in ready:
+                    self._left_alone(child)
+            if self.listener.fileno() in ready and (request := self._accept()):
+                return request
+        return None
 
     def _accept(self) -> Request | None:
         connection, _ = self.listener.accept()
-        try:
-            request, streams = _read(connection)
-        except (OSError, ValueError, TypeError, struct.error):
+        if self.sources != _sources():  # what was imported isn't what is there now
+            self.poll.unregister(self.listener)
+            self.listener.close()
             connection.close()
             return None
-        if not (pid := os.fork()):
-            self._forget_all()
-            connection.close()
-            for number, stream in enumerate(streams[:3]):
+        streams: list[int] = []
+        try:
+            request = _read(connection, streams)
+            pid = os.fork()
+            if not pid:
+                return self._begin(request, connection, streams)
+            child = Child(pid, os.pidfd_open(pid), connection)
+            self.children.append(child)
+            self.poll.register(child.end, select.POLLIN)
+            self.poll.register(connection, select.POLLRDHUP)
+            connection.sendall(_LENGTH.pack(pid))
+        except (OSError, ValueError, TypeError, struct.error):
+            if not any(child.connection is connection for child in self.children):
+                connection.close()
+        finally:
+            if os.getpid() == self.pid:
+                for stream in streams:
+                    os.close(stream)
+        return None
+
+    def _begin(self, request: Request, connection: socket.socket, streams: list[int]) -> Request:
+        """In a child. A connection of another one held open here would hide that its other end was closed."""
+        die_with_parent(self.pid)
+        self.listener.close()
+        for child in self.children:
+            os.close(child.end)
+            child.connection.close()
+        try:
+            connection.settimeout(START_SECONDS)
+            _receive(connection, len(_BEGIN))
+        except OSError:
+            os._exit(1)
+        connection.close()
+        for number, stream in enumerate(streams):
+            if number < 3:
                 os.dup2(stream, number)
                 os.close(stream)
-            return request
-        for stream in streams:
-            os.close(stream)
-        child = Child(pid, os.pidfd_open(pid), connection)
-        self.children.add(child)
-        self.selector.register(child.end, selectors.EVENT_READ, child)
-        self.selector.register(connection, selectors.EVENT_READ, child)
-        with contextlib.suppress(OSError):  # it has gone: the selector says so
-            connection.sendall(_LENGTH.pack(pid))
-        return None
+            else:
+                os.set_inheritable(stream, False)
+        return request
 
     def _left_alone(self, child: Child) -> None:
         """The process that asked was killed: nothing that it started may live on."""
-        self.selector.unregister(child.connection)
+        self.poll.unregister(child.connection)
         child.connection.close()
         _kill(child)
 
@@ -275,35 +309,33 @@ class Zygote:
             _kill(child)  # what it started, before its number can be another process's
         code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
         self.children.remove(child)
-        self.selector.unregister(child.end)
+        self.poll.unregister(child.end)
         os.close(child.end)
         if child.connection.fileno() >= 0:
-            self.selector.unregister(child.connection)
+            self.poll.unregister(child.connection)
             with contextlib.suppress(OSError):
                 child.connection.sendall(struct.pack("!i", code))
             child.connection.close()
 
-    def _forget_all(self) -> None:
-        """In a child: a connection held open here would hide that its other end was closed."""
-        self.selector.close()
-        self.listener.close()
-        for child in self.children:
-            os.close(child.end)
-            child.connection.close()
+
+def _sources() -> dict[str, int]:
+    """The files of all that is imported, with the times of their last change."""
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    found = {}
+    for path in filter(None, files):
+        with contextlib.suppress(OSError):
+            found[path] = Path(path).stat().st_mtime_ns
+    return found
 
 
-def _read(connection: socket.socket) -> tuple[Request, list[int]]:
-    """What is asked for, and the streams that came with it."""
+def _read(connection: socket.socket, streams: list[int]) -> Request:
+    """What is asked for; the streams that come with it are added to the given ones."""
     if _peers_user(connection) != os.geteuid():
         raise PermissionError("another user's")
     connection.settimeout(10)
-    size, streams, _, _ = socket.recv_fds(connection, _LENGTH.size, 4)
-    try:
-        return Request(**json.loads(_receive(connection, *_LENGTH.unpack(size)))), streams
-    except BaseException:
-        for stream in streams:
-            os.close(stream)
-        raise
+    size, received, _, _ = socket.recv_fds(connection, _LENGTH.size, MOST_STREAMS)
+    streams += received
+    return Request(**json.loads(_receive(connection, *_LENGTH.unpack(size))))
 
 
 def _kill(child: Child) -> None:
@@ -312,18 +344,21 @@ def _kill(child: Child) -> None:
             kill(child.pid, signal.SIGKILL)
 
 
-def _become(request: Request) -> None:
-    """Do the script's work in this child, as if Python had been started with it."""
+def _become(request: Request, imported: Mapping[str, str]) -> None:
+    """Do the script's work in this child, as if Python had been started with it.
+
+    `imported`: the variables that imports have set.
+    """
     os.setsid()
-    process.die_with_parent()
     os.chdir(request.folder)
     multiprocessing.process.ORIGINAL_DIR = request.folder  # where processes that are spawned look for the script
     os.umask(request.umask)
     os.sched_setaffinity(0, request.processors)
-    for number in request.ignored:
-        signal.signal(number, signal.SIG_IGN)
+    for number in PASSED_ON:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in request.ignored else usual)
     os.environ.clear()
-    os.environ.update(request.environment)
+    os.environ.update({**request.environment, **imported})
     _show([sys.executable, *request.words])
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(
@@ -350,18 +385,23 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
             listener.bind(_address(sys.argv[1]))
+            os.close(os.pidfd_open(os.getpid()))
         except OSError:
-            return  # another was faster
+            return  # another was faster, or the kernel is too old
         listener.listen(128)  # who asks now waits until all is imported
+        before = dict(os.environ)
+        signal.alarm(int(START_SECONDS))  # an import that hangs must not keep what was sent meanwhile
         process.prepare("cpu")
         for name in IMPORTED:
             importlib.import_module(f"megaboa.bridge.{name}")
+        signal.alarm(0)
         gc.freeze()
+        imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
         if _threads() > 1:
             return  # a child would lack the others, and might wait for a lock that one of them holds
         request = Zygote(listener).serve()
     if request:
-        _become(request)
+        _become(request, imported)
 
 
 if __name__ == "__main__":

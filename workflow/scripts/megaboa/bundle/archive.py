@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 
 _DATE = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o100644 << 16

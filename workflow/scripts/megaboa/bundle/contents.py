@@ -17,7 +17,7 @@ from megaboa.bundle import notified
 from megaboa.bundle.machine import Machine
 from megaboa.bundle.named import data_needed, small_files
 from megaboa.config import yaml_file
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.files import canonical, digest, read_json
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore
 from megaboa.records import AttemptStart, Image, TrainRecord, plain, read_if_there, read_ledger

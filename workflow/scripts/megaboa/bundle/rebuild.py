@@ -16,7 +16,7 @@ from megaboa.bundle.archive import Archive
 from megaboa.bundle.compare import Compared, compare
 from megaboa.bundle.contents import MANIFEST
 from megaboa.bundle.crate import METADATA, checksums
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.files import write_text
 from megaboa.paths import ExperimentFolder
 from megaboa.secrets import has_credentials, is_secret_name

@@ -17,9 +17,9 @@ from megaboa.config.keys import Path
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.config.yaml_file import Places, dotted
-from megaboa.data.errors import InputError
 from megaboa.data.names import file_stems
 from megaboa.data.sources import STDLIB, files_of, hub_id, is_hub_id
+from megaboa.errors import InputError
 
 
 def messages(error: ValidationError, raw: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:

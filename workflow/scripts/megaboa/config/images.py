@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.image import dockerfile, inspect, references
 from megaboa.image.pins import build_arguments
 

@@ -117,15 +117,18 @@ class _Reader:
         if path not in self.known:
             self.known[path] = (
                 keys.sweep_problem(key, path, self.models)
-                or self.replace(place, key, path)
+                or self.replace(place, path)
                 or config_keys.unknown_path(path, self.raw)
             )
-        if message := self.known[path]:
+        message = self.known[path]
+        if not message and path in self.replaced and key.startswith("overrides.") and path[0] != "overrides":
+            message = f"sets the same field as {dotted(path)}, which the file sets: sweep {dotted(path)} instead"
+        if message:
             self.problem(place, message)
             return None
         return path
 
-    def replace(self, place: tuple[str | int, ...], key: str, path: Path) -> str | None:
+    def replace(self, place: tuple[str | int, ...], path: Path) -> str | None:
         """Note the file's value that the sweep replaces, if there is one; return why it can't be replaced."""
         node: Any = self.raw
         for depth, part in enumerate(path):
@@ -138,8 +141,6 @@ class _Reader:
         where = f"{file}, line {line}" if line else file
         if not line:  # from the command line or the environment: whoever sets it there wants it in every run
             return f"is also set in {where}: remove one of the two"
-        if key.startswith("overrides.") and path[0] != "overrides":
-            return f"sets the same field as {dotted(path)} ({where}): sweep {dotted(path)} instead"
         self.replaced[path] = f"{dotted(place)} replaces {dotted(path)}: {node} ({where})"
         return None
 

@@ -19,8 +19,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from megaboa.data.errors import InputError
 from megaboa.data.indexed import token_dtype
+from megaboa.errors import InputError
 
 # Text on which encoders like to differ: tried before gigatoken is taken at all.
 HARD_TEXTS = [

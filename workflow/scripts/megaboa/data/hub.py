@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 
 # Files of an earlier push that this one may not have: transformers would read them first.
 REPLACED = ["*.safetensors", "*.safetensors.index.json"]

@@ -19,12 +19,12 @@ import tokenizers
 from megaboa import store
 from megaboa.data import sources, tokenizer, verify
 from megaboa.data.encoder import Encoder
-from megaboa.data.errors import InputError, disk_full
 from megaboa.data.merging import merge
 from megaboa.data.progress import Progress
 from megaboa.data.shards import divide
 from megaboa.data.sources import File
 from megaboa.data.tokenizing import Options, tokenize_shard
+from megaboa.errors import InputError, disk_full
 from megaboa.files import digest, link, read_json, write_json
 from megaboa.paths import FACTS
 

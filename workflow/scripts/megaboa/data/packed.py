@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 
 CHUNK = 1 << 20
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from megaboa.data.errors import InputError
 from megaboa.data.packed import CHUNK, unpacked
 from megaboa.data.records import Bad, Format, Record, decode, line_reader, too_long
 from megaboa.data.shards import BLOCK, Part, can_be_cut
 from megaboa.data.sources import File
+from megaboa.errors import InputError
 
 Piece = bytes | memoryview
 

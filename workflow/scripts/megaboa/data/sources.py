@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.files import digest, file_digest, read_json, write_json
 
 STDLIB = "python-stdlib"

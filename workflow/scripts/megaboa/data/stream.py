@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from megaboa.data import hub
-from megaboa.data.errors import InputError
 from megaboa.data.records import Format, Record, text_getter
 from megaboa.data.sources import File, is_hub_id
+from megaboa.errors import InputError
 
 # What a file of a stream counts for beside local files, as its size isn't known.
 NOMINAL_BYTES = 1 << 30

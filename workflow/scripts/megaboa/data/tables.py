@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow
 import pyarrow.parquet
 
-from megaboa.data.errors import InputError
 from megaboa.data.records import Bad, Format, Record, text_getter
+from megaboa.errors import InputError
 
 if TYPE_CHECKING:
     from megaboa.data.readers import Records

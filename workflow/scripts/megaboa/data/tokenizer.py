@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megaboa.data import hub
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.files import digest, file_digest, write_text
 from megaboa.records import ModelSource, Tokenizer, read
 

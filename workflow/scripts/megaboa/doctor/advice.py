@@ -6,11 +6,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from megaboa.estimate import costs, fit, memory
-from megaboa.estimate.memory import GIB
-from megaboa.estimate.overview import size
-from megaboa.preflight import table
-from megaboa.preflight.facts import Facts
+from megaboa.check import costs, fit, memory, table
+from megaboa.check.facts import Facts
+from megaboa.check.memory import GIB
+from megaboa.check.overview import size
 
 TOTAL = re.compile(r"total capacity of ([\d.]+) GiB")
 

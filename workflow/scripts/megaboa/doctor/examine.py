@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from megaboa import files
+from megaboa.check.facts import Facts, from_json
 from megaboa.doctor import advice, classes, curve, passed, stages
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore
-from megaboa.preflight.facts import Facts, from_json
 from megaboa.records import AttemptEnd, AttemptStart, Step, Summary, read_if_there, read_ledger, read_steps
 from megaboa.run import checkpoints, claims, ledger
 from megaboa.run.failures import read_tails

@@ -9,10 +9,9 @@ import dataclasses
 from typing import Any
 
 from megaboa import peaks
-from megaboa.estimate import flops, memory, parameters, speed
-from megaboa.estimate.stages import Stage, stages
-from megaboa.preflight import table
-from megaboa.preflight.facts import Facts
+from megaboa.check import flops, memory, parameters, speed, table
+from megaboa.check.facts import Facts
+from megaboa.check.stages import Stage, stages
 from megaboa.records import Summary
 
 LOW = 0.2  # of the peak: half of what large models reach

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import store
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.image import tools
 
 PACKAGE = Path("src/megatron/bridge/__init__.py")

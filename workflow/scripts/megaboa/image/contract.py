@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.image import inside, rootfs, runtimes
 
 ENTRYPOINT = Path(__file__).parents[2] / "train_rank.py"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from megaboa import files
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.image import engines, tools
 
 # enroot starts a container through this file, which its own import writes too.

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from megaboa import files
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.image import ignored
 
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")

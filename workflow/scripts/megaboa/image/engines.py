@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 
 ENGINES = ("docker", "podman", "buildah")  # in the order in which they are tried
 # What an engine answers to only if it works here: the client of Docker is often there without its server.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 
 FILE = ".dockerignore"
 _PARTS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files, store
-from megaboa.data.errors import InputError, disk_full
+from megaboa.errors import InputError, disk_full
 from megaboa.image import convert, dockerfile, engines, inspect, references, tools
 from megaboa.paths import FACTS
 

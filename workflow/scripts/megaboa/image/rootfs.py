@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from megaboa import store
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.image import references, tools
 
 MAX_LINKS = 40  # as the kernel

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from megaboa.bridge.process import die_with_parent
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.image.references import registry_of
+from megaboa.launch.local import die_with_parent
 
 KEPT_LINES = 40
 _UNREACHABLE = re.compile(

@@ -7,11 +7,13 @@ in a collective) are ended within seconds.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from megaboa.launch.environment import ReservedPort, rank_environment, rendezvous_environment
@@ -20,8 +22,9 @@ from megaboa.launch.ranks import STACKS_SIGNAL, Ended
 GRACE_SECONDS = 3.0
 POLL_SECONDS = 0.1
 ADDRESS = "127.0.0.1"
-# A pipe's end that a rank holds open for as long as it lives, be it this process's child or forked by another.
-HELD = "MEGABOA_HELD"
+# Where ranks may be forked by a process that isn't ours: ends of pipes that they hold open for as long as they live.
+FORKED, HELD = "MEGABOA_ZYGOTE", "MEGABOA_HELD"
+_PR_SET_PDEATHSIG = 1
 
 
 class LocalRanks:
@@ -93,21 +96,29 @@ class LocalRanks:
             self.port.close()
 
     def _start(self, command: Sequence[str], log: Path, environment: dict[str, str]) -> None:
+        with log.open("ab") as stream, self._pipe(environment) as held:
+            self.processes.append(
+                subprocess.Popen(
+                    command,
+                    env=environment | ({HELD: " ".join(map(str, held))} if held else {}),
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=held,
+                )
+            )
+
+    @contextlib.contextmanager
+    def _pipe(self, environment: Mapping[str, str]) -> Iterator[list[int]]:
+        """What a rank is to hold, if it may be another process that does its work: one of ours, and our keeper's."""
+        if environment.get(FORKED) != "1":
+            yield []
+            return
         alive, held = os.pipe()
         self.alive.append(alive)
         try:
-            with log.open("ab") as stream:
-                self.processes.append(
-                    subprocess.Popen(
-                        command,
-                        env={**environment, HELD: str(held)},
-                        stdin=subprocess.DEVNULL,
-                        stdout=stream,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                        pass_fds=[held],
-                    )
-                )
+            yield [held, *map(int, os.environ.get(HELD, "").split())]
         finally:
             os.close(held)
 
@@ -147,6 +158,16 @@ def is_running(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Let the kernel end this process when its parent ends, however that happens: no rank is ever left alone."""
+    if not sys.platform.startswith("linux"):
+        return
+    parent = parent or os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the request was in place
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _signal_group(process: subprocess.Popen, number: signal.Signals) -> None:

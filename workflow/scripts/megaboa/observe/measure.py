@@ -11,12 +11,12 @@ from megaboa.harmless import without_harmless
 from megaboa.observe import performance
 from megaboa.observe.accounting import read_lives
 from megaboa.observe.goodput import goodput
-from megaboa.observe.progress import last_step
 from megaboa.observe.routing import add_routing
 from megaboa.observe.steps import Row, read_attempts, read_events, step_rows, steps_in
 from megaboa.observe.summary import summarize
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import AttemptStart, Called, Parent, StepEvent, Summary, TrainRecord, parse, read, read_ledger
+from megaboa.run.progress import last_step
 
 
 @dataclass(frozen=True)

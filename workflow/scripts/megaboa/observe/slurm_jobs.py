@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megaboa.launch import slurm
-from megaboa.observe.progress import Progress
 from megaboa.paths import ExperimentFolder
 from megaboa.run import claims
+from megaboa.run.progress import Progress
 
 QUERY_SECONDS = 30
 # No `|` can be in any of these but the last two.

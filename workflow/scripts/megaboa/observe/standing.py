@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaboa.doctor import examine
-from megaboa.observe.progress import Progress, format_steps
 from megaboa.observe.slurm_jobs import Queue
 from megaboa.observe.status import experiment_progress
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.run.identity import is_trained
+from megaboa.run.progress import Progress, format_steps
 
 SHOWN = 10
 

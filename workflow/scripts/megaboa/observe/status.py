@@ -15,8 +15,13 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from megaboa.observe import history, slurm_jobs
-from megaboa.observe.progress import (
+from megaboa.observe import slurm_jobs
+from megaboa.observe.slurm_jobs import Queue, SlurmJob
+from megaboa.paths import ExperimentFolder, RunFolder, RunStore
+from megaboa.run import checkpoints, claims, history
+from megaboa.run.chain import links, wall_seconds
+from megaboa.run.identity import is_outdated
+from megaboa.run.progress import (
     Progress,
     format_age,
     format_bytes,
@@ -28,11 +33,6 @@ from megaboa.observe.progress import (
     slowest_save,
     usual_seconds_per_step,
 )
-from megaboa.observe.slurm_jobs import Queue, SlurmJob
-from megaboa.paths import ExperimentFolder, RunFolder, RunStore
-from megaboa.run import checkpoints, claims
-from megaboa.run.chain import links, wall_seconds
-from megaboa.run.identity import is_outdated
 from megaboa.run.recovery import lead_seconds
 
 STYLES = {

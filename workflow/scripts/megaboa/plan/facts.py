@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files
+from megaboa.check import fields
+from megaboa.check.facts import Cluster, Facts, Model, Profiling, Training
 from megaboa.config.check import is_local
 from megaboa.config.formula import Number
 from megaboa.config.models.experiment import Experiment
@@ -16,8 +18,6 @@ from megaboa.launch.profiler import has_nsys
 from megaboa.layout import DENSE, NAMES, Layout
 from megaboa.plan.parameters import with_defaults
 from megaboa.plan.quantities import Quantities
-from megaboa.preflight import fields
-from megaboa.preflight.facts import Cluster, Facts, Model, Profiling, Training
 
 TASKS = re.compile(r"--(?:ntasks-per-node|gpus-per-node|tasks-per-node)[= ](?:\w+:)*(\d+)")
 

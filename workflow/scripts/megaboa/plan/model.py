@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files
+from megaboa.check.facts import Facts
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import documents
-from megaboa.preflight.facts import Facts
 from megaboa.records import LaunchSpec, ProfileSpec, Tree, plain
 
 

@@ -9,6 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from megaboa import blends, files
+from megaboa.check import experts, pipeline, refusals, table, tensors
+from megaboa.check.facts import Facts
+from megaboa.check.facts import Model as ModelFacts
+from megaboa.check.rule import Finding, Rule, finding
 from megaboa.config import Experiment, LoadedExperiment, check, keys
 from megaboa.config.models.model import Model, Tokenizer
 from megaboa.config.sweep import piece
@@ -23,10 +27,6 @@ from megaboa.plan.parameters import UnknownFamilyError, count_parameters
 from megaboa.plan.problems import Problems
 from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
 from megaboa.plan.shared import environment
-from megaboa.preflight import experts, pipeline, refusals, table, tensors
-from megaboa.preflight.facts import Facts
-from megaboa.preflight.facts import Model as ModelFacts
-from megaboa.preflight.rule import Finding, Rule, finding
 
 
 class RunPlanner:

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from megaboa.check.refusals import some, some_of
 from megaboa.plan.model import Plan
-from megaboa.preflight.refusals import some, some_of
 
 LINES = 40
 SWEPT = 5  # keys that are named

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaboa.estimate.overview import short, size
+from megaboa.check.overview import short, size
 from megaboa.metrics import named
 from megaboa.paths import ExperimentFolder
 from megaboa.report.runs import RunResult

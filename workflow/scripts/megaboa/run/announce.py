@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from megaboa import files
 from megaboa.launch.ranks import Ended
-from megaboa.observe import progress
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.run import progress
 from megaboa.run.failures import read_tails
 
 PROGRESS_SECONDS, JOB_PROGRESS_SECONDS = 2.0, 30.0

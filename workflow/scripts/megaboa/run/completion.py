@@ -10,10 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from megaboa import files
-from megaboa.observe import progress
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import Found, Kept, Parent, RankEnd, TrainRecord, parse, read, read_ledger
-from megaboa.run import checkpoints, ledger
+from megaboa.run import checkpoints, ledger, progress
 
 
 def finished(folder: RunFolder, payload: RunStore) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import conversion
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.launch import local, networks
 from megaboa.launch.environment import layered, threads_environment
 from megaboa.launch.slurm import SlurmUnreachableError

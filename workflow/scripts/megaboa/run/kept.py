@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaboa.data.errors import InputError
+from megaboa.errors import InputError
 from megaboa.paths import RunStore
 from megaboa.records import Evaluated, read_steps
 from megaboa.run import checkpoints

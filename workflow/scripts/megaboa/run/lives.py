@@ -16,11 +16,13 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from megaboa.launch.local import HELD
 from megaboa.run.watch import PASSED_ON, Signals
 
 LIVES = 5  # of one call, or of one life of its job
 GONE_SECONDS = 30.0
 POLL_SECONDS = 0.1
+ZYGOTE = b"megaboa.bridge.zygote"  # no orphan of ours: it serves others too, and ends by itself
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -43,18 +45,25 @@ def kept(work: Callable[[int], int]) -> int:
             signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
             if heard:
                 return 128 + heard[0]
+            alive, held = os.pipe()
             child = os.fork()
             if not child:
+                os.close(alive)
+                os.environ[HELD] = str(held)
                 for number, handler in {**before, PASSED_ON: signal.default_int_handler}.items():
                     signal.signal(number, handler)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
                 _live(work, life)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+            os.close(held)
             code = _wait(child)
             if code != -signal.SIGKILL or heard:
+                os.close(alive)
                 break
             print(f"megaboa: the supervisor was killed in life {life} of {LIVES}", file=sys.stderr, flush=True)
             _end_orphans()
+            os.read(alive, 1)  # until ranks that a zygote has forked, which hold the other end, have ended too
+            os.close(alive)
         return code if code >= 0 else 128 - code
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
@@ -124,6 +133,9 @@ def _children() -> set[int]:
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             pid, rest = path.read_text().split(" ", 1)
-            if int(rest.rsplit(")", 1)[1].split()[1]) == os.getpid():
+            ours = int(rest.rsplit(")", 1)[1].split()[1]) == os.getpid()
+            if (
+                ours and ZYGOTE not in path.with_name("cmdline").read_bytes()
+            ):  # it serves others too, and ends by itself
                 found.add(int(pid))
     return found

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from megaboa.causes import Cause
-from megaboa.observe import progress
 from megaboa.paths import AttemptFolder
 from megaboa.records import Found, LeftOut, LossSpike, Step, read
-from megaboa.run import checkpoints, ledger, recovery
+from megaboa.run import checkpoints, ledger, progress, recovery
 from megaboa.run.announce import progress_reporter
 from megaboa.run.call import Call
 from megaboa.run.watch import Watch

@@ -17,10 +17,9 @@ from megaboa import files
 from megaboa.causes import CAUSES, Action
 from megaboa.launch import slurm
 from megaboa.launch.srun import end_step
-from megaboa.observe import progress
 from megaboa.paths import AttemptFolder, RunFolder
 from megaboa.records import AttemptEnd, AttemptStart, Called, Outcome, Step, TrainRecord, read_steps, write
-from megaboa.run import checkpoints, claims, exclusions, failures, ledger, recovery, unfinished
+from megaboa.run import checkpoints, claims, exclusions, failures, ledger, progress, recovery, unfinished
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer, explain
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from megaboa.harmless import without_harmless
-from megaboa.observe import progress
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import read_ledger
-from megaboa.run import checkpoints, ledger
+from megaboa.run import checkpoints, ledger, progress
 from megaboa.run.identity import identity_of, stored
 
 SHOWN = 12

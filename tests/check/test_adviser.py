@@ -1,0 +1,82 @@
+"""Layouts by predicted speed: beside what was measured, and beside the rules of thumb."""
+
+import dataclasses
+
+import pytest
+import yaml
+from gpt2_large import MEASURED
+
+from megaboa.check import adviser, costs, fit, memory, speed, table
+from megaboa.check.facts import Cluster, Facts, Model, Training
+from megaboa.layout import Layout
+
+STEPS = {  # milliseconds, at the published conditions (docs/benchmarks/h200.md)
+    "dp2, bf16": 454,
+    "cp2": 487,
+    "tp2": 556,
+    "tp2, sequence parallel": 546,
+    "pp2, one micro-batch": 837,
+}
+THUMB = {  # model: layers, hidden, heads, nodes of 8, and the layout that is usually proposed
+    "7B": (32, 4096, 32, 1, {"tp": 2}),
+    "70B": (80, 8192, 64, 8, {"tp": 8, "pp": 2}),
+    "175B": (96, 12288, 96, 32, {"tp": 8, "pp": 8}),
+    "1T": (128, 25600, 160, 128, {"tp": 8, "pp": 16}),
+}
+
+
+def facts(size) -> Facts:
+    layers, hidden, heads, nodes, _ = THUMB[size]
+    model = Model(
+        layers=layers, hidden=hidden, ffn=4 * hidden, heads=heads, kv_groups=heads, head_dim=hidden // heads,
+        vocab_size=51200, vocab_rows=51200, gated=False, tied=True, learned_positions=True,
+    )  # fmt: skip
+    training = Training(gbs=1024, mbs=1, seq_length=2048, precision="bf16_mixed")
+    return Facts(Layout(), model, training, cluster=Cluster("cuda", nodes, 8, "h100-80g"))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_two_gpus_take_about_as_long_as_measured(name):
+    given = dataclasses.replace(MEASURED[name][1], cluster=Cluster(gpu="h200-141g", gpus_per_node=2))
+    assert speed.of_step(given).seconds * 1000 == pytest.approx(STEPS[name], rel=0.1)
+
+
+def test_a_layout_is_advised_with_the_time_that_preflight_says():
+    for found in adviser.advise(facts("7B"), top=3):
+        training = dataclasses.replace(found.facts.training, iters=10)
+        predicted = costs.of_run(dataclasses.replace(found.facts, training=training))
+        assert predicted.step_seconds == found.step.seconds
+
+
+@pytest.mark.parametrize("size", ["7B", "70B"])
+def test_what_is_advised_is_legal_fits_and_is_no_slower_than_the_rule_of_thumb(size):
+    given, thumb = facts(size), THUMB[size][-1]
+    found = adviser.advise(given)
+    for one in found:
+        assert table.is_legal(one.facts)
+        assert memory.peak(one.facts).total <= fit.capacity("h100-80g")
+    ranks = given.cluster.nodes * 8
+    layout = Layout(world_size=ranks, sp=True, **thumb)
+    proposed = list(adviser._filled(dataclasses.replace(given, layout=layout)))
+    best = min(speed.of_step(one).seconds for one in proposed if memory.peak(one).total <= fit.capacity("h100-80g"))
+    assert found[0].step.seconds <= best
+
+
+def test_a_sweep_that_can_be_pasted():
+    found = adviser.advise(facts("7B"), top=3)
+    runs = yaml.safe_load(adviser.yaml(found))["sweep"]["runs"]
+    assert [dict(one.values) for one in found] == list(runs.values())
+    assert all("training.micro_batch_size" in values for values in runs.values())
+    assert len(adviser.text(found).splitlines()) == 4
+
+
+def test_experts_are_spread_where_that_helps():
+    given = facts("7B")
+    model = dataclasses.replace(given.model, experts=16, topk=2, moe_ffn=16384, tied=False)
+    found = adviser.advise(dataclasses.replace(given, model=model, cluster=Cluster("cuda", 8, 8, "h100-80g")), top=3)
+    assert found and all(one.facts.layout.ep > 1 for one in found)
+
+
+def test_nothing_is_advised_where_nothing_fits():
+    given = facts("70B")
+    assert adviser.advise(dataclasses.replace(given, cluster=Cluster("cuda", 1, 1, "h100-80g"))) == []

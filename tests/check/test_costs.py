@@ -1,0 +1,72 @@
+"""Tokens, operations, time, disk, and the budget."""
+
+import dataclasses
+
+import pytest
+from gpt2_large import facts
+
+from megaboa.check import costs, flops, speed
+from megaboa.check.facts import Cluster
+
+
+def course(given, gpu="h200-141g", **training):
+    values = {"iters": 1000, "save_interval": 100, **training}
+    return dataclasses.replace(given, training=dataclasses.replace(given.training, **values), cluster=Cluster(gpu=gpu))
+
+
+def test_operations_of_gpt2_large_are_those_that_bridge_printed():
+    """161 TFLOP for 32 sequences (docs/benchmarks/h200.md)."""
+    assert flops.of_step(facts(gbs=32)) == pytest.approx(161e12, rel=0.003)
+
+
+def test_tokens_and_time_by_an_assumed_share_of_the_peak():
+    found = costs.of_run(course(facts(gbs=64, world=2)), mfu=0.36)
+    assert found.tokens == 1000 * 64 * 1024
+    assert found.step_seconds == pytest.approx(0.452, rel=0.01)  # measured: 453.8 ms
+    assert found.source == "36% of peak"
+    assert found.gpu_hours == pytest.approx(2 * 1000 * found.step_seconds / 3600)
+
+
+@pytest.mark.parametrize("layout", [{}, {"tp": 2, "sp": True}, {"pp": 2}, {"cp": 2}])
+def test_time_is_predicted_by_layout_and_by_the_one_model_of_speed(layout):
+    given = course(facts(mbs=8, world=2, **layout))
+    found = costs.of_run(given)
+    assert (found.step_seconds, found.source) == (speed.of_step(given).seconds, "predicted")
+    assert bool(layout) == (found.step_seconds != costs.of_run(course(facts(mbs=8, world=2))).step_seconds)
+
+
+def test_what_was_measured_goes_before_what_is_assumed_and_what_was_given_before_both():
+    given = course(facts())
+    assert (costs.of_run(given, measured=0.5).step_seconds, costs.of_run(given, measured=0.5).source) == (
+        0.5,
+        "measured",
+    )
+    assert costs.of_run(given, given=0.4, measured=0.5).source == "given"
+    assert costs.of_run(course(facts(), gpu=None)).gpu_hours is None
+
+
+@pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        ({"save_interval": 0}, 0),
+        ({"save_interval": None}, 1),
+        ({"save_interval": 300}, 4),
+        ({"save_interval": 100, "keep_last": 2}, 3),  # one more while the newest is written
+        ({"save_interval": 600, "keep_last": 5}, 2),
+    ],
+)
+def test_checkpoints_that_lie_there_at_one_time(training, expected):
+    found = costs.of_run(course(facts(), **training), exported=True)
+    assert found.checkpoints == expected
+    assert found.checkpoint_bytes == pytest.approx(14 * 774_090_240, rel=0.001)
+    assert found.disk_bytes == pytest.approx((14 * expected + 2) * 774_090_240, rel=0.001)
+
+
+def test_a_budget_names_what_is_exceeded():
+    runs = [costs.of_run(course(facts(world=2)), measured=3.6), None]
+    found = costs.total(runs)
+    assert (found.gpu_hours, found.unknown) == (2.0, 1)
+    assert costs.over_budget(found, 2.0, "1T") == {}
+    exceeded = costs.over_budget(found, 1.5, "50G")
+    assert exceeded["budget.gpu_hours"].startswith("1.5 is less than the 2 GPU-hours of the plan (without 1 runs")
+    assert exceeded["budget.disk"].startswith("50G is less than the 108 GB that the plan writes")

@@ -1,0 +1,52 @@
+"""Runs that don't fit are refused, with the cheapest change that fits."""
+
+import dataclasses
+
+import pytest
+from gpt2_large import facts
+
+from megaboa.check import fit, memory, table
+from megaboa.check.memory import GIB
+
+
+def on(gpu, given, nodes=1):
+    cluster = dataclasses.replace(given.cluster, gpu=gpu, nodes=nodes, gpus_per_node=given.layout.world_size)
+    return dataclasses.replace(given, cluster=cluster)
+
+
+def test_capacities():
+    assert fit.capacity("h100-80g") / GIB == pytest.approx(79.2)
+    with pytest.raises(ValueError, match="as h100-80g"):
+        fit.capacity("h100")
+
+
+def test_what_fits_with_room_to_spare_is_silent():
+    assert table.check(on("h200-141g", facts(gbs=64))) == []
+    assert table.check(on(None, facts(mbs=64))) == []
+
+
+def test_what_does_not_fit_is_refused_with_a_breakdown_and_a_smaller_micro_batch():
+    [found] = table.check(on("h100-80g", facts(gbs=64)))
+    assert (found.rule, found.level, found.key) == ("memory_suffices", "error", "resources.gpu")
+    assert "h100-80g has 79.2 GiB, and stage 0 takes 80.3 by prediction (weights 1.4, gradients 2.9" in found.message
+    assert "training.micro_batch_size: 16 fits by prediction: 48.5 GiB" in found.message
+
+
+def test_what_nearly_fills_the_gpu_is_warned_of():
+    [found] = table.check(on("h100-82g", facts(gbs=64)))
+    assert found.level == "warning" and "with the prediction's error of 5%" in found.message
+
+
+def test_what_costs_nothing_comes_first():
+    given = on("h100-80g", facts("fp16_mixed", distributed=False, mbs=64, gbs=128, world=4, tp=2))
+    change = fit.cheapest(given, table.is_legal)
+    assert str(change) == "parallel.distributed_optimizer: true, parallel.sp: true"
+    assert memory.peak(change.facts).total < fit.capacity("h100-80g")
+
+
+def test_then_recomputation_then_more_cuts():
+    tight = on("a1-16g", facts(mbs=1, gbs=64))
+    prices = [change.price for change in fit.changes(tight)]
+    assert prices.index("a part is calculated twice") < prices.index("a third more calculation")
+    assert "more communication" not in prices[: prices.index("a third more calculation")]
+    assert fit.cheapest(on("a1-4g", facts(mbs=1, gbs=64)), table.is_legal) is None

@@ -1,0 +1,87 @@
+"""What only the image can check is said of the runs that use it, and of no others."""
+
+import pytest
+from facts_of import facts
+
+from megaboa.check.image import RULES, missing, unchecked
+
+PLAIN = {"layers": 4, "head_dim": 128, "precision": "bf16_mixed", "dispatcher": "alltoall"}
+USED = {
+    "low_precision_has_kernels": {"precision": "bf16_with_mxfp8_mixed"},
+    "dispatcher_is_installed": {"dispatcher": "flex", "flex_backend": "deepep"},
+    "graphs_can_be_captured": {"graphs": "transformer_engine"},
+    "prediction_layers_are_there": {"mtp_layers": 1},
+    "tensor_overlap_has_buffers": {"tp_comm_overlap": True},
+    "attention_takes_the_head": {"head_dim": 80},
+}
+
+
+def test_every_rule_has_a_case():
+    assert set(USED) == {rule.__name__ for rule in RULES}
+
+
+@pytest.mark.parametrize("name", USED)
+def test_what_a_run_uses_is_named(name):
+    (line,) = unchecked(facts(**{**PLAIN, **USED[name]}))
+    assert "needs the image" in line and line.endswith(f"[{name}]")
+
+
+def test_plain_runs_and_runs_on_the_cpu_leave_nothing_open():
+    assert unchecked(facts(**PLAIN)) == unchecked(facts()) == []
+    assert unchecked(facts(**{**PLAIN, "graphs": "local", "device": "cpu"})) == []
+
+
+GROUPED = "ValueError: moe_act in recompute_modules is only supported with moe_grouped_gemm."
+FUSED = "ValueError: Cannot defer embedding wgrad compute when gradient accumulation fusion is not used"
+ABSENT = {  # as Megatron and Bridge say it
+    "RuntimeError: --use-precision-aware-optimizer requires FusedAdam from TransformerEngine, but not found.": "Adam",
+    "ValueError: fp4 requires Transformer Engine >= 2.7.0.dev0 for NVFP4BlockScaling": "Transformer Engine",
+    "ValueError: Only transformer-engine>=1.7.0 supports MoE FP8 training, but your version is 0.0.0.": "Engine",
+    "ValueError: layernorm recompute for fp8 needs transformer-engine>=2.6.0dev0, but your version is 0.0.0.": "Engine",
+    "AssertionError: TE version >= 2.7.0 is required for overlap_grad_reduce. Current TE version: 0.0.0": "Engine",
+    "AssertionError: CUDA graph with delay_wgrad_compute requires TE version >= 2.12.0.": "Engine",
+    "ValueError: apply_rope_fusion is not available. Please install TE >= 1.4.": "Engine",
+    "AssertionError: Must have at least TE version 2.3 or higher to use symmetric memory all reduce": "Engine",
+    "AssertionError: Transformer-Engine v0.0.0 must be >= 1.12.0 to support KV channels": "Engine",
+    "AssertionError: qk-clip is only supported in TE 2.9.0 and later": "Engine",
+    "AssertionError: TransformerEngine is required for MoE latent projections.": "Engine",
+    "ValueError: qk_layernorm requires Transformer Engine (for TENorm) or q_layernorm set in the spec.": "Engine",
+    "AssertionError: CUDA Graphs are not supported without TE.": "Engine",
+    "AssertionError: CPU Offloading is enabled when TE is not present": "Engine",
+    "ImportError: Transformer Engine is not installed. Please install it": "Engine",
+    "ModuleNotFoundError: No module named 'transformer_engine'": "Engine",
+    "NameError: name 'TESpecProvider' is not defined": "layers",
+    "StopIteration: when instantiating SelfAttention": "mocks",
+    "ImportError: MambaSSM is not installed.": "mamba-ssm",
+    GROUPED: "grouped",
+    FUSED: "fused gradients",
+}
+TO_THE_RUN = (
+    "AssertionError: num_layers=92 should be divisible by config.pipeline_model_parallel_size=8",
+    "ValueError: Fine-grained activation offloading is only supported with transformer_engine implementation. "
+    "Current transformer_impl: local",
+    "ValueError: fused_group_mlp requires use_transformer_engine_op_fuser.",
+    "ValueError: moe_single_grouped_weight requires use_transformer_engine_op_fuser=True. The non-op-fuser TE "
+    "GroupedLinear path splits the grouped parameter into per-expert tensors",
+    "AssertionError: fine-grained activation offloading is only supported with transformer_engine CUDA graph "
+    "implementation or local CUDA graph implementation with partial MoE offload.",
+    "ValueError: TransformerEngine only support gelu, geglu, silu, swiglu, relu, reglu.",
+    "ValueError: Transformer Engine linear layers do not support gather_output = True",
+    "AssertionError: use cuda_graph_impl=transformer_engine instead.",
+)
+
+
+@pytest.mark.parametrize("said", ABSENT)
+def test_an_objection_for_want_of_the_image_says_what_is_absent(said):
+    assert ABSENT[said] in missing(said)
+
+
+@pytest.mark.parametrize("said", TO_THE_RUN)
+def test_an_objection_to_the_run_is_none_to_this_machine(said):
+    assert missing(said) is None
+
+
+@pytest.mark.parametrize(("said", "switch"), [(GROUPED, "moe_grouped_gemm"), (FUSED, "gradient_accumulation_fusion")])
+def test_a_switch_that_the_run_turned_off_is_its_own_business(said, switch):
+    assert missing(said, {switch}) is None
+    assert missing(said, {"another"})

@@ -1,0 +1,200 @@
+"""Predictions beside what was measured, and beside each other."""
+
+import dataclasses
+
+import pytest
+from gpt2_large import LAST_STAGE, MEASURED, facts
+
+from megaboa.check import memory
+from megaboa.check.facts import Facts, Kernels, Model, Training
+from megaboa.check.memory import GIB
+from megaboa.layout import Layout
+
+BAR = 0.02  # the issue's bar is 15%, its goal 10%
+
+LLAMA_8B = Model(layers=32, hidden=4096, ffn=14336, heads=32, kv_groups=8, head_dim=128, vocab_size=128256, tied=False)
+MIXTRAL = dataclasses.replace(LLAMA_8B, vocab_size=32000, experts=8, topk=2, moe_ffn=14336)
+DEEPSEEK = Model(
+    layers=61, hidden=7168, ffn=18432, heads=128, vocab_size=129280, experts=256, topk=8, moe_ffn=2048, shared_ffn=2048,
+    moe_layers=(False,) * 3 + (True,) * 58, latent=True, q_rank=1536, kv_rank=512, qk_head_dim=128, qk_position_dim=64,
+    v_head_dim=128, tied=False,
+)  # fmt: skip
+TRAINING = Training(gbs=64, mbs=1, seq_length=4096, precision="bf16_mixed")
+
+
+def of(model, kernels=None, **layout) -> memory.Breakdown:
+    return memory.peak(Facts(Layout(**{"world_size": 64, **layout}), model, TRAINING, kernels or Kernels()))
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_gpt2_large_takes_what_was_measured(name):
+    measured, given = MEASURED[name]
+    first = memory.every_stage(given)[0]  # rank 0
+    assert first.tensors / GIB == pytest.approx(measured, rel=BAR)
+
+
+def test_the_last_stage_takes_more_because_of_the_logits():
+    measured, given = LAST_STAGE
+    first, last = memory.every_stage(given)
+    assert last.tensors / GIB == pytest.approx(measured, rel=BAR)
+    assert memory.peak(given) == last and last.logits > 10 * first.logits
+
+
+def test_the_run_that_ran_out_of_memory_is_seen_to():
+    """Micro-batch 64 in bf16: it failed at 122.1 + 12.3 GiB of tensors, and 139.8 GiB of an H200 were full."""
+    need = memory.peak(facts(mbs=64))
+    assert need.tensors / GIB == pytest.approx(134.4, rel=BAR)
+    assert need.total / GIB > 139.8
+
+
+def test_what_is_held_at_rest_was_measured_too():
+    at_rest = {
+        "bf16": (14.106e9, facts()),
+        "dp2": (9.464e9, facts(world=2)),
+        "pp2": (7.627e9, facts(mbs=8, world=2, pp=2)),
+    }
+    for measured, given in at_rest.values():
+        first = memory.every_stage(given)[0]
+        assert first.weights + first.gradients + first.optimizer + first.workspace == pytest.approx(measured, rel=BAR)
+
+
+def test_a_breakdown_adds_up():
+    need = of(LLAMA_8B, tp=4)
+    parts = need.gib()
+    assert parts["tensors"] == pytest.approx(sum(parts[name] for name in list(parts)[:6]))
+    assert parts["total"] == pytest.approx(parts["tensors"] * 1.05 + 3)
+
+
+def test_a_dense_model_of_8_billion_holds_18_bytes_a_parameter():
+    need = of(LLAMA_8B, world_size=1)
+    parameters = 8.03e9
+    assert need.weights == pytest.approx(2 * parameters, rel=0.01)
+    assert need.gradients == pytest.approx(4 * parameters, rel=0.01)
+    assert need.optimizer == pytest.approx(12 * parameters, rel=0.01)
+    assert of(LLAMA_8B).optimizer == pytest.approx(12 * parameters / 64, rel=0.01)
+
+
+def test_recomputation_keeps_less():
+    all_kept = of(LLAMA_8B).activations
+    selective = of(LLAMA_8B, Kernels(recompute="selective", recompute_modules=("layernorm", "mlp"))).activations
+    full = Kernels(recompute="full", recompute_method="uniform", recompute_layers=1)
+    assert of(LLAMA_8B, full).activations == pytest.approx(32 * 4096 * 4096 * 2)  # the input of every layer
+    assert of(LLAMA_8B, full).activations < selective < all_kept
+    assert of(LLAMA_8B, full).logits == of(LLAMA_8B).logits  # larger than one layer that comes back
+
+
+def test_blocks_of_layers_are_recomputed_in_every_part_of_the_pipeline():
+    """The first so many layers of each part keep their input alone, the others everything."""
+
+    def kept(method, layers, **layout):
+        recompute = None if method is None else "full"
+        kernels = Kernels(recompute=recompute, recompute_method=method, recompute_layers=layers)
+        return memory.every_stage(Facts(Layout(64, **layout), LLAMA_8B, TRAINING, kernels))[0].activations
+
+    everything, inputs = kept(None, None), kept("uniform", 1)
+    assert kept("block", 32) == pytest.approx(inputs)
+    assert kept("block", 8) == pytest.approx(everything * 24 / 32 + inputs * 8 / 32)
+    assert kept("uniform", 4) == pytest.approx(inputs / 4)
+    assert kept("uniform", 64) == pytest.approx(inputs / 32)  # no more than there are
+    two_stages = {"pp": 2, "vpp": 2}
+    everything, inputs = kept(None, None, **two_stages), kept("uniform", 1, **two_stages)
+    assert kept("block", 2, **two_stages) == pytest.approx(everything * 12 / 16 + inputs * 4 / 16)
+    assert kept("uniform", 6, **two_stages) == pytest.approx(inputs * 4 / 16)  # two inputs for eight layers
+
+
+def test_layers_for_multi_token_prediction_are_recomputed_one_by_one_or_not_at_all():
+    def kept(method, mtp):
+        kernels = Kernels(recompute="full" if method else None, recompute_method=method, recompute_layers=1)
+        model = dataclasses.replace(LLAMA_8B, mtp_layers=mtp)
+        return memory.every_stage(Facts(Layout(64), model, TRAINING, kernels))[0].activations
+
+    whole, one_input = kept(None, 1) - kept(None, 0), kept("uniform", 0) / 32
+    assert kept("uniform", 1) - kept("uniform", 0) == pytest.approx(one_input)
+    assert kept("block", 1) - kept("block", 0) == pytest.approx(whole)
+
+
+def test_experts_are_shared_out_and_tokens_are_not():
+    alone, shared = of(MIXTRAL), of(MIXTRAL, ep=8)
+    assert alone.weights > 6 * shared.weights
+    assert alone.activations == shared.activations
+    assert of(MIXTRAL).activations > of(LLAMA_8B).activations
+
+
+def test_latent_attention_and_experts_of_deepseek_v3():
+    layout = {"world_size": 2048, "pp": 16, "ep": 64, "tp": 1}
+    stages = (("embedding", *["decoder"] * 4), *[("decoder",) * 4] * 14, ("decoder", "loss"))
+    need = of(DEEPSEEK, stages=stages, **layout)
+    experts = 4 * 256 / 64 * 3 * 7168 * 2048
+    assert 2 * experts < need.weights < 2 * experts + 8e9
+    recomputed = of(
+        DEEPSEEK, Kernels(recompute="selective", recompute_modules=("mla_up_proj",)), stages=stages, **layout
+    )
+    assert recomputed.activations < need.activations
+
+
+LLAMA_1B = Model(layers=8, hidden=2048, ffn=8192, heads=32, kv_groups=8, head_dim=64, vocab_size=32000, tied=False)
+# GB that tensors took on two and on four H200s: docs/benchmarks/h200.md
+FSDP = {
+    ("no_shard", 2): 12.46,
+    ("no_shard", 4): 12.46,
+    ("optim", 2): 8.19,
+    ("optim", 4): 6.35,
+    ("optim_grads", 2): 8.29,
+    ("optim_grads", 4): 6.13,
+    ("optim_grads_params", 2): 7.98,
+    ("optim_grads_params", 4): 5.52,
+}
+
+
+@pytest.mark.parametrize(("sharding", "ranks"), FSDP)
+def test_megatron_fsdp_takes_what_was_measured(sharding, ranks):
+    layout = Layout(ranks, fsdp="megatron", fsdp_sharding=sharding)
+    training = Training(gbs=8, mbs=1, seq_length=2048, precision="bf16_mixed")
+    need = memory.peak(Facts(layout, LLAMA_1B, training, Kernels()))
+    assert need.tensors / 1e9 == pytest.approx(FSDP[sharding, ranks], rel=0.04)
+
+
+def test_megatron_fsdp_gathers_whole_layers_ahead():
+    """The layer at hand and three of 218 million parameters, as two are less than half a billion, and all others."""
+    whole = {"fsdp": "megatron", "fsdp_sharding": "optim_grads_params"}
+    few_words = of(dataclasses.replace(LLAMA_8B, vocab_size=32000), **whole)  # most is taken in the backward pass
+    outside, layer = 2 * 32000 * 4096, 218e6
+    assert few_words.weights == pytest.approx(2 * (7.24e9 / 64 + outside + 4 * layer), rel=0.01)
+    assert few_words.gradients == pytest.approx(2 * (7.24e9 / 64 + outside + layer), rel=0.01)
+    recomputed = Kernels(recompute="full", recompute_method="uniform", recompute_layers=1)
+    later = of(dataclasses.replace(LLAMA_8B, vocab_size=32000), recomputed, **whole)
+    # Six layers' gradients: a billion parameters, the layer that exceeds them, and the one at hand.
+    assert later.gradients == pytest.approx(2 * (7.24e9 / 64 + outside + 6 * layer), rel=0.01)
+    assert later.weights == pytest.approx(few_words.weights)
+    assert later.activations == pytest.approx(of(LLAMA_8B, recomputed).activations * 27 / 32)
+    many_words = of(LLAMA_8B, **whole)  # when the loss is calculated
+    assert many_words.weights == pytest.approx(2 * (8.03e9 / 64 + 2 * 128256 * 4096 + layer), rel=0.01)
+    plain, shared = of(LLAMA_8B), of(LLAMA_8B, fsdp="megatron", fsdp_sharding="optim")
+    assert (shared.weights, shared.optimizer) == pytest.approx((plain.weights, plain.optimizer))
+    assert shared.gradients == pytest.approx(plain.gradients / 2)  # in bf16
+
+
+def test_megatron_fsdp_gathers_nothing_that_one_rank_holds():
+    """Experts of which every rank has its own are never whole beside their shard."""
+    layout = {"world_size": 8, "fsdp": "megatron", "fsdp_sharding": "optim_grads"}
+    alone, shared = of(MIXTRAL, **layout, ep=8), of(MIXTRAL, **layout, ep=4)
+    experts = 32 * 3 * 4096 * 14336
+    assert alone.gradients == pytest.approx(2 * (experts + 1.6e9 * (1 + 1 / 8)), rel=0.02)
+    assert shared.gradients == pytest.approx(2 * (2 * experts * (1 + 1 / 2) + 1.6e9 * (1 + 1 / 8)), rel=0.02)
+
+
+def test_megatron_fsdp_copies_weights_of_fp32_too():
+    training = dataclasses.replace(TRAINING, precision="fp32")
+    for sharding, ranks in (("no_shard", 1), ("optim", 64)):
+        need = memory.peak(Facts(Layout(64, fsdp="megatron", fsdp_sharding=sharding), LLAMA_8B, training, Kernels()))
+        assert need.optimizer == pytest.approx(12 * 8.03e9 / ranks, rel=0.01)
+
+
+def test_torch_fsdp_holds_two_layers_whole():
+    plain, sharded = of(LLAMA_8B), of(LLAMA_8B, fsdp="torch")
+    assert sharded.weights == pytest.approx(plain.weights / 64 + 2 * 218e6 * 2, rel=0.02)
+
+
+def test_what_is_unknown_is_not_predicted():
+    assert not memory.is_known(Facts(model=LLAMA_8B, training=dataclasses.replace(TRAINING, precision=None)))
+    assert memory.is_known(Facts(Layout(world_size=64), LLAMA_8B, TRAINING))

@@ -1,0 +1,34 @@
+import csv
+
+from gpt2_large import facts
+from test_costs import course
+
+from megaboa.check import costs, overview
+
+
+def rows():
+    given = course(facts(gbs=64, world=2))
+    good = overview.row("a", {"state": "PASS"}, given, costs.of_run(given, measured=0.45))
+    return [good, overview.row("b", {"state": "FAIL", "reasons": ["no", "never"]}, None, None)]
+
+
+def test_a_table_that_a_person_can_read():
+    total = costs.total([costs.of_run(course(facts(gbs=64, world=2)), measured=0.45), None])
+    head, first, second, last = overview.text(rows(), total).splitlines()
+    assert head.split() == [*overview.HEAD[:-1], "time", "by"]
+    assert " ".join(first.split()) == "a PASS 2 dp2 774M 75.7 139.6 65.5M 3.22e+17 0.45 0.25 108 GB measured"
+    assert second.split()[:2] == ["b", "FAIL"]
+    assert last == "2 runs: 65.5M tokens, 3.22e+17 FLOP, 0.25 GPU-hours, 108 GB on disk; 1 runs of unknown duration"
+
+
+def test_the_same_as_tsv():
+    good, bad = csv.DictReader(overview.tsv(rows()).splitlines(), delimiter="\t")
+    assert (good["run"], good["layout"], good["tokens"], good["checkpoints"]) == ("a", "dp2", "65536000", "10")
+    assert float(good["memory_gib"]) == 75.71 and float(good["activations_gib"]) == 45.09
+    assert (bad["state"], bad["why"], bad["memory_gib"]) == ("FAIL", "no; never", "-")
+
+
+def test_short_numbers():
+    assert [overview.short(n) for n in (None, 12, 1500, 774e6, 2.1e21)] == ["-", "12", "1.5k", "774M", "2.1e+21"]
+    assert [overview.short(n) for n in (999.4e6, 999.9e6)] == ["999M", "1B"]
+    assert [overview.size(n) for n in (5e3, 2.5e9, 3e12)] == ["5 kB", "2.5 GB", "3 TB"]

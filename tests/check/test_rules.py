@@ -1,0 +1,839 @@
+"""Every rule: what it refuses and what it proposes, what is just legal, and what is legal."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from facts_of import facts
+
+from megaboa.check import table
+from megaboa.check.rule import divisors, multiples, sentence
+
+
+@dataclasses.dataclass
+class Case:
+    illegal: dict[str, Any]
+    key: str
+    says: str
+    nearest: tuple[Any, ...]
+    borderline: dict[str, Any]  # differs from the illegal one by as little as possible
+    legal: dict[str, Any]
+    level: str = "error"
+
+
+BATCH = {"world_size": 8, "mbs": 2}
+INTERLEAVED = {"world_size": 4, "pp": 4, "vpp": 2, "mbs": 1}
+MOE = {"layers": 4, "experts": 8, "topk": 2}
+STAGES = (("embedding", "decoder"), ("decoder", "decoder"), ("decoder", "loss"))
+FLEX = {**MOE, "dispatcher": "flex", "flex_backend": "deepep"}
+GRAPHED = {**MOE, "graphs": "transformer_engine"}
+OVERLAP = {**MOE, "expert_overlap": True, "dispatcher": "alltoall", "ep": 2, "precision": "bf16_mixed"}
+FP8 = "bf16_with_fp8_current_scaling_mixed"
+PROFILE = {"profiler": "pytorch", "iters": 10, "world_size": 4}
+DEEPSEEK = {"family": "deepseek_v3", "layers": 61}
+PRETRAINED = {"pretrained": True, "source_tied": False}
+
+CASES = {
+    "ranks_fill_the_layout": Case(
+        {"world_size": 12, "tp": 4, "pp": 2},
+        "resources.gpus_per_node",
+        "12 is no multiple of tp * pp * cp = 4 * 2 * 1 = 8",
+        (8, 16),
+        {"world_size": 16, "tp": 4, "pp": 2},
+        {"world_size": 12, "tp": 3, "pp": 2, "cp": 2},
+    ),
+    "one_copy_of_the_model_at_least": Case(
+        {"world_size": 7, "tp": 8},
+        "resources.gpus_per_node",
+        "7 is less than tp * pp * cp",
+        (8,),
+        {"world_size": 8, "tp": 8},
+        {"world_size": 16, "tp": 8},
+    ),
+    "ranks_fill_the_expert_layout": Case(
+        {**MOE, "world_size": 8, "pp": 2, "ep": 8, "etp": 1},
+        "parallel.ep",
+        "8 is no multiple of etp * ep * pp = 1 * 8 * 2",
+        (4,),
+        {**MOE, "world_size": 8, "pp": 2, "ep": 4, "etp": 1},
+        {"world_size": 8, "layers": 4, "tp": 8},
+    ),
+    "batch_fills_the_ranks": Case(
+        {**BATCH, "gbs": 20},
+        "training.global_batch_size",
+        "20 is no multiple of micro_batch_size * dp = 2 * 8 = 16",
+        (16, 32),
+        {**BATCH, "gbs": 16},
+        {**BATCH, "gbs": 20, "tp": 4},
+    ),
+    "batch_has_one_size": Case(
+        {**BATCH, "gbs": 16, "rampup": [8, 8, 1000]},
+        "train.rampup_batch_size",
+        "[8, 8, 1000] would change nothing",
+        (),
+        {**BATCH, "gbs": 16, "rampup": None},
+        {**BATCH, "gbs": 16},
+    ),
+    "batch_fills_the_optimizer_instances": Case(
+        {**BATCH, "gbs": 48, "fsdp": "megatron", "optimizer_instances": 2},
+        "training.global_batch_size",
+        "48 is no multiple of micro_batch_size * dp * optimizer instances",
+        (32, 64),
+        {**BATCH, "gbs": 64, "fsdp": "megatron", "optimizer_instances": 2},
+        {**BATCH, "gbs": 48, "fsdp": "megatron"},
+        "warning",
+    ),
+    "evaluation_batch_fills_the_ranks": Case(
+        {**BATCH, "eval_gbs": 8},
+        "validation.eval_global_batch_size",
+        "8 is no multiple of eval_micro_batch_size * dp = 2 * 8",
+        (16,),
+        {**BATCH, "eval_gbs": 8, "eval_mbs": 1},
+        {**BATCH, "gbs": 16},
+    ),
+    "optimizer_instances_share_the_ranks": Case(
+        {"world_size": 8, "optimizer_instances": 3},
+        "ddp.num_distributed_optimizer_instances",
+        "can't be shared out over 3",
+        (2, 4),
+        {"world_size": 8, "optimizer_instances": 8},
+        {"world_size": 8},
+    ),
+    "tensor_ranks_stay_in_a_node": Case(
+        {"nodes": 2, "gpus_per_node": 8, "tp": 16},
+        "parallel.tp",
+        "16 spreads over 2 nodes",
+        (8,),
+        {"nodes": 2, "gpus_per_node": 8, "tp": 8},
+        {"nodes": 1, "gpus_per_node": 6, "tp": 4},
+        "warning",
+    ),
+    "tasks_are_ranks": Case(
+        {"gpus_per_node": 8, "tasks_per_node": 4},
+        "resources.slurm_extra",
+        "asks for 4",
+        (),
+        {"gpus_per_node": 8, "tasks_per_node": 8},
+        {"gpus_per_node": 8},
+    ),
+    "heads_divide": Case(
+        {"heads": 20, "tp": 8},
+        "parallel.tp",
+        "8 doesn't divide 20 attention heads",
+        (5, 10),
+        {"heads": 20, "tp": 20},
+        {"heads": 20, "tp": 4},
+    ),
+    "key_value_groups_divide": Case(
+        {"heads": 24, "kv_groups": 8, "tp": 6},
+        "parallel.tp",
+        "6 is neither divisor nor multiple of 8",
+        (4, 8),
+        {"heads": 32, "kv_groups": 8, "tp": 16},
+        {"heads": 32, "kv_groups": 8, "tp": 4},
+    ),
+    "feed_forward_divides": Case(
+        {"ffn": 5120, "heads": 24, "tp": 3},
+        "parallel.tp",
+        "3 doesn't divide the feed-forward width 5120",
+        (2, 4),
+        {"ffn": 5121, "tp": 3},
+        {"ffn": 5120, "tp": 4},
+    ),
+    "vocabulary_divides": Case(
+        {"vocab_rows": 50257, "tp": 2},
+        "model.vocab_size",
+        "50257 rows",
+        (50256, 50258),
+        {"vocab_rows": 50258, "tp": 2},
+        {"vocab_rows": 50304, "tp": 8},
+    ),
+    "sequence_parallelism_needs_tensor_parallelism": Case(
+        {"sp": True},
+        "parallel.sp",
+        "true does nothing with parallel.tp: 1",
+        (False,),
+        {"sp": True, "tp": 2},
+        {"tp": 2},
+        "warning",
+    ),
+    "sequence_divides_over_context": Case(
+        {"seq_length": 1028, "cp": 4},
+        "training.seq_length",
+        "1028 is no multiple of 2 * cp = 8",
+        (1024, 1032),
+        {"seq_length": 1032, "cp": 4},
+        {"seq_length": 1027},
+    ),
+    "sequence_divides_over_tensor_ranks": Case(
+        {"seq_length": 1028, "cp": 2, "tp": 4, "sp": True},
+        "training.seq_length",
+        "1028 is no multiple of cp * tp = 8",
+        (1024, 1032),
+        {"seq_length": 1032, "cp": 2, "tp": 4, "sp": True},
+        {"seq_length": 1028, "cp": 2, "tp": 4},
+    ),
+    "sequence_is_known_to_the_model": Case(
+        {"seq_length": 1025, "max_length": 1024, "learned_positions": True, "pretrained": True},
+        "training.seq_length",
+        "1025 is longer than the model's max_position_embeddings, 1024, and its positions are learned",
+        (1024,),
+        {"seq_length": 1024, "max_length": 1024, "learned_positions": True, "pretrained": True},
+        {"seq_length": 512, "max_length": 1024},
+    ),
+    "low_precision_is_aligned": Case(
+        {"precision": FP8, "ffn": 2064, "tp": 2},
+        "parallel.tp",
+        "feed-forward width / tp = 1032 is no multiple of 16",
+        (),
+        {"precision": FP8, "ffn": 2080, "tp": 2},
+        {"precision": "bf16_mixed", "ffn": 1032, "tp": 2},
+    ),
+    "one_kind_of_half_precision": Case(
+        {"bf16": True, "fp16": True}, "model.fp16", "beside model.bf16", (False,), {"bf16": True}, {}
+    ),
+    "tensor_overlap_is_not_switched_off": Case(
+        {"tp_comm_overlap": True, "tp": 2},
+        "comm_overlap.tp_comm_overlap",
+        "switched off",
+        (),
+        {"tp_comm_overlap": True, "tp": 2, "sp": True},
+        {"tp": 1},
+        "warning",
+    ),
+    "interleaving_needs_a_pipeline": Case(
+        {"vpp": 2}, "parallel.vpp", "2 needs parallel.pp above 1", ("null",), {"vpp": 2, "pp": 2}, {"pp": 2}
+    ),
+    "layers_fill_the_stages": Case(
+        {"layers": 36, "pp": 8},
+        "parallel.pp",
+        "36 layers can't be shared out over pp * vpp = 8 * 1",
+        (6, 9),
+        {"layers": 36, "pp": 36},
+        {"layers": 34, "pp": 4, "vpp": 3, "embedding_counts": True, "loss_counts": True},
+    ),
+    "uneven_stages_leave_even_ones": Case(
+        {"layers": 14, "pp": 4, "first_stage_layers": 3},
+        "model.num_layers_in_first_pipeline_stage",
+        "11 layers are left, no multiple of 3 stages",
+        (5, 2),
+        {"layers": 14, "pp": 4, "first_stage_layers": 2},
+        {"layers": 14, "pp": 4, "first_stage_layers": 3, "last_stage_layers": 3},
+    ),
+    "layers_are_shared_out_in_one_way": Case(
+        {"first_stage_layers": 2, "loss_counts": True},
+        "model.num_layers_in_first_pipeline_stage (or last)",
+        "is set together with model.account_for",
+        (),
+        {"first_stage_layers": 2, "last_stage_layers": 2},
+        {"embedding_counts": True, "loss_counts": True},
+    ),
+    "pipeline_layout_holds_the_model": Case(
+        {"stages": STAGES, "pp": 3, "layers": 5},
+        "model.pipeline_model_parallel_layout",
+        "has 4 decoder layers, the model 5",
+        (5,),
+        {"stages": STAGES, "pp": 3, "layers": 4},
+        {"pp": 3, "layers": 5},
+    ),
+    "deepseek_v3_has_a_layout": Case(
+        {**DEEPSEEK, "pp": 2},
+        "parallel.pp",
+        "(pp, vpp) = (2, 1) has no layout",
+        ((1, 1), (4, 1), (8, 1)),
+        {**DEEPSEEK, "pp": 4, "vpp": 4},
+        {"family": "deepseek_v3", "layers": 8, "pp": 2},
+    ),
+    "interleaved_stages_have_micro_batches": Case(
+        {**INTERLEAVED, "gbs": 6},
+        "training.global_batch_size",
+        "6 makes 6 micro-batches, no multiple of 4",
+        (4, 8),
+        {**INTERLEAVED, "gbs": 4},
+        {**INTERLEAVED, "gbs": 6, "vpp": None},
+    ),
+    "micro_batches_fill_the_pipeline": Case(
+        {"world_size": 4, "pp": 4, "mbs": 2, "gbs": 6},
+        "training.global_batch_size",
+        "6 makes 3 micro-batches for 4 stages: each waits 3 of 6 turns",
+        (8,),
+        {"world_size": 4, "pp": 4, "mbs": 2, "gbs": 8},
+        {"world_size": 4, "mbs": 2, "gbs": 8},
+        "warning",
+    ),
+    "pipeline_has_a_type": Case(
+        {"pp": 2, "pipeline_dtype": False},
+        "model.pipeline_dtype",
+        "is null",
+        ("bf16", "fp32"),
+        {"pp": 1, "pipeline_dtype": False},
+        {"pp": 2},
+    ),
+    "expert_parallelism_needs_experts": Case(
+        {"layers": 4, "ep": 2}, "parallel.ep", "without experts", (1,), {"layers": 4, "ep": 1}, {**MOE, "ep": 2}
+    ),
+    "experts_divide": Case(
+        {**MOE, "ep": 6}, "parallel.ep", "6 doesn't divide 8 experts", (4, 8), {**MOE, "ep": 8}, {**MOE, "ep": 2}
+    ),
+    "expert_width_divides": Case(
+        {**MOE, "moe_ffn": 768, "etp": 5},
+        "parallel.etp",
+        "5 doesn't divide the experts' width 768",
+        (4, 6),
+        {**MOE, "moe_ffn": 768, "tp": 5, "ep": 2},
+        {**MOE, "moe_ffn": 768, "etp": 4},
+    ),
+    "expert_tensor_parallelism_needs_experts": Case(
+        {"layers": 4, "etp": 2},
+        "parallel.etp",
+        "without experts",
+        ("null",),
+        {"layers": 4, "etp": 1},
+        {**MOE, "etp": 2},
+        "warning",
+    ),
+    "biased_experts_are_not_cut": Case(
+        {**MOE, "bias": True, "tp": 2},
+        "parallel.etp",
+        "2 for experts with biases",
+        (1,),
+        {**MOE, "bias": True, "tp": 2, "etp": 1},
+        {**MOE, "tp": 2},
+    ),
+    "experts_beside_tensor_parallelism_need_sequence_parallelism": Case(
+        {**MOE, "tp": 2},
+        "parallel.sp",
+        "false with experts and tp = 2",
+        (True,),
+        {**MOE, "tp": 2, "sp": True},
+        {"tp": 2},
+    ),
+    "tokens_have_enough_experts": Case(
+        {"experts": 8, "topk": 9}, "model.moe_router_topk", "9 of 8", (8,), {"experts": 8, "topk": 8}, MOE
+    ),
+    "flex_dispatcher_has_a_backend": Case(
+        {**FLEX, "flex_backend": None},
+        "model.moe_flex_dispatcher_backend",
+        "is null",
+        ("deepep", "hybridep"),
+        FLEX,
+        {**MOE, "dispatcher": "alltoall"},
+    ),
+    "deepep_reaches_all_ranks": Case(
+        {**FLEX, "experts": 48, "ep": 12, "gpus_per_node": 8},
+        "parallel.ep",
+        "etp * ep = 12 on nodes of 8 GPUs",
+        (8, 16),
+        {**FLEX, "ep": 8, "gpus_per_node": 8},
+        {**FLEX, "experts": 64, "ep": 16, "gpus_per_node": 8},
+    ),
+    "deepep_knows_the_gpu": Case(
+        {**FLEX, "gpu": "gb200-192g"},
+        "model.moe_flex_dispatcher_backend",
+        "deepep on gb200",
+        ("hybridep",),
+        {**FLEX, "gpu": "b200-180g"},
+        {**FLEX, "gpu": None},
+    ),
+    "shared_expert_overlaps_a_dispatcher": Case(
+        {**MOE, "shared_ffn": 64, "shared_expert_overlap": True, "dispatcher": "allgather"},
+        "model.moe_shared_expert_overlap",
+        "true with the dispatcher allgather",
+        (False,),
+        {**MOE, "shared_ffn": 64, "shared_expert_overlap": True, "dispatcher": "alltoall"},
+        {**MOE, "shared_expert_overlap": True, "dispatcher": "allgather"},
+    ),
+    "expert_overlap_can_work": Case(
+        {**OVERLAP, "pp": 2},
+        "model.overlap_moe_expert_parallel_comm",
+        "true needs parallel.vpp",
+        (),
+        {**OVERLAP, "pp": 2, "vpp": 2},
+        {**MOE, "recompute": "full"},
+    ),
+    "fsdp_has_no_pipeline": Case(
+        {"fsdp": "megatron", "pp": 2},
+        "parallel.pp",
+        "2 with parallel.fsdp: megatron",
+        (1,),
+        {"fsdp": "megatron", "tp": 2},
+        {"pp": 2},
+        "warning",
+    ),
+    "fsdp_has_no_layer_graphs": Case(
+        {"fsdp": "megatron", "graphs": "transformer_engine", "expert_overlap": True},
+        "model.cuda_graph_impl",
+        "transformer_engine with parallel.fsdp: megatron and overlap",
+        ("none",),
+        {"fsdp": "megatron", "graphs": "none", "expert_overlap": True},
+        {"graphs": "transformer_engine"},
+    ),
+    "optimizer_instances_need_fsdp": Case(
+        {"optimizer_instances": 2},
+        "ddp.num_distributed_optimizer_instances",
+        "2 without parallel.fsdp",
+        (1,),
+        {"optimizer_instances": 2, "fsdp": "megatron"},
+        {},
+        "warning",
+    ),
+    "fsdp_checkpoints_are_dtensors": Case(
+        {"fsdp": "megatron", "checkpoint_format": "torch_dist"},
+        "checkpoint.ckpt_format",
+        "torch_dist with parallel.fsdp: megatron",
+        ("fsdp_dtensor",),
+        {"fsdp": "megatron", "checkpoint_format": "torch_dist", "save_interval": 0},
+        {"fsdp": "megatron", "checkpoint_format": "fsdp_dtensor"},
+    ),
+    "fsdp_without_shards_is_not_saved": Case(
+        {"fsdp": "megatron", "fsdp_sharding": "no_shard", "checkpoint_format": "fsdp_dtensor"},
+        "parallel.fsdp_sharding",
+        "no_shard of a model with gated layers can't be saved",
+        ("optim", "optim_grads", "optim_grads_params"),
+        {"fsdp": "megatron", "fsdp_sharding": "no_shard", "checkpoint_format": "fsdp_dtensor", "save_interval": 0},
+        {"fsdp": "megatron", "fsdp_sharding": "no_shard", "checkpoint_format": "fsdp_dtensor", "gated": False},
+    ),
+    "fsdp_has_several_connections": Case(
+        {"fsdp": "torch", "max_connections": "1"},
+        "launch.environment",
+        "CUDA_DEVICE_MAX_CONNECTIONS is 1",
+        (32,),
+        {"fsdp": "torch", "max_connections": "2"},
+        {"max_connections": "1"},
+    ),
+    "fsdp_shards_the_optimizer": Case(
+        {"fsdp": "megatron", "distributed_optimizer": False},
+        "parallel.distributed_optimizer",
+        "false is turned to true",
+        (True,),
+        {"fsdp": "megatron"},
+        {"distributed_optimizer": False},
+        "warning",
+    ),
+    "sgd_has_nothing_to_shard": Case(
+        {"optimizer": "sgd"},
+        "optimizer.name",
+        "sgd has no state to distribute",
+        (),
+        {"optimizer": "sgd", "distributed_optimizer": False},
+        {},
+    ),
+    "graph_implementation_is_known": Case(
+        {"graphs": "te"},
+        "model.cuda_graph_impl",
+        "there is no te",
+        ("none", "local", "transformer_engine", "full_iteration"),
+        {"graphs": "transformer_engine"},
+        {},
+    ),
+    "graph_scope_fits_the_implementation": Case(
+        {"graphs": "local", "graph_modules": ("attn",)},
+        "model.cuda_graph_impl",
+        "local with ['attn']",
+        ("full_iteration", "transformer_engine"),
+        {"graphs": "local", "graph_modules": ("full_iteration",)},
+        {"graphs": "transformer_engine", "graph_modules": ("attn",)},
+    ),
+    "moe_is_graphed_once": Case(
+        {**GRAPHED, "graph_modules": ("moe", "moe_router")},
+        "model.cuda_graph_modules",
+        "both moe and moe_router",
+        (),
+        {**GRAPHED, "graph_modules": ("moe_router",)},
+        {"graph_modules": ("moe", "moe_router")},
+    ),
+    "moe_preprocessing_follows_the_router": Case(
+        {**GRAPHED, "graph_modules": ("moe_preprocess",)},
+        "model.cuda_graph_modules",
+        "without moe_router",
+        (["moe_preprocess", "moe_router"],),
+        {**GRAPHED, "graph_modules": ("moe_preprocess", "moe_router")},
+        {**GRAPHED, "graph_modules": ("attn",)},
+    ),
+    "graphed_parts_are_there": Case(
+        {**GRAPHED, "graph_modules": ("attn", "mlp")},
+        "model.cuda_graph_modules",
+        "has ['mlp']",
+        (["attn"],),
+        {**GRAPHED, "graph_modules": ("attn", "mlp"), "moe_layers": (False, True, True, True)},
+        {"layers": 4, "graphs": "transformer_engine", "graph_modules": ("attn", "mlp")},
+    ),
+    "graphed_experts_have_fixed_sizes": Case(
+        {**GRAPHED, "graph_modules": ("moe",)},
+        "model.cuda_graph_modules",
+        "has moe, and experts drop no tokens",
+        ("moe_router",),
+        {**GRAPHED, "graph_modules": ("moe",), "expert_capacity": 1.0, "pad_to_capacity": True},
+        {**GRAPHED, "graph_modules": ("attn",)},
+    ),
+    "recomputation_is_outside_graphs": Case(
+        {
+            **GRAPHED,
+            "graph_modules": ("moe_router",),
+            "recompute": "selective",
+            "recompute_modules": ("moe", "layernorm"),
+        },
+        "model.recompute_modules",
+        "recomputes moe with the graph of moe_router",
+        (["layernorm"],),
+        {**GRAPHED, "graph_modules": ("moe_router",), "recompute": "selective", "recompute_modules": ("layernorm",)},
+        {**GRAPHED, "graph_modules": ("moe_router",), "recompute_modules": ("moe",)},
+    ),
+    "full_recomputation_needs_a_full_graph": Case(
+        {"recompute": "full", "graphs": "transformer_engine"},
+        "model.cuda_graph_impl",
+        "transformer_engine with full recomputation",
+        ("none", "full_iteration"),
+        {"recompute": "full", "graphs": "full_iteration"},
+        {"recompute": "full"},
+    ),
+    "full_graph_has_no_nan_check": Case(
+        {"graphs": "full_iteration"},
+        "rerun_state_machine.check_for_nan_in_loss",
+        "true with a graph of the full iteration",
+        (False,),
+        {"graphs": "full_iteration", "nan_check": False},
+        {"graphs": "transformer_engine"},
+    ),
+    "full_graph_waits_for_no_message": Case(
+        {"graphs": "full_iteration", "nan_check": False, "pp": 2},
+        "model.batch_p2p_sync",
+        "true with a graph of the full iteration and pp: 2",
+        (False,),
+        {"graphs": "full_iteration", "nan_check": False, "pp": 2, "waits_for_messages": False},
+        {"graphs": "full_iteration", "nan_check": False, "pp": 2, "vpp": 2},
+    ),
+    "full_graph_has_whole_blocks_of_attention": Case(
+        {"graphs": "full_iteration", "nan_check": False, "seq_length": 1152, "cp": 2, "world_size": 2},
+        "training.seq_length",
+        "1152 with a graph of the full iteration needs cuDNN 9.15.1 or later",
+        (1024, 1536),
+        {"graphs": "full_iteration", "nan_check": False, "seq_length": 1152, "cp": 2, "cp_comm": "a2a"},
+        {"graphs": "full_iteration", "nan_check": False, "seq_length": 64, "attention": "unfused"},
+        "warning",
+    ),
+    "full_graph_has_no_straggler_detector": Case(
+        {"graphs": "full_iteration", "nan_check": False, "stragglers": True},
+        "straggler.log_straggler",
+        "true with a graph of the full iteration",
+        (False,),
+        {"graphs": "full_iteration", "nan_check": False},
+        {"stragglers": True},
+    ),
+    "graphs_leave_expert_overlap_alone": Case(
+        {**OVERLAP, "graphs": "transformer_engine", "graph_modules": ("mlp",)},
+        "model.cuda_graph_modules",
+        "transformer_engine ['mlp']",
+        ("attn",),
+        {**OVERLAP, "graphs": "none", "graph_modules": ("mlp",)},
+        {"graphs": "transformer_engine", "graph_modules": ("mlp",)},
+    ),
+    "recomputation_is_complete": Case(
+        {"recompute": "full", "recompute_method": "uniform"},
+        "model.recompute_num_layers",
+        "is null",
+        (1,),
+        {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 1},
+        {"recompute": "selective"},
+    ),
+    "recomputed_predictions_are_one_by_one": Case(
+        {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 2, "mtp_layers": 1},
+        "model.recompute_num_layers",
+        "2 with layers for multi-token prediction",
+        (1,),
+        {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 1, "mtp_layers": 1},
+        {"recompute": "full", "recompute_method": "block", "recompute_layers": 2, "mtp_layers": 1},
+    ),
+    "recomputed_parts_are_there": Case(
+        {"recompute": "selective", "recompute_modules": ("mla_up_proj",)},
+        "model.recompute_modules",
+        "mla_up_proj without latent attention",
+        (),
+        {"recompute": "selective", "recompute_modules": ("mla_up_proj",), "latent": True},
+        {"recompute": "selective", "recompute_modules": ("core_attn",)},
+    ),
+    "recomputed_feed_forward_has_no_bias": Case(
+        {"recompute": "selective", "recompute_modules": ("core_attn", "mlp"), "bias": True},
+        "model.recompute_modules",
+        "mlp, with model.add_bias_linear: true",
+        (["core_attn"],),
+        {"recompute": "selective", "recompute_modules": ("mlp",), "bias": False},
+        {"recompute": "selective", "recompute_modules": ("mlp",), "bias": True, "experts": 8},
+    ),
+    "offloading_has_no_pipeline": Case(
+        {"cpu_offloading": True, "pp": 2},
+        "model.cpu_offloading",
+        "true with parallel.pp: 2",
+        (False,),
+        {"cpu_offloading": True, "layers": 4, "offloaded_layers": 3},
+        {"pp": 2},
+    ),
+    "offloading_has_no_graphs": Case(
+        {"cpu_offloading": True, "graphs": "transformer_engine"},
+        "model.cuda_graph_impl",
+        "transformer_engine with model.cpu_offloading",
+        ("none",),
+        {"cpu_offloading": True, "graphs": "none"},
+        {"graphs": "transformer_engine"},
+    ),
+    "warmup_ends_before_the_decay": Case(
+        {"iters": 100, "warmup_iters": 100},
+        "schedule.warmup_iters",
+        "100 steps of warm-up, and the decay ends at step 100",
+        (99,),
+        {"iters": 100, "warmup_iters": 99},
+        {"iters": 100, "warmup_iters": 100, "decay_iters": 200},
+    ),
+    "checkpoints_come_before_the_end": Case(
+        {"iters": 100, "save_interval": 101},
+        "checkpoint.save_interval",
+        "101 in a run of 100 steps",
+        (100,),
+        {"iters": 100, "save_interval": 100},
+        {"iters": 100, "save_interval": 0},
+        "warning",
+    ),
+    "profiled_steps_are_in_the_run": Case(
+        {**PROFILE, "profile_steps": (9, 12)},
+        "profile.steps",
+        "[9, 12] in a run of 10 steps",
+        ([8, 11],),
+        {**PROFILE, "profile_steps": (8, 11)},
+        {"iters": 10, "profile_steps": (9, 11)},
+    ),
+    "profiled_ranks_are_in_the_run": Case(
+        {**PROFILE, "profile_ranks": (0, 4)},
+        "profile.ranks",
+        "[4] of 4 ranks",
+        ([0],),
+        {**PROFILE, "profile_ranks": (0, 3)},
+        {"world_size": 4, "profile_ranks": (0, 4)},
+    ),
+    "profiler_has_a_gpu": Case(
+        {"profiler": "memory", "device": "cpu"},
+        "profile.tool",
+        "memory has nothing to record with device: cpu: snapshots are of CUDA's allocator",
+        ("pytorch", "viztracer"),
+        {"profiler": "memory"},
+        {"profiler": "viztracer", "device": "cpu"},
+    ),
+    "nsys_is_at_hand": Case(
+        {"profiler": "nsys", "has_nsys": False},
+        "profile.tool",
+        "there is no nsys on the PATH here",
+        ("pytorch",),
+        {"profiler": "nsys", "has_nsys": True},
+        {"profiler": "nsys"},
+        "warning",
+    ),
+    "profiled_steps_begin_with_the_first": Case(
+        {**PROFILE, "profile_steps": (0, 4)},
+        "profile.steps",
+        "there is no step 0",
+        ([1, 4],),
+        {**PROFILE, "profile_steps": (1, 4)},
+        {"profile_steps": (0, 4)},
+    ),
+    "nsys_is_around_the_ranks": Case(
+        {"nsys": True},
+        "profiling.use_nsys_profiler",
+        "set profile.tool: nsys instead",
+        (False,),
+        {"profiler": "nsys"},
+        {"pytorch": True},
+        "warning",
+    ),
+    "one_profiler_at_a_time": Case(
+        {"nsys": True, "pytorch": True},
+        "profiling.use_pytorch_profiler",
+        "true beside profiling.use_nsys_profiler: true",
+        (False,),
+        {"pytorch": True},
+        {"pytorch": True, "viztracer": True},
+    ),
+    "profiler_is_started_and_stopped": Case(
+        {"viztracer": True, "start": 4, "end": 8, "iters": 7},
+        "profiling.profile_step_end",
+        "8 in a run of 7 steps",
+        (7,),
+        {"viztracer": True, "start": 4, "end": 7, "iters": 7},
+        {"start": 4, "end": 4, "iters": 7},
+        "warning",
+    ),
+    "profiler_is_on_a_rank": Case(
+        {"pytorch": True, "ranks": (4, 5), "world_size": 4},
+        "profiling.profile_ranks",
+        "[4, 5] of 4 ranks",
+        ([0],),
+        {"pytorch": True, "ranks": (3, 4), "world_size": 4},
+        {"pytorch": True, "ranks": (), "world_size": 4},
+        "warning",
+    ),
+    "nsys_goes_without_fault_tolerance": Case(
+        {"profiler": "nsys", "fault_tolerance": True},
+        "ft.enable_ft_package",
+        "true with the nsys profiler",
+        (False,),
+        {"profiler": "pytorch", "fault_tolerance": True},
+        {"profiler": "nsys"},
+        "warning",
+    ),
+    "tokens_are_in_the_vocabulary": Case(
+        {"tokenizer_vocab": 50258, "vocab_size": 50257},
+        "model.vocab_size",
+        "the tokenizer has 50258 tokens",
+        (50258,),
+        {"tokenizer_vocab": 50257, "vocab_size": 50257},
+        {"vocab_size": 50257},
+    ),
+    "embeddings_are_tied_as_in_the_checkpoint": Case(
+        {**PRETRAINED, "tied": True},
+        "model.share_embeddings_and_output_weights",
+        "true, and the checkpoint's tie_word_embeddings is false",
+        ("false",),
+        {**PRETRAINED, "tied": False},
+        {"source_tied": False, "tied": True},
+    ),
+}
+
+OTHER_WARNINGS = {  # rules that refuse some and warn of others
+    "profiler_is_started_and_stopped": {"memory": True, "start": 4, "end": 4},
+    "profiler_is_on_a_rank": {"memory": True, "ranks": ()},
+    "sequence_is_known_to_the_model": {"seq_length": 4096, "max_length": 2048},
+    "fsdp_has_no_layer_graphs": {"fsdp": "torch", "graphs": "full_iteration"},
+    "recomputation_is_outside_graphs": {
+        "layers": 4,
+        "graphs": "transformer_engine",
+        "graph_modules": ("attn",),
+        "recompute": "selective",
+        "recompute_modules": ("core_attn",),
+    },
+    "graphs_leave_expert_overlap_alone": {**OVERLAP, "graphs": "transformer_engine", "graph_modules": ("attn",)},
+    "offloading_has_no_graphs": {"cpu_offloading": True, "graphs": "full_iteration"},
+}
+OTHER_ERRORS = [
+    (
+        "recomputation_is_outside_graphs",
+        {**OTHER_WARNINGS["recomputation_is_outside_graphs"], "attention_dropout": 0.1},
+    ),
+    ("layers_fill_the_stages", {"layers": 36, "pp": 4, "vpp": 2}),
+    ("layers_fill_the_stages", {"layers": 36, "pp": 4, "loss_counts": True}),
+    ("uneven_stages_leave_even_ones", {"layers": 8, "pp": 2, "first_stage_layers": 8}),
+    ("uneven_stages_leave_even_ones", {"layers": 12, "pp": 2, "vpp": 2, "first_stage_layers": 5}),
+    (
+        "uneven_stages_leave_even_ones",
+        {"layers": 6, "pp": 2, "vpp": 2, "first_stage_layers": 2, "last_stage_layers": 4},
+    ),
+    ("pipeline_layout_holds_the_model", {"stages": STAGES, "pp": 2, "layers": 4}),
+    ("pipeline_layout_holds_the_model", {"stages": STAGES[::-1], "pp": 3, "layers": 4}),
+    ("pipeline_layout_holds_the_model", {"stages": STAGES, "pp": 3, "layers": 4, "mtp_layers": 1}),
+    ("graph_scope_fits_the_implementation", {"graphs": "transformer_engine", "graph_modules": ("full_iteration",)}),
+    ("graph_scope_fits_the_implementation", {"graphs": "full_iteration", "graph_modules": ("attn",)}),
+    ("interleaved_stages_have_micro_batches", {**INTERLEAVED, "gbs": 8, "group": 6}),
+    ("low_precision_is_aligned", {"precision": "bf16_with_mxfp8_mixed", "seq_length": 1000, "mbs": 1}),
+    ("recomputation_is_complete", {"recompute": "full"}),
+    ("recomputation_is_complete", {"recompute": "some"}),
+    ("recomputation_is_complete", {"recompute": "selective", "recompute_layers": 2}),
+    ("recomputed_parts_are_there", {"recompute": "selective", "recompute_modules": ("everything",)}),
+    ("recomputed_parts_are_there", {"recompute": "selective", "recompute_modules": ("moe_act",)}),
+    ("offloading_has_no_pipeline", {"cpu_offloading": True, "recompute": "selective"}),
+    ("offloading_has_no_pipeline", {"cpu_offloading": True, "layers": 4, "offloaded_layers": 4}),
+    ("deepep_reaches_all_ranks", {**FLEX, "gpus_per_node": 8}),
+    ("flex_dispatcher_has_a_backend", {**FLEX, "dispatcher": "alltoall", "flex_backend": "ncclep"}),
+    ("fsdp_checkpoints_are_dtensors", {"checkpoint_format": "fsdp_dtensor"}),
+]
+
+BY_NAME = {rule.__name__: rule for rule in table.RULES}
+
+
+def test_every_rule_has_a_case_and_a_sentence():
+    assert set(CASES) == set(BY_NAME)
+    for rule in table.RULES:
+        assert len(sentence(rule)) > 40, rule.__name__
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_illegal_is_named_with_the_nearest_legal_values(name):
+    case, rule = CASES[name], BY_NAME[name]
+    broken = rule(facts(**case.illegal))
+    assert broken is not None
+    assert (broken.key, broken.level, broken.nearest) == (case.key, case.level, case.nearest)
+    assert case.says in broken.message
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_just_legal_is_accepted(name):
+    assert BY_NAME[name](facts(**CASES[name].borderline)) is None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_legal_is_accepted(name):
+    assert BY_NAME[name](facts(**CASES[name].legal)) is None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_nobody_knows_breaks_no_rule(name):
+    assert BY_NAME[name](facts()) is None
+
+
+@pytest.mark.parametrize("name", OTHER_WARNINGS)
+def test_what_bridge_accepts_is_only_warned_of(name):
+    assert BY_NAME[name](facts(**OTHER_WARNINGS[name])).level == "warning"
+
+
+@pytest.mark.parametrize(("name", "values"), OTHER_ERRORS)
+def test_further_errors(name, values):
+    assert BY_NAME[name](facts(**values)).level == "error"
+
+
+@pytest.mark.parametrize("other", [{"precision": "fp32"}, {"bf16": False, "fp16": False}, {"device": "cpu"}])
+def test_only_cudnns_attention_goes_astray_in_a_graph(other):
+    rule = BY_NAME["full_graph_has_whole_blocks_of_attention"]
+    graphed = {"graphs": "full_iteration", "seq_length": 64}
+    assert rule(facts(**graphed, bf16=True, fp16=False)) and rule(facts(**graphed, **other)) is None
+    assert rule(facts(**graphed, precision="bf16_mixed", bf16=False, fp16=False))  # before Bridge's validation
+
+
+def test_groups_and_alignments_that_are_legal():
+    assert BY_NAME["interleaved_stages_have_micro_batches"](facts(**INTERLEAVED, gbs=12, group=6)) is None
+    assert BY_NAME["interleaved_stages_have_micro_batches"](facts(**INTERLEAVED, gbs=10, group=6)) is None
+    assert BY_NAME["low_precision_is_aligned"](facts(precision=FP8, seq_length=1000, mbs=1)) is None
+
+
+def test_errors_come_before_warnings_and_say_which_rule_was_broken():
+    found = table.check(facts(world_size=6, tp=4, nodes=2, gpus_per_node=3, seq_length=10, max_length=5))
+    assert [one.level for one in found] == ["error", "warning", "warning"]
+    assert str(found[0]).endswith("nearest: 4 or 8 [ranks_fill_the_layout]")
+    assert found[0].sentence.startswith("The number of ranks is a multiple of tp * pp * cp")
+
+
+def test_the_eight_commonest_mistakes_of_megatron_lm_5768():
+    mistakes = {
+        "ranks_fill_the_layout": {"world_size": 6, "tp": 2, "pp": 2},
+        "interleaving_needs_a_pipeline": {"world_size": 2, "tp": 2, "vpp": 2},
+        "sequence_parallelism_needs_tensor_parallelism": {"world_size": 1, "sp": True},
+        "pipeline_has_a_type": {"world_size": 2, "pp": 2, "pipeline_dtype": False},
+        "heads_divide": {"world_size": 3, "tp": 3, "heads": 16},
+        "expert_parallelism_needs_experts": {"world_size": 2, "ep": 2, "layers": 2},
+        "one_kind_of_half_precision": {"world_size": 1, "bf16": True, "fp16": True},
+        "ranks_fill_the_expert_layout": {**MOE, "world_size": 6, "ep": 4, "etp": 1},
+    }
+    for name, values in mistakes.items():
+        [found] = [one for one in table.check(facts(**values)) if one.rule != "heads_divide" or name == "heads_divide"]
+        accepted_by_bridge = name == "sequence_parallelism_needs_tensor_parallelism"
+        assert (found.rule, found.level) == (name, "warning" if accepted_by_bridge else "error")
+
+
+def test_the_recipe_of_megatron_bridge_6024_whose_batch_fills_no_ranks():
+    """NemotronH 56B on 256 B200: batch 192, tp 2 (mended by pull request 6091, which proposes 768)."""
+    [found] = table.check(facts(world_size=256, nodes=32, gpus_per_node=8, tp=2, sp=True, gbs=192, mbs=1))
+    assert found.rule == "batch_fills_the_ranks" and "128 or 256" in found.message
+    assert not table.check(facts(world_size=256, nodes=32, gpus_per_node=8, tp=2, sp=True, gbs=768, mbs=1))
+
+
+def test_nearest_values():
+    assert multiples(5, 8) == (8,)
+    assert multiples(20, 16) == (16, 32)
+    assert divisors(12, 5) == (4, 6)
+    assert divisors(12, 24) == (12,)
+    assert divisors(36, 8, also=20) == (4,)

@@ -1,0 +1,182 @@
+"""Bytes that a micro-batch leaves in every layer for the backward pass: with Transformer Engine and flash attention.
+
+What is kept follows the code: inputs of norms and of matrix products, queries, keys and values, masks of dropout. Full
+recomputation keeps a layer's input alone; selective recomputation drops the parts that it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megaboa.check.facts import Facts
+from megaboa.check.parameters import is_sparse, vocabulary_rows
+from megaboa.check.stages import Stage
+
+# Bytes for each logit while the loss is calculated: the logits, their exponentials and their gradient. "ours", which is
+# megaboa.bridge.kernels "loss", keeps the first and the last, in 16 bits each.
+LOSS_BYTES = {"native": 10, "te": 6, "unfused": 14, "ours": 4}
+LOW = {"fp8": 1.0, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # bytes per value, scales included
+
+
+def stage_bytes(f: Facts, stage: Stage) -> float:
+    """Of all layers of one rank, and one micro-batch."""
+    last = (f.model.layers or 1) - 1  # after which layers for multi-token prediction are made
+    kept_whole = f.kernels.recompute != "full" or f.kernels.recompute_method == "block"  # megatron-core skips them
+    prediction = layer_bytes(f, last) if kept_whole else _input_bytes(f)
+    return sum(_chunk_bytes(f, chunk) for chunk in stage.chunks) + stage.mtp * prediction
+
+
+def _chunk_bytes(f: Facts, layers: Sequence[int]) -> float:
+    """Recomputed are the first so many layers of a virtual stage (block), or so many at a time (uniform)."""
+    inputs, kept = 0, layers
+    if f.kernels.recompute == "full":
+        size = f.kernels.recompute_layers or 1
+        block = f.kernels.recompute_method == "block"
+        inputs = min(size, len(layers)) if block else -(-len(layers) // size)
+        kept = layers[size:] if block else ()
+    return inputs * _input_bytes(f) + sum(layer_bytes(f, layer) for layer in kept)
+
+
+def _input_bytes(f: Facts) -> float:
+    return _tokens(f) / _shared(f) * (f.model.hidden or 0) * _width(f)
+
+
+def layer_bytes(f: Facts, layer: int) -> float:
+    """Of one layer that is not calculated again as a whole."""
+    return attention_bytes(f, layer) + (moe_bytes(f) if is_sparse(f.model, layer) else mlp_bytes(f, layer))
+
+
+def recomputed_bytes(f: Facts, stage: Stage) -> float:
+    """What comes back for the layers that are being calculated again."""
+    if f.kernels.recompute != "full":
+        return 0.0
+    longest = max(map(len, stage.chunks))
+    at_once = min(f.kernels.recompute_layers or 1, longest) if f.kernels.recompute_method == "uniform" else 1
+    return at_once * max((layer_bytes(f, layer) for layer in stage.layers), default=0.0)
+
+
+def attention_bytes(f: Facts, layer: int = 0) -> float:
+    """The first half of a layer: norm, queries, keys, values, what attention gives, mask of dropout."""
+    model, tokens = f.model, _tokens(f)
+    hidden, width, tp = model.hidden or 0, _width(f), f.layout.tp
+    low = _low(f, width) if _in_low_precision(f, layer) else width
+    norm = hidden * (width + _kept("layernorm", f, low)) / _shared(f)
+    mask = hidden * (model.dropout > 0) / _shared(f)
+    statistics = 4 * (model.heads or 0) / tp
+    return tokens * (norm + mask + statistics + (_latent(f) if model.latent else _grouped(f)))
+
+
+def _grouped(f: Facts) -> float:
+    """Per token: queries, keys and values as one product gives them, once more where positions turned them, and the
+    output."""
+    model, width, tp = f.model, _width(f), f.layout.tp
+    head, heads = model.head_dim or 0, model.heads or 0
+    groups = max(model.kv_groups or heads, tp)
+    turned = 0 if model.learned_positions else heads + groups
+    return width * head * (heads + 2 * groups + turned + heads) / tp
+
+
+def _latent(f: Facts) -> float:
+    """Per token: compressed queries and keys (with their norms), and all heads' parts."""
+    model, width, tp = f.model, _width(f), f.layout.tp
+    no_position, position, value = model.qk_head_dim or 0, model.qk_position_dim or 0, model.v_head_dim or 0
+    compressed = (2 * (model.q_rank or 0) + 2 * (model.kv_rank or 0) + position) / _shared(f)
+    recomputed = f.kernels.recompute == "selective" and "mla_up_proj" in f.kernels.recompute_modules
+    up = 0 if recomputed else 2 * (no_position + position) + no_position + value
+    return width * (compressed + (model.heads or 0) * (up + value) / tp)
+
+
+def mlp_bytes(f: Facts, layer: int = 0) -> float:
+    """The second half of a dense layer."""
+    model, tokens, width = f.model, _tokens(f), _width(f)
+    hidden = model.hidden or 0
+    entry = hidden * (width + (model.dropout > 0)) / _shared(f)
+    if _drops("mlp", f):
+        return tokens * entry
+    low = _low(f, width) if _in_low_precision(f, layer) else width
+    norm = hidden * _kept("layernorm", f, low) / _shared(f)
+    return tokens * (entry + norm + _feed_forward(f, model.ffn or 0, low) / f.layout.tp)
+
+
+def moe_bytes(f: Facts) -> float:
+    """The second half of a sparse layer: routing, tokens as they were sent to experts, experts, the shared expert.
+
+    Tokens are taken to be spread evenly over experts.
+    """
+    model, width = f.model, _width(f)
+    tokens, hidden = _tokens(f) / _shared(f), model.hidden or 0
+    entry = hidden * (width + (model.dropout > 0))
+    if _drops("moe", f):
+        return tokens * entry
+    low = _low(f, width)
+    norm = hidden * _kept("layernorm", f, width)
+    routing = 9 * (model.experts or 0)  # scores in fp32, probabilities, a mask
+    sent = (model.topk or 1) * f.layout.expert_tp
+    middle = _feed_forward(f, model.moe_ffn or 0, low, "moe_act") / f.layout.expert_tp
+    routed = sent * (hidden * low + middle)
+    shared = 0 if _drops("shared_experts", f) else _feed_forward(f, model.shared_ffn or 0, low)
+    return tokens * (entry + norm + routing + routed) + _tokens(f) * shared / f.layout.tp
+
+
+def _feed_forward(f: Facts, ffn: int, low: float, activation: str = "") -> float:
+    """Per token: what the first product gives, and what the activation makes of it."""
+    width, gated = _width(f), f.model.gated
+    before = ffn * width * (2 if gated else 1)
+    between = ffn * width if gated and not f.kernels.fused_activation else 0
+    return before + between + (0 if activation and _drops(activation, f) else ffn * low)
+
+
+def logits_bytes(f: Facts) -> float:
+    """While the loss of a micro-batch is calculated, on the last stage."""
+    kernel = f.kernels.loss_kernel if f.kernels.fused_loss else "unfused"
+    return _tokens(f) * vocabulary_rows(f) / f.layout.tp * LOSS_BYTES.get(kernel, LOSS_BYTES["unfused"])
+
+
+def logits_gradient_bytes(f: Facts) -> float:
+    """When the backward pass begins, on the last stage."""
+    return _tokens(f) * vocabulary_rows(f) / f.layout.tp * _width(f)
+
+
+def backward_bytes(f: Facts, stage: Stage) -> float:
+    """Gradients of activations inside the layer on which the backward pass works."""
+    widest = 0.0
+    for layer in stage.layers:
+        sparse, model = is_sparse(f.model, layer), f.model
+        ffn = (model.moe_ffn or 0) * (model.topk or 1) if sparse else (model.ffn or 0) / f.layout.tp
+        share = _shared(f) if sparse else 1
+        widest = max(widest, ffn * (3 if model.gated else 2) / share + 2 * (model.hidden or 0))
+    return _tokens(f) * widest * _width(f)
+
+
+def _tokens(f: Facts) -> float:
+    """Of a micro-batch on one context rank."""
+    return (f.training.seq_length or 0) * (f.training.mbs or 1) / f.layout.cp
+
+
+def _shared(f: Facts) -> int:
+    """Among how many tensor ranks tokens are shared out where sequence parallelism does that."""
+    return f.layout.tp if f.layout.sp else 1
+
+
+def _width(f: Facts) -> int:
+    return 4 if f.training.precision == "fp32" else 2
+
+
+def _low(f: Facts, width: float) -> float:
+    """Bytes per value of what quantized matrix products keep of their input."""
+    precision = f.training.precision or ""
+    return next((size for name, size in reversed(LOW.items()) if name in precision), width)
+
+
+def _in_low_precision(f: Facts, layer: int) -> bool:
+    """Bridge's current scaling leaves the first and the last layer in bf16."""
+    ends = (0, (f.model.layers or 1) - 1) if "fp8_current" in (f.training.precision or "") else ()
+    return layer not in ends
+
+
+def _drops(part: str, f: Facts) -> bool:
+    return f.kernels.recompute == "selective" and part in f.kernels.recompute_modules
+
+
+def _kept(part: str, f: Facts, size: float) -> float:
+    return 0.0 if _drops(part, f) else size

@@ -1,0 +1,164 @@
+"""Does a run fit the memory of its GPUs, and if not: what is the cheapest change that makes it fit?"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from megaboa.check import memory
+from megaboa.check.facts import Facts
+from megaboa.check.memory import GIB
+from megaboa.check.rule import Broken, warning
+
+NAME = re.compile(r"^([a-z]+\d+[a-z]*)-(\d+)g$")
+USABLE = 0.99  # of the nominal GiB: an H100 of 80 has 79.6, an H200 of 141 has 139.8
+CALIBRATED = 0.05  # what is stated for models like those that were measured
+SELECTIVE = {
+    "dense": ("layernorm", "mlp"),
+    "moe": ("layernorm", "moe_act", "shared_experts"),
+    "latent": ("mla_up_proj",),
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """Keys and their new values, and what a step would cost because of them."""
+
+    values: dict[str, Any]
+    price: str
+    facts: Facts
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key}: {_shown(value)}" for key, value in self.values.items())
+
+
+def capacity(gpu: str) -> float:
+    """Bytes that a GPU such as h100-80g lets a process use."""
+    found = NAME.match(gpu)
+    if not found:
+        raise ValueError(f"{gpu!r} must be a name and its memory, as h100-80g")
+    return int(found[2]) * GIB * USABLE
+
+
+def stated_error(f: Facts) -> float:
+    """Less for models like those that its numbers are from: dense, without rotary positions."""
+    measured = f.model.learned_positions and not f.model.is_sparse and not f.model.latent and f.layout.fsdp == "none"
+    return CALIBRATED if measured else memory.STATED_ERROR
+
+
+def memory_suffices(f: Facts, is_legal: Callable[[Facts], bool]) -> Broken | None:
+    """What a rank takes by prediction is less than the memory of resources.gpu: more ends in a failed allocation."""
+    if f.cluster.gpu is None or f.cluster.device != "cuda" or not memory.is_known(f):
+        return None
+    need, limit = memory.peak(f), capacity(f.cluster.gpu)
+    if need.total <= limit:
+        return _near(f, need, limit)
+    change = cheapest(f, is_legal)
+    text = f"{f.cluster.gpu} has {limit / GIB:.1f} GiB, {_described(need)}"
+    if change is None:
+        return Broken("resources.gpu", f"{text}; no change of micro-batch, recomputation, tp or pp on these GPUs fits")
+    after = memory.peak(change.facts).total
+    return Broken("resources.gpu", f"{text}; {change} fits by prediction: {after / GIB:.1f} GiB ({change.price})")
+
+
+def _near(f: Facts, need: memory.Breakdown, limit: float) -> Broken | None:
+    error = stated_error(f)
+    if need.total * (1 + error) <= limit:
+        return None
+    text = f"{f.cluster.gpu} has {limit / GIB:.1f} GiB, {_described(need)}: with the prediction's error of {error:.0%}"
+    return warning("resources.gpu", f"{text} it may not fit")
+
+
+def _described(need: memory.Breakdown) -> str:
+    parts = {name: size for name, size in need.gib().items() if name not in ("tensors", "total", "workspace")}
+    listed = ", ".join(f"{name} {size:.1f}" for name, size in parts.items())
+    return f"and stage {need.stage} takes {need.total / GIB:.1f} by prediction ({listed})"
+
+
+def cheapest(f: Facts, is_legal: Callable[[Facts], bool]) -> Change | None:
+    """The first change, from those that cost nothing to those that cost most, that is legal and fits."""
+    limit = capacity(str(f.cluster.gpu))
+    fitting = (one for one in changes(f) if is_legal(one.facts) and memory.peak(one.facts).total <= limit)
+    return next(fitting, None)
+
+
+def changes(f: Facts) -> Iterator[Change]:
+    """In the order of what they cost; each keeps the batch and the number of GPUs."""
+    free: dict[str, Any] = {}
+    if not f.layout.distributed_optimizer and f.layout.fsdp == "none" and f.training.optimizer != "sgd":
+        free["parallel.distributed_optimizer"] = True
+    if f.layout.tp > 1 and not f.layout.sp:
+        free["parallel.sp"] = True
+    if free:
+        yield _change(f, free, "free")
+    for mbs in _halves(f.training.mbs or 1):
+        yield _change(f, {**free, "training.micro_batch_size": mbs}, "smaller matrix products")
+    smallest = {**free, "training.micro_batch_size": 1}
+    for kind, parts in SELECTIVE.items():
+        modules = tuple(part for part in parts if not (part == "mlp" and f.model.bias))  # which can't be recomputed
+        if {"dense": not f.model.is_sparse, "moe": f.model.is_sparse, "latent": f.model.latent}[kind]:
+            yield _change(f, {**smallest, **_selective(modules)}, "a part is calculated twice")
+    full = {"model.recompute_granularity": "full", "model.recompute_method": "uniform", "model.recompute_num_layers": 1}
+    yield _change(f, {**smallest, **full}, "a third more calculation")
+    yield from _splits(f, {**free, "training.micro_batch_size": 1}, "more communication")
+    yield from _splits(f, {**smallest, **full}, "more communication, and a third more calculation")
+
+
+def _halves(mbs: int) -> Iterator[int]:
+    while mbs > 1:
+        mbs //= 2
+        yield mbs
+
+
+def _selective(modules: tuple[str, ...]) -> dict[str, Any]:
+    return {"model.recompute_granularity": "selective", "model.recompute_modules": modules}
+
+
+def _splits(f: Facts, given: dict[str, Any], price: str) -> Iterator[Change]:
+    """More tensor ranks inside a node, then more pipeline stages."""
+    tp, pp, gpus = f.layout.tp, f.layout.pp, f.cluster.gpus_per_node
+    for factor in (2, 4, 8):
+        if tp * factor <= gpus:
+            yield _change(f, {**given, "parallel.tp": tp * factor, "parallel.sp": True}, price)
+    for factor in (2, 4, 8, 16):
+        yield _change(f, {**given, "parallel.pp": pp * factor}, price)
+        if tp < gpus and gpus % 2 == 0:
+            wide = {"parallel.tp": min(8, gpus), "parallel.sp": True, "parallel.pp": pp * factor}
+            yield _change(f, {**given, **wide}, price)
+
+
+FACTS = {  # keys of changes, and the facts that they change
+    "parallel.distributed_optimizer": "layout.distributed_optimizer",
+    "parallel.sp": "layout.sp",
+    "parallel.tp": "layout.tp",
+    "parallel.pp": "layout.pp",
+    "training.micro_batch_size": "training.mbs",
+    "model.recompute_granularity": "kernels.recompute",
+    "model.recompute_method": "kernels.recompute_method",
+    "model.recompute_num_layers": "kernels.recompute_layers",
+    "model.recompute_modules": "kernels.recompute_modules",
+}
+
+
+def _change(f: Facts, values: dict[str, Any], price: str) -> Change:
+    changed = f
+    for key, value in values.items():
+        section, name = FACTS[key].split(".")
+        part = dataclasses.replace(getattr(changed, section), **{name: value})
+        changed = dataclasses.replace(changed, **{section: part})
+    same = {key: value for key, value in values.items() if _fact(f, key) == value}
+    return Change({key: value for key, value in values.items() if key not in same}, price, changed)
+
+
+def _fact(f: Facts, key: str) -> Any:
+    section, name = FACTS[key].split(".")
+    return getattr(getattr(f, section), name)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)

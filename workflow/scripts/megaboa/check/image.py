@@ -1,0 +1,125 @@
+"""What of a run only its image can check: without Transformer Engine and the libraries of GPUs it stays open.
+
+A rule here breaks nothing. It says that a run uses what was left out, or stood in for, when it was built and validated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from megaboa.check.facts import Facts
+from megaboa.check.rule import Broken, Finding, Rule, finding
+
+# What Bridge says where something of the image's is absent, and what that is. First match wins. That a sentence names
+# Transformer Engine is not enough: many are about a setting of the run (transformer_impl, the op fuser, graphs).
+TE = r"(?:Transformer[ _-]?Engine|\bTE\b)"
+ABSENT_TE = "|".join(
+    (
+        rf"\b(?:requires?|needs?|install|without|at least) {TE}(?!\w)",
+        rf"{TE}(?: with)?(?: version)?(?: v[\d.]+ must be)? ?>= ?v?\d",
+        rf"{TE}(?: version| v?[\d.]+)* (?:and later|or (?:later|higher))",
+        rf"{TE}[\w. ()]{{0,40}} (?:is|are) (?:not (?:installed|found|available|present|detected)|unavailable|required)",
+        rf"\bTE [\w ]{{0,20}}is not (?:available|present)|{TE} version does not have",
+        r"No module named 'transformer_engine",
+    )
+)
+MISSING = {
+    r"^StopIteration\b": "layers of Transformer Engine's, of which Bridge has mocks here that can't be built",
+    r"`q_layernorm=<class '[\w.]*WrappedTorchNorm'>` is non-trivial": "Transformer Engine's fused norm, for latent "
+    "attention without a compressed query",
+    "'TESpecProvider' is not defined": "Transformer Engine's layers",
+    "MambaSSM is not installed|No module named 'mamba_ssm": "mamba-ssm",
+    "requires FusedAdam from TransformerEngine, but not found": "Transformer Engine's Adam with states in fewer bits",
+    ABSENT_TE: "Transformer Engine",
+}
+# Switches that are off here whatever the run says, what Bridge says then, and what they need. Where the run itself has
+# turned one off, the objection is to the run.
+SWITCHES = {
+    "gradient_accumulation_fusion": (
+        "gradient accumulation fusion is not used",
+        "fused gradients of weights (APEX, Transformer Engine)",
+    ),
+    "moe_grouped_gemm": (r"(?:with|requires?) moe_grouped_gemm", "grouped matrix products (Transformer Engine)"),
+}
+USUAL_HEADS = (32, 64, 96, 128, 192, 256)
+
+
+def low_precision_has_kernels(f: Facts) -> Broken | None:
+    """Transformer Engine says whether it has FP8, MXFP8 or NVFP4 for this GPU, and for these modules; without it every
+    format passes validation."""
+    precision = f.training.precision or ""
+    if "fp8" not in precision and "fp4" not in precision:
+        return None
+    return _open("training.precision", f"{precision}: Transformer Engine's kernels for it")
+
+
+def dispatcher_is_installed(f: Facts) -> Broken | None:
+    """DeepEP, HybridEP and NCCL EP are packages of the image; here the model is built with alltoall in their place."""
+    if f.kernels.dispatcher != "flex":
+        return None
+    return _open("model.moe_flex_dispatcher_backend", f"{f.kernels.flex_backend}: installed, and for this GPU")
+
+
+def graphs_can_be_captured(f: Facts) -> Broken | None:
+    """Which modules Transformer Engine can capture hangs on its version; here the model is built without graphs."""
+    if f.kernels.graphs == "none":
+        return None
+    return _open("model.cuda_graph_impl", f"{f.kernels.graphs}: what it captures")
+
+
+def prediction_layers_are_there(f: Facts) -> Broken | None:
+    """Layers for multi-token prediction are made by Transformer Engine alone; here the model is built without them."""
+    return _open("model.mtp_num_layers", f"{f.model.mtp_layers}: their layers") if f.model.mtp_layers else None
+
+
+def tensor_overlap_has_buffers(f: Facts) -> Broken | None:
+    """Overlapped tensor parallel communication needs Transformer Engine's user buffers (and MPI, or none, as it was
+    built); here it is left out."""
+    if not f.kernels.tp_comm_overlap:
+        return None
+    return _open("comm_overlap.tp_comm_overlap", "true: user buffers")
+
+
+def attention_takes_the_head(f: Facts) -> Broken | None:
+    """Kernels of attention are made for some sizes of a head; others fall back to slower ones, or fail."""
+    head = f.model.head_dim
+    if f.model.latent or head is None or head in USUAL_HEADS:
+        return None
+    return _open("model.kv_channels", f"{head}: kernels of attention for it")
+
+
+def _open(key: str, what: str) -> Broken:
+    return Broken(key, what, level="image")
+
+
+RULES: tuple[Rule, ...] = (
+    low_precision_has_kernels,
+    dispatcher_is_installed,
+    graphs_can_be_captured,
+    prediction_layers_are_there,
+    tensor_overlap_has_buffers,
+    attention_takes_the_head,
+)
+
+
+def missing(error: str, turned_off: Collection[str] = ()) -> str | None:
+    """What of the image's an objection of Bridge is about; None: the run's own business.
+
+    `turned_off`: switches that the run itself has turned off.
+    """
+    switched = {said: what for name, (said, what) in SWITCHES.items() if name not in turned_off}
+    known = {**switched, **MISSING}
+    return next((what for said, what in known.items() if re.search(said, error, re.IGNORECASE)), None)
+
+
+def found(f: Facts) -> list[Finding]:
+    """Of a run on GPUs."""
+    if f.cluster.device != "cuda":
+        return []
+    return [finding(rule, broken) for rule in RULES if (broken := rule(f))]
+
+
+def unchecked(f: Facts) -> list[str]:
+    """The same as lines, where there is no image."""
+    return [f"{one.key}: needs the image: {one.message} [{one.rule}]" for one in found(f)]

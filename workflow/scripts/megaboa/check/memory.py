@@ -1,0 +1,159 @@
+"""The most memory that tensors take on a rank, part by part.
+
+Held against the peaks that were measured for GPT2-large on H200s (tests/check/test_memory.py), some of which also
+gave the bytes for each logit: the largest error there is 2%. Other kinds were measured later (docs/memory.md): 15% is
+stated for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from megaboa.check import activations, megatron_fsdp, parameters
+from megaboa.check.facts import Facts
+from megaboa.check.megatron_fsdp import Moment
+from megaboa.check.parameters import Parameters
+from megaboa.check.stages import Stage, in_flight, stages
+
+GIB = 2**30
+STATED_ERROR = 0.15
+WORKSPACE = 0.17e9  # of cuBLAS, and small tensors: measured at rest
+CONTEXT = 3 * GIB  # what CUDA and NCCL take beside PyTorch: 2.8 GiB measured on an H200
+FRAGMENTATION = 0.05  # of PyTorch's own memory: 7.4 of 134 GiB measured where it ran out
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Bytes on one rank of a pipeline stage, at the moment when most are taken."""
+
+    stage: int
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float  # or the gradients inside a layer, where these are more
+    workspace: float = WORKSPACE
+
+    @property
+    def tensors(self) -> float:
+        """What `torch.cuda.max_memory_allocated` would say."""
+        return sum(getattr(self, one.name) for one in fields(self) if one.name != "stage")
+
+    @property
+    def total(self) -> float:
+        """With what CUDA and NCCL take, and what PyTorch can't use for want of one large piece."""
+        return self.tensors * (1 + FRAGMENTATION) + CONTEXT
+
+    def gib(self) -> dict[str, float]:
+        parts = {one.name: getattr(self, one.name) / GIB for one in fields(self) if one.name != "stage"}
+        return {**parts, "tensors": self.tensors / GIB, "total": self.total / GIB}
+
+
+def is_known(f: Facts) -> bool:
+    """Whether enough is known of a model and its training."""
+    model, training = f.model, f.training
+    needed = (model.layers, model.hidden, model.heads, training.mbs, training.seq_length, training.precision)
+    return (
+        None not in needed
+        and not model.hybrid
+        and bool(model.layers and model.heads)
+        and bool(parameters.vocabulary_rows(f))
+        and f.layout.dp is not None
+    )
+
+
+def peak(f: Facts) -> Breakdown:
+    """Of the stage that needs most."""
+    return max(every_stage(f), key=lambda one: one.tensors)
+
+
+def every_stage(f: Facts) -> list[Breakdown]:
+    return [_stage(f, stage) for stage in stages(f)]
+
+
+def _stage(f: Facts, stage: Stage) -> Breakdown:
+    held = parameters.of_stage(f, stage)
+    kept = activations.stage_bytes(f, stage) * in_flight(f, stage.number)
+    logits = activations.logits_bytes(f) * (1 + stage.mtp) if stage.loss else 0.0
+    inside = max(activations.backward_bytes(f, stage), activations.recomputed_bytes(f, stage))
+    plain = Breakdown(stage.number, *_states(f, held), kept, max(logits, inside))
+    if f.layout.fsdp != "megatron":
+        return plain
+    return max(_moments_of_fsdp(f, stage, held, plain, inside), key=lambda one: one.tensors)
+
+
+def _moments_of_fsdp(f: Facts, stage: Stage, held: Parameters, shards: Breakdown, inside: float) -> list[Breakdown]:
+    """When the loss is calculated, at every layer of the backward pass, and in the optimizer's step, to which 16-bit
+    gradients are copied as fp32 ones."""
+    sharding, (weight, gradient, optimizer) = f.layout.fsdp_sharding, bytes_per_parameter(f)
+    cut = _cut_by_fsdp(f, held)
+
+    def at(moment: Moment, work: float) -> Breakdown:
+        return replace(
+            shards,
+            weights=shards.weights + weight * moment.weights,
+            gradients=shards.gradients + gradient * moment.gradients,
+            activations=shards.activations * moment.kept,
+            logits=work,
+        )
+
+    loss = megatron_fsdp.forward(sharding, cut)
+    begins = max(inside, activations.logits_gradient_bytes(f) if stage.loss else 0.0)
+    first, *others = megatron_fsdp.backward(sharding, cut, len(stage.layers) or 1)
+    copies = 4 * shards.optimizer / optimizer if gradient < 4 else 0.0
+    step = replace(at(replace(loss, kept=0.0), 0.0), gradients=shards.gradients + copies)
+    return [at(loss, shards.logits), at(first, begins), *(at(moment, inside) for moment in others), step]
+
+
+def _cut_by_fsdp(f: Facts, held: Parameters) -> Parameters:
+    """What a group of one rank holds is no shard, and so never gathered."""
+    copies, expert_copies = _copies(f)
+    if copies == 1:
+        return Parameters(0.0, 0.0)
+    return held if expert_copies > 1 else held.without_experts()
+
+
+def _copies(f: Facts) -> tuple[int, int]:
+    """Ranks among which states are shared out: those of all parameters but experts', and experts'."""
+    instances = f.layout.optimizer_instances
+    return (f.layout.dp or 1) * f.layout.cp // instances or 1, (f.layout.expert_dp or 1) // instances or 1
+
+
+def _states(f: Facts, held: Parameters) -> tuple[float, float, float]:
+    """Bytes of weights, gradients and optimizer."""
+    copies, expert_copies = _copies(f)
+    dense, expert = _sharded(f, held.dense, copies), _sharded(f, held.expert, expert_copies)
+    weights, gradients, optimizer = (one + other for one, other in zip(dense, expert, strict=True))
+    if f.layout.fsdp == "torch":
+        weight, gradient, _ = bytes_per_parameter(f)
+        weights += 2 * held.layer * weight  # two layers are whole at a time
+        gradients += held.layer * gradient
+    return weights, gradients, optimizer
+
+
+def _sharded(f: Facts, count: float, copies: int) -> tuple[float, float, float]:
+    weight, gradient, optimizer = (count * size for size in bytes_per_parameter(f))
+    layout = f.layout
+    strategy = layout.fsdp_sharding if layout.fsdp == "megatron" else "optim_grads_params"
+    if layout.fsdp == "none":
+        return weight, gradient, optimizer / (copies if layout.distributed_optimizer else 1)
+    return (
+        weight / (copies if strategy == "optim_grads_params" else 1),
+        gradient / (copies if strategy in ("optim_grads", "optim_grads_params") else 1),
+        optimizer / (1 if strategy == "no_shard" else copies),
+    )
+
+
+def bytes_per_parameter(f: Facts) -> tuple[float, float, float]:
+    """Weight, gradient and optimizer: fp32 copies of 16-bit weights, and Adam's two moments (or SGD's one)."""
+    moments = 4 if f.training.optimizer == "sgd" else 8
+    reduced = 2 if f.layout.fsdp == "megatron" else 4  # that one keeps gradients in the weights' precision
+    match f.training.precision:
+        case "fp32":  # Megatron-FSDP has a copy of the weights there too
+            return 4, 4, moments + (4 if f.layout.fsdp == "megatron" else 0)
+        case "fp16_mixed":  # Bridge reduces its gradients in fp16
+            return 2, 2, 4 + moments
+        case str() as precision if "fp8_delayed" in precision or "subchannel" in precision or "mxfp8" in precision:
+            return 2 + 2, reduced, 4 + moments  # and quantized weights, by rows and by columns
+        case _:
+            return 2, reduced, 4 + moments

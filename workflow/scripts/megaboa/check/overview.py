@@ -1,0 +1,123 @@
+"""One row per run, for people and as TSV: is it legal, does it fit, what does it cost?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from megaboa.check import fit, memory, parameters
+from megaboa.check.costs import Costs, Total
+from megaboa.check.facts import Facts
+from megaboa.check.memory import GIB
+from megaboa.layout import words
+
+COLUMNS = (
+    *("run", "state", "ranks", "layout", "params", "memory_gib", "limit_gib", "stage"),
+    *("weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "logits_gib", "tensors_gib", "memory_error"),
+    *("tokens", "flops", "step_seconds", "step_source", "hours", "gpu_hours"),
+    *("checkpoint_bytes", "checkpoints", "disk_bytes", "why"),
+)
+SHOWN = 40  # rows on a terminal
+HEAD = (
+    *("run", "state", "ranks", "layout", "params", "GiB", "of", "tokens", "FLOP", "s/step", "GPU-hours", "disk"),
+    "time by",
+)
+
+
+def row(name: str, result: Mapping[str, Any], facts: Facts | None, costs: Costs | None) -> dict[str, Any]:
+    """`result` is what preflight found of the run."""
+    found: dict[str, Any] = dict.fromkeys(COLUMNS)
+    found |= {"run": name, "state": result["state"], "why": "; ".join(result.get("reasons", []))}
+    if facts is None:
+        return found
+    found |= {"ranks": facts.layout.world_size, "layout": layout(facts), "params": _params(facts)}
+    if memory.is_known(facts):
+        need = memory.peak(facts)
+        sizes = {f"{part}_gib": round(size, 2) for part, size in need.gib().items()}
+        found |= {part: gib for part, gib in sizes.items() if part in COLUMNS}
+        found |= {
+            "memory_gib": round(need.total / GIB, 2),
+            "stage": need.stage,
+            "memory_error": fit.stated_error(facts),
+        }
+    if facts.cluster.gpu and facts.cluster.device == "cuda":
+        found["limit_gib"] = round(fit.capacity(facts.cluster.gpu) / GIB, 2)
+    if costs is not None:
+        found |= {"tokens": costs.tokens, "flops": costs.flops, "step_source": costs.source}
+        found |= {"step_seconds": costs.step_seconds, "hours": costs.hours, "gpu_hours": costs.gpu_hours}
+        found |= {"checkpoint_bytes": round(costs.checkpoint_bytes), "checkpoints": costs.checkpoints}
+        found["disk_bytes"] = round(costs.disk_bytes)
+    return found
+
+
+def _params(f: Facts) -> int | None:
+    return round(parameters.of_model(f)) if memory.is_known(f) else None
+
+
+def layout(f: Facts) -> str:
+    """`tp2 pp4 dp8 sp`; what isn't split isn't named."""
+    copies, fsdp = f.layout.dp or 1, f.layout.fsdp
+    found = [*words(vars(f.layout)), *([f"dp{copies}"] if copies > 1 else []), *(["sp"] if f.layout.sp else [])]
+    return " ".join(found + ([f"fsdp-{fsdp}"] if fsdp != "none" else [])) or "1 rank"
+
+
+def tsv(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = ["\t".join(COLUMNS), *("\t".join(_cell(one[name]) for name in COLUMNS) for one in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: Any) -> str:
+    return "-" if value in (None, "") else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def text(rows: Sequence[Mapping[str, Any]], total: Total) -> str:
+    """The first rows, and what all of them come to."""
+    shown = [HEAD, *(_line(one) for one in rows[:SHOWN])]
+    widths = [max(len(line[column]) for line in shown) for column in range(len(HEAD))]
+    numbers = {"ranks", "params", "GiB", "of", "tokens", "FLOP", "s/step", "GPU-hours", "disk"}
+    lines = []
+    for line in shown:
+        cells = zip(line, widths, HEAD, strict=True)
+        aligned = (cell.rjust(width) if head in numbers else cell.ljust(width) for cell, width, head in cells)
+        lines.append("  ".join(aligned))
+    if len(rows) > SHOWN:
+        lines.append(f"... and {len(rows) - SHOWN:,} more runs, in preflight.tsv")
+    unknown = f"; {total.unknown} runs of unknown duration" if total.unknown else ""
+    lines.append(
+        f"{len(rows)} runs: {short(total.tokens)} tokens, {short(total.flops)} FLOP, "
+        f"{total.gpu_hours:,.3g} GPU-hours, {size(total.disk_bytes)} on disk{unknown}"
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _line(one: Mapping[str, Any]) -> tuple[str, ...]:
+    cells = {
+        "params": short(one["params"]),
+        "GiB": "-" if one["memory_gib"] is None else f"{one['memory_gib']:.1f}",
+        "of": "-" if one["limit_gib"] is None else f"{one['limit_gib']:.1f}",
+        "tokens": short(one["tokens"]),
+        "FLOP": short(one["flops"]),
+        "s/step": "-" if one["step_seconds"] is None else f"{one['step_seconds']:.3g}",
+        "GPU-hours": "-" if one["gpu_hours"] is None else f"{one['gpu_hours']:,.3g}",
+        "disk": "-" if one["disk_bytes"] is None else size(one["disk_bytes"]),
+        "time by": one["step_source"],
+    }
+    texts = [cells[head] if head in cells else one[head] for head in HEAD]
+    return tuple("-" if cell is None else str(cell) for cell in texts)
+
+
+def short(number: float | None) -> str:
+    """`774M`, `1.5B`, `2.1e+21`."""
+    if number is None:
+        return "-"
+    for unit, word in ((1e15, ""), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= 0.9995 * unit:  # what would be rounded up to it
+            return f"{number:.3g}" if not word else f"{number / unit:.3g}{word}"
+    return f"{number:.3g}"
+
+
+def size(number: float) -> str:
+    for unit, word in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if number >= unit:
+            return f"{number / unit:.3g} {word}"
+    return f"{number / 1e3:.3g} kB"

@@ -1,0 +1,109 @@
+"""How many parameters a rank of a stage holds, as Megatron cuts them. Bias and norms are counted, rounding is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megaboa.check.facts import Facts, Model
+from megaboa.check.stages import Stage
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Those that all data parallel ranks share, and experts' own; `layer` is the largest layer with all of its
+    parts, `layer_experts` are its experts', `outside` are those of no layer."""
+
+    dense: float
+    expert: float
+    layer: float = 0.0
+    layer_experts: float = 0.0
+    outside: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.dense + self.expert
+
+    def without_experts(self) -> Parameters:
+        return Parameters(self.dense, 0.0, self.layer - self.layer_experts, 0.0, self.outside)
+
+
+def of_stage(f: Facts, stage: Stage) -> Parameters:
+    """On one rank of a stage."""
+    model, layout = f.model, f.layout
+    dense = expert = 0.0
+    largest = (0.0, 0.0)
+    for layer in stage.layers + tuple([_last_layer(model)] * stage.mtp):
+        shared, own = _layer(f, layer)
+        dense, expert, largest = dense + shared, expert + own, max(largest, (shared + own, own))
+    layers = dense + expert
+    hidden = model.hidden or 0
+    rows = vocabulary_rows(f) * hidden / layout.tp
+    ties = bool(model.tied) and not (stage.embedding and stage.loss)
+    dense += rows * (stage.embedding + (stage.loss and (not model.tied or ties)))
+    if stage.embedding and model.learned_positions:
+        dense += (f.training.seq_length or 0) * hidden
+    if stage.loss:
+        dense += _norm(model)
+    dense += stage.mtp * (2 * hidden * hidden / layout.tp + 3 * _norm(model))
+    return Parameters(dense, expert, *largest, outside=dense + expert - layers)
+
+
+def vocabulary_rows(f: Facts) -> int:
+    if f.model.vocab_rows is not None:
+        return f.model.vocab_rows
+    return padded_vocabulary(f)
+
+
+def padded_vocabulary(f: Facts) -> int:
+    """Bridge counts operations of a padded vocabulary even where a model's own isn't padded."""
+    unit = f.model.vocab_multiple * f.layout.tp
+    return -(-(f.model.vocab_size or f.model.tokenizer_vocab or 0) // unit) * unit
+
+
+def of_model(f: Facts) -> float:
+    """Of the whole model, counted once: as one rank would hold it."""
+    alone = Facts(model=f.model, training=f.training)
+    layers = tuple(range(f.model.layers or 0))
+    return of_stage(alone, Stage(0, (layers,), embedding=True, loss=True, mtp=f.model.mtp_layers)).total
+
+
+def is_sparse(model: Model, layer: int) -> bool:
+    return model.is_sparse and (model.moe_layers is None or model.moe_layers[layer])
+
+
+def _last_layer(model: Model) -> int:
+    return (model.layers or 1) - 1
+
+
+def _layer(f: Facts, layer: int) -> tuple[float, float]:
+    """Shared parameters of a layer, and its experts' on this rank."""
+    model, layout = f.model, f.layout
+    hidden, matrices = model.hidden or 0, 3 if model.gated else 2
+    shared = 2 * _norm(model) + _attention(f)
+    if not is_sparse(model, layer):
+        ffn = model.ffn or 0
+        bias = (ffn * (matrices - 1) / layout.tp + hidden) if model.bias else 0
+        return shared + matrices * hidden * ffn / layout.tp + bias, 0.0
+    experts, width = model.experts or 0, model.moe_ffn or 0
+    shared += hidden * experts + matrices * hidden * (model.shared_ffn or 0) / layout.tp
+    return shared, experts / layout.ep * matrices * hidden * width / layout.expert_tp
+
+
+def _attention(f: Facts) -> float:
+    model, tp = f.model, f.layout.tp
+    hidden, heads = model.hidden or 0, model.heads or 0
+    if not model.latent:
+        head, groups = model.head_dim or 0, max(model.kv_groups or heads, tp)
+        cut = hidden * (heads + 2 * groups) * head + heads * head * hidden
+        bias = (heads + 2 * groups) * head / tp + hidden if model.bias else 0
+        return cut / tp + bias
+    no_position, position, value = model.qk_head_dim or 0, model.qk_position_dim or 0, model.v_head_dim or 0
+    rank, kv_rank = model.q_rank or 0, model.kv_rank or 0
+    query = heads * (no_position + position)
+    up = (rank or hidden) * query + kv_rank * heads * (no_position + value) + heads * value * hidden
+    down = (hidden * rank + rank if rank else 0) + hidden * (kv_rank + position) + kv_rank
+    return up / tp + down  # what is compressed is not cut
+
+
+def _norm(model: Model) -> float:
+    return (model.hidden or 0) * (2 if model.norm_bias else 1)

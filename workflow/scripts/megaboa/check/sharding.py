@@ -1,0 +1,96 @@
+"""What FSDP and the distributed optimizer go together with."""
+
+from __future__ import annotations
+
+from megaboa.check.facts import Facts
+from megaboa.check.rule import Broken, warning
+
+
+def fsdp_has_no_pipeline(f: Facts) -> Broken | None:
+    """FSDP beside pipeline or context parallelism is refused by CloudAI; Bridge 0.6.2 accepts it, and nobody is
+    known to have trained so."""
+    layout = f.layout
+    sizes = {"parallel.pp": layout.pp, "parallel.cp": layout.cp, "parallel.vpp": layout.chunks}
+    key = next((key for key, size in sizes.items() if size > 1), None)
+    if layout.fsdp == "none" or key is None:
+        return None
+    return warning(key, f"{sizes[key]} with parallel.fsdp: {layout.fsdp}", ("null" if key == "parallel.vpp" else 1,))
+
+
+def fsdp_has_no_layer_graphs(f: Facts) -> Broken | None:
+    """FSDP gathers weights between layers: with experts' overlap mcore_fsdp_adapter.py refuses graphs of single
+    layers. CloudAI refuses all graphs under FSDP; Bridge 0.6.2 accepts the others."""
+    if f.layout.fsdp == "none" or f.kernels.graphs == "none":
+        return None
+    text = f"{f.kernels.graphs} with parallel.fsdp: {f.layout.fsdp}"
+    if f.kernels.expert_overlap and f.kernels.graphs != "full_iteration" and f.layout.fsdp == "megatron":
+        return Broken("model.cuda_graph_impl", f"{text} and overlap_moe_expert_parallel_comm", ("none",))
+    return warning("model.cuda_graph_impl", text, ("none",))
+
+
+def optimizer_instances_need_fsdp(f: Facts) -> Broken | None:
+    """Several optimizer instances are meant for hybrid FSDP; CloudAI refuses them without, Bridge 0.6.2 accepts
+    them."""
+    if f.layout.optimizer_instances == 1 or f.layout.fsdp != "none":
+        return None
+    text = f"{f.layout.optimizer_instances} without parallel.fsdp"
+    return warning("ddp.num_distributed_optimizer_instances", text, (1,))
+
+
+def fsdp_checkpoints_are_dtensors(f: Facts) -> Broken | None:
+    """Megatron-FSDP saves fsdp_dtensor and nothing else, and nothing else saves it; ConfigContainer.validate asserts
+    both, when a run saves or loads."""
+    written, is_fsdp = f.training.checkpoint_format, f.layout.fsdp == "megatron"
+    if written is None or f.training.save_interval == 0 or is_fsdp == (written == "fsdp_dtensor"):
+        return None
+    return Broken(
+        "checkpoint.ckpt_format",
+        f"{written} with parallel.fsdp: {f.layout.fsdp}",
+        ("fsdp_dtensor" if is_fsdp else "torch_dist",),
+    )
+
+
+def fsdp_without_shards_is_not_saved(f: Facts) -> Broken | None:
+    """Saving splits the weights of gated layers, and core 0.19.2 then fails on those that FSDP didn't shard
+    (fsdp_dtensor_checkpoint.py, split_swiglu_linear_fc1; seen on two H200s)."""
+    unsharded = f.layout.fsdp == "megatron" and f.layout.fsdp_sharding == "no_shard"
+    if not unsharded or not f.model.gated or f.training.save_interval == 0:
+        return None
+    text = "no_shard of a model with gated layers can't be saved; or set checkpoint.save_interval: 0"
+    return Broken("parallel.fsdp_sharding", text, ("optim", "optim_grads", "optim_grads_params"))
+
+
+def fsdp_has_several_connections(f: Facts) -> Broken | None:
+    """FSDP gathers weights while layers are calculated: CUDA_DEVICE_MAX_CONNECTIONS must not be 1, as
+    ConfigContainer.validate asserts."""
+    if f.layout.fsdp == "none" or f.cluster.max_connections != "1":
+        return None
+    return Broken("launch.environment", "CUDA_DEVICE_MAX_CONNECTIONS is 1 with FSDP: remove it", (32,))
+
+
+def fsdp_shards_the_optimizer(f: Facts) -> Broken | None:
+    """Megatron-FSDP always shards the optimizer: Bridge turns the distributed optimizer on again, and says so in the
+    log only."""
+    if f.layout.fsdp != "megatron" or f.layout.distributed_optimizer:
+        return None
+    return warning("parallel.distributed_optimizer", "false is turned to true under parallel.fsdp: megatron", (True,))
+
+
+def sgd_has_nothing_to_shard(f: Facts) -> Broken | None:
+    """SGD keeps no state, and Megatron's distributed optimizer fails on that in the middle of its start."""
+    if f.training.optimizer != "sgd" or not f.layout.distributed_optimizer:
+        return None
+    text = "sgd has no state to distribute: set parallel.distributed_optimizer: false, or take adam"
+    return Broken("optimizer.name", text)
+
+
+RULES = (
+    fsdp_has_no_pipeline,
+    fsdp_has_no_layer_graphs,
+    optimizer_instances_need_fsdp,
+    fsdp_checkpoints_are_dtensors,
+    fsdp_without_shards_is_not_saved,
+    fsdp_has_several_connections,
+    fsdp_shards_the_optimizer,
+    sgd_has_nothing_to_shard,
+)

@@ -1,0 +1,151 @@
+"""What tensor, sequence and context parallelism cut, and what low precision wants of the pieces."""
+
+from __future__ import annotations
+
+from megaboa.check.facts import Facts
+from megaboa.check.rule import Broken, divisors, multiples, warning
+
+# What Transformer Engine's quantized matrix products want both dimensions to be multiples of.
+ALIGNMENT = {
+    "bf16_with_fp8_delayed_scaling_mixed": 16,
+    "bf16_with_fp8_current_scaling_mixed": 16,
+    "bf16_with_fp8_subchannel_scaling_mixed": 16,
+    "bf16_with_mxfp8_mixed": 32,
+    "bf16_with_nvfp4_mixed": 32,
+}
+
+
+def heads_divide(f: Facts) -> Broken | None:
+    """Every tensor rank has as many attention heads; transformer_config.py refuses anything else."""
+    heads, tp = f.model.heads, f.layout.tp
+    if heads is None or heads % tp == 0:
+        return None
+    return Broken("parallel.tp", f"{tp} doesn't divide {heads} attention heads", divisors(heads, tp))
+
+
+def key_value_groups_divide(f: Facts) -> Broken | None:
+    """Query groups are shared out over tensor ranks, or tensor ranks over groups; transformer_config.py refuses
+    anything else."""
+    groups, tp = f.model.kv_groups, f.layout.tp
+    if groups is None or groups == f.model.heads or groups % tp == 0 or tp % groups == 0:
+        return None
+    legal = [d for d in range(1, (f.model.heads or groups) + 1) if groups % d == 0 or d % groups == 0]
+    near = [d for d in legal if d < tp][-1:] + [d for d in legal if d > tp][:1]
+    return Broken("parallel.tp", f"{tp} is neither divisor nor multiple of {groups} key-value heads", tuple(near))
+
+
+def feed_forward_divides(f: Facts) -> Broken | None:
+    """The feed-forward width is cut into tp pieces; core/utils.py asserts that nothing is left over."""
+    ffn, tp = f.model.ffn, f.layout.tp
+    if ffn is None or ffn % tp == 0:
+        return None
+    return Broken(
+        "parallel.tp", f"{tp} doesn't divide the feed-forward width {ffn}", divisors(ffn, tp, f.model.heads or 0)
+    )
+
+
+def vocabulary_divides(f: Facts) -> Broken | None:
+    """The vocabulary's rows are cut into tp pieces: Bridge pads them where it knows only the tokenizer's, else they
+    must be a multiple already."""
+    rows, tp = f.model.vocab_rows, f.layout.tp
+    if rows is None or rows % tp == 0:
+        return None
+    return Broken("model.vocab_size", f"{rows} rows can't be shared out over tp = {tp}", multiples(rows, tp))
+
+
+def sequence_parallelism_needs_tensor_parallelism(f: Facts) -> Broken | None:
+    """Sequence parallelism shares out what tensor ranks have in common: megatron-core refuses it for one rank, and
+    Bridge 0.6.2 turns it off there without a word."""
+    if not f.layout.sp or f.layout.tp > 1:
+        return None
+    return warning("parallel.sp", "true does nothing with parallel.tp: 1", (False,))
+
+
+def sequence_divides_over_context(f: Facts) -> Broken | None:
+    """Every context rank gets two pieces of the sequence, one early and one late, for balance;
+    ConfigContainer.validate asserts a multiple of 2 * cp."""
+    seq, cp = f.training.seq_length, f.layout.cp
+    if seq is None or cp == 1 or seq % (2 * cp) == 0:
+        return None
+    return Broken("training.seq_length", f"{seq} is no multiple of 2 * cp = {2 * cp}", multiples(seq, 2 * cp))
+
+
+def sequence_divides_over_tensor_ranks(f: Facts) -> Broken | None:
+    """Under sequence parallelism a rank's part of the sequence (seq_length / cp) is cut into tp pieces; the first
+    scatter asserts it, after the start."""
+    seq, layout = f.training.seq_length, f.layout
+    unit = layout.cp * layout.tp
+    if seq is None or not layout.sp or seq % layout.cp or seq % unit == 0:
+        return None
+    return Broken("training.seq_length", f"{seq} is no multiple of cp * tp = {unit}", multiples(seq, unit))
+
+
+def sequence_is_known_to_the_model(f: Facts) -> Broken | None:
+    """Sequences are no longer than the model's own: imported learned positions end there (the checkpoint doesn't
+    load), rotary ones extrapolate, which must be meant."""
+    seq, longest = f.training.seq_length, f.model.max_length
+    if seq is None or longest is None or seq <= longest:
+        return None
+    text = f"{seq} is longer than the model's max_position_embeddings, {longest}"
+    if f.model.learned_positions and f.model.pretrained:
+        return Broken("training.seq_length", f"{text}, and its positions are learned", (longest,))
+    return warning("training.seq_length", text, (longest,))
+
+
+def low_precision_is_aligned(f: Facts) -> Broken | None:
+    """In a quantized matrix product the width is a multiple of 16 and the tokens of 8 (FP8), both of 32 (MXFP8, NVFP4);
+    Transformer Engine asserts it in the first step, on the GPU only."""
+    unit = ALIGNMENT.get(f.training.precision or "")
+    if unit is None:
+        return None
+    for key, what, size in _quantized(f):
+        wanted = 8 if unit == 16 and what.startswith("tokens") else unit
+        if size % wanted:
+            return Broken(key, f"{what} = {size} is no multiple of {wanted}, as {f.training.precision} needs")
+    return None
+
+
+def _quantized(f: Facts) -> list[tuple[str, str, int]]:
+    """Dimensions of the products on one rank, with the key that changes each."""
+    model, layout, training = f.model, f.layout, f.training
+    found: list[tuple[str, str, int | None]] = [
+        ("parallel.tp", "feed-forward width / tp", model.ffn and model.ffn // layout.tp),
+        ("parallel.etp", "experts' width / etp", model.moe_ffn and model.moe_ffn // layout.expert_tp),
+        ("model.hidden_size", "hidden size", model.hidden),
+    ]
+    if training.seq_length and training.mbs:
+        tokens = training.seq_length * training.mbs // layout.cp
+        found.append(("training.seq_length", "tokens of a micro-batch on a rank", tokens))
+    return [(key, what, size) for key, what, size in found if size]
+
+
+def one_kind_of_half_precision(f: Facts) -> Broken | None:
+    """Not both bf16 and fp16; transformer_config.py refuses the pair."""
+    if not (f.training.bf16 and f.training.fp16):
+        return None
+    return Broken("model.fp16", "true beside model.bf16: true", (False,))
+
+
+def tensor_overlap_is_not_switched_off(f: Facts) -> Broken | None:
+    """Overlapped tensor parallel communication needs tp above 1 and sequence parallelism: without, comm_overlap.py
+    turns it off with no more than a line in the log."""
+    if not f.kernels.tp_comm_overlap or (f.layout.tp > 1 and f.layout.sp):
+        return None
+    return warning(
+        "comm_overlap.tp_comm_overlap", "is switched off by Bridge without parallel.tp > 1 and parallel.sp: true"
+    )
+
+
+RULES = (
+    heads_divide,
+    key_value_groups_divide,
+    feed_forward_divides,
+    vocabulary_divides,
+    sequence_parallelism_needs_tensor_parallelism,
+    sequence_divides_over_context,
+    sequence_divides_over_tensor_ranks,
+    sequence_is_known_to_the_model,
+    low_precision_is_aligned,
+    one_kind_of_half_precision,
+    tensor_overlap_is_not_switched_off,
+)

@@ -1,0 +1,294 @@
+"""How far a run has come, told by the files in its store. Standard library only: the supervisor prints it too."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megaboa.files import read_json
+from megaboa.launch.local import is_running
+from megaboa.paths import AttemptFolder, RunStore
+from megaboa.records import (
+    STEPS,
+    AttemptEnd,
+    AttemptStart,
+    Called,
+    Cancelled,
+    Evaluated,
+    Found,
+    Phase,
+    Saved,
+    Step,
+    StepEvent,
+    events,
+    read,
+    read_ledger,
+)
+from megaboa.run import history
+
+# Long enough for the last hundred steps or so, whatever the length of steps.jsonl.
+TAIL_BYTES = 32_768
+# Steps over which the speed is measured: enough to be calm, few enough to follow a change.
+SPEED_WINDOW = 20
+SAVES_FROM_ATTEMPTS = 3
+_LIFE = (Called, AttemptStart, AttemptEnd, Cancelled)
+SAVES_BYTES = 4_194_304  # some ten thousand steps
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One run at one moment. `state` is waiting, queued, running, done, failed, interrupted or lost.
+
+    The files alone never say lost, and queued only where a run has put its own job back; the rest SLURM must tell.
+    """
+
+    run: str
+    state: str
+    step: int = 0
+    total: int | None = None
+    loss: float | None = None
+    checkpoints: int = 0  # that are complete
+    checkpoint_bytes: int = 0  # of all of them
+    steps_per_second: float | None = None
+    tokens_per_second: float | None = None
+    attempt: int = 0
+    host: str | None = None
+    pid: int | None = None
+    job: str | None = None
+    nodes: tuple[str, ...] = ()
+    age_seconds: float | None = None
+    detail: str | None = None
+    event: str | None = None  # what happened last, without the steps
+    event_time: float | None = None
+    goes_on: bool = False  # as the ledger has it: somebody trains it, or is about to
+    job_state: str | None = None  # SLURM's words for the job
+    job_reason: str | None = None  # why it waits
+    job_starts: float | None = None  # when SLURM expects that it starts
+    job_ends: float | None = None  # when its wall time is used up
+    slurm: str | None = None  # "unknown": SLURM could not be asked
+    holder: str | None = None  # who trains it, where that is somebody whom SLURM doesn't tell us of
+    jobs_left: int | None = None  # further jobs that the run needs, at the speed that was measured
+
+    @property
+    def eta_seconds(self) -> float | None:
+        if self.state != "running" or not self.total or not self.steps_per_second:
+            return None
+        return max(self.total - self.step, 0) / self.steps_per_second
+
+
+def read_progress(run_store: str | Path, run: str | None = None, now: float | None = None) -> Progress:
+    """Read a run's state from its store; `now` (unix seconds) is only for the age of the last event."""
+    store = RunStore(Path(run_store))
+    run = run or store.path.parent.name
+    now = time.time() if now is None else now
+    total = last_step(store)
+    entries = read_ledger(store.ledger)
+    event, event_time = history.last_event(entries) or (None, None)
+    told = {"event": event, "event_time": event_time}
+    job = next((entry.job for entry in reversed(entries) if isinstance(entry, AttemptStart | Called)), None)
+    starts = [entry for entry in entries if isinstance(entry, AttemptStart)]
+    # Between two attempts, or before the first: a call, or a cancellation.
+    between = next((entry for entry in reversed(entries) if isinstance(entry, _LIFE)), None)
+    cancelled = between.detail if isinstance(between, Cancelled) else None
+    if not starts:
+        state = "interrupted" if cancelled else "running" if job else "waiting"  # called in a job, and about to start
+        goes_on = job is not None and not cancelled
+        return Progress(run, state, total=total, job=job, goes_on=goes_on, detail=cancelled, **told)
+    start = starts[-1]
+    number = start.attempt
+    ends = (entry for entry in reversed(entries) if isinstance(entry, AttemptEnd) and entry.attempt == number)
+    end = next(ends, None)
+    called = any(isinstance(entry, Called) and entry.job for entry in entries[entries.index(end or start) :])
+    newest = read_tail(store.attempt(number).steps)
+    steps = [event for event in newest if isinstance(event, Step)]
+    state, detail, goes_on = ("running", None, True) if called else _state(start, end)
+    if cancelled:
+        state, detail, goes_on = "interrupted", cancelled, False
+    last_time = max(event.time for event in [start, *newest, *([end] if end else [])])
+    rate = speed(steps)
+    return Progress(
+        run=run,
+        state=state,
+        step=_step(start, end, newest),
+        total=total,
+        loss=steps[-1].loss if steps else None,
+        steps_per_second=rate,
+        tokens_per_second=rate * tokens if rate and (tokens := tokens_per_step(steps)) else None,
+        attempt=number,
+        host=start.host,
+        pid=start.pid,
+        job=job,
+        nodes=start.nodes,
+        age_seconds=max(now - last_time, 0.0),
+        detail=detail,
+        goes_on=goes_on,
+        **told,
+    )
+
+
+def last_step(store: RunStore) -> int | None:
+    """The step at which the run is over: from its identity or, for a recipe, as its ranks found it."""
+    asked = read_json(store.identity)["run"]["training"].get("train_iters") if store.identity.exists() else None
+    if asked is None and store.found.exists():
+        return read(Found, store.found).train_iters
+    return asked
+
+
+def slowest_save(store: RunStore) -> float | None:
+    """Seconds of the slowest save of the newest attempts; None where none was measured."""
+    saves = (event.seconds for event in _recent(store) if isinstance(event, Saved) and event.seconds)
+    return max(saves, default=None)
+
+
+def slowest_background_save(store: RunStore, completed: Mapping[int, float]) -> float | None:
+    """Seconds from the last event of a step to its checkpoint's completion, of the newest attempts' slowest save.
+
+    `completed`: when checkpoints were complete, in unix seconds. A step may have been done more than once.
+    """
+    begun = [(event.step, event.time) for event in _recent(store) if isinstance(event, Step | Evaluated)]
+    found = []
+    for iteration, moment in completed.items():
+        before = [time for step, time in begun if step == iteration and time <= moment]
+        found += [moment - max(before)] if before else []
+    return max(found, default=None)
+
+
+def _recent(store: RunStore) -> list[StepEvent]:
+    """The newest attempts' events."""
+    newest = store.attempts[-SAVES_FROM_ATTEMPTS:]
+    return [event for attempt in newest for event in read_tail(attempt.steps, SAVES_BYTES)]
+
+
+def seconds_per_step(attempt: AttemptFolder) -> float | None:
+    rate = speed([event for event in read_tail(attempt.steps) if isinstance(event, Step)])
+    return 1 / rate if rate else None
+
+
+def usual_seconds_per_step(store: RunStore) -> float | None:
+    """As the newest attempt has it that did more than a step."""
+    newest = reversed(store.attempts[-SAVES_FROM_ATTEMPTS:])
+    return next((seconds for attempt in newest if (seconds := seconds_per_step(attempt))), None)
+
+
+def has_steps(attempt: AttemptFolder) -> bool:
+    """Whether the attempt has done a step."""
+    return any(isinstance(event, Step) for event in read_tail(attempt.steps))
+
+
+def read_tail(path: str | Path, size: int = TAIL_BYTES) -> list[StepEvent]:
+    """The events in the last complete lines of a steps.jsonl, without reading the rest of it."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    with path.open("rb") as stream:
+        start = max(stream.seek(0, os.SEEK_END) - size, 0)
+        # One byte more, to see whether the tail begins at the beginning of a line.
+        stream.seek(max(start - 1, 0))
+        text = stream.read()
+    lines = text.split(b"\n")[1 if start else 0 : -1]
+    found = []
+    for line in lines:
+        with contextlib.suppress(json.JSONDecodeError):  # torn by a full disk or a kill
+            found.append(json.loads(line))
+    return events(STEPS, found, path)
+
+
+def speed(steps: Sequence[Step]) -> float | None:
+    """Steps per second by the clock, pauses for saving and evaluation included, because an ETA includes them."""
+    window = steps[-SPEED_WINDOW:]
+    if len(window) > 1 and window[-1].time > window[0].time:
+        return (len(window) - 1) / (window[-1].time - window[0].time)
+    if window and window[-1].seconds:
+        return 1 / window[-1].seconds
+    return None
+
+
+def tokens_per_step(steps: Sequence[Step]) -> float | None:
+    counts = [event.tokens for event in steps[-SPEED_WINDOW:] if event.tokens]
+    return sum(counts) / len(counts) if counts else None
+
+
+def describe(progress: Progress) -> str:
+    """For people: `12/30  loss 5.213  8.1 steps/s  ETA 0:02`."""
+    parts = [format_steps(progress)]
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.3f}")
+    if progress.steps_per_second is not None:
+        parts.append(f"{format_speed(progress.steps_per_second)} steps/s")
+    if progress.eta_seconds is not None:
+        parts.append(f"ETA {format_duration(progress.eta_seconds)}")
+    if progress.state != "running":
+        parts.append(progress.state if progress.detail is None else f"{progress.state}: {progress.detail}")
+    return "  ".join(parts)
+
+
+def format_steps(progress: Progress) -> str:
+    return f"{progress.step}/{progress.total}" if progress.total else f"{progress.step}"
+
+
+def format_speed(value: float) -> str:
+    """Two digits that say something, also for a step that takes minutes."""
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def format_count(value: float) -> str:
+    """Three digits: `950`, `12.3k`, `4.56M`."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{letter}" if value / size < 999.5 else f"{value / size:.0f}{letter}"
+    return format_speed(value) if value < 10 else f"{value:.0f}"
+
+
+def format_bytes(value: float) -> str:
+    """`950 B`, `12.3 MB`, `4.56 TB`."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def format_age(seconds: float) -> str:
+    """`12 s`, `3 min`, `5 h`, `2 d`."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def format_duration(seconds: float) -> str:
+    """`0:02`, `12:05`, `3:07:00`, `2d 03:07`."""
+    whole = math.ceil(seconds)
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    if hours >= 24:
+        return f"{hours // 24}d {hours % 24:02d}:{minute:02d}"
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+def _step(start: AttemptStart, end: AttemptEnd | None, events: Sequence[StepEvent]) -> int:
+    reached = [event.step for event in events if not isinstance(event, Phase) and event.step is not None]
+    if reached:
+        return reached[-1]
+    return (end.iteration if end else 0) or start.resumed_from
+
+
+def _state(start: AttemptStart, end: AttemptEnd | None) -> tuple[str, str | None, bool]:
+    """The run's state, more about it, and whether it goes on by itself."""
+    action = end.action if end else None
+    if end and end.outcome == "completed":
+        return "done", None, False
+    if action == "requeue":
+        return "queued", end.detail, True
+    here = start.host == socket.gethostname()
+    if (not end or action == "resume") and (not here or is_running(start.pid)):
+        return "running", None, True
+    if not end:
+        return "interrupted", f"process {start.pid} is gone", True
+    return end.outcome, end.detail, action == "resume"
