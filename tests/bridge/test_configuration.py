@@ -174,7 +174,7 @@ CASES = {
         "run": {"parent": {"iteration": 4, "load": {"optimizer": True, "rng": True}}},
         "expected": {"scheduler.lr_decay_iters": None},  # the last step
     },
-    "going on without it: the schedule begins anew": {
+    "going on without it: the schedule begins again": {
         "run": {"parent": {"iteration": 4, "load": {"optimizer": False, "rng": True}}},
         "expected": {"scheduler.lr_decay_iters": 2},
     },

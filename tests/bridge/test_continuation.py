@@ -1,4 +1,4 @@
-"""What of another run's checkpoint counts in a run that goes on from it; e2e/test_continue_from.py trains some."""
+"""What of another run's checkpoint counts in a run that continues from it; e2e/test_continue_from.py trains some."""
 
 import contextlib
 from types import SimpleNamespace

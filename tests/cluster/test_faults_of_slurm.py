@@ -63,7 +63,7 @@ def test_a_host_loses_its_power_and_returns(faults):
     faults.finish("power-cycle", process)
     faults.lab.wait_idle()
     end, last = faults.ends("power-cycle")[0], faults.clone.starts(NAME, "power-cycle")[-1]
-    assert end["cause"] == "node_failure" and end["bad_nodes"] == [lost] and "started anew" in end["detail"]
+    assert end["cause"] == "node_failure" and end["bad_nodes"] == [lost] and "started again" in end["detail"]
     assert lost not in last["nodes"]
     outcome = "node failure: same job on other hosts, the restarted one avoided"
     faults.record("the supervisor's host loses its power and returns", outcome, since=hit)

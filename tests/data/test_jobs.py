@@ -140,7 +140,7 @@ def test_the_scripts_from_text_to_a_linked_corpus(tmp_path):
     assert (tmp_path / "data" / "c.bin").is_symlink()
     assert documents({"prefix": tmp_path / "data" / "c"}) == documents(manifest["datasets"][0])
 
-    # Again: the payload stays, the manifest is written anew and the same.
+    # Again: the payload stays, the manifest is written again and the same.
     first = (tmp_path / "data" / "c.bin").resolve()
     written, said = first.stat().st_mtime_ns, out.read_text()
     out.unlink()

@@ -96,7 +96,7 @@ def test_what_is_not_there_or_unknown_is_refused_in_a_sentence(tmp_path):
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.zst", "a.parquet", "a.arrow"])
 def test_an_empty_file_that_is_none_of_its_kind_is_refused(tmp_path, name):
     (tmp_path / name).touch()
-    with pytest.raises(InputError, match=rf"{name}: empty, .* copy it anew"):
+    with pytest.raises(InputError, match=rf"{name}: empty, .* copy it again"):
         found(str(tmp_path / name))
 
 

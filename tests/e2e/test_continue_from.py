@@ -1,4 +1,4 @@
-"""Runs that go on from another's checkpoint: the curve goes on, whatever the layout; the settings are their own."""
+"""Runs that continue from another's checkpoint: the curve goes on, whatever the layout; the settings are their own."""
 
 import time
 from pathlib import Path
@@ -51,7 +51,7 @@ def family(workspace):
 
 @pytest.fixture(scope="module")
 def later(workspace, family):
-    """Another experiment, which goes on from runs of the first one: longer, and evaluated at its end only."""
+    """Another experiment, which continues from runs of the first one: longer, and evaluated at its end only."""
     config = workspace.experiment("later", LATER, steps=24, save_interval=10)
     workspace.snakemake("--configfile", config)
     return config

@@ -198,7 +198,7 @@ class TestTutorial:
         assert "lr0.001" in shown and "lr0.003" in shown and shown.count("done") >= 2, shown
 
     def can_be_killed(self, place, earlier):
-        """Whether the longer run has a checkpoint, and has gone on from there."""
+        """Whether the longer run has a checkpoint, and has continued from there."""
         store = place.store("mine", "lr0.001")
         saved = store != earlier and any((store / "checkpoints").glob("*/complete.json"))
         return saved and len(place.steps("mine", "lr0.001")) >= 30

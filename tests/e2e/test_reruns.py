@@ -14,7 +14,7 @@ RUNS = {"slow": "{optimizer.lr: 1.0e-3}", "fast": "{optimizer.lr: 2.0e-3}"}
 
 @pytest.fixture(scope="module")
 def done(workspace):
-    """The experiment, finished once; the tests below go on from here, in their order."""
+    """The experiment, finished once; the tests below continue from here, in their order."""
     config = workspace.experiment("reruns", RUNS, more="export: {runs: [slow]}\n")
     workspace.snakemake("--configfile", config)
     return workspace, config

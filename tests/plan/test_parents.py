@@ -1,4 +1,4 @@
-"""megaboa.plan.parents: who goes on from whom, and what stands against it."""
+"""megaboa.plan.parents: who continues from whom, and what stands against it."""
 
 from __future__ import annotations
 
@@ -110,13 +110,13 @@ def test_which_checkpoints_a_run_will_have(settings: dict, last: int | None, exp
     [
         ("{a: {continue_from: small/basis@50}}", "there is no run 'basis'; did you mean 'base'?"),
         ("{a: {continue_from: small/base@55}}", "small/base keeps no checkpoint of step 55, but of 10, 20, 30"),
-        ("{a: {continue_from: small/a}}", "a → a: a run can't go on from what goes on from it"),
+        ("{a: {continue_from: small/a}}", "a → a: a run can't continue from what continues from it"),
         ("{a: {continue_from: small/b@10}, b: {continue_from: small/a@10}}", "a → b → a: a run can't go on"),
         (
             "{a: {continue_from: small/base, SAME}}",
             "100 is the step at which the run ends, and it begins after step 100",
         ),
-        ("{a: {continue_from: base@50}}", "has the wrong form: go on from another run's checkpoint"),
+        ("{a: {continue_from: base@50}}", "has the wrong form: continue from another run's checkpoint"),
         ("{a: {continue_from: small/base@0}}", "has the wrong form"),
         ("{a: {continue_from: other/base@50}}", "other/base has not been trained: there is no results/other/runs/base"),
         (

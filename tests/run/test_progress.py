@@ -157,7 +157,7 @@ TIME_LIMIT = {"outcome": "interrupted", "cause": "time_limit", "action": "requeu
     [
         ([call_event()], "called"),
         ([call_event(), start_event(1)], "started"),
-        ([call_event(), start_event(1, resumed_from=40, parent="old/base@40")], "goes on from old/base@40"),
+        ([call_event(), start_event(1, resumed_from=40, parent="old/base@40")], "continues from old/base@40"),
         ([start_event(1), end_event(1, 40, **NODE_FAILURE)], "queued again: node failure of n2"),
         (
             [start_event(1), end_event(1, 40, **NODE_FAILURE), start_event(2, **START_AGAIN)],

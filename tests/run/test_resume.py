@@ -82,7 +82,7 @@ def test_a_damaged_checkpoint_of_the_parent_is_an_error_and_left_as_it_is(run, p
     with pytest.raises(UnusableInputError) as error:
         run(PARENT).beginning()
     assert f"{folder / '__0_0.distcp'} has changed since it was written" in str(error.value)
-    assert "run child can't go on from step 10 of old/base" in str(error.value)
+    assert "run child can't continue from step 10 of old/base" in str(error.value)
     assert "old/base has 20: set continue_from to one of these" in str(error.value)
     assert {path: file_digest(path) for path in parent.rglob("*") if path.is_file()} == before
 

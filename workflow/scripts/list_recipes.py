@@ -1,6 +1,6 @@
 """Say of every recipe that Bridge ships for pretraining language models whether preflight accepts it as it is.
 
-`list_recipes.py --configs tests/fixtures/hf_configs.json --page docs/recipes.md` writes the page's table anew; without
+`list_recipes.py --configs tests/fixtures/hf_configs.json --page docs/recipes.md` writes the page's table again; without
 --page it is printed. The hub is not asked: models have the configs of that file, {Hugging Face id: config}.
 """
 
@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--configs", type=Path, required=True)
     parser.add_argument("--only", nargs="+", help="these recipes instead of all")
     parser.add_argument("--names", action="store_true", help="first print the names of all recipes, as a line of JSON")
-    parser.add_argument("--page", type=Path, help="Markdown page whose table is written anew")
+    parser.add_argument("--page", type=Path, help="Markdown page whose table is written again")
     arguments = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     configs, page = files.read_json(arguments.configs), arguments.page and arguments.page.absolute()

@@ -1,4 +1,4 @@
-"""Runs on GPUs, one rank of which is killed between two saves, go on from the last."""
+"""Runs on GPUs, one rank of which is killed between two saves, continue from the last."""
 
 import contextlib
 import os

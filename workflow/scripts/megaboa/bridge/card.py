@@ -76,14 +76,14 @@ def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation
 
 
 def _tokens(folder: RunFolder, iteration: int) -> int:
-    """With those of the run that this one goes on from."""
+    """With those of the run that this one continues from."""
     training, parent = folder.run["training"], folder.run.get("parent")
     first = parent["iteration"] if parent else 0
     return _tokens_before(folder) + (iteration - first) * training["global_batch_size"] * training["seq_length"]
 
 
 def _tokens_before(folder: RunFolder) -> int:
-    """Those of the run that this one goes on from."""
+    """Those of the run that this one continues from."""
     parent = folder.run.get("parent")
     return _tokens(RunFolder(folder.parent_manifest.parent), parent["iteration"]) if parent else 0
 

@@ -109,7 +109,7 @@ def place(
     load: Path | None,
     index_cache: Path,
 ) -> None:
-    """`load`: the checkpoint to go on from."""
+    """`load`: the checkpoint to continue from."""
     wanted = launch.checkpoint  # of a recipe's run only what is set
     saved = config.checkpoint
     if "save_interval" in wanted:

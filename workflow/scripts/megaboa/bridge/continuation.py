@@ -54,7 +54,7 @@ def refuse_other_rows(config: Any, theirs: dict[str, Any]) -> None:
     if rows is not None and rows != config.model.vocab_size:
         raise ValueError(
             f"the checkpoint {config.checkpoint.load} has {rows} rows of vocabulary, and the model "
-            f"{config.model.vocab_size}: move it away, and the run begins anew"
+            f"{config.model.vocab_size}: move it away, and the run begins again"
         )
 
 

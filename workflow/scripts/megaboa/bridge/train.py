@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path, required=True, help="the run's payload folder")
     parser.add_argument("--attempt", type=Path, required=True, help="the attempt's folder in the store")
     parser.add_argument("--claim", type=int, default=0, help="number of the supervisor's claim; 0: it has none")
-    parser.add_argument("--resume-from", type=int, default=0, help="iteration of the checkpoint to go on from")
+    parser.add_argument("--resume-from", type=int, default=0, help="iteration of the checkpoint to continue from")
     parser.add_argument("--parent", type=Path, help="folder of the parent's checkpoints, where that one is among them")
     parser.add_argument("--capture", action="store_true", help="profile the first steps instead of training")
     parser.add_argument("--skip", action="append", default=[], help="steps whose batches are left out, as in 40-45")

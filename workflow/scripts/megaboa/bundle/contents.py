@@ -34,7 +34,7 @@ configuration, code commit, packages, seeds. All files are described in `ro-crat
 [Workflow Run RO-Crate](https://w3id.org/ro/wfrun/workflow/0.5).
 
 In a clone of the project, `make reproduce BUNDLE=<this file>` makes the figures' data again from the metrics in here
-and, for an experiment on the CPU, trains all of it anew, with the code in here, and says which files are equal.
+and, for an experiment on the CPU, trains all of it again, with the code in here, and says which files are equal.
 """
 ROOT = Path(__file__).resolve().parents[4]  # of the code; the workflow may run in another folder
 MANIFEST = "bundle.json"
@@ -97,7 +97,7 @@ def refuse_secrets(files: Files, environment: Mapping[str, str]) -> None:
         if found:
             raise InputError(
                 f"{found[0]}: holds the value of {variable}, and would be in the bundle: remove it from there "
-                f"(secrets belong into the environment alone), and make it anew"
+                f"(secrets belong into the environment alone), and make it again"
             )
 
 

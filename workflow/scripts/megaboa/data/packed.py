@@ -32,7 +32,7 @@ def unpacked(path: str, packed: str | None) -> Iterator[tuple[IO[bytes], Callabl
                 yield stream, raw.tell
             except (EOFError, zlib.error, gzip.BadGzipFile, TruncatedError) as error:
                 raise InputError(
-                    f"{path}: the compressed file is damaged or cut short ({error}); copy it anew"
+                    f"{path}: the compressed file is damaged or cut short ({error}); copy it again"
                 ) from error
 
 

@@ -88,7 +88,7 @@ def files(spec: dict[str, Any]) -> list[File]:
             found += files_of(source, spec["split"])
     for file in found:
         if file.size == 0 and (file.packed or file.kind in TABLES):
-            raise InputError(f"{file.path}: empty, which no {file.packed or file.kind} file is: copy it anew")
+            raise InputError(f"{file.path}: empty, which no {file.packed or file.kind} file is: copy it again")
     return found
 
 

@@ -105,13 +105,13 @@ def network(case: Case) -> list[str]:
 def checkpoint(case: Case) -> list[str]:
     back = f"iteration {case.iteration}" if case.iteration else "the beginning"
     return [
-        f"the damaged checkpoint was set aside; the run goes on from {back} with the next call",
+        f"the damaged checkpoint was set aside; the run continues from {back} with the next call",
         "checkpoint.verify: true (the default) compares checksums before resuming; ask for the disk's errors",
     ]
 
 
 def data(case: Case) -> list[str]:
-    return ["delete the corpus's folder in the store and call `snakemake data`: it is made anew and compared"]
+    return ["delete the corpus's folder in the store and call `snakemake data`: it is made again and compared"]
 
 
 def config(case: Case) -> list[str]:

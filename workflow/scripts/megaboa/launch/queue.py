@@ -15,7 +15,7 @@ from pathlib import Path
 from megaboa.launch import slurm
 from megaboa.paths import RunFolder
 
-# Jobs are listed anew after so long: not once for each of a thousand runs.
+# Jobs are listed again after so long: not once for each of a thousand runs.
 LIST_SECONDS = 20
 PAUSES = (1, 5, 10)
 

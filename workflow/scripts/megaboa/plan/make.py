@@ -24,7 +24,7 @@ MAX_RUNS = 100_000
 def make_plan(loaded: LoadedExperiment, results: Path | str = "results") -> Plan:
     """The runs of an experiment. Raises ConfigError with all that is wrong with any of them.
 
-    `results` is looked at for runs that go on from others, and for those that preflight refused, where they are left
+    `results` is looked at for runs that continue from others, and for those that preflight refused, where they are left
     out.
     """
     return _Planner(loaded, Path(results)).plan()
@@ -82,7 +82,7 @@ class _Planner:
         )
 
     def with_parents(self, runs: list[Run], choices: list[Choice]) -> list[Run]:
-        """The runs; those that go on from another's checkpoint know which one."""
+        """The runs; those that continue from another's checkpoint know which one."""
         if not any(run.config.continue_from for run in runs):
             return runs
         by_name = {choice.name: choice for choice in choices}

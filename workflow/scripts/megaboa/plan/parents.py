@@ -1,4 +1,4 @@
-"""Runs that go on from another run's checkpoint (`continue_from`): which one that is, and whether it can be."""
+"""Runs that continue from another run's checkpoint (`continue_from`): which one that is, and whether it can be."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NoParentError(Exception):
 
 @dataclass(frozen=True)
 class Parent:
-    """A run whose checkpoint another goes on from, as it was planned or trained."""
+    """A run whose checkpoint another continues from, as it was planned or trained."""
 
     name: str  # <experiment>/<run>
     run: dict[str, Any]  # its identity
@@ -91,7 +91,7 @@ class Parents:
             if experiment != self.experiment or name not in self.runs:
                 return
             if name in chain:
-                raise NoParentError(f"{' → '.join([*chain, name])}: a run can't go on from what goes on from it")
+                raise NoParentError(f"{' → '.join([*chain, name])}: a run can't continue from what continues from it")
             chain.append(name)
 
     def _find(self, experiment: str, name: str) -> Parent:
@@ -150,7 +150,7 @@ def _step(parent: Parent, step: int | None) -> int:
 
 
 def mismatches(parent: Parent, run: Run, step: int) -> list[tuple[tuple[str, ...], str]]:
-    """Why a run can't go on from this checkpoint: keys, and what is wrong with them."""
+    """Why a run can't continue from this checkpoint: keys, and what is wrong with them."""
     found: list[tuple[tuple[str, ...], str]] = []
     own, theirs = run.run, parent.run
     where = ("continue_from",)

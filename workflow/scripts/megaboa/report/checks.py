@@ -152,7 +152,7 @@ def _flip(step: int, layer: int, one: dict[str, Any], other: dict[str, Any]) -> 
 
 
 def _first_step(run: RunResult) -> int:
-    """Of a run that went on from another's checkpoint, the one after it."""
+    """Of a run that continued from another's checkpoint, the one after it."""
     parent = (run.summary or {}).get("parent")
     return parent["iteration"] + 1 if parent else 1
 

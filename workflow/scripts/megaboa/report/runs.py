@@ -46,7 +46,7 @@ class RunResult:
 
     @property
     def parent(self) -> str | None:
-        """`<experiment>/<run>@<step>`, where the run went on from another's checkpoint."""
+        """`<experiment>/<run>@<step>`, where the run continued from another's checkpoint."""
         parent = self.plan.get("parent", "-")
         return None if parent == "-" else parent
 

@@ -43,7 +43,7 @@ def manifest_of(folder: RunFolder, payload: RunStore, identity: dict[str, Any]) 
 
 
 def _parent(folder: RunFolder) -> Parent | None:
-    """Whose checkpoint the run went on from, and what that run was."""
+    """Whose checkpoint the run continued from, and what that run was."""
     if folder.parent_manifest is None:
         return None
     parent = parse(Parent, folder.run["parent"], folder.path)

@@ -62,7 +62,7 @@ def _start(entries: Sequence[Event], number: int, start: AttemptStart) -> str:
     before = (place for place in range(number) if isinstance(entries[place], AttemptStart | AttemptEnd))
     ended = max(before, default=None)
     beginning = (
-        f"goes on from {start.parent}"
+        f"continues from {start.parent}"
         if start.parent
         else f"resumed from {start.resumed_from}"
         if start.resumed_from

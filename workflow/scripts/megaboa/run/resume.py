@@ -1,4 +1,4 @@
-"""Which checkpoint an attempt goes on from: the newest sound one of the run's own, or else its parent's."""
+"""Which checkpoint an attempt continues from: the newest sound one of the run's own, or else its parent's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTICED_LATE = 50  # steps that may be done before the supervisor looks
 
 @dataclass(frozen=True)
 class Beginning:
-    """A step to go on from (0: the first one comes next); of a parent's checkpoint also the folder that it is in."""
+    """A step to continue from (0: the first one comes next); of a parent's checkpoint also the folder that it is in."""
 
     iteration: int
     parent: Path | None = None
@@ -30,7 +30,7 @@ class Beginning:
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a run has to go on from."""
+    """What a run has to continue from."""
 
     folder: RunFolder
     payload: RunStore
@@ -70,7 +70,7 @@ class Resumption:
         iteration, name = wanted["iteration"], f"{wanted['experiment']}/{wanted['run']}"
         theirs = RunStore(Path(read(TrainRecord, self.folder.parent_manifest).store)).checkpoints
         kept = checkpoints.complete_iterations(theirs)
-        begin = f"run {self.folder.name} can't go on from step {iteration} of {name}"
+        begin = f"run {self.folder.name} can't continue from step {iteration} of {name}"
         others = ", ".join(str(other) for other in kept if other != iteration) or "no other"
         remedy = f"{name} has {others}: set continue_from to one of these, or train {name} again"
         if iteration not in kept:

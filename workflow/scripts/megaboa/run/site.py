@@ -275,7 +275,7 @@ def fallen(nodes: Sequence[slurm.Node], since: float) -> list[slurm.Node]:
 def fallen_of(names: Sequence[str], since: float) -> dict[str, str]:
     """Of nodes whose supervisor is gone the fallen ones, each with what SLURM says of it.
 
-    Then a slurmd that was started anew is a sign as well; alone it isn't, as its upgrade harms no job.
+    Then a slurmd that was started again is a sign as well; alone it isn't, as its upgrade harms no job.
     """
     try:
         nodes = slurm.show_nodes(",".join(names))
@@ -346,7 +346,7 @@ def _why(nodes: Sequence[slurm.Node]) -> str:
 
 def _what_happened(node: slurm.Node) -> str:
     if not node.down and node.started:
-        return f"node {node.name} was started anew at {time.strftime('%H:%M:%S', time.localtime(node.started))}"
+        return f"node {node.name} was started again at {time.strftime('%H:%M:%S', time.localtime(node.started))}"
     return f"node {node.name} is {node.state}" + (f" ({node.reason})" if node.reason else "")
 
 

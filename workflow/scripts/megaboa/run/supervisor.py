@@ -1,7 +1,7 @@
 """One run from its files to its manifest: claim, attempts, recovery.
 
 The supervisor runs on the host, beside srun, and may be killed at any time: all that it knows is in the store, and its
-next life goes on from there.
+next life continues from there.
 """
 
 from __future__ import annotations

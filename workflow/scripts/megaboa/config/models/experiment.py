@@ -35,7 +35,7 @@ class Experiment(Section):
     model: Name | None = key(None, "model of the runs; default: the only one there is", short="model")
     continue_from: Parent | None = key(
         None,
-        "go on from another run's checkpoint: `<experiment>/<run>@<step>`; without `@<step>` from its last",
+        "continue from another run's checkpoint: `<experiment>/<run>@<step>`; without `@<step>` from its last",
         short="from",
     )
     load: Load = key(Load(), "what is taken from that checkpoint")
