@@ -17,7 +17,7 @@ def warmup_ends_before_the_decay(f: Facts) -> Broken | None:
 
 
 def checkpoints_come_before_the_end(f: Facts) -> Broken | None:
-    """A save interval longer than the run saves the last step only: after a failure the run starts from step 0. Bridge accepts it."""
+    """A save interval longer than the run saves the last step only: after a failure it starts from step 0."""
     interval, iters = f.training.save_interval, f.training.iters
     if not interval or iters is None or interval <= iters:
         return None

@@ -126,9 +126,7 @@ class Data(Section):
         {},
         "further validation sets by name, each with its own loss; of corpora that are trained on, what is held out",
     )
-    reset_position_ids: bool = key(
-        False, "count positions from 0 again after every end-of-text token", short="resetpos"
-    )
+    reset_position_ids: bool = key(False, "positions restart at 0 after every end-of-text token", short="resetpos")
     reset_attention_mask: bool = key(False, "let no token see across an end-of-text token", short="resetmask")
     eod_mask_loss: bool = key(False, "leave out the loss of what follows an end-of-text token", short="eodmask")
     fim: Fim | None = key(None, "fill-in-the-middle; off")
