@@ -8,6 +8,7 @@ from typing import Any
 
 from megaboa import files, store
 from megaboa.launch import profiler
+from megaboa.launch.local import FORKED
 from megaboa.launch.ranks import Ended
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import plain
@@ -63,7 +64,9 @@ def _profile(folder: RunFolder, site: sites.Site, identity: dict[str, Any], targ
 
 
 def _run(site: sites.Site, command: list[str], folder: RunFolder, target: AttemptFolder) -> Ended:
-    ranks = site.start(command, folder.run["world_size"], target.path, rank_environment(folder))
+    # A profiler sees what it has started itself, so no rank may be forked by another process.
+    environment = {**rank_environment(folder), FORKED: "0"}
+    ranks = site.start(command, folder.run["world_size"], target.path, environment)
     try:
         while (ended := ranks.poll()) is None:
             time.sleep(POLL_SECONDS)
