@@ -204,9 +204,13 @@ def connected(pid: int) -> bool:
 
 def test_signals_are_ignored_as_they_are_by_who_asks(script):
     work = "import signal; print(*(signal.getsignal(n) == signal.SIG_IGN for n in (signal.SIGINT, signal.SIGHUP)))"
-    assert script.run(work)[1] == "False False\n"
-    ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
-    assert script.run(work, **ignoring)[1] == "False True\n"
+    for ignored in (False, True, False):
+
+        def begin(action: signal.Handlers = signal.SIG_IGN if ignored else signal.SIG_DFL) -> None:
+            for number in (signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, action)
+
+        assert script.run(work, preexec_fn=begin)[1] == f"{ignored} {ignored}\n"
 
 
 def test_ranks_are_gone_when_they_are_said_to_be(script):

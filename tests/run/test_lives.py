@@ -38,6 +38,7 @@ def keep():
     def start(code):
         script = f"{BEGIN}{code}\nsys.exit(kept(work))\n"
         more = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        more["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
         begun.append(subprocess.Popen([sys.executable, "-c", script], **more))
         return begun[-1]
 
