@@ -14,7 +14,7 @@ from megaboa.config.errors import Problem, show
 Place = tuple[str, int]
 Places = dict[tuple[str | int, ...], Place]  # path of a value in the tree -> file and line
 
-MAX_VALUES = 5_000_000  # nested aliases can blow a small file up to any size
+MAX_VALUES = 1_000_000  # nested aliases can blow a small file up to any size
 
 _STANDARD = "tag:yaml.org,2002:"
 _DOUBTFUL = "tag:doubtful:"  # plain scalars that YAML's versions read differently
