@@ -1,7 +1,11 @@
-"""Fault after fault, in an order that chance has chosen: one job trains through all of them, on a real cluster."""
+"""Fault after fault, in an order that chance has chosen: one job trains through all of them, on a real cluster.
+
+It takes a quarter of an hour, and each of its faults has a test of its own: MEGABOA_STORM=1 runs it.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +16,7 @@ from faults import AT_ONCE, NAME, SAVE_INTERVAL, Faults
 from lab import Lab
 from site_clone import SiteClone
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.skipif("MEGABOA_STORM" not in os.environ, reason="only by MEGABOA_STORM=1")]
 
 PART = "Several faults"
 SEED = 19
