@@ -108,9 +108,11 @@ class Workspace:
         raise TimeoutError(f"{run} did not come to step {step} in {timeout} s")
 
     def rank_processes(self, experiment: str, run: str) -> list[int]:
-        """The ranks, without the processes that they fork: they are children of the supervisor."""
+        """The ranks by number, without the processes that they fork: children of the supervisor, or of a zygote."""
         words = ("train_rank.py", f"--run={Path('results', experiment, 'runs', run)}")
-        return [pid for pid in processes(*words, cwd=self.path) if "pretrain.py" in command_line(parent(pid))]
+        parents = {pid: command_line(parent(pid)) for pid in processes(*words, cwd=self.path)}
+        ranks = [pid for pid, words in parents.items() if "pretrain.py" in words or "megaboa.bridge.zygote" in words]
+        return sorted(ranks, key=lambda pid: str(Path(f"/proc/{pid}/fd/1").readlink()))  # ending in rank-K.log
 
 
 def planned_in(output: str) -> dict[str, int]:
