@@ -111,7 +111,7 @@ def test_which_checkpoints_a_run_will_have(settings: dict, last: int | None, exp
         ("{a: {continue_from: small/basis@50}}", "there is no run 'basis'; did you mean 'base'?"),
         ("{a: {continue_from: small/base@55}}", "small/base keeps no checkpoint of step 55, but of 10, 20, 30"),
         ("{a: {continue_from: small/a}}", "a → a: a run can't continue from what continues from it"),
-        ("{a: {continue_from: small/b@10}, b: {continue_from: small/a@10}}", "a → b → a: a run can't go on"),
+        ("{a: {continue_from: small/b@10}, b: {continue_from: small/a@10}}", "a → b → a: a run can't continue"),
         (
             "{a: {continue_from: small/base, SAME}}",
             "100 is the step at which the run ends, and it begins after step 100",
