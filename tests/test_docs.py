@@ -39,3 +39,12 @@ def test_every_command_of_the_docs_names_options_and_rules_that_there_are(words)
 
 def test_the_commands_are_found():
     assert len(list(commands())) > 40
+
+
+@pytest.mark.parametrize(
+    "page", sorted([*PAGES, *ROOT.glob("docs/*/*.md")]), ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\(([^()\s#]+)[^()\s]*\)", page.read_text())
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert missing == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from configurations import FIM
 
+from megaboa.config.models.resources import Launch
 from megaboa.config.models.trackers import Trackers
 from megaboa.files import write_json
 
@@ -224,7 +225,7 @@ CASES = {
     },
     "how long ranks wait for each other": {
         "run": {},
-        "launch": {"start": {"timeout_minutes": 45}},
+        "launch": {"start": Launch(timeout_minutes=45).model_dump(mode="json")},
         "expected": {"dist.distributed_timeout_minutes": 45},
     },
     "harmless overrides, which don't take SIGTERM away from the supervisor": {

@@ -1,6 +1,6 @@
-"""The trees of results that these tests report on are made by the same module as those of tests/observe."""
+"""Profiles in these reports are made by the same module as those of tests/observe/traces."""
 
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "observe"), str(Path(__file__).parents[1] / "observe" / "traces")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "observe" / "traces"))

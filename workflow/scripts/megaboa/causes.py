@@ -166,7 +166,7 @@ CAUSES: dict[str, End] = {
         second_hand=True,
         mute=True,
     ),
-    # refused before the first step; the second are our own last words (data/errors.py)
+    # refused before the first step; the second are our own last words (errors.py)
     "config": End(
         "refused configuration",
         "stop",

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from megaboa.bridge import process
-from megaboa.launch.local import FORKED, HELD, die_with_parent
+from megaboa.launch.local import FORKED, HELD, die_with_parent, may_be_forked
 
 IDLE_SECONDS = 30.0
 POLL_SECONDS = 0.2
@@ -58,7 +58,7 @@ _BEGIN = b"."  # whoever asked is still there, and has the child's number: now i
 
 def hand_over() -> None:
     """Let a child of the zygote do this script's work, and end as it ends. In that child, and without one: return."""
-    if os.environ.get(FORKED) != "1" or not sys.platform.startswith("linux") or "SLURM_JOB_ID" in os.environ:
+    if not may_be_forked(os.environ):
         return
     if HELD in os.environ:  # a rank, which no starter may leave behind
         die_with_parent()
@@ -260,20 +260,27 @@ class Zygote:
         try:
             request = _read(connection, streams)
             pid = os.fork()
-            if not pid:
-                return self._begin(request, connection, streams)
-            child = Child(pid, os.pidfd_open(pid), connection)
-            self.children.append(child)
-            self.poll.register(child.end, select.POLLIN)
-            self.poll.register(connection, select.POLLRDHUP)
-            connection.sendall(_LENGTH.pack(pid))
         except (OSError, ValueError, TypeError, struct.error):
-            if not any(child.connection is connection for child in self.children):
-                connection.close()
-        finally:
-            if os.getpid() == self.pid:
-                for stream in streams:
-                    os.close(stream)
+            pid = None
+        if pid == 0:
+            return self._begin(request, connection, streams)
+        for stream in streams:
+            os.close(stream)
+        if pid is None:
+            connection.close()
+            return None
+        try:
+            child = Child(pid, os.pidfd_open(pid), connection)
+        except OSError:  # too many open files: it can't be looked after, and hasn't begun
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            connection.close()
+            return None
+        self.children.append(child)
+        self.poll.register(child.end, select.POLLIN)
+        self.poll.register(connection, select.POLLRDHUP)
+        with contextlib.suppress(OSError):  # it has gone: the next poll says so
+            connection.sendall(_LENGTH.pack(pid))
         return None
 
     def _begin(self, request: Request, connection: socket.socket, streams: list[int]) -> Request:

@@ -112,7 +112,7 @@ class LocalRanks:
     @contextlib.contextmanager
     def _pipe(self, environment: Mapping[str, str]) -> Iterator[list[int]]:
         """What a rank is to hold, if it may be another process that does its work: one of ours, and our keeper's."""
-        if environment.get(FORKED) != "1":
+        if not may_be_forked(environment):
             yield []
             return
         alive, held = os.pipe()
@@ -147,6 +147,11 @@ def wait(ranks: LocalRanks) -> Ended:
     while (ended := ranks.poll()) is None:
         time.sleep(POLL_SECONDS)
     return ended
+
+
+def may_be_forked(environment: Mapping[str, str]) -> bool:
+    """Whether a rank's work may be done by a process that another one than its starter has forked."""
+    return environment.get(FORKED) == "1" and sys.platform.startswith("linux") and "SLURM_JOB_ID" not in environment
 
 
 def is_running(pid: int) -> bool:

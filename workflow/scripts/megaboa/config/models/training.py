@@ -93,7 +93,7 @@ class Checkpoint(Section):
 
 
 class Load(Section):
-    """What a run that continues from another's checkpoint takes from it beside the weights."""
+    """What a run loads from another run's checkpoint in addition to the weights."""
 
     optimizer: bool = key(True, "the optimizer's state; without it the schedule begins again too", short="loadopt")
     rng: bool = key(True, "the states of the random numbers, where the layout is the same", short="loadrng")
