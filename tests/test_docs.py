@@ -8,7 +8,8 @@ import pytest
 from snakemake.cli import get_argument_parser
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("config/*.md"), *ROOT.glob("recipes/*.md")])
+FOLDERS = ("docs", "docs/how-to", "docs/reference", "docs/explanation", "config", "recipes")
+PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/*.md"))])
 PARTS = re.compile(r"```bash\n(.*?)```|`([^`\n]+)`", re.DOTALL)
 
 
@@ -48,3 +49,9 @@ def test_links_lead_to_files(page):
     links = re.findall(r"\]\(([^()\s#]+)[^()\s]*\)", page.read_text())
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert missing == []
+
+
+def test_the_index_names_every_page():
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = [page.relative_to(ROOT / "docs") for page in PAGES if page.is_relative_to(ROOT / "docs")]
+    assert [str(page) for page in pages if page.name != "README.md" and f"({page})" not in index] == []

@@ -1,4 +1,4 @@
-"""docs/experiments.md: one line per run of the experiments that are shipped, as preflight found it."""
+"""docs/reference/experiments.md: one line per run of the experiments that are shipped, as preflight found it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from megaboa.check.overview import short
 from megaboa.files import write_text
 
-PAGE = Path(__file__).parents[2] / "docs" / "experiments.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "experiments.md"
 NAMES = ("gpt3", "gpt3-h100", "deepseek-v2-lite", "llama3", "moe", "fsdp", "few-layers-4xh200")
 MARK = "<!-- runs: written by MEGABOA_WRITE_EXPERIMENTS=1 pytest tests/bridge/test_shipped_experiments.py -->"
 HEAD = """\

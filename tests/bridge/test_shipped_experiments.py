@@ -1,6 +1,6 @@
 """Experiments that are shipped, built and played by the real Bridge without a GPU.
 
-`MEGABOA_WRITE_EXPERIMENTS=1` writes docs/experiments.md; without, the page must say the same.
+`MEGABOA_WRITE_EXPERIMENTS=1` writes docs/reference/experiments.md; without, the page must say the same.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""docs/recipes.md: every recipe of Bridge's is in it, and what it says of some of them still holds."""
+"""docs/reference/recipes.md: every recipe of Bridge's is in it, and what it says of some of them still holds."""
 
 import json
 import re
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "workflow" / "scripts" / "list_recipes.py"
 CONFIGS = ROOT / "tests" / "fixtures" / "hf_configs.json"
-PAGE = (ROOT / "docs" / "recipes.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "recipes.md").read_text()
 SAMPLE = (
     "llama32_1b_pretrain_1gpu_h100_bf16_config",
     "qwen3_30b_a3b_pretrain_8gpu_h100_bf16_config",

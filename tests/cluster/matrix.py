@@ -15,7 +15,7 @@ from importlib.metadata import version
 from lab import REPOSITORY
 
 WANTED = os.environ.get("MEGABOA_WRITE_MATRIX")
-PAGE = REPOSITORY / "docs" / "fault-matrix.md"
+PAGE = REPOSITORY / "docs" / "reference" / "fault-matrix.md"
 HEAD = """\
 # What happens when something breaks
 

@@ -1,4 +1,4 @@
-"""Families of models through the whole chain, from weights and from scratch: what docs/huggingface.md shows."""
+"""Families of models through the whole chain, from weights and from scratch: what docs/how-to/huggingface.md shows."""
 
 import pytest
 

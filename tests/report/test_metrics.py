@@ -67,7 +67,7 @@ def test_a_figure_may_ask_for_every_column_that_its_table_has(runs, rows):
 
 
 def test_the_docs_name_every_column():
-    text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "how-to" / "report.md").read_text(encoding="utf-8")
     for rows in metrics.METRICS:
         for name in metrics.columns(rows):
             assert f"`{name.removesuffix('.p5').removesuffix('.p95')}`" in text or name == "world_size", name

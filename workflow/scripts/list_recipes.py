@@ -1,7 +1,8 @@
 """Say of every recipe that Bridge ships for pretraining language models whether preflight accepts it as it is.
 
-`list_recipes.py --configs tests/fixtures/hf_configs.json --page docs/recipes.md` writes the page's table again; without
---page it is printed. The hub is not asked: models have the configs of that file, {Hugging Face id: config}.
+`list_recipes.py --configs tests/fixtures/hf_configs.json --page docs/reference/recipes.md` writes the page's table
+again; without --page it is printed. The hub is not asked: models have the configs of that file, {Hugging Face id:
+config}.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 """Write workflow/schemas/experiment.schema.json, the table of keys in config/README.md from the typed models, the
-table of rules in docs/rules.md, and that of versions in containers/README.md.
+table of rules in docs/reference/rules.md, and that of versions in containers/README.md.
 
 With --check, write nothing, and fail if one of them is not up to date.
 """
@@ -22,7 +22,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only say whether the files are up to date")
     check = parser.parse_args().check
-    readme, rules, containers = ROOT / "config/README.md", ROOT / "docs/rules.md", ROOT / "containers/README.md"
+    readme, rules = ROOT / "config/README.md", ROOT / "docs/reference/rules.md"
+    containers = ROOT / "containers/README.md"
     wanted = {
         ROOT / "workflow/schemas/experiment.schema.json": schema_text(),
         readme: readme_with_table(readme.read_text(encoding="utf-8")),

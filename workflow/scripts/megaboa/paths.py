@@ -1,6 +1,6 @@
 """Every file name below the results and in the store, said once. Standard library only.
 
-Rules name files too, as Snakemake matches their outputs by pattern; docs/architecture.md lists all of them.
+Rules name files too, as Snakemake matches their outputs by pattern; docs/reference/files.md lists all of them.
 """
 
 from __future__ import annotations

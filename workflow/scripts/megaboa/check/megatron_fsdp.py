@@ -1,7 +1,7 @@
 """When Megatron-FSDP takes most: moments of a step, and what is whole then beside the shards.
 
 By megatron-core 0.19.2 (megatron_fsdp.py, param_and_grad_buffer.py), and by snapshots of two and four H200s' memory
-(docs/memory.md).
+(docs/explanation/memory.md).
 """
 
 from __future__ import annotations

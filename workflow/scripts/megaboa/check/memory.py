@@ -1,8 +1,8 @@
 """The most memory that tensors take on a rank, part by part.
 
 Held against the peaks that were measured for GPT2-large on H200s (tests/check/test_memory.py), some of which also
-gave the bytes for each logit: the largest error there is 2%. Other kinds were measured later (docs/memory.md): 15% is
-stated for them.
+gave the bytes for each logit: the largest error there is 2%. Other kinds were measured later
+(docs/explanation/memory.md): 15% is stated for them.
 """
 
 from __future__ import annotations

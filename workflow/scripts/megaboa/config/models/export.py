@@ -28,7 +28,7 @@ class Generate(Section):
 
 
 class Evaluate(Section):
-    """A command of the user's, called for the exported model of each run (docs/evaluation.md)."""
+    """A command of the user's, called for the exported model of each run (docs/how-to/evaluation.md)."""
 
     command: str | None = key(
         None,

@@ -88,7 +88,7 @@ class Recovery(Section):
     )
     exclude_hours: NonNegative = key(24.0, "how long a run avoids a node that failed under it")
     actions: dict[Cause, Literal[ACTIONS]] = key(
-        {}, "what to do instead of the default, by cause (docs/recovery.md lists them)"
+        {}, "what to do instead of the default, by cause (docs/explanation/recovery.md lists them)"
     )
     loss_spike: LossSpike | None = key(None, "go back to the checkpoint before a spike and leave out its batches; off")
     notify: str | None = key(
@@ -106,5 +106,5 @@ class Budget(Section):
     mfu: Annotated[float, Field(gt=0, le=1)] | None = key(
         None,
         "share of its GPUs' peak that a run is assumed to reach where no earlier one was measured; "
-        "default: by its layout (docs/layouts.md)",
+        "default: by its layout (docs/how-to/layouts.md)",
     )
