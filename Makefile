@@ -34,12 +34,12 @@ lint: setup
 	PYTHONPATH=workflow/scripts $(BIN)/lint-imports --no-logo --no-cache
 
 status: setup
-	@$(BIN)/python workflow/scripts/status.py
+	@$(BIN)/megaboa status
 
 # What a bundle (`snakemake bundle`) holds, made again: make reproduce BUNDLE=x.zip
 reproduce: setup
 	@$(if $(BUNDLE),,$(error say which bundle: make reproduce BUNDLE=x.zip))
-	@$(BIN)/python workflow/scripts/reproduce.py '$(BUNDLE)'
+	@$(BIN)/megaboa reproduce '$(BUNDLE)'
 
 setup: .venv/.ready
 

@@ -1,5 +1,5 @@
 # From one YAML file to one report.
-# Stages: snakemake image|data|import|preflight|pretrain|profile|metrics|export|evaluate|report|bundle; at any time doctor|interim
+# Stages: snakemake image|data|import|preflight|pretrain|profile|metrics|export|evaluate|report|bundle
 from snakemake.utils import min_version
 
 min_version("9.27")
@@ -18,7 +18,6 @@ include: "workflow/rules/export.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/bundle.smk"
-include: "workflow/rules/doctor.smk"
 
 
 rule all:
@@ -34,15 +33,12 @@ rule all:
 
 
 onstart:
-    if only_reads(workflow.dag_settings.targets):
-        release_experiment()
-    else:
-        require_claim()
-        use_zygote(PLAN, workflow.executor_plugin.name)
-        require_cluster(PLAN, workflow.executor_plugin.name, runs_to_start())
-        if workflow.executor_plugin.name == "slurm":
-            # Nobody else may be left to change the nodes that waiting jobs avoid.
-            exclusions.revise_in_background(SHARED.folder.parent)
+    require_claim()
+    use_zygote(PLAN, workflow.executor_plugin.name)
+    require_cluster(PLAN, workflow.executor_plugin.name, runs_to_start())
+    if workflow.executor_plugin.name == "slurm":
+        # Nobody else may be left to change the nodes that waiting jobs avoid.
+        exclusions.revise_in_background(SHARED.folder.parent)
 
 
 if workflow.exec_mode == ExecMode.DEFAULT:  # not in a job
@@ -53,6 +49,4 @@ if workflow.exec_mode == ExecMode.DEFAULT:  # not in a job
 onerror:
     if workflow.exec_mode == ExecMode.DEFAULT:
         print_failures(RESULTS)
-        report_after_failure(
-            RESULTS, report_command("report"), REPORTED, workflow.dag
-        )
+        report_after_failure(RESULTS, report_command(), REPORTED, workflow.dag)

@@ -64,7 +64,7 @@ def bare_srun(clone: SiteClone, clock: Path) -> float:
 
 def one_run(clone: SiteClone, run: str) -> dict[str, float]:
     """Start it, kill a rank, let it end."""
-    script = f"date +%s.%N; {sys.executable} workflow/scripts/pretrain.py results/{NAME}/runs/{run}"
+    script = f"date +%s.%N; {sys.executable} workflow/scripts/megaboa pretrain {NAME}/{run}"
     begun = submit(clone, script, wait=False)
     link = clone.results(NAME, "runs", run, "attempts.jsonl")
     wait_until(lambda: link.exists() and clone.last_step(NAME, run) >= KILLED_AT)

@@ -103,7 +103,11 @@ def measure(log: Path, steps: int) -> None:
             [*python, "-c", reader, log],
             lambda text: int(text) >= steps,
         ),
-        ("read_log.py", [sys.executable, SCRIPTS / "read_log.py", log], lambda text: f'"printed": {steps}' in text),
+        (
+            "megaboa read-log",
+            [sys.executable, SCRIPTS / "megaboa", "read-log", log],
+            lambda text: f'"printed": {steps}' in text,
+        ),
         ("a regular expression for every line", [sys.executable, "-c", LOOP, log], lambda text: int(text) == steps),
     ]
     megabytes = log.stat().st_size / 1e6

@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
-SCRIPT = REPOSITORY / "workflow" / "scripts" / "analyze_profile.py"
+MEGABOA = REPOSITORY / "workflow" / "scripts" / "megaboa"
 SCHEMA = REPOSITORY / "tests" / "observe" / "traces" / "nsys-3.7.sql"
 sys.path.insert(0, str(REPOSITORY / "workflow" / "scripts"))
 
@@ -130,7 +130,7 @@ def sizes(gigabytes: list[float]) -> None:
             kernels = make_export(path, size)
             actual = path.stat().st_size / 1e9
             seconds, cpu, memory, _ = measured(
-                [sys.executable, str(SCRIPT), str(path), "--out", str(folder / "a.json")]
+                [sys.executable, str(MEGABOA), "analyze-profile", str(path), "--out", str(folder / "a.json")]
             )
         finally:
             shutil.rmtree(folder)

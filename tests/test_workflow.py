@@ -1,6 +1,5 @@
 """megaboa.workflow: what ends a call before anything is submitted, and what it says at its end."""
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -13,13 +12,11 @@ from megaboa.files import write_json
 from megaboa.run import exclusions
 from megaboa.workflow import (
     PLACEHOLDER,
-    claim_experiment,
     conclude,
     concluding,
     given_values,
     profile_resources,
     reason,
-    release_experiment,
     require_cluster,
     use_this_machine,
 )
@@ -57,13 +54,6 @@ def test_several_nodes_are_had_from_slurm_only():
 def test_what_starts_no_ranks_needs_no_nodes():
     require_cluster(plan(one=1, two=2), "local", set())
     require_cluster(plan(one=1, two=2), "local", {"one"})
-
-
-def test_what_only_reads_lets_others_work(tmp_path):
-    assert claim_experiment(tmp_path)
-    release_experiment()
-    with (tmp_path / ".lock").open() as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_values_of_the_command_line_are_given_again():

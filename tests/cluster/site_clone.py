@@ -97,8 +97,8 @@ class SiteClone:
         words = [sys.executable, "-m", "snakemake", "--cores", "2", "pretrain", "--omit-from", "train"]
         self.lab.run([*words, "--configfile", config], cwd=self.path, env=ENVIRONMENT, timeout=900)
 
-    def script(self, name: str, *arguments: str, **options: object) -> str:
-        command = [sys.executable, f"workflow/scripts/{name}", *arguments]
+    def megaboa(self, *words: str, **options: object) -> str:
+        command = [sys.executable, "workflow/scripts/megaboa", *words]
         return self.lab.run(command, cwd=self.path, env=ENVIRONMENT, **options).stdout
 
     def results(self, *parts: str) -> Path:

@@ -91,7 +91,7 @@ def test_each_of_three_hosts_dies_once(faults):
         assert start["nodes"][0] == died[-1] and sorted(died) == faults.lab.nodes
         faults.clone.wait(lambda: faults.queue(job)[0] == "PENDING", WAIT, "the job to be put back")
         faults.lab.wait_idle(2)
-        faults.clone.script("status.py", NAME)  # or Snakemake, within five minutes
+        faults.clone.megaboa("status", NAME)  # or Snakemake, within five minutes
         faults.finish("each", process)
     finally:
         faults.lab.boot(died[-1])

@@ -120,7 +120,7 @@ def test_the_loss_becomes_nan(faults):
 
 def test_the_newest_checkpoint_is_damaged(faults):
     process, _ = faults.start_and_wait("damage", 2 * SAVE_INTERVAL + 2)
-    faults.clone.script("stop.py", f"results/{NAME}/runs/damage")
+    faults.clone.megaboa("stop", f"{NAME}/damage")
     newest = faults.stop("damage", process)["iteration"]
     folder = faults.store("damage") / "checkpoints" / f"iter_{newest:07d}"
     if not (folder / "digests.json").exists():
@@ -143,7 +143,7 @@ def test_the_newest_checkpoint_is_damaged(faults):
 def test_the_newest_checkpoint_was_saved_badly(faults):
     """Sizes and checksums are those of an empty file: only who loads it notices."""
     process, _ = faults.start_and_wait("unread", 2 * SAVE_INTERVAL + 2)
-    faults.clone.script("stop.py", f"results/{NAME}/runs/unread")
+    faults.clone.megaboa("stop", f"{NAME}/unread")
     newest = faults.stop("unread", process)["iteration"]
     kept = faults.store("unread") / "checkpoints"
     folder = checkpoints.folder(kept, newest)
@@ -189,14 +189,14 @@ def test_the_disk_is_full_during_a_save(faults, small_disk):
 
 def test_a_user_stops_one_run(faults):
     process, _ = faults.start_and_wait("stop")
-    said = faults.clone.script("stop.py", f"results/{NAME}/runs/stop")
+    said = faults.clone.megaboa("stop", f"{NAME}/stop")
     assert "asked SLURM job" in said
     end = faults.stop("stop", process)
     assert end["cause"] == "stopped" and end["iteration"] == end["last_step"] >= HIT_AT
     again = time.time()
     faults.finish("stop")
     assert faults.lost_steps("stop") == 0
-    faults.record("stop.py", "stopped: saves and stops; the next call resumes", jobs=2, since=again)
+    faults.record("megaboa stop", "stopped: saves and stops; the next call resumes", jobs=2, since=again)
 
 
 def test_snakemake_gets_sigterm(faults):

@@ -44,6 +44,6 @@ def test_other_ways_to_start_ranks(clone):
 
 
 def test_the_table_on_the_login_host(clone):
-    shown = json.loads(clone.script("status.py", "ways", "--json"))["ways"]
+    shown = json.loads(clone.megaboa("status", "ways", "--json"))["ways"]
     assert {run["run"]: run["state"] for run in shown} == {"ranks": "done", "tasks": "done", "single": "done"}
     assert all(run["job"] for run in shown)

@@ -79,6 +79,19 @@ class Workspace:
         assert process.returncode == code, output
         return output
 
+    def megaboa(self, *words: str) -> str:
+        """Call the clone's command line; return what it printed."""
+        done = subprocess.run(
+            [self.path / ".venv" / "bin" / "megaboa", *words],
+            cwd=self.path,
+            env=user_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
     def planned(self, *arguments: str | Path) -> dict[str, int]:
         """What a dry run would do: how many jobs of each rule."""
         return planned_in(self.snakemake("-n", *arguments))

@@ -155,7 +155,7 @@ def test_figures_and_runs_are_made_again_from_the_bundle_alone(shell, bundle, tm
     """In another clone: identical losses, identical figures' data, the same exported weights."""
     elsewhere = Workspace(copy_repository(tmp_path_factory.mktemp("reader")))
     done = subprocess.run(
-        [sys.executable, "workflow/scripts/reproduce.py", bundle],
+        [elsewhere.path / ".venv" / "bin" / "megaboa", "reproduce", bundle],
         cwd=elsewhere.path,
         env=user_environment(),
         capture_output=True,
@@ -181,8 +181,8 @@ def test_a_loss_that_was_changed_is_found(bundle, tmp_path):
     sums = [hashlib.sha256(content).hexdigest().encode() for content in (before, files[name])]
     files[METADATA] = files[METADATA].replace(*sums)
     (tmp_path / "forged.zip").write_bytes(pack(files))
-    script = Path(__file__).parents[2] / "workflow" / "scripts" / "reproduce.py"
-    command = [sys.executable, script, "forged.zip", "--figures-only"]
+    megaboa = Path(__file__).parents[2] / "workflow" / "scripts" / "megaboa"
+    command = [sys.executable, megaboa, "reproduce", "forged.zip", "--figures-only"]
     done = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True)
     assert done.returncode == 1
     [line] = [line for line in done.stdout.splitlines() if line.endswith(name)]

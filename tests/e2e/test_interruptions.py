@@ -3,13 +3,11 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from clone import curve_of, edit, kill_group, user_environment
+from clone import curve_of, edit, kill_group
 
 from megaboa.files import read_jsonl
 
@@ -76,7 +74,7 @@ def test_a_run_that_fails_again_and_again_stops_and_shows_why(workspace, quiet):
     output = process.communicate(timeout=60)[0]
     assert process.returncode != 0
     assert "was killed by SIGKILL" in output and "recovery.budget" in output and "The last lines of" in output
-    assert "1 run failed" in output and "`snakemake interim` makes a report of what is there" in output
+    assert "1 run failed" in output and "`megaboa interim budget` makes a report of what is there" in output
     assert not workspace.results("budget", "runs", "dp2", "train.json").exists()
     workspace.snakemake("pretrain", "--configfile", config)
     assert workspace.steps("budget", "dp2") == quiet
@@ -192,10 +190,7 @@ def test_a_save_cut_short_is_not_taken_for_a_checkpoint(workspace, quiet):
 
 def test_one_run_by_hand(workspace, quiet):
     experiment(workspace, "hand")
-    command = [sys.executable, "workflow/scripts/pretrain.py", "results/hand/runs/dp2"]
-    done = subprocess.run(command, cwd=workspace.path, env=user_environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert f"{STEPS}/{STEPS}" in done.stderr
+    assert f"{STEPS}/{STEPS}" in workspace.megaboa("pretrain", "hand/dp2")
     assert workspace.steps("hand", "dp2") == quiet
 
 
@@ -216,9 +211,8 @@ def test_a_dry_run_of_an_edited_file_changes_nothing_of_a_run_that_trains(worksp
     assert workspace.results("looked", "runs", "dp2", "run.json").stat().st_mtime_ns == before
     looked = workspace.json("looked", "preview", "runs", "dp2", "run.json")
     assert looked["training"]["seq_length"] == 32, "what was looked at lies in a folder of its own"
-    status = [sys.executable, "workflow/scripts/status.py", "looked", "--json"]
-    shown = subprocess.run(status, cwd=workspace.path, env=user_environment(), capture_output=True, text=True)
-    assert json.loads(shown.stdout)["looked"][0]["state"] == "running", shown.stdout + shown.stderr
+    shown = workspace.megaboa("status", "looked", "--json")
+    assert json.loads(shown)["looked"][0]["state"] == "running", shown
     edit(config, "seq_length: 32", "seq_length: 64")
     for rank in ranks:
         os.kill(rank, signal.SIGCONT)

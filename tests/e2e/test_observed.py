@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -88,9 +86,8 @@ def test_the_event_files_agree_too(store):
 
 def test_read_log_on_both_ranks(workspace, store):
     logs = [str(path) for path in sorted((store / "attempts").glob("*/rank-*.log"))]
-    script = workspace.path / "workflow" / "scripts" / "read_log.py"
-    done = subprocess.run([sys.executable, script, *logs], capture_output=True, text=True, check=True)
-    assert '"replayed"' in done.stdout and '"ranks": [\n  "0",\n  "1"\n ]' in done.stdout
+    said = workspace.megaboa("read-log", *logs)
+    assert '"replayed"' in said and '"ranks": [\n  "0",\n  "1"\n ]' in said
 
 
 def test_every_second_of_the_run_is_accounted_for(workspace, store):

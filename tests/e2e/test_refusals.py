@@ -54,7 +54,7 @@ def test_what_only_bridge_refuses_is_left_out_by_the_next_call(workspace):
     assert "INVALID" in workspace.results("left-out", "plan.tsv").read_text()
 
 
-def test_a_second_workflow_for_the_same_experiment_is_refused_and_who_only_reads_is_not(workspace):
+def test_a_second_workflow_for_the_same_experiment_is_refused_and_who_only_looks_is_not(workspace):
     config = workspace.experiment("twice", {"a": "{}"})
     lock = workspace.results("twice", ".lock")
     lock.parent.mkdir(parents=True)
@@ -63,7 +63,8 @@ def test_a_second_workflow_for_the_same_experiment_is_refused_and_who_only_reads
     assert "results/twice is being worked on by" in output
     workspace.snakemake("data", "--configfile", config)
     with held(lock):
-        assert "a: has not begun" in workspace.snakemake("doctor", "interim", "--configfile", config)
+        assert "a: has not begun" in workspace.megaboa("doctor", "twice")
+        assert "interim, NOT_RUN" in workspace.megaboa("interim", "twice")
     page = workspace.results("twice", "interim", "index.html").read_text()
     assert "1 of 1 runs are missing" in page and "has not begun" in page
     assert not workspace.results("twice", "report").exists()

@@ -68,13 +68,17 @@ def test_another_learning_rate_under_the_same_name_trains_that_run_alone_and_ane
     workspace, config = done
     before, curve = trained(workspace), workspace.steps("reruns", "fast")
     edit(config, "2.0e-3", "4.0e-3")
-    workspace.snakemake("interim", "--configfile", config)
+    planned = workspace.planned("--configfile", config)
+    assert planned == {"preflight": 1, "train": 1, "summarize": 1, "report": 1}
+    workspace.megaboa("interim", "reruns")
+    page = workspace.results("reruns", "interim", "index.html").read_text()
+    assert "No run is missing" in page, "nothing is submitted yet"
+    workspace.snakemake("preflight", "--configfile", config)
+    workspace.megaboa("interim", "reruns")
     page = workspace.results("reruns", "interim", "index.html").read_text()
     assert "<b>fast</b>" in page and "has not begun" in page and "<b>slow</b>" not in page
     assert "slow" in (curves := workspace.results("reruns", "interim", "data", "loss.tsv").read_text())
     assert "fast" not in curves, "what was trained before is another run"
-    planned = workspace.planned("--configfile", config)
-    assert planned == {"preflight": 1, "train": 1, "summarize": 1, "report": 1}
     workspace.snakemake("--configfile", config)
     after = trained(workspace)
     assert after["slow"] == before["slow"]

@@ -66,7 +66,7 @@ def test_an_evaluation_that_fails_is_said_in_the_report_and_tried_again(workspac
     assert lines[-1].startswith(f"failed: {EVALUATION} (error: evaluate.command: run b: ended with 3: no licence")
     assert any("evaluate/b: failed" in line for line in lines)
     assert "no licence" in page and "score" in page
-    doctor = workspace.snakemake("doctor", "--configfile", config)
+    doctor = workspace.megaboa("doctor", "broken")
     assert "evaluate/b: failed" in doctor and "every run that has ended is PASS" not in doctor
     assert workspace.planned("--configfile", config) == {"evaluate_model": 1, "report": 1}
     lines, page = call(workspace, config, code=1)

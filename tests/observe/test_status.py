@@ -19,7 +19,7 @@ from megaboa.observe.status import as_record, event, experiment_progress, progre
 from megaboa.paths import RunStore
 from megaboa.run import checkpoints
 
-SCRIPT = Path(__file__).parents[2] / "workflow" / "scripts" / "status.py"
+MEGABOA = Path(__file__).parents[2] / "workflow" / "scripts" / "megaboa"
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ def test_the_table_has_a_line_for_each_run_on_a_terminal_of_any_width(empty, wid
 
 
 def run_script(experiment, *arguments, **environment):
-    command = [sys.executable, SCRIPT, "--results", experiment.results.parent, *arguments]
+    command = [sys.executable, MEGABOA, "status", "--results", experiment.results.parent, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
 
 

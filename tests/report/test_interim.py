@@ -153,11 +153,11 @@ def test_where_nothing_is_missing_the_report_itself_is_named(experiment):
 
 
 def test_a_call_that_failed_names_its_runs_and_what_can_be_had(experiment):
-    said = standing.failed(standing.missing(experiment.results))
+    said = standing.failed("tiny", standing.missing(experiment.results))
     assert said[0].startswith("1 run failed, and report and bundle need every run")
     assert said[1] == "  failed: failed, step 3/8: nan (attempt 1, rank 0; cause: nan)"
-    assert "snakemake interim" in said[-1] and "sweep" in said[-1] and len(said) == 3
-    assert standing.failed([one for one in standing.missing(experiment.results) if one.run != FAILED]) == []
+    assert "megaboa interim tiny" in said[-1] and "sweep" in said[-1] and len(said) == 3
+    assert standing.failed("tiny", [one for one in standing.missing(experiment.results) if one.run != FAILED]) == []
 
 
 def snapshot(folder):
@@ -165,8 +165,5 @@ def snapshot(folder):
 
 
 def report(experiment):
-    out = experiment.results / "interim" / "index.html"
-    command = [sys.executable, ROOT / "workflow" / "scripts" / "report.py", "--interim"]
-    command += ["--settings", experiment.results / "specs" / "report.json", "--out", out]
-    command += ["--captions", ROOT / "workflow" / "report" / "captions.yaml"]
-    return subprocess.run(command, capture_output=True, text=True), out
+    command = [sys.executable, ROOT / "workflow" / "scripts" / "megaboa", "interim", experiment.results]
+    return subprocess.run(command, capture_output=True, text=True), experiment.results / "interim" / "index.html"

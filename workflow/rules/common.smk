@@ -25,7 +25,6 @@ from megaboa.paths import RunFolder
 from megaboa.run import exclusions, submitted
 from megaboa.run.identity import is_trained
 from megaboa.workflow import (
-    READERS,
     claim_experiment,
     concluding,
     end_with_one_screen,
@@ -34,10 +33,8 @@ from megaboa.workflow import (
     introduce,
     looks_only,
     note_interrupts,
-    only_reads,
     print_failures,
     profile_resources,
-    release_experiment,
     report_after_failure,
     require_claim,
     require_cluster,
@@ -58,7 +55,7 @@ try:
     LOADED = load(CONFIG_FILES, command_line(GIVEN), os.environ)
     PLAN = make_plan(LOADED)
     RESTARTED = []
-    if workflow.exec_mode == ExecMode.DEFAULT and READERS.isdisjoint(sys.argv):
+    if workflow.exec_mode == ExecMode.DEFAULT:
         RESTARTED = restarts.check(PLAN, "results", RESTART)
 except (ConfigError, RecordError, restarts.UnfinishedWorkError) as error:
     raise WorkflowError(f"\n{error}") from None
@@ -93,12 +90,11 @@ REPORTED = [f"{RESULTS}/image.json", *METRICS, *DATA, *INDEXES]
 CAPTIONS = os.path.relpath(f"{workflow.basedir}/workflow/report/captions.yaml")
 
 
-def report_command(folder):
-    """What makes a report in a folder of the results."""
+def report_command():
     files = [os.path.relpath(path) for path in CONFIG_FILES]
     words = [f"{SCRIPTS}/report.py", "--settings", f"{RESULTS}/specs/report.json"]
     words += ["--captions", CAPTIONS, "--config-file", *files, "--command", COMMAND]
-    return shlex.join(["python", *words, "--out", f"{RESULTS}/{folder}/index.html"])
+    return shlex.join(["python", *words, "--out", f"{RESULTS}/report/index.html"])
 
 
 if workflow.exec_mode == ExecMode.DEFAULT:  # jobs read these files and never write them

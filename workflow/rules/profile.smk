@@ -41,5 +41,5 @@ rule analyze:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/analyze_profile.py --trace {input.trace} --run {input.run}"
+        "python {params.scripts:q}/megaboa analyze-profile --trace {input.trace} --run {input.run}"
         " --out {output} > {log} 2>&1"

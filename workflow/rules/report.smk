@@ -28,20 +28,6 @@ rule report:
     conda:
         "../../envs/pipeline.yaml"
     params:
-        command=report_command("report"),
+        command=report_command(),
     shell:
         "{params.command} 2>&1 | tee {log}"
-
-
-# The report of what is there at the moment, also beside a call that trains. It has no inputs and no outputs, so that it
-# makes nothing else, runs every time, and is never taken for the report itself.
-rule interim:
-    log:
-        f"{RESULTS}/logs/interim.log",
-    localrule: True
-    conda:
-        "../../envs/pipeline.yaml"
-    params:
-        command=report_command("interim"),
-    shell:
-        "{params.command} --interim 2>&1 | tee {log}"

@@ -1,4 +1,4 @@
-"""read_log.py, as somebody calls it who has a log and no Snakemake."""
+"""`megaboa read-log`, as somebody calls it who has a log and no Snakemake."""
 
 import gzip
 import json
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from log_texts import FIXTURES, START, step_line
 
-SCRIPT = Path(__file__).parents[3] / "workflow" / "scripts" / "read_log.py"
+MEGABOA = Path(__file__).parents[3] / "workflow" / "scripts" / "megaboa"
 
 
 def read_log(*arguments, given=b"", code=0):
-    done = subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], input=given, capture_output=True)
+    done = subprocess.run([sys.executable, MEGABOA, "read-log", *map(str, arguments)], input=given, capture_output=True)
     assert done.returncode == code, done.stderr.decode()
     return done.stderr.decode() if code else json.loads(done.stdout)
 

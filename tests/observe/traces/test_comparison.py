@@ -12,7 +12,7 @@ from megaboa.files import read_json, write_json
 from megaboa.observe.traces.analysis import analyse
 from megaboa.observe.traces.comparison import compare
 
-SCRIPT = Path(__file__).parents[3] / "workflow" / "scripts" / "analyze_profile.py"
+MEGABOA = Path(__file__).parents[3] / "workflow" / "scripts" / "megaboa"
 
 
 def slower(**values):
@@ -70,12 +70,12 @@ def test_what_one_side_does_not_know_is_not_compared(tmp_path):
 
 
 def call(*arguments, code=0):
-    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, MEGABOA, "analyze-profile", *arguments], capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
 
 
-def test_the_script_writes_the_analysis_figures_and_a_comparison(tmp_path, before, after):
+def test_the_command_writes_the_analysis_figures_and_a_comparison(tmp_path, before, after):
     earlier = tmp_path / "earlier.json"
     call(before, "--out", earlier)
     out, figures = tmp_path / "analysis.json", tmp_path / "figures"

@@ -35,7 +35,6 @@ LOOKS = {
     *("--list-rules", "--list", "-l", "--list-target-rules", "--lt", "--list-changes", "--list-untracked", "--lu"),
     *("--report", "--unlock", "--cleanup-metadata", "--print-compilation", "--archive"),
 }  # Snakemake's other ways to look at a workflow without doing its jobs
-READERS = {"doctor", "interim"}  # rules that leave alone what others make and read
 _held: list[IO[str]] = []  # open for as long as this process lives
 _holder: list[str] = []  # who else works on the experiment
 _interrupted: list[int] = []
@@ -117,17 +116,6 @@ def write_plan(
     return {}, submitted.record(shared.folder, config_files, plan.submitted(restarted))
 
 
-def release_experiment() -> None:
-    """What only reads must not keep others from working."""
-    while _held:
-        _held.pop().close()
-
-
-def only_reads(targets: Collection[str]) -> bool:
-    """Whether a call may be made while another one works on the experiment."""
-    return bool(targets) and set(targets) <= READERS
-
-
 def require_claim() -> None:
     """Called before the first job."""
     if _holder:
@@ -189,7 +177,7 @@ def introduce(plan: Plan, on_cluster: bool) -> None:
     for line in asked_for(plan, on_cluster):
         say(line)
     first = Path("results") / plan.name / "runs" / plan.runs[0].name
-    say(f"one run by hand, for debugging: python workflow/scripts/pretrain.py {first}")
+    say(f"one run by hand, for debugging: megaboa pretrain {first}")
 
 
 def asked_for(plan: Plan, on_cluster: bool) -> list[str]:
@@ -289,13 +277,13 @@ def _more(failed: list[dict[str, str]]) -> str:
 def print_failures(results: str | Path) -> None:
     """After a call that failed: which runs and other jobs did, and what can be had without them."""
     if not _holder and ExperimentFolder(Path(results)).plan.exists():
-        for line in standing.failed(standing.missing(Path(results))):
+        for line in standing.failed(Path(results).name, standing.missing(Path(results))):
             say(line)
         lines = stages.failed(Path(results), over=True)
         for line in lines[:MOST_LINES]:
             say(line)
         if len(lines) > MOST_LINES:
-            say("`snakemake doctor` says the rest")
+            say(f"`megaboa doctor {Path(results).name}` says the rest")
 
 
 def note_interrupts() -> None:

@@ -191,7 +191,7 @@ def lost(case: Case) -> list[str]:
 
 def unknown(case: Case) -> list[str]:
     return [
-        "read the last lines of the rank named above; `pretrain.py` starts this run alone",
+        "read the last lines of the rank named above; `megaboa pretrain` starts this run alone",
         "recovery.actions can say what to do with this cause",
     ]
 

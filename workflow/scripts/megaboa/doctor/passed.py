@@ -42,7 +42,7 @@ def slow(f: Facts, summary: Summary) -> list[str]:
     return [
         f"at {share:.0%} of its GPUs' peak: a step takes {seconds:.3g} s",
         f"  the model of speed expects {expected.seconds:.3g} s ({spent}); if it takes longer, profile a few steps",
-        "  try: python workflow/scripts/advise.py lists layouts that should be faster",
+        "  try: megaboa advise lists layouts that should be faster",
     ]
 
 

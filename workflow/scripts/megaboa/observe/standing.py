@@ -29,8 +29,8 @@ def missing(results: Path, queue: Queue | None = None) -> list[Standing]:
     return [_standing(_folder(results, run), run) for run in untrained]
 
 
-def failed(runs: Sequence[Standing]) -> list[str]:
-    """What to say after a call that ended with failed runs, in lines: what else can be had."""
+def failed(experiment: str, runs: Sequence[Standing]) -> list[str]:
+    """What to say after a call that ended with failed runs of an experiment, in lines: what else can be had."""
     found = [run for run in runs if run.state == "FAIL"]
     if not found:
         return []
@@ -39,8 +39,8 @@ def failed(runs: Sequence[Standing]) -> list[str]:
         f"{len(found)} run{'s' if len(found) > 1 else ''} failed, and report and bundle need every run of the plan:",
         *(f"  {run.run}: {run.why}" for run in found[:SHOWN]),
         *more,
-        "`snakemake doctor` says what to try, `snakemake interim` makes a report of what is there; to finish without "
-        "a run, take its values out of `sweep`",
+        f"`megaboa doctor {experiment}` says what to try, `megaboa interim {experiment}` makes a report of what is "
+        "there; to finish without a run, take its values out of `sweep`",
     ]
 
 

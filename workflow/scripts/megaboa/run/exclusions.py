@@ -1,7 +1,7 @@
 """Nodes that SLURM is told to keep a job away from (ExcNodeList): the user's own, and those that failed under the run.
 
 SLURM takes the list for waiting jobs only, and keeps it. A job whose supervisor died can't change its own, so whoever
-lives does it: `revise` is called by Snakemake, by status.py and by supervisors of other runs.
+lives does it: `revise` is called by Snakemake, by `megaboa status` and by supervisors of other runs.
 """
 
 from __future__ import annotations

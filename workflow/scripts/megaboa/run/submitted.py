@@ -34,7 +34,15 @@ def record(results: str | Path, config_files: Iterable[str | Path], runs: Iterab
         for copy, (_, data) in zip(copies, contents, strict=True):
             files.write_bytes(copy, data)
         files.write_text(call / RUNS, lines)
+    (call / RUNS).touch()  # the last call, also where it submits what an earlier one did
     return copies
+
+
+def last_config(results: Path) -> list[Path]:
+    """The configuration of the last call that submitted something."""
+    calls = [path for path in ExperimentFolder(results).calls.glob("*") if (path / RUNS).exists()]
+    last = max(calls, key=lambda call: (call / RUNS).stat().st_mtime, default=None)
+    return sorted(last.glob("config/*/*"), key=lambda path: int(path.parent.name)) if last else []
 
 
 def call_of(config_file: str | Path) -> Path | None:

@@ -45,7 +45,7 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
     identity = identity_of(folder)
     payload = store_of(folder, identity)
     if not folder.may_restart and (work := unfinished.other_work(folder)):
-        ways = unfinished.ways(f"--config restart={folder.name}, or pretrain.py --restart")
+        ways = unfinished.ways(f"--config restart={folder.name}, or megaboa pretrain --restart")
         raise TrainingFailed(f"{unfinished.explain(folder.name, work)}\n{ways}")
     say = announcer(folder)
     patiently(lambda: payload.path.mkdir(parents=True, exist_ok=True), say)

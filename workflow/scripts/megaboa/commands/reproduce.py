@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
+from megaboa import commands
 from megaboa.bundle.compare import WITHOUT_TIMES, Compared
 from megaboa.bundle.rebuild import claim, is_on_cpu, opened, other_packages, report_again, run_again
 from megaboa.errors import InputError
@@ -14,14 +14,14 @@ from megaboa.files import file_digest
 FOLDER = Path("reproduced")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(words: list[str]) -> None:
+    parser = commands.parser("reproduce", __doc__)
     parser.add_argument("bundle", type=Path, help="zip file that `snakemake bundle` wrote")
     parser.add_argument(
         "--into", type=Path, help="new or empty folder to work in; default: reproduced/<bundle>-<its digest>"
     )
     parser.add_argument("--figures-only", action="store_true", help="train nothing again")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     try:
         compared = reproduce(args.bundle, args.into, args.figures_only)
     except InputError as error:
@@ -63,7 +63,3 @@ def show(title: str, compared: list[Compared]) -> list[Compared]:
     if not compared:
         raise InputError(f"{title}: the bundle has none to compare with, so nothing is shown")
     return compared
-
-
-if __name__ == "__main__":
-    main()

@@ -6,26 +6,26 @@ folder, TensorBoard's event files are read.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import re
 import sys
 from pathlib import Path
 
+from megaboa import commands
 from megaboa.observe.logs.reader import read_events
 from megaboa.observe.logs.summary import LogSummary
 from megaboa.observe.logs.tensorboard import event_files, is_event_file, read_event_file
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(words: list[str]) -> None:
+    parser = commands.parser("read-log", __doc__)
     parser.add_argument(
         "logs", nargs="+", metavar="LOG", help="a log (also .gz), an event file, a folder of them, or -"
     )
     parser.add_argument("--seq-length", type=int, help="tokens of a sample, where the log doesn't say")
     parser.add_argument("--peak-tflops", type=float, help="what a GPU could do at most: for the MFU")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
 
     summary = LogSummary()
     for log in args.logs:
@@ -49,7 +49,3 @@ def read(log: str, summary: LogSummary) -> None:
         rank = re.search(r"rank-(\d+)\.log", path.name)
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             summary.read(read_events(stream, summary.count), rank and rank[1])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,28 +1,25 @@
 """Legal layouts that fit, fastest first by prediction, and a sweep over them to paste into the experiment.
 
-`python workflow/scripts/advise.py my.yaml [--model NAME] [--nodes N] [--gpu h100-80g] [--top 8]`
-
 Model, batch, sequence length, precision, nodes and GPUs come from the experiment; its layout and sweep don't matter.
 """
 
-import argparse
 import dataclasses
 import sys
 
-from megaboa import peaks
+from megaboa import commands, peaks
 from megaboa.check import adviser
 from megaboa.config import ConfigError, load
 from megaboa.plan.facts import alone
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(words: list[str]) -> int:
+    parser = commands.parser("advise", __doc__)
     parser.add_argument("experiment", nargs="+", help="the experiment's files")
     parser.add_argument("--model", help="default: the experiment's")
     parser.add_argument("--nodes", type=int, help="default: resources.nodes")
     parser.add_argument("--gpu", help="such as h100-80g; default: resources.gpu")
     parser.add_argument("--top", type=int, default=8, help="how many layouts are listed")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     try:
         facts = alone(load(arguments.experiment).experiment, arguments.model)
     except (ConfigError, LookupError) as error:
@@ -44,7 +41,3 @@ def main() -> int:
         return 1
     print(f"{adviser.text(found)}\n\n{adviser.yaml(found)}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

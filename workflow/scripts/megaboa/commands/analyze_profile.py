@@ -1,4 +1,4 @@
-"""Say what the steps of a profile went into: `analyze_profile.py CAPTURES... [--out FILE]`, without Snakemake.
+"""Say what the steps of a profile went into, whoever captured it.
 
 CAPTURES are files or folders: .nsys-rep, .sqlite, .json, .json.gz. `--trace` takes them, and what was asked for, from
 the manifest of a run's capture. `--against` compares with an earlier analysis, or with other captures.
@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from megaboa import files
+from megaboa import commands, files
 from megaboa.layout import Layout
 from megaboa.observe.traces.analysis import Expected, analyse
 from megaboa.observe.traces.comparison import compare
@@ -19,15 +19,15 @@ ANALYSED = ("pytorch", "nsys")
 VIEWERS = {"viztracer": "vizviewer", "memory": "PyTorch's memory_viz"}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(words: list[str]) -> None:
+    parser = commands.parser("analyze-profile", __doc__)
     parser.add_argument("captures", type=Path, nargs="*", help="files or folders")
     parser.add_argument("--trace", type=Path, help="trace.json of a run, with run.json beside it")
     parser.add_argument("--run", type=Path, help="run.json: says which rank holds which part of the model")
     parser.add_argument("--against", type=Path, help="analysis.json of an earlier profile, or its captures")
     parser.add_argument("--out", type=Path, help="analysis to write (JSON)")
     parser.add_argument("--figures", type=Path, help="folder for figures")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if not arguments.captures and not arguments.trace:
         parser.error("give captures, or --trace")
 
@@ -80,7 +80,3 @@ def earlier(path: Path) -> dict[str, Any]:
         if isinstance(document, dict) and "form" in document:
             return document
     return analyse([path])
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from rich.console import Console, Group
 from rich.live import Live
 
+from megaboa import commands
 from megaboa.observe.slurm_jobs import Queue, read_queue
 from megaboa.observe.status import as_record, experiment_progress, progress_table
 from megaboa.run.exclusions import reviser
@@ -20,14 +20,14 @@ from megaboa.run.progress import Progress
 ASK_SLURM_SECONDS = 20  # between two calls of squeue while watching
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(words: list[str]) -> None:
+    parser = commands.parser("status", __doc__)
     parser.add_argument("experiment", nargs="?", help="name below the folder of results; default: every one there")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of results")
+    parser.add_argument("--results", type=Path, default=commands.RESULTS, help="folder of results")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--watch", action="store_true", help="stay and update once a second")
     form.add_argument("--json", action="store_true", help="print JSON")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
 
     experiments = find_experiments(args.results, args.experiment)
     revise = reviser(args.results)
@@ -71,7 +71,3 @@ def watch(experiments: list[Path], revise: Callable[[], None]) -> None:
                 live.update(show(experiments, queue), refresh=True)
         except KeyboardInterrupt:
             return
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,80 @@
+"""`megaboa COMMAND`: what there is, where it may be called from, and how runs are named."""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megaboa import commands
+from megaboa.__main__ import GROUPS, main, usage
+
+SCRIPTS = Path(__file__).parents[1] / "workflow" / "scripts"
+NAMES = [name for group in GROUPS.values() for name in group]
+
+
+def call(*words, cwd=None, alone=False):
+    """`alone`: with the standard library only."""
+    command = [sys.executable, *(["-S"] if alone else []), SCRIPTS / "megaboa", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+def test_help_names_every_command_on_one_screen():
+    assert {path.stem.replace("_", "-") for path in (SCRIPTS / "megaboa" / "commands").glob("[a-z]*.py")} == {*NAMES}
+    lines = usage().splitlines()
+    assert len(lines) <= 24 and all(len(line) <= 100 for line in lines)
+    assert call().stdout == call("--help").stdout == usage() + "\n"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0 and capsys.readouterr().out.startswith(f"usage: megaboa {name} ")
+
+
+def test_an_unknown_command_names_those_that_there_are():
+    done = call("stats")
+    assert done.returncode == 2 and "no command 'stats'" in done.stderr and "status" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["pretrain", "stop"])
+def test_commands_of_hosts_need_the_standard_library_alone(name, tmp_path):
+    done = call(name, "my/lr0.001", cwd=tmp_path, alone=True)
+    assert done.returncode == 2 and "no run 'my/lr0.001'" in done.stderr, done.stderr
+
+
+def test_what_needs_more_says_what_is_missing():
+    done = call("status", alone=True)
+    assert done.returncode == 1 and done.stderr.startswith("megaboa status needs rich, which "), done.stderr
+
+
+def test_a_linked_environment_calls_the_code_of_its_clone(tmp_path):
+    environment = Path(sys.executable).parents[1]
+    if not (environment / "bin" / "megaboa").exists():
+        pytest.skip("this Python's environment was not made by envs/setup.sh")
+    shutil.copytree(SCRIPTS / "megaboa", tmp_path / "clone" / "workflow" / "scripts" / "megaboa")
+    module = tmp_path / "clone" / "workflow" / "scripts" / "megaboa" / "__main__.py"
+    module.write_text(
+        module.read_text().replace("def usage() -> str:\n", 'def usage() -> str:\n    return "of the clone"\n')
+    )
+    (tmp_path / "clone" / ".venv").symlink_to(environment)
+    for command, cwd in ((".venv/bin/megaboa", "clone"), ("clone/.venv/bin/megaboa", ".")):
+        done = subprocess.run([command], cwd=tmp_path / cwd, capture_output=True, text=True)
+        assert done.stdout == "of the clone\n", (command, done.stderr)
+
+
+def test_experiments_and_runs_go_by_name_or_by_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "results" / "my" / "runs" / "lr0.001"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for text in ("my", "results/my", str(folder.parents[1])):
+        assert commands.experiment(text).resolve() == folder.parents[1]
+    for text in ("my/lr0.001", "results/my/runs/lr0.001", f"{folder}/run.json"):
+        assert commands.run(text).resolve() == folder
+    with pytest.raises(argparse.ArgumentTypeError, match=r"no experiment 'mine' in results/; there are my"):
+        commands.experiment("mine")
+    with pytest.raises(argparse.ArgumentTypeError, match=r"no run 'my/lr0\.01'.*; there are lr0\.001"):
+        commands.run("my/lr0.01")

@@ -1,0 +1,88 @@
+"""Make the report of an experiment: figures, tables, checks and one page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from megaboa.config.models.report import Figure
+from megaboa.doctor import examine
+from megaboa.files import read_json, write_json, write_text
+from megaboa.paths import ExperimentFolder
+from megaboa.report.blends import load_data
+from megaboa.report.checks import agreement_checks, faults, proof_checks, verdict
+from megaboa.report.corpora import load_corpora
+from megaboa.report.expected import load_expected
+from megaboa.report.frames import Frames
+from megaboa.report.gap import gap_rows
+from megaboa.report.interim import load_interim
+from megaboa.report.page import draw, read_captions, render, verdict_text
+from megaboa.report.profiles import draw_profiles, load_profiles
+from megaboa.report.provenance import provenance
+from megaboa.report.runs import load_runs, passed
+from megaboa.report.stages import stage_checks, unprofiled
+from megaboa.report.table_files import save_tables
+from megaboa.report.time_spent import time_rows
+
+CAPTIONS = Path(__file__).parents[3] / "report" / "captions.yaml"  # one for every figure
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is reported on, and where to. Of an interim report runs may be missing; after a failure other jobs' work."""
+
+    results: Path
+    page: Path  # figures and checks.json are written next to it
+    command: str  # that makes this report
+    config_files: list[Path]  # the experiment's, to be shown
+    captions: Path = CAPTIONS
+    interim: bool = False
+    after_failure: bool = False
+
+
+def make(wanted: Wanted) -> str:
+    """Write the report; return what it comes to, in a line."""
+    results, folder = wanted.results, wanted.page.parent
+    captions = read_captions(wanted.captions)
+    settings = read_json(ExperimentFolder(results).specs.report)
+    careful = wanted.interim or wanted.after_failure  # there may be files of what was configured before
+    runs, interim = load_interim(results) if careful else (load_runs(results), None)
+    interim = interim if wanted.interim else None
+    corpora = load_corpora(results)
+    checks = agreement_checks(settings["agreements"], runs)
+    profiled = settings.get("profiles", [])
+    if careful:
+        checks += stage_checks(results, settings, runs, over=wanted.after_failure)
+        profiled = [run for run in profiled if run not in unprofiled(results, settings)]
+    else:
+        checks += proof_checks([Path(path) for path in settings["proofs"]])
+    expected = load_expected(results, runs)
+    frames = Frames(passed(runs), settings.get("values"), {one.run: one.predicted_gib for one in expected})
+    own = [Figure.model_validate(figure) for figure in settings.get("figures", [])]
+    drawn = draw(runs, corpora, settings["agreements"], captions, folder, frames, own, wanted.interim)
+    profiles, published = load_profiles(results, profiled), settings.get("published")
+    gaps, times = gap_rows(published, passed(runs)) if published else [], time_rows(passed(runs))
+    tables = save_tables(runs, frames, checks, gaps, times, expected, folder)
+    page = render(
+        title=settings["title"] or results.name,
+        experiment=results.name,
+        runs=runs,
+        corpora=corpora,
+        checks=checks,
+        drawn=drawn,
+        provenance=provenance(results, wanted.config_files, wanted.command),
+        data=load_data(results, runs),
+        published=published,
+        tables=tables,
+        question=settings.get("question"),
+        profiles=profiles,
+        profile_figures=draw_profiles(profiles, captions, folder),
+        expected=expected,
+        failures=examine.failures(results, [run.name for run in runs]),
+        interim=interim,
+    )
+    result = verdict(runs, checks)
+    found = {"state": result["state"], "counts": result["counts"], "failed": faults(runs, checks), "checks": checks}
+    write_json(wanted.page.with_name("checks.json"), found)
+    write_text(wanted.page, page)
+    return f"{wanted.page}: {'interim, ' if interim else ''}{result['state']}. {verdict_text(result)}"
