@@ -17,8 +17,7 @@ from megaboa.config.keys import Path
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.config.yaml_file import Places, dotted
-from megaboa.data.names import file_stems
-from megaboa.data.sources import STDLIB, files_of, hub_id, is_hub_id
+from megaboa.data.sources import STDLIB, file_stems, files_of, hub_id, is_hub_id
 from megaboa.errors import InputError
 
 

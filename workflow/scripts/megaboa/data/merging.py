@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from megaboa.data.column import HASH_BYTES, LENGTH, ORIGIN, Facts, length_histogram
 from megaboa.data.indexed import PIECE, in_pieces, mapped, write_index
 from megaboa.data.largefile import LargeFile
-from megaboa.data.names import file_stem
+from megaboa.data.sources import file_stem
 from megaboa.data.tokenizing import BAD_SAMPLES, Options
 from megaboa.errors import InputError
 from megaboa.files import file_digest, flush

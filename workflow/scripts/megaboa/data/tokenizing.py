@@ -9,8 +9,7 @@ from typing import Any
 
 from megaboa.data.column import Column, Facts
 from megaboa.data.encoder import Encoder, Gate
-from megaboa.data.readers import Records, describe, is_blank, refuse
-from megaboa.data.records import Bad, Format
+from megaboa.data.readers import Bad, Format, Records, describe, is_blank, refuse
 from megaboa.data.shards import BLOCK, Part
 from megaboa.data.sources import File, require_unchanged
 
