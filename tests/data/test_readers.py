@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 from making import jsonl, packed
 
 from megaboa.data import readers
-from megaboa.data.readers import Bad, Format, Records, decode, describe, documents, line_reader, split, text_getter, unpacked
+from megaboa.data.readers import (
+    Bad,
+    Format,
+    Records,
+    decode,
+    describe,
+    documents,
+    line_reader,
+    split,
+    text_getter,
+    unpacked,
+)
 from megaboa.data.shards import Part, divide
 from megaboa.data.sources import File, kind_of
 from megaboa.errors import InputError

@@ -6,7 +6,17 @@ from making import jsonl
 
 from megaboa.data import sources, stream
 from megaboa.data.readers import Format, Records, documents, whole
-from megaboa.data.sources import STDLIB, File, file_stem, file_stems, files, fingerprint, listing, paths, require_unchanged
+from megaboa.data.sources import (
+    STDLIB,
+    File,
+    file_stem,
+    file_stems,
+    files,
+    fingerprint,
+    listing,
+    paths,
+    require_unchanged,
+)
 from megaboa.errors import InputError
 
 OPTIONS = {"split": "train", "subset": None, "revision": None}

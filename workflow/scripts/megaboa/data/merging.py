@@ -14,11 +14,10 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from megaboa.data.column import HASH_BYTES, LENGTH, ORIGIN, Facts, length_histogram
 from megaboa.data.indexed import PIECE, in_pieces, mapped, write_index
 from megaboa.data.largefile import LargeFile
 from megaboa.data.sources import file_stem
-from megaboa.data.tokenizing import BAD_SAMPLES, Options
+from megaboa.data.tokenizing import BAD_SAMPLES, HASH_BYTES, LENGTH, ORIGIN, Facts, Options, length_histogram
 from megaboa.errors import InputError
 from megaboa.files import file_digest, flush
 
