@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from megaboa.config.models.report import Figure
+from megaboa.config.models.outputs import Figure
 from megaboa.doctor import examine
 from megaboa.files import read_json, write_json, write_text
 from megaboa.report.blends import load_data
