@@ -6,7 +6,7 @@ import made
 import pytest
 from pydantic import ValidationError
 
-from megaboa.config.models.export import Evaluate
+from megaboa.config.models.outputs import Evaluate
 from megaboa.errors import InputError
 from megaboa.evaluation import evaluate
 

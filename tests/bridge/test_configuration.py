@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from configurations import FIM
 
+from megaboa.config.models.outputs import Trackers
 from megaboa.config.models.resources import Launch
-from megaboa.config.models.trackers import Trackers
 from megaboa.files import write_json
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from megaboa.bridge import preflight
+from megaboa.config.models.outputs import Trackers
 from megaboa.config.models.resources import Launch
-from megaboa.config.models.trackers import Trackers
 from megaboa.files import read_json
 from megaboa.paths import RunStore
 from megaboa.records import LaunchSpec, parse

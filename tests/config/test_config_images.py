@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from megaboa.config import ConfigError, load
-from megaboa.config.models.image import Build
+from megaboa.config.models.resources import Build
 
 EXPERIMENT = """\
 experiment: good

@@ -5,9 +5,18 @@ import pytest
 from making import jsonl
 
 from megaboa.data import sources, stream
-from megaboa.data.readers import Records, documents, whole
-from megaboa.data.records import Format
-from megaboa.data.sources import STDLIB, File, files, fingerprint, listing, paths, require_unchanged
+from megaboa.data.readers import Format, Records, documents, whole
+from megaboa.data.sources import (
+    STDLIB,
+    File,
+    file_stem,
+    file_stems,
+    files,
+    fingerprint,
+    listing,
+    paths,
+    require_unchanged,
+)
 from megaboa.errors import InputError
 
 OPTIONS = {"split": "train", "subset": None, "revision": None}
@@ -182,3 +191,14 @@ def test_without_a_network_a_dataset_of_the_hub_is_one_clear_sentence(monkeypatc
     assert said.endswith("save it with `load_dataset(...).save_to_disk(folder)`, and name that folder as the source")
     with pytest.raises(InputError, match=r"not a Hugging Face id \(`hf:owner/name`\)"):
         found("hf:nonsense")
+
+
+@pytest.mark.parametrize(("key", "stem"), [("a", "c_a"), ("a.b", "c_a_b"), ("ä-x", "c__x")])
+def test_the_names_of_the_files_of_several_keys(key, stem):
+    assert file_stem("c", [key, "other"], key) == stem
+    assert file_stem("c", [key], key) == "c"
+
+
+def test_one_key_leaves_the_name_of_the_corpus_as_it_is():
+    assert file_stems("c", "a.b") == file_stems("c", ["a.b"]) == ["c"]
+    assert file_stems("c", ["a.b", "x"]) == ["c_a_b", "c_x"]

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from megaboa.data import jobs, tokenizing
 from megaboa.data.encoder import Encoder
 from megaboa.data.shards import divide
 from megaboa.data.sources import File
+from megaboa.data.tokenizing import length_histogram
 from megaboa.errors import InputError
 
 MANY = sentences(400)
@@ -184,3 +186,9 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(encoder, tmp_path, monk
         tokenizing.tokenize_shard(
             options, files, divide(files, 1, None)[0], encoder, tmp_path, lambda *_: os.utime(path, (1, 1))
         )
+
+
+@given(st.lists(st.integers(1, 2**31 - 1), max_size=20))
+def test_lengths_are_counted_by_powers_of_two(lengths):
+    found = length_histogram(np.array(lengths, "<i4"))
+    assert {n: count for n, count in enumerate(found.tolist()) if count} == Counter(n.bit_length() - 1 for n in lengths)

@@ -5,8 +5,8 @@ import re
 import pytest
 from making import build, jsonl, sentences, specification
 
-from megaboa.data import progress, tokenizing
-from megaboa.data.progress import Progress, describe, duration, read
+from megaboa.data import jobs, tokenizing
+from megaboa.data.jobs import Progress, duration, progress_line, read_progress
 from megaboa.data.shards import divide
 from megaboa.data.sources import File
 from megaboa.data.tokenizing import Options, tokenize_shard
@@ -26,13 +26,13 @@ def state(share, began=0.0, now=10.0, size=100_000_000):
 
 
 def test_a_line_says_documents_tokens_speed_and_what_is_left():
-    line = describe("stdlib", [state(0.25)], 1, 10.0)
+    line = progress_line("stdlib", [state(0.25)], 1, 10.0)
     assert line == "stdlib: 25%, 3,000 documents, 7,750,000 tokens, 2 MB/s, 30 s left"
-    assert describe("stdlib", [state(1.0)], 1, 10.0).endswith("31,000,000 tokens, 10 MB/s")
+    assert progress_line("stdlib", [state(1.0)], 1, 10.0).endswith("31,000,000 tokens, 10 MB/s")
 
 
 def test_the_line_of_a_corpus_adds_its_shards_up():
-    line = describe("wiki, whole", [state(1.0), state(0.5, 2.0)], 4, 10.0)
+    line = progress_line("wiki, whole", [state(1.0), state(0.5, 2.0)], 4, 10.0)
     assert line == "wiki, whole: 38%, 18,000 documents, 46,500,000 tokens, 8 MB/s, 30 s left"
 
 
@@ -64,7 +64,7 @@ def test_what_other_shards_wrote_may_be_gone_or_torn(tmp_path):
     write_json(tmp_path / "0.json", state(1.0))
     (tmp_path / "1.json").write_text("{")
     (tmp_path / "2.json").symlink_to("nowhere")
-    assert read(tmp_path) == [state(1.0)]
+    assert read_progress(tmp_path) == [state(1.0)]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
@@ -92,10 +92,10 @@ def test_work_that_a_limit_ends_is_done(encoder, tmp_path):
     file = File.of(path, "jsonl")
     tokenize_shard(options, [file], divide([file], 1, None)[0], encoder, tmp_path, lambda *said: heard.append(said))
     assert heard[-1][:2] == (1.0, 2)
-    assert progress.SECONDS_BETWEEN_LINES == 10
+    assert jobs.SECONDS_BETWEEN_LINES == 10
 
 
 def test_a_pause_between_shards_is_no_work():
     yesterday = state(1.0) | {"started": 0.0, "time": 10.0}
     now = state(0.5) | {"started": 90_000.0, "time": 90_005.0}
-    assert describe("wiki, whole", [yesterday, now], 2, 90_005.0).endswith(" 5 s left")
+    assert progress_line("wiki, whole", [yesterday, now], 2, 90_005.0).endswith(" 5 s left")

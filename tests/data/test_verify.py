@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 import verify_corpus
 from megaboa.data import jobs, verify
-from megaboa.data.records import Format
+from megaboa.data.readers import Format
 from megaboa.data.sources import File
 from megaboa.errors import InputError
 from megaboa.files import file_digest, read_json, write_json

@@ -7,7 +7,7 @@ import pytest
 from fake_runs import FakeExperiment
 
 from megaboa import metrics
-from megaboa.config.models.report import Figure
+from megaboa.config.models.outputs import Figure
 from megaboa.plan.asked import column_problem
 from megaboa.report import page
 from megaboa.report.frames import Frames

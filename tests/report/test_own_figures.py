@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from fake_runs import FakeExperiment
 
-from megaboa.config.models.report import Figure
+from megaboa.config.models.outputs import Figure
 from megaboa.report import style
 from megaboa.report.bands import mean_band
 from megaboa.report.frames import Frames

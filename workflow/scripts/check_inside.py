@@ -9,7 +9,7 @@ from pathlib import Path
 from megaboa import files
 from megaboa.bridge import process
 from megaboa.bridge.quiet import quietly
-from megaboa.check import in_image
+from megaboa.check import needs_image
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("order", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    order, has = files.read_json(arguments.order), in_image.installed()
+    order, has = files.read_json(arguments.order), needs_image.installed()
     with quietly():
         process.prepare("cpu")
         from megaboa.bridge.preflight import check

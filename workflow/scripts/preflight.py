@@ -10,7 +10,7 @@ from pathlib import Path
 from megaboa import files
 from megaboa.bridge import process, zygote
 from megaboa.bridge.quiet import quietly
-from megaboa.check import costs, earlier_runs, overview, refusals
+from megaboa.check import costs, overview, refusals
 from megaboa.paths import ExperimentFolder, RunFolder
 
 
@@ -29,7 +29,7 @@ def main() -> int:
 
         found = check(folder, order["runs"])
     runs = {name: result for name, (result, _) in found.items()}
-    speeds = earlier_runs.speeds(folder.parent)
+    speeds = costs.measured_speeds(folder.parent)
     expected = {name: expected_costs(folder, added_up, name, facts, speeds) for name, (_, facts) in found.items()}
     rows = [overview.row(name, result, facts, expected[name]) for name, (result, facts) in found.items()]
     total = costs.total(expected.values())
@@ -70,7 +70,7 @@ def expected_costs(folder, added_up, name, facts, speeds):
     if facts is None:
         return None
     run = RunFolder(folder / "runs" / name)
-    measured = speeds.get(earlier_runs.key(run.run, run.launch.gpu))
+    measured = speeds.get(costs.speed_key(run.run, run.launch.gpu))
     mfu, exported = added_up["budget"]["mfu"], name in added_up["exports"]
     return costs.of_run(facts, given=run.launch.step_seconds, measured=measured, mfu=mfu, exported=exported)
 

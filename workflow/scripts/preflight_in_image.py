@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from megaboa import files
-from megaboa.check import in_image, refusals
+from megaboa.check import needs_image, refusals
 from megaboa.errors import InputError, one_sentence
 from megaboa.image import contract, obtain, unchanged
 from megaboa.paths import Specs
@@ -64,7 +64,7 @@ def asked(order: Path, image: Path, results: Path) -> dict:
 
 
 def is_refused(result: dict) -> bool:
-    return result["state"] == "FAIL" and in_image.is_verdict(result["reasons"])
+    return result["state"] == "FAIL" and needs_image.is_verdict(result["reasons"])
 
 
 def still_open(result: dict) -> list[str]:

@@ -10,8 +10,7 @@ from typing import Any
 from megaboa import store
 from megaboa.bridge import zygote
 from megaboa.data import sources, tokenizer
-from megaboa.data.readers import documents
-from megaboa.data.records import Format
+from megaboa.data.readers import Format, documents
 from megaboa.errors import InputError, one_sentence
 from megaboa.files import read_json
 from megaboa.records import Tokenizer, write

@@ -13,8 +13,7 @@ from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from megaboa.bridge import kernels
-from megaboa.check import fields
-from megaboa.check.facts import Cluster, Facts, Model, Training
+from megaboa.check.facts import Cluster, Facts, Model, Training, overlay
 from megaboa.layout import Layout
 from megaboa.records import LaunchSpec, ProfileSpec
 
@@ -51,9 +50,7 @@ def facts_of(config: ConfigContainer, run: dict[str, Any], launch: LaunchSpec, p
         ),
         cluster=Cluster(run["device"], launch.nodes, launch.gpus_per_node, launch.gpu),
     )
-    facts = fields.overlay(
-        facts, lambda field: _value(config, field), lambda field: _value(config, field) is not _ABSENT
-    )
+    facts = overlay(facts, lambda field: _value(config, field), lambda field: _value(config, field) is not _ABSENT)
     return _completed(_with_loss(_with_vocabulary(facts, config.tokenizer.use_tokenizer_vocab_size)))
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from megaboa import files
-from megaboa.check import image, in_image
+from megaboa.check import needs_image
 from megaboa.check.facts import Facts
 from megaboa.paths import RunFolder
 from megaboa.records import LaunchSpec
@@ -29,7 +29,7 @@ class NotInTheImageError(Exception):
 
 
 def check(
-    experiment: Path, runs: list[str], inside: in_image.Packages | None = None
+    experiment: Path, runs: list[str], inside: needs_image.Packages | None = None
 ) -> dict[str, tuple[Result, Facts | None]]:
     """Per run: `{"state": "PASS"}` and what the configuration says of itself, or FAIL and what is wrong with it.
 
@@ -41,7 +41,7 @@ def check(
 
 
 def check_run(
-    folder: RunFolder, played: dict[str, Result], inside: in_image.Packages | None = None
+    folder: RunFolder, played: dict[str, Result], inside: needs_image.Packages | None = None
 ) -> tuple[Result, Facts | None]:
     known: list[Facts] = []
     with playing_rank_0_of(folder.run["world_size"]), as_on_a_gpu():
@@ -52,7 +52,7 @@ def check_run(
 
 
 def _check(
-    folder: RunFolder, played: dict[str, Result], known: list[Facts], inside: in_image.Packages | None
+    folder: RunFolder, played: dict[str, Result], known: list[Facts], inside: needs_image.Packages | None
 ) -> Result:
     from megatron.bridge.training.config import runtime_config_update
 
@@ -68,7 +68,7 @@ def _check(
     findings = table.check(facts)
     if errors := [str(one) for one in findings if one.level == "error"]:
         return {"state": "FAIL", "reasons": errors}
-    lacking, still_open = in_image.judge(facts, inside) if inside else ([], image.unchecked(facts))
+    lacking, still_open = needs_image.judge(facts, inside) if inside else ([], needs_image.unchecked(facts))
     if missing := [*missing_trackers(folder.launch, inside is not None), *lacking]:
         return {"state": "FAIL", "reasons": missing}
     if run["device"] == "cpu":
@@ -111,7 +111,7 @@ def missing_trackers(launch: LaunchSpec, inside: bool = False) -> list[str]:
     ]
 
 
-def _play(config: Any, run: dict[str, Any], turned_off: set[str], inside: in_image.Packages | None) -> Result:
+def _play(config: Any, run: dict[str, Any], turned_off: set[str], inside: needs_image.Packages | None) -> Result:
     from megaboa.bridge import dryrun
 
     made: Result = {}
@@ -127,12 +127,12 @@ def _play(config: Any, run: dict[str, Any], turned_off: set[str], inside: in_ima
 def _turned_off(config: Any, overrides: dict[str, Any]) -> set[str]:
     """Switches of kernels that are off by the run's own will. To be asked before validation, as the CPU backend, and
     Bridge without Transformer Engine, turn off all of them."""
-    off = {name for name in image.SWITCHES if overrides.get(f"model.{name}") is False}
+    off = {name for name in needs_image.SWITCHES if overrides.get(f"model.{name}") is False}
     return off if getattr(config.model, "moe_grouped_gemm", False) else {*off, "moe_grouped_gemm"}
 
 
 def _unless_for_the_image(
-    run: dict[str, Any], act: Callable[[], object], turned_off: set[str], inside: in_image.Packages | None
+    run: dict[str, Any], act: Callable[[], object], turned_off: set[str], inside: needs_image.Packages | None
 ) -> str | None:
     """Where Bridge stopped for want of what only the image has, for GPUs: no reason to refuse the run, unless this is
     the image, and it hasn't. Other objections are raised."""
@@ -140,24 +140,24 @@ def _unless_for_the_image(
         act()
     except Exception as error:
         said = _objection(error)["reasons"][0]
-        what = image.missing(said, turned_off) if run["device"] == "cuda" else None
+        what = needs_image.missing(said, turned_off) if run["device"] == "cuda" else None
         if what is None:
             raise
-        if inside and (lacking := in_image.lacks(what, said, inside)):
+        if inside and (lacking := needs_image.lacks(what, said, inside)):
             raise NotInTheImageError(lacking) from error
         return f"{what}; checked up to: {said}"
     return None
 
 
 @contextlib.contextmanager
-def _of_version(inside: in_image.Packages | None) -> Iterator[None]:
+def _of_version(inside: needs_image.Packages | None) -> Iterator[None]:
     """Let Megatron know which Transformer Engine the image has, though the CPU backend hides it: many of its checks ask
     for a version. Not while modules are imported: they would look for its parts."""
     from megatron.core import utils
     from packaging.version import Version
 
     version = (inside or {}).get("transformer_engine")
-    if version in (None, in_image.UNKNOWN):
+    if version in (None, needs_image.UNKNOWN):
         yield
         return
     before, utils._te_version = utils._te_version, Version(version)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from megaboa import peaks
+from megaboa import files, paths, peaks, records
 from megaboa.check import flops, memory, parameters, speed
 from megaboa.check.facts import Facts
+from megaboa.records import Summary
+
+# Of a run's training what decides how long its steps take.
+SIZES = ("global_batch_size", "micro_batch_size", "seq_length", "precision")
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,28 @@ def _checkpoints(f: Facts) -> int:
     interval, iters, keep = f.training.save_interval, f.training.iters or 0, f.training.keep_last
     saves = 0 if interval == 0 else 1 if interval is None else math.ceil(iters / interval)
     return saves if keep is None else min(saves, keep + 1)
+
+
+def measured_speeds(results: Path) -> dict[str, float]:
+    """Seconds per step by key, from the summaries of all experiments' runs that passed; the median, where there are
+    several."""
+    found: dict[str, list[float]] = {}
+    for folder in paths.measured(results):
+        summary = records.read(Summary, folder.summary)
+        timed = summary.step_seconds
+        planned = folder.file("run").exists() and folder.file("launch").exists()
+        if summary.state != "PASS" or not timed or not planned:
+            continue
+        found.setdefault(speed_key(folder.run, folder.launch.gpu), []).append(timed.median)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def speed_key(run: dict[str, Any], gpu: str | None) -> str:
+    """What decides the speed: neither names, nor seeds and learning rates, nor how many steps there are."""
+    model = {name: value for name, value in run["model"].items() if name not in ("name", "init", "seed")}
+    sizes = {name: run["training"].get(name) for name in SIZES}
+    same = {name: run.get(name) for name in ("parallel", "world_size", "device", "overrides")}
+    return files.digest({"model": model, "sizes": sizes, "gpu": gpu, **same})
 
 
 @dataclass(frozen=True)

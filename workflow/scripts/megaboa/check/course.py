@@ -1,9 +1,11 @@
-"""The course of a run: its steps, what happens at some of them, and what it starts from."""
+"""The course of a run: its steps, what happens at some of them, what it starts from, and when it is profiled."""
 
 from __future__ import annotations
 
 from megaboa.check.facts import Facts
 from megaboa.check.rule import Broken, warning
+
+ON_GPUS = {"nsys": "nsys sees the steps of a GPU only", "memory": "snapshots are of CUDA's allocator"}
 
 
 def warmup_ends_before_the_decay(f: Facts) -> Broken | None:
@@ -47,9 +49,122 @@ def embeddings_are_tied_as_in_the_checkpoint(f: Facts) -> Broken | None:
     )
 
 
+def profiler_has_a_gpu(f: Facts) -> Broken | None:
+    """nsys and snapshots of memory are of a GPU: on the CPU there is nothing to record."""
+    why = ON_GPUS.get(f.training.profiler)
+    if why is None or f.cluster.device == "cuda":
+        return None
+    text = f"{f.training.profiler} has nothing to record with device: {f.cluster.device}: {why}"
+    return Broken("profile.tool", text, ("pytorch", "viztracer"))
+
+
+def nsys_is_at_hand(f: Facts) -> Broken | None:
+    """The ranks that nsys captures find it on their PATH. Known where they use this machine's programs: a cluster's
+    nodes may have others."""
+    if f.training.profiler != "nsys" or f.cluster.has_nsys is not False:
+        return None
+    text = "there is no nsys on the PATH here: if the nodes have none either, the capture ends at once"
+    return warning("profile.tool", text, ("pytorch",))
+
+
+def profiled_steps_begin_with_the_first(f: Facts) -> Broken | None:
+    """Steps count from 1: Bridge never comes to one before, and so captures nothing, or refuses to start."""
+    begin, end = f.training.profile_steps
+    if f.training.profiler == "none" or begin >= 1:
+        return None
+    return Broken("profile.steps", f"[{begin}, {end}]: there is no step {begin}", ([1, max(end, 2)],))
+
+
+def profiled_steps_are_in_the_run(f: Facts) -> Broken | None:
+    """The profiled steps lie inside the run, whose last step may be the last of them: there are no others."""
+    iters, (begin, end) = f.training.iters, f.training.profile_steps
+    if f.training.profiler == "none" or iters is None or end <= iters + 1:
+        return None
+    last = iters + 1
+    return Broken(
+        "profile.steps", f"[{begin}, {end}] in a run of {iters} steps", ([max(last - (end - begin), 1), last],)
+    )
+
+
+def profiled_ranks_are_in_the_run(f: Facts) -> Broken | None:
+    """Profiled ranks exist: others are never asked, and nothing is written."""
+    world, ranks = f.layout.world_size, f.training.profile_ranks
+    beyond = [rank for rank in ranks if world is not None and rank >= world]
+    if f.training.profiler == "none" or not beyond:
+        return None
+    return Broken(
+        "profile.ranks", f"{beyond} of {world} ranks", ([rank for rank in ranks if rank < (world or 0)] or [0],)
+    )
+
+
+def nsys_goes_without_fault_tolerance(f: Facts) -> Broken | None:
+    """Nsight Systems and the fault tolerance package exclude each other: Bridge's plugins switch nsys off, with a
+    warning only."""
+    if not (f.training.profiler == "nsys" or f.profiling.nsys) or not f.training.fault_tolerance:
+        return None
+    return warning("ft.enable_ft_package", "true with the nsys profiler, which Bridge then switches off", (False,))
+
+
+def nsys_is_around_the_ranks(f: Facts) -> Broken | None:
+    """Bridge only marks the steps for nsys: without `nsys profile` around the rank nobody listens, and nothing is
+    written."""
+    if not f.profiling.nsys:
+        return None
+    text = "true while training, where no nsys is around the ranks: set profile.tool: nsys instead"
+    return warning("profiling.use_nsys_profiler", text, (False,))
+
+
+def one_profiler_at_a_time(f: Facts) -> Broken | None:
+    """Not nsys and PyTorch's profiler in one process; ProfilingConfig.finalize asserts it."""
+    if not (f.profiling.nsys and f.profiling.pytorch):
+        return None
+    return Broken("profiling.use_pytorch_profiler", "true beside profiling.use_nsys_profiler: true", (False,))
+
+
+def profiler_is_started_and_stopped(f: Facts) -> Broken | None:
+    """What Bridge profiles while training has a step or more, before the run's end: otherwise it is never stopped, and
+    writes nothing, without a word."""
+    profiling, iters = f.profiling, f.training.iters
+    if not profiling.is_on:
+        return None
+    begin, end = profiling.start, profiling.end
+    if end <= begin:
+        return warning("profiling.profile_step_end", f"{end} is not after profile_step_start: {begin}", (begin + 1,))
+    if iters is not None and end > iters:
+        return warning("profiling.profile_step_end", f"{end} in a run of {iters} steps", (iters,))
+    return None
+
+
+def profiler_is_on_a_rank(f: Facts) -> Broken | None:
+    """What Bridge profiles while training has a rank of the run. No rank means every rank, but for the memory's
+    history none: then nothing is recorded, without a word."""
+    profiling, world = f.profiling, f.layout.world_size
+    if not profiling.is_on:
+        return None
+    if profiling.memory and not profiling.ranks:
+        text = "[] with record_memory_history, which then records nothing"
+        return warning("profiling.profile_ranks", text, ([0],))
+    if world is not None and profiling.ranks and min(profiling.ranks) >= world:
+        return warning("profiling.profile_ranks", f"{list(profiling.ranks)} of {world} ranks", ([0],))
+    return None
+
+
 RULES = (
     warmup_ends_before_the_decay,
     checkpoints_come_before_the_end,
     tokens_are_in_the_vocabulary,
     embeddings_are_tied_as_in_the_checkpoint,
+)
+# Of the profile stage, and Bridge's own where an override or a recipe switches one on while training.
+PROFILERS = (
+    profiler_has_a_gpu,
+    nsys_is_at_hand,
+    profiled_steps_begin_with_the_first,
+    profiled_steps_are_in_the_run,
+    profiled_ranks_are_in_the_run,
+    nsys_goes_without_fault_tolerance,
+    nsys_is_around_the_ranks,
+    one_profiler_at_a_time,
+    profiler_is_started_and_stopped,
+    profiler_is_on_a_rank,
 )

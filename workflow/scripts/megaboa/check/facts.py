@@ -1,11 +1,16 @@
-"""What the rules look at: numbers and names of one run, wherever they come from. None is "nobody knows yet"."""
+"""What the rules look at: numbers and names of one run, wherever they come from. None is "nobody knows yet".
+
+And which field of Bridge's ConfigContainer says each of them.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from megaboa.layout import Layout
+from megaboa.layout import AXES, Layout
 
 Precision = str  # as `training.precision`
 
@@ -168,3 +173,154 @@ def _tuples(values: dict[str, Any]) -> dict[str, Any]:
 
 def _tuple(value: Any) -> Any:
     return tuple(map(_tuple, value)) if isinstance(value, list) else value
+
+
+# Which field of Bridge's ConfigContainer says a fact: in the real one, or in an experiment's overrides.
+FIELDS: dict[str, str] = {
+    **{f"layout.{axis.name}": axis.field for axis in AXES},
+    "layout.group": "model.microbatch_group_size_per_vp_stage",
+    "layout.cp_comm": "model.cp_comm_type",
+    "layout.sp": "model.sequence_parallel",
+    "layout.distributed_optimizer": "ddp.use_distributed_optimizer",
+    "layout.fsdp_sharding": "ddp.data_parallel_sharding_strategy",
+    "layout.optimizer_instances": "ddp.num_distributed_optimizer_instances",
+    "layout.first_stage_layers": "model.num_layers_in_first_pipeline_stage",
+    "layout.last_stage_layers": "model.num_layers_in_last_pipeline_stage",
+    "layout.embedding_counts": "model.account_for_embedding_in_pipeline_split",
+    "layout.loss_counts": "model.account_for_loss_in_pipeline_split",
+    "layout.stages": "model.pipeline_model_parallel_layout",
+    "model.layers": "model.num_layers",
+    "model.hidden": "model.hidden_size",
+    "model.ffn": "model.ffn_hidden_size",
+    "model.heads": "model.num_attention_heads",
+    "model.kv_groups": "model.num_query_groups",
+    "model.head_dim": "model.kv_channels",
+    "model.vocab_size": "model.vocab_size",
+    "model.vocab_multiple": "model.make_vocab_size_divisible_by",
+    "model.tied": "model.share_embeddings_and_output_weights",
+    "model.gated": "model.gated_linear_unit",
+    "model.bias": "model.add_bias_linear",
+    "model.norm_bias": "model.normalization",
+    "model.dropout": "model.hidden_dropout",
+    "model.experts": "model.num_moe_experts",
+    "model.topk": "model.moe_router_topk",
+    "model.moe_ffn": "model.moe_ffn_hidden_size",
+    "model.shared_ffn": "model.moe_shared_expert_intermediate_size",
+    "model.moe_layers": "model.moe_layer_freq",
+    "model.latent": "model.multi_latent_attention",
+    "model.q_rank": "model.q_lora_rank",
+    "model.kv_rank": "model.kv_lora_rank",
+    "model.qk_head_dim": "model.qk_head_dim",
+    "model.qk_position_dim": "model.qk_pos_emb_head_dim",
+    "model.v_head_dim": "model.v_head_dim",
+    "model.mtp_layers": "model.mtp_num_layers",
+    "training.iters": "train.train_iters",
+    "training.gbs": "train.global_batch_size",
+    "training.mbs": "train.micro_batch_size",
+    "training.rampup": "train.rampup_batch_size",
+    "training.eval_gbs": "validation.eval_global_batch_size",
+    "training.eval_mbs": "validation.eval_micro_batch_size",
+    "training.seq_length": "model.seq_length",
+    "training.warmup_iters": "scheduler.lr_warmup_iters",
+    "training.decay_iters": "scheduler.lr_decay_iters",
+    "training.fp8_weights": "mixed_precision.fp8_param_gather",
+    "training.bf16": "model.bf16",
+    "training.fp16": "model.fp16",
+    "training.optimizer": "optimizer.optimizer",
+    "training.checkpoint_format": "checkpoint.ckpt_format",
+    "training.fault_tolerance": "ft.enable_ft_package",
+    "profiling.nsys": "profiling.use_nsys_profiler",
+    "profiling.pytorch": "profiling.use_pytorch_profiler",
+    "profiling.viztracer": "profiling.use_viztracer",
+    "profiling.memory": "profiling.record_memory_history",
+    "profiling.start": "profiling.profile_step_start",
+    "profiling.end": "profiling.profile_step_end",
+    "profiling.ranks": "profiling.profile_ranks",
+    "kernels.recompute": "model.recompute_granularity",
+    "kernels.recompute_method": "model.recompute_method",
+    "kernels.recompute_layers": "model.recompute_num_layers",
+    "kernels.recompute_modules": "model.recompute_modules",
+    "kernels.graphs": "model.cuda_graph_impl",
+    "kernels.graph_modules": "model.cuda_graph_modules",
+    "kernels.waits_for_messages": "model.batch_p2p_sync",
+    "kernels.stragglers": "straggler.log_straggler",
+    "kernels.cpu_offloading": "model.cpu_offloading",
+    "kernels.offloaded_layers": "model.cpu_offloading_num_layers",
+    "kernels.expert_overlap": "model.overlap_moe_expert_parallel_comm",
+    "kernels.dispatcher": "model.moe_token_dispatcher_type",
+    "kernels.flex_backend": "model.moe_flex_dispatcher_backend",
+    "kernels.grouped_gemm": "model.moe_grouped_gemm",
+    "kernels.shared_expert_overlap": "model.moe_shared_expert_overlap",
+    "kernels.expert_capacity": "model.moe_expert_capacity_factor",
+    "kernels.pad_to_capacity": "model.moe_pad_expert_input_to_capacity",
+    "kernels.tp_comm_overlap": "comm_overlap.tp_comm_overlap",
+    "kernels.nan_check": "rerun_state_machine.check_for_nan_in_loss",
+    "kernels.fused_loss": "model.cross_entropy_loss_fusion",
+    "kernels.loss_kernel": "model.cross_entropy_fusion_impl",
+    "kernels.fused_activation": "model.bias_activation_fusion",
+    "kernels.attention_dropout": "model.attention_dropout",
+    "kernels.attention": "model.attention_backend",
+}
+
+
+def overlay(facts: Facts, value_of: Callable[[str], Any], known: Callable[[str], bool]) -> Facts:
+    """Facts with the values of all fields that are known."""
+    changed: dict[str, dict[str, Any]] = {}
+    for fact, where in FIELDS.items():
+        if known(where):
+            section, name = fact.split(".")
+            changed.setdefault(section, {})[name] = _plain(name, value_of(where), facts)
+    sections = {name: dataclasses.replace(getattr(facts, name), **values) for name, values in changed.items()}
+    return dataclasses.replace(facts, **sections)
+
+
+def _plain(name: str, value: Any, facts: Facts) -> Any:
+    """A field's value as facts have it: tuples of text, 0 for nothing."""
+    match name:
+        case "stages":
+            return _stages(value)
+        case "moe_layers":
+            return _sparse_layers(value, facts.model.layers)
+        case "recompute_modules" | "graph_modules":
+            return _names(value)
+        case "mtp_layers" | "offloaded_layers" | "warmup_iters" | "dropout" | "attention_dropout":
+            return value or 0
+        case "ranks":
+            return tuple(value or ())
+        case "norm_bias":
+            return value == "LayerNorm"
+        case "optimizer_instances":
+            return value or 1
+        case "graphs":
+            return value or "none"
+        case "cp_comm":
+            return value if isinstance(value, str) else None
+        case "attention":
+            return getattr(value, "name", value) or "auto"
+        case _:
+            return value
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """Names of modules, from text, a list of text, or a list of enum members; `full`: whole layers, which is none of
+    them."""
+    if not value or value == "full":
+        return ()
+    values = value.split(",") if isinstance(value, str) else value
+    return tuple(str(getattr(one, "name", one)).strip() for one in values)
+
+
+def _stages(value: Any) -> tuple[tuple[str, ...], ...] | None:
+    """A layout written as lists; Bridge's short form (`Et*3|...`) can only be read where Megatron is."""
+    if not isinstance(value, list | tuple):
+        return None
+    return tuple(tuple(str(getattr(part, "name", part)) for part in stage) for stage in value)
+
+
+def _sparse_layers(value: Any, layers: int | None) -> tuple[bool, ...] | None:
+    """`moe_layer_freq`: every n-th layer is sparse, or a list of 0 and 1."""
+    if isinstance(value, list | tuple):
+        return tuple(bool(one) for one in value)
+    if isinstance(value, int) and value > 1 and layers:
+        return tuple(layer % value == 0 for layer in range(layers))
+    return None

@@ -7,11 +7,11 @@ gave the bytes for each logit: the largest error there is 2%. Other kinds were m
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 
-from megaboa.check import activations, megatron_fsdp, parameters
+from megaboa.check import activations, parameters
 from megaboa.check.facts import Facts
-from megaboa.check.megatron_fsdp import Moment
 from megaboa.check.parameters import Parameters
 from megaboa.check.stages import Stage, in_flight, stages
 
@@ -20,6 +20,10 @@ STATED_ERROR = 0.15
 WORKSPACE = 0.17e9  # of cuBLAS, and small tensors: measured at rest
 CONTEXT = 3 * GIB  # what CUDA and NCCL take beside PyTorch: 2.8 GiB measured on an H200
 FRAGMENTATION = 0.05  # of PyTorch's own memory: 7.4 of 134 GiB measured where it ran out
+# Of Megatron-FSDP, by megatron-core 0.19.2 (megatron_fsdp.py, param_and_grad_buffer.py), and by snapshots of two and
+# four H200s' memory (docs/explanation/memory.md).
+GATHERED_AHEAD = 500_000_000  # parameters, apart from the layer that is calculated: by whole layers
+QUEUED = 1_000_000_000  # parameters whose gradients wait to be reduced, before the oldest are waited for
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def _moments_of_fsdp(f: Facts, stage: Stage, held: Parameters, shards: Breakdown
     sharding, (weight, gradient, optimizer) = f.layout.fsdp_sharding, bytes_per_parameter(f)
     cut = _cut_by_fsdp(f, held)
 
-    def at(moment: Moment, work: float) -> Breakdown:
+    def at(moment: _Moment, work: float) -> Breakdown:
         return replace(
             shards,
             weights=shards.weights + weight * moment.weights,
@@ -97,12 +101,45 @@ def _moments_of_fsdp(f: Facts, stage: Stage, held: Parameters, shards: Breakdown
             logits=work,
         )
 
-    loss = megatron_fsdp.forward(sharding, cut)
+    loss = _fsdp_forward(sharding, cut)
     begins = max(inside, activations.logits_gradient_bytes(f) if stage.loss else 0.0)
-    first, *others = megatron_fsdp.backward(sharding, cut, len(stage.layers) or 1)
+    first, *others = _fsdp_backward(sharding, cut, len(stage.layers) or 1)
     copies = 4 * shards.optimizer / optimizer if gradient < 4 else 0.0
     step = replace(at(replace(loss, kept=0.0), 0.0), gradients=shards.gradients + copies)
     return [at(loss, shards.logits), at(first, begins), *(at(moment, inside) for moment in others), step]
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """Of a step: parameters whose weights and gradients are whole, next to the shards, and the share of activations
+    that is still kept."""
+
+    weights: float = 0.0
+    gradients: float = 0.0
+    kept: float = 1.0
+
+
+def _fsdp_forward(sharding: str, held: Parameters) -> _Moment:
+    """At the loss. What lies outside of layers stays whole from the first step on."""
+    return _Moment(held.outside + held.layer) if sharding == "optim_grads_params" else _Moment()
+
+
+def _fsdp_backward(sharding: str, held: Parameters, layers: int) -> list[_Moment]:
+    """At every layer, from the last to the first."""
+    if sharding == "optim_grads":
+        return [_Moment(gradients=held.total)]  # one bucket, where Bridge is given no size of them
+    if sharding != "optim_grads_params" or not held.layer:
+        return [_Moment()]
+    ahead = 1 + math.ceil(GATHERED_AHEAD / held.layer)
+    queued = 2 + math.floor(QUEUED / held.layer)
+    return [
+        _Moment(
+            held.outside + min(layers - done, ahead) * held.layer,
+            held.outside + min(done + 1, queued) * held.layer,
+            (layers - done) / layers,
+        )
+        for done in range(layers)
+    ]
 
 
 def _cut_by_fsdp(f: Facts, held: Parameters) -> Parameters:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from megaboa.check import course, experts, fit, graphs, image, pipeline, profiling, ranks, sharding, tensors
+from megaboa.check import course, experts, fit, graphs, needs_image, pipeline, ranks_and_batches, sharding, tensors
 from megaboa.check.facts import Facts
 from megaboa.check.rule import Finding, Rule, finding, sentence
 
 SUBJECTS: dict[str, tuple[Rule, ...]] = {
-    "Ranks and batches": ranks.RULES,
+    "Ranks and batches": ranks_and_batches.RULES,
     "Tensors, sequences and numbers": tensors.RULES,
     "Pipelines": pipeline.RULES,
     "Experts": experts.RULES,
     "FSDP and the distributed optimizer": sharding.RULES,
     "CUDA graphs, recomputation, offloading": graphs.RULES,
     "The course of a run": course.RULES,
-    "Profilers": profiling.RULES,
+    "Profilers": course.PROFILERS,
 }
 RULES = tuple(rule for rules in SUBJECTS.values() for rule in rules)
 
@@ -48,7 +48,7 @@ def markdown() -> str:
         lines += [f"| `{rule.__name__}` | {sentence(rule)} |" for rule in rules]
         lines.append("")
     lines += ["### What needs the image", "", "| rule | what stays open without it |", "|---|---|"]
-    lines += [f"| `{rule.__name__}` | {sentence(rule)} |" for rule in image.RULES]
+    lines += [f"| `{rule.__name__}` | {sentence(rule)} |" for rule in needs_image.RULES]
     lines += ["", "### Memory", "", "| rule | what must hold, and who says so |", "|---|---|"]
     lines.append(f"| `{fit.memory_suffices.__name__}` | {sentence(fit.memory_suffices)} |")
     return "\n".join(lines).rstrip() + "\n"

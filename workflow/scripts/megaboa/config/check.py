@@ -11,15 +11,17 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from megaboa.config import config_keys, images, keys
+from megaboa.config import config_keys, keys
 from megaboa.config.errors import Problem, choose, nearest, show
 from megaboa.config.keys import Path
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.config.yaml_file import Places, dotted
-from megaboa.data.names import file_stems
-from megaboa.data.sources import STDLIB, files_of, hub_id, is_hub_id
+from megaboa.data.sources import STDLIB, file_stems, files_of, hub_id, is_hub_id
 from megaboa.errors import InputError
+from megaboa.image import dockerfile, inspect
+from megaboa.image.pins import build_arguments
+from megaboa.image.references import SUFFIXES, image_problem, is_file, mount_problem, split_mount
 
 
 def messages(error: ValidationError, raw: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
@@ -235,7 +237,7 @@ def references(raw: dict[str, Any], places: Places, factors: Any) -> list[Proble
         complain(("corpora", name, "tokenizer"), _tokenizer_problem(corpus.get("tokenizer"), list(named("tokenizers"))))
     if isinstance(raw.get("profile"), dict):
         complain(("profile", "tool"), _missing_file(raw["profile"].get("tool")))
-    for path, message in images.problems(raw.get("image")):
+    for path, message in _image_problems(raw.get("image")):
         complain(path, [message])
     for name, message in _same_files(named("corpora")):
         complain(("corpora", name), [message])
@@ -323,3 +325,45 @@ def _one_source_problem(source: str) -> list[str]:
         hint = nearest(source, [STDLIB])
         return [str(error) + (f"; did you mean {hint!r}?" if hint else "")]
     return []
+
+
+def _image_problems(image: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """What is wrong with the files and folders that `image` names, each with its place, before anything is submitted.
+
+    What has the wrong type or form is a mistake of its own.
+    """
+    runtime = image.get("runtime") if isinstance(image, dict) else None
+    if not isinstance(runtime, str) or runtime not in SUFFIXES:
+        return
+    path, build = image.get("path"), image.get("build")
+    if isinstance(path, str) and (message := image_problem(path, runtime)):
+        yield ("image", "path"), message
+    elif isinstance(path, str) and is_file(path):
+        file = FilePath(path).expanduser()
+        if message := inspect.problem(file) or inspect.wrong_architecture(file, image.get("architecture")):
+            yield ("image", "path"), message
+    if isinstance(build, dict):
+        yield from _build_problems(build)
+    for number, mount in enumerate(image["mounts"] if isinstance(image.get("mounts"), list) else []):
+        if isinstance(mount, str) and mount_problem(mount) is None:
+            source, target, _ = split_mount(mount)
+            if not FilePath(source).expanduser().exists():
+                yield ("image", "mounts", number), f"there is no {source!r} to mount as {target}: make it, or remove it"
+
+
+def _build_problems(build: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    file, context, given = build.get("file", "containers/Dockerfile"), build.get("context", "."), build.get("args", {})
+    if not (isinstance(file, str) and isinstance(context, str) and isinstance(given, dict)):
+        return
+    if not FilePath(file).expanduser().is_file():
+        yield ("image", "build", "file"), f"there is no file {file!r}: check the path"
+        return
+    if not FilePath(context).expanduser().is_dir():
+        yield ("image", "build", "context"), f"there is no folder {context!r}: check the path"
+        return
+    try:
+        found = dockerfile.read(FilePath(file).expanduser())
+        args = build_arguments(found, {name: str(value) for name, value in given.items()})
+        found.copied(FilePath(context).expanduser(), args)
+    except InputError as error:
+        yield ("image", "build"), str(error)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import IO
@@ -14,17 +14,16 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from megaboa.data import duplicates
-from megaboa.data.column import HASH_BYTES, LENGTH, ORIGIN, Facts, length_histogram
 from megaboa.data.indexed import PIECE, in_pieces, mapped, write_index
 from megaboa.data.largefile import LargeFile
-from megaboa.data.names import file_stem
-from megaboa.data.tokenizing import BAD_SAMPLES, Options
+from megaboa.data.sources import file_stem
+from megaboa.data.tokenizing import BAD_SAMPLES, HASH_BYTES, LENGTH, ORIGIN, Facts, Options, length_histogram
 from megaboa.errors import InputError
 from megaboa.files import file_digest, flush
 
 COPY_BYTES = 8 << 20
 FREQUENT = 20  # tokens that the data card shows
+HASHES_AT_ONCE = 4_000_000  # about 200 MB while they are sorted
 
 Runs = list[tuple[int, int]]  # shard, and how many documents come from it next
 
@@ -74,7 +73,7 @@ def _merge_column(
     """One text key of all shards, as `stem`.bin, .idx and .origins."""
     kept = None
     if options.deduplicate:
-        kept = duplicates.first_ones(lambda: _in_order(sources, runs, "hashes", np.dtype(f"V{HASH_BYTES}")))
+        kept = first_ones(lambda: _in_order(sources, runs, "hashes", np.dtype(f"V{HASH_BYTES}")))
     duplicate = 0 if kept is None else int(np.count_nonzero(~kept))
     if any(fact["empty"] for fact in facts):
         filled = np.concatenate([piece > 0 for piece in _in_order(sources, runs, "lengths", LENGTH)])
@@ -114,6 +113,34 @@ def _merge_column(
         "frequent": _frequent(counts),
         "by_file": _documents_by_file(by_file, kept),
     }
+
+
+def first_ones(hashes: Callable[[], Iterator[NDArray]], at_once: int = HASHES_AT_ONCE) -> NDArray:
+    """True for the first document with its hash. `hashes` gives them in pieces, as often as it is asked.
+
+    Hashes are looked at in groups that can't hold duplicates of each other; one byte per document stays in memory.
+    """
+    total = sum(len(piece) for piece in hashes())
+    kept = np.ones(total, dtype=bool)
+    groups = -(-total // at_once)
+    for group in range(groups):
+        numbers, values = _group(hashes(), group, groups)
+        order = np.lexsort((numbers, values[:, 1], values[:, 0]))
+        same = (values[order[1:]] == values[order[:-1]]).all(axis=1)
+        kept[numbers[order[1:][same]]] = False
+    return kept
+
+
+def _group(pieces: Iterator[NDArray], group: int, groups: int) -> tuple[NDArray, NDArray]:
+    """Numbers and hashes of the documents whose hash belongs to the group."""
+    numbers, values, begin = [], [], 0
+    for piece in pieces:
+        pairs = np.ascontiguousarray(piece).view("<u8").reshape(-1, 2)
+        mine = np.flatnonzero(pairs[:, 0] % np.uint64(groups) == group)
+        numbers.append(mine + begin)
+        values.append(pairs[mine])
+        begin += len(piece)
+    return np.concatenate(numbers), np.concatenate(values)
 
 
 def _in_order(sources: list[Path], runs: Runs, ending: str, dtype: np.dtype) -> Iterator[NDArray]:

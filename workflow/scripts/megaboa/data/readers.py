@@ -1,23 +1,55 @@
-"""The records of one file, from where a part begins to where it ends.
+"""The records of one file, from where a part begins to where it ends: unpacked, split, and their texts taken out.
 
 A record that can't be used is handed on as the reason, not raised: the corpus decides what is done with it. What is
-wrong with a file as a whole is an `InputError`.
+wrong with a file as a whole is an `InputError`; a compressed one that was cut short is never taken for a complete one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import io
 import itertools
-from collections.abc import Iterable, Iterator
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from megaboa.data.packed import CHUNK, unpacked
-from megaboa.data.records import Bad, Format, Record, decode, line_reader, too_long
 from megaboa.data.shards import BLOCK, Part, can_be_cut
 from megaboa.data.sources import File
 from megaboa.errors import InputError
 
+CHUNK = 1 << 20
+SHOWN_KEYS = 20
+
 Piece = bytes | memoryview
+
+
+@dataclass(frozen=True)
+class Bad:
+    """Why a record can't be used."""
+
+    reason: str
+
+
+# Position (a byte for files that can be cut, a row of a table, else the record's number), and its text by key.
+Record = tuple[int, "Sequence[str] | Bad"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How documents are found in files."""
+
+    keys: tuple[str, ...] = ("text",)
+    separator: str | None = None
+    max_bytes: int = 128 << 20
+
+    @classmethod
+    def of(cls, spec: dict[str, Any]) -> Format:
+        keys = (spec["text_key"],) if isinstance(spec["text_key"], str) else tuple(spec["text_key"])
+        return cls(keys, spec["separator"], spec["max_document_mb"] << 20)
 
 
 class Records:
@@ -43,9 +75,9 @@ class Records:
             case "text" | "source":
                 return self._whole()
             case "parquet" | "arrow":
-                from megaboa.data import tables
+                from megaboa.data import arrow
 
-                return self._mine(tables.rows(self.file, self.part, self.form, self))
+                return self._mine(arrow.rows(self.file, self.part, self.form, self))
             case "stream":
                 from megaboa.data import stream
 
@@ -185,3 +217,132 @@ def _texts(file: File, number: int, form: Format, skip_bad: bool, key: str) -> I
             yield from texts
         elif not skip_bad:
             raise refuse(file, position, form, texts, key)
+
+
+def decode(content: bytes) -> Sequence[str] | Bad:
+    if (place := content.find(0)) >= 0:
+        return Bad(f"holds NUL bytes, as a crashed writer leaves them (byte {place})")
+    try:
+        return (content.decode(),)
+    except UnicodeDecodeError as error:
+        return Bad(f"not UTF-8 text (byte {error.start})")
+
+
+def too_long(max_bytes: int) -> Bad:
+    return Bad(f"longer than max_document_mb allows ({max_bytes >> 20} MiB)")
+
+
+def line_reader(form: Format) -> Callable[[bytes | memoryview], Sequence[str] | Bad]:
+    """From a line of JSON to its texts: by the fast parser, and where it refuses, by Python's own (it takes NaN)."""
+    import orjson
+
+    # The fast parser refuses lone surrogates; looking for them again would take another walk through the text.
+    quick, careful = text_getter(form, surrogates=False), text_getter(form)
+
+    def texts(line: bytes | memoryview) -> Sequence[str] | Bad:
+        try:
+            return quick(orjson.loads(line))
+        except orjson.JSONDecodeError:
+            return careful(json.loads(bytes(line)))
+
+    return texts
+
+
+def text_getter(form: Format, surrogates: bool = True) -> Callable[[Any], Sequence[str] | Bad]:
+    """From a record to its texts. `a.b` is a key of that name, or `b` within `a`.
+
+    `surrogates=False` says that there can be no lone ones.
+    """
+    keys = form.keys
+    surely_short = form.max_bytes // 4 if not surrogates else -1
+    steps = [key.split(".") for key in keys]
+
+    def texts(record: Any) -> Sequence[str] | Bad:
+        if not isinstance(record, dict):
+            return Bad(f"a JSON {type(record).__name__}, where an object with the key {keys[0]!r} is needed")
+        found = []
+        for key, path in zip(keys, steps, strict=True):
+            value: Any = record
+            for step in [key] if key in record else path:
+                if not isinstance(value, dict) or step not in value:
+                    some = sorted(map(str, record))[:SHOWN_KEYS]
+                    return Bad(f"no key {key!r}; set the corpus's `text_key` to one of {some}")
+                value = value[step]
+            if not isinstance(value, str):
+                return Bad(
+                    f"{key!r} holds {type(value).__name__}, not a string; set `text_key` to the field with the text"
+                )
+            if len(value) > surely_short:
+                if (size := utf8_bytes(value)) is None:
+                    return Bad(f"{key!r} holds half a character (a lone surrogate)")
+                if size > form.max_bytes:
+                    return too_long(form.max_bytes)
+            found.append(value)
+        return found
+
+    return texts
+
+
+def utf8_bytes(text: str) -> int | None:
+    """How long a text is as UTF-8; None if it can't be that."""
+    if text.isascii():
+        return len(text)
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return None
+
+
+class TruncatedError(Exception):
+    """A compressed file ends before its end."""
+
+
+@contextlib.contextmanager
+def unpacked(path: str, packed: str | None) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
+    """The content of a file that may be a .gz or .zst, and a function that says how many of its bytes were read."""
+    with Path(path).open("rb") as raw:
+        if packed is None:
+            yield raw, raw.tell
+            return
+        inner = gzip.GzipFile(fileobj=raw) if packed == "gz" else _Zstd(raw)
+        with io.BufferedReader(inner, CHUNK) as stream:
+            try:
+                yield stream, raw.tell
+            except (EOFError, zlib.error, gzip.BadGzipFile, TruncatedError) as error:
+                raise InputError(
+                    f"{path}: the compressed file is damaged or cut short ({error}); copy it again"
+                ) from error
+
+
+class _Zstd(io.RawIOBase):
+    """zstandard's own reader takes a file that is cut short for a complete one."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        import zstandard
+
+        self._new = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
+        self._error = zstandard.ZstdError
+        self._raw, self._frame, self._ready = raw, None, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            rest = self._frame.unused_data if self._frame and self._frame.eof else b""
+            if self._frame is not None and self._frame.eof:
+                self._frame = None
+            data = rest or self._raw.read(1 << 17)
+            if not data:
+                if self._frame is not None:
+                    raise TruncatedError("its last frame has no end")
+                return 0
+            self._frame = self._frame or self._new()
+            try:
+                self._ready = self._frame.decompress(data)
+            except self._error as error:
+                raise TruncatedError(str(error)) from error
+        taken = self._ready[: len(buffer)]
+        self._ready = self._ready[len(taken) :]
+        buffer[: len(taken)] = taken
+        return len(taken)

@@ -1,7 +1,8 @@
 """What a corpus is made of: files of JSON lines, text and tables, datasets from the hub, or Python's own sources.
 
 The order of a corpus's files is the order of its sources, and within one that of the sorted paths, so that the same
-files give the same corpus anywhere. Standard library only: the plan looks for files too.
+files give the same corpus anywhere. What the corpus's own files are called is said here too. Standard library only: the
+plan looks for files, and wants to know their names.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import glob
 import os
 import re
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -194,3 +195,13 @@ def _stdlib_files() -> list[Path]:
         subfolders[:] = [name for name in subfolders if name not in NOT_STDLIB and not name.startswith("config-")]
         found += [Path(folder, name) for name in names if name.endswith(".py")]
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def file_stem(name: str, keys: Sequence[str], key: str) -> str:
+    """How the files of a text key are called: with several keys as Megatron's own tool does it."""
+    return name if len(keys) == 1 else f"{name}_{re.sub(r'[^A-Za-z0-9]+', '_', key)}"
+
+
+def file_stems(name: str, text_key: str | Sequence[str]) -> list[str]:
+    keys = [text_key] if isinstance(text_key, str) else text_key
+    return [file_stem(name, keys, key) for key in keys]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from megaboa.data import hub
-from megaboa.data.records import Format, Record, text_getter
+from megaboa.data.readers import Format, Record, text_getter
 from megaboa.data.sources import File, is_hub_id
 from megaboa.errors import InputError
 

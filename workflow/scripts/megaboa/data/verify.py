@@ -12,8 +12,7 @@ import numpy as np
 
 from megaboa.data.encoder import Encoder
 from megaboa.data.indexed import Index, mapped
-from megaboa.data.readers import Records, describe, whole
-from megaboa.data.records import Bad, Format
+from megaboa.data.readers import Bad, Format, Records, describe, whole
 from megaboa.data.shards import Part, can_be_cut
 from megaboa.data.sources import File, require_unchanged
 from megaboa.files import file_digest

@@ -9,7 +9,7 @@ from typing import Any
 from megaboa import metrics
 from megaboa.config import Experiment
 from megaboa.config.errors import choose
-from megaboa.config.models.report import Figure
+from megaboa.config.models.outputs import Figure
 from megaboa.config.published import PublishedError, load_published
 from megaboa.data.sources import is_hub_id
 from megaboa.plan import documents

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files
-from megaboa.check import fields
-from megaboa.check.facts import Cluster, Facts, Model, Profiling, Training
+from megaboa.check.facts import Cluster, Facts, Model, Profiling, Training, overlay
 from megaboa.config.check import is_local
 from megaboa.config.formula import Number
 from megaboa.config.models.experiment import Experiment
@@ -36,7 +35,7 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: dict[str, An
         profiling=_profiling(config),
         cluster=_cluster(config),
     )
-    facts = fields.overlay(facts, config.overrides.__getitem__, config.overrides.__contains__)
+    facts = overlay(facts, config.overrides.__getitem__, config.overrides.__contains__)
     return dataclasses.replace(facts, model=dataclasses.replace(facts.model, vocab_rows=facts.model.vocab_size))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from megaboa.config.errors import ConfigError, Problem
 from megaboa.config.models.experiment import Experiment
-from megaboa.config.models.image import Image
+from megaboa.config.models.resources import Image
 from megaboa.image import bridge_source, dockerfile, pins, references
 
 CLONE = Path(__file__).parents[4]

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from megaboa.check import costs, earlier_runs
+from megaboa.check import costs
 from megaboa.config import LoadedExperiment
 from megaboa.config.models.resources import Budget
 from megaboa.plan.asked import Asked
@@ -137,12 +137,12 @@ def over_budget(runs: Collection[Run], exports: Collection[str], budget: Budget,
     """What exceeds the budget, by key, as far as costs are known before preflight."""
     if budget.gpu_hours is None and budget.disk is None:
         return {}
-    speeds = earlier_runs.speeds(results)
+    speeds = costs.measured_speeds(results)
     found = [
         costs.of_run(
             run.facts,
             given=run.config.resources.step_seconds,
-            measured=speeds.get(earlier_runs.key(run.run, run.config.resources.gpu)),
+            measured=speeds.get(costs.speed_key(run.run, run.config.resources.gpu)),
             mfu=budget.mfu,
             exported=run.name in exports,
         )

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
 
-from megaboa.config.models.report import Figure
+from megaboa.config.models.outputs import Figure
 from megaboa.metrics import SECONDS, SHARE, label, named
 from megaboa.report.style import INK, power_of_ten
 

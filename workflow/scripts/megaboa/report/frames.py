@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from megaboa import metrics
-from megaboa.config.models.report import Figure
+from megaboa.config.models.outputs import Figure
 from megaboa.observe.numbers import WARMUP_STEPS
 from megaboa.observe.steps import VALIDATION_SET
 from megaboa.report.runs import RunResult

@@ -12,7 +12,7 @@ import seaborn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from megaboa.config.models.report import Figure
+from megaboa.config.models.outputs import Figure
 from megaboa.metrics import label, named
 from megaboa.report.axes import finish, in_field, is_number, number, places
 from megaboa.report.bands import crowd, mean_band

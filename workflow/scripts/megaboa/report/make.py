@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaboa.config.models.report import Figure
+from megaboa.config.models.outputs import Figure
 from megaboa.doctor import examine
 from megaboa.files import read_json, write_json, write_text
 from megaboa.paths import ExperimentFolder

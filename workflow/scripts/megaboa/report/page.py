@@ -14,7 +14,7 @@ import yaml
 from markupsafe import Markup
 
 from megaboa import metrics
-from megaboa.config.models.report import Figure
+from megaboa.config.models.outputs import Figure
 from megaboa.report import axes, figures, gap, kinds, style, time_spent, trace_figures
 from megaboa.report.blends import DataRead, last_validation
 from megaboa.report.checks import Check, anchor, by_subject, faults, verdict

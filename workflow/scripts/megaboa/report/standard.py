@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaboa.config.models.report import Figure
+from megaboa.config.models.outputs import Figure
 from megaboa.report.frames import SEED, Frames
 
 LOSS = Figure(name="loss", kind="line", data="steps", x="step", y="loss", y_label="training loss")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJsonSchema, model_validator
 
 from megaboa.config.models.section import Fraction, Name, Section, key
-from megaboa.data.names import file_stems
+from megaboa.data.sources import file_stems
 
 
 def _weights(value: Any) -> Any:

@@ -1,26 +1,71 @@
-"""The experiment: all sections of the file."""
+"""The experiment: all sections of the file, and the axes of its sweep."""
 
 from __future__ import annotations
 
 import os.path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, StringConstraints, WithJsonSchema, model_validator
 
 from megaboa.config.models.data import Corpus, Data
-from megaboa.config.models.export import Evaluate, Export, Generate
-from megaboa.config.models.image import Image
 from megaboa.config.models.model import Model, Tokenizer
-from megaboa.config.models.profile import Profile
-from megaboa.config.models.report import Report
-from megaboa.config.models.resources import Budget, Launch, Recovery, Resources
+from megaboa.config.models.outputs import Evaluate, Export, Generate, Profile, Report, Trackers
+from megaboa.config.models.resources import Budget, Image, Launch, Recovery, Resources
 from megaboa.config.models.section import Name, Section, key
-from megaboa.config.models.sweep import Sweep
-from megaboa.config.models.trackers import Trackers
 from megaboa.config.models.training import Checkpoint, Load, Optimizer, Parallel, Schedule, Training
 
 Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_-]+)+$")]
 Parent = Annotated[str, StringConstraints(pattern=r"^[^/@\s]+/[^/@\s]+(@[1-9]\d*)?$")]
+
+
+def _axis(value: Any) -> Any:
+    """A list of values, or a mapping from labels to the keys that each of them sets."""
+    if not value:
+        raise ValueError("is empty: give it values or remove it")
+    if isinstance(value, dict):
+        for label, keys in value.items():
+            if not isinstance(keys, dict) or not keys:
+                raise ValueError(
+                    f"{label!r} must be a mapping from dotted keys to values (or give the axis a list of values)"
+                )
+    elif not isinstance(value, list):
+        raise ValueError("must be a list of values, or a mapping from labels to dotted keys with values")
+    return value
+
+
+Axis = Annotated[
+    list[Any] | dict[str, dict[str, Any]],
+    BeforeValidator(_axis),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "array", "minItems": 1},
+                {"type": "object", "minProperties": 1, "additionalProperties": {"type": "object", "minProperties": 1}},
+            ]
+        }
+    ),
+]
+
+
+class Sweep(Section):
+    """Every block given multiplies the number of runs. A value may stand for any key of the file, dotted."""
+
+    grid: dict[str, Axis] = key({}, "axes of which every combination is run", min_length=1)
+    zip: dict[str, Axis] = key({}, "axes of equal length that advance together", min_length=1)
+    runs: dict[Name, dict[str, Any]] = key({}, "named runs: for each its own values, by dotted key", min_length=1)
+    skip_illegal: bool = key(
+        False, "leave out runs that could never work, and list them as INVALID; else they stop the plan"
+    )
+
+    @model_validator(mode="after")
+    def _something(self) -> Sweep:
+        if not (self.grid or self.zip or self.runs):
+            raise ValueError("is empty: give it grid, zip or runs, or remove it")
+        lengths = {name: len(axis) for name, axis in self.zip.items()}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            raise ValueError(f"the axes of zip must be of equal length: {listed}")
+        return self
 
 
 class Experiment(Section):

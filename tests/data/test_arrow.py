@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaboa.data.readers import Records, describe
-from megaboa.data.records import Bad, Format
+from megaboa.data.readers import Bad, Format, Records, describe
 from megaboa.data.shards import divide
 from megaboa.data.sources import File, kind_of
 from megaboa.errors import InputError

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 
-from megaboa.data.records import Bad, Format, Record, text_getter
+from megaboa.data.readers import Bad, Format, Record, Records, text_getter
+from megaboa.data.shards import Part
+from megaboa.data.sources import File
 from megaboa.errors import InputError
-
-if TYPE_CHECKING:
-    from megaboa.data.readers import Records
-    from megaboa.data.shards import Part
-    from megaboa.data.sources import File
 
 ROWS = 1000  # at once, or fewer where they are long
 BYTES = 16 << 20

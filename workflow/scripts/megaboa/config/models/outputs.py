@@ -1,0 +1,195 @@
+"""What comes out of runs, checkpoints aside: profiles, what trackers log, exported models, the report."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from megaboa.config.errors import nearest
+from megaboa.config.models.section import Name, Runs, Section, key
+from megaboa.secrets import has_credentials
+
+TOOLS = ("none", "pytorch", "nsys", "viztracer", "memory")
+
+
+def _tool(value: str) -> str:
+    """One of those that are known, or a Python file."""
+    if value not in TOOLS and not value.endswith(".py"):
+        hint = nearest(value, TOOLS)
+        meant = f"; did you mean {hint!r}?" if hint else ""
+        raise ValueError(f"is not allowed{meant}; allowed: {', '.join(TOOLS)}, or a Python file (.py)")
+    return value
+
+
+Tool = Annotated[
+    str,
+    AfterValidator(_tool),
+    WithJsonSchema({"anyOf": [{"enum": list(TOOLS)}, {"type": "string", "pattern": r"\.py$"}]}),
+]
+
+
+class Profile(Section):
+    tool: Tool = key(
+        "none",
+        f"profiler of the profile stage: {', '.join(TOOLS)} (nsys and memory: on GPUs only), or a Python file with a "
+        "class `Profiler` of your own",
+    )
+    steps: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)] = key(
+        [2, 8], "first step, and the step before which capture ends; the first and the last are not analysed"
+    )
+    ranks: list[NonNegativeInt] = key([0], "ranks that are profiled, on whatever nodes they are", min_length=1)
+    domains: list[str] = key(["cuda", "nvtx"], "what nsys traces (its `--trace`)", min_length=1)
+    arguments: list[str] = key([], "further arguments of `nsys profile`, such as `--enable=efa_metrics`")
+
+    @model_validator(mode="after")
+    def _forward(self) -> Profile:
+        if self.steps[0] >= self.steps[1]:
+            raise ValueError(f"steps must go forward: {self.steps[0]} is not before {self.steps[1]}")
+        return self
+
+
+class WandB(Section):
+    project: str | None = key(None, "project; default: the experiment's name")
+    entity: str | None = key(None, "team or user that the project belongs to; default: the account's own")
+
+
+class MLflow(Section):
+    experiment: str | None = key(None, "experiment there; default: this one's name")
+    tracking_uri: str | None = key(None, "where it is tracked; default: MLFLOW_TRACKING_URI, or MLflow's own default")
+
+    @field_validator("tracking_uri")
+    @classmethod
+    def _without_password(cls, uri: str | None) -> str | None:
+        if uri and has_credentials(uri):
+            raise ValueError(
+                "holds a password, which would be written to disk: leave it out, and export MLFLOW_TRACKING_USERNAME "
+                "and MLFLOW_TRACKING_PASSWORD"
+            )
+        return uri
+
+
+class Trackers(Section):
+    """Where the ranks log to beside their own files. Changes no loss. Keys and passwords come from the environment."""
+
+    tensorboard: bool = key(True, "event files in the folder of every attempt")
+    wandb: WandB | None = key(None, "Weights & Biases; off. `wandb: {}` takes all defaults")
+    mlflow: MLflow | None = key(None, "MLflow; off. `mlflow: {}` takes all defaults")
+    offline: bool = key(False, "send nothing: write what they log into the run's store")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Trackers:
+        if self.offline and self.mlflow and self.mlflow.tracking_uri:
+            raise ValueError("offline writes to the store, and mlflow.tracking_uri names another place: remove one")
+        return self
+
+
+class Export(Section):
+    runs: Runs = key([], "names or glob patterns of the runs to export to Hugging Face format, or `all`")
+    checkpoint: Literal["final", "best"] | PositiveInt = key(
+        "final", "the last checkpoint, the one with the lowest validation loss, or an iteration that was kept"
+    )
+    file_gb: PositiveFloat = key(5.0, "size of the weights' files: a larger model has several")
+    license: str | None = key(None, "licence named in the model card, such as `apache-2.0`")
+    push: dict[Name, str] = key({}, "where `snakemake push` sends an exported run: run to `owner/name`")
+    private: bool = key(True, "whether a repository that `snakemake push` makes is private")
+
+
+class Generate(Section):
+    prompts: list[Annotated[str, Field(min_length=1)]] = key(
+        ["import"], "what `snakemake generate` gives to the trained checkpoint and to its export", min_length=1
+    )
+    tokens: PositiveInt = key(32, "tokens generated for each of them; the likeliest every time")
+
+
+class Evaluate(Section):
+    """A command of the user's, called for the exported model of each run (docs/how-to/evaluation.md)."""
+
+    command: str | None = key(
+        None,
+        "shell command that reads the folder {model} and writes JSON to {out}: a file, or a folder with one JSON file",
+    )
+    runs: Runs = key(["*"], "which of the exported runs are evaluated")
+    runtime: PositiveInt = key(120, "wall time of its job, in minutes")
+    slurm_extra: str = key("", "further options of sbatch for its job, such as `--gpus-per-node=4`")
+
+    @field_validator("command")
+    @classmethod
+    def _placeholders(cls, command: str | None) -> str | None:
+        if missing := [name for name in ("{model}", "{out}") if command is not None and name not in command]:
+            raise ValueError(f"lacks {' and '.join(missing)}, which stand for the model's folder and the JSON to write")
+        return command
+
+
+class Agreement(Section):
+    """Runs whose losses must agree at every step: a check in the report."""
+
+    reference: Name = key(description="run that the others are compared with")
+    runs: list[str] = key(description="names or glob patterns of the runs that must agree with it")
+    tolerance: PositiveFloat = key(
+        1e-5,
+        "largest allowed absolute difference of the loss at any step; a hundred times it after a tie of two experts",
+    )
+    grad_norm_tolerance: PositiveFloat | None = key(
+        None,
+        "largest allowed relative difference of the gradient norm at the first ten steps; later a hundred times it, "
+        "after a tie a thousand times; default: it isn't compared",
+    )
+
+
+Scalar = bool | int | float | str
+Column = Annotated[str, Field(min_length=1)]
+
+
+class Figure(Section):
+    """One figure of the report: which columns of which table it shows, and how (docs/how-to/report.md)."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$", max_length=60)] = key(
+        description="name of its files; that of a figure of the report's own replaces it"
+    )
+    kind: Literal["line", "bar", "box", "scatter", "heat"] = key(description="how it is drawn")
+    data: Literal["runs", "steps", "validation", "time"] = key("runs", "table of which every row is an observation")
+    x: Column = key(description="column along the axis; of bars and boxes, the one that each stands for")
+    y: Column = key(description="column that is measured; of a heat map, the other axis")
+    value: Column | None = key(None, "column that a heat map's colours show")
+    hue: Column | None = key(None, "column that the colours tell apart; default: the runs or, of many, the models")
+    facet: Column | None = key(None, "column of which every value has axes of its own")
+    over: Column | None = key(
+        None, "column, such as training.seed, over which the mean is drawn, with its 95% interval"
+    )
+    filter: dict[str, Scalar | list[Scalar]] = key({}, "values, by column, that rows must have to be shown")
+    log: list[Literal["x", "y"]] = key([], "axes that are logarithmic")
+    diagonal: bool = key(False, "draw the line on which x and y are equal, in a scatter plot")
+    x_label: str | None = key(None, "text of the axis; default: that of the column")
+    y_label: str | None = key(None, "text of the axis; default: that of the column")
+    caption: str = key("", "text below the figure")
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Figure:
+        if (self.kind == "heat") != (self.value is not None):
+            raise ValueError("value is what a heat map's colours show: give it to a heat map, and to nothing else")
+        if self.over is not None and self.kind != "line":
+            raise ValueError("over belongs to lines: remove it, or draw a line")
+        if self.diagonal and self.kind != "scatter":
+            raise ValueError("diagonal belongs to scatter plots: remove it")
+        return self
+
+
+class Report(Section):
+    title: str | None = key(None, "heading of the report; default: the experiment's name")
+    question: str | None = key(None, "what the experiment is to answer: shown below the heading")
+    agreements: list[Agreement] = key([], "groups of runs whose losses must agree")
+    figures: list[Figure] = key([], "further figures, each a specification")
+    compare_to: str | None = key(
+        None, "published table to lay beside what is measured: its name in config/published, or the path of such a file"
+    )
