@@ -21,7 +21,7 @@ from megaboa.paths import AttemptFolder, RunFolder
 from megaboa.records import AttemptEnd, AttemptStart, Called, Outcome, Step, TrainRecord, read_steps, write
 from megaboa.run import checkpoints, claims, exclusions, failures, ledger, progress, recovery, unfinished
 from megaboa.run import site as sites
-from megaboa.run.announce import announcer, explain
+from megaboa.run.announce import announcer, explain, notify
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
 from megaboa.run.command import rank_command, rank_environment
 from megaboa.run.completion import finished, manifest_of
@@ -29,7 +29,6 @@ from megaboa.run.failures import Failure
 from megaboa.run.identity import identity_of, store_of
 from megaboa.run.inputs import check_data, check_image, check_index, check_nodes, check_weights
 from megaboa.run.leaving import heed_signals, leave, leave_avoided_nodes, require_claim, require_health
-from megaboa.run.notify import notify
 from megaboa.run.oversight import leave_out, watch_of
 from megaboa.run.patience import FULL, full, patiently
 from megaboa.run.ran_on import changes
