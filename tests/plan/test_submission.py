@@ -9,7 +9,7 @@ import pytest
 
 from megaboa.plan import Plan
 from megaboa.plan.submission import Submission, describe, submission
-from megaboa.run.chain import links, wall_seconds
+from megaboa.run.recovery import links, wall_seconds
 
 PlanOf = Callable[..., Plan]
 SIZES = "sweep: {runs: {a: {}, b: {resources.nodes: 4, resources.gpus_per_node: 2, training.seed: 1}}}\n"

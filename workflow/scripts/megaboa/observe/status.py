@@ -19,7 +19,6 @@ from megaboa.observe import slurm_jobs
 from megaboa.observe.slurm_jobs import Queue, SlurmJob
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore
 from megaboa.run import checkpoints, claims, history
-from megaboa.run.chain import links, wall_seconds
 from megaboa.run.identity import is_outdated
 from megaboa.run.progress import (
     Progress,
@@ -33,7 +32,7 @@ from megaboa.run.progress import (
     slowest_save,
     usual_seconds_per_step,
 )
-from megaboa.run.recovery import lead_seconds
+from megaboa.run.recovery import lead_seconds, links, wall_seconds
 
 STYLES = {
     "running": "bold cyan",

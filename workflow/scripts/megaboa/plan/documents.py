@@ -19,7 +19,7 @@ from megaboa.harmless import is_harmless
 from megaboa.plan import images
 from megaboa.plan.quantities import Quantities
 from megaboa.records import LaunchSpec, ProfileSpec, parse
-from megaboa.run.chain import links, wall_seconds
+from megaboa.run.recovery import links, wall_seconds
 
 COLUMNS = (
     *("run", "model", "data", "world_size", *layout.NAMES, "sp", "fsdp", "dp", "gbs", "mbs", "seq_length"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from megaboa.config.models.resources import Resources
 from megaboa.plan.model import Run
-from megaboa.run.chain import wall_seconds
+from megaboa.run.recovery import wall_seconds
 
 Range = tuple[float, float]
 
