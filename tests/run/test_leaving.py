@@ -13,8 +13,9 @@ from megaboa.launch.ranks import Ended
 from megaboa.paths import RunFolder, RunStore
 from megaboa.run import leaving, site, supervisor
 from megaboa.run.call import Call, Interrupted, Requeued, TrainingFailed
+from megaboa.run.lives import Signals
 from megaboa.run.progress import read_progress
-from megaboa.run.watch import Signals, Watched
+from megaboa.run.watch import Watched
 
 SHOWN = "JobId=17 JobState={} Reason={} Restarts={} BatchFlag=1 Requeue=1 NumNodes=2 NodeList=n[1-2] Partition=gpu"
 JOB = slurm.parse_job(SHOWN.format("RUNNING", "None", 0) + " ExcNodeList=n7")

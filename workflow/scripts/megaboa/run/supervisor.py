@@ -46,9 +46,9 @@ from megaboa.run.failures import Failure
 from megaboa.run.identity import identity_of, store_of
 from megaboa.run.inputs import check_data, check_image, check_index, check_nodes, check_weights
 from megaboa.run.leaving import heed_signals, leave, leave_avoided_nodes, require_claim, require_health
-from megaboa.run.oversight import leave_out, watch_of
+from megaboa.run.lives import Signals
 from megaboa.run.patience import FULL, full, patiently
-from megaboa.run.watch import Signals, Watched
+from megaboa.run.watch import Watched, leave_out, watch_of
 
 
 def train(folder: RunFolder, life: int = 1) -> TrainRecord:
