@@ -36,16 +36,16 @@ from megaboa.records import (
     read_steps,
     write,
 )
-from megaboa.run import checkpoints, claims, exclusions, failures, ledger, progress, recovery, unfinished
+from megaboa.run import bad_nodes, checkpoints, claims, failures, ledger, progress, recovery, unfinished
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer, explain, notify
+from megaboa.run.bad_nodes import heed_signals, leave, leave_avoided_nodes, require_claim, require_health
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
 from megaboa.run.command import changes, rank_command, rank_environment
 from megaboa.run.command import ran_on as what_runs
 from megaboa.run.failures import Failure
 from megaboa.run.identity import identity_of, store_of
 from megaboa.run.inputs import check_data, check_image, check_index, check_nodes, check_weights
-from megaboa.run.leaving import heed_signals, leave, leave_avoided_nodes, require_claim, require_health
 from megaboa.run.lives import Signals
 from megaboa.run.patience import FULL, full, patiently
 from megaboa.run.watch import Watched, leave_out, watch_of
@@ -80,7 +80,7 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
         patiently(introduce, say)
         call = Call(folder, payload, site, signals, claim, say, life)
         if site.job:  # of other runs, whose supervisors may be gone
-            exclusions.revise_in_background(folder.path.parents[2])
+            bad_nodes.revise_in_background(folder.path.parents[2])
         if not finished(folder, payload):
             with _told(call):
                 _bring_to_its_end(call)
@@ -109,7 +109,7 @@ def _bring_to_its_end(call: Call) -> None:
     if not _is_a_later_life(call):
         job = call.site.job
         try:
-            excluded = exclusions.of(job)  # the user's own: we have told SLURM nothing yet
+            excluded = bad_nodes.excluded_from(job)  # the user's own: we have told SLURM nothing yet
         except slurm.SlurmUnreachableError:
             excluded = None
         called = Called(job=job and job.id, restarts=job and job.restarts, excluded=excluded)
