@@ -1,4 +1,4 @@
-"""megaboa.run.bad_nodes: how a run leaves them, which are avoided, and who gives some back when a supervisor is dead."""
+"""megaboa.run.bad_nodes: how a run leaves them, which are avoided, and who gives some back for a dead supervisor."""
 
 import json
 import time

@@ -22,8 +22,8 @@ from megaboa.paths import ExperimentFolder
 from megaboa.plan import documents, families, images
 from megaboa.plan.choices import Choice
 from megaboa.plan.facts import facts_of, hf_config_of
+from megaboa.plan.families import UnknownFamilyError, count_parameters
 from megaboa.plan.model import Invalid, Run
-from megaboa.plan.parameters import UnknownFamilyError, count_parameters
 from megaboa.plan.problems import Problems
 from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
 from megaboa.plan.shared import environment
