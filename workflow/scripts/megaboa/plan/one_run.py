@@ -20,11 +20,10 @@ from megaboa.config.yaml_file import dotted
 from megaboa.layout import Layout
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import documents, families, images
-from megaboa.plan.choices import Choice
+from megaboa.plan.choices import Choice, Problems
 from megaboa.plan.facts import facts_of, hf_config_of
 from megaboa.plan.families import UnknownFamilyError, count_parameters
 from megaboa.plan.model import Invalid, Run
-from megaboa.plan.problems import Problems
 from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
 from megaboa.plan.shared import environment
 
