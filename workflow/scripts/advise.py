@@ -12,7 +12,7 @@ import sys
 from megaboa import peaks
 from megaboa.check import adviser
 from megaboa.config import ConfigError, load
-from megaboa.plan.facts import alone
+from megaboa.plan.run_facts import alone
 
 
 def main() -> int:

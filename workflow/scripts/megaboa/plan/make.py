@@ -20,9 +20,9 @@ from megaboa.config.published import PublishedError, load_published
 from megaboa.data.sources import is_hub_id
 from megaboa.plan import documents
 from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of
-from megaboa.plan.model import Plan, Run
 from megaboa.plan.one_run import RunPlanner
 from megaboa.plan.parents import Parents
+from megaboa.plan.plan import Plan, Run
 
 MAX_RUNS = 100_000
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from megaboa.check.refusals import some, some_of
 from megaboa.config.models.resources import Resources
-from megaboa.plan.model import Plan, Run
+from megaboa.plan.plan import Plan, Run
 from megaboa.run.recovery import wall_seconds
 
 LINES = 40
