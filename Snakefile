@@ -38,7 +38,7 @@ onstart:
     require_cluster(PLAN, workflow.executor_plugin.name, runs_to_start())
     if workflow.executor_plugin.name == "slurm":
         # Nobody else may be left to change the nodes that waiting jobs avoid.
-        exclusions.revise_in_background(SHARED.folder.parent)
+        bad_nodes.revise_in_background(SHARED.folder.parent)
 
 
 if workflow.exec_mode == ExecMode.DEFAULT:  # not in a job

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from megaboa.files import write_json
-from megaboa.run import exclusions
+from megaboa.run import bad_nodes
 from megaboa.workflow import (
     PLACEHOLDER,
     conclude,
@@ -70,12 +70,12 @@ def test_while_snakemake_waits_for_its_jobs_it_looks_at_the_nodes_that_they_avoi
     def revise(results):
         seen.append(results)
         if len(seen) > 2:
-            monkeypatch.setattr(exclusions, "REVISE_SECONDS", 3600.0)
+            monkeypatch.setattr(bad_nodes, "REVISE_SECONDS", 3600.0)
             enough.set()
 
-    monkeypatch.setattr(exclusions, "REVISE_SECONDS", 0.01)
-    monkeypatch.setattr(exclusions, "revise", revise)
-    exclusions.revise_in_background(tmp_path / "results")
+    monkeypatch.setattr(bad_nodes, "REVISE_SECONDS", 0.01)
+    monkeypatch.setattr(bad_nodes, "revise", revise)
+    bad_nodes.revise_in_background(tmp_path / "results")
     assert enough.wait(60) and set(seen) == {tmp_path / "results"}
 
 

@@ -10,7 +10,7 @@ import pytest
 from megaboa.files import read_json, read_jsonl, write_json
 from megaboa.paths import AttemptFolder
 from megaboa.run import checkpoints
-from megaboa.run.watch import Signals
+from megaboa.run.lives import Signals
 
 STUBS = ("megatron", "megatron.bridge", "megatron.bridge.training", "megatron.core")
 CALLBACKS, BATCHES = "megatron.bridge.training.callbacks", "megatron.core.num_microbatches_calculator"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megaboa.config import ConfigError, load
-from megaboa.plan import images, make_plan
+from megaboa.plan import image_specs, make_plan
 
 GOOD = """\
 experiment: good
@@ -51,7 +51,7 @@ def test_nothing_is_set_and_no_image_is_named(read):
         ("GPUS_PER_NODE", "8"),
     ):
         assert re.search(rf"{name} is not set: \S+ is {re.escape(value)}", said)
-    assert f"{Path.cwd()}:/workspace/megatron:rw" in images.mounts(experiment)
+    assert f"{Path.cwd()}:/workspace/megatron:rw" in image_specs.mounts(experiment)
 
 
 def test_every_variable_goes_before_the_file(read):

@@ -1,4 +1,4 @@
-"""megaboa.plan.preview and what a call writes: a dry run touches nothing that a job reads."""
+"""What a call writes: a dry run touches nothing that a job reads."""
 
 import pytest
 

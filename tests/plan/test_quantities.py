@@ -9,7 +9,7 @@ import pytest
 
 from megaboa.config import ConfigError
 from megaboa.plan import Plan
-from megaboa.plan.parameters import count_parameters
+from megaboa.plan.families import count_parameters
 
 PlanOf = Callable[..., Plan]
 STEPS = 8 * 128  # tokens per step

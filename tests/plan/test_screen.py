@@ -1,9 +1,16 @@
-"""The screen that a dry run ends with."""
+"""The screen that a dry run ends with, and what a plan asks of a cluster."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
-from megaboa.plan import screen
-from megaboa.plan.screen import Job
+import pytest
+
+from megaboa.plan import Plan, screen
+from megaboa.plan.screen import Job, Submission, describe, submission
+from megaboa.run.recovery import links, wall_seconds
 
 TWELVE = "sweep: {grid: {optimizer.lr: [1.0e-3, 2.0e-3, 3.0e-3], training.seed: [1, 2, 3, 4]}}\n"
 KINDS = [f"rule{number}" for number in range(20)]
@@ -62,3 +69,104 @@ def test_a_sweep_of_many_keys_and_values_stays_short(plan_of):
     shown = screen.swept(plan)
     assert len(shown) == 1 + screen.SWEPT and shown[-1] == "  and 2 more keys: data.split, optimizer.weight_decay"
     assert all(len(line) < 140 for line in shown) and "more" in shown[1]
+
+
+# What training asks of a cluster
+
+PlanOf = Callable[..., Plan]
+SIZES = "sweep: {runs: {a: {}, b: {resources.nodes: 4, resources.gpus_per_node: 2, training.seed: 1}}}\n"
+
+
+def said(plan: Plan, trained: tuple[str, ...] = (), device: str = "cuda") -> list[str]:
+    return describe(submission(plan.runs, trained), device)
+
+
+@pytest.mark.parametrize(("runtime", "seconds"), [("90", 5400), ("90m", 5400), ("4h", 14_400), ("2d", 172_800)])
+def test_wall_times(runtime: str, seconds: int) -> None:
+    assert wall_seconds(runtime) == seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "save", "jobs"),
+    [
+        # Of an hour 5 minutes go to a save that was never measured, and 30 + 1.5 * 20 s to one that takes 20 s.
+        (3300, None, 1),
+        (3301, None, 2),
+        (3540, 20.0, 1),
+        (10 * 3540 + 1, 20.0, 11),
+        (0, None, 0),
+        (-5, None, 0),
+    ],
+)
+def test_links_of_a_chain(seconds: float, save: float | None, jobs: int) -> None:
+    assert links(seconds, 3600, save=save) == jobs
+
+
+def test_the_plan_has_a_row_of_what_each_run_asks_for(plan_of: PlanOf) -> None:
+    row = plan_of("resources: {nodes: 2, gpus_per_node: 4, runtime: 1h, step_seconds: 660}").runs[0].row
+    assert {key: row[key] for key in ("nodes", "gpus_per_node", "runtime", "jobs")} == {
+        **{"nodes": 2, "gpus_per_node": 4, "runtime": "1h"},
+        "jobs": 2,  # ten steps in an hour less five minutes
+    }
+
+
+def test_the_number_of_jobs_is_a_dash_where_nobody_knows_it(plan_of: PlanOf, tmp_path: Path) -> None:
+    plan_of("resources: {nodes: 2}").write(tmp_path)
+    head, line = [line.split("\t") for line in (tmp_path / "small/plan.tsv").read_text().splitlines()]
+    assert dict(zip(head, line, strict=True))["jobs"] == "-"
+
+
+def test_one_job(plan_of: PlanOf) -> None:
+    plan = plan_of("resources: {nodes: 2, gpus_per_node: 4, runtime: 90m}")
+    assert said(plan) == ["training: 1 job, 2 nodes x 4 GPUs; at most 12 GPU-hours for the job of 90m"]
+
+
+def test_jobs_of_different_sizes(plan_of: PlanOf) -> None:
+    plan = plan_of(SIZES + "resources: {runtime: 2d}")
+    size = "the largest 4 nodes x 2 GPUs, 9 GPUs in all"
+    assert said(plan) == [f"training: 2 jobs, {size}; at most 432 GPU-hours for one job each of 2d"]
+    ranks = said(plan, device="cpu")[0]
+    assert "4 nodes x 2 ranks, 9 ranks in all; at most 432 rank-hours" in ranks and "GPU" not in ranks
+
+
+def test_jobs_of_one_size(plan_of: PlanOf) -> None:
+    plan = plan_of("resources: {runtime: 30m}\nsweep: {grid: {training.seed: [1, 2, 3]}}")
+    assert said(plan) == [
+        "training: 3 jobs, each 1 node x 1 GPU, 3 GPUs in all; at most 1.5 GPU-hours for one job each of 30m"
+    ]
+
+
+def test_runs_that_are_trained_ask_for_nothing(plan_of: PlanOf) -> None:
+    plan = plan_of(SIZES)
+    expected = "training: 1 job (1 run trained already), 1 node x 1 GPU; at most 4 GPU-hours for the job of 4h"
+    assert said(plan, ("b",)) == [expected]
+    assert said(plan, ("a", "b")) == ["training: nothing to submit, 2 runs trained"]
+
+
+def test_chains_and_hours_that_are_expected(plan_of: PlanOf) -> None:
+    text = """
+resources: {nodes: 2, gpus_per_node: 4, runtime: 1h}
+sweep: {runs: {quick: {resources.step_seconds: 3.3}, slow: {resources.step_seconds: 33, training.seed: 1},
+               unknown: {training.seed: 2}}}
+"""
+    plan = plan_of(text, training__train_iters=1000)
+    assert [run.row["jobs"] for run in plan.runs] == [1, 10, None]
+    second = "a run needs 1 to 10 jobs, one after the other; about 81 GPU-hours in all"
+    assert said(plan)[1] == f"by resources.step_seconds (2 of 3 runs): {second}"
+    assert said(plan, ("slow", "unknown"))[1] == (
+        "by resources.step_seconds: a run needs 1 job; about 7.3 GPU-hours in all"
+    )
+
+
+def test_a_step_time_says_nothing_about_a_recipe_of_unknown_length(plan_of: PlanOf, tmp_path: Path) -> None:
+    recipe = tmp_path / "r.py"
+    recipe.write_text("def configure(): ...\n")
+    plan = plan_of(
+        f"models: {{r: {{recipe: {recipe}, tokenizer: bpe}}}}\nmodel: r\nresources: {{step_seconds: 2}}",
+        training__global_batch_size=8,
+    )
+    assert plan.runs[0].row["jobs"] is None and len(said(plan)) == 1
+
+
+def test_no_runs_are_no_jobs() -> None:
+    assert submission([]) == Submission(0, 0)

@@ -1,4 +1,4 @@
-"""megaboa.run.announce: lines that nothing relies on."""
+"""megaboa.run.announce: lines that nothing relies on, and a command of the user's."""
 
 import os
 import time
@@ -8,6 +8,7 @@ import pytest
 from megaboa.files import write_json
 from megaboa.paths import RunFolder, RunStore
 from megaboa.run import announce
+from megaboa.run.announce import notify
 
 
 def test_lines_for_people_wait_for_no_disk(tmp_path, monkeypatch, capsys):
@@ -40,3 +41,28 @@ def test_in_a_job_progress_is_told_less_often(tmp_path, monkeypatch, in_job, lin
         clock[0] = float(second)
         report()
     assert len(said) == lines
+
+
+def test_nobody_is_told_where_nobody_asked():
+    assert notify(None, run="dp2") is None
+    assert notify("", run="dp2") is None
+
+
+def test_the_command_knows_what_happened(tmp_path):
+    command = f'echo "$MEGABOA_RUN|$MEGABOA_STATE|$MEGABOA_DETAIL|$HOME" >{tmp_path}/told'
+    assert notify(command, run="dp2", state="failed", detail='nan: it\'s "bad"; rm -rf $HOME') is None
+    run, state, detail, home = (tmp_path / "told").read_text().strip().split("|")
+    assert (run, state, detail) == ("dp2", "failed", 'nan: it\'s "bad"; rm -rf $HOME')
+    assert home.startswith("/")
+
+
+def test_what_went_wrong_is_said_and_does_no_harm():
+    assert notify("echo no such user >&2; exit 3", run="dp2") == (
+        "recovery.notify failed: echo no such user >&2; exit 3: no such user"
+    )
+    assert "recovery.notify failed" in notify("/no/such/program")
+
+
+def test_a_command_that_never_ends_is_ended(monkeypatch):
+    monkeypatch.setattr(announce, "NOTIFY_SECONDS", 0.2)
+    assert notify("exec sleep 30") == "recovery.notify took more than 0.2 s and was ended: exec sleep 30"

@@ -1,14 +1,18 @@
 import time
 
 import pytest
+from fake_runs import START, end_event, start_event
 
+from megaboa.causes import CAUSES
 from megaboa.files import read_jsonl
 from megaboa.paths import RunStore
 from megaboa.records import (
+    LEDGER,
     AttemptEnd,
     AttemptStart,
     Called,
     Distrusted,
+    events,
 )
 from megaboa.run import ledger
 
@@ -151,3 +155,87 @@ def test_nodes_that_failed_are_avoided_for_some_hours():
     assert ledger.avoided_nodes(entries, now=3600.0, hours=1) == {"n2": 1000.0, "n3": 3000.0, "n4": 3000.0}
     assert ledger.avoided_nodes(entries, now=4600.0, hours=1) == {"n3": 3000.0, "n4": 3000.0}
     assert ledger.avoided_nodes(entries, now=3600.0, hours=0) == {}
+
+
+# Read for people
+
+
+def call_event(job=None, time=START):
+    return {"event": "call", "job": job, "time": time}
+
+
+NODE_FAILURE = {"outcome": "failed", "cause": "node_failure", "action": "requeue", "bad_nodes": ["n2"], "detail": "n2"}
+START_AGAIN = {"resumed_from": 40, "host": "n1"}
+TIME_LIMIT = {"outcome": "interrupted", "cause": "time_limit", "action": "requeue", "detail": "290 s are left"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        ([call_event()], "called"),
+        ([call_event(), start_event(1)], "started"),
+        ([call_event(), start_event(1, resumed_from=40, parent="old/base@40")], "continues from old/base@40"),
+        ([start_event(1), end_event(1, 40, **NODE_FAILURE)], "queued again: node failure of n2"),
+        (
+            [start_event(1), end_event(1, 40, **NODE_FAILURE), start_event(2, **START_AGAIN)],
+            "resumed from 40 after node failure of n2",
+        ),
+        ([start_event(1), end_event(1, 40, **TIME_LIMIT)], "queued again: time limit"),
+        ([start_event(1), start_event(2)], "started from the beginning after loss of the supervisor"),
+        (
+            [start_event(1), end_event(1, 40, **TIME_LIMIT), call_event(), start_event(2, **START_AGAIN)],
+            "resumed from 40 by a new call",
+        ),
+        (
+            [
+                start_event(1),
+                end_event(1, 60, outcome="failed", cause="loss_spike", action="resume", detail="loss spike: 41 to 44"),
+                {"event": "skip", "steps": [41, 44], "time": START},
+                {"event": "distrust", "iteration": 60, "time": START},
+                start_event(2, **START_AGAIN),
+            ],
+            "resumed from 40 after loss spike; steps 41 to 44 are left out; checkpoint 60 was set aside",
+        ),
+        (
+            [
+                end_event(
+                    1, 40, outcome="failed", cause="poisoned", action="stop", detail="poisoned: step 41 failed twice"
+                )
+            ],
+            "stopped: poisoned: step 41 failed twice",
+        ),
+        (
+            [end_event(1, 40, outcome="failed", cause="killed", action="resume", detail="killed: rank 3 on n2")],
+            "starts again: killed: rank 3 on n2",
+        ),
+        ([end_event(1, 40, outcome="failed", detail="exit code 1")], "stopped: exit code 1"),
+        ([end_event(1, 40)], "finished"),
+        ([{"event": "unhealthy", "detail": "n2: no GPU", "time": START}], "unhealthy: n2: no GPU"),
+        ([start_event(1), {"event": "of the future", "time": START}], "started"),
+    ],
+)
+def test_the_last_event_in_words(entries, text):
+    assert ledger.last_event(events(LEDGER, entries)) == (text, entries[-1]["time"])
+
+
+def test_nothing_has_happened_in_an_empty_ledger():
+    assert ledger.last_event([]) is None
+
+
+def test_every_cause_has_a_noun():
+    assert all(end.noun for end in CAUSES.values())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        (["n1"], "n1"),
+        (["n3", "n1", "n2", "n7"], "n[1-3,7]"),
+        (["n9", "n10"], "n[9-10]"),
+        (["gpu-008", "gpu-009", "gpu-010", "login"], "login,gpu-[008-010]"),
+        (["n[1-2]"], "n[1-2]"),
+        ([], ""),
+    ],
+)
+def test_nodes_are_written_as_slurm_writes_them(nodes, text):
+    assert ledger.brief(nodes) == text

@@ -10,8 +10,7 @@ import pytest
 
 BEGIN = """
 import os, signal, subprocess, sys, time
-from megaboa.run.lives import kept
-from megaboa.run.watch import Signals
+from megaboa.run.lives import Signals, kept
 
 def say(*words):
     print(*words, flush=True)

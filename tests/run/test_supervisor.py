@@ -18,7 +18,7 @@ from megaboa.config.models.resources import Launch, Recovery
 from megaboa.launch.slurm import Job
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import Code, Image, line, read_ledger
-from megaboa.run import checkpoints, command, identity, ledger, patience, ran_on, supervisor
+from megaboa.run import checkpoints, command, identity, ledger, patience, supervisor
 from megaboa.run import site as sites
 from megaboa.run.call import Interrupted, TrainingFailed
 
@@ -378,7 +378,7 @@ def test_an_attempt_that_runs_on_something_else_says_so(run, monkeypatch, capsys
 
 def test_changed_code_is_told_and_the_same_twice_is_one_kind(run, monkeypatch, capsys):
     codes = iter([Code(commit="a" * 40, changed=False, digest="1")] * 2 + [Code(digest="23")])
-    monkeypatch.setattr(ran_on, "_code", lambda: next(codes))
+    monkeypatch.setattr(command, "_code", lambda: next(codes))
     run.misfortune("attempt < 3 and step == 2 * attempt and os.kill(os.getpid(), signal.SIGKILL)")
     run.train()
     said = capsys.readouterr().err
@@ -387,13 +387,13 @@ def test_changed_code_is_told_and_the_same_twice_is_one_kind(run, monkeypatch, c
 
 
 def test_a_python_that_cannot_be_asked_stops_nothing_by_itself(run):
-    found = ran_on.ran_on(RunFolder(run.folder.path), run.store)
+    found = command.ran_on(RunFolder(run.folder.path), run.store)
     assert found.environment
     run.launch()
     launch = files.read_json(run.folder.path / "launch.json")
     launch["start"]["python"] = "/nowhere/python"
     files.write_json(run.folder.path / "launch.json", launch)
-    found = ran_on.ran_on(RunFolder(run.folder.path), run.store)
+    found = command.ran_on(RunFolder(run.folder.path), run.store)
     assert found.environment is None and found.bridge is None and found.code.digest
 
 
@@ -402,7 +402,7 @@ def test_of_an_image_its_manifest_knows(run):
     packages = {"megatron-bridge": "0.6.2"}
     image = Image(runtime="apptainer", digest="sha256:1", python="3.12.1", packages=packages, path="/i.sif")
     folder.__dict__["image"] = image
-    found = ran_on.ran_on(folder, run.store)
+    found = command.ran_on(folder, run.store)
     assert found.bridge == "0.6.2"
     known = files.read_json(run.store.environment(found.environment))
     assert known == {"image": "sha256:1", "python": "3.12.1", "packages": packages}

@@ -22,7 +22,7 @@ from megaboa.plan import make_plan, restarts
 from megaboa.plan.shared import Shared
 from megaboa.records import Image, RecordError, read
 from megaboa.paths import RunFolder
-from megaboa.run import exclusions, submitted
+from megaboa.run import bad_nodes, submitted
 from megaboa.run.identity import is_trained
 from megaboa.workflow import (
     claim_experiment,

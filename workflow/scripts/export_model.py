@@ -20,7 +20,7 @@ from megaboa.files import digest, folder_digests, read_json, write_text
 from megaboa.paths import CARD, RunFolder, RunStore
 from megaboa.records import ExportRecord, ModelSource, TrainRecord, read, write
 from megaboa.report.provenance import commit
-from megaboa.run import checkpoints, kept
+from megaboa.run import checkpoints
 
 VERSIONS = ("megatron-bridge", "megatron-core", "torch", "transformers")
 
@@ -28,10 +28,10 @@ VERSIONS = ("megatron-bridge", "megatron-core", "torch", "transformers")
 def convert(spec: dict[str, Any], folder: RunFolder, source: ModelSource) -> ExportRecord:
     train = read(TrainRecord, folder.train_manifest)
     run = RunStore(Path(train.store))
-    iteration = kept.chosen(folder.name, run, spec["checkpoint"])
-    kept.require_sound(folder.name, run, iteration)
+    iteration = checkpoints.chosen(folder.name, run, spec["checkpoint"])
+    checkpoints.require_sound(folder.name, run, iteration)
     versions = {name: version(name) for name in VERSIONS}
-    evaluation = kept.evaluations(run).get(iteration)
+    evaluation = checkpoints.evaluations(run).get(iteration)
     text = card(folder, source, iteration, evaluation, train, spec["license"], commit(), versions)
     identity = {
         "run": train.identity,

@@ -9,6 +9,7 @@ import functools
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,19 +18,20 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from megaboa import files
 from megaboa.check.refusals import some_of
 from megaboa.doctor import stages
-from megaboa.files import read_json
 from megaboa.launch import local
 from megaboa.observe import standing
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import Plan, preview, screen
+from megaboa.plan import Plan, screen
+from megaboa.plan.screen import describe, submission
 from megaboa.plan.shared import Shared
-from megaboa.plan.submission import describe, submission
 from megaboa.run import submitted
 from megaboa.run.identity import is_trained
 
 PLACEHOLDER = "CHANGE_ME"
+PREVIEW = "preview"  # in the results: a plan that was only looked at
 LOOKS = {
     *("--dag", "--rulegraph", "--filegraph", "--d3dag", "--summary", "-S", "--detailed-summary", "-D", "--lint"),
     *("--list-rules", "--list", "-l", "--list-target-rules", "--lt", "--list-changes", "--list-untracked", "--lu"),
@@ -102,9 +104,9 @@ def write_plan(
     `mine`: nobody else works on the experiment.
     """
     if looks and (shared.paths.was_called or not mine):
-        if differing := preview.write(plan, shared):
+        if differing := write_preview(plan, shared):
             count = f"{len(differing)} file{'s differ' if len(differing) > 1 else ' differs'}"
-            say(f"{count} from the last call's: this plan lies in {shared.folder / preview.FOLDER}/")
+            say(f"{count} from the last call's: this plan lies in {shared.folder / PREVIEW}/")
         return differing, []
     if not mine:
         return {}, []
@@ -112,8 +114,27 @@ def write_plan(
     shared.write()
     if looks:
         return {}, []
-    preview.remove(shared.folder)
+    # What was looked at is old as soon as something is done.
+    shutil.rmtree(shared.folder / PREVIEW, ignore_errors=True)
     return {}, submitted.record(shared.folder, config_files, plan.submitted(restarted))
+
+
+def write_preview(plan: Plan, shared: Shared) -> dict[str, str]:
+    """Write a plan that is only looked at (`snakemake -n`) where no job reads it: the files that differ from the
+    experiment's. Return these, with what stands for each.
+
+    Snakemake says which jobs would run by comparing files. So those that would change are written to a folder of their
+    own, and take the place of the experiment's in that dry run.
+    """
+    results, preview = shared.folder, shared.folder / PREVIEW
+    shutil.rmtree(preview, ignore_errors=True)  # all is newer than any result, or isn't there
+    found = {}
+    for name, text in (*plan.texts(), *shared.texts()):
+        path = results / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            files.write_bytes(preview / name, text.encode(), durable=False)
+            found[str(path)] = str(preview / name)
+    return found
 
 
 def require_claim() -> None:
@@ -259,7 +280,7 @@ def _is_made(rule: str, dag: Any) -> bool:
 def conclude(results: str | Path) -> None:
     """The last lines that a user sees: what the report comes to, and where it is. A failed check ends the call with an
     error."""
-    found = read_json(ExperimentFolder(Path(results)).checks)
+    found = files.read_json(ExperimentFolder(Path(results)).checks)
     counts = "; ".join(f"{_count(states)} {what}" for what, states in found["counts"].items() if states)
     say(f"{found['state']}: {counts}\nreport: {Path(results) / 'report' / 'index.html'}")
     if failed := found.get("failed", [{"name": found["state"], "detail": ""}] if found["state"] == "FAIL" else []):

@@ -10,7 +10,7 @@ from megaboa.files import read_json
 from megaboa.layout import NAMES
 from megaboa.paths import RunFolder
 from megaboa.records import Evaluated, ModelSource, TrainRecord
-from megaboa.run.kept import LOSS
+from megaboa.run.checkpoints import LOSS
 
 
 def card(

@@ -20,7 +20,7 @@ from megaboa.bridge.preflight import playing_rank_0_of
 from megaboa.bridge.verdict import check
 from megaboa.paths import RunFolder
 from megaboa.records import Check, Evaluated
-from megaboa.run.kept import LOSS
+from megaboa.run.checkpoints import LOSS
 
 # Largest difference of the two losses, by the precision of the run.
 BOUNDS = {"fp32": 1e-4, "bf16_mixed": 2e-2, "fp16_mixed": 2e-2}

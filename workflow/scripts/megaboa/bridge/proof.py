@@ -42,7 +42,7 @@ from megaboa.files import folder_digests
 from megaboa.layout import Layout
 from megaboa.paths import CARD, RunFolder, RunStore
 from megaboa.records import Check, ExportRecord, ModelSource
-from megaboa.run import kept
+from megaboa.run import checkpoints
 
 NEEDED = {"tensors", "experts", "loads"}
 COPY = "output_layer.weight"
@@ -90,7 +90,7 @@ def prove_export(export: ExportRecord, source: ModelSource, folder: RunFolder) -
             checks += [moved] if moved else []
             left_out |= {"trained": obstacle} if obstacle else {}
         checks += complete(after, config)
-    evaluation = kept.evaluations(RunStore(folder.store)).get(export.iteration)
+    evaluation = checkpoints.evaluations(RunStore(folder.store)).get(export.iteration)
     obstacle = held_out.why_not(folder, evaluation, source.params)
     read = [] if obstacle else held_out.batches(folder, evaluation)  # before there is a process group
     checks += runs_alone(export.path)

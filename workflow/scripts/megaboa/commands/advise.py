@@ -9,7 +9,7 @@ import sys
 from megaboa import commands, peaks
 from megaboa.check import adviser
 from megaboa.config import ConfigError, load
-from megaboa.plan.facts import alone
+from megaboa.plan.run_facts import alone
 
 
 def main(words: list[str]) -> int:

@@ -14,7 +14,7 @@ from rich.live import Live
 from megaboa import commands
 from megaboa.observe.slurm_jobs import Queue, read_queue
 from megaboa.observe.status import as_record, experiment_progress, progress_table
-from megaboa.run.exclusions import reviser
+from megaboa.run.bad_nodes import reviser
 from megaboa.run.progress import Progress
 
 ASK_SLURM_SECONDS = 20  # between two calls of squeue while watching

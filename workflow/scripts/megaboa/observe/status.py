@@ -18,8 +18,7 @@ from rich.text import Text
 from megaboa.observe import slurm_jobs
 from megaboa.observe.slurm_jobs import Queue, SlurmJob
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore
-from megaboa.run import checkpoints, claims, history
-from megaboa.run.chain import links, wall_seconds
+from megaboa.run import checkpoints, claims, ledger
 from megaboa.run.identity import is_outdated
 from megaboa.run.progress import (
     Progress,
@@ -33,7 +32,7 @@ from megaboa.run.progress import (
     slowest_save,
     usual_seconds_per_step,
 )
-from megaboa.run.recovery import lead_seconds
+from megaboa.run.recovery import lead_seconds, links, wall_seconds
 
 STYLES = {
     "running": "bold cyan",
@@ -133,7 +132,7 @@ _WIDE_COLUMNS = (
     _Column("steps/s", lambda run: "" if run.steps_per_second is None else format_speed(run.steps_per_second), _RIGHT),
     *_COLUMNS[2:],
     _Column("saved", lambda run: f"{run.checkpoints} x {_mean_size(run)}" if run.checkpoints else "", _RIGHT),
-    _Column("nodes", lambda run: history.brief(run.nodes), {"overflow": "ellipsis", "no_wrap": True, "max_width": 24}),
+    _Column("nodes", lambda run: ledger.brief(run.nodes), {"overflow": "ellipsis", "no_wrap": True, "max_width": 24}),
 )
 
 

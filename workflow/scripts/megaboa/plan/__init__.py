@@ -1,6 +1,6 @@
 """From a checked experiment to its runs: sweep multiplied out, expressions calculated, identities written down."""
 
 from megaboa.plan.make import make_plan
-from megaboa.plan.model import Plan, Run
+from megaboa.plan.plan import Plan, Run
 
 __all__ = ["Plan", "Run", "make_plan"]

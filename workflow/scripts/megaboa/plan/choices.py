@@ -1,4 +1,7 @@
-"""The sweep multiplied out: every combination of its axes is one run to be planned."""
+"""The sweep multiplied out: every combination of its axes is one run to be planned; and what is wrong with them.
+
+Problems are collected, so that all are reported at once.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from megaboa.config import LoadedExperiment
+from megaboa.config import ConfigError, LoadedExperiment, Problem
 from megaboa.config.sweep import Option
+from megaboa.config.yaml_file import dotted
 
 MAX_NAME = 100
 
 TreePath = tuple[str, ...]
+Place = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -54,3 +59,35 @@ def bad_names(choices: list[Choice]) -> Iterator[tuple[Choice, str]]:
             message = f"two runs are called {choice.name!r}, and would share a folder: remove one, or label the values"
             yield choice, message
         seen.add(choice.name)
+
+
+class Problems:
+    def __init__(self, loaded: LoadedExperiment):
+        self.loaded = loaded
+        self.found: dict[Problem, list[str]] = {}  # with the runs that have it
+        self.count = 0
+
+    def add(self, path: Place, message: str, run: str = "") -> None:
+        self.found.setdefault(self.loaded.problem(path, message), []).append(run)
+        self.count += 1
+
+    def raise_all(self) -> None:
+        if self.found:
+            raise ConfigError(_complete(problem, names) for problem, names in self.found.items())
+
+    def place_of(self, path: TreePath, choice: Choice) -> Place:
+        """Where a run's value at a path was written: in the sweep, or else in its section."""
+        if path not in choice.values:
+            return path
+        candidates = [(*choice.place, dotted(path)), ("sweep", "grid", dotted(path)), ("sweep", "zip", dotted(path))]
+        return next((place for place in candidates if place in self.loaded.places), choice.place)
+
+
+def _complete(problem: Problem, runs: list[str]) -> Problem:
+    """Say which runs have a problem, once."""
+    named = [name for name in runs if name]
+    if not named or named == ["run"]:
+        return problem
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    where = f" (run{'s' if len(named) > 1 else ''} {', '.join(named[:3])}{more})"
+    return Problem(problem.key, problem.message + where, problem.file, problem.line)

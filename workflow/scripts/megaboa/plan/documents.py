@@ -16,10 +16,10 @@ from megaboa.config.models.data import Data
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.harmless import is_harmless
-from megaboa.plan import images
+from megaboa.plan import image_specs
 from megaboa.plan.quantities import Quantities
 from megaboa.records import LaunchSpec, ProfileSpec, parse
-from megaboa.run.chain import links, wall_seconds
+from megaboa.run.recovery import links, wall_seconds
 
 COLUMNS = (
     *("run", "model", "data", "world_size", *layout.NAMES, "sp", "fsdp", "dp", "gbs", "mbs", "seq_length"),
@@ -115,7 +115,7 @@ def launch(config: Experiment, model: str) -> LaunchSpec:
     asked = {
         **config.resources.model_dump(mode="json"),
         "start": config.launch.model_dump(mode="json"),
-        "image": images.launch(config),
+        "image": image_specs.launch(config),
         "recovery": config.recovery.model_dump(mode="json"),
         "trackers": config.trackers.model_dump(mode="json"),
         "checkpoint": config.checkpoint.model_dump(mode="json", exclude_unset=config.models[model].recipe is not None),

@@ -1,11 +1,14 @@
-"""The model types of `transformers` that Megatron-Bridge converts, known without importing either.
+"""What is known of model families without importing torch, transformers or Megatron-Bridge, and without the network.
 
-A test compares this list with the Bridge that is installed.
+Which of them Bridge converts (a test compares the list with the Bridge that is installed), and how many parameters a
+model has, from its Hugging Face config alone.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
+from typing import Any
 
 BRIDGE = "0.6.2"
 CONVERTIBLE = frozenset(
@@ -18,6 +21,12 @@ CONVERTIBLE = frozenset(
     )
 )
 
+Config = dict[str, Any]
+
+
+class UnknownFamilyError(ValueError):
+    """A model whose parameters this module can't count."""
+
 
 def problem(model_type: str, model: str) -> str | None:
     """Why a model can't be trained from its Hugging Face config, and what can be done."""
@@ -28,3 +37,182 @@ def problem(model_type: str, model: str) -> str | None:
         f"Megatron-Bridge {BRIDGE} has no converter for {model_type} (it has {', '.join(near)}): "
         f"name a recipe (models.{model}.recipe), which is trained without Hugging Face stages"
     )
+
+
+def count_parameters(hf_config: Config) -> int:
+    """The trainable parameters of the causal language model that a Hugging Face config describes."""
+    family = hf_config.get("model_type")
+    if family not in _LAYERS:
+        known = ", ".join(_LAYERS)
+        raise UnknownFamilyError(
+            f"the parameters of a {family!r} model can't be counted (known: {known}): set models.<name>.params"
+        )
+    c = with_defaults(hf_config)
+    hidden = c["hidden_size"]
+    norms = 2 * hidden
+    layers = sum(_LAYERS[family](c, layer) + norms for layer in range(c["num_hidden_layers"]))
+    embeddings = c["vocab_size"] * hidden * (1 if c.get("tie_word_embeddings", False) else 2)
+    return embeddings + layers + hidden
+
+
+def with_defaults(hf_config: Config) -> Config:
+    """The config with what transformers assumes where it is silent; as it is, for a family that isn't known here."""
+    return {**_DEFAULTS.get(str(hf_config.get("model_type")), {}), **hf_config}
+
+
+# What transformers assumes where a config is silent, as far as it changes the count.
+_DEFAULTS: dict[str, Config] = {
+    "llama": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    "mistral": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+    "mixtral": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+    },
+    "qwen2": {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+    },
+    "qwen3": {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+    },
+    "qwen3_moe": {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "decoder_sparse_step": 1,
+    },
+    "deepseek_v3": {
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "n_shared_experts": 1,
+        "n_routed_experts": 256,
+        "first_k_dense_replace": 3,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    },
+}
+
+
+def _linear(inputs: int, outputs: int, bias: bool = False) -> int:
+    return inputs * outputs + (outputs if bias else 0)
+
+
+def _attention(c: Config, qkv_bias: bool = False, out_bias: bool = False, qk_norm: bool = False) -> int:
+    hidden, heads = c["hidden_size"], c["num_attention_heads"]
+    groups = c.get("num_key_value_heads") or heads
+    head = c.get("head_dim") or hidden // heads
+    return (
+        _linear(hidden, heads * head, qkv_bias)
+        + 2 * _linear(hidden, groups * head, qkv_bias)
+        + _linear(heads * head, hidden, out_bias)
+        + (2 * head if qk_norm else 0)
+    )
+
+
+def _gated_mlp(c: Config, width: int, bias: bool = False) -> int:
+    hidden = c["hidden_size"]
+    return 2 * _linear(hidden, width, bias) + _linear(width, hidden, bias)
+
+
+def _llama_layer(c: Config, _: int) -> int:
+    bias = c.get("attention_bias", False)
+    return _attention(c, bias, bias) + _gated_mlp(c, c["intermediate_size"], c.get("mlp_bias", False))
+
+
+def _mistral_layer(c: Config, _: int) -> int:
+    return _attention(c) + _gated_mlp(c, c["intermediate_size"])
+
+
+def _mixtral_layer(c: Config, _: int) -> int:
+    experts = c["num_local_experts"]
+    return _attention(c) + _linear(c["hidden_size"], experts) + experts * _gated_mlp(c, c["intermediate_size"])
+
+
+def _qwen2_layer(c: Config, _: int) -> int:
+    return _attention(c, qkv_bias=True) + _gated_mlp(c, c["intermediate_size"])
+
+
+def _qwen3_layer(c: Config, _: int) -> int:
+    bias = c.get("attention_bias", False)
+    return _attention(c, bias, bias, qk_norm=True) + _gated_mlp(c, c["intermediate_size"])
+
+
+def _qwen3_moe_layer(c: Config, layer: int) -> int:
+    bias = c.get("attention_bias", False)
+    experts = c["num_experts"]
+    attention = _attention(c, bias, bias, qk_norm=True)
+    sparse = (
+        experts > 0 and (layer + 1) % c["decoder_sparse_step"] == 0 and layer not in (c.get("mlp_only_layers") or [])
+    )
+    if not sparse:
+        return attention + _gated_mlp(c, c["intermediate_size"])
+    return attention + _linear(c["hidden_size"], experts) + experts * _gated_mlp(c, c["moe_intermediate_size"])
+
+
+def _deepseek_v3_layer(c: Config, layer: int) -> int:
+    hidden, heads, bias = c["hidden_size"], c["num_attention_heads"], c.get("attention_bias", False)
+    query = heads * (c["qk_nope_head_dim"] + c["qk_rope_head_dim"])
+    rank, kv_rank = c["q_lora_rank"], c["kv_lora_rank"]
+    attention = (
+        (_linear(hidden, rank, bias) + rank + _linear(rank, query) if rank else _linear(hidden, query))
+        + _linear(hidden, kv_rank + c["qk_rope_head_dim"], bias)
+        + kv_rank
+        + _linear(kv_rank, heads * (c["qk_nope_head_dim"] + c["v_head_dim"]))
+        + _linear(heads * c["v_head_dim"], hidden, bias)
+    )
+    if layer < c["first_k_dense_replace"]:
+        return attention + _gated_mlp(c, c["intermediate_size"])
+    width, experts = c["moe_intermediate_size"], c["n_routed_experts"]
+    routed = _linear(hidden, experts) + experts * _gated_mlp(c, width)
+    return attention + routed + _gated_mlp(c, width * c["n_shared_experts"])
+
+
+_LAYERS: dict[str, Callable[[Config, int], int]] = {
+    "llama": _llama_layer,
+    "mistral": _mistral_layer,
+    "mixtral": _mixtral_layer,
+    "qwen2": _qwen2_layer,
+    "qwen3": _qwen3_layer,
+    "qwen3_moe": _qwen3_moe_layer,
+    "deepseek_v3": _deepseek_v3_layer,
+}

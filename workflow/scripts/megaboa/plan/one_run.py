@@ -19,13 +19,12 @@ from megaboa.config.sweep import piece
 from megaboa.config.yaml_file import dotted
 from megaboa.layout import Layout
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import documents, families, images
-from megaboa.plan.choices import Choice
-from megaboa.plan.facts import facts_of, hf_config_of
-from megaboa.plan.model import Invalid, Run
-from megaboa.plan.parameters import UnknownFamilyError, count_parameters
-from megaboa.plan.problems import Problems
+from megaboa.plan import documents, families, image_specs
+from megaboa.plan.choices import Choice, Problems
+from megaboa.plan.families import UnknownFamilyError, count_parameters
+from megaboa.plan.plan import Invalid, Run
 from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
+from megaboa.plan.run_facts import facts_of, hf_config_of
 from megaboa.plan.shared import environment
 
 
@@ -95,7 +94,7 @@ class RunPlanner:
         """What preflight refused, as long as packages and image are the same."""
         if not ExperimentFolder(experiment).refused.exists():
             return {}
-        return refusals.read(experiment, environment()["digest"], images.wanted(self.base))
+        return refusals.read(experiment, environment()["digest"], image_specs.wanted(self.base))
 
     def finish(self, choice: Choice, config: Experiment, model: str, quantities: Quantities, facts: Facts) -> Run:
         row = documents.row(choice.name, model, config, quantities)

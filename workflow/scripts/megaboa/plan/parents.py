@@ -14,7 +14,7 @@ from megaboa.config.errors import choose, show
 from megaboa.files import read_json
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore, trained
 from megaboa.plan import documents
-from megaboa.plan.model import Run
+from megaboa.plan.plan import Run
 from megaboa.run import checkpoints
 from megaboa.run.identity import is_trained
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from megaboa.config.errors import choose
-from megaboa.plan.model import Plan
+from megaboa.plan.plan import Plan
 from megaboa.run import unfinished
 from megaboa.run.identity import is_trained
 

@@ -17,8 +17,8 @@ from typing import Any
 from megaboa import conversion, files
 from megaboa.data import sources
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import documents, images
-from megaboa.plan.model import Plan, Run
+from megaboa.plan import documents, image_specs
+from megaboa.plan.plan import Plan, Run
 from megaboa.records import ModelSource, plain, read_if_there
 
 Reference = dict[str, str]
@@ -247,7 +247,7 @@ class Shared:
 
     def _image(self) -> dict[str, Any]:
         """The image of the ranks; where there is none, this Python."""
-        wanted = images.wanted(self.plan.experiment)
+        wanted = image_specs.wanted(self.plan.experiment)
         return {"container": wanted} if wanted else environment()
 
     def _inside(self) -> dict[str, Any]:
@@ -255,7 +255,7 @@ class Shared:
 
         Not in image.json: another partition, or a package of the login node's, is no other image.
         """
-        inside = images.inside(self.plan.experiment, self.profile)
+        inside = image_specs.inside(self.plan.experiment, self.profile)
         return {**environment(), **({"container": inside} if inside else {})}
 
     def _tokenizer(self, name: str) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""What people hear of a run while it is trained, on the terminal and in the experiment's progress log."""
+"""What people hear of a run: on the terminal, in the experiment's progress log, and by a command of theirs."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +17,8 @@ from megaboa.run.failures import read_tails
 
 PROGRESS_SECONDS, JOB_PROGRESS_SECONDS = 2.0, 30.0
 LOG_LINES_SHOWN = 15
+NOTIFY_SECONDS = 60
+LONGEST_FACT = 4000  # characters: an environment is not for logs
 Say = Callable[[str], None]
 
 
@@ -61,3 +65,28 @@ def explain(
     lines = read_tails([(0, log)]).get(0, "").splitlines()
     shown = "\n".join(f"    {line}" for line in lines[-LOG_LINES_SHOWN:])
     return f"run {folder.name}: {detail}. The last lines of {log}:\n{shown}\n{advice}"
+
+
+def notify(command: str | None, **facts: object) -> str | None:
+    """Tell the user of a run's end, by a command of theirs; what went wrong comes back as text.
+
+    It finds MEGABOA_RUN, MEGABOA_STATE and so on in its environment.
+    """
+    if not command:
+        return None
+    environment = {f"MEGABOA_{name.upper()}": str(value)[:LONGEST_FACT] for name, value in facts.items()}
+    try:
+        done = subprocess.run(
+            command,
+            shell=True,
+            env={**os.environ, **environment},
+            timeout=NOTIFY_SECONDS,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"recovery.notify took more than {NOTIFY_SECONDS} s and was ended: {command}"
+    except OSError as error:
+        return f"recovery.notify failed: {command}: {error}"
+    return f"recovery.notify failed: {command}: {done.stderr.strip()}" if done.returncode else None

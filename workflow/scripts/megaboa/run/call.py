@@ -10,9 +10,9 @@ from megaboa.paths import RunFolder, RunStore
 from megaboa.records import Event, Recovery, read_ledger
 from megaboa.run import site as sites
 from megaboa.run.announce import Say
+from megaboa.run.lives import Signals
 from megaboa.run.patience import patiently
 from megaboa.run.resume import Resumption
-from megaboa.run.watch import Signals
 
 RESUMES = "The next call resumes from the newest complete checkpoint."
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 from megaboa import files, store
-from megaboa.launch import profiler
-from megaboa.launch.local import FORKED
+from megaboa.launch import local, profiler
 from megaboa.launch.ranks import Ended
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import plain
@@ -18,7 +16,6 @@ from megaboa.run.call import TrainingFailed
 from megaboa.run.command import RANK_SCRIPT, rank_environment
 from megaboa.run.identity import identity_of
 from megaboa.run.inputs import check_data, check_image, check_nodes
-from megaboa.run.watch import POLL_SECONDS
 
 WRAPPER = Path(__file__).parents[2] / "profile_rank.py"
 
@@ -65,11 +62,9 @@ def _profile(folder: RunFolder, site: sites.Site, identity: dict[str, Any], targ
 
 def _run(site: sites.Site, command: list[str], folder: RunFolder, target: AttemptFolder) -> Ended:
     # A profiler sees what it has started itself, so no rank may be forked by another process.
-    environment = {**rank_environment(folder), FORKED: "0"}
+    environment = {**rank_environment(folder), local.FORKED: "0"}
     ranks = site.start(command, folder.run["world_size"], target.path, environment)
     try:
-        while (ended := ranks.poll()) is None:
-            time.sleep(POLL_SECONDS)
-        return ended
+        return local.wait(ranks)
     finally:
         ranks.kill()

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run may be trusted.
+"""Which checkpoints of a run may be trusted, which are kept, and which one is exported.
 
 Bridge's own tracker files are written while the last parts of a checkpoint are still missing, and not in one step.
 So rank 0 leaves a marker in a checkpoint's folder when the whole save is over (`mark_complete`), with the sizes of its
@@ -21,7 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from megaboa.errors import InputError
 from megaboa.files import file_digest, read_json, write_json
+from megaboa.paths import RunStore
+from megaboa.records import Evaluated, read_steps
 
 MARKER = "complete.json"
 DIGESTS = "digests.json"
@@ -29,6 +32,7 @@ REMOVED = "removed_"  # before the name of a folder that is being removed
 LOOK_SECONDS = 2.0
 READERS = 4  # files read at once; a parallel file system is faster so, and a laptop not slower
 LAST_WRITTEN = "run_config.yaml"
+LOSS = "lm loss"  # by which the best checkpoint is found
 _FOLDER = re.compile(r"^iter_(\d{7,})$")
 
 
@@ -183,6 +187,50 @@ def add_all_digests(checkpoints: Path) -> None:
     """Also of those that came faster than they could be read: any of them may be exported."""
     while iteration := _newest_unread(checkpoints):
         add_digests(checkpoints, iteration)
+
+
+def chosen(run: str, store: RunStore, wanted: str | int) -> int:
+    """The iteration that `export.checkpoint` means: `final`, `best` (lowest validation loss) or an iteration."""
+    kept = complete_iterations(store.checkpoints)
+    if not kept:
+        raise InputError(
+            f"run {run} has no checkpoint to export: set checkpoint.save_interval above 0, or train it again"
+        )
+    if wanted == "final":
+        return kept[-1]
+    if wanted == "best":
+        return _best(run, store, kept)
+    if wanted not in kept:
+        there = ", ".join(map(str, kept))
+        raise InputError(
+            f"run {run}: export.checkpoint is {wanted}, and the kept checkpoints are {there}: name one of them"
+        )
+    return int(wanted)
+
+
+def _best(run: str, store: RunStore, kept: list[int]) -> int:
+    losses = {iteration: event.losses[LOSS] for iteration, event in evaluations(store).items() if iteration in kept}
+    if not losses:
+        raise InputError(
+            f"run {run}: export.checkpoint is best, and none of the kept checkpoints ({', '.join(map(str, kept))}) was "
+            "evaluated: let training.eval_interval be a multiple of checkpoint.save_interval, or name an iteration"
+        )
+    return min(losses, key=lambda iteration: (losses[iteration], -iteration))
+
+
+def evaluations(store: RunStore) -> dict[int, Evaluated]:
+    """By step, the last time that it was evaluated."""
+    events = [event for attempt in store.attempts for event in read_steps(attempt.steps)]
+    found = [event for event in events if isinstance(event, Evaluated) and LOSS in event.losses]
+    return {event.step: event for event in found}
+
+
+def require_sound(run: str, store: RunStore, iteration: int) -> None:
+    """Refuse a checkpoint whose files are no longer those that were written."""
+    if problem := damage(store.checkpoints, iteration):
+        others = [kept for kept in complete_iterations(store.checkpoints) if kept != iteration]
+        remedy = f"export another one (export.checkpoint: {others[-1]})" if others else "train the run again"
+        raise InputError(f"run {run}: checkpoint {iteration} is damaged: {problem}; nothing is exported: {remedy}")
 
 
 def _newest_unread(checkpoints: Path) -> int:

@@ -1,19 +1,33 @@
-"""What a rank is started with: its command and its environment."""
+"""What a rank is started with: its command, its environment, and the packages and code that it finds."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 from megaboa import files
 from megaboa.launch import networks
 from megaboa.launch.environment import layered, threads_environment
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.records import Code, RanOn
 from megaboa.run.identity import identity_of
 from megaboa.run.resume import Beginning
 from megaboa.run.site import python_of
 
 FLIGHT_RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-RANK_SCRIPT = Path(__file__).parents[2] / "train_rank.py"
+SCRIPTS = Path(__file__).parents[2]
+RANK_SCRIPT = SCRIPTS / "train_rank.py"
+ASK_SECONDS = 20  # that git, or the ranks' Python, may take to answer
+SHOWN = 5  # packages in which two attempts differ
+BRIDGE = "megatron-bridge"
+_LIST = """
+import importlib.metadata, json, platform
+found = {one.name.lower().replace("_", "-"): one.version for one in importlib.metadata.distributions() if one.name}
+print(json.dumps({"python": platform.python_version(), "packages": found}))
+"""
 
 
 def rank_command(
@@ -38,7 +52,7 @@ def rank_command(
 
 
 def rank_environment(folder: RunFolder, target: AttemptFolder | None = None) -> dict[str, str]:
-    """What every rank's environment has beside that of the supervisor."""
+    """What every rank's environment adds to that of the supervisor."""
     run, start, image = folder.run, folder.launch.start, folder.launch.image
     own: dict[str, str | None] = {
         **threads_environment(folder.launch.cpus_per_rank),
@@ -58,3 +72,76 @@ def rank_environment(folder: RunFolder, target: AttemptFolder | None = None) -> 
     if run["device"] == "cuda" or start.network:
         preset |= networks.environment(start.network, {})
     return layered(own, preset, start.environment)
+
+
+def ran_on(folder: RunFolder, store: RunStore) -> RanOn:
+    """For the attempt's line in the ledger; the list of packages goes into the store, once for each.
+
+    Asked of the disk before every attempt, as somebody may have installed something, or changed the code, since the
+    last one: ranks are new processes, and import what is there now.
+    """
+    found = _environment(folder)
+    name = files.digest(found) if found else None
+    if found and not (path := store.environment(name)).exists():
+        files.write_json(path, found)
+    return RanOn(environment=name, bridge=(found or {}).get("packages", {}).get(BRIDGE), code=_code())
+
+
+def changes(before: RanOn | None, now: RanOn, store: RunStore) -> str | None:
+    """In what two attempts ran on something else, in a few words; None where they didn't, or nobody knows."""
+    then, told = before or RanOn(), []
+    if then.environment and now.environment and then.environment != now.environment:
+        told.append(_packages_between(store, then.environment, now.environment))
+    if then.code and then.code.digest != now.code.digest:
+        told.append(f"code {_named(then.code)} -> {_named(now.code)}")
+    return "; ".join(told) or None
+
+
+def _environment(folder: RunFolder) -> dict[str, Any] | None:
+    """Of an image what its manifest says; else what the ranks' Python finds. None if that can't be asked."""
+    if folder.image:
+        image = folder.image
+        return {"image": image.digest, "python": image.python, "packages": image.packages}
+    environment = {
+        name: value for name, value in {**os.environ, **rank_environment(folder)}.items() if value is not None
+    }
+    try:
+        asked = [python_of(folder.launch), "-c", _LIST]
+        done = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=ASK_SECONDS, check=True)
+        return json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):  # the ranks will say what is wrong with it
+        return None
+
+
+def _code() -> Code:
+    """The library as it is on the disk; its commit, and whether it was changed since, where git knows."""
+    sources = sorted(SCRIPTS.rglob("*.py"))
+    found = {str(path.relative_to(SCRIPTS)): files.file_digest(path) for path in sources}
+    commit = _git("rev-parse", "HEAD")
+    changed = bool(_git("status", "--porcelain", "--", str(SCRIPTS))) if commit else None
+    return Code(commit=commit, changed=changed, digest=files.digest(found))
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        command = ["git", "--no-optional-locks", *arguments]  # the user's own git may be at work in this clone
+        done = subprocess.run(command, cwd=SCRIPTS, capture_output=True, text=True, timeout=ASK_SECONDS)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _named(code: Code) -> str:
+    commit = (code.commit or code.digest)[:12]
+    return f"{commit} with changes" if code.changed else commit
+
+
+def _packages_between(store: RunStore, then: str, now: str) -> str:
+    try:
+        before, after = (files.read_json(store.environment(name)) for name in (then, now))
+    except (OSError, ValueError):
+        return f"packages {then[:12]} -> {now[:12]}"
+    flat = [{"Python": one.get("python"), **(one.get("packages") or {})} for one in (before, after)]
+    names = sorted(name for name in {*flat[0], *flat[1]} if flat[0].get(name) != flat[1].get(name))
+    told = [f"{name} {flat[0].get(name, 'none')} -> {flat[1].get(name, 'none')}" for name in names[:SHOWN]]
+    return ", ".join([*told, *([f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else [])]) or "another image"

@@ -1,7 +1,8 @@
 """The supervisor's keeper: starts it again when it alone was killed, most likely by the kernel for want of memory.
 
 The keeper does nothing else. It is small, so that the kernel takes it last; and it inherits what a killed supervisor
-leaves behind, so that nothing of it runs beside its successor's ranks.
+leaves behind, so that nothing of it runs together with its successor's ranks. `Signals` is how
+the supervisor hears of signals, those that its keeper passes on among them.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from megaboa.launch.local import HELD
-from megaboa.run.watch import PASSED_ON, Signals
 
 LIVES = 5  # of one call, or of one life of its job
 GONE_SECONDS = 30.0
 POLL_SECONDS = 0.1
 ZYGOTE = b"megaboa.bridge.zygote"  # no orphan of ours: it serves others too, and ends by itself
 _PR_SET_CHILD_SUBREAPER = 36
+PASSED_ON = signal.SIGUSR1  # by which the keeper passes on each signal that it gets itself
 
 
 def kept(work: Callable[[int], int]) -> int:
@@ -139,3 +141,33 @@ def _children() -> set[int]:
             ):  # it serves others too, and ends by itself
                 found.add(int(pid))
     return found
+
+
+@dataclass
+class Signals:
+    """SIGTERM, SIGINT and SIGHUP as facts: they are noted, and the watcher acts on them.
+
+    Used as a context: outside of it the signals do what they did before. A terminal, and SLURM, send theirs to all
+    processes: what the keeper passes on is then the same one, and no second.
+    """
+
+    seen: list[str] = field(default_factory=list)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def __enter__(self) -> Signals:
+        times = {"own": 0, "passed on": 0}
+
+        def note(number: int, frame: object) -> None:
+            whose, name = "own", signal.Signals(number).name
+            if number == PASSED_ON:
+                whose, name = "passed on", "a signal that its keeper got"
+            times[whose] += 1
+            if times[whose] > len(self.seen):
+                self.seen.append(name)
+
+        self._before = {number: signal.signal(number, note) for number in (*self.numbers, PASSED_ON)}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

@@ -31,7 +31,7 @@ from megaboa.records import (
     read,
     read_ledger,
 )
-from megaboa.run import history
+from megaboa.run import ledger
 
 # Long enough for the last hundred steps or so, whatever the length of steps.jsonl.
 TAIL_BYTES = 32_768
@@ -90,10 +90,10 @@ def read_progress(run_store: str | Path, run: str | None = None, now: float | No
     now = time.time() if now is None else now
     total = last_step(store)
     entries = read_ledger(store.ledger)
-    event, event_time = history.last_event(entries) or (None, None)
+    event, event_time = ledger.last_event(entries) or (None, None)
     told = {"event": event, "event_time": event_time}
     job = next((entry.job for entry in reversed(entries) if isinstance(entry, AttemptStart | Called)), None)
-    starts = [entry for entry in entries if isinstance(entry, AttemptStart)]
+    starts = ledger.starts(entries)
     # Between two attempts, or before the first: a call, or a cancellation.
     between = next((entry for entry in reversed(entries) if isinstance(entry, _LIFE)), None)
     cancelled = between.detail if isinstance(between, Cancelled) else None

@@ -1,7 +1,11 @@
-"""What to do after an attempt has ended before the last step: a pure function of the ledger and the settings."""
+"""What to do after an attempt has ended before the last step: a pure function of the ledger and the settings.
+
+Also how jobs use up their wall time: when ranks are asked to save, and how many jobs a run needs.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +20,7 @@ IDLE_LINKS = 3  # jobs of a chain that used up their wall time for nothing
 MARGIN_SECONDS = 30.0
 # Where no save has been measured yet.
 UNMEASURED_SHARE, UNMEASURED_SECONDS = 0.1, 300.0
+_UNITS = {"m": 60, "h": 3600, "d": 86_400}
 
 
 @dataclass(frozen=True)
@@ -78,3 +83,17 @@ def lead_seconds(
     else:
         lead = (2.5 if background else 1.5) * save + 2 * (step or 0.0) + MARGIN_SECONDS
     return min(lead * 2.0 ** min(unsaved, 60), wall_time / 2)
+
+
+def links(seconds: float, wall_time: float, step: float | None = None, save: float | None = None) -> int:
+    """Jobs for so many seconds of training. Each loses the time that its last save is given.
+
+    `step` and `save`: seconds that these take, where they were measured.
+    """
+    return math.ceil(max(seconds, 0) / (wall_time - lead_seconds(save, step, wall_time)))
+
+
+def wall_seconds(runtime: str) -> int:
+    """`resources.runtime` in seconds: `90` and `90m` are minutes, `4h` hours, `2d` days."""
+    number, unit = (runtime[:-1], runtime[-1]) if runtime[-1] in _UNITS else (runtime, "m")
+    return int(number) * _UNITS[unit]

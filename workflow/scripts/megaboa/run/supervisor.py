@@ -12,29 +12,43 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from megaboa import files
 from megaboa.causes import CAUSES, Action
 from megaboa.launch import slurm
 from megaboa.launch.srun import end_step
-from megaboa.paths import AttemptFolder, RunFolder
-from megaboa.records import AttemptEnd, AttemptStart, Called, Outcome, Step, TrainRecord, read_steps, write
-from megaboa.run import checkpoints, claims, exclusions, failures, ledger, progress, recovery, unfinished
+from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.records import (
+    AttemptEnd,
+    AttemptStart,
+    Called,
+    Found,
+    Kept,
+    Outcome,
+    Parent,
+    RankEnd,
+    Step,
+    TrainRecord,
+    parse,
+    read,
+    read_ledger,
+    read_steps,
+    write,
+)
+from megaboa.run import bad_nodes, checkpoints, claims, failures, ledger, progress, recovery, unfinished
 from megaboa.run import site as sites
-from megaboa.run.announce import announcer, explain
+from megaboa.run.announce import announcer, explain, notify
+from megaboa.run.bad_nodes import heed_signals, leave, leave_avoided_nodes, require_claim, require_health
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
-from megaboa.run.command import rank_command, rank_environment
-from megaboa.run.completion import finished, manifest_of
+from megaboa.run.command import changes, rank_command, rank_environment
+from megaboa.run.command import ran_on as what_runs
 from megaboa.run.failures import Failure
 from megaboa.run.identity import identity_of, store_of
 from megaboa.run.inputs import check_data, check_image, check_index, check_nodes, check_weights
-from megaboa.run.leaving import heed_signals, leave, leave_avoided_nodes, require_claim, require_health
-from megaboa.run.notify import notify
-from megaboa.run.oversight import leave_out, watch_of
+from megaboa.run.lives import Signals
 from megaboa.run.patience import FULL, full, patiently
-from megaboa.run.ran_on import changes
-from megaboa.run.ran_on import ran_on as what_runs
-from megaboa.run.watch import Signals, Watched
+from megaboa.run.watch import Watched, leave_out, watch_of
 
 
 def train(folder: RunFolder, life: int = 1) -> TrainRecord:
@@ -66,7 +80,7 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
         patiently(introduce, say)
         call = Call(folder, payload, site, signals, claim, say, life)
         if site.job:  # of other runs, whose supervisors may be gone
-            exclusions.revise_in_background(folder.path.parents[2])
+            bad_nodes.revise_in_background(folder.path.parents[2])
         if not finished(folder, payload):
             with _told(call):
                 _bring_to_its_end(call)
@@ -95,7 +109,7 @@ def _bring_to_its_end(call: Call) -> None:
     if not _is_a_later_life(call):
         job = call.site.job
         try:
-            excluded = exclusions.of(job)  # the user's own: we have told SLURM nothing yet
+            excluded = bad_nodes.excluded_from(job)  # the user's own: we have told SLURM nothing yet
         except slurm.SlurmUnreachableError:
             excluded = None
         called = Called(job=job and job.id, restarts=job and job.restarts, excluded=excluded)
@@ -289,6 +303,59 @@ def _end_of(call: Call, number: int, outcome: Outcome, failure: Failure | None) 
 
 def _steps(target: AttemptFolder) -> list[Step]:
     return [event for event in read_steps(target.steps) if isinstance(event, Step)]
+
+
+def finished(folder: RunFolder, payload: RunStore) -> bool:
+    """Whether the last step's checkpoint is complete or, where nothing is saved, every rank has left its record there.
+
+    Exit codes don't count: Bridge also ends with 0 on a signal or a time limit.
+    """
+    last = progress.last_step(payload)
+    if last is None:
+        return False
+    if checkpoints.latest(payload.checkpoints) >= last:
+        return True
+    return not _saves(folder, payload) and _ended_at(folder, payload, last)
+
+
+def _saves(folder: RunFolder, payload: RunStore) -> bool:
+    asked = folder.launch.checkpoint
+    if "save_interval" in asked:
+        return asked["save_interval"] != 0
+    return not payload.found.exists() or read(Found, payload.found).saves
+
+
+def _ended_at(folder: RunFolder, payload: RunStore, step: int) -> bool:
+    """Whether every rank of the newest attempt has left its record at this step."""
+    target = payload.attempt(ledger.next_attempt(payload) - 1)
+    records = [target.end_record(rank) for rank in range(folder.run["world_size"])]
+    return all(end.exists() and read(RankEnd, end).step >= step for end in records)
+
+
+def manifest_of(folder: RunFolder, payload: RunStore, identity: dict[str, Any]) -> TrainRecord:
+    kept = checkpoints.sizes(payload.checkpoints)
+    iteration, last = max(kept, default=0), progress.last_step(payload)
+    return TrainRecord(
+        run=folder.name,
+        identity=files.digest(identity),
+        store=str(payload.path),
+        train_iters=last,
+        iteration=iteration or last,
+        checkpoint=str(checkpoints.folder(payload.checkpoints, iteration)) if iteration else None,
+        checkpoints=tuple(Kept(iteration=step, bytes=size) for step, size in kept.items()),
+        bytes=sum(kept.values()),
+        parent=_parent(folder),
+        world_size=folder.run["world_size"],
+        skipped=tuple(ledger.skipped_steps(read_ledger(payload.ledger))),
+    )
+
+
+def _parent(folder: RunFolder) -> Parent | None:
+    """Whose checkpoint the run continued from, and what that run was."""
+    if folder.parent_manifest is None:
+        return None
+    parent = parse(Parent, folder.run["parent"], folder.path)
+    return replace(parent, identity=read(TrainRecord, folder.parent_manifest).identity)
 
 
 @contextlib.contextmanager

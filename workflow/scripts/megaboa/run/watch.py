@@ -1,55 +1,36 @@
-"""Watching ranks until they have ended: stopping them in order when there is a reason, killing them when they hang."""
+"""Watching ranks until they have ended: stopping them in order when there is a reason, killing them when they hang.
+
+`Watch` does that, and asks functions; `watch_of` says what a supervisor looks at, and for which reasons it stops ranks.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
+import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from megaboa.causes import CAUSES, Cause
 from megaboa.launch.ranks import Ended, Ranks
+from megaboa.paths import AttemptFolder
+from megaboa.records import Found, LeftOut, LossSpike, Step, read
+from megaboa.run import checkpoints, ledger, progress, recovery
+from megaboa.run.announce import progress_reporter
+from megaboa.run.call import Call
+from megaboa.run.lives import Signals
 
 POLL_SECONDS = 0.2
 ASK_AGAIN_SECONDS = 5.0  # that a controller is left alone which could not tell the ranks
 LOOK_SECONDS = 1.0  # between two looks for a reason to stop, which read files
 HICCUP_SECONDS = 600.0  # that the file system may fail
 STACKS_SECONDS = 3.0  # for the stacks to reach the logs
-
-
-# By which the supervisor's keeper passes on each signal that it gets itself (run/lives.py).
-PASSED_ON = signal.SIGUSR1
-
-
-@dataclass
-class Signals:
-    """SIGTERM, SIGINT and SIGHUP as facts: they are noted, and the watcher acts on them.
-
-    Used as a context: outside of it the signals do what they did before. A terminal, and SLURM, send theirs to all
-    processes: what the keeper passes on is then the same one, and no second.
-    """
-
-    seen: list[str] = field(default_factory=list)
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-    def __enter__(self) -> Signals:
-        times = {"own": 0, "passed on": 0}
-
-        def note(number: int, frame: object) -> None:
-            whose, name = "own", signal.Signals(number).name
-            if number == PASSED_ON:
-                whose, name = "passed on", "a signal that its keeper got"
-            times[whose] += 1
-            if times[whose] > len(self.seen):
-                self.seen.append(name)
-
-        self._before = {number: signal.signal(number, note) for number in (*self.numbers, PASSED_ON)}
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+BYTES_PER_STEP = 1000  # of steps.jsonl, generously
+STEPS_BETWEEN_POLLS = 500  # more than can be done while nobody looks
+REQUEUE_SECONDS = 20.0  # of the wall time are kept for SLURM to be told
 
 
 @dataclass(frozen=True)
@@ -127,3 +108,118 @@ class Watch:
             return ended
         ranks.kill()  # they don't hear, or the user is in a hurry
         return Ended(returncode=-signal.SIGKILL)
+
+
+def watch_of(call: Call, target: AttemptFolder) -> Watch:
+    report = progress_reporter(call.payload, call.say, call.site.job is not None)
+    keep = checkpoints.keeper(call.payload.checkpoints, call.resumption.verifies, **call.resumption.retention)
+
+    written, since = None, time.monotonic()
+
+    def silence() -> tuple[float, float]:
+        """By this process's own watch: the file server's clock may be another one than this host's."""
+        nonlocal written, since
+        seen = target.steps.stat().st_mtime_ns if progress.has_steps(target) else None
+        if seen != written:
+            written, since = seen, time.monotonic()
+        settings = call.recovery
+        minutes = settings.start_minutes if written is None else settings.no_progress_minutes
+        return time.monotonic() - since, 60 * minutes
+
+    def each_poll() -> None:
+        report()
+        keep()
+
+    return Watch(
+        call.signals,
+        silence,
+        lambda reason: _patience(call, reason),
+        lambda: _reason_to_stop(call, target),
+        each_poll,
+        target.stop_now.touch,
+    )
+
+
+def _reason_to_stop(call: Call, target: AttemptFolder) -> tuple[Any, str] | None:
+    if call.payload.stop.exists():
+        return "stopped", "the user asked for it"
+    if spike := _spike(call, target):
+        return "loss_spike", f"the loss of steps {spike[0]} to {spike[1]} is far above what it was"
+    end = call.site.deadline()
+    if end is None:
+        return None
+    job = call.site.job
+    left, wall_time = end - call.site.now(), end - (job.start if job and job.start else call.began)
+    if left > wall_time / 2:  # no lead is longer, and files need not be read
+        return None
+    background = _saves_in_background(call)
+    save = _slowest_save(call, background)
+    minutes = call.recovery.lead_minutes
+    lead = recovery.lead_seconds(
+        save,
+        progress.seconds_per_step(target),
+        wall_time,
+        background=background,
+        unsaved=ledger.links_without_save(call.entries),
+        asked=None if minutes is None else 60 * minutes,
+    )
+    if left > lead:
+        return None
+    measured = f"a save took {save:.0f} s at most" if save is not None else "no save has been measured yet"
+    return "time_limit", f"{max(left, 0):.0f} s of the wall time are left, {measured}"
+
+
+def _slowest_save(call: Call, background: bool) -> float | None:
+    """Of one in the background its own event tells nothing: only how long it kept the ranks."""
+    if not background:
+        return progress.slowest_save(call.payload)
+    return progress.slowest_background_save(call.payload, checkpoints.completed_at(call.payload.checkpoints))
+
+
+def _saves_in_background(call: Call) -> bool:
+    """As the ranks found it: by default it depends on what is installed where they run."""
+    return call.payload.found.exists() and read(Found, call.payload.found).async_save
+
+
+def _patience(call: Call, reason: Cause) -> float:
+    """Seconds that ranks are given to save: at the end of the wall time all that is left of it."""
+    end = call.site.deadline()
+    if reason != "time_limit" or end is None:
+        return call.recovery.stop_seconds
+    return max(end - call.site.now() - REQUEUE_SECONDS, 0.0)
+
+
+def _spike(call: Call, target: AttemptFolder) -> tuple[int, int] | None:
+    settings = call.recovery.loss_spike
+    if not settings:
+        return None
+    size = BYTES_PER_STEP * (settings.window + settings.patience + STEPS_BETWEEN_POLLS)
+    recent = [event for event in progress.read_tail(target.steps, size) if isinstance(event, Step)]
+    return find_spike(recent, settings)
+
+
+def find_spike(steps: Sequence[Step], settings: LossSpike) -> tuple[int, int] | None:
+    """First and last step of the first spike: at least `patience` losses in a row above the median before them.
+
+    All steps are looked at, not the newest only: several may have been done since somebody last looked.
+    """
+    patience, window = settings.patience, settings.window
+    losses = [(step.step, step.loss) for step in steps if step.loss is not None]
+    for start in range(window, len(losses) - patience + 1):
+        limit = settings.factor * statistics.median(loss for _, loss in losses[start - window : start])
+        high = list(itertools.takewhile(lambda entry, limit=limit: entry[1] > limit, losses[start:]))
+        if len(high) >= patience:
+            return high[0][0], high[-1][0]
+    return None
+
+
+def leave_out(call: Call, target: AttemptFolder) -> None:
+    """Go back to the checkpoint before a spike, and leave its batches out from now on."""
+    found = _spike(call, target)
+    if found is None:
+        return
+    ledger.append(call.payload.ledger, LeftOut(steps=found))
+    for iteration in checkpoints.complete_iterations(call.payload.checkpoints):
+        if iteration >= found[0]:
+            call.resumption.set_aside(iteration, f"a loss spike began at step {found[0]}")
+    call.say(f"leaves out the batches of steps {found[0]} to {found[1]}")

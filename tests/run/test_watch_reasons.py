@@ -1,4 +1,4 @@
-"""megaboa.run.oversight: when ranks are asked to save before the wall time ends, by what their files say."""
+"""megaboa.run.watch: the reasons to stop ranks, by what their files say: wall time, silence, a loss spike."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from megaboa.config.models.resources import Recovery
 from megaboa.files import write_json
 from megaboa.launch.slurm import Job
 from megaboa.paths import RunStore
-from megaboa.records import AttemptEnd, parse, plain
-from megaboa.run import checkpoints, oversight
+from megaboa.records import AttemptEnd, LossSpike, Step, parse, plain
+from megaboa.run import checkpoints, watch
 from megaboa.run.resume import Resumption
 
 WALL_TIME = 14_400.0
@@ -53,7 +53,7 @@ class Run:
             deadline=lambda: end, now=time.time, job=Job("17", "RUNNING", start=end - WALL_TIME)
         )
         facts = {"payload": self.store, "recovery": self.recovery, "entries": self.entries}
-        reason = oversight._reason_to_stop(types.SimpleNamespace(site=site, **facts), self.store.attempt(1))
+        reason = watch._reason_to_stop(types.SimpleNamespace(site=site, **facts), self.store.attempt(1))
         return reason[1] if reason else None
 
 
@@ -116,7 +116,7 @@ def test_a_hang_is_told_by_a_watch_of_ones_own(run, monkeypatch):
     facts = {"payload": run.store, "recovery": run.recovery, "resumption": resumption, "site": site}
     began, target = time.monotonic(), run.store.attempt(1)
     target.path.mkdir(parents=True)
-    silence = oversight.watch_of(types.SimpleNamespace(signals=None, say=print, **facts), target).silence
+    silence = watch.watch_of(types.SimpleNamespace(signals=None, say=print, **facts), target).silence
 
     def after(minutes):
         monkeypatch.setattr(time, "monotonic", lambda: began + 60 * minutes)
@@ -129,3 +129,52 @@ def test_a_hang_is_told_by_a_watch_of_ones_own(run, monkeypatch):
         assert after(51) == (0.0, 300)
         assert after(54) == (180.0, 300)
     assert after(57) == (360.0, 300)
+
+
+# Loss spikes
+
+SETTINGS = LossSpike(factor=2.0, window=10, patience=3, limit=3)
+
+
+def steps(losses, first=1):
+    return [Step(step=number, loss=loss) for number, loss in enumerate(losses, start=first)]
+
+
+CALM = [3.0, 3.1, 2.9, 3.0, 3.2, 2.8, 3.0, 3.1, 2.9, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("losses", "found"),
+    [
+        ([*CALM, 7.0, 8.0, 9.0], (11, 13)),
+        ([*CALM, 7.0, float("inf"), 9.0], (11, 13)),
+        ([*CALM, 7.0, 8.0], None),  # not yet
+        ([*CALM, 7.0, 3.0, 9.0], None),  # one calm step between
+        ([*CALM, 7.0, 8.0, 9.0, 3.0], (11, 13)),  # over before somebody looked
+        ([*CALM, 7.0, 8.0, 9.0, 3.0, *CALM, 9.0, 9.0, 9.0], (11, 13)),  # the first of two
+        ([*CALM, 7.0, 8.0, 9.0, 9.0], (11, 14)),
+        ([*CALM, 6.0, 6.0, 6.0], None),  # twice the median is no spike, more is
+        ([*CALM, 6.01, 6.01, 6.01], (11, 13)),
+        ([*CALM, 7.0, float("nan"), 9.0], None),  # has a cause of its own
+        ([*CALM[1:], 7.0, 8.0, 9.0], None),  # too few steps to compare with
+        ([], None),
+    ],
+)
+def test_a_spike_is_several_high_losses_in_a_row(losses, found):
+    assert watch.find_spike(steps(losses), SETTINGS) == found
+
+
+def test_only_the_window_before_it_is_compared():
+    assert watch.find_spike(steps([100.0] * 50 + CALM + [7.0, 8.0, 9.0]), SETTINGS) == (61, 63)
+    # Seven times as high, but slowly.
+    assert watch.find_spike(steps([1.04**step for step in range(50)]), SETTINGS) is None
+
+
+def test_steps_without_a_loss_are_left_out():
+    events = steps([*CALM, 7.0, 8.0, 9.0])
+    events.insert(11, Step(step=99))
+    assert watch.find_spike(events, SETTINGS) == (11, 13)
+
+
+def test_steps_keep_their_numbers_after_a_resumption():
+    assert watch.find_spike(steps([*CALM, 7.0, 8.0, 9.0], first=501), SETTINGS) == (511, 513)

@@ -15,7 +15,7 @@ from megaboa.config.formula import Number
 from megaboa.config.models.experiment import Experiment
 from megaboa.launch.profiler import has_nsys
 from megaboa.layout import DENSE, NAMES, Layout
-from megaboa.plan.parameters import with_defaults
+from megaboa.plan.families import with_defaults
 from megaboa.plan.quantities import Quantities
 
 TASKS = re.compile(r"--(?:ntasks-per-node|gpus-per-node|tasks-per-node)[= ](?:\w+:)*(\d+)")

@@ -4,8 +4,8 @@ import pytest
 
 from megaboa.check import refusals
 from megaboa.config import ConfigError
-from megaboa.plan.facts import facts_of
 from megaboa.plan.quantities import Quantities
+from megaboa.plan.run_facts import facts_of
 from megaboa.plan.shared import Shared
 
 DEEPSEEK = {

@@ -6,7 +6,7 @@ import pytest
 
 from megaboa.config import ConfigError
 from megaboa.image import obtain
-from megaboa.plan import images
+from megaboa.plan import image_specs
 from megaboa.plan.shared import Shared, environment
 
 ROOT = Path(__file__).parents[2]
@@ -72,9 +72,9 @@ def test_where_things_are_started_makes_no_other_image(plan_in, monkeypatch, tmp
 
 
 def test_what_lies_inside_another_mount_is_not_mounted_again(plan_in, tmp_path):
-    inside = images.mounts(plan_in(f"image: {{runtime: pyxis, path: '{REFERENCE}'}}").experiment)
+    inside = image_specs.mounts(plan_in(f"image: {{runtime: pyxis, path: '{REFERENCE}'}}").experiment)
     assert not any("/store" in mount for mount in inside)
-    outside = images.mounts(
+    outside = image_specs.mounts(
         plan_in(f"store: {tmp_path.parent}/s\nimage: {{runtime: pyxis, path: '{REFERENCE}'}}").experiment
     )
     assert f"{tmp_path.parent}/s:{tmp_path.parent}/s:rw" in outside
@@ -98,7 +98,7 @@ def test_folders_of_models_and_recipes_are_mounted(plan_in, tmp_path, monkeypatc
         f"image: {{runtime: pyxis, path: '{REFERENCE}'}}\nmodel: own\ncorpora: {{text: {{tokenizer: ../tokenizer}}}}\n"
     )
     text += "models: {own: {recipe: ../recipes/own.py, tokenizer: ../tokenizer, params: 1000}}"
-    mounts = images.mounts(plan_in(text).experiment)
+    mounts = image_specs.mounts(plan_in(text).experiment)
     assert f"{tmp_path}/recipes:{tmp_path}/recipes:rw" in mounts
     assert f"{tmp_path}/tokenizer:{tmp_path}/tokenizer:rw" in mounts
 

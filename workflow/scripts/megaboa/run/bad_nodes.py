@@ -1,0 +1,192 @@
+"""Nodes that a run is better off without: left, looked at before ranks start on them, and avoided.
+
+SLURM is told of those to avoid by the job's ExcNodeList: the user's own, and those that failed under the run. It takes
+the list for waiting jobs only, and keeps it. A job whose supervisor died can't change its own, so whoever lives does
+it: `revise` is called by Snakemake, by `megaboa status` and by supervisors of other runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from megaboa.launch import slurm
+from megaboa.paths import AttemptFolder, RunFolder, RunStore, begun
+from megaboa.records import AttemptStart, Called, Cancelled, Event, Left, Unhealthy, read_ledger
+from megaboa.run import claims, ledger
+from megaboa.run import site as sites
+from megaboa.run.announce import announcer
+from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
+from megaboa.run.command import rank_environment
+from megaboa.run.failures import Failure
+
+LONGEST_SEARCH = 3  # times that a job is put back because it was given an avoided node again
+REVISE_SECONDS = 300.0
+
+
+def require_claim(call: Call) -> None:
+    """A host that SLURM has lost sight of may live on: its supervisor must leave the run to its next holder."""
+    if claims.newest(call.payload.claims) > call.claim:
+        raise Interrupted("the run was given to somebody else")
+
+
+def leave(call: Call, why: str) -> NoReturn:
+    """Give the nodes back, and be started on others."""
+    users, avoided = _excluded(call)
+    require_claim(call)
+    kept_away = f", without {', '.join(sorted(avoided))}" if avoided else ""
+    call.say(f"goes back into the queue{kept_away}: {why}")
+    if not call.site.requeue(users | avoided):
+        if cancelled := call.site.cancelled():
+            give_up(call, f"{cancelled}, and is not put back")
+        raise TrainingFailed(
+            f"run {call.folder.name}: {why}, and SLURM did not put the job back into the queue. {RESUMES}"
+        )
+    raise Requeued(why)
+
+
+def heed_signals(call: Call) -> None:
+    """Between two attempts: somebody wants us to end, and SLURM may know why."""
+    if call.signals.seen:
+        if interruption := call.site.interruption(call.began):
+            _heed(call, interruption)
+        give_up(call, f"the supervisor got {call.signals.seen[0]}")
+
+
+def _heed(call: Call, interruption: Failure) -> None:
+    if interruption.cause == "cancelled":
+        give_up(call, interruption.evidence)
+    leave(call, str(interruption))
+
+
+def give_up(call: Call, evidence: str) -> NoReturn:
+    """Somebody has cancelled while no ranks ran: no attempt's end will say so."""
+    ledger.append(call.payload.ledger, Cancelled(detail=evidence))
+    raise Interrupted(evidence)
+
+
+def leave_avoided_nodes(call: Call) -> None:
+    """SLURM may give us a node again that failed under this run."""
+    job = call.site.job
+    if job is None or not job.can_requeue or ledger.left_in_a_row(call.entries) >= LONGEST_SEARCH:
+        return
+    again = _excluded(call)[1].intersection(call.site.nodes)
+    if again:
+        ledger.append(call.payload.ledger, Left(nodes=tuple(sorted(again))))
+        leave(call, f"{', '.join(sorted(again))} failed under this run not long ago")
+
+
+def _excluded(call: Call) -> tuple[set[str], set[str]]:
+    """The nodes that the user excluded, and those that the run avoids besides."""
+    job, entries = call.site.job, call.entries
+    if job is None:
+        return set(), set()
+    try:
+        users = users_own(entries, job.id, job.excluded)
+    except slurm.SlurmUnreachableError:  # which is not asked for that: `scontrol` itself is away
+        users = set(filter(None, [job.excluded]))
+    return users, avoided(entries, job.partition, call.folder, users)
+
+
+def require_health(call: Call, target: AttemptFolder) -> None:
+    """Look at the nodes; a bad one sends the job to others."""
+    if call.signals.seen or call.healthy:
+        return
+    began = time.time()
+    problems = call.site.check(target.health, rank_environment(call.folder))
+    call.healthy = True
+    if not problems or call.signals.seen:
+        return
+    if interruption := call.site.interruption(began):  # then the check was ended, and no node is to blame
+        _heed(call, interruption)
+    if 1 < len(problems) == len(call.site.nodes):  # the network between them, and other nodes would not be better
+        call.say(f"the health check blames no node: {next(iter(problems.values()))[0]}")
+        return
+    text = "; ".join(f"{node}: {', '.join(found)}" for node, found in sorted(problems.items()))
+    call.say(f"unhealthy: {text}")
+    ledger.append(call.payload.ledger, Unhealthy(bad_nodes=tuple(sorted(problems)), detail=text))
+    tried = ledger.failures_in_a_row(call.entries)
+    if call.site.job is None or tried > call.recovery.budget:
+        raise TrainingFailed(f"run {call.folder.name}: the health check found {text}. {RESUMES}")
+    leave(call, f"the health check found {text}")
+
+
+def excluded_from(job: slurm.Job | None) -> list[str]:
+    """The nodes that a job is kept away from now."""
+    return sorted(slurm.hostnames(job.excluded)) if job else []
+
+
+def users_own(entries: Sequence[Event], job: str, excluded: str) -> set[str]:
+    """The nodes that the user excluded, as the job had them before its first supervisor changed any.
+
+    `excluded`: what the job has now. Older ledgers don't say what it had at first: what was never blamed is theirs.
+    """
+    first = next((entry for entry in entries if isinstance(entry, Called) and entry.job == job), None)
+    if first and first.excluded is not None:
+        return set(first.excluded)
+    return set(slurm.hostnames(excluded)) - set(ledger.avoided_nodes(entries, time.time(), hours=math.inf))
+
+
+def avoided(entries: Sequence[Event], partition: str, folder: RunFolder, users: set[str]) -> set[str]:
+    """The nodes that a run is better off without now."""
+    recent = ledger.avoided_nodes(entries, time.time(), folder.launch.recovery.exclude_hours)
+    ours = {node: blamed for node, blamed in recent.items() if node not in users}
+    return sites.usable(partition, ours, folder.launch.nodes, users)
+
+
+def reviser(results: Path) -> Callable[[], None]:
+    """To be called often: revises now and then. What can't be done now can be done later."""
+    looked = -REVISE_SECONDS
+
+    def look() -> None:
+        nonlocal looked
+        if time.monotonic() - looked < REVISE_SECONDS or shutil.which("squeue") is None:
+            return
+        looked = time.monotonic()
+        with contextlib.suppress(slurm.SlurmUnreachableError, OSError):
+            revise(results)
+
+    return look
+
+
+def revise_in_background(results: Path) -> None:
+    """As long as this process lives, which has other things to do than to wait for SLURM."""
+    look = reviser(results)
+
+    def keep_looking() -> None:
+        while True:
+            look()
+            time.sleep(REVISE_SECONDS)
+
+    threading.Thread(target=keep_looking, daemon=True).start()
+
+
+def revise(results: Path) -> None:
+    """Give waiting jobs back the nodes that they need no longer avoid, or can't do without.
+
+    `results`: the folder of all experiments. Jobs that we don't know, and what their users excluded, are left alone.
+    """
+    waiting = {job.id: job for job in slurm.waiting_jobs() if job.excluded}
+    for run in begun(results) if waiting else ():
+        with contextlib.suppress(Exception):  # whatever another run's files hold: the others are served all the same
+            _revise_run(run, waiting)
+
+
+def _revise_run(folder: RunFolder, waiting: Mapping[str, slurm.Job]) -> None:
+    store = RunStore.of(folder.attempts_link)
+    entries = read_ledger(store.ledger)
+    last = next((entry.job for entry in reversed(entries) if isinstance(entry, Called | AttemptStart)), None)
+    job, holder = waiting.get(last), claims.last_holder(store.claims)
+    if job is None or (holder and claims.is_of_other_cluster(holder)):
+        return
+    now, users = set(slurm.hostnames(job.excluded)), users_own(entries, job.id, job.excluded)
+    blamed = set(ledger.avoided_nodes(entries, time.time(), hours=math.inf)) - users
+    back = now & (blamed - avoided(entries, job.partition, folder, users))
+    if back and slurm.exclude(job.id, now - back):
+        announcer(folder)(f"SLURM job {job.id}, which waits, may have {', '.join(sorted(back))} again")
