@@ -14,9 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from megaboa.errors import InputError
-from megaboa.launch.environment import adopt_rank
 from megaboa.launch.local import die_with_parent
-from megaboa.launch.ranks import STACKS_SIGNAL
+from megaboa.launch.ranks import STACKS_SIGNAL, adopt_rank
 from megaboa.layout import Layout
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from megaboa import files
 from megaboa.launch import networks
-from megaboa.launch.environment import layered, threads_environment
+from megaboa.launch.ranks import layered, threads_environment
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.run.identity import identity_of
 from megaboa.run.resume import Beginning
