@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.errors import InputError
-from megaboa.image import dockerfile, inspect, references
+from megaboa.image import dockerfile, image_file, references
 from megaboa.image.pins import build_arguments
 
 TreePath = tuple[str | int, ...]
@@ -23,7 +23,7 @@ def problems(image: Any) -> Iterator[tuple[TreePath, str]]:
         yield ("image", "path"), message
     elif isinstance(path, str) and references.is_file(path):
         file = Path(path).expanduser()
-        if message := inspect.problem(file) or inspect.wrong_architecture(file, image.get("architecture")):
+        if message := image_file.problem(file) or image_file.wrong_architecture(file, image.get("architecture")):
             yield ("image", "path"), message
     if isinstance(build, dict):
         yield from _build_problems(build)
