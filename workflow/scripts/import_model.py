@@ -12,9 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from megaboa import store
-from megaboa.bridge import tensors, zygote
+from megaboa.bridge import zygote
 from megaboa.bridge.process import join_ranks, prepare, require_converter
 from megaboa.bridge.quiet import quietly
+from megaboa.bridge.weights import Tensors
 from megaboa.conversion import WHOLE, add_image, add_sizes, image_of, layout_of
 from megaboa.errors import one_sentence
 from megaboa.files import digest
@@ -34,7 +35,7 @@ def convert(source: ModelSource, root: Path, device: str, layout: Layout = WHOLE
     }
     folder = store.folder(root, "models", source.name, identity)
     make(replace(source, device=device), folder, layout)
-    with tensors.Tensors(source.path) as weights:
+    with Tensors(source.path) as weights:
         count = len(weights)
     return ImportRecord(
         name=source.name,

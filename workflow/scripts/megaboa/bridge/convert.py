@@ -14,9 +14,9 @@ from megatron.bridge.models.hf_pretrained.causal_lm import PreTrainedCausalLM
 from megatron.bridge.models.hf_pretrained.state import StateDict
 from transformers import AutoConfig, PreTrainedConfig
 
-from megaboa.bridge import artifacts, tensors, weights
+from megaboa.bridge import weights
 from megaboa.bridge.groups import process_groups, sizes
-from megaboa.bridge.source import has_weights, saved_tensors
+from megaboa.bridge.source import copy_settings, has_weights, saved_tensors
 from megaboa.conversion import WHOLE
 from megaboa.layout import Layout
 from megaboa.records import ModelSource
@@ -49,8 +49,8 @@ def export_model(
     bridge: AutoBridge, model: list[torch.nn.Module], source: ModelSource, folder: Path, file_bytes: int
 ) -> None:
     dtype = weights.write(hf_tensors(bridge, model), folder, file_bytes)
-    artifacts.write(source, str(dtype).removeprefix("torch."), folder)
-    tensors.share(folder)
+    copy_settings(source, str(dtype).removeprefix("torch."), folder)
+    weights.share(folder)
 
 
 def hf_tensors(bridge: AutoBridge, model: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -80,7 +80,7 @@ class _Outline(PreTrainedCausalLM):
 
 def bridge_of(source: ModelSource) -> AutoBridge:
     """Bridge's idea of a model, from its config."""
-    if tensors.files(source.path):
+    if weights.files(source.path):
         return AutoBridge.from_hf_pretrained(source.path)
     return AutoBridge.from_hf_config(AutoConfig.from_pretrained(source.path, local_files_only=True))
 

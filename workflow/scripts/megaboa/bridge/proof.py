@@ -20,9 +20,14 @@ from megatron.core.utils import unwrap_model
 from transformers import AutoConfig
 
 from megaboa.bridge import held_out
-from megaboa.bridge.compare import (
+from megaboa.bridge.convert import converter_of, export_model, hf_tensors, load_checkpoint
+from megaboa.bridge.groups import from_all, is_last, process_groups
+from megaboa.bridge.logits import load_reference, same_logits
+from megaboa.bridge.source import has_weights, saved_tensors
+from megaboa.bridge.tensor_checks import (
     DTYPE_NAMES,
     bits_digest,
+    complete,
     kinds,
     listed,
     round_trip,
@@ -30,13 +35,8 @@ from megaboa.bridge.compare import (
     trained,
     trained_from_scratch,
 )
-from megaboa.bridge.convert import converter_of, export_model, hf_tensors, load_checkpoint
-from megaboa.bridge.groups import from_all, is_last, process_groups
-from megaboa.bridge.logits import load_reference, same_logits
-from megaboa.bridge.source import has_weights, saved_tensors
-from megaboa.bridge.structure import complete
-from megaboa.bridge.tensors import Tensors
 from megaboa.bridge.verdict import check
+from megaboa.bridge.weights import Tensors
 from megaboa.conversion import WHOLE
 from megaboa.files import folder_digests
 from megaboa.layout import Layout
