@@ -57,8 +57,7 @@ def make(source: ModelSource, folder: Path, layout: Layout) -> None:
     with quietly():
         require_converter(source.device)
         prepare(source.device)
-        from megaboa.bridge.convert import import_checkpoint
-        from megaboa.bridge.groups import building, process_groups
+        from megaboa.bridge.convert import building, import_checkpoint, process_groups
 
         with process_groups(source.device, layout), building(folder) as partial:
             if partial:

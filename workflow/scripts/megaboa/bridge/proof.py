@@ -26,8 +26,15 @@ from transformers import AutoConfig
 
 from megaboa.blends import SPLITS
 from megaboa.bridge import configuration, datasets
-from megaboa.bridge.convert import converter_of, export_model, hf_tensors, load_checkpoint
-from megaboa.bridge.groups import from_all, is_last, process_groups
+from megaboa.bridge.convert import (
+    converter_of,
+    export_model,
+    from_all,
+    hf_tensors,
+    is_last,
+    load_checkpoint,
+    process_groups,
+)
 from megaboa.bridge.logits import load_reference, same_logits
 from megaboa.bridge.process import playing_rank_0_of
 from megaboa.bridge.source import has_weights, saved_tensors
