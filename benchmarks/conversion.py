@@ -53,8 +53,7 @@ source = ModelSource(path={source!r}, device="cpu", **facts)
 target = Path({target!r})
 """
 IMPORT = """
-from megaboa.bridge.convert import import_checkpoint
-from megaboa.bridge.groups import process_groups
+from megaboa.bridge.convert import import_checkpoint, process_groups
 with process_groups("cpu", layout):
     import_checkpoint(source, target, layout)
 """

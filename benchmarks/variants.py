@@ -187,7 +187,8 @@ def train(variant: dict[str, Any], out: Path, run: Path, rank: int) -> None:
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
-    from megaboa.bridge import configuration, steps, wheels
+    from megaboa.bridge import configuration, wheels
+    from megaboa.bridge.callbacks import EndRecord, StepWriter
 
     for command in variant.get("python", []):
         exec(command, {"torch": torch})
@@ -202,10 +203,10 @@ def train(variant: dict[str, Any], out: Path, run: Path, rank: int) -> None:
         profiled = config.profiling
         profiled.use_pytorch_profiler, profiled.profile_ranks = True, [0]
         profiled.profile_step_start, profiled.profile_step_end = PROFILED
-    callbacks = [steps.EndRecord(attempt, rank)]
+    callbacks = [EndRecord(attempt, rank)]
     if rank == changed["world_size"] - 1:
         attempt.steps.unlink(missing_ok=True)
-        callbacks.append(steps.StepWriter(attempt.steps))
+        callbacks.append(StepWriter(attempt.steps))
     (out / "end").mkdir(exist_ok=True)
     pretrain(config, forward_step, callbacks=callbacks)
 

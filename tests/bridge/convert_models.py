@@ -20,16 +20,15 @@ def main(root):
     from megatron.core.utils import unwrap_model
 
     from megaboa.bridge import convert
-    from megaboa.bridge.groups import process_groups
     from megaboa.bridge.proof import mapped, prove_import
 
     for folder in sorted(path.parent for path in root.glob("*/source.json")):
         source = read(ModelSource, folder / "source.json")
-        with process_groups("cpu"):
+        with convert.process_groups("cpu"):
             convert.import_checkpoint(source, folder / "megatron")
         checks = prove_import(source, folder / "megatron")
         write_json(folder / "checks.json", [plain(check) for check in checks])
-    with process_groups("cpu"):
+    with convert.process_groups("cpu"):
         bridge = convert.bridge_of(source)
         model = convert.load_checkpoint(bridge, folder / "megatron")
         attention = unwrap_model(model)[0].decoder.layers[0].self_attention

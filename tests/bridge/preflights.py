@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from megaboa import records
-from megaboa.bridge.process import prepare
+from megaboa.bridge.process import playing_rank_0_of, prepare
 from megaboa.bridge.quiet import quietly
 from megaboa.files import read_json, write_json
 from megaboa.paths import RunFolder
@@ -80,12 +80,12 @@ def both(folder):
     from megatron.bridge.training.utils.flop_utils import num_floating_point_operations
 
     from megaboa.bridge import configuration, dryrun, preflight
-    from megaboa.bridge.facts import facts_of
+    from megaboa.bridge.config_facts import facts_of
     from megaboa.check import flops, parameters, table
     from megaboa.check.stages import stages
 
     answer = {"rules": [], "bridge": None, "parameters": None}
-    with preflight.playing_rank_0_of(folder.run["world_size"]), preflight.as_on_a_gpu():
+    with playing_rank_0_of(folder.run["world_size"]), preflight.as_on_a_gpu():
         try:
             inputs = configuration.Inputs.before_payloads(folder)
             config = configuration.build(folder.run, inputs)

@@ -1,4 +1,4 @@
-"""megaboa.bridge.steps without Bridge: its callbacks need of it no more than three names."""
+"""megaboa.bridge.callbacks without Bridge: its callbacks need of it no more than three names."""
 
 import importlib
 import sys
@@ -17,14 +17,14 @@ CALLBACKS, BATCHES = "megatron.bridge.training.callbacks", "megatron.core.num_mi
 
 
 @pytest.fixture
-def steps(monkeypatch):
+def callbacks(monkeypatch):
     for name in (*STUBS, CALLBACKS, BATCHES):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     sys.modules[CALLBACKS].Callback = sys.modules[CALLBACKS].CallbackContext = object
     sys.modules[BATCHES].get_current_running_global_batch_size = lambda: 4
-    monkeypatch.delitem(sys.modules, "megaboa.bridge.steps", raising=False)
-    yield importlib.import_module("megaboa.bridge.steps")
-    del sys.modules["megaboa.bridge.steps"]
+    monkeypatch.delitem(sys.modules, "megaboa.bridge.callbacks", raising=False)
+    yield importlib.import_module("megaboa.bridge.callbacks")
+    del sys.modules["megaboa.bridge.callbacks"]
 
 
 def context(step=7, **more):
@@ -44,15 +44,15 @@ class Fenced(Exception):
 
 
 @pytest.fixture
-def fence(steps, tmp_path, monkeypatch):
+def fence(callbacks, tmp_path, monkeypatch):
     def gone(code):
         raise Fenced(code)
 
-    monkeypatch.setattr(steps.os, "_exit", gone)
-    monkeypatch.setattr(steps, "FENCE_SECONDS", -1.0)
+    monkeypatch.setattr(callbacks.os, "_exit", gone)
+    monkeypatch.setattr(callbacks, "FENCE_SECONDS", -1.0)
     for number in (1, 2):
         write_json(tmp_path / f"{number:06d}.json", {})
-    return steps.Fence(tmp_path, 2, tmp_path / "stop-now")
+    return callbacks.Fence(tmp_path, 2, tmp_path / "stop-now")
 
 
 def test_who_holds_the_run_goes_on(fence):
@@ -76,15 +76,15 @@ def test_the_supervisors_word_is_taken_as_its_signal(fence, tmp_path):
         assert signals.seen == ["SIGTERM"]
 
 
-def test_nobody_looks_at_every_step(fence, steps, tmp_path, monkeypatch):
-    monkeypatch.setattr(steps, "FENCE_SECONDS", 60.0)
+def test_nobody_looks_at_every_step(fence, callbacks, tmp_path, monkeypatch):
+    monkeypatch.setattr(callbacks, "FENCE_SECONDS", 60.0)
     write_json(tmp_path / "000003.json", {})
     fence.on_train_step_end(context())
 
 
-def test_events_are_what_the_supervisor_reads(steps, tmp_path):
+def test_events_are_what_the_supervisor_reads(callbacks, tmp_path):
     path = tmp_path / "steps.jsonl"
-    writer = steps.StepWriter(path)
+    writer = callbacks.StepWriter(path)
     writer.on_train_start(context(step=0))
     writer.on_train_step_start(context())
     writer.on_train_step_end(context())
@@ -105,18 +105,18 @@ def test_events_are_what_the_supervisor_reads(steps, tmp_path):
     assert 0.05 <= save["seconds"] < 5 and save["time"] >= evaluated["time"]
 
 
-def test_a_step_without_a_loss(steps, tmp_path):
-    writer = steps.StepWriter(tmp_path / "steps.jsonl")
+def test_a_step_without_a_loss(callbacks, tmp_path):
+    writer = callbacks.StepWriter(tmp_path / "steps.jsonl")
     writer.on_train_step_start(context())
     writer.on_train_step_end(context(loss_dict=None, grad_norm=None, skipped_iter=1))
     _, step = read_jsonl(tmp_path / "steps.jsonl")
     assert (step["loss"], step["grad_norm"], step["skipped"], step["losses"]) == (None, None, True, {})
 
 
-def test_a_checkpoint_is_marked_when_the_save_is_over(steps, tmp_path):
+def test_a_checkpoint_is_marked_when_the_save_is_over(callbacks, tmp_path):
     folder = checkpoints.folder(tmp_path, 10)
     folder.mkdir()
-    marker = steps.CheckpointMarker(tmp_path)
+    marker = callbacks.CheckpointMarker(tmp_path)
     marker.on_checkpoint_save(context())
     assert checkpoints.latest(tmp_path) == 0
     (folder / checkpoints.LAST_WRITTEN).touch()
@@ -124,8 +124,8 @@ def test_a_checkpoint_is_marked_when_the_save_is_over(steps, tmp_path):
     assert checkpoints.latest(tmp_path) == 10
 
 
-def test_every_rank_leaves_a_record_of_its_end(steps, tmp_path):
+def test_every_rank_leaves_a_record_of_its_end(callbacks, tmp_path):
     attempt = AttemptFolder(tmp_path)
     for rank in (0, 1):
-        steps.EndRecord(attempt, rank).on_train_end(context(step=20))
+        callbacks.EndRecord(attempt, rank).on_train_end(context(step=20))
     assert [read_json(attempt.end_record(rank)) for rank in (0, 1)] == [{"step": 20}] * 2

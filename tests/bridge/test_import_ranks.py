@@ -14,8 +14,8 @@ import torch.distributed.checkpoint as dcp
 from tiny_models import MOE, specification, train_tokenizer
 
 import megaboa
-from megaboa.bridge.compare import bits_digest
 from megaboa.bridge.source import obtain
+from megaboa.bridge.tensor_checks import bits_digest
 from megaboa.config.models.resources import Launch
 from megaboa.files import read_json, write_json
 from megaboa.records import write

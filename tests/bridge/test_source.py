@@ -16,9 +16,9 @@ from tiny_models import DENSE, MOE, TIED_BF16, specification, train_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import megaboa
-from megaboa.bridge.compare import kinds
 from megaboa.bridge.source import has_weights, obtain, saved_tensors
-from megaboa.bridge.tensors import Tensors
+from megaboa.bridge.tensor_checks import kinds
+from megaboa.bridge.weights import Tensors
 from megaboa.errors import InputError
 from megaboa.files import folder_digests, write_json
 

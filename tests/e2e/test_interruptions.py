@@ -14,7 +14,7 @@ from megaboa.files import read_jsonl
 pytestmark = pytest.mark.slow
 
 STEPS, SAVE_INTERVAL, KILLED_AT = 60, 10, 13
-FENCE_SECONDS = 5  # bridge/steps.py
+FENCE_SECONDS = 5  # bridge/callbacks.py
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from megaboa.errors import InputError
-from megaboa.image import convert, engines
+from megaboa.image import engines
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_archives_for_apptainer():
     assert engines.archive_command("buildah", "m:1", Path("/a.tar"))[-1] == engines.archive_source(
         "buildah", Path("/a.tar")
     )
-    assert convert.sif_command("oci-archive:/a.tar", Path("/i.sif")) == [
+    assert engines.sif_command("oci-archive:/a.tar", Path("/i.sif")) == [
         *("apptainer", "build", "--force", "/i.sif", "oci-archive:/a.tar")
     ]
 
@@ -75,4 +75,4 @@ def test_enroot_takes_images_from_docker_and_podman_only():
 
 
 def test_variables_of_an_image_are_a_line_each():
-    assert convert.environment_file(["PATH=/a:/b", "A=x\ny", "B="]) == "PATH=/a:/b\nB=\n"
+    assert engines.environment_file(["PATH=/a:/b", "A=x\ny", "B="]) == "PATH=/a:/b\nB=\n"

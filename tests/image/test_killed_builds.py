@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from megaboa import files
-from megaboa.image import dockerfile, inspect
+from megaboa.image import dockerfile, image_file
 
 pytestmark = pytest.mark.slow
 
@@ -74,14 +74,14 @@ def test_ten_kills_at_random_moments(place):
         process.send_signal(signal.SIGKILL)
         process.communicate()
         for made in images(place):  # it was through, or died right after the last step
-            assert inspect.problem(made / "image.sqsh") is None
+            assert image_file.problem(made / "image.sqsh") is None
             assert files.read_json(made / "facts.json")["bytes"] == (made / "image.sqsh").stat().st_size
             shutil.rmtree(made)
     last = start(spec)
     out, said = last.communicate()
     assert last.returncode == 0, said
     made = json.loads(out)
-    assert inspect.problem(Path(made["path"])) is None
+    assert image_file.problem(Path(made["path"])) is None
     assert made["digest"] == f"sha256:{files.file_digest(made['path'])}"
     assert len(images(place)) == 1 and not list((place / "store").glob("images/*/.*.partial"))
     blob = subprocess.run(["unsquashfs", "-cat", made["path"], "blob"], capture_output=True, check=True).stdout

@@ -10,7 +10,7 @@ import pytest
 
 from megaboa.errors import InputError
 from megaboa.files import file_digest, write_json
-from megaboa.image import contract, inside, obtain
+from megaboa.image import contract, obtain, runtimes
 
 SCRIPT = Path(__file__).parents[2] / "workflow/scripts/image.py"
 
@@ -146,7 +146,7 @@ def test_the_test_runs_where_the_runs_do(fake_command, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert contract.srun(asked)[:4] == ["mysrun", "--overlap", "--nodes=1", "--ntasks=1"]
     assert not any("partition" in word for word in contract.srun(asked))
-    assert inside.command(asked, "/i.sqsh", ["x.py"])[:2] == ["mysrun", "--overlap"]
+    assert runtimes.python_command(asked, "/i.sqsh", ["x.py"])[:2] == ["mysrun", "--overlap"]
 
 
 def test_versions_are_strict_for_our_own_images_only(tmp_path):

@@ -1,7 +1,6 @@
 """From (image, mounts, env, workdir, command) to argv."""
 
-from megaboa.image.container import Container
-from megaboa.image.runtimes import RUNTIMES
+from megaboa.image.runtimes import RUNTIMES, Container
 from megaboa.launch import local
 from megaboa.run import site
 

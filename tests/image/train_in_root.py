@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from megaboa.image import rootfs, runtimes
-from megaboa.image.container import Container
+from megaboa.image.runtimes import Container
 from megaboa.paths import RunFolder
 from megaboa.run import site, supervisor
 

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from megaboa.launch import local
-from megaboa.launch.environment import threads_environment
 from megaboa.launch.local import LocalRanks
+from megaboa.launch.ranks import threads_environment
 
 SLEEP = "import time; time.sleep(60)"
 

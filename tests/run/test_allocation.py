@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from megaboa.config.models.resources import Launch
-from megaboa.image.container import NO_CONTAINER, Container
+from megaboa.image.runtimes import NO_CONTAINER, Container
 from megaboa.launch import local, slurm
 from megaboa.launch.slurm import Job, Node
 from megaboa.records import Inside, LaunchSpec, parse, plain

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megaboa.files import write_json
-from megaboa.launch.environment import ReservedPort
+from megaboa.launch.ranks import ReservedPort
 from megaboa.run import gpus, health
 
 SCRIPT = Path(health.__file__).parents[2] / "check_node.py"

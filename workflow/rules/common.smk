@@ -16,7 +16,7 @@ sys.path.insert(0, os.path.abspath(SCRIPTS))
 from megaboa.bundle.contents import code_state
 from megaboa.config import ConfigError, command_line, load, nested
 from megaboa.files import read_json
-from megaboa.image.unchanged import as_recorded
+from megaboa.image.image_file import as_recorded
 from megaboa.launch import queue, slurm
 from megaboa.plan import make_plan, restarts
 from megaboa.plan.shared import Shared

@@ -13,7 +13,7 @@ from pathlib import Path
 from megaboa import conversion
 from megaboa.errors import InputError, one_sentence
 from megaboa.files import read_json
-from megaboa.image import unchanged
+from megaboa.image import image_file
 from megaboa.records import Image, read
 from megaboa.run import converters
 
@@ -33,7 +33,7 @@ def main() -> None:
         wrapped = [str(INSIDE), str(arguments.inside), str(arguments.image)] if arguments.image else []
         os.execv(sys.executable, [sys.executable, *wrapped, *arguments.words])
     image = read(Image, arguments.image) if arguments.image else None
-    if image and (problem := unchanged.problem(image)):
+    if image and (problem := image_file.changed(image)):
         raise InputError(problem)
     print(converters.run(wanted, image, arguments.words, arguments.logs), end="")
 

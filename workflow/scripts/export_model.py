@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import store
-from megaboa.bridge import artifacts, zygote
+from megaboa.bridge import zygote
 from megaboa.bridge.card import card
 from megaboa.bridge.process import prepare, require_converter
 from megaboa.bridge.quiet import quietly
-from megaboa.bridge.source import has_weights
+from megaboa.bridge.source import has_weights, settings_digests
 from megaboa.conversion import add_image, image_of
 from megaboa.errors import one_sentence
 from megaboa.files import digest, folder_digests, read_json, write_text
@@ -40,7 +40,7 @@ def convert(spec: dict[str, Any], folder: RunFolder, source: ModelSource) -> Exp
         "versions": versions,
         "file_gb": spec["file_gb"],
         "card": text,
-        "files": artifacts.digests(source),
+        "files": settings_digests(source),
         # Others, made before, may have a tied head twice; none of them has a proof.
         **({} if has_weights(source) else {"tensors": "those that transformers saves"}),
     }

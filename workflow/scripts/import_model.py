@@ -12,9 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from megaboa import store
-from megaboa.bridge import tensors, zygote
+from megaboa.bridge import zygote
 from megaboa.bridge.process import join_ranks, prepare, require_converter
 from megaboa.bridge.quiet import quietly
+from megaboa.bridge.weights import Tensors
 from megaboa.conversion import WHOLE, add_image, add_sizes, image_of, layout_of
 from megaboa.errors import one_sentence
 from megaboa.files import digest
@@ -34,7 +35,7 @@ def convert(source: ModelSource, root: Path, device: str, layout: Layout = WHOLE
     }
     folder = store.folder(root, "models", source.name, identity)
     make(replace(source, device=device), folder, layout)
-    with tensors.Tensors(source.path) as weights:
+    with Tensors(source.path) as weights:
         count = len(weights)
     return ImportRecord(
         name=source.name,
@@ -56,8 +57,7 @@ def make(source: ModelSource, folder: Path, layout: Layout) -> None:
     with quietly():
         require_converter(source.device)
         prepare(source.device)
-        from megaboa.bridge.convert import import_checkpoint
-        from megaboa.bridge.groups import building, process_groups
+        from megaboa.bridge.convert import building, import_checkpoint, process_groups
 
         with process_groups(source.device, layout), building(folder) as partial:
             if partial:

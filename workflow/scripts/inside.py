@@ -9,8 +9,8 @@ from pathlib import Path
 
 from megaboa.errors import InputError, one_sentence
 from megaboa.files import read_json
-from megaboa.image import inside, unchanged
-from megaboa.image.runtimes import without_pythons
+from megaboa.image import image_file
+from megaboa.image.runtimes import python_command, without_pythons
 from megaboa.records import Image, read
 
 
@@ -21,9 +21,9 @@ def main() -> None:
     parser.add_argument("words", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     wanted, image = read_json(arguments.spec)["container"], read(Image, arguments.image)
-    if problem := unchanged.problem(image):
+    if problem := image_file.changed(image):
         raise InputError(problem)
-    argv = inside.command(wanted, str(Path(image.path).absolute()), arguments.words)
+    argv = python_command(wanted, str(Path(image.path).absolute()), arguments.words)
     try:
         os.execvpe(argv[0], argv, {**without_pythons(os.environ), **wanted["variables"]})
     except FileNotFoundError:

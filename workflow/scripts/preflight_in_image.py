@@ -10,7 +10,7 @@ from pathlib import Path
 from megaboa import files
 from megaboa.check import needs_image, refusals
 from megaboa.errors import InputError, one_sentence
-from megaboa.image import contract, obtain, unchanged
+from megaboa.image import contract, image_file, obtain
 from megaboa.paths import Specs
 from megaboa.records import Image, read
 
@@ -26,7 +26,7 @@ def main() -> int:
     if arguments.image is None:
         raise InputError("image.runtime is none: ranks run in this Python, and `snakemake preflight` has said all")
     order, manifest, results = files.read_json(arguments.order), read(Image, arguments.image), arguments.out.parent
-    if problem := unchanged.problem(manifest):
+    if problem := image_file.changed(manifest):
         raise InputError(problem)
     report = asked(arguments.order, Path(manifest.path), results)
     if report["state"] == "NOT_RUN":

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from megaboa.launch.profiler import NoProfiler, become, rank_command
+from megaboa.launch.nsys import NoProfiler, become, rank_command
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.bridge import zygote
-from megaboa.bridge.dataset import read_as_training_does
+from megaboa.bridge.corpus_samples import read_as_training_does
 from megaboa.bridge.quiet import quietly
 from megaboa.data.jobs import verify_corpus
 from megaboa.errors import one_sentence

@@ -22,7 +22,7 @@ def _train(folder: str, load: str | None) -> None:
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
-    from megaboa.bridge.steps import CheckpointMarker
+    from megaboa.bridge.callbacks import CheckpointMarker
 
     cfg = _pretrain_common()
     sizes = {"num_layers": 2, "hidden_size": 128, "ffn_hidden_size": 256, "num_attention_heads": 4, "seq_length": 8}

@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 
-from megaboa.bridge.cpu.optimizer import Adam
+from megaboa.bridge.cpu.megatron import Adam
 
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 

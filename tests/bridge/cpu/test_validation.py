@@ -39,8 +39,9 @@ def _pretrain(root: str, name: str, data: dict, model: dict) -> float:
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
 
-    from megaboa.bridge import datasets, steps
-    from megaboa.bridge.attention_mask import MaskFromData
+    from megaboa.bridge import datasets
+    from megaboa.bridge.callbacks import StepWriter
+    from megaboa.bridge.datasets import MaskFromData
     from megaboa.bridge.validation import ValidationSets
 
     class LookAcross(Callback):
@@ -101,7 +102,7 @@ def _pretrain(root: str, name: str, data: dict, model: dict) -> float:
     if data.get("validation_sets"):
         callbacks.append(ValidationSets(data, corpora, forward_step))
     if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
-        callbacks.append(steps.StepWriter(Path(root, f"{name}.jsonl")))
+        callbacks.append(StepWriter(Path(root, f"{name}.jsonl")))
     pretrain(cfg, forward_step, callbacks=callbacks)
     return look.difference
 

@@ -1,28 +1,37 @@
-"""Hugging Face folder to Megatron checkpoint and back, with Bridge's own converters.
+"""Hugging Face folder to Megatron checkpoint and back, with Bridge's converters, in one process or several ranks.
 
 The CPU backend, where it is needed, must be active before this module is imported.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.bridge import AutoBridge
 from megatron.bridge.models.hf_pretrained.causal_lm import PreTrainedCausalLM
 from megatron.bridge.models.hf_pretrained.state import StateDict
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from transformers import AutoConfig, PreTrainedConfig
 
-from megaboa.bridge import artifacts, tensors, weights
-from megaboa.bridge.groups import process_groups, sizes
-from megaboa.bridge.source import has_weights, saved_tensors
+from megaboa import store
+from megaboa.bridge import weights
+from megaboa.bridge.source import copy_settings, has_weights, saved_tensors
 from megaboa.conversion import WHOLE
-from megaboa.layout import Layout
+from megaboa.layout import AXES, Layout
 from megaboa.records import ModelSource
 
 # Of a model that isn't trained: this needs Apex, which may not be there.
 UNTRAINED = {"gradient_accumulation_fusion": False}
+# A rank that dies is seen by the launcher; one that reads a large model, or waits for another job's, only takes long.
+PATIENCE = timedelta(days=1)
 
 
 def import_checkpoint(source: ModelSource, folder: Path, layout: Layout = WHOLE) -> None:
@@ -49,8 +58,8 @@ def export_model(
     bridge: AutoBridge, model: list[torch.nn.Module], source: ModelSource, folder: Path, file_bytes: int
 ) -> None:
     dtype = weights.write(hf_tensors(bridge, model), folder, file_bytes)
-    artifacts.write(source, str(dtype).removeprefix("torch."), folder)
-    tensors.share(folder)
+    copy_settings(source, str(dtype).removeprefix("torch."), folder)
+    weights.share(folder)
 
 
 def hf_tensors(bridge: AutoBridge, model: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -80,7 +89,7 @@ class _Outline(PreTrainedCausalLM):
 
 def bridge_of(source: ModelSource) -> AutoBridge:
     """Bridge's idea of a model, from its config."""
-    if tensors.files(source.path):
+    if weights.files(source.path):
         return AutoBridge.from_hf_pretrained(source.path)
     return AutoBridge.from_hf_config(AutoConfig.from_pretrained(source.path, local_files_only=True))
 
@@ -88,3 +97,59 @@ def bridge_of(source: ModelSource) -> AutoBridge:
 def load_checkpoint(bridge: AutoBridge, checkpoint: Path, layout: Layout = WHOLE) -> list[torch.nn.Module]:
     """The model of a checkpoint, whole or this rank's part of it, whatever layout saved it."""
     return bridge.load_megatron_model(checkpoint, wrap_with_ddp=False, mp_overrides={**UNTRAINED, **sizes(layout)})
+
+
+@contextlib.contextmanager
+def process_groups(device: str, layout: Layout = WHOLE) -> Iterator[None]:
+    """Megatron's groups, of one process or of ranks that hold a part of the model each.
+
+    Those of one process use a store in memory: no port that another job may want.
+    """
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # Transformer Engine would multiply fp32 in TF32, and logits are compared
+    if layout.world_size == 1:
+        dist.init_process_group("gloo" if device == "cpu" else "nccl", store=dist.HashStore(), rank=0, world_size=1)
+    else:
+        if device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        # Weights lie on the host until a model is whole, also of one that is for GPUs.
+        dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", timeout=PATIENCE)
+    try:
+        minutes = PATIENCE // timedelta(minutes=1)
+        parallel_state.initialize_model_parallel(**sizes(layout), distributed_timeout_minutes=minutes)
+        model_parallel_cuda_manual_seed(0)
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def sizes(layout: Layout) -> dict[str, Any]:
+    """By the names of Megatron-Core."""
+    return {axis.argument: layout.size(axis.name) for axis in AXES if axis.weights}
+
+
+def is_last() -> bool:
+    """The rank that says what was seen: it has the last stage of a pipeline, and so the logits."""
+    return dist.get_rank() == dist.get_world_size() - 1
+
+
+@contextlib.contextmanager
+def building(final: Path) -> Iterator[Path | None]:
+    """As `store.building`, for all ranks together: the first one has the lock, and waits for the others at the end."""
+    first = dist.get_rank() == 0
+    with store.building(final) if first else contextlib.nullcontext() as partial:
+        yield _from_first(partial)
+        from_all(None)
+
+
+def from_all(value: Any) -> list[Any]:
+    """Of every rank its value, in their order."""
+    if dist.get_world_size() == 1:
+        return [value]
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def _from_first(value: Any) -> Any:
+    return from_all(value)[0]

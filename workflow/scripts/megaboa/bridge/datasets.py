@@ -1,4 +1,7 @@
-"""What a run's data section sets in Bridge's dataset configuration, and the datasets of its further validation sets."""
+"""What a run's data section sets in Bridge's dataset configuration, and the datasets of its further validation sets.
+
+Also what Bridge needs changed for it: its fill-in-the-middle dataset, and attention that takes no mask from the data.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,18 @@ import copy
 import dataclasses
 from typing import Any
 
+import numpy as np
+from megatron.bridge.data import utils
+from megatron.bridge.data.datasets.fim_dataset import GPTFIMDataset
 from megatron.bridge.data.utils import get_dataset_provider
+from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.config import ConfigContainer, GPTDatasetConfig, GPTFIMDatasetConfig
 from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
+from megatron.core.transformer.attention import Attention
+from megatron.core.transformer.enums import AttnMaskType
+from numpy.typing import NDArray
 
 from megaboa.blends import SPLITS, Blend, is_held_out, split_blends, validation_sets
-from megaboa.bridge import fill_in_the_middle
 
 Corpora = dict[str, list[dict[str, Any]]]  # by name: the datasets of its manifest
 
@@ -46,7 +55,7 @@ def configure(config: ConfigContainer, data: dict[str, Any], corpora: Corpora) -
         dataset.skip_getting_attention_mask_from_dataset = not data["reset_attention_mask"]
     if data.get("fim"):
         config.dataset = _with_fim(dataset, data["fim"])
-        fill_in_the_middle.install()
+        utils.GPTFIMDataset = FillInTheMiddle  # Bridge looks its class up by this name
 
 
 def paths_and_weights(blend: Blend, corpora: Corpora) -> tuple[list[str], list[float] | None]:
@@ -97,3 +106,47 @@ def _with_fim(dataset: GPTDatasetConfig, fim: dict[str, Any]) -> GPTFIMDatasetCo
         fim_fragment_rate=fim["fragment_rate"],
         fim_no_prefix=fim["no_prefix"],
     )
+
+
+class FillInTheMiddle(GPTFIMDataset):
+    """Bridge's dataset, made to work and to give every sample the same text whenever it is read.
+
+    Bridge 0.6.2 fails at the first sample, as Megatron-Core has come to want the documents' lengths, too.
+
+    And it draws from one generator for all samples, so that what a sample holds would depend on those read before it:
+    a resumed run, or one with another number of loader processes, would train on another text.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        names = self.config.fim_extra_tokens
+        ids = (self.prefix_tok_id, self.middle_tok_id, self.suffix_tok_id, self.pad_tok_id, self.eod_tok_id)
+        known = set(self.config.tokenizer.vocab)
+        for part, found in zip(("prefix", "middle", "suffix", "pad", "eod"), ids, strict=True):
+            if found is None or names[part] not in known:
+                raise ValueError(
+                    f"data.fim.tokens.{part}: the tokenizer has no token {names[part]!r}: name one that it has"
+                )
+
+    def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[NDArray, NDArray, list[int]]:
+        self.np_rng = np.random.RandomState([self.config.random_seed, self.index_split.value, idx])
+        text, documents = super()._query_document_sample_shuffle_indices(idx)
+        return text, documents, [len(text)]
+
+
+class MaskFromData(Callback):
+    """Attention that looks at the mask that comes with the data.
+
+    Megatron's GPT layers say that their mask is causal, and Transformer Engine then makes that by itself: what
+    the dataset hands on (`reset_attention_mask`) would be left unread, without a word.
+    """
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        for chunk in context.model:
+            for module in chunk.modules():
+                if isinstance(module, Attention) and module.attn_mask_type == AttnMaskType.causal:
+                    if module.config.window_size is not None:
+                        raise ValueError(
+                            "data.reset_attention_mask: sliding windows make their own mask: set it to false"
+                        )
+                    module.attn_mask_type = AttnMaskType.arbitrary

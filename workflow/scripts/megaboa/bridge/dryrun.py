@@ -20,8 +20,8 @@ from megatron.core.num_microbatches_calculator import (
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from megaboa.bridge.facts import tokenizer_vocabulary
-from megaboa.bridge.preflight import playing
+from megaboa.bridge.config_facts import tokenizer_vocabulary
+from megaboa.bridge.process import playing
 
 VOCABULARY = 128  # times tp: rows of a model whose tokenizer isn't at hand
 EXPERTS = ".mlp.experts."  # in the names of experts' parameters

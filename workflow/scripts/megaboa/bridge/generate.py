@@ -9,8 +9,7 @@ import torch
 from megatron.core.utils import unwrap_model
 from transformers import AutoTokenizer, GenerationConfig
 
-from megaboa.bridge.convert import bridge_of, load_checkpoint
-from megaboa.bridge.groups import process_groups
+from megaboa.bridge.convert import bridge_of, load_checkpoint, process_groups
 from megaboa.bridge.logits import load_reference, megatron_logits
 from megaboa.records import ExportRecord, ModelSource
 

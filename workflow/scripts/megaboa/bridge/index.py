@@ -18,7 +18,7 @@ from megatron.bridge.training.setup import _validate_and_set_vocab_size
 
 from megaboa.blends import SPLITS, split_blends
 from megaboa.bridge import configuration, datasets
-from megaboa.bridge.preflight import playing_rank_0_of
+from megaboa.bridge.process import playing_rank_0_of
 from megaboa.errors import InputError
 from megaboa.files import read_json
 from megaboa.paths import RunFolder

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from megaboa import files
+from megaboa.bridge.process import playing_rank_0_of
 from megaboa.check import needs_image
 from megaboa.check.facts import Facts
 from megaboa.paths import RunFolder
@@ -57,7 +57,7 @@ def _check(
     from megatron.bridge.training.config import runtime_config_update
 
     from megaboa.bridge import configuration, cpu
-    from megaboa.bridge.facts import facts_of
+    from megaboa.bridge.config_facts import facts_of
     from megaboa.check import memory, table
 
     run, inputs = folder.run, configuration.Inputs.before_payloads(folder)
@@ -191,24 +191,3 @@ def as_on_a_gpu() -> Iterator[None]:
         yield
     finally:
         torch.cuda.get_device_properties = ask
-
-
-def playing_rank_0_of(world_size: int) -> contextlib.AbstractContextManager[None]:
-    return playing(0, world_size)
-
-
-@contextlib.contextmanager
-def playing(rank: int, world_size: int) -> Iterator[None]:
-    """Bridge asks the environment which rank this is, and how many there are.
-
-    Afterwards everything in it is as it was: Megatron sets variables by the attention that a model has, and refuses the
-    next model where they are others.
-    """
-    before = dict(os.environ)
-    os.environ.update({"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)})
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import importlib.util
@@ -10,13 +11,13 @@ import signal
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 from megaboa.errors import InputError
-from megaboa.launch.environment import adopt_rank
 from megaboa.launch.local import die_with_parent
-from megaboa.launch.ranks import STACKS_SIGNAL
+from megaboa.launch.ranks import STACKS_SIGNAL, adopt_rank
 from megaboa.layout import Layout
 
 
@@ -92,3 +93,24 @@ def stacks_on_signal() -> None:
 def ignore_stop_signal() -> None:
     """For the processes that write a checkpoint: when all of a job gets SIGTERM, they must finish what they write."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def playing_rank_0_of(world_size: int) -> contextlib.AbstractContextManager[None]:
+    return playing(0, world_size)
+
+
+@contextlib.contextmanager
+def playing(rank: int, world_size: int) -> Iterator[None]:
+    """Bridge asks the environment which rank this is, and how many there are.
+
+    Afterwards everything in it is as it was: Megatron sets variables by the attention that a model has, and refuses the
+    next model where they are others.
+    """
+    before = dict(os.environ)
+    os.environ.update({"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)})
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

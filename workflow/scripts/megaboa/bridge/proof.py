@@ -1,4 +1,4 @@
-"""Proofs that a conversion lost nothing: every tensor by name, shape, type and bits, and the same logits.
+"""Proofs that a conversion lost nothing: every tensor by name, shape, type and bits, the same logits and the same loss.
 
 A proof is a list of checks, each PASS or FAIL with what was seen. The CPU backend, where it is needed, must be active
 before this module is imported.
@@ -6,6 +6,7 @@ before this module is imported.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -16,13 +17,31 @@ from pathlib import Path
 
 import torch
 from megatron.bridge import AutoBridge
+from megatron.bridge.data.loaders import build_train_valid_test_datasets, cyclic_iter
+from megatron.bridge.data.samplers import build_pretraining_data_loader
+from megatron.bridge.data.utils import get_dataset_provider
+from megatron.bridge.training.config import runtime_config_update
 from megatron.core.utils import unwrap_model
 from transformers import AutoConfig
 
-from megaboa.bridge import held_out
-from megaboa.bridge.compare import (
+from megaboa.blends import SPLITS
+from megaboa.bridge import configuration, datasets
+from megaboa.bridge.convert import (
+    converter_of,
+    export_model,
+    from_all,
+    hf_tensors,
+    is_last,
+    load_checkpoint,
+    process_groups,
+)
+from megaboa.bridge.logits import load_reference, same_logits
+from megaboa.bridge.process import playing_rank_0_of
+from megaboa.bridge.source import has_weights, saved_tensors
+from megaboa.bridge.tensor_checks import (
     DTYPE_NAMES,
     bits_digest,
+    complete,
     kinds,
     listed,
     round_trip,
@@ -30,23 +49,26 @@ from megaboa.bridge.compare import (
     trained,
     trained_from_scratch,
 )
-from megaboa.bridge.convert import converter_of, export_model, hf_tensors, load_checkpoint
-from megaboa.bridge.groups import from_all, is_last, process_groups
-from megaboa.bridge.logits import load_reference, same_logits
-from megaboa.bridge.source import has_weights, saved_tensors
-from megaboa.bridge.structure import complete
-from megaboa.bridge.tensors import Tensors
 from megaboa.bridge.verdict import check
+from megaboa.bridge.weights import Tensors
 from megaboa.conversion import WHOLE
 from megaboa.files import folder_digests
 from megaboa.layout import Layout
 from megaboa.paths import CARD, RunFolder, RunStore
-from megaboa.records import Check, ExportRecord, ModelSource
+from megaboa.records import Check, Evaluated, ExportRecord, ModelSource
 from megaboa.run import checkpoints
 
 NEEDED = {"tensors", "experts", "loads"}
 COPY = "output_layer.weight"
 PADDED = ("word_embeddings.weight", "output_layer.weight")
+# Largest difference of the loss from the one in the log, by the precision of the run.
+BOUNDS = {"fp32": 1e-4, "bf16_mixed": 2e-2, "fp16_mixed": 2e-2}
+FP8_BOUND = 1e-1
+MOST_WORK = 2e14  # operations: an hour or two
+# They tell Megatron's attention where documents end; transformers' models would have to be told otherwise.
+NOT_COMPARABLE = ("reset_position_ids", "reset_attention_mask", "fim")
+LOSS_READS = ("tokens", "labels", "loss_mask")
+Batch = dict[str, torch.Tensor]
 
 
 def prove_import(source: ModelSource, checkpoint: Path, layout: Layout = WHOLE) -> list[Check]:
@@ -91,8 +113,8 @@ def prove_export(export: ExportRecord, source: ModelSource, folder: RunFolder) -
             left_out |= {"trained": obstacle} if obstacle else {}
         checks += complete(after, config)
     evaluation = checkpoints.evaluations(RunStore(folder.store)).get(export.iteration)
-    obstacle = held_out.why_not(folder, evaluation, source.params)
-    read = [] if obstacle else held_out.batches(folder, evaluation)  # before there is a process group
+    obstacle = held_out_obstacle(folder, evaluation, source.params)
+    read = [] if obstacle else held_out_batches(folder, evaluation)  # before there is a process group
     checks += runs_alone(export.path)
     if NEEDED.intersection(one.name for one in checks if not one.passed):
         return checks, left_out  # Megatron could not read it either
@@ -109,7 +131,7 @@ def prove_export(export: ExportRecord, source: ModelSource, folder: RunFolder) -
         read_back(bridge, model, export.path)
         checks.append(same_parameters(trained_bits, parameter_digests(bridge, model, vocab_size)))
     if read:
-        checks.append(held_out.same_loss(reference, read, evaluation, folder.run["training"]["precision"]))
+        checks.append(same_loss(reference, read, evaluation, folder.run["training"]["precision"]))
     return checks, left_out | ({"validation loss": obstacle} if obstacle else {})
 
 
@@ -205,3 +227,63 @@ def runs_alone(folder: str) -> list[Check]:
         check("finite", seen["finite"], "all logits are finite" if seen["finite"] else "logits hold NaN or infinity"),
         check("generates", seen["generated"] > 0, f"{seen['generated']} tokens generated: {seen['text']!r}"),
     ]
+
+
+def held_out_obstacle(folder: RunFolder, evaluation: Evaluated | None, params: int) -> str | None:
+    """Why the loss can't be compared with the log's on the samples of the run's own evaluation; None if it can."""
+    if evaluation is None or evaluation.samples is None:
+        return "this checkpoint was not evaluated while training"
+    if not folder.index or not Path(folder.index.cache).is_dir():
+        return "the data's index is gone, or the data were made up"
+    first, end = evaluation.samples
+    if (work := 2 * params * (end - first) * folder.run["training"]["seq_length"]) > MOST_WORK:
+        return f"{work:.0e} operations on one core would take hours"
+    return next((f"data.{key} is set" for key in NOT_COMPARABLE if folder.run["data"].get(key)), None)
+
+
+def held_out_batches(folder: RunFolder, evaluation: Evaluated) -> list[Batch]:
+    """What the evaluation read, of all ranks. To be called before any process group is made: it plays them all.
+
+    Bridge draws validation samples in a random order, and every data parallel rank from a part of its own.
+    """
+    config = configuration.build(folder.run, configuration.Inputs.for_data(folder))
+    config.dataset.path_to_cache = str(Path(folder.index.cache).absolute())
+    with playing_rank_0_of(folder.run["world_size"]):
+        runtime_config_update(config)
+    datasets.set_tokenizer(config)
+    valid = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))[SPLITS.index("valid")]
+    first, end = evaluation.samples
+    size, ranks = config.validation.eval_micro_batch_size or config.train.micro_batch_size, config.data_parallel_size
+    found = []
+    for rank in range(ranks):
+        loader = build_pretraining_data_loader(
+            valid, first, "cyclic", size, 0, config.dataset.data_sharding, data_parallel_rank=rank,
+            data_parallel_size=ranks, collate_fn=getattr(valid, "collate_fn", None)
+        )  # fmt: skip
+        found += itertools.islice(cyclic_iter(loader), (end - first) // (size * ranks))
+    return found
+
+
+def same_loss(model: torch.nn.Module, found: list[Batch], evaluation: Evaluated, precision: str) -> Check:
+    """transformers' loss over these samples is what the training's log says.
+
+    The log's was computed by Megatron in the run's layout and precision; this one by transformers in fp32.
+    """
+    total, count = 0.0, 0.0
+    sequences = (
+        {name: batch[name][row] for name in LOSS_READS} for batch in found for row in range(len(batch["tokens"]))
+    )
+    for sequence in sequences:  # one at a time: logits are large
+        with torch.no_grad():
+            logits = model(sequence["tokens"][None]).logits[0].float()
+        losses = torch.nn.functional.cross_entropy(logits, sequence["labels"], reduction="none")
+        mask = sequence["loss_mask"].float()
+        total += float((losses * mask).sum(dtype=torch.float64))
+        count += float(mask.sum(dtype=torch.float64))
+    mine, logged = total / count, evaluation.losses[checkpoints.LOSS]
+    bound = BOUNDS.get(precision, FP8_BOUND)
+    detail = (
+        f"{mine:.6f} by transformers, {logged:.6f} in the log, over the same {int(count):,} tokens; "
+        f"allowed difference {bound:.0e} for {precision}"
+    )
+    return check("validation loss", abs(mine - logged) <= bound, detail, abs(mine - logged))

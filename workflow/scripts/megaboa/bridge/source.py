@@ -1,5 +1,7 @@
 """A model as `transformers` knows it: made from a config, found in a folder, or fetched from the hub.
 
+Exported models take their config and tokenizer from here.
+
 Nothing here needs Megatron.
 """
 
@@ -8,13 +10,14 @@ from __future__ import annotations
 import difflib
 import inspect
 import itertools
+import shutil
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megaboa import store
-from megaboa.bridge import tensors
+from megaboa.bridge import weights
 from megaboa.bridge.quiet import quietly
 from megaboa.data import hub, tokenizer
 from megaboa.errors import InputError
@@ -56,7 +59,7 @@ def obtain(spec: dict[str, Any]) -> ModelSource:
         tokenizer=used.path if used else None,
         tokenizer_digest=used.digest if used else None,
         vocab_size=vocab_size,
-        params=tensors.count(found["path"]) or _on_meta_device(config).num_parameters(),
+        params=weights.count(found["path"]) or _on_meta_device(config).num_parameters(),
         dtype=str(config.dtype or "float32").removeprefix("torch."),
         device=spec["device"],
         weights=spec["weights"],
@@ -65,7 +68,7 @@ def obtain(spec: dict[str, Any]) -> ModelSource:
 
 def has_weights(source: ModelSource) -> bool:
     """Whether runs start from the weights in the model's folder: one that is trained from scratch may have some too."""
-    return bool(tensors.files(source.path)) if source.weights is None else source.weights
+    return bool(weights.files(source.path)) if source.weights is None else source.weights
 
 
 def saved_tensors(config: PreTrainedConfig) -> dict[str, torch.Tensor]:
@@ -90,6 +93,46 @@ def read_config(folder: str | Path, key: str) -> PreTrainedConfig:
         raise InputError(f"{key}: {folder}: {why}") from error
 
 
+def copy_settings(source: ModelSource, dtype: str, folder: Path) -> None:
+    """What belongs to an exported model besides its weights: config, generation config, tokenizer and chat template.
+
+    These are the source's own files; only the type of the weights is that of the training.
+    """
+    origin = Path(source.path)
+    config = read_json(origin / "config.json")
+    config.pop("torch_dtype", None)
+    write_json(folder / "config.json", {**config, "dtype": dtype})
+    _generation_config(origin, folder)
+    for name in _tokenizer_files(source.tokenizer):
+        shutil.copyfile(Path(source.tokenizer, name), folder / name)
+
+
+def settings_digests(source: ModelSource) -> dict[str, str]:
+    """Of what changes an export, and no training."""
+    templates = [Path(source.tokenizer, name) for name in _tokenizer_files(source.tokenizer)]
+    given = Path(source.path, GENERATION)
+    return {path.name: file_digest(path) for path in [*templates, *([given] if given.exists() else [])]}
+
+
+def _tokenizer_files(folder: str | None) -> list[str]:
+    """Names of a tokenizer's files, its chat template among them; none where a model has no tokenizer."""
+    if folder is None:
+        return []
+    return sorted({path.name for pattern in TOKENIZER_FILES for path in Path(folder).glob(pattern)})
+
+
+def _generation_config(origin: Path, folder: Path) -> None:
+    """The source's, or what follows from its config."""
+    from transformers import AutoConfig, GenerationConfig
+
+    given = origin / GENERATION
+    if given.exists():
+        shutil.copyfile(given, folder / given.name)
+        return
+    config = AutoConfig.from_pretrained(origin, local_files_only=True)
+    GenerationConfig.from_model_config(config).save_pretrained(folder)
+
+
 def _find(spec: dict[str, Any], key: str) -> dict[str, Any]:
     """A local folder is used where it lies; a Hugging Face id is fetched into the cache of the hub."""
     patterns = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if spec["weights"] else [])]
@@ -107,13 +150,13 @@ def _find(spec: dict[str, Any], key: str) -> dict[str, Any]:
         content = digest({"hub": spec["hf"], "commit": commit, "weights": spec["weights"]})
     if not (folder / "config.json").exists():
         raise InputError(f"{key}: {folder} has no config.json; name the folder of a Hugging Face model")
-    if spec["weights"] and not tensors.files(folder):
+    if spec["weights"] and not weights.files(folder):
         raise InputError(
             f"{key}: {folder} has no *.safetensors; save its weights in that form, "
             "or set `init: scratch` to start from random ones"
         )
     if spec["weights"]:
-        tensors.require_whole(folder)
+        weights.require_whole(folder)
     return {"path": str(folder), "revision": commit, "digest": content}
 
 
@@ -137,7 +180,7 @@ def _make(spec: dict[str, Any], named: tokenizer.Reference | None, key: str) -> 
             if spec["weights"]:
                 with quietly():
                     _random_model(config, spec["seed"]).save_pretrained(partial / "hf")
-                tensors.share(partial / "hf")
+                weights.share(partial / "hf")
             else:
                 config.architectures = [type(_on_meta_device(config)).__name__]
                 config.save_pretrained(partial / "hf")

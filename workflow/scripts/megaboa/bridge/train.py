@@ -6,13 +6,19 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from megaboa import files, records
-from megaboa.bridge import process
-from megaboa.errors import one_sentence
+from megaboa.bridge import process, wheels
+from megaboa.check.facts import Facts
+from megaboa.check.graphs import full_graph_has_whole_blocks_of_attention
+from megaboa.check.rule import finding
+from megaboa.errors import InputError, one_sentence
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.run import checkpoints
 from megaboa.run.identity import identity_of
+
+REPLAYS_ALL_LENGTHS = (9, 15, 1)  # of cuDNN
 
 
 def main() -> None:
@@ -48,18 +54,15 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     from megatron.bridge.utils.cuda_graph import is_full_iteration_cuda_graph
 
     from megaboa.bridge import (
-        attention_mask,
         configuration,
         continuation,
-        cudnn,
+        datasets,
         profilers,
-        routing,
-        steps,
-        trackers,
         validation,
-        wheels,
     )
-    from megaboa.bridge.facts import facts_of
+    from megaboa.bridge.callbacks import CheckpointMarker, EndRecord, Fence, StepWriter
+    from megaboa.bridge.config_facts import facts_of
+    from megaboa.bridge.routing_writer import RoutingWriter
 
     run, inputs = folder.run, configuration.Inputs.read(folder)
     config = configuration.build(run, inputs)
@@ -82,7 +85,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         cpu.refuse(config)
     with one_sentence():
         if run["device"] == "cuda" and is_full_iteration_cuda_graph(config.model):
-            cudnn.refuse_lengths(facts_of(config, run, folder.launch, folder.profile), cudnn.version())
+            refuse_lengths(facts_of(config, run, folder.launch, folder.profile), cudnn_version())
         profilers.attach_wanted(config, folder.profile.tool if wanted.capture else "none", attempt)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     process.leave_in_time(sys.modules[pretrain.__module__])
@@ -91,22 +94,68 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     if rank == 0:
         wheels.say(changes)
 
-    callbacks = [steps.EndRecord(attempt, rank)]
+    callbacks = [EndRecord(attempt, rank)]
     if run["data"].get("reset_attention_mask"):
-        callbacks.append(attention_mask.MaskFromData())
+        callbacks.append(datasets.MaskFromData())
     if run["data"].get("validation_sets") and not wanted.capture:
         callbacks.append(validation.ValidationSets(run["data"], inputs.corpora, forward_step))
     if folder.launch.routing and not wanted.capture:
-        callbacks.append(routing.RoutingWriter(attempt.routing / f"{rank}.jsonl"))
+        callbacks.append(RoutingWriter(attempt.routing / f"{rank}.jsonl"))
     if wanted.claim and int(os.environ["LOCAL_RANK"]) == 0:
-        callbacks.append(steps.Fence(store.claims, wanted.claim, attempt.stop_now))
+        callbacks.append(Fence(store.claims, wanted.claim, attempt.stop_now))
     if rank == 0:
         saves, background = config.checkpoint.save is not None, config.checkpoint.async_save
         found = records.Found(train_iters=config.train.train_iters, saves=saves, async_save=background)
         records.write(store.found, found)
-        callbacks.append(steps.CheckpointMarker(store.checkpoints))
+        callbacks.append(CheckpointMarker(store.checkpoints))
     if rank == world_size - 1:
-        callbacks.append(steps.StepWriter(attempt.steps))
+        callbacks.append(StepWriter(attempt.steps))
         if config.logger.mlflow_experiment and not wanted.capture:
-            trackers.continue_mlflow_run(store, config.logger.mlflow_tracking_uri)
+            continue_mlflow_run(store, config.logger.mlflow_tracking_uri)
     pretrain(config, forward_step, callbacks=callbacks)
+
+
+def cudnn_version() -> tuple[int, ...] | None:
+    """Of the cuDNN that Transformer Engine has loaded, which may be another than PyTorch's."""
+    if not wheels.is_installed("transformer_engine_torch"):
+        return None
+    from transformer_engine.pytorch.utils import get_cudnn_version
+
+    return get_cudnn_version()
+
+
+def refuse_lengths(facts: Facts, here: tuple[int, ...] | None) -> None:
+    """Preflight could only warn of these; here it is known which cuDNN attention will be calculated with.
+
+    With an older one a run would end in an illegal memory access, or with wrong gradients, which is worse.
+    """
+    broken = full_graph_has_whole_blocks_of_attention(facts)
+    if broken and here and here < REPLAYS_ALL_LENGTHS:
+        found = finding(full_graph_has_whole_blocks_of_attention, broken)
+        raise InputError(f"{found}; here it is {'.'.join(map(str, here))}")
+
+
+def continue_mlflow_run(store: RunStore, tracking_uri: str | None) -> None:
+    """Let Bridge's logger, which always begins a run, go on with that of the attempt before.
+
+    Bridge logs its whole configuration as parameters, and MLflow refuses ones that change (what is loaded): those that
+    are there already stay as they are. For W&B the environment makes all attempts one run (run/command.py).
+    """
+    import mlflow
+
+    place = files.digest(tracking_uri or os.environ.get("MLFLOW_TRACKING_URI"))  # the address may hold a password
+    earlier = files.read_json(store.mlflow_run) if store.mlflow_run.exists() else None
+    if earlier and earlier["place"] == place:
+        os.environ["MLFLOW_RUN_ID"] = earlier["run_id"]
+    start_run, log_params = mlflow.start_run, mlflow.log_params
+
+    def start(*args: Any, **kwargs: Any) -> Any:
+        run = start_run(*args, **kwargs)
+        files.write_json(store.mlflow_run, {"place": place, "run_id": run.info.run_id})
+        return run
+
+    def log_new(params: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        known = mlflow.active_run().data.params
+        return log_params({name: value for name, value in params.items() if name not in known}, *args, **kwargs)
+
+    mlflow.start_run, mlflow.log_params = start, log_new

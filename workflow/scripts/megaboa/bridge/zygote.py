@@ -43,7 +43,7 @@ CONNECT_SECONDS = 20.0  # until it listens, which it does before it imports anyt
 STARTS = 3  # by one process
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # What scripts that hand over import, with all that these import.
-IMPORTED = ("train", "convert", "proof", "source", "dataset", "index", "preflight")
+IMPORTED = ("train", "convert", "proof", "source", "corpus_samples", "index", "preflight")
 # What differs from process to process, and no import reads. Everything else is part of the key.
 OWN_PREFIXES = ("MEGABOA_", "WANDB_", "PYTEST_", "SNAKEMAKE_")
 OWN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PWD", "OLDPWD", "SHLVL", "_", "TERM"}

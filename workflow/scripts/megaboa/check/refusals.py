@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files
-from megaboa.image.unchanged import as_recorded
+from megaboa.image.image_file import as_recorded
 from megaboa.paths import ExperimentFolder
 from megaboa.records import Image, read_if_there
 

@@ -19,7 +19,7 @@ from megaboa.config.models.model import Model
 from megaboa.config.yaml_file import Places, dotted
 from megaboa.data.sources import STDLIB, file_stems, files_of, hub_id, is_hub_id
 from megaboa.errors import InputError
-from megaboa.image import dockerfile, inspect
+from megaboa.image import dockerfile, image_file
 from megaboa.image.pins import build_arguments
 from megaboa.image.references import SUFFIXES, image_problem, is_file, mount_problem, split_mount
 
@@ -340,7 +340,7 @@ def _image_problems(image: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
         yield ("image", "path"), message
     elif isinstance(path, str) and is_file(path):
         file = FilePath(path).expanduser()
-        if message := inspect.problem(file) or inspect.wrong_architecture(file, image.get("architecture")):
+        if message := image_file.problem(file) or image_file.wrong_architecture(file, image.get("architecture")):
             yield ("image", "path"), message
     if isinstance(build, dict):
         yield from _build_problems(build)

@@ -15,7 +15,7 @@ from typing import Any
 
 from megaboa import files
 from megaboa.errors import InputError
-from megaboa.image import inside, rootfs, runtimes
+from megaboa.image import rootfs, runtimes
 
 ENTRYPOINT = Path(__file__).parents[2] / "train_rank.py"
 JOB = ("--nodes=1", "--ntasks=1", "--time=30", "--job-name=megaboa-image")
@@ -117,7 +117,7 @@ def _start(how: str, wanted: dict[str, Any], image: Path, command: list[str]) ->
 
 def srun(wanted: dict[str, Any]) -> list[str]:
     """srun's part of the command: a job of its own where the runs' jobs go, or a step where we are in a job already."""
-    where = inside.STEP if "SLURM_JOB_ID" in os.environ else (*JOB, *wanted["places"])
+    where = runtimes.STEP if "SLURM_JOB_ID" in os.environ else (*JOB, *wanted["places"])
     gpu = ["--gpus-per-node=1"] if wanted["device"] == "cuda" else []
     return [wanted["srun"], *where, *gpu, *wanted["srun_args"]]
 

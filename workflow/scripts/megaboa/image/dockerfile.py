@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from megaboa import files
 from megaboa.errors import InputError
-from megaboa.image import ignored
 
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 _FLAG = re.compile(r"^--([\w-]+)(?:=(\S*))?$")
@@ -19,6 +18,8 @@ _LEADING_FLAGS = re.compile(r"^(?:\s*--[\w-]+(?:=\S*)?(?=\s))*\s*")
 _URL = re.compile(r"^(\w+://|git@)")
 _VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
 GIVEN_BY_THE_BUILDER = {"TARGETARCH", "TARGETPLATFORM", "TARGETOS", "BUILDPLATFORM"}
+IGNORE_FILE = ".dockerignore"
+_PATTERNS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Dockerfile:
             for word in (expand(word, values) for word in one.words[:-1])
             if not _URL.match(word)
         ]
-        is_ignored = ignored.read(context)
+        is_ignored = ignored(context)
         found: set[Path] = set()
         for one, word in sources:
             matched = sorted(context.glob(re.sub(r"^(\.?/)+|^\.$", "", word) or "*"))
@@ -159,3 +160,31 @@ def inputs(file: Dockerfile, context: Path, values: dict[str, str]) -> dict[str,
     """What an image is made of: another value of any of it is another image."""
     copied = {str(path.relative_to(context)): files.file_digest(path) for path in file.copied(context, values)}
     return {"dockerfile": files.file_digest(file.path), "files": copied, "args": values}
+
+
+def ignored(context: Path) -> Callable[[Path], bool]:
+    """Whether .dockerignore keeps out a file of the context (a path relative to it).
+
+    The last of its lines that fits decides.
+    """
+    try:
+        lines = (context / IGNORE_FILE).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return lambda path: False
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{context / IGNORE_FILE}: can't be read ({getattr(error, 'strerror', error)})") from error
+    rules = [_ignore_rule(line.strip()) for line in lines if line.strip() and not line.startswith("#")]
+
+    def is_ignored(path: Path) -> bool:
+        return next((out for pattern, out in reversed(rules) if pattern.match(path.as_posix())), False)
+
+    return is_ignored
+
+
+def _ignore_rule(line: str) -> tuple[re.Pattern[str], bool]:
+    """What names a folder means all that is in it; `!` takes back in."""
+    pattern = line.removeprefix("!").strip().strip("/").removeprefix("./")
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
+    made = [_PATTERNS.get(part) or (part if part.startswith("[") else re.escape(part)) for part in parts]
+    whole = ".*" if pattern == "." else f"{''.join(made)}(?:/.*)?"
+    return re.compile(f"^{whole}$", re.DOTALL), not line.startswith("!")

@@ -1,19 +1,31 @@
-"""The programs that build images, and what each of them is called with."""
+"""The programs that build images: which one works here, and what each of them is called with.
+
+Also how an image gets from an engine's storage into one file that a runtime starts: .sqsh or .sif.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from megaboa import files
 from megaboa.errors import InputError
+from megaboa.image import tools
 
 ENGINES = ("docker", "podman", "buildah")  # in the order in which they are tried
 # What an engine answers to only if it works here: the client of Docker is often there without its server.
 _ASKED = {"docker": ["docker", "info"], "podman": ["podman", "info"], "buildah": ["buildah", "info"]}
 ASK_SECONDS = 60
+# enroot starts a container through this file, which its own import writes too.
+RC = '#!/bin/sh\n[ "$#" -gt 0 ] && exec "$@"\nexec /bin/sh\n'
+# Other users' files of a rootless engine are readable in its own namespace only.
+_SQUASH_BUILDAH = 'root=$(buildah mount "$1") && shift && exec mksquashfs "$root" "$@"'
 
 
 def find(asked: str = "auto", purpose: str = "built") -> str:
@@ -108,3 +120,79 @@ def enroot_source(engine: str, image: str) -> str | None:
 def squash_options() -> Sequence[str]:
     """Fast to write and to read; kernels mount zstd since 4.14."""
     return ("-noappend", "-no-progress", "-quiet", "-comp", "zstd", "-Xcompression-level", "3")
+
+
+def to_file(engine: str, image: str, target: Path) -> None:
+    """Write an image of the engine's storage to `target`; what kind of file follows from its name."""
+    if target.suffix == ".sif":
+        _to_sif(engine, image, target)
+    else:
+        _to_sqsh(engine, image, target)
+    with target.open("rb+") as stream:
+        os.fsync(stream.fileno())
+
+
+def _to_sif(engine: str, image: str, target: Path) -> None:
+    tools.require("apptainer", "install it, or set image.runtime to pyxis")
+    archive = target.with_suffix(".tar")
+    tools.call(archive_command(engine, image, archive), "saving the image")
+    tools.call(sif_command(archive_source(engine, archive), target), "turning the image into .sif", image)
+    archive.unlink()
+
+
+def sif_command(source: str, target: Path) -> list[str]:
+    return ["apptainer", "build", "--force", str(target), source]
+
+
+def _to_sqsh(engine: str, image: str, target: Path) -> None:
+    source = enroot_source(engine, image)
+    if source and shutil.which("enroot"):
+        tools.call(["enroot", "import", "--output", str(target), source], "turning the image into .sqsh", image)
+        return
+    tools.require("mksquashfs", "install squashfs-tools, or enroot")
+    with _container(engine, image, target) as container:
+        if engine == "buildah":
+            command = ["sh", "-c", _SQUASH_BUILDAH, "sh", container, str(target), *squash_options()]
+            prefix = [] if os.geteuid() == 0 else ["buildah", "unshare"]
+            tools.call([*prefix, *command], "turning the image into .sqsh")
+        else:
+            _squash_stream([engine, "export", container], target)
+
+
+def _squash_stream(command: list[str], target: Path) -> None:
+    """The root file system as a tar stream, never unpacked."""
+    export = tools.start(command)
+    try:
+        squash = ["mksquashfs", "-", str(target), "-tar", *squash_options()]
+        tools.call(squash, "turning the image into .sqsh", feed=export)
+        if export.wait():
+            raise InputError(f"`{' '.join(command)}` failed: the image could not be read; its last lines say why")
+    finally:
+        export.kill()
+        export.wait()
+
+
+@contextlib.contextmanager
+def _container(engine: str, image: str, target: Path) -> Iterator[str]:
+    """A container of the image that is never started, with the files that enroot looks for."""
+    name = f"megaboa-{files.digest(str(target.absolute()))[:12]}"
+    remove = remove_command(engine, name)
+    subprocess.run(remove, capture_output=True)  # what a killed build has left
+    tools.output(create_command(engine, image, name))
+    try:
+        found = variables(engine, tools.output(inspect_command(engine, image)))
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            etc = Path(folder, "etc")
+            etc.mkdir()
+            (etc / "environment").write_text(environment_file(found))
+            (etc / "rc").write_text(RC)
+            (etc / "rc").chmod(0o755)
+            tools.output(copy_command(engine, name, Path(folder)))
+        yield name
+    finally:
+        subprocess.run(remove, capture_output=True)
+
+
+def environment_file(variables: list[str]) -> str:
+    """The image's variables, a line each, as enroot reads them."""
+    return "".join(f"{variable}\n" for variable in variables if "\n" not in variable)

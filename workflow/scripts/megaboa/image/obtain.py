@@ -12,7 +12,7 @@ from typing import Any
 
 from megaboa import files, store
 from megaboa.errors import InputError, disk_full
-from megaboa.image import convert, dockerfile, engines, inspect, references, tools
+from megaboa.image import dockerfile, engines, image_file, references, tools
 from megaboa.paths import FACTS
 
 Made = dict[str, Any]
@@ -34,7 +34,7 @@ def obtain(wanted: dict[str, Any]) -> Made:
     else:
         made = _stored(wanted, _reference_identity(wanted), lambda target: _fetch(wanted, target))
     path = Path(made["path"])
-    if problem := inspect.problem(path) or inspect.wrong_architecture(path, wanted.get("architecture")):
+    if problem := image_file.problem(path) or image_file.wrong_architecture(path, wanted.get("architecture")):
         raise InputError(problem)
     if path.stat().st_size != made["bytes"]:
         raise InputError(f"{path} was changed after it was made: remove the folder {path.parent}, and call again")
@@ -84,7 +84,7 @@ def _build(wanted: dict[str, Any], target: Path) -> Made:
     say(f"building {file.path} with {engine}")
     base = dockerfile.expand(file.bases[0], build["args"])
     tools.call(command, f"building {file.path}", image=base)
-    convert.to_file(engine, tag, target)
+    engines.to_file(engine, tag, target)
     return {"from": {"dockerfile": build["file"], "args": build["args"], "engine": engine, "commit": _commit()}}
 
 
@@ -102,7 +102,7 @@ def _fetch(wanted: dict[str, Any], target: Path) -> Made:
     made: Made = {"digest": digest, "from": {"reference": wanted["path"]}}
     if target.suffix == ".sif":
         tools.require("apptainer", "install it, or set image.runtime to pyxis")
-        tools.call(convert.sif_command(f"docker://{image}", target), f"fetching {image}", image)
+        tools.call(engines.sif_command(f"docker://{image}", target), f"fetching {image}", image)
         return made
     if shutil.which("enroot"):
         command = ["enroot", "import", "--output", str(target), references.for_enroot(image)]
@@ -112,7 +112,7 @@ def _fetch(wanted: dict[str, Any], target: Path) -> Made:
     tag = f"localhost/megaboa:{digest.removeprefix('sha256:')[: store.ID_LENGTH]}"
     tools.call(engines.pull_command(engine, image), f"fetching {image}", image)
     tools.output(engines.tag_command(engine, image, tag))
-    convert.to_file(engine, tag, target)
+    engines.to_file(engine, tag, target)
     return made
 
 

@@ -1,4 +1,4 @@
-"""How a command is started inside an image: one function for each runtime, from what is asked for to argv.
+"""How a command is started inside an image, of ranks or of a script: for each runtime one function that makes argv.
 
 `env` are names only. Values travel in the environment of the process that is started: no secret stands on a command
 line, where everybody on the machine reads it, or in a log. What `pyxis` gives goes between srun's own options and the
@@ -7,13 +7,53 @@ command; what the others give is a command itself.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 # They tell of Python and libraries of this machine: in an image they lead to nothing, or to the wrong ones.
 _OF_THIS_MACHINE = re.compile(r"PYTHONPATH|PYTHONHOME|VIRTUAL_ENV(_PROMPT)?|CONDA_\w+|_CE_\w+|LD_LIBRARY_PATH")
 
+# Within the job's own allocation, beside the step that waits for it.
+STEP = ("--overlap", "--nodes=1", "--ntasks=1")
+
 Runtime = Callable[[str, Sequence[str], Sequence[str], str, Sequence[str]], list[str]]
+
+
+@dataclass(frozen=True)
+class Container:
+    """Puts a command into an image; without one, leaves it as it is."""
+
+    runtime: str = "none"
+    image: str = ""
+    mounts: Sequence[str] = ()
+    secrets: Sequence[str] = ()
+    workdir: str = ""
+
+    def around(self, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+        """argv of the command in the image. Of variables only names are told: those given, and secrets that are set."""
+        names = sorted({*environment, *(name for name in self.secrets if name in os.environ)})
+        return RUNTIMES[self.runtime](self.image, self.mounts, names, self.workdir, command)
+
+    def inherited(self, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What the command gets of this process's environment, or of the one given."""
+        ours = os.environ if environment is None else environment
+        return dict(ours) if self.runtime == "none" else without_pythons(ours)
+
+
+NO_CONTAINER = Container()
+
+
+def python_command(wanted: dict[str, Any], image: str, words: Sequence[str]) -> list[str]:
+    """argv that runs the image's Python with these words; its environment must hold `wanted["variables"]`.
+
+    So scripts of ours run in the image that ranks run in: conversions need the same kernels as training.
+    """
+    container = Container(wanted["runtime"], image, wanted["mounts"], wanted["env"], wanted["workdir"])
+    inner = container.around([wanted["python"], *words], wanted["variables"])
+    return [wanted["srun"], *STEP, *wanted["srun_args"], *inner] if wanted["runtime"] == "pyxis" else inner
 
 
 def without_pythons(environment: Mapping[str, str]) -> dict[str, str]:

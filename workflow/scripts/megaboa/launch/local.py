@@ -16,8 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from megaboa.launch.environment import ReservedPort, rank_environment, rendezvous_environment
-from megaboa.launch.ranks import STACKS_SIGNAL, Ended
+from megaboa.launch.ranks import STACKS_SIGNAL, Ended, ReservedPort, rank_environment, rendezvous_environment
 
 GRACE_SECONDS = 3.0
 POLL_SECONDS = 0.1

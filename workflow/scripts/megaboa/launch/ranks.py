@@ -1,13 +1,23 @@
-"""What a run's ranks are to the supervisor, whoever started them."""
+"""What a rank is: what its supervisor can ask of it and how it ended, and the environment that tells it who it is.
+
+This is the one place that knows the names of these variables.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import signal
+import socket
+import struct
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Protocol
 
 # A rank that gets this one writes the stacks of its threads to its log and goes on.
 STACKS_SIGNAL = signal.SIGUSR2
+_SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
@@ -52,3 +62,82 @@ class Ranks(Protocol):
 
     def kill(self) -> None:
         """End them, with whatever they started, and return when they are gone."""
+
+
+def rank_environment(rank: int, local_rank: int, world_size: int, address: str, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world_size),
+        **rendezvous_environment(address, port),
+    }
+
+
+def rendezvous_environment(address: str, port: int) -> dict[str, str]:
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+
+
+def threads_environment(cpus_per_rank: int) -> dict[str, str]:
+    """Ranks that share a machine must not each start a thread per core."""
+    return {"OMP_NUM_THREADS": str(cpus_per_rank), "MKL_NUM_THREADS": str(cpus_per_rank)}
+
+
+def layered(
+    own: Mapping[str, str | None],
+    preset: Mapping[str, str | None],
+    chosen: Mapping[str, str | None],
+    given: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """Ours, a preset where the site has set nothing itself, what the user chose; None takes a variable out."""
+    together = {**own, **{name: value for name, value in preset.items() if name not in given}, **chosen}
+    return {name: value for name, value in together.items() if value is not None}
+
+
+def rank_from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
+    """Who a task of srun is. Empty where somebody else has said it."""
+    if "RANK" in environment or "SLURM_PROCID" not in environment:
+        return {}
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "WORLD_SIZE": environment["SLURM_NTASKS"],
+    }
+
+
+def adopt_rank(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Called by a rank before it imports anything: say in torch's names who it is, and where its peers find it."""
+    environment.update(rank_from_slurm(environment))
+    if "GLOO_SOCKET_IFNAME" not in environment and (interface := interface_towards(environment["MASTER_ADDR"])):
+        environment["GLOO_SOCKET_IFNAME"] = interface
+
+
+def interface_towards(address: str) -> str | None:
+    """The network interface by which this host reaches another one: not what its own name leads to (127.0.1.1)."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # sends nothing
+            ours = probe.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                with contextlib.suppress(OSError):
+                    request = struct.pack("256s", name.encode())
+                    if socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24]) == ours:
+                        return name
+    except OSError:
+        pass
+    return None
+
+
+class ReservedPort:
+    """A free port of this host that nobody else is given while this object is open.
+
+    The socket is bound, but doesn't listen; with SO_REUSEADDR on both sides rank 0 can still listen on the port.
+    """
+
+    def __init__(self, address: str = ""):
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind((address, 0))
+        self.number: int = self._socket.getsockname()[1]
+
+    def close(self) -> None:
+        self._socket.close()

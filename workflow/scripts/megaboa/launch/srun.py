@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megaboa.launch import slurm
-from megaboa.launch.environment import ReservedPort, rendezvous_environment
-from megaboa.launch.ranks import STACKS_SIGNAL, Ended
+from megaboa.launch.ranks import STACKS_SIGNAL, Ended, ReservedPort, rendezvous_environment
 
 # srun's own output, beside the logs of the ranks.
 SRUN_LOG = "srun.log"

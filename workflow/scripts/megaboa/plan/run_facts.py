@@ -13,7 +13,7 @@ from megaboa.check.facts import Cluster, Facts, Model, Profiling, Training, over
 from megaboa.config.check import is_local
 from megaboa.config.formula import Number
 from megaboa.config.models.experiment import Experiment
-from megaboa.launch.profiler import has_nsys
+from megaboa.launch.nsys import has_nsys
 from megaboa.layout import DENSE, NAMES, Layout
 from megaboa.plan.families import with_defaults
 from megaboa.plan.quantities import Quantities

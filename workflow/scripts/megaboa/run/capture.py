@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files, store
-from megaboa.launch import local, profiler
+from megaboa.launch import local
+from megaboa.launch.nsys import nsys_arguments, wrapped
 from megaboa.launch.ranks import Ended
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import plain
@@ -50,9 +51,9 @@ def _profile(folder: RunFolder, site: sites.Site, identity: dict[str, Any], targ
     traces = target.traces(folder.profile.tool)
     if folder.profile.tool == "nsys":
         traces.mkdir()
-        nsys = profiler.nsys_arguments(folder.profile.domains, folder.profile.arguments)
+        nsys = nsys_arguments(folder.profile.domains, folder.profile.arguments)
         out = traces / f"{folder.experiment}.{folder.name}"
-        command = profiler.wrapped(command, WRAPPER, folder.profile.ranks, out, nsys)
+        command = wrapped(command, WRAPPER, folder.profile.ranks, out, nsys)
     ended = _run(site, command, folder, target)
     missing = [rank for rank in folder.profile.ranks if not list(traces.glob(f"*rank-{rank}.*"))]
     if not ended.ok or missing:

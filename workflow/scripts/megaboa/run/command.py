@@ -10,7 +10,7 @@ from typing import Any
 
 from megaboa import files
 from megaboa.launch import networks
-from megaboa.launch.environment import layered, threads_environment
+from megaboa.launch.ranks import layered, threads_environment
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import Code, RanOn
 from megaboa.run.identity import identity_of

@@ -12,7 +12,7 @@ from typing import Any
 from megaboa import conversion
 from megaboa.errors import InputError
 from megaboa.launch import local, networks
-from megaboa.launch.environment import layered, threads_environment
+from megaboa.launch.ranks import layered, threads_environment
 from megaboa.launch.slurm import SlurmUnreachableError
 from megaboa.records import Image, LaunchSpec, parse
 from megaboa.run import gpus, site

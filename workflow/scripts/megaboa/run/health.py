@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.files import read_json, write_json
-from megaboa.launch.environment import ReservedPort, rank_environment
+from megaboa.launch.ranks import ReservedPort, rank_environment
 from megaboa.run import gpus as driver
 
 SECONDS = 30.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files
-from megaboa.image import unchanged
+from megaboa.image import image_file
 from megaboa.index_file import read_header
 from megaboa.paths import RunFolder
 from megaboa.records import ImportRecord, ModelSource, read
@@ -33,7 +33,7 @@ def check_nodes(folder: RunFolder, nodes: Sequence[str]) -> None:
 
 def check_image(folder: RunFolder) -> None:
     """The image that the ranks start in is the one that was tested."""
-    if folder.image and (problem := unchanged.problem(folder.image)):
+    if folder.image and (problem := image_file.changed(folder.image)):
         raise UnusableInputError(f"run {folder.name}: {problem}")
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from megaboa.image.container import NO_CONTAINER, Container
+from megaboa.image.runtimes import NO_CONTAINER, Container
 from megaboa.launch import local, slurm
 from megaboa.launch.ranks import Ranks
 from megaboa.launch.srun import SrunRanks

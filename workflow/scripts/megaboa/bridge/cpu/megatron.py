@@ -12,9 +12,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.nn import functional
+from torch.optim.adam import adam
 
 from megaboa.bridge import wheels
-from megaboa.bridge.cpu.optimizer import Adam
 from megaboa.bridge.hooks import on_import
 
 # Switches of TransformerConfig that choose a faster kernel for the same result, and what they are on the CPU.
@@ -69,20 +70,41 @@ def _torch_norm(module: ModuleType) -> None:
 
     And weights that are added to 1, as Gemma has them.
     """
-    from megaboa.bridge.cpu import norms
-
     new = module.WrappedTorchNorm.__new__
 
     def build(cls, config, hidden_size, eps=1e-5, **kwargs):
         with _set(config, sequence_parallel=False, layernorm_zero_centered_gamma=False):
             norm = new(cls, config, hidden_size, eps, **kwargs)
         if config.layernorm_zero_centered_gamma:
-            norm = norms.zero_centered(norm)
+            norm = zero_centered(norm)
         for parameter in norm.parameters():
             parameter.sequence_parallel = config.sequence_parallel
         return norm
 
     module.WrappedTorchNorm.__new__ = staticmethod(build)
+
+
+def zero_centered(norm: torch.nn.Module) -> torch.nn.Module:
+    """The same norm with weights around 0, which are added to 1.
+
+    Transformer Engine has such norms; torch's own multiply by the weight as it is.
+    """
+    norm.__class__ = ZeroCenteredRMSNorm if isinstance(norm, torch.nn.RMSNorm) else ZeroCenteredLayerNorm
+    torch.nn.init.zeros_(norm.weight)
+    return norm
+
+
+class ZeroCenteredRMSNorm(torch.nn.RMSNorm):
+    """In fp32, as Transformer Engine and `transformers` compute it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = functional.rms_norm(x.float(), self.normalized_shape, None, self.eps)
+        return (normed * (1.0 + self.weight.float())).type_as(x)
+
+
+class ZeroCenteredLayerNorm(torch.nn.LayerNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, self.normalized_shape, 1.0 + self.weight, self.bias, self.eps)
 
 
 @contextlib.contextmanager
@@ -132,6 +154,59 @@ def _optimizer(module: ModuleType) -> None:
 
 def _distributed_optimizer(module: ModuleType) -> None:
     module.Adam, module.HAVE_APEX_OR_TE, module.USING_APEX_OPTIMIZER = Adam, True, True
+
+
+class Adam(torch.optim.Optimizer):
+    """Adam with the interface of Transformer Engine's FusedAdam, computed by torch.
+
+    AdamW (or Adam with L2 regularisation) whose step count lies in the parameter group, as in FusedAdam.
+
+    Megatron's distributed optimizer trains with torch's own AdamW, which counts steps per parameter, but can't
+    resume it in another layout.
+    """
+
+    def __init__(
+        self,
+        params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        adam_w_mode: bool = True,
+        capturable: bool = False,
+    ) -> None:
+        if capturable:
+            raise ValueError("optimizer.optimizer_cuda_graph: true needs a GPU; set it to false")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.adam_w_mode = adam_w_mode
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            steps_done = int(group.get("step", 0))
+            group["step"] = steps_done + 1
+            params = [param for param in group["params"] if param.grad is not None]
+            for param in params:
+                state = self.state[param]
+                if "exp_avg" not in state:
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
+            adam(
+                params,
+                [param.grad.to(param.dtype) for param in params],
+                [self.state[param]["exp_avg"] for param in params],
+                [self.state[param]["exp_avg_sq"] for param in params],
+                max_exp_avg_sqs=[],
+                state_steps=[torch.tensor(float(steps_done)) for _ in params],
+                foreach=False,
+                amsgrad=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+                decoupled_weight_decay=self.adam_w_mode,
+            )
 
 
 def _initialize(module: ModuleType) -> None:

@@ -61,7 +61,6 @@ def _is_on(section: Any) -> bool:
 
 
 OFF = "set it to false"
-ON_A_GPU = "train this model on a GPU"
 NO_RELIEF = "set it to false: there is no GPU to relieve"
 FP32_OR_BF16 = "set training.precision to fp32 or bf16_mixed"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megaboa.launch.local import start, wait
-from megaboa.launch.profiler import nsys_arguments, wrapped
+from megaboa.launch.nsys import nsys_arguments, wrapped
 
 SCRIPT = Path(__file__).parents[2] / "workflow" / "scripts" / "profile_rank.py"
 SAY = [sys.executable, "-c", "import os; print('rank', os.environ.get('RANK') or os.environ['SLURM_PROCID'])"]

@@ -1,4 +1,7 @@
-"""Is this file an image, whole, and for this machine? Asked before anything is submitted."""
+"""Is this file an image, whole, and for this machine? Asked before anything is submitted.
+
+And is it still the one that its manifest describes? Asked before anything is started in it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,10 @@ import struct
 import subprocess
 from pathlib import Path
 
+from megaboa import files
+from megaboa.records import Image
+
+AGAIN = "call `snakemake --forcerun image`"
 _SQUASHFS = b"hsqs"
 _SIF = b"SIF_MAGIC"
 _MACHINES = {3: "i386", 62: "x86_64", 183: "aarch64", 243: "riscv64", 21: "ppc64le"}  # e_machine of ELF
@@ -62,3 +69,28 @@ def wrong_architecture(path: Path, given: str | None = None) -> str | None:
     remedy = f"build or fetch it for {wanted}, or set image.architecture to {found}"
     who = "image.architecture" if given else "this machine"
     return f"the image {str(path)!r} is for {found}, and {who} is {wanted}: {remedy}"
+
+
+def as_recorded(manifest: Image) -> bool:
+    """By size and time stamp alone; manifests of older versions have no time stamp."""
+    try:
+        found = Path(manifest.path).stat()
+    except OSError:
+        return False
+    return (found.st_size, found.st_mtime_ns) == (manifest.bytes, manifest.mtime_ns or found.st_mtime_ns)
+
+
+def changed(manifest: Image) -> str | None:
+    """One sentence where the file is gone, or another one. A new time stamp alone is none: then the content decides."""
+    path = Path(manifest.path)
+    try:
+        size = path.stat().st_size
+        if size != manifest.bytes:
+            what = f"has {size} bytes, and its manifest says {manifest.bytes}"
+        elif as_recorded(manifest) or files.file_digest(path) == manifest.sha256:
+            return None
+        else:
+            what = "has other content than when it was tested"
+    except OSError as error:
+        return f"the image {path} can't be read ({error.strerror}). Make it again: {AGAIN}."
+    return f"the image {path} {what}. Another image is another run: {AGAIN}."

@@ -1,24 +1,36 @@
-"""Checks on the tensors of two models: are they all there, are they the same? Needs torch, no Megatron."""
+"""Checks on the tensors of models: are they all there, are those of two models the same, has training changed them?
+
+Needs torch, no Megatron.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import _TYPES
 
-from megaboa.bridge.tensors import Kind, Tensors
 from megaboa.bridge.verdict import check
+from megaboa.bridge.weights import Kind, Tensors
 from megaboa.records import Check
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 SHOWN = 5
 # Types as safetensors writes them.
 DTYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 NORM = re.compile(r"norm[^.]*\.weight$")
 FLOATS = {name for name, dtype in _TYPES.items() if dtype.is_floating_point}
+EXPERT = re.compile(r"^(?P<before>.*\.experts)\.(?P<number>\d+)\.(?P<after>.+)$")
+FUSED = re.compile(r"\.experts\.[a-z_]+$")  # all experts of a layer in one tensor, as GPT-OSS has them
+COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+EMBEDDINGS, HEAD = re.compile(r"(^|\.)embed_tokens\.weight$"), re.compile(r"(^|\.)lm_head\.weight$")
 
 
 def same_kinds(expected: dict[str, Kind], found: dict[str, Kind], dtype: str | None = None) -> Check:
@@ -76,6 +88,46 @@ def trained_from_scratch(after: Tensors, dtype: torch.dtype) -> tuple[Check | No
     if not moved and dtype != torch.float32:
         return None, f"{detail}; {str(dtype).removeprefix('torch.')} may be too coarse to show it"
     return check("trained", moved > 0, detail), None
+
+
+def complete(weights: Tensors, config: PreTrainedConfig) -> list[Check]:
+    """What a model of this config must have, whatever its weights: all experts, the vocabulary, tied embeddings."""
+    text = config.get_text_config()
+    kinds = weights.kinds()
+    experts = next((count for name in COUNTS if (count := getattr(text, name, None))), 0)
+    return [*([_has_experts(kinds, experts)] if experts else []), *_has_vocabulary(weights, kinds, text)]
+
+
+def _has_experts(kinds: dict[str, Kind], count: int) -> Check:
+    """Every layer that has experts has all of them, each with the same tensors."""
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for match in filter(None, map(EXPERT.match, kinds)):
+        numbers[f"{match['before']}.*.{match['after']}"].add(int(match["number"]))
+    wrong = [
+        f"{name} lacks {sorted(set(range(count)) - found)}" if found < set(range(count)) else f"{name} has {len(found)}"
+        for name, found in sorted(numbers.items())
+        if found != set(range(count))
+    ]
+    fused = {name: kind.shape[0] for name, kind in kinds.items() if FUSED.search(name)}
+    wrong += [f"{name} holds {found}" for name, found in sorted(fused.items()) if found != count]
+    groups = len(numbers) + len(fused)
+    detail = f"{count} experts in each of {groups} groups of tensors"
+    return check("experts", groups > 0 and not wrong, detail + listed("incomplete", wrong))
+
+
+def _has_vocabulary(weights: Tensors, kinds: dict[str, Kind], config: PreTrainedConfig) -> list[Check]:
+    """As many rows as the config says, without Megatron's padding; a tied head is the embedding, or isn't there."""
+    rows = {name: kind.shape[0] for name, kind in kinds.items() if EMBEDDINGS.search(name) or HEAD.search(name)}
+    if not any(EMBEDDINGS.search(name) for name in rows):
+        return []  # a family that calls them otherwise
+    wrong = [f"{name} ({count})" for name, count in rows.items() if count != config.vocab_size]
+    found = [check("vocabulary", not wrong, f"{config.vocab_size} rows" + listed("not so many", wrong))]
+    head = next((name for name in rows if HEAD.search(name)), None)
+    if not config.tie_word_embeddings:
+        return [*found, check("head", head is not None, f"of its own: {head}" if head else "lm_head is missing")]
+    embeddings = next(name for name in rows if EMBEDDINGS.search(name))
+    tied = head is None or same_bits(weights[head], weights[embeddings])
+    return [*found, check("head", tied, "tied to the embedding" if tied else f"{head} is not {embeddings}")]
 
 
 def kinds(tensors: dict[str, torch.Tensor]) -> dict[str, Kind]:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megaboa.launch.environment import rank_from_slurm
+from megaboa.launch.ranks import rank_from_slurm
 
 
 class NoProfiler(Exception):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaboa.bridge import cudnn
+from megaboa.bridge.train import cudnn_version, refuse_lengths
 from megaboa.bridge.wheels import is_installed
 from megaboa.check.facts import Facts, Kernels, Training
 from megaboa.errors import InputError
@@ -17,18 +17,18 @@ def graphed(seq_length, attention="auto"):
 def test_an_old_one_and_a_length_that_fills_no_block(here):
     said = r"training.seq_length: 64 .*cuDNN 9\.15\.1.*nearest: 128.*here it is 9\.1.\.0"
     with pytest.raises(InputError, match=said):
-        cudnn.refuse_lengths(graphed(64), here)
+        refuse_lengths(graphed(64), here)
 
 
 @pytest.mark.parametrize("here", [(9, 15, 1), (9, 19, 0), None])
 def test_a_newer_one_or_none_at_all(here):
-    cudnn.refuse_lengths(graphed(64), here)
+    refuse_lengths(graphed(64), here)
 
 
 @pytest.mark.parametrize("legal", [graphed(128), graphed(64, "unfused")])
 def test_what_an_old_one_can_replay(legal):
-    cudnn.refuse_lengths(legal, (9, 14, 0))
+    refuse_lengths(legal, (9, 14, 0))
 
 
 def test_a_machine_without_transformer_engine_has_none_to_ask():
-    assert is_installed("transformer_engine_torch") or cudnn.version() is None
+    assert is_installed("transformer_engine_torch") or cudnn_version() is None
