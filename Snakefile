@@ -26,27 +26,29 @@ rule all:
         f"{RESULTS}/plan.tsv",
         f"{RESULTS}/report/index.html",
         # Named here too, as Snakemake doesn't make a missing file for the sake of a newer one that wants it.
-        METRICS,
-        ANALYSES,
+        SHARED.metrics,
+        SHARED.analyses,
         SHARED.export_proofs,
         SHARED.evaluations,
 
 
 onstart:
-    require_claim()
-    use_zygote(PLAN, workflow.executor_plugin.name)
-    require_cluster(PLAN, workflow.executor_plugin.name, runs_to_start())
+    calls.require_claim()
+    calls.use_zygote(PLAN, workflow.executor_plugin.name)
+    calls.require_cluster(
+        PLAN, workflow.executor_plugin.name, calls.starting(workflow.dag)
+    )
     if workflow.executor_plugin.name == "slurm":
         # Nobody else may be left to change the nodes that waiting jobs avoid.
         bad_nodes.revise_in_background(SHARED.folder.parent)
 
 
-if workflow.exec_mode == ExecMode.DEFAULT:  # not in a job
-    note_interrupts()
-    workflow.execute = concluding(workflow.execute, workflow, RESULTS)
+if SUBMITS:
+    calls.note_interrupts()
+    workflow.execute = calls.concluding(workflow.execute, workflow, RESULTS)
 
 
 onerror:
-    if workflow.exec_mode == ExecMode.DEFAULT:
-        print_failures(RESULTS)
-        report_after_failure(RESULTS, report_command(), REPORTED, workflow.dag)
+    if SUBMITS:
+        calls.print_failures(RESULTS)
+        calls.report_after_failure(RESULTS, REPORT, REPORTED, workflow.dag)

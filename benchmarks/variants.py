@@ -195,7 +195,7 @@ def train(variant: dict[str, Any], out: Path, run: Path, rank: int) -> None:
     folder, changed = planned(variant, run)
     config = configuration.build(changed, configuration.Inputs.read(folder))
     attempt = AttemptFolder(out)
-    cache = Path(folder.index["cache"]) if folder.index else out / "index-cache"
+    cache = Path(folder.index.cache) if folder.index else out / "index-cache"
     configuration.place(config, folder.launch, RunStore(out), attempt, None, cache)
     wheels.keep_compiled_helpers(initialize)
     wheels.without_missing_kernels(config.model)

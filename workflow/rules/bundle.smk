@@ -8,7 +8,7 @@ rule pack_bundle:
     input:
         f"{RESULTS}/report/index.html",
         f"{RESULTS}/report/checks.json",
-        METRICS,
+        SHARED.metrics,
         f"{RESULTS}/preflight.json",
         settings=planned("specs/report.json"),
     output:

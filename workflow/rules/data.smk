@@ -1,7 +1,7 @@
 rule data:
     input:
-        DATA,
-        INDEXES,
+        SHARED.verifications,
+        SHARED.index_manifests,
 
 
 rule train_tokenizer:
@@ -101,7 +101,7 @@ rule index:
     input:
         lambda wildcards: SHARED.index_inputs(wildcards.index),
         spec=planned("specs/indexes/{index}.json"),
-        preflight=lambda wildcards: preflight_of_index(wildcards.index),
+        preflight=lambda wildcards: INPUTS.preflight_of_index(wildcards.index),
     output:
         f"{RESULTS}/data/indexes/{{index}}.json",
     log:

@@ -1,7 +1,3 @@
-# As a conversion: one GPU for models that were trained on GPUs, and what the experiment asks for beside it.
-EVALUATION_OPTIONS = f"{CONVERSION_OF_RUN.get('slurm_extra', '')} {PLAN.experiment.evaluate.slurm_extra}".strip()
-
-
 rule evaluate:
     input:
         SHARED.evaluations,
@@ -19,11 +15,10 @@ rule evaluate_model:
     conda:
         "../../envs/runtime-cpu.yaml"
     resources:
-        **{**CONVERSION_OF_RUN, "slurm_extra": EVALUATION_OPTIONS},
+        **ASKED.evaluation(),
         mem_mb=lambda wildcards: SHARED.conversion_mb(
             RUNS[wildcards.run].model, copies=2.5
         ),
-        runtime=PLAN.experiment.evaluate.runtime,
     params:
         scripts=SCRIPTS,
         store=PLAN.experiment.store,

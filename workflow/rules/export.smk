@@ -8,7 +8,7 @@ rule export_model:
         train=f"{RESULTS}/runs/{{run}}/train.json",
         source=lambda wildcards: f"{RESULTS}/models/{RUNS[wildcards.run].model}/source.json",
         spec=planned("specs/exports/{run}.json"),
-        image=lambda wildcards: image_of_conversion(
+        image=lambda wildcards: INPUTS.image_of_conversion(
             f"{RESULTS}/runs/{wildcards.run}/export.json"
         ),
     output:
@@ -18,7 +18,7 @@ rule export_model:
     conda:
         "../../envs/runtime-cpu.yaml"
     resources:
-        **CONVERSION_OF_RUN,
+        **ASKED.exports(),
         mem_mb=lambda wildcards: SHARED.conversion_mb(
             RUNS[wildcards.run].model, copies=2
         ),
@@ -35,7 +35,7 @@ rule prove_export:
     input:
         export=f"{RESULTS}/runs/{{run}}/export.json",
         source=lambda wildcards: f"{RESULTS}/models/{RUNS[wildcards.run].model}/source.json",
-        image=lambda wildcards: image_of_conversion(
+        image=lambda wildcards: INPUTS.image_of_conversion(
             f"{RESULTS}/runs/{wildcards.run}/proof.json"
         ),
     output:
@@ -45,7 +45,7 @@ rule prove_export:
     conda:
         "../../envs/runtime-cpu.yaml"
     resources:
-        **CONVERSION_OF_RUN,
+        **ASKED.exports(),
         mem_mb=lambda wildcards: SHARED.conversion_mb(
             RUNS[wildcards.run].model, copies=3.5
         ),
@@ -69,7 +69,7 @@ rule generate_text:
         export=f"{RESULTS}/runs/{{run}}/export.json",
         source=lambda wildcards: f"{RESULTS}/models/{RUNS[wildcards.run].model}/source.json",
         spec=planned("specs/generate.json"),
-        image=lambda wildcards: image_of_conversion(
+        image=lambda wildcards: INPUTS.image_of_conversion(
             f"{RESULTS}/runs/{wildcards.run}/generations.json"
         ),
     output:
@@ -79,7 +79,7 @@ rule generate_text:
     conda:
         "../../envs/runtime-cpu.yaml"
     resources:
-        **CONVERSION_OF_RUN,
+        **ASKED.exports(),
         mem_mb=lambda wildcards: SHARED.conversion_mb(
             RUNS[wildcards.run].model, copies=2.5
         ),

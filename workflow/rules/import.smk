@@ -17,7 +17,7 @@ rule get_model:
 rule import_model:
     input:
         source=f"{RESULTS}/models/{{model}}/source.json",
-        image=lambda wildcards: image_of_conversion(
+        image=lambda wildcards: INPUTS.image_of_conversion(
             f"{RESULTS}/models/{wildcards.model}/import.json"
         ),
     output:
@@ -26,9 +26,9 @@ rule import_model:
         f"{RESULTS}/logs/models/{{model}}.import.log",
     conda:
         "../../envs/runtime-cpu.yaml"
-    threads: lambda wildcards: import_cores(wildcards.model)
+    threads: lambda wildcards: ASKED.import_cores(wildcards.model)
     resources:
-        **CONVERSION_OF_MODEL,
+        **ASKED.imports(),
         mem_mb=lambda wildcards: SHARED.import_mb(wildcards.model, shared=1.2),
     params:
         scripts=SCRIPTS,
@@ -45,7 +45,7 @@ rule prove_import:
     input:
         source=f"{RESULTS}/models/{{model}}/source.json",
         imported=f"{RESULTS}/models/{{model}}/import.json",
-        image=lambda wildcards: image_of_conversion(
+        image=lambda wildcards: INPUTS.image_of_conversion(
             f"{RESULTS}/models/{wildcards.model}/proof.json"
         ),
     output:
@@ -54,9 +54,9 @@ rule prove_import:
         f"{RESULTS}/logs/models/{{model}}.proof.log",
     conda:
         "../../envs/runtime-cpu.yaml"
-    threads: lambda wildcards: import_cores(wildcards.model)
+    threads: lambda wildcards: ASKED.import_cores(wildcards.model)
     resources:
-        **CONVERSION_OF_MODEL,
+        **ASKED.imports(),
         mem_mb=lambda wildcards: SHARED.import_mb(
             wildcards.model, shared=1.2, whole=1.3
         ),

@@ -1,6 +1,6 @@
 rule metrics:
     input:
-        METRICS,
+        SHARED.metrics,
 
 
 rule summarize:
@@ -28,8 +28,8 @@ rule summarize:
     params:
         scripts=SCRIPTS,
         peak=lambda wildcards: (
-            f"--peak-tflops={asked(wildcards.run).peak_tflops}"
-            if asked(wildcards.run).peak_tflops
+            f"--peak-tflops={ASKED.of(wildcards.run).peak_tflops}"
+            if ASKED.of(wildcards.run).peak_tflops
             else ""
         ),
     shell:

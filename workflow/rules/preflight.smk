@@ -4,7 +4,7 @@ rule preflight:
         SHARED.preflight_inputs,
         order=planned("specs/runs.json"),
         costs=ancient(f"{RESULTS}/specs/costs.json"),
-        runs=[planned_file(f"runs/{run}/run.json") for run in RUNS],
+        runs=[planned.file(f"runs/{run}/run.json") for run in RUNS],
     output:
         f"{RESULTS}/preflight.json",
     log:
@@ -25,7 +25,7 @@ rule preflight_in_image:
         image=SHARED.image_manifest,
         order=planned("specs/runs.json"),
         preflight=f"{RESULTS}/preflight.json",
-        runs=[planned_file(f"runs/{run}/run.json") for run in RUNS],
+        runs=[planned.file(f"runs/{run}/run.json") for run in RUNS],
     output:
         f"{RESULTS}/preflight-in-image.json",
     log:

@@ -8,10 +8,10 @@ rule train:
     input:
         lambda wildcards: SHARED.run_inputs(RUNS[wildcards.run]),
         run=planned("runs/{run}/run.json"),
-        image=lambda wildcards: image_of(wildcards.run),
-        preflight=lambda wildcards: preflight_of(wildcards.run),
-        index=lambda wildcards: index_of(wildcards.run),
-        proof=lambda wildcards: import_proof_of(wildcards.run),
+        image=lambda wildcards: INPUTS.image(wildcards.run),
+        preflight=lambda wildcards: INPUTS.preflight(wildcards.run),
+        index=lambda wildcards: INPUTS.index(wildcards.run),
+        proof=lambda wildcards: INPUTS.import_proof(wildcards.run),
     output:
         f"{RESULTS}/runs/{{run}}/train.json",
     log:
@@ -19,11 +19,9 @@ rule train:
     retries: 0
     conda:
         "../../envs/runtime-cpu.yaml"
-    threads: lambda wildcards: cores(wildcards.run)
+    threads: lambda wildcards: ASKED.cores(wildcards.run)
     resources:
-        **ALLOCATION,
-        **PLACES,
-        slurm_extra=lambda wildcards: sbatch_options(wildcards.run, "train"),
+        **ASKED.training("train"),
     params:
         scripts=SCRIPTS,
     shell:

@@ -1,6 +1,6 @@
 rule profile:
     input:
-        ANALYSES,
+        SHARED.analyses,
 
 
 rule capture:
@@ -8,8 +8,8 @@ rule capture:
         lambda wildcards: SHARED.run_inputs(RUNS[wildcards.run]),
         run=planned("runs/{run}/run.json"),
         settings=planned("runs/{run}/profile.json"),
-        image=lambda wildcards: image_of(wildcards.run),
-        preflight=lambda wildcards: preflight_of(wildcards.run),
+        image=lambda wildcards: INPUTS.image(wildcards.run),
+        preflight=lambda wildcards: INPUTS.preflight(wildcards.run),
     output:
         f"{RESULTS}/runs/{{run}}/trace.json",
     log:
@@ -17,11 +17,9 @@ rule capture:
     retries: 0
     conda:
         "../../envs/runtime-cpu.yaml"
-    threads: lambda wildcards: cores(wildcards.run)
+    threads: lambda wildcards: ASKED.cores(wildcards.run)
     resources:
-        **ALLOCATION,
-        **PLACES,
-        slurm_extra=lambda wildcards: sbatch_options(wildcards.run, "capture"),
+        **ASKED.training("capture"),
     params:
         scripts=SCRIPTS,
     shell:

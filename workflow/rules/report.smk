@@ -3,7 +3,7 @@ rule report:
         # What the report shows of it is identity, or in its settings; wall times and sizes of jobs change nothing there.
         ancient(f"{RESULTS}/plan.tsv"),
         REPORTED,
-        ANALYSES,
+        SHARED.analyses,
         SHARED.import_proofs,
         SHARED.export_proofs,
         SHARED.evaluations,
@@ -28,6 +28,6 @@ rule report:
     conda:
         "../../envs/pipeline.yaml"
     params:
-        command=report_command(),
+        command=REPORT,
     shell:
         "{params.command} 2>&1 | tee {log}"

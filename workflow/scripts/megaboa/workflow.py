@@ -9,6 +9,7 @@ import functools
 import json
 import logging
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -21,7 +22,7 @@ from typing import IO, Any
 from megaboa import files
 from megaboa.check.refusals import some_of
 from megaboa.doctor import stages
-from megaboa.launch import local
+from megaboa.launch import local, slurm
 from megaboa.observe import standing
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import Plan, screen
@@ -30,6 +31,7 @@ from megaboa.plan.shared import Shared
 from megaboa.run import submitted
 from megaboa.run.identity import is_trained
 
+DEFAULT_CONFIG = Path("config/config.yaml")
 PLACEHOLDER = "CHANGE_ME"
 PREVIEW = "preview"  # in the results: a plan that was only looked at
 LOOKS = {
@@ -44,8 +46,10 @@ SHOWN, LENGTH = 5, 200  # failed checks that the last line names; characters tha
 MOST_LINES = 20  # about other jobs that failed
 
 
-def use_this_python() -> None:
-    """Let jobs run with the Python that runs Snakemake, where no conda environment or container is deployed."""
+def prepare_environment() -> None:
+    """Let jobs run with the Python that runs Snakemake, where no conda environment or container is deployed, and let
+    SLURM's commands, which Snakemake's executor calls too, answer without the user's own defaults."""
+    slurm.forget_users_defaults()
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
@@ -347,6 +351,36 @@ def _count(states: dict[str, int]) -> str:
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def starting(dag: Any) -> set[str]:
+    """Runs whose ranks this call will start; known when the jobs are."""
+    return {job.wildcards.run for job in dag.needrun_jobs() if job.rule.name in ("train", "capture")}
+
+
+def report_command(
+    scripts: str, captions: str, results: str, config_files: Sequence[str | Path], given: dict[str, Any]
+) -> str:
+    """What makes the report. The page says by which command: profiles and cores are everybody's own."""
+    files = [os.path.relpath(path) for path in config_files]
+    call = ["snakemake", *(["--configfile", *files] if files else []), *given_values(given)]
+    words = [f"{scripts}/report.py", "--settings", f"{results}/specs/report.json", "--captions", captions]
+    words += ["--config-file", *(files or [str(DEFAULT_CONFIG)]), "--command", shlex.join(call)]
+    return shlex.join(["python", *words, "--out", f"{results}/report/index.html"])
+
+
+def conversion_commands(scripts: str, shared: Shared) -> tuple[str, str, str]:
+    """How scripts that convert models are started, where ranks are: Python, the image, and a starter of several ranks.
+
+    By how many ranks a model is imported stands in specs/conversions, which is no input: it changes no weight.
+    """
+    results, scripts = shared.folder, shlex.quote(scripts)
+    conversion = f"python {scripts}/convert.py --spec {results}/specs/conversions/{{model}}.json"
+    if not shared.image_manifest:
+        return "python", "", f"{conversion} "
+    image, inside = f"{results}/image.json", f"{results}/specs/inside.json"
+    python = f"python {scripts}/inside.py {inside} {image}"
+    return python, f"--image {image}", f"{conversion} --image {image} --inside {inside}"
 
 
 def given_values(values: dict[str, Any]) -> list[str]:

@@ -80,6 +80,23 @@ class Shared:
         return [str(self.paths.preflight), *inside]
 
     @property
+    def metrics(self) -> list[str]:
+        folders = [self.paths.run(run.name) for run in self.plan.runs]
+        return [str(path) for one in folders for path in (one.steps_table, one.summary, one.goodput)]
+
+    @property
+    def verifications(self) -> list[str]:
+        return [str(self.paths.corpus(name).verification) for name in self.corpora]
+
+    @property
+    def index_manifests(self) -> list[str]:
+        return [str(self.paths.index(name)) for name in self.indexes]
+
+    @property
+    def analyses(self) -> list[str]:
+        return [str(self.paths.run(name).analysis) for name in self.profiled_runs]
+
+    @property
     def export_proofs(self) -> list[str]:
         return [str(self.paths.run(name).proof) for name in self.plan.exports]
 

@@ -1,0 +1,105 @@
+"""Which inputs make a job run again, where Snakemake's time stamps alone would do so for nothing.
+
+What comes before a run's training (its image, preflight, proof and index) is no part of what it is. That it was made
+again must not train the run again. `ancient` is Snakemake's mark of an input whose time doesn't count. It alone would
+be wrong: below a job that runs, Snakemake doesn't look for other reasons, so that a run whose own file has changed
+would not be trained in the same call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from megaboa.files import read_json
+from megaboa.image.image_file import as_recorded
+from megaboa.plan.plan import Plan
+from megaboa.plan.shared import Shared
+from megaboa.records import Image, read
+from megaboa.run.identity import is_trained
+
+
+class Planned:
+    """Files of the plan as inputs, by pattern. Of a dry run those that would change lie elsewhere."""
+
+    def __init__(self, results: str, preview: Mapping[str, str]):
+        self.results, self.preview = results, preview
+
+    def __call__(self, pattern: str) -> str | Callable[[Any], str]:
+        if not self.preview:
+            return f"{self.results}/{pattern}"
+        return lambda wildcards: self.file(pattern.format(**dict(wildcards.items())))
+
+    def file(self, name: str) -> str:
+        path = f"{self.results}/{name}"
+        return self.preview.get(path, path)
+
+
+class Inputs:
+    """Of the rules, by the names of runs, models and indexes."""
+
+    def __init__(self, plan: Plan, shared: Shared, planned: Callable[[str], str], ancient: Callable[[str], str]):
+        """`planned`: where a file of the plan lies, as this call looks at it."""
+        self.shared, self.planned, self.ancient = shared, planned, ancient
+        self.runs = {run.name: run for run in plan.runs}
+        self._trained: dict[str, bool] = {}
+
+    def preflight(self, run: str) -> list[str]:
+        """That of the image too, where there is one."""
+        return [self._before_training(run, path) for path in self.shared.preflights]
+
+    def import_proof(self, run: str) -> list[str]:
+        return [self._before_training(run, path) for path in self.shared.import_proof(self.runs[run])]
+
+    def index(self, run: str) -> list[str]:
+        """Other than preflight not every run has one."""
+        return [self._before_training(run, path) for path in self.shared.index_manifest(self.runs[run])]
+
+    def image(self, run: str) -> list[str]:
+        """None where ranks run in this Python. What is trained knows its image by the digest, not by the time stamp;
+        only an image that this call makes may turn out to be another one."""
+        manifests = self.shared.image_manifest
+        return [self._before_training(run, path) for path in manifests] if self._image_is_made else manifests
+
+    def image_of_conversion(self, manifest: str) -> list[str]:
+        """As `image`: what was converted in this very image isn't converted again because that was made once more."""
+        return [
+            self.ancient(path) if self._image_is_made and _is_made_in(manifest, path) else path
+            for path in self.shared.image_manifest
+        ]
+
+    def preflight_of_index(self, name: str) -> str:
+        """No index is made for runs that Bridge refuses, and none is made again because preflight ran again."""
+        inputs = [*self.shared.index_inputs(name), self.planned(f"specs/indexes/{name}.json")]
+        preflight = str(self.shared.paths.preflight)
+        return self.ancient(preflight) if _is_newer(self.shared.paths.index(name), inputs) else preflight
+
+    def _before_training(self, run: str, manifest: str) -> str:
+        return self.ancient(manifest) if self._is_trained(run) else manifest
+
+    def _is_trained(self, run: str) -> bool:
+        if run not in self._trained:
+            self._trained[run] = is_trained(self.runs[run].folder(self.shared.folder.parent, self.shared.folder.name))
+        return self._trained[run]
+
+    @functools.cached_property
+    def _image_is_made(self) -> bool:
+        """Whether its manifest is there, of what its specification says now, and tells of the file that is there."""
+        image = self.shared.paths.image
+        return _is_newer(image, [self.planned("specs/image.json")]) and as_recorded(read(Image, image))
+
+
+def _is_newer(manifest: Path, inputs: Iterable[str]) -> bool:
+    """As Snakemake would see it, if it looked."""
+    paths = [Path(path) for path in inputs]
+    if not all(path.exists() for path in [manifest, *paths]):
+        return False
+    return manifest.stat().st_mtime >= max(path.stat().st_mtime for path in paths)
+
+
+def _is_made_in(manifest: str, image: str) -> bool:
+    """Whether a conversion is there and took place in the image of this manifest; older ones don't say."""
+    path = Path(manifest)
+    return path.exists() and read_json(path).get("image") == list(read(Image, Path(image)).marks)
