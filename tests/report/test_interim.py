@@ -9,7 +9,7 @@ import pytest
 from fake_runs import START, FakeExperiment, end_event, start_event, step_event, write_attempt
 
 from megaboa.files import digest, read_json, write_json
-from megaboa.observe import standing
+from megaboa.observe import status
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import write
 from megaboa.report.interim import load_interim
@@ -153,11 +153,11 @@ def test_where_nothing_is_missing_the_report_itself_is_named(experiment):
 
 
 def test_a_call_that_failed_names_its_runs_and_what_can_be_had(experiment):
-    said = standing.failed(standing.missing(experiment.results))
+    said = status.failed(status.missing(experiment.results))
     assert said[0].startswith("1 run failed, and report and bundle need every run")
     assert said[1] == "  failed: failed, step 3/8: nan (attempt 1, rank 0; cause: nan)"
     assert "snakemake interim" in said[-1] and "sweep" in said[-1] and len(said) == 3
-    assert standing.failed([one for one in standing.missing(experiment.results) if one.run != FAILED]) == []
+    assert status.failed([one for one in status.missing(experiment.results) if one.run != FAILED]) == []
 
 
 def snapshot(folder):

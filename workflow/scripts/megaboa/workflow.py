@@ -21,7 +21,7 @@ from megaboa.check.refusals import some_of
 from megaboa.doctor import stages
 from megaboa.files import read_json
 from megaboa.launch import local
-from megaboa.observe import standing
+from megaboa.observe import status
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import Plan, preview, screen
 from megaboa.plan.shared import Shared
@@ -289,7 +289,7 @@ def _more(failed: list[dict[str, str]]) -> str:
 def print_failures(results: str | Path) -> None:
     """After a call that failed: which runs and other jobs did, and what can be had without them."""
     if not _holder and ExperimentFolder(Path(results)).plan.exists():
-        for line in standing.failed(standing.missing(Path(results))):
+        for line in status.failed(status.missing(Path(results))):
             say(line)
         lines = stages.failed(Path(results), over=True)
         for line in lines[:MOST_LINES]:
@@ -318,7 +318,7 @@ def report_after_failure(results: str | Path, command: str, needed: Collection[s
     asked = any(job.rule.name == "report" for job in dag.jobs)
     if _interrupted or _holder or not asked or _is_made("report", dag):
         return
-    if not all(map(os.path.exists, needed)) or standing.missing(Path(results)):
+    if not all(map(os.path.exists, needed)) or status.missing(Path(results)):
         return
     log = Path(results) / "logs" / "report.log"
     with log.open("w") as stream:

@@ -9,7 +9,7 @@ from pathlib import Path
 from megaboa.doctor import stages
 from megaboa.observe import measure
 from megaboa.observe.slurm_jobs import read_queue
-from megaboa.observe.standing import Standing, missing
+from megaboa.observe.status import Standing, missing
 from megaboa.observe.steps import table_of
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import ExportRecord, TrainRecord, read
