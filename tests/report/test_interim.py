@@ -12,8 +12,8 @@ from megaboa.files import digest, read_json, write_json
 from megaboa.observe import status
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import write
+from megaboa.report.checks import proofs_so_far
 from megaboa.report.interim import load_interim
-from megaboa.report.stages import proofs_so_far
 from megaboa.run import claims
 from megaboa.run.identity import identity_of
 

@@ -13,8 +13,8 @@ from megaboa.observe.status import Standing, missing
 from megaboa.observe.steps import table_of
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import ExportRecord, TrainRecord, read
+from megaboa.report.checks import is_evaluated
 from megaboa.report.runs import RunResult, load_run, read_plan, result_of
-from megaboa.report.stages import is_evaluated
 from megaboa.run.identity import is_outdated
 
 
