@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from megaboa.check.refusals import some_of
-from megaboa.doctor import stages
+from megaboa.doctor import failed_stages
 from megaboa.files import read_json
 from megaboa.launch import local
 from megaboa.observe import status
@@ -291,7 +291,7 @@ def print_failures(results: str | Path) -> None:
     if not _holder and ExperimentFolder(Path(results)).plan.exists():
         for line in status.failed(status.missing(Path(results))):
             say(line)
-        lines = stages.failed(Path(results), over=True)
+        lines = failed_stages.failed(Path(results), over=True)
         for line in lines[:MOST_LINES]:
             say(line)
         if len(lines) > MOST_LINES:

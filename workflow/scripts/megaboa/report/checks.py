@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from megaboa.doctor.stages import Job, of_model, of_run, told
+from megaboa.doctor.failed_stages import Job, of_model, of_run, told
 from megaboa.paths import FAILED_PROOF, ExperimentFolder, ModelFolder, RunFolder
 from megaboa.records import Evaluation, ExportRecord, ImportRecord, Proof, plain, read, read_if_there
 from megaboa.report.runs import RunResult, count_states
