@@ -30,8 +30,7 @@ sys.path.insert(0, str(ROOT / "workflow/scripts"))
 from megaboa.bridge import process
 from megaboa.files import append_line, read_json
 from megaboa.launch.ranks import ReservedPort, rank_environment
-from megaboa.observe.routing import add_routing
-from megaboa.observe.steps import read_events, step_rows, table_of
+from megaboa.observe.steps import add_routing, read_events, step_rows, table_of
 from megaboa.paths import RunFolder, RunStore
 from megaboa.report.checks import Check, agreement_checks
 from megaboa.report.runs import RunResult

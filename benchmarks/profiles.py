@@ -33,7 +33,7 @@ import numpy as np
 
 from megaboa.observe.traces import intervals, read
 from megaboa.observe.traces.budget import Timeline, budget
-from megaboa.observe.traces.steps import Steps
+from megaboa.observe.traces.step_windows import Steps
 
 KERNELS = [
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64",

@@ -9,9 +9,8 @@ import made
 import pytest
 
 from megaboa.bundle import contents
-from megaboa.bundle.contents import Asked, collect
-from megaboa.bundle.machine import Machine
-from megaboa.bundle.named import LARGEST
+from megaboa.bundle.contents import LARGEST, Asked, collect
+from megaboa.bundle.private import Machine
 from megaboa.errors import InputError
 from megaboa.files import write_json
 from megaboa.records import write

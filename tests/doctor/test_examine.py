@@ -9,14 +9,14 @@ import made
 import pytest
 
 from megaboa.check.facts import from_json
-from megaboa.doctor import advice, examine
+from megaboa.doctor import examine, troubles
 from megaboa.files import digest, write_json
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import AttemptEnd, AttemptStart, write
 from megaboa.run import claims, ledger
 from megaboa.run.identity import identity_of
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "estimate"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "check"))
 from gpt2_large import facts
 
 RUN = {"model": {"recipe": "gpt_tiny", "tokenizer": None}, "data": {}, "optimizer": {"lr": 3e-4}}
@@ -139,17 +139,17 @@ def test_facts_survive_a_file():
 
 
 def test_advice_has_the_values_of_the_run():
-    case = advice.Case(facts=None, lr=3e-4, iteration=500, save_interval=None)
-    assert "optimizer.lr: 0.00015 instead of 0.0003" in advice.of("nan", case)[0]
-    assert "iteration 500" in advice.of("checkpoint", case)[0]
-    assert "set checkpoint.save_interval" in advice.of("preemption", case)[1]
+    case = troubles.Case(facts=None, lr=3e-4, iteration=500, save_interval=None)
+    assert "optimizer.lr: 0.00015 instead of 0.0003" in troubles.advice("nan", case)[0]
+    assert "iteration 500" in troubles.advice("checkpoint", case)[0]
+    assert "set checkpoint.save_interval" in troubles.advice("preemption", case)[1]
     saving = facts(gbs=64)
     saving = dataclasses.replace(saving, training=dataclasses.replace(saving.training, iters=100, save_interval=10))
-    assert "one takes 10.8 GB, 10 lie there at one time" in advice.of("disk_full", advice.Case(facts=saving))[0]
+    assert "one takes 10.8 GB, 10 lie there at one time" in troubles.advice("disk_full", troubles.Case(facts=saving))[0]
 
 
 @pytest.mark.parametrize("trouble", ["nan", "lost", "cancelled", "time_limit", "preemption"])
 def test_without_a_checkpoint_no_resume_is_promised(trouble):
-    without = " ".join(advice.of(trouble, advice.Case()))
+    without = " ".join(troubles.advice(trouble, troubles.Case()))
     assert "begins at the first step" in without and "resumes" not in without and "same checkpoint" not in without
-    assert "begins at the first step" not in " ".join(advice.of(trouble, advice.Case(iteration=40)))
+    assert "begins at the first step" not in " ".join(troubles.advice(trouble, troubles.Case(iteration=40)))

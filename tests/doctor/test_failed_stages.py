@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from megaboa.doctor import stages
+from megaboa.doctor import failed_stages
 from megaboa.files import write_json
 
 # With no network, and as the hub answers for a model whose licence was not accepted.
@@ -54,7 +54,7 @@ def log(results, name, text):
 
 
 def test_nothing_is_said_before_anything_is_made(results):
-    assert stages.failed(results) == []
+    assert failed_stages.failed(results) == []
 
 
 @pytest.mark.parametrize("program", [FETCH, REFUSE])
@@ -63,7 +63,7 @@ def test_a_model_that_the_hub_does_not_give(results, program):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert done.stderr.startswith("error: models.llama.hf")
     path = log(results, "models/llama.source", done.stderr)
-    lines = stages.failed(results)
+    lines = failed_stages.failed(results)
     assert lines[:3] == ["models/llama.source: hub", f"  | {done.stderr.strip()}", f"  logs: {path}"]
     assert any("HF_TOKEN" in line for line in lines)
 
@@ -71,39 +71,39 @@ def test_a_model_that_the_hub_does_not_give(results, program):
 def test_a_traceback_that_names_the_hub(results):
     write_json(results / "models/llama/source.json", {})
     log(results, "models/llama.import", GATED)
-    assert stages.failed(results)[:2] == ["models/llama.import: hub", f"  | {GATED.splitlines()[-1]}"]
+    assert failed_stages.failed(results)[:2] == ["models/llama.import: hub", f"  | {GATED.splitlines()[-1]}"]
 
 
 def test_a_manifest_that_is_there_says_that_it_went_well(results):
     log(results, "models/llama.source", GATED)
     write_json(results / "models/llama/source.json", {})
-    assert stages.failed(results) == []
+    assert failed_stages.failed(results) == []
 
 
 def test_a_model_that_is_no_longer_asked_for_is_forgotten(results):
     log(results, "models/llama.source", GATED)
     (results / "specs/models/llama.json").unlink()
-    assert stages.failed(results) == []
+    assert failed_stages.failed(results) == []
 
 
 def test_an_image_that_cannot_be_fetched(results):
     path = log(results, "image", IMAGE)
-    assert stages.failed(results) == ["image: failed", f"  | {IMAGE.strip()}", f"  logs: {path}"]
+    assert failed_stages.failed(results) == ["image: failed", f"  | {IMAGE.strip()}", f"  logs: {path}"]
 
 
 def test_what_preflight_refused_with_its_reasons(results):
     path = log(results, "preflight", PREFLIGHT)
     reason, count = PREFLIGHT.splitlines()[-2:]
-    assert stages.failed(results) == ["preflight: refused", f"  | {reason}", f"  | {count}", f"  logs: {path}"]
+    assert failed_stages.failed(results) == ["preflight: refused", f"  | {reason}", f"  | {count}", f"  logs: {path}"]
 
 
 def test_what_was_refused_in_an_image_is_told_as_long_as_there_is_one(results):
     said = "run a is refused in the image: model.fp8: the image has no transformer_engine"
     path = log(results, "preflight-in-image", said)
     write_json(results / "specs" / "inside.json", {"container": {}})
-    assert stages.failed(results) == ["preflight-in-image: refused", f"  | {said}", f"  logs: {path}"]
+    assert failed_stages.failed(results) == ["preflight-in-image: refused", f"  | {said}", f"  logs: {path}"]
     write_json(results / "specs" / "inside.json", {"digest": "packages"})
-    assert stages.failed(results) == []
+    assert failed_stages.failed(results) == []
 
 
 @pytest.mark.parametrize(
@@ -111,20 +111,20 @@ def test_what_was_refused_in_an_image_is_told_as_long_as_there_is_one(results):
 )
 def test_data_that_could_not_be_made(results, name):
     log(results, name, "OSError: [Errno 28] No space left on device\n")
-    assert stages.failed(results)[0] == f"{name}: disk full"
+    assert failed_stages.failed(results)[0] == f"{name}: disk full"
 
 
 def test_a_stage_that_is_at_work_has_not_failed(results):
     write_json(results / "models/llama/source.json", {})
     path = log(results, "models/llama.import", "Loading from meta-llama/Llama-3.1-8B: 12%\nINFO: no error: so far\n")
     with worked_on(results):
-        assert stages.failed(results) == []
-    assert stages.failed(results) == [f"models/llama.import: {SILENT}", f"  logs: {path}"]
+        assert failed_stages.failed(results) == []
+    assert failed_stages.failed(results) == [f"models/llama.import: {SILENT}", f"  logs: {path}"]
 
 
 def test_a_shard_that_is_not_merged_has_not_failed(results):
     log(results, "data/text/shard-0-of-2", "1 of 2 files\n")
-    assert stages.failed(results) == []
+    assert failed_stages.failed(results) == []
 
 
 SILENT = "ended without a word: it was killed, or SLURM ended it (its own log: logs/slurm)"
@@ -165,24 +165,28 @@ def trained(results):
 )
 def test_what_is_made_of_a_run_is_told_when_it_has_begun(trained, name, needs):
     for need in needs:
-        assert stages.failed(trained) == []
+        assert failed_stages.failed(trained) == []
         write_json(trained / "runs" / "a" / f"{need}.json", {})
     path = log(trained, name, "ValueError: hf_path is required\n")
-    assert stages.failed(trained) == [f"{name}: failed", "  | ValueError: hf_path is required", f"  logs: {path}"]
+    assert failed_stages.failed(trained) == [
+        f"{name}: failed",
+        "  | ValueError: hf_path is required",
+        f"  logs: {path}",
+    ]
     path.write_text("all is well so far\n")
-    assert stages.failed(trained) == [f"{name}: {SILENT}", f"  logs: {path}"]
+    assert failed_stages.failed(trained) == [f"{name}: {SILENT}", f"  logs: {path}"]
 
 
 def test_a_log_that_is_older_than_what_the_job_needs_is_of_an_earlier_one(trained):
     path = log(trained, "export/a.proof", "ValueError: of yesterday\n")
     os.utime(path, (1, 1))
     write_json(trained / "runs" / "a" / "export.json", {})
-    assert stages.failed(trained) == []
+    assert failed_stages.failed(trained) == []
 
 
 def test_the_checks_that_a_proof_failed_are_named(trained):
     write_json(trained / "runs" / "a" / "export.json", {})
     log(trained, "export/a.proof", PROOF)
-    said = stages.failed(trained)
+    said = failed_stages.failed(trained)
     assert said[0] == "export/a.proof: failed"
     assert said[1:3] == [f"  | {line}" for line in PROOF.splitlines()[1:]]

@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from megaboa.files import read_jsonl
+from megaboa.observe.logs.log_summary import LogSummary
 from megaboa.observe.logs.reader import read_events
-from megaboa.observe.logs.summary import LogSummary
 from megaboa.observe.logs.tensorboard import event_files, read_event_file
 
 pytestmark = pytest.mark.slow

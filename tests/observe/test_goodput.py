@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megaboa import records
-from megaboa.observe.accounting import Life
 from megaboa.observe.goodput import KINDS, goodput
+from megaboa.observe.slurm_jobs import Life
 from megaboa.observe.steps import step_rows
 from megaboa.records import LEDGER, STEPS, Called
 

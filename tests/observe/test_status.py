@@ -281,7 +281,7 @@ def test_squeues_answer_is_read():
         "12|PENDING|Priority||2026-11-20T12:00:00|N/A|rule_train_wildcards_a|/home/u/x\n"
         "13|RUNNING|None|n[1-2]|2026-11-20T10:00:00|2026-11-20T14:00:00|(null)|/home/u/x|y\nslurm: noise\n"
     )
-    first, second = slurm_jobs.parse(text)
+    first, second = slurm_jobs.parse_jobs(text)
     assert (first.id, first.state, first.reason, first.ends) == ("12", "PENDING", "Priority", None)
     assert first.starts == time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
     assert (second.reason, second.nodes, second.comment, second.folder) == ("", "n[1-2]", "", "/home/u/x|y")

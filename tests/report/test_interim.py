@@ -9,11 +9,11 @@ import pytest
 from fake_runs import START, FakeExperiment, end_event, start_event, step_event, write_attempt
 
 from megaboa.files import digest, read_json, write_json
-from megaboa.observe import standing
+from megaboa.observe import status
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import write
+from megaboa.report.checks import proofs_so_far
 from megaboa.report.interim import load_interim
-from megaboa.report.stages import proofs_so_far
 from megaboa.run import claims
 from megaboa.run.identity import identity_of
 
@@ -153,11 +153,11 @@ def test_where_nothing_is_missing_the_report_itself_is_named(experiment):
 
 
 def test_a_call_that_failed_names_its_runs_and_what_can_be_had(experiment):
-    said = standing.failed("tiny", standing.missing(experiment.results))
+    said = status.failed("tiny", status.missing(experiment.results))
     assert said[0].startswith("1 run failed, and report and bundle need every run")
     assert said[1] == "  failed: failed, step 3/8: nan (attempt 1, rank 0; cause: nan)"
     assert "megaboa interim tiny" in said[-1] and "sweep" in said[-1] and len(said) == 3
-    assert standing.failed("tiny", [one for one in standing.missing(experiment.results) if one.run != FAILED]) == []
+    assert status.failed("tiny", [one for one in status.missing(experiment.results) if one.run != FAILED]) == []
 
 
 def snapshot(folder):

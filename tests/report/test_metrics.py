@@ -12,7 +12,7 @@ from megaboa.plan.make import column_problem
 from megaboa.report import page
 from megaboa.report.frames import Frames
 from megaboa.report.runs import load_runs
-from megaboa.report.table_files import runs_table
+from megaboa.report.tables import runs_table
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,11 +6,11 @@ from fake_runs import FakeExperiment
 
 from megaboa.config.models.outputs import Figure
 from megaboa.report import style
-from megaboa.report.bands import mean_band
+from megaboa.report.figures import standard_figures
 from megaboa.report.frames import Frames
+from megaboa.report.kinds import mean_band
 from megaboa.report.page import ReportError, _drawn
 from megaboa.report.runs import load_runs
-from megaboa.report.standard import standard_figures
 
 VALUES = {
     f"lr{lr}-gbs{gbs}-seed{seed}": {"optimizer.lr": lr, "training.global_batch_size": gbs, "training.seed": seed}

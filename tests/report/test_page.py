@@ -11,11 +11,11 @@ from fake_runs import FakeExperiment
 
 from megaboa.files import write_text
 from megaboa.report.checks import agreement_checks
-from megaboa.report.colours import Shades
 from megaboa.report.corpora import CorpusCard
 from megaboa.report.frames import Frames
 from megaboa.report.page import FIGURES, ReportError, draw, read_captions, render, verdict_text
 from megaboa.report.runs import load_runs
+from megaboa.report.style import Shades
 
 CAPTIONS = Path(__file__).parents[2] / "workflow" / "report" / "captions.yaml"
 AGREEMENTS = [{"reference": "dp1", "runs": ["tp2", "broken", "later"], "tolerance": 1e-5}]

@@ -11,9 +11,8 @@ from test_analysis import tell
 from megaboa.files import write_json
 from megaboa.layout import Layout
 from megaboa.observe.traces.analysis import Expected, analyse
-from megaboa.report import trace_figures
 from megaboa.report.page import read_captions, render
-from megaboa.report.profiles import Profile, draw_profiles, load_profiles
+from megaboa.report.profiles import FIGURES, Profile, bytes_text, draw_profiles, load_profiles
 from megaboa.report.runs import load_runs
 
 
@@ -46,7 +45,7 @@ def test_every_figure_is_drawn_and_named(experiment, tmp_path):
     profiles = load_profiles(experiment.results, ["dp4", "later"])
     assert [profile.run for profile in profiles] == ["dp4"] and profiles[0].tool == "nsys"
     drawn = draw_profiles(profiles, read_captions(test_page.CAPTIONS), tmp_path)["dp4"]
-    assert [figure["name"] for figure in drawn] == list(trace_figures.FIGURES)
+    assert [figure["name"] for figure in drawn] == list(FIGURES)
     words = {figure["name"]: text_of(figure["svg"]) for figure in drawn}
     assert "rank 3" in words["ranks"] and "GEMM" in words["classes"] and "AllReduce" in words["sizes"]
     assert (
@@ -63,7 +62,7 @@ def test_the_page_says_what_to_look_at_first(experiment, document, tmp_path):
     given = {"runs": runs, "corpora": [], "checks": [], "drawn": [], "provenance": test_page.PROVENANCE}
     html = render(title="T", experiment="e", **given, profiles=profiles, profile_figures=figures)
     assert "Rank 2 on node-1 is slow" in html and document["summary"][0] in html
-    assert html.count("<svg") == len(trace_figures.FIGURES)
+    assert html.count("<svg") == len(FIGURES)
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(ids) == len(set(ids))
     assert "Profiles" not in render(title="T", experiment="e", **given)
@@ -77,7 +76,7 @@ def test_figures_of_profiles_that_are_gone_are_removed(experiment, tmp_path):
 
 def test_without_anything_to_draw_there_is_no_figure(tmp_path):
     empty = analyse([tmp_path])
-    assert all(make(empty) is None for make in trace_figures.FIGURES.values())
+    assert all(make(empty) is None for make in FIGURES.values())
     profile = Profile("a", empty)
     assert draw_profiles([profile], read_captions(test_page.CAPTIONS), tmp_path) == {"a": []} and profile.tool == ""
 
@@ -86,11 +85,11 @@ def test_many_ranks_are_drawn_as_one_band(document):
     rows = [{**row, "rank": rank} for rank in range(20) for row in document["budget"] if row["rank"] == 0]
     ranks = [{**document["ranks"][0], "rank": rank} for rank in range(20)]
     many = {**document, "budget": rows, "ranks": ranks}
-    assert all(trace_figures.FIGURES[name](many) is not None for name in ("exposed", "heat", "ranks"))
+    assert all(FIGURES[name](many) is not None for name in ("exposed", "heat", "ranks"))
 
 
 def test_sizes_are_written_in_powers_of_two():
-    assert [trace_figures.bytes_text(size) for size in (512, 1 << 16, 3 << 20, 1 << 30)] == [
+    assert [bytes_text(size) for size in (512, 1 << 16, 3 << 20, 1 << 30)] == [
         "512 B",
         "64 KiB",
         "3 MiB",

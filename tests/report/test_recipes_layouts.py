@@ -6,7 +6,7 @@ from fake_runs import FakeExperiment
 from megaboa.files import write_json
 from megaboa.report.frames import Frames
 from megaboa.report.runs import load_runs
-from megaboa.report.table_files import runs_table
+from megaboa.report.tables import runs_table
 
 OPEN = dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "sp", "dp", "mbs", "train_iters", "tokens"), "recipe")
 LAYOUT = {"tp": 2, "pp": 1, "vpp": None, "cp": 1, "ep": 1, "sp": True}

@@ -10,7 +10,7 @@ from pathlib import Path
 from megaboa.bundle.archive import pack
 from megaboa.bundle.contents import MANIFEST, Asked, collect
 from megaboa.bundle.crate import METADATA, experiment_times, metadata
-from megaboa.bundle.machine import Machine
+from megaboa.bundle.private import Machine
 from megaboa.errors import InputError
 from megaboa.files import canonical, read_json, write_bytes
 

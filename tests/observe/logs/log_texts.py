@@ -6,8 +6,8 @@ import io
 from pathlib import Path
 
 from megaboa.observe.logs.events import Event, Steps
+from megaboa.observe.logs.log_summary import LogSummary
 from megaboa.observe.logs.reader import Count, read_events
-from megaboa.observe.logs.summary import LogSummary
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LOGS = sorted(FIXTURES.glob("*.log"))

@@ -4,7 +4,7 @@ import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from megaboa.observe.logs.events import Steps
-from megaboa.observe.logs.summary import LogSummary
+from megaboa.observe.logs.log_summary import LogSummary
 from megaboa.observe.logs.tensorboard import event_files, is_event_file, read_event_file
 
 

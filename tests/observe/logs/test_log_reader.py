@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 from log_texts import FIXTURES, START, events_of, rows_of, step_line, summary_of
 
-from megaboa.observe.logs import lines
+from megaboa.observe.logs import reader
 from megaboa.observe.logs.events import Note, Steps
 from megaboa.observe.logs.reader import Count, read_events
 
@@ -85,8 +85,8 @@ def test_a_memory_report_with_a_torn_peak_is_not_believed():
 def test_blocks_may_end_anywhere(block, monkeypatch):
     text = "".join(path.read_text() for path in sorted(FIXTURES.glob("*.log")))
     whole = [(event.layout, list(event.rows())) for event in events_of(text) if isinstance(event, Steps)]
-    monkeypatch.setattr(lines, "BLOCK_BYTES", block)
-    monkeypatch.setattr(lines.Lines.__init__, "__defaults__", (block,))
+    monkeypatch.setattr(reader, "BLOCK_BYTES", block)
+    monkeypatch.setattr(reader.Lines.__init__, "__defaults__", (block,))
     rows = [row for event in events_of(text) if isinstance(event, Steps) for row in event.rows()]
     assert sorted(map(str, rows)) == sorted(str(row) for _, part in whole for row in part)
 

@@ -10,14 +10,14 @@ from synthetic import ADAM, ADD, ALL_REDUCE, GEMM, NCCL, NORM, SEND, Story
 from test_read_captures import HOST_RANGES, HOST_TRACE
 
 from megaboa.layout import Layout
-from megaboa.observe.traces import classes, intervals
+from megaboa.observe.traces import intervals, kernel_classes
+from megaboa.observe.traces.across_ranks import stragglers
 from megaboa.observe.traces.analysis import Expected, analyse
 from megaboa.observe.traces.budget import Timeline, budget
-from megaboa.observe.traces.events import Capture, events
-from megaboa.observe.traces.phases import innermost, phase_of
-from megaboa.observe.traces.ranks import stragglers
-from megaboa.observe.traces.steps import Steps
-from megaboa.observe.traces.summary import MOST_LINES
+from megaboa.observe.traces.captures import Capture, events
+from megaboa.observe.traces.conclusions import MOST_LINES
+from megaboa.observe.traces.details import innermost, phase_of
+from megaboa.observe.traces.step_windows import Steps
 
 STEP = 1000.0
 
@@ -366,7 +366,7 @@ def test_a_real_trace_of_a_host_run():
     ],
 )
 def test_classes_of_names(name, expected):
-    assert classes.class_of(name) == expected
+    assert kernel_classes.class_of(name) == expected
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_classes_of_names(name, expected):
     ],
 )
 def test_operations_of_names(name, expected):
-    assert classes.operation_of(name) == expected
+    assert kernel_classes.operation_of(name) == expected
 
 
 @pytest.mark.parametrize(

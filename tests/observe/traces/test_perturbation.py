@@ -2,7 +2,7 @@
 
 import json
 
-from megaboa.observe.traces.perturbation import about, perturbation
+from megaboa.observe.traces.analysis import about_cost, perturbation
 
 
 def log_of(folder, seconds):
@@ -18,14 +18,14 @@ def test_captured_steps_are_held_against_those_after_them(tmp_path):
     found = perturbation(log_of(tmp_path, seconds), [3, 8])
     assert (found["captured_n"], found["reference_n"], found["reference"]) == (3, 2, "steps 9 to 10")
     assert round(found["slowdown"], 6) == 0.2
-    (finding,) = about(found)
+    (finding,) = about_cost(found)
     assert finding.code == "perturbed" and "+20.0%" in finding.text and "n = 3" in finding.text
 
 
 def test_a_cost_that_is_none_is_no_finding(tmp_path):
-    assert about(perturbation(log_of(tmp_path, dict.fromkeys(range(1, 12), 0.1)), [3, 8])) == []
+    assert about_cost(perturbation(log_of(tmp_path, dict.fromkeys(range(1, 12), 0.1)), [3, 8])) == []
 
 
 def test_without_steps_to_compare_nothing_is_said(tmp_path):
     assert perturbation(log_of(tmp_path, {4: 0.1, 5: 0.1}), [3, 8]) is None
-    assert perturbation(tmp_path / "none.jsonl", [3, 8]) is None and about(None) == []
+    assert perturbation(tmp_path / "none.jsonl", [3, 8]) is None and about_cost(None) == []

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from synthetic import ALL_REDUCE, GEMM, NCCL, SCHEMA, Story
 
-from megaboa.observe.traces import json_stream, kineto
-from megaboa.observe.traces.events import EMPTY, Events
+from megaboa.observe.traces import kineto
+from megaboa.observe.traces.captures import EMPTY, Events
 from megaboa.observe.traces.read import find, read, read_all
 
 HOST_RANGES = Path(__file__).parent / "nsys-host.sqlite"
@@ -230,10 +230,10 @@ def test_own_time_of_nested_calls():
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1 << 20])
 def test_events_are_found_wherever_a_block_ends(tmp_path, monkeypatch, size):
-    monkeypatch.setattr(json_stream, "CHUNK", size)
+    monkeypatch.setattr(kineto, "CHUNK", size)
     path = tmp_path / "a.json"
     path.write_text('{"a": 12.5, "traceEvents": [{"x": [1, "]}"]}, {"y": -3e5}], "b" : {"c": null}, "d": 1234}  ')
-    trace = json_stream.TraceFile(path)
+    trace = kineto.TraceFile(path)
     assert list(trace) == [{"x": [1, "]}"]}, {"y": -3e5}]
     assert trace.head == {"a": 12.5, "b": {"c": None}, "d": 1234}
 

@@ -12,7 +12,7 @@ from synthetic import ALL_REDUCE, GEMM, SEND, Story
 from megaboa.layout import Layout
 from megaboa.observe.traces.analysis import Expected, analyse
 from megaboa.observe.traces.comparison import compare
-from megaboa.report.trace_figures import FIGURES
+from megaboa.report.profiles import FIGURES
 
 NAMES = st.sampled_from(
     [GEMM, ALL_REDUCE, SEND, "ProfilerStep#3", "ProfilerStep#4", "train_step", "optimizer_step", "x"]

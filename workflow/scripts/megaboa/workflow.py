@@ -21,9 +21,9 @@ from typing import IO, Any
 
 from megaboa import files
 from megaboa.check.refusals import some_of
-from megaboa.doctor import stages
+from megaboa.doctor import failed_stages
 from megaboa.launch import local, slurm
-from megaboa.observe import standing
+from megaboa.observe import status
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import Plan, screen
 from megaboa.plan.screen import describe, submission
@@ -302,9 +302,9 @@ def _more(failed: list[dict[str, str]]) -> str:
 def print_failures(results: str | Path) -> None:
     """After a call that failed: which runs and other jobs did, and what can be had without them."""
     if not _holder and ExperimentFolder(Path(results)).plan.exists():
-        for line in standing.failed(Path(results).name, standing.missing(Path(results))):
+        for line in status.failed(Path(results).name, status.missing(Path(results))):
             say(line)
-        lines = stages.failed(Path(results), over=True)
+        lines = failed_stages.failed(Path(results), over=True)
         for line in lines[:MOST_LINES]:
             say(line)
         if len(lines) > MOST_LINES:
@@ -331,7 +331,7 @@ def report_after_failure(results: str | Path, command: str, needed: Collection[s
     asked = any(job.rule.name == "report" for job in dag.jobs)
     if _interrupted or _holder or not asked or _is_made("report", dag):
         return
-    if not all(map(os.path.exists, needed)) or standing.missing(Path(results)):
+    if not all(map(os.path.exists, needed)) or status.missing(Path(results)):
         return
     log = Path(results) / "logs" / "report.log"
     with log.open("w") as stream:

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from megaboa import commands
+from megaboa.observe.logs.log_summary import LogSummary
 from megaboa.observe.logs.reader import read_events
-from megaboa.observe.logs.summary import LogSummary
 from megaboa.observe.logs.tensorboard import event_files, is_event_file, read_event_file
 
 

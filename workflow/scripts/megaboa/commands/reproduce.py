@@ -6,8 +6,16 @@ import sys
 from pathlib import Path
 
 from megaboa import commands
-from megaboa.bundle.compare import WITHOUT_TIMES, Compared
-from megaboa.bundle.rebuild import claim, is_on_cpu, opened, other_packages, report_again, run_again
+from megaboa.bundle.rebuild import (
+    WITHOUT_TIMES,
+    Compared,
+    claim,
+    is_on_cpu,
+    opened,
+    other_packages,
+    report_again,
+    run_again,
+)
 from megaboa.errors import InputError
 from megaboa.files import file_digest
 

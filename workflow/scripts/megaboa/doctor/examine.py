@@ -10,7 +10,7 @@ from pathlib import Path
 
 from megaboa import files
 from megaboa.check.facts import Facts, from_json
-from megaboa.doctor import advice, classes, curve, passed, stages
+from megaboa.doctor import failed_stages, passed, troubles
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore
 from megaboa.records import AttemptEnd, AttemptStart, Step, Summary, read_if_there, read_ledger, read_steps
 from megaboa.run import checkpoints, claims, ledger
@@ -25,7 +25,7 @@ def experiment(results: Path) -> list[str]:
     if folder.preflight.exists():
         known = files.read_json(folder.preflight)["runs"]
     lines = [f"{one}: left out of the plan" for one in files.read_json(folder.specs.report)["invalid"]]
-    lines += stages.failed(results)
+    lines += failed_stages.failed(results)
     for name in plan["runs"]:
         facts = known.get(name, {}).get("facts")
         lines += run(folder.run(name), from_json(facts) if facts else None)
@@ -97,7 +97,7 @@ def _of_summary(folder: RunFolder, summary: Summary, facts: Facts | None) -> lis
     if facts is not None:
         lines += [*passed.slow(facts, summary), *passed.unbalanced(facts, analysis)]
         lines += [*passed.waits_for_host(facts, analysis), *passed.casts_single_rows(facts)]
-    lines += curve.findings(_steps(folder), _course(folder))
+    lines += passed.curve_findings(_steps(folder), _course(folder))
     return [line if line.startswith(" ") else f"{folder.name}: passed; {line}" for line in lines]
 
 
@@ -111,10 +111,10 @@ def _steps(folder: RunFolder) -> list[Step]:
     return [found[step] for step in sorted(found)]
 
 
-def _course(folder: RunFolder) -> curve.Course:
+def _course(folder: RunFolder) -> passed.Course:
     run = folder.run
     optimizer, schedule = run.get("optimizer") or {}, run.get("schedule") or {}
-    return curve.Course(
+    return passed.Course(
         lr=optimizer.get("lr"),
         warmup=schedule.get("warmup_iters") or 0,
         clip=optimizer.get("clip_grad"),
@@ -124,7 +124,7 @@ def _course(folder: RunFolder) -> curve.Course:
 
 def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Facts | None) -> list[str]:
     attempt, found = store.attempt(end.attempt), _trouble(store, end)
-    case = advice.Case(
+    case = troubles.Case(
         facts=facts,
         evidence=found.evidence,
         iteration=end.iteration,
@@ -137,13 +137,13 @@ def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Fact
         *(f"  | {line}" for line in found.evidence),
         f"  logs: {attempt.path}",
         f"  done: {_done(end)}",
-        *(f"  try: {line}" for line in advice.of(found.name, case)),
+        *(f"  try: {line}" for line in troubles.advice(found.name, case)),
     ]
 
 
-def _trouble(store: RunStore, end: AttemptEnd) -> classes.Trouble:
+def _trouble(store: RunStore, end: AttemptEnd) -> troubles.Trouble:
     logs = read_tails(store.attempt(end.attempt).logs.items())
-    return classes.trouble(str(end.cause), end.detail or "", logs)
+    return troubles.trouble(str(end.cause), end.detail or "", logs)
 
 
 def _done(end: AttemptEnd) -> str:

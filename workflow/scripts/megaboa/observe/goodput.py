@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from megaboa.observe.accounting import Life
 from megaboa.observe.numbers import WARMUP_STEPS
+from megaboa.observe.slurm_jobs import Life
 from megaboa.observe.steps import Row
 from megaboa.observe.summary import timed_rows
 from megaboa.records import (

@@ -9,10 +9,9 @@ from typing import Any
 from megaboa.files import digest, read_json
 from megaboa.harmless import without_harmless
 from megaboa.observe import performance
-from megaboa.observe.accounting import read_lives
 from megaboa.observe.goodput import goodput
-from megaboa.observe.routing import add_routing
-from megaboa.observe.steps import Row, read_attempts, read_events, step_rows, steps_in
+from megaboa.observe.slurm_jobs import read_lives
+from megaboa.observe.steps import Row, add_routing, read_attempts, read_events, step_rows, steps_in
 from megaboa.observe.summary import summarize
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import AttemptStart, Called, Parent, StepEvent, Summary, TrainRecord, parse, read, read_ledger

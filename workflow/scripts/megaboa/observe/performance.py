@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from megaboa.observe.logs.log_summary import LogSummary
 from megaboa.observe.logs.reader import read_events
-from megaboa.observe.logs.summary import LogSummary
 from megaboa.observe.steps import Row
 from megaboa.paths import AttemptFolder, RunStore
 from megaboa.peaks import peak_of

@@ -1,4 +1,4 @@
-"""What SLURM says of the runs: one call of squeue for all of them, and which run a job trains."""
+"""What SLURM says of the runs: its queue, by one call for all of them, which run a job trains, and its accounts."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def read_queue() -> Queue:
         text = slurm.query(["squeue", "--me", "--noheader", f"--format={FORMAT}"], QUERY_SECONDS)
     except slurm.SlurmUnreachableError:
         return Queue(asked)
-    return Queue(asked, True, tuple(parse(text or "")))
+    return Queue(asked, True, tuple(parse_jobs(text or "")))
 
 
-def parse(text: str) -> list[SlurmJob]:
+def parse_jobs(text: str) -> list[SlurmJob]:
     rows = [line.split("|", FORMAT.count("|")) for line in text.splitlines()]
     return [_job(row) for row in rows if len(row) == FORMAT.count("|") + 1]
 
@@ -161,3 +161,36 @@ def _job(row: Iterable[str]) -> SlurmJob:
     return SlurmJob(
         job, state, starts=slurm.moment(starts), ends=slurm.moment(ends), comment=slurm.given(comment), **known
     )
+
+
+@dataclass(frozen=True)
+class Life:
+    """A job, from the moment it asked to the moment its nodes were taken away. One that was put back has several."""
+
+    job: str
+    submit: float
+    start: float
+    end: float
+
+
+def read_lives(jobs: Sequence[str]) -> list[Life] | None:
+    """Every life of these jobs, oldest first; None where SLURM keeps no accounts, or doesn't answer."""
+    if not jobs or shutil.which("sacct") is None:
+        return None
+    command = ["sacct", "--duplicates", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(jobs)}"]
+    try:
+        text = slurm.query([*command, "--format=JobIDRaw,Submit,Start,End"])
+    except slurm.SlurmUnreachableError:
+        return None
+    return parse_lives(text or "", time.time()) or None
+
+
+def parse_lives(text: str, now: float) -> list[Life]:
+    """A job that still runs has no end, and one that waits no start."""
+    lives = []
+    for line in text.splitlines():
+        job, submit, start, end = (line.split("|") + [""] * 4)[:4]
+        asked, began = slurm.moment(submit), slurm.moment(start)
+        if asked is not None and began is not None:
+            lives.append(Life(job, asked, began, slurm.moment(end) or now))
+    return sorted(lives, key=lambda life: life.start)

@@ -1,4 +1,4 @@
-"""Progress of every run of an experiment, as a table for the terminal."""
+"""Progress of every run of an experiment, as a table for the terminal, and where those stand that are not trained."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from megaboa.doctor import examine
 from megaboa.observe import slurm_jobs
 from megaboa.observe.slurm_jobs import Queue, SlurmJob
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore
 from megaboa.run import checkpoints, claims, ledger
-from megaboa.run.identity import is_outdated
+from megaboa.run.identity import is_outdated, is_trained
 from megaboa.run.progress import (
     Progress,
     format_age,
@@ -46,6 +47,8 @@ STYLES = {
 STOPPED = ("failed", "lost", "interrupted")  # what a person must look at: told in full
 WIDE = 140  # columns of a terminal that has room for everything
 SILENT_SECONDS, SILENT_STEPS = 120.0, 10
+_RIGHT = {"justify": "right", "no_wrap": True}
+SHOWN = 10
 
 
 def experiment_progress(results: str | Path, now: float | None = None, queue: Queue | None = None) -> list[Progress]:
@@ -88,7 +91,7 @@ def run_progress(
 
 
 def jobs_left(progress: Progress, store: RunStore, run: RunFolder, now: float) -> int | None:
-    """How many jobs the run needs beside the one that runs; None where the speed, or that one's end, is unknown."""
+    """How many jobs the run needs after the one that runs; None where the speed, or that one's end, is unknown."""
     step = usual_seconds_per_step(store) if progress.job and progress.total and progress.state != "done" else None
     if step is None or (progress.state == "running" and progress.job_ends is None):
         return None
@@ -115,7 +118,6 @@ class _Column:
     options: dict[str, Any]
 
 
-_RIGHT = {"justify": "right", "no_wrap": True}
 _COLUMNS = (
     _Column("step", format_steps, _RIGHT),
     _Column("loss", lambda run: "" if run.loss is None else f"{run.loss:.4f}", _RIGHT),
@@ -210,3 +212,50 @@ def as_record(run: Progress) -> dict[str, object]:
 def _is_silent(run: Progress) -> bool:
     steps = SILENT_STEPS / run.steps_per_second if run.steps_per_second else 0
     return (run.age_seconds or 0) > max(SILENT_SECONDS, steps)
+
+
+@dataclass(frozen=True)
+class Standing:
+    run: str
+    state: str  # FAIL: no call is on its way to go on with it. NOT_RUN: all else
+    why: str
+
+
+def missing(results: Path, queue: Queue | None = None) -> list[Standing]:
+    """The planned runs that are not trained as they are configured now, in the order of the plan."""
+    untrained = (run for run in experiment_progress(results, queue=queue) if not is_trained(_folder(results, run)))
+    return [_standing(_folder(results, run), run) for run in untrained]
+
+
+def failed(experiment: str, runs: Sequence[Standing]) -> list[str]:
+    """What to say after a call that ended with failed runs of an experiment, in lines: what else can be had."""
+    found = [run for run in runs if run.state == "FAIL"]
+    if not found:
+        return []
+    more = [f"  and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    return [
+        f"{len(found)} run{'s' if len(found) > 1 else ''} failed, and report and bundle need every run of the plan:",
+        *(f"  {run.run}: {run.why}" for run in found[:SHOWN]),
+        *more,
+        f"`megaboa doctor {experiment}` says what to try, `megaboa interim {experiment}` makes a report of what is "
+        "there; to finish without a run, take its values out of `sweep`",
+    ]
+
+
+def _folder(results: Path, run: Progress) -> RunFolder:
+    return ExperimentFolder(results).run(run.run)
+
+
+def _standing(folder: RunFolder, run: Progress) -> Standing:
+    state = "FAIL" if run.state == "failed" and not run.goes_on else "NOT_RUN"
+    return Standing(folder.name, state, _why(folder, run))
+
+
+def _why(folder: RunFolder, run: Progress) -> str:
+    if run.state == "waiting":
+        return "has not begun"
+    if run.state == "done":
+        return "trained, but not as it is configured now: the next call looks at it again"
+    said = examine.run(folder, None)
+    verdict = f": {said[0].removeprefix(f'{folder.name}: ')}" if said else ""
+    return f"{run.state}, step {format_steps(run)}{verdict}"

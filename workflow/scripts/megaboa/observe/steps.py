@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from megaboa.files import write_bytes
+from megaboa.files import read_jsonl, write_bytes
 from megaboa.paths import RunStore
 from megaboa.records import AttemptStart, Evaluated, Step, StepEvent, read_ledger, read_steps
 
@@ -35,6 +36,7 @@ MAIN_LOSS = "lm loss"
 VALIDATION_SET = "valid/"
 
 Row = dict[str, Any]
+Layers = dict[str, dict[str, Any]]  # by layer: tokens of each expert, and the smallest margins of a choice
 
 
 def read_attempts(store: RunStore) -> list[AttemptStart]:
@@ -106,3 +108,35 @@ def _float(value: Any) -> float | None:
 
 def is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
+
+
+def add_routing(rows: list[Row], store: RunStore) -> list[Row]:
+    """The rows, those of steps whose experts were written down with a column `routing` (JSON).
+
+    It says which experts the tokens went to, over all ranks.
+    """
+    found: dict[int, dict[int, Layers]] = {}
+    for number in {row["attempt"] for row in rows}:
+        found[number] = _of_attempt(store, number)
+    if not any(found.values()):
+        return rows
+    return [{**row, "routing": _text(found[row["attempt"]].get(row["step"]))} for row in rows]
+
+
+def _of_attempt(store: RunStore, number: int) -> dict[int, Layers]:
+    steps: dict[int, Layers] = {}
+    for path in sorted(store.attempt(number).routing.glob("*.jsonl")):
+        for line in read_jsonl(path):
+            layers = steps.setdefault(line["step"], {})
+            for layer, seen in line["layers"].items():
+                layers[layer] = _sum(layers[layer], seen) if layer in layers else seen
+    return steps
+
+
+def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    load = [sum(pair) for pair in zip(one["load"], other["load"], strict=True)]
+    return {"load": load, "margins": sorted([*one["margins"], *other["margins"]])}
+
+
+def _text(layers: Layers | None) -> str | None:
+    return None if layers is None else json.dumps(dict(sorted(layers.items(), key=lambda one: int(one[0]))))

@@ -1,4 +1,4 @@
-"""What preflight expected of each run, beside what was measured."""
+"""What was measured, compared with what preflight expected and with what others published."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from megaboa.check.overview import short, size
+from megaboa.layout import AXES
 from megaboa.metrics import named
 from megaboa.paths import ExperimentFolder
 from megaboa.report.runs import RunResult
+
+# A run is compared with the rows of its own layout, by their other conditions. What a table doesn't say of a
+# layout is the usual; but many are silent on sequence parallelism, and on how experts are cut: it may be either.
+LAYOUT = {"world_size": 1, **{axis.name: axis.default or "-" for axis in AXES if axis.name != "etp"}}
+# Numbers of parameters are published in two or three digits.
+PARAMS_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True)
@@ -60,3 +68,50 @@ def _expected(row: dict[str, str], run: RunResult) -> Expected:
 
 def _number(text: str) -> float | None:
     return None if text == "-" else float(text)
+
+
+def gap_rows(table: dict[str, Any], runs: list[RunResult]) -> list[dict[str, Any]]:
+    """One row for each published value and each run of that layout; without a run, the published value alone."""
+    rows = []
+    for published in table["rows"]:
+        conditions = {**table["conditions"], **published["conditions"]}
+        like = [run for run in runs if _same_layout(conditions, run.plan)]
+        for quantity, (least, most) in published["values"].items():
+            known = {"row": published["name"], "quantity": quantity, "published": [least, most]}
+            rows += [{**known, **_measured(quantity, least, most, conditions, run)} for run in like]
+            if not like:
+                rows.append({**known, "run": None, "measured": None, "ratio": None, "differs": [], "unknown": []})
+    return rows
+
+
+def _measured(quantity: str, least: float, most: float, conditions: dict[str, Any], run: RunResult) -> dict[str, Any]:
+    value = named(quantity).of(run.documents)
+    differs, unknown = [], []
+    for name, asked in conditions.items():
+        have = run.summary.get("gpu") if name == "gpu" else run.plan.get(name)
+        if have in (None, "-", "recipe") and name not in LAYOUT and name != "sp":
+            unknown.append(f"{name}: {_text(asked)}")
+        elif not _same(name, asked, have):
+            differs.append(f"{name}: {_text(have)} instead of {_text(asked)}")
+    ratio = None if value is None else value / ((least + most) / 2)
+    return {"run": run.name, "measured": value, "ratio": ratio, "differs": differs, "unknown": unknown}
+
+
+def _same_layout(conditions: dict[str, Any], plan: dict[str, str]) -> bool:
+    asked = {**LAYOUT, **{name: value for name, value in conditions.items() if name in LAYOUT or name == "sp"}}
+    return all(_same(name, value, plan.get(name, LAYOUT.get(name, False))) for name, value in asked.items())
+
+
+def _same(name: str, asked: Any, have: Any) -> bool:
+    if name == "params":
+        return abs(float(have) / asked - 1) <= PARAMS_TOLERANCE
+    if name == "precision":  # Bridge's names have more to them
+        return _text(have).removesuffix("_mixed") == _text(asked).removesuffix("_mixed")
+    if name in ("gpu", "model"):
+        return _text(have).startswith(_text(asked))
+    return _text(have) == _text(asked)
+
+
+def _text(value: Any) -> str:
+    """As plan.tsv has it."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,5 +1,8 @@
-"""Figures that are more than a table with two axes. Each gives the figure and the table of what it shows, or None where
-there is nothing to plot."""
+"""The figures that every report has; one without data isn't drawn.
+
+Most are specifications like those of `report.figures`. What is more than a table with two axes has a function: it gives
+the figure and the table of what it shows, or None.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,58 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from megaboa.report.bands import crowd
+from megaboa.config.models.outputs import Figure
 from megaboa.report.checks import differences
-from megaboa.report.colours import MOST_ENTRIES, Shades, legend
 from megaboa.report.corpora import CorpusCard
-from megaboa.report.kinds import MOST_POINTS
+from megaboa.report.frames import SEED, Frames
+from megaboa.report.kinds import MOST_BARS, MOST_POINTS, crowd
 from megaboa.report.runs import RunResult
-from megaboa.report.style import INK, PALETTE, POWERS_OF_TEN, WIDTH
+from megaboa.report.style import INK, MOST_ENTRIES, PALETTE, POWERS_OF_TEN, WIDTH, Shades, legend
 
-Drawn = tuple[Figure, pd.DataFrame]
+Drawn = tuple[Drawing, pd.DataFrame]
+# In the order of a run. Waiting in the queue, and time in which nobody asked for the run, is nobody's waste.
+COLOURS = {
+    "startup": PALETTE[5],
+    "compile": PALETTE[3],
+    "productive": PALETTE[0],
+    "evaluation": PALETTE[4],
+    "checkpoint": PALETTE[2],
+    "lost": PALETTE[1],
+    "idle": PALETTE[7],
+}
+LOSS = Figure(name="loss", kind="line", data="steps", x="step", y="loss", y_label="training loss")
+VALIDATION = Figure(
+    name="validation",
+    kind="line",
+    data="validation",
+    x="step",
+    y="loss",
+    filter={"set": "main"},
+    y_label="validation loss",
+)
+LOSS_BY_TOKENS = Figure(name="loss_by_tokens", kind="line", data="steps", x="tokens", y="loss", y_label="training loss")
+LEARNING_RATE = Figure(name="learning_rate", kind="line", data="steps", x="step", y="lr")
+STEP_TIME = Figure(name="step_time", kind="bar", x="run", y="step_seconds")
+STEP_TIMES = Figure(
+    name="step_times",
+    kind="box",
+    data="steps",
+    x="run",
+    y="seconds",
+    filter={"warm": "true"},
+    y_label="time of a step (seconds)",
+)
+THROUGHPUT = Figure(name="throughput", kind="bar", x="run", y="tokens_per_second")
+MFU = Figure(name="mfu", kind="bar", x="run", y="mfu")
+SCALING = Figure(name="scaling", kind="scatter", x="world_size", y="scaling_efficiency", hue="layout")
+MEMORY = Figure(
+    name="memory", kind="scatter", x="memory.predicted_gib", y="memory.measured_gib", hue="layout", diagonal=True
+)
+STANDARD = (LOSS, VALIDATION, LOSS_BY_TOKENS, LEARNING_RATE, STEP_TIME, STEP_TIMES, THROUGHPUT, MFU, SCALING, MEMORY)
+SWEPT = "sweep"  # the heat map of a sweep over two numbers
 
 
 def agreement_figure(agreements: list[dict[str, Any]], runs: list[RunResult], shades: Shades) -> Drawn | None:
@@ -132,3 +175,81 @@ def tokens_text(count: int) -> str:
 
 def _stride(points: int) -> int:
     return max(1, math.ceil(points / MOST_POINTS))
+
+
+def known(runs: list[RunResult]) -> list[RunResult]:
+    """The runs that held a machine."""
+    return [run for run in runs if run.goodput and run.goodput["allocated_seconds"]]
+
+
+def goodput_figure(runs: list[RunResult]) -> Drawn | None:
+    """Share of the time in which a run held its machines, by what it did with it."""
+    runs = known(runs)[:MOST_BARS]
+    if not runs:
+        return None
+    figure, axes = plt.subplots(figsize=(WIDTH, 1.3 + 0.3 * len(runs)))
+    begins = [0.0] * len(runs)
+    for kind, colour in COLOURS.items():
+        shares = [run.goodput["seconds"][kind] / run.goodput["allocated_seconds"] for run in runs]
+        if any(shares):
+            axes.barh(range(len(runs)), shares, left=begins, height=0.62, linewidth=0, color=colour, label=kind)
+        begins = [begin + share for begin, share in zip(begins, shares, strict=True)]
+    for row, run in enumerate(runs):
+        text = f"{run.goodput['goodput']:.0%}"
+        axes.annotate(text, (1.0, row), xytext=(5, 0), textcoords="offset points", va="center", color=INK, fontsize=9)
+    axes.set_yticks(range(len(runs)), [run.name for run in runs], color=INK)
+    axes.set_ylim(len(runs) - 0.4, -0.6)
+    axes.set_xlim(0, 1.1)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
+    axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    axes.grid(axis="y", visible=False)
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlabel("share of the time in which the run held its machines")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, handlelength=1.0, columnspacing=1.2)
+    return figure, shares_table(runs)
+
+
+def shares_table(runs: list[RunResult]) -> pd.DataFrame:
+    rows = [
+        {"run": run.name, "kind": kind, "time_share": run.goodput["seconds"][kind] / run.goodput["allocated_seconds"]}
+        for run in runs
+        for kind in COLOURS
+    ]
+    return pd.DataFrame(rows)
+
+
+def time_rows(runs: list[RunResult]) -> list[dict[str, Any]]:
+    """For the page's table; kinds without a second in any run have no column."""
+    runs = known(runs)
+    kinds = [kind for kind in ("queue", *COLOURS) if any(run.goodput["seconds"][kind] for run in runs)]
+    return [
+        {
+            "run": run.name,
+            "goodput": run.goodput["goodput"],
+            "allocated": run.goodput["allocated_seconds"],
+            "seconds": {kind: run.goodput["seconds"][kind] for kind in kinds},
+        }
+        for run in runs
+    ]
+
+
+def standard_figures(frames: Frames) -> list[Figure]:
+    """Seeds of a sweep are drawn as their mean; the loss by tokens only where steps differ in them."""
+    figures = [figure for figure in STANDARD if figure is not LOSS_BY_TOKENS or _steps_differ(frames)]
+    if frames.varies(SEED):
+        curves = {"loss", "validation", "loss_by_tokens"}
+        figures = [one.model_copy(update={"over": SEED}) if one.name in curves else one for one in figures]
+    return [*figures, *_heat_map(frames)]
+
+
+def _steps_differ(frames: Frames) -> bool:
+    return (frames.varies("gbs") or frames.varies("seq_length")) and not frames.steps.empty
+
+
+def _heat_map(frames: Frames) -> list[Figure]:
+    """Where two axes of a sweep are numbers, and every run has its own pair of them or another seed."""
+    axes = [name for name in frames.swept if name != SEED and frames.varies(name) and frames.is_number(name)]
+    if len(axes) != 2 or min(frames.runs[name].nunique() for name in axes) < 2 or len(frames.runs) < 4:
+        return []
+    return [Figure(name=SWEPT, kind="heat", x=axes[0], y=axes[1], value="loss.tail_mean")]

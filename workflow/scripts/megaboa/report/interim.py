@@ -6,15 +6,15 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from megaboa.doctor import stages
+from megaboa.doctor import failed_stages
 from megaboa.observe import measure
 from megaboa.observe.slurm_jobs import read_queue
-from megaboa.observe.standing import Standing, missing
+from megaboa.observe.status import Standing, missing
 from megaboa.observe.steps import table_of
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import ExportRecord, TrainRecord, read
+from megaboa.report.checks import is_evaluated
 from megaboa.report.runs import RunResult, load_run, read_plan, result_of
-from megaboa.report.stages import is_evaluated
 from megaboa.run.identity import is_outdated
 
 
@@ -33,7 +33,7 @@ def load_interim(results: Path) -> tuple[list[RunResult], Interim]:
     absent = {run.run: run for run in missing(results, read_queue())}
     runs = [_load(RunFolder(results / "runs" / row["run"]), row, absent) for row in read_plan(results)]
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    failed = [line for line in stages.failed(results) if not line.startswith(" ")]
+    failed = [line for line in failed_stages.failed(results) if not line.startswith(" ")]
     return runs, Interim(made, len(runs), list(absent.values()), failed)
 
 

@@ -1,4 +1,7 @@
-"""The kinds of figures: each draws one tidy table on one set of axes, as the figure's specification says."""
+"""The kinds of figures: each draws one tidy table on one set of axes, as the figure's specification says.
+
+Many curves are drawn as a few: their mean with its confidence, or how they are distributed.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,28 @@ from matplotlib.figure import Figure as Drawing
 
 from megaboa.config.models.outputs import Figure
 from megaboa.metrics import label, named
-from megaboa.report.axes import finish, in_field, is_number, number, places
-from megaboa.report.bands import crowd, mean_band
-from megaboa.report.colours import MOST_ENTRIES, Shades, legend
-from megaboa.report.style import GRID, INK, WIDTH
+from megaboa.report.style import (
+    GRID,
+    INK,
+    MOST_ENTRIES,
+    WIDTH,
+    Shades,
+    finish,
+    in_field,
+    is_number,
+    legend,
+    number,
+    places,
+)
 
 MOST_POINTS = 20_000  # that a figure holds before only every so many-th step is drawn
 MOST_BARS = 40
 MOST_FACETS = 12
+# Student's t for 95% of both sides, by degrees of freedom; beyond the table the normal distribution's is near enough.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+_NORMAL = 1.960
+_QUANTILES = {"p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95}
+MOST_PLACES = 500  # of x, at which very many curves are looked at
 
 
 def draw(spec: Figure, table: pd.DataFrame, shades: Shades) -> tuple[Drawing, pd.DataFrame] | None:
@@ -42,7 +59,7 @@ def draw(spec: Figure, table: pd.DataFrame, shades: Shades) -> tuple[Drawing, pd
             axes.set_title(f"{label(spec.facet)} {name}", fontsize=9.5, color=INK)
     for axes in list(grid.flat)[len(parts) :]:
         axes.set_visible(False)
-    # The names beside bars and boxes of single runs say it.
+    # The names next to bars and boxes of single runs say it.
     if spec.kind != "heat" and not (spec.kind in ("bar", "box") and spec.x == "run" and shades.column == "run"):
         legend(figure)
     return figure, pd.concat(shown, ignore_index=True)
@@ -205,3 +222,27 @@ def _height(spec: Figure, table: pd.DataFrame) -> float:
     if spec.kind == "heat":
         return 1.4 + 0.32 * min(20, table[spec.y].nunique())
     return 3.5
+
+
+def mean_band(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
+    """Mean of y at each x, its 95% confidence interval (of a single value none), and the number of values."""
+    found = table.groupby(x)[y].agg(["mean", "std", "count"]).reset_index().rename(columns={"count": "n"})
+    error = found["std"] / np.sqrt(found["n"]) * found["n"].map(t_value)
+    found["low"], found["high"] = found["mean"] - error, found["mean"] + error
+    return found[[x, "mean", "low", "high", "n"]]
+
+
+def t_value(count: int) -> float:
+    """For the mean of so many values; of one nothing is known."""
+    if count < 2:
+        return float("nan")
+    return _T[count - 2] if count - 2 < len(_T) else _NORMAL
+
+
+def crowd(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
+    """Quantiles of y over the curves at each x, at no more than so many places."""
+    places = np.sort(table[x].unique())
+    table = table[table[x].isin(places[:: max(1, len(places) // MOST_PLACES)])]
+    groups = table.groupby(x)[y]
+    found = pd.DataFrame({name: groups.quantile(share) for name, share in _QUANTILES.items()})
+    return found.assign(n=groups.size()).reset_index()

@@ -9,20 +9,17 @@ from megaboa.config.models.outputs import Figure
 from megaboa.doctor import examine
 from megaboa.files import read_json, write_json, write_text
 from megaboa.paths import ExperimentFolder
-from megaboa.report.blends import load_data
-from megaboa.report.checks import agreement_checks, faults, proof_checks, verdict
-from megaboa.report.corpora import load_corpora
-from megaboa.report.expected import load_expected
+from megaboa.report.checks import agreement_checks, faults, proof_checks, stage_checks, unprofiled, verdict
+from megaboa.report.corpora import load_corpora, load_data
+from megaboa.report.expected import gap_rows, load_expected
+from megaboa.report.figures import time_rows
 from megaboa.report.frames import Frames
-from megaboa.report.gap import gap_rows
 from megaboa.report.interim import load_interim
 from megaboa.report.page import draw, read_captions, render, verdict_text
 from megaboa.report.profiles import draw_profiles, load_profiles
 from megaboa.report.provenance import provenance
 from megaboa.report.runs import load_runs, passed
-from megaboa.report.stages import stage_checks, unprofiled
-from megaboa.report.table_files import save_tables
-from megaboa.report.time_spent import time_rows
+from megaboa.report.tables import save_tables
 
 CAPTIONS = Path(__file__).parents[3] / "report" / "captions.yaml"  # one for every figure
 

@@ -15,17 +15,17 @@ from markupsafe import Markup
 
 from megaboa import metrics
 from megaboa.config.models.outputs import Figure
-from megaboa.report import axes, figures, gap, kinds, style, time_spent, trace_figures
-from megaboa.report.blends import DataRead, last_validation
+from megaboa.report import figures, kinds, style
 from megaboa.report.checks import Check, anchor, by_subject, faults, verdict
-from megaboa.report.colours import MOST_ENTRIES, Shades
-from megaboa.report.corpora import CorpusCard
-from megaboa.report.expected import Expected
+from megaboa.report.corpora import CorpusCard, DataRead, last_validation
+from megaboa.report.expected import Expected, gap_rows
+from megaboa.report.figures import standard_figures
 from megaboa.report.frames import Frames, UnknownColumnError
 from megaboa.report.interim import Interim
+from megaboa.report.profiles import FIGURES as TRACE_FIGURES
 from megaboa.report.profiles import PREFIX, Profile
 from megaboa.report.runs import RunResult, passed
-from megaboa.report.standard import standard_figures
+from megaboa.report.style import MOST_ENTRIES, Shades
 
 HERE = Path(__file__).parent
 SECTIONS = {
@@ -39,7 +39,7 @@ SECTIONS = {
 }
 FIGURES = tuple(name for names in SECTIONS.values() for name in names)
 KNOWN_ON_THE_CPU = ("tflops_per_gpu", "mfu")  # no reason to show a run among the machines
-CAPTIONS = (*FIGURES, *(f"{PREFIX}{name}" for name in trace_figures.FIGURES))
+CAPTIONS = (*FIGURES, *(f"{PREFIX}{name}" for name in TRACE_FIGURES))
 
 
 class ReportError(Exception):
@@ -76,7 +76,7 @@ def draw(
     makers: dict[str, Callable[[], figures.Drawn | None]] = {
         "agreement": lambda: figures.agreement_figure(agreements, good, shades),
         "lengths": lambda: figures.lengths_figure(corpora),
-        "goodput": lambda: time_spent.goodput_figure(good),
+        "goodput": lambda: figures.goodput_figure(good),
     }
     specs = [spec for spec in standard_figures(frames) if spec.name not in replaced] + list(own)
     makers |= {spec.name: partial(_drawn, spec, frames, interim) for spec in specs}
@@ -142,7 +142,7 @@ def render(
     )
     environment.filters |= {
         "loss": _loss,
-        "duration": axes.duration,
+        "duration": style.duration,
         "count": _count,
         "difference": _difference,
         "form": format,
@@ -163,7 +163,7 @@ def render(
         own_figures=[figure for figure in drawn if figure["own"] and figure["name"] not in FIGURES],
         machine_metrics=metrics.used("machines"),
         machines=machines(passed(runs)),
-        times=time_spent.time_rows(passed(runs)),
+        times=figures.time_rows(passed(runs)),
         runs=runs,
         corpora=corpora,
         agreements=[check for check in checks if check["kind"] == "agreement"],
@@ -182,7 +182,7 @@ def render(
         question=question,
         failures=failures,
         interim=interim,
-        gaps=gap.gap_rows(published, passed(runs)) if published else [],
+        gaps=gap_rows(published, passed(runs)) if published else [],
     )
 
 

@@ -1,25 +1,36 @@
-"""One look for all figures, the same bytes for the same data, and colours that the page can turn over for the dark."""
+"""One look for all figures: colours and the legend that tells them, axes, and how numbers are written.
+
+The same data gives the same bytes, in colours that the page can turn over for the dark.
+"""
 
 from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
 import seaborn
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+from matplotlib.legend import Legend
+from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
 
+from megaboa.config.models.outputs import Figure
 from megaboa.files import write_bytes, write_text
+from megaboa.metrics import SECONDS, SHARE, label, named
+from megaboa.report.frames import Frames
 
 INK, MUTED, GRID = "#1d2129", "#5e6673", "#dfe3e8"
 # Okabe and Ito's colours for the colour-blind, without yellow, which can't be seen on white, and a grey.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6BB1", "#7F7F7F"]
 WIDTH = 5.2
 KINDS = ("svg", "pdf", "png")
-DATA = "data"  # folder beside the figures
+DATA = "data"  # folder next to the figures
 
 _STYLE = {
     "figure.constrained_layout.use": True,
@@ -57,6 +68,10 @@ _NO_DATES = {
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     "png": {"Software": None},
 }
+# More legend entries than this nobody would tell apart.
+MOST_ENTRIES = 24
+FEW_ENTRIES = 8  # that are written in the size of the axes' own names
+MOST_COLUMNS = 5
 
 
 def apply_style() -> None:
@@ -76,7 +91,7 @@ def power_of_ten(value: float, _position: int | None = None) -> str:
 POWERS_OF_TEN = FuncFormatter(power_of_ten)
 
 
-def save(figure: Figure, folder: Path, name: str) -> str:
+def save(figure: Drawing, folder: Path, name: str) -> str:
     """Save a figure as SVG, PDF and PNG; returns the SVG for embedding in the page."""
     for kind in KINDS:
         buffer = io.BytesIO()
@@ -110,3 +125,146 @@ def for_page(svg: str, name: str) -> str:
     for colour, variable in ((INK, "--ink"), (MUTED, "--muted"), (GRID, "--line")):
         svg = svg.replace(colour, f"var({variable})")
     return svg
+
+
+class Shades:
+    """Colours by the values of one column: a few have one each of the palette, many go from light to dark.
+
+    Without a column a few runs have a colour each. Of many, the colour tells the model or, where there is only one, the
+    place in the plan.
+    """
+
+    def __init__(self, frames: Frames, column: str | None = None) -> None:
+        runs = frames.runs
+        self.few = len(runs) <= len(PALETTE)
+        self.column = column or ("model" if not self.few and runs["model"].nunique() > 1 else "run")
+        self.by_group = self.column != "run"
+        levels = list(dict.fromkeys(runs[self.column])) if self.column in runs else []
+        if (
+            self.column == "run" and len(levels) > MOST_ENTRIES
+        ):  # names next to bars tell them; shades would tell nothing
+            colours = [PALETTE[0]] * len(levels)
+        elif len(levels) <= len(PALETTE) or self.column == "model":
+            # Models beyond the palette share its last colour, a grey.
+            colours = [PALETTE[min(index, len(PALETTE) - 1)] for index in range(len(levels))]
+        else:
+            colours = seaborn.color_palette("flare", len(levels)).as_hex()
+        self._colours = dict(zip(levels, colours, strict=True))
+
+    @property
+    def first(self) -> str:
+        return PALETTE[0]
+
+    def of(self, level: object) -> str:
+        if level not in self._colours:  # of a column that is not the runs': kinds of time, names of sets
+            self._colours[level] = PALETTE[min(len(self._colours), len(PALETTE) - 1)]
+        return self._colours[level]
+
+    def text(self, level: object) -> str:
+        return f"{level:g}" if isinstance(level, float) else str(level)
+
+
+def legend(figure: Drawing) -> None:
+    """A legend below the axes, one entry per label, where there is something to tell apart and room to do it."""
+    unique = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        unique |= dict(zip(labels, handles, strict=True))
+    if not 1 < len(unique) <= MOST_ENTRIES:
+        return
+    small = {"fontsize": 8} if len(unique) > FEW_ENTRIES else {}
+    drawn = below(figure, list(unique.values()), list(unique), handlelength=1.4, columnspacing=1.4, **small)
+    for line in drawn.get_lines():
+        line.set(linewidth=2.2, alpha=1)
+
+
+def below(figure: Drawing, handles: list[Any], labels: list[str], **more: Any) -> Legend:
+    """A legend below the axes, in as many columns as fit. The figure grows by its height: the axes keep theirs."""
+    for columns in range(MOST_COLUMNS, 0, -1):
+        drawn = figure.legend(handles, labels, loc="outside lower center", ncols=columns, **more)
+        size = drawn.get_window_extent(figure.canvas.get_renderer())
+        if size.width <= figure.bbox.width or columns == 1:
+            break
+        drawn.remove()
+    figure.set_figheight(figure.get_figheight() + size.height / figure.dpi)
+    return drawn
+
+
+def places(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), names, color=INK)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(axis="x", length=0)
+
+
+def finish(axes: Axes, spec: Figure) -> None:
+    if spec.kind in ("bar", "box"):
+        axes.set_xlabel(spec.y_label or label(spec.y))
+        axes.set_ylabel("" if spec.x == "run" else label(spec.x))
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(formatter(spec.y))
+        axes.grid(axis="y", visible=False)
+        return
+    axes.set_xlabel(spec.x_label or label(spec.x))
+    axes.set_ylabel(spec.y_label or label(spec.y))
+    axes.grid(axis="x", visible=spec.kind == "scatter")
+    if spec.kind == "heat":
+        axes.grid(visible=False)
+        return
+    for which, axis, name in (("x", axes.xaxis, spec.x), ("y", axes.yaxis, spec.y)):
+        if which in spec.log:
+            (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+            axis.set_major_formatter(LogText())
+            axis.set_minor_formatter(LogText(labelOnlyBase=False))
+        elif name not in ("loss", "lr", "optimizer.lr"):
+            axis.set_major_formatter(formatter(name))
+    if "x" not in spec.log:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=spec.x in ("step", "world_size")))
+
+
+def formatter(name: str | None) -> FuncFormatter:
+    if name is not None and named(name).unit == SHARE:
+        return FuncFormatter(lambda value, _: f"{value:.0%}")
+    return FuncFormatter(lambda value, _: short(value))
+
+
+class LogText(LogFormatter):
+    """`0.01`, `100`, `30k`, `10⁻⁷` at the ticks that Matplotlib would name: names are no formulas here, as its are."""
+
+    def __call__(self, value: float, pos: int | None = None) -> str:
+        if not super().__call__(value, pos):
+            return ""
+        return short(value) if 1e-3 <= abs(value) < 1e15 else power_of_ten(value)
+
+
+def short(value: float) -> str:
+    """`30k`, `1.5M`: what fits under an axis."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.6g}{letter}"
+    return f"{value:.6g}"
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number)
+
+
+def number(value: float, name: str) -> str:
+    """A value as it is written into a figure: `32.5 ms`, `12,345`, `41%`."""
+    unit = named(name).unit
+    if unit == SECONDS:
+        return duration(value)
+    if unit == SHARE:
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def in_field(value: float, name: str) -> str:
+    """With as many digits in each field."""
+    if pd.isna(value):
+        return ""
+    return number(value, name) if named(name).unit in (SHARE, SECONDS) or value >= 1000 else f"{value:#.4g}"

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from megaboa import metrics
 from megaboa.files import write_text
+from megaboa.report.checks import Check
+from megaboa.report.expected import Expected
+from megaboa.report.frames import Frames
+from megaboa.report.runs import RunResult
 
+AGREEMENT = ("run", "reference", "state", "max_difference", "step", "steps", "exact_steps", "tolerance")
+EXPECTED = ("run", "predicted_seconds", "measured_seconds", "predicted_gib", "measured_gib")
 FOLDER = "tables"
 KINDS = ("tsv", "md", "tex")
 DIGITS = 4
@@ -22,6 +31,63 @@ _LATEX = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
 }
+
+
+def save_tables(
+    runs: Sequence[RunResult],
+    frames: Frames,
+    checks: Sequence[Check],
+    gaps: Sequence[Mapping[str, Any]],
+    times: Sequence[Mapping[str, Any]],
+    expected: Sequence[Expected],
+    folder: Path,
+) -> set[str]:
+    """Write them, and remove those of an earlier report; say which there are."""
+    made = {
+        "runs": runs_table(runs, frames),
+        "evaluation": pd.DataFrame([{"run": run.name, **run.evaluation} for run in runs if run.evaluation]),
+        "agreement": _rows([check for check in checks if check["kind"] == "agreement"], AGREEMENT),
+        "gap": gap_table(gaps),
+        "time": pd.DataFrame([{"run": row["run"], "goodput": row["goodput"], **row["seconds"]} for row in times]),
+        "expected": _rows([asdict(one) for one in expected], EXPECTED).dropna(axis="columns", how="all"),
+    }
+    made = {name: table for name, table in made.items() if len(table) and len(table.columns) > 1}
+    for path in (folder / FOLDER).glob("*"):
+        if path.stem not in made:
+            path.unlink()
+    for name, table in made.items():
+        save(table, folder, name)
+    return set(made)
+
+
+def runs_table(runs: Sequence[RunResult], frames: Frames) -> pd.DataFrame:
+    """Every run with its state; of those that passed what was measured, and what `evaluate` found."""
+    known = frames.runs
+    named = [{"run": run.name, "state": run.state, "model": run.model, "layout": run.layout} for run in runs]
+    measured = {metric.name for metric in metrics.used("file")}
+    names = [name for name in known.columns if name in measured or name.startswith(metrics.EVALUATION)]
+    names = [name for name in names if known[name].notna().any()]
+    return pd.DataFrame(named, columns=["run", "state", "model", "layout"]).merge(
+        known[["run", *names]], on="run", how="left"
+    )
+
+
+def gap_table(gaps: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    rows = [
+        {
+            **{name: gap[name] for name in ("row", "quantity")},
+            "published_least": gap["published"][0],
+            "published_most": gap["published"][1],
+            **{name: gap[name] for name in ("run", "measured", "ratio")},
+            **{name: "; ".join(gap[name]) for name in ("differs", "unknown")},
+        }
+        for gap in gaps
+    ]
+    return pd.DataFrame(rows)
+
+
+def _rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
+    return pd.DataFrame([{name: row[name] for name in columns} for row in rows], columns=list(columns))
 
 
 def save(table: pd.DataFrame, folder: Path, name: str) -> None:

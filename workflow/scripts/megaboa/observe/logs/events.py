@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from megaboa.observe.logs.names import known
-
 
 @dataclass(frozen=True)
 class LineFormat:
@@ -67,3 +65,58 @@ class Note:
 
 
 Event = Steps | Note
+
+
+# Printed name, in small letters: our name, and what the printed number is multiplied with.
+KNOWN: dict[str, tuple[str, float]] = {
+    "elapsed time per iteration (ms)": ("seconds", 1e-3),
+    "elapsed time per iteration (s)": ("seconds", 1.0),
+    "iteration time (s)": ("seconds", 1.0),
+    "train_step_timing in s": ("seconds", 1.0),
+    "lm loss": ("loss", 1.0),
+    "lm_loss": ("loss", 1.0),
+    "loss": ("loss", 1.0),
+    "reduced_train_loss": ("loss", 1.0),
+    "grad norm": ("grad_norm", 1.0),
+    "grad_norm": ("grad_norm", 1.0),
+    "learning rate": ("lr", 1.0),
+    "lr": ("lr", 1.0),
+    "throughput per gpu (tflop/s/gpu)": ("tflops_per_gpu", 1.0),
+    "tflops_per_gpu": ("tflops_per_gpu", 1.0),
+    "tflops": ("tflops_per_gpu", 1.0),
+    "global batch size": ("batch", 1.0),
+    "global_batch_size": ("batch", 1.0),
+    "consumed samples": ("consumed_samples", 1.0),
+    "consumed tokens": ("consumed_tokens", 1.0),
+    "actual seqlen": ("seq_length", 1.0),
+    "samples per second": ("samples_per_second", 1.0),
+    "samples/sec": ("samples_per_second", 1.0),
+    "tokens per gpu per second(tgs)": ("tokens_per_second_per_gpu", 1.0),
+    "tokens per gpu per second (tgs)": ("tokens_per_second_per_gpu", 1.0),
+    "tgs (tokens/gpu/second)": ("tokens_per_second_per_gpu", 1.0),
+    "tps": ("tokens_per_second_per_gpu", 1.0),  # torchtitan divides by the ranks that share a batch
+    "wps": ("tokens_per_second_per_gpu", 1.0),
+    "mfu": ("mfu", 0.01),  # printed in percent
+    "memory": ("peak_reserved", 2.0**30),  # torchtitan
+    "number of skipped iterations": ("skipped", 1.0),
+    "number of nan iterations": ("nan", 1.0),
+    "energy per gpu (j/iter/gpu)": ("joules_per_gpu", 1.0),
+    "power per gpu (w/gpu)": ("watts_per_gpu", 1.0),
+    # TensorBoard's tags of Megatron-LM and Bridge
+    "iteration-time": ("seconds", 1.0),
+    "grad-norm": ("grad_norm", 1.0),
+    "learning-rate": ("lr", 1.0),
+    "batch-size": ("batch", 1.0),
+    "throughput/tflops/device": ("tflops_per_gpu", 1.0),
+    "throughput": ("tflops_per_gpu", 1.0),
+    "iter-energy/gpu": ("joules_per_gpu", 1.0),
+    "power/gpu": ("watts_per_gpu", 1.0),
+    # and of torchtitan
+    "loss_metrics/global_avg_loss": ("loss", 1.0),
+    "throughput(tps)": ("tokens_per_second_per_gpu", 1.0),
+    "mfu(%)": ("mfu", 0.01),
+}
+
+
+def known(printed: str) -> tuple[str, float]:
+    return KNOWN.get(printed.lower(), (printed, 1.0))

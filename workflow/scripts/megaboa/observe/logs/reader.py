@@ -10,21 +10,24 @@ from typing import IO
 
 import pyarrow as pa
 
-from megaboa.observe.logs import megatron, others
+from megaboa.observe.logs import dialects
 from megaboa.observe.logs.events import Event, LineFormat, Note, Steps
-from megaboa.observe.logs.lines import Lines
 
 # Words that a line must have to say anything, and what reads such lines; the first that understands one is taken.
 STEP, SPEED, START = b"iteration", b"Step Time", b"raining "
 Readers = Sequence[tuple[bytes, tuple[Callable[[bytes], Event | None], ...]]]
 RARE: Readers = (
-    (START, (megatron.read_start,)),
-    (b"step", (others.read_torchtitan, others.read_progress_bar)),
-    (b"param", (megatron.read_parameters, others.read_torchtitan_size)),
-    (b"MxRtt/Rnk", (megatron.read_stragglers,)),
-    (b"seq", (others.read_torchtitan_settings, megatron.read_setting)),
+    (START, (dialects.read_start,)),
+    (b"step", (dialects.read_torchtitan, dialects.read_progress_bar)),
+    (b"param", (dialects.read_parameters, dialects.read_torchtitan_size)),
+    (b"MxRtt/Rnk", (dialects.read_stragglers,)),
+    (b"seq", (dialects.read_torchtitan_settings, dialects.read_setting)),
 )
-READERS = ((STEP, (megatron.read_iteration,)), (SPEED, (megatron.read_speed,)), *RARE)
+READERS = ((STEP, (dialects.read_iteration,)), (SPEED, (dialects.read_speed,)), *RARE)
+BLOCK_BYTES = 1 << 20
+# A line longer than this is no line of a log: what is left of it is not kept.
+LONGEST_LINE = 1 << 20
+_COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\n]*\x07|[()][A-Z0-9]|[c=>])")
 
 
 @dataclass
@@ -79,14 +82,14 @@ class LogReader:
         if STEP in block:
             lines, rest = _with(STEP, block)
             if usual := self._usual:
-                steps, lines_left = _take(lines, megatron.lines_of(usual.layout, usual.label), usual.layout, usual)
-                if steps and not megatron.HEADER.search(lines_left):
+                steps, lines_left = _take(lines, dialects.lines_of(usual.layout, usual.label), usual.layout, usual)
+                if steps and not dialects.HEADER.search(lines_left):
                     yield steps
                     lines = lines_left
             yield from self._read_lines(lines, READERS)
         if SPEED in rest:
             lines, rest = _with(SPEED, rest)
-            speeds, lines = _take(lines, megatron.SPEED_LINES, megatron.SPEED)
+            speeds, lines = _take(lines, dialects.SPEED_LINES, dialects.SPEED)
             if speeds:
                 yield speeds
             yield from self._read_lines(lines, READERS)
@@ -153,3 +156,33 @@ def _with_no_step(numbers: array[float], width: int) -> array[float]:
     for column in range(width):
         found[column + 2 :: width + 2] = numbers[column::width]
     return found
+
+
+class Lines:
+    """The whole lines of a stream. What comes after the last line feed was torn, or is still being written."""
+
+    def __init__(self, stream: IO[bytes], block_bytes: int = BLOCK_BYTES) -> None:
+        self._stream, self._block_bytes = stream, block_bytes
+        self.bytes = 0
+        self.torn = False  # it does not end with a line feed
+
+    def blocks(self) -> Iterator[bytes]:
+        """One or more lines each, without colours; the last line feed is left out."""
+        rest, overlong = b"", False
+        while read := self._stream.read(self._block_bytes):
+            self.bytes += len(read)
+            head, feed, tail = read.rpartition(b"\n")
+            if feed:
+                # Of an overlong line nothing is believed: it is an empty one.
+                yield without_colours(b"".join(head.partition(b"\n")[1:]) if overlong else rest + head)
+                rest, overlong = tail, False
+            elif not overlong:
+                rest += tail
+            if len(rest) > LONGEST_LINE:
+                rest, overlong = b"", True
+        self.torn = overlong or bool(rest)
+
+
+def without_colours(text: bytes) -> bytes:
+    """Without the escape sequences by which terminals are told colours."""
+    return _COLOURS.sub(b"", text) if b"\x1b" in text else text

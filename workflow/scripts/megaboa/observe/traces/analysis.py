@@ -8,17 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from megaboa.observe.traces import clocks, collectives, ranks, read, tables
+from megaboa.files import read_jsonl
+from megaboa.observe.traces import across_ranks, collectives, read
+from megaboa.observe.traces.across_ranks import Layout
 from megaboa.observe.traces.budget import COLUMNS, Budget, Timeline, budget, cpu_bound
-from megaboa.observe.traces.events import Capture
-from megaboa.observe.traces.findings import Finding, worst_first
-from megaboa.observe.traces.perturbation import about as about_cost
-from megaboa.observe.traces.perturbation import perturbation
-from megaboa.observe.traces.phases import phases
-from megaboa.observe.traces.ranks import Layout
-from megaboa.observe.traces.steps import Steps, find_steps
-from megaboa.observe.traces.summary import opportunities, summary
-from megaboa.observe.traces.timeline import timeline_of
+from megaboa.observe.traces.captures import Capture, Finding, worst_first
+from megaboa.observe.traces.conclusions import opportunities, summary
+from megaboa.observe.traces.details import (
+    class_rows,
+    copy_rows,
+    inside,
+    kernel_rows,
+    launch_row,
+    phases,
+    timeline_of,
+    unclassified,
+)
+from megaboa.observe.traces.step_windows import Steps, find_steps
 
 UNLIKE = 0.02  # by how much kernels per step may differ between ranks of one part
 FORM = 1  # of the document: raised when a field changes its meaning
@@ -33,6 +39,7 @@ WHAT_IS_MISSING = {
     "gpu_memcpy": ("no_copies", "no memory copies"),
     "user_annotation": ("no_nvtx", "no annotations: phases are unknown"),
 }
+MATERIAL = 0.05  # of a step
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ def analyse(paths: list[Path], expected: Expected | None = None) -> dict[str, An
     expected = expected or Expected()
     captures, findings = read.read_all(paths) if not expected.kept else ([], [])
     findings += [Finding("kept", "note", "profile", expected.kept)] if expected.kept else []
-    captures, clock_rows, about_clocks = clocks.aligned(captures) if captures else ([], [], [])
+    captures, clock_rows, about_clocks = across_ranks.aligned(captures) if captures else ([], [], [])
     cost = perturbation(expected.step_log, expected.steps) if expected.step_log and expected.steps else None
     findings += about_clocks + about_expected(captures, expected) + about_cost(cost)
     analysed = []
@@ -144,7 +151,7 @@ def about_steps(capture: Capture, steps: Steps, expected: Expected) -> list[Find
 
 def about_contents(one: Analysed) -> list[Finding]:
     findings = []
-    if one.capture.device == "gpu" and (unknown := tables.unclassified(one.timeline, one.steps)):
+    if one.capture.device == "gpu" and (unknown := unclassified(one.timeline, one.steps)):
         text = f"{len(unknown)} kernel(s) above 1 % of a step have no class; the largest: {unknown[0][:80]}"
         findings.append(Finding("unclassified", "note", one.capture.label, text))
     if one.timeline.is_communication.any() and not collectives.sizes_known(one.timeline):
@@ -158,7 +165,7 @@ def about_likeness(analysed: list[Analysed], layout: Layout | None) -> list[Find
     findings = []
     for part in dict.fromkeys(part_of(one.capture.rank, layout) for one in analysed):
         same = [one for one in analysed if part_of(one.capture.rank, layout) == part]
-        counts = {one.capture.rank: tables.inside(one.timeline, one.steps).sum() / len(one.steps) for one in same}
+        counts = {one.capture.rank: inside(one.timeline, one.steps).sum() / len(one.steps) for one in same}
         low, high = min(counts.values()), max(counts.values())
         if high > low * (1 + UNLIKE):
             unlike = ", ".join(f"{count:,.0f} on rank {rank}" for rank, count in counts.items())
@@ -211,14 +218,14 @@ def details(one: Analysed) -> dict[str, Any]:
     """The tables of one rank; milliseconds are means per step of its window."""
     found = phases(one.capture, one.steps)
     return {
-        "classes": tables.class_rows(one.timeline, one.steps),
+        "classes": class_rows(one.timeline, one.steps),
         "phases": [
             {"phase": name, **{f"{kind}_ms": float(values[kind].mean()) / 1e6 for kind in values}, "n": len(one.steps)}
             for name, values in found.items()
         ],
-        "kernels": tables.kernel_rows(one.timeline, one.steps),
-        "copies": tables.copy_rows(one.timeline, one.steps),
-        "launches": tables.launch_row(one.timeline, one.steps),
+        "kernels": kernel_rows(one.timeline, one.steps),
+        "copies": copy_rows(one.timeline, one.steps),
+        "launches": launch_row(one.timeline, one.steps),
         "collectives": collectives.by_operation(one.timeline, one.steps),
         "points": collectives.points(one.timeline, one.steps),
     }
@@ -274,7 +281,7 @@ def _stragglers(analysed: list[Analysed], expected: Expected) -> list[dict[str, 
         own = own_work(one.budget) / 1e6
         work[one.capture.rank] = dict(zip(one.steps.numbers, own.tolist(), strict=True))
     hosts = {one.capture.rank: one.capture.host for one in analysed if one.capture.host}
-    return ranks.stragglers(parts, work, hosts)
+    return across_ranks.stragglers(parts, work, hosts)
 
 
 def own_work(found: Budget) -> np.ndarray:
@@ -301,3 +308,37 @@ def _about(capture: Capture, expected: Expected) -> dict[str, Any]:
 
 def _spread(values: np.ndarray) -> dict[str, float]:
     return {"median": float(np.median(values)), "min": float(values.min()), "max": float(values.max())}
+
+
+def perturbation(log: Path, steps: list[int]) -> dict[str, Any] | None:
+    """Median time of the captured steps, and of those after them; the first of these still pays for the capture's end.
+
+    By the clock of the rank that writes the log, whose steps wait for every rank's. None: nothing to compare.
+    """
+    seconds = {event["step"]: event["seconds"] for event in read_jsonl(log) if event["event"] == "step"}
+    first, end = steps
+    captured = [seconds[step] for step in range(first + 1, end - 1) if step in seconds]
+    reference = [seconds[step] for step in seconds if step > end]
+    if not captured or not reference:
+        return None
+    under, without = float(np.median(captured)), float(np.median(reference))
+    return {
+        "captured_ms": under * 1e3,
+        "captured_n": len(captured),
+        "reference_ms": without * 1e3,
+        "reference_n": len(reference),
+        "reference": f"steps {min(s for s in seconds if s > end)} to {max(seconds)}",
+        "slowdown": under / without - 1,
+    }
+
+
+def about_cost(found: dict[str, Any] | None) -> list[Finding]:
+    if not found or abs(found["slowdown"]) < MATERIAL:
+        return []
+    captured = f"{found['captured_ms']:.4g} ms (n = {found['captured_n']})"
+    reference = f"{found['reference_ms']:.4g} ms ({found['reference']}, n = {found['reference_n']})"
+    text = (
+        f"under the profiler a step takes {captured}, without it {reference}: {found['slowdown']:+.1%}; "
+        f"times and ceilings are those of perturbed steps"
+    )
+    return [Finding("perturbed", "note", "profile", text)]

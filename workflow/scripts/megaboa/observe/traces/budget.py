@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from megaboa.observe.traces import classes, intervals, launches
-from megaboa.observe.traces.events import Capture
-from megaboa.observe.traces.steps import Steps
+from megaboa.observe.traces import intervals, kernel_classes
+from megaboa.observe.traces.captures import UNKNOWN, Capture, Events, launch_times
+from megaboa.observe.traces.step_windows import Steps
 
 # A step counts as bound by the host if the device waited for it this share of the step, and mostly for it.
 CPU_BOUND_SHARE = 0.1
@@ -37,11 +37,11 @@ class Timeline:
 
     @cached_property
     def class_numbers(self) -> np.ndarray:
-        return classes.class_numbers(self.capture.names, self.capture.kernels.name)
+        return kernel_classes.class_numbers(self.capture.names, self.capture.kernels.name)
 
     @cached_property
     def is_communication(self) -> np.ndarray:
-        return self.class_numbers == classes.NAMES.index(classes.COMMUNICATION)
+        return self.class_numbers == kernel_classes.NAMES.index(kernel_classes.COMMUNICATION)
 
     @cached_property
     def compute(self) -> np.ndarray:
@@ -66,15 +66,28 @@ class Timeline:
 
     @cached_property
     def launched(self) -> np.ndarray:
-        return launches.launch_times(self.capture.kernels, self.capture.calls)
+        return launch_times(self.capture.kernels, self.capture.calls)
 
     @cached_property
     def starved(self) -> np.ndarray:
         computing = ~self.is_communication
-        return launches.starved(self.capture.kernels.take(computing), self.launched[computing], self.compute)
+        return _starved(self.capture.kernels.take(computing), self.launched[computing], self.compute)
 
     def of_class(self, number: int) -> np.ndarray:
         return intervals.union(self.capture.kernels.spans[self.class_numbers == number])
+
+
+def _starved(kernels: Events, launched: np.ndarray, compute: np.ndarray) -> np.ndarray:
+    """The time between computations in which the host had not yet begun to issue the next one: a lower bound.
+
+    `kernels` and `launched` are those that compute, `compute` is their union.
+    """
+    if len(compute) < 2:
+        return intervals.NONE
+    begins, ends = compute[:-1, 1], compute[1:, 0]
+    issued = launched[np.searchsorted(kernels.start, ends, side="left")]
+    until = np.where(issued == UNKNOWN, begins, np.clip(issued, begins, ends))
+    return intervals.union(np.column_stack([begins, until]))
 
 
 def budget(timeline: Timeline, steps: Steps) -> Budget:

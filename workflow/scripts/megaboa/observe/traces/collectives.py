@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from megaboa.observe.traces import classes, intervals
+from megaboa.observe.traces import intervals, kernel_classes
 from megaboa.observe.traces.budget import Timeline
-from megaboa.observe.traces.events import UNKNOWN, Capture, Events
-from megaboa.observe.traces.steps import Steps
+from megaboa.observe.traces.captures import UNKNOWN, Capture, Events
+from megaboa.observe.traces.step_windows import Steps
 
 MOST_POINTS = 1000
 
@@ -24,7 +24,7 @@ def collective_events(timeline: Timeline, steps: Steps) -> tuple[Events, np.ndar
 
 def operations(capture: Capture, table: Events) -> np.ndarray:
     numbers, inverse = np.unique(table.name, return_inverse=True)
-    labels = np.array([classes.operation_of(capture.names[number]) for number in numbers], dtype=object)
+    labels = np.array([kernel_classes.operation_of(capture.names[number]) for number in numbers], dtype=object)
     return labels[inverse] if len(numbers) else np.empty(0, dtype=object)
 
 

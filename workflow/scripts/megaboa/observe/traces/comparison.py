@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from megaboa.observe.traces.summary import gain, milliseconds
+from megaboa.observe.traces.conclusions import gain, milliseconds
 
 KINDS = ("compute", "exposed", "copies_exposed", "idle", "starved")
 NOTICEABLE = 0.01  # of a step

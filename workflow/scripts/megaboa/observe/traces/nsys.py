@@ -8,21 +8,44 @@ taken in blocks, so that a large one needs little more memory than the columns t
 from __future__ import annotations
 
 import array
+import re
+import struct
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from megaboa.observe.traces import nsys_about as about
-from megaboa.observe.traces.events import EMPTY, EMPTY_SIZED, UNKNOWN, Capture, Events, Names, events
-from megaboa.observe.traces.findings import Finding
-from megaboa.observe.traces.nvtx_payload import message_sizes, with_sizes
+from megaboa.observe.traces.captures import (
+    EMPTY,
+    EMPTY_SIZED,
+    UNKNOWN,
+    Capture,
+    Events,
+    Finding,
+    Names,
+    events,
+    launch_rows,
+)
 from megaboa.observe.traces.sqlite_file import Database
 
 RANGE_TYPES = (59, 60, 70, 71)  # of NVTX: push and pop, start and end
 SMALL = 0x7FFFFFFF  # of a thread's global id these bits tell threads apart; correlations have no more
 PROCESS_BITS = 24  # below which a global thread id has the thread
 COPY_KINDS = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 10: "Peer-to-Peer"}
+# The newest schema that the reader was tried with: Nsight Systems 2026.2 writes it (2023.4 writes 3.7).
+KNOWN_SCHEMA = (3, 25)
+RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+WORLD_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+JOB_VARIABLES = ("SLURM_JOB_ID",)
+SIZE_FIELD = "Message size [bytes]"
+_IN_JSON = re.compile(r'"message size[^"]*"\s*:\s*"?(\d+)', re.IGNORECASE)
+# Before the payload: domain, flags, schema, flags, size of the payload, size of all. So nsys-ai 0.3 reads exports of
+# 2026.2; what doesn't fit its schema gives no number.
+_HEAD = struct.Struct("<IIIIQQ")
+_SIZE = struct.Struct("<Q")
 
 
 def read(path: Path) -> list[Capture]:
@@ -62,28 +85,28 @@ class _Reader:
         kernels, copies = self._kernels(), self._copies()
         if sizes is not None and len(kernels):
             kernels = with_sizes(kernels, calls, ranges, sizes)
-        version, newer = about.version(database, where)
-        variables = about.variables(database)
+        version, newer = _version(database, where)
+        variables = _variables(database)
         return Capture(
             path=self.path,
             kind="nsys",
             version=version,
             # The variables are those of the program that was started, here one that started several ranks.
-            rank=None if self.owner else about.integer(about.first(variables, about.RANK_VARIABLES)),
+            rank=None if self.owner else _integer(_first(variables, RANK_VARIABLES)),
             owner=f"device {self.owner[0]}" if self.owner else None,
-            world_size=about.integer(about.first(variables, about.WORLD_VARIABLES)),
-            host=about.host(database),
-            device_name=about.device(database),
-            epoch=about.epoch(database),
-            session=about.first(variables, about.JOB_VARIABLES),
+            world_size=_integer(_first(variables, WORLD_VARIABLES)),
+            host=_host(database),
+            device_name=_device(database),
+            epoch=_epoch(database),
+            session=_first(variables, JOB_VARIABLES),
             names=self.names.all(),
             kernels=kernels,
             copies=copies,
             ranges=ranges,
             calls=calls,
-            network=tuple(about.network(database)),
+            network=tuple(_network(database)),
             missing=tuple(self.missing),
-            findings=(*newer, *self.findings, *about.diagnostics(database, where)),
+            findings=(*newer, *self.findings, *_diagnostics(database, where)),
         )
 
     def _strings(self) -> None:
@@ -199,7 +222,7 @@ class _Reader:
         return np.array(numbers, dtype=np.int64)[inverse.ravel()] if len(used) else kinds[:, 0]
 
     def _ranges(self) -> tuple[Events, np.ndarray | None]:
-        """Ranges, and beside them the bytes that NCCL's own ranges name."""
+        """Ranges, and the bytes that NCCL's own ranges name."""
         if not self._usable("NVTX_EVENTS", "start", "end", "eventType", "globalTid"):
             return EMPTY, None
         columns = self.database.tables["NVTX_EVENTS"]
@@ -227,3 +250,129 @@ class _Reader:
 def plain(name: str) -> str:
     """`aten::mm, op_id = 12` as `aten::mm`: PyTorch numbers the ranges that it emits, and each would be a name."""
     return name.split(", op_id = ", 1)[0].split(", seq = ", 1)[0]
+
+
+def _version(database: Database, where: str) -> tuple[str, list[Finding]]:
+    meta = database.pairs("META_DATA_EXPORT")
+    product = meta.get("EXPORT_PRODUCT_VERSION", "unknown")
+    schema = tuple(_integer(meta.get(f"EXPORT_SCHEMA_VERSION_{part}")) or 0 for part in ("MAJOR", "MINOR"))
+    if schema <= KNOWN_SCHEMA:
+        return product, []
+    text = (
+        f"written by Nsight Systems {product} (schema {schema[0]}.{schema[1]}), newer than the newest known "
+        f"({KNOWN_SCHEMA[0]}.{KNOWN_SCHEMA[1]}): tables and columns were found by their names"
+    )
+    return product, [Finding("newer_version", "warning" if schema[0] > KNOWN_SCHEMA[0] else "note", where, text)]
+
+
+def _variables(database: Database) -> dict[str, str]:
+    """Those of the profiled process that say which rank it is; a capture holds all, and no others are looked at."""
+    if database.lacks("META_DATA_CAPTURE", "name", "value"):
+        return {}
+    wanted = (*RANK_VARIABLES, *WORLD_VARIABLES, *JOB_VARIABLES)
+    rows = database.rows("SELECT value FROM META_DATA_CAPTURE WHERE name LIKE '%ENVIRONMENT_VARIABLE'")
+    pairs = (value.partition("=") for (value,) in rows if value)
+    return {name: text.strip('"') for name, _, text in pairs if name in wanted}
+
+
+def _first(found: dict[str, str], names: tuple[str, ...]) -> str | None:
+    return next((found[name] for name in names if name in found), None)
+
+
+def _epoch(database: Database) -> int | None:
+    """Time of day, in nanoseconds, at 0 of the capture's clock."""
+    if database.lacks("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
+        return None
+    rows = database.rows("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")
+    return rows[0][0] if rows else None
+
+
+def _host(database: Database) -> str | None:
+    named = database.pairs("TARGET_INFO_SYSTEM_ENV").get("Hostname")
+    return named or database.pairs("META_DATA_CAPTURE").get("DEVICE_DISPLAY_NAME")
+
+
+def _device(database: Database) -> str | None:
+    if database.lacks("TARGET_INFO_GPU", "name"):
+        return None
+    return " / ".join(sorted({name for (name,) in database.rows("SELECT name FROM TARGET_INFO_GPU") if name})) or None
+
+
+def _network(database: Database) -> list[dict[str, Any]]:
+    """Every counter of a network card: mean and largest sample."""
+    metrics = ("TARGET_INFO_NETWORK_METRICS", "metricsListId", "metricsIdx", "name", "unit")
+    if database.lacks("NET_NIC_METRIC", "globalId", "value") or database.lacks(*metrics):
+        return []
+    query = (
+        "SELECT m.globalId, t.name, t.unit, COUNT(*), AVG(m.value), MAX(m.value) FROM NET_NIC_METRIC m "
+        "JOIN TARGET_INFO_NETWORK_METRICS t USING (metricsListId, metricsIdx) "
+        "GROUP BY m.globalId, t.name, t.unit ORDER BY t.name, m.globalId"
+    )
+    keys = ("card", "metric", "unit", "n", "mean", "max")
+    return [dict(zip(keys, row, strict=True)) for row in database.rows(query)]
+
+
+def _diagnostics(database: Database, where: str) -> list[Finding]:
+    """What Nsight Systems itself had to complain about."""
+    if database.lacks("DIAGNOSTIC_EVENT", "severity", "text"):
+        return []
+    texts = database.rows("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE severity > 1 LIMIT 5")
+    return [Finding("diagnostic", "warning", where, f"Nsight Systems said: {text}") for (text,) in texts]
+
+
+def _integer(text: Any) -> int | None:
+    try:
+        return int(text)
+    except (TypeError, ValueError):
+        return None
+
+
+def message_sizes(database: Database) -> Callable[[str | None, bytes | str | None], int]:
+    """A function of a range's two kinds of payload; -1 where neither names a size.
+
+    NCCL attaches sizes of messages to its NVTX ranges: as JSON in older exports, as bytes in newer ones.
+    """
+    schemas = _schemas(database)
+
+    def size(text: str | None, binary: bytes | str | None) -> int:
+        if text and (found := _IN_JSON.search(text)):
+            return int(found.group(1))
+        return _in_bytes(binary, schemas) if binary and schemas else UNKNOWN
+
+    return size
+
+
+def _schemas(database: Database) -> dict[int, tuple[int, int]]:
+    """By schema the offset of the size, and how long the payload is."""
+    if database.lacks("NVTX_PAYLOAD_SCHEMAS", "schemaId", "payloadSize") or database.lacks(
+        "NVTX_PAYLOAD_SCHEMA_ENTRIES", "schemaId", "name", "offset"
+    ):
+        return {}
+    lengths = dict(database.rows("SELECT schemaId, payloadSize FROM NVTX_PAYLOAD_SCHEMAS"))
+    entries = database.rows(f"SELECT schemaId, offset FROM NVTX_PAYLOAD_SCHEMA_ENTRIES WHERE name = '{SIZE_FIELD}'")
+    return {schema: (offset or 0, lengths[schema]) for schema, offset in entries if lengths.get(schema)}
+
+
+def _in_bytes(binary: bytes | str, schemas: dict[int, tuple[int, int]]) -> int:
+    content = binary.encode("latin-1", "replace") if isinstance(binary, str) else binary
+    if len(content) < _HEAD.size:
+        return UNKNOWN
+    _, _, schema, _, length, total = _HEAD.unpack_from(content)
+    offset, expected = schemas.get(schema, (0, None))
+    if length != expected or total != len(content) or _HEAD.size + offset + _SIZE.size > total:
+        return UNKNOWN
+    return _SIZE.unpack_from(content, _HEAD.size + offset)[0]
+
+
+def with_sizes(kernels: Events, calls: Events, ranges: Events, sizes: np.ndarray) -> Events:
+    """Give a kernel the bytes of the NVTX range in which it was launched, where that range names some."""
+    size = kernels.sizes
+    launches = launch_rows(kernels, calls)
+    for thread in np.unique(ranges.place[sizes != UNKNOWN]):
+        rows = np.flatnonzero((sizes != UNKNOWN) & (ranges.place == thread))
+        launched = np.flatnonzero((launches != UNKNOWN) & (calls.place[launches] == thread))
+        times = calls.start[launches[launched]]
+        index = np.searchsorted(ranges.start[rows], times, side="right") - 1
+        inside = (index >= 0) & (times < ranges.end[rows[index]])
+        size[launched[inside]] = sizes[rows[index[inside]]]
+    return replace(kernels, size=size)

@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from megaboa.observe.traces import kineto, nsys
-from megaboa.observe.traces.events import Capture
-from megaboa.observe.traces.findings import Finding
-from megaboa.observe.traces.json_stream import TornError
+from megaboa.observe.traces.captures import Capture, Finding
+from megaboa.observe.traces.kineto import TornError
 from megaboa.observe.traces.sqlite_file import torn
 
 SUFFIXES = (".nsys-rep", ".sqlite", ".json", ".json.gz")

@@ -10,8 +10,7 @@ import pytest
 
 from megaboa.causes import CAUSES
 from megaboa.check.facts import Facts, Kernels
-from megaboa.doctor.advice import ADVICE, Case, of
-from megaboa.doctor.classes import FINER, trouble
+from megaboa.doctor.troubles import ADVICE, FINER, Case, advice, trouble
 from megaboa.launch.ranks import Ended
 from megaboa.layout import Layout
 from megaboa.run.failures import classify
@@ -81,8 +80,8 @@ def test_a_graph_that_reached_outside_its_memory_on_an_h200():
     found = named(log, steps=3)
     assert found.name == "kernel_fault" and "illegal memory access" in found.evidence[0]
     graphs = Case(Facts(Layout(1), kernels=Kernels(graphs="full_iteration")))
-    assert "model.cuda_graph_impl: none instead of full_iteration" in of("kernel_fault", graphs)[0]
-    assert not any("cuda_graph_impl" in line for line in of("kernel_fault", Case()))
+    assert "model.cuda_graph_impl: none instead of full_iteration" in advice("kernel_fault", graphs)[0]
+    assert not any("cuda_graph_impl" in line for line in advice("kernel_fault", Case()))
 
 
 def test_a_killed_rank_leaves_no_words():

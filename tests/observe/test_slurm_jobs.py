@@ -1,6 +1,6 @@
 """sacct's lines. tests/cluster has a real one."""
 
-from megaboa.observe.accounting import parse, read_lives
+from megaboa.observe.slurm_jobs import parse_lives, read_lives
 
 
 def test_lives_of_a_job_that_was_put_back():
@@ -10,7 +10,7 @@ def test_lives_of_a_job_that_was_put_back():
         "18|2026-11-20T11:00:00|Unknown|Unknown\n"
         "\n"
     )
-    first, second = parse(text, now=2e9)
+    first, second = parse_lives(text, now=2e9)
     assert (first.job, first.start - first.submit, first.end - first.start) == ("17", 300.0, 3300.0)
     assert second.end == 2e9
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from megaboa.observe.traces import classes, launches
-from megaboa.observe.traces.events import UNKNOWN, Capture
-from megaboa.observe.traces.findings import Finding
+from megaboa.observe.traces import kernel_classes
+from megaboa.observe.traces.captures import UNKNOWN, Capture, Finding, launch_times
 
 NUMBERED = re.compile(r"^ProfilerStep#(\d+)$")
 STEP_RANGE = re.compile(r"(^|[./: ])(train_?step|training_step|iteration|step)([ #_:]*(\d+))?$", re.IGNORECASE)
@@ -149,7 +148,7 @@ def _on_device(capture: Capture, begins: np.ndarray, ends: np.ndarray) -> np.nda
 
     None where launches are unknown, or a step launched nothing.
     """
-    launched = launches.launch_times(capture.kernels, capture.calls)
+    launched = launch_times(capture.kernels, capture.calls)
     step = np.searchsorted(begins, launched, side="right") - 1
     valid = (launched != UNKNOWN) & (step >= 0) & (launched < ends[-1])
     if not valid.any() or len(np.unique(step[valid])) < len(begins):
@@ -169,8 +168,8 @@ def _optimizer_ranges(capture: Capture) -> tuple[np.ndarray, np.ndarray]:
 
 def _bursts(capture: Capture) -> tuple[np.ndarray, np.ndarray]:
     """The optimizer's kernels come together at the end of a step: where long pauses part them."""
-    number = classes.NAMES.index("optimizer")
-    chosen = capture.kernels.take(classes.class_numbers(capture.names, capture.kernels.name) == number)
+    number = kernel_classes.NAMES.index("optimizer")
+    chosen = capture.kernels.take(kernel_classes.class_numbers(capture.names, capture.kernels.name) == number)
     if len(chosen) < 2:
         return chosen.start, chosen.end
     pauses = chosen.start[1:] - np.maximum.accumulate(chosen.end)[:-1]

@@ -6,8 +6,8 @@ import matplotlib.pyplot as plt
 import pytest
 from fake_runs import FakeExperiment
 
+from megaboa.report.figures import COLOURS, goodput_figure, time_rows
 from megaboa.report.runs import load_runs
-from megaboa.report.time_spent import COLOURS, goodput_figure, time_rows
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,22 @@
-"""The one form in which all captures are analysed: what began and ended on a device or a host thread, as columns."""
+"""The one form in which all captures are analysed: what began and ended on a device or a host thread, as columns.
+
+What is wrong with a capture, or missing in it, is a finding with a name, so that nothing is silently read as zero.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from megaboa.observe.traces import intervals
-from megaboa.observe.traces.findings import Finding
 
 UNKNOWN = -1
 KINDS = ("kernels", "copies", "ranges", "operators", "calls")
+# error: nothing can be said; warning: something can't be said, or must be read with care; note: good to know.
+LEVELS = ("error", "warning", "note")
 
 
 @dataclass(frozen=True)
@@ -129,3 +133,44 @@ class Names:
 
     def all(self) -> tuple[str, ...]:
         return tuple(self._number)
+
+
+@dataclass(frozen=True)
+class Finding:
+    code: str
+    level: str
+    where: str  # a file, a rank, or the whole profile
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.where}: {self.text} [{self.code}]"
+
+    def document(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def worst_first(findings: list[Finding]) -> list[Finding]:
+    """Each once."""
+    return sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))
+
+
+def launch_rows(kernels: Events, calls: Events) -> np.ndarray:
+    """For every kernel the row of the call that launched it, or -1. Kernels of a CUDA graph share one."""
+    if not len(calls) or not len(kernels):
+        return np.full(len(kernels), UNKNOWN, dtype=np.int64)
+    correlations = calls.correlation
+    order = None  # mostly calls are numbered as they came
+    if (correlations[1:] < correlations[:-1]).any():
+        order = np.argsort(correlations, kind="stable")
+        correlations = correlations[order]
+    index = np.minimum(np.searchsorted(correlations, kernels.correlation), len(calls) - 1)
+    known = (correlations[index] == kernels.correlation) & (kernels.correlation != UNKNOWN)
+    return np.where(known, index if order is None else order[index], UNKNOWN)
+
+
+def launch_times(kernels: Events, calls: Events) -> np.ndarray:
+    """When the host began to issue each kernel; -1 where the capture doesn't say."""
+    rows = launch_rows(kernels, calls)
+    if not len(calls):
+        return rows
+    return np.where(rows == UNKNOWN, UNKNOWN, calls.start[rows])

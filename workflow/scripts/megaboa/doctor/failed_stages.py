@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaboa.doctor import advice, classes
+from megaboa.doctor import troubles
 from megaboa.files import read_json
 from megaboa.launch.ranks import Ended
 from megaboa.paths import ExperimentFolder
@@ -114,14 +114,14 @@ def told(job: Job, over: bool = False) -> list[str]:
         without = f"{job.name}: ended without a word: it was killed, or SLURM ended it (its own log: logs/slurm)"
         return [without, f"  logs: {job.log}"] if over and not job.part else []
     cause = classify(Ended(0, 1), {None: text}, 0).cause
-    found = classes.trouble(cause, said[-1][:EVIDENCE_LENGTH], {None: text})
+    found = troubles.trouble(cause, said[-1][:EVIDENCE_LENGTH], {None: text})
     what = "failed" if found.name in ("unknown", "config") else found.name.replace("_", " ")
     return [
         f"{job.name}: {what}",
         *(f"  | {line[:EVIDENCE_LENGTH]}" for line in UNPROVED.findall(text)[:MOST_CHECKS]),
         *(f"  | {line}" for line in found.evidence),
         f"  logs: {job.log}",
-        *(f"  try: {line}" for line in (advice.hub(advice.Case()) if found.name == "hub" else ())),
+        *(f"  try: {line}" for line in (troubles.hub(troubles.Case()) if found.name == "hub" else ())),
     ]
 
 
