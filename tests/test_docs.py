@@ -1,5 +1,6 @@
 """The commands in README and docs: every target and option is one that Snakemake knows."""
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -55,3 +56,12 @@ def test_the_index_names_every_page():
     index = (ROOT / "docs" / "README.md").read_text()
     pages = [page.relative_to(ROOT / "docs") for page in PAGES if page.is_relative_to(ROOT / "docs")]
     assert [str(page) for page in pages if page.name != "README.md" and f"({page})" not in index] == []
+
+
+def test_the_way_of_a_run_names_functions_that_there_are():
+    text = (ROOT / "docs" / "explanation" / "a-run-through-the-code.md").read_text()
+    named = re.findall(r"`([\w/]+\.py):(\w+)`", text)
+    assert len(named) > 30
+    for module, name in named:
+        tree = ast.parse((ROOT / "workflow" / "scripts" / "megaboa" / module).read_text())
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}, module

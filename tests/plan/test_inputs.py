@@ -1,0 +1,62 @@
+"""Which inputs make a job run again, as Snakemake sees them."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from megaboa.files import write_json
+from megaboa.plan import inputs
+from megaboa.plan.inputs import Inputs, Planned
+from megaboa.plan.shared import Shared
+
+
+def old(path):
+    """As Snakemake marks an input whose time doesn't count."""
+    return f"ancient {path}"
+
+
+@pytest.fixture
+def made(plan_of, tmp_path, monkeypatch):
+    """Inputs of a plan of two runs, of which `done` is trained."""
+    plan = plan_of("models: {dense: {init: pretrained}}\nsweep: {runs: {done: {}, other: {optimizer.lr: 1.0}}}\n")
+    monkeypatch.setattr(inputs, "is_trained", lambda folder: folder.name == "done")
+    shared = Shared(plan, tmp_path / "results")
+    planned = Planned(str(shared.folder), {})
+    return SimpleNamespace(shared=shared, inputs=Inputs(plan, shared, planned.file, old))
+
+
+def names(found):
+    return [
+        path.split("/small/")[1] if not path.startswith("ancient") else old(path.split("/small/")[1]) for path in found
+    ]
+
+
+def test_what_comes_before_training_trains_nothing_again(made):
+    assert names(made.inputs.preflight("other")) == ["preflight.json"]
+    assert names(made.inputs.preflight("done")) == ["ancient preflight.json"]
+    assert names(made.inputs.import_proof("other")) == ["models/dense/proof.json"]
+    assert names(made.inputs.import_proof("done")) == ["ancient models/dense/proof.json"]
+    assert [path.startswith("ancient") for run in ("other", "done") for path in made.inputs.index(run)] == [False, True]
+    assert made.inputs.image("done") == [], "ranks run in this Python"
+
+
+def test_an_index_that_is_made_is_not_made_again_as_preflight_ran_again(made):
+    [name] = made.shared.indexes
+    needs = [*made.shared.index_inputs(name), f"{made.shared.folder}/specs/indexes/{name}.json"]
+    assert names([made.inputs.preflight_of_index(name)]) == ["preflight.json"]
+    for path in [*needs, str(made.shared.paths.index(name))]:
+        write_json(path, {})
+    assert names([made.inputs.preflight_of_index(name)]) == ["ancient preflight.json"]
+    later = made.shared.paths.index(name).stat().st_mtime + 5
+    os.utime(needs[0], (later, later))
+    assert names([made.inputs.preflight_of_index(name)]) == ["preflight.json"], "it will be made again anyway"
+
+
+def test_files_of_a_dry_run_lie_elsewhere():
+    plain = Planned("results/e", {})
+    assert plain("runs/{run}/run.json") == "results/e/runs/{run}/run.json"
+    looked = Planned("results/e", {"results/e/runs/a/run.json": "results/e/preview/runs/a/run.json"})
+    wildcards = {"run": "a"}
+    assert looked("runs/{run}/run.json")(wildcards) == "results/e/preview/runs/a/run.json"
+    assert looked("runs/{run}/run.json")({"run": "b"}) == "results/e/runs/b/run.json"

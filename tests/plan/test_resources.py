@@ -1,0 +1,119 @@
+"""What jobs ask of a machine or a cluster, in Snakemake's words."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from megaboa.launch import queue
+from megaboa.plan.resources import JobResources
+from megaboa.plan.shared import Shared
+
+PROFILE = {"slurm_account": "lab", "slurm_partition": "cpu", "gpu_partition": "gpu"}
+TRAINING = {
+    "mpi": "srun",
+    "nodes": 2,
+    "tasks_per_node": 4,
+    "cpus_per_task": 3,
+    "mem_mb": 40000,
+    "runtime": "2h",
+    "gpu_machine": 1,
+    "gpus_in_flight": 8,
+    "slurm_extra": "--gpus-per-node=4 --open-mode=append",
+}
+GPUS = """
+device: cuda
+sweep: {runs: {wide: {}}}
+resources: {nodes: 2, gpus_per_node: 4, cpus_per_rank: 3, mem_mb_per_rank: 10000, runtime: 2h}
+"""
+IMPORTED = """
+models: {dense: {init: pretrained, conversion: {tp: 2}}}
+"""
+
+
+def jobs(plan, profile=(), submits=False):
+    return JobResources(plan, Shared(plan), dict(profile), submits)
+
+
+def asked(resources, **wildcards):
+    """Their values for one job."""
+    one = SimpleNamespace(**wildcards)
+    return {name: value(one) if callable(value) else value for name, value in resources.items()}
+
+
+def test_a_run_is_one_allocation_for_all_its_ranks(plan_of):
+    found = jobs(plan_of(GPUS))
+    assert asked(found.training("train"), run="wide") == TRAINING
+    assert found.cores("wide") == 12
+    places = {"slurm_partition": "gpu", "slurm_account": "lab"}
+    assert asked(jobs(plan_of(GPUS), PROFILE).training("train"), run="wide") == TRAINING | places
+
+
+def test_one_rank_takes_two_tasks_of_half_its_cores(plan_of):
+    plan = plan_of("resources: {cpus_per_rank: 5}")
+    found = asked(jobs(plan).training("train"), run=plan.runs[0].name)
+    assert (found["tasks_per_node"], found["cpus_per_task"], found["gpus_in_flight"]) == (2, 3, 1)
+    assert (found["gpu_machine"], found["slurm_extra"]) == (0, "--open-mode=append")
+
+
+def test_an_experiment_names_places_and_options_of_its_own(plan_of):
+    own = GPUS.replace("runtime: 2h", "runtime: 2h, partition: big, account: us, slurm_extra: --qos=high")
+    found = asked(jobs(plan_of(own), PROFILE).training("train"), run="wide")
+    assert (found["slurm_partition"], found["slurm_account"]) == ("big", "us")
+    assert found["slurm_extra"] == "--gpus-per-node=4 --open-mode=append --qos=high"
+
+
+def test_a_job_waits_for_what_is_left_of_the_same_run(plan_of, monkeypatch):
+    questions = []
+
+    def options(rule, folder):
+        questions.append((rule, str(folder.path)))
+        return ["--dependency=afterany:17"]
+
+    monkeypatch.setattr(queue, "options", options)
+    waiting = asked(jobs(plan_of(GPUS), PROFILE, submits=True).training("capture"), run="wide")
+    assert waiting["slurm_extra"] == "--gpus-per-node=4 --dependency=afterany:17 --open-mode=append"
+    assert questions == [("capture", "results/small/runs/wide")]
+    asked(jobs(plan_of(GPUS), PROFILE).training("capture"), run="wide")
+    asked(jobs(plan_of(GPUS), submits=True).training("capture"), run="wide")
+    assert len(questions) == 1, "the job itself would find itself, and without a cluster there is nobody to ask"
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ({}, {"gpu_machine": 1, "gpus_in_flight": 1}),
+        (
+            PROFILE,
+            {
+                **{"gpu_machine": 1, "gpus_in_flight": 1, "slurm_extra": "--gpus-per-node=1"},
+                **{"slurm_partition": "gpu", "slurm_account": "lab"},
+            },
+        ),
+    ],
+)
+def test_a_model_for_gpus_is_converted_on_one(plan_of, profile, expected):
+    found = jobs(plan_of(GPUS), profile)
+    assert asked(found.exports(), run="wide") == expected
+    assert asked(found.imports(), model="dense") == expected
+
+
+def test_on_the_cpu_a_conversion_asks_for_nothing_special(plan_of):
+    found = jobs(plan_of())
+    assert found.exports() == found.imports() == {}
+
+
+def test_an_evaluation_is_a_conversion_and_what_the_experiment_asks_for(plan_of):
+    more = (
+        "evaluate: {command: 'true {model} {out}', runtime: 180, slurm_extra: --constraint=big}\nexport: {runs: all}\n"
+    )
+    found = asked(jobs(plan_of(GPUS + more), PROFILE).evaluation(), run="wide")
+    assert (found["runtime"], found["slurm_extra"]) == (180, "--gpus-per-node=1 --constraint=big")
+
+
+def test_a_model_of_several_ranks_is_imported_in_an_allocation(plan_of):
+    plan = plan_of(IMPORTED)
+    found = jobs(plan)
+    assert found.import_cores("dense") == 2
+    assert asked(found.imports(), model="dense") == {
+        **{"mpi": "srun", "nodes": 1, "tasks_per_node": 2, "cpus_per_task": 1},
+    }
