@@ -44,12 +44,22 @@ def test_the_commands_are_found():
 
 
 @pytest.mark.parametrize(
-    "page", sorted([*PAGES, *ROOT.glob("docs/*/*.md")]), ids=lambda page: str(page.relative_to(ROOT))
+    "page", sorted({*PAGES, *ROOT.glob("docs/*/*.md")}), ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_links_lead_to_files(page):
-    links = re.findall(r"\]\(([^()\s#]+)[^()\s]*\)", page.read_text())
-    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+def test_links_lead_to_files_and_their_headings(page):
+    missing = []
+    for link, heading in re.findall(r"\]\(([^()\s#]*)(?:#([^()\s]*))?\)", page.read_text()):
+        target = page.parent / link if link else page
+        if "://" in link or (target.exists() and (not heading or heading in anchors(target))):
+            continue
+        missing.append(f"{link}#{heading}")
     assert missing == []
+
+
+def anchors(page):
+    """Of the headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ +(.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_the_index_names_every_page():
