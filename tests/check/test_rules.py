@@ -190,7 +190,7 @@ CASES = {
         {"precision": "bf16_mixed", "ffn": 1032, "tp": 2},
     ),
     "one_kind_of_half_precision": Case(
-        {"bf16": True, "fp16": True}, "model.fp16", "beside model.bf16", (False,), {"bf16": True}, {}
+        {"bf16": True, "fp16": True}, "model.fp16", "together with model.bf16", (False,), {"bf16": True}, {}
     ),
     "tensor_overlap_is_not_switched_off": Case(
         {"tp_comm_overlap": True, "tp": 2},
@@ -646,7 +646,7 @@ CASES = {
     "one_profiler_at_a_time": Case(
         {"nsys": True, "pytorch": True},
         "profiling.use_pytorch_profiler",
-        "true beside profiling.use_nsys_profiler: true",
+        "true together with profiling.use_nsys_profiler: true",
         (False,),
         {"pytorch": True},
         {"pytorch": True, "viztracer": True},

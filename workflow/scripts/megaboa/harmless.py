@@ -22,10 +22,10 @@ _ENDS = "when or on which signal ranks end; the steps are the same"
 _READS = "compares or dumps what was calculated, and changes none of it"
 _LOADER = "how batches come into memory; which samples, and their order, is not its business"
 _FILES = "into how many files and by how many writers a checkpoint is saved"
-_BACKGROUND = "how a checkpoint is saved beside the training"
+_BACKGROUND = "how a checkpoint is saved while training goes on"
 _KEPT = "how often is saved and how much is kept"
 _SAVED_BY = "which ranks write and read which part of a checkpoint; its content is the same"
-_HF = "an export beside the checkpoint"
+_HF = "an export next to the checkpoint"
 _RAISES = "ends the run where a number is not one; changes none"
 
 FIELDS: dict[str, dict[str, str]] = {
@@ -74,7 +74,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "save_tokens_per_expert_interval": _READS,
         "save_wgrads_interval": _READS,
         "save_dgrads_interval": _READS,
-        "save_tokenizer_assets": "a copy of the tokenizer beside the weights",
+        "save_tokenizer_assets": "a copy of the tokenizer next to the weights",
         "async_save": _BACKGROUND,
         "async_strategy": _BACKGROUND,
         "async_ckpt_cpu_priority": _BACKGROUND,

@@ -1,4 +1,4 @@
-"""What the Snakefile says and does beside its rules. Imports no Snakemake."""
+"""What the Snakefile says and does apart from its rules. Imports no Snakemake."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def note_interrupts() -> None:
 
 
 def report_after_failure(results: str | Path, command: str, needed: Collection[str], dag: Any) -> None:
-    """Where every run is trained and measured, what failed beside training doesn't cost the report: it says so.
+    """Where every run is trained and measured, what failed besides training doesn't cost the report: it says so.
 
     It is made here and not by a job, as the rule needs what has failed. The next call tries that again, and then makes
     the report by its rule.

@@ -152,7 +152,7 @@ def _keep_snapshots(config: ConfigContainer, attempt: AttemptFolder) -> None:
 
 
 def track(config: ConfigContainer, wanted: dict[str, Any], store: RunStore, attempt: AttemptFolder) -> None:
-    """What Bridge logs beside the console. Who the run is for W&B is in the ranks' environment (run/command.py)."""
+    """What Bridge logs, apart from the console. What W&B calls it is in the ranks' environment (run/command.py)."""
     logger = config.logger
     logger.tensorboard_dir = str(attempt.tensorboard.absolute()) if wanted.get("tensorboard", True) else None
     experiment, run = store.path.parts[-3:-1]
@@ -186,7 +186,7 @@ def saves_in_background(config: ConfigContainer) -> bool:
 def profile(config: ConfigContainer, wanted: ProfileSpec) -> None:
     """Train the first steps alone, under the profiler, with the learning rates of the whole run, and save nothing.
 
-    A few steps more than are captured: beside them the profiler's own cost can be seen.
+    A few steps more than are captured: compared with them the profiler's own cost can be seen.
     """
     begin, end = wanted.steps
     config.scheduler.lr_decay_iters = config.scheduler.lr_decay_iters or config.train.train_iters

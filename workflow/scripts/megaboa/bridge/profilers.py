@@ -1,6 +1,6 @@
 """Profilers around the steps of a run: one small interface for PyTorch's, CUDA's memory, VizTracer and a user's own.
 
-Bridge starts and stops its profilers in two functions of its training loop; `attach` puts any other beside them.
+Bridge starts and stops its profilers in two functions of its training loop; `attach` adds any other.
 """
 
 from __future__ import annotations

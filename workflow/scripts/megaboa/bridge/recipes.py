@@ -100,7 +100,7 @@ def _verdict(result: dict[str, Any], facts: Facts | None, most: int = 300) -> tu
 
 
 def _deviation(built: list[dict[str, int]] | None, f: Facts) -> str:
-    """Our count of parameters beside those of the stages that were built, where it is furthest off."""
+    """Our count of parameters compared with those of the stages that were built, where it is furthest off."""
     if not built:
         return "-"
     # Layers for multi-token prediction are not built here.

@@ -38,7 +38,7 @@ class Kind:
 
 
 def files(folder: str | Path) -> list[Path]:
-    """The files that transformers reads: a repository may hold the same weights in another form beside them."""
+    """The files that transformers reads: a repository may hold the same weights in another form too."""
     if (whole := Path(folder, WHOLE)).exists():
         return [whole]
     index = Path(folder, INDEX)

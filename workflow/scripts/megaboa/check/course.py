@@ -118,7 +118,7 @@ def one_profiler_at_a_time(f: Facts) -> Broken | None:
     """Not nsys and PyTorch's profiler in one process; ProfilingConfig.finalize asserts it."""
     if not (f.profiling.nsys and f.profiling.pytorch):
         return None
-    return Broken("profiling.use_pytorch_profiler", "true beside profiling.use_nsys_profiler: true", (False,))
+    return Broken("profiling.use_pytorch_profiler", "true together with profiling.use_nsys_profiler: true", (False,))
 
 
 def profiler_is_started_and_stopped(f: Facts) -> Broken | None:

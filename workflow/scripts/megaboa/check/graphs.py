@@ -77,7 +77,7 @@ def graphed_experts_have_fixed_sizes(f: Facts) -> Broken | None:
 
 
 def recomputation_is_outside_graphs(f: Facts) -> Broken | None:
-    """A graphed part can't be calculated again in pieces: megatron-core refuses moe beside moe_router, and dropout
+    """A graphed part can't be calculated again in pieces: megatron-core refuses moe with moe_router, and dropout
     inside; CloudAI refuses all of attn with core_attn or mla_up_proj, mlp with mlp, moe with moe_act, moe or
     shared_experts, moe_router with moe or shared_experts, and layernorm across them."""
     kernels = f.kernels
@@ -257,7 +257,7 @@ def offloading_has_no_pipeline(f: Facts) -> Broken | None:
 
 
 def offloading_has_no_graphs(f: Facts) -> Broken | None:
-    """What is offloaded moves, and a graph's memory doesn't: transformer_config.py refuses graphs of layers beside
+    """What is offloaded moves, and a graph's memory doesn't: transformer_config.py refuses graphs of layers with
     offloading, CloudAI also that of the full iteration."""
     if not f.kernels.cpu_offloading or f.kernels.graphs == "none":
         return None

@@ -18,7 +18,7 @@ from megaboa.check.stages import Stage, in_flight, stages
 GIB = 2**30
 STATED_ERROR = 0.15
 WORKSPACE = 0.17e9  # of cuBLAS, and small tensors: measured at rest
-CONTEXT = 3 * GIB  # what CUDA and NCCL take beside PyTorch: 2.8 GiB measured on an H200
+CONTEXT = 3 * GIB  # what CUDA and NCCL take in addition to PyTorch: 2.8 GiB measured on an H200
 FRAGMENTATION = 0.05  # of PyTorch's own memory: 7.4 of 134 GiB measured where it ran out
 # Of Megatron-FSDP, by megatron-core 0.19.2 (megatron_fsdp.py, param_and_grad_buffer.py), and by snapshots of two and
 # four H200s' memory (docs/explanation/memory.md).

@@ -7,7 +7,7 @@ from megaboa.check.rule import Broken, warning
 
 
 def fsdp_has_no_pipeline(f: Facts) -> Broken | None:
-    """FSDP beside pipeline or context parallelism is refused by CloudAI; Bridge 0.6.2 accepts it, and nobody is
+    """FSDP with pipeline or context parallelism is refused by CloudAI; Bridge 0.6.2 accepts it, and nobody is
     known to have trained so."""
     layout = f.layout
     sizes = {"parallel.pp": layout.pp, "parallel.cp": layout.cp, "parallel.vpp": layout.chunks}

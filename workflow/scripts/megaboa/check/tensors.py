@@ -123,7 +123,7 @@ def one_kind_of_half_precision(f: Facts) -> Broken | None:
     """Not both bf16 and fp16; transformer_config.py refuses the pair."""
     if not (f.training.bf16 and f.training.fp16):
         return None
-    return Broken("model.fp16", "true beside model.bf16: true", (False,))
+    return Broken("model.fp16", "true together with model.bf16: true", (False,))
 
 
 def tensor_overlap_is_not_switched_off(f: Facts) -> Broken | None:

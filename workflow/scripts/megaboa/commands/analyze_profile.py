@@ -22,7 +22,7 @@ VIEWERS = {"viztracer": "vizviewer", "memory": "PyTorch's memory_viz"}
 def main(words: list[str]) -> None:
     parser = commands.parser("analyze-profile", __doc__)
     parser.add_argument("captures", type=Path, nargs="*", help="files or folders")
-    parser.add_argument("--trace", type=Path, help="trace.json of a run, with run.json beside it")
+    parser.add_argument("--trace", type=Path, help="trace.json of a run, with run.json next to it")
     parser.add_argument("--run", type=Path, help="run.json: says which rank holds which part of the model")
     parser.add_argument("--against", type=Path, help="analysis.json of an earlier profile, or its captures")
     parser.add_argument("--out", type=Path, help="analysis to write (JSON)")

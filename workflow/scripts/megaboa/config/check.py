@@ -204,7 +204,7 @@ def _unknown_reference(name: Any, defined: Any, what: str) -> list[str]:
 
 
 def references(raw: dict[str, Any], places: Places, factors: Any) -> list[Problem]:
-    """Names that are not defined, and files that are not there, found in the tree itself: beside any other mistake."""
+    """Names that are not defined, and files that are not there: found in the tree itself, with all other mistakes."""
     problems: list[Problem] = []
 
     def complain(path: tuple[str | int, ...], messages: list[str]) -> None:

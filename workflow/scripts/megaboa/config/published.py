@@ -1,4 +1,4 @@
-"""Published tables, to lay beside what was measured: `config/published/*.yaml`, typed."""
+"""Published tables, to compare with what was measured: `config/published/*.yaml`, typed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Conditions = dict[Condition, bool | int | float | str]
 
 class PublishedRow(Section):
     name: str = key(description="what the table calls it")
-    conditions: Conditions = key({}, "what holds for this row, beside what holds for all")
+    conditions: Conditions = key({}, "what holds for this row, in addition to what holds for all")
     values: dict[Quantity, Range] = key(description="a number, or the least and the most", min_length=1)
 
     @model_validator(mode="after")

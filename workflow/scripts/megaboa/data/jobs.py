@@ -30,7 +30,7 @@ from megaboa.files import digest, link, read_json, write_json
 from megaboa.paths import FACTS
 
 FORMAT = 1  # of what documents files hold, and how they are written: raised when a corpus would come out otherwise
-# What decides which tokens a corpus holds, beside its text and its tokenizer.
+# What decides which tokens a corpus holds, apart from its text and its tokenizer.
 DECIDING = (
     "text_key",
     "separator",

@@ -10,7 +10,7 @@ from megaboa.data.readers import Format, Record, text_getter
 from megaboa.data.sources import File, is_hub_id
 from megaboa.errors import InputError
 
-# What a file of a stream counts for beside local files, as its size isn't known.
+# What a file of a stream counts for among local files, as its size isn't known.
 NOMINAL_BYTES = 1 << 30
 
 

@@ -50,7 +50,7 @@ def _failed_attempts(folder: RunFolder) -> list[str]:
 
 
 def run(folder: RunFolder, facts: Facts | None) -> list[str]:
-    if is_trained(folder):  # a summary beside anything else is that of the run as it was before
+    if is_trained(folder):  # a summary next to anything else is that of the run as it was before
         summary = read_if_there(Summary, folder.summary)
         return _of_summary(folder, summary, facts) if summary else []
     store = _store(folder)

@@ -54,7 +54,7 @@ def jobs(results: Path) -> list[Job]:
 
 
 def of_run(results: Path, run: str) -> list[Job]:
-    """What is made of a run beside its training."""
+    """What is made of a run besides its training."""
     experiment = ExperimentFolder(results)
     logs, folder = experiment.logs, experiment.run(run)
     export, proof = folder.export, folder.proof

@@ -16,7 +16,7 @@ from typing import Any
 # They tell of Python and libraries of this machine: in an image they lead to nothing, or to the wrong ones.
 _OF_THIS_MACHINE = re.compile(r"PYTHONPATH|PYTHONHOME|VIRTUAL_ENV(_PROMPT)?|CONDA_\w+|_CE_\w+|LD_LIBRARY_PATH")
 
-# Within the job's own allocation, beside the step that waits for it.
+# Within the job's own allocation, next to the step that waits for it.
 STEP = ("--overlap", "--nodes=1", "--ntasks=1")
 
 Runtime = Callable[[str, Sequence[str], Sequence[str], str, Sequence[str]], list[str]]

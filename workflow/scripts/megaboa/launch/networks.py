@@ -38,7 +38,7 @@ def connections(parallel: Mapping[str, Any], *, expert_overlap: bool = False, bl
       megatron/training/arguments.py asserts). It decides the speed, never the result.
     - Blackwell: that need is gone (arguments.py), and all of Bridge's recipes for it set 32.
     - experts: 32, so that all-to-all and computation don't wait for each other (arguments.py for
-      `overlap_moe_expert_parallel_comm`, where 1 and 32 exclude each other; that flag decides). Expert beside tensor
+      `overlap_moe_expert_parallel_comm`, where 1 and 32 exclude each other; that flag decides). Expert with tensor
       parallelism without that overlap stays at 1, as in Bridge's recipes for the H100.
     """
     fsdp = parallel.get("fsdp")

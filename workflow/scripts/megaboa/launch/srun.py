@@ -101,7 +101,7 @@ class SrunRanks:
 
 
 def end_step(job: str, name: str) -> None:
-    """Ranks outlive an srun that is killed; they must not go on beside those that are started next."""
+    """Ranks outlive an srun that is killed; they must not go on next to those that are started next."""
     deadline = time.monotonic() + GONE_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(slurm.SlurmUnreachableError):

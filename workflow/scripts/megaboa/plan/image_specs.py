@@ -63,7 +63,7 @@ def inside(experiment: Experiment, profile: Mapping[str, str]) -> dict[str, Any]
 
 
 def launch(experiment: Experiment) -> dict[str, Any] | None:
-    """What the launcher must know beside image.json."""
+    """What the launcher must know in addition to image.json."""
     if experiment.image.runtime == "none":
         return None
     return {

@@ -18,7 +18,7 @@ from megaboa.plan.plan import Run
 from megaboa.run import checkpoints
 from megaboa.run.identity import is_trained
 
-# What a model is, beside how its first weights came about.
+# What a model is, apart from how its first weights came about.
 _SAME_MODEL = ("config", "hf", "revision", "tokenizer", "recipe")
 SHOWN = 10
 

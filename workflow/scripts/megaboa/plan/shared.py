@@ -182,7 +182,7 @@ class Shared:
         return 1000 + 20 * self.corpora[corpus].max_document_mb
 
     def conversion_mb(self, model: str, copies: float) -> int:
-        """Memory of a job that holds a model's weights so many times in fp32, beside what Python and torch take."""
+        """Memory of a job that holds a model's weights so many times in fp32, and what Python and torch take."""
         return CONVERSION_MB + self._weights_mb(model, copies)
 
     def import_mb(self, model: str, shared: float, whole: float = 0) -> int:
@@ -268,7 +268,7 @@ class Shared:
         return {"container": wanted} if wanted else environment()
 
     def _inside(self) -> dict[str, Any]:
-        """This Python, in which jobs beside the ranks run; and how others are started in the image, where there is one.
+        """This Python, in which jobs other than ranks run; and how others are started in the image, where there is one.
 
         Not in image.json: another partition, or a package of the login node's, is no other image.
         """

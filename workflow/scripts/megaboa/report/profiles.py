@@ -210,7 +210,7 @@ def heat_figure(document: dict[str, Any]) -> Figure | None:
     grid = table.pivot_table(index="rank", columns="step", values="difference") * 100
     limit = max(1.0, float(np.nanmax(np.abs(grid.to_numpy()))))
     figure, axes = plt.subplots(figsize=(WIDTH, 1.4 + 0.28 * min(len(grid), MOST_RANKS)))
-    bar = {"label": "% beside the median", "shrink": 0.9}
+    bar = {"label": "% from the median", "shrink": 0.9}
     seaborn.heatmap(grid, cmap="vlag", vmin=-limit, vmax=limit, ax=axes, cbar_kws=bar, linewidths=0.5, linecolor=GRID)
     axes.set_yticklabels([f"rank {label.get_text()}" for label in axes.get_yticklabels()], rotation=0, color=INK)
     axes.set_ylabel("")

@@ -97,7 +97,7 @@ def result_of(
     steps: pd.DataFrame,
     goodput: dict[str, Any] | None,
 ) -> RunResult:
-    """What was measured, beside what was made of the run since."""
+    """What was measured, and what was made of the run since."""
     train = read_if_there(TrainRecord, folder.train_manifest)
     export = read_if_there(ExportRecord, folder.export)
     evaluation = read_if_there(Evaluation, folder.evaluation)

@@ -72,7 +72,7 @@ def _need_gpus(ranks: int) -> None:
 
 
 def environment_of(launch: LaunchSpec, device: str) -> dict[str, str]:
-    """What every rank's environment has beside ours: as in training."""
+    """What every rank's environment has in addition to ours: as in training."""
     start = launch.start
     own = {
         **threads_environment(launch.cpus_per_rank),

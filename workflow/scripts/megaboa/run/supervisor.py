@@ -1,6 +1,6 @@
 """One run from its files to its manifest: claim, attempts, recovery.
 
-The supervisor runs on the host, beside srun, and may be killed at any time: all that it knows is in the store, and its
+The supervisor runs on the host, outside srun, and may be killed at any time: all that it knows is in the store, and its
 next life continues from there.
 """
 

@@ -80,7 +80,7 @@ class MLflow(Section):
 
 
 class Trackers(Section):
-    """Where the ranks log to beside their own files. Changes no loss. Keys and passwords come from the environment."""
+    """Where ranks log to, apart from their own files. Changes no loss. Keys and passwords come from the environment."""
 
     tensorboard: bool = key(True, "event files in the folder of every attempt")
     wandb: WandB | None = key(None, "Weights & Biases; off. `wandb: {}` takes all defaults")
@@ -191,5 +191,6 @@ class Report(Section):
     agreements: list[Agreement] = key([], "groups of runs whose losses must agree")
     figures: list[Figure] = key([], "further figures, each a specification")
     compare_to: str | None = key(
-        None, "published table to lay beside what is measured: its name in config/published, or the path of such a file"
+        None,
+        "published table to compare with what is measured: its name in config/published, or the path of such a file",
     )

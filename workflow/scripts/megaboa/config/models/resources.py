@@ -136,7 +136,7 @@ class Image(Section):
     path: str | None = key(None, "an image that is there: .sqsh, .sif, or a registry's `name@sha256:...`")
     build: Build | None = key(None, "an image that is built from a Dockerfile")
     mounts: list[Annotated[str, AfterValidator(_checked_mount)]] | None = key(
-        None, "`source:target` or `source:target:ro`, beside clone, results and store, which are always there"
+        None, "`source:target` or `source:target:ro`, in addition to clone, results and store"
     )
     secrets: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = key(
         ["HF_TOKEN", "WANDB_API_KEY"], "environment variables that are passed on by name; their values stand nowhere"

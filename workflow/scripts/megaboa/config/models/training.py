@@ -78,7 +78,7 @@ class Parallel(create_model("Sizes", __base__=Section, **_SIZES)):  # type: igno
 class Checkpoint(Section):
     save_interval: Whole | None = key(None, "save every so many steps; 0: never; default: at the end only")
     keep_last: Count | None = key(None, "keep only the newest so many checkpoints; default: all")
-    keep_every: Count | None = key(None, "beside them, keep every checkpoint whose step is a multiple of this")
+    keep_every: Count | None = key(None, "in addition, keep every checkpoint whose step is a multiple of this")
     async_save: bool | None = key(
         None, "write checkpoints in the background; default: on GPUs that have nvidia-resiliency-ext, else not"
     )

@@ -236,7 +236,7 @@ def part_of(rank: int, layout: Layout | None) -> str:
 
 
 def pipeline(analysed: list[Analysed], expected: Expected) -> dict[str, Any] | None:
-    """Time that stages stood still, as a share of their steps, beside what filling and draining must cost.
+    """Time that stages stood still, as a share of their steps, compared with what filling and draining must cost.
 
     Standing still is neither computing nor copying, nor communication other than with the neighbouring stages; gaps of
     launching are in it (`starved` says how much), so that it is an upper bound.
