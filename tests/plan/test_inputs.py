@@ -9,6 +9,7 @@ from megaboa.files import write_json
 from megaboa.plan import inputs
 from megaboa.plan.inputs import Inputs, Planned
 from megaboa.plan.shared import Shared
+from megaboa.records import Image, read
 
 
 def old(path):
@@ -38,7 +39,41 @@ def test_what_comes_before_training_trains_nothing_again(made):
     assert names(made.inputs.import_proof("other")) == ["models/dense/proof.json"]
     assert names(made.inputs.import_proof("done")) == ["ancient models/dense/proof.json"]
     assert [path.startswith("ancient") for run in ("other", "done") for path in made.inputs.index(run)] == [False, True]
-    assert made.inputs.image("done") == [], "ranks run in this Python"
+
+
+def test_without_an_image_nothing_waits_for_one(made):
+    """Its manifest then tells of this Python."""
+    write_json(made.shared.paths.specs.image, {})
+    write_json(made.shared.paths.image, {"runtime": "none", "digest": "1", "python": "3.12", "packages": {}})
+    assert made.inputs.image("done") == made.inputs.image_of_conversion("import.json") == []
+
+
+def test_an_image_that_is_made_trains_and_converts_nothing_again(plan_of, tmp_path, monkeypatch):
+    file = tmp_path / "image.sqsh"
+    file.write_bytes(b"hsqs" + bytes(96))
+    plan = plan_of(f"image: {{runtime: pyxis, path: {file}}}")
+    shared, run = Shared(plan, tmp_path / "results"), plan.runs[0].name
+    image, imported = shared.paths.image, shared.paths.model("dense").imported
+    manifest = {"runtime": "pyxis", "digest": "1", "python": "3.12", "packages": {}, "path": str(file), "bytes": 100}
+    stat = file.stat()
+
+    def inputs_of(is_trained):
+        monkeypatch.setattr(inputs, "is_trained", lambda folder: is_trained)
+        return Inputs(plan, shared, Planned(str(shared.folder), {}).file, old)
+
+    assert names(inputs_of(True).image(run)) == ["image.json"], "it is yet to be made"
+    write_json(shared.paths.specs.image, {})
+    write_json(image, manifest | {"mtime_ns": stat.st_mtime_ns, "sha256": "1"})
+    assert names(inputs_of(False).image(run)) == ["image.json"]
+    assert names(inputs_of(True).image(run)) == ["ancient image.json"]
+    assert names(inputs_of(True).image_of_conversion(str(imported))) == ["image.json"]
+    write_json(imported, {"image": list(read(Image, image).marks)})
+    assert names(inputs_of(True).image_of_conversion(str(imported))) == ["ancient image.json"]
+    write_json(imported, {"image": ["another", 1]})
+    assert names(inputs_of(True).image_of_conversion(str(imported))) == ["image.json"]
+    later = stat.st_mtime + 5
+    os.utime(shared.paths.specs.image, (later, later))
+    assert names(inputs_of(True).image(run)) == ["image.json"], "its specification has changed"
 
 
 def test_an_index_that_is_made_is_not_made_again_as_preflight_ran_again(made):

@@ -60,8 +60,9 @@ class Inputs:
     def image(self, run: str) -> list[str]:
         """None where ranks run in this Python. What is trained knows its image by the digest, not by the time stamp;
         only an image that this call makes may turn out to be another one."""
-        manifests = self.shared.image_manifest
-        return [self._before_training(run, path) for path in manifests] if self._image_is_made else manifests
+        return [
+            self._before_training(run, path) if self._image_is_made else path for path in self.shared.image_manifest
+        ]
 
     def image_of_conversion(self, manifest: str) -> list[str]:
         """As `image`: what was converted in this very image isn't converted again because that was made once more."""
