@@ -27,11 +27,12 @@ echo "megaboa: setting up $venv (about 6 GB; once)" >&2
 locks=(envs/bootstrap.txt envs/pipeline.txt envs/runtime-cpu.txt envs/megatron.txt envs/dev.txt)
 "$venv/bin/uv" pip sync --quiet --compile-bytecode --python "$venv/bin/python" --require-hashes "${locks[@]}" ||
   fail "the environment could not be installed; the lines above say why. Mend it and give the same command again."
-# The command line of the clone in which this folder lies, or from which it is linked.
+# The command line of the clone that it is called in, else of the one in which this folder lies or is linked.
 cat > "$venv/bin/megaboa" <<EOF
 #!/bin/sh
 clone=\$(CDPATH= cd "\$(dirname "\$0")" && cd ../.. && pwd)
 [ -d "\$clone/workflow/scripts/megaboa" ] || clone='$PWD'
+[ ! -d workflow/scripts/megaboa ] || clone=.   # as Snakemake takes the Snakefile of the folder that it is called in
 exec "\$(dirname "\$0")/python" "\$clone/workflow/scripts/megaboa" "\$@"
 EOF
 chmod +x "$venv/bin/megaboa"

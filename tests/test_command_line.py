@@ -61,20 +61,33 @@ def test_a_linked_environment_calls_the_code_of_its_clone(tmp_path):
         module.read_text().replace("def usage() -> str:\n", 'def usage() -> str:\n    return "of the clone"\n')
     )
     (tmp_path / "clone" / ".venv").symlink_to(environment)
-    for command, cwd in ((".venv/bin/megaboa", "clone"), ("clone/.venv/bin/megaboa", ".")):
+    linked, absolute = ".venv/bin/megaboa", environment / "bin" / "megaboa"
+    for command, cwd in ((linked, "clone"), (f"clone/{linked}", "."), (absolute, "clone")):
         done = subprocess.run([command], cwd=tmp_path / cwd, capture_output=True, text=True)
         assert done.stdout == "of the clone\n", (command, done.stderr)
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    ended = subprocess.run(["bash", "-c", f"{sys.executable} {SCRIPTS}/megaboa --help | true"], capture_output=True)
+    assert ended.stderr == b""
 
 
 def test_experiments_and_runs_go_by_name_or_by_folder(tmp_path, monkeypatch):
     folder = tmp_path / "results" / "my" / "runs" / "lr0.001"
     folder.mkdir(parents=True)
+    (folder / "run.json").touch()
+    (tmp_path / "results" / "my" / "plan.tsv").touch()
+    (tmp_path / "my").mkdir()  # some other folder of the clone
     monkeypatch.chdir(tmp_path)
     for text in ("my", "results/my", str(folder.parents[1])):
         assert commands.experiment(text).resolve() == folder.parents[1]
     for text in ("my/lr0.001", "results/my/runs/lr0.001", f"{folder}/run.json"):
         assert commands.run(text).resolve() == folder
-    with pytest.raises(argparse.ArgumentTypeError, match=r"no experiment 'mine' in results/; there are my"):
-        commands.experiment("mine")
-    with pytest.raises(argparse.ArgumentTypeError, match=r"no run 'my/lr0\.01'.*; there are lr0\.001"):
+    for text in ("mine", "results"):
+        with pytest.raises(argparse.ArgumentTypeError, match=rf"no experiment '{text}' is planned in .*; there are my"):
+            commands.experiment(text)
+    for text in ("my", "my/", "my/lr0.01", "results/my"):
+        with pytest.raises(argparse.ArgumentTypeError, match=rf"no run '{text}': say EXPERIMENT/RUN"):
+            commands.run(text)
+    with pytest.raises(argparse.ArgumentTypeError, match=r"there are lr0\.001"):
         commands.run("my/lr0.01")

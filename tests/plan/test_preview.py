@@ -15,7 +15,7 @@ def results(tmp_path, monkeypatch):
 
 
 def write(plan, results, tmp_path, looks, mine=True):
-    return write_plan(plan, Shared(plan, results), [tmp_path / "small.yaml"], looks, mine)
+    return write_plan(plan, Shared(plan, results), [tmp_path / "small.yaml"], looks, mine, "snakemake")
 
 
 def contents(results):

@@ -1,5 +1,7 @@
 """megaboa.run.submitted: what a call's jobs train, whatever is planned after it."""
 
+import os
+
 import pytest
 
 from megaboa.files import write_json
@@ -20,7 +22,7 @@ def line(name, lr):
 
 def call(results, config, *runs):
     """A call; the environment of its jobs is set."""
-    copies = submitted.record(results, [config], runs)
+    copies = submitted.record(results, [config], runs, "snakemake")
     submitted.submit_from(copies[0])
     return copies[0]
 
@@ -52,7 +54,7 @@ def test_two_files_of_one_name_are_both_kept(results, tmp_path):
     for path in paths:
         path.parent.mkdir()
         path.write_text(path.parent.name)
-    assert [copy.read_text() for copy in submitted.record(results, paths, [])] == ["x", "y"]
+    assert [copy.read_text() for copy in submitted.record(results, paths, [], "snakemake")] == ["x", "y"]
 
 
 def test_outside_a_job_the_files_count_and_in_a_job_of_another_experiment_too(results, tmp_path):
@@ -85,3 +87,16 @@ def test_a_run_that_the_call_does_not_know_is_an_error(results, tmp_path):
     call(results, config, line("a", 1))
     with pytest.raises(UnusableInputError, match="no run 'new'"):
         submitted.folder_of(results / "runs" / "new")
+
+
+def test_the_last_call_is_the_last_that_was_made_also_where_it_submits_what_an_earlier_one_did(tmp_path):
+    results = tmp_path / "results" / "my"
+    assert submitted.last(results) == submitted.Submitted([], "snakemake")
+    config = tmp_path / "my.yaml"
+    for time, text in enumerate(("a: 1", "a: 2", "a: 1")):
+        config.write_text(text)
+        [copy] = submitted.record(results, [config], [], f"snakemake {time}")
+        os.utime(copy.parents[2] / "command.txt", (time, time))
+        assert submitted.last(results) == submitted.Submitted([copy], f"snakemake {time}")
+        assert copy.read_text() == text
+    assert len(list((results / "calls").iterdir())) == 2

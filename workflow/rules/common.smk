@@ -42,14 +42,15 @@ RUNS = {run.name: run for run in PLAN.runs}
 # Without these there is no report; where what is made besides training is missing, it says so.
 REPORTED = [f"{RESULTS}/image.json", *SHARED.metrics, *SHARED.verifications]
 REPORTED += SHARED.index_manifests
-REPORT = calls.report_command(SCRIPTS, CAPTIONS, RESULTS, workflow.configfiles, GIVEN)
+COMMAND = calls.command(workflow.configfiles, GIVEN)
+REPORT = calls.report_command(SCRIPTS, CAPTIONS, RESULTS, CONFIG_FILES, COMMAND)
 PREVIEW = {}  # of a dry run: the files that a call would change, and where they are now
 
 if SUBMITS:  # jobs read these files and never write them
     LOOKS = calls.looks_only(workflow.output_settings.dryrun, sys.argv)
     MINE = calls.claim_experiment(RESULTS)
     PREVIEW, CALL_CONFIG = calls.write_plan(
-        PLAN, SHARED, CONFIG_FILES, LOOKS, MINE, RESTARTED
+        PLAN, SHARED, CONFIG_FILES, LOOKS, MINE, COMMAND, RESTARTED
     )
     if CALL_CONFIG:  # what Snakemake in the jobs reads, whenever they start
         workflow.config_settings.configfiles = CALL_CONFIG

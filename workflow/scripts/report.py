@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("--captions", type=Path, required=True, help="YAML with a caption for every figure")
     parser.add_argument("--config-file", type=Path, nargs="*", default=[], help="the experiment's files, to be shown")
     parser.add_argument("--command", default="snakemake", help="the command that makes this report")
-    parser.add_argument("--out", type=Path, required=True, help="page to write; figures and checks.json go beside it")
+    parser.add_argument("--out", type=Path, required=True, help="page to write; figures and checks.json go next to it")
     parser.add_argument("--after-failure", action="store_true", help="no run is missing, but other jobs failed")
     args = parser.parse_args()
     results = args.settings.parents[1]

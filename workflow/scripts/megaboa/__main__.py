@@ -10,6 +10,7 @@ if not __package__:  # started as a folder: its files aren't modules of their ow
     sys.path[0] = str(Path(sys.path[0]).absolute().parent)
 
 import importlib
+import os
 
 GROUPS = {
     "An experiment": {
@@ -31,6 +32,16 @@ GROUPS = {
 
 
 def main(words: list[str]) -> int:
+    try:
+        code = call(words)
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads on, as behind `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def call(words: list[str]) -> int:
     names = [name for group in GROUPS.values() for name in group]
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
@@ -46,9 +57,6 @@ def main(words: list[str]) -> int:
             raise
         hint = "`.venv/bin/megaboa` has it"
         print(f"megaboa {name} needs {missing.name}, which {sys.executable} lacks: {hint}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # `| head`
-        sys.stderr.close()
         return 1
 
 

@@ -100,6 +100,7 @@ def write_plan(
     config_files: Sequence[str | Path],
     looks: bool,
     mine: bool,
+    command: str,
     restarted: Collection[str] = (),
 ) -> tuple[dict[str, str], list[Path]]:
     """Write down what is planned: a call that only looks does so where no job reads it, one that works keeps what it
@@ -120,7 +121,7 @@ def write_plan(
         return {}, []
     # What was looked at is old as soon as something is done.
     shutil.rmtree(shared.folder / PREVIEW, ignore_errors=True)
-    return {}, submitted.record(shared.folder, config_files, plan.submitted(restarted))
+    return {}, submitted.record(shared.folder, config_files, plan.submitted(restarted), command)
 
 
 def write_preview(plan: Plan, shared: Shared) -> dict[str, str]:
@@ -358,14 +359,16 @@ def starting(dag: Any) -> set[str]:
     return {job.wildcards.run for job in dag.needrun_jobs() if job.rule.name in ("train", "capture")}
 
 
-def report_command(
-    scripts: str, captions: str, results: str, config_files: Sequence[str | Path], given: dict[str, Any]
-) -> str:
-    """What makes the report. The page says by which command: profiles and cores are everybody's own."""
+def command(config_files: Sequence[str | Path], given: dict[str, Any]) -> str:
+    """What somebody types to call this again; profiles and cores are theirs."""
     files = [os.path.relpath(path) for path in config_files]
-    call = ["snakemake", *(["--configfile", *files] if files else []), *given_values(given)]
+    return shlex.join(["snakemake", *(["--configfile", *files] if files else []), *given_values(given)])
+
+
+def report_command(scripts: str, captions: str, results: str, config_files: Sequence[str | Path], command: str) -> str:
+    """What makes the report, which shows the configuration and the command."""
     words = [f"{scripts}/report.py", "--settings", f"{results}/specs/report.json", "--captions", captions]
-    words += ["--config-file", *(files or [str(DEFAULT_CONFIG)]), "--command", shlex.join(call)]
+    words += ["--config-file", *map(os.path.relpath, config_files), "--command", command]
     return shlex.join(["python", *words, "--out", f"{results}/report/index.html"])
 
 

@@ -22,7 +22,9 @@ ASK_SLURM_SECONDS = 20  # between two calls of squeue while watching
 
 def main(words: list[str]) -> None:
     parser = commands.parser("status", __doc__)
-    parser.add_argument("experiment", nargs="?", help="name below the folder of results; default: every one there")
+    parser.add_argument(
+        "experiment", nargs="?", help="its name, or the folder of its results; default: every one there is"
+    )
     parser.add_argument("--results", type=Path, default=commands.RESULTS, help="folder of results")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--watch", action="store_true", help="stay and update once a second")
@@ -30,7 +32,7 @@ def main(words: list[str]) -> None:
     args = parser.parse_args(words)
 
     experiments = find_experiments(args.results, args.experiment)
-    revise = reviser(args.results)
+    revise = reviser(experiments[0].parent)
     revise()
     if args.json:
         queue = read_queue()
@@ -43,11 +45,12 @@ def main(words: list[str]) -> None:
 
 
 def find_experiments(results: Path, name: str | None) -> list[Path]:
-    found = sorted(path.parent for path in results.glob("*/runs") if name in (None, path.parent.name))
+    places = [results / name, Path(name)] if name else sorted(results.glob("*"))
+    found = [path for path in places if (path / "runs").is_dir()]
     if not found:
         what = f"no experiment `{name}`" if name else "no experiment"
         sys.exit(f"{results}: {what} there; `snakemake -n` writes its plan, and then it is shown here")
-    return found
+    return found[:1] if name else found
 
 
 def show(experiments: list[Path], queue: Queue) -> Group:

@@ -1,4 +1,4 @@
-"""What a call of Snakemake submits, written down once and never changed: its jobs read this, whenever they start.
+"""What a call of Snakemake submits, written down once: its jobs read this, whenever they start.
 
 A job may wait for days, and is started again when a node dies. Meanwhile the experiment's file is edited and planned
 again. So each call keeps a copy of its configuration, for Snakemake in the jobs, and of what every run is, for their
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,21 @@ from megaboa.run.inputs import UnusableInputError
 
 VARIABLE = "MEGABOA_CALL"  # of a job's environment: the folder of the call that submitted it
 RUNS = "runs.jsonl"
+COMMAND = "command.txt"
 ID_LENGTH = 12
 
 
-def record(results: str | Path, config_files: Iterable[str | Path], runs: Iterable[dict[str, Any]]) -> list[Path]:
+@dataclass(frozen=True)
+class Submitted:
+    """By a call: its configuration, and how it can be given again."""
+
+    config_files: list[Path]
+    command: str
+
+
+def record(
+    results: str | Path, config_files: Iterable[str | Path], runs: Iterable[dict[str, Any]], command: str
+) -> list[Path]:
     """Keep what is submitted (`runs`: name, run, launch, profile of each); return the copies of the configuration."""
     contents = [(Path(path).name, Path(path).read_bytes()) for path in config_files]
     lines = "".join(json.dumps(run, sort_keys=True) + "\n" for run in runs)
@@ -34,15 +46,18 @@ def record(results: str | Path, config_files: Iterable[str | Path], runs: Iterab
         for copy, (_, data) in zip(copies, contents, strict=True):
             files.write_bytes(copy, data)
         files.write_text(call / RUNS, lines)
-    (call / RUNS).touch()  # the last call, also where it submits what an earlier one did
+    files.write_text(call / COMMAND, command)  # again by every call: the newest is that of the last one
     return copies
 
 
-def last_config(results: Path) -> list[Path]:
-    """The configuration of the last call that submitted something."""
-    calls = [path for path in ExperimentFolder(results).calls.glob("*") if (path / RUNS).exists()]
-    last = max(calls, key=lambda call: (call / RUNS).stat().st_mtime, default=None)
-    return sorted(last.glob("config/*/*"), key=lambda path: int(path.parent.name)) if last else []
+def last(results: Path) -> Submitted:
+    """What the last call submitted; nothing before the first."""
+    commands = list(ExperimentFolder(results).calls.glob(f"*/{COMMAND}"))
+    if not commands:
+        return Submitted([], "snakemake")
+    command = max(commands, key=lambda path: path.stat().st_mtime)
+    copies = sorted(command.parent.glob("config/*/*"), key=lambda path: int(path.parent.name))
+    return Submitted(copies, command.read_text(encoding="utf-8"))
 
 
 def call_of(config_file: str | Path) -> Path | None:
