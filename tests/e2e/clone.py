@@ -82,7 +82,7 @@ class Workspace:
     def megaboa(self, *words: str) -> str:
         """Call the clone's command line; return what it printed."""
         done = subprocess.run(
-            [self.path / ".venv" / "bin" / "megaboa", *words],
+            [sys.executable, "workflow/scripts/megaboa", *words],
             cwd=self.path,
             env=user_environment(),
             stdout=subprocess.PIPE,

@@ -155,7 +155,7 @@ def test_figures_and_runs_are_made_again_from_the_bundle_alone(shell, bundle, tm
     """In another clone: identical losses, identical figures' data, the same exported weights."""
     elsewhere = Workspace(copy_repository(tmp_path_factory.mktemp("reader")))
     done = subprocess.run(
-        [elsewhere.path / ".venv" / "bin" / "megaboa", "reproduce", bundle],
+        [sys.executable, "workflow/scripts/megaboa", "reproduce", bundle],
         cwd=elsewhere.path,
         env=user_environment(),
         capture_output=True,
