@@ -15,7 +15,7 @@ from megaboa import workflow as calls
 from megaboa.bundle.contents import code_state
 from megaboa.config import ConfigError, command_line, load, nested
 from megaboa.plan import make_plan, restarts
-from megaboa.plan.inputs import Inputs, Planned
+from megaboa.plan.rule_inputs import Inputs, Planned
 from megaboa.plan.resources import JobResources
 from megaboa.plan.shared import Shared
 from megaboa.records import RecordError

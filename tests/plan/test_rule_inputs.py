@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from megaboa.files import write_json
-from megaboa.plan import inputs
-from megaboa.plan.inputs import Inputs, Planned
+from megaboa.plan import rule_inputs
+from megaboa.plan.rule_inputs import Inputs, Planned
 from megaboa.plan.shared import Shared
 from megaboa.records import Image, read
 
@@ -21,7 +21,7 @@ def old(path):
 def made(plan_of, tmp_path, monkeypatch):
     """Inputs of a plan of two runs, of which `done` is trained."""
     plan = plan_of("models: {dense: {init: pretrained}}\nsweep: {runs: {done: {}, other: {optimizer.lr: 1.0}}}\n")
-    monkeypatch.setattr(inputs, "is_trained", lambda folder: folder.name == "done")
+    monkeypatch.setattr(rule_inputs, "is_trained", lambda folder: folder.name == "done")
     shared = Shared(plan, tmp_path / "results")
     planned = Planned(str(shared.folder), {})
     return SimpleNamespace(shared=shared, inputs=Inputs(plan, shared, planned.file, old))
@@ -58,7 +58,7 @@ def test_an_image_that_is_made_trains_and_converts_nothing_again(plan_of, tmp_pa
     stat = file.stat()
 
     def inputs_of(is_trained):
-        monkeypatch.setattr(inputs, "is_trained", lambda folder: is_trained)
+        monkeypatch.setattr(rule_inputs, "is_trained", lambda folder: is_trained)
         return Inputs(plan, shared, Planned(str(shared.folder), {}).file, old)
 
     assert names(inputs_of(True).image(run)) == ["image.json"], "it is yet to be made"
