@@ -31,7 +31,7 @@ models: {dense: {init: pretrained, conversion: {tp: 2}}}
 
 
 def jobs(plan, profile=(), submits=False):
-    return JobResources(plan, Shared(plan), dict(profile), submits)
+    return JobResources(Shared(plan, profile=dict(profile)), submits)
 
 
 def asked(resources, **wildcards):

@@ -24,7 +24,7 @@ def made(plan_of, tmp_path, monkeypatch):
     monkeypatch.setattr(rule_inputs, "is_trained", lambda folder: folder.name == "done")
     shared = Shared(plan, tmp_path / "results")
     planned = Planned(str(shared.folder), {})
-    return SimpleNamespace(shared=shared, inputs=Inputs(plan, shared, planned.file, old))
+    return SimpleNamespace(shared=shared, inputs=Inputs(shared, planned.file, old))
 
 
 def names(found):
@@ -59,7 +59,7 @@ def test_an_image_that_is_made_trains_and_converts_nothing_again(plan_of, tmp_pa
 
     def inputs_of(is_trained):
         monkeypatch.setattr(rule_inputs, "is_trained", lambda folder: is_trained)
-        return Inputs(plan, shared, Planned(str(shared.folder), {}).file, old)
+        return Inputs(shared, Planned(str(shared.folder), {}).file, old)
 
     assert names(inputs_of(True).image(run)) == ["image.json"], "it is yet to be made"
     write_json(shared.paths.specs.image, {})

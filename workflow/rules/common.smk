@@ -38,11 +38,11 @@ except (ConfigError, RecordError, restarts.UnfinishedWorkError) as error:
 PROFILE = calls.profile_resources(workflow.resource_settings.default_resources)
 SHARED = Shared(PLAN, profile=PROFILE)
 RESULTS = str(SHARED.folder)
-RUNS = {run.name: run for run in PLAN.runs}
+RUNS = SHARED.runs
 # Without these there is no report; where what is made besides training is missing, it says so.
 REPORTED = [f"{RESULTS}/image.json", *SHARED.metrics, *SHARED.verifications]
 REPORTED += SHARED.index_manifests
-COMMAND = calls.command(workflow.configfiles, GIVEN)
+COMMAND = calls.call_again(workflow.configfiles, GIVEN)
 REPORT = calls.report_command(SCRIPTS, CAPTIONS, RESULTS, CONFIG_FILES, COMMAND)
 PREVIEW = {}  # of a dry run: the files that a call would change, and where they are now
 
@@ -56,15 +56,15 @@ if SUBMITS:  # jobs read these files and never write them
         workflow.config_settings.configfiles = CALL_CONFIG
         submitted.submit_from(CALL_CONFIG[0])
     if workflow.output_settings.dryrun:
-        calls.end_with_one_screen(workflow, PLAN, on_cluster="gpu_partition" in PROFILE)
+        calls.end_with_one_screen(workflow, PLAN, SHARED.on_cluster)
     else:
-        calls.introduce(PLAN, on_cluster="gpu_partition" in PROFILE)
+        calls.introduce(PLAN, SHARED.on_cluster)
 else:
     submitted.submit_from(CONFIG_FILES[0])
 
-ASKED = JobResources(PLAN, SHARED, PROFILE, SUBMITS)
+ASKED = JobResources(SHARED, SUBMITS)
 planned = Planned(RESULTS, PREVIEW)
-INPUTS = Inputs(PLAN, SHARED, planned.file, ancient)
+INPUTS = Inputs(SHARED, planned.file, ancient)
 # Conversions take place where ranks do: in the experiment's image, if it has one.
 PYTHON, IMAGE, CONVERT = calls.conversion_commands(SCRIPTS, SHARED)
 

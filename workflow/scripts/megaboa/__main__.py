@@ -55,8 +55,8 @@ def call(words: list[str]) -> int:
     except ModuleNotFoundError as missing:
         if (missing.name or "megaboa").startswith("megaboa"):
             raise
-        hint = "`.venv/bin/megaboa` has it"
-        print(f"megaboa {name} needs {missing.name}, which {sys.executable} lacks: {hint}", file=sys.stderr)
+        lacks = f"needs {missing.name}, which {sys.executable} lacks: `.venv/bin/megaboa` has it"
+        print(f"megaboa {name} {lacks}", file=sys.stderr)
         return 1
 
 

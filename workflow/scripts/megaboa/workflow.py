@@ -359,10 +359,10 @@ def starting(dag: Any) -> set[str]:
     return {job.wildcards.run for job in dag.needrun_jobs() if job.rule.name in ("train", "capture")}
 
 
-def command(config_files: Sequence[str | Path], given: dict[str, Any]) -> str:
+def call_again(config_files: Sequence[str | Path], given: dict[str, Any]) -> str:
     """What somebody types to call this again; profiles and cores are theirs."""
-    files = [os.path.relpath(path) for path in config_files]
-    return shlex.join(["snakemake", *(["--configfile", *files] if files else []), *given_values(given)])
+    paths = map(os.path.relpath, config_files)
+    return shlex.join(["snakemake", *(["--configfile", *paths] if config_files else []), *given_values(given)])
 
 
 def report_command(scripts: str, captions: str, results: str, config_files: Sequence[str | Path], command: str) -> str:

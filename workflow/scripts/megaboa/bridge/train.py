@@ -136,7 +136,7 @@ def refuse_lengths(facts: Facts, here: tuple[int, ...] | None) -> None:
 
 
 def continue_mlflow_run(store: RunStore, tracking_uri: str | None) -> None:
-    """Let Bridge's logger, which always begins a run, go on with that of the attempt before.
+    """Let Bridge's logger, which would begin a new run, continue the run of the attempt before.
 
     Bridge logs its whole configuration as parameters, and MLflow refuses ones that change (what is loaded): those that
     are there already stay as they are. For W&B the environment makes all attempts one run (run/command.py).

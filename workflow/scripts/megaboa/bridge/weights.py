@@ -55,7 +55,7 @@ def share(folder: str | Path) -> None:
 
 
 def count(folder: str | Path) -> int:
-    """Number of weights; 0 where there are no safetensors files."""
+    """Number of weights; 0 without safetensors files."""
     with Tensors(folder) as tensors:
         return sum(math.prod(tensors.kind(name).shape) for name in tensors)
 

@@ -76,7 +76,7 @@ def profiled_steps_begin_with_the_first(f: Facts) -> Broken | None:
 
 
 def profiled_steps_are_in_the_run(f: Facts) -> Broken | None:
-    """The profiled steps lie inside the run, whose last step may be the last of them: there are no others."""
+    """The profiled steps are steps of the run; its last step may be the last that is profiled."""
     iters, (begin, end) = f.training.iters, f.training.profile_steps
     if f.training.profiler == "none" or iters is None or end <= iters + 1:
         return None

@@ -217,7 +217,7 @@ def _is_silent(run: Progress) -> bool:
 @dataclass(frozen=True)
 class Standing:
     run: str
-    state: str  # FAIL: no call is on its way to go on with it. NOT_RUN: all else
+    state: str  # FAIL: it has failed, and nothing will resume it by itself. NOT_RUN: all else
     why: str
 
 

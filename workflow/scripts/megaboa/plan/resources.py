@@ -5,29 +5,26 @@ What depends on a run or a model is a function of the job's wildcards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from megaboa.config.models.resources import Resources
 from megaboa.launch import queue
 from megaboa.paths import RunFolder
-from megaboa.plan.plan import Plan
 from megaboa.plan.shared import Shared
 
 Asked = dict[str, Any]  # the name of a resource: a value, or a function of the wildcards
 
 
 class JobResources:
-    def __init__(self, plan: Plan, shared: Shared, profile: Mapping[str, str], submits: bool):
-        """`profile`: its default-resources. `submits`: whether jobs are submitted here; else this is one of them."""
-        self.plan, self.shared, self.profile, self.submits = plan, shared, profile, submits
-        self.runs = {run.name: run for run in plan.runs}
-        self.on_cluster = "gpu_partition" in profile
-        self.on_gpus = plan.experiment.device == "cuda"
+    def __init__(self, shared: Shared, submits: bool):
+        """`submits`: whether jobs are submitted here; else this is one of them."""
+        self.plan, self.shared, self.submits = shared.plan, shared, submits
+        self.on_gpus = shared.plan.experiment.device == "cuda"
 
     def of(self, run: str) -> Resources:
         """What the experiment says."""
-        return self.runs[run].config.resources
+        return self.shared.runs[run].config.resources
 
     def cores(self, run: str) -> int:
         """On one node."""
@@ -59,7 +56,7 @@ class JobResources:
         """What sbatch is told about a run besides its size: GPUs, what must end before it, nodes that it avoids."""
         # The plugin's own `gpu` resource would also set tasks per GPU.
         options = [f"--gpus-per-node={self.of(run).gpus_per_node}"] if self.on_gpus else []
-        if self.on_cluster and self.submits:  # the job itself would find itself
+        if self.shared.on_cluster and self.submits:  # the job itself would find itself
             options += queue.options(rule, RunFolder(self.shared.folder / "runs" / run))
         # A job that is put back into the queue writes to the same log again.
         return " ".join([*options, "--open-mode=append", self.of(run).slurm_extra]).strip()
@@ -113,15 +110,18 @@ class JobResources:
         if not self.on_gpus:
             return {}
         one_gpu = {"gpu_machine": 1, "gpus_in_flight": 1}
-        return {**one_gpu, **self._places(run_of), "slurm_extra": "--gpus-per-node=1"} if self.on_cluster else one_gpu
+        if not self.shared.on_cluster:
+            return one_gpu
+        return {**one_gpu, **self._places(run_of), "slurm_extra": "--gpus-per-node=1"}
 
     def _places(self, run_of: Callable[[Any], str]) -> Asked:
         """Partition and account of a run's training: the experiment's, else the profile's; none without a cluster."""
-        if not self.on_cluster:
+        profile = self.shared.profile
+        if not self.shared.on_cluster:
             return {}
         return {
-            "slurm_partition": lambda wildcards: self.of(run_of(wildcards)).partition or self.profile["gpu_partition"],
-            "slurm_account": lambda wildcards: self.of(run_of(wildcards)).account or self.profile["slurm_account"],
+            "slurm_partition": lambda wildcards: self.of(run_of(wildcards)).partition or profile["gpu_partition"],
+            "slurm_account": lambda wildcards: self.of(run_of(wildcards)).account or profile["slurm_account"],
         }
 
 

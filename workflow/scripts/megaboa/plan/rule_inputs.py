@@ -15,7 +15,6 @@ from typing import Any
 
 from megaboa.files import read_json
 from megaboa.image.image_file import as_recorded
-from megaboa.plan.plan import Plan
 from megaboa.plan.shared import Shared
 from megaboa.records import Image, read
 from megaboa.run.identity import is_trained
@@ -40,10 +39,9 @@ class Planned:
 class Inputs:
     """Of the rules, by the names of runs, models and indexes."""
 
-    def __init__(self, plan: Plan, shared: Shared, planned: Callable[[str], str], ancient: Callable[[str], str]):
+    def __init__(self, shared: Shared, planned: Callable[[str], str], ancient: Callable[[str], str]):
         """`planned`: where a file of the plan lies, as this call looks at it."""
         self.shared, self.planned, self.ancient = shared, planned, ancient
-        self.runs = {run.name: run for run in plan.runs}
         self._trained: dict[str, bool] = {}
 
     def preflight(self, run: str) -> list[str]:
@@ -51,11 +49,11 @@ class Inputs:
         return [self._before_training(run, path) for path in self.shared.preflights]
 
     def import_proof(self, run: str) -> list[str]:
-        return [self._before_training(run, path) for path in self.shared.import_proof(self.runs[run])]
+        return [self._before_training(run, path) for path in self.shared.import_proof(self.shared.runs[run])]
 
     def index(self, run: str) -> list[str]:
         """Other than preflight not every run has one."""
-        return [self._before_training(run, path) for path in self.shared.index_manifest(self.runs[run])]
+        return [self._before_training(run, path) for path in self.shared.index_manifest(self.shared.runs[run])]
 
     def image(self, run: str) -> list[str]:
         """None where ranks run in this Python. What is trained knows its image by the digest, not by the time stamp;
@@ -82,7 +80,9 @@ class Inputs:
 
     def _is_trained(self, run: str) -> bool:
         if run not in self._trained:
-            self._trained[run] = is_trained(self.runs[run].folder(self.shared.folder.parent, self.shared.folder.name))
+            self._trained[run] = is_trained(
+                self.shared.runs[run].folder(self.shared.folder.parent, self.shared.folder.name)
+            )
         return self._trained[run]
 
     @functools.cached_property

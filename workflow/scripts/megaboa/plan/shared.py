@@ -64,6 +64,15 @@ class Shared:
         self.sourced_models = [name for name, model in plan.models.items() if model.recipe is None]
         self.imported_models = [name for name in self.sourced_models if plan.models[name].init == "pretrained"]
 
+    @functools.cached_property
+    def runs(self) -> dict[str, Run]:
+        """The plan's, by name."""
+        return {run.name: run for run in self.plan.runs}
+
+    @property
+    def on_cluster(self) -> bool:
+        return "gpu_partition" in self.profile
+
     @property
     def import_proofs(self) -> list[str]:
         return [str(self.paths.model(name).proof) for name in self.imported_models]

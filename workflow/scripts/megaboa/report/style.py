@@ -229,7 +229,7 @@ def formatter(name: str | None) -> FuncFormatter:
 
 
 class LogText(LogFormatter):
-    """`0.01`, `100`, `30k`, `10⁻⁷` at the ticks that Matplotlib would name: names are no formulas here, as its are."""
+    """`0.01`, `100`, `30k`, `10⁻⁷` at the ticks that Matplotlib would label, but as plain text and not as formulas."""
 
     def __call__(self, value: float, pos: int | None = None) -> str:
         if not super().__call__(value, pos):

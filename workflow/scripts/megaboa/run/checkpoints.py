@@ -226,7 +226,7 @@ def evaluations(store: RunStore) -> dict[int, Evaluated]:
 
 
 def require_sound(run: str, store: RunStore, iteration: int) -> None:
-    """Refuse a checkpoint whose files are no longer those that were written."""
+    """Refuse a checkpoint whose files have changed since they were written."""
     if problem := damage(store.checkpoints, iteration):
         others = [kept for kept in complete_iterations(store.checkpoints) if kept != iteration]
         remedy = f"export another one (export.checkpoint: {others[-1]})" if others else "train the run again"
