@@ -21,9 +21,9 @@ test-all: setup
 test-fast: setup
 	@$(BIN)/pytest -q -n 2 -m "not slow"
 
-# On a machine with two GPUs; PYTHON is one that has Transformer Engine beside what envs/ lists.
+# On a machine with GPUs; PYTHON is one that has Transformer Engine in addition to what envs/ lists.
 test-gpu:
-	@$(PYTHON) -m pytest -v -ra -n 4 --dist loadfile tests/e2e/gpus
+	@$(PYTHON) -m pytest -v -ra -n 4 --dist loadfile tests/e2e/gpus tests/cluster/test_gpus.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ a lab mounts is mounted inside its namespaces only. It ends with the process tha
 """
 
 import contextlib
+import itertools
 import os
 import shlex
 import shutil
@@ -95,6 +96,13 @@ MARIADB = [
     "--innodb-flush-log-at-trx-commit=0",
     "--innodb-lock-wait-timeout=900",
 ]
+# SLURM 22.05 starts no slurmd where cgroups are version 2 without systemd: there it gets a version 1 of its own.
+_CGROUP_1 = """\
+if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
+    mount -t tmpfs tmpfs /sys/fs/cgroup
+    mkdir /sys/fs/cgroup/systemd
+    mount -t cgroup -o none,name=systemd cgroup /sys/fs/cgroup/systemd
+fi"""
 BROKEN_COMMAND = """\
 #!/bin/sh
 echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2
@@ -171,7 +179,8 @@ class Lab:
     `shared`: folders that the hosts see although they lie in /tmp or where others can't enter (they always see the
     repository, its Python and `root`). `programs`: a Debian tree to take the programs from. `memory_kill`: kill what
     uses more memory than its job asked for; such jobs end as FAILED (see `out_of_memory`). `extra_conf`: lines for
-    slurm.conf; they win over ours.
+    slurm.conf; they win over ours. `real_gpus`: devices of this machine, of which each host has one, in turn, in place
+    of `gpus` that are none.
     """
 
     def __init__(
@@ -186,12 +195,14 @@ class Lab:
         memory_kill: bool = False,
         programs: Path | None = None,
         shared: Sequence[Path] = (),
+        real_gpus: Sequence[Path] = (),
     ) -> None:
         self.root = Path(root).resolve()
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self.home = self.root / "home" / USER
         self._logs = self.root / "log"
-        self.cpus, self.gpus, self.memory_mb = cpus, gpus, memory_mb
+        self.cpus, self.gpus, self.memory_mb = cpus, 1 if real_gpus else gpus, memory_mb
+        self.real_gpus = real_gpus
         self.accounting, self.memory_kill, self.programs = accounting, memory_kill, programs
         self.extra_conf, self.shared = extra_conf, shared
         self.addresses = {"login": "10.77.0.1"} | {name: f"10.77.0.{10 + int(name[1:])}" for name in self.nodes}
@@ -323,6 +334,11 @@ class Lab:
         script = 'mkdir "$1"; cp -a /etc/. "$1"; echo "$2" >"$1/ld.so.preload"; mount --bind "$1" /etc'
         self._mounts(node, script, "/run/etc", library)
 
+    def hide_gpu(self, node: str) -> None:
+        """A host's real GPU falls off its bus: what is there in its place answers nothing."""
+        device = self.real_gpus[self.nodes.index(node) % len(self.real_gpus)]
+        self._mounts(node, 'mount --bind /dev/null "$1"', device)
+
     def state(self, node: str) -> str:
         """Such as "idle", "allocated", "down*" (the asterisk: doesn't answer)."""
         return self.run(["sinfo", "-h", "-N", "-p", "gpu", "-n", node, "-o", "%T"], check=False).stdout.strip()
@@ -417,12 +433,7 @@ class Lab:
         (etc / "slurmdbd.conf").write_text(SLURMDBD_CONF.format(root=self.root))
         (etc / "slurmdbd.conf").chmod(0o600)
         (etc / "cgroup.conf").touch()
-        for number in range(self.gpus):  # SLURM wants a device per GPU; these are more of /dev/null
-            device = self.root / "dev" / f"nvidia{number}"
-            os.mknod(device, 0o666 | 0o020000, os.makedev(1, 3))
-            device.chmod(0o666)
-        files = f"File={self.root}/dev/nvidia[0-{self.gpus - 1}]"
-        (etc / "gres.conf").write_text(f"AutoDetect=off\nName=gpu Type=h100 {files}\n" if self.gpus else "")
+        (etc / "gres.conf").write_text(self._gres_conf())
 
     def _slurm_conf(self) -> str:
         hardware = f"CPUs={self.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={self.cpus} ThreadsPerCore=1"
@@ -434,6 +445,19 @@ class Lab:
         lines += ["AccountingStorageTRES=gres/gpu\n"] if self.accounting and self.gpus else []
         lines += [f"NodeName={name} NodeAddr={self.addresses[name]} {hardware} State=UNKNOWN\n" for name in self.nodes]
         return "".join([*lines, PARTITIONS, *(f"{line}\n" for line in self.extra_conf)])
+
+    def _gres_conf(self) -> str:
+        if self.real_gpus:
+            owned = zip(self.nodes, itertools.cycle(self.real_gpus), strict=False)
+            return "AutoDetect=off\n" + "".join(
+                f"NodeName={node} Name=gpu Type=h100 File={device}\n" for node, device in owned
+            )
+        for number in range(self.gpus):  # SLURM wants a device per GPU; these are more of /dev/null
+            device = self.root / "dev" / f"nvidia{number}"
+            os.mknod(device, 0o666 | 0o020000, os.makedev(1, 3))
+            device.chmod(0o666)
+        files = f"File={self.root}/dev/nvidia[0-{self.gpus - 1}]"
+        return f"AutoDetect=off\nName=gpu Type=h100 {files}\n" if self.gpus else ""
 
     def _rack(self) -> list[str]:
         programs = [self.programs / "usr", self.programs / "etc" / "alternatives"] if self.programs else []
@@ -457,6 +481,7 @@ class Lab:
             "mkdir -p /run/munge /run/mysqld /run/lock",
             _shell("mount", "--bind", self.root / "munge", "/run/munge"),
             "mount -t tmpfs -o mode=1777 tmpfs /dev/shm",
+            _CGROUP_1,
             *_uncover({REPOSITORY, self.root, Path(sys.prefix), Path(sys.base_prefix), *self.shared}),
             "ip link set lo up",
         ]

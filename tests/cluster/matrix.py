@@ -17,7 +17,7 @@ from lab import REPOSITORY
 WANTED = os.environ.get("MEGABOA_WRITE_MATRIX")
 PAGE = REPOSITORY / "docs" / "reference" / "fault-matrix.md"
 HEAD = """\
-# What happens when something breaks
+# Fault matrix: what happens when something breaks
 
 Each line is a real event on a real SLURM cluster of two to four hosts (Debian's SLURM, network namespaces on one
 machine), done to a run that saves every 10 steps: on two hosts, or on one where the event has to do with calls or with
@@ -26,7 +26,7 @@ gradient norm of every step are compared, to the last bit, with those of a run t
 done twice. Recovery is the time from the event, or for a run that stopped from the next call, to the next step done; it
 is left out (–) where the event stopped nothing, or where other work shared the machine when the line was made. SLURM's
 own time-outs are in it: here a host is given up after 10 s and a job waits 6 s in the queue; on most clusters these are
-300 s and 120 s. Two such clusters shared the machine.
+300 s and 120 s.
 
 {made}
 """
@@ -52,38 +52,42 @@ class Row:
         return f"| {self.event} | {self.outcome} | {lost} | {self.jobs} | {recovery} | {same} |"
 
 
-def write(part: str, rows: list[Row]) -> None:
-    """Put these lines into a part of the page, in place of older ones of the same events, when somebody wants that."""
+def write(part: str, rows: list[Row], note: str = "") -> None:
+    """Put these lines into a part of the page, in place of older ones of the same events, when somebody wants that.
+
+    `note`: what is other than the page's head says; the head's last line is of the parts without one.
+    """
     if WANTED not in ("1", "untimed"):
         return
     if WANTED == "untimed":
         rows = [replace(row, recovery=None) for row in rows]
-    tables = _tables()
-    lines = {**_lines(tables.get(part, "")), **{row.event: str(row) for row in rows}}
-    tables[part] = TABLE + "\n".join(lines.values()) + "\n"
-    parts = [f"## {name}\n\n{table}" for name, table in sorted(tables.items())]
-    PAGE.write_text("\n".join([HEAD.format(made=_made()), *parts]))
+    parts = _parts()
+    lines = {**_lines(parts.get(part, "")), **{row.event: str(row) for row in rows}}
+    parts[part] = (f"{note}\n{made()}\n\n" if note else "") + TABLE + "\n".join(lines.values()) + "\n"
+    head = PAGE.read_text().split("\n## ")[0] if note else HEAD.format(made=made())
+    PAGE.write_text("\n".join([head, *(f"## {name}\n\n{text}" for name, text in sorted(parts.items()))]))
 
 
 def check(part: str, rows: list[Row]) -> None:
     """Where the page has this part, it has a line for each event that was just tried."""
-    if (lines := _lines(_tables().get(part, ""))) and not WANTED:
+    if (lines := _lines(_parts().get(part, ""))) and not WANTED:
         assert {row.event for row in rows} <= set(lines)
 
 
-def _lines(table: str) -> dict[str, str]:
-    """The lines of a table by their event."""
-    return {line.split("|")[1].strip(): line for line in table.splitlines()[2:]}
+def _lines(part: str) -> dict[str, str]:
+    """The lines of a part's table by their event."""
+    table = [line for line in part.splitlines() if line.startswith("|")]
+    return {line.split("|")[1].strip(): line for line in table[2:]}
 
 
-def _tables() -> dict[str, str]:
-    """The tables of the page as it is, by heading."""
+def _parts() -> dict[str, str]:
+    """The page as it is, by heading."""
     text = PAGE.read_text() if PAGE.exists() else ""
-    parts = (part.split("\n\n", 1) for part in text.split("## ")[1:])
-    return {name: table.strip() + "\n" for name, table in parts}
+    parts = (part.split("\n\n", 1) for part in text.split("\n## ")[1:])
+    return {name: part.strip() + "\n" for name, part in parts}
 
 
-def _made() -> str:
+def made() -> str:
     slurm = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout.strip()
     packages = ", ".join(f"{name} {version(name)}" for name in ("megatron-bridge", "snakemake", "torch"))
     where = f"{os.cpu_count()} cores, Python {platform.python_version()}, {slurm}, {packages}"

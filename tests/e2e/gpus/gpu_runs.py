@@ -1,22 +1,12 @@
 """What the tests on GPUs share: small experiments, and the losses of their runs.
 
 Each of the files here has its own runs. They run side by side on the same two GPUs: `make test-gpu`, on a machine whose
-Python has Transformer Engine beside what envs/ lists.
+Python has Transformer Engine in addition to what envs/ lists.
 """
-
-import shutil
-import subprocess
 
 import pytest
 from clone import edit, kill_group
-
-
-def gpus() -> int:
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True)
-    return len(listed.stdout.splitlines()) if listed.returncode == 0 else 0
-
+from machine import gpus
 
 on_two_gpus = [pytest.mark.slow, pytest.mark.skipif(gpus() < 2, reason=f"two GPUs are needed, and {gpus()} found")]
 
