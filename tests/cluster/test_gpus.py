@@ -16,8 +16,8 @@ import matrix
 import pytest
 from clone import edit
 from faults import AT_ONCE, NAME, ONE_HOST, TWO_HOSTS, Faults
+from gpu_count import gpus
 from lab import Lab
-from machine import gpus
 from site_clone import SiteClone
 
 REHEARSAL = os.environ.get("MEGABOA_REHEARSAL") == "1"

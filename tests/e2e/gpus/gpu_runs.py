@@ -6,7 +6,7 @@ Python has Transformer Engine in addition to what envs/ lists.
 
 import pytest
 from clone import edit, kill_group
-from machine import gpus
+from gpu_count import gpus
 
 on_two_gpus = [pytest.mark.slow, pytest.mark.skipif(gpus() < 2, reason=f"two GPUs are needed, and {gpus()} found")]
 
