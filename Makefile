@@ -21,7 +21,7 @@ test-all: setup
 test-fast: setup
 	@$(BIN)/pytest -q -n 2 -m "not slow"
 
-# On a machine with GPUs; PYTHON is one that has Transformer Engine in addition to what envs/ lists.
+# On a machine with GPUs (SLURM too, where it is installed); PYTHON is one that has Transformer Engine in addition to what envs/ lists.
 test-gpu:
 	@$(PYTHON) -m pytest -v -ra -n 4 --dist loadfile tests/e2e/gpus tests/cluster/test_gpus.py
 

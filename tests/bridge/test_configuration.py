@@ -23,6 +23,7 @@ CASES = {
             "checkpoint.load": None,
             "checkpoint.fully_parallel_save": True,
             "checkpoint.async_save": False,  # by default on GPUs only
+            "checkpoint.async_write_results_mp_mode": "spawn",
             "checkpoint.most_recent_k": -1,  # the supervisor removes what need not be kept
             "dist.distributed_backend": "gloo",
             "dataset.num_workers": 0,

@@ -57,6 +57,38 @@ def test_a_rank_whose_parent_is_killed_goes_too():
     assert not _lives(child)
 
 
+WRITERS = """
+import multiprocessing, sys
+import __main__
+from megatron.core.dist_checkpointing.strategies.filesystem_async import get_write_results_queue
+__main__.__file__ = sys.argv[2]  # what a process that is spawned imports
+queue = get_write_results_queue(sys.argv[1])
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel must tell of a parent's death")
+@pytest.mark.parametrize(("way", "outlives"), [("fork", True), ("spawn", False)])
+def test_who_collects_what_writers_say_goes_with_a_killed_rank(way, outlives):
+    """Megatron's own queue, as of a rank: by Bridge's default its process lived on, with the memory of the GPU."""
+    command = [sys.executable, "-c", WRITERS, way, str(RANK_SCRIPT)]
+    rank = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    (child,) = map(int, rank.stdout.readline().split())
+    assert _lives(child)
+    rank.kill()
+    rank.wait()
+    deadline = time.monotonic() + (1 if outlives else 30)
+    while _lives(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _lives(child) == outlives
+    if outlives:
+        os.kill(child, signal.SIGKILL)
+    rank.stdin.close()
+    rank.stdout.close()
+
+
 def _lives(pid):
     try:
         with open(f"/proc/{pid}/stat") as stat:

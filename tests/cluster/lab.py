@@ -29,6 +29,11 @@ PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter
 ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db")
 CLOCK = Path(__file__).with_name("clock_ahead.c")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_SMI = shutil.which("nvidia-smi")
+DRIVER = {}  # where the driver's programs and libraries are, if that isn't the usual place
+if _SMI:
+    PATH += f":{Path(_SMI).parent}"
+    DRIVER = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
 
 SLURM_CONF = """\
 ClusterName=lab
@@ -265,10 +270,18 @@ class Lab:
         uid = {USER: UID, "root": 0}[user]
         become = ["/usr/bin/setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--"]
         home = str(self.home) if user == USER else "/root"
-        environment = {"PATH": PATH, "HOME": home, "USER": user, "LOGNAME": user, "LANG": "C.UTF-8", "HOSTNAME": host}
+        environment = {
+            "PATH": PATH,
+            "HOME": home,
+            "USER": user,
+            "LOGNAME": user,
+            "LANG": "C.UTF-8",
+            "HOSTNAME": host,
+            **DRIVER,
+        }
         words = [*become, "/usr/bin/env", "--default-signal", f"--chdir={cwd or self.home}", *map(str, command)]
         options = {"stdin": DEVNULL, "start_new_session": True} | options
-        return machine.start(words, env=environment | dict(env or {}), **options)
+        return machine.start(words, env=environment | DRIVER | dict(env or {}), **options)
 
     def run(
         self,

@@ -94,7 +94,7 @@ class SiteClone:
 
     def before_training(self, config: str) -> None:
         """Make what the runs read without SLURM: it has nothing to say there, and its queue takes time."""
-        words = [sys.executable, "-m", "snakemake", "--cores", "2", "pretrain", "--omit-from", "train"]
+        words = [sys.executable, "-m", "snakemake", "--cores", "all", "pretrain", "--omit-from", "train"]
         self.lab.run([*words, "--configfile", config], cwd=self.path, env=ENVIRONMENT, timeout=900)
 
     def megaboa(self, *words: str, **options: object) -> str:

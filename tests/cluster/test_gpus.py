@@ -15,10 +15,12 @@ from pathlib import Path
 import matrix
 import pytest
 from clone import edit
-from faults import AT_ONCE, NAME, ONE_HOST, TWO_HOSTS, Faults
+from faults import AT_ONCE, NAME, ONE_HOST, TWO_HOSTS, WAIT, Faults
 from gpu_count import gpus
 from lab import Lab
 from site_clone import SiteClone
+
+from megaboa.files import read_jsonl
 
 REHEARSAL = os.environ.get("MEGABOA_REHEARSAL") == "1"
 FOUND = 2 if REHEARSAL else gpus()
@@ -31,11 +33,11 @@ On {hosts}, by `tests/cluster/test_gpus.py`: runs of {steps} steps of about {mil
 {interval}. One of them is hit by one event after the other. A curve is called the same where it differs from the
 undisturbed run's by no more than that of another undisturbed run, here by {bound:.2g}.
 """
-STEPS, SAVE_INTERVAL = (100, 10) if REHEARSAL else (800, 50)
+STEPS, SAVE_INTERVAL = (100, 10) if REHEARSAL else (400, 50)
 LAYOUTS = {"dp2": "", "tp2": ", parallel.tp: 2", "pp2": ", parallel.pp: 2"} if FOUND > 1 else {}
 RUNS = {
     **dict.fromkeys(("quiet", "again"), ONE_HOST),
-    "hit": f"{ONE_HOST}, resources.partition: low, launch.health_check: true",
+    "hit": f"{ONE_HOST}, resources.partition: low, launch.health_check: true, recovery.lead_minutes: 10",
     "blind": f"{ONE_HOST}, launch.health_check: true",
     **{run: f"{TWO_HOSTS}{values}" for run, values in LAYOUTS.items()},
 }
@@ -60,8 +62,21 @@ def faults(make_lab: Callable[..., Lab]) -> Iterator[Faults]:
     pace = 1000 * sorted(step["seconds"] for step in steps)[len(steps) // 2]
     hosts = f"three hosts, whose {'processors' if REHEARSAL else f'GPUs are {FOUND} of the machine'}"
     note = NOTE.format(hosts=hosts, steps=STEPS, milliseconds=pace, interval=SAVE_INTERVAL, bound=found.bound)
-    print(note, *found.rows, sep="\n")
+    print(note, *found.rows, *starts(found), sep="\n")
     matrix.write(PART, found.rows, note)
+
+
+def starts(faults: Faults) -> list[str]:
+    """How long each start took: seconds from srun to what the first rank says, and to its first step."""
+    lines = []
+    for run in RUNS:
+        for start in faults.clone.starts(NAME, run) if faults.clone.ledger(NAME, run) else []:
+            path = faults.store(run) / "attempts" / f"{start['attempt']:02d}" / "steps.jsonl"
+            said = [(event.get("phase", event["event"]), event["time"] - start["time"]) for event in read_jsonl(path)]
+            names = list(dict.fromkeys(name for name, _ in said))[:6]
+            spans = ", ".join(f"{name} {next(at for known, at in said if known == name):.1f}" for name in names)
+            lines.append(f"{run}, attempt {start['attempt']} on {' '.join(start['nodes'])}: {spans}")
+    return lines
 
 
 def test_one_run_through_all_that_can_end_it(faults):
@@ -89,9 +104,12 @@ def test_one_run_through_all_that_can_end_it(faults):
     more = ["--partition=gpu", "--nodes=3", "--exclusive", "--account=lab", "--output=/dev/null", "--wrap=sleep 5"]
     faults.lab.run(["sbatch", *more])
 
-    _, began = hit(4)
-    job = f"JobId={faults.job('hit')}"
-    faults.admin("update", job, f"TimeLimit={math.ceil((time.time() - began + 20) / 60) + 1}")
+    host, began = hit(4)
+    job, asked = f"JobId={faults.job('hit')}", faults.store("hit") / "attempts" / "04" / "stop-now"
+    faults.signal_rank(host, "STOP")  # until it is asked: steps are short, and SLURM is seldom asked when the job ends
+    faults.admin("update", job, f"TimeLimit={math.ceil((time.time() - began) / 60) + 2}")
+    faults.clone.wait(asked.exists, WAIT, "the request to save")
+    faults.signal_rank(host, "CONT")
     hits[4] = faults.wait_for_end("hit", 4)["time"]
     faults.admin("update", job, "TimeLimit=60")
 

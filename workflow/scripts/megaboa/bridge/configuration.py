@@ -124,6 +124,8 @@ def place(
         saved.async_save = wanted["async_save"]
     elif "async_save" in wanted:
         saved.async_save = saves_in_background(config)
+    # Who collects what the writers say. Forked it would outlive a rank that is killed, and keep the GPU's memory.
+    saved.async_write_results_mp_mode = "spawn"
     if "keep_last" in wanted:  # the supervisor removes what need not be kept
         saved.most_recent_k = -1
     if launch.num_workers is not None:
