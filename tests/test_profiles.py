@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megaboa.workflow import PLACEHOLDER, profile_resources
+from megaboa.launch.partitions import NAMES
+from megaboa.workflow import profile_resources
 
 PROFILES = Path(__file__).parents[1] / "profiles"
 
@@ -39,15 +40,11 @@ def test_slurm_keeps_runs_alive_and_an_outage_loses_none():
     assert seconds >= 3600
 
 
-def test_three_names_are_the_users_to_fill_in_and_no_others():
+def test_three_names_are_found_unless_somebody_fills_them_in():
     text = (PROFILES / "slurm" / "config.yaml").read_text()
     resources = read("slurm")["default-resources"]
-    wanted = {"slurm_account", "slurm_partition", "gpu_partition"}
-    assert {name for name, value in resources.items() if value == PLACEHOLDER} == wanted
-    assert text.count(f": {PLACEHOLDER}") == len(wanted)
-    with pytest.raises(SystemExit, match="slurm_account and slurm_partition and gpu_partition say CHANGE_ME"):
-        profile_resources(resources)
-    filled = yaml.safe_load(text.replace(f": {PLACEHOLDER}", ": lab"))["default-resources"]
+    assert {name for name, value in resources.items() if value == "auto"} == set(NAMES)
+    filled = yaml.safe_load(text.replace(": auto", ": lab"))["default-resources"]
     assert profile_resources(filled) == {name: str(value) for name, value in filled.items()}
 
 

@@ -7,11 +7,13 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from snakemake.resources import Resources
 
 from megaboa.files import write_json
+from megaboa.launch import partitions, slurm
+from megaboa.launch.partitions import Partition
 from megaboa.run import bad_nodes
 from megaboa.workflow import (
-    PLACEHOLDER,
     conclude,
     concluding,
     given_values,
@@ -28,12 +30,60 @@ def test_what_a_profile_says_by_name():
     assert profile_resources(None) == profile_resources({}) == {}
 
 
-def test_names_that_were_not_filled_in_end_the_call_with_a_remedy():
-    given = {"slurm_account": PLACEHOLDER, "slurm_partition": "cpu", "gpu_partition": SimpleNamespace(raw=PLACEHOLDER)}
+@pytest.fixture
+def cluster(monkeypatch, tmp_path):
+    """Of two partitions with GPUs and one without; its file is yet to be written."""
+    found = (Partition("a100", 2, ("4 a100",), "1:00"), Partition("h100", 1, ("8 h100",), "2:00"), Partition("cpu", 9))
+    monkeypatch.setattr(partitions, "ask", lambda: partitions.Cluster(("lab",), found))
+    monkeypatch.setattr(partitions, "SITE_FILE", tmp_path / "site.yaml")
+    for name in (*partitions.ACCOUNT_VARIABLES, partitions.PARTITION_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "site.yaml"
+
+
+def of_a_profile(**values):
+    words = [f"{name}={value}" for name, value in values.items()]
+    return Resources.parse(words, allow_expressions=True, defaults="full")
+
+
+def test_what_the_profile_leaves_open_is_found_and_goes_to_all_rules(cluster, monkeypatch):
+    monkeypatch.setenv("SBATCH_PARTITION", "h100")
+    given = of_a_profile(slurm_account="auto", slurm_partition="CHANGE_ME", gpu_partition="auto", runtime=120)
+    found = {"slurm_account": "lab", "slurm_partition": "cpu", "gpu_partition": "h100"}
+    assert profile_resources(given).items() >= found.items()
+    assert {name: given[name].raw for name in found} == found, "as Snakemake passes them to jobs"
+    assert profile_resources(of_a_profile(slurm_account="mine"))["slurm_account"] == "mine", "what is said, is taken"
+
+
+def test_a_choice_that_slurm_leaves_ends_the_call_with_the_lines_to_paste(cluster):
     with pytest.raises(SystemExit) as ended:
-        profile_resources(given)
+        profile_resources(of_a_profile(slurm_account="auto", gpu_partition="auto"))
     said = str(ended.value)
-    assert "slurm_account and gpu_partition say CHANGE_ME" in said and "sinfo" in said and "slurm_partition" not in said
+    assert (
+        "site.yaml" in said and "SBATCH_PARTITION" in said and "megaboa site" in said and "slurm_account:" not in said
+    )
+    first = said.splitlines()[1].strip()
+    assert first == "gpu_partition: a100  # 2 nodes of 4 a100, at most 1:00"
+    cluster.write_text(f"{first}\n")
+    assert profile_resources(of_a_profile(slurm_account="auto", gpu_partition="auto"))["gpu_partition"] == "a100"
+
+
+@pytest.mark.parametrize("text", ["gpu_partition: [", "gpu_partition"])
+def test_a_broken_file_of_the_site_is_named(cluster, text):
+    cluster.write_text(text)
+    with pytest.raises(SystemExit, match=r"site\.yaml: can't be read"):
+        profile_resources(of_a_profile(gpu_partition="auto"))
+
+
+def test_where_slurm_cannot_be_asked_names_are_said_by_the_user(cluster, monkeypatch):
+    def ask():
+        raise slurm.SlurmUnreachableError("sinfo isn't there")
+
+    monkeypatch.setattr(partitions, "ask", ask)
+    with pytest.raises(SystemExit, match=r"gpu_partition can't be found.* \(sinfo isn't there"):
+        profile_resources(of_a_profile(gpu_partition="auto"))
+    cluster.write_text("{gpu_partition: mine}")
+    assert profile_resources(of_a_profile(gpu_partition="auto"))["gpu_partition"] == "mine"
 
 
 def plan(**nodes):

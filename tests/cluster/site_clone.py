@@ -1,4 +1,4 @@
-"""A clone of the repository in an ordinary user's home on the lab, with the profile filled in as it says itself."""
+"""A clone of the repository in an ordinary user's home on the lab, with the site's account and partitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lab import UID, Lab
 
 from megaboa.files import read_json, read_jsonl
 
-PROFILE = Path("profiles", "slurm", "config.yaml")
+SITE_FILE = Path("profiles", "slurm", "site.yaml")
 SHORT = "training.train_iters: 12"
 # The lab answers at once, so Snakemake need not wait as long as on a real site.
 FAST = ("--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "10", "--max-status-checks-per-second", "2")
@@ -27,10 +27,7 @@ class SiteClone:
     def __init__(self, lab: Lab, name: str = "megaboa"):
         self.lab, self.path = lab, lab.home / name
         copy_repository(self.path)
-        profile = (self.path / PROFILE).read_text()
-        for key, value in (("slurm_account", "lab"), ("slurm_partition", "cpu"), ("gpu_partition", "gpu")):
-            profile = profile.replace(f"{key}: CHANGE_ME", f"{key}: {value}")
-        (self.path / PROFILE).write_text(profile)
+        (self.path / SITE_FILE).write_text("slurm_account: lab\nslurm_partition: cpu\ngpu_partition: gpu\n")
         subprocess.run(["chown", "-R", f"{UID}:{UID}", str(self.path)], check=True)
 
     def experiment(self, name: str, runs: dict[str, str], save_interval: int = 10) -> str:
@@ -83,8 +80,10 @@ class SiteClone:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def snakemake(self, *arguments: str, code: int = 0, timeout: float = 1200) -> str:
-        process = self.start(*arguments)
+    def snakemake(
+        self, *arguments: str, code: int = 0, timeout: float = 1200, env: Mapping[str, str] | None = None
+    ) -> str:
+        process = self.start(*arguments, env=env)
         try:
             process.wait(timeout)
         finally:

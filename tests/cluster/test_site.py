@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
-from site_clone import PROFILE, SHORT
+from clone import copy_repository
+from site_clone import ENVIRONMENT, SHORT, SITE_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.walk]
 
@@ -27,12 +30,34 @@ def test_a_dry_run_tells_what_would_be_submitted(clone):
     assert "1 job, 2 nodes x 4 ranks" in output
 
 
-def test_a_profile_that_is_not_filled_in_says_what_to_do(clone):
-    profile = clone.path / PROFILE
-    filled = profile.read_text()
-    profile.write_text(filled.replace("slurm_account: lab", "slurm_account: CHANGE_ME"))
+def test_the_profile_as_it_is_finds_what_slurm_leaves_no_choice_about(clone):
+    """Partitions with GPUs are several here: they are listed, to be pasted, exported or written down once."""
+    file = clone.path / SITE_FILE
+    chosen = file.read_text()
+    file.unlink()
     try:
         output = clone.snakemake("-n", code=1)
+        choices = [line.strip() for line in output.splitlines() if line.startswith("  gpu_partition: ")]
+        assert (
+            choices[0] == "gpu_partition: gpu  # 3 nodes of 2 h100, at most infinite, the default" and len(choices) == 5
+        )
+        assert "slurm_account:" not in output and "slurm_partition:" not in output
+        output = clone.snakemake("-n", env={"SBATCH_PARTITION": "low"})
+        assert "slurm_partition low, gpu_partition low: found" in output and "jobs to do" in output
+        shown = clone.megaboa("site", "--write")
+        assert "it keeps no accounts" in shown and "3 nodes of 2 h100" in shown and "they work on this host" in shown
+        written = file.read_text()
+        assert written.startswith("slurm_account: labuser\nslurm_partition: gpu\n# gpu_partition: gpu  # 3 nodes")
+        file.write_text(written.replace("# gpu_partition: cpu", "gpu_partition: cpu"))
+        assert "gpu_partition cpu: found" in clone.snakemake("-n")
     finally:
-        profile.write_text(filled)
-    assert "profiles/slurm/config.yaml" in output and "slurm_account" in output and "sacctmgr" in output
+        file.write_text(chosen)
+
+
+def test_the_users_account_is_found(lab):
+    """On a cluster that keeps accounts."""
+    repository = lab.home / "clone"
+    copy_repository(repository)
+    command = [sys.executable, "workflow/scripts/megaboa", "site"]
+    shown = lab.run(command, cwd=repository, env=ENVIRONMENT).stdout
+    assert "cluster lab: your accounts are lab" in shown and "\nslurm_account: lab\n" in shown

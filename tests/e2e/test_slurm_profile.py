@@ -3,8 +3,6 @@
 import pytest
 from clone import edit
 
-from megaboa.workflow import PLACEHOLDER
-
 pytestmark = pytest.mark.slow
 RUN = "{resources.gpus_per_node: 2, resources.nodes: 2, resources.partition: big}"
 EXTRA = "resources: {slurm_extra: --exclusive}"
@@ -20,14 +18,15 @@ def config(workspace):
 def filled(workspace):
     path = workspace.path / "profiles" / "slurm" / "config.yaml"
     text = path.read_text()
-    path.write_text(text.replace(f": {PLACEHOLDER}", ": lab"))
+    path.write_text(text.replace(": auto", ": lab"))
     yield
     path.write_text(text)
 
 
-def test_names_that_were_not_filled_in_end_the_call(workspace, config):
+def test_where_there_is_no_slurm_the_call_says_what_to_do(workspace, config):
     output = workspace.snakemake("-n", "--profile", "slurm", "--configfile", config, code=1)
-    assert "slurm_account and slurm_partition and gpu_partition say CHANGE_ME" in output
+    assert "slurm_account and slurm_partition and gpu_partition can't be found" in output
+    assert "profiles/slurm/site.yaml" in output
     assert "Traceback" not in output and "jobs to do" not in output
 
 

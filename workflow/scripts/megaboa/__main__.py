@@ -23,6 +23,9 @@ GROUPS = {
         "pretrain": "train it here: to debug it, in an interactive allocation",
         "stop": "let it save and end; the next call of Snakemake resumes it",
     },
+    "A cluster": {
+        "site": "its partitions, what of SLURM's settings matters, what the profile takes",
+    },
     "Files from anywhere": {
         "read-log": "what a training's log says: losses, speed, memory",
         "analyze-profile": "what the steps of a profile went into",
