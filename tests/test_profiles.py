@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from megaboa.launch.partitions import NAMES
+from megaboa.plan.places import AUTO
 from megaboa.workflow import profile_resources
 
 PROFILES = Path(__file__).parents[1] / "profiles"
@@ -43,7 +44,7 @@ def test_slurm_keeps_runs_alive_and_an_outage_loses_none():
 def test_three_names_are_found_unless_somebody_fills_them_in():
     text = (PROFILES / "slurm" / "config.yaml").read_text()
     resources = read("slurm")["default-resources"]
-    assert {name for name, value in resources.items() if value == "auto"} == set(NAMES)
+    assert {name for name, value in resources.items() if value == AUTO} == set(NAMES)
     filled = yaml.safe_load(text.replace(": auto", ": lab"))["default-resources"]
     assert profile_resources(filled) == {name: str(value) for name, value in filled.items()}
 

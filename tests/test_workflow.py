@@ -12,6 +12,7 @@ from snakemake.resources import Resources
 from megaboa.files import write_json
 from megaboa.launch import partitions, slurm
 from megaboa.launch.partitions import Partition
+from megaboa.plan import places
 from megaboa.run import bad_nodes
 from megaboa.workflow import (
     conclude,
@@ -32,10 +33,10 @@ def test_what_a_profile_says_by_name():
 
 @pytest.fixture
 def cluster(monkeypatch, tmp_path):
-    """Of two partitions with GPUs and one without; its file is yet to be written."""
-    found = (Partition("a100", 2, ("4 a100",), "1:00"), Partition("h100", 1, ("8 h100",), "2:00"), Partition("cpu", 9))
-    monkeypatch.setattr(partitions, "ask", lambda: partitions.Cluster(("lab",), found))
-    monkeypatch.setattr(partitions, "SITE_FILE", tmp_path / "site.yaml")
+    """Of two partitions with GPUs and one without; the site's file is yet to be written."""
+    found = (Partition("all", 2, ("4 a100",), "1:00"), Partition("h100", 1, ("8 h100",), "2:00"), Partition("cpu", 9))
+    monkeypatch.setattr(partitions, "ask", lambda account_matters: partitions.Cluster(("0123",), found))
+    monkeypatch.setattr(places, "SITE_FILE", tmp_path / "site.yaml")
     for name in (*partitions.ACCOUNT_VARIABLES, partitions.PARTITION_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "site.yaml"
@@ -46,12 +47,21 @@ def of_a_profile(**values):
     return Resources.parse(words, allow_expressions=True, defaults="full")
 
 
+def in_a_rule(resources, name):
+    arguments = {"wildcards": {}, "input": [], "attempt": 1, "threads": 1, "rulename": "train", "async_run": None}
+    return resources[name].evaluate(**arguments).value
+
+
 def test_what_the_profile_leaves_open_is_found_and_goes_to_all_rules(cluster, monkeypatch):
-    monkeypatch.setenv("SBATCH_PARTITION", "h100")
-    given = of_a_profile(slurm_account="auto", slurm_partition="CHANGE_ME", gpu_partition="auto", runtime=120)
-    found = {"slurm_account": "lab", "slurm_partition": "cpu", "gpu_partition": "h100"}
+    """Words that Snakemake would take for Python's, or for numbers, stay names."""
+    monkeypatch.setenv("SBATCH_PARTITION", "all")
+    given = of_a_profile(slurm_account="auto", slurm_partition="auto", gpu_partition="auto", runtime=120)
+    found = {"slurm_account": "0123", "slurm_partition": "cpu", "gpu_partition": "all"}
     assert profile_resources(given).items() >= found.items()
-    assert {name: given[name].raw for name in found} == found, "as Snakemake passes them to jobs"
+    assert {name: in_a_rule(given, name) for name in found} == found
+    in_a_job = Resources.parse(given.args, allow_expressions=True)
+    assert {name: in_a_rule(in_a_job, name) for name in found} == found
+    assert profile_resources(in_a_job).items() >= found.items()
     assert profile_resources(of_a_profile(slurm_account="mine"))["slurm_account"] == "mine", "what is said, is taken"
 
 
@@ -59,24 +69,39 @@ def test_a_choice_that_slurm_leaves_ends_the_call_with_the_lines_to_paste(cluste
     with pytest.raises(SystemExit) as ended:
         profile_resources(of_a_profile(slurm_account="auto", gpu_partition="auto"))
     said = str(ended.value)
-    assert (
-        "site.yaml" in said and "SBATCH_PARTITION" in said and "megaboa site" in said and "slurm_account:" not in said
-    )
+    assert "site.yaml" in said and "SBATCH_PARTITION" in said and "megaboa site" in said
+    assert "slurm_account:" not in said
     first = said.splitlines()[1].strip()
-    assert first == "gpu_partition: a100  # 2 nodes of 4 a100, at most 1:00"
+    assert first == 'gpu_partition: "all"  # 2 nodes of 4 a100, at most 1:00'
     cluster.write_text(f"{first}\n")
-    assert profile_resources(of_a_profile(slurm_account="auto", gpu_partition="auto"))["gpu_partition"] == "a100"
+    assert profile_resources(of_a_profile(slurm_account="auto", gpu_partition="auto"))["gpu_partition"] == "all"
 
 
-@pytest.mark.parametrize("text", ["gpu_partition: [", "gpu_partition"])
-def test_a_broken_file_of_the_site_is_named(cluster, text):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("gpu_partition: [", "can't be read"),
+        ("- gpu_partition", "takes a line for each of slurm_account"),
+        ("gpu: x", "takes a line for each of slurm_account"),
+        ("gpu_partition: 0123", "gpu_partition: 83 is no name: put it in quotes"),
+        ("gpu_partition: [a, b]", "is no name"),
+    ],
+)
+def test_a_broken_file_of_the_site_is_named(cluster, text, why):
     cluster.write_text(text)
-    with pytest.raises(SystemExit, match=r"site\.yaml: can't be read"):
+    with pytest.raises(SystemExit, match=rf"site\.yaml.*{why}"):
+        profile_resources(of_a_profile(gpu_partition="auto"))
+
+
+@pytest.mark.parametrize("text", ["", "# only words\n", "gpu_partition:\n", "gpu_partition: auto\n"])
+def test_a_file_that_leaves_a_name_open_is_as_none(cluster, text):
+    cluster.write_text(text)
+    with pytest.raises(SystemExit, match="SLURM leaves you a choice"):
         profile_resources(of_a_profile(gpu_partition="auto"))
 
 
 def test_where_slurm_cannot_be_asked_names_are_said_by_the_user(cluster, monkeypatch):
-    def ask():
+    def ask(account_matters):
         raise slurm.SlurmUnreachableError("sinfo isn't there")
 
     monkeypatch.setattr(partitions, "ask", ask)
@@ -84,6 +109,17 @@ def test_where_slurm_cannot_be_asked_names_are_said_by_the_user(cluster, monkeyp
         profile_resources(of_a_profile(gpu_partition="auto"))
     cluster.write_text("{gpu_partition: mine}")
     assert profile_resources(of_a_profile(gpu_partition="auto"))["gpu_partition"] == "mine"
+
+
+def test_accounts_are_asked_for_where_none_is_known(cluster, monkeypatch):
+    asked = []
+    found = partitions.Cluster(None, (Partition("gpu", 1, ("8 h100",)),))
+    monkeypatch.setattr(partitions, "ask", lambda account_matters: asked.append(account_matters) or found)
+    profile_resources(of_a_profile(slurm_account="mine", gpu_partition="auto"))
+    profile_resources(of_a_profile(gpu_partition="auto", slurm_account="auto"))
+    monkeypatch.setenv("SLURM_ACCOUNT", "mine")
+    profile_resources(of_a_profile(gpu_partition="auto", slurm_account="auto"))
+    assert asked == [False, True, False]
 
 
 def plan(**nodes):

@@ -63,8 +63,8 @@ def write(part: str, rows: list[Row], note: str = "") -> None:
         rows = [replace(row, recovery=None) for row in rows]
     parts = _parts()
     lines = {**_lines(parts.get(part, "")), **{row.event: str(row) for row in rows}}
-    parts[part] = (f"{note}\n{made()}\n\n" if note else "") + TABLE + "\n".join(lines.values()) + "\n"
-    head = PAGE.read_text().split("\n## ")[0] if note else HEAD.format(made=made())
+    parts[part] = (f"{note}\n{_made('test_gpus.py')}\n\n" if note else "") + TABLE + "\n".join(lines.values()) + "\n"
+    head = PAGE.read_text().split("\n## ")[0] if note else HEAD.format(made=_made())
     PAGE.write_text("\n".join([head, *(f"## {name}\n\n{text}" for name, text in sorted(parts.items()))]))
 
 
@@ -87,8 +87,8 @@ def _parts() -> dict[str, str]:
     return {name: part.strip() + "\n" for name, part in parts}
 
 
-def made() -> str:
+def _made(files: str = "test_faults_of_*.py") -> str:
     slurm = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout.strip()
     packages = ", ".join(f"{name} {version(name)}" for name in ("megatron-bridge", "snakemake", "torch"))
     where = f"{os.cpu_count()} cores, Python {platform.python_version()}, {slurm}, {packages}"
-    return f"Made by `tests/cluster/test_faults_of_*.py` on {time.strftime('%Y-%m-%d')} ({where})."
+    return f"Made by `tests/cluster/{files}` on {time.strftime('%Y-%m-%d')} ({where})."

@@ -97,8 +97,10 @@ class SiteClone:
         self.lab.run([*words, "--configfile", config], cwd=self.path, env=ENVIRONMENT, timeout=900)
 
     def megaboa(self, *words: str, **options: object) -> str:
-        command = [sys.executable, "workflow/scripts/megaboa", *words]
-        return self.lab.run(command, cwd=self.path, env=ENVIRONMENT, **options).stdout
+        return self.lab.run(self.command(*words), cwd=self.path, env=ENVIRONMENT, **options).stdout
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "workflow/scripts/megaboa", *words]
 
     def results(self, *parts: str) -> Path:
         return self.path.joinpath("results", *parts)

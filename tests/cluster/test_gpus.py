@@ -29,7 +29,7 @@ on_two_gpus = pytest.mark.skipif(FOUND < 2, reason=f"two GPUs are needed, and {F
 
 PART = "With GPUs"
 NOTE = """\
-On {hosts}, by `tests/cluster/test_gpus.py`: runs of {steps} steps of about {milliseconds:.0f} ms, which save every
+On {hosts}: runs of {steps} steps of about {milliseconds:.0f} ms, which save every
 {interval}. One of them is hit by one event after the other. A curve is called the same where it differs from the
 undisturbed run's by no more than that of another undisturbed run, here by {bound:.2g}.
 """
@@ -57,6 +57,7 @@ def faults(make_lab: Callable[..., Lab]) -> Iterator[Faults]:
     config.write_text(f"{config.read_text()}export: {{runs: [quiet]}}\n")
     found.prepare("quiet", "again")
     found.bound = found.difference("quiet", "again")
+    assert math.isfinite(found.bound)
     yield found
     steps = found.clone.steps(NAME, "quiet", 1)
     pace = 1000 * sorted(step["seconds"] for step in steps)[len(steps) // 2]
@@ -129,9 +130,13 @@ def test_the_health_check_refuses_a_host_whose_gpu_is_gone(faults):
     host, *others = faults.lab.nodes
     faults.lab.hide_gpu(host)
     faults.admin("update", f"NodeName={','.join(others)}", "Weight=9")  # they are taken last
-    process = faults.start("blind")
     since = time.time()
-    faults.finish("blind", process)
+    try:
+        faults.finish("blind")
+    finally:  # with its GPU
+        faults.lab.crash(host)
+        faults.lab.boot(host)
+        faults.lab.wait_idle()
     refused = [entry for entry in faults.clone.ledger(NAME, "blind") if entry["event"] == "unhealthy"]
     assert [entry["bad_nodes"] for entry in refused] == [[host]] and "GPU" in refused[0]["detail"], refused
     assert [start["nodes"] != [host] for start in faults.clone.starts(NAME, "blind")] == [True]

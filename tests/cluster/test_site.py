@@ -38,18 +38,20 @@ def test_the_profile_as_it_is_finds_what_slurm_leaves_no_choice_about(clone):
     try:
         output = clone.snakemake("-n", code=1)
         choices = [line.strip() for line in output.splitlines() if line.startswith("  gpu_partition: ")]
-        assert (
-            choices[0] == "gpu_partition: gpu  # 3 nodes of 2 h100, at most infinite, the default" and len(choices) == 5
-        )
+        assert choices[0] == 'gpu_partition: "gpu"  # 3 nodes of 2 h100, at most infinite, the default'
+        assert len(choices) == 5
         assert "slurm_account:" not in output and "slurm_partition:" not in output
         output = clone.snakemake("-n", env={"SBATCH_PARTITION": "low"})
-        assert "slurm_partition low, gpu_partition low: found" in output and "jobs to do" in output
+        assert "slurm_partition low, gpu_partition low: for `auto`" in output and "jobs to do" in output
         shown = clone.megaboa("site", "--write")
-        assert "it keeps no accounts" in shown and "3 nodes of 2 h100" in shown and "they work on this host" in shown
+        assert "it takes any account" in shown and "3 nodes of 2 h100" in shown and "they work" in shown
         written = file.read_text()
-        assert written.startswith("slurm_account: labuser\nslurm_partition: gpu\n# gpu_partition: gpu  # 3 nodes")
-        file.write_text(written.replace("# gpu_partition: cpu", "gpu_partition: cpu"))
-        assert "gpu_partition cpu: found" in clone.snakemake("-n")
+        assert written.startswith('slurm_account: "labuser"\nslurm_partition: "gpu"\n# gpu_partition: "gpu"  # 3 nodes')
+        file.write_text(written.replace('# gpu_partition: "cpu"', "gpu_partition: cpu"))
+        assert "gpu_partition cpu: for `auto`" in clone.snakemake("-n")
+        refused = clone.lab.run(clone.command("site", "--write"), cwd=clone.path, env=ENVIRONMENT, check=False)
+        assert refused.returncode == 1 and "is there already" in refused.stderr
+        assert '\ngpu_partition: "cpu"\n' in refused.stdout, "what is taken, is shown"
     finally:
         file.write_text(chosen)
 
@@ -60,4 +62,5 @@ def test_the_users_account_is_found(lab):
     copy_repository(repository)
     command = [sys.executable, "workflow/scripts/megaboa", "site"]
     shown = lab.run(command, cwd=repository, env=ENVIRONMENT).stdout
-    assert "cluster lab: your accounts are lab" in shown and "\nslurm_account: lab\n" in shown
+    assert "cluster lab: your accounts are lab" in shown and '\nslurm_account: "lab"\n' in shown
+    assert "most of each job" in shown and "normal" in shown, "the limits of the account"

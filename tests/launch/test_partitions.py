@@ -4,10 +4,10 @@ import getpass
 
 import pytest
 
-from megaboa.launch import partitions
+from megaboa.launch import partitions, slurm
 from megaboa.launch.partitions import Cluster, Partition, choose, parse_partitions
 
-# As SLURM 22.05 prints them. MIXED: nodes that differ, a partition that is down, one that is for two accounts.
+# As SLURM 22.05 prints them. MIXED: nodes that differ, a partition that is for two accounts.
 ALIKE = """\
 gpu|gpu*|up|infinite|3|gpu:h100:2
 short|short|up|2:00|3|gpu:h100:2
@@ -18,7 +18,6 @@ a100|a100|up|2-00:00:00|10|gpu:a100:4(S:0-1)
 a100|a100|up|2-00:00:00|6|gpu:a100:8(S:0-1),craynetwork:4
 a100|a100|up|2-00:00:00|1|(null)
 h200|h200|up|12:00:00|1|gpu:8
-old|old|down|infinite|20|gpu:v100:4
 """
 RULES = """\
 PartitionName=cpu AllowGroups=ALL AllowAccounts=ALL Default=YES State=UP TRES=cpu=12
@@ -35,7 +34,7 @@ def test_partitions_as_sinfo_and_scontrol_show_them():
     cpu, a100, h200 = NAMED.partitions
     assert str(cpu) == "400 nodes without GPUs, at most 1-00:00:00, the default"
     assert str(a100) == "17 nodes of 4 a100 or 8 a100, at most 2-00:00:00"
-    assert str(h200) == "1 node of 8 GPU, at most 12:00:00" and h200.accounts == {"llm", "vision"}
+    assert str(h200) == "1 node of 8 GPU, at most 12:00:00" and h200.allowed == {"llm", "vision"}
 
 
 def test_what_there_is_one_of_is_taken():
@@ -50,18 +49,18 @@ def test_a_choice_among_gpus_is_the_users():
     found = choose(NAMED, {})
     assert found.taken == {"slurm_account": "llm", "slurm_partition": "cpu"}
     assert found.left == [
-        "gpu_partition: a100  # 17 nodes of 4 a100 or 8 a100, at most 2-00:00:00",
-        "gpu_partition: h200  # 1 node of 8 GPU, at most 12:00:00",
+        'gpu_partition: "a100"  # 17 nodes of 4 a100 or 8 a100, at most 2-00:00:00',
+        'gpu_partition: "h200"  # 1 node of 8 GPU, at most 12:00:00',
     ]
 
 
 def test_several_accounts_are_a_choice_too_and_limit_no_partition_yet():
     found = choose(Cluster(("llm", "mine"), NAMED.partitions), {})
     assert [line.split("  #")[0] for line in found.left] == [
-        "slurm_account: llm",
-        "slurm_account: mine",
-        "gpu_partition: a100",
-        "gpu_partition: h200",
+        'slurm_account: "llm"',
+        'slurm_account: "mine"',
+        'gpu_partition: "a100"',
+        'gpu_partition: "h200"',
     ]
 
 
@@ -84,12 +83,72 @@ def test_a_cluster_that_keeps_no_accounts_takes_any():
     assert choose(Cluster(None, ()), {}, ["slurm_account"]).taken == {"slurm_account": getpass.getuser()}
 
 
-def test_who_has_no_account_or_partition_is_told():
+def test_who_has_no_account_or_partition_is_told_and_gets_nothing_to_paste():
     found = choose(Cluster((), ()), {})
-    assert not found.taken and [line.split(":")[0] for line in found.left] == list(partitions.NAMES)
-    assert "ask those who run the cluster" in found.left[0] and "none for you" in found.left[1]
+    assert not found.taken and not found.left and len(found.missing) == 3
+    assert "no account on this cluster" in found.missing[0] and "gpu_partition" in found.missing[2]
 
 
 def test_only_what_is_wanted_is_answered():
     found = choose(NAMED, {}, ["slurm_partition"])
     assert found.taken == {"slurm_partition": "cpu"} and not found.left
+
+
+def test_an_account_that_is_known_decides_which_partitions_there_are():
+    found = choose(Cluster(("llm", "mine"), NAMED.partitions), {"SBATCH_ACCOUNT": "llm"}, ["gpu_partition"], "mine")
+    assert found.taken == {"gpu_partition": "a100"}, "h200 isn't for it, whatever the variable says"
+
+
+def test_a_partition_whose_name_sinfo_does_not_show_is_no_reason_to_take_another():
+    found = choose(NAMED, {"SBATCH_PARTITION": "a100,secret"})
+    assert found.missing == ["SBATCH_PARTITION names secret, which sinfo doesn't show to you"]
+    assert choose(NAMED, {"SBATCH_PARTITION": "a100,h200"}).taken["gpu_partition"] == "a100,h200", "as sbatch has it"
+
+
+def test_a_partition_that_is_down_today_stays_a_choice():
+    down = MIXED.replace("h200|h200|up", "h200|h200|down")
+    found = choose(Cluster(("llm",), parse_partitions(down, RULES)), {})
+    assert found.left[1] == 'gpu_partition: "h200"  # 1 node of 8 GPU, at most 12:00:00, down'
+
+
+def test_who_may_use_a_partition():
+    rules = """\
+PartitionName=a100 AllowAccounts=ALL DenyAccounts=guest AllowQos=ALL
+PartitionName=h200 AllowAccounts=llm AllowQos=high,low
+PartitionName=cpu AllowAccounts=ALL
+"""
+    partitions = parse_partitions(MIXED, rules)
+    assert "only with QOS high,low" in str(partitions[2])
+
+    def usable(accounts, account=None):
+        return {one.name for one in Cluster(accounts, partitions).usable(account)}
+
+    assert usable(("guest",)) == {"cpu"} and usable(("llm",)) == {"cpu", "a100", "h200"}
+    assert usable(("guest", "other")) == {"cpu", "a100"}, "as one of them may"
+    assert usable(("guest", "llm"), "guest") == {"cpu"}
+    rules = "\n".join(f"PartitionName={name} AllowAccounts=llm" for name in ("cpu", "a100", "h200"))
+    below = Cluster(("llm_below",), parse_partitions(MIXED, rules))
+    assert len(below.usable(None)) == 3, "SLURM takes accounts below those that are named"
+
+
+def test_accounts_are_those_of_this_cluster_from_whoever_answers(monkeypatch):
+    associations = "sacctmgr --noheader --parsable2 show associations user"
+    said = {"scontrol show config": "AccountingStorageType = accounting_storage/slurmdbd\n", "sshare": "llm\nllm\n"}
+
+    def query(words):
+        answer = next((text for start, text in said.items() if " ".join(words).startswith(start)), None)
+        if answer is None:
+            raise slurm.SlurmUnreachableError("away")
+        return answer
+
+    monkeypatch.setattr(slurm, "query", query)
+    monkeypatch.setattr(slurm, "cluster", lambda: "here")
+    assert partitions._accounts() == ("llm",), "sacctmgr is away"
+    said[associations] = "mine\n"
+    assert partitions._accounts() == ("mine",)
+    said[associations] = ""
+    assert partitions._accounts() is None, "nobody needs one"
+    said["scontrol show config"] += "AccountingStorageEnforce = associations,limits\n"
+    assert partitions._accounts() == ()
+    said["scontrol show config"] = "AccountingStorageType   = (null)\n"
+    assert partitions._accounts() is None

@@ -19,22 +19,20 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
 from megaboa import files
 from megaboa.check.refusals import some_of
 from megaboa.doctor import failed_stages
+from megaboa.errors import InputError
 from megaboa.launch import local, partitions, slurm
 from megaboa.observe import status
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import Plan, screen
+from megaboa.plan import Plan, places, screen
 from megaboa.plan.screen import describe, submission
 from megaboa.plan.shared import Shared
 from megaboa.run import submitted
 from megaboa.run.identity import is_trained
 
 DEFAULT_CONFIG = Path("config/config.yaml")
-OPEN = ("auto", "CHANGE_ME")  # names that a profile leaves to be found; the second is of older ones
 PREVIEW = "preview"  # in the results: a plan that was only looked at
 LOOKS = {
     *("--dag", "--rulegraph", "--filegraph", "--d3dag", "--summary", "-S", "--detailed-summary", "-D", "--lint"),
@@ -153,43 +151,43 @@ def require_claim() -> None:
 def profile_resources(default_resources: Any) -> dict[str, str]:
     """What a profile's default-resources say, by name. Account and partitions that it leaves open are found, and put
     into them for all rules; a choice that SLURM leaves to the user ends the call."""
-    found = {name: str(getattr(value, "raw", value)) for name, value in (default_resources or {}).items()}
-    open_names = [name for name in partitions.NAMES if found.get(name) in OPEN]
-    if open_names:
-        places = places_of(open_names)
-        say(f"{', '.join(f'{name} {value}' for name, value in places.items())}: found, as the profile leaves them open")
-        words = [f"{name}={value}" for name, value in places.items()]
+    found = {name: _unquoted(str(getattr(value, "raw", value))) for name, value in (default_resources or {}).items()}
+    if open_names := [name for name in partitions.NAMES if found.get(name) == places.AUTO]:
+        taken = places_of(open_names, {name: value for name, value in found.items() if name not in open_names})
+        listed = ", ".join(f"{name} {value}" for name, value in taken.items())
+        say(f"{listed}: for `{places.AUTO}` in the profile")
+        # Quoted: Snakemake takes a value for an expression of Python's, here and in jobs.
+        words = [f"{name}={value!r}" for name, value in taken.items()]
         default_resources.update(type(default_resources).parse(words, allow_expressions=True))
-        found |= places
+        found |= taken
     return found
 
 
-def places_of(names: Collection[str]) -> dict[str, str]:
-    """Account and partitions: the site's file says them, or SLURM where it leaves no choice."""
-    file, shown = partitions.SITE_FILE, os.path.relpath(partitions.SITE_FILE)
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+
+
+def places_of(names: Collection[str], known: dict[str, str]) -> dict[str, str]:
+    """Account and partitions that the profile leaves open. `known`: what it says."""
     try:
-        site = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else None
-        known = {name: str(site[name]) for name in names if name in (site or {})}
-    except (yaml.YAMLError, TypeError, OSError) as error:
-        sys.exit(f"{shown}: can't be read ({error}): `megaboa site --write` writes it again")
-    left = [name for name in names if name not in known]
-    if not left:
-        return known
-    try:
-        choice = partitions.choose(partitions.ask(), os.environ, left)
+        choice = places.choose(names, known)
+    except InputError as error:
+        sys.exit(str(error))
     except slurm.SlurmUnreachableError as error:
         sys.exit(
-            f"the profile's default-resources: {' and '.join(left)} can't be found, as SLURM can't be asked here "
-            f"({error}). Call this on a login node, or put them into {shown}"
+            f"the profile's default-resources: {' and '.join(names)} can't be found, as SLURM can't be asked here "
+            f"({error}). Call this on a login node, or put a line for each into {places.shown()}"
         )
     if choice.left:
         listed = "\n".join(f"  {line}" for line in choice.left)
-        sys.exit(
-            f"the profile's default-resources: SLURM leaves you a choice. Put a line for each name into {shown}, or "
-            f"export {partitions.ACCOUNT_VARIABLES[0]}, {partitions.PARTITION_VARIABLE}; `megaboa site` shows the "
+        choice.missing.append(
+            f"SLURM leaves you a choice. Put a line for each name into {places.shown()}, or export "
+            f"{partitions.ACCOUNT_VARIABLES[0]}, {partitions.PARTITION_VARIABLE}; `megaboa site` shows the "
             f"cluster:\n{listed}"
         )
-    return known | choice.taken
+    if choice.missing:
+        sys.exit("the profile's default-resources: " + "\n".join(choice.missing))
+    return choice.taken
 
 
 def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> None:

@@ -1,13 +1,13 @@
 """Show what SLURM says of this cluster to its user: account, partitions, settings that matter, file systems.
 
-With --write, account and partitions go to profiles/slurm/site.yaml, which `--profile slurm` reads; what is left to you
+With --write, what `--profile slurm` takes goes to profiles/slurm/site.yaml, which it reads first; what is left to you
 stands there as comments.
 """
 
 from __future__ import annotations
 
 import fcntl
-import os
+import getpass
 import subprocess
 import sys
 import tempfile
@@ -17,72 +17,98 @@ from rich.console import Console
 from rich.table import Table
 
 from megaboa import commands
+from megaboa.errors import InputError
 from megaboa.launch import partitions, slurm
-from megaboa.launch.partitions import SITE_FILE, Cluster
+from megaboa.launch.partitions import Cluster
+from megaboa.plan import places
 
-# What the documentation asks for (docs/how-to/slurm.md), and what is wrong with another value.
-SETTINGS = {
-    "JobRequeue": lambda value: "" if value != "0" else "no job may be put back into the queue: a lost node ends a run",
-    "MinJobAge": lambda value: "" if _seconds(value) >= 120 else "below 120 s ended jobs are forgotten too soon",
-    "SlurmdTimeout": lambda value: "",  # how soon a dead node is noticed
-    "KillWait": lambda value: "" if _seconds(value) >= 30 else "that is all the time a cancelled run has for its save",
-    "ProctrackType": lambda value: "" if "cgroup" in value else "processes that outlive a rank may not be found",
-    "PreemptMode": lambda value: "",
-    "MaxArraySize": lambda value: "",
-    "PrivateData": lambda value: "",
-}
+# What decides how runs fare (docs/how-to/slurm.md).
+SETTINGS = ("MinJobAge", "SlurmdTimeout", "KillWait", "ProctrackType", "JobRequeue", "PreemptMode", "MaxArraySize")
+SETTINGS += ("PrivateData", "AccountingStorageEnforce")
 
 
 def main(words: list[str]) -> int:
     parser = commands.parser("site", __doc__)
-    parser.add_argument("--write", action="store_true", help="write that file")
+    parser.add_argument("--write", action="store_true", help="begin that file")
     args = parser.parse_args(words)
     try:
-        cluster = partitions.ask()
-        name, settings = slurm.cluster(), {key: partitions.setting(key) for key in SETTINGS}
+        there = args.write and places.SITE_FILE.exists()
+        cluster, settings = partitions.ask(), partitions.settings()
+        choice = places.choose(partitions.NAMES, {}, cluster)
+    except InputError as error:
+        sys.exit(f"megaboa site: {error}; remove it, and `megaboa site --write` begins another")
     except slurm.SlurmUnreachableError as error:
         sys.exit(f"megaboa site: SLURM can't be asked here: {error}")
     console = Console()
-    console.print(f"cluster {name}: {_accounts(cluster)}")
-    console.print(_partitions(cluster), _settings(settings), _folders())
-    choice = partitions.choose(cluster, os.environ)
-    lines = [f"{key}: {value}" for key, value in choice.taken.items()]
-    text = "\n".join([*lines, *(f"# {line}" for line in choice.left)])
-    yours = ", and leaves to you (#)" if choice.left else ""
-    console.print(f"`--profile slurm` takes{yours}:\n{text}", highlight=False, soft_wrap=True)
+    console.print(f"cluster {settings.get('ClusterName', '')}: {_accounts(cluster)}")
+    for table in (_partitions(cluster), _associations(cluster), _settings(settings), _folders()):
+        if table.row_count:
+            console.print("", table)
+    lines = [partitions.line(name, value) for name, value in choice.taken.items()]
+    lines += [f"# {line}" for line in (*choice.left, *choice.missing)]
+    yours = ", and leaves to you (#)" if choice.left or choice.missing else ""
+    text = "\n".join(lines)
+    console.print(f"\n`--profile slurm` takes{yours}:\n{text}", highlight=False, soft_wrap=True)
+    if there:
+        sys.exit(f"{places.shown()} is there already, and stays as it is: edit it, or remove it first")
     if args.write:
-        SITE_FILE.write_text(f"{text}\n", encoding="utf-8")
-        console.print(f"written to {os.path.relpath(SITE_FILE)}", highlight=False, soft_wrap=True)
+        places.SITE_FILE.write_text(f"{text}\n", encoding="utf-8")
+        console.print(f"written to {places.shown()}", highlight=False, soft_wrap=True)
     return 0
 
 
 def _accounts(cluster: Cluster) -> str:
     if cluster.accounts is None:
-        return "it keeps no accounts"
+        return "it takes any account"
     return f"your accounts are {', '.join(cluster.accounts)}" if cluster.accounts else "you have no account"
 
 
 def _partitions(cluster: Cluster) -> Table:
-    table = _table("partition", "what it has", "for")
+    table = _table("partition", "what it has", "for accounts")
     for one in cluster.partitions:
-        table.add_row(one.name, str(one), "all" if one.accounts is None else ", ".join(sorted(one.accounts)))
+        allowed = "all" if one.allowed is None else ", ".join(sorted(one.allowed))
+        table.add_row(one.name, str(one), allowed + (f", not {', '.join(sorted(one.denied))}" if one.denied else ""))
+    return table
+
+
+def _associations(cluster: Cluster) -> Table:
+    """The limits of the user's accounts."""
+    table = _table("account", "partition", "QOS", "most of each job", "most jobs", "longest")
+    if cluster.accounts:
+        whose = [f"user={getpass.getuser()}", f"cluster={slurm.cluster()}"]
+        form = "format=account,partition,qos,maxtres,maxjobs,maxwall"
+        try:
+            listed = slurm.query(["sacctmgr", "--noheader", "--parsable2", "show", "associations", *whose, form])
+        except slurm.SlurmUnreachableError:
+            return table
+        for line in (listed or "").splitlines():
+            table.add_row(*(value or "-" for value in line.split("|")))
     return table
 
 
 def _settings(settings: dict[str, str]) -> Table:
+    notes = {}
+    if _seconds(settings.get("MinJobAge")) < 120:
+        notes["MinJobAge"] = "below 120 s the executor asks sacct, which it misreads after an scancel"
+    if _seconds(settings.get("KillWait")) < 30:
+        notes["KillWait"] = "that is all the time a cancelled run has for its last save"
+    if "cgroup" not in settings.get("ProctrackType", "cgroup"):
+        notes["ProctrackType"] = "SLURM may not find all processes of a job that has ended"
     table = _table("setting", "value", "")
-    for key, value in settings.items():
-        table.add_row(key, value or "-", SETTINGS[key](value))
+    for name in SETTINGS:
+        table.add_row(name, settings.get(name) or "-", notes.get(name, ""))
     return table
 
 
 def _folders() -> Table:
-    """Whether locks work where results and checkpoints lie: other hosts must see them."""
-    table = _table("folder", "file system", "locks (flock)")
+    """Whether locks work where results and checkpoints lie."""
+    table = _table("folder", "file system", "locks (flock) of this host")
     for name in ("results", "store"):
-        folder = Path(name) if Path(name).is_dir() else Path()
+        folder = Path(name).resolve() if Path(name).is_dir() else Path.cwd()
         kind = subprocess.run(["stat", "--file-system", "--format=%T", folder], capture_output=True, text=True)
-        table.add_row(name, kind.stdout.strip() or "unknown", _lock_in(folder))
+        table.add_row(str(folder), kind.stdout.strip() or "unknown", _lock_in(folder))
+        if not Path(name).is_dir():
+            break
     return table
 
 
@@ -92,11 +118,11 @@ def _lock_in(folder: Path) -> str:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return f"they don't work: {error.strerror} (mount option, or file mode)"
-    return "they work on this host"
+    return "they work"
 
 
-def _seconds(value: str) -> int:
-    number = value.split()[0] if value else ""
+def _seconds(value: str | None) -> int:
+    number = (value or "").split(" ")[0]
     return int(number) if number.isdigit() else 10**6
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import getpass
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from megaboa.launch import slurm
 
-# A line for each name: what the user has chosen once for this cluster.
-SITE_FILE = Path(__file__).parents[4] / "profiles" / "slurm" / "site.yaml"
 NAMES = ("slurm_account", "slurm_partition", "gpu_partition")
-ACCOUNT_VARIABLES = ("SBATCH_ACCOUNT", "SLURM_ACCOUNT")  # sbatch's own
+ACCOUNT_VARIABLES = ("SBATCH_ACCOUNT", "SLURM_ACCOUNT")  # of sbatch, and of srun
 PARTITION_VARIABLE = "SBATCH_PARTITION"
-_GPUS = re.compile(r"gpu:(?:([^:(,]+):)?(\d+)")
+_GPUS = re.compile(r"(?:^|,)gpu:(?:([^:(,]+):)?(\d+)")
+_WITHOUT_ACCOUNTING = ("", "(null)", "accounting_storage/none")
 
 
 @dataclass(frozen=True)
@@ -26,72 +25,91 @@ class Partition:
     gpus: tuple[str, ...] = ()  # of a node, such as "8 h100"; several where nodes differ
     limit: str = ""
     default: bool = False
-    accounts: frozenset[str] | None = None  # that may use it; None: all
+    state: str = "up"
+    allowed: frozenset[str] | None = None  # accounts, and what is below them; None: all
+    denied: frozenset[str] = frozenset()
+    qos: str = ""  # which alone may be used there
 
     def __str__(self) -> str:
         of = f" of {' or '.join(self.gpus)}" if self.gpus else " without GPUs"
-        plural = "" if self.nodes == 1 else "s"
-        return f"{self.nodes} node{plural}{of}, at most {self.limit}{', the default' if self.default else ''}"
+        parts = [f"{self.nodes} node{'' if self.nodes == 1 else 's'}{of}", f"at most {self.limit}"]
+        parts += [f"only with QOS {self.qos}"] * bool(self.qos) + [self.state] * (self.state != "up")
+        return ", ".join([*parts, *(["the default"] if self.default else [])])
 
-
-@dataclass(frozen=True)
-class Choice:
-    taken: dict[str, str]
-    left: list[str]  # to the user: a line for every answer that there is
+    def takes(self, accounts: Collection[str]) -> bool:
+        """Whether one of the accounts may use it by its name."""
+        return any(account not in self.denied and account in (self.allowed or accounts) for account in accounts)
 
 
 @dataclass(frozen=True)
 class Cluster:
     """As its user sees it."""
 
-    accounts: tuple[str, ...] | None  # None: it keeps no accounts, and takes any
+    accounts: tuple[str, ...] | None  # None: it takes any
     partitions: tuple[Partition, ...]
 
     def usable(self, account: str | None) -> list[Partition]:
-        return [one for one in self.partitions if one.accounts is None or account is None or account in one.accounts]
+        """By an account, or by any of the user's. Where no name fits, an account above it may be what is meant."""
+        accounts = [account] if account else self.accounts
+        named = [one for one in self.partitions if accounts is None or one.takes(accounts)]
+        return named or list(self.partitions)
 
 
-def ask() -> Cluster:
+@dataclass(frozen=True)
+class Choice:
+    taken: dict[str, str]
+    left: list[str]  # to the user: a line of the site's file for every answer that there is
+    missing: list[str]  # what there is no answer to, and why
+
+
+def ask(account_matters: bool = True) -> Cluster:
     # Without what is hidden from this user's group, which `slurm.query` would show.
     groups = slurm.query(["sinfo", "--hide", "--noheader", "--format=%R|%P|%a|%l|%D|%G"]) or ""
     rules = slurm.query(["scontrol", "-o", "show", "partition"]) or ""
-    return Cluster(_accounts(), parse_partitions(groups, rules))
+    return Cluster(_accounts() if account_matters else None, parse_partitions(groups, rules))
 
 
 def _accounts() -> tuple[str, ...] | None:
-    words = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={getpass.getuser()}"]
+    known = settings()
+    if known.get("AccountingStorageType", "") in _WITHOUT_ACCOUNTING:
+        return None
+    whose = [f"user={getpass.getuser()}", f"cluster={slurm.cluster()}"]
+    words = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", *whose, "format=account"]
     try:
-        listed = slurm.query([*words, "format=account"]) or ""
-    except slurm.SlurmUnreachableError:
-        if setting("AccountingStorageType") == "accounting_storage/none":
-            return None
-        raise
-    return tuple(sorted(set(listed.split())))
+        listed = slurm.query(words) or ""
+    except slurm.SlurmUnreachableError:  # the accounting is away; the controller knows associations too
+        listed = slurm.query(["sshare", "-U", "--noheader", "--parsable2", "--format=Account"]) or ""
+    found = tuple(sorted({line.strip() for line in listed.splitlines() if line.strip()}))
+    enforced = "associations" in known.get("AccountingStorageEnforce", "")
+    return found if found or enforced else None
 
 
-def setting(name: str) -> str:
-    """Of slurm.conf, as the controller has it."""
+def settings() -> dict[str, str]:
+    """slurm.conf, as the controller has it."""
     text = slurm.query(["scontrol", "show", "config"]) or ""
-    found = re.search(rf"^{name}\s*=\s*(.*?)\s*$", text, re.MULTILINE)
-    return found[1] if found else ""
+    return dict(re.findall(r"^(\w+)\s*=[ \t]*(.*?)\s*$", text, re.MULTILINE))
 
 
 def parse_partitions(groups: str, rules: str) -> tuple[Partition, ...]:
     """`groups`: what sinfo says of nodes that are alike, a line each; `rules`: who may use what, from scontrol."""
-    allowed = {}
+    empty = {}
     for line in rules.splitlines():
         field = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
-        accounts = field.get("AllowAccounts", "ALL")
-        allowed[field.get("PartitionName")] = None if accounts == "ALL" else frozenset(accounts.split(","))
+        allowed, qos = field.get("AllowAccounts", "ALL"), field.get("AllowQos", "ALL")
+        empty[field.get("PartitionName")] = Partition(
+            field.get("PartitionName", ""),
+            allowed=None if allowed == "ALL" else frozenset(allowed.split(",")),
+            denied=frozenset(filter(None, field.get("DenyAccounts", "").split(","))),
+            qos="" if qos == "ALL" else qos,
+        )
     found: dict[str, Partition] = {}
     for line in groups.splitlines():
-        name, shown, state, limit, nodes, resources = (line.split("|", 5) + [""] * 6)[:6]
-        if state != "up":
+        if line.count("|") < 5:  # such as the name of a cluster
             continue
-        known = found.get(name, Partition(name, limit=limit, default=shown.endswith("*"), accounts=allowed.get(name)))
-        gpus = (*known.gpus, *_gpus_of(resources))
-        more = {"nodes": known.nodes + int(nodes), "gpus": tuple(dict.fromkeys(gpus))}
-        found[name] = Partition(**{**vars(known), **more})
+        name, shown, state, limit, nodes, resources = line.split("|", 5)
+        known = found.get(name) or replace(empty.get(name, Partition(name)), limit=limit, state=state)
+        gpus = tuple(dict.fromkeys((*known.gpus, *_gpus_of(resources))))
+        found[name] = replace(known, nodes=known.nodes + int(nodes), gpus=gpus, default=shown.endswith("*"))
     return tuple(found.values())
 
 
@@ -102,32 +120,44 @@ def _gpus_of(resources: str) -> list[str]:
     return [f"{number} {kind}" for kind, number in counts.items() if number]
 
 
-def choose(cluster: Cluster, environment: Mapping[str, str], names: Collection[str] = NAMES) -> Choice:
-    """What is to be taken for each name."""
-    taken, left = {}, []
-    account = next((environment[name] for name in ACCOUNT_VARIABLES if environment.get(name)), None)
+def choose(
+    cluster: Cluster, environment: Mapping[str, str], names: Collection[str] = NAMES, account: str | None = None
+) -> Choice:
+    """What is to be taken for each name. `account`: the one that is known already."""
+    taken, left, missing = {}, [], []
+    account = account or next((environment[name] for name in ACCOUNT_VARIABLES if environment.get(name)), None)
     if account is None and cluster.accounts is None:
-        account = getpass.getuser()  # sbatch wants a word
+        taken["slurm_account"] = getpass.getuser()  # the executor wants a word
     elif account is None and len(cluster.accounts or ()) == 1:
         (account,) = cluster.accounts
     if account:
         taken["slurm_account"] = account
     elif cluster.accounts:
-        left += [f"slurm_account: {name}" for name in cluster.accounts]
-    else:
-        left.append(f"slurm_account:  # SLURM knows none of {getpass.getuser()}'s: ask those who run the cluster")
+        left += [line("slurm_account", one) for one in cluster.accounts]
+    elif "slurm_account" in names and not taken:
+        missing.append(f"{getpass.getuser()} has no account on this cluster: ask those who run it")
     partitions = cluster.usable(account)
+    asked = (environment.get(PARTITION_VARIABLE) or "").split(",")
+    if unknown := set(filter(None, asked)) - {one.name for one in cluster.partitions}:
+        missing.append(f"{PARTITION_VARIABLE} names {', '.join(sorted(unknown))}, which sinfo doesn't show to you")
     training = [one for one in partitions if one.gpus] or partitions
-    # What isn't training costs little: where sbatch would put it is good enough.
+    # What isn't training costs little: the cluster's default is good enough.
     others = [one for one in partitions if not one.gpus] or partitions
     for name, candidates, default_will_do in (("slurm_partition", others, True), ("gpu_partition", training, False)):
-        asked = [one for one in candidates if one.name == environment.get(PARTITION_VARIABLE)]
+        wanted = [one for one in candidates if one.name in asked]
         default = [one for one in candidates if one.default] if default_will_do else []
-        if picked := next((found for found in (asked, candidates, default) if len(found) == 1), None):
-            taken[name] = picked[0].name
-        else:
-            left += [f"{name}: {one.name}  # {one}" for one in candidates] or [f"{name}:  # there is none for you"]
+        if picked := wanted or next((found for found in (candidates, default) if len(found) == 1), []):
+            taken[name] = ",".join(one.name for one in picked)
+        elif candidates:
+            left += [f"{line(name, one.name)}  # {one}" for one in candidates]
+        elif name in names:
+            missing.append(f"{name}: sinfo shows no partition to you")
     return Choice(
         {name: value for name, value in taken.items() if name in names},
-        [line for line in left if line.partition(":")[0] in names],
+        [one for one in left if one.partition(":")[0] in names],
+        missing,
     )
+
+
+def line(name: str, value: str) -> str:
+    return f"{name}: {json.dumps(value)}"  # quoted: `all` or `2024` would be something else than a name
