@@ -232,8 +232,7 @@ def introduce(plan: Plan, on_cluster: bool) -> None:
     say(screen.heading(plan))
     for line in asked_for(plan, on_cluster):
         say(line)
-    first = Path("results") / plan.name / "runs" / plan.runs[0].name
-    say(f"one run by hand, for debugging: megaboa pretrain {first}")
+    say(f"one run by hand, for debugging: megaboa pretrain {plan.name}/{plan.runs[0].name}")
 
 
 def asked_for(plan: Plan, on_cluster: bool) -> list[str]:
