@@ -119,13 +119,13 @@ def _index(folder, largest_token):
 def test_the_index_counts_the_tokens_of_every_corpus(folder):
     even, odd = on_cpu(_index, str(folder), 303)[0]
     manifests = json.loads((folder / "corpora.json").read_text())
-    assert (even["weight"], odd["weight"]) == (0.25, 0.75)
-    assert even["tokens_asked"] + odd["tokens_asked"] == 20 * LENGTH
-    assert even["tokens_asked"] == pytest.approx(5 * LENGTH, abs=LENGTH)
+    assert (even.weight, odd.weight) == (0.25, 0.75)
+    assert even.tokens_asked + odd.tokens_asked == 20 * LENGTH
+    assert even.tokens_asked == pytest.approx(5 * LENGTH, abs=LENGTH)
     for row in (even, odd):
-        there = sum(part["tokens"] for part in manifests[row["name"]])
-        assert row["tokens"] == pytest.approx(0.8 * there, rel=0.05)
-        assert row["epochs"] == row["tokens_asked"] / row["tokens"]
+        there = sum(part["tokens"] for part in manifests[row.name])
+        assert row.tokens == pytest.approx(0.8 * there, rel=0.05)
+        assert row.epochs == row.tokens_asked / row.tokens
 
 
 def test_a_token_beyond_the_vocabulary_is_refused_before_training(folder):
