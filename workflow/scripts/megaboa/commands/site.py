@@ -7,7 +7,6 @@ stands there as comments.
 from __future__ import annotations
 
 import fcntl
-import getpass
 import subprocess
 import sys
 import tempfile
@@ -33,7 +32,7 @@ def main(words: list[str]) -> int:
     args = parser.parse_args(words)
     try:
         there = args.write and places.SITE_FILE.exists()
-        cluster, settings = partitions.ask(), partitions.settings()
+        cluster, settings = partitions.ask(), slurm.settings()
         choice = places.choose(partitions.NAMES, {}, cluster)
     except InputError as error:
         sys.exit(f"megaboa site: {error}; remove it, and `megaboa site --write` begins another")
@@ -75,13 +74,11 @@ def _associations(cluster: Cluster) -> Table:
     """The limits of the user's accounts."""
     table = _table("account", "partition", "QOS", "most of each job", "most jobs", "longest")
     if cluster.accounts:
-        whose = [f"user={getpass.getuser()}", f"cluster={slurm.cluster()}"]
-        form = "format=account,partition,qos,maxtres,maxjobs,maxwall"
         try:
-            listed = slurm.query(["sacctmgr", "--noheader", "--parsable2", "show", "associations", *whose, form])
+            listed = partitions.associations("account,partition,qos,maxtres,maxjobs,maxwall")
         except slurm.SlurmUnreachableError:
             return table
-        for line in (listed or "").splitlines():
+        for line in listed.splitlines():
             table.add_row(*(value or "-" for value in line.split("|")))
     return table
 
@@ -103,12 +100,10 @@ def _settings(settings: dict[str, str]) -> Table:
 def _folders() -> Table:
     """Whether locks work where results and checkpoints lie."""
     table = _table("folder", "file system", "locks (flock) of this host")
-    for name in ("results", "store"):
-        folder = Path(name).resolve() if Path(name).is_dir() else Path.cwd()
+    found = (path.resolve() if path.is_dir() else Path.cwd() for path in (Path("results"), Path("store")))
+    for folder in dict.fromkeys(found):
         kind = subprocess.run(["stat", "--file-system", "--format=%T", folder], capture_output=True, text=True)
         table.add_row(str(folder), kind.stdout.strip() or "unknown", _lock_in(folder))
-        if not Path(name).is_dir():
-            break
     return table
 
 

@@ -70,13 +70,11 @@ def ask(account_matters: bool = True) -> Cluster:
 
 
 def _accounts() -> tuple[str, ...] | None:
-    known = settings()
+    known = slurm.settings()
     if known.get("AccountingStorageType", "") in _WITHOUT_ACCOUNTING:
         return None
-    whose = [f"user={getpass.getuser()}", f"cluster={slurm.cluster()}"]
-    words = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", *whose, "format=account"]
     try:
-        listed = slurm.query(words) or ""
+        listed = associations("account")
     except slurm.SlurmUnreachableError:  # the accounting is away; the controller knows associations too
         listed = slurm.query(["sshare", "-U", "--noheader", "--parsable2", "--format=Account"]) or ""
     found = tuple(sorted({line.strip() for line in listed.splitlines() if line.strip()}))
@@ -84,17 +82,17 @@ def _accounts() -> tuple[str, ...] | None:
     return found if found or enforced else None
 
 
-def settings() -> dict[str, str]:
-    """slurm.conf, as the controller has it."""
-    text = slurm.query(["scontrol", "show", "config"]) or ""
-    return dict(re.findall(r"^(\w+)\s*=[ \t]*(.*?)\s*$", text, re.MULTILINE))
+def associations(form: str) -> str:
+    """The user's, on this cluster: these fields of each, with `|` between them."""
+    whose = [f"user={getpass.getuser()}", f"cluster={slurm.cluster()}", f"format={form}"]
+    return slurm.query(["sacctmgr", "--noheader", "--parsable2", "show", "associations", *whose]) or ""
 
 
 def parse_partitions(groups: str, rules: str) -> tuple[Partition, ...]:
     """`groups`: what sinfo says of nodes that are alike, a line each; `rules`: who may use what, from scontrol."""
     empty = {}
     for line in rules.splitlines():
-        field = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
+        field = slurm.fields(line)
         allowed, qos = field.get("AllowAccounts", "ALL"), field.get("AllowQos", "ALL")
         empty[field.get("PartitionName")] = Partition(
             field.get("PartitionName", ""),

@@ -128,10 +128,15 @@ def cluster() -> str:
     numbers."""
     if "SLURM_JOB_ID" in os.environ and (name := os.environ.get("SLURM_CLUSTER_NAME")):
         return name
-    text = query(["scontrol", "show", "config"]) or ""
-    if found := re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE):
-        return found[1]
+    if name := settings().get("ClusterName"):
+        return name
     raise SlurmUnreachableError("scontrol show config: no ClusterName")
+
+
+def settings() -> dict[str, str]:
+    """slurm.conf, as the controller has it."""
+    text = query(["scontrol", "show", "config"]) or ""
+    return dict(re.findall(r"^(\w+)\s*=[ \t]*(.*?)\s*$", text, re.MULTILINE))
 
 
 def controllers_time() -> float | None:
@@ -190,7 +195,7 @@ def cancel(job: str) -> bool:
 
 
 def parse_job(text: str) -> Job:
-    field = _fields(text)
+    field = fields(text)
     return Job(
         id=field["JobId"],
         state=field["JobState"],
@@ -211,7 +216,7 @@ def parse_job(text: str) -> Job:
 def parse_nodes(text: str) -> list[Node]:
     found = []
     for line in text.splitlines():
-        field = _fields(line)
+        field = fields(line)
         if "NodeName" in field:
             reason = re.search(r"\bReason=(.*?)(?: \[\S+@\S+\])?(?= \w+=|$)", line)
             times = moment(field.get("BootTime")), moment(field.get("SlurmdStartTime"))
@@ -293,7 +298,7 @@ def moment(text: str | None) -> float | None:
         return None
 
 
-def _fields(line: str) -> dict[str, str]:
+def fields(line: str) -> dict[str, str]:
     return dict(re.findall(r"(?:^|\s)([A-Za-z][\w/:]*)=(\S*)", line))
 
 
