@@ -174,7 +174,7 @@ def slow_files(stage: str) -> list[str]:
 
     Those that need GPUs are `make test-gpu`'s.
     """
-    texts = {path: path.read_text() for path in sorted(Path("tests").rglob("test_*.py")) if "gpus" not in str(path)}
+    texts = {path: path.read_text() for path in sorted(Path("tests").rglob("test_*.py")) if "gpus" not in path.parts}
     slow = {str(path): text for path, text in texts.items() if "mark.slow" in text}
     if stage == "walks":
         return [name for name, text in slow.items() if "mark.walk" in text]
