@@ -137,11 +137,23 @@ class SiteClone:
         self.wait(lambda: self.last_step(experiment, run) >= step, timeout, f"step {step} of {experiment}/{run}")
 
     def wait(self, condition: Callable[[], object], timeout: float, what: str) -> None:
-        deadline = time.monotonic() + timeout
+        """As long as some run makes steps, a slow machine has more time, within reason."""
+        begun = moved = time.monotonic()
+        steps = 0
         while not condition():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{what} did not come in {timeout} s\n{self.output()[-4000:]}\n{self.lab.logs()}")
             time.sleep(0.1)
+            now = time.monotonic()
+            if now < moved + timeout:
+                continue
+            if now > begun + 4 * timeout or (found := self._logged_steps()) == steps:
+                message = f"{what} did not come in {now - begun:.0f} s"
+                raise TimeoutError(f"{message}\n{self.output()[-4000:]}\n{self.lab.logs()}")
+            steps, moved = found, now
+
+    def _logged_steps(self) -> int:
+        """Bytes of them, by any run."""
+        stores = (link.resolve().parent for link in self.path.glob("results/*/runs/*/attempts.jsonl"))
+        return sum(path.stat().st_size for store in stores for path in store.glob("attempts/*/steps.jsonl"))
 
     def jobs(self, run: str) -> list[str]:
         """Every job that was ever submitted to train a run; the executor's comment names rule and wildcards."""
