@@ -5,6 +5,7 @@ from snakemake.utils import min_version
 min_version("9.27")
 
 
+include: "workflow/rules/library.smk"
 include: "workflow/rules/common.smk"
 include: "workflow/rules/plan.smk"
 include: "workflow/rules/data.smk"
@@ -36,19 +37,25 @@ onstart:
     calls.require_claim()
     calls.use_zygote(PLAN, workflow.executor_plugin.name)
     calls.require_cluster(
-        PLAN, workflow.executor_plugin.name, calls.starting(workflow.dag)
+        PLAN,
+        workflow.executor_plugin.name,
+        calls.starting(workflow.dag, {RULE_NAME("train"), RULE_NAME("capture")}),
     )
     if workflow.executor_plugin.name == "slurm":
         # Nobody else may be left to change the nodes that waiting jobs avoid.
         bad_nodes.revise_in_background(SHARED.folder.parent)
 
 
-if SUBMITS:
-    calls.note_interrupts()
-    workflow.execute = calls.concluding(workflow.execute, workflow, RESULTS)
-
-
 onerror:
     if SUBMITS:
         calls.print_failures(RESULTS)
-        calls.report_after_failure(RESULTS, REPORT, REPORTED, workflow.dag)
+        calls.report_after_failure(
+            RESULTS, RULE_NAME("report"), REPORT, REPORTED, workflow.dag
+        )
+
+
+if SUBMITS:
+    calls.note_interrupts()
+    # Snakemake leaves out the hooks of modules.
+    hooks = (globals()["onstart"], globals()["onerror"]) if IS_MODULE else ()
+    workflow.execute = calls.concluding(workflow, RESULTS, RULE_NAME("report"), *hooks)

@@ -38,6 +38,7 @@ EXERCISED = {
     "tests/e2e/test_export.py": "bridge export evaluate",
     "tests/e2e/test_stages_that_fail.py": "report doctor workflow export evaluate",
     "tests/e2e/test_families.py": "bridge export import",
+    "tests/e2e/test_from_elsewhere.py": "workflow common config",
     "tests/e2e/test_in_image.py": "image",
     "tests/e2e/test_interruptions.py": "run",
     "tests/e2e/test_layouts.py": "bridge",

@@ -6,7 +6,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from snakemake.cli import get_argument_parser
+
+import megaboa
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("docs", "docs/how-to", "docs/reference", "docs/explanation", "config", "recipes")
@@ -36,7 +39,7 @@ def test_every_command_of_the_docs_names_options_and_rules_that_there_are(words)
     assert set(given.targets) <= rules(), given.targets
     assert {*(given.forcerun or [])} <= rules()
     for profile in given.profile or []:
-        assert (ROOT / profile / "config.yaml").exists()
+        assert (ROOT / profile.removeprefix("../megaboa/") / "config.yaml").exists()
 
 
 def test_the_commands_are_found():
@@ -75,3 +78,10 @@ def test_the_way_of_a_run_names_functions_that_there_are():
     for module, name in named:
         tree = ast.parse((ROOT / "workflow" / "scripts" / "megaboa" / module).read_text())
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}, module
+
+
+def test_one_version_is_said_everywhere():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    newest = re.search(r"^## (\S+), (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert citation["version"] == megaboa.__version__ == newest[1]
+    assert str(citation["date-released"]) == newest[2]

@@ -264,15 +264,25 @@ def test_the_verdict_is_that_of_a_report_that_was_asked_for(tmp_path, asked, fin
     job = SimpleNamespace(rule=SimpleNamespace(name=asked))
     dag = SimpleNamespace(jobs=[job], finished=lambda job: finished, needrun=lambda job: needed)
     calls = []
-    execute = concluding(
-        lambda **options: calls.append(options), SimpleNamespace(dryrun=look, touch=False, dag=dag), tmp_path
-    )
+    workflow = SimpleNamespace(dryrun=look, touch=False, dag=dag, execute=lambda **options: calls.append(options))
+    execute = concluding(workflow, tmp_path, "report")
     if ends:
         with pytest.raises(SystemExit):
             execute(executor_plugin=1)
     else:
         execute(executor_plugin=1)
     assert calls == [{"executor_plugin": 1}]
+
+
+def test_a_modules_hooks_go_before_those_of_the_workflow_around_it(tmp_path):
+    calls = []
+    workflow = SimpleNamespace(dryrun=False, touch=False, dag=SimpleNamespace(jobs=[]))
+    workflow.execute = lambda: workflow._onstart("the log")
+    workflow._onstart = workflow._onerror = calls.append
+    concluding(workflow, tmp_path, "report", lambda: calls.append("module"), lambda: calls.append("failed"))()
+    assert calls == ["module", "the log"]
+    workflow._onerror("an error's log")
+    assert calls[2:] == ["failed", "an error's log"]
 
 
 SIGTERM_WHILE_IT_SELECTS_JOBS = """

@@ -1,24 +1,18 @@
 # What all rules share: the plan, and what it says of names, inputs and resources.
 import json
-import os
-import sys
 
 from snakemake.exceptions import WorkflowError
 from snakemake.scheduling.job_scheduler import JobScheduler
 from snakemake_interface_executor_plugins.settings import ExecMode
 
-SCRIPTS = os.path.relpath(f"{workflow.basedir}/workflow/scripts")
-CAPTIONS = os.path.relpath(f"{workflow.basedir}/workflow/report/captions.yaml")
-sys.path.insert(0, os.path.abspath(SCRIPTS))
-
 from megaboa import workflow as calls
 from megaboa.bundle.contents import code_state
 from megaboa.config import ConfigError, command_line, load, nested
+from megaboa.errors import InputError
 from megaboa.plan import make_plan, restarts
 from megaboa.plan.rule_inputs import Inputs, Planned
 from megaboa.plan.resources import JobResources
 from megaboa.plan.shared import Shared
-from megaboa.records import RecordError
 from megaboa.run import bad_nodes, submitted
 
 SUBMITS = workflow.exec_mode == ExecMode.DEFAULT  # else this is Snakemake in a job
@@ -26,13 +20,13 @@ calls.prepare_environment()
 if SUBMITS:
     calls.use_this_machine(workflow.resource_settings, workflow.global_resources)
 JobScheduler.exit_gracefully = calls.in_a_thread(JobScheduler.exit_gracefully)
-CONFIG_FILES = workflow.configfiles or [calls.DEFAULT_CONFIG]
-GIVEN, RESTART = restarts.split(workflow.config_settings.config)
 try:
+    CONFIG_FILES, GIVEN = calls.configuration(workflow, config)
+    GIVEN, RESTART = restarts.split(GIVEN)
     LOADED = load(CONFIG_FILES, command_line(GIVEN), os.environ)
     PLAN = make_plan(LOADED)
     RESTARTED = restarts.check(PLAN, "results", RESTART) if SUBMITS else []
-except (ConfigError, RecordError, restarts.UnfinishedWorkError) as error:
+except (ConfigError, InputError, restarts.UnfinishedWorkError) as error:
     raise WorkflowError(f"\n{error}") from None
 
 PROFILE = calls.profile_resources(workflow.resource_settings.default_resources)
@@ -52,14 +46,16 @@ if SUBMITS:  # jobs read these files and never write them
     PREVIEW, CALL_CONFIG = calls.write_plan(
         PLAN, SHARED, CONFIG_FILES, LOOKS, MINE, COMMAND, RESTARTED
     )
-    if CALL_CONFIG:  # what Snakemake in the jobs reads, whenever they start
-        workflow.config_settings.configfiles = CALL_CONFIG
+    if CALL_CONFIG:
         submitted.submit_from(CALL_CONFIG[0])
-    if workflow.output_settings.dryrun:
+    if CALL_CONFIG and not IS_MODULE:
+        # What Snakemake in the jobs reads, whenever they start.
+        workflow.config_settings.configfiles = CALL_CONFIG
+    if workflow.output_settings.dryrun and not IS_MODULE:
         calls.end_with_one_screen(workflow, PLAN, SHARED.on_cluster)
     else:
         calls.introduce(PLAN, SHARED.on_cluster)
-else:
+elif not IS_MODULE:  # whose jobs have the variable from the call
     submitted.submit_from(CONFIG_FILES[0])
 
 ASKED = JobResources(SHARED, SUBMITS)

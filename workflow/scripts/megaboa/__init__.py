@@ -1,3 +1,3 @@
 """Megaboa: Megatron-Bridge pretraining experiments as one declarative workflow."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"

@@ -19,6 +19,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import yaml
+
 from megaboa import files
 from megaboa.check.refusals import some_of
 from megaboa.doctor import failed_stages
@@ -29,6 +31,7 @@ from megaboa.paths import ExperimentFolder
 from megaboa.plan import Plan, places, screen
 from megaboa.plan.screen import describe, submission
 from megaboa.plan.shared import Shared
+from megaboa.records import Tree
 from megaboa.run import submitted
 from megaboa.run.identity import is_trained
 
@@ -87,6 +90,24 @@ def claim_experiment(results: str | Path) -> bool:
     stream.flush()
     _held.append(stream)
     return True
+
+
+def configuration(workflow: Any, config: Tree) -> tuple[list[Path], Tree]:
+    """The experiment's files, and what the command line has put over them.
+
+    A module is given a configuration: that of the workflow around it, or a part of it, which goes to a file of its own.
+    """
+    given = list(workflow.config_settings.configfiles)
+    if workflow.modifier.is_main_snakefile():
+        return given or [DEFAULT_CONFIG], workflow.config_settings.config
+    if workflow.modifier.modify_path("results") != "results":
+        raise InputError("as a module, Megaboa takes neither `prefix` nor `replace_prefix`: it writes to results/")
+    if config == workflow.modifier_stack[0].globals["config"]:
+        declared = [path for path in map(Path.absolute, map(Path, workflow.configfiles)) if path not in given]
+        return [*declared, *given], workflow.config_settings.config
+    path = Path("results", ".modules", f"{workflow.modifier.namespace}.yaml")
+    files.write_if_changed(path, yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False))
+    return [path], {}
 
 
 def looks_only(dry_run: bool, words: Collection[str]) -> bool:
@@ -290,19 +311,37 @@ def reason(dag: Any, job: Any) -> str:
     return f"after {some_of(sorted({before.rule.name for before in dag.job_dependencies(job) if dag.needrun(before)}))}"
 
 
-def concluding(execute: Callable[..., None], workflow: Any, results: str | Path) -> Callable[..., None]:
-    """Snakemake's own `execute`, and the report's verdict after it.
+def concluding(
+    workflow: Any,
+    results: str | Path,
+    report: str,
+    onstart: Callable[[], None] | None = None,
+    onerror: Callable[[], None] | None = None,
+) -> Callable[..., None]:
+    """Snakemake's own `execute` with these hooks as well, and the report's verdict after it.
 
     Of Snakemake's hooks none is called where nothing is to be done, and none can be sure to have the last word.
     """
+    execute = workflow.execute
 
     @functools.wraps(execute)
     def executed(*arguments: Any, **options: Any) -> None:
+        for name, hook in (("_onstart", onstart), ("_onerror", onerror)):
+            if hook:
+                setattr(workflow, name, _both(hook, getattr(workflow, name)))
         execute(*arguments, **options)
-        if not (workflow.dryrun or workflow.touch) and _is_made("report", workflow.dag):
+        if not (workflow.dryrun or workflow.touch) and _is_made(report, workflow.dag):
             conclude(results)
 
     return executed
+
+
+def _both(hook: Callable[[], None], other: Callable[[Any], None]) -> Callable[[Any], None]:
+    def called(log: Any) -> None:
+        hook()
+        other(log)
+
+    return called
 
 
 def _is_made(rule: str, dag: Any) -> bool:
@@ -352,14 +391,14 @@ def note_interrupts() -> None:
         signal.signal(signal.SIGINT, noted)
 
 
-def report_after_failure(results: str | Path, command: str, needed: Collection[str], dag: Any) -> None:
+def report_after_failure(results: str | Path, report: str, command: str, needed: Collection[str], dag: Any) -> None:
     """Where every run is trained and measured, what failed besides training doesn't cost the report: it says so.
 
     It is made here and not by a job, as the rule needs what has failed. The next call tries that again, and then makes
     the report by its rule.
     """
-    asked = any(job.rule.name == "report" for job in dag.jobs)
-    if _interrupted or _holder or not asked or _is_made("report", dag):
+    asked = any(job.rule.name == report for job in dag.jobs)
+    if _interrupted or _holder or not asked or _is_made(report, dag):
         return
     if not all(map(os.path.exists, needed)) or status.missing(Path(results)):
         return
@@ -383,9 +422,9 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def starting(dag: Any) -> set[str]:
-    """Runs whose ranks this call will start; known when the jobs are."""
-    return {job.wildcards.run for job in dag.needrun_jobs() if job.rule.name in ("train", "capture")}
+def starting(dag: Any, rules: Collection[str]) -> set[str]:
+    """Runs whose ranks this call will start by these rules; known when the jobs are."""
+    return {job.wildcards.run for job in dag.needrun_jobs() if job.rule.name in rules}
 
 
 def call_again(config_files: Sequence[str | Path], given: dict[str, Any]) -> str:

@@ -1,0 +1,132 @@
+"""The workflow from another folder, and as a module of another workflow: as Snakemake's users expect."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from clone import TINY, copy_repository, user_environment
+
+from megaboa.files import read_json
+
+pytestmark = pytest.mark.slow
+
+URL = "https://github.com/somebody/megaboa"
+# What snakedeploy writes, but for the lines of comments.
+DEPLOYED = """\
+from snakemake.utils import min_version
+
+
+min_version("6.10.0")
+
+
+configfile: "config/config.yaml"
+
+
+module megaboa:
+    snakefile:
+        github("somebody/megaboa", path="workflow/Snakefile", tag="v9")
+    config:
+        config
+
+
+use rule * from megaboa
+"""
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with a tag."""
+    path = copy_repository(tmp_path_factory.mktemp("published") / "megaboa")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(path)]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "All"], ["tag", "v9"]):
+        subprocess.run([*git, *words], check=True)
+    return path
+
+
+def experiment() -> str:
+    return TINY.format(name="tiny", steps=3, save_interval=3) + "    one: {}\n"
+
+
+def snakemake(folder: Path, *words: str, home: Path | None = None, clone: Path | None = None) -> str:
+    """In a folder; `clone` is what git finds at the repository's address, and caches are below `home`."""
+    environment = user_environment()
+    if clone:
+        environment |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.file://{clone}.insteadOf"}
+        environment |= {"GIT_CONFIG_VALUE_0": URL, "XDG_CACHE_HOME": str(home)}
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "--cores", "2", *words],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_from_another_folder(clone, tmp_path):
+    (tmp_path / "tiny.yaml").write_text(experiment())
+    words = ["-s", os.path.relpath(clone / "Snakefile", tmp_path), "--configfile", "tiny.yaml"]
+    output = snakemake(tmp_path, "data", *words)
+    assert "profiles/default" in output, "the workflow's own profile is taken"
+    assert read_json(tmp_path / "results" / "tiny" / "data" / "text" / "verification.json")["digest"]
+    assert not (clone / "results").exists()
+
+
+def test_as_snakedeploy_leaves_it(clone, tmp_path):
+    """The library of a module in a repository is cloned, at the module's tag."""
+    (tmp_path / "workflow").mkdir()
+    (tmp_path / "config").mkdir()
+    (tmp_path / "workflow" / "Snakefile").write_text(DEPLOYED)
+    (tmp_path / "config" / "config.yaml").write_text(experiment())
+    snakemake(tmp_path, "metrics", home=tmp_path / "cache", clone=clone)
+    assert read_json(tmp_path / "results" / "tiny" / "runs" / "one" / "metrics" / "summary.json")["steps"] == 3
+    commit = subprocess.check_output(["git", "-C", str(clone), "rev-parse", "v9"], text=True).strip()
+    assert [path.name for path in (tmp_path / ".snakemake" / "megaboa").iterdir()] == [commit]
+
+
+def test_as_a_part_of_another_workflow(clone, tmp_path):
+    """With a part of its configuration, other names of rules, and a rule that reads a result; hooks are called."""
+    tree = "".join(f"  {line}\n" for line in experiment().splitlines())
+    (tmp_path / "all.yaml").write_text(f"greeting: hello\npretraining:\n{tree}")
+    (tmp_path / "Snakefile").write_text(
+        f"""\
+configfile: "all.yaml"
+
+
+module megaboa:
+    snakefile:
+        "{clone}/Snakefile"
+    config:
+        config["pretraining"]
+
+
+use rule * from megaboa as pretraining_*
+
+
+onstart:
+    print("mine has started")
+
+
+rule greet:
+    default_target: True
+    input:
+        rules.pretraining_verify_corpus.output[0].format(corpus="text"),
+    output:
+        "greeting.txt",
+    params:
+        greeting=config["greeting"],
+    shell:
+        "echo {{params.greeting}} > {{output}}"
+"""
+    )
+    output = snakemake(tmp_path)
+    assert "mine has started" in output and "pretraining_tokenize" in output
+    assert (tmp_path / "greeting.txt").read_text() == "hello\n"
+    assert (tmp_path / "results" / "tiny" / "runs" / "one" / "run.json").exists()
