@@ -12,6 +12,7 @@ pytestmark = pytest.mark.slow
 
 def test_layouts_over_two_hosts_agree(clone):
     config = clone.default_on_two_hosts(["dp1", "dp2", "pp2", "cp2"])
+    clone.before_training(config)
     clone.snakemake("--configfile", config, timeout=1500)
     checks = clone.json("tiny", "report", "checks.json")
     assert checks["state"] == "PASS", checks
@@ -31,6 +32,7 @@ def test_other_ways_to_start_ranks(clone):
         "single": f"{SHORT}, launch.srun: {wrapper}, launch.health_check: true",
     }
     config = clone.experiment("ways", runs, save_interval=6)
+    clone.before_training(config)
     clone.snakemake("pretrain", "--configfile", config)
     ranks, tasks, single = (clone.curve("ways", run) for run in runs)
     assert ranks == tasks and len(ranks) == 12
