@@ -11,12 +11,12 @@ pytestmark = pytest.mark.slow
 
 
 def test_layouts_over_two_hosts_agree(clone):
-    config = clone.default_on_two_hosts(["dp1", "dp2", "pp2", "cp2"])
+    config = clone.default_on_two_hosts(["dp1", "dp2", "pp2", "cp2", "moe-dp1", "moe-ep2"])
     clone.before_training(config)
     clone.snakemake("--configfile", config, timeout=1500)
     checks = clone.json("tiny", "report", "checks.json")
     assert checks["state"] == "PASS", checks
-    for run in ("dp2", "pp2", "cp2"):
+    for run in ("dp2", "pp2", "cp2", "moe-ep2"):
         (start,) = clone.starts("tiny", run)
         assert len(start["nodes"]) == 2 and start["job"]
 
