@@ -24,8 +24,8 @@ include: "workflow/rules/bundle.smk"
 rule all:
     default_target: True
     input:
-        f"{RESULTS}/plan.tsv",
-        f"{RESULTS}/report/index.html",
+        "<experiment>/plan.tsv",
+        "<experiment>/report/index.html",
         # Named here too, as Snakemake doesn't make a missing file for the sake of a newer one that wants it.
         SHARED.metrics,
         SHARED.analyses,

@@ -1,20 +1,20 @@
 # Not part of `all`: what a reader needs to check the experiment, in one file.
 rule bundle:
     input:
-        f"{RESULTS}/bundle/{PLAN.name}.crate.zip",
+        f"<experiment>/bundle/{PLAN.name}.crate.zip",
 
 
 rule pack_bundle:
     input:
-        f"{RESULTS}/report/index.html",
-        f"{RESULTS}/report/checks.json",
+        "<experiment>/report/index.html",
+        "<experiment>/report/checks.json",
         SHARED.metrics,
-        f"{RESULTS}/preflight.json",
+        "<experiment>/preflight.json",
         settings=planned("specs/report.json"),
     output:
-        f"{RESULTS}/bundle/{PLAN.name}.crate.zip",
+        f"<experiment>/bundle/{PLAN.name}.crate.zip",
     log:
-        f"{RESULTS}/logs/bundle.log",
+        "<experiment>/logs/bundle.log",
     localrule: True
     conda:
         "../../envs/pipeline.yaml"

@@ -65,6 +65,10 @@ INPUTS = Inputs(SHARED, planned.file, ancient)
 PYTHON, IMAGE, CONVERT = calls.conversion_commands(SCRIPTS, SHARED)
 
 
+pathvars:
+    experiment=RESULTS,
+
+
 wildcard_constraints:
     run="[^/]+",
     model="[^/]+",

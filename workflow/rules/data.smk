@@ -9,9 +9,9 @@ rule train_tokenizer:
         lambda wildcards: SHARED.tokenizer_texts(wildcards.tokenizer),
         spec=planned("specs/tokenizers/{tokenizer}.json"),
     output:
-        f"{RESULTS}/tokenizers/{{tokenizer}}.json",
+        "<experiment>/tokenizers/{tokenizer}.json",
     log:
-        f"{RESULTS}/logs/tokenizers/{{tokenizer}}.log",
+        "<experiment>/logs/tokenizers/{tokenizer}.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     threads: 2
@@ -26,9 +26,9 @@ rule list_sources:
         lambda wildcards: SHARED.corpus_inputs(wildcards.corpus),
         spec=planned("specs/corpora/{corpus}.json"),
     output:
-        f"{RESULTS}/data/{{corpus}}/sources.json",
+        "<experiment>/data/{corpus}/sources.json",
     log:
-        f"{RESULTS}/logs/data/{{corpus}}/sources.log",
+        "<experiment>/logs/data/{corpus}/sources.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     threads: 2
@@ -41,12 +41,12 @@ rule list_sources:
 # What a shard leaves is gone when they are merged, and so is its manifest.
 rule tokenize:
     input:
-        sources=f"{RESULTS}/data/{{corpus}}/sources.json",
+        sources="<experiment>/data/{corpus}/sources.json",
         spec=planned("specs/corpora/{corpus}.json"),
     output:
-        temp(f"{RESULTS}/data/{{corpus}}/shard-{{shard}}-of-{{shards}}.json"),
+        temp("<experiment>/data/{corpus}/shard-{shard}-of-{shards}.json"),
     log:
-        f"{RESULTS}/logs/data/{{corpus}}/shard-{{shard}}-of-{{shards}}.log",
+        "<experiment>/logs/data/{corpus}/shard-{shard}-of-{shards}.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     threads: lambda wildcards: 2 if wildcards.shards == "1" else 1
@@ -62,12 +62,12 @@ rule tokenize:
 rule merge_corpus:
     input:
         lambda wildcards: SHARED.shard_manifests(wildcards.corpus),
-        sources=f"{RESULTS}/data/{{corpus}}/sources.json",
+        sources="<experiment>/data/{corpus}/sources.json",
         spec=planned("specs/corpora/{corpus}.json"),
     output:
-        f"{RESULTS}/data/{{corpus}}.json",
+        "<experiment>/data/{corpus}.json",
     log:
-        f"{RESULTS}/logs/data/{{corpus}}/merge.log",
+        "<experiment>/logs/data/{corpus}/merge.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     params:
@@ -80,13 +80,13 @@ rule merge_corpus:
 
 rule verify_corpus:
     input:
-        manifest=f"{RESULTS}/data/{{corpus}}.json",
-        sources=f"{RESULTS}/data/{{corpus}}/sources.json",
+        manifest="<experiment>/data/{corpus}.json",
+        sources="<experiment>/data/{corpus}/sources.json",
         spec=planned("specs/corpora/{corpus}.json"),
     output:
-        f"{RESULTS}/data/{{corpus}}/verification.json",
+        "<experiment>/data/{corpus}/verification.json",
     log:
-        f"{RESULTS}/logs/data/{{corpus}}/verification.log",
+        "<experiment>/logs/data/{corpus}/verification.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     params:
@@ -103,9 +103,9 @@ rule index:
         spec=planned("specs/indexes/{index}.json"),
         preflight=lambda wildcards: INPUTS.preflight_of_index(wildcards.index),
     output:
-        f"{RESULTS}/data/indexes/{{index}}.json",
+        "<experiment>/data/indexes/{index}.json",
     log:
-        f"{RESULTS}/logs/data/indexes/{{index}}.log",
+        "<experiment>/logs/data/indexes/{index}.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     params:

@@ -5,13 +5,13 @@ rule evaluate:
 
 rule evaluate_model:
     input:
-        export=f"{RESULTS}/runs/{{run}}/export.json",
-        proof=f"{RESULTS}/runs/{{run}}/proof.json",
+        export="<experiment>/runs/{run}/export.json",
+        proof="<experiment>/runs/{run}/proof.json",
         spec=planned("specs/evaluate.json"),
     output:
-        f"{RESULTS}/runs/{{run}}/evaluation.json",
+        "<experiment>/runs/{run}/evaluation.json",
     log:
-        f"{RESULTS}/logs/evaluate/{{run}}.log",
+        "<experiment>/logs/evaluate/{run}.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     resources:

@@ -5,16 +5,16 @@ rule export:
 
 rule export_model:
     input:
-        train=f"{RESULTS}/runs/{{run}}/train.json",
-        source=lambda wildcards: f"{RESULTS}/models/{RUNS[wildcards.run].model}/source.json",
+        train="<experiment>/runs/{run}/train.json",
+        source=lambda wildcards: f"<experiment>/models/{RUNS[wildcards.run].model}/source.json",
         spec=planned("specs/exports/{run}.json"),
         image=lambda wildcards: INPUTS.image_of_conversion(
             f"{RESULTS}/runs/{wildcards.run}/export.json"
         ),
     output:
-        f"{RESULTS}/runs/{{run}}/export.json",
+        "<experiment>/runs/{run}/export.json",
     log:
-        f"{RESULTS}/logs/export/{{run}}.log",
+        "<experiment>/logs/export/{run}.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     resources:
@@ -33,15 +33,15 @@ rule export_model:
 
 rule prove_export:
     input:
-        export=f"{RESULTS}/runs/{{run}}/export.json",
-        source=lambda wildcards: f"{RESULTS}/models/{RUNS[wildcards.run].model}/source.json",
+        export="<experiment>/runs/{run}/export.json",
+        source=lambda wildcards: f"<experiment>/models/{RUNS[wildcards.run].model}/source.json",
         image=lambda wildcards: INPUTS.image_of_conversion(
             f"{RESULTS}/runs/{wildcards.run}/proof.json"
         ),
     output:
-        f"{RESULTS}/runs/{{run}}/proof.json",
+        "<experiment>/runs/{run}/proof.json",
     log:
-        f"{RESULTS}/logs/export/{{run}}.proof.log",
+        "<experiment>/logs/export/{run}.proof.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     resources:
@@ -66,16 +66,16 @@ rule generate:
 
 rule generate_text:
     input:
-        export=f"{RESULTS}/runs/{{run}}/export.json",
-        source=lambda wildcards: f"{RESULTS}/models/{RUNS[wildcards.run].model}/source.json",
+        export="<experiment>/runs/{run}/export.json",
+        source=lambda wildcards: f"<experiment>/models/{RUNS[wildcards.run].model}/source.json",
         spec=planned("specs/generate.json"),
         image=lambda wildcards: INPUTS.image_of_conversion(
             f"{RESULTS}/runs/{wildcards.run}/generations.json"
         ),
     output:
-        f"{RESULTS}/runs/{{run}}/generations.json",
+        "<experiment>/runs/{run}/generations.json",
     log:
-        f"{RESULTS}/logs/export/{{run}}.generate.log",
+        "<experiment>/logs/export/{run}.generate.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     resources:
@@ -100,12 +100,12 @@ rule push:
 
 rule push_model:
     input:
-        export=f"{RESULTS}/runs/{{run}}/export.json",
-        proof=f"{RESULTS}/runs/{{run}}/proof.json",
+        export="<experiment>/runs/{run}/export.json",
+        proof="<experiment>/runs/{run}/proof.json",
     output:
-        f"{RESULTS}/runs/{{run}}/push.json",
+        "<experiment>/runs/{run}/push.json",
     log:
-        f"{RESULTS}/logs/export/{{run}}.push.log",
+        "<experiment>/logs/export/{run}.push.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     params:

@@ -3,11 +3,11 @@
 rule image:
     input:
         spec=planned("specs/image.json"),
-        inside=ancient(f"{RESULTS}/specs/inside.json"),
+        inside=ancient("<experiment>/specs/inside.json"),
     output:
-        f"{RESULTS}/image.json",
+        "<experiment>/image.json",
     log:
-        f"{RESULTS}/logs/image.log",
+        "<experiment>/logs/image.log",
     localrule: True
     conda:
         "../../envs/pipeline.yaml"

@@ -3,9 +3,9 @@ rule get_model:
         lambda wildcards: SHARED.model_inputs(wildcards.model),
         spec=planned("specs/models/{model}.json"),
     output:
-        f"{RESULTS}/models/{{model}}/source.json",
+        "<experiment>/models/{model}/source.json",
     log:
-        f"{RESULTS}/logs/models/{{model}}.source.log",
+        "<experiment>/logs/models/{model}.source.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     params:
@@ -16,14 +16,14 @@ rule get_model:
 
 rule import_model:
     input:
-        source=f"{RESULTS}/models/{{model}}/source.json",
+        source="<experiment>/models/{model}/source.json",
         image=lambda wildcards: INPUTS.image_of_conversion(
             f"{RESULTS}/models/{wildcards.model}/import.json"
         ),
     output:
-        f"{RESULTS}/models/{{model}}/import.json",
+        "<experiment>/models/{model}/import.json",
     log:
-        f"{RESULTS}/logs/models/{{model}}.import.log",
+        "<experiment>/logs/models/{model}.import.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     threads: lambda wildcards: ASKED.import_cores(wildcards.model)
@@ -43,15 +43,15 @@ rule import_model:
 
 rule prove_import:
     input:
-        source=f"{RESULTS}/models/{{model}}/source.json",
-        imported=f"{RESULTS}/models/{{model}}/import.json",
+        source="<experiment>/models/{model}/source.json",
+        imported="<experiment>/models/{model}/import.json",
         image=lambda wildcards: INPUTS.image_of_conversion(
             f"{RESULTS}/models/{wildcards.model}/proof.json"
         ),
     output:
-        f"{RESULTS}/models/{{model}}/proof.json",
+        "<experiment>/models/{model}/proof.json",
     log:
-        f"{RESULTS}/logs/models/{{model}}.proof.log",
+        "<experiment>/logs/models/{model}.proof.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     threads: lambda wildcards: ASKED.import_cores(wildcards.model)

@@ -5,23 +5,23 @@ rule metrics:
 
 rule summarize:
     input:
-        f"{RESULTS}/runs/{{run}}/train.json",
+        "<experiment>/runs/{run}/train.json",
     output:
-        steps=f"{RESULTS}/runs/{{run}}/metrics/steps.parquet",
+        steps="<experiment>/runs/{run}/metrics/steps.parquet",
         summary=report(
-            f"{RESULTS}/runs/{{run}}/metrics/summary.json",
+            "<experiment>/runs/{run}/metrics/summary.json",
             caption="../report/summary.rst",
             category="Runs",
             labels={"run": "{run}", "what": "summary"},
         ),
         goodput=report(
-            f"{RESULTS}/runs/{{run}}/metrics/goodput.json",
+            "<experiment>/runs/{run}/metrics/goodput.json",
             caption="../report/goodput.rst",
             category="Runs",
             labels={"run": "{run}", "what": "where the time went"},
         ),
     log:
-        f"{RESULTS}/logs/metrics/{{run}}.log",
+        "<experiment>/logs/metrics/{run}.log",
     localrule: True
     conda:
         "../../envs/pipeline.yaml"

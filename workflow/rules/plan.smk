@@ -1,4 +1,4 @@
 # The table and the files of the runs are there when the Snakefile has been read: `snakemake -n` is enough to see them.
 rule plan:
     input:
-        f"{RESULTS}/plan.tsv",
+        "<experiment>/plan.tsv",

@@ -3,12 +3,12 @@ rule preflight:
     input:
         SHARED.preflight_inputs,
         order=planned("specs/runs.json"),
-        costs=ancient(f"{RESULTS}/specs/costs.json"),
+        costs=ancient("<experiment>/specs/costs.json"),
         runs=[planned.file(f"runs/{run}/run.json") for run in RUNS],
     output:
-        f"{RESULTS}/preflight.json",
+        "<experiment>/preflight.json",
     log:
-        f"{RESULTS}/logs/preflight.log",
+        "<experiment>/logs/preflight.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     params:
@@ -24,12 +24,12 @@ rule preflight_in_image:
         SHARED.preflight_inputs,
         image=SHARED.image_manifest,
         order=planned("specs/runs.json"),
-        preflight=f"{RESULTS}/preflight.json",
+        preflight="<experiment>/preflight.json",
         runs=[planned.file(f"runs/{run}/run.json") for run in RUNS],
     output:
-        f"{RESULTS}/preflight-in-image.json",
+        "<experiment>/preflight-in-image.json",
     log:
-        f"{RESULTS}/logs/preflight-in-image.log",
+        "<experiment>/logs/preflight-in-image.log",
     conda:
         "../../envs/runtime-cpu.yaml"
     params:

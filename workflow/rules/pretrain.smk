@@ -1,6 +1,6 @@
 rule pretrain:
     input:
-        expand(f"{RESULTS}/runs/{{run}}/train.json", run=RUNS),
+        expand("<experiment>/runs/{run}/train.json", run=RUNS),
 
 
 # Where and how a run is launched (launch.json) is no input: a longer wall time retrains nothing.
@@ -13,9 +13,9 @@ rule train:
         index=lambda wildcards: INPUTS.index(wildcards.run),
         proof=lambda wildcards: INPUTS.import_proof(wildcards.run),
     output:
-        f"{RESULTS}/runs/{{run}}/train.json",
+        "<experiment>/runs/{run}/train.json",
     log:
-        f"{RESULTS}/logs/runs/{{run}}.log",
+        "<experiment>/logs/runs/{run}.log",
     retries: 0
     conda:
         "../../envs/runtime-cpu.yaml"

@@ -11,9 +11,9 @@ rule capture:
         image=lambda wildcards: INPUTS.image(wildcards.run),
         preflight=lambda wildcards: INPUTS.preflight(wildcards.run),
     output:
-        f"{RESULTS}/runs/{{run}}/trace.json",
+        "<experiment>/runs/{run}/trace.json",
     log:
-        f"{RESULTS}/logs/profiles/{{run}}.log",
+        "<experiment>/logs/profiles/{run}.log",
     retries: 0
     conda:
         "../../envs/runtime-cpu.yaml"
@@ -28,12 +28,12 @@ rule capture:
 
 rule analyze:
     input:
-        trace=f"{RESULTS}/runs/{{run}}/trace.json",
+        trace="<experiment>/runs/{run}/trace.json",
         run=planned("runs/{run}/run.json"),
     output:
-        f"{RESULTS}/runs/{{run}}/analysis.json",
+        "<experiment>/runs/{run}/analysis.json",
     log:
-        f"{RESULTS}/logs/profiles/{{run}}.analysis.log",
+        "<experiment>/logs/profiles/{run}.analysis.log",
     conda:
         "../../envs/pipeline.yaml"
     params:

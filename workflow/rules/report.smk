@@ -1,7 +1,7 @@
 rule report:
     input:
         # What the report shows of it is identity, or in its settings; wall times and sizes of jobs change nothing there.
-        ancient(f"{RESULTS}/plan.tsv"),
+        ancient("<experiment>/plan.tsv"),
         REPORTED,
         SHARED.analyses,
         SHARED.import_proofs,
@@ -11,19 +11,19 @@ rule report:
         captions=CAPTIONS,
     output:
         page=report(
-            f"{RESULTS}/report/index.html",
+            "<experiment>/report/index.html",
             caption="../report/page.rst",
             category="Experiment",
             labels={"experiment": PLAN.name, "what": "report"},
         ),
         checks=report(
-            f"{RESULTS}/report/checks.json",
+            "<experiment>/report/checks.json",
             caption="../report/checks.rst",
             category="Experiment",
             labels={"experiment": PLAN.name, "what": "checks"},
         ),
     log:
-        f"{RESULTS}/logs/report.log",
+        "<experiment>/logs/report.log",
     localrule: True
     conda:
         "../../envs/pipeline.yaml"
