@@ -24,6 +24,7 @@ from megaboa.records import (
     RecordError,
     Step,
     TrainRecord,
+    base,
     plain,
 )
 from megaboa.run import identity, ledger, progress, supervisor, unfinished
@@ -103,7 +104,7 @@ def test_a_file_that_is_not_there_is_none(path):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_type_of_a_field_can_be_read(kind):
-    assert records._readers(kind) is not None and records._written(kind) is not None
+    assert base._readers(kind) is not None and base._written(kind) is not None
 
 
 def test_lines_say_what_happened(tmp_path):
