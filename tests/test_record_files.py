@@ -180,6 +180,7 @@ def test_metrics_of_version_0_come_out_the_same(old):
         (records.ProfileSpec, "results/tiny/runs/dp2/profile.json"),
         (records.TrainRecord, "results/tiny/runs/dp2/train.json"),
         (records.Tokenizer, "results/tiny/tokenizers/bpe512.json"),
+        (records.Corpus, "results/tiny/data/stdlib.json"),
         (records.ModelSource, "results/tiny/models/dense/source.json"),
         (records.ImportRecord, "results/tiny/models/dense/import.json"),
         (records.Proof, "results/tiny/models/dense/proof.json"),
@@ -195,6 +196,43 @@ def test_a_file_of_version_0_is_written_again_as_it_was(kind, name):
         if part in again:
             again[part] = {key: again[part][key] for key in written[part]}
     assert again == written
+
+
+FILE = {"path": "a.jsonl", "kind": "jsonl", "packed": None, "size": 3, "changed": 7, "sha256": "1", "stream": None}
+FROM_HUB = {"id": "a/b", "subset": None, "split": "train", "revision": "1", "number": 0, "count": 2}
+FROZEN = {"path": "t", "digest": "1", "file": "t.json", "size": 300, "eos": 0, "bos": None}
+TEXT = {"name": "c", "source": ["a.jsonl"], "text_key": ["q", "a"], "separator": None, "subset": None, "limit": None}
+TEXT |= {"split": "train", "revision": None, "max_document_mb": 128, "on_bad_record": "error"}
+COLUMN = {"documents": 9, "tokens": 90, "text_bytes": 300, "empty": 0, "dropped": {"blank": 1}, "lengths": [0, 9]}
+BAD, COMPARED = {"records": 1, "samples": ["a.jsonl:3: no key"]}, {"documents": 9, "characters": 99}
+MADE = {"dtype": "uint16", "bad": BAD, "refused": None, "compared": COMPARED}
+DATASET = {"key": "q", "documents": 9, "tokens": 90, "bytes_per_token": 3.3, "largest_token": 299, "dropped": {}}
+DATASET |= {"sizes": {"c.bin": 180}, "sha256": {"c.bin": "1"}, "lengths": [0, 9]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "written"),
+    [
+        (records.CorpusSpec, {**TEXT, "store": "store", "tokenizer": {"kind": "path", "path": "t"}, "encoder": "auto"}
+         | {"min_characters": 0, "deduplicate": False, "append_eod": True, "prepend_bos": None}),
+        (records.TokenizerSpec, {"name": "t", "store": "store", "train_on": TEXT, "vocab_size": 300}),
+        (records.Sources, {"name": "c", "tokenizer": FROZEN, "identity": {"format": 1}, "folder": "store/corpora/c/1"}
+         | {"files": [FILE, {**FILE, "kind": "stream", "stream": FROM_HUB}]}),
+        (records.ShardMade, {"folder": None}),
+        (records.Shard, {**MADE, "segments": [[0, 0, [9, 8]]], "columns": [COLUMN], "encoder": "gigatoken 0.10.0"}),
+        (records.CorpusFacts, {**MADE, "documents": 9, "tokens": 90, "encoders": ["gigatoken 0.10.0"]}
+         | {"datasets": [{**DATASET, "frequent": [[7, 60], [8, 30]], "by_file": [[0, 4], [1, 5]]}]}),
+        (records.Verification, {"corpus": "c", "digest": "1", "compared": 9, "decoded_exactly": 9}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)  # fmt: skip
+def test_what_jobs_of_version_0_left_of_a_corpus_is_read_and_written_as_it_was(path, kind, written):
+    write_json(path, {**written, "of the future": 1})
+    assert plain(records.read(kind, path)) == json.loads(json.dumps({**written, "of the future": 1}))
+    lacking = {key: value for key, value in written.items() if key != next(iter(written))}
+    write_json(path, lacking)
+    with pytest.raises(RecordError, match=f"it lacks {next(iter(written))}"):
+        records.read(kind, path)
 
 
 def test_lines_of_version_0_lose_nothing(old):

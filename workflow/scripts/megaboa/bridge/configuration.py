@@ -56,13 +56,13 @@ class Inputs:
         return cls(
             *_architecture(folder),
             pretrained=read_json(folder.model_manifest)["checkpoint"] if pretrained else None,
-            corpora=_corpora(folder),
+            corpora=folder.corpora,
         )
 
     @classmethod
     def for_data(cls, folder: RunFolder) -> Inputs:
         """For the index job, which needs all but weights."""
-        return cls(*_architecture(folder), pretrained=None, corpora=_corpora(folder))
+        return cls(*_architecture(folder), pretrained=None, corpora=folder.corpora)
 
     @classmethod
     def before_payloads(cls, folder: RunFolder) -> Inputs:
@@ -279,10 +279,6 @@ def _architecture(folder: RunFolder) -> tuple[ModelSource | None, str | None]:
         return source, source.tokenizer
     trained = folder.tokenizer_manifest
     return None, read_json(trained)["path"] if trained else model["tokenizer"]
-
-
-def _corpora(folder: RunFolder) -> datasets.Corpora:
-    return {name: read_json(path)["datasets"] for name, path in folder.corpus_manifests.items()}
 
 
 def _from_hugging_face(source: ModelSource) -> ConfigContainer:

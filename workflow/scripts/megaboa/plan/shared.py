@@ -19,7 +19,7 @@ from megaboa.data import sources
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import documents, image_specs
 from megaboa.plan.plan import Plan, Run
-from megaboa.records import ModelSource, plain, read_if_there
+from megaboa.records import CorpusSpec, ModelSource, TextSpec, TokenizerSpec, plain, read_if_there
 
 Reference = dict[str, str]
 NO_PROFILE: Mapping[str, str] = MappingProxyType({})
@@ -149,8 +149,8 @@ class Shared:
             yield f"specs/{path}", files.canonical(spec)
 
     def specifications(self) -> dict[str, dict[str, Any]]:
-        specs = {f"tokenizers/{name}.json": self._tokenizer(name) for name in self.plan.experiment.tokenizers}
-        specs |= {f"corpora/{name}.json": self._corpus(name) for name in self.corpora}
+        specs = {f"tokenizers/{name}.json": plain(self._tokenizer(name)) for name in self.plan.experiment.tokenizers}
+        specs |= {f"corpora/{name}.json": plain(self._corpus(name)) for name in self.corpora}
         specs |= {f"models/{name}.json": self._model(name) for name in self.sourced_models}
         specs |= {f"conversions/{name}.json": self._conversion(name) for name in self.imported_models}
         specs |= {f"indexes/{name}.json": self._index(name) for name in self.indexes}
@@ -284,26 +284,26 @@ class Shared:
         inside = image_specs.inside(self.plan.experiment, self.profile)
         return {**environment(), **({"container": inside} if inside else {})}
 
-    def _tokenizer(self, name: str) -> dict[str, Any]:
+    def _tokenizer(self, name: str) -> TokenizerSpec:
         tokenizer = self.plan.experiment.tokenizers[name]
         corpus = self.plan.experiment.corpora[tokenizer.train_on]
         reading = ("text_key", "separator", "subset", "split", "revision", "limit", "max_document_mb", "on_bad_record")
         text = corpus.model_dump(include=set(reading))
-        return {
-            "name": name,
-            "store": self.plan.experiment.store,
-            "train_on": {"name": tokenizer.train_on, **text, "source": expanded_source(corpus.source)},
-            "vocab_size": tokenizer.vocab_size,
-        }
+        return TokenizerSpec(
+            name=name,
+            store=self.plan.experiment.store,
+            train_on=TextSpec(name=tokenizer.train_on, source=expanded_source(corpus.source), **text),
+            vocab_size=tokenizer.vocab_size,
+        )
 
-    def _corpus(self, name: str) -> dict[str, Any]:
-        return {
-            "name": name,
-            "store": self.plan.experiment.store,
-            **self.corpora[name].model_dump(exclude={"tokenizer", "shards"}),
-            "source": expanded_source(self.corpora[name].source),
-            "tokenizer": self.corpus_tokenizer(name),
-        }
+    def _corpus(self, name: str) -> CorpusSpec:
+        return CorpusSpec(
+            name=name,
+            store=self.plan.experiment.store,
+            source=expanded_source(self.corpora[name].source),
+            tokenizer=self.corpus_tokenizer(name),
+            **self.corpora[name].model_dump(exclude={"source", "tokenizer", "shards"}),
+        )
 
     def _model(self, name: str) -> dict[str, Any]:
         model = self.plan.models[name]
