@@ -127,7 +127,7 @@ def test_end_of_document_is_appended_on_demand(loaded):
 )
 def test_what_stands_around_a_document(bos, kind, append_eod, prepend_bos, before, after):
     encoder = Encoder(bos, append_eod, prepend_bos, kind)
-    special = {"bos": bos["bos"], "sep": encoder.reference.token_to_id("</s>"), "eos": bos["eos"]}
+    special = {"bos": bos.bos, "sep": encoder.reference.token_to_id("</s>"), "eos": bos.eos}
     text = "Satz wort"
     plain = encoder.reference.encode(text, add_special_tokens=False).ids
     around = [special[n] for n in before], [special[n] for n in [*after, *(["eos"] if append_eod else [])]]

@@ -19,7 +19,7 @@ from megaboa.data import sources
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import documents, image_specs
 from megaboa.plan.plan import Plan, Run
-from megaboa.records import CorpusSpec, ModelSource, TextSpec, TokenizerSpec, plain, read_if_there
+from megaboa.records import CorpusSpec, ModelSource, ReportSpec, TextSpec, TokenizerSpec, plain, read_if_there
 
 Reference = dict[str, str]
 NO_PROFILE: Mapping[str, str] = MappingProxyType({})
@@ -163,7 +163,7 @@ class Shared:
             "inside.json": self._inside(),
             "runs.json": self._runs(),
             "costs.json": self._costs(),
-            "report.json": self._report(),
+            "report.json": plain(self._report()),
         }
 
     def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
@@ -361,17 +361,18 @@ class Shared:
         """
         return {"exports": self.plan.exports, "budget": self.plan.experiment.budget.model_dump()}
 
-    def _report(self) -> dict[str, Any]:
-        return {
-            "runs": [run.name for run in self.plan.runs],
-            "invalid": [str(run) for run in self.plan.invalid],
-            "title": self.plan.experiment.report.title,
-            "question": self.plan.experiment.report.question,
-            "agreements": self.plan.agreements,
-            "published": self.plan.published,
-            "figures": [figure.model_dump(mode="json") for figure in self.plan.experiment.report.figures],
-            "values": {run.name: run.values for run in self.plan.runs},
-            "proofs": [*self.import_proofs, *self.export_proofs],
-            "profiles": self.profiled_runs,
-            "evaluated": self.plan.evaluated,
-        }
+    def _report(self) -> ReportSpec:
+        wanted = self.plan.experiment.report
+        return ReportSpec(
+            runs=tuple(run.name for run in self.plan.runs),
+            invalid=tuple(map(str, self.plan.invalid)),
+            title=wanted.title,
+            question=wanted.question,
+            agreements=tuple(self.plan.agreements),
+            published=self.plan.published,
+            figures=tuple(figure.model_dump(mode="json") for figure in wanted.figures),
+            values={run.name: run.values for run in self.plan.runs},
+            proofs=(*self.import_proofs, *self.export_proofs),
+            profiles=tuple(self.profiled_runs),
+            evaluated=tuple(self.plan.evaluated),
+        )

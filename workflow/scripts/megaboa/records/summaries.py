@@ -107,3 +107,25 @@ class Summary(Record):
     grad_norm: GradNorm | None = None
     validation: tuple[Validation, ...] = ()
     not_finite: dict[str, str] = field(default_factory=dict)  # which of the values that are null were NaN or infinite
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptTime(Record):
+    attempt: int
+    outcome: str | None = None
+    cause: str | None = None
+    seconds: dict[str, float]  # by kind
+    phases: dict[str, float]  # seconds until its ranks had come so far
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput(Record):
+    """metrics/goodput.json: where a run's time went, by kind, over all its attempts."""
+
+    wall_seconds: float
+    allocated_seconds: float
+    seconds: dict[str, float]
+    goodput: float | None
+    rank_hours: float
+    accounting: Literal["ledger", "sacct"]
+    attempts: tuple[AttemptTime, ...]
