@@ -8,7 +8,6 @@ import json
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from megaboa import metrics
 from megaboa.check import costs
@@ -23,7 +22,7 @@ from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, c
 from megaboa.plan.one_run import RunPlanner
 from megaboa.plan.parents import Parents
 from megaboa.plan.plan import Plan, Run
-from megaboa.records import AgreementSpec
+from megaboa.records import AgreementSpec, Tree
 
 MAX_RUNS = 100_000
 
@@ -234,7 +233,7 @@ class Asked:
                 self.problems.add((*path, "name"), f"two figures are called {figure.name!r}: rename one")
             seen.add(figure.name)
 
-    def published(self) -> dict[str, Any] | None:
+    def published(self) -> Tree | None:
         name = self.experiment.report.compare_to
         try:
             return load_published(name) if name else None

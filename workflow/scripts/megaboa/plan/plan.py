@@ -77,7 +77,7 @@ class Plan:
     exports: list[str]
     agreements: list[AgreementSpec]
     evaluated: list[str] = field(default_factory=list)  # exported runs that `evaluate` is called for
-    published: dict[str, Any] | None = None  # the table of report.compare_to
+    published: Tree | None = None  # the table of report.compare_to
     invalid: list[Invalid] = field(default_factory=list)
     warnings: dict[str, list[str]] = field(default_factory=dict)  # with the runs that each is about
     notes: tuple[str, ...] = ()  # what the environment has changed, and what the sweep replaces

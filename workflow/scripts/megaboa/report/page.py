@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from megaboa import metrics
 from megaboa.config.models.outputs import Figure
-from megaboa.records import AgreementSpec, Counts, ReportCheck
+from megaboa.records import AgreementSpec, Counts, ReportCheck, Tree
 from megaboa.report import figures, kinds, style
 from megaboa.report.checks import by_subject, counts, faults, verdict
 from megaboa.report.corpora import CorpusCard, DataRead, last_validation
@@ -128,7 +128,7 @@ def render(
     drawn: list[dict[str, Any]],
     provenance: dict[str, Any],
     data: Sequence[DataRead] = (),
-    published: dict[str, Any] | None = None,
+    published: Tree | None = None,
     profiles: Sequence[Profile] = (),
     profile_figures: dict[str, list[dict[str, Any]]] | None = None,
     expected: Sequence[Expected] = (),
