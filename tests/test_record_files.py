@@ -188,6 +188,7 @@ def test_metrics_of_version_0_come_out_the_same(old):
         (records.Proof, "results/tiny/runs/scratch/proof.json"),
         (records.Found, f"store/runs/tiny/dp2/{IDENTITY[:12]}/found.json"),
         (records.Goodput, "results/tiny/runs/dp2/metrics/goodput.json"),
+        (records.CheckpointMark, f"store/runs/tiny/dp2/{IDENTITY[:12]}/checkpoints/iter_0000010/complete.json"),
         (records.RankEnd, f"store/runs/tiny/dp2/{IDENTITY[:12]}/attempts/01/end/0.json"),
     ],
 )
@@ -230,6 +231,9 @@ DATASET |= {"sizes": {"c.bin": 180}, "sha256": {"c.bin": "1"}, "lengths": [0, 9]
         (records.Checks, {"state": "FAIL", "counts": {"runs": {"PASS": 2}, "checks": {"FAIL": 1}}}
          | {"failed": [{"name": "b", "detail": "d", "anchor": "run-b"}]}
          | {"checks": [{"kind": "agreement", "name": "b", "state": "FAIL", "detail": "d", "run": "b", "step": None}]}),
+        (records.Refusals, {"packages": "p", "runs": {"a": {"identity": "1", "reasons": ["r"], "image": None}}}),
+        (records.NodeHealth, {"node": "n1", "number": 0, "ok": False, "problems": ["p"], "stage": "done"}
+         | {"collective": {"reached": True, "missing": [1], "error": None}, "measured": {"tflops": [None, 1.0]}}),
         (records.Verification, {"corpus": "c", "digest": "1", "compared": 9, "decoded_exactly": 9}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from megaboa import files
 from megaboa.causes import Action, Cause
@@ -217,6 +217,37 @@ class Found(Record):
     train_iters: int | None = None
     saves: bool = True
     async_save: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BetweenNodes(Record):
+    """How far a node came with the others in the health check."""
+
+    reached: bool  # the first node, where all meet
+    missing: tuple[int, ...] = ()  # numbers of the nodes that didn't come
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeHealth(Record):
+    """attempts/NN/health/<node>.json: what a node's check has found."""
+
+    node: str
+    number: int
+    ok: bool
+    problems: tuple[str, ...]
+    stage: Literal["local", "done"]
+    collective: BetweenNodes
+    measured: dict[str, Any]  # by what was tested
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointMark(Record):
+    """complete.json of a checkpoint: its save is over. Markers of older versions have no sizes and no time."""
+
+    iteration: int | None = None
+    files: dict[str, int] = field(default_factory=dict)  # sizes
+    time: float | None = field(default=None, metadata=IF_SET)
 
 
 LEDGER = {

@@ -145,3 +145,20 @@ class TrainRecord(Record):
     parent: Parent | None = None
     world_size: int
     skipped: tuple[Range, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal(Record):
+    """A run that preflight refused; `identity`: digest of its run.json."""
+
+    identity: str
+    reasons: tuple[str, ...]
+    image: tuple[str, ...] | None = None  # by what it is made of, and by what was made; None: not in an image
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusals(Record):
+    """refused.json: by run, what was refused under these packages."""
+
+    packages: str
+    runs: dict[str, Refusal]
