@@ -148,5 +148,5 @@ class FakeExperiment:
         events = read_events(store)
         rows = step_rows(events)
         write_steps(folder / "metrics" / "steps.parquet", rows)
-        write_json(folder / "metrics" / "goodput.json", goodput(read_ledger(store.ledger), events, rows))
+        write(folder / "metrics" / "goodput.json", goodput(read_ledger(store.ledger), events, rows))
         write(folder / "metrics" / "summary.json", summarize(run, train, read_attempts(store), events, rows))

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from megaboa.records import Evaluation, ExportRecord, ImportRecord, ModelSource, TrainRecord
+from megaboa.records import (
+    BadRecords,
+    Compared,
+    Corpus,
+    Dataset,
+    Evaluation,
+    ExportRecord,
+    ImportRecord,
+    ModelSource,
+    TrainRecord,
+)
 
 
 def source(**given: Any) -> ModelSource:
@@ -25,6 +35,20 @@ def export(**given: Any) -> ExportRecord:
 def evaluation(**given: Any) -> Evaluation:
     facts = {"run": "a", "command": "true", "export": "1", "iteration": 10, "path": "store/evaluations/a"}
     return Evaluation(**{**facts, "values": {}, **given})
+
+
+def dataset(**given: Any) -> Dataset:
+    facts = {"key": "text", "documents": 1, "tokens": 1, "bytes_per_token": 1.0, "largest_token": 0, "dropped": {}}
+    return Dataset(**{**facts, "sizes": {}, "sha256": {}, "lengths": (), "frequent": (), **given})
+
+
+def corpus(*datasets: Dataset, **given: Any) -> Corpus:
+    """With the sums of its datasets."""
+    documents, tokens = (sum(getattr(one, key) for one in datasets) for key in ("documents", "tokens"))
+    facts = {"name": "c", "datasets": datasets, "documents": documents, "tokens": tokens, "dtype": "uint16"}
+    facts |= {"bad": BadRecords(), "encoders": (), "refused": None, "compared": Compared(documents=0, characters=0)}
+    facts |= {"digest": "1", "source": "c.jsonl", "sources": (), "tokenizer": "t", "tokenizer_digest": "1"}
+    return Corpus(**{**facts, "identity": {}, **given})
 
 
 def trained(**given: Any) -> TrainRecord:

@@ -9,6 +9,8 @@ import json
 import sys
 from pathlib import Path
 
+import made
+
 from megaboa.bridge.process import prepare
 from megaboa.bridge.quiet import quietly
 from megaboa.files import read_json
@@ -33,9 +35,11 @@ RUN = {
     "overrides": {},
 }
 CORPORA = {
-    "text": [{"prefix": "/data/text", "tokens": 300}],
-    "law": [{"prefix": "/data/law", "tokens": 50}],
-    "talk": [{"prefix": f"/data/talk-{part}", "tokens": tokens} for part, tokens in (("a", 300), ("b", 100), ("c", 0))],
+    "text": made.corpus(made.dataset(prefix="/data/text", tokens=300)),
+    "law": made.corpus(made.dataset(prefix="/data/law", tokens=50)),
+    "talk": made.corpus(
+        *(made.dataset(prefix=f"/data/talk-{part}", tokens=n) for part, n in (("a", 300), ("b", 100), ("c", 0)))
+    ),
 }
 FIM = {"rate": 0.9, "spm_rate": 0.5, "split_sample": None, "fragment_rate": None, "no_prefix": None}
 FIM["tokens"] = {part: f"<{part}>" for part in ("prefix", "middle", "suffix", "pad", "eod")}

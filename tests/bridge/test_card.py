@@ -6,7 +6,7 @@ import yaml
 from megaboa.bridge.card import card
 from megaboa.files import write_json
 from megaboa.paths import RunFolder
-from megaboa.records import Evaluated
+from megaboa.records import Evaluated, write
 
 RUN = {
     "model": {"name": "m", "init": "pretrained", "hf": "owner/base", "revision": None},
@@ -21,8 +21,8 @@ RUN = {
 def card_of(tmp_path, **changes):
     folder = tmp_path / "results" / "paper" / "runs" / "large"
     write_json(folder / "run.json", RUN)
-    datasets = [{"documents": 1000, "tokens": 123456}, {"documents": 2, "tokens": 4}]
-    write_json(tmp_path / "results" / "paper" / "data" / "wiki.json", {"digest": "abcdef" * 8, "datasets": datasets})
+    datasets = (made.dataset(documents=1000, tokens=123456), made.dataset(documents=2, tokens=4))
+    write(tmp_path / "results" / "paper" / "data" / "wiki.json", made.corpus(*datasets, digest="abcdef" * 8))
     values = {
         "source": made.source(params=1234567, revision="abc123"),
         "iteration": 50,
@@ -92,9 +92,9 @@ def test_a_child_has_seen_its_parents_tokens_too(tmp_path):
 
 
 def test_weights_and_tokens_read_of_each_corpus_and_which_was_only_evaluated(tmp_path):
-    datasets = [{"documents": 10, "tokens": 500}]
     for name in ("code", "held", "late"):
-        write_json(tmp_path / f"results/paper/data/{name}.json", {"digest": name * 8, "datasets": datasets})
+        corpus = made.corpus(made.dataset(documents=10, tokens=500), digest=name * 8)
+        write(tmp_path / f"results/paper/data/{name}.json", corpus)
     card_of(tmp_path)
     folder = RunFolder(tmp_path / "results" / "paper" / "runs" / "large")
 

@@ -1,6 +1,7 @@
 """From run.json to Bridge's configuration: every key of a layout arrives, and what Megaboa sets by itself."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -284,7 +285,10 @@ def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("configurations")
     write_json(folder / "cases.json", CASES)
     script = Path(__file__).with_name("configurations.py")
-    done = subprocess.run([sys.executable, script, folder], capture_output=True, text=True)
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, script, folder], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

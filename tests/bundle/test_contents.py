@@ -13,7 +13,7 @@ from megaboa.bundle.contents import LARGEST, Asked, collect
 from megaboa.bundle.private import Machine
 from megaboa.errors import InputError
 from megaboa.files import write_json
-from megaboa.records import write
+from megaboa.records import FrozenTokenizer, SourceFile, Sources, write
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "gpt_tiny.py"
 
@@ -139,7 +139,10 @@ def test_data_that_is_not_in_it_is_listed(asked, tmp_path):
     model.mkdir()
     listed = {"path": f"{tmp_path}/a.jsonl", "kind": "jsonl", "size": 3, "sha256": "1"}
     write_json(specs / "corpora" / "text.json", {"source": [f"{tmp_path}/*.jsonl", "python-stdlib"]})
-    write_json(asked.results / "data" / "text" / "sources.json", {"files": [listed, {**listed, "kind": "source"}]})
+    frozen = FrozenTokenizer(path="t", digest="1", file="t.json", size=1, eos=None, bos=None)
+    sources = tuple(SourceFile(**{**listed, "kind": kind}) for kind in ("jsonl", "source"))
+    listing = Sources(name="text", files=sources, tokenizer=frozen, identity={}, folder="store/corpora/text")
+    write(asked.results / "data" / "text" / "sources.json", listing)
     write_json(specs / "corpora" / "new.json", {"source": ["b.txt", "hf:a/b"], "tokenizer": {"path": str(model)}})
     write_json(specs / "models" / "dense.json", {"hf": str(model)})
     write_json(specs / "models" / "hub.json", {"hf": "owner/name"})

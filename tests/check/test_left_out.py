@@ -1,5 +1,5 @@
 from megaboa.check.refusals import grouped, read, some, write
-from megaboa.files import write_json
+from megaboa.files import digest, write_json
 
 
 def test_runs_with_one_reason_share_a_line():
@@ -23,12 +23,12 @@ def test_what_one_image_refused_another_may_take(tmp_path):
     write_json(tmp_path / "image.json", {"runtime": "pyxis", "digest": "sha256:1", "path": str(file), "bytes": 5})
     write(tmp_path, {"here": ["too long"]})
     write(tmp_path, {"boxed": ["no such kernel"]}, in_image=True)
-    assert set(read(tmp_path, "packages", wanted)) == {"here", "boxed"}
-    assert read(tmp_path, "other packages", wanted) == {}
-    for other in ({"path": "j.sqsh"}, None):
+    assert set(read(tmp_path, "packages", digest(wanted))) == {"here", "boxed"}
+    assert read(tmp_path, "other packages", digest(wanted)) == {}
+    for other in (digest({"path": "j.sqsh"}), None):
         assert set(read(tmp_path, "packages", other)) == {"here"}
     write_json(tmp_path / "image.json", {"runtime": "pyxis", "digest": "sha256:2", "path": str(file), "bytes": 5})
-    assert set(read(tmp_path, "packages", wanted)) == {"here"}
+    assert set(read(tmp_path, "packages", digest(wanted))) == {"here"}
 
 
 def test_an_image_that_is_replaced_or_gone_is_asked_again(tmp_path):
@@ -39,6 +39,6 @@ def test_an_image_that_is_replaced_or_gone_is_asked_again(tmp_path):
     write_json(tmp_path / "image.json", {"runtime": "pyxis", "digest": "sha256:1", "path": str(file), "bytes": 5})
     write(tmp_path, {"boxed": ["no such kernel"]}, in_image=True)
     file.write_text("another")
-    assert read(tmp_path, "packages", wanted) == {}
+    assert read(tmp_path, "packages", digest(wanted)) == {}
     file.unlink()
-    assert read(tmp_path, "packages", wanted) == {}
+    assert read(tmp_path, "packages", digest(wanted)) == {}

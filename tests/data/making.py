@@ -12,16 +12,17 @@ from megaboa.data import jobs
 from megaboa.data.indexed import Index
 from megaboa.data.merging import merge
 from megaboa.data.shards import divide
-from megaboa.data.sources import File, kind_of
+from megaboa.data.sources import file_of, kind_of
 from megaboa.data.tokenizing import Options, tokenize_shard
+from megaboa.records import CorpusSpec
 
 TEXTS = [f"Satz Nummer {number}: äöü {'wort ' * (number % 7)}" for number in range(60)]
 
 
 def specification(folder, source, tokenizer, **changes):
-    spec = {
+    asked = {
         "name": "c",
-        "store": str(folder / "store"),
+        "store": str(Path(folder, "store")),
         "source": source if isinstance(source, list) else str(source),
         "text_key": "text",
         "separator": None,
@@ -38,8 +39,7 @@ def specification(folder, source, tokenizer, **changes):
         "encoder": "auto",
         "tokenizer": {"kind": "path", "path": str(tokenizer)},
     }
-    assert changes.keys() <= spec.keys()
-    return spec | changes
+    return CorpusSpec(**{**asked, **changes})
 
 
 def make(spec, shards=1):
@@ -52,8 +52,8 @@ def make(spec, shards=1):
 
 def build(folder, paths, encoder, shards=1, **changes):
     """A corpus without a store: its facts, and the bytes of its files by name."""
-    options = Options.of(specification(folder, "", "") | changes)
-    files = [File.of(path, *kind_of(path)) for path in paths]
+    options = Options.of(specification(folder, "", "", **changes))
+    files = [file_of(path, *kind_of(path)) for path in paths]
     made = []
     for shard, parts in enumerate(divide(files, shards, options.form.separator)):
         out = folder / f"{shard}-of-{shards}"
@@ -66,14 +66,14 @@ def build(folder, paths, encoder, shards=1, **changes):
 
 
 def payload(manifest):
-    return [Path(f"{data['prefix']}.{end}").read_bytes() for data in manifest["datasets"] for end in ("bin", "idx")]
+    return [Path(f"{data.prefix}.{end}").read_bytes() for data in manifest.datasets for end in ("bin", "idx")]
 
 
 def documents(dataset):
     """Every document's token ids."""
-    index = Index.open(Path(f"{dataset['prefix']}.idx"))
+    index = Index.open(Path(f"{dataset.prefix}.idx"))
     assert index.problems() == []
-    data = np.fromfile(f"{dataset['prefix']}.bin", index.dtype)
+    data = np.fromfile(f"{dataset.prefix}.bin", index.dtype)
     return [index.tokens(data, number).tolist() for number in range(len(index.lengths))]
 
 

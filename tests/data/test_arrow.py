@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from megaboa.data.readers import Bad, Format, Records, describe
 from megaboa.data.shards import divide
-from megaboa.data.sources import File, kind_of
+from megaboa.data.sources import file_of, kind_of
 from megaboa.errors import InputError
 
 TEXTS = [f"row {number} ä" for number in range(2500)]
@@ -33,7 +33,7 @@ def stream(path, table):
 
 
 def read(path, shards=1, keys=("text",)):
-    file = File.of(path, *kind_of(path))
+    file = file_of(path, *kind_of(path))
     parts = [part for shard in divide([file], shards, None) for part in shard]
     return [record for part in parts for record in Records(file, part, Format(keys))]
 
@@ -91,7 +91,7 @@ def test_a_bad_row_is_handed_on_and_named(tmp_path, write, end, nested):
     found = [texts for _, texts in read(path, keys=(key,))]
     assert [texts for texts in found if not isinstance(texts, Bad)] == [["good"], ["good too"]]
     assert "not UTF-8 text (byte 2)" in found[1].reason and "NoneType, not a string" in found[2].reason
-    assert describe(File.of(path, *kind_of(path)), 1, Format()) == f"{path}, row 1"
+    assert describe(file_of(path, *kind_of(path)), 1, Format()) == f"{path}, row 1"
 
 
 def test_bytes_that_are_no_text_are_bad(tmp_path):

@@ -73,8 +73,8 @@ def test_a_tokenizer_that_gigatoken_refuses_falls_back_and_the_manifest_says_so(
         Encoder(loaded, False, None, "gigatoken", "corpora.c")
     spec = specification(tmp_path, jsonl(tmp_path / "a.jsonl", TEXTS), tmp_path / "t", append_eod=False)
     manifest = make(spec, 2)
-    assert manifest["encoders"] == [encoder.name] and manifest["refused"] == encoder.refused
-    assert manifest["documents"] == len(TEXTS)
+    assert manifest.encoders == (encoder.name,) and manifest.refused == encoder.refused
+    assert manifest.documents == len(TEXTS)
 
 
 def test_ids_above_the_size_of_a_vocabulary_with_gaps_are_never_cut_down(tmp_path):
@@ -117,7 +117,7 @@ def test_end_of_document_is_appended_on_demand(loaded):
     plain = Encoder(loaded, False, None).encode(["a", "b c"])
     ended = Encoder(loaded, True, None).encode(["a", "b c"])
     assert ended.lengths.tolist() == [length + 1 for length in plain.lengths]
-    assert ended.ids[np.cumsum(ended.lengths) - 1].tolist() == [loaded["eos"]] * 2
+    assert ended.ids[np.cumsum(ended.lengths) - 1].tolist() == [loaded.eos] * 2
 
 
 @pytest.mark.parametrize("kind", ["auto", "tokenizers"])
@@ -127,7 +127,7 @@ def test_end_of_document_is_appended_on_demand(loaded):
 )
 def test_what_stands_around_a_document(bos, kind, append_eod, prepend_bos, before, after):
     encoder = Encoder(bos, append_eod, prepend_bos, kind)
-    special = {"bos": bos["bos"], "sep": encoder.reference.token_to_id("</s>"), "eos": bos["eos"]}
+    special = {"bos": bos.bos, "sep": encoder.reference.token_to_id("</s>"), "eos": bos.eos}
     text = "Satz wort"
     plain = encoder.reference.encode(text, add_special_tokens=False).ids
     around = [special[n] for n in before], [special[n] for n in [*after, *(["eos"] if append_eod else [])]]
@@ -177,11 +177,11 @@ def test_documents_of_which_a_tokenizer_makes_nothing_are_left_out_and_counted(t
     for shards in (1, 3):
         facts, files = build(tmp_path / "all", [path], encoder, shards)
         assert files["c.bin"] == np.array([1, 2, 1, 1], "<u2").tobytes()
-        assert facts["datasets"][0]["dropped"] == {"untokenizable": 2}
-        assert facts["datasets"][0]["by_file"] == [[0, 3]]
+        assert facts.datasets[0].dropped == {"untokenizable": 2}
+        assert facts.datasets[0].by_file == ((0, 3),)
     facts, files = build(tmp_path / "once", [path], encoder, deduplicate=True)
     assert files["c.bin"] == np.array([1, 2, 1], "<u2").tobytes()
-    assert facts["datasets"][0]["dropped"] == {"duplicate": 2, "untokenizable": 1}
+    assert facts.datasets[0].dropped == {"duplicate": 2, "untokenizable": 1}
 
 
 class Liar:

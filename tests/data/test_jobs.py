@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import megaboa
 from megaboa.data import jobs
 from megaboa.errors import InputError
 from megaboa.files import folder_digests, read_json, write_json
+from megaboa.records import BadRecords, Corpus, CorpusSpec, ShardMade, plain, read, write
 
 SCRIPTS = Path(megaboa.__file__).parents[1]
 
@@ -55,15 +57,15 @@ def test_the_manifest_says_what_the_corpus_is_and_what_it_was_made_of(bpe, loade
         jsonl(tmp_path / f"{number}.jsonl", TEXTS[number::2])
     spec = specification(tmp_path, tmp_path / "*.jsonl", bpe)
     manifest = make(spec, shards)
-    assert [(Path(s["path"]).name, s["kind"], s["documents"]) for s in manifest["sources"]] == [
+    assert [(Path(s.path).name, s.kind, s.documents) for s in manifest.sources] == [
         ("0.jsonl", "jsonl", 30),
         ("1.jsonl", "jsonl", 30),
     ]
-    assert manifest["tokenizer_digest"] == loaded["digest"] and manifest["source"] == spec["source"]
-    assert manifest["documents"] == 60 and manifest["bad"] == {"records": 0, "samples": []}
-    assert manifest["compared"]["documents"] >= 20 and len(manifest["encoders"]) == 1
-    assert manifest["identity"]["append_eod"] is True and "files" not in manifest["identity"]
-    assert "by_file" not in manifest["datasets"][0] and len(manifest["digest"]) == 64
+    assert manifest.tokenizer_digest == loaded.digest and manifest.source == spec.source
+    assert manifest.documents == 60 and manifest.bad == BadRecords(records=0, samples=())
+    assert manifest.compared.documents >= 20 and len(manifest.encoders) == 1
+    assert manifest.identity["append_eod"] is True and "files" not in manifest.identity
+    assert "by_file" not in plain(manifest)["datasets"][0] and len(manifest.digest) == 64
     assert left(tmp_path) == set()
 
 
@@ -81,7 +83,7 @@ def test_the_manifest_says_what_the_corpus_is_and_what_it_was_made_of(bpe, loade
 )
 def test_the_identity_follows_what_decides_the_tokens(bpe, tmp_path, changes, same):
     spec = specification(tmp_path, jsonl(tmp_path / "a.jsonl", TEXTS), bpe)
-    folders = [jobs.list_sources({**spec, **more}, 1)["folder"] for more in ({}, changes)]
+    folders = [jobs.list_sources(replace(spec, **more), 1).folder for more in ({}, changes)]
     assert (folders[0] == folders[1]) is same
 
 
@@ -89,13 +91,13 @@ def test_work_that_is_there_is_not_done_again(bpe, tmp_path):
     spec = specification(tmp_path, jsonl(tmp_path / "a.jsonl", TEXTS), bpe)
     listing = jobs.list_sources(spec, 1)
     first = jobs.make_shard(spec, listing, 0, 2)
-    written = {path: path.stat().st_mtime_ns for path in Path(first["folder"]).iterdir()}
+    written = {path: path.stat().st_mtime_ns for path in Path(first.folder).iterdir()}
     assert jobs.make_shard(spec, listing, 0, 2) == first
-    assert written == {path: path.stat().st_mtime_ns for path in Path(first["folder"]).iterdir()}
+    assert written == {path: path.stat().st_mtime_ns for path in Path(first.folder).iterdir()}
     jobs.make_shard(spec, listing, 1, 2)
     manifest = jobs.merge_shards(spec, listing, 2)
-    assert jobs.make_shard(spec, listing, 0, 2) == {"folder": None}
-    assert jobs.make_shard(spec, listing, 4, 7) == {"folder": None}
+    assert jobs.make_shard(spec, listing, 0, 2) == ShardMade(folder=None)
+    assert jobs.make_shard(spec, listing, 4, 7) == ShardMade(folder=None)
     assert jobs.merge_shards(spec, listing, 2) == manifest
 
 
@@ -123,9 +125,8 @@ def test_the_scripts_from_text_to_a_linked_corpus(tmp_path):
     done = run(tmp_path, "train_tokenizer.py", "--spec", "bpe.json", "--out", "words.json")
     assert done.returncode == 0, done.stderr
     spec = specification(tmp_path, tmp_path / "raw.jsonl", "", on_bad_record="skip")
-    write_json(
-        tmp_path / "spec.json", {**spec, "tokenizer": {"kind": "manifest", "manifest": str(tmp_path / "words.json")}}
-    )
+    trained = {"kind": "manifest", "manifest": str(tmp_path / "words.json")}
+    write(tmp_path / "spec.json", replace(spec, tokenizer=trained))
 
     def call():
         for step in steps(tmp_path, 2):
@@ -135,10 +136,12 @@ def test_the_scripts_from_text_to_a_linked_corpus(tmp_path):
 
     assert "left out, as they can't be used: 1 records, the first of them:\n  " in call()
     out = tmp_path / "data" / "c.json"
-    manifest = read_json(out)
-    assert (manifest["documents"], manifest["dtype"]) == (60, "uint16")
+    manifest = read(Corpus, out)
+    assert (manifest.documents, manifest.dtype) == (60, "uint16")
     assert (tmp_path / "data" / "c.bin").is_symlink()
-    assert documents({"prefix": tmp_path / "data" / "c"}) == documents(manifest["datasets"][0])
+    assert documents(replace(manifest.datasets[0], prefix=str(tmp_path / "data" / "c"))) == documents(
+        manifest.datasets[0]
+    )
 
     # Again: the payload stays, the manifest is written again and the same.
     first = (tmp_path / "data" / "c.bin").resolve()
@@ -158,20 +161,20 @@ def test_the_scripts_from_text_to_a_linked_corpus(tmp_path):
 @pytest.mark.slow
 def test_a_mistake_ends_in_one_sentence_and_no_manifest(bpe, tmp_path):
     source = jsonl(tmp_path / "a.jsonl", ["good", {"content": "x"}])
-    write_json(tmp_path / "spec.json", specification(tmp_path, source, "nobody/no-such-tokenizer"))
+    write(tmp_path / "spec.json", specification(tmp_path, source, "nobody/no-such-tokenizer"))
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
     done = run(tmp_path, "list_sources.py", "--spec", "spec.json", "--out", "sources.json", **offline)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("error: corpora.c.tokenizer: 'nobody/no-such-tokenizer' is not in the local cache")
 
-    write_json(tmp_path / "spec.json", specification(tmp_path, "hf:owner/name", bpe))
+    write(tmp_path / "spec.json", specification(tmp_path, "hf:owner/name", bpe))
     done = run(tmp_path, "list_sources.py", "--spec", "spec.json", "--out", "sources.json", **offline)
     assert done.returncode == 1 and not (tmp_path / "sources.json").exists()
     assert done.stderr.splitlines()[-1].startswith(
         "error: corpus source hf:owner/name: the hub can't be reached from here"
     )
 
-    write_json(tmp_path / "spec.json", specification(tmp_path, source, bpe))
+    write(tmp_path / "spec.json", specification(tmp_path, source, bpe))
     listing, shard, *_ = steps(tmp_path, 1)
     assert subprocess.run(listing, capture_output=True).returncode == 0
     done = subprocess.run(shard, capture_output=True, text=True)
@@ -228,7 +231,7 @@ def test_a_full_disk_is_one_sentence_leaves_nothing_and_with_more_room_it_goes_o
 
 @pytest.mark.slow
 def test_a_disk_of_results_that_is_full_is_one_sentence_and_with_more_room_it_goes_on(bpe, tmp_path, small_disk):
-    write_json(tmp_path / "spec.json", specification(tmp_path, jsonl(tmp_path / "a.jsonl", TEXTS), bpe))
+    write(tmp_path / "spec.json", specification(tmp_path, jsonl(tmp_path / "a.jsonl", TEXTS), bpe))
     disk = small_disk(1)
     spec, listing = ("--spec", tmp_path / "spec.json"), ("--sources", tmp_path / "sources.json")
     jobs_of_it = [
@@ -236,7 +239,7 @@ def test_a_disk_of_results_that_is_full_is_one_sentence_and_with_more_room_it_go
         command("tokenize_shard.py", *spec, *listing, "--shard", 0, "--shards", 1, "--out", disk / "0.json"),
         command("merge_corpus.py", *spec, *listing, "--shards", 1, "--out", disk / "c.json"),
     ]
-    write_json(tmp_path / "sources.json", jobs.list_sources(read_json(tmp_path / "spec.json"), 1))
+    write(tmp_path / "sources.json", jobs.list_sources(read(CorpusSpec, tmp_path / "spec.json"), 1))
     for job in jobs_of_it:
         with contextlib.suppress(OSError):
             (disk / "filler").write_bytes(bytes(2 << 20))
@@ -251,8 +254,8 @@ def test_a_disk_of_results_that_is_full_is_one_sentence_and_with_more_room_it_go
 
 def test_a_limit_on_the_size_of_files_is_one_sentence(bpe, tmp_path):
     source = jsonl(tmp_path / "a.jsonl", sentences(400) * 140)
-    write_json(tmp_path / "spec.json", specification(tmp_path, source, bpe))
-    write_json(tmp_path / "sources.json", jobs.list_sources(read_json(tmp_path / "spec.json"), 1))
+    write(tmp_path / "spec.json", specification(tmp_path, source, bpe))
+    write(tmp_path / "sources.json", jobs.list_sources(read(CorpusSpec, tmp_path / "spec.json"), 1))
     _, shard, _ = steps(tmp_path, 1)
 
     def limited():
@@ -265,13 +268,15 @@ def test_a_limit_on_the_size_of_files_is_one_sentence(bpe, tmp_path):
 
 
 RACE = """
-import json, sys, time
-from making import make, payload
+import sys, time
+from dataclasses import replace
+from making import make
+from megaboa.records import CorpusSpec, read
 folder, start = sys.argv[1:]
-spec = json.load(open(f"{folder}/spec.json"))
+spec = read(CorpusSpec, f"{folder}/spec.json")
 time.sleep(max(0, float(start) - time.time()))
 for number in range(25):
-    make({**spec, "limit": 1000 + number}, 3)
+    make(replace(spec, limit=1000 + number), 3)
 """
 
 
@@ -279,7 +284,7 @@ for number in range(25):
 def test_several_processes_that_make_the_same_corpora_at_once_all_succeed(bpe, tmp_path):
     source = jsonl(tmp_path / "a.jsonl", TEXTS)
     spec = specification(tmp_path, source, bpe)
-    write_json(tmp_path / "spec.json", spec)
+    write(tmp_path / "spec.json", spec)
     path = f"{os.environ['PYTHONPATH']}{os.pathsep}{Path(__file__).parent}"
     call = [sys.executable, "-c", RACE, str(tmp_path), str(time.time() + 15)]
     racers = [
@@ -296,7 +301,7 @@ def test_several_processes_that_make_the_same_corpora_at_once_all_succeed(bpe, t
 
 def test_what_a_killed_listing_left_is_removed_by_the_next(bpe, tmp_path):
     spec = specification(tmp_path, jsonl(tmp_path / "a.jsonl", TEXTS), bpe)
-    folder = Path(make(spec, 1)["datasets"][0]["prefix"]).parent
+    folder = Path(make(spec, 1).datasets[0].prefix).parent
     half = folder.with_name(f".{folder.name}.tokenizer.json.1.2.tmp")
     half.write_text("{")
     assert left(tmp_path) == {half.name}
@@ -309,7 +314,7 @@ def test_killed_at_random_moments_and_called_again_it_makes_the_same_corpus(bpe,
     source = jsonl(tmp_path / "a.jsonl", sentences(1000) * 50)
     names = ("c.bin", "c.idx")
     quiet = tmp_path / "quiet"
-    write_json(quiet / "spec.json", specification(quiet, source, bpe, deduplicate=False))
+    write(quiet / "spec.json", specification(quiet, source, bpe, deduplicate=False))
     took = []
     for step in steps(quiet, 3):
         began = time.monotonic()
@@ -320,7 +325,7 @@ def test_killed_at_random_moments_and_called_again_it_makes_the_same_corpus(bpe,
     chance, killed, rounds = random.Random(), 0, 0
     while killed < 20:
         folder, rounds = tmp_path / str(rounds), rounds + 1
-        write_json(folder / "spec.json", specification(folder, source, bpe))
+        write(folder / "spec.json", specification(folder, source, bpe))
         for step, seconds in zip(steps(folder, 3), took, strict=True):
             tries = chance.choice([0, 1, 1, 2]) if killed < 20 else 0
             for _ in range(tries):
@@ -332,8 +337,8 @@ def test_killed_at_random_moments_and_called_again_it_makes_the_same_corpus(bpe,
             assert done.returncode == 0, done.stderr
         assert [(folder / "data" / name).read_bytes() for name in names] == expected
         assert left(folder) == set()
-        manifest = read_json(folder / "data" / "c.json")
-        payload_folder = Path(manifest["datasets"][0]["prefix"]).parent
+        manifest = read(Corpus, folder / "data" / "c.json")
+        payload_folder = Path(manifest.datasets[0].prefix).parent
         assert {path.name for path in payload_folder.iterdir()} == {*names, "c.origins", jobs.FACTS}
 
 
@@ -361,7 +366,7 @@ def test_memory_does_not_grow_with_the_corpus(bpe, tmp_path, name):
                 stream.write(json.dumps({"text": words}) + "\n")
         if name.endswith(".gz"):
             subprocess.run(["gzip", "-1", str(folder / "a.jsonl")], check=True)
-        write_json(folder / "spec.json", specification(folder, folder / name, bpe, deduplicate=True))
+        write(folder / "spec.json", specification(folder, folder / name, bpe, deduplicate=True))
         peaks.append([peak_megabytes(step) for step in steps(folder, 1)])
         (folder / name).unlink()
     for small, large in zip(*peaks, strict=True):

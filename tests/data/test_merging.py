@@ -19,7 +19,7 @@ MANY = sentences(400)
 
 
 def without(facts, *names):
-    return {key: value for key, value in facts.items() if key not in names}
+    return {key: value for key, value in vars(facts).items() if key not in names}
 
 
 @pytest.mark.parametrize("deduplicate", [False, True])
@@ -45,27 +45,27 @@ def test_what_is_said_of_a_corpus_is_what_plain_python_counts(encoder, tmp_path,
     texts = [[*MANY[:50], "", "short", MANY[3]], [" "], MANY[40:90]]
     paths = [jsonl(tmp_path / f"{n}.jsonl", records) for n, records in enumerate(texts)]
     facts, files = build(tmp_path, paths, encoder, shards, deduplicate=deduplicate, min_characters=8)
-    (dataset,) = facts["datasets"]
+    (dataset,) = facts.datasets
     long = [(n, text) for n, records in enumerate(texts) for text in records if len(text) >= 8]
     kept = [(n, t) for i, (n, t) in enumerate(long) if not deduplicate or t not in [o for _, o in long[:i]]]
     ids = [encoder.expected(text) for _, text in kept]
     tokens = Counter(itertools.chain(*ids))
-    assert facts["documents"] == dataset["documents"] == len(kept)
-    assert facts["tokens"] == dataset["tokens"] == tokens.total()
-    assert dataset["largest_token"] == max(tokens)
+    assert facts.documents == dataset.documents == len(kept)
+    assert facts.tokens == dataset.tokens == tokens.total()
+    assert dataset.largest_token == max(tokens)
     repeated = {"duplicate": len(long) - len(kept)} if deduplicate else {}
-    assert dataset["dropped"] == {"blank": 2, "short": 1, **repeated}
-    assert sum(dataset["lengths"]) == len(kept)
-    assert {2**n: count for n, count in enumerate(dataset["lengths"]) if count} == Counter(
+    assert dataset.dropped == {"blank": 2, "short": 1, **repeated}
+    assert sum(dataset.lengths) == len(kept)
+    assert {2**n: count for n, count in enumerate(dataset.lengths) if count} == Counter(
         1 << (len(document).bit_length() - 1) for document in ids
     )
-    assert dataset["frequent"] == [list(pair) for pair in sorted(tokens.items(), key=lambda p: (-p[1], p[0]))[:20]]
-    assert dict(dataset["by_file"]) == Counter(n for n, _ in kept)
+    assert dataset.frequent == tuple(sorted(tokens.items(), key=lambda p: (-p[1], p[0]))[:20])
+    assert dict(dataset.by_file) == Counter(n for n, _ in kept)
     before = [encoder.expected(text) for _, text in long]
     ratio = sum(len(text.encode()) for _, text in long) / sum(map(len, before))
-    assert dataset["bytes_per_token"] == round(ratio, 4)
-    assert dataset["sizes"] == {name: len(content) for name, content in files.items()}
-    assert dataset["sha256"] == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    assert dataset.bytes_per_token == round(ratio, 4)
+    assert dataset.sizes == {name: len(content) for name, content in files.items()}
+    assert dataset.sha256 == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
 def test_several_keys_give_a_dataset_each(encoder, bpe, tmp_path):
@@ -73,20 +73,20 @@ def test_several_keys_give_a_dataset_each(encoder, bpe, tmp_path):
     source = jsonl(tmp_path / "a.jsonl", records)
     spec = specification(tmp_path, source, bpe, text_key=["q", "meta.answer"])
     manifest = make(spec, 3)
-    questions, answers = manifest["datasets"]
-    assert [dataset["prefix"].rsplit("/", 1)[-1] for dataset in manifest["datasets"]] == ["c_q", "c_meta_answer"]
-    assert [dataset["key"] for dataset in manifest["datasets"]] == ["q", "meta.answer"]
+    questions, answers = manifest.datasets
+    assert [dataset.prefix.rsplit("/", 1)[-1] for dataset in manifest.datasets] == ["c_q", "c_meta_answer"]
+    assert [dataset.key for dataset in manifest.datasets] == ["q", "meta.answer"]
     assert documents(questions) == [encoder.expected(record["q"]) for record in records]
     assert documents(answers) == [encoder.expected(f"answer {n}") for n in range(40) if n % 3]
-    assert answers["dropped"] == {"blank": 14} and questions["dropped"] == {}
-    assert manifest["documents"] == 40 + 26
+    assert answers.dropped == {"blank": 14} and questions.dropped == {}
+    assert manifest.documents == 40 + 26
 
 
 def test_a_key_without_any_text_gives_an_empty_dataset(encoder, tmp_path):
     path = jsonl(tmp_path / "a.jsonl", [{"a": "text", "b": ""}])
     for deduplicate in (False, True):
         facts, files = build(tmp_path / str(deduplicate), [path], encoder, text_key=["a", "b"], deduplicate=deduplicate)
-        assert [dataset["documents"] for dataset in facts["datasets"]] == [1, 0]
+        assert [dataset.documents for dataset in facts.datasets] == [1, 0]
         assert files["c_b.bin"] == b"" and len(files["c_b.idx"]) == 34 + 8
 
 
@@ -94,7 +94,7 @@ def test_the_first_of_equal_documents_is_kept(encoder, tmp_path):
     path = jsonl(tmp_path / "a.jsonl", ["b", "a", "b", "c", "a"])
     facts, files = build(tmp_path, [path], encoder, deduplicate=True)
     assert files["c.bin"] == np.array([t for text in "bac" for t in encoder.expected(text)], "<u2").tobytes()
-    assert facts["datasets"][0]["dropped"] == {"duplicate": 2}
+    assert facts.datasets[0].dropped == {"duplicate": 2}
 
 
 @pytest.mark.parametrize("records", [[], ["", "  "], [b"", b"\r"]])
@@ -109,7 +109,7 @@ def test_empty_files_give_nothing_and_disturb_nobody(encoder, bpe, tmp_path):
     for name, texts in {"a": [], "b": ["one"], "c": [], "d": ["two"]}.items():
         jsonl(tmp_path / f"{name}.jsonl", texts)
     manifest = make(specification(tmp_path, tmp_path / "*.jsonl", bpe), 3)
-    assert [source["documents"] for source in manifest["sources"]] == [0, 1, 0, 1]
+    assert [source.documents for source in manifest.sources] == [0, 1, 0, 1]
 
 
 def test_more_shards_than_files_can_be_open_are_merged(encoder, tmp_path):

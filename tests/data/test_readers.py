@@ -6,9 +6,9 @@ import os
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from making import jsonl, packed
+from making import jsonl, packed, specification
 
-from megaboa.data import readers
+from megaboa.data import readers, sources
 from megaboa.data.readers import (
     Bad,
     Format,
@@ -22,12 +22,11 @@ from megaboa.data.readers import (
     unpacked,
 )
 from megaboa.data.shards import Part, divide
-from megaboa.data.sources import File, kind_of
 from megaboa.errors import InputError
 
 
 def file_of(path):
-    return File.of(path, *kind_of(path))
+    return sources.file_of(path, *sources.kind_of(path))
 
 
 def read(path, shards=1, **form):
@@ -178,7 +177,7 @@ def test_a_packed_file_that_is_none_is_an_error(tmp_path, end):
 
 def test_text_that_is_no_utf8_in_the_standard_library_is_left_out(tmp_path):
     (tmp_path / "a.py").write_bytes(b"gr\xfcn")
-    file = File.of(tmp_path / "a.py", "source")
+    file = sources.file_of(tmp_path / "a.py", "source")
     assert list(Records(file, Part(0, 0, file.size), Format())) == []
 
 
@@ -192,7 +191,8 @@ def test_the_limit_counts_texts_and_reads_no_further(tmp_path):
 
 @pytest.mark.parametrize(("key", "keys"), [("text", ("text",)), (["q", "a.b"], ("q", "a.b"))])
 def test_the_format_of_a_specification(key, keys):
-    assert Format.of({"text_key": key, "separator": "\n", "max_document_mb": 3}) == Format(keys, "\n", 3 << 20)
+    asked = specification("", "", "", text_key=key, separator="\n", max_document_mb=3)
+    assert Format.of(asked) == Format(keys, "\n", 3 << 20)
 
 
 def test_text_is_utf8_without_nul_bytes():

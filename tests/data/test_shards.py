@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from megaboa.data.readers import Format, Records
 from megaboa.data.shards import BLOCK, Part, can_be_cut, divide, overlaps_itself
-from megaboa.data.sources import File
+from megaboa.records import SourceFile
+
+
+def file(path, kind, packed=None, size=1):
+    return SourceFile(path=path, kind=kind, packed=packed, size=size)
+
 
 KINDS = [
     ("jsonl", None),
@@ -20,7 +25,7 @@ KINDS = [
     ("stream", None),
 ]
 FILES = st.lists(
-    st.builds(lambda kind, size: File("f", *kind, size=size), st.sampled_from(KINDS), st.integers(0, 50)), max_size=8
+    st.builds(lambda kind, size: file("f", *kind, size=size), st.sampled_from(KINDS), st.integers(0, 50)), max_size=8
 )
 
 
@@ -43,14 +48,14 @@ def test_a_shard_reads_its_files_in_order(files, shards):
 
 
 def test_a_large_packed_file_is_read_in_turns_and_a_small_one_by_one_shard():
-    files = [File("a", "jsonl", "gz", 10), File("b", "jsonl", "gz", 1000)]
+    files = [file("a", "jsonl", "gz", 10), file("b", "jsonl", "gz", 1000)]
     parts = divide(files, 4, None)
     assert [part for shard in parts for part in shard if part.file == 0] == [Part(0, 0, 10)]
     assert [part.turn for shard in parts for part in shard if part.file == 1] == [0, 1, 2, 3]
 
 
 def test_one_document_is_never_divided():
-    assert [len(parts) for parts in divide([File("a", "text", None, 1000)], 5, None)] == [1, 0, 0, 0, 0]
+    assert [len(parts) for parts in divide([file("a", "text", None, 1000)], 5, None)] == [1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -62,9 +67,9 @@ def test_separators_that_overlap_themselves(separator, overlaps):
 
 @given(st.integers(1, 5), st.sampled_from([0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7]))
 def test_turns_share_out_every_record(turns, records):
-    file = File("f", "stream")
+    one = file("f", "stream")
     found = []
     for turn in range(turns):
         part = Part(0, 0, 1, turn, turns)
-        found += [position for position, _ in Records(file, part, Format())._mine((n, "") for n in range(records))]
+        found += [position for position, _ in Records(one, part, Format())._mine((n, "") for n in range(records))]
     assert sorted(found) == list(range(records))

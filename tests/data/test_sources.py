@@ -8,7 +8,7 @@ from megaboa.data import sources, stream
 from megaboa.data.readers import Format, Records, documents, whole
 from megaboa.data.sources import (
     STDLIB,
-    File,
+    file_of,
     file_stem,
     file_stems,
     files,
@@ -18,12 +18,14 @@ from megaboa.data.sources import (
     require_unchanged,
 )
 from megaboa.errors import InputError
+from megaboa.records import TextSpec
 
-OPTIONS = {"split": "train", "subset": None, "revision": None}
+OPTIONS = {"name": "c", "text_key": "text", "separator": None, "limit": None, "max_document_mb": 128}
+OPTIONS |= {"split": "train", "subset": None, "revision": None, "on_bad_record": "error"}
 
 
 def found(source, **changes):
-    return files({"source": source, **OPTIONS, **changes})
+    return files(TextSpec(**{**OPTIONS, "source": source, **changes}))
 
 
 def texts(source, **changes):
@@ -138,15 +140,15 @@ def test_the_checksum_of_a_large_file_is_remembered_until_it_changes(tmp_path, m
         patch.setattr(sources, "file_digest", None)
         assert listing(found(str(path)), tmp_path / "sums") == first
     jsonl(path, ["other"])
-    assert listing(found(str(path)), tmp_path / "sums")[0]["sha256"] != first[0]["sha256"]
+    assert listing(found(str(path)), tmp_path / "sums")[0].sha256 != first[0].sha256
     (remembered,) = (tmp_path / "sums").iterdir()
     remembered.write_text("torn")
-    assert listing(found(str(path)), tmp_path / "sums")[0]["sha256"] != first[0]["sha256"]
+    assert listing(found(str(path)), tmp_path / "sums")[0].sha256 != first[0].sha256
 
 
 def test_a_file_that_changed_or_went_after_it_was_listed_is_noticed(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", ["x"])
-    file = File.of(path, "jsonl")
+    file = file_of(path, "jsonl")
     require_unchanged(file)
     jsonl(path, ["longer"])
     with pytest.raises(InputError, match="has changed since the corpus's files were listed: start again"):

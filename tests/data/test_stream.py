@@ -24,17 +24,17 @@ def test_a_stream_gives_the_corpus_of_its_files_whatever_the_number_of_shards(hu
     for count in (1, 2, 5):
         streamed = make(specification(tmp_path / str(count), f"hf:{hub}", bpe), count)
         assert payload(streamed) == payload(files)
-        assert [file["documents"] for file in streamed["sources"]] == [50, 50]
+        assert [file.documents for file in streamed.sources] == [50, 50]
 
 
 def test_the_commit_is_part_of_the_identity(hub, bpe, tmp_path):
     one = make(specification(tmp_path, f"hf:{hub}", bpe, revision="1" * 40))
     other = make(specification(tmp_path, f"hf:{hub}", bpe, revision="2" * 40))
-    assert one["datasets"][0]["prefix"] != other["datasets"][0]["prefix"]
+    assert one.datasets[0].prefix != other.datasets[0].prefix
 
 
 def test_a_stream_that_breaks_off_is_one_sentence(hub, bpe, tmp_path, monkeypatch):
-    def broken(where):
+    def broken(*_):
         class Shards:
             num_shards = 1
 

@@ -3,6 +3,7 @@
 import itertools
 import os
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from megaboa.data import encoder as encoders
 from megaboa.data import jobs, tokenizing
 from megaboa.data.encoder import Encoder
 from megaboa.data.shards import divide
-from megaboa.data.sources import File
+from megaboa.data.sources import file_of
 from megaboa.data.tokenizing import length_histogram
 from megaboa.errors import InputError
 
@@ -25,12 +26,12 @@ MANY = sentences(400)
 def test_a_corpus_holds_its_documents(loaded, bpe, tmp_path, append_eod):
     source = jsonl(tmp_path / "a.jsonl", TEXTS)
     manifest = make(specification(tmp_path, source, bpe, append_eod=append_eod))
-    found = documents(manifest["datasets"][0])
+    found = documents(manifest.datasets[0])
     if append_eod:
-        assert all(ids.pop() == loaded["eos"] for ids in found)
+        assert all(ids.pop() == loaded.eos for ids in found)
     encoder = Encoder(loaded, False, None)
     assert [encoder.decode(ids) for ids in found] == TEXTS
-    assert (manifest["documents"], manifest["dtype"]) == (len(TEXTS), "uint16")
+    assert (manifest.documents, manifest.dtype) == (len(TEXTS), "uint16")
 
 
 @pytest.mark.parametrize(("documents", "characters"), [(1, 1 << 30), (7, 1 << 30), (1 << 30, 1), (1 << 30, 100)])
@@ -121,16 +122,16 @@ def test_text_with_separators_is_divided_as_python_does_it(encoder, tmp_path_fac
 def test_the_limit_counts_records_that_are_used_and_ends_the_work(encoder, tmp_path):
     path = jsonl(tmp_path / "a.jsonl", ["", "one", "two", "three", b"not JSON"])
     facts, _ = build(tmp_path, [path], encoder, limit=2)
-    assert facts["documents"] == 2 and facts["bad"]["records"] == 0
+    assert facts.documents == 2 and facts.bad.records == 0
 
 
 def test_large_vocabularies_take_four_bytes(loaded, tmp_path):
     path = jsonl(tmp_path / "a.jsonl", MANY[:5])
-    encoder = Encoder({**loaded, "size": 70_000}, True, None)
+    encoder = Encoder(replace(loaded, size=70_000), True, None)
     for deduplicate in (False, True):
         facts, files = build(tmp_path / str(deduplicate), [path], encoder, deduplicate=deduplicate)
         expected = np.array([token for text in MANY[:5] for token in encoder.expected(text)], "<i4")
-        assert facts["dtype"] == "int32" and files["c.bin"] == expected.tobytes()
+        assert facts.dtype == "int32" and files["c.bin"] == expected.tobytes()
 
 
 BAD = [
@@ -155,8 +156,8 @@ def test_a_bad_record_ends_the_job_in_a_sentence_or_is_skipped_and_counted(encod
     assert said in str(error.value)
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
     facts, files = build(tmp_path / "skip", [path], encoder, shards, max_document_mb=1, on_bad_record="skip")
-    assert facts["bad"]["records"] == 1 and facts["datasets"][0]["dropped"] == {"blank": 1}
-    (sample,) = facts["bad"]["samples"]
+    assert facts.bad.records == 1 and facts.datasets[0].dropped == {"blank": 1}
+    (sample,) = facts.bad.samples
     assert sample.startswith(f"{path}, byte 17: ") and said in sample
     assert files["c.bin"] == np.array([t for x in ("good", "good too") for t in encoder.expected(x)], "<u2").tobytes()
 
@@ -165,8 +166,8 @@ def test_of_many_bad_records_all_are_counted_and_few_are_shown(encoder, tmp_path
     path = jsonl(tmp_path / "a.jsonl", ["good", *[b"{"] * 50])
     for shards in (1, 4):
         facts, _ = build(tmp_path, [path], encoder, shards, on_bad_record="skip")
-        assert facts["bad"]["records"] == 50 and len(facts["bad"]["samples"]) == tokenizing.BAD_SAMPLES
-        assert facts["bad"]["samples"][0].startswith(f"{path}, byte 17: ")
+        assert facts.bad.records == 50 and len(facts.bad.samples) == tokenizing.BAD_SAMPLES
+        assert facts.bad.samples[0].startswith(f"{path}, byte 17: ")
 
 
 def test_a_source_that_changes_before_it_is_read_ends_the_job(encoder, bpe, tmp_path):
@@ -180,7 +181,7 @@ def test_a_source_that_changes_before_it_is_read_ends_the_job(encoder, bpe, tmp_
 def test_a_file_that_changes_while_it_is_read_is_noticed(encoder, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizing, "BATCH_DOCUMENTS", 5)
     path = jsonl(tmp_path / "a.jsonl", MANY)
-    files = [File.of(path, "jsonl")]
+    files = [file_of(path, "jsonl")]
     options = tokenizing.Options.of(specification(tmp_path, path, ""))
     with pytest.raises(InputError, match="has changed since the corpus's files were listed"):
         tokenizing.tokenize_shard(

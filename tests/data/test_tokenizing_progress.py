@@ -8,7 +8,7 @@ from making import build, jsonl, sentences, specification
 from megaboa.data import jobs, tokenizing
 from megaboa.data.jobs import Progress, duration, progress_line, read_progress
 from megaboa.data.shards import divide
-from megaboa.data.sources import File
+from megaboa.data.sources import file_of
 from megaboa.data.tokenizing import Options, tokenize_shard
 from megaboa.files import write_json
 
@@ -74,7 +74,7 @@ def test_the_share_grows_to_one(encoder, tmp_path, monkeypatch, name, shards):
     for module in ("tokenizing", "readers", "shards"):
         monkeypatch.setattr(f"megaboa.data.{module}.BLOCK", 20)
     path = jsonl(tmp_path / name, sentences(1000))
-    file = File.of(path, "jsonl", {"gz": "gz", "zst": "zst"}.get(name.split(".")[-1]))
+    file = file_of(path, "jsonl", {"gz": "gz", "zst": "zst"}.get(name.split(".")[-1]))
     options, told = Options.of(specification(tmp_path, path, "")), []
     for shard, parts in enumerate(divide([file], shards, None)):
         (tmp_path / str(shard)).mkdir()
@@ -83,13 +83,13 @@ def test_the_share_grows_to_one(encoder, tmp_path, monkeypatch, name, shards):
         assert [said[0] for said in heard] == sorted(said[0] for said in heard) and heard[-1][0] == 1.0
         told.append(heard[-1])
     facts, _ = build(tmp_path / "whole", [path], encoder)
-    assert sum(said[1] for said in told) == 1000 and sum(said[2] for said in told) == facts["tokens"]
+    assert sum(said[1] for said in told) == 1000 and sum(said[2] for said in told) == facts.tokens
 
 
 def test_work_that_a_limit_ends_is_done(encoder, tmp_path):
     path = jsonl(tmp_path / "a.jsonl", sentences(10))
     options, heard = Options.of(specification(tmp_path, path, "", limit=2)), []
-    file = File.of(path, "jsonl")
+    file = file_of(path, "jsonl")
     tokenize_shard(options, [file], divide([file], 1, None)[0], encoder, tmp_path, lambda *said: heard.append(said))
     assert heard[-1][:2] == (1.0, 2)
     assert jobs.SECONDS_BETWEEN_LINES == 10

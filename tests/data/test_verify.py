@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -15,9 +16,9 @@ from transformers import PreTrainedTokenizerFast
 import verify_corpus
 from megaboa.data import jobs, verify
 from megaboa.data.readers import Format
-from megaboa.data.sources import File
 from megaboa.errors import InputError
-from megaboa.files import file_digest, read_json, write_json
+from megaboa.files import file_digest, read_json
+from megaboa.records import CorpusFacts, read, write
 
 TEXTS = [*sentences(120), "ends", "same", "same"]
 
@@ -29,7 +30,7 @@ def corpus(folder, bpe, source, shards=1, **changes):
 
 def check(spec, listing, manifest, sample=verify.DOCUMENTS):
     """All that is wrong, and how many documents were compared."""
-    facts = read_json(Path(listing["folder"]) / jobs.FACTS)
+    facts = read(CorpusFacts, Path(listing.folder) / jobs.FACTS)
     encoder = jobs.encoder_of(spec, listing, "tokenizers")
     verdict = verify.check_corpus(spec, listing, manifest, facts, encoder, lambda *_: [], sample)
     assert verdict.decoded <= verdict.documents
@@ -72,12 +73,12 @@ def test_every_file_has_its_share_of_the_sample(bpe, tmp_path):
     for number, count in enumerate((10, 90)):
         jsonl(tmp_path / f"{number}.jsonl", [f"{number} {n}" for n in range(count)])
     spec, listing, manifest = corpus(tmp_path, bpe, tmp_path / "*.jsonl")
-    files, facts = [File(**file) for file in listing["files"]], read_json(Path(listing["folder"]) / jobs.FACTS)
-    origins = np.fromfile(f"{manifest['datasets'][0]['prefix']}.origins", "<i8")
-    by_file = facts["datasets"][0]["by_file"]
-    picked = dict(verify.pick(by_file, files, Format.of(spec), origins, 20, "seed"))
+    facts = read(CorpusFacts, Path(listing.folder) / jobs.FACTS)
+    origins = np.fromfile(f"{manifest.datasets[0].prefix}.origins", "<i8")
+    by_file = facts.datasets[0].by_file
+    picked = dict(verify.pick(by_file, listing.files, Format.of(spec), origins, 20, "seed"))
     assert {file: len(wanted) for file, wanted in picked.items()} == {0: 2, 1: 18}
-    assert picked == dict(verify.pick(by_file, files, Format.of(spec), origins, 20, "seed"))
+    assert picked == dict(verify.pick(by_file, listing.files, Format.of(spec), origins, 20, "seed"))
 
 
 @pytest.fixture(scope="module")
@@ -90,24 +91,28 @@ def sound(bpe, tmp_path_factory):
 def made(sound, tmp_path):
     """A corpus of one's own to damage."""
     spec, listing, manifest = sound
-    shutil.copytree(listing["folder"], tmp_path / "copy")
-    source = shutil.copy2(listing["files"][0]["path"], tmp_path / "a.jsonl")
+    shutil.copytree(listing.folder, tmp_path / "copy")
+    source = shutil.copy2(listing.files[0].path, tmp_path / "a.jsonl")
     prefix = str(tmp_path / "copy" / "c")
-    listing = {**listing, "folder": str(tmp_path / "copy"), "files": [{**listing["files"][0], "path": str(source)}]}
-    return spec, listing, {**manifest, "datasets": [{**manifest["datasets"][0], "prefix": prefix}]}
+    listing = replace(listing, folder=str(tmp_path / "copy"), files=(replace(listing.files[0], path=str(source)),))
+    return [spec, listing, with_dataset(manifest, prefix=prefix)]
+
+
+def with_dataset(manifest, **changes):
+    return replace(manifest, datasets=(replace(manifest.datasets[0], **changes),))
 
 
 def rewritten(made, ending, change):
     """Change a file, and its checksum, as a job that goes wrong would do."""
-    dataset = made[2]["datasets"][0]
-    path = Path(f"{dataset['prefix']}.{ending}")
+    dataset = made[2].datasets[0]
+    path = Path(f"{dataset.prefix}.{ending}")
     content = bytearray(path.read_bytes())
     path.write_bytes(change(content) or content)
-    dataset["sha256"] = {**dataset["sha256"], path.name: file_digest(path)}
+    made[2] = with_dataset(made[2], sha256={**dataset.sha256, path.name: file_digest(path)})
 
 
 def test_a_flipped_token_is_found_even_outside_the_sample(made):
-    path = Path(f"{made[2]['datasets'][0]['prefix']}.bin")
+    path = Path(f"{made[2].datasets[0].prefix}.bin")
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(content)
@@ -116,7 +121,7 @@ def test_a_flipped_token_is_found_even_outside_the_sample(made):
 
 def test_a_token_that_was_written_wrong_is_found(made):
     number = 7
-    begin = sum(map(len, documents(made[2]["datasets"][0])[:number])) * 2
+    begin = sum(map(len, documents(made[2].datasets[0])[:number])) * 2
 
     def flip(content):
         content[begin] ^= 1
@@ -128,7 +133,7 @@ def test_a_token_that_was_written_wrong_is_found(made):
 
 
 def test_a_missing_end_of_document_is_found(made):
-    end = len(documents(made[2]["datasets"][0])[0]) * 2 - 2
+    end = len(documents(made[2].datasets[0])[0]) * 2 - 2
 
     def flip(content):
         content[end] ^= 1
@@ -139,7 +144,7 @@ def test_a_missing_end_of_document_is_found(made):
 
 
 def test_swapped_documents_are_found(made):
-    ids = documents(made[2]["datasets"][0])
+    ids = documents(made[2].datasets[0])
     one, other = next(
         (n, n + 1) for n in range(len(ids) - 1) if len(ids[n]) == len(ids[n + 1]) and ids[n] != ids[n + 1]
     )
@@ -152,44 +157,44 @@ def test_swapped_documents_are_found(made):
 
 
 def test_a_wrong_pointer_is_found(made):
-    count = made[2]["documents"]
+    count = made[2].documents
 
     def shift(content):
         content[34 + 4 * count + 8 * 5] ^= 2
 
     rewritten(made, "idx", shift)
-    problems = verify.check_index(made[2]["datasets"][0], "uint16")
+    problems = verify.check_index(made[2].datasets[0], "uint16")
     assert problems[0].endswith("c.idx: the pointer of document 5 is wrong")
 
 
 @pytest.mark.parametrize(("ending", "said"), [("bin", "bytes of .bin by its index: "), ("idx", " bytes instead of ")])
 def test_a_truncated_file_is_found(made, ending, said):
     rewritten(made, ending, lambda content: content[:-2])
-    assert any(said in problem for problem in verify.check_index(made[2]["datasets"][0], "uint16"))
+    assert any(said in problem for problem in verify.check_index(made[2].datasets[0], "uint16"))
 
 
 @pytest.mark.parametrize("ending", ["bin", "idx"])
 def test_a_missing_file_is_found(made, ending):
-    Path(f"{made[2]['datasets'][0]['prefix']}.{ending}").unlink()
-    (problem,) = verify.check_index(made[2]["datasets"][0], "uint16")
+    Path(f"{made[2].datasets[0].prefix}.{ending}").unlink()
+    (problem,) = verify.check_index(made[2].datasets[0], "uint16")
     assert "No such file" in problem and f"c.{ending}" in problem
 
 
 @pytest.mark.parametrize(("key", "value"), [("documents", 3), ("tokens", 3)])
 def test_a_manifest_of_something_else_is_found(made, key, value):
-    made[2]["datasets"][0][key] = value
+    made[2] = with_dataset(made[2], **{key: value})
     assert f"instead of {value}" in check(*made)[0][0]
-    assert any("type: uint16 instead of int32" in p for p in verify.check_index(made[2]["datasets"][0], "int32"))
+    assert any("type: uint16 instead of int32" in p for p in verify.check_index(made[2].datasets[0], "int32"))
 
 
 def test_origins_that_lead_elsewhere_are_found(made):
-    path = Path(f"{made[2]['datasets'][0]['prefix']}.origins")
+    path = Path(f"{made[2].datasets[0].prefix}.origins")
     path.write_bytes((np.fromfile(path, "<i8") + 1).tobytes())
     assert any("there is no such record in the source" in problem for problem in check(*made)[0])
 
 
 def test_a_source_that_changed_is_found(made):
-    jsonl(Path(made[1]["files"][0]["path"]), ["another text"])
+    jsonl(Path(made[1].files[0].path), ["another text"])
     with pytest.raises(InputError, match=r"a\.jsonl has changed since the corpus's files were listed"):
         check(*made)
 
@@ -209,9 +214,9 @@ def test_a_tokenizer_that_can_t_be_turned_back_is_no_reason_to_refuse(tmp_path):
 @pytest.mark.slow
 def test_the_script_reads_the_corpus_as_training_does(sound):
     spec, listing, manifest = sound
-    folder = Path(listing["folder"]).parent
+    folder = Path(listing.folder).parent
     for name, content in {"spec": spec, "sources": listing, "manifest": manifest}.items():
-        write_json(folder / f"{name}.json", content)
+        write(folder / f"{name}.json", content)
     command = [sys.executable, verify_corpus.__file__, "--out", str(folder / "out.json")]
     command += [
         part for name in ("spec", "sources", "manifest") for part in (f"--{name}", str(folder / f"{name}.json"))
@@ -222,7 +227,7 @@ def test_the_script_reads_the_corpus_as_training_does(sound):
     result = read_json(folder / "out.json")
     assert (result["compared"], result["decoded_exactly"]) == (123, 123)
 
-    write_json(folder / "manifest.json", {**manifest, "datasets": [{**manifest["datasets"][0], "tokens": 1}]})
+    write(folder / "manifest.json", with_dataset(manifest, tokens=1))
     (folder / "out.json").unlink()
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and not (folder / "out.json").exists()

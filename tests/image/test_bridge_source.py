@@ -6,6 +6,7 @@ import pytest
 
 from megaboa.errors import InputError
 from megaboa.image import bridge_source
+from megaboa.records import BridgeSource
 
 
 def git(folder, *arguments):
@@ -31,7 +32,7 @@ def repository(tmp_path):
 
 def test_the_files_of_the_commit(repository, tmp_path):
     for branch, text in (("main", "one"), ("other", "two")):
-        source = {"repo": str(repository), "commit": git(repository, "rev-parse", branch)}
+        source = BridgeSource(repo=str(repository), commit=git(repository, "rev-parse", branch))
         folder = bridge_source.check_out(str(tmp_path / "store"), source)
         assert folder == bridge_source.folder(str(tmp_path / "store"), source)
         assert (folder / bridge_source.PACKAGE).read_text() == text
@@ -39,7 +40,7 @@ def test_the_files_of_the_commit(repository, tmp_path):
 
 
 def test_a_commit_that_is_not_there(repository, tmp_path):
-    source = {"repo": str(repository), "commit": "1" * 40}
+    source = BridgeSource(repo=str(repository), commit="1" * 40)
     with pytest.raises(InputError, match=f"has no commit {'1' * 40}: check both"):
         bridge_source.check_out(str(tmp_path / "store"), source)
     assert not bridge_source.folder(str(tmp_path / "store"), source).exists()
@@ -47,23 +48,23 @@ def test_a_commit_that_is_not_there(repository, tmp_path):
 
 def test_a_repository_that_is_not_there(tmp_path):
     with pytest.raises(InputError, match=r"cloning .*/none failed: .*does not exist"):
-        bridge_source.check_out(str(tmp_path / "store"), {"repo": str(tmp_path / "none"), "commit": "1" * 40})
+        bridge_source.check_out(str(tmp_path / "store"), BridgeSource(repo=str(tmp_path / "none"), commit="1" * 40))
 
 
 def test_another_project(repository, tmp_path):
     git(repository, "mv", str(bridge_source.PACKAGE), "elsewhere")
     git(repository, "commit", "--quiet", "-m", "moved")
-    source = {"repo": str(repository), "commit": git(repository, "rev-parse", "HEAD")}
+    source = BridgeSource(repo=str(repository), commit=git(repository, "rev-parse", "HEAD"))
     with pytest.raises(InputError, match="is no checkout of Megatron-Bridge"):
         bridge_source.check_out(str(tmp_path / "store"), source)
 
 
 def test_what_looks_like_an_option_is_a_repository(tmp_path):
     with pytest.raises(InputError, match=r"cloning --upload-pack=x failed: .*'--upload-pack=x' does not exist"):
-        bridge_source.check_out(str(tmp_path / "store"), {"repo": "--upload-pack=x", "commit": "1" * 40})
+        bridge_source.check_out(str(tmp_path / "store"), BridgeSource(repo="--upload-pack=x", commit="1" * 40))
 
 
 def test_nobody_is_asked_for_a_password(fake_command, tmp_path):
     fake_command("git", 'echo "fatal: prompt $GIT_TERMINAL_PROMPT, access to x denied" >&2; exit 128')
     with pytest.raises(InputError, match="cloning https://x/y failed: fatal: prompt 0, access to x denied"):
-        bridge_source.check_out(str(tmp_path / "store"), {"repo": "https://x/y", "commit": "1" * 40})
+        bridge_source.check_out(str(tmp_path / "store"), BridgeSource(repo="https://x/y", commit="1" * 40))

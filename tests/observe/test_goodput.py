@@ -31,12 +31,12 @@ def event(kind, attempt, time, **values):
 def ledger_of(entries, events, lives=None):
     events = records.events(STEPS, events)
     found = goodput(records.events(LEDGER, entries), events, step_rows(events), lives)
-    assert sum(found["seconds"].values()) == pytest.approx(found["wall_seconds"])
+    assert sum(found.seconds.values()) == pytest.approx(found.wall_seconds)
     return found
 
 
 def seconds_of(*arguments):
-    return {kind: round(value, 6) for kind, value in ledger_of(*arguments)["seconds"].items() if value}
+    return {kind: round(value, 6) for kind, value in ledger_of(*arguments).seconds.items() if value}
 
 
 def test_one_attempt():
@@ -51,7 +51,7 @@ def test_one_attempt():
         event("end", 1, 1088.0),
     ]
     found = ledger_of([call(1000.0), start_event(1, 1001.0), end_event(1, 20, 1090.0)], events)
-    assert {kind: value for kind, value in found["seconds"].items() if value} == {
+    assert {kind: value for kind, value in found.seconds.items() if value} == {
         "startup": 40.0,
         "compile": 10.0,
         "productive": 20.0,
@@ -59,8 +59,8 @@ def test_one_attempt():
         "checkpoint": 7.0,
         "idle": pytest.approx(19 * 0.25 + (1080 - 5 - 1074.75) + 1 + 2),
     }
-    assert (found["wall_seconds"], found["goodput"]) == (90.0, pytest.approx(20 / 90))
-    assert found["attempts"][0]["phases"] == {"configured": 9.0, "built": 29.0, "train_start": 39.0}
+    assert (found.wall_seconds, found.goodput) == (90.0, pytest.approx(20 / 90))
+    assert found.attempts[0].phases == {"configured": 9.0, "built": 29.0, "train_start": 39.0}
 
 
 def test_what_a_later_attempt_did_again_is_lost():
@@ -73,8 +73,8 @@ def test_what_a_later_attempt_did_again_is_lost():
     ]
     # Seven seconds until the crash was seen, ten until ranks started again.
     assert seconds_of(entries, events) == {"productive": 20.0, "lost": 3.0, "idle": 17.0}
-    attempts = ledger_of(entries, events)["attempts"]
-    assert [(one["outcome"], one["cause"], one["seconds"]["lost"]) for one in attempts] == [
+    attempts = ledger_of(entries, events).attempts
+    assert [(one.outcome, one.cause, one.seconds["lost"]) for one in attempts] == [
         ("failed", "crash", 3.0),
         ("completed", None, 0.0),
     ]
@@ -89,17 +89,17 @@ def test_a_job_that_was_put_back_waits_in_the_queue():
         end_event(2, 20, 1110.0),
     ]
     found = ledger_of(entries, events)
-    assert (found["seconds"]["queue"], found["accounting"], found["goodput"]) == (90.0, "ledger", 1.0)
+    assert (found.seconds["queue"], found.accounting, found.goodput) == (90.0, "ledger", 1.0)
     lives = [Life("7", 900.0, 950.0, 1012.0), Life("7", 1012.0, 1080.0, 1111.0)]
     found = ledger_of(entries, events, lives)
-    assert found["accounting"] == "sacct" and found["wall_seconds"] == 210.0
-    assert {kind: value for kind, value in found["seconds"].items() if value} == {
+    assert found.accounting == "sacct" and found.wall_seconds == 210.0
+    assert {kind: value for kind, value in found.seconds.items() if value} == {
         "queue": 50.0 + 68.0,
         "startup": 50.0 + 20.0,
         "productive": 20.0,
         "idle": 2.0,  # until the nodes were taken away
     }
-    assert found["allocated_seconds"] == 92.0
+    assert found.allocated_seconds == 92.0
 
 
 def test_an_end_that_the_jobs_next_life_wrote_is_that_of_the_job():
@@ -125,8 +125,8 @@ def test_the_time_in_which_nobody_asked_for_the_run_is_no_ones_waste():
         end_event(2, 20, 5015.0),
     ]
     found = ledger_of(entries, events)
-    assert (found["seconds"]["away"], found["seconds"]["startup"]) == (3990.0, 5.0)
-    assert found["goodput"] == pytest.approx(20 / 25)
+    assert (found.seconds["away"], found.seconds["startup"]) == (3990.0, 5.0)
+    assert found.goodput == pytest.approx(20 / 25)
 
 
 def test_an_attempt_whose_end_nobody_wrote_ends_with_its_last_event():
@@ -171,6 +171,6 @@ def test_every_second_belongs_to_one_kind(written, data):
     rows = [row | {"tokens": 1} for row in step_rows(records.events(STEPS, steps))]
     entries = sorted(records.events(LEDGER, entries), key=lambda entry: entry.time)
     found = goodput(entries, records.events(STEPS, events), rows, lives)
-    assert set(found["seconds"]) == set(KINDS) and min(found["seconds"].values()) >= 0
+    assert set(found.seconds) == set(KINDS) and min(found.seconds.values()) >= 0
     if len(entries) == 1:
-        assert sum(found["seconds"].values()) == pytest.approx(found["wall_seconds"])
+        assert sum(found.seconds.values()) == pytest.approx(found.wall_seconds)

@@ -6,7 +6,7 @@ import pytest
 
 from megaboa.config import ConfigError
 from megaboa.plan.shared import Shared
-from megaboa.records import Image
+from megaboa.records import BridgeSource, Image
 
 STEPS = "training: {train_iters: 10}\n"
 MOE = "num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16"
@@ -62,9 +62,9 @@ def test_the_job_is_told_of_its_ranks_and_of_training(plan_of):
 
 
 def test_another_bridge_in_the_same_image_is_another_mark():
-    image = Image(runtime="pyxis", digest="sha256:1", bridge_source={"repo": "r", "commit": "c1"})
+    image = Image(runtime="pyxis", digest="sha256:1", bridge_source=BridgeSource(repo="r", commit="c1"))
     assert replace(image, bridge_source=None).marks == ("sha256:1",)
-    assert image.marks != replace(image, bridge_source={"repo": "r", "commit": "c2"}).marks
+    assert image.marks != replace(image, bridge_source=BridgeSource(repo="r", commit="c2")).marks
 
 
 def test_ranks_share_the_memory_of_their_weights(plan_of):

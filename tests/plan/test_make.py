@@ -11,7 +11,7 @@ import pytest
 from megaboa.config import ConfigError, load
 from megaboa.files import canonical
 from megaboa.plan import Plan, make_plan
-from megaboa.records import LossSpike, plain
+from megaboa.records import AgreementSpec, LossSpike, plain
 
 ROOT = Path(__file__).resolve().parents[2]
 PlanOf = Callable[..., Plan]
@@ -320,7 +320,7 @@ report: {agreements: [{reference: seed1, runs: ['*'], tolerance: 1}]}
     plan = plan_of(text)
     assert plan.exports == ["seed1", "seed2"]
     limits = {"tolerance": 1.0, "grad_norm_tolerance": None}
-    assert plan.agreements == [{"reference": "seed1", "runs": ["seed2", "seed3"], **limits}]
+    assert plan.agreements == [AgreementSpec(reference="seed1", runs=("seed2", "seed3"), **limits)]
     assert all(run.launch.routing for run in plan.runs)
 
 

@@ -41,7 +41,7 @@ def test_illegal_runs_are_left_out_and_listed_as_invalid(plan_of, tmp_path):
         **{"training.train_iters": 10, "resources.gpus_per_node": 4},
     )
     assert [run.name for run in plan.runs] == ["tp1", "tp4"]
-    assert plan.agreements[0]["runs"] == ["tp4"]
+    assert plan.agreements[0].runs == ("tp4",)
     [left_out] = plan.invalid
     assert left_out.name == "tp3" and any("heads_divide" in reason for reason in left_out.reasons)
     plan.write(tmp_path)

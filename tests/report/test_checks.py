@@ -11,10 +11,11 @@ import pytest
 from fake_runs import FakeExperiment, loss_at
 
 from megaboa.files import read_json, write_json, write_text
-from megaboa.records import Check, Proof, write
+from megaboa.records import AgreementSpec, Check, Proof, ReportCheck, ReportSpec, StageCheck, write
 from megaboa.report.checks import (
     agreement_checks,
     by_subject,
+    counts,
     faults,
     proof_checks,
     proofs_so_far,
@@ -36,9 +37,13 @@ def experiment(tmp_path):
 
 
 def check(experiment, name="other", tolerance=1e-5):
-    agreements = [{"reference": "dp1", "runs": ["dp1", name], "tolerance": tolerance}]
+    agreements = [AgreementSpec(reference="dp1", runs=("dp1", name), tolerance=tolerance)]
     [found] = agreement_checks(agreements, load_runs(experiment.results))
     return found
+
+
+def checked(state):
+    return ReportCheck(kind="agreement", name=f"is {state}", state=state, detail="why")
 
 
 def add(experiment, **values):
@@ -49,27 +54,27 @@ def add(experiment, **values):
 def test_equal_losses_pass(experiment):
     add(experiment)
     found = check(experiment)
-    assert (found["state"], found["max_difference"], found["steps"]) == ("PASS", 0.0, 20)
+    assert (found.state, found.max_difference, found.steps) == ("PASS", 0.0, 20)
 
 
 @pytest.mark.parametrize(("tolerance", "state"), [(1e-3, "PASS"), (2e-4, "FAIL")])
 def test_the_largest_difference_and_its_step_are_found(experiment, tolerance, state):
     add(experiment, losses={13: loss_at(13) + 0.0003})
     found = check(experiment, tolerance=tolerance)
-    assert (found["state"], found["step"]) == (state, 13)
-    assert found["max_difference"] == pytest.approx(0.0003)
+    assert (found.state, found.step) == (state, 13)
+    assert found.max_difference == pytest.approx(0.0003)
 
 
 def test_a_failure_says_how_many_steps_differ(experiment):
     add(experiment, losses={13: 1.0, 14: 1.0})
-    assert check(experiment)["detail"] == "2 of 20 steps differ by more than 1e-05"
+    assert check(experiment).detail == "2 of 20 steps differ by more than 1e-05"
 
 
 def test_steps_that_only_one_run_has_fail_the_check_however_well_the_others_agree(experiment):
     add(experiment, steps=15)
     found = check(experiment)
-    assert (found["state"], found["detail"]) == ("FAIL", "only 15 of 20 steps can be compared")
-    assert found["max_difference"] == 0.0
+    assert (found.state, found.detail) == ("FAIL", "only 15 of 20 steps can be compared")
+    assert found.max_difference == 0.0
 
 
 def test_a_run_with_a_parent_is_compared_from_the_step_after_it(experiment):
@@ -80,20 +85,20 @@ def test_a_run_with_a_parent_is_compared_from_the_step_after_it(experiment):
     write_json(experiment.results / "runs" / "other" / "train.json", {**train, "parent": parent})
     experiment.measure("other")
     found = check(experiment)
-    assert (found["state"], found["detail"]) == ("PASS", "8 steps compared")
+    assert (found.state, found.detail) == ("PASS", "8 steps compared")
 
 
 def test_an_invalid_run_is_not_compared(experiment):
     add(experiment, losses={4: float("nan")})
     found = check(experiment)
-    assert (found["state"], found["max_difference"]) == ("INVALID", None)
-    assert found["detail"] == "other is INVALID: no finite loss at step 4"
+    assert (found.state, found.max_difference) == ("INVALID", None)
+    assert found.detail == "other is INVALID: no finite loss at step 4"
 
 
 def test_a_run_that_has_not_run_is_said(experiment):
     experiment.plan_run("other")
-    assert (check(experiment)["state"], check(experiment)["detail"]) == ("NOT_RUN", "other is not trained")
-    assert check(experiment, "ghost")["detail"] == "ghost is not in the plan"
+    assert (check(experiment).state, check(experiment).detail) == ("NOT_RUN", "other is not trained")
+    assert check(experiment, "ghost").detail == "ghost is not in the plan"
 
 
 def test_proofs_are_named_after_what_they_prove(tmp_path):
@@ -101,7 +106,7 @@ def test_proofs_are_named_after_what_they_prove(tmp_path):
     write_json(import_proof, {"state": "PASS", "checks": [{"name": "tensors", "state": "PASS", "detail": "35 equal"}]})
     write_json(export_proof, {"state": "FAIL", "checks": [{"name": "logits", "state": "FAIL", "detail": "0.3"}]})
     found = proof_checks([export_proof, import_proof])
-    names = [(check["name"], check["state"]) for check in found]
+    names = [(check.name, check.state) for check in found]
     assert names == [("import of dense: tensors", "PASS"), ("export of dp1: logits", "FAIL")]
 
 
@@ -116,15 +121,15 @@ def test_proofs_are_named_after_what_they_prove(tmp_path):
     ],
 )
 def test_the_verdict_is_the_worst_of_all(experiment, states, result):
-    found = verdict(load_runs(experiment.results), [{"state": state} for state in states])
-    assert found["state"] == result
-    assert found["counts"]["runs"] == {"PASS": 1}
-    assert sum(found["counts"]["checks"].values()) == len(states)
+    runs, checks = load_runs(experiment.results), [checked(state) for state in states]
+    assert verdict(runs, checks) == result
+    assert counts(runs, checks).runs == {"PASS": 1}
+    assert sum(counts(runs, checks).checks.values()) == len(states)
 
 
 def test_a_proof_is_one_row_with_the_differences_that_it_measured():
     def one(kind, subject, check, state="PASS", **more):
-        return {"kind": kind, "subject": subject, "check": check, "state": state, **more}
+        return StageCheck(kind=kind, subject=subject, check=check, state=state, name=check, detail="", **more)
 
     rows = by_subject(
         [
@@ -157,15 +162,15 @@ def agreement_of(experiment, difference, moved, margins=(3e-8, 2e-4), vanished=0
     dp1, other = load_runs(experiment.results)
     other = replace(other, steps=other.steps.assign(grad_norm=other.steps["grad_norm"] * norm))
     runs = [experts(dp1, lambda step: [1000, 1048], margins), experts(other, load, margins)]
-    agreement = {"reference": "dp1", "runs": ["other"], "tolerance": 1e-5, "grad_norm_tolerance": limit}
+    agreement = AgreementSpec(reference="dp1", runs=("other",), tolerance=1e-5, grad_norm_tolerance=limit)
     [found] = agreement_checks([agreement], runs)
     return found
 
 
 def test_after_a_tie_of_two_experts_losses_may_differ_by_more(experiment):
     found = agreement_of(experiment, 5e-5, moved=1)
-    assert (found["state"], found["exact_steps"], found["steps"]) == ("PASS", 12, 20)
-    assert found["detail"] == (
+    assert (found.state, found.exact_steps, found.steps) == ("PASS", 12, 20)
+    assert found.detail == (
         "12 steps agree to 0.0e+00; then at step 13 1 of 2,048 choices fell on another expert in layer 2, "
         "where two were 3.0e-08 apart"
     )
@@ -173,8 +178,8 @@ def test_after_a_tie_of_two_experts_losses_may_differ_by_more(experiment):
 
 def test_after_a_tie_losses_may_not_differ_by_just_anything(experiment):
     found = agreement_of(experiment, 2e-3, moved=1)
-    assert found["state"] == "FAIL"
-    assert found["detail"].startswith("8 of 20 steps differ by more than 0.001; at step 13 1 of 2,048 choices")
+    assert found.state == "FAIL"
+    assert found.detail.startswith("8 of 20 steps differ by more than 0.001; at step 13 1 of 2,048 choices")
 
 
 @pytest.mark.parametrize(
@@ -184,9 +189,9 @@ def test_after_a_tie_losses_may_not_differ_by_just_anything(experiment):
 )
 def test_what_no_tie_explains_is_no_excuse(experiment, moved, margins, vanished):
     found = agreement_of(experiment, 5e-5, moved, margins, vanished)
-    assert found["state"] == "FAIL"
-    assert found["detail"].startswith("8 of 20 steps differ by more than 1e-05; at step 13 ")
-    assert found["detail"].endswith(", which no tie explains")
+    assert found.state == "FAIL"
+    assert found.detail.startswith("8 of 20 steps differ by more than 1e-05; at step 13 ")
+    assert found.detail.endswith(", which no tie explains")
 
 
 def test_a_tie_excuses_nothing_that_was_before_it(experiment):
@@ -196,20 +201,20 @@ def test_a_tie_excuses_nothing_that_was_before_it(experiment):
         experts(dp1, lambda step: [1000, 1048], [3e-8]),
         experts(other, lambda step: [999, 1049] if step > 9 else [1000, 1048], [3e-8]),
     ]
-    [found] = agreement_checks([{"reference": "dp1", "runs": ["other"], "tolerance": 1e-5}], runs)
-    assert found["state"] == "FAIL"
-    assert found["detail"].startswith("1 of 20 steps differ by more than 1e-05; at step 10 1 of 2,048")
+    [found] = agreement_checks([AgreementSpec(reference="dp1", runs=("other",), tolerance=1e-5)], runs)
+    assert found.state == "FAIL"
+    assert found.detail.startswith("1 of 20 steps differ by more than 1e-05; at step 10 1 of 2,048")
 
 
 def test_gradient_norms_are_compared_where_that_is_asked_for(experiment):
     """Adam divides a wrong factor of a gradient out: the losses don't show it, the norm does."""
-    assert agreement_of(experiment, 0.0, moved=0, norm=1 + 4e-5)["state"] == "PASS"
+    assert agreement_of(experiment, 0.0, moved=0, norm=1 + 4e-5).state == "PASS"
     found = agreement_of(experiment, 0.0, moved=0, norm=1 + 4e-5, limit=2e-5)
-    assert (found["state"], found["detail"]) == (
+    assert (found.state, found.detail) == (
         "FAIL",
         "10 of 20 steps differ in the gradient norm by more than 2e-05",
     )
-    assert found["max_grad_norm"] == pytest.approx(4e-5)
+    assert found.max_grad_norm == pytest.approx(4e-5)
 
 
 @pytest.mark.parametrize(("norm", "state"), [(1 + 9e-4, "PASS"), (1 + 2e-3, "FAIL")])
@@ -217,10 +222,10 @@ def test_rounding_may_grow_in_gradient_norms_after_ten_steps(experiment, norm, s
     add(experiment)
     dp1, other = load_runs(experiment.results)
     norms = other.steps["grad_norm"].where(other.steps["step"] <= 10, other.steps["grad_norm"] * norm)
-    agreement = {"reference": "dp1", "runs": ["other"], "tolerance": 1e-5, "grad_norm_tolerance": 1e-5}
+    agreement = AgreementSpec(reference="dp1", runs=("other",), tolerance=1e-5, grad_norm_tolerance=1e-5)
     [found] = agreement_checks([agreement], [dp1, replace(other, steps=other.steps.assign(grad_norm=norms))])
-    assert found["state"] == state
-    assert state == "PASS" or found["detail"] == "10 of 20 steps differ in the gradient norm by more than 0.001"
+    assert found.state == state
+    assert state == "PASS" or found.detail == "10 of 20 steps differ in the gradient norm by more than 0.001"
 
 
 def test_what_ends_a_call_with_an_error(experiment):
@@ -229,15 +234,13 @@ def test_what_ends_a_call_with_an_error(experiment):
     left_out, other, dp1 = sorted(load_runs(experiment.results), key=lambda run: run.name != "left-out")
     left_out.plan["state"] = "INVALID"  # by preflight, where the sweep may leave out what is illegal
     runs = [replace(left_out, state="INVALID"), other, dp1]
-    checks = [
-        {"name": f"is {state}", "state": state, "detail": "why"} for state in ("PASS", "NOT_RUN", "INVALID", "FAIL")
-    ]
+    checks = [checked(state) for state in ("PASS", "NOT_RUN", "INVALID", "FAIL")]
     found = faults(runs, checks)
-    assert [(one["name"], one["detail"]) for one in found] == [
+    assert [(one.name, one.detail) for one in found] == [
         ("run other", "no finite loss at step 4"),
         ("is FAIL", "why"),
     ]
-    assert [one["anchor"] for one in found] == ["run-other", "check-is-FAIL"]
+    assert [one.anchor for one in found] == ["run-other", "check-is-FAIL"]
 
 
 @pytest.fixture
@@ -255,9 +258,10 @@ def results(tmp_path):
 
 
 def found(results, over=True, runs=(RUN,)):
-    settings = {"proofs": [results / "runs" / "a" / "proof.json"], "evaluated": ["a"], "profiles": ["a"]}
-    checks = stage_checks(results, settings, runs, over)
-    return {check["name"]: (check["state"], check["detail"]) for check in checks}
+    proofs = (str(results / "runs" / "a" / "proof.json"),)
+    asked = ReportSpec(title=None, agreements=(), proofs=proofs, evaluated=("a",), profiles=("a",))
+    checks = stage_checks(results, asked, runs, over)
+    return {check.name: (check.state, check.detail) for check in checks}
 
 
 def lose(results, *names, log=None, text=f"Traceback\n{ERROR}\n"):
@@ -328,7 +332,7 @@ def test_an_import_that_failed(tmp_path):
     log.write_text("MemoryError\n")
     proof = tmp_path / "models" / "m" / "proof.json"
     [check] = proofs_so_far([proof], [], over=True)
-    assert (check["name"], check["state"], check["detail"]) == ("import of m: import", "FAIL", "MemoryError")
+    assert (check.name, check.state, check.detail) == ("import of m: import", "FAIL", "MemoryError")
     os.utime(log, (1, 1))  # of an earlier source
     [check] = proofs_so_far([proof], [], over=True)
-    assert (check["name"], check["state"]) == ("import of m: proof", "NOT_RUN")
+    assert (check.name, check.state) == ("import of m: proof", "NOT_RUN")

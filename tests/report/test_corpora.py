@@ -3,12 +3,13 @@
 import json
 import re
 
+import made
 import pytest
 from fake_runs import FakeExperiment
 from test_page import page, rows
 
 from megaboa.files import write_json
-from megaboa.records import CorpusRead, DataIndex, write
+from megaboa.records import BadRecords, CorpusRead, DataIndex, Verification, write
 from megaboa.report.corpora import DataRead, last_validation, left_out, load_corpora, load_data, visible
 from megaboa.report.figures import tokens_text
 from megaboa.report.runs import load_runs
@@ -19,7 +20,7 @@ CORPORA = [
 ]
 
 
-def manifest(name, keys=("text",), **changes):
+def manifest(name, keys=("text",)):
     dataset = {
         "documents": 30,
         "tokens": 12_000,
@@ -28,8 +29,8 @@ def manifest(name, keys=("text",), **changes):
         "frequent": [[5, 900, " the"], [7, 500, "\n\t"], [8, 1, "<b>"]],
         "dropped": {"blank": 2},
     }
-    datasets = [{"key": key, **dataset} for key in keys]
-    return {"name": name, "datasets": datasets, "encoders": ["gigatoken 0.10.0"], "bad": {"records": 3}} | changes
+    datasets = [made.dataset(key=key, **dataset) for key in keys]
+    return made.corpus(*datasets, name=name, encoders=("gigatoken 0.10.0",), bad=BadRecords(records=3))
 
 
 def test_a_card_says_what_a_corpus_is(tmp_path):
@@ -38,9 +39,10 @@ def test_a_card_says_what_a_corpus_is(tmp_path):
     results = experiment.results
     for name, keys in (("one", ("text",)), ("two", ("q", "a"))):
         write_json(results / "specs" / "corpora" / f"{name}.json", {})
-        write_json(results / "data" / f"{name}.json", manifest(name, keys))
+        write(results / "data" / f"{name}.json", manifest(name, keys))
     write_json(results / "specs" / "corpora" / "planned.json", {})
-    write_json(results / "data" / "one" / "verification.json", {"compared": 200})
+    verified = Verification(corpus="one", digest="1", compared=200, decoded_exactly=200)
+    write(results / "data" / "one" / "verification.json", verified)
     cards = load_corpora(results)
     assert [card.name for card in cards] == ["one", "two: q", "two: a"]
     html = page([], tmp_path / "report", agreements=[], corpora=cards)

@@ -28,7 +28,7 @@ def test_the_bars_of_a_run_fill_its_time(runs):
         assert sum(widths) == pytest.approx(1.0)
     shown = {container.get_label() for container in axes.containers}
     assert "productive" in shown <= set(COLOURS)
-    assert [text.get_text() for text in axes.texts] == [f"{run.goodput['goodput']:.0%}" for run in runs]
+    assert [text.get_text() for text in axes.texts] == [f"{run.goodput.goodput:.0%}" for run in runs]
     plt.close(figure)
 
 

@@ -10,6 +10,7 @@ import yaml
 from fake_runs import FakeExperiment
 
 from megaboa.files import write_text
+from megaboa.records import AgreementSpec, Counts
 from megaboa.report.checks import agreement_checks
 from megaboa.report.corpora import CorpusCard
 from megaboa.report.frames import Frames
@@ -18,7 +19,7 @@ from megaboa.report.runs import load_runs
 from megaboa.report.style import Shades
 
 CAPTIONS = Path(__file__).parents[2] / "workflow" / "report" / "captions.yaml"
-AGREEMENTS = [{"reference": "dp1", "runs": ["tp2", "broken", "later"], "tolerance": 1e-5}]
+AGREEMENTS = [AgreementSpec(reference="dp1", runs=("tp2", "broken", "later"), tolerance=1e-5)]
 PROVENANCE = {
     "versions": {"torch": "2.9.1"},
     "commit": None,
@@ -114,7 +115,7 @@ def test_what_failed_stands_at_the_top_and_leads_to_its_row(experiment, tmp_path
         ("run-broken", "run broken", "no finite loss at step 4")
     ]
     runs = [run for run in load_runs(experiment.results) if run.name != "broken"]
-    html = page(runs, tmp_path, agreements=[{"reference": "dp1", "runs": ["tp2"], "tolerance": 1e-12}])
+    html = page(runs, tmp_path, agreements=[AgreementSpec(reference="dp1", runs=("tp2",), tolerance=1e-12)])
     [(link, name, why)] = re.findall(r'<a href="#([^"]+)">([^<]+)</a>: ([^<]+)', html.split("<main>")[0])
     assert name == "tp2 agrees with dp1" and "differ by more than" in why and f'<tr id="{link}">' in html
 
@@ -237,7 +238,7 @@ def test_many_runs_are_coloured_by_model_and_the_fastest_are_shown(tmp_path):
     ],
 )
 def test_the_verdict_in_words(runs, checks, text):
-    assert verdict_text({"state": "", "counts": {"runs": runs, "checks": checks}}) == text
+    assert verdict_text(Counts(runs=runs, checks=checks)) == text
 
 
 def test_published_values_stand_beside_measured_ones(experiment, tmp_path):

@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from megaboa.files import write_json
 from megaboa.launch.ranks import ReservedPort
+from megaboa.records import write
 from megaboa.run import gpus, health
 
 SCRIPT = Path(health.__file__).parents[2] / "check_node.py"
@@ -428,7 +429,7 @@ def test_of_three_nodes_the_one_that_never_came_is_blamed(tmp_path):
     assert any("in vain" in words for words in said), said
     port.close()
     assert health.verdict(tmp_path, ["n0", "n1", "n2"], 20) == {"n0": [], "n1": ["no answer within 20 s"], "n2": []}
-    write_json(tmp_path / "n1.json", {**health.Result("n1", 1, stage="done").write(tmp_path), "ok": True})
+    write(tmp_path / "n1.json", replace(health.Result("n1", 1, stage="done").write(tmp_path), ok=True))
     assert health.verdict(tmp_path, ["n0", "n1", "n2"], 20)["n1"] == ["the other nodes waited for it in vain"]
 
 

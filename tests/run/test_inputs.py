@@ -55,10 +55,9 @@ def corpus(root, name, documents=20, largest=9, **changes):
     prefix.parent.mkdir(exist_ok=True)
     tokens = write_indexed(prefix, [[1, largest]] * documents)
     sizes = {f"{name}.{end}": (root / "store" / f"{name}.{end}").stat().st_size for end in ("bin", "idx")}
-    dataset = {"key": "text", "prefix": str(prefix), "documents": documents, "tokens": tokens}
-    dataset |= {"sizes": sizes, "largest_token": largest, **changes}
+    dataset = {"prefix": str(prefix), "documents": documents, "tokens": tokens, "sizes": sizes}
     manifest = root / "results" / "e" / "data" / f"{name}.json"
-    write_json(manifest, {"dtype": "uint16", "datasets": [dataset]})
+    write(manifest, made.corpus(made.dataset(**{**dataset, "largest_token": largest, **changes})))
     return prefix
 
 

@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long everything may take (%(default)s)")
     asked = parser.parse_args()
     result = check(asked.out, asked.gpus, asked.memory_gib, asked.folder, asked.seconds)
-    print(result["node"] + ": " + ("; ".join(result["problems"]) or result["collective"]["error"] or "ok"))
+    print(result.node + ": " + ("; ".join(result.problems) or result.collective.error or "ok"))
 
 
 if __name__ == "__main__":

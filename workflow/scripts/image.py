@@ -14,7 +14,7 @@ from pathlib import Path
 
 from megaboa.errors import InputError, one_sentence
 from megaboa.files import read_json, write_json
-from megaboa.records import Image, parse, write
+from megaboa.records import BridgeSource, Image, parse, write
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def make(spec: Path, inside: Path, out: Path) -> None:
     make_store(Path(wanted["store"]).expanduser())
     made = obtain.obtain(wanted)
     if wanted["bridge_source"]:
-        bridge_source.check_out(wanted["store"], wanted["bridge_source"])
+        bridge_source.check_out(wanted["store"], BridgeSource(**wanted["bridge_source"]))
     report = contract.test(wanted, Path(made["path"]), out.parent)
     if report["state"] == "FAIL":
         raise InputError(f"the image {made['path']} failed its test: {'; '.join(report['problems'])}")

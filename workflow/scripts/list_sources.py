@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from megaboa.errors import one_sentence
-from megaboa.files import read_json, write_json
+from megaboa.records import CorpusSpec, read, write
 
 
 def main() -> None:
@@ -24,10 +24,10 @@ def main() -> None:
     from megaboa.data.jobs import list_sources
 
     with one_sentence(args.out):
-        listing = list_sources(read_json(args.spec), args.threads)
-        write_json(args.out, listing)
-    size = sum(file["size"] for file in listing["files"])
-    print(f"corpus {listing['name']}: {len(listing['files']):,} files, {size / 1e6:,.1f} MB, {listing['folder']}")
+        listing = list_sources(read(CorpusSpec, args.spec), args.threads)
+        write(args.out, listing)
+    size = sum(file.size for file in listing.files)
+    print(f"corpus {listing.name}: {len(listing.files):,} files, {size / 1e6:,.1f} MB, {listing.folder}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from megaboa.data.jobs import link_files, merge_shards
 from megaboa.errors import one_sentence
-from megaboa.files import read_json, write_json
+from megaboa.records import CorpusSpec, Sources, read, write
 
 
 def main() -> None:
@@ -18,13 +18,13 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     with one_sentence(args.out):
-        manifest = merge_shards(read_json(args.spec), read_json(args.sources), args.shards)
+        manifest = merge_shards(read(CorpusSpec, args.spec), read(Sources, args.sources), args.shards)
         link_files(manifest, args.out.parent)
-        write_json(args.out, manifest)
-    print(f"corpus {manifest['name']}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens")
-    if bad := manifest["bad"]["records"]:
+        write(args.out, manifest)
+    print(f"corpus {manifest.name}: {manifest.documents:,} documents, {manifest.tokens:,} tokens")
+    if bad := manifest.bad.records:
         print(f"left out, as they can't be used: {bad:,} records, the first of them:")
-        print("\n".join(f"  {sample}" for sample in manifest["bad"]["samples"]))
+        print("\n".join(f"  {sample}" for sample in manifest.bad.samples))
 
 
 if __name__ == "__main__":

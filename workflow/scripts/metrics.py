@@ -23,7 +23,7 @@ def main() -> None:
 
     found = measure.trained(RunFolder(args.train.parent), args.peak_tflops)
     write_steps(args.steps, found.rows)
-    write_json(args.goodput, found.goodput)
+    write_json(args.goodput, found.goodput and records.plain(found.goodput))
     records.write(args.summary, found.summary)
 
 

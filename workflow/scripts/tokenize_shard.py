@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from megaboa.files import read_json, write_json
+from megaboa.records import CorpusSpec, Sources, read, write
 
 
 def main() -> None:
@@ -25,8 +25,8 @@ def main() -> None:
     from megaboa.errors import one_sentence
 
     with one_sentence(args.out):
-        spec, sources = read_json(args.spec), read_json(args.sources)
-        write_json(args.out, make_shard(spec, sources, args.shard, args.shards, args.threads))
+        spec, sources = read(CorpusSpec, args.spec), read(Sources, args.sources)
+        write(args.out, make_shard(spec, sources, args.shard, args.shards, args.threads))
 
 
 if __name__ == "__main__":

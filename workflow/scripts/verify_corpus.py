@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from megaboa.bridge import zygote
 from megaboa.bridge.corpus_samples import read_as_training_does
 from megaboa.bridge.quiet import quietly
 from megaboa.data.jobs import verify_corpus
 from megaboa.errors import one_sentence
-from megaboa.files import read_json, write_json
+from megaboa.records import Corpus, CorpusSpec, Dataset, Sources, read, write
 
 
 def main() -> None:
@@ -22,12 +21,13 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     with one_sentence(args.out):
-        result = verify_corpus(read_json(args.spec), read_json(args.sources), read_json(args.manifest), read)
-        write_json(args.out, result)
-    print(f"corpus {result['corpus']}: its index is sound, {result['compared']} documents are those of the source")
+        asked = read(CorpusSpec, args.spec), read(Sources, args.sources), read(Corpus, args.manifest)
+        result = verify_corpus(*asked, problems)
+        write(args.out, result)
+    print(f"corpus {result.corpus}: its index is sound, {result.compared} documents are those of the source")
 
 
-def read(dataset: dict[str, Any], vocab_size: int) -> list[str]:
+def problems(dataset: Dataset, vocab_size: int) -> list[str]:
     with quietly():
         return read_as_training_does(dataset, vocab_size)
 

@@ -1,15 +1,18 @@
 """What the keys of a run's data section do to the samples that Bridge's own datasets give, and to attention."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
+import made
 import numpy as np
 import pytest
 from cpu_ranks import on_cpu
 from indexed_files import write_indexed
 
 from megaboa.data import tokenizer
-from megaboa.files import digest
+from megaboa.files import digest, read_json
+from megaboa.records import Corpus, parse, plain
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +33,7 @@ def folder(tmp_path_factory):
     words.save_pretrained(str(root / "tokenizer"))
     corpora = {"even": [texts[::2]], "odd": [texts[1:60:2], texts[61::2]]}
     manifests = {
-        name: [write(root / f"{name}-{i}", words, part) for i, part in enumerate(parts)]
+        name: plain(made.corpus(*(write(root / f"{name}-{i}", words, part) for i, part in enumerate(parts))))
         for name, parts in corpora.items()
     }
     (root / "corpora.json").write_text(json.dumps(manifests))
@@ -39,7 +42,11 @@ def folder(tmp_path_factory):
 
 def write(prefix, words, texts):
     documents = [[*words(text)["input_ids"], words.eos_token_id] for text in texts]
-    return {"prefix": str(prefix), "documents": len(documents), "tokens": write_indexed(prefix, documents)}
+    return made.dataset(prefix=str(prefix), documents=len(documents), tokens=write_indexed(prefix, documents))
+
+
+def read_corpora(folder):
+    return {name: parse(Corpus, found, folder) for name, found in read_json(f"{folder}/corpora.json").items()}
 
 
 def _samples(folder, data, count):
@@ -57,8 +64,7 @@ def _samples(folder, data, count):
     config.dataset.seq_length = LENGTH
     config.train.train_iters, config.train.global_batch_size = 5, 4
     config.validation.eval_iters = 2
-    with open(f"{folder}/corpora.json") as stream:
-        corpora = json.load(stream)
+    corpora = read_corpora(folder)
     datasets.configure(config, data, corpora)
     config.dataset.path_to_cache = f"{folder}/cache-{digest(data)[:8]}"
     datasets.set_tokenizer(config)
@@ -102,10 +108,9 @@ def _index(folder, largest_token):
     config.model = SimpleNamespace(vocab_size=None)
     config.tokenizer.tokenizer_model = f"{folder}/tokenizer"
     config.dataset.seq_length, config.train.train_iters, config.train.global_batch_size = LENGTH, 5, 4
-    with open(f"{folder}/corpora.json") as stream:
-        corpora = json.load(stream)
-    for part in corpora["odd"]:
-        part["largest_token"] = largest_token
+    corpora = read_corpora(folder)
+    parts = tuple(replace(part, largest_token=largest_token) for part in corpora["odd"].datasets)
+    corpora["odd"] = replace(corpora["odd"], datasets=parts)
     data = {"blend": {"even": 1.0, "odd": 3.0}, "split": "80,10,10"}
     datasets.configure(config, data, corpora)
     config.dataset.path_to_cache = f"{folder}/cache-index"
@@ -118,12 +123,12 @@ def _index(folder, largest_token):
 
 def test_the_index_counts_the_tokens_of_every_corpus(folder):
     even, odd = on_cpu(_index, str(folder), 303)[0]
-    manifests = json.loads((folder / "corpora.json").read_text())
+    manifests = read_corpora(folder)
     assert (even.weight, odd.weight) == (0.25, 0.75)
     assert even.tokens_asked + odd.tokens_asked == 20 * LENGTH
     assert even.tokens_asked == pytest.approx(5 * LENGTH, abs=LENGTH)
     for row in (even, odd):
-        there = sum(part["tokens"] for part in manifests[row.name])
+        there = manifests[row.name].tokens
         assert row.tokens == pytest.approx(0.8 * there, rel=0.05)
         assert row.epochs == row.tokens_asked / row.tokens
 

@@ -5,12 +5,14 @@ import math
 import os
 from pathlib import Path
 
+import made
 import numpy as np
 import pytest
 from cpu_ranks import on_cpu
 from indexed_files import write_indexed
 
-from megaboa.files import read_jsonl
+from megaboa.files import read_json, read_jsonl
+from megaboa.records import Corpus, parse, plain
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +28,8 @@ def folder(tmp_path_factory):
     corpora = {}
     for name, low in (("text", 0), ("other", 60), ("third", 90)):
         documents = [[*draw.integers(low, low + 30, 20), VOCABULARY - 1] for _ in range(100)]
-        corpora[name] = [{"prefix": str(root / name), "tokens": write_indexed(root / name, documents)}]
+        dataset = made.dataset(prefix=str(root / name), tokens=write_indexed(root / name, documents))
+        corpora[name] = plain(made.corpus(dataset))
     (root / "corpora.json").write_text(json.dumps(corpora))
     return root
 
@@ -63,8 +66,7 @@ def _pretrain(root: str, name: str, data: dict, model: dict) -> float:
                 logits = [gpt(tokens, torch.arange(LENGTH)[None], handed)[:, half:] for tokens in (one, two)]
             self.difference = float((logits[0] - logits[1]).abs().max())
 
-    with open(f"{root}/corpora.json") as stream:
-        corpora = json.load(stream)
+    corpora = {name: parse(Corpus, found, root) for name, found in read_json(f"{root}/corpora.json").items()}
     learning_rate = model.pop("learning_rate", 1e-2)
     cfg = _pretrain_common()
     cfg.model = GPTModelProvider(

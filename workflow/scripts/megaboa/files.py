@@ -112,7 +112,7 @@ def append_line(path: str | Path, text: str, durable: bool = True) -> None:
         os.close(handle)
 
 
-def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
+def read_jsonl(path: str | Path) -> list[Any]:
     """The lines of a JSON-lines file; torn ones (their writer was killed) are left out."""
     path = Path(path)
     if not path.exists():

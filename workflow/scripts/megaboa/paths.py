@@ -13,7 +13,7 @@ from typing import Any
 
 from megaboa.blends import corpora
 from megaboa.files import read_json
-from megaboa.records import DataIndex, Image, LaunchSpec, ProfileSpec, TrainRecord, parse, read
+from megaboa.records import Corpus, DataIndex, Image, LaunchSpec, ProfileSpec, TrainRecord, parse, read
 
 CARD = "README.md"  # of an exported model, where the hub looks for it
 FAILED_PROOF = "failed-proof.json"  # of a proof that failed; proof.json is there only if all checks passed
@@ -276,6 +276,10 @@ class RunFolder:
     def corpus_manifests(self) -> dict[str, Path]:
         """Of every corpus that the run reads, for training or validation."""
         return {name: self.experiment_folder.corpus(name).manifest for name in corpora(self.run["data"])}
+
+    @property
+    def corpora(self) -> dict[str, Corpus]:
+        return {name: read(Corpus, path) for name, path in self.corpus_manifests.items()}
 
     @cached_property
     def index(self) -> DataIndex | None:

@@ -31,7 +31,7 @@ from megaboa.paths import ExperimentFolder
 from megaboa.plan import Plan, places, screen
 from megaboa.plan.screen import describe, submission
 from megaboa.plan.shared import Shared
-from megaboa.records import Tree
+from megaboa.records import Checks, Fault, Tree, read
 from megaboa.run import submitted
 from megaboa.run.identity import is_trained
 
@@ -353,18 +353,20 @@ def _is_made(rule: str, dag: Any) -> bool:
 def conclude(results: str | Path) -> None:
     """The last lines that a user sees: what the report comes to, and where it is. A failed check ends the call with an
     error."""
-    found = files.read_json(ExperimentFolder(Path(results)).checks)
-    counts = "; ".join(f"{_count(states)} {what}" for what, states in found["counts"].items() if states)
-    say(f"{found['state']}: {counts}\nreport: {Path(results) / 'report' / 'index.html'}")
-    if failed := found.get("failed", [{"name": found["state"], "detail": ""}] if found["state"] == "FAIL" else []):
+    found = read(Checks, ExperimentFolder(Path(results)).checks)
+    by_state = {"checks": found.counts.checks, "runs": found.counts.runs}
+    counts = "; ".join(f"{_count(states)} {what}" for what, states in by_state.items() if states)
+    say(f"{found.state}: {counts}\nreport: {Path(results) / 'report' / 'index.html'}")
+    untold = (Fault(name=found.state, detail=""),) if found.state == "FAIL" else ()
+    if failed := untold if found.failed is None else found.failed:
         sys.exit(f"failed: {'; '.join(map(_failed, failed[:SHOWN]))}{_more(failed)}")
 
 
-def _failed(one: dict[str, str]) -> str:
-    return f"{one['name']} ({one['detail'][:LENGTH]})" if one["detail"] else one["name"]
+def _failed(one: Fault) -> str:
+    return f"{one.name} ({one.detail[:LENGTH]})" if one.detail else one.name
 
 
-def _more(failed: list[dict[str, str]]) -> str:
+def _more(failed: Sequence[Fault]) -> str:
     return f"; and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
 
 

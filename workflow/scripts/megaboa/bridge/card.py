@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from megaboa.blends import corpora, split_blends
-from megaboa.files import read_json
+from megaboa.blends import split_blends
 from megaboa.layout import NAMES
 from megaboa.paths import RunFolder
 from megaboa.records import Evaluated, ModelSource, TrainRecord
@@ -93,14 +92,12 @@ def _data(folder: RunFolder, iteration: int) -> dict[str, str]:
     trained = split_blends(folder.run["data"]).get("train", {})
     own = _tokens(folder, iteration) - _tokens_before(folder)
     rows = {}
-    for name in corpora(folder.run["data"]):
-        manifest = read_json(folder.corpus_manifests[name])
-        documents, tokens = (sum(part[key] for part in manifest["datasets"]) for key in ("documents", "tokens"))
+    for name, corpus in folder.corpora.items():
         share = trained.get(name, 0) / (sum(trained.values()) or 1)
         use = (
             f"{share:.4g} of the blend, about {share * own:,.0f} tokens read" if share else "not trained on, evaluated"
         )
-        rows[name] = f"{use}; {documents:,} documents, {tokens:,} tokens, digest {manifest['digest'][:12]}"
+        rows[name] = f"{use}; {corpus.documents:,} documents, {corpus.tokens:,} tokens, digest {corpus.digest[:12]}"
     return rows or {"none": "mock data"}
 
 

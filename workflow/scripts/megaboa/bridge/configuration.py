@@ -33,7 +33,7 @@ from megaboa.bridge.overrides import hydra_overrides
 from megaboa.fields import BRIDGE_FIELDS
 from megaboa.files import read_json
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
-from megaboa.records import LaunchSpec, ModelSource, ProfileSpec, read
+from megaboa.records import LaunchSpec, ModelSource, ProfileSpec, Tree, read
 
 SECTIONS = ("training", "optimizer", "schedule", "parallel")
 REFERENCE_STEPS = 4  # without the profiler, after the step that pays for the end of the capture
@@ -56,13 +56,13 @@ class Inputs:
         return cls(
             *_architecture(folder),
             pretrained=read_json(folder.model_manifest)["checkpoint"] if pretrained else None,
-            corpora=_corpora(folder),
+            corpora=folder.corpora,
         )
 
     @classmethod
     def for_data(cls, folder: RunFolder) -> Inputs:
         """For the index job, which needs all but weights."""
-        return cls(*_architecture(folder), pretrained=None, corpora=_corpora(folder))
+        return cls(*_architecture(folder), pretrained=None, corpora=folder.corpora)
 
     @classmethod
     def before_payloads(cls, folder: RunFolder) -> Inputs:
@@ -203,7 +203,7 @@ def profile(config: ConfigContainer, wanted: ProfileSpec) -> None:
     profiling.use_nsys_profiler = profiling.nvtx_ranges = wanted.tool == "nsys"
 
 
-def override(config: ConfigContainer, overrides: dict[str, Any]) -> ConfigContainer:
+def override(config: ConfigContainer, overrides: Tree) -> ConfigContainer:
     """Set fields in Bridge's own dotted form, with its own checks of names and types."""
     if not overrides:
         return config
@@ -248,9 +248,9 @@ def _value(config: Any, name: str) -> Any:
     return functools.reduce(lambda owner, part: getattr(owner, part, None), name.split("."), config)
 
 
-def _add_parts(config: ConfigContainer, overrides: dict[str, Any]) -> None:
+def _add_parts(config: ConfigContainer, overrides: Tree) -> None:
     """Parts that a recipe left out (`straggler`, `comm_overlap`), where overrides set fields of theirs."""
-    given: dict[str, dict[str, Any]] = defaultdict(dict)
+    given: dict[str, Tree] = defaultdict(dict)
     for name, value in overrides.items():
         part, _, field = name.partition(".")
         # No mixed_precision is fp32.
@@ -262,7 +262,7 @@ def _add_parts(config: ConfigContainer, overrides: dict[str, Any]) -> None:
             setattr(config, part, _made(kind, part, values))
 
 
-def _made(kind: type, part: str, values: dict[str, Any]) -> Any:
+def _made(kind: type, part: str, values: Tree) -> Any:
     """Fields that it doesn't know are left to Bridge's error."""
     fields = [one for one in dataclasses.fields(kind) if one.init]
     needed = [one.name for one in fields if one.default is one.default_factory is dataclasses.MISSING]
@@ -279,10 +279,6 @@ def _architecture(folder: RunFolder) -> tuple[ModelSource | None, str | None]:
         return source, source.tokenizer
     trained = folder.tokenizer_manifest
     return None, read_json(trained)["path"] if trained else model["tokenizer"]
-
-
-def _corpora(folder: RunFolder) -> datasets.Corpora:
-    return {name: read_json(path)["datasets"] for name, path in folder.corpus_manifests.items()}
 
 
 def _from_hugging_face(source: ModelSource) -> ConfigContainer:

@@ -14,6 +14,7 @@ from typing import Any
 
 from megaboa.files import read_json
 from megaboa.paths import RunStore
+from megaboa.records import Tree
 
 # What must be equal for the same tensors to mean the same model.
 ARCHITECTURE = (
@@ -28,7 +29,7 @@ _SETTINGS_IN_NAMES = ("max_lr", "min_lr", "start_wd", "end_wd")
 _STATE_OF_A_GROUP = ("params", "step")
 
 
-def configure(config: Any, theirs: dict[str, Any], parent: dict[str, Any], checkpoints: Path, iteration: int) -> None:
+def configure(config: Any, theirs: Tree, parent: dict[str, Any], checkpoints: Path, iteration: int) -> None:
     """Let Bridge load the parent's checkpoint, which was trained with `theirs`, into this run."""
     refuse(config, theirs, iteration)
     if parent["load"]["optimizer"]:
@@ -39,14 +40,14 @@ def configure(config: Any, theirs: dict[str, Any], parent: dict[str, Any], check
     config.scheduler.use_checkpoint_opt_param_scheduler = False
 
 
-def saved_with(checkpoint: str) -> dict[str, Any]:
+def saved_with(checkpoint: str) -> Tree:
     """The configuration that a checkpoint was trained with."""
     from megatron.bridge.training.utils.checkpoint_utils import get_checkpoint_run_config_filename, read_run_config
 
     return read_run_config(get_checkpoint_run_config_filename(checkpoint))
 
 
-def refuse_other_rows(config: Any, theirs: dict[str, Any]) -> None:
+def refuse_other_rows(config: Any, theirs: Tree) -> None:
     """megatron-core fills an embedding with what fits of a checkpoint's, without a word."""
     if config.model.vocab_size is None or config.tokenizer.use_tokenizer_vocab_size:
         return  # Bridge decides it by the tokenizer, as it did for the checkpoint
@@ -58,14 +59,14 @@ def refuse_other_rows(config: Any, theirs: dict[str, Any]) -> None:
         )
 
 
-def _rows(model: dict[str, Any]) -> int | None:
+def _rows(model: Tree) -> int | None:
     if model.get("vocab_size") is None or not model.get("should_pad_vocab"):
         return model.get("vocab_size")
     unit = model["make_vocab_size_divisible_by"] * model["tensor_model_parallel_size"]
     return -(-model["vocab_size"] // unit) * unit
 
 
-def refuse(config: Any, theirs: dict[str, Any], iteration: int) -> None:
+def refuse(config: Any, theirs: Tree, iteration: int) -> None:
     """What only shows here, as recipes and overrides have their say in it."""
     for field in ARCHITECTURE:
         own, other = _plain(getattr(config.model, field, None)), theirs["model"].get(field)
@@ -84,7 +85,7 @@ def refuse(config: Any, theirs: dict[str, Any], iteration: int) -> None:
         )
 
 
-def refuse_optimizer(config: Any, theirs: dict[str, Any]) -> None:
+def refuse_optimizer(config: Any, theirs: Tree) -> None:
     """Only the distributed optimizer has a state of the same form in every precision."""
     own, other = _is_distributed(config), bool(theirs["optimizer"].get("use_distributed_optimizer"))
     if own != other:
@@ -105,7 +106,7 @@ def _is_distributed(config: Any) -> bool:
     return bool(config.optimizer.use_distributed_optimizer or config.ddp.use_distributed_optimizer)
 
 
-def keep_own_settings(checkpointing: Any, theirs: dict[str, Any]) -> None:
+def keep_own_settings(checkpointing: Any, theirs: Tree) -> None:
     """Wrap `load_checkpoint` of `megatron.bridge.training.checkpointing`."""
     from megatron.core.optimizer import distrib_optimizer, optimizer
 
@@ -148,12 +149,12 @@ def in_parts(state_dict: dict[Any, Any], count: int) -> dict[Any, Any]:
     return {**parts[0], **whole, "optimizer": {**parts[0]["optimizer"], "param_groups": groups}}
 
 
-def settings_of(group: dict[str, Any]) -> dict[str, Any]:
+def settings_of(group: Tree) -> Tree:
     """All of a group of parameters that a configuration decides."""
     return {name: value for name, value in group.items() if name not in _STATE_OF_A_GROUP}
 
 
-def _same_ranks(config: Any, theirs: dict[str, Any], checkpoints: Path) -> bool:
+def _same_ranks(config: Any, theirs: Tree, checkpoints: Path) -> bool:
     """Whether every rank finds random numbers of its own: with experts they are kept by rank, else by tp and pp."""
     fields = ["tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"]
     own, other = ([_of(model, field) for field in fields] for model in (config.model, theirs["model"]))

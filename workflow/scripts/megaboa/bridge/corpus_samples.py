@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import tempfile
-from typing import Any
 
 import numpy as np
+
+from megaboa.records import Dataset
 
 SAMPLES, LENGTH = 20, 64
 
 
-def read_as_training_does(dataset: dict[str, Any], vocab_size: int) -> list[str]:
+def read_as_training_does(dataset: Dataset, vocab_size: int) -> list[str]:
     """What is wrong when a corpus is read through GPTDataset; its samples must be made of the corpus's tokens."""
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
     from megatron.core.datasets.indexed_dataset import IndexedDataset
     from megatron.core.datasets.utils import Split
 
-    indexed = IndexedDataset(dataset["prefix"])
+    indexed = IndexedDataset(dataset.prefix)
     documents = len(indexed)
-    if (documents, int(indexed.sequence_lengths.sum(dtype=np.int64))) != (dataset["documents"], dataset["tokens"]):
-        return [f"{dataset['prefix']}: megatron-core counts {documents} documents"]
+    if (documents, int(indexed.sequence_lengths.sum(dtype=np.int64))) != (dataset.documents, dataset.tokens):
+        return [f"{dataset.prefix}: megatron-core counts {documents} documents"]
     few = np.arange(min(documents, 1000), dtype=np.int32)
     length = min(LENGTH, int(indexed.sequence_lengths[few].sum()) - 1)  # each sample needs one token more
     if length < 1:
@@ -36,12 +37,12 @@ def read_as_training_does(dataset: dict[str, Any], vocab_size: int) -> list[str]
             eod_mask_loss=False,
             create_attention_mask=False,
         )
-        samples = GPTDataset(indexed, dataset["prefix"], few, None, Split.train, config)
+        samples = GPTDataset(indexed, dataset.prefix, few, None, Split.train, config)
         found = []
         for number in range(min(SAMPLES, len(samples))):
             tokens = samples[number]["tokens"].numpy()
             if len(tokens) != length or tokens.max() >= vocab_size:
-                found.append(f"{dataset['prefix']}: GPTDataset gives a wrong sample {number}")
+                found.append(f"{dataset.prefix}: GPTDataset gives a wrong sample {number}")
         return found
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from megatron.core.transformer.enums import AttnMaskType
 from numpy.typing import NDArray
 
 from megaboa.blends import SPLITS, Blend, is_held_out, split_blends, validation_sets
+from megaboa.records import Corpus
 
-Corpora = dict[str, list[dict[str, Any]]]  # by name: the datasets of its manifest
+Corpora = Mapping[str, Corpus]  # by name
 
 OPTIONS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 
@@ -62,10 +64,10 @@ def paths_and_weights(blend: Blend, corpora: Corpora) -> tuple[list[str], list[f
     """The datasets of a blend. A corpus's weight is shared out among its datasets, by their tokens."""
     paths, weights = [], []
     for name, weight in blend.items():
-        total = sum(part["tokens"] for part in corpora[name])
-        for part in filter(lambda part: part["tokens"], corpora[name]):
-            paths.append(part["prefix"])
-            weights.append(weight * (part["tokens"] / total))
+        parts = [part for part in corpora[name].datasets if part.tokens]
+        total = sum(part.tokens for part in parts)
+        paths += [part.prefix for part in parts]
+        weights += [weight * (part.tokens / total) for part in parts]
     return paths, weights if len(paths) > 1 else None
 
 

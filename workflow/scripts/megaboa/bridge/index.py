@@ -22,7 +22,7 @@ from megaboa.bridge.process import playing_rank_0_of
 from megaboa.errors import InputError
 from megaboa.files import read_json
 from megaboa.paths import RunFolder
-from megaboa.records import CorpusRead, plain
+from megaboa.records import Corpus, CorpusRead, plain
 from megaboa.run.inputs import check_documents
 
 
@@ -52,11 +52,11 @@ def require_vocabulary(config: ConfigContainer, corpora: datasets.Corpora) -> No
     vocab_size, _ = _validate_and_set_vocab_size(
         config.model.vocab_size, config.dataset.tokenizer.vocab_size, config.tokenizer.use_tokenizer_vocab_size
     )
-    for name, parts in corpora.items():
-        for part in parts:
-            if part["largest_token"] >= vocab_size:
+    for name, corpus in corpora.items():
+        for part in corpus.datasets:
+            if part.largest_token >= vocab_size:
                 raise InputError(
-                    f"corpora.{name}: {part['prefix']}.bin holds token {part['largest_token']}, and the model's "
+                    f"corpora.{name}: {part.prefix}.bin holds token {part.largest_token}, and the model's "
                     f"vocabulary is {vocab_size}: write the corpus with the model's tokenizer, or take a larger model"
                 )
 
@@ -69,7 +69,7 @@ def epochs(
     total = sum(blend.values())
     rows = []
     for name, weight in blend.items():
-        paths = [part["prefix"] for part in corpora[name] if part["tokens"]]
+        paths = [part.prefix for part in corpora[name].datasets if part.tokens]
         wanted, had = (sum(tokens[path] for path in paths) for tokens in (asked, there))
         share = weight / total
         row = CorpusRead(name=name, weight=share, tokens_asked=wanted, tokens=had, epochs=wanted / had)
@@ -104,11 +104,11 @@ def identity(folder: RunFolder, key: dict[str, Any]) -> dict[str, Any]:
     manifest = read_json(tokenizer) if tokenizer else {}
     return {
         "key": key,
-        "corpora": {name: _places(read_json(path)) for name, path in folder.corpus_manifests.items()},
+        "corpora": {name: _places(corpus) for name, corpus in folder.corpora.items()},
         "tokenizer": manifest.get("tokenizer") or manifest.get("path"),
         "megatron": version("megatron-core"),
     }
 
 
-def _places(manifest: dict[str, Any]) -> list[Any]:
-    return [manifest["digest"], *(part["prefix"] for part in manifest["datasets"])]
+def _places(corpus: Corpus) -> list[str]:
+    return [corpus.digest, *(part.prefix for part in corpus.datasets)]

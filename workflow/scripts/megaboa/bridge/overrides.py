@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from megaboa.records import Tree
 
-def hydra_overrides(overrides: dict[str, Any]) -> list[str]:
+
+def hydra_overrides(overrides: Tree) -> list[str]:
     """Without Hydra's `+`: a field that Bridge doesn't know is an error, not a new field."""
     return [f"{field}={hydra_value(value)}" for field, value in overrides.items()]
 

@@ -15,7 +15,7 @@ from megaboa.bridge.process import playing_rank_0_of
 from megaboa.check import needs_image
 from megaboa.check.facts import Facts
 from megaboa.paths import RunFolder
-from megaboa.records import LaunchSpec
+from megaboa.records import LaunchSpec, Tree
 
 Result = dict[str, Any]
 
@@ -124,7 +124,7 @@ def _play(config: Any, run: dict[str, Any], turned_off: set[str], inside: needs_
     return {**made, **({"stopped_at": stopped_at} if stopped_at else {})}
 
 
-def _turned_off(config: Any, overrides: dict[str, Any]) -> set[str]:
+def _turned_off(config: Any, overrides: Tree) -> set[str]:
     """Switches of kernels that are off by the run's own will. To be asked before validation, as the CPU backend, and
     Bridge without Transformer Engine, turn off all of them."""
     off = {name for name in needs_image.SWITCHES if overrides.get(f"model.{name}") is False}

@@ -23,7 +23,17 @@ from megaboa.data import sources
 from megaboa.errors import InputError
 from megaboa.files import canonical, digest, file_digest, read_json
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore
-from megaboa.records import AttemptStart, Image, ModelSource, TrainRecord, plain, read_if_there, read_ledger
+from megaboa.records import (
+    AttemptStart,
+    Image,
+    ModelSource,
+    Sources,
+    TrainRecord,
+    plain,
+    read,
+    read_if_there,
+    read_ledger,
+)
 from megaboa.run import ledger
 from megaboa.secrets import secrets_in
 
@@ -274,7 +284,7 @@ def data_needed(results: Path) -> list[Needed]:
     """Text and models of this machine's, as the manifests have them."""
     found, experiment = [], ExperimentFolder(results)
     for path in experiment.specs.all("corpora"):
-        found += _texts(f"corpora.{path.stem}", read_json(path), experiment.corpus(path.stem).sources)
+        found += _texts(f"corpora.{path.stem}", read_json(path)["source"], experiment.corpus(path.stem).sources)
     for path in experiment.specs.all("models"):
         spec, source = read_json(path), read_if_there(ModelSource, experiment.model(path.stem).source)
         if (folder := spec.get("hf")) and Path(folder).is_dir():
@@ -282,12 +292,12 @@ def data_needed(results: Path) -> list[Needed]:
     return found + _tokenizers(results)
 
 
-def _texts(key: str, spec: Mapping[str, Any], listing: Path) -> list[Needed]:
+def _texts(key: str, source: str | list[str], listing: Path) -> list[Needed]:
     """One by one where they were listed with their checksums; else as the configuration names them."""
     if listing.exists():
-        files = [file for file in read_json(listing)["files"] if file["kind"] not in ("source", "stream")]
-        return [{"for": key, "path": one["path"], "bytes": one["size"], "sha256": one["sha256"]} for one in files]
-    named = [one for one in sources.as_list(spec["source"]) if one != sources.STDLIB and not sources.hub_id(one)]
+        files = [file for file in read(Sources, listing).files if file.kind not in ("source", "stream")]
+        return [{"for": key, "path": one.path, "bytes": one.size, "sha256": one.sha256} for one in files]
+    named = [one for one in sources.as_list(source) if one != sources.STDLIB and not sources.hub_id(one)]
     return [{"for": key, "path": one} for one in named]
 
 

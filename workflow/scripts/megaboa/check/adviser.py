@@ -13,6 +13,7 @@ from megaboa.check import fit, memory, speed, table
 from megaboa.check.facts import Facts
 from megaboa.check.memory import GIB
 from megaboa.layout import NAMES
+from megaboa.records import Tree
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 FULL = {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 1}
@@ -25,11 +26,11 @@ class Advice:
     gib: float
 
     @property
-    def values(self) -> dict[str, Any]:
+    def values(self) -> Tree:
         """The keys of the experiment that make this layout."""
         layout, kernels = self.facts.layout, self.facts.kernels
         sizes = {name: getattr(layout, name) for name in NAMES}
-        found: dict[str, Any] = {f"parallel.{name}": size for name, size in sizes.items() if size not in (1, None)}
+        found: Tree = {f"parallel.{name}": size for name, size in sizes.items() if size not in (1, None)}
         if layout.sp:
             found["parallel.sp"] = True
         found["training.micro_batch_size"] = self.facts.training.mbs

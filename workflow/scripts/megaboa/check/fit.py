@@ -12,6 +12,7 @@ from megaboa.check import memory
 from megaboa.check.facts import Facts
 from megaboa.check.memory import GIB
 from megaboa.check.rule import Broken, warning
+from megaboa.records import Tree
 
 NAME = re.compile(r"^([a-z]+\d+[a-z]*)-(\d+)g$")
 USABLE = 0.99  # of the nominal GiB: an H100 of 80 has 79.6, an H200 of 141 has 139.8
@@ -27,7 +28,7 @@ SELECTIVE = {
 class Change:
     """Keys and their new values, and what a step would cost because of them."""
 
-    values: dict[str, Any]
+    values: Tree
     price: str
     facts: Facts
 
@@ -87,7 +88,7 @@ def cheapest(f: Facts, is_legal: Callable[[Facts], bool]) -> Change | None:
 
 def changes(f: Facts) -> Iterator[Change]:
     """In the order of what they cost; each keeps the batch and the number of GPUs."""
-    free: dict[str, Any] = {}
+    free: Tree = {}
     if not f.layout.distributed_optimizer and f.layout.fsdp == "none" and f.training.optimizer != "sgd":
         free["parallel.distributed_optimizer"] = True
     if f.layout.tp > 1 and not f.layout.sp:
@@ -113,11 +114,11 @@ def _halves(mbs: int) -> Iterator[int]:
         yield mbs
 
 
-def _selective(modules: tuple[str, ...]) -> dict[str, Any]:
+def _selective(modules: tuple[str, ...]) -> Tree:
     return {"model.recompute_granularity": "selective", "model.recompute_modules": modules}
 
 
-def _splits(f: Facts, given: dict[str, Any], price: str) -> Iterator[Change]:
+def _splits(f: Facts, given: Tree, price: str) -> Iterator[Change]:
     """More tensor ranks inside a node, then more pipeline stages."""
     tp, pp, gpus = f.layout.tp, f.layout.pp, f.cluster.gpus_per_node
     for factor in (2, 4, 8):
@@ -143,7 +144,7 @@ FACTS = {  # keys of changes, and the facts that they change
 }
 
 
-def _change(f: Facts, values: dict[str, Any], price: str) -> Change:
+def _change(f: Facts, values: Tree, price: str) -> Change:
     changed = f
     for key, value in values.items():
         section, name = FACTS[key].split(".")

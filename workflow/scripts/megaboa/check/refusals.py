@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from megaboa import files
+from megaboa import files, records
 from megaboa.image.image_file import as_recorded
 from megaboa.paths import ExperimentFolder
-from megaboa.records import Image, read_if_there
+from megaboa.records import Image, Refusal, Refusals, read_if_there
 
 NAMED = 3  # runs that a line names
 
@@ -41,33 +40,31 @@ def write(experiment: Path, refused: Mapping[str, Sequence[str]], in_image: bool
 
     `in_image`: by the packages of the image that there is.
     """
-    wanted = files.read_json(ExperimentFolder(experiment).specs.image).get("container") if in_image else None
+    asked = files.read_json(ExperimentFolder(experiment).specs.image).get("container") if in_image else None
+    wanted = files.digest(asked) if asked else None
     image = _image(experiment, wanted)
     known = read(experiment, _packages(experiment), wanted)
     for name, reasons in refused.items():
-        known[name] = {"identity": _identity(experiment, name), "reasons": list(reasons), "image": image}
-    files.write_json(ExperimentFolder(experiment).refused, {"packages": _packages(experiment), "runs": known})
+        known[name] = Refusal(identity=_identity(experiment, name), reasons=tuple(reasons), image=image)
+    records.write(ExperimentFolder(experiment).refused, Refusals(packages=_packages(experiment), runs=known))
 
 
-def read(experiment: Path, packages: str, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
+def read(experiment: Path, packages: str, wanted: str | None = None) -> dict[str, Refusal]:
     """Runs that were refused under these packages, outside of an image or in the one that is wanted now and that there
-    is: name, identity and reasons. Another image, or one that is yet to be made, may take them."""
-    path = ExperimentFolder(experiment).refused
-    if not path.exists():
-        return {}
-    found = files.read_json(path)
-    runs = found["runs"] if found["packages"] == packages else {}
+    is. Another image, or one that is yet to be made, may take them. `wanted`: digest of what makes an image."""
+    found = read_if_there(Refusals, ExperimentFolder(experiment).refused)
+    runs = found.runs if found and found.packages == packages else {}
     here = (None, _image(experiment, wanted))
-    return {name: one for name, one in runs.items() if one.get("image") in here}
+    return {name: one for name, one in runs.items() if one.image in here}
 
 
-def _image(experiment: Path, wanted: dict[str, Any] | None) -> list[str] | None:
+def _image(experiment: Path, wanted: str | None) -> tuple[str, str] | None:
     """By what it is made of, and by what was made."""
     manifest = ExperimentFolder(experiment).image
     found = read_if_there(Image, manifest) if wanted else None
     if not found or not as_recorded(found):
         return None
-    return [files.digest(wanted), found.digest]
+    return wanted, found.digest
 
 
 def _identity(experiment: Path, run: str) -> str:

@@ -22,20 +22,21 @@ from megaboa.errors import InputError
 from megaboa.image import dockerfile, image_file
 from megaboa.image.pins import build_arguments
 from megaboa.image.references import SUFFIXES, image_problem, is_file, mount_problem, split_mount
+from megaboa.records import Tree
 
 
-def messages(error: ValidationError, raw: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
+def messages(error: ValidationError, raw: Tree) -> list[tuple[tuple[str | int, ...], str]]:
     """The errors of the typed models: the path of each, and what to say about it."""
     details = [(_real_path(detail, raw), detail) for detail in error.errors(include_url=False)]
     return [(path, _message(detail, path)) for path, detail in details]
 
 
-def translate(error: ValidationError, raw: dict[str, Any], places: Places) -> list[Problem]:
+def translate(error: ValidationError, raw: Tree, places: Places) -> list[Problem]:
     """The errors of the typed models as problems with places."""
     return [keys.problem_at(places, path, dotted(path), message) for path, message in messages(error, raw)]
 
 
-def value_problems(path: Path, value: Any, raw: dict[str, Any]) -> list[str]:
+def value_problems(path: Path, value: Any, raw: Tree) -> list[str]:
     """What is wrong with a value at a path, seen by itself."""
     if path[0] == "overrides" or (path[0] == "models" and len(path) > 3):
         return []
@@ -60,7 +61,7 @@ def _blends(path: Path, value: Any) -> list[tuple[Path, Any]]:
     return []
 
 
-def _unknown_corpora(blend: Any, raw: dict[str, Any]) -> list[str]:
+def _unknown_corpora(blend: Any, raw: Tree) -> list[str]:
     names = [blend] if isinstance(blend, str) else list(blend) if isinstance(blend, dict) else []
     return [message for name in names for message in _unknown_reference(name, raw.get("corpora"), "corpus")]
 
@@ -203,14 +204,14 @@ def _unknown_reference(name: Any, defined: Any, what: str) -> list[str]:
     return [] if isinstance(name, str) else [f"{show(name)} must be the name of a {what}"]
 
 
-def references(raw: dict[str, Any], places: Places, factors: Any) -> list[Problem]:
+def references(raw: Tree, places: Places, factors: Any) -> list[Problem]:
     """Names that are not defined, and files that are not there: found in the tree itself, with all other mistakes."""
     problems: list[Problem] = []
 
     def complain(path: tuple[str | int, ...], messages: list[str]) -> None:
         problems.extend(keys.problem_at(places, path, dotted(path), message) for message in messages)
 
-    def named(section: str) -> dict[str, dict[str, Any]]:
+    def named(section: str) -> dict[str, Tree]:
         found = raw.get(section)
         return {k: v for k, v in found.items() if isinstance(v, dict)} if isinstance(found, dict) else {}
 
@@ -244,7 +245,7 @@ def references(raw: dict[str, Any], places: Places, factors: Any) -> list[Proble
     return problems
 
 
-def _same_files(corpora: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
+def _same_files(corpora: dict[str, Tree]) -> Iterator[tuple[str, str]]:
     """Corpora whose files would have the names of another's: `a` with the keys `b` and `c`, and `a_b`."""
     owners: dict[str, str] = {}
     for name, corpus in corpora.items():
@@ -351,7 +352,7 @@ def _image_problems(image: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
                 yield ("image", "mounts", number), f"there is no {source!r} to mount as {target}: make it, or remove it"
 
 
-def _build_problems(build: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def _build_problems(build: Tree) -> Iterator[tuple[tuple[str | int, ...], str]]:
     file, context, given = build.get("file", "containers/Dockerfile"), build.get("context", "."), build.get("args", {})
     if not (isinstance(file, str) and isinstance(context, str) and isinstance(given, dict)):
         return

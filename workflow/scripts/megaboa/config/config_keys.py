@@ -13,6 +13,7 @@ from typing import Any
 
 from megaboa.config.errors import nearest
 from megaboa.files import read_json
+from megaboa.records import Tree
 
 TABLE = Path(__file__).with_name("config_keys.json")
 
@@ -47,7 +48,7 @@ def unknown(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
             )
 
 
-def unknown_path(path: tuple[str, ...], raw: dict[str, Any]) -> str | None:
+def unknown_path(path: tuple[str, ...], raw: Tree) -> str | None:
     """What is wrong with a key of the sweep, if it is one of a model's config: `models.<model>.config.<key>`."""
     if path[0] != "models" or path[2:3] != ("config",) or len(path) < 4:
         return None

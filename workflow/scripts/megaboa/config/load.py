@@ -15,6 +15,7 @@ from megaboa.config.errors import ConfigError, Problem
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.yaml_file import Places, dotted
 from megaboa.image.references import split_mount
+from megaboa.records import Tree
 
 # Variables that scripts around Megatron-Bridge have long had, the keys that they are laid over, and those scripts'
 # defaults.
@@ -30,7 +31,7 @@ class LoadedExperiment:
     """
 
     experiment: Experiment
-    raw: dict[str, Any]
+    raw: Tree
     files: tuple[Path, ...]
     places: Places
     factors: tuple[sweep.Factor, ...]
@@ -41,7 +42,7 @@ class LoadedExperiment:
 
 
 def load(
-    paths: Iterable[Path | str], extra: dict[str, Any] | None = None, variables: Mapping[str, str] | None = None
+    paths: Iterable[Path | str], extra: Tree | None = None, variables: Mapping[str, str] | None = None
 ) -> LoadedExperiment:
     """Read the files, later ones over earlier ones and `extra` (dotted keys allowed) over all, and check everything.
 
@@ -50,7 +51,7 @@ def load(
     Raises ConfigError with all problems at once.
     """
     files = tuple(Path(path) for path in paths)
-    raw: dict[str, Any] = {}
+    raw: Tree = {}
     places: Places = {}
     problems: list[Problem] = []
     for file in files:
@@ -86,7 +87,7 @@ def load(
     return LoadedExperiment(experiment, raw, files, places, factors, (*notes, *replaced))
 
 
-def command_line(given: Mapping[str, Any]) -> dict[str, Any]:
+def command_line(given: Mapping[str, Any]) -> Tree:
     """What `--config` gave, with the types that it would have in a file: Snakemake hands nested values over as text."""
     return {name: _typed(value) for name, value in given.items()}
 
@@ -99,7 +100,7 @@ def _typed(value: Any) -> Any:
     return yaml_file.scalar(value) if isinstance(value, str) else value
 
 
-def merge(base: dict[str, Any], over: dict[str, Any]) -> None:
+def merge(base: Tree, over: Tree) -> None:
     """Lay one tree over another, in place: mappings merge, everything else replaces."""
     for name, value in over.items():
         if isinstance(value, dict) and isinstance(base.get(name), dict):
@@ -108,11 +109,11 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> None:
             base[name] = copy.deepcopy(value)
 
 
-def nested(extra: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+def nested(extra: Mapping[str, Any], raw: Mapping[str, Any]) -> Tree:
     """`{"parallel.tp": 2}` as `{"parallel": {"tp": 2}}`."""
     models = raw.get("models")
     names = {"models": list(models) if isinstance(models, dict) else []}
-    tree: dict[str, Any] = {}
+    tree: Tree = {}
     for name, value in extra.items():
         branch: Any = value
         for part in reversed(keys.split(name, names)):
@@ -121,7 +122,7 @@ def nested(extra: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _extra_places(tree: dict[str, Any], path: tuple[str, ...] = ()) -> Places:
+def _extra_places(tree: Tree, path: tuple[str, ...] = ()) -> Places:
     places: Places = {}
     for name, value in tree.items():
         places[*path, name] = ("--config", 0)
@@ -130,7 +131,7 @@ def _extra_places(tree: dict[str, Any], path: tuple[str, ...] = ()) -> Places:
     return places
 
 
-def _fold_overrides(raw: dict[str, Any], places: Places) -> list[Problem]:
+def _fold_overrides(raw: Tree, places: Places) -> list[Problem]:
     """Turn overrides that only spell a key of ours differently into that key; refuse what is set twice."""
     overrides = raw.get("overrides")
     if not isinstance(overrides, dict):
@@ -156,9 +157,7 @@ def _fold_overrides(raw: dict[str, Any], places: Places) -> list[Problem]:
     return problems
 
 
-def _lay_variables_over(
-    raw: dict[str, Any], places: Places, environment: Mapping[str, str]
-) -> tuple[list[str], list[Problem]]:
+def _lay_variables_over(raw: Tree, places: Places, environment: Mapping[str, str]) -> tuple[list[str], list[Problem]]:
     """Put the variables' values into the tree; what was used is returned as lines for the user, with what is wrong.
 
     They count only where ranks run in an image. Their defaults hold where the experiment says `image: {runtime: pyxis}`
@@ -191,7 +190,7 @@ def _lay_variables_over(
     return notes, problems
 
 
-def _is_swept(raw: dict[str, Any], key: str) -> bool:
+def _is_swept(raw: Tree, key: str) -> bool:
     """Whether runs have values of their own, which one from the environment would contradict."""
 
     def names(node: Any) -> bool:
@@ -219,6 +218,6 @@ def _that_exist(mounts: list[str]) -> tuple[list[str], list[str]]:
     return there, [mount for mount in mounts if mount not in there]
 
 
-def _at(raw: dict[str, Any], path: tuple[str, str]) -> Any:
+def _at(raw: Tree, path: tuple[str, str]) -> Any:
     section = raw.get(path[0])
     return section.get(path[1]) if isinstance(section, dict) else None

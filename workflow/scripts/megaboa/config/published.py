@@ -11,6 +11,7 @@ from megaboa import layout, metrics
 from megaboa.config import check, yaml_file
 from megaboa.config.errors import choose
 from megaboa.config.models.section import Section, key
+from megaboa.records import Tree
 
 FOLDER = Path(__file__).resolve().parents[4] / "config" / "published"
 
@@ -56,7 +57,7 @@ class PublishedError(Exception):
     """What is wrong with a table, or its name."""
 
 
-def load_published(name: str) -> dict[str, Any]:
+def load_published(name: str) -> Tree:
     """A table by its name in config/published, or by its path."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.exists():

@@ -10,6 +10,7 @@ from megaboa.config import check, config_keys, keys
 from megaboa.config.errors import Problem
 from megaboa.config.keys import Path
 from megaboa.config.yaml_file import Places, dotted
+from megaboa.records import Tree
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Factor:
         return {path for option in self.options for path in option.values}
 
 
-def read(raw: dict[str, Any], places: Places) -> tuple[tuple[Factor, ...], list[str], list[Problem]]:
+def read(raw: Tree, places: Places) -> tuple[tuple[Factor, ...], list[str], list[Problem]]:
     """The factors of the sweep, which values of the files they replace, and what is wrong with keys and values.
 
     The sweep's shape is the models' business.
@@ -58,12 +59,12 @@ def read(raw: dict[str, Any], places: Places) -> tuple[tuple[Factor, ...], list[
     return tuple(factors), list(reader.replaced.values()), reader.problems
 
 
-def _mapping(block: dict[str, Any], name: str) -> dict[str, Any]:
+def _mapping(block: Tree, name: str) -> Tree:
     return block[name] if isinstance(block.get(name), dict) else {}
 
 
 class _Reader:
-    def __init__(self, raw: dict[str, Any], places: Places):
+    def __init__(self, raw: Tree, places: Places):
         self.raw = raw
         self.places = places
         self.problems: list[Problem] = []
@@ -91,7 +92,7 @@ class _Reader:
             options.append(Option(piece(path, value), {path: value}, (*place, index)))
         return tuple(options)
 
-    def option(self, place: tuple[str | int, ...], name: str, values: dict[str, Any]) -> Option:
+    def option(self, place: tuple[str | int, ...], name: str, values: Tree) -> Option:
         """A label or a named run."""
         if name != clean(name) and place[1] != "runs":  # the models check the names of runs
             self.problem(place, f"the label {name!r} can't be a file name: use letters, digits, '.', '_' and '-'")

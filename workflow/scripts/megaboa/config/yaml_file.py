@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from megaboa.config.errors import Problem, show
+from megaboa.records import Tree
 
 Place = tuple[str, int]
 Places = dict[tuple[str | int, ...], Place]  # path of a value in the tree -> file and line
@@ -82,9 +83,9 @@ class _Reader:
         finally:
             self.open.discard(id(node))
 
-    def mapping(self, node: yaml.MappingNode, path: tuple[str | int, ...]) -> dict[str, Any]:
-        own: dict[str, Any] = {}
-        merged: dict[str, Any] = {}
+    def mapping(self, node: yaml.MappingNode, path: tuple[str | int, ...]) -> Tree:
+        own: Tree = {}
+        merged: Tree = {}
         for key_node, value_node in node.value:
             if key_node.tag == _STANDARD + "merge":
                 merged |= self.merged(value_node, path)
@@ -100,10 +101,10 @@ class _Reader:
             self.places[*path, name] = (self.file, key_node.start_mark.line + 1)
         return {**{k: v for k, v in merged.items() if k not in own}, **own}
 
-    def merged(self, node: yaml.Node, path: tuple[str | int, ...]) -> dict[str, Any]:
+    def merged(self, node: yaml.Node, path: tuple[str | int, ...]) -> Tree:
         """What `<<` brings in: of several mappings the first one wins."""
         nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        result: dict[str, Any] = {}
+        result: Tree = {}
         for part in nodes:
             if not isinstance(part, yaml.MappingNode):
                 self.problem(node, path, "`<<` needs a mapping, as in `<<: *name`")
@@ -168,11 +169,11 @@ def scalar(text: str) -> Any:
     return _Reader("--config").value(node, ()) if isinstance(node, yaml.ScalarNode) else text
 
 
-def read(path: Path) -> tuple[dict[str, Any], Places, list[Problem]]:
+def read(path: Path) -> tuple[Tree, Places, list[Problem]]:
     """A file's top-level mapping (empty if it can't be read), the place of each value, and the problems."""
     file = str(path)
 
-    def failed(message: str, line: int | None = None) -> tuple[dict[str, Any], Places, list[Problem]]:
+    def failed(message: str, line: int | None = None) -> tuple[Tree, Places, list[Problem]]:
         return {}, {}, [Problem("", message, file, line)]
 
     try:

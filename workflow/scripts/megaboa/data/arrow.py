@@ -10,14 +10,14 @@ import pyarrow.parquet
 
 from megaboa.data.readers import Bad, Format, Record, Records, text_getter
 from megaboa.data.shards import Part
-from megaboa.data.sources import File
 from megaboa.errors import InputError
+from megaboa.records import SourceFile
 
 ROWS = 1000  # at once, or fewer where they are long
 BYTES = 16 << 20
 
 
-def rows(file: File, part: Part, form: Format, progress: Records) -> Iterator[Record]:
+def rows(file: SourceFile, part: Part, form: Format, progress: Records) -> Iterator[Record]:
     """The part's rows: those of the table, cut in proportion to its bytes."""
     read = _parquet if file.kind == "parquet" else _arrow
     try:
@@ -36,7 +36,7 @@ def few(rows: int, size: int) -> int:
     return max(1, min(ROWS, BYTES * rows // max(1, size)))
 
 
-def _parquet(file: File, part: Part, form: Format, progress: Records) -> Iterator[Record]:
+def _parquet(file: SourceFile, part: Part, form: Format, progress: Records) -> Iterator[Record]:
     with pyarrow.parquet.ParquetFile(file.path, buffer_size=1 << 20) as table:
         columns = _columns(table.schema_arrow.names, form.keys, file.path)
         first, last = span(part, file.size, table.metadata.num_rows)
@@ -54,7 +54,7 @@ def _parquet(file: File, part: Part, form: Format, progress: Records) -> Iterato
             begin = end
 
 
-def _arrow(file: File, part: Part, form: Format, progress: Records) -> Iterator[Record]:
+def _arrow(file: SourceFile, part: Part, form: Format, progress: Records) -> Iterator[Record]:
     with pyarrow.memory_map(file.path) as stream:
         count = sum(batch.num_rows for batch in _batches(stream))
         first, last = span(part, file.size, count)

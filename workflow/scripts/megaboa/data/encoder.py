@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from megaboa.data.indexed import token_dtype
 from megaboa.errors import InputError
+from megaboa.records import FrozenTokenizer
 
 # Text on which encoders like to differ: tried before gigatoken is taken at all.
 HARD_TEXTS = [
@@ -57,7 +58,7 @@ class Tokens:
 class Encoder:
     def __init__(
         self,
-        loaded: dict[str, Any],
+        loaded: FrozenTokenizer,
         append_eod: bool,
         prepend_bos: bool | None,
         kind: str = "auto",
@@ -65,8 +66,8 @@ class Encoder:
         threads: int = 1,
     ) -> None:
         """`loaded` is what `tokenizer.freeze` gives; `key` is named in errors, as in `corpora.wiki`."""
-        self.reference = tokenizers.Tokenizer.from_file(loaded["file"])
-        self.vocab_size = loaded["size"]
+        self.reference = tokenizers.Tokenizer.from_file(loaded.file)
+        self.vocab_size = loaded.size
         self.dtype = token_dtype(self.vocab_size)
         self._loaded, self._key, self._threads = loaded, key, threads
         self._as_tokenizer_does = prepend_bos is None
@@ -179,10 +180,10 @@ class Encoder:
             return False
 
     def _special(self, name: str, option: str) -> int:
-        value = self._loaded[name]
+        value = getattr(self._loaded, name)
         if value is None:
             raise InputError(
-                f"{self._key}.{option} is true, but tokenizer {self._loaded['path']} has no {name.upper()} token; "
+                f"{self._key}.{option} is true, but tokenizer {self._loaded.path} has no {name.upper()} token; "
                 "set it to false, or give the tokenizer one"
             )
         self._appended += name == "eos"

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
@@ -23,11 +23,23 @@ from megaboa.data import sources, tokenizer, verify
 from megaboa.data.encoder import Encoder
 from megaboa.data.merging import merge
 from megaboa.data.shards import divide
-from megaboa.data.sources import File
 from megaboa.data.tokenizing import Options, tokenize_shard
 from megaboa.errors import InputError, disk_full
 from megaboa.files import digest, link, read_json, write_json
 from megaboa.paths import FACTS
+from megaboa.records import (
+    Corpus,
+    CorpusFacts,
+    CorpusSpec,
+    Dataset,
+    Shard,
+    ShardMade,
+    Sources,
+    TextRead,
+    Verification,
+    read,
+    write,
+)
 
 FORMAT = 1  # of what documents files hold, and how they are written: raised when a corpus would come out otherwise
 # What decides which tokens a corpus holds, apart from its text and its tokenizer.
@@ -46,13 +58,12 @@ SECONDS_BETWEEN_LINES = 10  # of progress
 WORKING_SECONDS = 60  # a shard that was heard of since then is at work
 
 
-def list_sources(spec: dict[str, Any], threads: int) -> dict[str, Any]:
+def list_sources(spec: CorpusSpec, threads: int) -> Sources:
     """The corpus's files with their checksums, its tokenizer, and where its tokens are to lie."""
-    name = spec["name"]
-    reference = tokenizer.resolve(spec["tokenizer"], key=f"corpora.{name}.tokenizer")
+    reference = tokenizer.resolve(spec.tokenizer, key=f"corpora.{spec.name}.tokenizer")
     with ThreadPoolExecutor(1) as pool:  # importing transformers takes as long as the checksum of a gigabyte
         loading = pool.submit(tokenizer.load, reference)
-        digests = Path(spec["store"]) / "digests"
+        digests = Path(spec.store) / "digests"
         with enough_room(digests):
             files = sources.listing(sources.files(spec), digests, threads)
     identity = {
@@ -61,122 +72,113 @@ def list_sources(spec: dict[str, Any], threads: int) -> dict[str, Any]:
         "tokenizer": reference.digest,
         "transformers": version("transformers"),
         "tokenizers": version("tokenizers"),
-        **{option: spec[option] for option in DECIDING},
+        **{option: getattr(spec, option) for option in DECIDING},
     }
-    folder = store.folder(spec["store"], "corpora", name, identity)
+    folder = store.folder(spec.store, "corpora", spec.name, identity)
     frozen = folder.with_name(f"{folder.name}.tokenizer.json")
     with enough_room(folder), store.locked(folder.with_name(f".{folder.name}.lock")):
         for left in folder.parent.glob(f".{frozen.name}.*.tmp"):  # by a job that was killed
             left.unlink()
         loaded = tokenizer.freeze(reference, loading.result(), frozen)
-    return {"name": name, "files": files, "tokenizer": loaded, "identity": identity, "folder": str(folder)}
+    return Sources(name=spec.name, files=tuple(files), tokenizer=loaded, identity=identity, folder=str(folder))
 
 
-def make_shard(
-    spec: dict[str, Any], listing: dict[str, Any], shard: int, shards: int, threads: int = 1
-) -> dict[str, Any]:
+def make_shard(spec: CorpusSpec, listing: Sources, shard: int, shards: int, threads: int = 1) -> ShardMade:
     """Tokenize one shard, unless the corpus or the shard is there."""
-    final = Path(listing["folder"])
+    final = Path(listing.folder)
     if final.exists():
-        return {"folder": None}
+        return ShardMade(folder=None)
     options = Options.of(spec)
-    files = [File(**file) for file in listing["files"]]
-    parts = divide(files, shards, spec["separator"])[shard]
+    parts = divide(listing.files, shards, spec.separator)[shard]
     folder = shard_folder(final, shard, shards)
     try:
         with enough_room(folder), store.building(folder) as partial:
             if partial:
                 encoder = encoder_of(spec, listing, threads=threads)
-                progress = Progress(spec["name"], folder.parent / "progress", shard, shards)
-                write_json(partial / FACTS, tokenize_shard(options, files, parts, encoder, partial, progress))
+                progress = Progress(spec.name, folder.parent / "progress", shard, shards)
+                write(partial / FACTS, tokenize_shard(options, listing.files, parts, encoder, partial, progress))
     except FileNotFoundError:
         if not final.exists():  # else another job has merged the corpus meanwhile and removed its shards
             raise
-    return {"folder": str(folder)}
+    return ShardMade(folder=str(folder))
 
 
-def merge_shards(spec: dict[str, Any], listing: dict[str, Any], shards: int) -> dict[str, Any]:
+def merge_shards(spec: CorpusSpec, listing: Sources, shards: int) -> Corpus:
     """Put the shards together, and give the corpus's manifest."""
-    final = Path(listing["folder"])
+    final = Path(listing.folder)
     with enough_room(final), store.building(final) as partial:
         if partial:
             folders = [shard_folder(final, shard, shards) for shard in range(shards)]
-            made = [(folder, read_json(folder / FACTS)) for folder in folders]
-            write_json(partial / FACTS, merge(Options.of(spec), made, partial))
+            made = [(folder, read(Shard, folder / FACTS)) for folder in folders]
+            write(partial / FACTS, merge(Options.of(spec), made, partial))
     for leftover in final.parent.glob(f"{final.name}.shards-of-*"):  # of another number of shards, too
         shutil.rmtree(leftover, ignore_errors=True)
-    return manifest(spec, listing, read_json(final / FACTS))
+    return manifest(spec, listing, read(CorpusFacts, final / FACTS))
 
 
 def verify_corpus(
-    spec: dict[str, Any],
-    listing: dict[str, Any],
-    manifest: dict[str, Any],
-    read: Callable[[dict[str, Any], int], list[str]],
-) -> dict[str, Any]:
-    """Compare a finished corpus with its source; `read` is of `verify.check_corpus`."""
-    folder, name = Path(listing["folder"]), manifest["name"]
+    spec: CorpusSpec, listing: Sources, manifest: Corpus, problems: Callable[[Dataset, int], list[str]]
+) -> Verification:
+    """Compare a finished corpus with its source; `problems` is of `verify.check_corpus`."""
+    folder, name = Path(listing.folder), manifest.name
     if not (facts := folder / FACTS).exists():
         raise InputError(f"{folder} is gone: below the results, remove data/{name}.json, and call again")
     encoder = encoder_of(spec, listing, "tokenizers")
-    verdict = verify.check_corpus(spec, listing, manifest, read_json(facts), encoder, read)
+    verdict = verify.check_corpus(spec, listing, manifest, read(CorpusFacts, facts), encoder, problems)
     if verdict.problems:
         raise InputError(
             f"corpus {name} is not what its source says: {'; '.join(verdict.problems[:5])}. "
             f"Remove {folder}, and data/{name}.json below the results, and call again"
         )
-    return {
-        "corpus": name,
-        "digest": manifest["digest"],
-        "compared": verdict.documents,
-        "decoded_exactly": verdict.decoded,
-    }
+    return Verification(
+        corpus=name, digest=manifest.digest, compared=verdict.documents, decoded_exactly=verdict.decoded
+    )
 
 
-def manifest(spec: dict[str, Any], listing: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-    folder = Path(listing["folder"])
-    words = tokenizers.Tokenizer.from_file(listing["tokenizer"]["file"])
-    datasets = [
-        {
-            **dataset,
-            "prefix": str(folder / Path(next(iter(dataset["sizes"]))).stem),
-            "frequent": [[token, count, words.decode([token], False)] for token, count in dataset["frequent"]],
-        }
-        for dataset in facts["datasets"]
-    ]
-    documents = dict(datasets[0]["by_file"])
-    named = ("path", "kind", "size", "sha256")
-    return {
-        **facts,
-        "name": spec["name"],
-        "datasets": [{key: value for key, value in dataset.items() if key != "by_file"} for dataset in datasets],
-        "digest": digest([dataset["sha256"] for dataset in datasets]),
-        "source": spec["source"],
-        "sources": [
-            {**{key: file[key] for key in named}, "documents": documents.get(number, 0)}
-            for number, file in enumerate(listing["files"])
-        ],
-        "tokenizer": listing["tokenizer"]["path"],
-        "tokenizer_digest": listing["tokenizer"]["digest"],
-        "identity": {key: value for key, value in listing["identity"].items() if key != "files"},
-    }
-
-
-def link_files(manifest: dict[str, Any], beside: Path) -> None:
-    """The corpus's files, findable beside its manifest."""
-    for dataset in manifest["datasets"]:
-        for name in dataset["sizes"]:
-            link(Path(dataset["prefix"]).with_name(name), beside / name)
-
-
-def encoder_of(spec: dict[str, Any], listing: dict[str, Any], kind: str | None = None, threads: int = 1) -> Encoder:
-    key = f"corpora.{spec['name']}"
-    if not Path(listing["tokenizer"]["file"]).exists():
-        raise InputError(
-            f"{listing['tokenizer']['file']} is gone: below the results, remove data/{spec['name']}.json and "
-            f"the folder data/{spec['name']}, and call again"
+def manifest(spec: CorpusSpec, listing: Sources, facts: CorpusFacts) -> Corpus:
+    words = tokenizers.Tokenizer.from_file(listing.tokenizer.file)
+    datasets = tuple(
+        replace(
+            dataset,
+            prefix=str(Path(listing.folder) / Path(next(iter(dataset.sizes))).stem),
+            frequent=tuple((token, count, words.decode([token], False)) for token, count in dataset.frequent),
+            by_file=(),
         )
-    return Encoder(listing["tokenizer"], spec["append_eod"], spec["prepend_bos"], kind or spec["encoder"], key, threads)
+        for dataset in facts.datasets
+    )
+    documents = dict(facts.datasets[0].by_file)
+    return Corpus(
+        **{**vars(facts), "datasets": datasets},
+        name=spec.name,
+        digest=digest([dataset.sha256 for dataset in datasets]),
+        source=spec.source,
+        sources=tuple(
+            TextRead(
+                path=file.path, kind=file.kind, size=file.size, sha256=file.sha256, documents=documents.get(number, 0)
+            )
+            for number, file in enumerate(listing.files)
+        ),
+        tokenizer=listing.tokenizer.path,
+        tokenizer_digest=listing.tokenizer.digest,
+        identity={key: value for key, value in listing.identity.items() if key != "files"},
+    )
+
+
+def link_files(manifest: Corpus, beside: Path) -> None:
+    """The corpus's files, findable beside its manifest."""
+    for dataset in manifest.datasets:
+        for name in dataset.sizes:
+            link(Path(dataset.prefix).with_name(name), beside / name)
+
+
+def encoder_of(spec: CorpusSpec, listing: Sources, kind: str | None = None, threads: int = 1) -> Encoder:
+    key = f"corpora.{spec.name}"
+    if not Path(listing.tokenizer.file).exists():
+        raise InputError(
+            f"{listing.tokenizer.file} is gone: below the results, remove data/{spec.name}.json and "
+            f"the folder data/{spec.name}, and call again"
+        )
+    return Encoder(listing.tokenizer, spec.append_eod, spec.prepend_bos, kind or spec.encoder, key, threads)
 
 
 def shard_folder(final: Path, shard: int, shards: int) -> Path:

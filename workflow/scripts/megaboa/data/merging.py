@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from megaboa.data.indexed import PIECE, in_pieces, mapped, write_index
 from megaboa.data.largefile import LargeFile
 from megaboa.data.sources import file_stem
-from megaboa.data.tokenizing import BAD_SAMPLES, HASH_BYTES, LENGTH, ORIGIN, Facts, Options, length_histogram
+from megaboa.data.tokenizing import BAD_SAMPLES, HASH_BYTES, LENGTH, ORIGIN, Options, length_histogram
 from megaboa.errors import InputError
 from megaboa.files import file_digest, flush
+from megaboa.records import BadRecords, Column, Compared, CorpusFacts, Dataset, Shard
 
 COPY_BYTES = 8 << 20
 FREQUENT = 20  # tokens that the data card shows
@@ -28,54 +29,58 @@ HASHES_AT_ONCE = 4_000_000  # about 200 MB while they are sorted
 Runs = list[tuple[int, int]]  # shard, and how many documents come from it next
 
 
-def merge(options: Options, shards: Sequence[tuple[Path, Facts]], out: Path) -> Facts:
+def merge(options: Options, shards: Sequence[tuple[Path, Shard]], out: Path) -> CorpusFacts:
     """Put the shards together below `out`, and say what came out."""
     order = sorted(
         (file, begin, number, documents)
         for number, (_, facts) in enumerate(shards)
-        for file, begin, documents in facts["segments"]
+        for file, begin, documents in facts.segments
     )
-    keys, dtype = options.form.keys, np.dtype(shards[0][1]["dtype"])
+    keys, dtype = options.form.keys, np.dtype(shards[0][1].dtype)
     datasets = []
     for number, key in enumerate(keys):
         runs = [(shard, documents[number]) for _, _, shard, documents in order if documents[number]]
         by_file = [(file, documents[number]) for file, _, _, documents in order if documents[number]]
         stem = out / file_stem(options.name, keys, key)
         sources = [folder / str(number) for folder, _ in shards]
-        facts = [shard["columns"][number] for _, shard in shards]
-        datasets.append({"key": key, **_merge_column(options, sources, facts, runs, by_file, dtype, stem)})
-    if not any(dataset["documents"] for dataset in datasets):
+        facts = [shard.columns[number] for _, shard in shards]
+        datasets.append(_merge_column(options, key, sources, facts, runs, by_file, dtype, stem))
+    if not any(dataset.documents for dataset in datasets):
         raise InputError(f"corpora.{options.name}.source: there is no text in it")
-    return {
-        "datasets": datasets,
-        "dtype": dtype.name,
-        "documents": sum(dataset["documents"] for dataset in datasets),
-        "tokens": sum(dataset["tokens"] for dataset in datasets),
-        "bad": {
-            "records": sum(facts["bad"]["records"] for _, facts in shards),
-            "samples": [sample for _, facts in shards for sample in facts["bad"]["samples"]][:BAD_SAMPLES],
-        },
-        "encoders": sorted({facts["encoder"] for _, facts in shards}),
-        "refused": shards[0][1]["refused"],
-        "compared": {name: sum(facts["compared"][name] for _, facts in shards) for name in ("documents", "characters")},
-    }
+    return CorpusFacts(
+        datasets=tuple(datasets),
+        dtype=dtype.name,
+        documents=sum(dataset.documents for dataset in datasets),
+        tokens=sum(dataset.tokens for dataset in datasets),
+        bad=BadRecords(
+            records=sum(facts.bad.records for _, facts in shards),
+            samples=tuple(sample for _, facts in shards for sample in facts.bad.samples)[:BAD_SAMPLES],
+        ),
+        encoders=tuple(sorted({facts.encoder for _, facts in shards})),
+        refused=shards[0][1].refused,
+        compared=Compared(
+            documents=sum(facts.compared.documents for _, facts in shards),
+            characters=sum(facts.compared.characters for _, facts in shards),
+        ),
+    )
 
 
 def _merge_column(
     options: Options,
+    key: str,
     sources: list[Path],
-    facts: list[Facts],
+    facts: list[Column],
     runs: Runs,
     by_file: list[tuple[int, int]],
     dtype: np.dtype,
     stem: Path,
-) -> Facts:
+) -> Dataset:
     """One text key of all shards, as `stem`.bin, .idx and .origins."""
     kept = None
     if options.deduplicate:
         kept = first_ones(lambda: _in_order(sources, runs, "hashes", np.dtype(f"V{HASH_BYTES}")))
     duplicate = 0 if kept is None else int(np.count_nonzero(~kept))
-    if any(fact["empty"] for fact in facts):
+    if any(fact.empty for fact in facts):
         filled = np.concatenate([piece > 0 for piece in _in_order(sources, runs, "lengths", LENGTH)])
         kept = filled if kept is None else kept & filled
     data, index, origins, lengths = (Path(f"{stem}.{ending}") for ending in ("bin", "idx", "origins", "lengths"))
@@ -91,28 +96,29 @@ def _merge_column(
     documents = write_index(index, dtype, lambda: in_pieces(kept_lengths))
     if kept is None:
         counts = _sum(np.load(f"{source}.counts.npy") for source in sources)
-        histogram = _sum(np.array(fact["lengths"]) for fact in facts)
+        histogram = _sum(np.array(fact.lengths) for fact in facts)
     else:
         counts = _sum(np.bincount(piece) for piece in in_pieces(mapped(data, dtype)))
         histogram = _sum(length_histogram(piece) for piece in in_pieces(kept_lengths))
     lengths.unlink()
-    dropped = sum((Counter(fact["dropped"]) for fact in facts), Counter())
+    dropped = sum((Counter(fact.dropped) for fact in facts), Counter())
     dropped += Counter(duplicate=duplicate)
     if kept is not None:
         dropped += Counter(untokenizable=len(kept) - documents - duplicate)
-    before = sum(fact["tokens"] for fact in facts)
-    return {
-        "documents": documents,
-        "tokens": data.stat().st_size // dtype.itemsize,
-        "bytes_per_token": round(sum(fact["text_bytes"] for fact in facts) / max(1, before), 4),
-        "largest_token": len(counts) - 1,
-        "dropped": dict(sorted(dropped.items())),
-        "sizes": {path.name: path.stat().st_size for path in (data, index)},
-        "sha256": {data.name: sha256, index.name: file_digest(index)},
-        "lengths": histogram.tolist(),
-        "frequent": _frequent(counts),
-        "by_file": _documents_by_file(by_file, kept),
-    }
+    before = sum(fact.tokens for fact in facts)
+    return Dataset(
+        key=key,
+        documents=documents,
+        tokens=data.stat().st_size // dtype.itemsize,
+        bytes_per_token=round(sum(fact.text_bytes for fact in facts) / max(1, before), 4),
+        largest_token=len(counts) - 1,
+        dropped=dict(sorted(dropped.items())),
+        sizes={path.name: path.stat().st_size for path in (data, index)},
+        sha256={data.name: sha256, index.name: file_digest(index)},
+        lengths=tuple(histogram.tolist()),
+        frequent=_frequent(counts),
+        by_file=_documents_by_file(by_file, kept),
+    )
 
 
 def first_ones(hashes: Callable[[], Iterator[NDArray]], at_once: int = HASHES_AT_ONCE) -> NDArray:
@@ -236,16 +242,16 @@ def _sum(arrays: Iterable[NDArray]) -> NDArray:
     return total
 
 
-def _frequent(counts: NDArray) -> list[list[int]]:
+def _frequent(counts: NDArray) -> tuple[tuple[int, int], ...]:
     most = np.argsort(-counts, kind="stable")[:FREQUENT]
-    return [[int(token), int(counts[token])] for token in most if counts[token]]
+    return tuple((int(token), int(counts[token])) for token in most if counts[token])
 
 
-def _documents_by_file(by_file: list[tuple[int, int]], kept: NDArray | None) -> list[list[int]]:
+def _documents_by_file(by_file: list[tuple[int, int]], kept: NDArray | None) -> tuple[tuple[int, int], ...]:
     """How many documents every file gave, in their order."""
     found: Counter = Counter()
     begin = 0
     for file, documents in by_file:
         found[file] += documents if kept is None else int(np.count_nonzero(kept[begin : begin + documents]))
         begin += documents
-    return [[file, documents] for file, documents in sorted(found.items())]
+    return tuple(sorted(found.items()))

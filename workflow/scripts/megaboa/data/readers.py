@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from megaboa.data.shards import BLOCK, Part, can_be_cut
-from megaboa.data.sources import File
 from megaboa.errors import InputError
+from megaboa.records import SourceFile, TextSpec
 
 CHUNK = 1 << 20
 SHOWN_KEYS = 20
@@ -47,15 +47,15 @@ class Format:
     max_bytes: int = 128 << 20
 
     @classmethod
-    def of(cls, spec: dict[str, Any]) -> Format:
-        keys = (spec["text_key"],) if isinstance(spec["text_key"], str) else tuple(spec["text_key"])
-        return cls(keys, spec["separator"], spec["max_document_mb"] << 20)
+    def of(cls, spec: TextSpec) -> Format:
+        keys = (spec.text_key,) if isinstance(spec.text_key, str) else tuple(spec.text_key)
+        return cls(keys, spec.separator, spec.max_document_mb << 20)
 
 
 class Records:
     """Iterate over a part's records; `share` says how much of it is done."""
 
-    def __init__(self, file: File, part: Part, form: Format) -> None:
+    def __init__(self, file: SourceFile, part: Part, form: Format) -> None:
         self.file, self.part, self.form = file, part, form
         self.share = 0.0
 
@@ -168,11 +168,11 @@ def split(stream: IO[bytes], separator: bytes, begin: int, max_bytes: int) -> It
         yield place, rest if dropped + len(rest) <= max_bytes else too_long(max_bytes)
 
 
-def whole(number: int, file: File) -> Part:
+def whole(number: int, file: SourceFile) -> Part:
     return Part(number, 0, file.size)
 
 
-def describe(file: File, position: int, form: Format, by_line: bool = True) -> str:
+def describe(file: SourceFile, position: int, form: Format, by_line: bool = True) -> str:
     """Where a record is, for people. Counting lines means reading the file up to there."""
     if file.kind == "jsonl" and (by_line or file.packed):
         return f"{file.path}:{position + 1 if file.packed else line_number(file.path, position)}"
@@ -193,7 +193,7 @@ def line_number(path: str, position: int) -> int:
 
 
 def documents(
-    files: Iterable[File], form: Format, limit: int | None = None, skip_bad: bool = False, key: str = ""
+    files: Iterable[SourceFile], form: Format, limit: int | None = None, skip_bad: bool = False, key: str = ""
 ) -> Iterator[str]:
     """The first `limit` texts that are not blank; `key` is named in errors, as in `corpora.wiki`."""
     texts = itertools.chain.from_iterable(
@@ -206,12 +206,12 @@ def is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-def refuse(file: File, position: int, form: Format, record: Bad, key: str) -> InputError:
+def refuse(file: SourceFile, position: int, form: Format, record: Bad, key: str) -> InputError:
     where = describe(file, position, form)
     return InputError(f"{where}: {record.reason}; mend or remove the record, or set {key}.on_bad_record to `skip`")
 
 
-def _texts(file: File, number: int, form: Format, skip_bad: bool, key: str) -> Iterator[str]:
+def _texts(file: SourceFile, number: int, form: Format, skip_bad: bool, key: str) -> Iterator[str]:
     for position, texts in Records(file, whole(number, file), form):
         if not isinstance(texts, Bad):
             yield from texts

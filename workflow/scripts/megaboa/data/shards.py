@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megaboa.data.sources import File
+from megaboa.records import SourceFile
 
 BLOCK = 1000  # records
 
@@ -25,7 +25,7 @@ class Part:
     turns: int = 1
 
 
-def divide(files: Sequence[File], shards: int, separator: str | None) -> list[list[Part]]:
+def divide(files: Sequence[SourceFile], shards: int, separator: str | None) -> list[list[Part]]:
     """The parts of every shard, about equal in bytes."""
     total = sum(file.size for file in files)
     borders = [total * shard // shards for shard in range(shards + 1)]
@@ -49,12 +49,12 @@ def divide(files: Sequence[File], shards: int, separator: str | None) -> list[li
     return parts
 
 
-def has_records(file: File, separator: str | None) -> bool:
+def has_records(file: SourceFile, separator: str | None) -> bool:
     """Whether the file holds more than one document."""
     return file.kind not in ("text", "source") or (file.kind == "text" and separator is not None)
 
 
-def can_be_cut(file: File, separator: str | None) -> bool:
+def can_be_cut(file: SourceFile, separator: str | None) -> bool:
     if file.packed or file.kind in ("stream", "source"):
         return False
     if file.kind == "text":

@@ -13,12 +13,12 @@ import re
 import sysconfig
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from megaboa.errors import InputError
 from megaboa.files import digest, file_digest, read_json, write_json
+from megaboa.records import SourceFile, TextSpec
 
 STDLIB = "python-stdlib"
 HUB = "hf:"
@@ -40,22 +40,9 @@ REMEMBERED_BYTES = 64 << 20  # a smaller file is read again more quickly than it
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-@dataclass(frozen=True)
-class File:
-    """One file of a corpus. A file of a hub's dataset has no path; `stream` says which it is."""
-
-    path: str
-    kind: str  # jsonl, text, source (text that may be no UTF-8), parquet, arrow, stream
-    packed: str | None = None
-    size: int = 1
-    changed: int = 0  # modification time in nanoseconds
-    sha256: str = ""
-    stream: dict[str, Any] | None = None
-
-    @classmethod
-    def of(cls, path: Path, kind: str, packed: str | None = None) -> File:
-        status = path.stat()
-        return cls(str(path), kind, packed, status.st_size, status.st_mtime_ns)
+def file_of(path: Path, kind: str, packed: str | None = None) -> SourceFile:
+    status = path.stat()
+    return SourceFile(path=str(path), kind=kind, packed=packed, size=status.st_size, changed=status.st_mtime_ns)
 
 
 def as_list(source: str | list[str]) -> list[str]:
@@ -77,37 +64,37 @@ def paths(source: str | list[str]) -> list[str]:
     return [file.path for one in local for file in files_of(one, split=None)]
 
 
-def files(spec: dict[str, Any]) -> list[File]:
+def files(spec: TextSpec) -> list[SourceFile]:
     """All files of a corpus, in the order in which their documents come, without their checksums."""
     found = []
-    for source in as_list(spec["source"]):
+    for source in as_list(spec.source):
         if name := hub_id(source):
             from megaboa.data import stream
 
-            found += stream.files(name, spec["subset"], spec["split"], spec["revision"])
+            found += stream.files(name, spec.subset, spec.split, spec.revision)
         else:
-            found += files_of(source, spec["split"])
+            found += files_of(source, spec.split)
     for file in found:
         if file.size == 0 and (file.packed or file.kind in TABLES):
             raise InputError(f"{file.path}: empty, which no {file.packed or file.kind} file is: copy it again")
     return found
 
 
-def files_of(source: str, split: str | None) -> list[File]:
+def files_of(source: str, split: str | None) -> list[SourceFile]:
     if source == STDLIB:
-        return [File.of(path, "source") for path in _stdlib_files()]
+        return [file_of(path, "source") for path in _stdlib_files()]
     if Path(source).is_dir():
-        return [File.of(path, "arrow") for path in saved_dataset(Path(source), split)]
+        return [file_of(path, "arrow") for path in saved_dataset(Path(source), split)]
     # Path.glob takes no absolute patterns.
     named = [source] if Path(source).is_file() else glob.iglob(source, recursive=True)  # noqa: PTH207
     found, folders = [], set()
     for path in sorted(set(map(Path, named))):
         if folders.isdisjoint(path.parents):  # else it is a part of a folder that was taken as a whole
             if path.is_file():
-                found.append(File.of(path, *kind_of(path)))
+                found.append(file_of(path, *kind_of(path)))
             elif is_saved(path):
                 folders.add(path)
-                found += [File.of(part, "arrow") for part in saved_dataset(path, split)]
+                found += [file_of(part, "arrow") for part in saved_dataset(path, split)]
     if not found:
         raise InputError(
             f"corpus source {source!r}: no such file; give a file, a glob, a folder that `save_to_disk` wrote, "
@@ -148,19 +135,19 @@ def saved_dataset(folder: Path, split: str | None) -> list[Path]:
     return [folder / file["filename"] for file in content["_data_files"]]
 
 
-def listing(found: list[File], cache: Path, threads: int = 1) -> list[dict[str, Any]]:
+def listing(found: list[SourceFile], cache: Path, threads: int = 1) -> list[SourceFile]:
     """The files with their SHA-256. A file that didn't change since it was read last is not read again."""
     with ThreadPoolExecutor(threads) as pool:
         sums = list(pool.map(lambda file: file.sha256 or _remembered_digest(file, cache), found))
-    return [asdict(file) | {"sha256": sha256} for file, sha256 in zip(found, sums, strict=True)]
+    return [replace(file, sha256=sha256) for file, sha256 in zip(found, sums, strict=True)]
 
 
-def fingerprint(listed: Iterable[dict[str, Any]]) -> list[str]:
+def fingerprint(listed: Iterable[SourceFile]) -> list[str]:
     """What the text of the files is, wherever they lie."""
-    return [f"{file['kind']} {file['sha256']}" for file in listed]
+    return [f"{file.kind} {file.sha256}" for file in listed]
 
 
-def require_unchanged(file: File) -> None:
+def require_unchanged(file: SourceFile) -> None:
     if file.kind == "stream":
         return
     try:
@@ -171,7 +158,7 @@ def require_unchanged(file: File) -> None:
         raise InputError(f"{file.path} has changed since the corpus's files were listed: start again")
 
 
-def _remembered_digest(file: File, cache: Path) -> str:
+def _remembered_digest(file: SourceFile, cache: Path) -> str:
     if file.size < REMEMBERED_BYTES:
         return file_digest(file.path)
     known = cache / f"{digest(os.path.realpath(file.path))[:24]}.json"

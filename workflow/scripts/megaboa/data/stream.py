@@ -7,35 +7,35 @@ from typing import Any
 
 from megaboa.data import hub
 from megaboa.data.readers import Format, Record, text_getter
-from megaboa.data.sources import File, is_hub_id
+from megaboa.data.sources import is_hub_id
 from megaboa.errors import InputError
+from megaboa.records import HubShard, SourceFile
 
 # What a file of a stream counts for among local files, as its size isn't known.
 NOMINAL_BYTES = 1 << 30
 
 
-def files(name: str, subset: str | None, split: str, revision: str | None) -> list[File]:
+def files(name: str, subset: str | None, split: str, revision: str | None) -> list[SourceFile]:
     """The dataset's own shards, each a file that one can't enter in the middle, at a commit that is written down."""
     commit = _commit(name, revision)
-    where = {"id": name, "subset": subset, "split": split, "revision": commit}
-    count = _open(where).num_shards
+    count = _open(name, subset, split, commit).num_shards
     return [
-        File(
+        SourceFile(
             path=f"hf:{name}@{commit[:12]} {subset or ''}/{split} {number + 1} of {count}",
             kind="stream",
             size=NOMINAL_BYTES,
             sha256=f"{name}@{commit} {subset} {split} {number} of {count}",
-            stream={**where, "number": number, "count": count},
+            stream=HubShard(id=name, subset=subset, split=split, revision=commit, number=number, count=count),
         )
         for number in range(count)
     ]
 
 
-def rows(file: File, form: Format) -> Iterator[Record]:
+def rows(file: SourceFile, form: Format) -> Iterator[Record]:
     texts = text_getter(form)
-    wanted = dict(file.stream)
-    number, count = wanted.pop("number"), wanted.pop("count")
-    shard = enumerate(_open(wanted).shard(num_shards=count, index=number))
+    one = file.stream
+    opened = _open(one.id, one.subset, one.split, one.revision)
+    shard = enumerate(opened.shard(num_shards=one.count, index=one.number))
     while (numbered := _next(shard, file.path)) is not None:
         position, record = numbered
         yield position, texts(record)
@@ -67,12 +67,10 @@ def _commit(name: str, revision: str | None) -> str:
         ) from error
 
 
-def _open(where: dict[str, Any]) -> Any:
+def _open(name: str, subset: str | None, split: str, revision: str) -> Any:
     from datasets import load_dataset
 
     try:
-        return load_dataset(
-            where["id"], where["subset"], split=where["split"], revision=where["revision"], streaming=True
-        )
+        return load_dataset(name, subset, split=split, revision=revision, streaming=True)
     except (ValueError, FileNotFoundError, ConnectionError, OSError) as error:
-        raise InputError(f"corpus source hf:{where['id']}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"corpus source hf:{name}: {str(error).splitlines()[0]}") from error

@@ -9,12 +9,12 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from megaboa.data import hub
 from megaboa.errors import InputError
 from megaboa.files import digest, file_digest, write_text
-from megaboa.records import ModelSource, Tokenizer, read
+from megaboa.records import FrozenTokenizer, ModelSource, Tokenizer, read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -68,7 +68,7 @@ def train(texts: Iterable[str], vocab_size: int, folder: str | Path) -> int:
     return len(fast)
 
 
-def resolve(reference: dict[str, Any], key: str) -> Reference:
+def resolve(reference: dict[str, str], key: str) -> Reference:
     """Find the tokenizer that a specification names (`key`: the key of the experiment file that named it).
 
     `{"kind": "manifest", "manifest": ...}` is one trained on the spot, `{"kind": "path", "path": ...}` a folder or a
@@ -112,16 +112,17 @@ def load(reference: Reference) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def freeze(reference: Reference, tokenizer: PreTrainedTokenizerFast, file: Path) -> dict[str, Any]:
+def freeze(reference: Reference, tokenizer: PreTrainedTokenizerFast, file: Path) -> FrozenTokenizer:
     """Write a tokenizer as `transformers` has loaded it to a file that `tokenizers` alone can read."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     write_text(file, backend.to_str())
-    return {
-        **vars(reference),
-        "file": str(file),
-        "size": len(tokenizer),
-        "eos": tokenizer.eos_token_id,
-        "bos": tokenizer.bos_token_id,
-    }
+    return FrozenTokenizer(
+        path=reference.path,
+        digest=reference.digest,
+        file=str(file),
+        size=len(tokenizer),
+        eos=tokenizer.eos_token_id,
+        bos=tokenizer.bos_token_id,
+    )

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,10 @@ from megaboa.data.indexed import in_pieces
 from megaboa.data.largefile import LargeFile
 from megaboa.data.readers import Bad, Format, Records, describe, is_blank, refuse
 from megaboa.data.shards import BLOCK, Part
-from megaboa.data.sources import File, require_unchanged
+from megaboa.data.sources import require_unchanged
 from megaboa.files import flush
+from megaboa.records import BadRecords, Compared, CorpusSpec, Shard, SourceFile
+from megaboa.records import Column as ColumnFacts
 
 BATCH_DOCUMENTS = 10_000
 BATCH_CHARACTERS = 4_000_000
@@ -31,8 +32,6 @@ LENGTH, ORIGIN = np.dtype("<i4"), np.dtype("<i8")
 HASH_BYTES = 16
 LENGTH_BINS = 32  # powers of two
 COUNTED = 1 << 17  # tokens at once, which stay in the processor's cache
-
-Facts = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -47,14 +46,14 @@ class Options:
     skip_bad: bool
 
     @classmethod
-    def of(cls, spec: dict[str, Any]) -> Options:
+    def of(cls, spec: CorpusSpec) -> Options:
         return cls(
-            spec["name"],
+            spec.name,
             Format.of(spec),
-            spec["limit"],
-            spec["min_characters"],
-            spec["deduplicate"],
-            spec["on_bad_record"] == "skip",
+            spec.limit,
+            spec.min_characters,
+            spec.deduplicate,
+            spec.on_bad_record == "skip",
         )
 
 
@@ -69,12 +68,12 @@ class Segment:
 
 def tokenize_shard(
     options: Options,
-    files: Sequence[File],
+    files: Sequence[SourceFile],
     parts: Sequence[Part],
     encoder: Encoder,
     folder: Path,
     progress: Callable[[float, int, int, int], None] = lambda *_: None,
-) -> Facts:
+) -> Shard:
     """Write a shard's files; `progress` hears the share that is done, documents, tokens and bytes of text."""
     columns = [Column(folder / str(n), encoder.dtype, options.deduplicate) for n in range(len(options.form.keys))]
     shard = _Shard(options, files, encoder, columns, progress)
@@ -83,26 +82,26 @@ def tokenize_shard(
     finally:
         for column in columns:
             column.close()
-    return {
-        "segments": [[segment.file, segment.begin, segment.documents] for segment in shard.segments],
-        "columns": [column.facts() for column in columns],
-        "dtype": encoder.dtype.name,
-        "bad": shard.bad,
-        "encoder": encoder.name,
-        "refused": encoder.refused,
-        "compared": {"documents": shard.gate.documents, "characters": shard.gate.characters},
-    }
+    return Shard(
+        segments=tuple((segment.file, segment.begin, segment.documents) for segment in shard.segments),
+        columns=tuple(column.facts() for column in columns),
+        dtype=encoder.dtype.name,
+        bad=BadRecords(records=shard.bad, samples=tuple(shard.bad_samples)),
+        encoder=encoder.name,
+        refused=encoder.refused,
+        compared=Compared(documents=shard.gate.documents, characters=shard.gate.characters),
+    )
 
 
 class _Shard:
     """What is on its way from records to files."""
 
     def __init__(
-        self, options: Options, files: Sequence[File], encoder: Encoder, columns: list[Column], progress: Callable
+        self, options: Options, files: Sequence[SourceFile], encoder: Encoder, columns: list[Column], progress: Callable
     ) -> None:
         self.options, self.files, self.encoder, self.columns, self.progress = options, files, encoder, columns, progress
         self.segments: list[Segment] = []
-        self.bad: Facts = {"records": 0, "samples": []}
+        self.bad, self.bad_samples = 0, []
         self.waiting = 0  # characters
         self.taken = 0  # records, for the limit
 
@@ -139,7 +138,7 @@ class _Shard:
         if last is None or (last.file, last.begin) != (part.file, begin):
             self.segments.append(Segment(part.file, begin, [0] * len(self.columns)))
 
-    def _take(self, file: File, position: int, texts: Sequence[str]) -> bool:
+    def _take(self, file: SourceFile, position: int, texts: Sequence[str]) -> bool:
         """Put a record's texts among those that wait; False if none of them is of use."""
         taken = False
         for number, (column, text) in enumerate(zip(self.columns, texts, strict=True)):
@@ -159,13 +158,13 @@ class _Shard:
         self.taken += taken
         return taken
 
-    def _refuse(self, file: File, position: int, record: Bad) -> None:
+    def _refuse(self, file: SourceFile, position: int, record: Bad) -> None:
         if not self.options.skip_bad:
             raise refuse(file, position, self.options.form, record, f"corpora.{self.options.name}")
-        self.bad["records"] += 1
-        if len(self.bad["samples"]) < BAD_SAMPLES:
+        self.bad += 1
+        if len(self.bad_samples) < BAD_SAMPLES:
             where = describe(file, position, self.options.form, by_line=False)
-            self.bad["samples"].append(f"{where}: {record.reason}")
+            self.bad_samples.append(f"{where}: {record.reason}")
 
     def _write(self) -> None:
         for column in self.columns:
@@ -236,18 +235,18 @@ class Column:
             flush(stream)
             stream.close()
 
-    def facts(self) -> Facts:
+    def facts(self) -> ColumnFacts:
         with Path(f"{self.path}.counts.npy").open("wb") as stream:
             np.save(stream, self._counts)
             flush(stream)
-        return {
-            "documents": self.documents,
-            "tokens": self.tokens,
-            "text_bytes": self.text_bytes,
-            "empty": self.empty,
-            "dropped": dict(self.dropped),
-            "lengths": self._histogram.tolist(),
-        }
+        return ColumnFacts(
+            documents=self.documents,
+            tokens=self.tokens,
+            text_bytes=self.text_bytes,
+            empty=self.empty,
+            dropped=dict(self.dropped),
+            lengths=tuple(self._histogram.tolist()),
+        )
 
 
 def length_histogram(lengths: NDArray) -> NDArray:

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,8 +13,9 @@ from megaboa.data.encoder import Encoder
 from megaboa.data.indexed import Index, mapped
 from megaboa.data.readers import Bad, Format, Records, describe, whole
 from megaboa.data.shards import Part, can_be_cut
-from megaboa.data.sources import File, require_unchanged
+from megaboa.data.sources import require_unchanged
 from megaboa.files import file_digest
+from megaboa.records import Corpus, CorpusFacts, CorpusSpec, Dataset, SourceFile, Sources
 
 DOCUMENTS = 200
 SAMPLED_FILES = 100
@@ -31,34 +31,33 @@ class Verdict:
 
 
 def check_corpus(
-    spec: dict[str, Any],
-    listing: dict[str, Any],
-    manifest: dict[str, Any],
-    facts: dict[str, Any],
+    spec: CorpusSpec,
+    listing: Sources,
+    manifest: Corpus,
+    facts: CorpusFacts,
     encoder: Encoder,
-    read: Callable[[dict[str, Any], int], list[str]],
+    problems: Callable[[Dataset, int], list[str]],
     documents: int = DOCUMENTS,
 ) -> Verdict:
-    """All that is wrong with the datasets of a corpus; `read` reads one as training will, and says what is wrong."""
-    files, form = [File(**file) for file in listing["files"]], Format.of(spec)
-    found = Verdict()
-    for number, dataset in enumerate(manifest["datasets"]):
-        if not dataset["documents"]:
+    """All that is wrong with the datasets of a corpus; `problems` reads one as training will."""
+    found, form = Verdict(), Format.of(spec)
+    for number, dataset in enumerate(manifest.datasets):
+        if not dataset.documents:
             continue
-        if wrong := check_index(dataset, manifest["dtype"]):
+        if wrong := check_index(dataset, manifest.dtype):
             found.problems += wrong
             continue
-        by_file = facts["datasets"][number]["by_file"]
-        verdict = check_documents(dataset, number, by_file, files, form, encoder, documents)
+        by_file = facts.datasets[number].by_file
+        verdict = check_documents(dataset, number, by_file, listing.files, form, encoder, documents)
         found.documents += verdict.documents
         found.decoded += verdict.decoded
-        found.problems += verdict.problems + read(dataset, encoder.vocab_size)
+        found.problems += verdict.problems + problems(dataset, encoder.vocab_size)
     return found
 
 
-def check_index(dataset: dict[str, Any], dtype: str) -> list[str]:
+def check_index(dataset: Dataset, dtype: str) -> list[str]:
     """Every pointer and length, and the files' sizes and checksums."""
-    prefix = dataset["prefix"]
+    prefix = dataset.prefix
     try:
         index = Index.open(Path(f"{prefix}.idx"))
         size = Path(f"{prefix}.bin").stat().st_size
@@ -67,35 +66,33 @@ def check_index(dataset: dict[str, Any], dtype: str) -> list[str]:
     found = [f"{prefix}.idx: {problem}" for problem in index.problems()]
     counted = {
         "type": (index.dtype.name, dtype),
-        "documents": (len(index.lengths), dataset["documents"]),
+        "documents": (len(index.lengths), dataset.documents),
         "bytes of .bin by its index": (index.bytes, size),
-        "tokens": (size // index.dtype.itemsize, dataset["tokens"]),
+        "tokens": (size // index.dtype.itemsize, dataset.tokens),
     }
     found += [f"{prefix}: {name}: {is_} instead of {want}" for name, (is_, want) in counted.items() if is_ != want]
-    paths = [Path(prefix).with_name(name) for name in dataset["sha256"]]
+    paths = [Path(prefix).with_name(name) for name in dataset.sha256]
     return found + [
-        f"{path} was changed after it was written"
-        for path in paths
-        if file_digest(path) != dataset["sha256"][path.name]
+        f"{path} was changed after it was written" for path in paths if file_digest(path) != dataset.sha256[path.name]
     ]
 
 
 def check_documents(
-    dataset: dict[str, Any],
+    dataset: Dataset,
     number: int,
     by_file: Sequence[Sequence[int]],
-    files: Sequence[File],
+    files: Sequence[SourceFile],
     form: Format,
     encoder: Encoder,
     documents: int = DOCUMENTS,
 ) -> Verdict:
     """Compare a random sample with the source: the tokens with those of `tokenizers`, the decoded text with its own."""
-    prefix = dataset["prefix"]
+    prefix = dataset.prefix
     index = Index.open(Path(f"{prefix}.idx"))
     data = mapped(Path(f"{prefix}.bin"), index.dtype)
     origins = mapped(Path(f"{prefix}.origins"), "<i8")
     verdict = Verdict()
-    for file, wanted in pick(by_file, files, form, origins, documents, seed=str(dataset["sha256"])):
+    for file, wanted in pick(by_file, files, form, origins, documents, seed=str(dataset.sha256)):
         require_unchanged(files[file])
         texts = dict(read_at(files[file], file, form, sorted(wanted), number))
         for position, document in wanted.items():
@@ -108,7 +105,7 @@ def check_documents(
 
 def pick(
     by_file: Sequence[Sequence[int]],
-    files: Sequence[File],
+    files: Sequence[SourceFile],
     form: Format,
     origins: np.ndarray,
     documents: int,
@@ -127,7 +124,9 @@ def pick(
         yield file, {int(origins[document]): document for document in chosen}
 
 
-def read_at(file: File, number: int, form: Format, positions: Sequence[int], key: int) -> Iterator[tuple[int, str]]:
+def read_at(
+    file: SourceFile, number: int, form: Format, positions: Sequence[int], key: int
+) -> Iterator[tuple[int, str]]:
     """The texts that stand at these positions of a file."""
     if file.kind in ("jsonl", "text") and can_be_cut(file, form.separator):
         for position in positions:  # entered where the record begins

@@ -12,7 +12,17 @@ from megaboa import files
 from megaboa.check.facts import Facts, from_json
 from megaboa.doctor import failed_stages, passed, troubles
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore
-from megaboa.records import AttemptEnd, AttemptStart, Step, Summary, read_if_there, read_ledger, read_steps
+from megaboa.records import (
+    AttemptEnd,
+    AttemptStart,
+    ReportSpec,
+    Step,
+    Summary,
+    read,
+    read_if_there,
+    read_ledger,
+    read_steps,
+)
 from megaboa.run import checkpoints, claims, ledger
 from megaboa.run.failures import read_tails
 from megaboa.run.identity import is_outdated, is_trained
@@ -24,7 +34,7 @@ def experiment(results: Path) -> list[str]:
     plan, known = files.read_json(folder.specs.runs), {}
     if folder.preflight.exists():
         known = files.read_json(folder.preflight)["runs"]
-    lines = [f"{one}: left out of the plan" for one in files.read_json(folder.specs.report)["invalid"]]
+    lines = [f"{one}: left out of the plan" for one in read(ReportSpec, folder.specs.report).invalid]
     lines += failed_stages.failed(results)
     for name in plan["runs"]:
         facts = known.get(name, {}).get("facts")

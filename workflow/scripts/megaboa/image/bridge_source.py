@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from megaboa import store
 from megaboa.errors import InputError
 from megaboa.image import tools
+from megaboa.records import BridgeSource
 
 PACKAGE = Path("src/megatron/bridge/__init__.py")
 
 
-def folder(root: str, source: dict[str, Any]) -> Path:
+def folder(root: str, source: BridgeSource) -> Path:
     """Where the checkout lies: known before it is made."""
-    identity = {"repo": source["repo"], "commit": source["commit"]}
+    identity = {"repo": source.repo, "commit": source.commit}
     return store.folder(root, "sources", "megatron-bridge", identity)
 
 
-def check_out(root: str, source: dict[str, Any]) -> Path:
+def check_out(root: str, source: BridgeSource) -> Path:
     """The commit's files, once for all experiments."""
     tools.require("git", "install it")
     final = folder(root, source)
     with store.building(final) as partial:
         if partial:
-            _clone(source["repo"], source["commit"], partial)
+            _clone(source.repo, source.commit, partial)
     return final
 
 

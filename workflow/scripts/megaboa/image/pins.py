@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from megaboa.image import dockerfile
 from megaboa.image.dockerfile import Dockerfile
@@ -15,30 +15,38 @@ BEGIN, END = "<!-- versions: generated from versions.toml by write_schema.py -->
 _ROLES = {"argument": "build argument", "python": "Python package"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pin:
+    """What is pinned: the build `argument` or the `python` package that it is."""
+
+    name: str
+    version: str
+    why: str
+    device: list[str]  # in whose images it is
+    argument: str | None = None
+    python: str | None = None
+    installed: str | None = None  # what the package calls its version, where that is another
+
+
 @functools.cache
-def entries() -> tuple[dict[str, Any], ...]:
-    """What is pinned: `name`, `version`, `why`, and the build `argument` or the `python` package that it is."""
-    return tuple(tomllib.loads(FILE.read_text(encoding="utf-8"))["pin"])
+def entries() -> tuple[Pin, ...]:
+    return tuple(Pin(**one) for one in tomllib.loads(FILE.read_text(encoding="utf-8"))["pin"])
 
 
 def arguments() -> dict[str, str]:
     """Pinned versions by build argument."""
-    return {one["argument"]: one["version"] for one in entries() if "argument" in one}
+    return {one.argument: one.version for one in entries() if one.argument}
 
 
 def packages(device: str) -> dict[str, str]:
     """Python packages whose versions an image for this device must have."""
-    wanted = {one["python"]: one.get("installed", one["version"]) for one in entries() if _belongs(one, device)}
+    wanted = {one.python: one.installed or one.version for one in entries() if one.python and device in one.device}
     return dict(sorted(wanted.items()))
 
 
 def are_changed(given: dict[str, str]) -> bool:
     """Whether build arguments ask for other versions of Python packages than the pinned ones."""
-    return any(one.get("argument") in given for one in entries() if "python" in one)
-
-
-def _belongs(one: dict[str, Any], device: str) -> bool:
-    return "python" in one and device in one["device"]
+    return any(one.argument in given for one in entries() if one.python)
 
 
 def build_arguments(file: Dockerfile, given: dict[str, str]) -> dict[str, str]:
@@ -49,8 +57,8 @@ def table() -> str:
     """A Markdown table with a row for every pin."""
     lines = ["| what | version | in the images for | how it is given | why |", "|---|---|---|---|---|"]
     for one in entries():
-        how = ", ".join(f"{text} `{one[role]}`" for role, text in _ROLES.items() if role in one)
-        lines.append(f"| {one['name']} | `{one['version']}` | {', '.join(one['device'])} | {how} | {one['why']} |")
+        how = ", ".join(f"{text} `{getattr(one, role)}`" for role, text in _ROLES.items() if getattr(one, role))
+        lines.append(f"| {one.name} | `{one.version}` | {', '.join(one.device)} | {how} | {one.why} |")
     return "\n".join(lines)
 
 

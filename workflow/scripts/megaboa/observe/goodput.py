@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from megaboa.observe.numbers import WARMUP_STEPS
 from megaboa.observe.slurm_jobs import Life
@@ -14,9 +13,11 @@ from megaboa.observe.summary import timed_rows
 from megaboa.records import (
     AttemptEnd,
     AttemptStart,
+    AttemptTime,
     Called,
     Evaluated,
     Event,
+    Goodput,
     Left,
     Phase,
     Saved,
@@ -35,7 +36,7 @@ Span = tuple[str, float, float]
 
 def goodput(
     entries: Sequence[Event], events: Sequence[StepEvent], rows: Sequence[Row], lives: Sequence[Life] | None = None
-) -> dict[str, Any] | None:
+) -> Goodput | None:
     """The ledger, from attempts.jsonl, the attempts' events, the step rows and SLURM's accounts; None: no attempt."""
     attempts = list(_attempts(entries, events, lives))
     if not attempts:
@@ -52,20 +53,20 @@ def goodput(
         inside = list(_inside(start.time, end, own, undone, start.attempt, usual))
         spans += [*gap, *inside]
         per_attempt.append(
-            {"attempt": start.attempt, **outcome, "seconds": _sums(inside), "phases": _phases(start.time, own)}
+            AttemptTime(attempt=start.attempt, **outcome, seconds=_sums(inside), phases=_phases(start.time, own))
         )
         before = max(before, end)
     seconds = _sums(spans)
     allocated = sum(value for kind, value in seconds.items() if kind not in NOT_ALLOCATED)
-    return {
-        "wall_seconds": wall,
-        "allocated_seconds": allocated,
-        "seconds": seconds,
-        "goodput": seconds["productive"] / allocated if allocated else None,
-        "rank_hours": sum((end - start.time) * start.world_size / 3600 for start, _, end, _ in attempts),
-        "accounting": "ledger" if lives is None else "sacct",
-        "attempts": per_attempt,
-    }
+    return Goodput(
+        wall_seconds=wall,
+        allocated_seconds=allocated,
+        seconds=seconds,
+        goodput=seconds["productive"] / allocated if allocated else None,
+        rank_hours=sum((end - start.time) * start.world_size / 3600 for start, _, end, _ in attempts),
+        accounting="ledger" if lives is None else "sacct",
+        attempts=tuple(per_attempt),
+    )
 
 
 def _attempts(

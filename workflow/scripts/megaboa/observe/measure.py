@@ -14,7 +14,18 @@ from megaboa.observe.slurm_jobs import read_lives
 from megaboa.observe.steps import Row, add_routing, read_attempts, read_events, step_rows, steps_in
 from megaboa.observe.summary import summarize
 from megaboa.paths import RunFolder, RunStore
-from megaboa.records import AttemptStart, Called, Parent, StepEvent, Summary, TrainRecord, parse, read, read_ledger
+from megaboa.records import (
+    AttemptStart,
+    Called,
+    Goodput,
+    Parent,
+    StepEvent,
+    Summary,
+    TrainRecord,
+    parse,
+    read,
+    read_ledger,
+)
 from megaboa.run.progress import last_step
 
 
@@ -22,7 +33,7 @@ from megaboa.run.progress import last_step
 class Measured:
     rows: list[Row]
     summary: Summary
-    goodput: dict[str, Any]
+    goodput: Goodput | None  # None where no attempt was written down
 
 
 def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
@@ -68,7 +79,7 @@ def so_far(folder: RunFolder, store: RunStore) -> Measured | None:
     return Measured(rows, summarize(folder.name, train, attempts, events, rows), _time(store, events, rows))
 
 
-def _time(store: RunStore, events: list[StepEvent], rows: list[Row]) -> dict[str, Any]:
+def _time(store: RunStore, events: list[StepEvent], rows: list[Row]) -> Goodput | None:
     entries = read_ledger(store.ledger)
     jobs = sorted({entry.job for entry in entries if isinstance(entry, AttemptStart | Called) and entry.job})
     return goodput(entries, events, rows, read_lives(jobs))

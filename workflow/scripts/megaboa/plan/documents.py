@@ -18,7 +18,7 @@ from megaboa.config.models.model import Model
 from megaboa.harmless import is_harmless
 from megaboa.plan import image_specs
 from megaboa.plan.quantities import Quantities
-from megaboa.records import LaunchSpec, ProfileSpec, parse
+from megaboa.records import LaunchSpec, ProfileSpec, Tree, parse
 from megaboa.run.recovery import links, wall_seconds
 
 COLUMNS = (
@@ -128,7 +128,7 @@ def launch(config: Experiment, model: str) -> LaunchSpec:
     return parse(LaunchSpec, asked, "launch")
 
 
-def _launch_overrides(config: Experiment) -> dict[str, Any]:
+def _launch_overrides(config: Experiment) -> Tree:
     """Those that change no loss. What is profiled while training has the steps and ranks of `profile`."""
     kept = {field: value for field, value in config.overrides.items() if is_harmless(field)}
     if any(kept.get(field) for field in WHILE_TRAINING):

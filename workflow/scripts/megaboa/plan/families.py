@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import Any
+
+from megaboa.records import Tree
 
 BRIDGE = "0.6.2"
 CONVERTIBLE = frozenset(
@@ -21,7 +22,7 @@ CONVERTIBLE = frozenset(
     )
 )
 
-Config = dict[str, Any]
+Config = Tree
 
 
 class UnknownFamilyError(ValueError):

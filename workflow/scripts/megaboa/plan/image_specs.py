@@ -11,6 +11,7 @@ from megaboa.config.errors import ConfigError, Problem
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.resources import Image
 from megaboa.image import bridge_source, dockerfile, pins, references
+from megaboa.records import BridgeSource
 
 CLONE = Path(__file__).parents[4]
 PYTHON = "python3"  # of the image, where launch.python names no other
@@ -88,7 +89,8 @@ def mounts(experiment: Experiment) -> list[str]:
         source, target, flag = references.split_mount(mount)
         found.append(f"{Path(source).expanduser().absolute()}:{target}:{flag}")
     if source_ := image.bridge_source:
-        folder = bridge_source.folder(experiment.store, source_.model_dump()).absolute()
+        other = BridgeSource(repo=source_.repo, commit=source_.commit)
+        folder = bridge_source.folder(experiment.store, other).absolute()
         found.append(f"{folder}:{source_.mount_as}:ro")
     return [_checked(mount) for mount in found]
 

@@ -8,7 +8,6 @@ import json
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from megaboa import metrics
 from megaboa.check import costs
@@ -23,6 +22,7 @@ from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, c
 from megaboa.plan.one_run import RunPlanner
 from megaboa.plan.parents import Parents
 from megaboa.plan.plan import Plan, Run
+from megaboa.records import AgreementSpec, Tree
 
 MAX_RUNS = 100_000
 
@@ -65,7 +65,7 @@ class _Planner:
         for key, message in over_budget(runs, exports, self.base.budget, self.results).items():
             self.problems.add(tuple(key.split(".")), message)
         agreements = asked.agreements(names)
-        compared = {name for one in agreements for name in (one["reference"], *one["runs"])}
+        compared = {name for one in agreements for name in (one.reference, *one.runs)}
         # What the report needs to tell a tie of two experts from a mistake.
         runs = [replace(run, launch=replace(run.launch, routing=True)) if run.name in compared else run for run in runs]
         asked.check_figures(runs)
@@ -210,7 +210,7 @@ class Asked:
             return []
         return self.matching(("evaluate", "runs"), wanted.runs, exports)
 
-    def agreements(self, names: list[str]) -> list[dict[str, Any]]:
+    def agreements(self, names: list[str]) -> list[AgreementSpec]:
         result = []
         for index, agreement in enumerate(self.experiment.report.agreements):
             path = ("report", "agreements", index)
@@ -219,7 +219,7 @@ class Asked:
             runs = self.matching((*path, "runs"), agreement.runs, names)
             others = [name for name in runs if name != agreement.reference]
             limits = agreement.model_dump(include={"tolerance", "grad_norm_tolerance"})
-            result.append({"reference": agreement.reference, "runs": others, **limits})
+            result.append(AgreementSpec(reference=agreement.reference, runs=tuple(others), **limits))
         return result
 
     def check_figures(self, runs: list[Run]) -> None:
@@ -233,7 +233,7 @@ class Asked:
                 self.problems.add((*path, "name"), f"two figures are called {figure.name!r}: rename one")
             seen.add(figure.name)
 
-    def published(self) -> dict[str, Any] | None:
+    def published(self) -> Tree | None:
         name = self.experiment.report.compare_to
         try:
             return load_published(name) if name else None

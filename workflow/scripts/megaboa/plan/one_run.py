@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -26,6 +25,7 @@ from megaboa.plan.plan import Invalid, Run
 from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
 from megaboa.plan.run_facts import facts_of, hf_config_of
 from megaboa.plan.shared import environment
+from megaboa.records import Refusal, Tree
 
 
 class RunPlanner:
@@ -40,9 +40,9 @@ class RunPlanner:
         self.warnings: dict[str, list[str]] = {}  # with the runs that have it
         self.invalid: list[Invalid] = []
         self.params: dict[str, int] = {}
-        self.hf_configs: dict[str, dict[str, Any] | None] = {}
+        self.hf_configs: dict[str, Tree | None] = {}
         self.families: set[str] = set()  # models whose family was looked at
-        self.models: dict[str, Any] = {}  # by name, as plain trees: of two different ones with one name, one is refused
+        self.models: Tree = {}  # by name, as plain trees: of two different ones with one name, one is refused
 
     def plan(self, choice: Choice) -> Run | None:
         """A run, or None if something is wrong with it."""
@@ -83,18 +83,19 @@ class RunPlanner:
         reasons = tuple(map(str, illegal))
         run = self.finish(choice, config, model, quantities, facts)
         earlier = self.refused.get(choice.name)
-        if not reasons and earlier and earlier["identity"] == files.digest(run.run):
-            reasons = tuple(earlier["reasons"])
+        if not reasons and earlier and earlier.identity == files.digest(run.run):
+            reasons = earlier.reasons
         if reasons:
             self.invalid.append(Invalid(choice.name, reasons, run.row))
             return None
         return run
 
-    def earlier_refusals(self, experiment: Path) -> dict[str, Any]:
+    def earlier_refusals(self, experiment: Path) -> dict[str, Refusal]:
         """What preflight refused, as long as packages and image are the same."""
         if not ExperimentFolder(experiment).refused.exists():
             return {}
-        return refusals.read(experiment, environment()["digest"], image_specs.wanted(self.base))
+        image = image_specs.wanted(self.base)
+        return refusals.read(experiment, environment()["digest"], files.digest(image) if image else None)
 
     def finish(self, choice: Choice, config: Experiment, model: str, quantities: Quantities, facts: Facts) -> Run:
         row = documents.row(choice.name, model, config, quantities)
@@ -115,7 +116,7 @@ class RunPlanner:
             facts=facts,
         )
 
-    def validate(self, raw: dict[str, Any]) -> Experiment:
+    def validate(self, raw: Tree) -> Experiment:
         """The typed experiment; sections that are as in the file are not checked again."""
         changed = {name: value for name, value in raw.items() if value is not self.loaded.raw.get(name)}
         if not changed:
@@ -124,7 +125,7 @@ class RunPlanner:
         partial = Experiment.model_validate({**needed, **changed})
         return self.base.model_copy(update={name: getattr(partial, name) for name in changed})
 
-    def model_of(self, raw: dict[str, Any], choice: Choice) -> str | None:
+    def model_of(self, raw: Tree, choice: Choice) -> str | None:
         name = raw.get("model")
         if name is None and len(raw["models"]) == 1:
             return next(iter(raw["models"]))
@@ -133,7 +134,7 @@ class RunPlanner:
             self.problems.add(("model",), f"is missing: say which of the models {names} a run trains", choice.name)
         return name
 
-    def derive(self, raw: dict[str, Any], model: str, choice: Choice) -> tuple[dict[str, Any], str]:
+    def derive(self, raw: Tree, model: str, choice: Choice) -> tuple[Tree, str]:
         """The run's model by name. One that the sweep changes gets a name of its own, as models are made once each."""
         own = {path: value for path, value in choice.values.items() if path[0] == "models" and path[1] == model}
         name = "-".join([model, *(piece(path, value) for path, value in own.items())])
@@ -144,7 +145,7 @@ class RunPlanner:
             self.problems.add(choice.place, f"two different models would be called {name!r}: rename one", choice.name)
         return raw, name
 
-    def check_family(self, model: str, definition: dict[str, Any], choice: Choice) -> None:
+    def check_family(self, model: str, definition: Tree, choice: Choice) -> None:
         """Once per model: a family that Bridge can't convert would fail in the first job."""
         if model in self.families:
             return
@@ -153,7 +154,7 @@ class RunPlanner:
         if config and (message := families.problem(str(config.get("model_type")), model)):
             self.problems.add(self.problems.place_of(("models", model, key), choice), message)
 
-    def choose_blend(self, raw: dict[str, Any], choice: Choice) -> None:
+    def choose_blend(self, raw: Tree, choice: Choice) -> None:
         """The only corpus there is, where no blend is given."""
         corpora = raw.get("corpora") or {}
         given = raw.get("data") or {}
@@ -165,9 +166,7 @@ class RunPlanner:
             )
         raw["data"] = {**given, "blend": next(iter(corpora))}
 
-    def with_length(
-        self, raw: dict[str, Any], quantities: Quantities, own_defaults: bool, choice: Choice
-    ) -> dict[str, Any]:
+    def with_length(self, raw: Tree, quantities: Quantities, own_defaults: bool, choice: Choice) -> Tree:
         """train_iters, whichever way the length was given."""
         training = dict(raw.get("training") or {})
         tokens = training.pop("train_tokens", None)
@@ -221,13 +220,13 @@ class RunPlanner:
             message = f"no attention takes its mask with context parallelism: set parallel.cp to 1, not {cp}"
             self.problems.add(self.problems.place_of(("data", "reset_attention_mask"), choice), message, choice.name)
 
-    def count(self, name: str, model: dict[str, Any]) -> int:
+    def count(self, name: str, model: Tree) -> int:
         """The parameters of a model, counted once."""
         if name not in self.params:
             self.params[name] = _count(model, self.hf_config(name, model), self.base.tokenizers, name)
         return self.params[name]
 
-    def hf_config(self, name: str, model: dict[str, Any]) -> dict[str, Any] | None:
+    def hf_config(self, name: str, model: Tree) -> Tree | None:
         """A model's Hugging Face config, read once; None where it isn't known before the model is fetched, or a
         recipe's."""
         if name not in self.hf_configs:
@@ -235,7 +234,7 @@ class RunPlanner:
         return self.hf_configs[name]
 
 
-def _count(model: dict[str, Any], config: dict[str, Any] | None, tokenizers: dict[str, Tokenizer], name: str) -> int:
+def _count(model: Tree, config: Tree | None, tokenizers: dict[str, Tokenizer], name: str) -> int:
     if model.get("params") is not None:
         return int(model["params"])
     remedy = f"set models.{name}.params"

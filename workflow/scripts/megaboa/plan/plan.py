@@ -14,7 +14,7 @@ from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import documents
-from megaboa.records import LaunchSpec, ProfileSpec, Tree, plain
+from megaboa.records import AgreementSpec, LaunchSpec, ProfileSpec, Tree, plain
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class Plan:
     models: dict[str, Model]
     corpus_tokenizers: dict[str, str]
     exports: list[str]
-    agreements: list[dict[str, Any]]
+    agreements: list[AgreementSpec]
     evaluated: list[str] = field(default_factory=list)  # exported runs that `evaluate` is called for
-    published: dict[str, Any] | None = None  # the table of report.compare_to
+    published: Tree | None = None  # the table of report.compare_to
     invalid: list[Invalid] = field(default_factory=list)
     warnings: dict[str, list[str]] = field(default_factory=dict)  # with the runs that each is about
     notes: tuple[str, ...] = ()  # what the environment has changed, and what the sweep replaces

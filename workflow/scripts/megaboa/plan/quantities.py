@@ -10,6 +10,7 @@ from typing import Any
 from megaboa.config import formula, keys
 from megaboa.config.formula import FormulaError, Number
 from megaboa.layout import DENSE
+from megaboa.records import Tree
 
 # Values that other quantities are derived from, but that expressions don't name.
 _HIDDEN = {"nodes": "resources.nodes", "gpus_per_node": "resources.gpus_per_node"}
@@ -27,7 +28,7 @@ class Quantities:
     `own_defaults` says whether a key that is not set has our default (else the recipe decides).
     """
 
-    def __init__(self, raw: dict[str, Any], own_defaults: bool, params: Callable[[], int]):
+    def __init__(self, raw: Tree, own_defaults: bool, params: Callable[[], int]):
         self.raw = raw
         self.own_defaults = own_defaults
         self.params = params
@@ -85,7 +86,7 @@ class Quantities:
         return (self.raw.get(section) or {}).get(field)
 
 
-def resolve(raw: dict[str, Any], quantities: Quantities) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+def resolve(raw: Tree, quantities: Quantities) -> tuple[Tree, list[tuple[str, str]]]:
     """The tree with numbers in place of expressions, and for each expression that fails its key and why."""
     result, problems = raw, []
     for key in keys.formula_keys():
@@ -107,7 +108,7 @@ def _sentence(error: FormulaError) -> str:
     return f"can't be calculated: {text}" if isinstance(error, UnknownQuantityError) or text.startswith("a ") else text
 
 
-def overlay(tree: dict[str, Any], values: dict[tuple[str, ...], Any]) -> dict[str, Any]:
+def overlay(tree: Tree, values: dict[tuple[str, ...], Any]) -> Tree:
     """A tree with some values set; what is not touched is shared with the old one, which stays as it is."""
     result = dict(tree)
     fresh = {(): result}

@@ -17,11 +17,12 @@ from megaboa.launch.nsys import has_nsys
 from megaboa.layout import DENSE, NAMES, Layout
 from megaboa.plan.families import with_defaults
 from megaboa.plan.quantities import Quantities
+from megaboa.records import Tree
 
 TASKS = re.compile(r"--(?:ntasks-per-node|gpus-per-node|tasks-per-node)[= ](?:\w+:)*(\d+)")
 
 
-def facts_of(config: Experiment, quantities: Quantities, hf_config: dict[str, Any] | None) -> Facts:
+def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None) -> Facts:
     """Of a recipe's run only what the file says: the rest is left to preflight, which has the recipe's own
     configuration."""
     model = config.models[str(config.model)]
@@ -110,7 +111,7 @@ def _cluster(config: Experiment) -> Cluster:
     )
 
 
-def _model(hf_config: dict[str, Any] | None, tokenizer_vocab: int | None, pretrained: bool) -> Model:
+def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool) -> Model:
     """A Hugging Face config in our words. Its vocabulary (else the tokenizer's) is not padded."""
     if hf_config is None:
         return Model(tokenizer_vocab=tokenizer_vocab, pretrained=pretrained)
@@ -149,7 +150,7 @@ def _model(hf_config: dict[str, Any] | None, tokenizer_vocab: int | None, pretra
     )
 
 
-def _sparse_layers(c: dict[str, Any]) -> tuple[bool, ...] | None:
+def _sparse_layers(c: Tree) -> tuple[bool, ...] | None:
     """Which layers have experts; None: all."""
     layers, step = range(c.get("num_hidden_layers") or 0), c.get("decoder_sparse_step") or 1
     dense = {*(c.get("mlp_only_layers") or []), *range(c.get("first_k_dense_replace") or 0)}
@@ -179,7 +180,7 @@ def alone(config: Experiment, name: str | None) -> Facts:
     )
 
 
-def hf_config_of(model: dict[str, Any]) -> dict[str, Any] | None:
+def hf_config_of(model: Tree) -> Tree | None:
     """A model's Hugging Face config; None where it isn't known before the model is fetched, or a recipe's."""
     if model.get("config") is not None:
         return dict(model["config"])

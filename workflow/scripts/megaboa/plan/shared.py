@@ -19,7 +19,7 @@ from megaboa.data import sources
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import documents, image_specs
 from megaboa.plan.plan import Plan, Run
-from megaboa.records import ModelSource, plain, read_if_there
+from megaboa.records import CorpusSpec, ModelSource, ReportSpec, TextSpec, TokenizerSpec, plain, read_if_there
 
 Reference = dict[str, str]
 NO_PROFILE: Mapping[str, str] = MappingProxyType({})
@@ -149,8 +149,8 @@ class Shared:
             yield f"specs/{path}", files.canonical(spec)
 
     def specifications(self) -> dict[str, dict[str, Any]]:
-        specs = {f"tokenizers/{name}.json": self._tokenizer(name) for name in self.plan.experiment.tokenizers}
-        specs |= {f"corpora/{name}.json": self._corpus(name) for name in self.corpora}
+        specs = {f"tokenizers/{name}.json": plain(self._tokenizer(name)) for name in self.plan.experiment.tokenizers}
+        specs |= {f"corpora/{name}.json": plain(self._corpus(name)) for name in self.corpora}
         specs |= {f"models/{name}.json": self._model(name) for name in self.sourced_models}
         specs |= {f"conversions/{name}.json": self._conversion(name) for name in self.imported_models}
         specs |= {f"indexes/{name}.json": self._index(name) for name in self.indexes}
@@ -163,7 +163,7 @@ class Shared:
             "inside.json": self._inside(),
             "runs.json": self._runs(),
             "costs.json": self._costs(),
-            "report.json": self._report(),
+            "report.json": plain(self._report()),
         }
 
     def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
@@ -284,26 +284,26 @@ class Shared:
         inside = image_specs.inside(self.plan.experiment, self.profile)
         return {**environment(), **({"container": inside} if inside else {})}
 
-    def _tokenizer(self, name: str) -> dict[str, Any]:
+    def _tokenizer(self, name: str) -> TokenizerSpec:
         tokenizer = self.plan.experiment.tokenizers[name]
         corpus = self.plan.experiment.corpora[tokenizer.train_on]
         reading = ("text_key", "separator", "subset", "split", "revision", "limit", "max_document_mb", "on_bad_record")
         text = corpus.model_dump(include=set(reading))
-        return {
-            "name": name,
-            "store": self.plan.experiment.store,
-            "train_on": {"name": tokenizer.train_on, **text, "source": expanded_source(corpus.source)},
-            "vocab_size": tokenizer.vocab_size,
-        }
+        return TokenizerSpec(
+            name=name,
+            store=self.plan.experiment.store,
+            train_on=TextSpec(name=tokenizer.train_on, source=expanded_source(corpus.source), **text),
+            vocab_size=tokenizer.vocab_size,
+        )
 
-    def _corpus(self, name: str) -> dict[str, Any]:
-        return {
-            "name": name,
-            "store": self.plan.experiment.store,
-            **self.corpora[name].model_dump(exclude={"tokenizer", "shards"}),
-            "source": expanded_source(self.corpora[name].source),
-            "tokenizer": self.corpus_tokenizer(name),
-        }
+    def _corpus(self, name: str) -> CorpusSpec:
+        return CorpusSpec(
+            name=name,
+            store=self.plan.experiment.store,
+            source=expanded_source(self.corpora[name].source),
+            tokenizer=self.corpus_tokenizer(name),
+            **self.corpora[name].model_dump(exclude={"source", "tokenizer", "shards"}),
+        )
 
     def _model(self, name: str) -> dict[str, Any]:
         model = self.plan.models[name]
@@ -361,17 +361,18 @@ class Shared:
         """
         return {"exports": self.plan.exports, "budget": self.plan.experiment.budget.model_dump()}
 
-    def _report(self) -> dict[str, Any]:
-        return {
-            "runs": [run.name for run in self.plan.runs],
-            "invalid": [str(run) for run in self.plan.invalid],
-            "title": self.plan.experiment.report.title,
-            "question": self.plan.experiment.report.question,
-            "agreements": self.plan.agreements,
-            "published": self.plan.published,
-            "figures": [figure.model_dump(mode="json") for figure in self.plan.experiment.report.figures],
-            "values": {run.name: run.values for run in self.plan.runs},
-            "proofs": [*self.import_proofs, *self.export_proofs],
-            "profiles": self.profiled_runs,
-            "evaluated": self.plan.evaluated,
-        }
+    def _report(self) -> ReportSpec:
+        wanted = self.plan.experiment.report
+        return ReportSpec(
+            runs=tuple(run.name for run in self.plan.runs),
+            invalid=tuple(map(str, self.plan.invalid)),
+            title=wanted.title,
+            question=wanted.question,
+            agreements=tuple(self.plan.agreements),
+            published=self.plan.published,
+            figures=tuple(figure.model_dump(mode="json") for figure in wanted.figures),
+            values={run.name: run.values for run in self.plan.runs},
+            proofs=(*self.import_proofs, *self.export_proofs),
+            profiles=tuple(self.profiled_runs),
+            evaluated=tuple(self.plan.evaluated),
+        )

@@ -7,19 +7,33 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from megaboa.doctor.failed_stages import Job, of_model, of_run, told
 from megaboa.paths import FAILED_PROOF, ExperimentFolder, ModelFolder, RunFolder
-from megaboa.records import Evaluation, ExportRecord, ImportRecord, Proof, plain, read, read_if_there
+from megaboa.records import (
+    AgreementCheck,
+    AgreementSpec,
+    Counts,
+    Evaluation,
+    ExportRecord,
+    Fault,
+    Flip,
+    ImportRecord,
+    Proof,
+    ReportCheck,
+    ReportSpec,
+    StageCheck,
+    State,
+    Tree,
+    read,
+    read_if_there,
+)
 from megaboa.report.runs import RunResult, count_states
-
-Check = dict[str, Any]
 
 # What two runs may differ by, as a multiple of the tolerance (docs/benchmarks/agreement.md has the measurements).
 # After a token has gone to another expert as rounding wanted it, they differ by more than rounding.
@@ -44,57 +58,68 @@ def differences(reference: RunResult, run: RunResult) -> pd.DataFrame:
     )
 
 
-def agreement_checks(agreements: list[dict[str, Any]], runs: list[RunResult]) -> list[Check]:
+def agreement_checks(agreements: Sequence[AgreementSpec], runs: list[RunResult]) -> list[ReportCheck]:
     """One check for every run that must agree with a reference."""
     known = {run.name: run for run in runs}
     return [
         _agreement(agreement, name, known)
         for agreement in agreements
-        for name in agreement["runs"]
-        if name != agreement["reference"]
+        for name in agreement.runs
+        if name != agreement.reference
     ]
 
 
-def _agreement(agreement: dict[str, Any], name: str, known: dict[str, RunResult]) -> Check:
-    reference, tolerance = agreement["reference"], agreement["tolerance"]
-    check: Check = {"kind": "agreement", "name": f"{name} agrees with {reference}", "run": name}
-    check |= {"reference": reference, "tolerance": tolerance, "max_difference": None, "step": None, "steps": 0}
-    check |= {"max_grad_norm": None, "exact_steps": 0, "flip": None}
+def _agreement(agreement: AgreementSpec, name: str, known: dict[str, RunResult]) -> AgreementCheck:
+    reference, tolerance = agreement.reference, agreement.tolerance
+    check = AgreementCheck(
+        kind="agreement",
+        name=f"{name} agrees with {reference}",
+        run=name,
+        reference=reference,
+        tolerance=tolerance,
+        state="NOT_RUN",
+        detail="",
+    )
     for wanted in (reference, name):
         run = known.get(wanted)
         if run is None or run.state == "NOT_RUN":
             why = "is not in the plan" if run is None else "is not trained"
-            return {**check, "state": "NOT_RUN", "detail": f"{wanted} {why}"}
+            return replace(check, detail=f"{wanted} {why}")
         if run.state != "PASS":
-            return {**check, "state": run.state, "detail": f"{wanted} is {run.state}: {'; '.join(run.reasons)}"}
+            return replace(check, state=run.state, detail=f"{wanted} is {run.state}: {'; '.join(run.reasons)}")
     found = differences(known[reference], known[name])
     first = max(_first_step(known[wanted]) for wanted in (reference, name))
     lengths = {len(found), *((known[wanted].steps["step"] >= first).sum() for wanted in (reference, name))}
     if not found.empty:
         worst = found.loc[found["difference"].idxmax()]
-        check |= {"max_difference": float(worst["difference"]), "step": int(worst["step"]), "steps": len(found)}
-        check["max_grad_norm"] = float(found["grad_norm"].max())
+        check = replace(
+            check,
+            max_difference=float(worst["difference"]),
+            step=int(worst["step"]),
+            steps=len(found),
+            max_grad_norm=float(found["grad_norm"].max()),
+        )
     if len(lengths) > 1 or found.empty:
-        return {**check, "state": "FAIL", "detail": f"only {len(found)} of {max(lengths)} steps can be compared"}
+        return replace(check, state="FAIL", detail=f"only {len(found)} of {max(lengths)} steps can be compared")
     flip = first_flip(known[reference], known[name])
     tied = flip is not None and flip.margin <= TIE * tolerance
     before = found["step"] < flip.step if tied else found["step"] > 0
-    check |= {"exact_steps": int(before.sum()), "flip": flip and asdict(flip)}
+    check = replace(check, exact_steps=int(before.sum()), flip=flip)
     apart = _apart(found, agreement, np.ones(len(found), bool))
     if not apart:
-        return {**check, "state": "PASS", "detail": f"{len(found)} steps compared"}
+        return replace(check, state="PASS", detail=f"{len(found)} steps compared")
     wrong = _apart(found, agreement, before.to_numpy())
     if wrong:
         why = [f"{flip}{'' if tied else ', which no tie explains'}"] if flip else []
-        return {**check, "state": "FAIL", "detail": "; ".join([*wrong, *why])}
+        return replace(check, state="FAIL", detail="; ".join([*wrong, *why]))
     exact = found["difference"][before].max() if before.any() else 0.0
-    return {**check, "state": "PASS", "detail": f"{check['exact_steps']} steps agree to {exact:.1e}; then {flip}"}
+    return replace(check, state="PASS", detail=f"{check.exact_steps} steps agree to {exact:.1e}; then {flip}")
 
 
-def _apart(found: pd.DataFrame, agreement: dict[str, Any], before_tie: np.ndarray) -> list[str]:
+def _apart(found: pd.DataFrame, agreement: AgreementSpec, before_tie: np.ndarray) -> list[str]:
     """Where two runs are farther apart than they may be."""
-    wrong = _above(found, "difference", "", agreement["tolerance"] * np.where(before_tie, 1, LOSS_AFTER_TIE))
-    if limit := agreement.get("grad_norm_tolerance"):
+    wrong = _above(found, "difference", "", agreement.tolerance * np.where(before_tie, 1, LOSS_AFTER_TIE))
+    if limit := agreement.grad_norm_tolerance:
         later = np.where(found["step"] < found["step"].min() + EARLY_STEPS, 1, NORM_LATER)
         norms = limit * np.where(before_tie, later, NORM_AFTER_TIE)
         wrong += _above(found, "grad_norm", " in the gradient norm", norms)
@@ -109,25 +134,6 @@ def _above(found: pd.DataFrame, column: str, where: str, limits: np.ndarray) -> 
         return []
     passed = " and ".join(f"{limit:g}" for limit in sorted(set(limits[above])))
     return [f"{above.sum()} of {len(found)} steps differ{where} by more than {passed}"]
-
-
-@dataclass(frozen=True)
-class Flip:
-    """The first step at which tokens of two runs went to different experts, in the first layer where they did.
-
-    `choices` of `of` fell on another expert; `margin`: how far from a tie the farthest of them can have been.
-    """
-
-    step: int
-    layer: int
-    choices: int
-    of: int
-    margin: float
-
-    def __str__(self) -> str:
-        near = f"two were {self.margin:.1e} apart" if math.isfinite(self.margin) else "no two were near a tie"
-        what = f"{self.choices:,} of {self.of:,} choices fell on another expert"
-        return f"at step {self.step} {what} in layer {self.layer}, where {near}"
 
 
 def first_flip(reference: RunResult, run: RunResult) -> Flip | None:
@@ -147,13 +153,14 @@ def first_flip(reference: RunResult, run: RunResult) -> Flip | None:
     return None
 
 
-def _flip(step: int, layer: int, one: dict[str, Any], other: dict[str, Any]) -> Flip:
+def _flip(step: int, layer: int, one: Tree, other: Tree) -> Flip:
     moved = [ours - theirs for ours, theirs in zip(one["load"], other["load"], strict=True)]
     gained, lost = sum(max(0, more) for more in moved), sum(max(0, -more) for more in moved)
     choices = max(gained, lost)
     # A token that is near a tie in one run is near it in the other too. Choices that vanish are no ties at all.
     near = [run["margins"][choices - 1] if len(run["margins"]) >= choices else math.inf for run in (one, other)]
-    return Flip(step, layer, choices, sum(one["load"]), max(near) if gained == lost else math.inf)
+    margin = max(near) if gained == lost else math.inf
+    return Flip(step=step, layer=layer, choices=choices, of=sum(one["load"]), margin=margin)
 
 
 def _first_step(run: RunResult) -> int:
@@ -162,28 +169,33 @@ def _first_step(run: RunResult) -> int:
     return parent["iteration"] + 1 if parent else 1
 
 
-def proof_checks(proofs: list[Path]) -> list[Check]:
+def proof_checks(proofs: list[Path]) -> list[ReportCheck]:
     """The checks inside `models/<model>/proof.json` (imports) and `runs/<run>/proof.json` (exports)."""
     found = []
     for path in sorted(proofs):
         subject, kind = path.parent.name, "import" if path.parent.parent.name == "models" else "export"
         for check in read(Proof, path).checks:
-            name = f"{kind} of {subject}: {check.name}"
-            found.append({**plain(check), "kind": kind, "subject": subject, "check": check.name, "name": name})
+            one = _of_stage(kind, subject, check.name, check.state, check.detail)
+            found.append(replace(one, difference=check.difference))
     return found
 
 
-def by_subject(proofs: list[Check]) -> list[dict[str, Any]]:
+def _of_stage(kind: str, subject: str, check: str, state: State, detail: str) -> StageCheck:
+    name = f"{kind} of {subject}: {check}"
+    return StageCheck(kind=kind, subject=subject, check=check, name=name, state=state, detail=detail)
+
+
+def by_subject(proofs: Sequence[StageCheck]) -> list[dict[str, object]]:
     """One row for every import and export: how many of its checks passed, and the differences that they measured."""
-    groups: dict[tuple[str, str], list[Check]] = {}
+    groups: dict[tuple[str, str], list[StageCheck]] = {}
     for check in proofs:
-        groups.setdefault((check["kind"], check["subject"]), []).append(check)
+        groups.setdefault((check.kind, check.subject), []).append(check)
     return [
         {
             "kind": kind,
             "subject": subject,
-            "state": next((check["state"] for check in checks if check["state"] != "PASS"), "PASS"),
-            "passed": sum(check["state"] == "PASS" for check in checks),
+            "state": next((check.state for check in checks if check.state != "PASS"), "PASS"),
+            "passed": sum(check.state == "PASS" for check in checks),
             "total": len(checks),
             **{name: _difference_in(checks, name) for name in ("logits", "validation loss")},
         }
@@ -191,51 +203,48 @@ def by_subject(proofs: list[Check]) -> list[dict[str, Any]]:
     ]
 
 
-def _difference_in(checks: list[Check], name: str) -> float | None:
-    return next((check.get("difference") for check in checks if check["check"] == name), None)
+def _difference_in(checks: list[StageCheck], name: str) -> float | None:
+    return next((check.difference for check in checks if check.check == name), None)
 
 
-def faults(runs: list[RunResult], checks: list[Check]) -> list[dict[str, str]]:
+def faults(runs: list[RunResult], checks: Sequence[ReportCheck]) -> list[Fault]:
     """What ends the call with an error, and where the page shows it. Not what was left out of the plan on purpose."""
     wrong = [run for run in runs if run.state in ("FAIL", "INVALID") and run.plan.get("state") != "INVALID"]
-    found = [
-        {"name": f"run {run.name}", "detail": "; ".join(run.reasons), "anchor": f"run-{run.name}"} for run in wrong
-    ]
-    failed = [check for check in checks if check["state"] == "FAIL"]
-    return found + [{"name": one["name"], "detail": one["detail"], "anchor": anchor(one)} for one in failed]
+    found = [Fault(name=f"run {run.name}", detail="; ".join(run.reasons), anchor=f"run-{run.name}") for run in wrong]
+    failed = [check for check in checks if check.state == "FAIL"]
+    return found + [Fault(name=one.name, detail=one.detail, anchor=one.anchor) for one in failed]
 
 
-def anchor(check: Check) -> str:
-    return f"check-{check['name']}".replace(" ", "-")
-
-
-def verdict(runs: list[RunResult], checks: list[Check]) -> dict[str, Any]:
+def verdict(runs: Sequence[RunResult], checks: Sequence[ReportCheck]) -> State:
     """What the report comes to: PASS only where every run and every check passed."""
-    of_runs, of_checks = [run.state for run in runs], [check["state"] for check in checks]
-    everything = {*of_runs, *of_checks}
-    state = next((state for state in ("FAIL", "INVALID", "NOT_RUN") if state in everything), "PASS")
-    return {"state": state, "counts": {"runs": count_states(of_runs), "checks": count_states(of_checks)}}
+    everything = {one.state for one in (*runs, *checks)}
+    return next((state for state in ("FAIL", "INVALID", "NOT_RUN") if state in everything), "PASS")
 
 
-def stage_checks(results: Path, settings: dict[str, Any], runs: Sequence[RunResult], over: bool) -> list[Check]:
+def counts(runs: Sequence[RunResult], checks: Sequence[ReportCheck]) -> Counts:
+    of_runs, of_checks = [run.state for run in runs], [check.state for check in checks]
+    return Counts(runs=count_states(of_runs), checks=count_states(of_checks))
+
+
+def stage_checks(results: Path, asked: ReportSpec, runs: Sequence[RunResult], over: bool) -> list[ReportCheck]:
     """`over`: nobody works on the experiment, so that what isn't there failed. Else it may be yet to come."""
     exported = {run.name for run in runs if run.export}
-    checks = proofs_so_far([Path(path) for path in settings["proofs"]], exported, over)
-    checks += [_missing("evaluation", run, of_run(results, run), over) for run in unevaluated(results, settings)]
-    return checks + [_missing("profile", run, of_run(results, run), over) for run in unprofiled(results, settings)]
+    checks = proofs_so_far([Path(path) for path in asked.proofs], exported, over)
+    checks += [_missing("evaluation", run, of_run(results, run), over) for run in unevaluated(results, asked)]
+    return checks + [_missing("profile", run, of_run(results, run), over) for run in unprofiled(results, asked)]
 
 
-def proofs_so_far(proofs: Sequence[Path], exported: Collection[str], over: bool = False) -> list[Check]:
+def proofs_so_far(proofs: Sequence[Path], exported: Collection[str], over: bool = False) -> list[ReportCheck]:
     """The checks of all proofs, failed ones too; where there is none yet, one that has not run."""
     return [check for path in sorted(proofs) for check in _of_proof(path, exported, over)]
 
 
-def unevaluated(results: Path, settings: dict[str, Any]) -> list[str]:
-    return [run for run in settings.get("evaluated", []) if not is_evaluated(results / "runs" / run)]
+def unevaluated(results: Path, asked: ReportSpec) -> list[str]:
+    return [run for run in asked.evaluated if not is_evaluated(results / "runs" / run)]
 
 
-def unprofiled(results: Path, settings: dict[str, Any]) -> list[str]:
-    folders = [ExperimentFolder(results).run(run) for run in settings.get("profiles", [])]
+def unprofiled(results: Path, asked: ReportSpec) -> list[str]:
+    folders = [ExperimentFolder(results).run(run) for run in asked.profiles]
     return [folder.name for folder in folders if not (folder.trace.exists() and folder.analysis.exists())]
 
 
@@ -246,7 +255,7 @@ def is_evaluated(run: Path) -> bool:
     return bool(export and evaluation) and evaluation.export == export.digest
 
 
-def _of_proof(path: Path, exported: Collection[str], over: bool) -> list[Check]:
+def _of_proof(path: Path, exported: Collection[str], over: bool) -> list[ReportCheck]:
     subject, is_import = path.parent.name, path.parent.parent.name == "models"
     converted = ModelFolder(path.parent).imported if is_import else RunFolder(path.parent).export
     made = read_if_there(ImportRecord if is_import else ExportRecord, converted)
@@ -264,7 +273,7 @@ def _is_of(proof: Path, converted: ImportRecord | ExportRecord | None) -> bool:
     return digest is None or (converted is not None and converted.digest == digest)
 
 
-def _missing(kind: str, subject: str, jobs: Sequence[Job], over: bool) -> Check:
+def _missing(kind: str, subject: str, jobs: Sequence[Job], over: bool) -> StageCheck:
     """By the first of the kind's jobs that left nothing."""
     wanted = {"evaluation": ("evaluation",), "profile": ("trace", "analysis")}
     chain = [job for job in jobs if job.manifest.stem in wanted.get(kind, (job.manifest.stem,))]
@@ -273,7 +282,6 @@ def _missing(kind: str, subject: str, jobs: Sequence[Job], over: bool) -> Check:
     blamed = (lost if said else chain[-1]).manifest.stem
     what = {"trace": "capture"}.get(blamed, blamed)
     evidence = [line.removeprefix("  | ") for line in said if line.startswith("  | ")]
-    check = {"kind": kind, "subject": subject, "check": what, "name": f"{kind} of {subject}: {what}"}
     if not said:
-        return {**check, "state": "NOT_RUN", "detail": "is yet to be made"}
-    return {**check, "state": "FAIL", "detail": "; ".join(evidence) or said[0].partition(": ")[2]}
+        return _of_stage(kind, subject, what, "NOT_RUN", "is yet to be made")
+    return _of_stage(kind, subject, what, "FAIL", "; ".join(evidence) or said[0].partition(": ")[2])

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megaboa.files import read_json
 from megaboa.observe.steps import VALIDATION_SET
-from megaboa.paths import ExperimentFolder
-from megaboa.records import CorpusRead, DataIndex, read
+from megaboa.paths import CorpusFolder, ExperimentFolder
+from megaboa.records import Corpus, CorpusRead, DataIndex, Verification, read, read_if_there
 from megaboa.report.runs import RunResult
 
 SHOWN_TOKENS = 12
@@ -35,24 +34,24 @@ def load_corpora(results: Path) -> list[CorpusCard]:
     experiment = ExperimentFolder(results)
     folders = [experiment.corpus(path.stem) for path in experiment.specs.all("corpora")]
     made = [folder for folder in folders if folder.manifest.exists()]
-    return [card for folder in made for card in cards(read_json(folder.manifest), _verification(folder.verification))]
+    return [card for folder in made for card in _cards(folder)]
 
 
-def cards(manifest: dict[str, Any], verification: dict[str, Any] | None) -> list[CorpusCard]:
-    datasets = manifest["datasets"]
+def _cards(folder: CorpusFolder) -> list[CorpusCard]:
+    corpus, verification = read(Corpus, folder.manifest), read_if_there(Verification, folder.verification)
     return [
         CorpusCard(
-            name=manifest["name"] if len(datasets) == 1 else f"{manifest['name']}: {dataset['key']}",
-            documents=dataset["documents"],
-            tokens=dataset["tokens"],
-            bytes_per_token=dataset["bytes_per_token"],
-            lengths=dataset["lengths"],
-            frequent=[visible(text) for _, _, text in dataset["frequent"][:SHOWN_TOKENS]],
-            dropped=left_out(dataset["dropped"], manifest["bad"]["records"]),
-            encoder=", ".join(manifest["encoders"]),
-            verified=f"{verification['compared']:,} documents" if verification else "–",
+            name=corpus.name if len(corpus.datasets) == 1 else f"{corpus.name}: {dataset.key}",
+            documents=dataset.documents,
+            tokens=dataset.tokens,
+            bytes_per_token=dataset.bytes_per_token,
+            lengths=list(dataset.lengths),
+            frequent=[visible(text) for _, _, text in dataset.frequent[:SHOWN_TOKENS]],
+            dropped=left_out(dataset.dropped, corpus.bad.records),
+            encoder=", ".join(corpus.encoders),
+            verified=f"{verification.compared:,} documents" if verification else "–",
         )
-        for dataset in datasets
+        for dataset in corpus.datasets
     ]
 
 
@@ -65,10 +64,6 @@ def left_out(dropped: dict[str, int], bad: int) -> str:
 def visible(text: str) -> str:
     """A token whose blanks can be seen."""
     return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
-
-
-def _verification(path: Path) -> dict[str, Any] | None:
-    return read_json(path) if path.exists() else None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from megaboa.config.models.outputs import Figure
+from megaboa.records import AgreementSpec
 from megaboa.report.checks import differences
 from megaboa.report.corpora import CorpusCard
 from megaboa.report.frames import SEED, Frames
@@ -68,14 +69,14 @@ STANDARD = (LOSS, VALIDATION, LOSS_BY_TOKENS, LEARNING_RATE, STEP_TIME, STEP_TIM
 SWEPT = "sweep"  # the heat map of a sweep over two numbers
 
 
-def agreement_figure(agreements: list[dict[str, Any]], runs: list[RunResult], shades: Shades) -> Drawn | None:
+def agreement_figure(agreements: Sequence[AgreementSpec], runs: list[RunResult], shades: Shades) -> Drawn | None:
     """Absolute difference from the reference by step, on a logarithmic axis that ends in a zero."""
     known = {run.name: run for run in runs}
     curves = [
-        (known[name], differences(known[agreement["reference"]], known[name]))
+        (known[name], differences(known[agreement.reference], known[name]))
         for agreement in agreements
-        for name in agreement["runs"]
-        if name in known and agreement["reference"] in known and name != agreement["reference"]
+        for name in agreement.runs
+        if name in known and agreement.reference in known and name != agreement.reference
     ]
     curves = [(run, curve) for run, curve in curves if not curve.empty]
     if not curves:
@@ -99,7 +100,7 @@ def agreement_figure(agreements: list[dict[str, Any]], runs: list[RunResult], sh
                 marker="o",
                 markersize=3 if len(curve) <= 60 else 0,
             )
-    tolerances = sorted({agreement["tolerance"] for agreement in agreements})
+    tolerances = sorted({agreement.tolerance for agreement in agreements})
     for tolerance in tolerances:
         axes.axhline(tolerance, color=INK, linewidth=1, linestyle=(0, (4, 2)), label=f"tolerance {tolerance:g}")
     values = np.concatenate([curve["difference"].to_numpy() for _, curve in curves])
@@ -179,7 +180,7 @@ def _stride(points: int) -> int:
 
 def known(runs: list[RunResult]) -> list[RunResult]:
     """The runs that held a machine."""
-    return [run for run in runs if run.goodput and run.goodput["allocated_seconds"]]
+    return [run for run in runs if run.goodput and run.goodput.allocated_seconds]
 
 
 def goodput_figure(runs: list[RunResult]) -> Drawn | None:
@@ -190,12 +191,12 @@ def goodput_figure(runs: list[RunResult]) -> Drawn | None:
     figure, axes = plt.subplots(figsize=(WIDTH, 1.3 + 0.3 * len(runs)))
     begins = [0.0] * len(runs)
     for kind, colour in COLOURS.items():
-        shares = [run.goodput["seconds"][kind] / run.goodput["allocated_seconds"] for run in runs]
+        shares = [run.goodput.seconds[kind] / run.goodput.allocated_seconds for run in runs]
         if any(shares):
             axes.barh(range(len(runs)), shares, left=begins, height=0.62, linewidth=0, color=colour, label=kind)
         begins = [begin + share for begin, share in zip(begins, shares, strict=True)]
     for row, run in enumerate(runs):
-        text = f"{run.goodput['goodput']:.0%}"
+        text = f"{run.goodput.goodput:.0%}"
         axes.annotate(text, (1.0, row), xytext=(5, 0), textcoords="offset points", va="center", color=INK, fontsize=9)
     axes.set_yticks(range(len(runs)), [run.name for run in runs], color=INK)
     axes.set_ylim(len(runs) - 0.4, -0.6)
@@ -212,7 +213,7 @@ def goodput_figure(runs: list[RunResult]) -> Drawn | None:
 
 def shares_table(runs: list[RunResult]) -> pd.DataFrame:
     rows = [
-        {"run": run.name, "kind": kind, "time_share": run.goodput["seconds"][kind] / run.goodput["allocated_seconds"]}
+        {"run": run.name, "kind": kind, "time_share": run.goodput.seconds[kind] / run.goodput.allocated_seconds}
         for run in runs
         for kind in COLOURS
     ]
@@ -222,13 +223,13 @@ def shares_table(runs: list[RunResult]) -> pd.DataFrame:
 def time_rows(runs: list[RunResult]) -> list[dict[str, Any]]:
     """For the page's table; kinds without a second in any run have no column."""
     runs = known(runs)
-    kinds = [kind for kind in ("queue", *COLOURS) if any(run.goodput["seconds"][kind] for run in runs)]
+    kinds = [kind for kind in ("queue", *COLOURS) if any(run.goodput.seconds[kind] for run in runs)]
     return [
         {
             "run": run.name,
-            "goodput": run.goodput["goodput"],
-            "allocated": run.goodput["allocated_seconds"],
-            "seconds": {kind: run.goodput["seconds"][kind] for kind in kinds},
+            "goodput": run.goodput.goodput,
+            "allocated": run.goodput.allocated_seconds,
+            "seconds": {kind: run.goodput.seconds[kind] for kind in kinds},
         }
         for run in runs
     ]

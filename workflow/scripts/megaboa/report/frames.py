@@ -117,12 +117,12 @@ class Frames:
             {
                 "run": run.name,
                 "kind": kind,
-                "time_share": seconds / run.goodput["allocated_seconds"],
+                "time_share": seconds / run.goodput.allocated_seconds,
                 "seconds": seconds,
             }
             for run in self._runs
-            if run.goodput and run.goodput["allocated_seconds"]
-            for kind, seconds in run.goodput["seconds"].items()
+            if run.goodput and run.goodput.allocated_seconds
+            for kind, seconds in run.goodput.seconds.items()
         ]
         return pd.DataFrame(rows, columns=metrics.columns("time"))
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from megaboa.config.models.outputs import Figure
 from megaboa.doctor import examine
-from megaboa.files import read_json, write_json, write_text
+from megaboa.files import write_text
 from megaboa.paths import ExperimentFolder
-from megaboa.report.checks import agreement_checks, faults, proof_checks, stage_checks, unprofiled, verdict
+from megaboa.records import Checks, ReportSpec, read, write
+from megaboa.report.checks import agreement_checks, counts, faults, proof_checks, stage_checks, unprofiled, verdict
 from megaboa.report.corpora import load_corpora, load_data
 from megaboa.report.expected import gap_rows, load_expected
 from megaboa.report.figures import time_rows
@@ -41,27 +42,27 @@ def make(wanted: Wanted) -> str:
     """Write the report; return what it comes to, in a line."""
     results, folder = wanted.results, wanted.page.parent
     captions = read_captions(wanted.captions)
-    settings = read_json(ExperimentFolder(results).specs.report)
+    asked = read(ReportSpec, ExperimentFolder(results).specs.report)
     careful = wanted.interim or wanted.after_failure  # there may be files of what was configured before
     runs, interim = load_interim(results) if careful else (load_runs(results), None)
     interim = interim if wanted.interim else None
     corpora = load_corpora(results)
-    checks = agreement_checks(settings["agreements"], runs)
-    profiled = settings.get("profiles", [])
+    checks = agreement_checks(asked.agreements, runs)
+    profiled = asked.profiles
     if careful:
-        checks += stage_checks(results, settings, runs, over=wanted.after_failure)
-        profiled = [run for run in profiled if run not in unprofiled(results, settings)]
+        checks += stage_checks(results, asked, runs, over=wanted.after_failure)
+        profiled = [run for run in profiled if run not in unprofiled(results, asked)]
     else:
-        checks += proof_checks([Path(path) for path in settings["proofs"]])
+        checks += proof_checks([Path(path) for path in asked.proofs])
     expected = load_expected(results, runs)
-    frames = Frames(passed(runs), settings.get("values"), {one.run: one.predicted_gib for one in expected})
-    own = [Figure.model_validate(figure) for figure in settings.get("figures", [])]
-    drawn = draw(runs, corpora, settings["agreements"], captions, folder, frames, own, wanted.interim)
-    profiles, published = load_profiles(results, profiled), settings.get("published")
+    frames = Frames(passed(runs), asked.values, {one.run: one.predicted_gib for one in expected})
+    own = [Figure.model_validate(figure) for figure in asked.figures]
+    drawn = draw(runs, corpora, asked.agreements, captions, folder, frames, own, wanted.interim)
+    profiles, published = load_profiles(results, profiled), asked.published
     gaps, times = gap_rows(published, passed(runs)) if published else [], time_rows(passed(runs))
     tables = save_tables(runs, frames, checks, gaps, times, expected, folder)
     page = render(
-        title=settings["title"] or results.name,
+        title=asked.title or results.name,
         experiment=results.name,
         runs=runs,
         corpora=corpora,
@@ -71,15 +72,19 @@ def make(wanted: Wanted) -> str:
         data=load_data(results, runs),
         published=published,
         tables=tables,
-        question=settings.get("question"),
+        question=asked.question,
         profiles=profiles,
         profile_figures=draw_profiles(profiles, captions, folder),
         expected=expected,
         failures=examine.failures(results, [run.name for run in runs]),
         interim=interim,
     )
-    result = verdict(runs, checks)
-    found = {"state": result["state"], "counts": result["counts"], "failed": faults(runs, checks), "checks": checks}
-    write_json(wanted.page.with_name("checks.json"), found)
+    found = Checks(
+        state=verdict(runs, checks),
+        counts=counts(runs, checks),
+        failed=tuple(faults(runs, checks)),
+        checks=tuple(checks),
+    )
+    write(wanted.page.with_name("checks.json"), found)
     write_text(wanted.page, page)
-    return f"{wanted.page}: {'interim, ' if interim else ''}{result['state']}. {verdict_text(result)}"
+    return f"{wanted.page}: {'interim, ' if interim else ''}{found.state}. {verdict_text(found.counts)}"

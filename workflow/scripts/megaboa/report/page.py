@@ -15,8 +15,9 @@ from markupsafe import Markup
 
 from megaboa import metrics
 from megaboa.config.models.outputs import Figure
+from megaboa.records import AgreementSpec, Counts, ReportCheck, Tree
 from megaboa.report import figures, kinds, style
-from megaboa.report.checks import Check, anchor, by_subject, faults, verdict
+from megaboa.report.checks import by_subject, counts, faults, verdict
 from megaboa.report.corpora import CorpusCard, DataRead, last_validation
 from megaboa.report.expected import Expected, gap_rows
 from megaboa.report.figures import standard_figures
@@ -57,7 +58,7 @@ def read_captions(path: Path) -> dict[str, str]:
 def draw(
     runs: list[RunResult],
     corpora: Sequence[CorpusCard],
-    agreements: list[dict[str, Any]],
+    agreements: Sequence[AgreementSpec],
     captions: dict[str, str],
     folder: Path,
     frames: Frames | None = None,
@@ -123,11 +124,11 @@ def render(
     experiment: str,
     runs: list[RunResult],
     corpora: Sequence[CorpusCard],
-    checks: list[Check],
+    checks: Sequence[ReportCheck],
     drawn: list[dict[str, Any]],
     provenance: dict[str, Any],
     data: Sequence[DataRead] = (),
-    published: dict[str, Any] | None = None,
+    published: Tree | None = None,
     profiles: Sequence[Profile] = (),
     profile_figures: dict[str, list[dict[str, Any]]] | None = None,
     expected: Sequence[Expected] = (),
@@ -147,18 +148,16 @@ def render(
         "difference": _difference,
         "form": format,
     }
-    result = verdict(runs, checks)
-    checks = [{**check, "anchor": anchor(check)} for check in checks]
-    proofs = [check for check in checks if check["kind"] in ("import", "export")]
+    proofs = [check for check in checks if check.kind in ("import", "export")]
     return environment.get_template("page.html.j2").render(
         css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         js=Markup((HERE / "page.js").read_text(encoding="utf-8")),
         title=title,
         experiment=experiment,
-        verdict=result,
-        verdict_text=verdict_text(result),
+        verdict=verdict(runs, checks),
+        verdict_text=verdict_text(counts(runs, checks)),
         failed=faults(runs, checks),
-        stages=[check for check in checks if check["kind"] in ("evaluation", "profile")],
+        stages=[check for check in checks if check.kind in ("evaluation", "profile")],
         figures={section: _named(drawn, names) for section, names in SECTIONS.items()},
         own_figures=[figure for figure in drawn if figure["own"] and figure["name"] not in FIGURES],
         machine_metrics=metrics.used("machines"),
@@ -166,7 +165,7 @@ def render(
         times=figures.time_rows(passed(runs)),
         runs=runs,
         corpora=corpora,
-        agreements=[check for check in checks if check["kind"] == "agreement"],
+        agreements=[check for check in checks if check.kind == "agreement"],
         proofs=proofs,
         proved=by_subject(proofs),
         data=data,
@@ -212,10 +211,9 @@ def _slowest(times: dict[str, int]) -> str:
     return f"{rank}, in {often} of {sum(times.values())} reports"
 
 
-def verdict_text(result: dict[str, Any]) -> str:
+def verdict_text(counts: Counts) -> str:
     """`All 7 runs passed. 8 of 9 checks passed; 1 FAIL.`"""
-    counts = result["counts"]
-    return f"{_counted(counts['runs'], 'run')} {_counted(counts['checks'], 'check')}"
+    return f"{_counted(counts.runs, 'run')} {_counted(counts.checks, 'check')}"
 
 
 def _counted(states: dict[str, int], noun: str) -> str:

@@ -38,7 +38,7 @@ def versions(image: Path) -> dict[str, str]:
         found = {"runtime": made.runtime, "image": made.digest, "python": made.python}
         found |= {name: packages.get(name) for name in PACKAGES}
         found |= {"image file": made.path, "image test": (made.contract or {}).get("state")}
-        found |= {"Bridge's commit": (made.bridge_source or {}).get("commit")}
+        found |= {"Bridge's commit": made.bridge_source and made.bridge_source.commit}
     try:
         found["snakemake"] = importlib.metadata.version("snakemake")
     except importlib.metadata.PackageNotFoundError:

@@ -14,7 +14,18 @@ from megaboa.files import read_json
 from megaboa.layout import words
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan.documents import RECIPE, cell
-from megaboa.records import Evaluation, ExportRecord, Summary, TrainRecord, Tree, plain, read, read_if_there
+from megaboa.records import (
+    Evaluation,
+    ExportRecord,
+    Goodput,
+    Summary,
+    TrainRecord,
+    Tree,
+    parse,
+    plain,
+    read,
+    read_if_there,
+)
 
 # Best first: the order in which states are counted and shown.
 STATES = ("PASS", "FAIL", "INVALID", "NOT_RUN")
@@ -32,7 +43,7 @@ class RunResult:
     steps: pd.DataFrame | None = None
     checkpoint: str | None = None
     export: str | None = None
-    goodput: dict[str, Any] | None = None
+    goodput: Goodput | None = None
     evaluation: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -42,7 +53,7 @@ class RunResult:
     @property
     def documents(self) -> dict[str, Any]:
         """Where its metrics are looked up."""
-        return {"summary": self.summary, "goodput": self.goodput}
+        return {"summary": self.summary, "goodput": self.goodput and plain(self.goodput)}
 
     @property
     def parent(self) -> str | None:
@@ -87,7 +98,9 @@ def load_run(folder: RunFolder, plan: dict[str, str]) -> RunResult:
     if not folder.summary.exists():
         return RunResult(folder.name, plan, "NOT_RUN", ["it has no metrics"])
     steps = pd.read_parquet(folder.steps_table)
-    return result_of(folder, plan, read(Summary, folder.summary), steps, _json(folder.goodput))
+    spent = _json(folder.goodput)
+    goodput = spent and parse(Goodput, spent, folder.goodput)
+    return result_of(folder, plan, read(Summary, folder.summary), steps, goodput)
 
 
 def result_of(
@@ -95,7 +108,7 @@ def result_of(
     plan: dict[str, str],
     summary: Summary,
     steps: pd.DataFrame,
-    goodput: dict[str, Any] | None,
+    goodput: Goodput | None,
 ) -> RunResult:
     """What was measured, and what was made of the run since."""
     train = read_if_there(TrainRecord, folder.train_manifest)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from megaboa import metrics
 from megaboa.files import write_text
-from megaboa.report.checks import Check
+from megaboa.records import ReportCheck, plain
 from megaboa.report.expected import Expected
 from megaboa.report.frames import Frames
 from megaboa.report.runs import RunResult
@@ -36,7 +36,7 @@ _LATEX = {
 def save_tables(
     runs: Sequence[RunResult],
     frames: Frames,
-    checks: Sequence[Check],
+    checks: Sequence[ReportCheck],
     gaps: Sequence[Mapping[str, Any]],
     times: Sequence[Mapping[str, Any]],
     expected: Sequence[Expected],
@@ -46,7 +46,7 @@ def save_tables(
     made = {
         "runs": runs_table(runs, frames),
         "evaluation": pd.DataFrame([{"run": run.name, **run.evaluation} for run in runs if run.evaluation]),
-        "agreement": _rows([check for check in checks if check["kind"] == "agreement"], AGREEMENT),
+        "agreement": _rows([plain(check) for check in checks if check.kind == "agreement"], AGREEMENT),
         "gap": gap_table(gaps),
         "time": pd.DataFrame([{"run": row["run"], "goodput": row["goodput"], **row["seconds"]} for row in times]),
         "expected": _rows([asdict(one) for one in expected], EXPECTED).dropna(axis="columns", how="all"),

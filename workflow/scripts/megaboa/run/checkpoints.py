@@ -19,12 +19,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from megaboa.errors import InputError
 from megaboa.files import file_digest, read_json, write_json
 from megaboa.paths import RunStore
-from megaboa.records import Evaluated, read_steps
+from megaboa.records import CheckpointMark, Evaluated, read, read_steps, write
 
 MARKER = "complete.json"
 DIGESTS = "digests.json"
@@ -48,7 +47,7 @@ def mark_complete(checkpoints: Path) -> None:
     """
     for iteration, path in _folders(checkpoints):
         if (path / LAST_WRITTEN).exists() and not _counts(path):
-            write_json(path / MARKER, {"iteration": iteration, "files": _sizes(path), "time": time.time()})
+            write(path / MARKER, CheckpointMark(iteration=iteration, files=_sizes(path), time=time.time()))
 
 
 def complete_iterations(checkpoints: Path) -> list[int]:
@@ -131,7 +130,7 @@ def damage(checkpoints: Path, iteration: int, full: bool = True) -> str | None:
             return f"{path / name} is missing"
         if (found := (path / name).stat().st_size) != size:
             return f"{path / name} has changed since it was written: it has {found} bytes, and had {size}"
-    known = _read(path / DIGESTS) if full else {}
+    known = _known_digests(path) if full else {}
     if full and not known and has_digests(checkpoints, iteration):
         return f"{path / DIGESTS} can't be read"
     missing = [name for name in known if not (path / name).exists()]
@@ -261,17 +260,24 @@ def _bytes(path: Path, marked: int) -> int:
 
 @functools.lru_cache(maxsize=100_000)
 def _completed(path: Path, marked: int) -> float | None:
-    return _read(path / MARKER).get("time")
+    return _mark(path).time
 
 
 def _known_sizes(path: Path) -> dict[str, int]:
-    """By the marker; one from before sizes were written down has none."""
-    return _read(path / MARKER).get("files", {})
+    return _mark(path).files
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _mark(path: Path) -> CheckpointMark:
+    """One that can't be read says nothing of sizes."""
     try:
-        return read_json(path)
+        return read(CheckpointMark, path / MARKER)
+    except (FileNotFoundError, ValueError):
+        return CheckpointMark()
+
+
+def _known_digests(path: Path) -> dict[str, str]:
+    try:
+        return read_json(path / DIGESTS)
     except (FileNotFoundError, ValueError):
         return {}
 

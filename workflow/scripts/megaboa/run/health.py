@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from megaboa.files import read_json, write_json
 from megaboa.launch.ranks import ReservedPort, rank_environment
+from megaboa.records import BetweenNodes, NodeHealth, read, write
 from megaboa.run import gpus as driver
 
 SECONDS = 30.0
@@ -57,23 +57,22 @@ class Result:
     missing: list[int] = field(default_factory=list)  # numbers of the nodes that didn't come
     error: str | None = None  # what went wrong between the nodes
 
-    def write(self, out: Path) -> dict[str, Any]:
+    def write(self, out: Path) -> NodeHealth:
         ok = self.stage == "done" and not self.problems and self.error is None
-        between = {"reached": self.reached, "missing": self.missing, "error": self.error}
-        result = {
-            "node": self.node,
-            "number": self.number,
-            "ok": ok,
-            "problems": self.problems,
-            "stage": self.stage,
-            "collective": between,
-            "measured": self.measured,
-        }
-        write_json(out / f"{self.node}.json", result)
+        result = NodeHealth(
+            node=self.node,
+            number=self.number,
+            ok=ok,
+            problems=tuple(self.problems),
+            stage=self.stage,
+            collective=BetweenNodes(reached=self.reached, missing=tuple(self.missing), error=self.error),
+            measured=self.measured,
+        )
+        write(out / f"{self.node}.json", result)
         return result
 
 
-def check(out: Path, gpus: int, memory_gib: float | None, folder: Path | None, seconds: float) -> dict[str, Any]:
+def check(out: Path, gpus: int, memory_gib: float | None, folder: Path | None, seconds: float) -> NodeHealth:
     """Test this node, then the way to the others; write the result, and return it."""
     start = time.monotonic()
     deadline = start + seconds
@@ -122,7 +121,7 @@ def verdict(
     `folder` must hold results of this check only: one from an earlier check would speak for a node that is dead now.
     """
     results = {node: _read(folder / f"{node}.json") for node in nodes}
-    found = {node: list(result["problems"]) if result else [] for node, result in results.items()}
+    found = {node: list(result.problems) if result else [] for node, result in results.items()}
     silent = [node for node, result in results.items() if result is None]
     within = f"within {seconds if waited is None else waited:.0f} s"
     if len(silent) <= max(1, SILENT_SHARE * len(nodes)):
@@ -132,8 +131,8 @@ def verdict(
     if silent:
         return {node: [f"{len(silent)} of {len(nodes)} nodes gave no answer {within}"] for node in nodes}
     known = {node: result for node, result in results.items() if result is not None}
-    failed = {node: result["collective"]["error"] for node, result in known.items() if result["collective"]["error"]}
-    unfinished = [node for node, result in known.items() if result["stage"] != "done"]
+    failed = {node: result.collective.error for node, result in known.items() if result.collective.error}
+    unfinished = [node for node, result in known.items() if result.stage != "done"]
     if unfinished and len(unfinished) < len(nodes):
         return found | {node: ["stopped answering in the all-reduce over the nodes"] for node in unfinished}
     if unfinished:
@@ -152,11 +151,11 @@ def _late(folder: Path, nodes: list[str], seconds: float) -> set[str]:
     return {node for node, moment in begun.items() if moment - min(begun.values()) > LATE_SHARE * seconds}
 
 
-def _suspects(results: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
+def _suspects(results: dict[str, NodeHealth]) -> tuple[list[str], str]:
     """The few nodes that the many have to thank for a failed all-reduce, and why."""
-    missed = {number for result in results.values() for number in result["collective"]["missing"]}
-    missing = [node for node, result in results.items() if result["number"] in missed]
-    cut_off = [node for node, result in results.items() if not result["collective"]["reached"]]
+    missed = {number for result in results.values() for number in result.collective.missing}
+    missing = [node for node, result in results.items() if result.number in missed]
+    cut_off = [node for node, result in results.items() if not result.collective.reached]
     for suspects, reason in (
         (missing, "the other nodes waited for it in vain"),
         (cut_off, "can't reach the first node"),
@@ -358,8 +357,8 @@ def _give_up(result: Result, out: Path, seconds: float) -> None:
     os._exit(0)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> NodeHealth | None:
     try:
-        return read_json(path)
+        return read(NodeHealth, path)
     except (OSError, ValueError):
         return None

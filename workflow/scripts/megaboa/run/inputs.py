@@ -6,13 +6,11 @@ import re
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
-from megaboa import files
 from megaboa.image import image_file
 from megaboa.index_file import read_header
 from megaboa.paths import RunFolder
-from megaboa.records import ImportRecord, ModelSource, read
+from megaboa.records import Corpus, Dataset, ImportRecord, ModelSource, read
 
 SPLITS = ("training", "validation", "test")
 
@@ -72,26 +70,26 @@ def check_corpora(folder: RunFolder) -> None:
     """A file that was cut off or exchanged would be trained on, or end a rank in the middle of its start."""
     vocab_size = None if folder.run["model"].get("recipe") else read(ModelSource, folder.source_manifest).vocab_size
     for corpus, path in folder.corpus_manifests.items():
-        manifest = files.read_json(path)
-        for dataset in manifest["datasets"]:
-            if problem := dataset_problem(dataset, manifest["dtype"]):
+        manifest = read(Corpus, path)
+        for dataset in manifest.datasets:
+            if problem := dataset_problem(dataset, manifest.dtype):
                 raise UnusableInputError(
                     f"run {folder.name}: corpora.{corpus}: {problem}. "
-                    f"Make the corpus again: remove {Path(dataset['prefix']).parent} and {path}."
+                    f"Make the corpus again: remove {Path(dataset.prefix).parent} and {path}."
                 )
-            if vocab_size is not None and dataset["largest_token"] >= vocab_size:
+            if vocab_size is not None and dataset.largest_token >= vocab_size:
                 raise UnusableInputError(
-                    f"run {folder.name}: corpora.{corpus}: {dataset['prefix']}.bin holds token "
-                    f"{dataset['largest_token']}, and the vocabulary of the model {folder.run['model']['name']!r} is "
+                    f"run {folder.name}: corpora.{corpus}: {dataset.prefix}.bin holds token "
+                    f"{dataset.largest_token}, and the vocabulary of the model {folder.run['model']['name']!r} is "
                     f"{vocab_size}. Write the corpus with the model's tokenizer (corpora.{corpus}.tokenizer), or take "
                     f"a model with a larger vocabulary."
                 )
 
 
-def dataset_problem(dataset: dict[str, Any], dtype: str) -> str | None:
+def dataset_problem(dataset: Dataset, dtype: str) -> str | None:
     """How the files of a dataset differ from its manifest; None if they don't."""
-    folder, prefix = Path(dataset["prefix"]).parent, dataset["prefix"]
-    for name, size in dataset["sizes"].items():
+    folder, prefix = Path(dataset.prefix).parent, dataset.prefix
+    for name, size in dataset.sizes.items():
         if not (folder / name).is_file():
             return f"{folder / name} is missing"
         if (found := (folder / name).stat().st_size) != size:
@@ -102,8 +100,8 @@ def dataset_problem(dataset: dict[str, Any], dtype: str) -> str | None:
         return str(error)
     expected = {
         "token type": (header.dtype, dtype),
-        "number of sequences": (header.sequences, dataset["documents"]),
-        "number of documents": (header.boundaries - 1, dataset["documents"]),
+        "number of sequences": (header.sequences, dataset.documents),
+        "number of documents": (header.boundaries - 1, dataset.documents),
     }
     for what, (found, wanted) in expected.items():
         if found != wanted:
@@ -118,18 +116,17 @@ def check_documents(folder: RunFolder, split: str | None) -> None:
     """
     data = folder.run["data"]
     named = "data.split" if data.get("split") == split else "dataset.split"
-    for corpus, manifest in folder.corpus_manifests.items():
-        read = files.read_json(manifest)
-        for dataset in (part for part in read["datasets"] if part["tokens"]):
-            which = f" of {dataset['key']!r}" if len(read["datasets"]) > 1 else ""
+    for corpus, manifest in folder.corpora.items():
+        for dataset in (part for part in manifest.datasets if part.tokens):
+            which = f" of {dataset.key!r}" if len(manifest.datasets) > 1 else ""
             is_split = split and corpus in (data.get("blend") or {})
-            for name in empty_splits(split, dataset["documents"]) if is_split else ():
+            for name in empty_splits(split, dataset.documents) if is_split else ():
                 raise UnusableInputError(
-                    f"run {folder.name}: corpus {corpus!r} has {dataset['documents']} documents{which}, and with "
+                    f"run {folder.name}: corpus {corpus!r} has {dataset.documents} documents{which}, and with "
                     f"{named} {split!r} none of them is left for {name}. Take more documents, a larger share, or a "
                     f"share of 0{'' if named == 'data.split' else ', by data.split'}."
                 )
-        if not any(part["tokens"] for part in read["datasets"]):
+        if not any(part.tokens for part in manifest.datasets):
             raise UnusableInputError(
                 f"run {folder.name}: corpus {corpus!r} has no tokens at all. Give corpora.{corpus}.source more text, "
                 f"or take the corpus out of data."

@@ -13,6 +13,7 @@ from megaboa.config.models.outputs import Evaluate, Export, Generate, Profile, R
 from megaboa.config.models.resources import Budget, Image, Launch, Recovery, Resources
 from megaboa.config.models.section import Name, Section, key
 from megaboa.config.models.training import Checkpoint, Load, Optimizer, Parallel, Schedule, Training
+from megaboa.records import Tree
 
 Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_-]+)+$")]
 Parent = Annotated[str, StringConstraints(pattern=r"^[^/@\s]+/[^/@\s]+(@[1-9]\d*)?$")]
@@ -34,7 +35,7 @@ def _axis(value: Any) -> Any:
 
 
 Axis = Annotated[
-    list[Any] | dict[str, dict[str, Any]],
+    list[Any] | dict[str, Tree],
     BeforeValidator(_axis),
     WithJsonSchema(
         {
@@ -52,7 +53,7 @@ class Sweep(Section):
 
     grid: dict[str, Axis] = key({}, "axes of which every combination is run", min_length=1)
     zip: dict[str, Axis] = key({}, "axes of equal length that advance together", min_length=1)
-    runs: dict[Name, dict[str, Any]] = key({}, "named runs: for each its own values, by dotted key", min_length=1)
+    runs: dict[Name, Tree] = key({}, "named runs: for each its own values, by dotted key", min_length=1)
     skip_illegal: bool = key(
         False, "leave out runs that could never work, and list them as INVALID; else they stop the plan"
     )

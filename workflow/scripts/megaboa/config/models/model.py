@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from megaboa import conversion
 from megaboa.config.models.section import Name, Section, key
 from megaboa.layout import Layout
+from megaboa.records import Tree
 
 
 class Tokenizer(Section):
@@ -46,13 +47,13 @@ class Model(Section):
 
     hf: str | None = key(None, "Hugging Face id, or path of a local folder with config.json and weights")
     revision: str | None = key(None, "commit, tag or branch of the Hugging Face id")
-    config: dict[str, Any] | None = key(
+    config: Tree | None = key(
         None, "a Hugging Face config written out (`model_type: qwen3`, ...): a model made on the spot"
     )
     recipe: str | None = key(
         None, "a Python file with `configure(...)`, or the name of a pretraining recipe of Megatron-Bridge"
     )
-    args: dict[str, Any] = key({}, "arguments for the recipe's function")
+    args: Tree = key({}, "arguments for the recipe's function")
     tokenizer: str | None = key(None, "name under `tokenizers`, or Hugging Face id or folder; default: the model's own")
     init: Literal["pretrained", "scratch"] = key(
         "scratch", "start from the imported weights, or from random ones drawn by Megatron"

@@ -1,0 +1,10 @@
+"""What stages hand to each other: every record by its type, by subject; `base` reads and writes them."""
+
+from megaboa.records.attempts import *
+from megaboa.records.base import *
+from megaboa.records.data import *
+from megaboa.records.images import *
+from megaboa.records.models import *
+from megaboa.records.reports import *
+from megaboa.records.runs import *
+from megaboa.records.summaries import *

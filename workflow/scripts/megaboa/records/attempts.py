@@ -1,0 +1,268 @@
+"""What happened to a run: the lines of attempts.jsonl and steps.jsonl, and what ranks leave for their supervisor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from megaboa import files
+from megaboa.causes import Action, Cause
+from megaboa.records.base import IF_SET, NOT_WRITTEN, Event, Range, Record, events
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code(Record):
+    """The library as an attempt found it; `commit` and `changed` where git knows."""
+
+    commit: str | None = None
+    changed: bool | None = None
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanOn(Record):
+    """What the ranks of an attempt find on the disk."""
+
+    environment: str | None = None  # digest of Python's version and of all packages
+    bridge: str | None = None
+    code: Code | None = None
+    attempts: tuple[int, ...] = field(default=(), metadata=IF_SET)  # in summaries: those that ran on the same
+
+
+@dataclass(frozen=True, kw_only=True)
+class Called(Event):
+    """Somebody called; not: SLURM started the job again."""
+
+    event = "call"
+    job: str | None = None
+    restarts: int | None = None
+    excluded: tuple[str, ...] | None = None  # nodes that the user keeps the job away from
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptStart(Event):
+    event = "start"
+    attempt: int
+    host: str = ""
+    pid: int = 0
+    job: str | None = None
+    restarts: int | None = None  # of the job
+    nodes: tuple[str, ...] = ()
+    world_size: int = 1
+    resumed_from: int = 0
+    parent: str | None = None  # `<experiment>/<run>@<step>`, where it begins with another run's checkpoint
+    skipped: tuple[Range, ...] = ()
+    image: str | None = None
+    ran_on: RanOn | None = None
+
+
+Outcome = Literal["completed", "failed", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptEnd(Event):
+    event = "end"
+    attempt: int
+    outcome: Outcome = "failed"
+    iteration: int = 0  # of the newest complete checkpoint
+    cause: Cause | None = None
+    action: Action | None = None
+    detail: str | None = None
+    rank: int | None = None  # the one to blame, where it is known
+    bad_nodes: tuple[str, ...] = ()
+    first_step: int | None = None  # done in this attempt; None: none
+    last_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left(Event):
+    """The job was given nodes that the run avoids, and went back into the queue."""
+
+    event = "left"
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancelled(Event):
+    """Somebody cancelled while no ranks ran."""
+
+    event = "cancelled"
+    detail: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unhealthy(Event):
+    """The health check refused nodes."""
+
+    event = "unhealthy"
+    bad_nodes: tuple[str, ...] = ()
+    detail: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distrusted(Event):
+    """A checkpoint was set aside; `unread`: for no other reason than that ranks failed to load it."""
+
+    event = "distrust"
+    iteration: int
+    detail: str | None = None
+    aside: str | None = None  # its new path
+    unread: bool = field(default=False, metadata=IF_SET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trusted(Event):
+    """A checkpoint that was set aside was put back."""
+
+    event = "trust"
+    iteration: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut(Event):
+    """A loss spike's batches are left out from now on."""
+
+    event = "skip"
+    steps: Range
+
+
+# --- attempts/NN/steps.jsonl: what the last rank saw ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEvent(Event):
+    attempt: int = field(default=0, metadata=NOT_WRITTEN)  # not in the file: its folder says so
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase(StepEvent):
+    """How far the start of the ranks has come: `configured`, `built`."""
+
+    event = "phase"
+    phase: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainStart(StepEvent):
+    event = "train_start"
+    step: int | None = None
+    world_size: int | None = None
+    gpu: str | None = None
+    flops_per_token: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(StepEvent):
+    """A loss that was not recorded is None, one that was no number NaN."""
+
+    event = "step"
+    step: int
+    seconds: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    lr: float | None = None
+    tokens: int | None = None  # of this step
+    skipped: bool = False  # by fp16's loss scaling
+    losses: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated(StepEvent):
+    event = "eval"
+    step: int
+    seconds: float | None = None
+    losses: dict[str, float] = field(default_factory=dict)
+    samples: Range | None = field(default=None, metadata=IF_SET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested(StepEvent):
+    event = "test"
+    step: int
+    seconds: float | None = None
+    losses: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved(StepEvent):
+    event = "save"
+    step: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainEnd(StepEvent):
+    event = "end"
+    step: int
+
+
+# --- what ranks leave for their supervisor ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd(Record):
+    """attempts/NN/end/<rank>.json: the step at which a rank's training ended, and the most of its GPU in use, in
+    bytes."""
+
+    step: int
+    peak_allocated: int | None = field(default=None, metadata=IF_SET)
+    peak_reserved: int | None = field(default=None, metadata=IF_SET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found(Record):
+    """found.json: what only the ranks can tell of a recipe, and of what is installed where they run."""
+
+    train_iters: int | None = None
+    saves: bool = True
+    async_save: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BetweenNodes(Record):
+    """How far a node came with the others in the health check."""
+
+    reached: bool  # the first node, where all meet
+    missing: tuple[int, ...] = ()  # numbers of the nodes that didn't come
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeHealth(Record):
+    """attempts/NN/health/<node>.json: what a node's check has found."""
+
+    node: str
+    number: int
+    ok: bool
+    problems: tuple[str, ...]
+    stage: Literal["local", "done"]
+    collective: BetweenNodes
+    measured: dict[str, Any]  # by what was tested
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointMark(Record):
+    """complete.json of a checkpoint: its save is over. Markers of older versions have no sizes and no time."""
+
+    iteration: int | None = None
+    files: dict[str, int] = field(default_factory=dict)  # sizes
+    time: float | None = field(default=None, metadata=IF_SET)
+
+
+LEDGER = {
+    kind.event: kind
+    for kind in (Called, AttemptStart, AttemptEnd, Left, Cancelled, Unhealthy, Distrusted, Trusted, LeftOut)
+}
+STEPS = {kind.event: kind for kind in (Phase, TrainStart, Step, Evaluated, Tested, Saved, TrainEnd)}
+
+
+def read_ledger(path: str | Path) -> list[Event]:
+    """What happened to a run, oldest first. Lines that were torn, and events of a kind that isn't known, are left
+    out."""
+    return events(LEDGER, files.read_jsonl(path), path)
+
+
+def read_steps(path: str | Path, attempt: int = 0) -> list[StepEvent]:
+    """What happened in an attempt, likewise."""
+    return events(STEPS, ({**line, "attempt": attempt} for line in files.read_jsonl(path)), path)

@@ -1,0 +1,251 @@
+"""Tokenizers and corpora, from what is asked for to what runs read of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from megaboa.records.base import IF_SET, Record, Tree
+
+# --- what the plan asks for: specs/corpora, specs/tokenizers ----------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSpec(Record):
+    """Which text is read, and how documents are found in it."""
+
+    name: str  # of the corpus
+    source: str | list[str]
+    text_key: str | list[str]
+    separator: str | None
+    subset: str | None
+    split: str
+    revision: str | None
+    limit: int | None
+    max_document_mb: int
+    on_bad_record: Literal["error", "skip"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusSpec(TextSpec):
+    store: str
+    tokenizer: dict[str, str]  # `kind` manifest, model or path, and under `manifest` or `path` which
+    min_characters: int
+    deduplicate: bool
+    append_eod: bool
+    prepend_bos: bool | None
+    encoder: Literal["auto", "gigatoken", "tokenizers"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSpec(Record):
+    name: str
+    store: str
+    train_on: TextSpec
+    vocab_size: int
+
+
+# --- tokenizers/<tokenizer>.json --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer(Record):
+    """One that the experiment trained."""
+
+    name: str
+    path: str
+    digest: str
+    vocab_size: int
+
+
+# --- data/<corpus>/: sources.json, shard-N-of-M.json, verification.json -----------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubShard(Record):
+    """One of the shards in which a dataset of the hub comes."""
+
+    id: str
+    subset: str | None
+    split: str
+    revision: str
+    number: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile(Record):
+    """One file of a corpus. A file of a hub's dataset has no path; `stream` says which it is."""
+
+    path: str
+    kind: str  # jsonl, text, source (text that may be no UTF-8), parquet, arrow, stream
+    packed: str | None = None
+    size: int = 1
+    changed: int = 0  # modification time in nanoseconds
+    sha256: str = ""
+    stream: HubShard | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenTokenizer(Record):
+    """A tokenizer as `transformers` loads it, in a file that `tokenizers` alone can read."""
+
+    path: str
+    digest: str
+    file: str
+    size: int
+    eos: int | None
+    bos: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources(Record):
+    """sources.json: what a corpus is made of, and the folder of the store that its tokens go to."""
+
+    name: str
+    files: tuple[SourceFile, ...]
+    tokenizer: FrozenTokenizer
+    identity: Tree  # whose digest names the folder
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardMade(Record):
+    """shard-N-of-M.json: where it lies; None where the corpus was there already."""
+
+    folder: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification(Record):
+    """verification.json: how many documents were compared with their source."""
+
+    corpus: str
+    digest: str
+    compared: int
+    decoded_exactly: int
+
+
+# --- facts.json of a shard and of a corpus in the store, and data/<corpus>.json ---------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadRecords(Record):
+    """Records that can't be used, and the first of them."""
+
+    records: int = 0
+    samples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared(Record):
+    """How much of the text went through both encoders."""
+
+    documents: int
+    characters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column(Record):
+    """One text key of a shard."""
+
+    documents: int
+    tokens: int
+    text_bytes: int
+    empty: int  # documents that the tokenizer makes nothing of
+    dropped: dict[str, int]  # documents by the reason
+    lengths: tuple[int, ...]  # documents by the power of two below their length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard(Record):
+    # Documents that stand one behind the other in the source: which file, where they begin, how many of each key.
+    segments: tuple[tuple[int, int, list[int]], ...]
+    columns: tuple[Column, ...]
+    dtype: str
+    bad: BadRecords
+    encoder: str
+    refused: str | None  # why gigatoken doesn't take the tokenizer
+    compared: Compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(Record):
+    """One text key of a corpus, as Megatron reads it."""
+
+    key: str
+    documents: int
+    tokens: int
+    bytes_per_token: float
+    largest_token: int
+    dropped: dict[str, int]
+    sizes: dict[str, int]  # by file
+    sha256: dict[str, str]
+    lengths: tuple[int, ...]
+    frequent: tuple[tuple[int | str, ...], ...]  # token, how often there is one, in manifests its text
+    prefix: str = field(default="", metadata=IF_SET)  # in manifests: path without an ending
+    by_file: tuple[tuple[int, int], ...] = field(default=(), metadata=IF_SET)  # in the store: documents of each
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusFacts(Record):
+    """What came out when the shards were put together."""
+
+    datasets: tuple[Dataset, ...]
+    dtype: str
+    documents: int
+    tokens: int
+    bad: BadRecords
+    encoders: tuple[str, ...]
+    refused: str | None
+    compared: Compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRead(Record):
+    """A file of a corpus, and how many documents of the first text key it gave."""
+
+    path: str
+    kind: str
+    size: int
+    sha256: str
+    documents: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus(CorpusFacts):
+    """data/<corpus>.json"""
+
+    name: str
+    digest: str
+    source: str | list[str]
+    sources: tuple[TextRead, ...]
+    tokenizer: str
+    tokenizer_digest: str
+    identity: Tree  # that of sources.json without the files
+
+
+# --- data/indexes/<id>.json -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusRead(Record):
+    """What runs read of a corpus of their blend."""
+
+    name: str
+    weight: float
+    tokens_asked: int
+    tokens: int  # that there are for it
+    epochs: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataIndex(Record):
+    """Megatron's index of the data that some runs share."""
+
+    name: str
+    cache: str
+    samples: dict[str, int]  # by split
+    corpora: tuple[CorpusRead, ...]
+    max_epochs: float
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,92 @@
+"""Models: their sources, imports, exports, the proofs of these, and evaluations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from megaboa.records.base import IF_SET, Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource(Record):
+    """models/<model>/source.json: a Hugging Face folder."""
+
+    name: str
+    path: str
+    revision: str | None = None  # commit on the hub
+    digest: str
+    tokenizer: str | None = None
+    tokenizer_digest: str | None = None
+    vocab_size: int
+    params: int
+    dtype: str
+    device: str
+    weights: bool | None = field(default=None, metadata=IF_SET)  # None: older manifests don't say
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportRecord(Record):
+    """models/<model>/import.json: a Megatron checkpoint made of a Hugging Face folder."""
+
+    name: str
+    checkpoint: str
+    digest: str
+    source_digest: str
+    files: dict[str, int] = field(default_factory=dict)  # sizes; none in manifests of older versions
+    tensors: int
+    params: int
+    dtype: str
+    device: str
+    image: tuple[str, ...] | None = field(default=None, metadata=IF_SET)  # what of the image it was made in counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRecord(Record):
+    """runs/<run>/export.json: a Hugging Face folder made of a run's checkpoint."""
+
+    run: str
+    path: str
+    checkpoint: str
+    iteration: int
+    file_bytes: int
+    digest: str
+    files: dict[str, str]  # checksums
+    image: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(Record):
+    """One check of a proof; `difference` where it is one of a number that is to be 0."""
+
+    name: str
+    state: Literal["PASS", "FAIL"]
+    detail: str
+    difference: float | None = field(default=None, metadata=IF_SET)
+
+    @property
+    def passed(self) -> bool:
+        return self.state == "PASS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof(Record):
+    """proof.json of an import or an export, there only if all checks passed; failed-proof.json if one didn't."""
+
+    state: Literal["PASS", "FAIL"]
+    checks: tuple[Check, ...]
+    digest: str | None = field(default=None, metadata=IF_SET)  # of what it proves
+    left_out: dict[str, str] | None = field(default=None, metadata=IF_SET)  # checks that couldn't be made, and why
+    image: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Record):
+    """runs/<run>/evaluation.json: what the user's command found of an export."""
+
+    run: str
+    command: str
+    export: str  # digest
+    iteration: int
+    path: str
+    values: dict[str, float]

@@ -1,0 +1,164 @@
+"""A run: where and how it runs, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from megaboa.causes import Action, Cause
+from megaboa.records.base import IF_SET, Range, Record, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start(Record):
+    """How ranks are started."""
+
+    starter: Literal["auto", "srun", "local"]
+    tasks: Literal["rank", "node"]
+    srun: str
+    srun_args: tuple[str, ...]
+    cpu_bind: str | None
+    python: str | None
+    network: str | None
+    environment: dict[str, str | None]
+    timeout_minutes: int | None = None
+    health_check: bool
+    health_check_seconds: float = 90.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside(Record):
+    """How ranks are started in the image; which one it is says image.json."""
+
+    runtime: str
+    mounts: tuple[str, ...]
+    secrets: tuple[str, ...]  # names of variables
+    variables: dict[str, str] = field(default_factory=dict)
+    workdir: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSpike(Record):
+    factor: float
+    window: int
+    patience: int
+    limit: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery(Record):
+    """What is done when ranks fail."""
+
+    budget: int
+    backoff_seconds: float
+    no_progress_minutes: float
+    start_minutes: float
+    stop_seconds: float
+    lead_minutes: float | None = None
+    exclude_hours: float
+    actions: dict[Cause, Action]
+    loss_spike: LossSpike | None
+    notify: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSpec(Record):
+    """launch.json: where and how a run runs; nothing of it can change a loss."""
+
+    nodes: int = 1
+    gpus_per_node: int = 1
+    cpus_per_rank: int = 1
+    mem_mb_per_rank: int | None = None
+    runtime: str = "4h"
+    peak_tflops: float | None = None
+    step_seconds: float | None = None
+    gpu: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    slurm_extra: str = ""
+    start: Start | None = None
+    image: Inside | None = None
+    recovery: Recovery | None = None
+    trackers: Tree = field(default_factory=dict)
+    checkpoint: Tree = field(default_factory=dict)  # by our keys; of a recipe's run those that are set
+    store: str | None = None
+    num_workers: int | None = field(default=None, metadata=IF_SET)
+    overrides: Tree = field(default_factory=dict)  # Bridge's fields that change no loss
+    index: str | None = None  # name of the index of its data
+    routing: bool = field(default=False, metadata=IF_SET)  # whether ranks write down which experts tokens went to
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileSpec(Record):
+    """profile.json: what of a run is profiled, and by what."""
+
+    tool: str
+    steps: Range = (2, 8)
+    ranks: tuple[int, ...] = (0,)
+    domains: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    tool_code: str | None = field(default=None, metadata=IF_SET)  # digest of a profiler of the user's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load(Record):
+    """What a run takes from its parent's checkpoint in addition to the weights."""
+
+    optimizer: bool
+    rng: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent(Record):
+    """The checkpoint of another run that a run begins with; `identity`: what that run was, in train.json."""
+
+    experiment: str
+    run: str
+    iteration: int
+    load: Load
+    identity: str | None = field(default=None, metadata=IF_SET)
+
+    def __str__(self) -> str:
+        return f"{self.experiment}/{self.run}@{self.iteration}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept(Record):
+    """A complete checkpoint of a trained run."""
+
+    iteration: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRecord(Record):
+    """train.json: a run that came to its end."""
+
+    run: str
+    identity: str  # digest of what the run is
+    store: str
+    train_iters: int
+    iteration: int
+    checkpoint: str | None = None  # None: nothing is saved
+    checkpoints: tuple[Kept, ...] = ()
+    bytes: int = 0  # of all checkpoints
+    parent: Parent | None = None
+    world_size: int
+    skipped: tuple[Range, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal(Record):
+    """A run that preflight refused; `identity`: digest of its run.json."""
+
+    identity: str
+    reasons: tuple[str, ...]
+    image: tuple[str, ...] | None = None  # by what it is made of, and by what was made; None: not in an image
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusals(Record):
+    """refused.json: by run, what was refused under these packages."""
+
+    packages: str
+    runs: dict[str, Refusal]

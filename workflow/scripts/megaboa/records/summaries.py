@@ -1,0 +1,131 @@
+"""metrics/summary.json: a run in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from megaboa.records.attempts import RanOn
+from megaboa.records.base import Range, Record
+from megaboa.records.runs import Parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread(Record):
+    """Many numbers in a few."""
+
+    median: float
+    p5: float
+    p95: float
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss(Record):
+    """Of the steps that count; None where none was recorded, or it was no number."""
+
+    first: float | None = None
+    last: float | None = None
+    min: float | None = None
+    min_step: int | None = None
+    tail_mean: float | None = None
+    tail_steps: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradNorm(Record):
+    last: float | None = None
+    max: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mfu(Record):
+    median: float
+    peak_tflops: float
+    peak_from: str
+    gpu: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(Record):
+    """The most that GPUs had in use in an attempt, in bytes: `allocated` by tensors, `reserved` for them."""
+
+    attempt: int = 0
+    peak_bytes: dict[str, int]
+    by_rank: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Energy(Record):
+    joules_per_gpu_and_step: Spread | None = None
+    watts_per_gpu: Spread | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stragglers(Record):
+    slowest_over_fastest: Spread
+    slowest: dict[str, int] = field(default_factory=dict)  # by rank: how often it was the slowest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation(Record):
+    step: int
+    losses: dict[str, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary(Record):
+    """metrics/summary.json: a run in numbers, and whether it may be believed."""
+
+    run: str
+    identity: str | None = None
+    state: Literal["PASS", "INVALID"]
+    reasons: tuple[str, ...] = ()
+    world_size: int = 1
+    train_iters: int | None = None
+    parent: Parent | None = None
+    steps: int = 0
+    tokens: int = 0
+    skipped_steps: int = 0
+    nan_steps: int = 0
+    attempts: int = 0
+    ran_on: tuple[RanOn, ...] = ()  # more than one: packages or code were changed between attempts
+    lost_steps: int = 0
+    left_out: tuple[Range, ...] = ()  # steps whose batches were left out after a loss spike
+    warmup_steps_dropped: int = 0
+    window: Range | None = None  # of the steps that count for the speed
+    step_seconds: Spread | None = None
+    tokens_per_second: Spread | None = None
+    tokens_per_second_per_rank: float | None = None
+    tflops_per_rank: Spread | None = None
+    gpu: str | None = None
+    mfu: Mfu | None = None
+    memory: Memory | None = None
+    energy: Energy | None = None
+    stragglers: Stragglers | None = None
+    loss: Loss | None = None
+    grad_norm: GradNorm | None = None
+    validation: tuple[Validation, ...] = ()
+    not_finite: dict[str, str] = field(default_factory=dict)  # which of the values that are null were NaN or infinite
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptTime(Record):
+    attempt: int
+    outcome: str | None = None
+    cause: str | None = None
+    seconds: dict[str, float]  # by kind
+    phases: dict[str, float]  # seconds until its ranks had come so far
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput(Record):
+    """metrics/goodput.json: where a run's time went, by kind, over all its attempts."""
+
+    wall_seconds: float
+    allocated_seconds: float
+    seconds: dict[str, float]
+    goodput: float | None
+    rank_hours: float
+    accounting: Literal["ledger", "sacct"]
+    attempts: tuple[AttemptTime, ...]
