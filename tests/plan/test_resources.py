@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from megaboa.launch import queue
 from megaboa.plan.resources import JobResources
 from megaboa.plan.shared import Shared
+from megaboa.scheduler.slurm import queue
 
 PROFILE = {"slurm_account": "lab", "slurm_partition": "cpu", "gpu_partition": "gpu"}
 TRAINING = {
@@ -65,11 +65,11 @@ def test_an_experiment_names_places_and_options_of_its_own(plan_of):
 def test_a_job_waits_for_what_is_left_of_the_same_run(plan_of, monkeypatch):
     questions = []
 
-    def options(rule, folder):
+    def dependency(rule, folder):
         questions.append((rule, str(folder.path)))
         return ["--dependency=afterany:17"]
 
-    monkeypatch.setattr(queue, "options", options)
+    monkeypatch.setattr(queue, "dependency", dependency)
     waiting = asked(jobs(plan_of(GPUS), PROFILE, submits=True).training("capture"), run="wide")
     assert waiting["slurm_extra"] == "--gpus-per-node=4 --dependency=afterany:17 --open-mode=append"
     assert questions == [("capture", "results/small/runs/wide")]

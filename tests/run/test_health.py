@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from megaboa.files import write_json
-from megaboa.launch.ranks import ReservedPort
 from megaboa.run import gpus, health
+from megaboa.scheduler.ranks import ReservedPort
 
 SCRIPT = Path(health.__file__).parents[2] / "check_node.py"
 FIELDS = [*gpus.FIELDS, *gpus.OPTIONAL_FIELDS]

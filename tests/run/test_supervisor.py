@@ -15,12 +15,15 @@ import pytest
 
 from megaboa import files
 from megaboa.config.models.resources import Launch, Recovery
-from megaboa.launch.slurm import Job
+from megaboa.image.runtimes import NO_CONTAINER
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import Code, Image, line, read_ledger
 from megaboa.run import checkpoints, command, identity, ledger, patience, supervisor
 from megaboa.run import site as sites
 from megaboa.run.call import Interrupted, TrainingFailed
+from megaboa.scheduler.local import Machine
+from megaboa.scheduler.slurm import allocation
+from megaboa.scheduler.slurm.queries import Job
 
 LAST, INTERVAL = 6, 2
 
@@ -145,11 +148,11 @@ def test_a_ledger_cut_in_the_middle_blames_no_node_and_spares_the_folders(run, m
     for iteration in (4, 6):
         checkpoints.distrust(run.store.checkpoints, iteration)
 
-    class InAJob(sites.Machine):
+    class InAJob(Machine):
         job = Job("17", "RUNNING", nodes="n1")
 
-    monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob())
-    monkeypatch.setattr(sites, "fallen_of", lambda nodes, since: {"n1": "node n1 was booted"})
+    monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob(NO_CONTAINER))
+    monkeypatch.setattr(allocation, "fallen_of", lambda nodes, since: {"n1": "node n1 was booted"})
     run.train()
     lost, done = ledger.ends(run.entries)
     assert (lost.cause, lost.bad_nodes) == ("lost", ()) and "between attempt 1 and 2" in lost.detail
@@ -166,12 +169,12 @@ def test_a_node_that_came_up_before_the_last_step_is_not_blamed(run, monkeypatch
     run.rewrite(called, replace(begun, nodes=("n1",), job="16", time=begun.time - 3600))
     checkpoints.distrust(run.store.checkpoints, LAST)
 
-    class InAJob(sites.Machine):
+    class InAJob(Machine):
         job = Job("17", "RUNNING", nodes="n1")
 
-    monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob())
+    monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob(NO_CONTAINER))
     up = last + booted
-    monkeypatch.setattr(sites, "fallen_of", lambda nodes, since: {"n1": "booted"} if up > since else {})
+    monkeypatch.setattr(allocation, "fallen_of", lambda nodes, since: {"n1": "booted"} if up > since else {})
     run.train()
     assert ledger.ends(run.entries)[0].cause == cause
 
@@ -337,14 +340,16 @@ def test_the_step_of_a_killed_supervisor_is_ended_before_the_next_begins(run, mo
     run.rewrite(called, replace(begun, job="17", restarts=0))
     checkpoints.distrust(run.store.checkpoints, LAST)
 
-    class InAJob(sites.Machine):
+    class InAJob(Machine):
         job = Job("17", "RUNNING", nodes="n1")
 
+        def end_left_over(self, logs):
+            ended.append((logs, len(run.entries)))
+
     ended = []
-    monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob())
-    monkeypatch.setattr(supervisor, "end_step", lambda *step: ended.append((*step, len(run.entries))))
+    monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob(NO_CONTAINER))
     supervisor.train(RunFolder(run.folder.path), life=2)
-    assert ended == [("17", "attempt-01", 2)]
+    assert ended == [(run.store.attempt(1).path, 2)]
 
 
 @pytest.mark.parametrize(

@@ -200,3 +200,14 @@ Cause = Literal[tuple(CAUSES)]
 FREE, REPEATABLE, NODE_CAUSES = (
     frozenset(cause for cause, end in CAUSES.items() if getattr(end, trait)) for trait in ("free", "repeatable", "node")
 )
+
+
+@dataclass(frozen=True)
+class Failure:
+    cause: Cause
+    evidence: str
+    rank: int | None = None
+    nodes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.cause.replace('_', ' ')}: {self.evidence}"

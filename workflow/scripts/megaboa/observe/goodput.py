@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from megaboa.observe.numbers import WARMUP_STEPS
-from megaboa.observe.slurm_jobs import Life
 from megaboa.observe.steps import Row
 from megaboa.observe.summary import timed_rows
 from megaboa.records import (
@@ -25,6 +24,7 @@ from megaboa.records import (
     Tested,
     TrainStart,
 )
+from megaboa.scheduler.protocol import Life
 
 # `away`: nobody had asked for the run, after a stop or a failure that ends it. Only `queue` and `away` hold no machine.
 KINDS = ("queue", "startup", "compile", "productive", "checkpoint", "evaluation", "lost", "idle", "away")
@@ -36,7 +36,7 @@ Span = tuple[str, float, float]
 def goodput(
     entries: Sequence[Event], events: Sequence[StepEvent], rows: Sequence[Row], lives: Sequence[Life] | None = None
 ) -> dict[str, Any] | None:
-    """The ledger, from attempts.jsonl, the attempts' events, the step rows and SLURM's accounts; None: no attempt."""
+    """By the ledger, the attempts' events, the step rows and the scheduler's accounts; None: no attempt."""
     attempts = list(_attempts(entries, events, lives))
     if not attempts:
         return None

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from megaboa.launch.local import HELD
+from megaboa.scheduler.local import HELD
 
 LIVES = 5  # of one call, or of one life of its job
 GONE_SECONDS = 30.0

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaboa.files import read_json
-from megaboa.launch.local import is_running
 from megaboa.paths import AttemptFolder, RunStore
 from megaboa.records import (
     STEPS,
@@ -32,6 +31,7 @@ from megaboa.records import (
     read_ledger,
 )
 from megaboa.run import ledger
+from megaboa.scheduler.local import is_running
 
 # Long enough for the last hundred steps or so, whatever the length of steps.jsonl.
 TAIL_BYTES = 32_768
