@@ -37,10 +37,11 @@ def cluster(monkeypatch, tmp_path):
     """Of two partitions with GPUs and one without; the site's file is yet to be written."""
     found = (Partition("all", 2, ("4 a100",), "1:00"), Partition("h100", 1, ("8 h100",), "2:00"), Partition("cpu", 9))
     monkeypatch.setattr(partitions, "ask", lambda account_matters: partitions.Cluster(("0123",), found))
-    monkeypatch.setattr(places, "SITE_FILE", tmp_path / "site.yaml")
+    monkeypatch.setattr(places, "PROFILES", tmp_path)
+    (tmp_path / "slurm").mkdir()
     for name in (*partitions.ACCOUNT_VARIABLES, partitions.PARTITION_VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    return tmp_path / "site.yaml"
+    return tmp_path / "slurm" / "site.yaml"
 
 
 def of_a_profile(**values):

@@ -180,9 +180,9 @@ CAUSES: dict[str, End] = {
     "preempted": End("preemption", "requeue", "preemption", free=True),
     # the job's wall time is used up
     "time_limit": End("time limit", "requeue", "time_limit", free=True),
-    # the administrator, or SLURM itself, has put the job back into the queue
+    # the administrator, or the scheduler itself, has put the job back into the queue
     "requeued": End("requeue", "requeue", "preemption", free=True),
-    # scancel, or Ctrl-C in Snakemake
+    # somebody cancelled the job, or pressed Ctrl-C in Snakemake
     "cancelled": End("cancellation", "stop", "cancelled"),
     # the user asked for an orderly stop
     "stopped": End("stop", "stop", "cancelled"),

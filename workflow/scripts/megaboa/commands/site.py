@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--write", action="store_true", help="begin that file")
     args, ours = parser.parse_args(words), cluster()
     try:
-        there = args.write and places.SITE_FILE.exists()
+        there = args.write and places.site_file().exists()
         heading, tables = ours.describe()
         choice = places.choose(ours.names, {})
     except InputError as error:
@@ -48,7 +48,7 @@ def main(words: list[str]) -> int:
     if there:
         sys.exit(f"{places.shown()} is there already, and stays as it is: edit it, or remove it first")
     if args.write:
-        places.SITE_FILE.write_text(f"{text}\n", encoding="utf-8")
+        places.site_file().write_text(f"{text}\n", encoding="utf-8")
         console.print(f"written to {places.shown()}", highlight=False, soft_wrap=True)
     return 0
 

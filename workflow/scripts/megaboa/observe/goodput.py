@@ -25,6 +25,7 @@ from megaboa.records import (
     TrainStart,
 )
 from megaboa.scheduler.protocol import Life
+from megaboa.scheduler.registry import cluster
 
 # `away`: nobody had asked for the run, after a stop or a failure that ends it. Only `queue` and `away` hold no machine.
 KINDS = ("queue", "startup", "compile", "productive", "checkpoint", "evaluation", "lost", "idle", "away")
@@ -63,7 +64,7 @@ def goodput(
         "seconds": seconds,
         "goodput": seconds["productive"] / allocated if allocated else None,
         "rank_hours": sum((end - start.time) * start.world_size / 3600 for start, _, end, _ in attempts),
-        "accounting": "ledger" if lives is None else "sacct",
+        "accounting": "ledger" if lives is None else cluster().accounts,
         "attempts": per_attempt,
     }
 

@@ -14,20 +14,24 @@ from megaboa.scheduler.protocol import Choice
 from megaboa.scheduler.registry import cluster
 
 AUTO = "auto"  # what a profile says of a name that is to be found
-# What the user has said once for this clone: a line for each name. Git ignores it.
-SITE_FILE = Path(__file__).parents[4] / "profiles" / "slurm" / "site.yaml"
+PROFILES = Path(__file__).parents[4] / "profiles"
+
+
+def site_file() -> Path:
+    """What the user has said once for this clone: a line for each name. Git ignores it."""
+    return PROFILES / cluster().profile / "site.yaml"
 
 
 def shown() -> str:
-    return os.path.relpath(SITE_FILE)
+    return os.path.relpath(site_file())
 
 
 def said() -> dict[str, str]:
     """By the site's file."""
-    if not SITE_FILE.exists():
+    if not site_file().exists():
         return {}
     try:
-        found = yaml.safe_load(SITE_FILE.read_text(encoding="utf-8")) or {}
+        found = yaml.safe_load(site_file().read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, OSError) as error:
         raise InputError(f"{shown()} can't be read: {error}") from None
     if not isinstance(found, dict) or not set(found) <= set(cluster().names):

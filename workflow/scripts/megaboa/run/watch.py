@@ -30,7 +30,7 @@ HICCUP_SECONDS = 600.0  # that the file system may fail
 STACKS_SECONDS = 3.0  # for the stacks to reach the logs
 BYTES_PER_STEP = 1000  # of steps.jsonl, generously
 STEPS_BETWEEN_POLLS = 500  # more than can be done while nobody looks
-REQUEUE_SECONDS = 20.0  # of the wall time are kept for SLURM to be told
+REQUEUE_SECONDS = 20.0  # of the wall time are kept for the scheduler to be told
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,7 @@ class Scheduler(Protocol):
     name: str  # as people call it
     profile: str  # for it, of ours; and Snakemake's executor of that name
     inquiry: str  # commands that tell a person what became of a job or a node
+    accounts: str  # what goodput.json calls them
     image_plugin: str  # what starts processes in images
     names: Sequence[str]  # of the profile's default-resources, which the site may leave open
 

@@ -20,6 +20,7 @@ class Slurm:
     name = "SLURM"
     profile = "slurm"
     inquiry = "sacct -j JOB, sinfo -R"
+    accounts = "sacct"
     image_plugin = "srun with pyxis"
     names = partitions.NAMES
     resources = staticmethod(requests.resources)
