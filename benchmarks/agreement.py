@@ -27,9 +27,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
+from megaboa.scheduler.ranks import ReservedPort, rank_environment
+
 from megaboa.bridge import process
 from megaboa.files import append_line, read_json
-from megaboa.launch.ranks import ReservedPort, rank_environment
 from megaboa.observe.steps import add_routing, read_events, step_rows, table_of
 from megaboa.paths import RunFolder, RunStore
 from megaboa.report.checks import Check, agreement_checks

@@ -23,7 +23,7 @@ from pathlib import Path
 SCRIPTS = Path(__file__).parents[1] / "workflow" / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from megaboa.launch import local
+from megaboa.scheduler import local
 
 LAYER = {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8}
 BYTES_PER_LAYER = 2 * (2048 * 2048 * 2 + 2048 * 1024 * 2 + 3 * 2048 * 6144)

@@ -29,7 +29,7 @@ RECENT_HOURS = 12  # of commits, where nobody says what is compared with what
 LIBRARY = "workflow/scripts/megaboa/"
 # What tests of the whole workflow exercise: packages of the library, or rules. Other tests mirror a package.
 EXERCISED = {
-    "tests/cluster": "run launch",
+    "tests/cluster": "run launch scheduler",
     "tests/e2e/test_agreement.py": "report bridge",
     "tests/e2e/test_bundle.py": "bundle report",
     "tests/e2e/test_commands.py": "plan workflow common",
@@ -49,7 +49,7 @@ EXERCISED = {
     "tests/e2e/test_refusals.py": "check config doctor",
     "tests/e2e/test_reruns.py": "plan config common",
     "tests/e2e/test_sharded_corpus.py": "data",
-    "tests/e2e/test_slurm_profile.py": "launch plan common",
+    "tests/e2e/test_slurm_profile.py": "scheduler plan common",
 }
 # The longest first, so that none of them is alone at the end.
 LONGEST = (

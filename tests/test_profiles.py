@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megaboa.launch.partitions import NAMES
 from megaboa.plan.places import AUTO
+from megaboa.scheduler.slurm.partitions import NAMES
 from megaboa.workflow import profile_resources
 
 PROFILES = Path(__file__).parents[1] / "profiles"

@@ -10,10 +10,11 @@ import pytest
 from snakemake.resources import Resources
 
 from megaboa.files import write_json
-from megaboa.launch import partitions, slurm
-from megaboa.launch.partitions import Partition
 from megaboa.plan import places
 from megaboa.run import bad_nodes
+from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.slurm import partitions
+from megaboa.scheduler.slurm.partitions import Partition
 from megaboa.workflow import (
     conclude,
     concluding,
@@ -36,10 +37,11 @@ def cluster(monkeypatch, tmp_path):
     """Of two partitions with GPUs and one without; the site's file is yet to be written."""
     found = (Partition("all", 2, ("4 a100",), "1:00"), Partition("h100", 1, ("8 h100",), "2:00"), Partition("cpu", 9))
     monkeypatch.setattr(partitions, "ask", lambda account_matters: partitions.Cluster(("0123",), found))
-    monkeypatch.setattr(places, "SITE_FILE", tmp_path / "site.yaml")
+    monkeypatch.setattr(places, "PROFILES", tmp_path)
+    (tmp_path / "slurm").mkdir()
     for name in (*partitions.ACCOUNT_VARIABLES, partitions.PARTITION_VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    return tmp_path / "site.yaml"
+    return tmp_path / "slurm" / "site.yaml"
 
 
 def of_a_profile(**values):
@@ -102,7 +104,7 @@ def test_a_file_that_leaves_a_name_open_is_as_none(cluster, text):
 
 def test_where_slurm_cannot_be_asked_names_are_said_by_the_user(cluster, monkeypatch):
     def ask(account_matters):
-        raise slurm.SlurmUnreachableError("sinfo isn't there")
+        raise UnreachableError("sinfo isn't there")
 
     monkeypatch.setattr(partitions, "ask", ask)
     with pytest.raises(SystemExit, match=r"gpu_partition can't be found.* \(sinfo isn't there"):

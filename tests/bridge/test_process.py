@@ -36,7 +36,7 @@ def test_the_supervisor_writes_ranges_as_the_rank_reads_them(tmp_path):
 
 PARENT = """
 import subprocess, sys
-code = "from megaboa.launch.local import die_with_parent; die_with_parent(); print('ready', flush=True); import time; "
+code = "from megaboa.scheduler.local import die_with_parent as die; die(); print('ready', flush=True); import time; "
 child = subprocess.Popen([sys.executable, "-c", code + "time.sleep(60)"], stdout=subprocess.PIPE, text=True)
 child.stdout.readline()
 print(child.pid, flush=True)

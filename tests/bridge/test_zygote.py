@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megaboa.bridge import zygote
-from megaboa.launch import local
+from megaboa.scheduler import local
 
 pytestmark = pytest.mark.slow
 SCRIPTS = Path(zygote.__file__).parents[2]

@@ -11,9 +11,9 @@ import pytest
 from megaboa.causes import CAUSES
 from megaboa.check.facts import Facts, Kernels
 from megaboa.doctor.troubles import ADVICE, FINER, Case, advice, trouble
-from megaboa.launch.ranks import Ended
 from megaboa.layout import Layout
 from megaboa.run.failures import classify
+from megaboa.scheduler.ranks import Ended
 
 H200 = Path(__file__).parent / "logs" / "h200_out_of_memory.log"  # the last line of a real rank
 

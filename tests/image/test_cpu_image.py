@@ -10,9 +10,10 @@ import pytest
 from clone import Workspace, copy_repository, edit, user_environment
 
 from megaboa import files
-from megaboa.image import contract, dockerfile, obtain
+from megaboa.image import dockerfile, obtain
 from megaboa.paths import RunFolder
 from megaboa.run import identity
+from megaboa.scheduler.registry import cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.walk]
 
@@ -209,7 +210,7 @@ def test_a_pinned_source_of_bridge_goes_before_the_images_own(built, workspace):
     assert not workspace.results("sourced", "preflight-in-image.json").exists()
 
 
-@pytest.mark.skipif(not contract.has_pyxis(), reason="srun here has no pyxis (--container-image)")
+@pytest.mark.skipif(not cluster().starts_images(), reason="srun here has no pyxis (--container-image)")
 def test_pyxis_starts_it(built, workspace):
     image = workspace.path / workspace.json("boxed", "image.json")["path"]
     command = [

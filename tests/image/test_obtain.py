@@ -11,6 +11,8 @@ import pytest
 from megaboa.errors import InputError
 from megaboa.files import file_digest, write_json
 from megaboa.image import contract, obtain, runtimes
+from megaboa.scheduler.registry import cluster
+from megaboa.scheduler.slurm import srun
 
 SCRIPT = Path(__file__).parents[2] / "workflow/scripts/image.py"
 
@@ -101,9 +103,9 @@ def test_where_nothing_can_start_an_image_that_is_said(image, tmp_path, monkeypa
 
 def test_pyxis_is_known_by_what_srun_says_of_itself(fake_command):
     fake_command("srun", "echo '  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH'")
-    assert contract.has_pyxis()
+    assert cluster().starts_images()
     fake_command("srun", "echo '  --nodes=N'")
-    assert not contract.has_pyxis()
+    assert not cluster().starts_images()
 
 
 def pyxis(fake_command, script):
@@ -140,12 +142,17 @@ def test_variables_go_before_those_of_the_image(fake_command, tmp_path):
 def test_the_test_runs_where_the_runs_do(fake_command, monkeypatch):
     asked = pyxis(fake_command, "true")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert contract.srun(asked) == [
-        *("mysrun", *contract.JOB, "--partition=p", "--account=a", "--gpus-per-node=1", "--mpi=none")
+    assert cluster().process(asked, os.environ, step=False, gpus=1) == [
+        *("mysrun", *srun.JOB, "--partition=p", "--account=a", "--gpus-per-node=1", "--mpi=none")
     ]
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert contract.srun(asked)[:4] == ["mysrun", "--overlap", "--nodes=1", "--ntasks=1"]
-    assert not any("partition" in word for word in contract.srun(asked))
+    assert cluster().process(asked, os.environ, step=False, gpus=1)[:4] == [
+        "mysrun",
+        "--overlap",
+        "--nodes=1",
+        "--ntasks=1",
+    ]
+    assert not any("partition" in word for word in cluster().process(asked, os.environ, step=False, gpus=1))
     assert runtimes.python_command(asked, "/i.sqsh", ["x.py"])[:2] == ["mysrun", "--overlap"]
 
 

@@ -1,8 +1,7 @@
 """From (image, mounts, env, workdir, command) to argv."""
 
 from megaboa.image.runtimes import RUNTIMES, Container
-from megaboa.launch import local
-from megaboa.run import site
+from megaboa.scheduler import local
 
 MOUNTS = ["/data:/data:rw", "/fsx:/fsx:ro"]
 COMMAND = ["python3", "train_rank.py", "--run=a b"]
@@ -70,6 +69,6 @@ def test_ranks_in_an_image_do_not_see_it(tmp_path, monkeypatch, fake_command):
     fake_command("apptainer", 'echo "$PYTHONPATH:$VIRTUAL_ENV:$KEPT"')
     for name in ("PYTHONPATH", "VIRTUAL_ENV", "KEPT"):
         monkeypatch.setenv(name, "ours")
-    machine = site.Machine(Container("apptainer", "/i/x.sif", workdir="/"))
+    machine = local.Machine(Container("apptainer", "/i/x.sif", workdir="/"))
     local.wait(machine.start(["true"], 1, tmp_path, {"PYTHONPATH": "/opt/Megatron-Bridge/src"}))
     assert (tmp_path / "rank-0.log").read_text() == "/opt/Megatron-Bridge/src::ours\n"

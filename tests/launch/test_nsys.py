@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from megaboa.launch.local import start, wait
 from megaboa.launch.nsys import nsys_arguments, wrapped
+from megaboa.scheduler.local import start, wait
 
 SCRIPT = Path(__file__).parents[2] / "workflow" / "scripts" / "profile_rank.py"
 SAY = [sys.executable, "-c", "import os; print('rank', os.environ.get('RANK') or os.environ['SLURM_PROCID'])"]

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from megaboa import records
 from megaboa.observe.goodput import KINDS, goodput
-from megaboa.observe.slurm_jobs import Life
 from megaboa.observe.steps import step_rows
 from megaboa.records import LEDGER, STEPS, Called
+from megaboa.scheduler.protocol import Life
 
 
 def call(time, job=None):

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,12 @@ from fake_runs import START, FakeExperiment, end_event, start_event, step_event,
 from rich.console import Console
 
 from megaboa.files import write_json
-from megaboa.observe import slurm_jobs
-from megaboa.observe.slurm_jobs import Queue, SlurmJob
+from megaboa.observe.queue import Queue, trained_by
 from megaboa.observe.status import as_record, event, experiment_progress, progress_table
 from megaboa.paths import RunStore
 from megaboa.run import checkpoints
+from megaboa.scheduler.protocol import QueuedJob
+from megaboa.scheduler.slurm import queries
 
 MEGABOA = Path(__file__).parents[2] / "workflow" / "scripts" / "megaboa"
 
@@ -108,13 +108,17 @@ def begin_in_slurm(experiment, run, *ends, job="12", steps=30):
     experiment.begin(run, store, [call, start_event(1, job=job, host="n1", nodes=["n1", "n2"]), *ends])
 
 
+def in_queue(id, state, **values):
+    return QueuedJob(id, state, waits=state == "PENDING", only_ends=state == "COMPLETING", **values)
+
+
 def job_of(run, id="12", state="RUNNING", **values):
-    return SlurmJob(id, state, comment=f"rule_train_wildcards_{run}", **values)
+    return in_queue(id, state, comment=f"rule_train_wildcards_{run}", **values)
 
 
 def run_with(experiment, *jobs, known=True, asked=NOW):
     """The run `big` as it is seen with these jobs in the queue."""
-    jobs = [SlurmJob(**{**vars(job), "folder": job.folder or str(experiment.root)}) for job in jobs]
+    jobs = [QueuedJob(**{**vars(job), "folder": job.folder or str(experiment.root)}) for job in jobs]
     found = experiment_progress(experiment.results, now=NOW, queue=Queue(asked, known, tuple(jobs)))
     return next(run for run in found if run.run == "big")
 
@@ -159,13 +163,13 @@ def test_a_run_whose_job_is_gone_is_lost_unless_its_supervisor_said_that_it_stop
 )
 def test_a_job_that_our_queue_can_not_know_is_not_lost(empty, monkeypatch, claim, whose):
     """Our queue says nothing of jobs of other users and clusters; a job of this number here may be another."""
-    monkeypatch.setattr(slurm_jobs.slurm, "cluster", lambda: "beta")
+    monkeypatch.setattr(queries, "cluster", lambda: "beta")
     begin_in_slurm(empty, "big")
     store = (empty.results / "runs" / "big" / "attempts.jsonl").resolve().parent
     write_json(
         store / "claims" / "000001.json", {"host": "n1", "pid": 1, "job": "12", "restarts": 0, "time": 0} | claim
     )
-    unrelated = [SlurmJob("12", "PENDING", folder="/elsewhere")] if "cluster" in claim else []
+    unrelated = [in_queue("12", "PENDING", folder="/elsewhere")] if "cluster" in claim else []
     run = run_with(empty, *unrelated)
     assert (run.state, run.slurm) == ("running", "unknown")
     assert f"trained by {whose} (process 1 on host n1)" in event(run, NOW)
@@ -212,8 +216,8 @@ def test_jobs_of_other_folders_rules_and_runs_do_not_count(empty):
     empty.plan_run("big")
     others = [
         job_of("big", folder="/elsewhere"),
-        SlurmJob("13", "RUNNING", comment="rule_capture_wildcards_big"),
-        SlurmJob("14", "RUNNING", comment="rule_preflight"),
+        in_queue("13", "RUNNING", comment="rule_capture_wildcards_big"),
+        in_queue("14", "RUNNING", comment="rule_preflight"),
         job_of("bigger"),
     ]
     assert run_with(empty, *others).state == "waiting"
@@ -225,7 +229,7 @@ SCRIPT_OF_JOB = """#!/bin/sh
 """
 
 
-def test_a_batch_script_tells_the_experiment_where_two_have_a_run_of_one_name(empty):
+def test_a_batch_script_tells_the_experiment_where_two_have_a_run_of_one_name(empty, monkeypatch):
     empty.plan_run("big")
     other = FakeExperiment(empty.root, "other")
     other.plan_run("big")
@@ -235,23 +239,15 @@ def test_a_batch_script_tells_the_experiment_where_two_have_a_run_of_one_name(em
         asked.append(job)
         return SCRIPT_OF_JOB
 
-    jobs = (job_of("big", folder=str(empty.root)), SlurmJob("14", "RUNNING", comment="ours", folder=str(empty.root)))
+    monkeypatch.setattr(queries, "batch_script", script)
+    jobs = (job_of("big", folder=str(empty.root)), in_queue("14", "RUNNING", comment="ours", folder=str(empty.root)))
     queue = Queue(NOW, True, jobs)
-    assert slurm_jobs.trained_by(queue, empty.results, script) == {}
-    assert slurm_jobs.trained_by(queue, other.results, script) == {"big": list(jobs)}
+    assert trained_by(queue, empty.results) == {}
+    assert trained_by(queue, other.results) == {"big": list(jobs)}
     assert asked == ["12", "14"] * 2
     other.plan_run("small")
-    slurm_jobs.trained_by(Queue(NOW, True, (job_of("small", folder=str(empty.root)),)), other.results, script)
+    trained_by(Queue(NOW, True, (job_of("small", folder=str(empty.root)),)), other.results)
     assert len(asked) == 4, "its comment is enough"
-
-
-def test_a_script_of_another_rule_or_none_trains_nothing():
-    assert slurm_jobs.run_in_script(SCRIPT_OF_JOB, "other") == "big"
-    assert slurm_jobs.run_in_script(SCRIPT_OF_JOB.replace("train:run", "capture:run"), "other") is None
-    assert slurm_jobs.run_in_script("", "other") is None
-    assert (
-        slurm_jobs.run_in_script("x --target-jobs 'train:run=big' --wait-for-files-file '/x/y.txt'", "other") == "big"
-    )
 
 
 @pytest.mark.parametrize(
@@ -274,18 +270,6 @@ def test_a_run_that_is_done_needs_no_jobs_and_its_last_event_is_that(empty):
     empty.finish("big", Path(os.path.realpath(empty.results / "runs" / "big" / "attempts.jsonl")).parent, 30)
     run = run_with(empty)
     assert (run.state, run.event, run.jobs_left) == ("done", "finished", None)
-
-
-def test_squeues_answer_is_read():
-    text = (
-        "12|PENDING|Priority||2026-11-20T12:00:00|N/A|rule_train_wildcards_a|/home/u/x\n"
-        "13|RUNNING|None|n[1-2]|2026-11-20T10:00:00|2026-11-20T14:00:00|(null)|/home/u/x|y\nslurm: noise\n"
-    )
-    first, second = slurm_jobs.parse_jobs(text)
-    assert (first.id, first.state, first.reason, first.ends) == ("12", "PENDING", "Priority", None)
-    assert first.starts == time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
-    assert (second.reason, second.nodes, second.comment, second.folder) == ("", "n[1-2]", "", "/home/u/x|y")
-    assert second.ends - second.starts == 4 * 3600
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])

@@ -3,10 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+from fake_scheduler import Tower
 
-from megaboa.launch import queue
 from megaboa.plan.resources import JobResources
 from megaboa.plan.shared import Shared
+from megaboa.scheduler import registry
+from megaboa.scheduler.slurm import queue
 
 PROFILE = {"slurm_account": "lab", "slurm_partition": "cpu", "gpu_partition": "gpu"}
 TRAINING = {
@@ -65,11 +67,11 @@ def test_an_experiment_names_places_and_options_of_its_own(plan_of):
 def test_a_job_waits_for_what_is_left_of_the_same_run(plan_of, monkeypatch):
     questions = []
 
-    def options(rule, folder):
+    def dependency(rule, folder):
         questions.append((rule, str(folder.path)))
         return ["--dependency=afterany:17"]
 
-    monkeypatch.setattr(queue, "options", options)
+    monkeypatch.setattr(queue, "dependency", dependency)
     waiting = asked(jobs(plan_of(GPUS), PROFILE, submits=True).training("capture"), run="wide")
     assert waiting["slurm_extra"] == "--gpus-per-node=4 --dependency=afterany:17 --open-mode=append"
     assert questions == [("capture", "results/small/runs/wide")]
@@ -116,4 +118,13 @@ def test_a_model_of_several_ranks_is_imported_in_an_allocation(plan_of):
     assert found.import_cores("dense") == 2
     assert asked(found.imports(), model="dense") == {
         **{"mpi": "srun", "nodes": 1, "tasks_per_node": 2, "cpus_per_task": 1},
+    }
+
+
+def test_another_scheduler_has_words_of_its_own(plan_of, monkeypatch):
+    monkeypatch.setattr(registry, "SCHEDULERS", (Tower(),))
+    found = asked(jobs(plan_of(GPUS), {"floor": "first"}).training("train"), run="wide")
+    assert found == {
+        **{"mem_mb": 40000, "runtime": "2h", "gpu_machine": 1, "gpus_in_flight": 8},
+        **{"floors": 2, "climb": "up"},
     }

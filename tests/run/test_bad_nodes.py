@@ -8,18 +8,19 @@ import pytest
 
 from megaboa import files
 from megaboa.config.models.resources import Launch, Recovery
-from megaboa.launch import slurm
-from megaboa.launch.ranks import Ended
+from megaboa.image.runtimes import NO_CONTAINER
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import LEDGER, events
-from megaboa.run import bad_nodes, site, supervisor
+from megaboa.run import bad_nodes, supervisor
 from megaboa.run.call import Call, Interrupted, Requeued, TrainingFailed
 from megaboa.run.lives import Signals
 from megaboa.run.progress import read_progress
 from megaboa.run.watch import Watched
+from megaboa.scheduler.ranks import Ended
+from megaboa.scheduler.slurm import allocation, queries
 
 SHOWN = "JobId=17 JobState={} Reason={} Restarts={} BatchFlag=1 Requeue=1 NumNodes=2 NodeList=n[1-2] Partition=gpu"
-JOB = slurm.parse_job(SHOWN.format("RUNNING", "None", 0) + " ExcNodeList=n7")
+JOB = queries.parse_job(SHOWN.format("RUNNING", "None", 0) + " ExcNodeList=n7")
 N2_IS_DOWN = "NodeName=n1 State=ALLOCATED\nNodeName=n2 State=DOWN* Reason=Not responding [root@2026-11-22T20:03:36]\n"
 
 
@@ -53,7 +54,9 @@ def call(tmp_path, fake_command):
 *) echo "$*" >>{told};;
 esac""",
     )
-    found = Call(folder, store, site.Allocation(JOB, folder.launch, "cpu"), Signals(), 0, lambda text: None)
+    found = Call(
+        folder, store, allocation.Allocation(JOB, folder.launch, "cpu", NO_CONTAINER), Signals(), 0, lambda text: None
+    )
     found.show = lambda *words: (tmp_path / "job").write_text(SHOWN.format(*words))
     found.told = lambda: told.read_text().splitlines() if told.exists() else []
     found.show("RUNNING", "None", 0)
@@ -87,8 +90,8 @@ def test_a_job_that_was_cancelled_on_the_way_is_not_put_back_and_the_ledger_says
 
 
 def test_what_can_not_be_put_back_for_another_reason_has_failed(call, monkeypatch):
-    monkeypatch.setattr(site, "PATIENCE_SECONDS", -1.0)
-    call.site.job = site.replace(JOB, requeue=False)
+    monkeypatch.setattr(allocation, "PATIENCE_SECONDS", -1.0)
+    call.site.job = replace(JOB, requeue=False)
     with pytest.raises(TrainingFailed, match="SLURM did not put the job back"):
         bad_nodes.leave(call, "node failure")
 
@@ -267,7 +270,7 @@ def test_jobs_of_others_and_running_ones_are_left_alone(cluster):
 
 def test_a_job_of_this_number_on_another_cluster_is_another(cluster, monkeypatch):
     folder = cluster.run("a", *TWO_DIED)
-    monkeypatch.setattr(slurm, "cluster", lambda: "beta")
+    monkeypatch.setattr(queries, "cluster", lambda: "beta")
     claim = {"host": "n1", "pid": 1, "job": "17", "restarts": 2, "cluster": "alpha", "time": 0.0}
     files.write_json(RunStore(folder.attempts_link.resolve().parent).claims / "000003.json", claim)
     cluster.queue(("17", "n1,n2"))
@@ -290,3 +293,31 @@ def test_slurm_is_asked_now_and_then_and_its_silence_harms_nobody(cluster, monke
 @pytest.fixture
 def unreachable_slurm_later(fake_command):
     return lambda: fake_command("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+
+
+@pytest.mark.parametrize(
+    ("failed", "needed", "users", "avoided"),
+    [
+        ({}, 3, set(), set()),
+        ({"n1": 1}, 2, set(), {"n1"}),  # n2 and n3 are left
+        ({"n1": 1}, 3, set(), set()),
+        ({"n4": 1}, 2, set(), {"n4"}),  # it is down anyway, and a node is left over
+        ({"n4": 1}, 3, set(), {"n4"}),
+        ({"n1": 1, "n2": 2}, 1, set(), {"n2"}),  # with both avoided, the death of n3 would leave none
+        ({"n2": 1, "n1": 2}, 1, set(), {"n1"}),
+        ({"n1": 2, "n2": 2}, 1, set(), {"n1", "n2"}),  # both died at once: n3 is the only one that is known to be well
+        ({"n1": 1, "n2": 2, "n3": 3}, 2, set(), {"n3"}),
+        ({"n1": 1, "n2": 2, "n3": 3}, 3, set(), set()),
+        ({"n1": 1}, 2, {"n2"}, set()),  # a node that the user excluded is left for nobody
+        ({"n1": 1}, 1, {"n2"}, {"n1"}),
+    ],
+)
+def test_of_nodes_that_failed_so_many_are_avoided_that_one_more_death_strands_nobody(
+    fake_command, failed, needed, users, avoided
+):
+    fake_command("sinfo", "printf 'n1 idle\\nn2 allocated\\nn3 mixed\\nn4 down*\\nn5 drained\\n'")
+    assert bad_nodes.usable("gpu", failed, needed, users) == avoided
+
+
+def test_where_nodes_can_not_be_asked_about_all_that_failed_are_avoided(unreachable_slurm):
+    assert bad_nodes.usable("gpu", {"n1": 1.0}, 2) == {"n1"}

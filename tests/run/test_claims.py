@@ -13,9 +13,9 @@ import time
 import pytest
 
 from megaboa.files import read_json, write_json
-from megaboa.launch import slurm
-from megaboa.launch.slurm import Job
 from megaboa.run import claims
+from megaboa.scheduler.slurm import queries
+from megaboa.scheduler.slurm.queries import Job
 
 HOLD = """
 import sys, time
@@ -218,9 +218,9 @@ def impatient(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def fresh_cluster():
-    slurm.cluster.cache_clear()
+    queries.cluster.cache_clear()
     yield
-    slurm.cluster.cache_clear()
+    queries.cluster.cache_clear()
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING", "COMPLETING", "SUSPENDED"])

@@ -6,10 +6,11 @@ import pytest
 
 from megaboa.config.models.resources import Launch
 from megaboa.errors import InputError
-from megaboa.launch.ranks import Ended
-from megaboa.launch.slurm import Job
 from megaboa.records import Image
-from megaboa.run import converters, gpus, site
+from megaboa.run import converters, gpus
+from megaboa.scheduler.ranks import Ended
+from megaboa.scheduler.slurm import allocation
+from megaboa.scheduler.slurm.queries import Job
 
 ENV = (
     "import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['OMP_NUM_THREADS'], *sys.argv[1:])"
@@ -66,11 +67,11 @@ def test_in_a_job_they_are_a_step_of_it_in_the_image(tmp_path, monkeypatch, fake
         def poll(self):
             return Ended()
 
-    monkeypatch.setattr(site, "SrunRanks", Step)
-    monkeypatch.setattr(site, "_patiently", lambda job: Job(job, "RUNNING", nodes="n[1-2]", node_count=2))
-    monkeypatch.setattr(site.slurm, "hostnames", lambda nodes: ["n1", "n2"])
+    monkeypatch.setattr(allocation, "SrunRanks", Step)
+    monkeypatch.setattr(allocation, "_patiently", lambda job: Job(job, "RUNNING", nodes="n[1-2]", node_count=2))
+    monkeypatch.setattr(allocation.queries, "hostnames", lambda nodes: ["n1", "n2"])
     fake_command("srun", "true")
-    monkeypatch.setattr(site.slurm, "available", lambda: True)
+    monkeypatch.setattr(allocation.queries, "available", lambda: True)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     image = {"runtime": "pyxis", "mounts": ["/w:/w:rw"], "secrets": [], "workdir": "/w", "variables": {"MINE": "1"}}
     asked = wanted(tp=8, image=image, device="cuda", gpus_per_node=4, nodes=2, network="infiniband")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from megaboa.causes import CAUSES
-from megaboa.launch.ranks import Ended
-from megaboa.launch.srun import read_end
 from megaboa.run import failures
 from megaboa.run.failures import Failure, classify
+from megaboa.scheduler.ranks import Ended
+from megaboa.scheduler.slurm.srun import read_end
 
 # What every log of ours begins with: an import that Bridge does without.
 BEGINNING = """\

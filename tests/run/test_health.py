@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from megaboa.launch.ranks import ReservedPort
 from megaboa.records import write
 from megaboa.run import gpus, health
+from megaboa.scheduler.ranks import ReservedPort
 
 SCRIPT = Path(health.__file__).parents[2] / "check_node.py"
 FIELDS = [*gpus.FIELDS, *gpus.OPTIONAL_FIELDS]

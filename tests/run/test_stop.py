@@ -6,6 +6,7 @@ from megaboa.files import write_json
 from megaboa.paths import RunStore
 from megaboa.run import claims
 from megaboa.run.stop import stop
+from megaboa.scheduler.slurm import queries
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_a_job_is_asked_by_its_file_where_slurm_does_not_answer(held_by_job, unr
 
 @pytest.fixture
 def on_beta(monkeypatch):
-    monkeypatch.setattr(claims.slurm, "cluster", lambda: "beta")
+    monkeypatch.setattr(queries, "cluster", lambda: "beta")
 
 
 def test_a_job_of_this_number_on_this_cluster_is_not_cancelled_for_one_on_another(held_by_job, job, on_beta):

@@ -12,101 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pretended_run import LAST, Run
 
 from megaboa import files
-from megaboa.config.models.resources import Launch, Recovery
-from megaboa.launch.slurm import Job
-from megaboa.paths import RunFolder, RunStore
-from megaboa.records import Code, Image, line, read_ledger
+from megaboa.image.runtimes import NO_CONTAINER
+from megaboa.paths import RunFolder
+from megaboa.records import Code, Image, read_ledger
 from megaboa.run import checkpoints, command, identity, ledger, patience, supervisor
 from megaboa.run import site as sites
 from megaboa.run.call import Interrupted, TrainingFailed
-
-LAST, INTERVAL = 6, 2
-
-# Writes what a rank writes. What goes wrong is `@misfortune`, which may look at `attempt`, `begin`, `step`.
-RANK = """
-import argparse, json, os, signal, sys, time
-from pathlib import Path
-from megaboa.run import checkpoints
-
-parser = argparse.ArgumentParser()
-for name in ("run", "store", "attempt", "claim", "asked"):
-    parser.add_argument(f"--{name}")
-parser.add_argument("--resume-from", type=int)
-given = parser.parse_args()
-root, folder, begin = Path(given.store) / "checkpoints", Path(given.attempt), given.resume_from
-attempt, step = int(folder.name), None
-
-def misfortune():
-    @misfortune
-
-def event(event, **fields):
-    with (folder / "steps.jsonl").open("a") as stream:
-        stream.write(json.dumps({"event": event, "time": time.time(), **fields}) + "\\n")
-
-event("phase", phase="configured")
-misfortune()
-event("phase", phase="built")
-for step in range(begin + 1, @last + 1):
-    event("step", step=step, loss=1.0)
-    if step % @interval == 0:
-        saved = checkpoints.folder(root, step)
-        saved.mkdir(parents=True)
-        (saved / "__0_0.distcp").write_text(f"{step} " * 100)
-        (saved / checkpoints.LAST_WRITTEN).write_text("all: right")
-        checkpoints.mark_complete(root)
-    misfortune()
-"""
-
-
-class Run:
-    """One run in a folder of its own."""
-
-    def __init__(self, path, monkeypatch):
-        self.folder = RunFolder(path / "results" / "new" / "runs" / "child")
-        self.rank, self._patch = path / "rank.py", monkeypatch
-        asked = {"device": "cpu", "world_size": 1, "model": {"recipe": "none", "tokenizer": None, "init": "scratch"}}
-        asked |= {"data": {}, "training": {"train_iters": LAST}}
-        files.write_json(self.folder.path / "run.json", asked)
-        files.write_json(self.folder.path / "profile.json", {})
-        self.launch()
-        self.misfortune("pass")
-        monkeypatch.setattr(command, "RANK_SCRIPT", self.rank)
-
-    def launch(self, **recovery):
-        launch = {"store": str(self.rank.parent / "store"), "nodes": 1, "gpus_per_node": 1, "cpus_per_rank": 1}
-        launch |= {"start": Launch(starter="local").model_dump(mode="json"), "checkpoint": {"save_interval": INTERVAL}}
-        launch["recovery"] = Recovery(**{"backoff_seconds": 0.0, **recovery}).model_dump(mode="json")
-        files.write_json(self.folder.path / "launch.json", launch)
-
-    def misfortune(self, code):
-        text = RANK.replace("@misfortune", code).replace("@last", str(LAST)).replace("@interval", str(INTERVAL))
-        self.rank.write_text(text)
-
-    @property
-    def store(self) -> RunStore:
-        return identity.store_of(self.folder, identity.identity_of(self.folder))
-
-    @property
-    def entries(self):
-        return read_ledger(self.store.ledger)
-
-    @property
-    def attempts(self):
-        """Of every attempt where it began, how it ended and why."""
-        begun = {start.attempt: start.resumed_from for start in ledger.starts(self.entries)}
-        return [(begun[end.attempt], end.outcome, end.cause) for end in ledger.ends(self.entries)]
-
-    def train(self):
-        return supervisor.train(RunFolder(self.folder.path))
-
-    def rewrite(self, *entries):
-        self.store.ledger.write_text("".join(line(entry) + "\n" for entry in entries))
-
-    def forget_last_lines(self, count):
-        lines = self.store.ledger.read_text().splitlines(keepends=True)
-        self.store.ledger.write_text("".join(lines[:-count]))
+from megaboa.scheduler.local import Machine
+from megaboa.scheduler.slurm import allocation
+from megaboa.scheduler.slurm.queries import Job
 
 
 @pytest.fixture
@@ -145,11 +62,11 @@ def test_a_ledger_cut_in_the_middle_blames_no_node_and_spares_the_folders(run, m
     for iteration in (4, 6):
         checkpoints.distrust(run.store.checkpoints, iteration)
 
-    class InAJob(sites.Machine):
+    class InAJob(Machine):
         job = Job("17", "RUNNING", nodes="n1")
 
-    monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob())
-    monkeypatch.setattr(sites, "fallen_of", lambda nodes, since: {"n1": "node n1 was booted"})
+    monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob(NO_CONTAINER))
+    monkeypatch.setattr(allocation, "fallen_of", lambda nodes, since: {"n1": "node n1 was booted"})
     run.train()
     lost, done = ledger.ends(run.entries)
     assert (lost.cause, lost.bad_nodes) == ("lost", ()) and "between attempt 1 and 2" in lost.detail
@@ -166,12 +83,12 @@ def test_a_node_that_came_up_before_the_last_step_is_not_blamed(run, monkeypatch
     run.rewrite(called, replace(begun, nodes=("n1",), job="16", time=begun.time - 3600))
     checkpoints.distrust(run.store.checkpoints, LAST)
 
-    class InAJob(sites.Machine):
+    class InAJob(Machine):
         job = Job("17", "RUNNING", nodes="n1")
 
-    monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob())
+    monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob(NO_CONTAINER))
     up = last + booted
-    monkeypatch.setattr(sites, "fallen_of", lambda nodes, since: {"n1": "booted"} if up > since else {})
+    monkeypatch.setattr(allocation, "fallen_of", lambda nodes, since: {"n1": "booted"} if up > since else {})
     run.train()
     assert ledger.ends(run.entries)[0].cause == cause
 
@@ -337,14 +254,16 @@ def test_the_step_of_a_killed_supervisor_is_ended_before_the_next_begins(run, mo
     run.rewrite(called, replace(begun, job="17", restarts=0))
     checkpoints.distrust(run.store.checkpoints, LAST)
 
-    class InAJob(sites.Machine):
+    class InAJob(Machine):
         job = Job("17", "RUNNING", nodes="n1")
 
+        def end_left_over(self, logs):
+            ended.append((logs, len(run.entries)))
+
     ended = []
-    monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob())
-    monkeypatch.setattr(supervisor, "end_step", lambda *step: ended.append((*step, len(run.entries))))
+    monkeypatch.setattr(sites, "here", lambda *asked, **more: InAJob(NO_CONTAINER))
     supervisor.train(RunFolder(run.folder.path), life=2)
-    assert ended == [("17", "attempt-01", 2)]
+    assert ended == [(run.store.attempt(1).path, 2)]
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from megaboa.launch import local
-from megaboa.launch.ranks import Ended
 from megaboa.run import watch
 from megaboa.run.lives import Signals
 from megaboa.run.watch import Watch
+from megaboa.scheduler import local
+from megaboa.scheduler.ranks import Ended
 
 # Ranks that end when they are asked to, or don't hear; the stacks of both can be had.
 BEGIN = "import os, signal, sys, time; from megaboa.bridge import process; process.stacks_on_signal()\n"

@@ -11,11 +11,11 @@ import pytest
 from megaboa import records
 from megaboa.config.models.resources import Recovery
 from megaboa.files import write_json
-from megaboa.launch.slurm import Job
 from megaboa.paths import RunStore
 from megaboa.records import AttemptEnd, LossSpike, Step, parse, plain
 from megaboa.run import checkpoints, watch
 from megaboa.run.resume import Resumption
+from megaboa.scheduler.slurm.queries import Job
 
 WALL_TIME = 14_400.0
 

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from megaboa.launch.local import POLL_SECONDS, LocalRanks
-from megaboa.launch.ranks import STACKS_SIGNAL
+from megaboa.scheduler.local import POLL_SECONDS, LocalRanks
+from megaboa.scheduler.ranks import STACKS_SIGNAL
 
 
 def main() -> int:

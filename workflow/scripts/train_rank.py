@@ -6,8 +6,8 @@ With --self-test it trains nothing, and says what is here to train with.
 import sys
 
 from megaboa.bridge import process, zygote
-from megaboa.launch.local import die_with_parent
-from megaboa.launch.ranks import adopt_rank
+from megaboa.scheduler import adopt_rank
+from megaboa.scheduler.local import die_with_parent
 
 die_with_parent()  # also in the checkpoint writers, which are spawned and import this file again
 

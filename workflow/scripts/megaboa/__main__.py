@@ -24,7 +24,7 @@ GROUPS = {
         "stop": "let it save and end; the next call of Snakemake resumes it",
     },
     "A cluster": {
-        "site": "its partitions, what of SLURM's settings matters, what the profile takes",
+        "site": "its partitions, what of the scheduler's settings matters, what the profile takes",
     },
     "Files from anywhere": {
         "read-log": "what a training's log says: losses, speed, memory",

@@ -180,9 +180,9 @@ CAUSES: dict[str, End] = {
     "preempted": End("preemption", "requeue", "preemption", free=True),
     # the job's wall time is used up
     "time_limit": End("time limit", "requeue", "time_limit", free=True),
-    # the administrator, or SLURM itself, has put the job back into the queue
+    # the administrator, or the scheduler itself, has put the job back into the queue
     "requeued": End("requeue", "requeue", "preemption", free=True),
-    # scancel, or Ctrl-C in Snakemake
+    # somebody cancelled the job, or pressed Ctrl-C in Snakemake
     "cancelled": End("cancellation", "stop", "cancelled"),
     # the user asked for an orderly stop
     "stopped": End("stop", "stop", "cancelled"),
@@ -200,3 +200,14 @@ Cause = Literal[tuple(CAUSES)]
 FREE, REPEATABLE, NODE_CAUSES = (
     frozenset(cause for cause, end in CAUSES.items() if getattr(end, trait)) for trait in ("free", "repeatable", "node")
 )
+
+
+@dataclass(frozen=True)
+class Failure:
+    cause: Cause
+    evidence: str
+    rank: int | None = None
+    nodes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.cause.replace('_', ' ')}: {self.evidence}"

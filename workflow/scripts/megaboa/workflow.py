@@ -25,7 +25,6 @@ from megaboa import files
 from megaboa.check.refusals import some_of
 from megaboa.doctor import failed_stages
 from megaboa.errors import InputError
-from megaboa.launch import local, partitions, slurm
 from megaboa.observe import status
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import Plan, places, screen
@@ -34,6 +33,9 @@ from megaboa.plan.shared import Shared
 from megaboa.records import Checks, Fault, Tree, read
 from megaboa.run import submitted
 from megaboa.run.identity import is_trained
+from megaboa.scheduler import local
+from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.registry import cluster
 
 DEFAULT_CONFIG = Path("config/config.yaml")
 PREVIEW = "preview"  # in the results: a plan that was only looked at
@@ -51,8 +53,8 @@ MOST_LINES = 20  # about other jobs that failed
 
 def prepare_environment() -> None:
     """Let jobs run with the Python that runs Snakemake, where no conda environment or container is deployed, and let
-    SLURM's commands, which Snakemake's executor calls too, answer without the user's own defaults."""
-    slurm.forget_users_defaults()
+    the scheduler's commands, which Snakemake's executor calls too, answer without the user's own defaults."""
+    cluster().prepare()
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
@@ -171,9 +173,9 @@ def require_claim() -> None:
 
 def profile_resources(default_resources: Any) -> dict[str, str]:
     """What a profile's default-resources say, by name. Account and partitions that it leaves open are found, and put
-    into them for all rules; a choice that SLURM leaves to the user ends the call."""
+    into them for all rules; a choice that the scheduler leaves to the user ends the call."""
     found = {name: _unquoted(str(getattr(value, "raw", value))) for name, value in (default_resources or {}).items()}
-    if open_names := [name for name in partitions.NAMES if found.get(name) == places.AUTO]:
+    if open_names := [name for name in cluster().names if found.get(name) == places.AUTO]:
         taken = places_of(open_names, {name: value for name, value in found.items() if name not in open_names})
         listed = ", ".join(f"{name} {value}" for name, value in taken.items())
         say(f"{listed}: for `{places.AUTO}` in the profile")
@@ -194,16 +196,16 @@ def places_of(names: Collection[str], known: dict[str, str]) -> dict[str, str]:
         choice = places.choose(names, known)
     except InputError as error:
         sys.exit(str(error))
-    except slurm.SlurmUnreachableError as error:
+    except UnreachableError as error:
         sys.exit(
-            f"the profile's default-resources: {' and '.join(names)} can't be found, as SLURM can't be asked here "
-            f"({error}). Call this on a login node, or put a line for each into {places.shown()}"
+            f"the profile's default-resources: {' and '.join(names)} can't be found, as {cluster().name} can't be "
+            f"asked here ({error}). Call this on a login node, or put a line for each into {places.shown()}"
         )
     if choice.left:
         listed = "\n".join(f"  {line}" for line in choice.left)
         choice.missing.append(
-            f"SLURM leaves you a choice. Put a line for each name into {places.shown()}, or export "
-            f"{partitions.ACCOUNT_VARIABLES[0]}, {partitions.PARTITION_VARIABLE}; `megaboa site` shows the "
+            f"{cluster().name} leaves you a choice. Put a line for each name into {places.shown()}, or export "
+            f"{', '.join(choice.variables)}; `megaboa site` shows the "
             f"cluster:\n{listed}"
         )
     if choice.missing:
@@ -212,16 +214,16 @@ def places_of(names: Collection[str], known: dict[str, str]) -> dict[str, str]:
 
 
 def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> None:
-    """Called before the first job: several nodes are had from SLURM only.
+    """Called before the first job: several nodes are had from a scheduler only.
 
     `starting`: the runs whose ranks this call will start. What comes before them needs no nodes, on any machine.
     """
     wide = next((run for run in plan.runs if run.name in starting and run.config.resources.nodes > 1), None)
-    if wide and executor != "slurm":
+    if wide and executor != cluster().profile:
         sys.exit(
             f"run {wide.name}: resources.nodes is {wide.config.resources.nodes}, and this machine is one: "
-            f"call `snakemake --profile slurm`, or set it to 1; what comes before training works here too "
-            f"(`snakemake preflight`, `data`, `import`)"
+            f"call `snakemake --profile {cluster().profile}`, or set it to 1; what comes before training works here "
+            f"too (`snakemake preflight`, `data`, `import`)"
         )
 
 

@@ -114,8 +114,9 @@ class CheckpointMarker(Callback):
 class Fence(Callback):
     """Ends a rank whose run has been given to somebody else, and hears a supervisor whose signals don't arrive.
 
-    A node that SLURM has lost sight of may still reach the file system: its ranks must not go on writing. One rank of
-    every node looks; without it no other comes to the end of another step, or into a save, as all ranks meet there.
+    A node that the scheduler has lost sight of may still reach the file system: its ranks must not go on writing. One
+    rank of every node looks; without it no other comes to the end of another step, or into a save, as all ranks meet
+    there.
     """
 
     def __init__(self, claims: Path, claim: int, stop_now: Path):

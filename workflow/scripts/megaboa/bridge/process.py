@@ -16,9 +16,10 @@ from types import ModuleType
 from typing import Any
 
 from megaboa.errors import InputError
-from megaboa.launch.local import die_with_parent
-from megaboa.launch.ranks import STACKS_SIGNAL, adopt_rank
 from megaboa.layout import Layout
+from megaboa.scheduler import adopt_rank
+from megaboa.scheduler.local import die_with_parent
+from megaboa.scheduler.ranks import STACKS_SIGNAL
 
 
 def prepare(device: str, threads: int = 1) -> None:

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from megaboa.bridge import process
-from megaboa.launch.local import FORKED, HELD, die_with_parent, may_be_forked
+from megaboa.scheduler.local import FORKED, HELD, die_with_parent, may_be_forked
 
 IDLE_SECONDS = 30.0
 POLL_SECONDS = 0.2

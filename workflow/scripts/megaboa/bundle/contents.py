@@ -51,7 +51,7 @@ and, for an experiment on the CPU, trains all of it again, with the code in here
 """
 MANIFEST = "bundle.json"
 COMMAND_LINE = "config/command-line.yaml"
-# Enough to run the workflow anywhere. A site's SLURM profile names its accounts, and stays there.
+# Enough to run the workflow anywhere. A site's profile names its accounts, and stays there.
 CODE = (
     *("Snakefile", "Makefile", "LICENSE", "workflow", "envs", "recipes", "profilers", "containers", "config/published"),
     *("profiles/local", "profiles/default"),

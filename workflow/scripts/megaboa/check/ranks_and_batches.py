@@ -126,8 +126,8 @@ def tensor_ranks_stay_in_a_node(f: Facts) -> Broken | None:
 
 
 def tasks_are_ranks(f: Facts) -> Broken | None:
-    """SLURM gives a node as many tasks and GPUs as resources.gpus_per_node says: ranks come from tasks, one for each
-    GPU."""
+    """The scheduler gives a node as many tasks and GPUs as resources.gpus_per_node says: ranks come from tasks, one for
+    each GPU."""
     asked = f.cluster.tasks_per_node
     if asked is None or asked == f.cluster.gpus_per_node:
         return None

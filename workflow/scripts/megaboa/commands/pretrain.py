@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 from megaboa import commands
-from megaboa.launch.slurm import SlurmUnreachableError
 from megaboa.records import RecordError
 from megaboa.run.call import RESUMES, Interrupted, Requeued, TrainingFailed
 from megaboa.run.inputs import UnusableInputError
@@ -18,6 +17,7 @@ from megaboa.run.lives import kept
 from megaboa.run.patience import may_pass
 from megaboa.run.submitted import folder_of
 from megaboa.run.supervisor import train
+from megaboa.scheduler.protocol import UnreachableError
 
 REQUEUE_SECONDS = 120
 FIRST = "snakemake image data import preflight, with your profile"
@@ -34,12 +34,12 @@ def main(words: list[str]) -> int:
 def supervise(run: Path, restart: bool, life: int) -> int:
     try:
         train(folder_of(run, restart), life)
-    except (TrainingFailed, UnusableInputError, SlurmUnreachableError, RecordError) as failure:
+    except (TrainingFailed, UnusableInputError, UnreachableError, RecordError) as failure:
         print(failure, file=sys.stderr)
         return 1
     except Requeued:
-        with contextlib.suppress(KeyboardInterrupt):  # SLURM's signal, which the keeper passes on
-            time.sleep(REQUEUE_SECONDS)  # SLURM ends this job; ending it ourselves would race with that
+        with contextlib.suppress(KeyboardInterrupt):  # the scheduler's signal, which the keeper passes on
+            time.sleep(REQUEUE_SECONDS)  # the scheduler ends this job; ending it ourselves would race with that
         return 1
     except FileNotFoundError as missing:
         print(f"{missing.filename} isn't there. First make what the run reads: {FIRST}", file=sys.stderr)

@@ -12,12 +12,12 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from megaboa import commands
-from megaboa.observe.slurm_jobs import Queue, read_queue
+from megaboa.observe.queue import Queue, read_queue
 from megaboa.observe.status import as_record, experiment_progress, progress_table
 from megaboa.run.bad_nodes import reviser
 from megaboa.run.progress import Progress
 
-ASK_SLURM_SECONDS = 20  # between two calls of squeue while watching
+ASK_SECONDS = 20  # between two questions to the scheduler while watching
 
 
 def main(words: list[str]) -> None:
@@ -68,7 +68,7 @@ def watch(experiments: list[Path], revise: Callable[[], None]) -> None:
         try:
             while True:
                 time.sleep(1)
-                if time.time() - queue.asked > ASK_SLURM_SECONDS:
+                if time.time() - queue.asked > ASK_SECONDS:
                     revise()
                     queue = read_queue()
                 live.update(show(experiments, queue), refresh=True)

@@ -26,6 +26,7 @@ from megaboa.records import (
 from megaboa.run import checkpoints, claims, ledger
 from megaboa.run.failures import read_tails
 from megaboa.run.identity import is_outdated, is_trained
+from megaboa.scheduler.registry import cluster
 
 
 def experiment(results: Path) -> list[str]:
@@ -87,7 +88,7 @@ def _lost(store: RunStore, begun: AttemptStart) -> AttemptEnd:
     """The end that nobody wrote down, as the next call will."""
     events = read_steps(store.attempt(begun.attempt).steps)
     steps = [event.step for event in events if isinstance(event, Step)]
-    job = f"SLURM job {begun.job}, " if begun.job else ""
+    job = f"{cluster().name} job {begun.job}, " if begun.job else ""
     where = ", ".join(begun.nodes or [begun.host])
     return AttemptEnd(
         attempt=begun.attempt,

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from megaboa.doctor import troubles
 from megaboa.files import read_json
-from megaboa.launch.ranks import Ended
 from megaboa.paths import ExperimentFolder
 from megaboa.run.failures import EVIDENCE_LENGTH, classify, read_tails
+from megaboa.scheduler.ranks import Ended
+from megaboa.scheduler.registry import cluster
 
 SHARED = ("models", "tokenizers", "corpora", "indexes")  # kinds of specifications
 # The sentence of a mistake that a user can mend, the last line of a traceback, what preflight says.
@@ -111,7 +112,9 @@ def told(job: Job, over: bool = False) -> list[str]:
     if refused := REFUSED.findall(text):
         return [f"{job.name}: refused", *(f"  | {line}" for line in refused), f"  logs: {job.log}"]
     if not (said := ENDED.findall(text)):
-        without = f"{job.name}: ended without a word: it was killed, or SLURM ended it (its own log: logs/slurm)"
+        without = (
+            f"{job.name}: ended without a word: it was killed, or {cluster().name} ended it (its own log: logs/slurm)"
+        )
         return [without, f"  logs: {job.log}"] if over and not job.part else []
     cause = classify(Ended(0, 1), {None: text}, 0).cause
     found = troubles.trouble(cause, said[-1][:EVIDENCE_LENGTH], {None: text})

@@ -16,6 +16,7 @@ from megaboa.check import costs, fit, memory, table
 from megaboa.check.facts import Facts
 from megaboa.check.memory import GIB
 from megaboa.check.overview import size
+from megaboa.scheduler.registry import cluster
 
 HUB = (
     r"GatedRepo|gated repo|RepositoryNotFound|401 Client Error|403 Client Error|HF_TOKEN|OfflineMode"
@@ -115,7 +116,8 @@ def gpu_memory(case: Case) -> list[str]:
 
 def host_memory(case: Case) -> list[str]:
     return [
-        "raise resources.mem_mb_per_rank: the kernel or SLURM killed a rank for the host's memory, not the GPU's",
+        f"raise resources.mem_mb_per_rank: the kernel or {cluster().name} killed a rank for the host's memory, "
+        "not the GPU's",
         "data.num_workers: 0 saves the loaders' processes, checkpoint.async_save: false a second copy of weights",
     ]
 
@@ -243,7 +245,7 @@ def cancelled(case: Case) -> list[str]:
 def lost(case: Case) -> list[str]:
     return [
         f"with the same command it {_begins(case)}",
-        "ask SLURM what became of the job or the node: sacct -j JOB, sinfo -R",
+        f"ask {cluster().name} what became of the job or the node: {cluster().inquiry}",
     ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -16,15 +15,9 @@ from typing import Any
 from megaboa import files
 from megaboa.errors import InputError
 from megaboa.image import rootfs, runtimes
+from megaboa.scheduler.registry import cluster
 
 ENTRYPOINT = Path(__file__).parents[2] / "train_rank.py"
-JOB = ("--nodes=1", "--ntasks=1", "--time=30", "--job-name=megaboa-image")
-# What srun says where it has started nothing: that is no fault of the image.
-_NO_ALLOCATION = re.compile(
-    r"Unable to (allocate resources|create step|confirm allocation|contact slurm controller).*", re.IGNORECASE
-)
-
-
 KILLED = (-9, -15, 137, 143)
 
 
@@ -39,7 +32,7 @@ def test(wanted: dict[str, Any], image: Path, results: Path) -> dict[str, Any]:
 
 def ask(wanted: dict[str, Any], image: Path, results: Path, command: Callable[[Path], list[str]]) -> dict[str, Any]:
     """What a command in the image writes into the file that it is told, as `test` does."""
-    how = way(wanted["runtime"], image, wanted.get("srun", "srun"))
+    how = way(wanted["runtime"], image, wanted.get("srun"))
     if how is None:
         return {"state": "NOT_RUN", "why": f"nothing here can start {image.name}: {missing(wanted['runtime'])}"}
     if how != "pyxis" and (other := wanted.get("architecture") or platform.machine()) != platform.machine():
@@ -51,8 +44,8 @@ def ask(wanted: dict[str, Any], image: Path, results: Path, command: Callable[[P
         argv = command(report)
         done = _start(how, seen, image, argv)
         if not report.exists():
-            if how == "pyxis" and (refused := _NO_ALLOCATION.search(done.stderr)):
-                return {"state": "NOT_RUN", "why": f"srun gave no allocation: {refused[0]}"}
+            if how == "pyxis" and (refused := cluster().refusal(done.stderr)):  # that is no fault of the image
+                return {"state": "NOT_RUN", "why": refused}
             if done.returncode in KILLED:
                 raise KilledError(f"{Path(argv[1]).name} was killed in {image} ({how}): too little memory, or time?")
             said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
@@ -73,22 +66,15 @@ def self_test(wanted: dict[str, Any], report: Path) -> list[str]:
     ]
 
 
-def way(runtime: str, image: Path, srun: str = "srun") -> str | None:
+def way(runtime: str, image: Path, launcher: str | None = None) -> str | None:
     """The runtime itself where it is here; else the bare root file system of a .sqsh."""
     if runtime == "apptainer" and shutil.which("apptainer"):
         return "apptainer"
-    if runtime == "pyxis" and has_pyxis(srun):
+    if runtime == "pyxis" and cluster().starts_images(launcher):
         return "pyxis"
     if image.suffix == ".sqsh" and shutil.which("unsquashfs") and can_unshare():
         return "root file system"
     return None
-
-
-def has_pyxis(srun: str = "srun") -> bool:
-    """Whether srun here knows the options of the plugin."""
-    if shutil.which(srun) is None:
-        return False
-    return "--container-image" in subprocess.run([srun, "--help"], capture_output=True, text=True).stdout
 
 
 def can_unshare() -> bool:
@@ -99,7 +85,7 @@ def can_unshare() -> bool:
 def missing(runtime: str) -> str:
     if runtime == "apptainer":
         return "there is no apptainer"
-    return "there is no srun with pyxis, and no unsquashfs with the right to make namespaces"
+    return f"there is no {cluster().image_plugin}, and no unsquashfs with the right to make namespaces"
 
 
 def _start(how: str, wanted: dict[str, Any], image: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -112,14 +98,10 @@ def _start(how: str, wanted: dict[str, Any], image: Path, command: list[str]) ->
             variables = rootfs.environment(root, names, variables)
             return _run(rootfs.enter(str(root), *arguments), variables)
     argv = runtimes.RUNTIMES[wanted["runtime"]](str(image.absolute()), *arguments)
-    return _run([*srun(wanted), *argv] if how == "pyxis" else argv, variables)
-
-
-def srun(wanted: dict[str, Any]) -> list[str]:
-    """srun's part of the command: a job of its own where the runs' jobs go, or a step where we are in a job already."""
-    where = runtimes.STEP if "SLURM_JOB_ID" in os.environ else (*JOB, *wanted["places"])
-    gpu = ["--gpus-per-node=1"] if wanted["device"] == "cuda" else []
-    return [wanted["srun"], *where, *gpu, *wanted["srun_args"]]
+    if how == "pyxis":  # a job of its own where the runs' jobs go, or a step where we are in a job already
+        gpus = int(wanted["device"] == "cuda")
+        argv = [*cluster().process(wanted, os.environ, step=False, gpus=gpus), *argv]
+    return _run(argv, variables)
 
 
 def _run(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

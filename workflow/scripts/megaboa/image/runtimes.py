@@ -1,8 +1,8 @@
 """How a command is started inside an image, of ranks or of a script: for each runtime one function that makes argv.
 
 `env` are names only. Values travel in the environment of the process that is started: no secret stands on a command
-line, where everybody on the machine reads it, or in a log. What `pyxis` gives goes between srun's own options and the
-command; what the others give is a command itself.
+line, where everybody on the machine reads it, or in a log. What `pyxis` gives goes between the launcher's own options
+and the command; what the others give is a command itself.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megaboa.scheduler.registry import cluster
+
 # They tell of Python and libraries of this machine: in an image they lead to nothing, or to the wrong ones.
 _OF_THIS_MACHINE = re.compile(r"PYTHONPATH|PYTHONHOME|VIRTUAL_ENV(_PROMPT)?|CONDA_\w+|_CE_\w+|LD_LIBRARY_PATH")
-
-# Within the job's own allocation, next to the step that waits for it.
-STEP = ("--overlap", "--nodes=1", "--ntasks=1")
 
 Runtime = Callable[[str, Sequence[str], Sequence[str], str, Sequence[str]], list[str]]
 
@@ -53,7 +52,9 @@ def python_command(wanted: dict[str, Any], image: str, words: Sequence[str]) -> 
     """
     container = Container(wanted["runtime"], image, wanted["mounts"], wanted["env"], wanted["workdir"])
     inner = container.around([wanted["python"], *words], wanted["variables"])
-    return [wanted["srun"], *STEP, *wanted["srun_args"], *inner] if wanted["runtime"] == "pyxis" else inner
+    if wanted["runtime"] != "pyxis":
+        return inner
+    return [*cluster().process(wanted, os.environ, step=True), *inner]
 
 
 def without_pythons(environment: Mapping[str, str]) -> dict[str, str]:
@@ -62,7 +63,7 @@ def without_pythons(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def pyxis(image: str, mounts: Sequence[str], env: Sequence[str], workdir: str, command: Sequence[str]) -> list[str]:
-    """Options of srun, and the command. Without `--container-env` a variable of the image goes before ours."""
+    """Options of the plugin, and the command. Without `--container-env` a variable of the image goes before ours."""
     return [
         f"--container-image={image}",
         *([f"--container-mounts={','.join(mounts)}"] if mounts else []),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from megaboa.errors import InputError
 from megaboa.image.references import registry_of
-from megaboa.launch.local import die_with_parent
+from megaboa.scheduler.local import die_with_parent
 
 KEPT_LINES = 40
 _UNREACHABLE = re.compile(

@@ -1,1 +1,2 @@
-"""Starting the ranks of a run. Standard library only: this runs on the compute host, outside the container."""
+"""What ranks are started with: the network's environment, and Nsight Systems around some. Standard library only: this
+runs on the compute host, outside the container."""

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megaboa.launch.ranks import rank_from_slurm
+from megaboa.scheduler import rank_of
 
 
 class NoProfiler(Exception):
@@ -46,7 +46,7 @@ def report_name(rank: int, stem: str) -> str:
 
 def rank_command(command: Sequence[str], ranks: Sequence[int], out: Path, nsys: Sequence[str]) -> list[str]:
     """What this rank runs. `out` is the folder and the first part of the report's name."""
-    environment = {**os.environ, **rank_from_slurm(os.environ)}
+    environment = {**os.environ, **rank_of(os.environ)}
     rank = int(environment["RANK"])
     if rank not in ranks:
         return list(command)

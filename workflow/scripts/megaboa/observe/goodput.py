@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from megaboa.observe.numbers import WARMUP_STEPS
-from megaboa.observe.slurm_jobs import Life
 from megaboa.observe.steps import Row
 from megaboa.observe.summary import timed_rows
 from megaboa.records import (
@@ -26,6 +25,8 @@ from megaboa.records import (
     Tested,
     TrainStart,
 )
+from megaboa.scheduler.protocol import Life
+from megaboa.scheduler.registry import cluster
 
 # `away`: nobody had asked for the run, after a stop or a failure that ends it. Only `queue` and `away` hold no machine.
 KINDS = ("queue", "startup", "compile", "productive", "checkpoint", "evaluation", "lost", "idle", "away")
@@ -37,7 +38,7 @@ Span = tuple[str, float, float]
 def goodput(
     entries: Sequence[Event], events: Sequence[StepEvent], rows: Sequence[Row], lives: Sequence[Life] | None = None
 ) -> Goodput | None:
-    """The ledger, from attempts.jsonl, the attempts' events, the step rows and SLURM's accounts; None: no attempt."""
+    """By the ledger, the attempts' events, the step rows and the scheduler's accounts; None: no attempt."""
     attempts = list(_attempts(entries, events, lives))
     if not attempts:
         return None
@@ -64,7 +65,7 @@ def goodput(
         seconds=seconds,
         goodput=seconds["productive"] / allocated if allocated else None,
         rank_hours=sum((end - start.time) * start.world_size / 3600 for start, _, end, _ in attempts),
-        accounting="ledger" if lives is None else "sacct",
+        accounting="ledger" if lives is None else cluster().accounts,
         attempts=tuple(per_attempt),
     )
 

@@ -10,7 +10,6 @@ from megaboa.files import digest, read_json
 from megaboa.harmless import without_harmless
 from megaboa.observe import performance
 from megaboa.observe.goodput import goodput
-from megaboa.observe.slurm_jobs import read_lives
 from megaboa.observe.steps import Row, add_routing, read_attempts, read_events, step_rows, steps_in
 from megaboa.observe.summary import summarize
 from megaboa.paths import RunFolder, RunStore
@@ -27,6 +26,7 @@ from megaboa.records import (
     read_ledger,
 )
 from megaboa.run.progress import last_step
+from megaboa.scheduler.registry import cluster
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def so_far(folder: RunFolder, store: RunStore) -> Measured | None:
 def _time(store: RunStore, events: list[StepEvent], rows: list[Row]) -> Goodput | None:
     entries = read_ledger(store.ledger)
     jobs = sorted({entry.job for entry in entries if isinstance(entry, AttemptStart | Called) and entry.job})
-    return goodput(entries, events, rows, read_lives(jobs))
+    return goodput(entries, events, rows, cluster().lives(jobs))
 
 
 def drift(asked: dict[str, Any], identity: dict[str, Any], train: TrainRecord, final: list[Row]) -> list[str]:

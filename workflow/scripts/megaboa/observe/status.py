@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megaboa.doctor import examine
-from megaboa.observe import slurm_jobs
-from megaboa.observe.slurm_jobs import Queue, SlurmJob
+from megaboa.observe.queue import Queue, trained_by, with_queue
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore
 from megaboa.run import checkpoints, claims, ledger
 from megaboa.run.identity import is_outdated, is_trained
@@ -34,6 +33,8 @@ from megaboa.run.progress import (
     usual_seconds_per_step,
 )
 from megaboa.run.recovery import lead_seconds, links, wall_seconds
+from megaboa.scheduler.protocol import QueuedJob
+from megaboa.scheduler.registry import cluster
 
 STYLES = {
     "running": "bold cyan",
@@ -52,9 +53,9 @@ SHOWN = 10
 
 
 def experiment_progress(results: str | Path, now: float | None = None, queue: Queue | None = None) -> list[Progress]:
-    """Progress of every run, in the order of the plan; `queue`: what SLURM says, asked for just before."""
+    """Progress of every run, in the order of the plan; `queue`: what the scheduler says, asked for just before."""
     results = Path(results)
-    jobs = slurm_jobs.trained_by(queue, results) if queue else {}
+    jobs = trained_by(queue, results) if queue else {}
     return [
         run_progress(ExperimentFolder(results).run(run), now, queue, jobs.get(run, ())) for run in planned_runs(results)
     ]
@@ -69,13 +70,13 @@ def planned_runs(results: Path) -> list[str]:
 
 
 def run_progress(
-    run: RunFolder, now: float | None = None, queue: Queue | None = None, jobs: Sequence[SlurmJob] = ()
+    run: RunFolder, now: float | None = None, queue: Queue | None = None, jobs: Sequence[QueuedJob] = ()
 ) -> Progress:
-    """A run's progress, by the link to its attempts that its supervisor makes when it starts, and by SLURM."""
+    """A run's progress, by the link to its attempts that its supervisor makes when it starts, and by the scheduler."""
     store = RunStore.of(run.attempts_link) if run.attempts_link.exists() else None
     if store is None or is_outdated(run, store):
         progress = Progress(run.name, "waiting", total=run.run["training"].get("train_iters"))
-        return slurm_jobs.with_queue(progress, queue, jobs) if queue else progress
+        return with_queue(progress, queue, jobs) if queue else progress
     kept = checkpoints.sizes(store.checkpoints)
     progress = read_progress(store.path, run=run.name, now=now)
     progress = replace(progress, checkpoints=len(kept), checkpoint_bytes=sum(kept.values()))
@@ -86,7 +87,7 @@ def run_progress(
             progress = replace(progress, state="done", detail=None, goes_on=False, **told)
         return progress
     if queue:
-        progress = slurm_jobs.with_queue(progress, queue, jobs, claims.last_holder(store.claims))
+        progress = with_queue(progress, queue, jobs, claims.last_holder(store.claims))
     return replace(progress, jobs_left=jobs_left(progress, store, run, time.time() if now is None else now))
 
 
@@ -170,7 +171,7 @@ class ProgressTable:
         counts = Counter(run.state for run in self.runs)
         line = ", ".join(f"{counts[state]} {state}" for state in STYLES if counts[state]) or "no runs"
         if any(run.slurm and not run.holder for run in self.runs):
-            line += "; SLURM could not be asked"
+            line += f"; {cluster().name} could not be asked"
         yield Text(line, style="dim")
 
 
@@ -187,7 +188,9 @@ def event(run: Progress, now: float) -> str:
         parts.append(f"{run.event}, {format_age(now - (run.event_time or now))} ago")
     if run.slurm == "unknown":
         parts.append(
-            f"trained by {run.holder}, as far as known here" if run.holder else "unknown to SLURM at the moment"
+            f"trained by {run.holder}, as far as known here"
+            if run.holder
+            else f"unknown to {cluster().name} at the moment"
         )
     return " ".join([*_waits_for(run, now), "; ".join(parts)]).strip()
 

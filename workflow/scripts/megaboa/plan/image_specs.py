@@ -12,6 +12,7 @@ from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.resources import Image
 from megaboa.image import bridge_source, dockerfile, pins, references
 from megaboa.records import BridgeSource
+from megaboa.scheduler.registry import cluster
 
 CLONE = Path(__file__).parents[4]
 PYTHON = "python3"  # of the image, where launch.python names no other
@@ -43,10 +44,10 @@ def inside(experiment: Experiment, profile: Mapping[str, str]) -> dict[str, Any]
     image = experiment.image
     if image.runtime == "none":
         return None
-    asked = experiment.resources
+    asked, usual = experiment.resources, cluster().where(profile)
     places = {
-        "partition": asked.partition or profile.get("gpu_partition"),
-        "account": asked.account or profile.get("slurm_account"),
+        "partition": asked.partition or usual.partition,
+        "account": asked.account or usual.account,
     }
     return {
         "runtime": image.runtime,

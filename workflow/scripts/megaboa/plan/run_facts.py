@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from megaboa.layout import DENSE, NAMES, Layout
 from megaboa.plan.families import with_defaults
 from megaboa.plan.quantities import Quantities
 from megaboa.records import Tree
-
-TASKS = re.compile(r"--(?:ntasks-per-node|gpus-per-node|tasks-per-node)[= ](?:\w+:)*(\d+)")
+from megaboa.scheduler.registry import cluster
 
 
 def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None) -> Facts:
@@ -98,13 +96,12 @@ def _profiling(config: Experiment) -> Profiling:
 
 def _cluster(config: Experiment) -> Cluster:
     resources = config.resources
-    asked = TASKS.search(resources.slurm_extra)
     return Cluster(
         device=config.device,
         nodes=resources.nodes,
         gpus_per_node=resources.gpus_per_node,
         gpu=resources.gpu,
-        tasks_per_node=int(asked[1]) if asked else None,
+        tasks_per_node=cluster().tasks_per_node(resources.slurm_extra),
         max_connections=config.launch.environment.get("CUDA_DEVICE_MAX_CONNECTIONS"),
         # What an image has is not known here.
         has_nsys=has_nsys(config.profile.tool) if config.image.runtime == "none" else None,

@@ -20,6 +20,7 @@ from megaboa.paths import ExperimentFolder
 from megaboa.plan import documents, image_specs
 from megaboa.plan.plan import Plan, Run
 from megaboa.records import CorpusSpec, ModelSource, ReportSpec, TextSpec, TokenizerSpec, plain, read_if_there
+from megaboa.scheduler.registry import cluster
 
 Reference = dict[str, str]
 NO_PROFILE: Mapping[str, str] = MappingProxyType({})
@@ -71,7 +72,7 @@ class Shared:
 
     @property
     def on_cluster(self) -> bool:
-        return "gpu_partition" in self.profile
+        return cluster().where(self.profile).partition is not None
 
     @property
     def import_proofs(self) -> list[str]:

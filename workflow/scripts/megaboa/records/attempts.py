@@ -32,7 +32,7 @@ class RanOn(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Called(Event):
-    """Somebody called; not: SLURM started the job again."""
+    """Somebody called; not: the scheduler started the job again."""
 
     event = "call"
     job: str | None = None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megaboa.doctor import failed_stages
 from megaboa.observe import measure
-from megaboa.observe.slurm_jobs import read_queue
+from megaboa.observe.queue import read_queue
 from megaboa.observe.status import Standing, missing
 from megaboa.observe.steps import table_of
 from megaboa.paths import RunFolder, RunStore

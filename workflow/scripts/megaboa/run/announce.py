@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 
 from megaboa import files
-from megaboa.launch.ranks import Ended
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.run import progress
 from megaboa.run.failures import read_tails
+from megaboa.scheduler.ranks import Ended
 
 PROGRESS_SECONDS, JOB_PROGRESS_SECONDS = 2.0, 30.0
 LOG_LINES_SHOWN = 15

@@ -1,22 +1,20 @@
 """Nodes that a run is better off without: left, looked at before ranks start on them, and avoided.
 
-SLURM is told of those to avoid by the job's ExcNodeList: the user's own, and those that failed under the run. It takes
-the list for waiting jobs only, and keeps it. A job whose supervisor died can't change its own, so whoever lives does
-it: `revise` is called by Snakemake, by `megaboa status` and by supervisors of other runs.
+A scheduler is told which nodes a job is kept away from: the user's own, and those that failed under the run. It may
+take the list for waiting jobs only, and keeps it. A job whose supervisor died can't change its own, so whoever lives
+does it: `revise` is called by Snakemake, by `megaboa status` and by supervisors of other runs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NoReturn
 
-from megaboa.launch import slurm
 from megaboa.paths import AttemptFolder, RunFolder, RunStore, begun
 from megaboa.records import AttemptStart, Called, Cancelled, Event, Left, Unhealthy, read_ledger
 from megaboa.run import claims, ledger
@@ -25,13 +23,15 @@ from megaboa.run.announce import announcer
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
 from megaboa.run.command import rank_environment
 from megaboa.run.failures import Failure
+from megaboa.scheduler.protocol import Job, UnreachableError
+from megaboa.scheduler.registry import cluster
 
 LONGEST_SEARCH = 3  # times that a job is put back because it was given an avoided node again
 REVISE_SECONDS = 300.0
 
 
 def require_claim(call: Call) -> None:
-    """A host that SLURM has lost sight of may live on: its supervisor must leave the run to its next holder."""
+    """A host that the scheduler has lost sight of may live on: its supervisor must leave the run to its next holder."""
     if claims.newest(call.payload.claims) > call.claim:
         raise Interrupted("the run was given to somebody else")
 
@@ -46,13 +46,13 @@ def leave(call: Call, why: str) -> NoReturn:
         if cancelled := call.site.cancelled():
             give_up(call, f"{cancelled}, and is not put back")
         raise TrainingFailed(
-            f"run {call.folder.name}: {why}, and SLURM did not put the job back into the queue. {RESUMES}"
+            f"run {call.folder.name}: {why}, and {cluster().name} did not put the job back into the queue. {RESUMES}"
         )
     raise Requeued(why)
 
 
 def heed_signals(call: Call) -> None:
-    """Between two attempts: somebody wants us to end, and SLURM may know why."""
+    """Between two attempts: somebody wants us to end, and the scheduler may know why."""
     if call.signals.seen:
         if interruption := call.site.interruption(call.began):
             _heed(call, interruption)
@@ -72,7 +72,7 @@ def give_up(call: Call, evidence: str) -> NoReturn:
 
 
 def leave_avoided_nodes(call: Call) -> None:
-    """SLURM may give us a node again that failed under this run."""
+    """The scheduler may give us a node again that failed under this run."""
     job = call.site.job
     if job is None or not job.can_requeue or ledger.left_in_a_row(call.entries) >= LONGEST_SEARCH:
         return
@@ -89,7 +89,7 @@ def _excluded(call: Call) -> tuple[set[str], set[str]]:
         return set(), set()
     try:
         users = users_own(entries, job.id, job.excluded)
-    except slurm.SlurmUnreachableError:  # which is not asked for that: `scontrol` itself is away
+    except UnreachableError:  # its commands may be away
         users = set(filter(None, [job.excluded]))
     return users, avoided(entries, job.partition, call.folder, users)
 
@@ -99,7 +99,10 @@ def require_health(call: Call, target: AttemptFolder) -> None:
     if call.signals.seen or call.healthy:
         return
     began = time.time()
-    problems = call.site.check(target.health, rank_environment(call.folder))
+    folder = call.folder
+    problems = sites.check_nodes(
+        call.site, folder.launch, folder.run["device"], target.health, rank_environment(folder)
+    )
     call.healthy = True
     if not problems or call.signals.seen:
         return
@@ -117,9 +120,9 @@ def require_health(call: Call, target: AttemptFolder) -> None:
     leave(call, f"the health check found {text}")
 
 
-def excluded_from(job: slurm.Job | None) -> list[str]:
+def excluded_from(job: Job | None) -> list[str]:
     """The nodes that a job is kept away from now."""
-    return sorted(slurm.hostnames(job.excluded)) if job else []
+    return sorted(cluster().hostnames(job.excluded)) if job else []
 
 
 def users_own(entries: Sequence[Event], job: str, excluded: str) -> set[str]:
@@ -130,14 +133,32 @@ def users_own(entries: Sequence[Event], job: str, excluded: str) -> set[str]:
     first = next((entry for entry in entries if isinstance(entry, Called) and entry.job == job), None)
     if first and first.excluded is not None:
         return set(first.excluded)
-    return set(slurm.hostnames(excluded)) - set(ledger.avoided_nodes(entries, time.time(), hours=math.inf))
+    return set(cluster().hostnames(excluded)) - set(ledger.avoided_nodes(entries, time.time(), hours=math.inf))
 
 
 def avoided(entries: Sequence[Event], partition: str, folder: RunFolder, users: set[str]) -> set[str]:
     """The nodes that a run is better off without now."""
     recent = ledger.avoided_nodes(entries, time.time(), folder.launch.recovery.exclude_hours)
     ours = {node: blamed for node, blamed in recent.items() if node not in users}
-    return sites.usable(partition, ours, folder.launch.nodes, users)
+    return usable(partition, ours, folder.launch.nodes, users)
+
+
+def usable(partition: str, avoided: Mapping[str, float], needed: int, users: Set[str] = frozenset()) -> set[str]:
+    """The nodes to avoid, of these with the times at which they failed: a bad node is better than waiting for ever.
+
+    A node more is left than the run needs, as nobody may be left to change the list when the next one dies: who failed
+    longest ago is given back for it. Those that failed last are avoided even then, as long as the run has nodes enough.
+    """
+    if not avoided:
+        return set()
+    try:
+        nodes = cluster().usable_nodes(partition) - users
+    except UnreachableError:
+        return set(avoided)
+    kept, newest = sorted(avoided, key=avoided.__getitem__), max(avoided.values())
+    while kept and len(nodes.difference(kept)) < needed + (avoided[kept[0]] < newest):
+        kept.pop(0)
+    return set(kept)
 
 
 def reviser(results: Path) -> Callable[[], None]:
@@ -146,17 +167,17 @@ def reviser(results: Path) -> Callable[[], None]:
 
     def look() -> None:
         nonlocal looked
-        if time.monotonic() - looked < REVISE_SECONDS or shutil.which("squeue") is None:
+        if time.monotonic() - looked < REVISE_SECONDS or not cluster().is_here():
             return
         looked = time.monotonic()
-        with contextlib.suppress(slurm.SlurmUnreachableError, OSError):
+        with contextlib.suppress(UnreachableError, OSError):
             revise(results)
 
     return look
 
 
 def revise_in_background(results: Path) -> None:
-    """As long as this process lives, which has other things to do than to wait for SLURM."""
+    """As long as this process lives, which has other things to do than to wait for the scheduler."""
     look = reviser(results)
 
     def keep_looking() -> None:
@@ -172,21 +193,21 @@ def revise(results: Path) -> None:
 
     `results`: the folder of all experiments. Jobs that we don't know, and what their users excluded, are left alone.
     """
-    waiting = {job.id: job for job in slurm.waiting_jobs() if job.excluded}
+    waiting = {job.id: job for job in cluster().waiting() if job.excluded}
     for run in begun(results) if waiting else ():
         with contextlib.suppress(Exception):  # whatever another run's files hold: the others are served all the same
             _revise_run(run, waiting)
 
 
-def _revise_run(folder: RunFolder, waiting: Mapping[str, slurm.Job]) -> None:
+def _revise_run(folder: RunFolder, waiting: Mapping[str, Job]) -> None:
     store = RunStore.of(folder.attempts_link)
     entries = read_ledger(store.ledger)
     last = next((entry.job for entry in reversed(entries) if isinstance(entry, Called | AttemptStart)), None)
     job, holder = waiting.get(last), claims.last_holder(store.claims)
     if job is None or (holder and claims.is_of_other_cluster(holder)):
         return
-    now, users = set(slurm.hostnames(job.excluded)), users_own(entries, job.id, job.excluded)
+    now, users = set(cluster().hostnames(job.excluded)), users_own(entries, job.id, job.excluded)
     blamed = set(ledger.avoided_nodes(entries, time.time(), hours=math.inf)) - users
     back = now & (blamed - avoided(entries, job.partition, folder, users))
-    if back and slurm.exclude(job.id, now - back):
-        announcer(folder)(f"SLURM job {job.id}, which waits, may have {', '.join(sorted(back))} again")
+    if back and cluster().exclude(job.id, now - back):
+        announcer(folder)(f"{cluster().name} job {job.id}, which waits, may have {', '.join(sorted(back))} again")

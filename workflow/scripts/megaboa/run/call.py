@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import Event, Recovery, read_ledger
-from megaboa.run import site as sites
 from megaboa.run.announce import Say
 from megaboa.run.lives import Signals
 from megaboa.run.patience import patiently
 from megaboa.run.resume import Resumption
+from megaboa.scheduler.protocol import Place
 
 RESUMES = "The next call resumes from the newest complete checkpoint."
 
@@ -26,7 +26,7 @@ class Interrupted(Exception):
 
 
 class Requeued(Exception):
-    """SLURM starts this job again; until then there is nothing to do."""
+    """The scheduler starts this job again; until then there is nothing to do."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Call:
 
     folder: RunFolder
     payload: RunStore
-    site: sites.Site
+    site: Place
     signals: Signals
     claim: int
     say: Say

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files, store
-from megaboa.launch import local
 from megaboa.launch.nsys import nsys_arguments, wrapped
-from megaboa.launch.ranks import Ended
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import plain
 from megaboa.run import site as sites
@@ -17,6 +15,8 @@ from megaboa.run.call import TrainingFailed
 from megaboa.run.command import RANK_SCRIPT, rank_environment
 from megaboa.run.identity import identity_of
 from megaboa.run.inputs import check_data, check_image, check_nodes
+from megaboa.scheduler import local
+from megaboa.scheduler.ranks import Ended
 
 WRAPPER = Path(__file__).parents[2] / "profile_rank.py"
 

@@ -1,4 +1,4 @@
-"""One trainer per run: claims that name their SLURM job, and are judged by asking SLURM whether it lives.
+"""One trainer per run: claims that name their job, and are judged by asking the scheduler whether it lives.
 
 A claim is a numbered file, created by link(2), which succeeds for one of several contenders on any shared file system.
 The claim with the highest number counts, until it is released or its holder is dead. So a killed holder never needs an
@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from megaboa import files
-from megaboa.launch import slurm
-from megaboa.launch.local import is_running
+from megaboa.scheduler.local import is_running
+from megaboa.scheduler.protocol import Job, UnreachableError
+from megaboa.scheduler.registry import cluster
 
 POLL_SECONDS = 5.0
-LOCK_POLL_SECONDS = 0.2  # where SLURM need not be asked
+LOCK_POLL_SECONDS = 0.2  # where no scheduler need be asked
 KEPT = 5  # older claims are of no interest to anybody
 
 Holder = dict[str, Any]
@@ -44,7 +45,7 @@ class _Taken(NamedTuple):
     is_job: bool
 
 
-def myself(job: slurm.Job | None) -> Holder:
+def myself(job: Job | None) -> Holder:
     return {
         "host": socket.gethostname(),
         "machine": _machine(),
@@ -59,11 +60,11 @@ def myself(job: slurm.Job | None) -> Holder:
 
 def describe(holder: Holder) -> str:
     """User and cluster are named where they aren't ours."""
-    user, cluster = holder.get("user"), holder.get("cluster")
+    user, theirs = holder.get("user"), holder.get("cluster")
     whose = f" of user {user}" if user not in (None, _user(os.geteuid())) else ""
-    where = f" on cluster {cluster}" if cluster not in (None, _own_cluster()) else ""
+    where = f" on cluster {theirs}" if theirs not in (None, _own_cluster()) else ""
     process = f"process {holder['pid']} on host {holder['host']}"
-    return f"SLURM job {holder['job']}{whose}{where} ({process})" if holder["job"] else f"{process}{whose}"
+    return f"{cluster().name} job {holder['job']}{whose}{where} ({process})" if holder["job"] else f"{process}{whose}"
 
 
 @contextlib.contextmanager
@@ -81,7 +82,7 @@ def held(folder: Path, me: Holder, on_wait: Callable[[str], None] = lambda holde
         try:
             yield number
         finally:
-            # Where it can't be written: the lock goes with this process, and SLURM knows when the job has ended.
+            # Where it can't be written: the lock goes with this process, and the scheduler knows when the job ends.
             with contextlib.suppress(OSError):
                 _released(_path(folder, number)).touch()
 
@@ -109,7 +110,7 @@ def is_held(folder: Path) -> bool | None:
 
 
 def is_of_other_cluster(holder: Holder) -> bool:
-    """Whether the holder's job is one that SLURM here knows nothing of; its number may be that of another job here."""
+    """Whether the holder's job is unknown to the scheduler here; its number may be that of another job."""
     return holder["job"] is not None and holder["cluster"] not in (None, _own_cluster())
 
 
@@ -124,19 +125,21 @@ def judge(holder: Holder, path: Path, me: Holder | None = None) -> Verdict:
     if me and holder["job"] == me["job"] and holder.get("cluster") in (None, me.get("cluster")):
         # An earlier life of our own job is over; within one life a second call is another process of the same host.
         return _judge_by_lock(holder, path) if holder["restarts"] == me["restarts"] else Verdict(False)
-    return _judge_by_slurm(holder)
+    return _judge_by_scheduler(holder)
 
 
-def _judge_by_slurm(holder: Holder) -> Verdict:
+def _judge_by_scheduler(holder: Holder) -> Verdict:
     theirs = holder.get("cluster")
     try:
-        if theirs and (ours := slurm.cluster()) != theirs:
+        if theirs and (ours := cluster().cluster()) != theirs:
             return Verdict(None, f"it can't be asked about from here, which is cluster {ours}")
-        alive = slurm.is_alive(holder["job"])
-    except slurm.SlurmUnreachableError:
-        return Verdict(None, "SLURM doesn't answer here")
+        alive = cluster().is_alive(holder["job"])
+    except UnreachableError:
+        return Verdict(None, f"{cluster().name} doesn't answer here")
     if alive is None and is_of_other_user(holder):
-        return Verdict(None, f"SLURM tells user {_user(os.geteuid())} nothing of it: it has ended, or is hidden")
+        return Verdict(
+            None, f"{cluster().name} tells user {_user(os.geteuid())} nothing of it: it has ended, or is hidden"
+        )
     return Verdict(bool(alive))
 
 
@@ -258,8 +261,8 @@ def _machine() -> str | None:
 
 def _own_cluster() -> str | None:
     try:
-        return slurm.cluster()
-    except slurm.SlurmUnreachableError:
+        return cluster().cluster()
+    except UnreachableError:
         return None
 
 

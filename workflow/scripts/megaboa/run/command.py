@@ -10,12 +10,12 @@ from typing import Any
 
 from megaboa import files
 from megaboa.launch import networks
-from megaboa.launch.ranks import layered, threads_environment
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import Code, RanOn
 from megaboa.run.identity import identity_of
 from megaboa.run.resume import Beginning
 from megaboa.run.site import python_of
+from megaboa.scheduler.ranks import layered, threads_environment
 
 FLIGHT_RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 SCRIPTS = Path(__file__).parents[2]

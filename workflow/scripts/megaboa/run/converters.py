@@ -11,12 +11,13 @@ from typing import Any
 
 from megaboa import conversion
 from megaboa.errors import InputError
-from megaboa.launch import local, networks
-from megaboa.launch.ranks import layered, threads_environment
-from megaboa.launch.slurm import SlurmUnreachableError
+from megaboa.launch import networks
 from megaboa.records import Image, LaunchSpec, parse
 from megaboa.run import gpus, site
 from megaboa.run.inputs import UnusableInputError
+from megaboa.scheduler import local
+from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.ranks import layered, threads_environment
 
 SHOWN_LINES = 40  # of the log of a rank that failed
 
@@ -33,7 +34,7 @@ def run(wanted: dict[str, Any], image: Image | None, words: Sequence[str], logs:
     logs.mkdir(parents=True)
     try:
         place = site.here(launch, wanted["device"], container=site.container_of(launch, image))
-    except (UnusableInputError, SlurmUnreachableError) as error:
+    except (UnusableInputError, UnreachableError) as error:
         raise InputError(str(error)) from None
     if len(place.nodes) < launch.nodes:
         where = "this job has" if place.job else "here is"
@@ -59,7 +60,7 @@ def run(wanted: dict[str, Any], image: Image | None, words: Sequence[str], logs:
 
 
 def _need_gpus(ranks: int) -> None:
-    """In a job SLURM has seen to it. A driver that doesn't answer is left to the ranks to complain of."""
+    """In a job the scheduler has seen to it. A driver that doesn't answer is left to the ranks to complain of."""
     try:
         found = gpus.count(gpus.query(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     except (OSError, subprocess.SubprocessError, ValueError):

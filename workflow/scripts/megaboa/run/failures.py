@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from megaboa.causes import CAUSES, EXCEPTION, Cause
-from megaboa.launch.ranks import Ended
+from megaboa.causes import CAUSES, EXCEPTION, Cause, Failure
+from megaboa.scheduler.ranks import Ended
 
 TAIL_BYTES = 65_536
 OTHERS_LENGTH = 32_768  # of what is looked at in the logs of ranks that weren't the first to fail
@@ -23,17 +22,6 @@ _RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 # Each word alone: most begin with a literal, which is found ten times as fast as one of many in an alternation.
 _COMPILED = tuple((cause, tuple(re.compile(word, re.MULTILINE) for word in end.words)) for cause, end in CAUSES.items())
 _LAST_EXCEPTION = re.compile(rf"{EXCEPTION}.*$", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Failure:
-    cause: Cause
-    evidence: str
-    rank: int | None = None
-    nodes: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.cause.replace('_', ' ')}: {self.evidence}"
 
 
 def classify(ended: Ended, logs: Mapping[int | None, str], steps: int, resumed_from: int = 0) -> Failure:

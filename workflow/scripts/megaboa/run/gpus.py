@@ -67,7 +67,7 @@ def _value(text: str) -> str | None:
 
 
 def visible(gpus: list[Gpu], chosen: str | None) -> list[Gpu]:
-    """The GPUs that CUDA shows to this job: nvidia-smi shows all where SLURM doesn't fence them off."""
+    """The GPUs that CUDA shows to this job: nvidia-smi shows all where they aren't fenced off."""
     if not chosen:
         return gpus
     names = [name.strip() for name in chosen.split(",")]

@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from megaboa.launch.ranks import ReservedPort, rank_environment
 from megaboa.records import BetweenNodes, NodeHealth, read, write
 from megaboa.run import gpus as driver
+from megaboa.scheduler.ranks import ReservedPort, rank_environment
+from megaboa.scheduler.registry import cluster
 
 SECONDS = 30.0
 MARGIN_SECONDS = 3.0  # between the end of the ranks and the end of the check
@@ -168,17 +169,16 @@ def _suspects(results: dict[str, NodeHealth]) -> tuple[list[str], str]:
 
 
 def this_task() -> Task:
-    """From SLURM's environment, one task per node; without it, this is the only node."""
-    nodes = int(os.environ.get("SLURM_NTASKS", 1))
-    if nodes == 1:
+    """As the scheduler has started it, one per node; else this is the only node."""
+    told = cluster().task(os.environ)
+    if told is None or told.count == 1:
         return Task(0, 1, "127.0.0.1", 0)
-    number = int(os.environ["SLURM_PROCID"])
-    return Task(number, nodes, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    return Task(told.rank, told.count, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 
 
 def node_name() -> str:
-    """As SLURM calls it: that is the name by which a node is left out."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    """As the scheduler calls it: that is the name by which a node is left out."""
+    return cluster().node_name(os.environ) or socket.gethostname()
 
 
 def check_gpus(gpus: int, memory_gib: float | None, result: Result) -> bool:

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any
 
-from megaboa.launch.ranks import adopt_rank
+from megaboa.scheduler import adopt_rank
 
 MARGIN_SECONDS = 2.0  # to say what went wrong before being ended
 REPEATS = 20

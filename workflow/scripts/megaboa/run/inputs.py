@@ -11,6 +11,7 @@ from megaboa.image import image_file
 from megaboa.index_file import read_header
 from megaboa.paths import RunFolder
 from megaboa.records import Corpus, Dataset, ImportRecord, ModelSource, read
+from megaboa.scheduler.registry import cluster
 
 SPLITS = ("training", "validation", "test")
 
@@ -20,12 +21,12 @@ class UnusableInputError(Exception):
 
 
 def check_nodes(folder: RunFolder, nodes: Sequence[str]) -> None:
-    """A run gets the nodes that it asks for; a machine without SLURM is one."""
+    """A run gets the nodes that it asks for; a machine without a scheduler is one."""
     wanted = folder.launch.nodes
     if len(nodes) < wanted:
         raise UnusableInputError(
             f"run {folder.name}: resources.nodes is {wanted}, but here is {len(nodes)} ({', '.join(nodes)}). "
-            f"Several nodes are had from SLURM: `snakemake --profile slurm`, or `salloc --nodes={wanted}` by hand."
+            f"Several nodes are had from {cluster().name}: {cluster().several(wanted)}."
         )
 
 

@@ -1,6 +1,6 @@
 """The ledger of a run's attempts: a line when one starts and a line when it ends, on disk before anything goes on.
 
-Append-only. What a killed supervisor could not write, the next one adds (`cause` lost, or what SLURM says of it).
+Append-only. What a killed supervisor could not write, the next one adds (`cause` lost, or what its scheduler says).
 At the end the ledger read for people: an entry may be of an older form, without a cause, a job or nodes.
 """
 
@@ -186,7 +186,7 @@ def _text(entries: Sequence[Event], number: int) -> str:
 
 
 def brief(nodes: Sequence[str]) -> str:
-    """`login,n[1-3,7]`, as SLURM writes it."""
+    """`login,n[1-3,7]`, as schedulers write it."""
     split = {node: re.fullmatch(r"(.*?)(\d+)", node) for node in nodes}
     padded = {found[1] for found in split.values() if found and found[2].startswith("0")}
     parts, numbers = [node for node, found in split.items() if not found], defaultdict(list)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from megaboa.launch.local import HELD
+from megaboa.scheduler.local import HELD
 
 LIVES = 5  # of one call, or of one life of its job
 GONE_SECONDS = 30.0
@@ -108,7 +108,8 @@ def _inherit_orphans() -> None:
 
 
 def _end_orphans() -> None:
-    """Ranks on this machine die with their supervisor; an srun lives on, and ends its step when it is asked to.
+    """Ranks on this machine die with their supervisor; a scheduler's launcher lives on, and ends its ranks when it is
+    asked to.
 
     One that the kernel can't end yet (a file system that hangs) may still write to the store, so it is waited for.
     """
@@ -147,7 +148,7 @@ def _children() -> set[int]:
 class Signals:
     """SIGTERM, SIGINT and SIGHUP as facts: they are noted, and the watcher acts on them.
 
-    Used as a context: outside of it the signals do what they did before. A terminal, and SLURM, send theirs to all
+    Used as a context: outside of it the signals do what they did before. Terminals and schedulers send theirs to all
     processes: what the keeper passes on is then the same one, and no second.
     """
 

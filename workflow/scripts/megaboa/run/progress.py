@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaboa.files import read_json
-from megaboa.launch.local import is_running
 from megaboa.paths import AttemptFolder, RunStore
 from megaboa.records import (
     STEPS,
@@ -32,6 +31,7 @@ from megaboa.records import (
     read_ledger,
 )
 from megaboa.run import ledger
+from megaboa.scheduler.local import is_running
 
 # Long enough for the last hundred steps or so, whatever the length of steps.jsonl.
 TAIL_BYTES = 32_768
@@ -46,7 +46,7 @@ SAVES_BYTES = 4_194_304  # some ten thousand steps
 class Progress:
     """One run at one moment. `state` is waiting, queued, running, done, failed, interrupted or lost.
 
-    The files alone never say lost, and queued only where a run has put its own job back; the rest SLURM must tell.
+    The files alone never say lost, and queued only where a run has put its own job back; a scheduler tells the rest.
     """
 
     run: str
@@ -68,12 +68,12 @@ class Progress:
     event: str | None = None  # what happened last, without the steps
     event_time: float | None = None
     goes_on: bool = False  # as the ledger has it: somebody trains it, or is about to
-    job_state: str | None = None  # SLURM's words for the job
+    job_state: str | None = None  # the scheduler's word for it
     job_reason: str | None = None  # why it waits
-    job_starts: float | None = None  # when SLURM expects that it starts
+    job_starts: float | None = None  # when the scheduler expects that it starts
     job_ends: float | None = None  # when its wall time is used up
-    slurm: str | None = None  # "unknown": SLURM could not be asked
-    holder: str | None = None  # who trains it, where that is somebody whom SLURM doesn't tell us of
+    slurm: str | None = None  # "unknown": the scheduler could not be asked
+    holder: str | None = None  # who trains it, where that is somebody whom the scheduler doesn't tell us of
     jobs_left: int | None = None  # further jobs that the run needs, at the speed that was measured
 
     @property

@@ -16,7 +16,7 @@ from megaboa.run import ledger
 LONGEST_PAUSE = 600.0
 IDLE_LINKS = 3  # jobs of a chain that used up their wall time for nothing
 # Before the wall time ends: a save is given half as much again as the slowest one took, two steps, and this much for
-# ranks to end and for SLURM to be told.
+# ranks to end and for the scheduler to be told.
 MARGIN_SECONDS = 30.0
 # Where no save has been measured yet.
 UNMEASURED_SHARE, UNMEASURED_SECONDS = 0.1, 300.0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from megaboa.launch import slurm
 from megaboa.paths import RunStore
 from megaboa.run import claims
 from megaboa.run.patience import patiently
+from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.registry import cluster
 
 
 def stop(store: RunStore, say: Callable[[str], None] = print) -> str:
@@ -22,23 +23,24 @@ def stop(store: RunStore, say: Callable[[str], None] = print) -> str:
 
 
 def _stop_job(store: RunStore, holder: claims.Holder, training: bool, say: Callable[[str], None]) -> str:
-    """A job that was given back to SLURM, and waits, has released the run; it will take it up again."""
-    job, name = holder["job"], claims.describe(holder)
+    """A job that was put back into the queue, and waits there, has released the run; it will take it up again."""
+    ours, job, name = cluster(), holder["job"], claims.describe(holder)
     if claims.is_of_other_cluster(holder):  # the number may be that of another job here
         return _ask_by_file(store, say, name, "its cluster can't be asked from here")
     try:
-        found = slurm.show_job(job)
-    except slurm.SlurmUnreachableError:
-        return _ask_by_file(store, say, f"SLURM job {job}", "SLURM doesn't answer")
+        found = ours.job(job)
+    except UnreachableError:
+        return _ask_by_file(store, say, f"{ours.name} job {job}", f"{ours.name} doesn't answer")
     if found is None and claims.is_of_other_user(holder):
-        return _ask_by_file(store, say, name, "SLURM says nothing of it")
-    if found and found.state == "PENDING":
-        done = slurm.cancel(job)
-        return f"SLURM job {job} was waiting in the queue, and {'was cancelled' if done else 'could not be cancelled'}"
-    if found is None or found.state in slurm.ENDED or not training:
-        return f"SLURM job {job} has ended already"
+        return _ask_by_file(store, say, name, f"{ours.name} says nothing of it")
+    if found and found.waits:
+        done = ours.cancel(job)
+        became = "was cancelled" if done else "could not be cancelled"
+        return f"{ours.name} job {job} was waiting in the queue, and {became}"
+    if found is None or found.has_ended or not training:
+        return f"{ours.name} job {job} has ended already"
     patiently(store.stop.touch, say)
-    return f"asked SLURM job {job} to save and stop"
+    return f"asked {ours.name} job {job} to save and stop"
 
 
 def _ask_by_file(store: RunStore, say: Callable[[str], None], name: str, why: str) -> str:

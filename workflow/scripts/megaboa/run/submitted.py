@@ -68,7 +68,7 @@ def call_of(config_file: str | Path) -> Path | None:
 
 
 def submit_from(config_file: str | Path) -> None:
-    """Let this process and those that it starts, also by SLURM, train what the call with this configuration submits."""
+    """Let this process and those that it starts, also as jobs, train what the call with this configuration submits."""
     os.environ.pop(VARIABLE, None)
     if call := call_of(config_file):
         os.environ[VARIABLE] = str(call)

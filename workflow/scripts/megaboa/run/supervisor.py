@@ -1,7 +1,7 @@
 """One run from its files to its manifest: claim, attempts, recovery.
 
-The supervisor runs on the host, outside srun, and may be killed at any time: all that it knows is in the store, and its
-next life continues from there.
+The supervisor runs on the host, outside what starts the ranks, and may be killed at any time: all that it knows is in
+the store, and its next life continues from there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import Any
 
 from megaboa import files
 from megaboa.causes import CAUSES, Action
-from megaboa.launch import slurm
-from megaboa.launch.srun import end_step
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import (
     AttemptEnd,
@@ -49,6 +47,8 @@ from megaboa.run.inputs import check_data, check_image, check_index, check_nodes
 from megaboa.run.lives import Signals
 from megaboa.run.patience import FULL, full, patiently
 from megaboa.run.watch import Watched, leave_out, watch_of
+from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.registry import cluster
 
 
 def train(folder: RunFolder, life: int = 1) -> TrainRecord:
@@ -109,8 +109,8 @@ def _bring_to_its_end(call: Call) -> None:
     if not _is_a_later_life(call):
         job = call.site.job
         try:
-            excluded = bad_nodes.excluded_from(job)  # the user's own: we have told SLURM nothing yet
-        except slurm.SlurmUnreachableError:
+            excluded = bad_nodes.excluded_from(job)  # the user's own: we have told the scheduler nothing yet
+        except UnreachableError:
             excluded = None
         called = Called(job=job and job.id, restarts=job and job.restarts, excluded=excluded)
         ledger.append(call.payload.ledger, called)
@@ -123,7 +123,7 @@ def _bring_to_its_end(call: Call) -> None:
 
 
 def _is_a_later_life(call: Call) -> bool:
-    """Whether the supervisor's keeper, or SLURM, has started it again, and nobody called."""
+    """Whether the supervisor's keeper, or the scheduler, has started it again, and nobody called."""
     if call.life > 1:
         return True
     job = call.site.job
@@ -177,7 +177,7 @@ def _attempt(call: Call) -> None:
         failure = Failure(cause, f"the supervisor failed: {type(error).__name__}: {error}")
         _close(call, number, "failed", failure, "stop")
         raise
-    require_claim(call)  # where SLURM has lost sight of this host the end is written by the run's next holder
+    require_claim(call)  # where the scheduler has lost sight of this host the end is written by the run's next holder
     if finished(folder, payload):
         _close(call, number, "completed", None, None, str(watched.ended))
         call.patiently(call.resumption.prove_newest)
@@ -187,7 +187,7 @@ def _attempt(call: Call) -> None:
 
 
 def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) -> Failure:
-    """What SLURM says goes before what the ranks say: that they ended is often its doing.
+    """What the scheduler says goes before what the ranks say: that they ended is often its doing.
 
     Also before a signal and the end of the wall time: a preemption brings both.
     """
@@ -255,7 +255,7 @@ def _next(call: Call) -> str:
 
 
 def _close_what_was_left_open(call: Call) -> None:
-    """An earlier life was killed before it could write its end; say what SLURM knows of that."""
+    """An earlier life was killed before it could write its end; say what the scheduler knows of that."""
     start = ledger.open_attempt(call.entries)
     if start is None:
         return
@@ -266,13 +266,13 @@ def _close_what_was_left_open(call: Call) -> None:
     failure = Failure("lost", killed)
     job, newest = call.site.job, call.payload.newest_attempt
     if job and (start.job, start.restarts) == (job.id, job.restarts):
-        end_step(job.id, f"attempt-{call.payload.attempt(start.attempt).path.name}")  # its srun was not killed
-    if newest > start.attempt:  # whatever SLURM says of the nodes now, others came after it
+        call.site.end_left_over(call.payload.attempt(start.attempt).path)
+    if newest > start.attempt:  # whatever is said of the nodes now, others came after it
         failure = Failure("lost", f"the ledger has lost its lines between attempt {start.attempt} and {newest}")
     elif job and start.nodes:
         # A node that was booted before the last step has nothing to do with the end.
         steps = _steps(call.payload.attempt(start.attempt))
-        bad = sites.fallen_of(start.nodes, max(start.time, steps[-1].time if steps else 0.0))
+        bad = cluster().fallen(start.nodes, max(start.time, steps[-1].time if steps else 0.0))
         if bad:
             failure = Failure("node_failure", "; ".join(bad.values()), nodes=tuple(bad))
         elif start.job == job.id and start.restarts != job.restarts:

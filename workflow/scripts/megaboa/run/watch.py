@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from megaboa.causes import CAUSES, Cause
-from megaboa.launch.ranks import Ended, Ranks
 from megaboa.paths import AttemptFolder
 from megaboa.records import Found, LeftOut, LossSpike, Step, read
 from megaboa.run import checkpoints, ledger, progress, recovery
 from megaboa.run.announce import progress_reporter
 from megaboa.run.call import Call
 from megaboa.run.lives import Signals
+from megaboa.scheduler.ranks import Ended, Ranks
 
 POLL_SECONDS = 0.2
 ASK_AGAIN_SECONDS = 5.0  # that a controller is left alone which could not tell the ranks
@@ -30,7 +30,7 @@ HICCUP_SECONDS = 600.0  # that the file system may fail
 STACKS_SECONDS = 3.0  # for the stacks to reach the logs
 BYTES_PER_STEP = 1000  # of steps.jsonl, generously
 STEPS_BETWEEN_POLLS = 500  # more than can be done while nobody looks
-REQUEUE_SECONDS = 20.0  # of the wall time are kept for SLURM to be told
+REQUEUE_SECONDS = 20.0  # of the wall time are kept for the scheduler to be told
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,7 @@ def _plain(number: bytes) -> float:
 
 
 # Which rank a line is of, where something labels the lines of several ranks: a time, then torchrun's labels,
-# srun --label's, and NeMo-Run's `task/0`, one or several of them.
+# A launcher's --label, and NeMo-Run's `task/0`, one or several of them.
 _TIME = rb"\s*(?:\[\d{4}-[^\]]*\] )?"
 _ONE = rb"(?:\[(?:rank|default)(\d+)\]:?|(\d+):(?=\s)|[^\s|\[/]+/(\d+)(?= ))"
 _LABEL = re.compile(_TIME + _ONE + rb"(?:\s*" + _ONE + rb")?")

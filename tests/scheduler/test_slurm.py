@@ -1,10 +1,12 @@
-"""megaboa.launch.slurm, on what SLURM 22.05 prints."""
+"""megaboa.scheduler.slurm.queries, on what SLURM 22.05 prints."""
 
 import time
 
 import pytest
 
-from megaboa.launch import slurm
+from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.slurm import queries
+from megaboa.scheduler.slurm.srun import srun_command
 
 RUNNING = """\
 JobId=9 JobName=sbatch UserId=labuser(2000) GroupId=labuser(2000) MCS_label=N/A Priority=4294901751 Nice=0 \
@@ -47,7 +49,7 @@ def seconds(text):
 
 
 def test_a_running_job():
-    job = slurm.parse_job(RUNNING)
+    job = queries.parse_job(RUNNING)
     assert (job.id, job.state, job.restarts, job.nodes, job.node_count) == ("9", "RUNNING", 0, "n[1-2]", 2)
     assert (job.partition, job.excluded) == ("gpu", "n3")
     assert job.requeue and job.batch and not job.preempted
@@ -55,13 +57,13 @@ def test_a_running_job():
 
 
 def test_a_job_back_in_the_queue_has_no_nodes_and_no_end():
-    job = slurm.parse_job(REQUEUED)
+    job = queries.parse_job(REQUEUED)
     assert (job.state, job.restarts, job.nodes, job.node_count) == ("PENDING", 1, "", 3)
     assert (job.end, job.excluded, job.preempted) == (None, "", False)
 
 
 def test_a_job_that_is_about_to_be_preempted():
-    assert slurm.parse_job(RUNNING.replace("PreemptTime=None", "PreemptTime=2026-11-20T16:31:00")).preempted
+    assert queries.parse_job(RUNNING.replace("PreemptTime=None", "PreemptTime=2026-11-20T16:31:00")).preempted
 
 
 # As SLURM 22.05 showed jobs of two hosts on the cluster of the tests. Until it is all over, the state is COMPLETING.
@@ -76,13 +78,13 @@ def test_a_job_that_is_about_to_be_preempted():
     ],
 )
 def test_why_a_job_ends(shown, timed_out, lost_node):
-    job = slurm.parse_job(RUNNING.replace("JobState=RUNNING Reason=None", shown))
+    job = queries.parse_job(RUNNING.replace("JobState=RUNNING Reason=None", shown))
     assert (job.timed_out, job.lost_node) == (timed_out, lost_node)
 
 
 def test_what_cannot_be_requeued():
-    assert not slurm.parse_job(RUNNING.replace("Requeue=1", "Requeue=0")).requeue
-    assert not slurm.parse_job(RUNNING.replace("BatchFlag=1", "BatchFlag=0")).batch  # salloc
+    assert not queries.parse_job(RUNNING.replace("Requeue=1", "Requeue=0")).requeue
+    assert not queries.parse_job(RUNNING.replace("BatchFlag=1", "BatchFlag=0")).batch  # salloc
 
 
 def test_reasons_with_spaces_are_read_to_their_end():
@@ -92,7 +94,7 @@ def test_reasons_with_spaces_are_read_to_their_end():
         + node("n3", "IDLE+DRAIN", more=" Reason=bad GPU 3: fell off [root@2026-11-20T16:29:22] Comment=a=b")
         + node("n4", "DOWN", more=" Reason=gone")
     )
-    found = slurm.parse_nodes(text)
+    found = queries.parse_nodes(text)
     assert [(one.name, one.reason) for one in found] == [
         ("n1", ""),
         ("n2", "Not responding"),
@@ -118,18 +120,18 @@ def test_reasons_with_spaces_are_read_to_their_end():
     ],
 )
 def test_nodes_under_which_ranks_are_gone(state, bad):
-    assert slurm.parse_nodes(node(state=state))[0].down is bad
+    assert queries.parse_nodes(node(state=state))[0].down is bad
 
 
 def test_when_a_node_was_booted_and_its_slurmd_started():
-    (found,) = slurm.parse_nodes(node())
+    (found,) = queries.parse_nodes(node())
     assert found.started == seconds("2026-11-20T16:28:41") and found.booted == seconds("2026-11-20T12:25:18")
-    (silent,) = slurm.parse_nodes(node(started="None", boot="None"))
+    (silent,) = queries.parse_nodes(node(started="None", boot="None"))
     assert silent.started is None and silent.booted is None
 
 
 def test_lines_that_are_no_nodes():
-    assert slurm.parse_nodes("") == slurm.parse_nodes("Node n9 not found\n") == []
+    assert queries.parse_nodes("") == queries.parse_nodes("Node n9 not found\n") == []
 
 
 # Asking
@@ -139,28 +141,28 @@ def test_an_unknown_job_is_no_answer_of_a_broken_controller(fake_command):
     said = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
     fake_command("scontrol", said)
     fake_command("squeue", said)
-    assert slurm.show_job("9999") is None
-    assert slurm.is_alive("9999") is None
+    assert queries.show_job("9999") is None
+    assert queries.is_alive("9999") is None
 
 
 def test_from_silence_nothing_is_concluded(unreachable_slurm):
-    for ask in (slurm.show_job, slurm.is_alive, slurm.show_nodes, slurm.hostnames, slurm.usable_nodes):
-        with pytest.raises(slurm.SlurmUnreachableError, match="Unable to contact slurm controller"):
+    for ask in (queries.show_job, queries.is_alive, queries.show_nodes, queries.hostnames, queries.usable_nodes):
+        with pytest.raises(UnreachableError, match="Unable to contact slurm controller"):
             ask("1")
-    for tell in (slurm.requeue, slurm.cancel):
+    for tell in (queries.requeue, queries.cancel):
         assert tell("1") is False
 
 
 def test_a_program_that_is_not_there_or_takes_for_ever_is_silence(fake_command, monkeypatch):
-    monkeypatch.setattr(slurm, "QUERY_SECONDS", 0.2)
+    monkeypatch.setattr(queries, "QUERY_SECONDS", 0.2)
     fake_command("scontrol", "exec sleep 30")
-    with pytest.raises(slurm.SlurmUnreachableError, match="timed out"):
-        slurm.show_job("1")
-    assert slurm.requeue("1") is False
+    with pytest.raises(UnreachableError, match="timed out"):
+        queries.show_job("1")
+    assert queries.requeue("1") is False
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(slurm.SlurmUnreachableError, match="No such file"):
-        slurm.show_job("1")
-    assert not slurm.available()
+    with pytest.raises(UnreachableError, match="No such file"):
+        queries.show_job("1")
+    assert not queries.available()
 
 
 @pytest.mark.parametrize(
@@ -176,36 +178,36 @@ def test_a_program_that_is_not_there_or_takes_for_ever_is_silence(fake_command, 
 )
 def test_a_job_is_alive_as_long_as_it_may_run(fake_command, states, alive):
     fake_command("squeue", f"echo {states}")
-    assert slurm.is_alive("7") is alive
+    assert queries.is_alive("7") is alive
 
 
 def test_a_job_as_scontrol_shows_it(fake_command, tmp_path):
     (tmp_path / "job").write_text(RUNNING)
     fake_command("scontrol", f'[ "$*" = "-o show job 9" ] && cat {tmp_path}/job')
-    assert slurm.show_job("9") == slurm.parse_job(RUNNING)
+    assert queries.show_job("9") == queries.parse_job(RUNNING)
 
 
 def test_no_nodes_are_not_asked_for(unreachable_slurm):
-    assert slurm.show_nodes("") == slurm.hostnames("") == []
+    assert queries.show_nodes("") == queries.hostnames("") == []
 
 
 def test_nodes_that_a_job_could_get(fake_command):
     fake_command("sinfo", "printf 'n1 idle\\nn2 down*\\nn3 drained\\nn4 allocated\\nn5 idle*\\nn6 mixed\\n'")
-    assert slurm.usable_nodes("gpu") == {"n1", "n4", "n6"}
+    assert queries.usable_nodes("gpu") == {"n1", "n4", "n6"}
 
 
 def test_the_newest_step_of_a_name_counts(fake_command):
     fake_command("squeue", "printf '9.2 attempt-02\\n9.batch batch\\n9.0 attempt-01\\n9.3 attempt-02\\n'")
-    assert slurm.step_of("9", "attempt-02") == "9.3"
-    assert slurm.step_of("9", "attempt-01") == "9.0"
-    assert slurm.step_of("9", "attempt-0") is None
+    assert queries.step_of("9", "attempt-02") == "9.3"
+    assert queries.step_of("9", "attempt-01") == "9.0"
+    assert queries.step_of("9", "attempt-0") is None
 
 
 def test_what_slurm_is_told(fake_command, tmp_path):
     for name in ("scontrol", "scancel"):
         fake_command(name, f'echo {name} "$@" >>{tmp_path}/told')
-    assert slurm.requeue("9") and slurm.exclude("9", {"n3", "n2"}) and slurm.cancel("9")
-    assert slurm.signal_step("9.0", "TERM")
+    assert queries.requeue("9") and queries.exclude("9", {"n3", "n2"}) and queries.cancel("9")
+    assert queries.signal_step("9.0", "TERM")
     assert (tmp_path / "told").read_text().splitlines() == [
         "scontrol requeue 9",
         "scontrol update JobId=9 ExcNodeList=n2,n3",
@@ -215,7 +217,7 @@ def test_what_slurm_is_told(fake_command, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "ask", [lambda: slurm.query(["squeue"]), lambda: slurm.cancel("9"), lambda: slurm.exclude("9", [])]
+    "ask", [lambda: queries.query(["squeue"]), lambda: queries.cancel("9"), lambda: queries.exclude("9", [])]
 )
 def test_users_defaults_for_slurms_commands_are_not_ours(fake_command, tmp_path, monkeypatch, ask):
     for name in ("squeue", "scontrol", "scancel"):
@@ -235,28 +237,28 @@ def test_users_defaults_for_slurms_commands_are_not_ours(fake_command, tmp_path,
 def test_a_job_asks_the_cluster_that_it_runs_on(fake_command, tmp_path, monkeypatch):
     fake_command("squeue", "echo ${SLURM_CLUSTERS:-here}")
     monkeypatch.setenv("SLURM_CLUSTERS", "alpha")
-    assert slurm.query(["squeue"]) == "alpha\n"
+    assert queries.query(["squeue"]) == "alpha\n"
     monkeypatch.setenv("SLURM_JOB_ID", "9")
-    assert slurm.query(["squeue"]) == "here\n"
+    assert queries.query(["squeue"]) == "here\n"
 
 
 def test_snakemakes_executor_inherits_no_defaults_of_the_user(monkeypatch):
     monkeypatch.setenv("SQUEUE_PARTITION", "gpu")
-    slurm.forget_users_defaults()
-    assert "SQUEUE_PARTITION" not in slurm.os.environ and "PATH" in slurm.os.environ
+    queries.forget_users_defaults()
+    assert "SQUEUE_PARTITION" not in queries.os.environ and "PATH" in queries.os.environ
 
 
 def test_the_clusters_name_is_asked_for_once(fake_command, tmp_path, monkeypatch):
-    slurm.cluster.cache_clear()
+    queries.cluster.cache_clear()
     fake_command("scontrol", f"echo >>{tmp_path}/asked; echo 'ClusterName             = beta'")
     for name in ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME"):
         monkeypatch.delenv(name, raising=False)
-    assert slurm.cluster() == slurm.cluster() == "beta" and (tmp_path / "asked").read_text() == "\n"
-    slurm.cluster.cache_clear()
+    assert queries.cluster() == queries.cluster() == "beta" and (tmp_path / "asked").read_text() == "\n"
+    queries.cluster.cache_clear()
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "alpha")
-    assert slurm.cluster() == "alpha"
-    slurm.cluster.cache_clear()
+    assert queries.cluster() == "alpha"
+    queries.cluster.cache_clear()
 
 
 # srun
@@ -264,7 +266,7 @@ def test_the_clusters_name_is_asked_for_once(fake_command, tmp_path, monkeypatch
 
 def srun(**options):
     given = {"nodes": 2, "tasks_per_node": 4, "cpus_per_task": 3, "output": "/s/rank-%t.log", "name": "attempt-01"}
-    return slurm.srun_command(["python", "rank.py", "--x"], **given | options)
+    return srun_command(["python", "rank.py", "--x"], **given | options)
 
 
 def test_srun_is_told_every_count_and_ends_all_when_one_fails():

@@ -1,10 +1,12 @@
-"""megaboa.launch.queue with programs of our own in place of SLURM's."""
+"""megaboa.scheduler.slurm.queue with programs of our own in place of SLURM's."""
+
+import time
 
 import pytest
 
 from megaboa.files import append_line, write_json
-from megaboa.launch import queue, slurm
 from megaboa.paths import RunFolder
+from megaboa.scheduler.slurm import queries, queue
 
 # As sbatch keeps what the executor plugin submits.
 SCRIPT = """\
@@ -22,7 +24,7 @@ SCRIPT = """\
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     queue._listed.clear()
-    slurm.batch_script.cache_clear()
+    queries.batch_script.cache_clear()
     write_json(tmp_path / "results/tiny/runs/dp2/launch.json", {"recovery": {"exclude_hours": 24}})
     return RunFolder((tmp_path / "results/tiny/runs/dp2").relative_to(tmp_path))
 
@@ -44,17 +46,17 @@ def jobs(tmp_path, fake_command):
 
 def test_without_slurm_there_is_nothing_to_say(folder, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    assert queue.options("train", folder) == []
+    assert queue.dependency("train", folder) == []
 
 
 def test_a_first_job_waits_for_nobody(folder, jobs):
-    assert queue.options("train", folder) == []
+    assert queue.dependency("train", folder) == []
 
 
 def test_a_new_job_waits_for_those_of_the_same_run(folder, jobs):
     jobs("17")
     jobs("18")
-    assert queue.options("train", folder) == ["--dependency=afterany:17:18"]
+    assert queue.dependency("train", folder) == ["--dependency=afterany:17:18"]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_a_new_job_waits_for_those_of_the_same_run(folder, jobs):
 )
 def test_jobs_of_others_are_not_waited_for(folder, jobs, other):
     jobs("17", **other)
-    assert queue.options("train", folder) == []
+    assert queue.dependency("train", folder) == []
 
 
 def test_a_job_with_many_inputs_has_them_in_a_file(folder, jobs, tmp_path):
@@ -82,12 +84,12 @@ def test_a_job_with_many_inputs_has_them_in_a_file(folder, jobs, tmp_path):
 
 def test_captures_wait_for_captures(folder, jobs):
     jobs("17", rule="capture")
-    assert queue.options("capture", folder) == ["--dependency=afterany:17"]
+    assert queue.dependency("capture", folder) == ["--dependency=afterany:17"]
 
 
 def test_a_queue_that_does_not_answer_stops_nobody(folder, unreachable_slurm, monkeypatch):
     monkeypatch.setattr(queue, "PAUSES", (0, 0))
-    assert queue.options("train", folder) == []
+    assert queue.dependency("train", folder) == []
 
 
 def test_the_queue_is_asked_once_for_all_runs_and_a_script_once(folder, jobs, tmp_path, fake_command):
@@ -108,7 +110,31 @@ def test_silence_is_waited_for_once_and_said_in_one_line_for_each_run(
     fake_command(
         "squeue", f"echo asked >> {tmp_path}/asked; echo 'error: no controller\nerror: none at all' >&2; exit 1"
     )
-    assert [queue.options("train", folder) for _ in range(3)] == [[], [], []]
+    assert [queue.dependency("train", folder) for _ in range(3)] == [[], [], []]
     assert len((tmp_path / "asked").read_text().splitlines()) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3 and all("no controller: should an older job of it live" in line for line in said)
+
+
+def test_a_script_of_another_rule_or_none_trains_nothing():
+    script = SCRIPT.format(rule="train", run="big", experiment="other")
+    assert queue.run_in_script(script, "train", "other") == "big"
+    assert queue.run_in_script(script.replace("train:run", "capture:run"), "train", "other") is None
+    assert queue.run_in_script("", "train", "other") is None
+    assert (
+        queue.run_in_script("x --target-jobs 'train:run=big' --wait-for-files-file '/x/y.txt'", "train", "other")
+        == "big"
+    )
+
+
+def test_squeues_answer_is_read():
+    text = (
+        "12|PENDING|Priority||2026-11-20T12:00:00|N/A|rule_train_wildcards_a|/home/u/x\n"
+        "13|RUNNING|None|n[1-2]|2026-11-20T10:00:00|2026-11-20T14:00:00|(null)|/home/u/x|y\nslurm: noise\n"
+    )
+    first, second = queue.parse_jobs(text)
+    assert (first.id, first.state, first.reason, first.ends) == ("12", "PENDING", "Priority", None)
+    assert first.waits and not second.waits
+    assert first.starts == time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
+    assert (second.reason, second.nodes, second.comment, second.folder) == ("", "n[1-2]", "", "/home/u/x|y")
+    assert second.ends - second.starts == 4 * 3600

@@ -8,8 +8,10 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from megaboa.scheduler.protocol import UnreachableError
 
 QUERY_SECONDS = 60
 # As the option --all of each: also of partitions that are hidden, or not for this user's group.
@@ -38,10 +40,6 @@ ENDED = frozenset(
 # A node in one of these states, or one that doesn't answer (`*`), is no place for ranks.
 _DOWN_STATES = re.compile(r"DOWN|FAIL|UNKNOWN|NOT_RESPONDING|\*")
 _BAD_STATES = re.compile(r"DOWN|FAIL|DRAIN|UNKNOWN|POWERING_DOWN|POWERED_DOWN|NOT_RESPONDING|\*")
-
-
-class SlurmUnreachableError(Exception):
-    """SLURM could not be asked; nothing may be concluded from that."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +72,14 @@ class Job:
     @property
     def is_ending(self) -> bool:
         return self.state == "COMPLETING"
+
+    @property
+    def waits(self) -> bool:
+        return self.state == "PENDING"
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED
 
     @property
     def can_requeue(self) -> bool:
@@ -130,7 +136,7 @@ def cluster() -> str:
         return name
     if name := settings().get("ClusterName"):
         return name
-    raise SlurmUnreachableError("scontrol show config: no ClusterName")
+    raise UnreachableError("scontrol show config: no ClusterName")
 
 
 def settings() -> dict[str, str]:
@@ -224,40 +230,6 @@ def parse_nodes(text: str) -> list[Node]:
     return found
 
 
-def srun_command(
-    command: Sequence[str],
-    *,
-    nodes: int,
-    tasks_per_node: int,
-    cpus_per_task: int,
-    output: str,
-    name: str,
-    srun: str = "srun",
-    gpus_per_node: int = 0,
-    cpu_bind: str | None = None,
-    further: Sequence[str] = (),
-) -> list[str]:
-    """The command that starts the ranks. All counts are given: what a rule's shell has of SLURM_* is no guide."""
-    return [
-        srun,
-        f"--nodes={nodes}",
-        f"--ntasks={nodes * tasks_per_node}",
-        f"--ntasks-per-node={tasks_per_node}",
-        f"--cpus-per-task={cpus_per_task}",
-        "--distribution=block",  # ranks of a node are neighbours
-        "--mem=0",  # all memory of the job: the step is alone
-        *([f"--gpus-per-node={gpus_per_node}"] if gpus_per_node else []),
-        *([f"--cpu-bind={cpu_bind}"] if cpu_bind else []),
-        "--overlap",  # never wait for a step that won't die
-        "--kill-on-bad-exit=1",
-        "--export=ALL",
-        f"--output={output}",
-        f"--job-name={name}",
-        *further,
-        *command,
-    ]
-
-
 def query(command: list[str], seconds: float | None = None) -> str | None:
     """What a command prints; None if it says that there is no such job."""
     try:
@@ -265,12 +237,12 @@ def query(command: list[str], seconds: float | None = None) -> str | None:
             command, capture_output=True, text=True, timeout=seconds or QUERY_SECONDS, check=False, env=environment()
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SlurmUnreachableError(str(error)) from None
+        raise UnreachableError(str(error)) from None
     if done.returncode == 0:
         return done.stdout
     if _NO_SUCH_JOB in done.stderr:
         return None
-    raise SlurmUnreachableError(f"{' '.join(command)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+    raise UnreachableError(f"{' '.join(command)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
 
 
 def environment() -> dict[str, str]:

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from megaboa.launch import ranks
-from megaboa.launch.ranks import STACKS_SIGNAL, Ended, ReservedPort
+from megaboa import scheduler
+from megaboa.scheduler import ranks
+from megaboa.scheduler.ranks import STACKS_SIGNAL, Ended, ReservedPort
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux names the interface of an address")
 LOOPBACK = "lo"
@@ -50,28 +51,28 @@ def test_a_rank_is_told_everything_torch_asks_for():
     }
 
 
-SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_NODEID": "2"}
+SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_NODEID": "2", "SLURM_NNODES": "4"}
 
 
 def test_a_task_of_srun_learns_its_rank_from_slurm():
-    assert ranks.rank_from_slurm(SLURM) == {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
-    assert ranks.rank_from_slurm({"PATH": "/bin"}) == {}
+    assert scheduler.rank_of(SLURM) == {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
+    assert scheduler.rank_of({"PATH": "/bin"}) == {}
 
 
 def test_who_started_the_rank_himself_knows_better_than_slurm():
-    assert ranks.rank_from_slurm({**SLURM, "RANK": "0"}) == {}
+    assert scheduler.rank_of({**SLURM, "RANK": "0"}) == {}
 
 
 @ON_LINUX
 def test_a_rank_adopts_its_names_and_the_interface_to_its_peers():
     mine = {**SLURM, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    ranks.adopt_rank(mine)
+    scheduler.adopt_rank(mine)
     assert mine["RANK"] == "5" and mine["WORLD_SIZE"] == "8" and mine["GLOO_SOCKET_IFNAME"] == LOOPBACK
 
 
 def test_a_chosen_interface_is_kept():
     mine = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "ib0"}
-    ranks.adopt_rank(mine)
+    scheduler.adopt_rank(mine)
     assert mine == {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "ib0"}
 
 
@@ -129,7 +130,9 @@ def test_a_closed_port_is_anybodys():
 
 
 def test_only_the_standard_library_is_needed():
-    code = "import sys, megaboa.launch.local, megaboa.launch.srun, megaboa.run.failures, megaboa.run.claims\n"
+    code = (
+        "import sys, megaboa.scheduler.local, megaboa.scheduler.slurm.srun, megaboa.run.failures, megaboa.run.claims\n"
+    )
     code += "third = {n.split('.')[0] for n in sys.modules} - set(sys.stdlib_module_names) - {'megaboa', '__main__'}\n"
     code += "sys.exit(str(third) if third else 0)"
     subprocess.run([sys.executable, "-S", "-c", code], env=dict(os.environ), check=True)

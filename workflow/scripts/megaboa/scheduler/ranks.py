@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -91,24 +91,6 @@ def layered(
     """Ours, a preset where the site has set nothing itself, what the user chose; None takes a variable out."""
     together = {**own, **{name: value for name, value in preset.items() if name not in given}, **chosen}
     return {name: value for name, value in together.items() if value is not None}
-
-
-def rank_from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
-    """Who a task of srun is. Empty where somebody else has said it."""
-    if "RANK" in environment or "SLURM_PROCID" not in environment:
-        return {}
-    return {
-        "RANK": environment["SLURM_PROCID"],
-        "LOCAL_RANK": environment["SLURM_LOCALID"],
-        "WORLD_SIZE": environment["SLURM_NTASKS"],
-    }
-
-
-def adopt_rank(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Called by a rank before it imports anything: say in torch's names who it is, and where its peers find it."""
-    environment.update(rank_from_slurm(environment))
-    if "GLOO_SOCKET_IFNAME" not in environment and (interface := interface_towards(environment["MASTER_ADDR"])):
-        environment["GLOO_SOCKET_IFNAME"] = interface
 
 
 def interface_towards(address: str) -> str | None:

@@ -1,6 +1,6 @@
 """sacct's lines. tests/cluster has a real one."""
 
-from megaboa.observe.slurm_jobs import parse_lives, read_lives
+from megaboa.scheduler.slurm.queue import parse_lives, read_lives
 
 
 def test_lives_of_a_job_that_was_put_back():

@@ -1,4 +1,4 @@
-"""megaboa.launch.local with real processes."""
+"""megaboa.scheduler.local with real processes."""
 
 import os
 import signal
@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from megaboa.launch import local
-from megaboa.launch.local import LocalRanks
-from megaboa.launch.ranks import threads_environment
+from megaboa.scheduler import local
+from megaboa.scheduler.local import LocalRanks
+from megaboa.scheduler.ranks import threads_environment
 
 SLEEP = "import time; time.sleep(60)"
 

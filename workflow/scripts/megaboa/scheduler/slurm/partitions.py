@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import getpass
-import json
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from megaboa.launch import slurm
+from megaboa.scheduler.protocol import Choice, UnreachableError, site_line
+from megaboa.scheduler.slurm import queries
 
 NAMES = ("slurm_account", "slurm_partition", "gpu_partition")
 ACCOUNT_VARIABLES = ("SBATCH_ACCOUNT", "SLURM_ACCOUNT")  # of sbatch, and of srun
@@ -55,28 +56,21 @@ class Cluster:
         return named or list(self.partitions)
 
 
-@dataclass(frozen=True)
-class Choice:
-    taken: dict[str, str]
-    left: list[str]  # to the user: a line of the site's file for every answer that there is
-    missing: list[str]  # what there is no answer to, and why
-
-
 def ask(account_matters: bool = True) -> Cluster:
-    # Without what is hidden from this user's group, which `slurm.query` would show.
-    groups = slurm.query(["sinfo", "--hide", "--noheader", "--format=%R|%P|%a|%l|%D|%G"]) or ""
-    rules = slurm.query(["scontrol", "-o", "show", "partition"]) or ""
+    # Without what is hidden from this user's group, which `queries.query` would show.
+    groups = queries.query(["sinfo", "--hide", "--noheader", "--format=%R|%P|%a|%l|%D|%G"]) or ""
+    rules = queries.query(["scontrol", "-o", "show", "partition"]) or ""
     return Cluster(_accounts() if account_matters else None, parse_partitions(groups, rules))
 
 
 def _accounts() -> tuple[str, ...] | None:
-    known = slurm.settings()
+    known = queries.settings()
     if known.get("AccountingStorageType", "") in _WITHOUT_ACCOUNTING:
         return None
     try:
         listed = associations("account")
-    except slurm.SlurmUnreachableError:  # the accounting is away; the controller knows associations too
-        listed = slurm.query(["sshare", "-U", "--noheader", "--parsable2", "--format=Account"]) or ""
+    except UnreachableError:  # the accounting is away; the controller knows associations too
+        listed = queries.query(["sshare", "-U", "--noheader", "--parsable2", "--format=Account"]) or ""
     found = tuple(sorted({line.strip() for line in listed.splitlines() if line.strip()}))
     enforced = "associations" in known.get("AccountingStorageEnforce", "")
     return found if found or enforced else None
@@ -84,15 +78,15 @@ def _accounts() -> tuple[str, ...] | None:
 
 def associations(form: str) -> str:
     """The user's, on this cluster: these fields of each, with `|` between them."""
-    whose = [f"user={getpass.getuser()}", f"cluster={slurm.cluster()}", f"format={form}"]
-    return slurm.query(["sacctmgr", "--noheader", "--parsable2", "show", "associations", *whose]) or ""
+    whose = [f"user={getpass.getuser()}", f"cluster={queries.cluster()}", f"format={form}"]
+    return queries.query(["sacctmgr", "--noheader", "--parsable2", "show", "associations", *whose]) or ""
 
 
 def parse_partitions(groups: str, rules: str) -> tuple[Partition, ...]:
     """`groups`: what sinfo says of nodes that are alike, a line each; `rules`: who may use what, from scontrol."""
     empty = {}
     for line in rules.splitlines():
-        field = slurm.fields(line)
+        field = queries.fields(line)
         allowed, qos = field.get("AllowAccounts", "ALL"), field.get("AllowQos", "ALL")
         empty[field.get("PartitionName")] = Partition(
             field.get("PartitionName", ""),
@@ -131,7 +125,7 @@ def choose(
     if account:
         taken["slurm_account"] = account
     elif cluster.accounts:
-        left += [line("slurm_account", one) for one in cluster.accounts]
+        left += [site_line("slurm_account", one) for one in cluster.accounts]
     elif "slurm_account" in names and not taken:
         missing.append(f"{getpass.getuser()} has no account on this cluster: ask those who run it")
     partitions = cluster.usable(account)
@@ -147,15 +141,19 @@ def choose(
         if picked := wanted or next((found for found in (candidates, default) if len(found) == 1), []):
             taken[name] = ",".join(one.name for one in picked)
         elif candidates:
-            left += [f"{line(name, one.name)}  # {one}" for one in candidates]
+            left += [f"{site_line(name, one.name)}  # {one}" for one in candidates]
         elif name in names:
             missing.append(f"{name}: sinfo shows no partition to you")
     return Choice(
         {name: value for name, value in taken.items() if name in names},
         [one for one in left if one.partition(":")[0] in names],
         missing,
+        (ACCOUNT_VARIABLES[0], PARTITION_VARIABLE),
     )
 
 
-def line(name: str, value: str) -> str:
-    return f"{name}: {json.dumps(value)}"  # quoted: `all` or `2024` would be something else than a name
+def find(names: Collection[str], known: Mapping[str, str]) -> Choice:
+    """The cluster is asked for them; for its accounts only where none is known."""
+    account = known.get("slurm_account")
+    needed = account is None and not any(os.environ.get(name) for name in ACCOUNT_VARIABLES)
+    return choose(ask(needed), os.environ, names, account)

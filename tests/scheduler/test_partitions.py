@@ -4,8 +4,9 @@ import getpass
 
 import pytest
 
-from megaboa.launch import partitions, slurm
-from megaboa.launch.partitions import Cluster, Partition, choose, parse_partitions
+from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.slurm import partitions, queries
+from megaboa.scheduler.slurm.partitions import Cluster, Partition, choose, parse_partitions
 
 # As SLURM 22.05 prints them. MIXED: nodes that differ, a partition that is for two accounts.
 ALIKE = """\
@@ -138,11 +139,11 @@ def test_accounts_are_those_of_this_cluster_from_whoever_answers(monkeypatch):
     def query(words):
         answer = next((text for start, text in said.items() if " ".join(words).startswith(start)), None)
         if answer is None:
-            raise slurm.SlurmUnreachableError("away")
+            raise UnreachableError("away")
         return answer
 
-    monkeypatch.setattr(slurm, "query", query)
-    monkeypatch.setattr(slurm, "cluster", lambda: "here")
+    monkeypatch.setattr(queries, "query", query)
+    monkeypatch.setattr(queries, "cluster", lambda: "here")
     assert partitions._accounts() == ("llm",), "sacctmgr is away"
     said[associations] = "mine\n"
     assert partitions._accounts() == ("mine",)

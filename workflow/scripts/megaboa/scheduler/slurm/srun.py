@@ -5,19 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from megaboa.launch import slurm
-from megaboa.launch.ranks import STACKS_SIGNAL, Ended, ReservedPort, rendezvous_environment
+from megaboa.scheduler.protocol import Task, UnreachableError
+from megaboa.scheduler.ranks import STACKS_SIGNAL, Ended, ReservedPort, rendezvous_environment
+from megaboa.scheduler.slurm import queries
 
 # srun's own output, beside the logs of the ranks.
 SRUN_LOG = "srun.log"
 GONE_SECONDS = 30
+# One process: within the job's own allocation, next to the step that waits for it, or as a job of its own.
+STEP = ("--overlap", "--nodes=1", "--ntasks=1")
+JOB = ("--nodes=1", "--ntasks=1", "--time=30", "--job-name=megaboa-image")
+_NO_ALLOCATION = re.compile(
+    r"Unable to (allocate resources|create step|confirm allocation|contact slurm controller).*", re.IGNORECASE
+)
 # `srun: error: n2: task 1: Killed`, `srun: error: n[1-2]: tasks 0-1: Exited with exit code 1`
 _TASK = re.compile(r"^srun: error: (?P<node>\S+): tasks? (?P<rank>\d+)\S*: (?P<what>.*)$", re.MULTILINE)
 # From here on tasks end because srun makes them.
@@ -25,6 +34,68 @@ _CANCELLED = re.compile(r"^slurmstepd\S*: error: \*\*\* STEP \S+ ON \S+ CANCELLE
 _SAID = re.compile(r"^(?:srun|slurmstepd\S*): error: .*", re.MULTILINE)
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS = {"Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7, "Interrupt": 2}
+
+
+def srun_command(
+    command: Sequence[str],
+    *,
+    nodes: int,
+    tasks_per_node: int,
+    cpus_per_task: int,
+    output: str,
+    name: str,
+    srun: str = "srun",
+    gpus_per_node: int = 0,
+    cpu_bind: str | None = None,
+    further: Sequence[str] = (),
+) -> list[str]:
+    """The command that starts the ranks. All counts are given: what a rule's shell has of SLURM_* is no guide."""
+    return [
+        srun,
+        f"--nodes={nodes}",
+        f"--ntasks={nodes * tasks_per_node}",
+        f"--ntasks-per-node={tasks_per_node}",
+        f"--cpus-per-task={cpus_per_task}",
+        "--distribution=block",  # ranks of a node are neighbours
+        "--mem=0",  # all memory of the job: the step is alone
+        *([f"--gpus-per-node={gpus_per_node}"] if gpus_per_node else []),
+        *([f"--cpu-bind={cpu_bind}"] if cpu_bind else []),
+        "--overlap",  # never wait for a step that won't die
+        "--kill-on-bad-exit=1",
+        "--export=ALL",
+        f"--output={output}",
+        f"--job-name={name}",
+        *further,
+        *command,
+    ]
+
+
+def one_process(wanted: Mapping[str, Any], step: bool, gpus: int = 0) -> list[str]:
+    """`wanted`: how things are started in an image, of which srun's plugin is told what follows these words."""
+    gpu = [f"--gpus-per-node={gpus}"] if gpus else []
+    return [wanted["srun"], *(STEP if step else (*JOB, *wanted["places"])), *gpu, *wanted["srun_args"]]
+
+
+def refusal(said: str) -> str | None:
+    """What srun says where it has started nothing."""
+    found = _NO_ALLOCATION.search(said)
+    return f"srun gave no allocation: {found[0]}" if found else None
+
+
+def has_pyxis(srun: str) -> bool:
+    """Whether srun here knows the options of the plugin."""
+    if shutil.which(srun) is None:
+        return False
+    return "--container-image" in subprocess.run([srun, "--help"], capture_output=True, text=True).stdout
+
+
+def task(environment: Mapping[str, str]) -> Task | None:
+    """Which task of a step this process is."""
+    if "SLURM_PROCID" not in environment:
+        return None
+    # A batch script that is one task needs none of the others.
+    names = {"SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_NTASKS": 1, "SLURM_NODEID": 0, "SLURM_NNODES": 1}
+    return Task(*(int(environment.get(name, alone)) for name, alone in names.items()))
 
 
 class SrunRanks:
@@ -94,21 +165,21 @@ class SrunRanks:
 
     def _signal(self, name: str) -> bool:
         try:
-            step = slurm.step_of(self.job, self.name)
-        except slurm.SlurmUnreachableError:
+            step = queries.step_of(self.job, self.name)
+        except UnreachableError:
             return False
-        return step is not None and slurm.signal_step(step, name)
+        return step is not None and queries.signal_step(step, name)
 
 
 def end_step(job: str, name: str) -> None:
     """Ranks outlive an srun that is killed; they must not go on next to those that are started next."""
     deadline = time.monotonic() + GONE_SECONDS
     while time.monotonic() < deadline:
-        with contextlib.suppress(slurm.SlurmUnreachableError):
-            step = slurm.step_of(job, name)
+        with contextlib.suppress(UnreachableError):
+            step = queries.step_of(job, name)
             if step is None:
                 return
-            slurm.signal_step(step, "KILL")
+            queries.signal_step(step, "KILL")
         time.sleep(0.5)
 
 

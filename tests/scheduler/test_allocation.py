@@ -1,4 +1,4 @@
-"""megaboa.run.site: where ranks start, what a SLURM job is told, and what SLURM says of an end."""
+"""Where ranks start, what a SLURM job is told, and what SLURM says of an end."""
 
 import time
 from dataclasses import replace
@@ -7,12 +7,15 @@ import pytest
 
 from megaboa.config.models.resources import Launch
 from megaboa.image.runtimes import NO_CONTAINER, Container
-from megaboa.launch import local, slurm
-from megaboa.launch.slurm import Job, Node
-from megaboa.records import Inside, LaunchSpec, parse, plain
+from megaboa.records import LaunchSpec, parse
 from megaboa.run import site
 from megaboa.run.inputs import UnusableInputError
-from megaboa.run.site import Allocation, Machine, fallen, fallen_of, usable
+from megaboa.scheduler import local
+from megaboa.scheduler.local import Machine
+from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.slurm import allocation
+from megaboa.scheduler.slurm.allocation import Allocation, fallen, fallen_of
+from megaboa.scheduler.slurm.queries import Job, Node
 
 LATER = time.time() + 3600
 JOB = Job("17", "RUNNING", nodes="n[1-2]", node_count=2, requeue=True, partition="gpu", start=1000.0, end=LATER)
@@ -77,13 +80,13 @@ def test_a_job_that_slurm_does_not_know_is_refused_with_a_remedy(fake_command):
 
 
 def test_a_controller_that_is_restarted_is_waited_for_but_not_for_ever(unreachable_slurm, monkeypatch):
-    monkeypatch.setattr(site, "PATIENCE_SECONDS", -1.0)
-    with pytest.raises(slurm.SlurmUnreachableError):
+    monkeypatch.setattr(allocation, "PATIENCE_SECONDS", -1.0)
+    with pytest.raises(UnreachableError):
         site.here(launch(starter="srun"), "cpu", {"SLURM_JOB_ID": "17"})
 
 
 def test_a_machine_is_never_taken_away():
-    machine = Machine()
+    machine = Machine(NO_CONTAINER)
     assert len(machine.nodes) == 1 and machine.job is None and machine.deadline() is None
     assert machine.interruption(0) is None and machine.requeue(set()) is False
 
@@ -98,7 +101,7 @@ def started(scontrol, monkeypatch, tmp_path):
 
     def start(device="cuda", container=NO_CONTAINER, **settings):
         seen = []
-        monkeypatch.setattr(site, "SrunRanks", lambda *arguments, **named: seen.append(arguments))
+        monkeypatch.setattr(allocation, "SrunRanks", lambda *arguments, **named: seen.append(arguments))
         logs = tmp_path / "attempts" / "03"
         Allocation(JOB, launch(**settings), device, container).start(["python", "rank.py"], 8, logs, {"A": "1"})
         job, command, name, folder, environment, address, *_ = seen[0]
@@ -119,21 +122,22 @@ def test_a_task_per_node_starts_the_nodes_ranks(started):
     command, logs = started(tasks="node")
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=12"} <= set(command)
     assert f"--output={logs}/node-%n.log" in command
-    assert command[-7:] == ["python", str(site.START_NODE), "--ranks=4", f"--logs={logs}", "--", "python", "rank.py"]
-    assert site.START_NODE.exists() and site.CHECK_NODE.exists()
+    assert command[-7:] == [
+        "python",
+        str(allocation.START_NODE),
+        "--ranks=4",
+        f"--logs={logs}",
+        "--",
+        "python",
+        "rank.py",
+    ]
+    assert allocation.START_NODE.exists() and site.CHECK_NODE.exists()
 
 
 def test_the_users_srun_and_its_arguments(started):
     command, _ = started("cpu", srun="/opt/srun", srun_args=["--mpi=none"], cpu_bind="cores")
     assert command[0] == "/opt/srun" and "--cpu-bind=cores" in command and command[-3] == "--mpi=none"
     assert not any(word.startswith("--gpus") for word in command)
-
-
-def test_the_python_of_a_container_is_its_own():
-    inside = Inside(runtime="pyxis", mounts=(), secrets=(), workdir="/w")
-    assert site.python_of(launch(python="/opt/python")) == "/opt/python"
-    assert site.python_of(launch()) == site.sys.executable
-    assert site.python_of(replace(launch(), image=inside)) == "python3"
 
 
 PYXIS = Container("pyxis", "/i.sqsh", ["/w:/w:rw"], ["HF_TOKEN"], "/w")
@@ -164,61 +168,6 @@ def test_apptainer_starts_ranks_without_slurm_too(fake_command, tmp_path):
     local.wait(machine.start(["python3", "rank.py"], 2, tmp_path, {}))
     words = "exec --nv --no-home --pwd /w --bind /w:/w:rw /i.sif python3 rank.py"
     assert (tmp_path / "called").read_text().splitlines() == [words] * 2
-
-
-# The health check
-
-
-class Check:
-    """A check of ten nodes in a time of our own: when each begins, and when srun ends."""
-
-    def __init__(self, out, monkeypatch, begins, ends=None):
-        self.out, self.begins, self.ends, self.now = out, begins, ends, 0.0
-        monkeypatch.setattr(site.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(site.time, "sleep", self.sleep)
-
-    def sleep(self, seconds):
-        self.now += seconds
-        for number, moment in enumerate(self.begins):
-            if moment <= self.now:
-                (self.out / f"n{number}.begun").touch()
-
-    def poll(self):
-        return "ended" if self.ends and self.ends <= self.now else None
-
-    def waited(self, **start):
-        allocation = Allocation.__new__(Allocation)
-        allocation.nodes, allocation._launch = [f"n{number}" for number in range(10)], launch(**start)
-        return allocation._wait_for_answers(self, self.out, 30)
-
-
-def test_the_health_check_is_over_when_all_have_answered(tmp_path, monkeypatch):
-    assert Check(tmp_path, monkeypatch, [1.0] * 10, ends=12.0).waited() == pytest.approx(12, abs=1)
-
-
-def test_nodes_that_start_slowly_are_waited_for_as_half_of_them_start(tmp_path, monkeypatch):
-    """An image from a slow file system: the first after 50 s, half after 80 s, the last after 200 s."""
-    begins = [50, 60, 70, 75, 80, 100, 120, 150, 180, 200]
-    assert Check(tmp_path, monkeypatch, begins, ends=230.0).waited() == pytest.approx(230, abs=1)
-    for path in tmp_path.iterdir():
-        path.unlink()
-    silent = Check(tmp_path, monkeypatch, begins[:-1])
-    assert silent.waited() == pytest.approx(3 * 80 + 30 + site.CHECK_END_SECONDS, abs=2)
-
-
-@pytest.mark.parametrize("patience", [90.0, 200.0])
-def test_where_most_start_at_once_the_silent_are_waited_for_as_the_experiment_says(tmp_path, monkeypatch, patience):
-    check = Check(tmp_path, monkeypatch, [2.0] * 9)
-    assert check.waited(health_check_seconds=patience) == pytest.approx(patience + 40, abs=1)
-
-
-def test_a_launch_of_an_older_version_says_nothing_of_it(tmp_path, monkeypatch):
-    check = Check(tmp_path, monkeypatch, [])
-    older = plain(launch())
-    del older["start"]["health_check_seconds"]
-    allocation = Allocation.__new__(Allocation)
-    allocation.nodes, allocation._launch = ["n0", "n1"], parse(LaunchSpec, older, "a test")
-    assert allocation._wait_for_answers(check, tmp_path, 30) == pytest.approx(130, abs=1)
 
 
 # Nodes
@@ -253,31 +202,6 @@ def test_slurms_words_on_a_fallen_node(scontrol):
 
 def test_nothing_is_concluded_from_silence(unreachable_slurm):
     assert fallen_of(["n1"], 0) == {}
-    assert usable("gpu", {"n1": 1.0}, 2) == {"n1"}
-
-
-@pytest.mark.parametrize(
-    ("failed", "needed", "users", "avoided"),
-    [
-        ({}, 3, set(), set()),
-        ({"n1": 1}, 2, set(), {"n1"}),  # n2 and n3 are left
-        ({"n1": 1}, 3, set(), set()),
-        ({"n4": 1}, 2, set(), {"n4"}),  # it is down anyway, and a node is left over
-        ({"n4": 1}, 3, set(), {"n4"}),
-        ({"n1": 1, "n2": 2}, 1, set(), {"n2"}),  # with both avoided, the death of n3 would leave none
-        ({"n2": 1, "n1": 2}, 1, set(), {"n1"}),
-        ({"n1": 2, "n2": 2}, 1, set(), {"n1", "n2"}),  # both died at once: n3 is the only one that is known to be well
-        ({"n1": 1, "n2": 2, "n3": 3}, 2, set(), {"n3"}),
-        ({"n1": 1, "n2": 2, "n3": 3}, 3, set(), set()),
-        ({"n1": 1}, 2, {"n2"}, set()),  # a node that the user excluded is left for nobody
-        ({"n1": 1}, 1, {"n2"}, {"n1"}),
-    ],
-)
-def test_of_nodes_that_failed_so_many_are_avoided_that_one_more_death_strands_nobody(
-    fake_command, failed, needed, users, avoided
-):
-    fake_command("sinfo", "printf 'n1 idle\\nn2 allocated\\nn3 mixed\\nn4 down*\\nn5 drained\\n'")
-    assert usable("gpu", failed, needed, users) == avoided
 
 
 # What became of the job
@@ -302,7 +226,7 @@ def test_of_nodes_that_failed_so_many_are_avoided_that_one_more_death_strands_no
     ],
 )
 def test_what_slurm_did_to_the_job(now, cause):
-    failure = site._interruption(JOB, now)
+    failure = allocation._interruption(JOB, now)
     assert (failure and failure.cause) == cause
 
 
@@ -310,10 +234,10 @@ def test_what_slurm_did_to_the_job(now, cause):
 def test_whether_the_wall_time_was_used_up_is_what_slurm_says_now(end):
     """An administrator can shorten it to less than has been used; then the end that we have read lies in the future."""
     then = replace(JOB, end=end)
-    assert site._interruption(then, replace(then, state="COMPLETING", reason="TimeLimit")).cause == "time_limit"
-    assert site._interruption(then, replace(then, state="TIMEOUT", reason="TimeLimit")).cause == "time_limit"
-    assert site._interruption(then, replace(then, state="COMPLETING", reason="None")).cause == "cancelled"
-    assert site._interruption(then, replace(then, state="RUNNING")) is None
+    assert allocation._interruption(then, replace(then, state="COMPLETING", reason="TimeLimit")).cause == "time_limit"
+    assert allocation._interruption(then, replace(then, state="TIMEOUT", reason="TimeLimit")).cause == "time_limit"
+    assert allocation._interruption(then, replace(then, state="COMPLETING", reason="None")).cause == "cancelled"
+    assert allocation._interruption(then, replace(then, state="RUNNING")) is None
 
 
 CANCELLED = SHOWN.replace("RUNNING", "COMPLETING Reason=None")
@@ -339,7 +263,7 @@ REQUEUED = SHOWN.replace("Restarts=0", "Restarts=1").replace("RUNNING", "PENDING
 )
 def test_an_interruption_is_found_and_its_nodes_named(scontrol, job, nodes, cause, bad):
     scontrol(job, nodes)
-    failure = Allocation(JOB, launch(), "cpu").interruption(time.time())
+    failure = Allocation(JOB, launch(), "cpu", NO_CONTAINER).interruption(time.time())
     assert (failure and failure.cause) == cause
     assert failure is None or nodes == BOTH_ARE_WELL or "node n1 is DOWN* (Not responding)" in failure.evidence
     assert (failure.nodes if failure else ()) == bad
@@ -347,9 +271,9 @@ def test_an_interruption_is_found_and_its_nodes_named(scontrol, job, nodes, caus
 
 def test_silence_is_no_interruption(scontrol, fake_command):
     scontrol()
-    allocation = Allocation(JOB, launch(), "cpu")
+    job = Allocation(JOB, launch(), "cpu", NO_CONTAINER)
     fake_command("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
-    assert allocation.interruption(0) is None
+    assert job.interruption(0) is None
 
 
 # Going back into the queue
@@ -357,21 +281,21 @@ def test_silence_is_no_interruption(scontrol, fake_command):
 
 def test_a_job_is_requeued_and_kept_away_from_bad_nodes(scontrol):
     told = scontrol()
-    assert Allocation(JOB, launch(), "cpu").requeue({"n2", "n1"})
+    assert Allocation(JOB, launch(), "cpu", NO_CONTAINER).requeue({"n2", "n1"})
     assert told.read_text().splitlines() == ["requeue 17", "update JobId=17 ExcNodeList=n1,n2"]
 
 
 def test_nodes_that_were_excluded_before_come_back(scontrol):
     told = scontrol()
-    assert Allocation(replace(JOB, excluded="n3"), launch(), "cpu").requeue(set())
+    assert Allocation(replace(JOB, excluded="n3"), launch(), "cpu", NO_CONTAINER).requeue(set())
     assert told.read_text().splitlines() == ["requeue 17", "update JobId=17 ExcNodeList="]
 
 
 def test_a_requeue_is_tried_again_and_its_refusal_is_told(scontrol, monkeypatch):
-    monkeypatch.setattr(site, "PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(site, "REQUEUE_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(allocation, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(allocation, "REQUEUE_AGAIN_SECONDS", 0.1)
     told = scontrol(requeue=1)
-    assert not Allocation(JOB, launch(), "cpu").requeue({"n1"})
+    assert not Allocation(JOB, launch(), "cpu", NO_CONTAINER).requeue({"n1"})
     assert set(told.read_text().splitlines()) == {"requeue 17"}
     assert len(told.read_text().splitlines()) > 1
 
@@ -379,21 +303,21 @@ def test_a_requeue_is_tried_again_and_its_refusal_is_told(scontrol, monkeypatch)
 @pytest.mark.parametrize("job", [CANCELLED, REQUEUED.replace("PENDING", "CANCELLED")])
 def test_a_cancelled_job_is_not_put_back(scontrol, job):
     told = scontrol(job, N1_IS_DOWN)
-    allocation = Allocation(JOB, launch(), "cpu")
-    assert not allocation.requeue({"n1"}) and not told.exists()
-    assert allocation.cancelled() == "SLURM job 17 was cancelled"
+    job = Allocation(JOB, launch(), "cpu", NO_CONTAINER)
+    assert not job.requeue({"n1"}) and not told.exists()
+    assert job.cancelled() == "SLURM job 17 was cancelled"
 
 
 def test_a_job_that_slurm_has_put_back_itself_is_only_kept_away_from_nodes(scontrol):
     told = scontrol(REQUEUED)
-    assert Allocation(JOB, launch(), "cpu").requeue({"n1"})
+    assert Allocation(JOB, launch(), "cpu", NO_CONTAINER).requeue({"n1"})
     assert told.read_text().splitlines() == ["update JobId=17 ExcNodeList=n1"]
 
 
 @pytest.mark.parametrize("job", [replace(JOB, requeue=False), replace(JOB, batch=False)])
 def test_what_cannot_be_requeued_is_not_asked_for(scontrol, job):
     told = scontrol()
-    assert not Allocation(job, launch(), "cpu").requeue({"n1"})
+    assert not Allocation(job, launch(), "cpu", NO_CONTAINER).requeue({"n1"})
     assert not told.exists()
 
 
@@ -402,41 +326,41 @@ def test_what_cannot_be_requeued_is_not_asked_for(scontrol, job):
 
 def test_the_end_of_the_wall_time_is_asked_for_now_and_then(scontrol, monkeypatch):
     scontrol(SHOWN + " EndTime=2026-11-20T20:29:01")
-    allocation = Allocation(JOB, launch(), "cpu")
-    assert allocation.deadline() == JOB.end
-    monkeypatch.setattr(site, "ASK_AGAIN_SECONDS", -1.0)
-    assert allocation.deadline() == time.mktime((2026, 11, 20, 20, 29, 1, 0, 0, -1))
+    job = Allocation(JOB, launch(), "cpu", NO_CONTAINER)
+    assert job.deadline() == JOB.end
+    monkeypatch.setattr(allocation, "ASK_AGAIN_SECONDS", -1.0)
+    assert job.deadline() == time.mktime((2026, 11, 20, 20, 29, 1, 0, 0, -1))
 
 
 @pytest.mark.parametrize("ahead", [600, -600])
 def test_the_time_is_that_of_the_controllers_clock(scontrol, monkeypatch, fake_command, ahead):
     scontrol()
-    allocation = Allocation(JOB, launch(), "cpu")
+    job = Allocation(JOB, launch(), "cpu", NO_CONTAINER)
     shown = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - ahead))
     fake_command("scontrol", f"echo 'Configuration data as of {shown}'; echo ClusterName = lab")
-    assert allocation.now() == pytest.approx(time.time() - ahead, abs=30)
+    assert job.now() == pytest.approx(time.time() - ahead, abs=30)
     fake_command("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
-    monkeypatch.setattr(site, "ASK_AGAIN_SECONDS", -1.0)
-    allocation.deadline()
-    assert allocation.now() == pytest.approx(time.time() - ahead, abs=30), "as it was when it was asked last"
+    monkeypatch.setattr(allocation, "ASK_AGAIN_SECONDS", -1.0)
+    job.deadline()
+    assert job.now() == pytest.approx(time.time() - ahead, abs=30), "as it was when it was asked last"
 
 
 def test_where_the_controller_does_not_tell_the_time_this_host_s_clock_is_taken(unreachable_slurm):
-    assert Allocation(replace(JOB, nodes=""), launch(), "cpu").now() == pytest.approx(time.time(), abs=30)
+    assert Allocation(replace(JOB, nodes=""), launch(), "cpu", NO_CONTAINER).now() == pytest.approx(time.time(), abs=30)
 
 
 def test_a_node_that_was_booted_is_found_by_a_host_whose_clock_is_ahead(scontrol):
     now = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime())
     scontrol(REQUEUED, f"NodeName=n1 State=IDLE BootTime={now}")
-    allocation, began = Allocation(JOB, launch(), "cpu"), time.time() + 540
-    assert allocation.interruption(began).cause == "requeued"
-    allocation._ahead = 600.0
-    assert allocation.interruption(began).nodes == ("n1",)
+    job, began = Allocation(JOB, launch(), "cpu", NO_CONTAINER), time.time() + 540
+    assert job.interruption(began).cause == "requeued"
+    job._ahead = 600.0
+    assert job.interruption(began).nodes == ("n1",)
 
 
 def test_the_old_end_holds_where_slurm_does_not_answer(scontrol, monkeypatch, fake_command):
     scontrol()
-    allocation = Allocation(JOB, launch(), "cpu")
-    monkeypatch.setattr(site, "ASK_AGAIN_SECONDS", -1.0)
+    job = Allocation(JOB, launch(), "cpu", NO_CONTAINER)
+    monkeypatch.setattr(allocation, "ASK_AGAIN_SECONDS", -1.0)
     fake_command("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
-    assert allocation.deadline() == JOB.end
+    assert job.deadline() == JOB.end

@@ -1,4 +1,4 @@
-"""Ranks as processes of this machine, started one by one as SLURM would start them.
+"""This machine as a place for ranks: processes, started one by one as a scheduler would start them.
 
 Every rank has a process group and a log file of its own. When one fails, the others (which would wait for it for ever
 in a collective) are ended within seconds.
@@ -10,13 +10,24 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
-from megaboa.launch.ranks import STACKS_SIGNAL, Ended, ReservedPort, rank_environment, rendezvous_environment
+from megaboa.causes import Failure
+from megaboa.scheduler import registry
+from megaboa.scheduler.protocol import Container, Environment
+from megaboa.scheduler.ranks import (
+    STACKS_SIGNAL,
+    Ended,
+    Ranks,
+    ReservedPort,
+    rank_environment,
+    rendezvous_environment,
+)
 
 GRACE_SECONDS = 3.0
 POLL_SECONDS = 0.1
@@ -24,6 +35,41 @@ ADDRESS = "127.0.0.1"
 # Where ranks may be forked by a process that isn't ours: ends of pipes that they hold open for as long as they live.
 FORKED, HELD = "MEGABOA_ZYGOTE", "MEGABOA_HELD"
 _PR_SET_PDEATHSIG = 1
+
+
+class Machine:
+    """This machine, which nobody takes away: it has no job."""
+
+    job = None
+
+    def __init__(self, container: Container) -> None:
+        self.nodes = [socket.gethostname()]
+        self._container = container
+
+    def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
+        inside = self._container.around(command, environment)
+        return start(inside, world_size, logs, environment, self._container.inherited())
+
+    def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
+        return self.start(command, 1, logs, environment)
+
+    def end_left_over(self, logs: Path) -> None:
+        """Ranks of this machine end with their supervisor."""
+
+    def deadline(self) -> float | None:
+        return None
+
+    def now(self) -> float:
+        return time.time()
+
+    def interruption(self, since: float) -> Failure | None:
+        return None
+
+    def cancelled(self) -> str | None:
+        return None
+
+    def requeue(self, excluded: Set[str]) -> bool:
+        return False
 
 
 class LocalRanks:
@@ -150,7 +196,11 @@ def wait(ranks: LocalRanks) -> Ended:
 
 def may_be_forked(environment: Mapping[str, str]) -> bool:
     """Whether a rank's work may be done by a process that another one than its starter has forked."""
-    return environment.get(FORKED) == "1" and sys.platform.startswith("linux") and "SLURM_JOB_ID" not in environment
+    return (
+        environment.get(FORKED) == "1"
+        and sys.platform.startswith("linux")
+        and not registry.cluster().in_job(environment)
+    )
 
 
 def is_running(pid: int) -> bool:

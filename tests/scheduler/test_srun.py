@@ -1,4 +1,4 @@
-"""megaboa.launch.srun: what srun says, as in SLURM 22.05, and one srun process from start to end."""
+"""megaboa.scheduler.slurm.srun: what srun says, as in SLURM 22.05, and one srun process from start to end."""
 
 import os
 import signal
@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from megaboa.launch.ranks import Ended
-from megaboa.launch.srun import SrunRanks, read_end
+from megaboa.scheduler.ranks import Ended
+from megaboa.scheduler.slurm.srun import SrunRanks, read_end
 
 ONE_EXITED = """\
 srun: error: n1: task 1: Exited with exit code 1
@@ -183,7 +183,7 @@ def test_whether_the_ranks_were_told_is_known(start, tmp_path, fake_command):
 
 
 def test_where_slurm_does_not_answer_srun_ends_its_step_itself(start, unreachable_slurm, monkeypatch):
-    monkeypatch.setattr("megaboa.launch.srun.GONE_SECONDS", 4.0)
+    monkeypatch.setattr("megaboa.scheduler.slurm.srun.GONE_SECONDS", 4.0)
     ranks = start("sleep 60")
     before = time.monotonic()
     ranks.kill()
@@ -192,7 +192,7 @@ def test_where_slurm_does_not_answer_srun_ends_its_step_itself(start, unreachabl
 
 
 def test_an_srun_that_does_not_end_is_killed(start, unreachable_slurm, monkeypatch, tmp_path):
-    monkeypatch.setattr("megaboa.launch.srun.GONE_SECONDS", 0.5)
+    monkeypatch.setattr("megaboa.scheduler.slurm.srun.GONE_SECONDS", 0.5)
     ranks = start("trap '' TERM; echo deaf; while :; do sleep 0.1; done")
     while not ranks.log.read_text():
         time.sleep(0.02)

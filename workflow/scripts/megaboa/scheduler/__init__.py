@@ -1,0 +1,36 @@
+"""Who starts ranks and knows of jobs: `protocol.py` says what a scheduler must answer, `slurm` and `local.py` do.
+
+Nobody else knows a word of SLURM's (tests/scheduler/test_words.py). Standard library only: this runs on the compute
+host, outside the container.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+
+from megaboa.records import LaunchSpec
+from megaboa.scheduler.local import Machine
+from megaboa.scheduler.protocol import Container, Environment, Place
+from megaboa.scheduler.ranks import interface_towards
+from megaboa.scheduler.registry import cluster
+
+
+def place(launch: LaunchSpec, device: str, environment: Environment, container: Container) -> Place:
+    """Where this process may start ranks, or where the run's settings want it to; else `NoPlaceError`."""
+    return cluster().place(launch, device, environment, container) or Machine(container)
+
+
+def rank_of(environment: Environment) -> dict[str, str]:
+    """In torch's names who a process is that a scheduler has started. Empty where somebody else has said it."""
+    task = None if "RANK" in environment else cluster().task(environment)
+    if task is None:
+        return {}
+    return {"RANK": str(task.rank), "LOCAL_RANK": str(task.local_rank), "WORLD_SIZE": str(task.count)}
+
+
+def adopt_rank(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Called by a rank before it imports anything: say in torch's names who it is, and where its peers find it."""
+    environment.update(rank_of(environment))
+    if "GLOO_SOCKET_IFNAME" not in environment and (interface := interface_towards(environment["MASTER_ADDR"])):
+        environment["GLOO_SOCKET_IFNAME"] = interface

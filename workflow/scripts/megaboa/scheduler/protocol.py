@@ -1,0 +1,263 @@
+"""What a scheduler must answer. One of a cluster is a module or package beside this file, with an object that has what
+`Scheduler` names, and a line in registry.py; `local.py` is this machine, which has no jobs.
+
+Nothing may be concluded from a scheduler that can't be asked: then every question raises `UnreachableError`, unless it
+says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from megaboa.causes import Failure
+from megaboa.paths import RunFolder
+from megaboa.records import LaunchSpec
+from megaboa.scheduler.ranks import Ranks
+
+Environment = Mapping[str, str]
+
+
+class UnreachableError(Exception):
+    """The scheduler could not be asked; nothing may be concluded from that."""
+
+
+class NoPlaceError(Exception):
+    """Ranks can't be started here as the run's settings want it; why, and what to do about it."""
+
+
+class Job(Protocol):
+    """A job, as the scheduler told it last."""
+
+    id: str
+    restarts: int  # times that it was put back into the queue
+    start: float | None
+    nodes: str  # as the scheduler writes several: `Scheduler.hostnames`
+    excluded: str  # nodes that it is kept away from, written likewise
+    partition: str
+
+    @property
+    def waits(self) -> bool: ...
+    @property
+    def has_ended(self) -> bool:
+        """For good."""
+
+    @property
+    def can_requeue(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job of ours that waits or runs, as the whole queue is told by one question."""
+
+    id: str
+    state: str  # in the scheduler's word
+    waits: bool = False
+    only_ends: bool = False  # its processes are gone, or are about to be
+    reason: str = ""  # why it waits
+    nodes: str = ""
+    starts: float | None = None
+    ends: float | None = None
+    folder: str = ""  # it was submitted from here
+    comment: str = ""  # what its submitter wrote there
+
+
+@dataclass(frozen=True)
+class Life:
+    """A job, from the moment it asked to the moment its nodes were taken away. One that was put back has several."""
+
+    job: str
+    submit: float
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Task:
+    """Who one of the processes is that the scheduler has started together."""
+
+    rank: int
+    local_rank: int
+    count: int
+    node: int
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Size:
+    nodes: int
+    ranks: int  # of a node
+    cores: int  # of a node
+
+
+@dataclass(frozen=True)
+class Where:
+    """In the cluster."""
+
+    partition: str | None
+    account: str | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a profile leaves open, found."""
+
+    taken: dict[str, str]
+    left: list[str]  # to the user: a line of the site's file for every answer that there is
+    missing: list[str]  # what there is no answer to, and why
+    variables: Sequence[str] = ()  # of the environment, that answer too
+
+
+def site_line(name: str, value: str) -> str:
+    """Of the site's file."""
+    return f"{name}: {json.dumps(value)}"  # quoted: `all` or `2024` would be something else than a name
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+
+
+class Container(Protocol):
+    """Puts a command into an image, or leaves it as it is."""
+
+    runtime: str
+
+    def around(self, command: Sequence[str], environment: Environment) -> list[str]: ...
+    def inherited(self) -> dict[str, str]: ...
+
+
+class Place(Protocol):
+    """Where a supervisor runs and starts ranks: this machine, or the nodes of its job."""
+
+    job: Job | None
+    nodes: list[str]
+
+    def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
+        """Every rank writes to `logs/rank-K.log`, or every node to `logs/node-K.log`."""
+
+    def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
+        """One process on each node."""
+
+    def end_left_over(self, logs: Path) -> None:
+        """End ranks that an earlier supervisor of this place has left behind; `logs`: where they write."""
+
+    def deadline(self) -> float | None:
+        """When the place is taken away, in unix seconds; None where it isn't."""
+
+    def now(self) -> float:
+        """The time by the clock that `deadline` goes by."""
+
+    def interruption(self, since: float) -> Failure | None:
+        """What the place itself did to the ranks, as far as it can tell; None: nothing, or nobody knows."""
+
+    def cancelled(self) -> str | None:
+        """That somebody has cancelled the job, where that is so and the scheduler can be asked."""
+
+    def requeue(self, excluded: Set[str]) -> bool:
+        """Give the place back and be started again on other nodes than these. Only to be called last."""
+
+
+class Scheduler(Protocol):
+    name: str  # as people call it
+    profile: str  # for it, of ours; and Snakemake's executor of that name
+    inquiry: str  # commands that tell a person what became of a job or a node
+    accounts: str  # what goodput.json calls them
+    image_plugin: str  # what starts processes in images
+    names: Sequence[str]  # of the profile's default-resources, which the site may leave open
+
+    # This process
+    def is_here(self) -> bool:
+        """Whether it can be asked on this machine; also in a job. Never raises."""
+
+    def several(self, nodes: int) -> str:
+        """How a person gets so many nodes."""
+
+    def prepare(self) -> None:
+        """Called once by a process from which Snakemake submits."""
+
+    def in_job(self, environment: Environment) -> bool: ...
+    def place(self, launch: LaunchSpec, device: str, environment: Environment, container: Container) -> Place | None:
+        """The nodes of the job that this process is in; None: ranks start on this machine. Raises `NoPlaceError`."""
+
+    def task(self, environment: Environment) -> Task | None:
+        """Who this process is among those that were started with it; None: it was started alone."""
+
+    def node_name(self, environment: Environment) -> str | None:
+        """The name by which this node is excluded, where it isn't the host's."""
+
+    # Jobs and nodes
+    def cluster(self) -> str:
+        """Its name: jobs of another one that shares the store have the same numbers."""
+
+    def job(self, job: str) -> Job | None:
+        """None: forgotten, or never known."""
+
+    def is_alive(self, job: str) -> bool | None:
+        """Whether it runs, or will; None: nothing is said of it. Of a job of ours that means that it is over."""
+
+    def cancel(self, job: str) -> bool:
+        """Whether that was done. Never raises."""
+
+    def exclude(self, job: str, nodes: Iterable[str]) -> bool:
+        """Keep a waiting job away from these nodes alone; whether that was done. Never raises."""
+
+    def waiting(self) -> Sequence[Job]:
+        """Our jobs that wait."""
+
+    def queue(self) -> list[QueuedJob]:
+        """Our jobs that wait or run."""
+
+    def run_of(self, job: QueuedJob, rule: str, results: Path) -> str | None:
+        """The run of the experiment with these results for which Snakemake made the job by this rule. Never raises."""
+
+    def lives(self, jobs: Sequence[str]) -> list[Life] | None:
+        """Of these jobs, oldest first; None: there are no accounts, or none that can be had. Never raises."""
+
+    def hostnames(self, nodes: str) -> list[str]:
+        """One by one, in the order of ranks."""
+
+    def usable_nodes(self, partition: str) -> set[str]:
+        """Those that a job could get, now or later."""
+
+    def fallen(self, nodes: Sequence[str], since: float) -> dict[str, str]:
+        """Of nodes whose supervisor is gone those that failed since, with what is said of each. Never raises."""
+
+    # What Snakemake's jobs ask for, in its executor's words; functions take a job's wildcards
+    def resources(
+        self,
+        size: Callable[[Any], Size] | None = None,  # an allocation: the job starts ranks on its nodes by itself
+        where: Callable[[Any], Where] | None = None,
+        options: str | Callable[[Any], str] | None = None,
+    ) -> dict[str, Any]: ...
+    def options(
+        self, own: str = "", gpus: int = 0, returns: bool = False, after: RunFolder | None = None, rule: str = ""
+    ) -> str:
+        """Further options of a job. `own`: the user's; `gpus`: of a node; `returns`: it may be put back into the queue;
+        `after`: not before jobs have ended that the rule has made of this run."""
+
+    def tasks_per_node(self, options: str) -> int | None:
+        """What the user's options say of it."""
+
+    def where(self, profile: Mapping[str, str]) -> Where:
+        """Training goes by a profile's default-resources."""
+
+    def find(self, names: Collection[str], known: Mapping[str, str]) -> Choice:
+        """Values for names that a profile leaves open. `known`: what it says, or the site."""
+
+    def describe(self) -> tuple[str, list[Table]]:
+        """The cluster, as its user sees it: in a line, and in tables."""
+
+    # One process in an image, started by the scheduler's plugin
+    def starts_images(self, launcher: str | None = None) -> bool:
+        """Whether that plugin is here. `launcher`: the user's name for what starts processes."""
+
+    def process(self, wanted: Mapping[str, Any], environment: Environment, step: bool, gpus: int = 0) -> list[str]:
+        """What goes before its command; `step`: within this job, else as a job of its own where we are in none."""
+
+    def refusal(self, said: str) -> str | None:
+        """Where it has started nothing: why."""

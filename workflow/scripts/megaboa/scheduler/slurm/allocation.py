@@ -1,0 +1,245 @@
+"""The nodes of a SLURM job as a place for ranks: how they start, and what SLURM says of their end."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+
+from megaboa.causes import Failure
+from megaboa.records import LaunchSpec
+from megaboa.scheduler.protocol import Container, Environment, NoPlaceError, UnreachableError
+from megaboa.scheduler.ranks import Ranks
+from megaboa.scheduler.slurm import queries
+from megaboa.scheduler.slurm.srun import SrunRanks, end_step, srun_command
+
+ASK_AGAIN_SECONDS = 30.0
+PATIENCE_SECONDS = 600.0
+REQUEUE_AGAIN_SECONDS = 3.0
+EXCLUDE_TRIES, EXCLUDE_AGAIN_SECONDS = 10, 0.3
+START_NODE = Path(__file__).parents[3] / "start_node.py"
+
+
+class Allocation:
+    """The nodes of a SLURM job. The supervisor runs on the first of them."""
+
+    def __init__(self, job: queries.Job, launch: LaunchSpec, device: str, container: Container):
+        self.job, self._launch, self._container = job, launch, container
+        self._gpus = launch.gpus_per_node if device == "cuda" else 0
+        self.nodes = queries.hostnames(job.nodes)
+        self._asked = time.monotonic()
+        self._ahead: float | None = None  # this host's clock of the controller's, in seconds; None: not asked yet
+
+    def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
+        start, per_node = self._launch.start, self._launch.gpus_per_node
+        one_task = start.tasks == "node"
+        name = step_name(logs)
+        if one_task:
+            spawner = [command[0], str(START_NODE), f"--ranks={per_node}", f"--logs={logs}", "--"]
+            command = [*spawner, *command]
+        srun = srun_command(
+            self._container.around(command, environment),
+            nodes=world_size // per_node,
+            tasks_per_node=1 if one_task else per_node,
+            cpus_per_task=self._launch.cpus_per_rank * (per_node if one_task else 1),
+            output=str(logs / ("node-%n.log" if one_task else "rank-%t.log")),
+            name=name,
+            srun=start.srun,
+            gpus_per_node=self._gpus,
+            cpu_bind=start.cpu_bind,
+            further=start.srun_args,
+        )
+        inherited = self._container.inherited()
+        return SrunRanks(self.job.id, srun, name, logs, environment, self.nodes[0], not one_task, inherited)
+
+    def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
+        start = self._launch.start
+        srun = srun_command(
+            self._container.around(command, environment),
+            nodes=len(self.nodes),
+            tasks_per_node=1,
+            cpus_per_task=self._launch.cpus_per_rank * self._launch.gpus_per_node,
+            output=str(logs / "node-%n.log"),
+            name=name,
+            srun=start.srun,
+            gpus_per_node=self._gpus,
+            further=start.srun_args,
+        )
+        inherited = self._container.inherited()
+        return SrunRanks(self.job.id, srun, name, logs, environment, self.nodes[0], inherited=inherited)
+
+    def end_left_over(self, logs: Path) -> None:
+        """An srun outlives a supervisor that is killed."""
+        end_step(self.job.id, step_name(logs))
+
+    def deadline(self) -> float | None:
+        """Asked again now and then: an administrator can move it."""
+        if time.monotonic() - self._asked > ASK_AGAIN_SECONDS:
+            self._asked = time.monotonic()
+            with contextlib.suppress(UnreachableError):
+                now = queries.show_job(self.job.id)
+                if now and now.restarts == self.job.restarts:  # else it is over, and this is the memory of it
+                    self.job = replace(self.job, end=now.end)
+            self._compare_clocks()
+        return self.job.end
+
+    def now(self) -> float:
+        if self._ahead is None:
+            self._compare_clocks()
+        return time.time() - (self._ahead or 0.0)
+
+    def _compare_clocks(self) -> None:
+        asked, theirs = time.time(), None
+        with contextlib.suppress(UnreachableError):
+            theirs = queries.controllers_time()
+        self._ahead = asked - theirs if theirs else self._ahead or 0.0
+
+    def interruption(self, since: float) -> Failure | None:
+        try:
+            now = queries.show_job(self.job.id)
+            nodes = queries.show_nodes(self.job.nodes)
+        except UnreachableError:
+            return None
+        bad = fallen(nodes, since - (self._ahead or 0.0))
+        found = _interruption(self.job, now) if now else None
+        # Not before a cancellation: who cancels a job with a dead node doesn't want it back.
+        if bad and (now is None or (found and found.cause in ("requeued", "node_failure"))):
+            return Failure("node_failure", _why(bad), nodes=tuple(node.name for node in bad))
+        if bad and found:
+            return replace(found, evidence=f"{found.evidence}; {_why(bad)}")
+        return found
+
+    def cancelled(self) -> str | None:
+        """Whether somebody has cancelled the job, as far as SLURM can be asked."""
+        now = self._now()
+        return f"SLURM job {self.job.id} was cancelled" if now and _is_cancelled(self.job, now) else None
+
+    def requeue(self, excluded: Set[str]) -> bool:
+        if not self.job.can_requeue:
+            return False
+        # SLURM takes ExcNodeList for waiting jobs only, and ends this process after the first of the two. It gives a
+        # grace before it kills, and the job waits longer than that; should the second be lost, the next life of the job
+        # finds itself on an avoided node and comes here again.
+        deadline = time.monotonic() + PATIENCE_SECONDS  # a controller that is being restarted is waited for
+        while not (done := self._is_requeued()) and not self.cancelled():
+            if (done := queries.requeue(self.job.id)) or time.monotonic() > deadline:
+                break
+            time.sleep(REQUEUE_AGAIN_SECONDS)
+        if done:
+            self._exclude(excluded)  # also where that is nothing: what was excluded before may come back
+        return done
+
+    def _exclude(self, nodes: Set[str]) -> None:
+        """Tried again: SLURM's SIGTERM to all of the job's processes may reach the command that is to tell it."""
+        for _ in range(EXCLUDE_TRIES):
+            if queries.exclude(self.job.id, nodes):
+                return
+            time.sleep(EXCLUDE_AGAIN_SECONDS)
+
+    def _is_requeued(self) -> bool:
+        """Whether SLURM has done it already."""
+        now = self._now()
+        return now is not None and now.restarts > self.job.restarts and not _is_cancelled(self.job, now)
+
+    def _now(self) -> queries.Job | None:
+        try:
+            return queries.show_job(self.job.id)
+        except UnreachableError:
+            return None
+
+
+def here(launch: LaunchSpec, device: str, environment: Environment, container: Container) -> Allocation | None:
+    """The nodes of the job that this process is in, if the run's settings want them."""
+    starter, job = launch.start.starter, environment.get("SLURM_JOB_ID")
+    if starter == "local" or (starter == "auto" and not (job and _has_srun(launch))):
+        if container.runtime == "pyxis":
+            raise NoPlaceError(
+                "image.runtime is pyxis, which is a plugin of srun, and this is no SLURM job: submit it with "
+                "`--profile slurm`, or set image.runtime to apptainer or none"
+            )
+        return None
+    if not job:
+        raise NoPlaceError(
+            "launch.starter is srun, but this is no SLURM job: take `auto`, or start it by sbatch or salloc"
+        )
+    found = _patiently(job)
+    if found is None:
+        raise NoPlaceError(
+            f"SLURM knows no job {job}, which SLURM_JOB_ID names: unset it, or set launch.starter to local"
+        )
+    return Allocation(found, launch, device, container)
+
+
+def fallen(nodes: Sequence[queries.Node], since: float) -> list[queries.Node]:
+    """Nodes that are down, or were booted since the given time."""
+    return [node for node in nodes if node.down or (node.booted or 0) > since]
+
+
+def fallen_of(names: Sequence[str], since: float) -> dict[str, str]:
+    """Of nodes whose supervisor is gone the fallen ones, each with what SLURM says of it.
+
+    Then a slurmd that was started again is a sign as well; alone it isn't, as its upgrade harms no job.
+    """
+    try:
+        nodes = queries.show_nodes(",".join(names))
+        bad = fallen(nodes, since) or [node for node in nodes if (node.started or 0) > since]
+        return {node.name: _why([node]) for node in bad}
+    except UnreachableError:
+        return {}
+
+
+def step_name(logs: Path) -> str:
+    """Of the step whose ranks write there."""
+    return f"attempt-{logs.name}"
+
+
+def _interruption(then: queries.Job, now: queries.Job) -> Failure | None:
+    if _is_cancelled(then, now):
+        return Failure("cancelled", f"SLURM job {now.id} was cancelled")
+    if now.preempted and not then.preempted:
+        return Failure("preempted", "a job with a higher priority takes the nodes")
+    if now.restarts > then.restarts:
+        return Failure("requeued", "the job was put back into the queue")
+    if now.timed_out:  # whatever its end was when we asked last: it can be moved to the past
+        return Failure("time_limit", "the job's wall time was used up")
+    return Failure("node_failure", "SLURM ended the job, as it lost a node") if now.lost_node else None
+
+
+def _is_cancelled(then: queries.Job, now: queries.Job) -> bool:
+    """SLURM gives a reason for what it ends itself, and none for what somebody cancels.
+
+    A job that it puts back has a restart more from the first moment on; cancelled after that, it is CANCELLED.
+    """
+    if now.is_ending:
+        by_slurm = now.timed_out or now.lost_node or now.preempted or now.restarts > then.restarts
+        return not by_slurm
+    return now.state == "CANCELLED"
+
+
+def _why(nodes: Sequence[queries.Node]) -> str:
+    return "; ".join(_what_happened(node) for node in nodes)
+
+
+def _what_happened(node: queries.Node) -> str:
+    if not node.down and node.started:
+        return f"node {node.name} was started again at {time.strftime('%H:%M:%S', time.localtime(node.started))}"
+    return f"node {node.name} is {node.state}" + (f" ({node.reason})" if node.reason else "")
+
+
+def _has_srun(launch: LaunchSpec) -> bool:
+    return shutil.which(launch.start.srun) is not None and queries.available()
+
+
+def _patiently(job: str) -> queries.Job | None:
+    """The job as SLURM tells it; a controller that is being restarted is waited for."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return queries.show_job(job)
+        except UnreachableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(5)
