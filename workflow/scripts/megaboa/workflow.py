@@ -31,7 +31,7 @@ from megaboa.plan.shared import Shared
 from megaboa.run import submitted
 from megaboa.run.identity import is_trained
 from megaboa.scheduler import local
-from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
 
 DEFAULT_CONFIG = Path("config/config.yaml")
