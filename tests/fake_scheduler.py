@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, field, replace
 
 from megaboa.causes import Failure
+from megaboa.scheduler.answers import Choice, Life, QueuedJob, Table, Task, Where
 from megaboa.scheduler.local import Machine
-from megaboa.scheduler.protocol import Choice, Life, QueuedJob, Table, Task, Where
 
 NODES = ("east", "west")
 VARIABLE = "TOWER_JOB"  # of a job's processes

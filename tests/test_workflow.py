@@ -12,7 +12,7 @@ from snakemake.resources import Resources
 from megaboa.files import write_json
 from megaboa.plan import places
 from megaboa.run import bad_nodes
-from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.slurm import partitions
 from megaboa.scheduler.slurm.partitions import Partition
 from megaboa.workflow import (

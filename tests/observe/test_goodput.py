@@ -9,7 +9,7 @@ from megaboa import records
 from megaboa.observe.goodput import KINDS, goodput
 from megaboa.observe.steps import step_rows
 from megaboa.records import LEDGER, STEPS, Called
-from megaboa.scheduler.protocol import Life
+from megaboa.scheduler.answers import Life
 
 
 def call(time, job=None):

@@ -16,7 +16,7 @@ from megaboa.observe.queue import Queue, trained_by
 from megaboa.observe.status import as_record, event, experiment_progress, progress_table
 from megaboa.paths import RunStore
 from megaboa.run import checkpoints
-from megaboa.scheduler.protocol import QueuedJob
+from megaboa.scheduler.answers import QueuedJob
 from megaboa.scheduler.slurm import queries
 
 MEGABOA = Path(__file__).parents[2] / "workflow" / "scripts" / "megaboa"

@@ -11,8 +11,8 @@ from megaboa.records import LaunchSpec, parse
 from megaboa.run import site
 from megaboa.run.inputs import UnusableInputError
 from megaboa.scheduler import local
+from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.local import Machine
-from megaboa.scheduler.protocol import UnreachableError
 from megaboa.scheduler.slurm import allocation
 from megaboa.scheduler.slurm.allocation import Allocation, fallen, fallen_of
 from megaboa.scheduler.slurm.queries import Job, Node

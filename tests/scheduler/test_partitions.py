@@ -4,7 +4,7 @@ import getpass
 
 import pytest
 
-from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.slurm import partitions, queries
 from megaboa.scheduler.slurm.partitions import Cluster, Partition, choose, parse_partitions
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.slurm import queries
 from megaboa.scheduler.slurm.srun import srun_command
 

@@ -34,7 +34,7 @@ from megaboa.records import Checks, Fault, Tree, read
 from megaboa.run import submitted
 from megaboa.run.identity import is_trained
 from megaboa.scheduler import local
-from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
 
 DEFAULT_CONFIG = Path("config/config.yaml")

@@ -17,7 +17,7 @@ from megaboa.run.lives import kept
 from megaboa.run.patience import may_pass
 from megaboa.run.submitted import folder_of
 from megaboa.run.supervisor import train
-from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.answers import UnreachableError
 
 REQUEUE_SECONDS = 120
 FIRST = "snakemake image data import preflight, with your profile"

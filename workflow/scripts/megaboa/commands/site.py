@@ -18,8 +18,8 @@ from rich.table import Table
 from megaboa import commands
 from megaboa.errors import InputError
 from megaboa.plan import places
-from megaboa.scheduler import protocol
-from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler import answers
+from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
 
 
@@ -40,7 +40,7 @@ def main(words: list[str]) -> int:
     for table in (*(_shown(one) for one in tables), _folders()):
         if table.row_count:
             console.print("", table)
-    lines = [protocol.site_line(name, value) for name, value in choice.taken.items()]
+    lines = [answers.site_line(name, value) for name, value in choice.taken.items()]
     lines += [f"# {line}" for line in (*choice.left, *choice.missing)]
     yours = ", and leaves to you (#)" if choice.left or choice.missing else ""
     text = "\n".join(lines)
@@ -53,7 +53,7 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _shown(told: protocol.Table) -> Table:
+def _shown(told: answers.Table) -> Table:
     table = _table(*told.columns)
     for row in told.rows:
         table.add_row(*row)

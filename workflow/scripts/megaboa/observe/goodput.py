@@ -25,7 +25,7 @@ from megaboa.records import (
     Tested,
     TrainStart,
 )
-from megaboa.scheduler.protocol import Life
+from megaboa.scheduler.answers import Life
 from megaboa.scheduler.registry import cluster
 
 # `away`: nobody had asked for the run, after a stop or a failure that ends it. Only `queue` and `away` hold no machine.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from megaboa.run import claims
 from megaboa.run.progress import Progress
-from megaboa.scheduler.protocol import QueuedJob, UnreachableError
+from megaboa.scheduler.answers import QueuedJob, UnreachableError
 from megaboa.scheduler.registry import cluster
 
 

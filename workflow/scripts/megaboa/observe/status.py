@@ -33,7 +33,7 @@ from megaboa.run.progress import (
     usual_seconds_per_step,
 )
 from megaboa.run.recovery import lead_seconds, links, wall_seconds
-from megaboa.scheduler.protocol import QueuedJob
+from megaboa.scheduler.answers import QueuedJob
 from megaboa.scheduler.registry import cluster
 
 STYLES = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from megaboa.errors import InputError
-from megaboa.scheduler.protocol import Choice
+from megaboa.scheduler.answers import Choice
 from megaboa.scheduler.registry import cluster
 
 AUTO = "auto"  # what a profile says of a name that is to be found

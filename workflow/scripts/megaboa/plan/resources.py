@@ -11,7 +11,7 @@ from typing import Any
 from megaboa.config.models.resources import Resources
 from megaboa.paths import RunFolder
 from megaboa.plan.shared import Shared
-from megaboa.scheduler.protocol import Size, Where
+from megaboa.scheduler.answers import Size, Where
 from megaboa.scheduler.registry import cluster
 
 Asked = dict[str, Any]  # the name of a resource: a value, or a function of the wildcards

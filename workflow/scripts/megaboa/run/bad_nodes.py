@@ -23,7 +23,8 @@ from megaboa.run.announce import announcer
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
 from megaboa.run.command import rank_environment
 from megaboa.run.failures import Failure
-from megaboa.scheduler.protocol import Job, UnreachableError
+from megaboa.scheduler.answers import UnreachableError
+from megaboa.scheduler.protocol import Job
 from megaboa.scheduler.registry import cluster
 
 LONGEST_SEARCH = 3  # times that a job is put back because it was given an avoided node again

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from megaboa import files
+from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.local import is_running
-from megaboa.scheduler.protocol import Job, UnreachableError
+from megaboa.scheduler.protocol import Job
 from megaboa.scheduler.registry import cluster
 
 POLL_SECONDS = 5.0

@@ -16,7 +16,7 @@ from megaboa.records import Image, LaunchSpec, parse
 from megaboa.run import gpus, site
 from megaboa.run.inputs import UnusableInputError
 from megaboa.scheduler import local
-from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.ranks import layered, threads_environment
 
 SHOWN_LINES = 40  # of the log of a rank that failed

@@ -13,7 +13,8 @@ from megaboa.image.runtimes import NO_CONTAINER, Container
 from megaboa.records import Image, LaunchSpec
 from megaboa.run import health
 from megaboa.run.inputs import UnusableInputError
-from megaboa.scheduler.protocol import Environment, NoPlaceError, Place
+from megaboa.scheduler.answers import NoPlaceError
+from megaboa.scheduler.protocol import Environment, Place
 from megaboa.scheduler.ranks import Ranks
 
 CHECK_SECONDS_GPU = 60  # importing torch from a cold image takes its time

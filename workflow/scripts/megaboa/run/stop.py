@@ -7,7 +7,7 @@ from collections.abc import Callable
 from megaboa.paths import RunStore
 from megaboa.run import claims
 from megaboa.run.patience import patiently
-from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
 
 

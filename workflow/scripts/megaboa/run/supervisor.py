@@ -47,7 +47,7 @@ from megaboa.run.inputs import check_data, check_image, check_index, check_nodes
 from megaboa.run.lives import Signals
 from megaboa.run.patience import FULL, full, patiently
 from megaboa.run.watch import Watched, leave_out, watch_of
-from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.records import LaunchSpec
-from megaboa.scheduler.protocol import Choice, Container, Environment, Life, QueuedJob, Table, Task
+from megaboa.scheduler.answers import Choice, Life, QueuedJob, Table, Task
+from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.slurm import allocation, description, partitions, queries, queue, requests, srun
 
 

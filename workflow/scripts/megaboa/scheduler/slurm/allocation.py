@@ -11,7 +11,8 @@ from pathlib import Path
 
 from megaboa.causes import Failure
 from megaboa.records import LaunchSpec
-from megaboa.scheduler.protocol import Container, Environment, NoPlaceError, UnreachableError
+from megaboa.scheduler.answers import NoPlaceError, UnreachableError
+from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.ranks import Ranks
 from megaboa.scheduler.slurm import queries
 from megaboa.scheduler.slurm.srun import SrunRanks, end_step, srun_command

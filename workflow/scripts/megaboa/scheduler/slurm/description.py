@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaboa.scheduler.protocol import Table, UnreachableError
+from megaboa.scheduler.answers import Table, UnreachableError
 from megaboa.scheduler.slurm import partitions, queries
 from megaboa.scheduler.slurm.partitions import Cluster
 

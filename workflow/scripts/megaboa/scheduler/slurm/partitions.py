@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from megaboa.scheduler.protocol import Choice, UnreachableError, site_line
+from megaboa.scheduler.answers import Choice, UnreachableError, site_line
 from megaboa.scheduler.slurm import queries
 
 NAMES = ("slurm_account", "slurm_partition", "gpu_partition")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from megaboa.scheduler.protocol import UnreachableError
+from megaboa.scheduler.answers import UnreachableError
 
 QUERY_SECONDS = 60
 # As the option --all of each: also of partitions that are hidden, or not for this user's group.

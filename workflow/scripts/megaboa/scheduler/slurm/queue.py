@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from megaboa.paths import ExperimentFolder, RunFolder
-from megaboa.scheduler.protocol import Life, QueuedJob, UnreachableError
+from megaboa.scheduler.answers import Life, QueuedJob, UnreachableError
 from megaboa.scheduler.slurm import queries
 
 QUERY_SECONDS = 30

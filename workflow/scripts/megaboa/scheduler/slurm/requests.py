@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from megaboa.paths import RunFolder
-from megaboa.scheduler.protocol import Size, Where
+from megaboa.scheduler.answers import Size, Where
 from megaboa.scheduler.slurm import queue
 
 _TASKS = re.compile(r"--(?:ntasks-per-node|gpus-per-node|tasks-per-node)[= ](?:\w+:)*(\d+)")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megaboa.scheduler.protocol import Task, UnreachableError
+from megaboa.scheduler.answers import Task, UnreachableError
 from megaboa.scheduler.ranks import STACKS_SIGNAL, Ended, ReservedPort, rendezvous_environment
 from megaboa.scheduler.slurm import queries
 
