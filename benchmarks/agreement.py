@@ -21,20 +21,21 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
-from megaboa.scheduler.ranks import ReservedPort, rank_environment
-
 from megaboa.bridge import process
-from megaboa.files import append_line, read_json
+from megaboa.files import append_line
 from megaboa.observe.steps import add_routing, read_events, step_rows, table_of
 from megaboa.paths import RunFolder, RunStore
-from megaboa.report.checks import Check, agreement_checks
+from megaboa.records import AgreementCheck, ReportSpec, read
+from megaboa.report.checks import agreement_checks
 from megaboa.report.runs import RunResult
+from megaboa.scheduler.ranks import ReservedPort, rank_environment
 
 MODULES = ("recipes.common", "training.gpt_step", "training.pretrain", "training.checkpointing")
 
@@ -190,7 +191,7 @@ class Protocol:
 
     def __init__(self, results: Path, out: Path | None = None):
         self.results, self.out = results, out
-        self.agreements = read_json(results / "specs" / "report.json")["agreements"]
+        self.agreements = read(ReportSpec, results / "specs" / "report.json").agreements
         self._trained: dict[tuple[str, int, str | None], RunResult] = {}
 
     def trained(self, name: str, seed: int, mistake: str | None = None) -> RunResult:
@@ -203,16 +204,16 @@ class Protocol:
                     stream.write(json.dumps(line) + "\n")
         return self._trained[key]
 
-    def check(self, name: str, seed: int, mistake: str | None = None) -> Check:
+    def check(self, name: str, seed: int, mistake: str | None = None) -> AgreementCheck:
         """Of a run, against its reference with the same seed and no mistake."""
-        [agreement] = [one for one in self.agreements if name in one["runs"]]
-        runs = [self.trained(agreement["reference"], seed), self.trained(name, seed, mistake)]
-        [check] = agreement_checks([{**agreement, "runs": [name]}], runs)
+        [agreement] = [one for one in self.agreements if name in one.runs]
+        runs = [self.trained(agreement.reference, seed), self.trained(name, seed, mistake)]
+        [check] = agreement_checks([replace(agreement, runs=(name,))], runs)
         return check
 
     @property
     def runs(self) -> list[str]:
-        return [name for agreement in self.agreements for name in agreement["runs"]]
+        return [name for agreement in self.agreements for name in agreement.runs]
 
 
 def main() -> None:
@@ -236,9 +237,9 @@ def main() -> None:
     wrong = 0
     for name, seed, mistake in wanted:
         check = protocol.check(name, seed, mistake)
-        wrong += (check["state"] == "PASS") == bool(mistake)
-        numbers = f"{check['max_difference']:.1e}  {check['max_grad_norm']:.1e}  {check['exact_steps']:2}"
-        print(f"{name:8} {seed:3}  {check['state']}  {numbers}  {mistake or '-'}: {check['detail']}", flush=True)
+        wrong += (check.state == "PASS") == bool(mistake)
+        numbers = f"{check.max_difference:.1e}  {check.max_grad_norm:.1e}  {check.exact_steps:2}"
+        print(f"{name:8} {seed:3}  {check.state}  {numbers}  {mistake or '-'}: {check.detail}", flush=True)
     print(f"{len(wanted) - wrong} of {len(wanted)} verdicts are as they should be")
     sys.exit(wrong > 0)
 

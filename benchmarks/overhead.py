@@ -23,11 +23,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
-from megaboa.scheduler.ranks import ReservedPort
-
 from megaboa.bridge import process
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.run.command import rank_environment
+from megaboa.scheduler.ranks import ReservedPort
 
 SKIPPED = 10
 STEP = re.compile(r"iteration +(\d+)/.*elapsed time per iteration \(ms\): ([\d.]+)")

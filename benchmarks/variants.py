@@ -28,11 +28,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
-from megaboa.scheduler.local import die_with_parent
-
 from megaboa import files
 from megaboa.bridge import process
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.scheduler.local import die_with_parent
 
 FIRST_TIMED = 9
 FIRST_PORT = 20_000

@@ -12,7 +12,7 @@ from megaboa.check.facts import from_json
 from megaboa.doctor import examine, troubles
 from megaboa.files import digest, write_json
 from megaboa.paths import RunFolder, RunStore
-from megaboa.records import AttemptEnd, AttemptStart, write
+from megaboa.records import AttemptEnd, AttemptStart, ReportSpec, write
 from megaboa.run import claims, ledger
 from megaboa.run.identity import identity_of
 
@@ -27,7 +27,8 @@ H200 = (Path(__file__).parent / "logs" / "h200_out_of_memory.log").read_text()
 def results(tmp_path):
     folder, store = tmp_path / "results/x", tmp_path / "store/runs/x/big/0a1b"
     write_json(folder / "specs/runs.json", {"runs": ["big", "fine", "waiting"]})
-    write_json(folder / "specs/report.json", {"invalid": ["odd is INVALID: parallel.tp: 3"]})
+    invalid = ("odd is INVALID: parallel.tp: 3",)
+    write(folder / "specs/report.json", ReportSpec(title=None, agreements=(), proofs=(), invalid=invalid))
     write_json(folder / "preflight.json", {"runs": {"big": {"facts": dataclasses.asdict(facts(mbs=64, gbs=64))}}})
     for name in ("big", "fine", "waiting"):
         write_json(folder / "runs" / name / "run.json", RUN)
