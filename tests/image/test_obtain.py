@@ -12,7 +12,7 @@ from megaboa.errors import InputError
 from megaboa.files import file_digest, write_json
 from megaboa.image import contract, obtain, runtimes
 
-SCRIPT = Path(__file__).parents[2] / "workflow/scripts/image.py"
+MEGABOA = Path(__file__).parents[2] / "workflow/scripts/megaboa"
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_file_that_is_no_image(tmp_path):
 
 
 def run(spec, out):
-    command = [sys.executable, SCRIPT, f"--spec={spec}", f"--inside={spec}", f"--out={out}"]
+    command = [sys.executable, MEGABOA, "image", f"--spec={spec}", f"--inside={spec}", f"--out={out}"]
     return subprocess.run(command, capture_output=True, text=True, cwd=spec.parent)
 
 

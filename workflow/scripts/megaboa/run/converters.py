@@ -16,13 +16,12 @@ from megaboa.launch.ranks import layered, threads_environment
 from megaboa.launch.slurm import SlurmUnreachableError
 from megaboa.records import Image, LaunchSpec, parse
 from megaboa.run import gpus, site
-from megaboa.run.inputs import UnusableInputError
 
 SHOWN_LINES = 40  # of the log of a rank that failed
 
 
 def run(wanted: dict[str, Any], image: Image | None, words: Sequence[str], logs: Path) -> str:
-    """Run a script with these words on every rank to the end, and return what they said; InputError where one failed.
+    """Run a command with these words on every rank to the end, and return what they said; InputError where one failed.
 
     `wanted` is what the plan says of the conversion, `image` the image's manifest.
     """
@@ -33,7 +32,7 @@ def run(wanted: dict[str, Any], image: Image | None, words: Sequence[str], logs:
     logs.mkdir(parents=True)
     try:
         place = site.here(launch, wanted["device"], container=site.container_of(launch, image))
-    except (UnusableInputError, SlurmUnreachableError) as error:
+    except SlurmUnreachableError as error:
         raise InputError(str(error)) from None
     if len(place.nodes) < launch.nodes:
         where = "this job has" if place.job else "here is"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files
+from megaboa.errors import InputError
 from megaboa.image import image_file
 from megaboa.index_file import read_header
 from megaboa.paths import RunFolder
@@ -17,8 +18,8 @@ from megaboa.records import ImportRecord, ModelSource, read
 SPLITS = ("training", "validation", "test")
 
 
-class UnusableInputError(Exception):
-    """The message is what the user reads."""
+class UnusableInputError(InputError):
+    """Of a run, or of the machine that it finds itself on."""
 
 
 def check_nodes(folder: RunFolder, nodes: Sequence[str]) -> None:
