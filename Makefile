@@ -30,7 +30,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow/rules
 	$(BIN)/snakemake --lint
-	$(BIN)/python workflow/scripts/write_schema.py --check
+	$(BIN)/megaboa write-schema --check
 	PYTHONPATH=workflow/scripts $(BIN)/lint-imports --no-logo --no-cache
 
 status: setup

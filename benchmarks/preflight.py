@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/preflight.py [RUNS ...]      default: 100 1000
 
 Two models (a dense one of 8 billion parameters, a mixture of 30 billion) in five layouts each, on 64 GPUs; runs of one
-layout differ in their learning rate. All is planned in an empty folder, then `preflight.py` is timed as the workflow
-calls it.
+layout differ in their learning rate. All is planned in an empty folder, then `megaboa preflight` is timed as the
+workflow calls it.
 """
 
 from __future__ import annotations
@@ -85,8 +85,15 @@ def measure(runs: int, folder: Path) -> tuple[float, float, float]:
         place, facts = str(folder / name), {"digest": "1", "params": 1, "dtype": "bfloat16", "device": "cpu"}
         source = ModelSource(name=name, path=place, tokenizer=place, vocab_size=config["vocab_size"], **facts)
         records.write(folder / "results/sweep/models" / name / "source.json", source)
-    script = REPOSITORY / "workflow/scripts/preflight.py"
-    command = [sys.executable, script, "results/sweep/specs/runs.json", "--out", "results/sweep/preflight.json"]
+    megaboa = REPOSITORY / "workflow/scripts/megaboa"
+    command = [
+        sys.executable,
+        megaboa,
+        "preflight",
+        "results/sweep/specs/runs.json",
+        "--out",
+        "results/sweep/preflight.json",
+    ]
     before, used = time.perf_counter(), cpu_seconds()
     done = subprocess.run(command, capture_output=True, text=True)
     seconds, used = time.perf_counter() - before, cpu_seconds() - used

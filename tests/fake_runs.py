@@ -141,7 +141,7 @@ class FakeExperiment:
         return self.finish(run, store, steps, world_size)
 
     def measure(self, run: str) -> None:
-        """What metrics.py writes for a run."""
+        """What `megaboa summarize` writes for a run."""
         folder = self.results / "runs" / run
         train = read(TrainRecord, folder / "train.json")
         store = RunStore(Path(train.store))

@@ -1,6 +1,7 @@
 """`megaboa COMMAND`: what there is, where it may be called from, and how runs are named."""
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from megaboa import commands
-from megaboa.__main__ import GROUPS, main, usage
+from megaboa.__main__ import GROUPS, JOBS, main, usage, usage_of_jobs
 
 SCRIPTS = Path(__file__).parents[1] / "workflow" / "scripts"
 NAMES = [name for group in GROUPS.values() for name in group]
+NAMES_OF_JOBS = [name for names in JOBS.values() for name in names]
 
 
 def call(*words, cwd=None, alone=False):
@@ -22,13 +24,29 @@ def call(*words, cwd=None, alone=False):
 
 
 def test_help_names_every_command_on_one_screen():
-    assert {path.stem.replace("_", "-") for path in (SCRIPTS / "megaboa" / "commands").glob("[a-z]*.py")} == {*NAMES}
+    modules = {path.stem.replace("_", "-") for path in (SCRIPTS / "megaboa" / "commands").glob("[a-z]*.py")}
+    assert modules == {*NAMES, *JOBS}
     lines = usage().splitlines()
     assert len(lines) <= 24 and all(len(line) <= 100 for line in lines)
     assert call().stdout == call("--help").stdout == usage() + "\n"
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_jobs_have_a_list_of_their_own():
+    lines = usage_of_jobs().splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == NAMES_OF_JOBS
+    assert all(len(line) <= 100 for line in lines)
+    assert call("--help", "jobs", alone=True).stdout == usage_of_jobs() + "\n"
+
+
+def test_rules_call_commands_that_there_are_and_all_of_jobs():
+    rules = "".join(path.read_text() for path in (SCRIPTS.parent / "rules").glob("*.smk"))
+    called = set(re.findall(r"\{params\.scripts:q\}/megaboa ([\w-]+)", rules))
+    assert called <= {*NAMES, *NAMES_OF_JOBS}
+    others = {"check-inside", "report", *JOBS["tables"]}  # by preflight-in-image, report_command, and people
+    assert {*NAMES_OF_JOBS} - called == others
+
+
+@pytest.mark.parametrize("name", [*NAMES, *NAMES_OF_JOBS])
 def test_every_command_has_help(name, capsys):
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
@@ -38,6 +56,11 @@ def test_every_command_has_help(name, capsys):
 def test_an_unknown_command_names_those_that_there_are():
     done = call("stats")
     assert done.returncode == 2 and "no command 'stats'" in done.stderr and "status" in done.stderr
+
+
+@pytest.mark.parametrize("name", JOBS["hosts"])
+def test_jobs_of_hosts_need_the_standard_library_alone(name):
+    assert call(name, "--help", alone=True).stdout.startswith(f"usage: megaboa {name} ")
 
 
 @pytest.mark.parametrize("name", ["pretrain", "stop"])

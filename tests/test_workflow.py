@@ -212,7 +212,7 @@ def test_why_a_job_runs_in_a_few_words(found, said):
 
 
 def judged(results, *failed, state="PASS", **more):
-    """What report.py has written."""
+    """What `megaboa report` has written."""
     counts = {"runs": {"PASS": 2}, "checks": {"PASS": 3, **({"FAIL": len(failed)} if failed else {})}}
     checks = {"state": "FAIL" if failed else state, "counts": counts, "failed": list(failed), **more}
     write_json(results / "report" / "checks.json", checks)

@@ -1,4 +1,4 @@
-"""check_inside.py as it runs in an image: Bridge's own checks by the version of Transformer Engine that is there."""
+"""`megaboa check-inside` as it runs in an image: Bridge's own checks by the Transformer Engine that is there."""
 
 import copy
 import os
@@ -13,7 +13,7 @@ from megaboa.files import read_json, write_json
 
 pytestmark = pytest.mark.slow
 
-SCRIPTS = Path(__file__).parents[2] / "workflow" / "scripts"
+MEGABOA = Path(__file__).parents[2] / "workflow" / "scripts" / "megaboa"
 FP8 = {"training": {"precision": "bf16_with_fp8_current_scaling_mixed"}}
 CASES = {"plain": {}, "fp8": FP8, "experts": {"model": "moe", **FP8}}
 
@@ -31,7 +31,7 @@ def runs(tmp_path_factory):
         record.mkdir(parents=True)
         (record / "METADATA").write_text(f"Name: transformer-engine\nVersion: {version}\n")
         done = subprocess.run(
-            [sys.executable, SCRIPTS / "check_inside.py", folder / "specs" / "runs.json", "--out", folder / "out.json"],
+            [sys.executable, MEGABOA, "check-inside", folder / "specs" / "runs.json", "--out", folder / "out.json"],
             env={**os.environ, "PYTHONPATH": str(packages), "HF_HUB_OFFLINE": "1"},
             capture_output=True,
             text=True,

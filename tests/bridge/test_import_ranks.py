@@ -46,7 +46,7 @@ class Place:
         }
         write_json(self.path / name / "spec.json", spec)
         words = [SCRIPTS / "convert.py", "--spec", f"{name}/spec.json", "--logs", f"{name}/logs"]
-        words += [SCRIPTS / "import_model.py", "--source", "source.json", "--store", f"{name}/store"]
+        words += [SCRIPTS / "megaboa", "import-model", "--source", "source.json", "--store", f"{name}/store"]
         words += ["--device", "cpu", "--out", f"{name}/import.json"]
         return subprocess.Popen(
             [sys.executable, *map(str, words)],

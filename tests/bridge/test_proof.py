@@ -22,9 +22,9 @@ MODELS = {"dense": DENSE, "moe": MOE, "tied-bf16": TIED_BF16}
 pytestmark = pytest.mark.slow
 
 
-def python(script, *arguments, cwd=None):
+def python(*words, cwd=None):
     return subprocess.run(
-        [sys.executable, script, *map(str, arguments)],
+        [sys.executable, *map(str, words)],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -66,9 +66,9 @@ def test_a_parameter_that_bridge_does_not_know_is_named(root):
     assert found["detail"].endswith("without a source: decoder.layers.0.self_attention.linear_q_proj.layer_norm_weight")
 
 
-def test_the_import_script_uses_the_store_again(root, tmp_path):
+def test_the_import_uses_the_store_again(root, tmp_path):
     arguments = ["--source", root / "dense" / "source.json", "--store", "store", "--device", "cpu"]
-    first = python(SCRIPTS / "import_model.py", *arguments, "--out", "results/import.json", cwd=tmp_path)
+    first = python(SCRIPTS / "megaboa", "import-model", *arguments, "--out", "results/import.json", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert len(first.stdout.splitlines()) == 1
     manifest = read_json(tmp_path / "results/import.json")
@@ -76,7 +76,7 @@ def test_the_import_script_uses_the_store_again(root, tmp_path):
     assert (manifest["source_digest"], manifest["dtype"]) == (source["digest"], "float32")
     metadata = tmp_path / manifest["checkpoint"] / "iter_0000000" / ".metadata"
     written = metadata.stat().st_mtime_ns
-    second = python(SCRIPTS / "import_model.py", *arguments, "--out", "results/again.json", cwd=tmp_path)
+    second = python(SCRIPTS / "megaboa", "import-model", *arguments, "--out", "results/again.json", cwd=tmp_path)
     assert second.returncode == 0, second.stderr
     assert read_json(tmp_path / "results/again.json") == manifest
     assert metadata.stat().st_mtime_ns == written
@@ -97,8 +97,8 @@ def test_a_checkpoint_of_other_weights_is_found_out(root, tmp_path):
     write_json(tmp_path / "source.json", {**source, "path": str(forged)})
     write(tmp_path / "import.json", made.imported(checkpoint=str(root / "dense" / "megatron")))
     done = python(
-        *(SCRIPTS / "prove_import.py", "--source", tmp_path / "source.json", "--import", tmp_path / "import.json"),
-        *("--out", tmp_path / "proof.json"),
+        *(SCRIPTS / "megaboa", "prove-import", "--source", tmp_path / "source.json"),
+        *("--import", tmp_path / "import.json", "--out", tmp_path / "proof.json"),
     )
     assert done.returncode == 1
     assert "FAIL Megatron parameters" in done.stdout

@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "workflow" / "scripts" / "list_recipes.py"
+MEGABOA = ROOT / "workflow" / "scripts" / "megaboa"
 CONFIGS = ROOT / "tests" / "fixtures" / "hf_configs.json"
 PAGE = (ROOT / "docs" / "reference" / "recipes.md").read_text()
 SAMPLE = (
@@ -28,7 +28,7 @@ def rows(text):
 
 @pytest.fixture(scope="module")
 def printed():
-    command = [sys.executable, SCRIPT, "--configs", CONFIGS, "--names", "--only", *SAMPLE]
+    command = [sys.executable, MEGABOA, "list-recipes", "--configs", CONFIGS, "--names", "--only", *SAMPLE]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -179,11 +179,11 @@ def test_a_folder_that_is_no_model_is_refused(copied, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_script_needs_no_megatron_and_ends_in_one_sentence_without_a_network(words, tmp_path):
+def test_the_command_needs_no_megatron_and_ends_in_one_sentence_without_a_network(words, tmp_path):
     arguments = ["--spec", str(tmp_path / "spec.json"), "--out", str(tmp_path / "source.json")]
     write_json(tmp_path / "spec.json", specification(tmp_path / "store", words))
-    code = f"import runpy, sys; sys.argv = ['get_model.py', *{arguments}]; sys.path.insert(0, {str(SCRIPTS)!r})\n"
-    code += f"runpy.run_path({str(SCRIPTS / 'get_model.py')!r}, run_name='__main__')\n"
+    code = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r})\n"
+    code += f"from megaboa.__main__ import main; assert main(['get-model', *{arguments}]) == 0\n"
     code += "assert not [name for name in sys.modules if name.split('.')[0] == 'megatron']"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert json.loads((tmp_path / "source.json").read_text())["name"] == "tiny"
@@ -192,7 +192,7 @@ def test_the_script_needs_no_megatron_and_ends_in_one_sentence_without_a_network
     write_json(tmp_path / "spec.json", specification(tmp_path, words, config=None, hf="nobody/nothing"))
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
     done = subprocess.run(
-        [sys.executable, SCRIPTS / "get_model.py", *arguments], env=offline, capture_output=True, text=True
+        [sys.executable, SCRIPTS / "megaboa", "get-model", *arguments], env=offline, capture_output=True, text=True
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: models.tiny.hf: 'nobody/nothing' is not in the local cache")

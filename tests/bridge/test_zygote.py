@@ -144,6 +144,24 @@ def test_what_a_script_spawns_imports_the_script_again(script):
     assert script.run(work) == (0, "3\n", "")
 
 
+def test_a_folder_is_run_as_python_runs_it(script):
+    """As `megaboa` is: from the first line of its __main__, which what it spawns doesn't run again."""
+    folder = script.folder / "program"
+    folder.mkdir()
+    work = (
+        "import multiprocessing",
+        "manager = multiprocessing.get_context('spawn').Manager()",
+        "queue = manager.Queue(); queue.put(3)",
+        "print(queue.get(), sys.path[0], sys.argv, 'megatron.bridge' in sys.modules)",
+    )
+    (folder / "__main__.py").write_text(
+        "print('begun', flush=True)\n" + ASK + "".join(f"    {line}\n" for line in work)
+    )
+    command = [sys.executable, "program", "--x"]
+    done = subprocess.run(command, cwd=script.folder, env=script.environment, capture_output=True, text=True)
+    assert done.stdout == f"begun\nbegun\n3 {SCRIPTS} ['program', '--x'] True\n", done.stderr
+
+
 def test_a_signal_is_passed_on(script):
     process, pids = script.sleeping("signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))")
     process.send_signal(signal.SIGTERM)

@@ -49,7 +49,7 @@ def test_what_an_image_said_goes_with_it_alone(asked, runtime, there):
 
 def test_the_runs_of_the_plan_with_code_and_configuration(asked):
     files = bundled(asked)
-    assert {"Snakefile", "recipes/gpt_tiny.py", "workflow/scripts/bundle.py", "envs/pipeline.txt"} <= set(files)
+    assert {"Snakefile", "recipes/gpt_tiny.py", "workflow/scripts/train_rank.py", "envs/pipeline.txt"} <= set(files)
     assert not [name for name in files if "gone" in name or "__pycache__" in name or name.startswith("profiles/slurm")]
     assert files["config/command-line.yaml"] == b"training:\n  seed: 1\n"
     train = json.loads(files["results/tiny/runs/a/train.json"])

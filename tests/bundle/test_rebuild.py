@@ -66,14 +66,15 @@ def test_a_new_an_empty_and_a_marked_folder_are_taken(tmp_path):
         assert (tmp_path / name / MARKER).is_file()
 
 
-def test_code_of_a_bundle_is_announced_and_sees_no_secrets(tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("program", ["megaboa/__main__.py", "report.py"])  # of today, and of earlier bundles
+def test_code_of_a_bundle_is_announced_and_sees_no_secrets(tmp_path, monkeypatch, capfd, program):
     monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh")
     monkeypatch.setenv("DB_PASSWORD", "short")
     monkeypatch.setenv("HARMLESS", "seen")
     monkeypatch.setenv("TRACKER", "postgres://me:word@host")
     script = b"import os, sys; asked = 'HF_TOKEN DB_PASSWORD HARMLESS TRACKER'.split()\n"
     script += b"sys.exit(' '.join(name for name in asked if name in os.environ))"
-    bundle = bundle_of(tmp_path / "x.zip", {"workflow/scripts/report.py": script})
+    bundle = bundle_of(tmp_path / "x.zip", {f"workflow/scripts/{program}": script})
     with pytest.raises(InputError, match="the report could not be made again"):
         reproduce(bundle, tmp_path / "out", figures_only=True)
     said = capfd.readouterr()

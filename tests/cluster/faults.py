@@ -183,7 +183,7 @@ class Faults:
 
     def supervisor(self, host: str) -> list[int]:
         """With the process that keeps it, and what it is about to start."""
-        return self._processes(host, rf"^\S*python\S* \S*pretrain\.py \S*/runs/{self.run}/run\.json$")
+        return self._processes(host, rf"^\S*python\S* \S*megaboa pretrain \S*/runs/{self.run}/run\.json$")
 
     def _processes(self, host: str, pattern: str) -> list[int]:
         found = self.lab.on_node(host, ["pgrep", "-f", pattern], user="root", check=False)

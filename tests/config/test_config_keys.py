@@ -17,8 +17,8 @@ CONFIGS = json.loads((ROOT / "tests" / "fixtures" / "hf_configs.json").read_text
 
 @pytest.mark.slow
 def test_the_table_is_that_of_the_installed_packages():
-    script = ROOT / "workflow" / "scripts" / "write_config_keys.py"
-    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    megaboa = ROOT / "workflow" / "scripts" / "megaboa"
+    done = subprocess.run([sys.executable, megaboa, "write-config-keys", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

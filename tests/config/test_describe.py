@@ -12,7 +12,7 @@ import yaml
 from megaboa.config.describe import json_schema, readme_with_table, schema_text
 
 ROOT = Path(__file__).resolve().parents[2]
-REMEDY = "run python workflow/scripts/write_schema.py"
+REMEDY = "run megaboa write-schema"
 
 
 def test_schema_is_current() -> None:

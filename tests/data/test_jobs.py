@@ -21,11 +21,11 @@ from megaboa.errors import InputError
 from megaboa.files import folder_digests, read_json, write_json
 from megaboa.records import BadRecords, Corpus, CorpusSpec, ShardMade, plain, read, write
 
-SCRIPTS = Path(megaboa.__file__).parents[1]
+MEGABOA = Path(megaboa.__file__).parent
 
 
 def command(name, *arguments):
-    return [sys.executable, str(SCRIPTS / name), *map(str, arguments)]
+    return [sys.executable, str(MEGABOA), name, *map(str, arguments)]
 
 
 def run(folder, name, *arguments, **environment):
@@ -38,10 +38,10 @@ def steps(folder, shards):
     """The jobs of a corpus, as its rules call them."""
     spec, listing = ("--spec", folder / "spec.json"), ("--sources", folder / "sources.json")
     count = ("--shards", shards)
-    yield command("list_sources.py", *spec, "--out", folder / "sources.json")
+    yield command("list-sources", *spec, "--out", folder / "sources.json")
     for shard in range(shards):
-        yield command("tokenize_shard.py", *spec, *listing, *count, "--shard", shard, "--out", folder / f"{shard}.json")
-    yield command("merge_corpus.py", *spec, *listing, *count, "--out", folder / "data" / "c.json")
+        yield command("tokenize-shard", *spec, *listing, *count, "--shard", shard, "--out", folder / f"{shard}.json")
+    yield command("merge-corpus", *spec, *listing, *count, "--out", folder / "data" / "c.json")
 
 
 def left(folder):
@@ -122,7 +122,7 @@ def test_the_scripts_from_text_to_a_linked_corpus(tmp_path):
     }
     text |= {"subset": None, "revision": None, "max_document_mb": 1, "on_bad_record": "skip"}
     write_json(tmp_path / "bpe.json", {"name": "bpe", "store": "store", "train_on": text, "vocab_size": 280})
-    done = run(tmp_path, "train_tokenizer.py", "--spec", "bpe.json", "--out", "words.json")
+    done = run(tmp_path, "train-tokenizer", "--spec", "bpe.json", "--out", "words.json")
     assert done.returncode == 0, done.stderr
     spec = specification(tmp_path, tmp_path / "raw.jsonl", "", on_bad_record="skip")
     trained = {"kind": "manifest", "manifest": str(tmp_path / "words.json")}
@@ -163,12 +163,12 @@ def test_a_mistake_ends_in_one_sentence_and_no_manifest(bpe, tmp_path):
     source = jsonl(tmp_path / "a.jsonl", ["good", {"content": "x"}])
     write(tmp_path / "spec.json", specification(tmp_path, source, "nobody/no-such-tokenizer"))
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
-    done = run(tmp_path, "list_sources.py", "--spec", "spec.json", "--out", "sources.json", **offline)
+    done = run(tmp_path, "list-sources", "--spec", "spec.json", "--out", "sources.json", **offline)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("error: corpora.c.tokenizer: 'nobody/no-such-tokenizer' is not in the local cache")
 
     write(tmp_path / "spec.json", specification(tmp_path, "hf:owner/name", bpe))
-    done = run(tmp_path, "list_sources.py", "--spec", "spec.json", "--out", "sources.json", **offline)
+    done = run(tmp_path, "list-sources", "--spec", "spec.json", "--out", "sources.json", **offline)
     assert done.returncode == 1 and not (tmp_path / "sources.json").exists()
     assert done.stderr.splitlines()[-1].startswith(
         "error: corpus source hf:owner/name: the hub can't be reached from here"
@@ -235,9 +235,9 @@ def test_a_disk_of_results_that_is_full_is_one_sentence_and_with_more_room_it_go
     disk = small_disk(1)
     spec, listing = ("--spec", tmp_path / "spec.json"), ("--sources", tmp_path / "sources.json")
     jobs_of_it = [
-        command("list_sources.py", *spec, "--out", disk / "sources.json"),
-        command("tokenize_shard.py", *spec, *listing, "--shard", 0, "--shards", 1, "--out", disk / "0.json"),
-        command("merge_corpus.py", *spec, *listing, "--shards", 1, "--out", disk / "c.json"),
+        command("list-sources", *spec, "--out", disk / "sources.json"),
+        command("tokenize-shard", *spec, *listing, "--shard", 0, "--shards", 1, "--out", disk / "0.json"),
+        command("merge-corpus", *spec, *listing, "--shards", 1, "--out", disk / "c.json"),
     ]
     write(tmp_path / "sources.json", jobs.list_sources(read(CorpusSpec, tmp_path / "spec.json"), 1))
     for job in jobs_of_it:

@@ -13,7 +13,7 @@ from making import documents, jsonl, make, packed, sentences, specification
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-import verify_corpus
+from megaboa import commands
 from megaboa.data import jobs, verify
 from megaboa.data.readers import Format
 from megaboa.errors import InputError
@@ -217,7 +217,7 @@ def test_the_script_reads_the_corpus_as_training_does(sound):
     folder = Path(listing.folder).parent
     for name, content in {"spec": spec, "sources": listing, "manifest": manifest}.items():
         write(folder / f"{name}.json", content)
-    command = [sys.executable, verify_corpus.__file__, "--out", str(folder / "out.json")]
+    command = [sys.executable, commands.MEGABOA, "verify-corpus", "--out", str(folder / "out.json")]
     command += [
         part for name in ("spec", "sources", "manifest") for part in (f"--{name}", str(folder / f"{name}.json"))
     ]

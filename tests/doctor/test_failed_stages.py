@@ -27,7 +27,7 @@ with one_sentence(), hub.refusals("models.llama.hf: 'meta-llama/Llama-3.1-8B'", 
     raise errors.GatedRepoError("403", response=httpx.Response(403, request=httpx.Request("GET", "https://x.y")))
 """
 GATED = """Traceback (most recent call last):
-  File "get_model.py", line 22, in main
+  File "models.py", line 22, in get_model
 huggingface_hub.errors.GatedRepoError: 403 Client Error. (Request ID: Root=1)
 """
 PREFLIGHT = """run  state  ranks  layout

@@ -124,7 +124,8 @@ class Workspace:
         """The ranks by number, without the processes that they fork: children of the supervisor, or of a zygote."""
         words = ("train_rank.py", f"--run={Path('results', experiment, 'runs', run)}")
         parents = {pid: command_line(parent(pid)) for pid in processes(*words, cwd=self.path)}
-        ranks = [pid for pid, words in parents.items() if "pretrain.py" in words or "megaboa.bridge.zygote" in words]
+        starters = ("megaboa pretrain", "megaboa.bridge.zygote")
+        ranks = [pid for pid, words in parents.items() if any(starter in words for starter in starters)]
         return sorted(ranks, key=lambda pid: str(Path(f"/proc/{pid}/fd/1").readlink()))  # ending in rank-K.log
 
 

@@ -139,8 +139,8 @@ def test_a_secret_that_was_written_into_the_configuration_stops_the_bundle(shell
     source = shell.workspace.path / "small.yaml"
     text = source.read_text()
     source.write_text(f"{text}# {shell.secrets['HF_TOKEN']}\n")
-    command = ["workflow/scripts/bundle.py", "--settings", "results/small/specs/report.json", "--store", "store"]
-    command += ["--config-file", "small.yaml", "--out", "x.zip"]
+    command = ["workflow/scripts/megaboa", "bundle", "--settings", "results/small/specs/report.json"]
+    command += ["--store", "store", "--config-file", "small.yaml", "--out", "x.zip"]
     try:
         done = subprocess.run(
             [sys.executable, *command], cwd=shell.workspace.path, env=shell.environment, capture_output=True, text=True

@@ -47,18 +47,19 @@ def calls(workspace):
 
 
 @pytest.mark.parametrize(
-    "script",
-    ["check_inside.py", "train_rank.py", "import_model.py", "prove_import.py", "export_model.py", "prove_export.py"],
+    "program",
+    ["train_rank.py", *(f"megaboa {name}" for name in ("check-inside", "import-model", "prove-import"))]
+    + [f"megaboa {name}" for name in ("export-model", "prove-export")],
 )
-def test_what_needs_megatrons_kernels_runs_in_the_image(workspace, calls, script):
-    called = [line for line in calls if f"/{script} " in line]
+def test_what_needs_megatrons_kernels_runs_in_the_image(workspace, calls, program):
+    called = [line for line in calls if f"/{program} " in line]
     assert called
     assert all(line.startswith("exec --nv --no-home") and f"{workspace.path}/tiny.sif" in line for line in called)
 
 
 def test_preflight_in_the_image_comes_before_training(workspace, calls):
     checked, trained = (
-        min(place for place, line in enumerate(calls) if word in line) for word in ("/check_inside.py", "--claim=")
+        min(place for place, line in enumerate(calls) if word in line) for word in ("/megaboa check-inside", "--claim=")
     )
     assert checked < trained
     assert workspace.json("boxed", "preflight-in-image.json")["how"] == "apptainer"

@@ -147,7 +147,7 @@ def test_the_context_brings_what_is_copied_and_nothing_else(name):
 def test_the_build_plan_of_the_nvidia_image(engine):
     """The whole command, from the versions' file, where there is neither engine nor registry."""
     done = subprocess.run(
-        [sys.executable, "workflow/scripts/image.py", "--engine", engine, "--plan", "containers/Dockerfile", "INSTALL_EFA=true"],
+        [sys.executable, "workflow/scripts/megaboa", "image", "--engine", engine, "--plan", "containers/Dockerfile", "INSTALL_EFA=true"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     words = shlex.split(done.stdout)

@@ -14,7 +14,7 @@ from megaboa.image import contract, obtain, runtimes
 from megaboa.scheduler.registry import cluster
 from megaboa.scheduler.slurm import srun
 
-SCRIPT = Path(__file__).parents[2] / "workflow/scripts/image.py"
+MEGABOA = Path(__file__).parents[2] / "workflow/scripts/megaboa"
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_file_that_is_no_image(tmp_path):
 
 
 def run(spec, out):
-    command = [sys.executable, SCRIPT, f"--spec={spec}", f"--inside={spec}", f"--out={out}"]
+    command = [sys.executable, MEGABOA, "image", f"--spec={spec}", f"--inside={spec}", f"--out={out}"]
     return subprocess.run(command, capture_output=True, text=True, cwd=spec.parent)
 
 

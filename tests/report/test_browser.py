@@ -26,11 +26,11 @@ VIEWS = {"light": {}, "dark": {"scheme": "dark"}, "narrow": {"width": 390}, "pri
 
 
 def report_of(experiment, **settings):
-    """The page that report.py makes of an experiment."""
+    """The page that `megaboa report` makes of an experiment."""
     experiment_yaml, out = experiment.root / "my.yaml", experiment.results / "report" / "index.html"
     experiment_yaml.write_text("experiment: tiny\n")
     write_json(experiment.results / "specs" / "report.json", settings)
-    command = [sys.executable, ROOT / "workflow" / "scripts" / "report.py", "--out", out]
+    command = [sys.executable, ROOT / "workflow" / "scripts" / "megaboa", "report", "--out", out]
     command += ["--settings", experiment.results / "specs" / "report.json", "--config-file", experiment_yaml]
     subprocess.run([*command, "--captions", ROOT / "workflow" / "report" / "captions.yaml"], check=True)
     return out

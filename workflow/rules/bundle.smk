@@ -25,5 +25,5 @@ rule pack_bundle:
         command_line=json.dumps(nested(command_line(GIVEN), LOADED.raw)),
         code=lambda wildcards: code_state(),  # other code is another bundle
     shell:
-        "python {params.scripts:q}/bundle.py --settings {input.settings} --store {params.store:q}"
+        "python {params.scripts:q}/megaboa bundle --settings {input.settings} --store {params.store:q}"
         " --config-file {params.config:q} --command-line {params.command_line:q} --out {output} 2>&1 | tee {log}"

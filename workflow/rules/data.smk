@@ -18,7 +18,7 @@ rule train_tokenizer:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/train_tokenizer.py --spec {input.spec} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa train-tokenizer --spec {input.spec} --out {output} 2>&1 | tee {log}"
 
 
 rule list_sources:
@@ -35,7 +35,7 @@ rule list_sources:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/list_sources.py --spec {input.spec} --threads {threads} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa list-sources --spec {input.spec} --threads {threads} --out {output} 2>&1 | tee {log}"
 
 
 # What a shard leaves is gone when they are merged, and so is its manifest.
@@ -55,7 +55,7 @@ rule tokenize:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/tokenize_shard.py --spec {input.spec} --sources {input.sources}"
+        "python {params.scripts:q}/megaboa tokenize-shard --spec {input.spec} --sources {input.sources}"
         " --shard {wildcards.shard} --shards {wildcards.shards} --threads {threads} --out {output} 2>&1 | tee {log}"
 
 
@@ -74,7 +74,7 @@ rule merge_corpus:
         scripts=SCRIPTS,
         shards=lambda wildcards: SHARED.shards(wildcards.corpus),
     shell:
-        "python {params.scripts:q}/merge_corpus.py --spec {input.spec} --sources {input.sources}"
+        "python {params.scripts:q}/megaboa merge-corpus --spec {input.spec} --sources {input.sources}"
         " --shards {params.shards} --out {output} 2>&1 | tee {log}"
 
 
@@ -92,7 +92,7 @@ rule verify_corpus:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/verify_corpus.py --spec {input.spec} --sources {input.sources}"
+        "python {params.scripts:q}/megaboa verify-corpus --spec {input.spec} --sources {input.sources}"
         " --manifest {input.manifest} --out {output} 2>&1 | tee {log}"
 
 
@@ -111,4 +111,4 @@ rule index:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/build_index.py --spec {input.spec} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa build-index --spec {input.spec} --out {output} 2>&1 | tee {log}"

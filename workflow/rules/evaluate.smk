@@ -23,5 +23,5 @@ rule evaluate_model:
         scripts=SCRIPTS,
         store=PLAN.experiment.store,
     shell:
-        "python {params.scripts:q}/evaluate.py --spec {input.spec} --export {input.export} --store {params.store:q}"
+        "python {params.scripts:q}/megaboa evaluate --spec {input.spec} --export {input.export} --store {params.store:q}"
         " --out {output} 2>&1 | tee {log}"

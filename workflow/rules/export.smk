@@ -27,7 +27,7 @@ rule export_model:
         python=PYTHON,
         image=IMAGE,
     shell:
-        "{params.python} {params.scripts:q}/export_model.py --spec {input.spec} --source {input.source} {params.image} --out {output}"
+        "{params.python} {params.scripts:q}/megaboa export-model --spec {input.spec} --source {input.source} {params.image} --out {output}"
         " 2>&1 | tee {log}"
 
 
@@ -54,7 +54,7 @@ rule prove_export:
         python=PYTHON,
         image=IMAGE,
     shell:
-        "{params.python} {params.scripts:q}/prove_export.py --export {input.export} --source {input.source}"
+        "{params.python} {params.scripts:q}/megaboa prove-export --export {input.export} --source {input.source}"
         " {params.image} --out {output} 2>&1 | tee {log}"
 
 
@@ -88,7 +88,7 @@ rule generate_text:
         python=PYTHON,
         image=IMAGE,
     shell:
-        "{params.python} {params.scripts:q}/generate.py --spec {input.spec} --export {input.export} --source {input.source} {params.image} --out {output}"
+        "{params.python} {params.scripts:q}/megaboa generate --spec {input.spec} --export {input.export} --source {input.source} {params.image} --out {output}"
         " 2>&1 | tee {log}"
 
 
@@ -113,5 +113,5 @@ rule push_model:
         repository=lambda wildcards: PLAN.experiment.export.push[wildcards.run],
         private="--private" if PLAN.experiment.export.private else "--no-private",
     shell:
-        "python {params.scripts:q}/push_model.py --export {input.export} --proof {input.proof} --repository {params.repository:q} {params.private}"
+        "python {params.scripts:q}/megaboa push-model --export {input.export} --proof {input.proof} --repository {params.repository:q} {params.private}"
         " --out {output} 2>&1 | tee {log}"

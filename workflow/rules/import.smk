@@ -11,7 +11,7 @@ rule get_model:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/get_model.py --spec {input.spec} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa get-model --spec {input.spec} --out {output} 2>&1 | tee {log}"
 
 
 rule import_model:
@@ -37,7 +37,7 @@ rule import_model:
         store=PLAN.experiment.store,
         device=PLAN.experiment.device,
     shell:
-        "{params.convert} --logs {log}.ranks {params.scripts:q}/import_model.py --source {input.source} --store {params.store:q}"
+        "{params.convert} --logs {log}.ranks {params.scripts:q}/megaboa import-model --source {input.source} --store {params.store:q}"
         " --device {params.device} {params.image} --out {output} 2>&1 | tee {log}"
 
 
@@ -65,7 +65,7 @@ rule prove_import:
         convert=CONVERT,
         image=IMAGE,
     shell:
-        "{params.convert} --logs {log}.ranks {params.scripts:q}/prove_import.py --source {input.source} --import {input.imported}"
+        "{params.convert} --logs {log}.ranks {params.scripts:q}/megaboa prove-import --source {input.source} --import {input.imported}"
         " {params.image} --out {output} 2>&1 | tee {log}"
 
 

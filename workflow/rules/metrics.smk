@@ -33,5 +33,5 @@ rule summarize:
             else ""
         ),
     shell:
-        "python {params.scripts:q}/metrics.py --train {input}"
+        "python {params.scripts:q}/megaboa summarize --train {input}"
         " --steps {output.steps} --summary {output.summary} --goodput {output.goodput} {params.peak} > {log} 2>&1"

@@ -14,7 +14,7 @@ rule preflight:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/preflight.py {input.order} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa preflight {input.order} --out {output} 2>&1 | tee {log}"
 
 
 # The same by the packages of the image, where there is one: before a GPU is asked for, but never before the image is made.
@@ -35,4 +35,4 @@ rule preflight_in_image:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/preflight_in_image.py {input.order} --image {input.image} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa preflight-in-image {input.order} --image {input.image} --out {output} 2>&1 | tee {log}"

@@ -25,4 +25,4 @@ rule train:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/pretrain.py {input.run} 2>&1 | tee -a {log}"
+        "python {params.scripts:q}/megaboa pretrain {input.run} 2>&1 | tee -a {log}"

@@ -23,7 +23,7 @@ rule capture:
     params:
         scripts=SCRIPTS,
     shell:
-        "python {params.scripts:q}/profile_run.py {input.run} --out {output} 2>&1 | tee {log}"
+        "python {params.scripts:q}/megaboa capture {input.run} --out {output} 2>&1 | tee {log}"
 
 
 rule analyze:

@@ -1,6 +1,6 @@
-"""Run a conversion's script, as one process or as the ranks that its model needs, in the image if there is one.
+"""Run a conversion, as one process or as the ranks that its model needs, in the image if there is one.
 
-convert.py --spec SPEC [--image IMAGE --inside SPEC] --logs FOLDER SCRIPT [ARGUMENT ...]
+convert.py --spec SPEC [--image IMAGE --inside SPEC] --logs FOLDER workflow/scripts/megaboa COMMAND [ARGUMENT ...]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Run a script with its arguments in the image that the experiment's ranks run in.
+"""Run a command of ours in the image that the experiment's ranks run in.
 
-inside.py results/<experiment>/specs/inside.json results/<experiment>/image.json SCRIPT [ARGUMENT ...]
+inside.py SPECS/inside.json results/<experiment>/image.json workflow/scripts/megaboa COMMAND [ARGUMENT ...]
 """
 
 import argparse

@@ -11,7 +11,11 @@ if not __package__:  # started as a folder: its files aren't modules of their ow
 
 import importlib
 import os
+from collections.abc import Callable
 
+from megaboa.errors import one_sentence
+
+# What people call: each has a module of its name.
 GROUPS = {
     "An experiment": {
         "advise": "which layouts fit, and which should be fastest",
@@ -32,6 +36,15 @@ GROUPS = {
         "reproduce": "make the figures and runs of a bundle again, and compare",
     },
 }
+# What rules call, and what writes tables of this repository: by the module that has them as functions.
+JOBS = {
+    "data": ("train-tokenizer", "list-sources", "tokenize-shard", "merge-corpus", "verify-corpus", "build-index"),
+    "models": ("get-model", "import-model", "prove-import", "export-model", "prove-export", "generate", "push-model"),
+    "preflight": ("preflight", "check-inside"),
+    "hosts": ("image", "preflight-in-image", "capture"),
+    "results": ("summarize", "evaluate", "report", "bundle"),
+    "tables": ("write-schema", "write-config-keys", "list-recipes"),
+}
 
 
 def main(words: list[str]) -> int:
@@ -45,11 +58,15 @@ def main(words: list[str]) -> int:
 
 
 def call(words: list[str]) -> int:
-    names = [name for group in GROUPS.values() for name in group]
     if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
+        print(usage_of_jobs() if words[1:] == ["jobs"] else usage())
         return 0
     name, *arguments = words
+    for module, names in JOBS.items():
+        if name in names:
+            with one_sentence():
+                return job(module, name)(arguments) or 0
+    names = [name for group in GROUPS.values() for name in group]
     if name not in names:
         print(f"megaboa: there is no command {name!r}; there are {', '.join(names)}", file=sys.stderr)
         return 2
@@ -63,10 +80,21 @@ def call(words: list[str]) -> int:
         return 1
 
 
+def job(module: str, name: str) -> Callable[[list[str]], int | None]:
+    return getattr(importlib.import_module(f"megaboa.commands.{module}"), name.replace("-", "_"))
+
+
 def usage() -> str:
     lines = ["megaboa COMMAND [...]; `megaboa COMMAND --help` says more. Experiments are run by `snakemake`."]
     for title, commands in GROUPS.items():
         lines += ["", title, *(f"  {name:<16} {what}" for name, what in commands.items())]
+    return "\n".join([*lines, "", "`megaboa --help jobs` lists what Snakemake's jobs call."])
+
+
+def usage_of_jobs() -> str:
+    lines = ["What Snakemake's jobs call, and last what writes tables of this repository."]
+    for module, names in JOBS.items():
+        lines += ["", *(f"  {name:<18} {job(module, name).__doc__.splitlines()[0]}" for name in names)]
     return "\n".join(lines)
 
 

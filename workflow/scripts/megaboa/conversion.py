@@ -20,7 +20,7 @@ WHOLE = layout()
 
 
 def arguments(layout: Layout) -> list[str]:
-    """As the scripts that convert take them."""
+    """As the commands that convert take them."""
     return [f"--{name}={layout.size(name)}" for name in SIZES]
 
 

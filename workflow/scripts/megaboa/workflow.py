@@ -439,13 +439,13 @@ def call_again(config_files: Sequence[str | Path], given: dict[str, Any]) -> str
 
 def report_command(scripts: str, captions: str, results: str, config_files: Sequence[str | Path], command: str) -> str:
     """What makes the report, which shows the configuration and the command."""
-    words = [f"{scripts}/report.py", "--settings", f"{results}/specs/report.json", "--captions", captions]
+    words = [f"{scripts}/megaboa", "report", "--settings", f"{results}/specs/report.json", "--captions", captions]
     words += ["--config-file", *map(os.path.relpath, config_files), "--command", command]
     return shlex.join(["python", *words, "--out", f"{results}/report/index.html"])
 
 
 def conversion_commands(scripts: str, shared: Shared) -> tuple[str, str, str]:
-    """How scripts that convert models are started, where ranks are: Python, the image, and a starter of several ranks.
+    """How what converts models is started, where ranks are: Python, the image, and a starter of several ranks.
 
     By how many ranks a model is imported stands in specs/conversions, which is no input: it changes no weight.
     """

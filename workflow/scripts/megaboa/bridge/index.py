@@ -6,6 +6,7 @@ It is built by Bridge from the run's own configuration, as rank 0 of the run wou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,31 @@ from megatron.bridge.data.utils import get_dataset_provider
 from megatron.bridge.training.config import ConfigContainer, runtime_config_update
 from megatron.bridge.training.setup import _validate_and_set_vocab_size
 
+from megaboa import store
 from megaboa.blends import SPLITS, split_blends
 from megaboa.bridge import configuration, datasets
 from megaboa.bridge.process import playing_rank_0_of
+from megaboa.bridge.quiet import quietly
 from megaboa.errors import InputError
-from megaboa.files import read_json
-from megaboa.paths import RunFolder
-from megaboa.records import Corpus, CorpusRead, plain
-from megaboa.run.inputs import check_documents
+from megaboa.files import read_json, write_json
+from megaboa.paths import FACTS, RunFolder
+from megaboa.records import Corpus, CorpusRead, DataIndex, Tree, parse, plain
+from megaboa.run.inputs import check_data, check_documents
+
+
+def make(spec: Tree, experiment: Path) -> DataIndex:
+    """The index that a specification asks for, in the store, unless it is there."""
+    folder = RunFolder(experiment / "runs" / spec["run"])
+    check_data(folder)
+    final = store.folder(spec["store"], "indexes", spec["name"], identity(folder, spec["key"]))
+    with store.building(final) as partial:
+        if partial:
+            with quietly():
+                facts = build(folder, partial / "cache")
+            write_json(partial / FACTS, facts)
+    made = {"name": spec["name"], "cache": str(final / "cache"), "max_epochs": spec["max_epochs"]}
+    found = parse(DataIndex, {**read_json(final / FACTS), **made}, final / FACTS)
+    return replace(found, warnings=tuple(warnings(found.corpora, spec["max_epochs"])))
 
 
 def build(folder: RunFolder, cache: Path) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Fork processes that need Megatron-Bridge from one that has imported it: an import costs ten seconds of a processor.
 
-A script calls `hand_over()` before it imports anything heavy. Where MEGABOA_ZYGOTE=1 (the workflow sets it for an
-experiment on this machine's CPU) the script's work is then done by a child of the zygote, with the script's arguments,
-environment, folder and streams, and the process that called only passes on signals and the exit code. If anything is
-in the way, hand_over() returns, and the script imports for itself.
+A command calls `hand_over()` before it imports anything heavy. Where MEGABOA_ZYGOTE=1 (the workflow sets it for an
+experiment on this machine's CPU) its work is then done by a child of the zygote, with the same arguments, environment,
+folder and streams, from the first line of the script or of `megaboa`; and the process that called only passes on
+signals and the exit code. If anything is in the way, hand_over() returns, and the command imports for itself.
 
 The zygote is started by whoever needs it first. It serves one user and one state of everything that an import depends
 on (`_key`), and ends when nobody has needed it for half a minute.
@@ -30,6 +30,7 @@ import time
 import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import NoReturn
 
@@ -42,7 +43,7 @@ START_SECONDS = 120.0  # from the start of a zygote until it has imported Bridge
 CONNECT_SECONDS = 20.0  # until it listens, which it does before it imports anything
 STARTS = 3  # by one process
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-# What scripts that hand over import, with all that these import.
+# What commands that hand over import, with all that these import.
 IMPORTED = ("train", "convert", "proof", "source", "corpus_samples", "index", "preflight")
 # What differs from process to process, and no import reads. Everything else is part of the key.
 OWN_PREFIXES = ("MEGABOA_", "WANDB_", "PYTEST_", "SNAKEMAKE_")
@@ -57,7 +58,7 @@ _BEGIN = b"."  # whoever asked is still there, and has the child's number: now i
 
 
 def hand_over() -> None:
-    """Let a child of the zygote do this script's work, and end as it ends. In that child, and without one: return."""
+    """Let a child of the zygote do this process's work, and end as it ends. In that child, and without one: return."""
     if not may_be_forked(os.environ):
         return
     if HELD in os.environ:  # a rank, which no starter may leave behind
@@ -373,14 +374,17 @@ def _become(request: Request, imported: Mapping[str, str]) -> None:
             write_through=bool(os.environ.get("PYTHONUNBUFFERED")),
         )
     sys.argv = request.words
-    script = str(Path(request.words[0]).absolute())
-    sys.path[0] = str(Path(script).resolve().parent)
+    named = Path(request.words[0]).absolute()
+    script = named / "__main__.py" if named.is_dir() else named
+    sys.path[0] = str(named if named.is_dir() else named.resolve().parent)
     sys.modules["numpy"].random.seed()  # Python's own generator is seeded again by the fork
     sys.modules["torch"].set_num_threads(int(os.environ.get(THREADS[0]) or len(request.processors)))
     main = types.ModuleType("__main__")
-    main.__file__ = script
+    main.__file__ = str(script)
+    if named.is_dir():
+        main.__spec__ = ModuleSpec("__main__", None)  # as Python has it: what is spawned doesn't import it again
     sys.modules["__main__"] = main
-    exec(compile(Path(script).read_bytes(), script, "exec"), vars(main))
+    exec(compile(script.read_bytes(), script, "exec"), vars(main))
 
 
 def _threads() -> int:

@@ -76,7 +76,9 @@ def report_again(files: Archive, manifest: Mapping[str, Any], folder: Path) -> l
     if folder.exists():
         shutil.rmtree(folder)
     files.unpack((name for name in files if f"{results}/report/" not in name), folder)
-    command = ["workflow/scripts/report.py", "--settings", f"{results}/specs/report.json"]
+    earlier = "workflow/scripts/report.py"  # in bundles that were made before `megaboa report`
+    command = [earlier] if earlier in files else ["workflow/scripts/megaboa", "report"]
+    command += ["--settings", f"{results}/specs/report.json"]
     command += ["--captions", "workflow/report/captions.yaml", "--out", f"{results}/report/index.html"]
     _python([*command, "--config-file", *manifest["config"]], folder, "the report could not be made again")
     return compare(files, _below(folder, f"{results}/report"), OF_REPORT)

@@ -1,21 +1,46 @@
-"""The commands of `megaboa`, a module each: arguments, and a call of the library. This file, and the commands that a
-cluster's hosts need, use the standard library alone."""
+"""The commands of `megaboa`: arguments, and a call of the library. What people call has a module of its own, with
+`main`; what jobs call are functions, in a module for each subject, which imports the standard library alone at its top.
+This file, and the commands that a cluster's hosts need, use nothing else at all."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
 from megaboa.paths import ExperimentFolder, RunFolder
 
+MEGABOA = Path(__file__).parents[1]  # which Python runs, as `python workflow/scripts/megaboa`
 RESULTS = Path("results")
+# Files that jobs are given, by the option that names them.
+FILES = {
+    "spec": "the job's specification, of the experiment's specs/",
+    "sources": "what list-sources has written",
+    "manifest": "the corpus's",
+    "source": "source.json of the model",
+    "import": "import.json of the model",
+    "train": "train.json of the run",
+    "export": "export.json of the run",
+    "proof": "proof.json of the export",
+    "settings": "the experiment's specs/report.json",
+    "store": "folder of what is too large for results/",
+    "out": "file to write",
+}
 
 
 def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
         prog=f"megaboa {name}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+
+
+def job(command: Callable[[list[str]], object], *files: str) -> argparse.ArgumentParser:
+    """Of a command by its name and docstring, with the files that it must be given."""
+    made = parser(command.__name__.replace("_", "-"), inspect.getdoc(command))
+    for option in files:
+        made.add_argument(f"--{option}", type=Path, required=True, help=FILES[option])
+    return made
 
 
 def experiment(text: str) -> Path:

@@ -1,7 +1,7 @@
 """Keys of a Hugging Face config, known without importing transformers, which takes seconds.
 
-transformers takes any key and keeps it: one that is misspelt leaves the default in force. write_config_keys.py writes
-the table; a test compares it with the packages that are installed.
+transformers takes any key and keeps it: one that is misspelt leaves the default in force. `megaboa
+write-config-keys` writes the table; a test compares it with the packages that are installed.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from megaboa.config import keys
 from megaboa.config.formula import NAMES
 from megaboa.config.models.experiment import Experiment
 
-BEGIN, END = "<!-- keys: generated from the typed models by write_schema.py -->", "<!-- end of keys -->"
+BEGIN, END = "<!-- keys: generated from the typed models by megaboa write-schema -->", "<!-- end of keys -->"
 
 
 class _Plain(GenerateJsonSchema):

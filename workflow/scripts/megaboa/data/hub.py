@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from megaboa.errors import InputError
+from megaboa.files import digest, folder_digests
+from megaboa.records import ExportRecord, Proof
 
 # Files of an earlier push that this one may not have: transformers would read them first.
 REPLACED = ["*.safetensors", "*.safetensors.index.json"]
@@ -32,6 +34,12 @@ def download(repo: str, revision: str | None, patterns: list[str], key: str) -> 
         ) from error
     # The cache keeps a snapshot in a folder that is called after its commit.
     return folder, folder.name
+
+
+def require_proven(export: ExportRecord, proof: Proof) -> None:
+    """What is pushed is what was proved."""
+    if proof.digest != export.digest or digest(folder_digests(export.path)) != export.digest:
+        raise InputError(f"{export.path} is not what was proved: call `snakemake export --forcerun prove_export`")
 
 
 def upload(folder: Path, repo: str, private: bool, message: str, key: str) -> str:

@@ -1,7 +1,8 @@
-"""The jobs that make a corpus: list its files, tokenize a shard, merge the shards, compare it with its source.
+"""The jobs that make a tokenizer and a corpus: list files, tokenize a shard, merge the shards, compare with the source.
 
-All of them lead to one folder of the store, named by what decides the tokens: the text, the tokenizer and the options,
-not the number of shards. Experiments that want the same corpus share it; a job whose work is there does nothing.
+All jobs of a corpus lead to one folder of the store, named by what decides the tokens: the text, the tokenizer and the
+options, not the number of shards. Experiments that want the same corpus share it; a job whose work is there does
+nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from megaboa import store
 from megaboa.data import sources, tokenizer, verify
 from megaboa.data.encoder import Encoder
 from megaboa.data.merging import merge
+from megaboa.data.readers import Format, documents
 from megaboa.data.shards import divide
 from megaboa.data.tokenizing import Options, tokenize_shard
 from megaboa.errors import InputError, disk_full
@@ -36,6 +38,8 @@ from megaboa.records import (
     ShardMade,
     Sources,
     TextRead,
+    Tokenizer,
+    TokenizerSpec,
     Verification,
     read,
     write,
@@ -54,8 +58,37 @@ DECIDING = (
     "append_eod",
     "prepend_bos",
 )
+# Likewise of the text that a tokenizer is trained on.
+TEXT_DECIDING = ("text_key", "separator", "limit", "max_document_mb", "on_bad_record")
 SECONDS_BETWEEN_LINES = 10  # of progress
 WORKING_SECONDS = 60  # a shard that was heard of since then is at work
+
+
+def make_tokenizer(spec: TokenizerSpec) -> Tokenizer:
+    """Train it on a corpus's text, unless it is there."""
+    text = spec.train_on
+    files = sources.files(text)
+    form = Format.of(text)
+    listed = sources.listing(files, Path(spec.store) / "digests")
+    identity = {
+        "files": sources.fingerprint(listed),
+        **{key: getattr(text, key) for key in TEXT_DECIDING},
+        "vocab_size": spec.vocab_size,
+        "tokenizers": version("tokenizers"),
+        "transformers": version("transformers"),
+    }
+    folder = store.folder(spec.store, "tokenizers", spec.name, identity)
+    with store.building(folder) as partial:
+        if partial:
+            texts = documents(files, form, text.limit, text.on_bad_record == "skip", f"corpora.{text.name}")
+            size = tokenizer.train(texts, spec.vocab_size, partial)
+            if size != spec.vocab_size:
+                raise InputError(
+                    f"tokenizers.{spec.name}.vocab_size: {spec.vocab_size}, but the text of corpus "
+                    f"{text.name!r} yields only {size} tokens; set it to {size} or take more text"
+                )
+    found = tokenizer.find(folder)
+    return Tokenizer(name=spec.name, path=found.path, digest=found.digest, vocab_size=spec.vocab_size)
 
 
 def list_sources(spec: CorpusSpec, threads: int) -> Sources:

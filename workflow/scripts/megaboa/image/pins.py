@@ -11,7 +11,7 @@ from megaboa.image import dockerfile
 from megaboa.image.dockerfile import Dockerfile
 
 FILE = Path(__file__).parents[4] / "containers" / "versions.toml"
-BEGIN, END = "<!-- versions: generated from versions.toml by write_schema.py -->", "<!-- end of versions -->"
+BEGIN, END = "<!-- versions: generated from versions.toml by megaboa write-schema -->", "<!-- end of versions -->"
 _ROLES = {"argument": "build argument", "python": "Python package"}
 
 

@@ -1,4 +1,4 @@
-"""How a command is started inside an image, of ranks or of a script: for each runtime one function that makes argv.
+"""How a command is started inside an image, of ranks or of our own: for each runtime one function that makes argv.
 
 `env` are names only. Values travel in the environment of the process that is started: no secret stands on a command
 line, where everybody on the machine reads it, or in a log. What `pyxis` gives goes between the launcher's own options
@@ -48,7 +48,7 @@ NO_CONTAINER = Container()
 def python_command(wanted: dict[str, Any], image: str, words: Sequence[str]) -> list[str]:
     """argv that runs the image's Python with these words; its environment must hold `wanted["variables"]`.
 
-    So scripts of ours run in the image that ranks run in: conversions need the same kernels as training.
+    So commands of ours run in the image that ranks run in: conversions need the same kernels as training.
     """
     container = Container(wanted["runtime"], image, wanted["mounts"], wanted["env"], wanted["workdir"])
     inner = container.around([wanted["python"], *words], wanted["variables"])

@@ -14,7 +14,6 @@ from megaboa.errors import InputError
 from megaboa.launch import networks
 from megaboa.records import Image, LaunchSpec, parse
 from megaboa.run import gpus, site
-from megaboa.run.inputs import UnusableInputError
 from megaboa.scheduler import local
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.ranks import layered, threads_environment
@@ -23,7 +22,7 @@ SHOWN_LINES = 40  # of the log of a rank that failed
 
 
 def run(wanted: dict[str, Any], image: Image | None, words: Sequence[str], logs: Path) -> str:
-    """Run a script with these words on every rank to the end, and return what they said; InputError where one failed.
+    """Run a command with these words on every rank to the end, and return what they said; InputError where one failed.
 
     `wanted` is what the plan says of the conversion, `image` the image's manifest.
     """
@@ -34,7 +33,7 @@ def run(wanted: dict[str, Any], image: Image | None, words: Sequence[str], logs:
     logs.mkdir(parents=True)
     try:
         place = site.here(launch, wanted["device"], container=site.container_of(launch, image))
-    except (UnusableInputError, UnreachableError) as error:
+    except UnreachableError as error:
         raise InputError(str(error)) from None
     if len(place.nodes) < launch.nodes:
         where = "this job has" if place.job else "here is"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+from megaboa.errors import InputError
 from megaboa.image import image_file
 from megaboa.index_file import read_header
 from megaboa.paths import RunFolder
@@ -16,8 +17,8 @@ from megaboa.scheduler.registry import cluster
 SPLITS = ("training", "validation", "test")
 
 
-class UnusableInputError(Exception):
-    """The message is what the user reads."""
+class UnusableInputError(InputError):
+    """Of a run, or of the machine that it finds itself on."""
 
 
 def check_nodes(folder: RunFolder, nodes: Sequence[str]) -> None:

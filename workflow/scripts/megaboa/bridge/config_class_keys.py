@@ -1,27 +1,17 @@
-"""Write the keys that a Hugging Face config of each family can have (megaboa.config.config_keys.json).
-
-The plan knows them without importing transformers. They are those of the installed transformers' config classes, and
-those that the installed Megatron-Bridge reads without their being declared. With --check, write nothing, and fail if
-the file is not up to date.
-"""
+"""The keys that a Hugging Face config of each family can have: those of the installed transformers' config classes, and
+those that the installed Megatron-Bridge reads without their being declared."""
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import inspect
-import json
 import re
-import sys
+from collections.abc import Iterable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-from megaboa.config.config_keys import TABLE
-from megaboa.files import write_text
-from megaboa.plan import families
 
 READERS = {"getattr", "hasattr"}
 NO_KEYS = {"config", "to_json_string"}  # of the class, or of what holds the config
@@ -33,26 +23,13 @@ TAKEN = (
 )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only say whether the file is up to date")
-    check = parser.parse_args().check
-    text = json.dumps(found(), indent=1, sort_keys=True) + "\n"
-    if TABLE.exists() and TABLE.read_text(encoding="utf-8") == text:
-        return 0
-    if check:
-        print(f"{TABLE.name} is not up to date: run python workflow/scripts/write_config_keys.py", file=sys.stderr)
-        return 1
-    write_text(TABLE, text)
-    return 0
-
-
-def found() -> dict[str, Any]:
+def found(families: Iterable[str]) -> dict[str, Any]:
+    """What config/config_keys.json holds, so that the plan knows them without importing transformers."""
     from transformers import CONFIG_MAPPING, PretrainedConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     common = {*keys_of(PretrainedConfig), *TAKEN}
-    classes = {name: CONFIG_MAPPING[name] for name in families.CONVERTIBLE}
+    classes = {name: CONFIG_MAPPING[name] for name in families}
     return {
         "transformers": version("transformers"),
         "bridge": version("megatron-bridge"),
@@ -108,7 +85,3 @@ def is_config(node: ast.AST) -> bool:
     return isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node).split(".")[-1] in (
         *("hf_config", "hf_text_config", "text_config", "llm_config"),
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""metrics.py, from a run's store to its table and its summary."""
+"""`megaboa summarize`, from a run's store to its table and its summary."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from fake_runs import FakeExperiment, loss_at
 
-SCRIPT = Path(__file__).parents[2] / "workflow" / "scripts" / "metrics.py"
+MEGABOA = Path(__file__).parents[2] / "workflow" / "scripts" / "megaboa"
 
 
 def test_metrics_of_a_run(tmp_path):
@@ -20,7 +20,7 @@ def test_metrics_of_a_run(tmp_path):
     outputs = ["--steps", metrics / "steps.parquet", "--summary", metrics / "summary.json"]
     outputs += ["--goodput", metrics / "goodput.json"]
     for _ in range(2):
-        subprocess.run([sys.executable, SCRIPT, *arguments, *outputs], check=True)
+        subprocess.run([sys.executable, MEGABOA, "summarize", *arguments, *outputs], check=True)
         text = (metrics / "summary.json").read_text()
         summary = json.loads(text)
         assert "NaN" not in text

@@ -1,4 +1,4 @@
-"""report.py, from an experiment's results to its page and its checks."""
+"""`megaboa report`, from an experiment's results to its page and its checks."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def experiment(tmp_path):
 
 def report(experiment, captions):
     out = experiment.results / "report" / "index.html"
-    command = [sys.executable, ROOT / "workflow" / "scripts" / "report.py"]
+    command = [sys.executable, ROOT / "workflow" / "scripts" / "megaboa", "report"]
     command += ["--settings", experiment.results / "specs" / "report.json", "--captions", captions, "--out", out]
     command += ["--config-file", experiment.root / "my.yaml", "--command", "snakemake --configfile my.yaml"]
     return subprocess.run(command, capture_output=True, text=True), out

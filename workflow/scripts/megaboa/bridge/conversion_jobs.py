@@ -1,0 +1,164 @@
+"""The jobs that take a model to Megatron and back: once per identity, into the store, with a record and a proof.
+
+What converts is imported when it is needed, with the device made fit first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from megaboa import store
+from megaboa.bridge.card import card
+from megaboa.bridge.process import prepare, require_converter
+from megaboa.bridge.quiet import quietly
+from megaboa.bridge.source import has_weights, settings_digests
+from megaboa.bridge.verdict import conclude
+from megaboa.bridge.weights import Tensors
+from megaboa.conversion import WHOLE
+from megaboa.errors import InputError
+from megaboa.files import digest, folder_digests, link, write_text
+from megaboa.layout import Layout
+from megaboa.paths import CARD, RunFolder, RunStore
+from megaboa.records import ExportRecord, ImportRecord, ModelSource, TrainRecord, read
+from megaboa.run import checkpoints
+
+VERSIONS = ("megatron-bridge", "megatron-core", "torch", "transformers")  # that an export's card names
+
+
+def import_model(source: ModelSource, root: Path, device: str, layout: Layout = WHOLE) -> ImportRecord:
+    """Convert a Hugging Face model to a Megatron checkpoint below `root`; with several ranks, as one of them."""
+    # The backend is part of it: without Transformer Engine some tensors have other names. By how many ranks a model is
+    # converted is none: the weights are the same.
+    identity = {
+        "source": source.digest,
+        "dtype": source.dtype,
+        "device": device,
+        "megatron-bridge": version("megatron-bridge"),
+        "megatron-core": version("megatron-core"),
+    }
+    folder = store.folder(root, "models", source.name, identity)
+    _import(replace(source, device=device), folder, layout)
+    with Tensors(source.path) as weights:
+        count = len(weights)
+    return ImportRecord(
+        name=source.name,
+        checkpoint=str(folder / "megatron"),
+        digest=digest(identity),
+        source_digest=source.digest,
+        files={str(path.relative_to(folder)): path.stat().st_size for path in sorted(_files_below(folder))},
+        tensors=count,
+        params=source.params,
+        dtype=source.dtype,
+        device=device,
+    )
+
+
+def _import(source: ModelSource, folder: Path, layout: Layout) -> None:
+    """The checkpoint, if it isn't there yet."""
+    if layout.world_size == 1 and folder.exists():
+        return
+    with quietly():
+        _make_fit(source.device)
+        from megaboa.bridge.convert import building, import_checkpoint, process_groups
+
+        with process_groups(source.device, layout), building(folder) as partial:
+            if partial:
+                import_checkpoint(source, partial / "megatron", layout)
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    return filter(Path.is_file, folder.rglob("*"))
+
+
+def prove_import(
+    source: ModelSource, imported: ImportRecord, manifest: Path, layout: Layout, out: Path, **facts: Any
+) -> None:
+    """Write the proof that the imported checkpoint is the model, only if every check passes.
+
+    With several ranks, as one of them: the last one says what was seen.
+    """
+    with quietly():
+        _make_fit(imported.device)
+        from megaboa.bridge import proof
+
+        checks = proof.prove_import(source, Path(imported.checkpoint), layout)
+    if not checks:
+        return
+    remedy = f"; to import it again, remove {Path(imported.checkpoint).parent} and {manifest}"
+    conclude(f"import of model {source.name}", checks, out, remedy, digest=imported.digest, **facts)
+
+
+def export_model(spec: dict[str, Any], folder: RunFolder, source: ModelSource, commit: str | None) -> ExportRecord:
+    """Convert a finished run's checkpoint to a Hugging Face folder; its card names the commit."""
+    train = read(TrainRecord, folder.train_manifest)
+    run = RunStore(Path(train.store))
+    iteration = checkpoints.chosen(folder.name, run, spec["checkpoint"])
+    checkpoints.require_sound(folder.name, run, iteration)
+    versions = {name: version(name) for name in VERSIONS}
+    evaluation = checkpoints.evaluations(run).get(iteration)
+    text = card(folder, source, iteration, evaluation, train, spec["license"], commit, versions)
+    identity = {
+        "run": train.identity,
+        "iteration": iteration,
+        "source": source.digest,
+        "versions": versions,
+        "file_gb": spec["file_gb"],
+        "card": text,
+        "files": settings_digests(source),
+        # Others, made before, may have a tied head twice; none of them has a proof.
+        **({} if has_weights(source) else {"tensors": "those that transformers saves"}),
+    }
+    checkpoint = checkpoints.folder(run.checkpoints, iteration)
+    file_bytes = int(spec["file_gb"] * 1e9)
+    # A run lies in <store>/runs/<experiment>/<run>/<id>, its export in <store>/exports/<experiment>/<run>/<id>.
+    target = store.folder(folder.launch.store, "exports", f"{folder.experiment}/{folder.name}", identity)
+    with store.building(target) as partial:
+        if partial:
+            with quietly():
+                _make_fit(source.device)
+                from megaboa.bridge.convert import export_checkpoint
+
+                export_checkpoint(source, checkpoint, partial, file_bytes)
+            write_text(partial / CARD, text)
+    files = folder_digests(target)
+    return ExportRecord(
+        run=folder.name,
+        path=str(target),
+        checkpoint=str(checkpoint),
+        iteration=iteration,
+        file_bytes=file_bytes,
+        digest=digest(files),
+        files=files,
+    )
+
+
+def prove_export(export: ExportRecord, manifest: Path, source: ModelSource, out: Path, **facts: Any) -> None:
+    """Write the proof that an export is the checkpoint of its run and runs on its own, only if all checks pass."""
+    with quietly():
+        _make_fit(source.device)
+        from megaboa.bridge import proof
+
+        checks, left_out = proof.prove_export(export, source, RunFolder(out.parent))
+    remedy = f"; to export it again, remove {export.path} and {manifest}"
+    conclude(f"export {export.path}", checks, out, remedy, digest=export.digest, left_out=left_out, **facts)
+    link(export.path, out.with_name("export"))
+
+
+def generate(export: ExportRecord, source: ModelSource, prompts: list[str], tokens: int) -> list[dict[str, Any]]:
+    """What the checkpoint and its export say to prompts."""
+    if source.tokenizer is None:
+        raise InputError(f"models.{source.name} has no tokenizer to read prompts with: name one")
+    with quietly():
+        _make_fit(source.device)
+        from megaboa.bridge import generate
+
+        return generate.generate(export, source, prompts, tokens)
+
+
+def _make_fit(device: str) -> None:
+    require_converter(device)
+    prepare(device)

@@ -1,0 +1,69 @@
+"""What jobs do on hosts that may have nothing but the standard library."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from megaboa import commands, files
+from megaboa.check.outcome import conclude_in_image
+from megaboa.errors import InputError
+from megaboa.image.make import answer, build_command, make
+from megaboa.paths import Specs
+from megaboa.records import Image, RecordError, read
+from megaboa.run.call import TrainingFailed
+from megaboa.run.capture import capture as capture_run
+from megaboa.run.inputs import UnusableInputError
+from megaboa.run.submitted import folder_of
+
+
+def image(words: list[str]) -> None:
+    """Build, fetch or take the image that ranks run in, and test it.
+
+    megaboa image --spec SPECS/image.json --inside SPECS/inside.json --out results/<experiment>/image.json
+        (SPECS is results/<experiment>/specs)
+    megaboa image --plan containers/Dockerfile [NAME=VALUE ...]    prints the command that builds it
+    """
+    parser = commands.job(image)
+    parser.add_argument("--spec", type=Path)
+    parser.add_argument("--inside", type=Path, help="how something is started in the image")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--plan", type=Path, metavar="DOCKERFILE")
+    parser.add_argument("--engine", default="docker", help="whose command is printed")
+    parser.add_argument("args", nargs="*", metavar="NAME=VALUE", help="build arguments, with --plan")
+    asked = parser.parse_args(words)
+    if asked.plan:
+        print(shlex.join(build_command(asked.plan, asked.engine, asked.args)))
+    elif asked.spec and asked.inside and asked.out:
+        make(asked.spec, asked.inside, asked.out)
+    else:
+        parser.error("give --spec, --inside and --out, or --plan")
+
+
+def preflight_in_image(words: list[str]) -> int:
+    """Validate every run without a GPU, by the packages of the image."""
+    parser = commands.job(preflight_in_image, "out")
+    parser.add_argument("order", type=Path, help="the experiment's specs/runs.json, with the names of the runs")
+    parser.add_argument("--image", type=Path, nargs="?", help="its manifest; none where ranks run in this Python")
+    args = parser.parse_args(words)
+    if args.image is None:
+        raise InputError("image.runtime is none: ranks run in this Python, and `snakemake preflight` has said all")
+    manifest, command = read(Image, args.image), [str(commands.MEGABOA), "check-inside", str(args.order)]
+    report = answer(Specs(args.order.parent), manifest, args.out.parent, command)
+    return conclude_in_image(args.order, manifest.digest, report, args.out)
+
+
+def capture(words: list[str]) -> int:
+    """Capture a profile of a run's first steps."""
+    parser = commands.job(capture, "out")
+    parser.add_argument("run", type=Path, help="the run's run.json")
+    args = parser.parse_args(words)
+    try:
+        manifest = capture_run(folder_of(args.run.parent))
+    except (TrainingFailed, UnusableInputError, RecordError) as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    files.write_json(args.out, manifest)
+    print(f"run {manifest['run']}: {len(manifest['traces'])} trace(s) in {manifest['path']}")
+    return 0

@@ -1,0 +1,129 @@
+"""Models between Hugging Face and Megatron. Conversions run where ranks do: in the image, if there is one."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from megaboa import commands
+from megaboa.bridge import process, zygote
+from megaboa.conversion import add_image, add_sizes, image_of, layout_of
+from megaboa.files import read_json, write_json
+from megaboa.paths import RunFolder
+from megaboa.records import ExportRecord, ImportRecord, ModelSource, Proof, read, write
+
+
+def get_model(words: list[str]) -> None:
+    """Make a model from a config, or find or fetch it. Needs no Megatron."""
+    args = commands.job(get_model, "spec", "out").parse_args(words)
+    zygote.hand_over()
+    from megaboa.bridge.source import obtain
+
+    manifest = obtain(read_json(args.spec))
+    write(args.out, manifest)
+    print(f"model {manifest.name}: {manifest.params:,} parameters, {manifest.path}")
+
+
+def import_model(words: list[str]) -> None:
+    """Convert a Hugging Face model to a Megatron checkpoint, once per identity.
+
+    With sizes of several ranks this is one of them, started by convert.py.
+    """
+    parser = commands.job(import_model, "source", "store", "out")
+    parser.add_argument("--device", required=True, choices=["cpu", "cuda"])
+    add_sizes(parser)
+    add_image(parser)
+    args = parser.parse_args(words)
+    zygote.hand_over()
+    layout = layout_of(args)
+    rank = process.join_ranks(layout)
+    from megaboa.bridge.conversion_jobs import import_model as imported
+
+    manifest = imported(read(ModelSource, args.source), args.store, args.device, layout)
+    if rank:
+        return
+    write(args.out, replace(manifest, **image_of(args)))
+    print(f"model {manifest.name}: {manifest.tensors} tensors imported, {manifest.checkpoint}")
+
+
+def prove_import(words: list[str]) -> None:
+    """Prove that an imported Megatron checkpoint is the Hugging Face model.
+
+    With sizes of several ranks this is one of them, started by convert.py.
+    """
+    parser = commands.job(prove_import, "source", "import", "out")
+    add_sizes(parser)
+    add_image(parser)
+    args = parser.parse_args(words)
+    zygote.hand_over()
+    layout, manifest = layout_of(args), getattr(args, "import")
+    process.join_ranks(layout)
+    from megaboa.bridge.conversion_jobs import prove_import as prove
+
+    source, imported = read(ModelSource, args.source), read(ImportRecord, manifest)
+    prove(source, imported, manifest, layout, args.out, **image_of(args))
+
+
+def export_model(words: list[str]) -> None:
+    """Convert a checkpoint of a finished run to a Hugging Face folder."""
+    args = _with_image(commands.job(export_model, "spec", "source", "out"), words)
+    from megaboa.bridge.conversion_jobs import export_model as exported
+    from megaboa.report.provenance import commit
+
+    source, folder = read(ModelSource, args.source), RunFolder(args.out.parent)
+    manifest = exported(read_json(args.spec), folder, source, commit())
+    write(args.out, replace(manifest, **image_of(args)))
+    print(f"exported iteration {manifest.iteration}: {manifest.path}")
+
+
+def prove_export(words: list[str]) -> None:
+    """Prove that an export is the checkpoint of its run and runs on its own."""
+    args = _with_image(commands.job(prove_export, "export", "source", "out"), words)
+    from megaboa.bridge.conversion_jobs import prove_export as prove
+
+    export, source = read(ExportRecord, args.export), read(ModelSource, args.source)
+    prove(export, args.export, source, args.out, **image_of(args))
+
+
+def generate(words: list[str]) -> None:
+    """Give prompts to a run's checkpoint and to its export, and show what both say."""
+    args = _with_image(commands.job(generate, "spec", "export", "source", "out"), words)
+    from megaboa.bridge.conversion_jobs import generate as generated
+
+    spec, export, source = read_json(args.spec), read(ExportRecord, args.export), read(ModelSource, args.source)
+    found = generated(export, source, spec["prompts"], spec["tokens"])
+    for one in found:
+        print(f"{export.run}, iteration {export.iteration}: {one['prompt']!r}")
+        print(f"  Megatron      {one['megatron']!r}")
+        print(f"  transformers  {'the same' if one['same'] else repr(one['transformers'])}")
+    facts = {"export": export.digest, "iteration": export.iteration, **image_of(args)}
+    write_json(args.out, {**facts, "generations": found})
+
+
+def push_model(words: list[str]) -> None:
+    """Send a proven export to the Hugging Face hub.
+
+    The token comes from the environment alone.
+    """
+    parser = commands.job(push_model, "export", "proof", "out")
+    parser.add_argument("--repository", required=True, help="owner/name")
+    parser.add_argument("--private", action=argparse.BooleanOptionalAction, default=True)
+    args = parser.parse_args(words)
+    from megaboa.data import hub
+
+    export, proof = read(ExportRecord, args.export), read(Proof, args.proof)
+    hub.require_proven(export, proof)
+    print(f"pushing {export.path} to {args.repository}", flush=True)
+    what = f"{export.run}, iteration {export.iteration}"
+    commit = hub.upload(Path(export.path), args.repository, args.private, what, f"export.push.{export.run}")
+    write_json(args.out, {"repository": args.repository, "commit": commit, "digest": export.digest})
+    print(f"pushed as commit {commit}")
+
+
+def _with_image(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """The arguments of a conversion, in the process that does it."""
+    add_image(parser)
+    args = parser.parse_args(words)
+    zygote.hand_over()
+    return args

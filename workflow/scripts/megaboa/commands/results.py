@@ -1,0 +1,73 @@
+"""What is made of runs that have ended."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from megaboa import commands, records
+from megaboa.bridge import zygote
+from megaboa.files import read_json, write_json
+from megaboa.paths import RunFolder
+
+
+def summarize(words: list[str]) -> None:
+    """Make one table of all attempts of a run, its summary, and where its time went."""
+    parser = commands.job(summarize, "train")
+    parser.add_argument("--steps", type=Path, required=True, help="table to write (Parquet)")
+    parser.add_argument("--summary", type=Path, required=True, help="summary to write (JSON)")
+    parser.add_argument("--goodput", type=Path, required=True, help="ledger of the run's time to write (JSON)")
+    parser.add_argument("--peak-tflops", type=float, help="what a GPU can do at most; default: by its name")
+    args = parser.parse_args(words)
+    from megaboa.observe import measure
+    from megaboa.observe.steps import write_steps
+
+    found = measure.trained(RunFolder(args.train.parent), args.peak_tflops)
+    write_steps(args.steps, found.rows)
+    write_json(args.goodput, found.goodput and records.plain(found.goodput))
+    records.write(args.summary, found.summary)
+
+
+def evaluate(words: list[str]) -> None:
+    """Call the user's command on a run's exported model, and note its numbers."""
+    args = commands.job(evaluate, "spec", "export", "store", "out").parse_args(words)
+    zygote.hand_over()
+    from megaboa import evaluation
+
+    export = records.read(records.ExportRecord, args.export)
+    found = evaluation.evaluate(read_json(args.spec)["command"], export, args.store, args.out)
+    records.write(args.out, found)
+    print(f"{found.run}: {len(found.values)} numbers")
+
+
+def report(words: list[str]) -> None:
+    """Make the report of an experiment: figures, checks and one page."""
+    parser = commands.job(report, "settings", "out")
+    parser.add_argument("--captions", type=Path, required=True, help="YAML with a caption for every figure")
+    parser.add_argument("--config-file", type=Path, nargs="*", default=[], help="the experiment's files, to be shown")
+    parser.add_argument("--command", default="snakemake", help="the command that makes this report")
+    parser.add_argument("--after-failure", action="store_true", help="no run is missing, but other jobs failed")
+    args = parser.parse_args(words)
+    from megaboa.report.make import Wanted, make
+    from megaboa.report.page import ReportError
+
+    results = args.settings.parents[1]
+    wanted = Wanted(results, args.out, args.command, args.config_file, args.captions, after_failure=args.after_failure)
+    try:
+        print(make(wanted))
+    except ReportError as error:
+        sys.exit(str(error))
+
+
+def bundle(words: list[str]) -> None:
+    """Bundle an experiment: one RO-Crate with all that others need to check it."""
+    parser = commands.job(bundle, "settings", "store", "out")
+    parser.add_argument("--config-file", type=Path, nargs="+", required=True, help="the experiment's files")
+    parser.add_argument("--command-line", type=json.loads, default={}, help="what --config gave, as JSON")
+    args = parser.parse_args(words)
+    from megaboa.bundle.contents import Asked
+    from megaboa.bundle.make import make
+
+    asked = Asked(args.settings.parents[1], args.config_file, args.command_line)
+    print(make(asked, read_json(args.settings)["title"], args.store, args.out))

@@ -1,0 +1,71 @@
+"""The image that ranks run in, and its manifest: made or taken, tested, and asked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from megaboa.errors import InputError
+from megaboa.files import read_json, write_json
+from megaboa.image import bridge_source, contract, dockerfile, image_file, obtain, pins
+from megaboa.paths import Specs
+from megaboa.records import BridgeSource, Image, parse, write
+
+
+def make(spec: Path, inside: Path, out: Path) -> None:
+    """What specs/image.json and specs/inside.json of an experiment ask for; where ranks run in this Python, nothing."""
+    found = read_json(spec)
+    if "container" not in found:
+        write_json(out, found)
+        return
+    wanted = obtain.joined(found["container"], read_json(inside)["container"])
+    _make_store(Path(wanted["store"]).expanduser())
+    made = obtain.obtain(wanted)
+    if wanted["bridge_source"]:
+        bridge_source.check_out(wanted["store"], BridgeSource(**wanted["bridge_source"]))
+    report = contract.test(wanted, Path(made["path"]), out.parent)
+    if report["state"] == "FAIL":
+        raise InputError(f"the image {made['path']} failed its test: {'; '.join(report['problems'])}")
+    known = {"python": report.pop("python", None), "packages": report.pop("packages", {}), "contract": report}
+    image = {"runtime": wanted["runtime"], **made, "bridge_source": wanted["bridge_source"], **known}
+    write(out, parse(Image, image, out))
+    print(f"image {made['path']}, {made['digest']}: {_told(report)}", file=sys.stderr)
+
+
+def build_command(path: Path, engine: str, given: list[str]) -> list[str]:
+    """What builds an image of a Dockerfile, with build arguments as NAME=VALUE."""
+    file = dockerfile.read(path)
+    args = pins.build_arguments(file, dict(pair.split("=", 1) for pair in given if "=" in pair))
+    inputs = dockerfile.inputs(file, Path(), args)
+    return obtain.build_plan(engine, {"build": {"file": str(path), "context": ".", "args": args, "inputs": inputs}})
+
+
+def answer(specs: Specs, image: Image, results: Path, words: Sequence[str]) -> dict[str, Any]:
+    """What a command of ours writes in the image, without a GPU; state NOT_RUN where it can't be started."""
+    if problem := image_file.changed(image):
+        raise InputError(problem)
+    wanted = obtain.joined(*(read_json(path)["container"] for path in (specs.image, specs.inside)))
+    argv = [wanted["python"], *words]
+    try:
+        asked = {**wanted, "device": "cpu"}
+        return contract.ask(asked, Path(image.path), results, lambda report: [*argv, f"--out={report}"])
+    except contract.KilledError as error:
+        return {"state": "NOT_RUN", "why": str(error)}
+
+
+def _make_store(store: Path) -> None:
+    """It is mounted, which needs it to be there; on the first day it isn't."""
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"store: {store} can't be made ({error.strerror}): name another folder") from error
+
+
+def _told(report: dict[str, Any]) -> str:
+    """The test's outcome in a line."""
+    if report["state"] == "NOT_RUN":
+        return f"not tested ({report['why']})"
+    lacks = ", ".join(one["what"] for one in report["missing"])
+    return f"tested, by {report['how']}" + (f"; without {lacks}" if lacks else "")
