@@ -21,7 +21,7 @@ rule train:
         "../../envs/runtime-cpu.yaml"
     threads: lambda wildcards: ASKED.cores(wildcards.run)
     resources:
-        **ASKED.training("train"),
+        **ASKED.training(RULE_NAME("train")),
     params:
         scripts=SCRIPTS,
     shell:

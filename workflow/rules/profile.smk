@@ -19,7 +19,7 @@ rule capture:
         "../../envs/runtime-cpu.yaml"
     threads: lambda wildcards: ASKED.cores(wildcards.run)
     resources:
-        **ASKED.training("capture"),
+        **ASKED.training(RULE_NAME("capture")),
     params:
         scripts=SCRIPTS,
     shell:
