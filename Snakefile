@@ -34,16 +34,7 @@ rule all:
 
 
 onstart:
-    calls.require_claim()
-    calls.use_zygote(PLAN, workflow.executor_plugin.name)
-    calls.require_cluster(
-        PLAN,
-        workflow.executor_plugin.name,
-        calls.starting(workflow.dag, {RULE_NAME("train"), RULE_NAME("capture")}),
-    )
-    if workflow.executor_plugin.name == "slurm":
-        # Nobody else may be left to change the nodes that waiting jobs avoid.
-        bad_nodes.revise_in_background(SHARED.folder.parent)
+    calls.begin(PLAN, workflow, {RULE_NAME("train"), RULE_NAME("capture")})
 
 
 onerror:

@@ -13,7 +13,7 @@ from megaboa.plan import make_plan, restarts
 from megaboa.plan.rule_inputs import Inputs, Planned
 from megaboa.plan.resources import JobResources
 from megaboa.plan.shared import Shared
-from megaboa.run import bad_nodes, submitted
+from megaboa.run import submitted
 
 SUBMITS = workflow.exec_mode == ExecMode.DEFAULT  # else this is Snakemake in a job
 calls.prepare_environment()

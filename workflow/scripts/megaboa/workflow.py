@@ -31,7 +31,7 @@ from megaboa.plan import Plan, places, screen
 from megaboa.plan.screen import describe, submission
 from megaboa.plan.shared import Shared
 from megaboa.records import Checks, Fault, Tree, read
-from megaboa.run import submitted
+from megaboa.run import bad_nodes, submitted
 from megaboa.run.identity import is_trained
 from megaboa.scheduler import local
 from megaboa.scheduler.answers import UnreachableError
@@ -211,6 +211,16 @@ def places_of(names: Collection[str], known: dict[str, str]) -> dict[str, str]:
     if choice.missing:
         sys.exit("the profile's default-resources: " + "\n".join(choice.missing))
     return choice.taken
+
+
+def begin(plan: Plan, workflow: Any, trains: Collection[str]) -> None:
+    """Before the first job of a call; `trains`: the rules that start ranks."""
+    executor = workflow.executor_plugin.name
+    require_claim()
+    use_zygote(plan, executor)
+    require_cluster(plan, executor, starting(workflow.dag, trains))
+    if executor == cluster().profile:  # nobody else may be left to change the nodes that waiting jobs avoid
+        bad_nodes.revise_in_background(Path("results"))
 
 
 def require_cluster(plan: Plan, executor: str, starting: Collection[str]) -> None:
