@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megaboa import commands
+from megaboa import __version__, commands
 from megaboa.__main__ import GROUPS, JOBS, main, usage, usage_of_jobs
 
 SCRIPTS = Path(__file__).parents[1] / "workflow" / "scripts"
@@ -29,6 +29,10 @@ def test_help_names_every_command_on_one_screen():
     lines = usage().splitlines()
     assert len(lines) <= 24 and all(len(line) <= 100 for line in lines)
     assert call().stdout == call("--help").stdout == usage() + "\n"
+
+
+def test_the_version_can_be_asked_for():
+    assert call("--version", alone=True).stdout == f"megaboa {__version__}\n"
 
 
 def test_jobs_have_a_list_of_their_own():

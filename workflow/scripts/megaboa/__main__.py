@@ -13,6 +13,7 @@ import importlib
 import os
 from collections.abc import Callable
 
+from megaboa import __version__
 from megaboa.errors import one_sentence
 
 # What people call: each has a module of its name.
@@ -60,6 +61,9 @@ def main(words: list[str]) -> int:
 def call(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage_of_jobs() if words[1:] == ["jobs"] else usage())
+        return 0
+    if words[0] == "--version":
+        print(f"megaboa {__version__}")
         return 0
     name, *arguments = words
     for module, names in JOBS.items():
