@@ -138,3 +138,19 @@ def test_squeues_answer_is_read():
     assert first.starts == time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
     assert (second.reason, second.nodes, second.comment, second.folder) == ("", "n[1-2]", "", "/home/u/x|y")
     assert second.ends - second.starts == 4 * 3600
+
+
+def test_lives_of_a_job_that_was_put_back():
+    text = (
+        "17|2026-11-20T10:00:00|2026-11-20T10:05:00|2026-11-20T11:00:00\n"
+        "17|2026-11-20T11:00:00|2026-11-20T11:30:00|Unknown\n"
+        "18|2026-11-20T11:00:00|Unknown|Unknown\n"
+        "\n"
+    )
+    first, second = queue.parse_lives(text, now=2e9)
+    assert (first.job, first.start - first.submit, first.end - first.start) == ("17", 300.0, 3300.0)
+    assert second.end == 2e9
+
+
+def test_a_run_without_a_job_needs_no_accounts():
+    assert queue.read_lives([]) is None
