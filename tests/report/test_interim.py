@@ -106,7 +106,7 @@ def test_proofs_that_are_not_there_have_not_run(experiment):
     for path in (there, exported):
         write_json(path, {"state": "PASS", "checks": [{"name": "tensors", "state": "PASS", "detail": ""}]})
     runs = load_interim(experiment.results)[0]
-    checks = {check["name"]: check["state"] for check in proofs_so_far([there, absent, exported], names(runs))}
+    checks = {check.name: check.state for check in proofs_so_far([there, absent, exported], names(runs))}
     # The proof of the export is older than the run: its export.json isn't of this checkpoint.
     assert checks == {
         "import of a: tensors": "PASS",
@@ -117,7 +117,7 @@ def test_proofs_that_are_not_there_have_not_run(experiment):
     kept = RunFolder(folder).store / "checkpoints" / "iter_0000008"
     write(folder / "export.json", made.export(path="store/exports/x", checkpoint=str(kept)))
     runs = load_interim(experiment.results)[0]
-    assert [check["name"] for check in proofs_so_far([exported], names(runs))] == [f"export of {TRAINED}: tensors"]
+    assert [check.name for check in proofs_so_far([exported], names(runs))] == [f"export of {TRAINED}: tensors"]
 
 
 def names(runs):
