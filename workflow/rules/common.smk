@@ -5,6 +5,7 @@ import sys
 
 from snakemake.exceptions import WorkflowError
 from snakemake.scheduling.job_scheduler import JobScheduler
+from snakemake.settings.types import Quietness
 from snakemake_interface_executor_plugins.settings import ExecMode
 
 SCRIPTS = os.path.relpath(f"{workflow.basedir}/workflow/scripts")
@@ -56,7 +57,8 @@ if SUBMITS:  # jobs read these files and never write them
         workflow.config_settings.configfiles = CALL_CONFIG
         submitted.submit_from(CALL_CONFIG[0])
     if workflow.output_settings.dryrun:
-        calls.end_with_one_screen(workflow, PLAN, SHARED.on_cluster)
+        quiet = {Quietness.RULES, Quietness.PROGRESS}
+        calls.end_with_one_screen(workflow, PLAN, SHARED.on_cluster, quiet)
     else:
         calls.introduce(PLAN, SHARED.on_cluster)
 else:

@@ -4,7 +4,6 @@ rule preflight:
         SHARED.preflight_inputs,
         order=planned("specs/runs.json"),
         costs=ancient(f"{RESULTS}/specs/costs.json"),
-        runs=[planned.file(f"runs/{run}/run.json") for run in RUNS],
     output:
         f"{RESULTS}/preflight.json",
     log:
@@ -25,7 +24,6 @@ rule preflight_in_image:
         image=SHARED.image_manifest,
         order=planned("specs/runs.json"),
         preflight=f"{RESULTS}/preflight.json",
-        runs=[planned.file(f"runs/{run}/run.json") for run in RUNS],
     output:
         f"{RESULTS}/preflight-in-image.json",
     log:
