@@ -265,8 +265,10 @@ def test_the_verdict_is_that_of_a_report_that_was_asked_for(tmp_path, asked, fin
     judged(tmp_path, fault("b agrees with a"))
     job = SimpleNamespace(rule=SimpleNamespace(name=asked))
     dag = SimpleNamespace(jobs=[job], finished=lambda job: finished, needrun=lambda job: needed)
-    calls = []
-    workflow = SimpleNamespace(dryrun=look, touch=False, dag=dag, execute=lambda **options: calls.append(options))
+    calls, quiet = [], SimpleNamespace(quiet=set())
+    workflow = SimpleNamespace(
+        dryrun=look, touch=False, dag=dag, execute=lambda **options: calls.append(options), output_settings=quiet
+    )
     execute = concluding(workflow, tmp_path, "report")
     if ends:
         with pytest.raises(SystemExit):

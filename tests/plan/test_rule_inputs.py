@@ -39,6 +39,9 @@ def test_what_comes_before_training_trains_nothing_again(made):
     assert names(made.inputs.import_proof("other")) == ["models/dense/proof.json"]
     assert names(made.inputs.import_proof("done")) == ["ancient models/dense/proof.json"]
     assert [path.startswith("ancient") for run in ("other", "done") for path in made.inputs.index(run)] == [False, True]
+    waited_for = names(made.inputs.before_training("other"))
+    assert waited_for[:-3] == names(made.shared.run_inputs(made.shared.runs["other"]))
+    assert waited_for[-3:] == ["preflight.json", *names(made.inputs.index("other")), "models/dense/proof.json"]
 
 
 def test_without_an_image_nothing_waits_for_one(made):
@@ -71,7 +74,7 @@ def test_an_image_that_is_made_trains_and_converts_nothing_again(plan_of, tmp_pa
     assert names(inputs_of(True).image_of_conversion(str(imported))) == ["ancient image.json"]
     write_json(imported, {"image": ["another", 1]})
     assert names(inputs_of(True).image_of_conversion(str(imported))) == ["image.json"]
-    later = stat.st_mtime + 5
+    later = image.stat().st_mtime + 5
     os.utime(shared.paths.specs.image, (later, later))
     assert names(inputs_of(True).image(run)) == ["image.json"], "its specification has changed"
 

@@ -96,6 +96,15 @@ def test_a_changed_part_changes_its_own_specification_alone(tmp_path):
     assert [name for name in before if before[name] != after[name]] == ["corpora/text.json"]
 
 
+def test_jobs_about_all_runs_see_in_one_file_that_a_run_has_changed(plan_of, tmp_path):
+    def identities(rate):
+        sweep = f"sweep: {{runs: {{one: {{}}, other: {{optimizer.lr: {rate}}}}}}}\n"
+        return Shared(plan_of(sweep), tmp_path).specifications()["runs.json"]["identities"]
+
+    before, after = identities(1.0), identities(0.5)
+    assert before["one"] == after["one"] and before["other"] != after["other"]
+
+
 def test_specifications_are_written_only_when_they_change(tmp_path):
     found = shared(tmp_path)
     found.write()

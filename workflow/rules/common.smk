@@ -3,6 +3,7 @@ import json
 
 from snakemake.exceptions import WorkflowError
 from snakemake.scheduling.job_scheduler import JobScheduler
+from snakemake.settings.types import Quietness
 from snakemake_interface_executor_plugins.settings import ExecMode
 
 from megaboa import workflow as calls
@@ -52,7 +53,8 @@ if SUBMITS:  # jobs read these files and never write them
         # What Snakemake in the jobs reads, whenever they start.
         workflow.config_settings.configfiles = CALL_CONFIG
     if workflow.output_settings.dryrun and not IS_MODULE:
-        calls.end_with_one_screen(workflow, PLAN, SHARED.on_cluster)
+        quiet = {Quietness.RULES, Quietness.PROGRESS}
+        calls.end_with_one_screen(workflow, PLAN, SHARED.on_cluster, quiet)
     else:
         calls.introduce(PLAN, SHARED.on_cluster)
 elif not IS_MODULE:  # whose jobs have the variable from the call

@@ -4,7 +4,6 @@ rule preflight:
         SHARED.preflight_inputs,
         order=planned("specs/runs.json"),
         costs=ancient("<experiment>/specs/costs.json"),
-        runs=[planned.file(f"runs/{run}/run.json") for run in RUNS],
     output:
         "<experiment>/preflight.json",
     log:
@@ -25,7 +24,6 @@ rule preflight_in_image:
         image=SHARED.image_manifest,
         order=planned("specs/runs.json"),
         preflight="<experiment>/preflight.json",
-        runs=[planned.file(f"runs/{run}/run.json") for run in RUNS],
     output:
         "<experiment>/preflight-in-image.json",
     log:

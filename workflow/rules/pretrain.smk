@@ -6,12 +6,8 @@ rule pretrain:
 # Where and how a run is launched (launch.json) is no input: a longer wall time retrains nothing.
 rule train:
     input:
-        lambda wildcards: SHARED.run_inputs(RUNS[wildcards.run]),
+        lambda wildcards: INPUTS.before_training(wildcards.run),
         run=planned("runs/{run}/run.json"),
-        image=lambda wildcards: INPUTS.image(wildcards.run),
-        preflight=lambda wildcards: INPUTS.preflight(wildcards.run),
-        index=lambda wildcards: INPUTS.index(wildcards.run),
-        proof=lambda wildcards: INPUTS.import_proof(wildcards.run),
     output:
         "<experiment>/runs/{run}/train.json",
     log:

@@ -279,14 +279,16 @@ def asked_for(plan: Plan, on_cluster: bool) -> list[str]:
     return said
 
 
-def end_with_one_screen(workflow: Any, plan: Plan, on_cluster: bool) -> None:
+def end_with_one_screen(workflow: Any, plan: Plan, on_cluster: bool, quiet: Collection[Any]) -> None:
     """Of a dry run. Snakemake would say of each job all its files, and calls no hook at the end.
 
-    With -p or --verbose it says so all the same, and the screen comes last.
+    With -p or --verbose it says so all the same, and the screen comes last. Else it is told to be `quiet` about jobs,
+    so that it doesn't put together what nobody sees: of ten thousand runs that takes longer than the plan.
     """
     given = workflow.output_settings
     everything = given.printshellcmds or given.verbose or given.debug_dag
     if not everything:
+        given.quiet = quiet
         workflow.logger_manager.logger.addFilter(lambda record: record.levelno >= logging.WARNING)
 
     def show() -> None:
@@ -301,7 +303,7 @@ def jobs_of(dag: Any) -> Iterator[screen.Job]:
     """The jobs that Snakemake would do, in an order in which they can be done; `all` does nothing itself."""
     needed = {job for job in dag.needrun_jobs(exclude_finished=False) if job.rule.name != "all"}
     for level in dag.toposorted(needed):
-        for job in sorted(level, key=str):
+        for job in sorted(level, key=lambda job: (job.rule.name, *job.wildcards)):
             yield screen.Job(job.rule.name, next(iter(job.wildcards), ""), reason(dag, job))
 
 
@@ -342,7 +344,10 @@ def concluding(
             if hook:
                 setattr(workflow, name, _both(hook, getattr(workflow, name)))
         execute(*arguments, **options)
-        if not (workflow.dryrun or workflow.touch) and _is_made(report, workflow.dag):
+        if workflow.dryrun:
+            if workflow.output_settings.quiet:
+                try_each_rule(workflow.dag)
+        elif not workflow.touch and _is_made(report, workflow.dag):
             conclude(results)
 
     return executed
@@ -354,6 +359,13 @@ def _both(hook: Callable[[], None], other: Callable[[Any], None]) -> Callable[[A
         other(log)
 
     return called
+
+
+def try_each_rule(dag: Any) -> None:
+    """Put together what one job of each rule does, as a dry run that is quiet about jobs does not: an error in a
+    profile's resources shows before anything is submitted."""
+    for job in {job.rule: job for job in dag.needrun_jobs(exclude_finished=False)}.values():
+        job.log_info()
 
 
 def _is_made(rule: str, dag: Any) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from pydantic import ValidationError
+from pydantic import ValidationError, create_model
 
 from megaboa import blends, files
 from megaboa.check import experts, pipeline, refusals, table, tensors
@@ -14,6 +16,7 @@ from megaboa.check.facts import Model as ModelFacts
 from megaboa.check.rule import Finding, Rule, finding
 from megaboa.config import Experiment, LoadedExperiment, check, keys
 from megaboa.config.models.model import Model, Tokenizer
+from megaboa.config.models.section import Section
 from megaboa.config.sweep import piece
 from megaboa.config.yaml_file import dotted
 from megaboa.layout import Layout
@@ -121,8 +124,7 @@ class RunPlanner:
         changed = {name: value for name, value in raw.items() if value is not self.loaded.raw.get(name)}
         if not changed:
             return self.base
-        needed = {"models": {"m": {"recipe": "r"}}} if "models" not in changed else {}
-        partial = Experiment.model_validate({**needed, **changed})
+        partial = _sections(frozenset(changed)).model_validate(changed)
         return self.base.model_copy(update={name: getattr(partial, name) for name in changed})
 
     def model_of(self, raw: Tree, choice: Choice) -> str | None:
@@ -232,6 +234,13 @@ class RunPlanner:
         if name not in self.hf_configs:
             self.hf_configs[name] = hf_config_of(model)
         return self.hf_configs[name]
+
+
+@functools.cache
+def _sections(names: frozenset[str]) -> type[Section]:
+    """Some sections of the experiment. Of a whole one pydantic would copy the defaults of all others, for every run."""
+    fields: Any = {name: (Experiment.model_fields[name].annotation, Experiment.model_fields[name]) for name in names}
+    return create_model("Sections", __base__=Section, **fields)
 
 
 def _count(model: Tree, config: Tree | None, tokenizers: dict[str, Tokenizer], name: str) -> int:

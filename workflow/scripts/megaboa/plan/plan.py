@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,16 @@ class Run:
     def documents(self) -> Tree:
         """What is written about it: run.json, launch.json and profile.json."""
         return {"run": self.run, "launch": plain(self.launch), "profile": plain(self.profile)}
+
+    @functools.cached_property
+    def texts(self) -> dict[str, str]:
+        """The same as it is written."""
+        return {name: files.canonical(value) for name, value in self.documents.items()}
+
+    @property
+    def digest(self) -> str:
+        """Of run.json."""
+        return hashlib.sha256(self.texts["run"].encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -94,8 +105,9 @@ class Plan:
         """The table, and each run's run.json, launch.json and profile.json: names below the experiment's results."""
         here = ExperimentFolder(Path())
         for run in self.runs:
-            for name, value in run.documents.items():
-                yield str(here.run(run.name).file(name)), files.canonical(value)
+            folder = here.run(run.name)
+            for name, text in run.texts.items():
+                yield str(folder.file(name)), text
         left_out = [{**run.row, "state": "INVALID", "why": "; ".join(run.reasons)} for run in self.invalid]
         yield str(here.plan), documents.table([run.row for run in self.runs] + left_out)
 

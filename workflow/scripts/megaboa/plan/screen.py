@@ -38,7 +38,7 @@ class Kind:
     """The jobs of one rule."""
 
     count: int = 0
-    reasons: dict[str, list[str]] = field(default_factory=dict)  # with the names that have it
+    reasons: dict[str, dict[str, None]] = field(default_factory=dict)  # with the names that have it, in order
 
 
 def lines(plan: Plan, jobs: Collection[Job], submission: Sequence[str], everything: bool = False) -> list[str]:
@@ -85,9 +85,7 @@ def table(jobs: Iterable[Job], order: Iterable[str]) -> list[str]:
     for job in jobs:
         kind = kinds[job.kind]
         kind.count += 1
-        names = kind.reasons.setdefault(job.reason, [])
-        if job.of not in names:
-            names.append(job.of)
+        kind.reasons.setdefault(job.reason, {})[job.of] = None
     if not kinds:
         return ["Nothing to be done: everything is there, and nothing has changed."]
     width = max(len("jobs to do"), *map(len, kinds))
@@ -100,8 +98,8 @@ def _why(kind: Kind) -> str:
     """The reasons; names only where not all jobs of the kind have the same one."""
     if len(kind.reasons) == 1:
         (reason, names), *_ = kind.reasons.items()
-        return f"{reason}: {some_of(names)}" if reason and any(names) else reason
-    return "; ".join(f"{reason}: {some_of(names)}" for reason, names in kind.reasons.items())
+        return f"{reason}: {some_of(list(names))}" if reason and any(names) else reason
+    return "; ".join(f"{reason}: {some_of(list(names))}" for reason, names in kind.reasons.items())
 
 
 def _value(value: Any) -> str:

@@ -5,6 +5,7 @@ just the jobs whose own part has changed.
 
 from __future__ import annotations
 
+import email
 import functools
 import importlib.metadata
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from megaboa import conversion, files
+from megaboa import conversion, files, store
 from megaboa.data import sources
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import documents, image_specs
@@ -32,9 +33,20 @@ UNKNOWN_PARAMS = 8_000_000_000  # of a model that is yet to be fetched
 
 def environment() -> dict[str, Any]:
     """What the ranks run in, where no image is used: this Python and its packages, and a digest of both."""
-    packages = {package.name: package.version for package in importlib.metadata.distributions() if package.name}
-    content = {"runtime": "none", "python": platform.python_version(), "packages": packages}
+    content = {"runtime": "none", "python": platform.python_version(), "packages": dict(_packages())}
     return {**content, "digest": files.digest(content)}
+
+
+@functools.cache
+def _packages() -> Mapping[str, str]:
+    """Of this Python, with their versions. Only the head of what each says of itself is read: some say a book."""
+    found = {}
+    for package in importlib.metadata.distributions():
+        text = package.read_text("METADATA") or package.read_text("PKG-INFO") or package.read_text("") or ""
+        head = email.message_from_string(text.partition("\n\n")[0])
+        if head["Name"]:
+            found[head["Name"]] = head["Version"]
+    return MappingProxyType(found)
 
 
 def expanded(path: str) -> str:
@@ -89,7 +101,7 @@ class Shared:
         inside = [str(self.paths.preflight_in_image)] if self.image_manifest else []
         return [str(self.paths.preflight), *inside]
 
-    @property
+    @functools.cached_property
     def metrics(self) -> list[str]:
         folders = [self.paths.run(run.name) for run in self.plan.runs]
         return [str(path) for one in folders for path in (one.steps_table, one.summary, one.goodput)]
@@ -348,10 +360,15 @@ class Shared:
         return {"run": run, **self.plan.experiment.export.model_dump(include={"checkpoint", "file_gb", "license"})}
 
     def _runs(self) -> dict[str, Any]:
-        """All runs in their order; a file, as ten thousand names don't fit on a command line."""
+        """All runs in their order; a file, as ten thousand names don't fit on a command line.
+
+        With what each is: a job that is about all runs has this input and not ten thousand, which Snakemake would look
+        through for every job that needs its output.
+        """
         sweep = self.plan.experiment.sweep
         return {
             "runs": [run.name for run in self.plan.runs],
+            "identities": {run.name: run.digest[: store.ID_LENGTH] for run in self.plan.runs},
             "skip_illegal": bool(sweep and sweep.skip_illegal),
         }
 
