@@ -261,18 +261,20 @@ def test_reports_made_before_end_calls_too(tmp_path):
 )
 def test_the_verdict_is_that_of_a_report_that_was_asked_for(tmp_path, asked, finished, needed, look, ends):
     judged(tmp_path, fault("b agrees with a"))
-    job = SimpleNamespace(rule=SimpleNamespace(name=asked))
+    tried, calls = [], []
+    job = SimpleNamespace(rule=SimpleNamespace(name=asked), log_info=lambda: tried.append(asked))
     dag = SimpleNamespace(jobs=[job], finished=lambda job: finished, needrun=lambda job: needed)
-    calls = []
-    execute = concluding(
-        lambda **options: calls.append(options), SimpleNamespace(dryrun=look, touch=False, dag=dag), tmp_path
-    )
+    dag.needrun_jobs = lambda exclude_finished: [job, job]
+    settings = SimpleNamespace(printshellcmds=False, verbose=False, debug_dag=False)
+    workflow = SimpleNamespace(dryrun=look, touch=False, dag=dag, output_settings=settings)
+    execute = concluding(lambda **options: calls.append(options), workflow, tmp_path)
     if ends:
         with pytest.raises(SystemExit):
             execute(executor_plugin=1)
     else:
         execute(executor_plugin=1)
     assert calls == [{"executor_plugin": 1}]
+    assert tried == [asked] * look, "a dry run, quiet about jobs, tries one of each rule"
 
 
 SIGTERM_WHILE_IT_SELECTS_JOBS = """
