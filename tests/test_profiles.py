@@ -17,7 +17,8 @@ def read(name):
 
 
 def test_the_default_profile_holds_only_what_must_hold_everywhere():
-    assert read("default") == {"nolock": True, "rerun-incomplete": True}
+    triggers = ["mtime", "params", "input", "software-env"]
+    assert read("default") == {"nolock": True, "rerun-incomplete": True, "rerun-triggers": triggers}
 
 
 @pytest.mark.parametrize("name", ["local", "slurm"])

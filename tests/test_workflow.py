@@ -263,19 +263,28 @@ def test_reports_made_before_end_calls_too(tmp_path):
 )
 def test_the_verdict_is_that_of_a_report_that_was_asked_for(tmp_path, asked, finished, needed, look, ends):
     judged(tmp_path, fault("b agrees with a"))
-    job = SimpleNamespace(rule=SimpleNamespace(name=asked))
+    tried, calls = [], []
+    job = SimpleNamespace(rule=SimpleNamespace(name=asked), log_info=lambda: tried.append(asked))
     dag = SimpleNamespace(jobs=[job], finished=lambda job: finished, needrun=lambda job: needed)
+<<<<<<< HEAD
     calls, quiet = [], SimpleNamespace(quiet=set())
     workflow = SimpleNamespace(
         dryrun=look, touch=False, dag=dag, execute=lambda **options: calls.append(options), output_settings=quiet
     )
     execute = concluding(workflow, tmp_path, "report")
+=======
+    dag.needrun_jobs = lambda exclude_finished: [job, job]
+    settings = SimpleNamespace(printshellcmds=False, verbose=False, debug_dag=False)
+    workflow = SimpleNamespace(dryrun=look, touch=False, dag=dag, output_settings=settings)
+    execute = concluding(lambda **options: calls.append(options), workflow, tmp_path)
+>>>>>>> wt-d
     if ends:
         with pytest.raises(SystemExit):
             execute(executor_plugin=1)
     else:
         execute(executor_plugin=1)
     assert calls == [{"executor_plugin": 1}]
+    assert tried == [asked] * look, "a dry run, quiet about jobs, tries one of each rule"
 
 
 def test_a_modules_hooks_go_before_those_of_the_workflow_around_it(tmp_path):

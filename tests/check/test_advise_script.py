@@ -1,10 +1,8 @@
-import subprocess
-import sys
-from pathlib import Path
+import contextlib
 
 import yaml
+from called import called
 
-MEGABOA = Path(__file__).parents[2] / "workflow" / "scripts" / "megaboa"
 MODEL = {
     **{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
     **{"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192},
@@ -18,8 +16,8 @@ EXPERIMENT = {
 
 def advise(folder, *arguments, code=0):
     (folder / "my.yaml").write_text(yaml.safe_dump(EXPERIMENT))
-    command = [sys.executable, MEGABOA, "advise", "my.yaml", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    with contextlib.chdir(folder):
+        done = called("advise", "my.yaml", *arguments)
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
 

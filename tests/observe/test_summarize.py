@@ -1,15 +1,11 @@
 """`megaboa summarize`, from a run's store to its table and its summary."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
+from called import called
 from fake_runs import FakeExperiment, loss_at
-
-MEGABOA = Path(__file__).parents[2] / "workflow" / "scripts" / "megaboa"
 
 
 def test_metrics_of_a_run(tmp_path):
@@ -20,7 +16,7 @@ def test_metrics_of_a_run(tmp_path):
     outputs = ["--steps", metrics / "steps.parquet", "--summary", metrics / "summary.json"]
     outputs += ["--goodput", metrics / "goodput.json"]
     for _ in range(2):
-        subprocess.run([sys.executable, MEGABOA, "summarize", *arguments, *outputs], check=True)
+        assert called("summarize", *arguments, *outputs).returncode == 0
         text = (metrics / "summary.json").read_text()
         summary = json.loads(text)
         assert "NaN" not in text

@@ -1,11 +1,10 @@
 """The interim report: what is there of an experiment some of whose runs are not."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import made
 import pytest
+from called import called
 from fake_runs import START, FakeExperiment, end_event, start_event, step_event, write_attempt
 
 from megaboa.files import digest, read_json, write_json
@@ -165,5 +164,4 @@ def snapshot(folder):
 
 
 def report(experiment):
-    command = [sys.executable, ROOT / "workflow" / "scripts" / "megaboa", "interim", experiment.results]
-    return subprocess.run(command, capture_output=True, text=True), experiment.results / "interim" / "index.html"
+    return called("interim", experiment.results), experiment.results / "interim" / "index.html"

@@ -1,11 +1,10 @@
 """`megaboa report`, from an experiment's results to its page and its checks."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from called import called
 from fake_runs import FakeExperiment
 
 from megaboa.files import write_json
@@ -33,10 +32,10 @@ def experiment(tmp_path):
 
 def report(experiment, captions):
     out = experiment.results / "report" / "index.html"
-    command = [sys.executable, ROOT / "workflow" / "scripts" / "megaboa", "report"]
-    command += ["--settings", experiment.results / "specs" / "report.json", "--captions", captions, "--out", out]
+    command = ["report", "--out", out, "--settings", experiment.results / "specs" / "report.json"]
+    command += ["--captions", captions]
     command += ["--config-file", experiment.root / "my.yaml", "--command", "snakemake --configfile my.yaml"]
-    return subprocess.run(command, capture_output=True, text=True), out
+    return called(*command), out
 
 
 def test_report_of_an_experiment(experiment):

@@ -1,18 +1,13 @@
 """Two profiles with a known difference, and the script that anybody can call."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from called import called
 from test_analysis import codes_of, tell
 from test_read_captures import HOST_RANGES
 
 from megaboa.files import read_json, write_json
 from megaboa.observe.traces.analysis import analyse
 from megaboa.observe.traces.comparison import compare
-
-MEGABOA = Path(__file__).parents[3] / "workflow" / "scripts" / "megaboa"
 
 
 def slower(**values):
@@ -70,7 +65,7 @@ def test_what_one_side_does_not_know_is_not_compared(tmp_path):
 
 
 def call(*arguments, code=0):
-    done = subprocess.run([sys.executable, MEGABOA, "analyze-profile", *arguments], capture_output=True, text=True)
+    done = called("analyze-profile", *arguments)
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
 

@@ -285,10 +285,9 @@ def end_with_one_screen(workflow: Any, plan: Plan, on_cluster: bool, quiet: Coll
     With -p or --verbose it says so all the same, and the screen comes last. Else it is told to be `quiet` about jobs,
     so that it doesn't put together what nobody sees: of ten thousand runs that takes longer than the plan.
     """
-    given = workflow.output_settings
-    everything = given.printshellcmds or given.verbose or given.debug_dag
+    everything = _shows_jobs(workflow)
     if not everything:
-        given.quiet = quiet
+        workflow.output_settings.quiet = quiet
         workflow.logger_manager.logger.addFilter(lambda record: record.levelno >= logging.WARNING)
 
     def show() -> None:
@@ -297,6 +296,11 @@ def end_with_one_screen(workflow: Any, plan: Plan, on_cluster: bool, quiet: Coll
                 print(line)
 
     atexit.register(show)
+
+
+def _shows_jobs(workflow: Any) -> bool:
+    given = workflow.output_settings
+    return given.printshellcmds or given.verbose or given.debug_dag
 
 
 def jobs_of(dag: Any) -> Iterator[screen.Job]:
@@ -345,9 +349,15 @@ def concluding(
                 setattr(workflow, name, _both(hook, getattr(workflow, name)))
         execute(*arguments, **options)
         if workflow.dryrun:
+<<<<<<< HEAD
             if workflow.output_settings.quiet:
                 try_each_rule(workflow.dag)
         elif not workflow.touch and _is_made(report, workflow.dag):
+=======
+            if not _shows_jobs(workflow):
+                try_each_rule(workflow.dag)
+        elif not workflow.touch and _is_made("report", workflow.dag):
+>>>>>>> wt-d
             conclude(results)
 
     return executed
@@ -364,7 +374,7 @@ def _both(hook: Callable[[], None], other: Callable[[Any], None]) -> Callable[[A
 def try_each_rule(dag: Any) -> None:
     """Put together what one job of each rule does, as a dry run that is quiet about jobs does not: an error in a
     profile's resources shows before anything is submitted."""
-    for job in {job.rule: job for job in dag.needrun_jobs(exclude_finished=False)}.values():
+    for job in {job.rule.name: job for job in dag.needrun_jobs(exclude_finished=False)}.values():
         job.log_info()
 
 
