@@ -266,18 +266,11 @@ def test_the_verdict_is_that_of_a_report_that_was_asked_for(tmp_path, asked, fin
     tried, calls = [], []
     job = SimpleNamespace(rule=SimpleNamespace(name=asked), log_info=lambda: tried.append(asked))
     dag = SimpleNamespace(jobs=[job], finished=lambda job: finished, needrun=lambda job: needed)
-<<<<<<< HEAD
-    calls, quiet = [], SimpleNamespace(quiet=set())
-    workflow = SimpleNamespace(
-        dryrun=look, touch=False, dag=dag, execute=lambda **options: calls.append(options), output_settings=quiet
-    )
-    execute = concluding(workflow, tmp_path, "report")
-=======
     dag.needrun_jobs = lambda exclude_finished: [job, job]
     settings = SimpleNamespace(printshellcmds=False, verbose=False, debug_dag=False)
     workflow = SimpleNamespace(dryrun=look, touch=False, dag=dag, output_settings=settings)
-    execute = concluding(lambda **options: calls.append(options), workflow, tmp_path)
->>>>>>> wt-d
+    workflow.execute = lambda **options: calls.append(options)
+    execute = concluding(workflow, tmp_path, "report")
     if ends:
         with pytest.raises(SystemExit):
             execute(executor_plugin=1)

@@ -1,5 +1,4 @@
 # What all rules share: the plan, and what it says of names, inputs and resources.
-import gc
 import json
 
 from snakemake.exceptions import WorkflowError
@@ -18,9 +17,7 @@ from megaboa.plan.shared import Shared
 from megaboa.run import submitted
 
 SUBMITS = workflow.exec_mode == ExecMode.DEFAULT  # else this is Snakemake in a job
-calls.prepare_environment()
-if workflow.output_settings.dryrun:
-    gc.disable()  # else a quarter of the time for ten thousand runs is spent on looking for what can be freed
+calls.prepare_process(workflow.output_settings.dryrun)
 if SUBMITS:
     calls.use_this_machine(workflow.resource_settings, workflow.global_resources)
 JobScheduler.exit_gracefully = calls.in_a_thread(JobScheduler.exit_gracefully)
