@@ -96,7 +96,7 @@ def be_a_rank(folder: RunFolder, out: Path) -> None:
     from megaboa.bridge import configuration, wheels
 
     config = configuration.build(folder.run, configuration.Inputs.read(folder))
-    cache = Path(folder.index["cache"]) if folder.index else out / "index-cache"
+    cache = Path(folder.index.cache) if folder.index else out / "index-cache"
     configuration.place(config, folder.launch, RunStore(out), AttemptFolder(out), None, cache)
     wheels.keep_compiled_helpers(initialize)
     wheels.without_missing_kernels(config.model)

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from megaboa import __version__, commands
-from megaboa.__main__ import GROUPS, JOBS, main, usage, usage_of_jobs
+from megaboa.__main__ import GROUPS, JOBS, NAMES_OF_JOBS, main, usage, usage_of_jobs
 
 SCRIPTS = Path(__file__).parents[1] / "workflow" / "scripts"
 NAMES = [name for group in GROUPS.values() for name in group]
-NAMES_OF_JOBS = [name for names in JOBS.values() for name in names]
 
 
 def call(*words, cwd=None, alone=False):

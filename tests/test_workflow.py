@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -38,6 +39,8 @@ def cluster(monkeypatch, tmp_path):
     found = (Partition("all", 2, ("4 a100",), "1:00"), Partition("h100", 1, ("8 h100",), "2:00"), Partition("cpu", 9))
     monkeypatch.setattr(partitions, "ask", lambda account_matters: partitions.Cluster(("0123",), found))
     monkeypatch.setattr(places, "PROFILES", tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     (tmp_path / "slurm").mkdir()
     for name in (*partitions.ACCOUNT_VARIABLES, partitions.PARTITION_VARIABLE):
         monkeypatch.delenv(name, raising=False)
@@ -52,6 +55,15 @@ def of_a_profile(**values):
 def in_a_rule(resources, name):
     arguments = {"wildcards": {}, "input": [], "attempt": 1, "threads": 1, "rulename": "train", "async_run": None}
     return resources[name].evaluate(**arguments).value
+
+
+def test_a_workflow_around_this_one_has_its_own_site(cluster):
+    cluster.write_text("slurm_account: clone\n")
+    assert places.said() == {"slurm_account": "clone"}
+    Path("profiles", "slurm").mkdir(parents=True)
+    assert places.said() == {}
+    Path("profiles", "slurm", "site.yaml").write_text("slurm_account: mine\n")
+    assert places.said() == {"slurm_account": "mine"}
 
 
 def test_what_the_profile_leaves_open_is_found_and_goes_to_all_rules(cluster, monkeypatch):

@@ -85,6 +85,7 @@ def test_as_snakedeploy_leaves_it(clone, tmp_path):
     (tmp_path / "config").mkdir()
     (tmp_path / "workflow" / "Snakefile").write_text(DEPLOYED)
     (tmp_path / "config" / "config.yaml").write_text(experiment())
+    assert "train" in snakemake(tmp_path, "-n", home=tmp_path / "cache", clone=clone), "without a target: everything"
     snakemake(tmp_path, "metrics", home=tmp_path / "cache", clone=clone)
     assert read_json(tmp_path / "results" / "tiny" / "runs" / "one" / "metrics" / "summary.json")["steps"] == 3
     commit = subprocess.check_output(["git", "-C", str(clone), "rev-parse", "v9"], text=True).strip()

@@ -17,7 +17,8 @@ def start(tmp_path):
     begun = []
 
     def start(code, ranks=2, node=1, nodes=3):
-        here = {"SLURM_NODEID": str(node), "SLURM_NNODES": str(nodes), "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
+        here = {"SLURM_PROCID": str(node), "SLURM_NODEID": str(node), "SLURM_NNODES": str(nodes)}
+        here |= {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
         command = [
             sys.executable,
             str(SCRIPT),

@@ -1,6 +1,6 @@
 """Start the ranks of one node: for sites that allow one task per node (`launch.tasks: node`).
 
-`python start_node.py --ranks=8 --logs=FOLDER -- COMMAND...`; SLURM says which node this is.
+`python start_node.py --ranks=8 --logs=FOLDER -- COMMAND...`; the scheduler says which node this is.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from megaboa.scheduler.local import POLL_SECONDS, LocalRanks
 from megaboa.scheduler.ranks import STACKS_SIGNAL
+from megaboa.scheduler.registry import cluster
 
 
 def main() -> int:
@@ -21,13 +22,15 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, required=True, help="folder of the ranks' logs")
     parser.add_argument("command", nargs="+", help="what every rank runs")
     arguments = parser.parse_args()
-    node, nodes = int(os.environ["SLURM_NODEID"]), int(os.environ["SLURM_NNODES"])
+    here = cluster().task(os.environ)
+    if here is None:
+        sys.exit("no scheduler has started this, so nobody says which node it is: set launch.tasks to rank")
     ranks = LocalRanks(
         arguments.command,
-        nodes * arguments.ranks,
+        here.nodes * arguments.ranks,
         arguments.logs,
         os.environ,
-        first=node * arguments.ranks,
+        first=here.node * arguments.ranks,
         count=arguments.ranks,
     )
     # A step's signal reaches all processes of the step, so the ranks have it already; this one waits for them.
@@ -36,7 +39,7 @@ def main() -> int:
     while (ended := ranks.poll()) is None:
         time.sleep(POLL_SECONDS)
     print(ended, file=sys.stderr)
-    if ended.killed:  # end in the same way, so that srun can tell
+    if ended.killed:  # end in the same way, so that the launcher can tell
         with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(-ended.returncode, signal.SIG_DFL)
         sys.stderr.flush()

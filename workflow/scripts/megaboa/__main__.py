@@ -47,12 +47,16 @@ JOBS = {
     "tables": ("write-schema", "write-config-keys", "list-recipes"),
 }
 
+NAMES_OF_JOBS = [name for names in JOBS.values() for name in names]
+
 
 def main(words: list[str]) -> int:
     try:
         code = call(words)
         sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads on, as behind `| head`
+    except BrokenPipeError:  # nobody reads on, as behind `| head`; a job may have lost something else
+        if words and words[0] in NAMES_OF_JOBS:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code

@@ -28,7 +28,7 @@ from megaboa.doctor import failed_stages
 from megaboa.errors import InputError
 from megaboa.observe import status
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import Plan, places, screen
+from megaboa.plan import Plan, places, restarts, screen
 from megaboa.plan.screen import describe, submission
 from megaboa.plan.shared import Shared
 from megaboa.records import Checks, Fault, Tree, read
@@ -104,7 +104,7 @@ def configuration(workflow: Any, config: Tree) -> tuple[list[Path], Tree]:
     """
     given = list(workflow.config_settings.configfiles)
     if workflow.modifier.is_main_snakefile():
-        return given or [DEFAULT_CONFIG], workflow.config_settings.config
+        return list(map(Path, workflow.configfiles)) or [DEFAULT_CONFIG], workflow.config_settings.config
     if workflow.modifier.modify_path("results") != "results":
         raise InputError("as a module, Megaboa takes neither `prefix` nor `replace_prefix`: it writes to results/")
     if config == workflow.modifier_stack[0].globals["config"]:
@@ -112,7 +112,8 @@ def configuration(workflow: Any, config: Tree) -> tuple[list[Path], Tree]:
         return [*declared, *given], workflow.config_settings.config
     path = Path("results", ".modules", f"{workflow.modifier.namespace}.yaml")
     files.write_if_changed(path, yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False))
-    return [path], {}
+    told = workflow.config_settings.config
+    return [path], {key: told[key] for key in (restarts.KEY,) if key in told}
 
 
 def looks_only(dry_run: bool, words: Collection[str]) -> bool:

@@ -47,11 +47,16 @@ def ask(wanted: dict[str, Any], image: Path, results: Path, command: Callable[[P
             if how == "pyxis" and (refused := cluster().refusal(done.stderr)):  # that is no fault of the image
                 return {"state": "NOT_RUN", "why": refused}
             if done.returncode in KILLED:
-                raise KilledError(f"{Path(argv[1]).name} was killed in {image} ({how}): too little memory, or time?")
+                raise KilledError(f"{_name(argv)} was killed in {image} ({how}): too little memory, or time?")
             said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
             why = said[-1].strip() if said else f"exit code {done.returncode}"
-            raise InputError(f"{Path(argv[1]).name} can't be started in {image} ({how}): {why}")
+            raise InputError(f"{_name(argv)} can't be started in {image} ({how}): {why}")
         return {**files.read_json(report), "how": how}
+
+
+def _name(argv: list[str]) -> str:
+    program = Path(argv[1]).name
+    return f"{program} {argv[2]}" if program == "megaboa" else program
 
 
 def self_test(wanted: dict[str, Any], report: Path) -> list[str]:

@@ -18,8 +18,12 @@ PROFILES = Path(__file__).parents[4] / "profiles"
 
 
 def site_file() -> Path:
-    """What the user has said once for this clone: a line for each name. Git ignores it."""
-    return PROFILES / cluster().profile / "site.yaml"
+    """What the user has said once for this clone: a line for each name. Git ignores it.
+
+    A workflow that has this one as a module has profiles of its own, next to its Snakefile.
+    """
+    own = Path("profiles", cluster().profile)
+    return (own if own.is_dir() else PROFILES / own.name) / "site.yaml"
 
 
 def shown() -> str:

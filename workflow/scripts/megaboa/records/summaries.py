@@ -115,7 +115,7 @@ class AttemptTime(Record):
     outcome: str | None = None
     cause: str | None = None
     seconds: dict[str, float]  # by kind
-    phases: dict[str, float]  # seconds until its ranks had come so far
+    phases: dict[str, float] = field(default_factory=dict)  # seconds until its ranks had come so far
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +126,6 @@ class Goodput(Record):
     allocated_seconds: float
     seconds: dict[str, float]
     goodput: float | None
-    rank_hours: float
-    accounting: Literal["ledger", "sacct"]
+    rank_hours: float | None = None
+    accounting: str = "ledger"  # or what a scheduler calls its accounts
     attempts: tuple[AttemptTime, ...]

@@ -16,6 +16,7 @@ from megaboa.run.command import RANK_SCRIPT, rank_environment
 from megaboa.run.identity import identity_of
 from megaboa.run.inputs import check_data, check_image, check_nodes
 from megaboa.scheduler import local
+from megaboa.scheduler.protocol import Place
 from megaboa.scheduler.ranks import Ended
 
 WRAPPER = Path(__file__).parents[2] / "profile_rank.py"
@@ -43,7 +44,7 @@ def capture(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def _profile(folder: RunFolder, site: sites.Site, identity: dict[str, Any], target: AttemptFolder) -> None:
+def _profile(folder: RunFolder, site: Place, identity: dict[str, Any], target: AttemptFolder) -> None:
     files.write_json(RunStore(target.path).identity, identity)
     command = [sites.python_of(folder.launch), str(RANK_SCRIPT), "--capture"]
     files.write_json(target.asked, folder.documents)
@@ -61,7 +62,7 @@ def _profile(folder: RunFolder, site: sites.Site, identity: dict[str, Any], targ
         raise TrainingFailed(explain(folder, target, ended, detail, "The log is not kept; nothing else was touched."))
 
 
-def _run(site: sites.Site, command: list[str], folder: RunFolder, target: AttemptFolder) -> Ended:
+def _run(site: Place, command: list[str], folder: RunFolder, target: AttemptFolder) -> Ended:
     # A profiler sees what it has started itself, so no rank may be forked by another process.
     environment = {**rank_environment(folder), local.FORKED: "0"}
     ranks = site.start(command, folder.run["world_size"], target.path, environment)

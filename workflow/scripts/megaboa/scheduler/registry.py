@@ -11,4 +11,5 @@ SCHEDULERS: tuple[Scheduler, ...] = (Slurm(),)
 def cluster() -> Scheduler:
     """The scheduler of this cluster. On a machine without any it is one that can't be asked: jobs that others have
     left in a shared store are not gone for that."""
-    return next((one for one in SCHEDULERS if one.is_here()), SCHEDULERS[0])
+    first, *others = SCHEDULERS
+    return first if not others else next((one for one in SCHEDULERS if one.is_here()), first)
