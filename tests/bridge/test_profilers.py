@@ -7,7 +7,9 @@ import pytest
 
 from megaboa.bridge import profilers
 from megaboa.bridge.profilers import Capture, Profiler, of_file
+from megaboa.config.models.outputs import TOOLS
 from megaboa.errors import InputError
+from megaboa.paths import AttemptFolder
 
 CPROFILE = Path(__file__).parents[2] / "profilers" / "cprofile.py"
 
@@ -22,6 +24,13 @@ def test_a_profiler_of_ten_lines_is_one(tmp_path):
     profiler.stop()
     calls = {name for _, _, name in pstats.Stats(str(tmp_path / "rank-3.pstats")).stats}
     assert "<built-in method builtins.sorted>" in calls
+
+
+def test_every_tool_has_a_folder_of_its_own(tmp_path):
+    """Readers of stores know these names: PyTorch's is Bridge's."""
+    names = {tool: AttemptFolder(tmp_path).traces(tool).name for tool in (*TOOLS, "mine/nsys.py")}
+    own = {tool: tool for tool in TOOLS}
+    assert names == {**own, "pytorch": "torch_profile", "mine/nsys.py": "profiler"}
 
 
 @pytest.mark.parametrize(

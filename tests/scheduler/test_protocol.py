@@ -28,6 +28,11 @@ def test_a_place_answers_every_question(place):
     assert missing(protocol.Place, place) == []
 
 
+def test_a_scheduler_of_the_registry_may_inherit_this_machine():
+    """As the one of the tests does: so `local` may not need the registry in order to be imported."""
+    assert "registry" not in vars(local)
+
+
 def missing(asked, answers):
     """What is asked for and isn't there, or takes other arguments."""
     questions = {name: value for name, value in vars(asked).items() if not name.startswith("_")}

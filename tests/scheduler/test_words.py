@@ -11,7 +11,7 @@ STATES = "PENDING|COMPLETING|TIMEOUT|NODE_FAIL|CANCELLED|PREEMPTED|BOOT_FAIL|OUT
 REASONS = "NodeDown|TimeLimit|DeadLine|BeginTime|ExcNodeList|JobState"
 WORDS = re.compile(
     rf"\bSLURM\b|\b(?:{COMMANDS})\b|\bsrun_\w+|(?:SLURMD?|SBATCH|SRUN|SQUEUE|SACCT|SINFO|SCONTROL)_\w+"
-    rf"|\bslurm_\w+|\b(?:{STATES}|{REASONS})\b"
+    rf"|--profile slurm|logs/slurm|\bslurm_\w+|\b(?:{STATES}|{REASONS})\b"
 )
 # Formats that users and files have, and texts of others that are read.
 ALLOWED = {
@@ -68,12 +68,13 @@ def test_an_exception_is_needed(name):
     [
         *("ask squeue", "`srun -n 2`", "SLURM_JOB_ID", "SBATCH_PARTITION", '"slurm_partition"', "state == 'PENDING'"),
         *("ExcNodeList=n1", "SLURM job 7", "reason NodeDown", "SLURMD_NODENAME", "slurm_account"),
+        *("snakemake --profile slurm", "its own log: logs/slurm"),
     ],
 )
 def test_words_are_found(text):
     assert WORDS.search(text)
 
 
-@pytest.mark.parametrize("text", ["--profile slurm", "the scheduler", "run", "TIMEOUTS", "from x.slurm import y"])
+@pytest.mark.parametrize("text", ["profiles/slurm", "the scheduler", "run", "TIMEOUTS", "from x.slurm import y"])
 def test_other_words_are_not(text):
     assert not WORDS.search(text)

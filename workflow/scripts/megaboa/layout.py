@@ -18,6 +18,7 @@ class Axis:
 
     What it divides: `dense`: a copy of the model without its experts; `experts`: a copy of the experts; `weights`: the
     tensors, so that a conversion has it too.
+    `stated`: a published table that doesn't say it means the default; of another axis it may mean any size.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Axis:
     dense: bool = False
     experts: bool = False
     weights: bool = False
+    stated: bool = True
 
     @property
     def key(self) -> str:
@@ -46,7 +48,7 @@ AXES = (
     Axis("vpp", _VPP, "virtual_pipeline_model_parallel_size", None),
     Axis("cp", "context parallel size", "context_parallel_size", dense=True),
     Axis("ep", "expert parallel size", "expert_model_parallel_size", experts=True, weights=True),
-    Axis("etp", _ETP, "expert_tensor_parallel_size", None, experts=True, weights=True),
+    Axis("etp", _ETP, "expert_tensor_parallel_size", None, experts=True, weights=True, stated=False),
 )
 NAMES = tuple(axis.name for axis in AXES)
 DENSE = tuple(axis.name for axis in AXES if axis.dense)

@@ -1,7 +1,7 @@
 """What is measured: one line for each column of figures and tables.
 
 The plan, the report, the bundle and published tables read it here. A new quantity is a line here, and a value at its
-`source` in a run's summary.json (`observe/summary.py`).
+`source` in a run's summary.json (`observe/summary.py`, with a field in `records/summaries.py`).
 """
 
 from __future__ import annotations

@@ -481,9 +481,8 @@ class AttemptFolder:
         return self.path / "health"
 
     def traces(self, tool: str) -> Path:
-        """Where a profiler's files lie; PyTorch's have Bridge's name. A tool that isn't known is a user's own."""
-        known = {"pytorch": "torch_profile", **{name: name for name in ("nsys", "viztracer", "memory")}}
-        return self.path / known.get(tool, "profiler")
+        """Where a profiler's files lie; PyTorch's have Bridge's name. A Python file is a user's own."""
+        return self.path / ("profiler" if tool.endswith(".py") else {"pytorch": "torch_profile"}.get(tool, tool))
 
     @property
     def ends(self) -> Path:

@@ -18,6 +18,7 @@ from megaboa.bundle.rebuild import (
 )
 from megaboa.errors import InputError
 from megaboa.files import file_digest
+from megaboa.scheduler.registry import cluster
 
 FOLDER = Path("reproduced")
 
@@ -54,7 +55,8 @@ def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> list[Compa
         return compared
     if not is_on_cpu(manifest):
         print(
-            "runs: not made again, as they need GPUs: `snakemake --profile slurm` in a clone, with the bundle's config"
+            f"runs: not made again, as they need GPUs: `snakemake --profile {cluster().profile}` in a clone, with the "
+            "bundle's config"
         )
         return compared
     for one in manifest.get("needed", []):

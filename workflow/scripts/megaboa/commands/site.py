@@ -1,7 +1,7 @@
 """Show what the scheduler says of this cluster to its user: account, partitions, settings that matter, file systems.
 
-With --write, what `--profile slurm` takes goes to profiles/slurm/site.yaml, which it reads first; what is left to you
-stands there as comments.
+With --write, what the cluster's profile takes goes to its site.yaml, which it reads first; what is left to you stands
+there as comments.
 """
 
 from __future__ import annotations

@@ -113,7 +113,8 @@ def told(job: Job, over: bool = False) -> list[str]:
         return [f"{job.name}: refused", *(f"  | {line}" for line in refused), f"  logs: {job.log}"]
     if not (said := ENDED.findall(text)):
         without = (
-            f"{job.name}: ended without a word: it was killed, or {cluster().name} ended it (its own log: logs/slurm)"
+            f"{job.name}: ended without a word: it was killed, or {cluster().name} ended it "
+            f"(its own log: logs/{cluster().profile})"
         )
         return [without, f"  logs: {job.log}"] if over and not job.part else []
     cause = classify(Ended(0, 1), {None: text}, 0).cause

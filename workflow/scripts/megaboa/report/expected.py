@@ -15,8 +15,8 @@ from megaboa.paths import ExperimentFolder
 from megaboa.report.runs import RunResult
 
 # A run is compared with the rows of its own layout, by their other conditions. What a table doesn't say of a
-# layout is the usual; but many are silent on sequence parallelism, and on how experts are cut: it may be either.
-LAYOUT = {"world_size": 1, **{axis.name: axis.default or "-" for axis in AXES if axis.name != "etp"}}
+# layout is the usual; but many are silent on sequence parallelism, and on axes that needn't be stated.
+LAYOUT = {"world_size": 1, **{axis.name: axis.default or "-" for axis in AXES if axis.stated}}
 # Numbers of parameters are published in two or three digits.
 PARAMS_TOLERANCE = 0.02
 

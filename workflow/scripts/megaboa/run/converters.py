@@ -17,6 +17,7 @@ from megaboa.run import gpus, site
 from megaboa.scheduler import local
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.ranks import layered, threads_environment
+from megaboa.scheduler.registry import cluster
 
 SHOWN_LINES = 40  # of the log of a rank that failed
 
@@ -38,8 +39,8 @@ def run(wanted: dict[str, Any], image: Image | None, words: Sequence[str], logs:
     if len(place.nodes) < launch.nodes:
         where = "this job has" if place.job else "here is"
         raise InputError(
-            f"conversion.nodes is {launch.nodes}, and {where} {len(place.nodes)}: call `snakemake --profile slurm`, "
-            "or set it to 1"
+            f"conversion.nodes is {launch.nodes}, and {where} {len(place.nodes)}: call "
+            f"`snakemake --profile {cluster().profile}`, or set it to 1"
         )
     if wanted["device"] == "cuda" and not place.job:
         _need_gpus(count)
@@ -67,7 +68,7 @@ def _need_gpus(ranks: int) -> None:
     if found < ranks:
         raise InputError(
             f"the conversion's layout has {ranks} ranks, and here are {found} GPUs: make `models.<name>.conversion` "
-            "smaller, or call `snakemake --profile slurm`"
+            f"smaller, or call `snakemake --profile {cluster().profile}`"
         )
 
 

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 from megaboa.causes import Failure
-from megaboa.scheduler import registry
 from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.ranks import (
     STACKS_SIGNAL,
@@ -196,6 +195,8 @@ def wait(ranks: LocalRanks) -> Ended:
 
 def may_be_forked(environment: Mapping[str, str]) -> bool:
     """Whether a rank's work may be done by a process that another one than its starter has forked."""
+    from megaboa.scheduler import registry  # not above: a scheduler in it may inherit `Machine`
+
     return (
         environment.get(FORKED) == "1"
         and sys.platform.startswith("linux")
