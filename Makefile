@@ -28,7 +28,7 @@ test-gpu:
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/snakefmt --check Snakefile workflow/rules
+	$(BIN)/snakefmt --check Snakefile workflow/Snakefile workflow/rules
 	$(BIN)/snakemake --lint
 	$(BIN)/megaboa write-schema --check
 	PYTHONPATH=workflow/scripts $(BIN)/lint-imports --no-logo --no-cache
