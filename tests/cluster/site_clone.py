@@ -13,6 +13,7 @@ from clone import TINY, copy_repository, curve_of
 from lab import UID, Lab
 
 from megaboa.files import read_json, read_jsonl
+from megaboa.paths import begun
 
 SITE_FILE = Path("profiles", "slurm", "site.yaml")
 SHORT = "training.train_iters: 12"
@@ -152,7 +153,7 @@ class SiteClone:
 
     def _logged_steps(self) -> int:
         """Bytes of them, by any run."""
-        stores = (link.resolve().parent for link in self.path.glob("results/*/runs/*/attempts.jsonl"))
+        stores = (run.attempts_link.resolve().parent for run in begun(self.results()))
         return sum(path.stat().st_size for store in stores for path in store.glob("attempts/*/steps.jsonl"))
 
     def jobs(self, run: str) -> list[str]:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from clone import TINY, copy_repository, user_environment
-
-from megaboa.files import read_json
+from clone import TINY, Workspace, copy_repository
 
 pytestmark = pytest.mark.slow
 
@@ -51,43 +48,30 @@ def experiment() -> str:
     return TINY.format(name="tiny", steps=3, save_interval=3) + "    one: {}\n"
 
 
-def snakemake(folder: Path, *words: str, home: Path | None = None, clone: Path | None = None) -> str:
-    """In a folder; `clone` is what git finds at the repository's address, and caches are below `home`."""
-    environment = user_environment()
-    if clone:
-        environment |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.file://{clone}.insteadOf"}
-        environment |= {"GIT_CONFIG_VALUE_0": URL, "XDG_CACHE_HOME": str(home)}
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--cores", "2", *words],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
 def test_from_another_folder(clone, tmp_path):
     (tmp_path / "tiny.yaml").write_text(experiment())
-    words = ["-s", os.path.relpath(clone / "Snakefile", tmp_path), "--configfile", "tiny.yaml"]
-    output = snakemake(tmp_path, "data", *words)
+    here = Workspace(tmp_path)
+    words = ["-s", os.path.relpath(clone / "Snakefile", here.path), "--configfile", "tiny.yaml"]
+    output = here.snakemake("data", *words)
     assert "profiles/default" in output, "the workflow's own profile is taken"
-    assert read_json(tmp_path / "results" / "tiny" / "data" / "text" / "verification.json")["digest"]
+    assert here.json("tiny", "data", "text", "verification.json")["digest"]
     assert not (clone / "results").exists()
 
 
-def test_as_snakedeploy_leaves_it(clone, tmp_path):
+def test_as_snakedeploy_leaves_it(clone, tmp_path, monkeypatch):
     """The library of a module in a repository is cloned, at the module's tag."""
+    settings = {"COUNT": "1", "KEY_0": f"url.file://{clone}.insteadOf", "VALUE_0": URL}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "workflow").mkdir()
     (tmp_path / "config").mkdir()
     (tmp_path / "workflow" / "Snakefile").write_text(DEPLOYED)
     (tmp_path / "config" / "config.yaml").write_text(experiment())
-    assert "train" in snakemake(tmp_path, "-n", home=tmp_path / "cache", clone=clone), "without a target: everything"
-    snakemake(tmp_path, "metrics", home=tmp_path / "cache", clone=clone)
-    assert read_json(tmp_path / "results" / "tiny" / "runs" / "one" / "metrics" / "summary.json")["steps"] == 3
+    here = Workspace(tmp_path)
+    assert "train" in here.snakemake("-n"), "without a target: everything"
+    here.snakemake("metrics")
+    assert here.json("tiny", "runs", "one", "metrics", "summary.json")["steps"] == 3
     commit = subprocess.check_output(["git", "-C", str(clone), "rev-parse", "v9"], text=True).strip()
     assert [path.name for path in (tmp_path / ".snakemake" / "megaboa").iterdir()] == [commit]
 
@@ -127,7 +111,8 @@ rule greet:
         "echo {{params.greeting}} > {{output}}"
 """
     )
-    output = snakemake(tmp_path)
+    here = Workspace(tmp_path)
+    output = here.snakemake()
     assert "mine has started" in output and "pretraining_tokenize" in output
     assert (tmp_path / "greeting.txt").read_text() == "hello\n"
-    assert (tmp_path / "results" / "tiny" / "runs" / "one" / "run.json").exists()
+    assert here.results("tiny", "runs", "one", "run.json").exists()

@@ -1,7 +1,5 @@
 """The interim report: what is there of an experiment some of whose runs are not."""
 
-from pathlib import Path
-
 import made
 import pytest
 from called import called
@@ -16,7 +14,6 @@ from megaboa.report.interim import load_interim
 from megaboa.run import claims
 from megaboa.run.identity import identity_of
 
-ROOT = Path(__file__).parents[2]
 TRAINED, FAILED, WORKING, WAITING = "trained", "failed", "working", "waiting"
 
 

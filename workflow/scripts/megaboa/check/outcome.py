@@ -1,4 +1,4 @@
-"""What preflight comes to for all runs of an experiment, here and in the image: told, written down, an exit code."""
+"""The outcome of preflight for all runs of an experiment, here and in the image: report, result file, exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ LEFT_OUT = "They are INVALID: the same command, given again, leaves them out."
 
 
 def conclude(order: Path, found: Mapping[str, tuple[Result, Facts | None]], out: Path) -> int:
-    """Of what Bridge says of the runs (`order`: the experiment's specs/runs.json); a table lies beside `out` (.tsv)."""
+    """Report Bridge's verdicts on the runs in `order` (specs/runs.json), and return the exit code.
+
+    Writes `out`, and a table of the same name (.tsv).
+    """
     asked, folder = files.read_json(order), order.parents[1]
     specs = ExperimentFolder(folder).specs
     added_up = files.read_json(specs.costs)
@@ -55,7 +58,7 @@ def conclude(order: Path, found: Mapping[str, tuple[Result, Facts | None]], out:
 
 
 def conclude_in_image(order: Path, digest: str, report: Result, out: Path) -> int:
-    """Of what the image with this digest says; where it can't be started here, training shows whether it can."""
+    """The same for the verdicts of the image with this digest. Where it can't be started here, training will tell."""
     if report["state"] == "NOT_RUN":
         _say(f"not checked in the image: {report['why']}")
         files.write_json(out, {"image": digest, **report})

@@ -59,7 +59,7 @@ def tokenize_shard(words: list[str]) -> None:
 
 
 def merge_corpus(words: list[str]) -> None:
-    """Put a corpus's shards together; link its files beside its manifest."""
+    """Merge a corpus's shards; link its files next to its manifest."""
     parser = commands.job(merge_corpus, "spec", "sources", "out")
     parser.add_argument("--shards", required=True, type=int)
     args = parser.parse_args(words)

@@ -14,7 +14,7 @@ ORDER = "the experiment's specs/runs.json, with the names of the runs"
 def preflight(words: list[str]) -> int:
     """Validate every run without a GPU, by our rules and Bridge; say what it takes.
 
-    The table lies beside what is written (.tsv).
+    A table of the same name (.tsv) is written next to it.
     """
     parser = commands.job(preflight, "out")
     parser.add_argument("order", type=Path, help=ORDER)

@@ -197,11 +197,11 @@ def manifest(spec: CorpusSpec, listing: Sources, facts: CorpusFacts) -> Corpus:
     )
 
 
-def link_files(manifest: Corpus, beside: Path) -> None:
-    """The corpus's files, findable beside its manifest."""
+def link_files(manifest: Corpus, folder: Path) -> None:
+    """Link the corpus's files into the folder of its manifest."""
     for dataset in manifest.datasets:
         for name in dataset.sizes:
-            link(Path(dataset.prefix).with_name(name), beside / name)
+            link(Path(dataset.prefix).with_name(name), folder / name)
 
 
 def encoder_of(spec: CorpusSpec, listing: Sources, kind: str | None = None, threads: int = 1) -> Encoder:

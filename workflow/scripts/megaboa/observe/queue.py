@@ -83,7 +83,7 @@ def _only_ends(run: Progress, job: QueuedJob) -> bool:
 
 
 def _without_job(run: Progress, own: QueuedJob | None, holder: claims.Holder | None) -> Progress:
-    """Nobody goes on with it: fine if the ledger says so too. Our queue has no jobs of others."""
+    """No job of ours will train it further: lost, unless the ledger says so too or another user or cluster has it."""
     if not (run.job and run.goes_on) or own:
         return run
     if holder and (claims.is_of_other_cluster(holder) or claims.is_of_other_user(holder)):

@@ -86,7 +86,7 @@ class RunPlanner:
         reasons = tuple(map(str, illegal))
         run = self.finish(choice, config, model, quantities, facts)
         earlier = self.refused.get(choice.name)
-        if not reasons and earlier and earlier.identity == files.digest(run.run):
+        if not reasons and earlier and earlier.identity == run.digest:
             reasons = earlier.reasons
         if reasons:
             self.invalid.append(Invalid(choice.name, reasons, run.row))

@@ -1,4 +1,4 @@
-"""Tokenizers and corpora, from what is asked for to what runs read of them."""
+"""Tokenizers and corpora: specifications, manifests, and the index that runs read."""
 
 from __future__ import annotations
 

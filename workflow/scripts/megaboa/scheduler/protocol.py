@@ -1,5 +1,5 @@
-"""What a scheduler must answer. One of a cluster is a module or package beside this file, with an object that has what
-`Scheduler` names, and a line in registry.py; `local.py` is this machine, which has no jobs.
+"""The interface of a scheduler. A cluster's scheduler is a module or package next to this file, with an object that
+implements `Scheduler`, and a line in registry.py. `local.py` is this machine, which has no jobs.
 
 Nothing may be concluded from a scheduler that can't be asked: then every question raises `UnreachableError`, unless it
 says otherwise.
@@ -134,7 +134,7 @@ class Scheduler(Protocol):
         """The run of the experiment with these results for which Snakemake made the job by this rule. Never raises."""
 
     def lives(self, jobs: Sequence[str]) -> list[Life] | None:
-        """Of these jobs, oldest first; None: there are no accounts, or none that can be had. Never raises."""
+        """The lives of these jobs, oldest first; None: there is no accounting, or it can't be read. Never raises."""
 
     def hostnames(self, nodes: str) -> list[str]:
         """One by one, in the order of ranks."""

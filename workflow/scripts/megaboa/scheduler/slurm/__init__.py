@@ -1,6 +1,8 @@
-"""SLURM: the only room that knows its words. By subject: `queries` (what is asked and told), `allocation` and `srun`
-(a job's nodes, and ranks as one step of it), `queue` (our jobs), `requests` (what a job asks for), `partitions` and
-`description` (the cluster)."""
+"""SLURM. Only this room knows its commands, variables and states.
+
+By subject: `queries` (its commands and their output), `allocation` and `srun` (a job's nodes, and ranks as one step of
+it), `queue` (our jobs), `requests` (a job's resources), `partitions` and `description` (the cluster).
+"""
 
 from __future__ import annotations
 

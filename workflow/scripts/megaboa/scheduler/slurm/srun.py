@@ -18,7 +18,7 @@ from megaboa.scheduler.answers import Task, UnreachableError
 from megaboa.scheduler.ranks import STACKS_SIGNAL, Ended, ReservedPort, rendezvous_environment
 from megaboa.scheduler.slurm import queries
 
-# srun's own output, beside the logs of the ranks.
+# srun's own output, next to the logs of the ranks.
 SRUN_LOG = "srun.log"
 GONE_SECONDS = 30
 # One process: within the job's own allocation, next to the step that waits for it, or as a job of its own.
