@@ -21,6 +21,7 @@ class Start(Record):
     python: str | None
     network: str | None
     environment: dict[str, str | None]
+    ports: str | None = field(default=None, metadata=IF_SET)
     timeout_minutes: int | None = None
     health_check: bool
     health_check_seconds: float = 90.0

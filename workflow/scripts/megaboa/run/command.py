@@ -12,6 +12,7 @@ from megaboa import files
 from megaboa.launch import networks
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import Code, RanOn
+from megaboa.run.gpus import name as gpu_name
 from megaboa.run.identity import identity_of
 from megaboa.run.resume import Beginning
 from megaboa.run.site import python_of
@@ -23,6 +24,7 @@ RANK_SCRIPT = SCRIPTS / "train_rank.py"
 ASK_SECONDS = 20  # that git, or the ranks' Python, may take to answer
 SHOWN = 5  # packages in which two attempts differ
 BRIDGE = "megatron-bridge"
+EXPERT_OVERLAP = "model.overlap_moe_expert_parallel_comm"
 _LIST = """
 import importlib.metadata, json, platform
 found = {one.name.lower().replace("_", "-"): one.version for one in importlib.metadata.distributions() if one.name}
@@ -66,7 +68,13 @@ def rank_environment(folder: RunFolder, target: AttemptFolder | None = None) -> 
         own["WANDB_MODE"] = "offline"
     preset: dict[str, str | None] = {}
     if run["device"] == "cuda":
-        preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(run["parallel"])
+        overrides = {**run.get("overrides", {}), **folder.launch.overrides}
+        preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(
+            run["parallel"],
+            expert_overlap=bool(overrides.get(EXPERT_OVERLAP)),
+            blackwell=networks.is_blackwell(folder.launch.gpu or gpu_name()),
+        )
+        preset["PYTORCH_CUDA_ALLOC_CONF"] = networks.allocator(overrides)
         if target:  # where NCCL's flight recorder writes what it saw before a time-out
             own |= {name: str(target.path / "flight-rank-") for name in FLIGHT_RECORDER}
     if run["device"] == "cuda" or start.network:

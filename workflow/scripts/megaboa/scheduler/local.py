@@ -41,13 +41,13 @@ class Machine:
 
     job = None
 
-    def __init__(self, container: Container) -> None:
+    def __init__(self, container: Container, ports: str | None = None) -> None:
         self.nodes = [socket.gethostname()]
-        self._container = container
+        self._container, self._ports = container, ports
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
         inside = self._container.around(command, environment)
-        return start(inside, world_size, logs, environment, self._container.inherited())
+        return start(inside, world_size, logs, environment, self._container.inherited(), self._ports)
 
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
         return self.start(command, 1, logs, environment)
@@ -178,10 +178,11 @@ def start(
     logs: Path,
     environment: Mapping[str, str],
     inherited: Mapping[str, str] = os.environ,
+    ports: str | None = None,
 ) -> LocalRanks:
     """All ranks of a run on this machine."""
     # Held until the ranks have ended, and on all addresses, as rank 0 will listen on all: NCCL takes ports of others.
-    port = ReservedPort()
+    port = ReservedPort(ports=ports)
     here = {**inherited, **environment, **rendezvous_environment(ADDRESS, port.number)}
     return LocalRanks(command, world_size, logs, here, port=port)
 

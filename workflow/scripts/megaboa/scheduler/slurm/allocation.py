@@ -54,7 +54,9 @@ class Allocation:
             further=start.srun_args,
         )
         inherited = self._container.inherited()
-        return SrunRanks(self.job.id, srun, name, logs, environment, self.nodes[0], not one_task, inherited)
+        return SrunRanks(
+            self.job.id, srun, name, logs, environment, self.nodes[0], not one_task, inherited, start.ports
+        )
 
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
         start = self._launch.start
@@ -70,7 +72,9 @@ class Allocation:
             further=start.srun_args,
         )
         inherited = self._container.inherited()
-        return SrunRanks(self.job.id, srun, name, logs, environment, self.nodes[0], inherited=inherited)
+        return SrunRanks(
+            self.job.id, srun, name, logs, environment, self.nodes[0], inherited=inherited, ports=start.ports
+        )
 
     def end_left_over(self, logs: Path) -> None:
         """An srun outlives a supervisor that is killed."""

@@ -111,11 +111,12 @@ class SrunRanks:
         address: str,
         tasks_are_ranks: bool = True,
         inherited: Mapping[str, str] = os.environ,
+        ports: str | None = None,
     ):
         self.tasks_are_ranks = tasks_are_ranks
         self.job, self.name, self.log = job, name, logs / SRUN_LOG
         # Reserved on this host, which is the first of the job's: rank 0 is here too. Held until the ranks have ended.
-        self.port = ReservedPort()
+        self.port = ReservedPort(ports=ports)
         kept = {name: value for name, value in inherited.items() if not name.startswith(("SRUN_", "SBATCH_"))}
         with self.log.open("ab") as stream:
             self.process = subprocess.Popen(
