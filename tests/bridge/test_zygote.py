@@ -29,7 +29,7 @@ class Script:
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / "script.py"
-        self.environment = {**os.environ, local.FORKED: "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self.environment = {**os.environ, local.FORKED: "cpu", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
     def start(self, work: str, *words: str, **options: object) -> subprocess.Popen:
         self.path.write_text(ASK + "".join(f"    {line}\n" for line in work.splitlines()))

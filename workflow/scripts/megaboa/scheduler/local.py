@@ -33,6 +33,8 @@ POLL_SECONDS = 0.1
 ADDRESS = "127.0.0.1"
 # Where ranks may be forked by a process that isn't ours: ends of pipes that they hold open for as long as they live.
 FORKED, HELD = "MEGABOA_ZYGOTE", "MEGABOA_HELD"
+KEEPER = "MEGABOA_KEEPER"  # number of the process that keeps the ranks of this node, and has one that forks them
+DEVICES = ("cpu", "cuda")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -198,11 +200,9 @@ def may_be_forked(environment: Mapping[str, str]) -> bool:
     """Whether a rank's work may be done by a process that another one than its starter has forked."""
     from megaboa.scheduler import registry  # not above: a scheduler in it may inherit `Machine`
 
-    return (
-        environment.get(FORKED) == "1"
-        and sys.platform.startswith("linux")
-        and not registry.cluster().in_job(environment)
-    )
+    if environment.get(FORKED) not in DEVICES or not sys.platform.startswith("linux"):
+        return False
+    return KEEPER in environment or not registry.cluster().in_job(environment)
 
 
 def is_running(pid: int) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from megaboa.causes import Failure
 from megaboa.records import LaunchSpec
 from megaboa.scheduler.answers import NoPlaceError, UnreachableError
+from megaboa.scheduler.local import FORKED
 from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.ranks import Ranks
 from megaboa.scheduler.slurm import queries
@@ -29,6 +30,7 @@ class Allocation:
 
     def __init__(self, job: queries.Job, launch: LaunchSpec, device: str, container: Container):
         self.job, self._launch, self._container = job, launch, container
+        self._device = device
         self._gpus = launch.gpus_per_node if device == "cuda" else 0
         self.nodes = queries.hostnames(job.nodes)
         self._asked = time.monotonic()
@@ -39,7 +41,8 @@ class Allocation:
         one_task = start.tasks == "node"
         name = step_name(logs)
         if one_task:
-            spawner = [command[0], str(START_NODE), f"--ranks={per_node}", f"--logs={logs}", "--"]
+            forks = [f"--fork={self._device}"] if environment.get(FORKED) != "0" else []
+            spawner = [command[0], str(START_NODE), f"--ranks={per_node}", f"--logs={logs}", *forks, "--"]
             command = [*spawner, *command]
         srun = srun_command(
             self._container.around(command, environment),
