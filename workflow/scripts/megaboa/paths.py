@@ -369,6 +369,11 @@ class RunFolder:
         return self.experiment_folder.logs / "progress.log"
 
 
+def compiled_kernels(store: Path, user: int, environment: str) -> Path:
+    """Where kernels lie that ranks have compiled: by the environment's or the image's digest."""
+    return store / "kernels" / str(user) / environment[:12]
+
+
 @dataclass(frozen=True)
 class RunStore:
     """Where the payloads of one identity of a run lie."""

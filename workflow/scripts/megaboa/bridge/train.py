@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ def main() -> None:
 
     store, attempt = RunStore(arguments.store), AttemptFolder(arguments.attempt)
     folder = RunFolder(arguments.run, files.read_json(attempt.asked))
+    process.reached["started"] = process.started()
     process.prepare(folder.run["device"], folder.launch.cpus_per_rank)
+    process.reached["imported"] = time.time()
     if identity_of(folder) != files.read_json(store.identity):
         sys.exit(f"what run {folder.name} reads (corpora, model, image) was made again while it started; call again")
     train(folder, store, attempt, arguments)
@@ -48,7 +51,7 @@ def steps_of(ranges: list[str]) -> list[int]:
 
 
 def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: argparse.Namespace) -> None:
-    from megatron.bridge.training import checkpointing, initialize
+    from megatron.bridge.training import checkpointing, initialize, setup
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
     from megatron.bridge.utils.cuda_graph import is_full_iteration_cuda_graph
@@ -109,7 +112,9 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         records.write(store.found, found)
         callbacks.append(CheckpointMarker(store.checkpoints))
     if rank == world_size - 1:
-        callbacks.append(StepWriter(attempt.steps))
+        writer = StepWriter(attempt.steps, process.reached)
+        callbacks.append(writer)
+        writer.follow(setup)
         if config.logger.mlflow_experiment and not wanted.capture:
             continue_mlflow_run(store, config.logger.mlflow_tracking_uri)
     pretrain(config, forward_step, callbacks=callbacks)

@@ -22,6 +22,7 @@ class Start(Record):
     network: str | None
     network_check: bool = True
     environment: dict[str, str | None]
+    ports: str | None = field(default=None, metadata=IF_SET)
     timeout_minutes: int | None = None
     health_check: bool
     health_check_seconds: float = 90.0

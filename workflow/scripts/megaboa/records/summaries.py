@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from megaboa.records.attempts import RanOn
-from megaboa.records.base import Range, Record
+from megaboa.records.base import IF_SET, Range, Record
 from megaboa.records.runs import Parent
 
 
@@ -116,6 +116,7 @@ class AttemptTime(Record):
     cause: str | None = None
     seconds: dict[str, float]  # by kind
     phases: dict[str, float] = field(default_factory=dict)  # seconds until its ranks had come so far
+    startup: dict[str, float] = field(default_factory=dict, metadata=IF_SET)  # seconds of each part of its start
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from megaboa.config.models.outputs import Figure
+from megaboa.observe.goodput import STARTUP
 from megaboa.records import AgreementSpec
 from megaboa.report.checks import differences
 from megaboa.report.corpora import CorpusCard
@@ -232,6 +233,21 @@ def time_rows(runs: list[RunResult]) -> list[dict[str, Any]]:
             "seconds": {kind: run.goodput.seconds[kind] for kind in kinds},
         }
         for run in runs
+    ]
+
+
+def startup_rows(runs: list[RunResult]) -> list[dict[str, Any]]:
+    """Of every attempt that came to its first step, how long each part of its start took."""
+    attempts = [(run.name, one) for run in known(runs) for one in run.goodput.attempts if "first_step" in one.startup]
+    parts = [part for part in STARTUP if any(part in one.startup for _, one in attempts)]
+    return [
+        {
+            "run": name,
+            "attempt": one.attempt,
+            "whole": sum(one.startup.values()),
+            "seconds": {part: one.startup.get(part) for part in parts},
+        }
+        for name, one in attempts
     ]
 
 

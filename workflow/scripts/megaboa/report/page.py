@@ -163,6 +163,7 @@ def render(
         machine_metrics=metrics.used("machines"),
         machines=machines(passed(runs)),
         times=figures.time_rows(passed(runs)),
+        starts=figures.startup_rows(passed(runs)),
         runs=runs,
         corpora=corpora,
         agreements=[check for check in checks if check.kind == "agreement"],
