@@ -15,7 +15,7 @@ from megaboa.files import write_text
 from megaboa.observe.measure import trained
 from megaboa.observe.steps import write_steps
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
-from megaboa.records import Energy, GpuFound, GpuSample, GpusFound, NotSampled, Spread, line, write
+from megaboa.records import Energy, GpuFound, GpuSample, GpusFound, NotSampled, Spread, Unsampled, line, write
 from megaboa.report.page import draw, read_captions
 from megaboa.report.runs import load_runs
 from megaboa.run import gpu_use
@@ -86,7 +86,7 @@ def test_bridges_own_energy_wins(run):
 def test_a_run_without_samples_has_none(run):
     assert trained(run).summary.gpus is None and trained(run).summary.energy is None
     write_text(attempt_of(run).gpus("n1"), line(NotSampled(host="n1", detail="no driver")) + "\n")
-    assert trained(run).summary.gpus.missing == {"n1": "no driver"}
+    assert trained(run).summary.gpus.missing == (Unsampled(host="n1", why="no driver"),)
 
 
 def test_errors_are_those_that_came_in_an_attempt_whatever_was_before(tmp_path):

@@ -1,6 +1,7 @@
 """The sampler of a node's GPUs, as a process of its own, with a library of the driver's C ABI."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -183,24 +184,27 @@ def test_a_file_stays_small_and_keeps_what_it_says_of_errors(tmp_path):
 
 
 def test_a_full_file_is_thinned_and_sampled_less_often(tmp_path, library, monkeypatch):
-    """In this process, which the alarm ends."""
+    """In this process, by a clock that only sleeping moves."""
 
-    class Over(Exception):
+    class Over(BaseException):
         pass
 
-    def stop(*_):
-        raise Over
+    slept = [0.0]
 
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) > 200:
+            raise Over
+
+    monkeypatch.setattr(gpu_sampler, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept)))
     monkeypatch.setattr(gpu_sampler, "MOST_BYTES", 4000)
     monkeypatch.setattr("megaboa.run.nvml.LIBRARY", f"{library['LD_LIBRARY_PATH']}/libnvidia-ml.so.1")
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, 2.0)
-    try:
-        with pytest.raises(Over):
-            gpu_sampler.sample(tmp_path / "gpus.jsonl", 0.005, 2, None)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert (tmp_path / "gpus.jsonl").stat().st_size < 5000
-    times = [event.time for event in read_gpu_events(tmp_path / "gpus.jsonl")[1:]]
-    assert times == sorted(times) and times[-1] - times[0] > 1.5 and times[-1] - times[-2] > 0.03
+    out = tmp_path / "gpus.jsonl"
+    with pytest.raises(Over):
+        gpu_sampler.sample(out, 5.0, 2, None)
+    assert out.stat().st_size < 5000
+    waits = [round(seconds, 3) for seconds in slept[1:]]
+    assert waits == sorted(waits) and waits[0] == 5.0 and waits[-1] >= 160.0
+    assert {later / sooner for sooner, later in itertools.pairwise(waits)} == {1.0, 2.0}
+    found, *samples = read_gpu_events(out)
+    assert isinstance(found, GpusFound) and samples[0].ecc_corrected == (None, 7) and len(samples) > 3

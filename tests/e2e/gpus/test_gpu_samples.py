@@ -5,8 +5,12 @@ Rehearsed without GPUs, with a library of the same ABI, by tests/observe/test_gp
 
 import csv
 import itertools
+import os
 import socket
 import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from clone import edit
@@ -73,5 +77,17 @@ def test_the_report_draws_them_and_has_their_columns(trained):
 
 
 def test_no_sampler_outlives_its_run(trained):
-    said = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert not [line for line in said.splitlines() if "sample_gpus.py" in line and "/sampled/dp2/" in line]
+
+
+def test_a_sample_costs_milliseconds(tmp_path):
+    """By hand, 30 samples: processor time of the process, its start included."""
+    script = str(Path(__file__).parents[3] / "workflow" / "scripts" / "sample_gpus.py")
+    process = subprocess.Popen([sys.executable, script, f"--out={tmp_path / 'gpus.jsonl'}", f"--seconds={SECONDS}"])
+    time.sleep(8)
+    process.kill()
+    _, _, used = os.wait4(process.pid, 0)
+    samples = len(read_gpu_events(tmp_path / "gpus.jsonl")) - 1
+    print(f"{samples} samples of all GPUs took {used.ru_utime + used.ru_stime:.2f} s of a processor")
+    assert samples > 20 and used.ru_utime + used.ru_stime < 2

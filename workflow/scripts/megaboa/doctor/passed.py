@@ -16,6 +16,7 @@ from megaboa import peaks
 from megaboa.check import flops, memory, parameters, speed, table
 from megaboa.check.facts import Facts
 from megaboa.check.stages import Stage, stages
+from megaboa.doctor.troubles import AVOID
 from megaboa.records import Gpus, GpuUse, Step, Summary
 from megaboa.run.gpu_use import HOT, POWER_CAP
 
@@ -36,7 +37,7 @@ SLOW_CLOCK = 0.95  # of the others'
 ENOUGH_SAMPLES = 3
 CORRECTED, NVLINK = 1000, 10  # errors in a run: fewer are mended, and nobody's trouble
 MOST_GPUS = 8  # findings
-AVOID = "look at the node (nvidia-smi -q), and keep runs away from it: resources.slurm_extra: --exclude=NODE"
+LOOK = f"look at the node (nvidia-smi -q), and keep runs away from it: {AVOID}"
 WINDOW = 50  # steps before one, with which it is compared
 SPREADS = 8  # median deviations above the median of these: a spike
 RISE = 0.1  # of the loss: less is noise, however calm the curve
@@ -177,7 +178,7 @@ def gpu_findings(found: Gpus | None) -> list[str]:
         for said in (*_throttled(one), *_slower(one, found), *_broken(one))
     ]
     more = [f"  and {len(lines) - MOST_GPUS} more such findings"] if len(lines) > MOST_GPUS else []
-    return [*lines[:MOST_GPUS], *more, *(["  try: " + AVOID] if lines else [])]
+    return [*lines[:MOST_GPUS], *more, *([f"  try: {LOOK}"] if lines else [])]
 
 
 def _named(one: GpuUse) -> str:

@@ -113,13 +113,19 @@ class GpuTotals(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unsampled(Record):
+    host: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gpus(Record):
     """What a run's GPUs did while it trained, as their driver said every few seconds."""
 
     total: GpuTotals
     each: tuple[GpuUse, ...] = ()
     course: tuple[Moment, ...] = ()
-    missing: dict[str, str] = field(default_factory=dict)  # by host, why it wasn't sampled
+    missing: tuple[Unsampled, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

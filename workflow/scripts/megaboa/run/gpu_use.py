@@ -19,6 +19,7 @@ from megaboa.records import (
     Moment,
     NotSampled,
     Spread,
+    Unsampled,
     read_gpu_events,
 )
 from megaboa.records.gpus import COUNTS
@@ -60,13 +61,13 @@ def use_of(attempts: Mapping[int, AttemptFolder], windows: Mapping[int, Window] 
     every = max(1, math.ceil(sum(path.stat().st_size for _, path in paths) / MOST_BYTES))
     series: dict[tuple[str, str], _Series] = {}
     points: list[Point] = []
-    missing: dict[str, str] = {}
+    missing: dict[str, Unsampled] = {}
     for number, path in paths:
         found: GpusFound | None = None
         first: dict[tuple[str, int], float] = {}
         for event in read_gpu_events(path, every):
             if isinstance(event, NotSampled):
-                missing[event.host] = event.detail
+                missing[event.host] = Unsampled(host=event.host, why=event.detail)
             elif isinstance(event, GpusFound):
                 found = event
             elif isinstance(event, GpuSample) and found:
@@ -77,7 +78,9 @@ def use_of(attempts: Mapping[int, AttemptFolder], windows: Mapping[int, Window] 
     if not series and not missing:
         return None
     each = tuple(_use(one) for one in series.values())
-    return Gpus(total=_total(each, series.values()), each=each, course=tuple(_course(points)), missing=missing)
+    return Gpus(
+        total=_total(each, series.values()), each=each, course=tuple(_course(points)), missing=tuple(missing.values())
+    )
 
 
 def slowed(reasons: int) -> list[str]:
