@@ -26,6 +26,7 @@ class Start(Record):
     timeout_minutes: int | None = None
     health_check: bool
     health_check_seconds: float = 90.0
+    gpu_sampling_seconds: float = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)

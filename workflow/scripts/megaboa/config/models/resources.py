@@ -85,6 +85,9 @@ class Launch(Section):
     health_check_seconds: Positive = key(
         90.0, "how long nodes may take to start that check; three times what half of them took, where that is longer"
     )
+    gpu_sampling_seconds: NonNegative = key(
+        5.0, "time between samples of each node's GPUs (power, clocks, temperature, errors); 0: none are taken"
+    )
 
     @field_validator("environment")
     @classmethod
