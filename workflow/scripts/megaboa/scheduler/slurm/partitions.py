@@ -105,6 +105,12 @@ def parse_partitions(groups: str, rules: str) -> tuple[Partition, ...]:
     return tuple(found.values())
 
 
+def gpus_of_a_node(names: str) -> int:
+    wanted = names.split(",")
+    kinds = [kind for one in ask(account_matters=False).partitions if one.name in wanted for kind in one.gpus]
+    return max((int(kind.split()[0]) for kind in kinds), default=0)
+
+
 def _gpus_of(resources: str) -> list[str]:
     counts: Counter[str] = Counter()
     for kind, number in _GPUS.findall(resources):
