@@ -55,6 +55,9 @@ clone=\$(CDPATH= cd "\$(dirname "\$0")" && cd ../.. && pwd)
 exec "\$(dirname "\$0")/python" "\$clone/workflow/scripts/megaboa" "\$@"
 EOF
 chmod +x "$venv/bin/megaboa"
+if [ "$device" = cpu ] && command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
+  echo "megaboa: this machine has GPUs: \`make setup DEVICE=cuda\` makes an environment that trains on them" >&2
+fi
 if [ "$device" = cuda ]; then   # a wheel that can't be loaded shows here, and what is missing
   "$venv/bin/python" workflow/scripts/train_rank.py --self-test --device cuda --out "$venv/self-test.json" ||
     fail "the environment doesn't pass its self-test; the lines above say why ($venv/self-test.json has all of it)"
