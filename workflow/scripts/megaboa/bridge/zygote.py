@@ -477,7 +477,7 @@ def main() -> None:
         process.prepare(device)
         for name in IMPORTED:
             importlib.import_module(f"megaboa.bridge.{name}")
-        # Fills its table of files, which takes a look at every folder above every module: 36,000 in each child otherwise.
+        # Fills its table of files: for that every folder above every module is looked at, 36,000 times in each child.
         inspect.getmodule(inspect.currentframe())
         signal.alarm(0)
         gc.freeze()
