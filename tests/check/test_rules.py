@@ -634,6 +634,22 @@ CASES = {
         {**PROFILE, "profile_ranks": (0, 3)},
         {"world_size": 4, "profile_ranks": (0, 4)},
     ),
+    "machine_has_the_gpus": Case(
+        {"machine_gpus": 1, "gpus_per_node": 2},
+        "resources.gpus_per_node",
+        "2, and this machine has 1 GPU",
+        (1,),
+        {"machine_gpus": 2, "gpus_per_node": 2},
+        {"gpus_per_node": 2},
+    ),
+    "context_ranks_have_attention": Case(
+        {"cp": 2, "precision": "fp32", "seq_length": 128},
+        "training.precision",
+        "fp32 with parallel.cp: 2 on GPUs",
+        ("bf16_mixed",),
+        {"cp": 2, "precision": "fp32", "seq_length": 128, "device": "cpu"},
+        {"precision": "fp32"},
+    ),
     "profiler_has_a_gpu": Case(
         {"profiler": "memory", "device": "cpu"},
         "profile.tool",

@@ -114,7 +114,7 @@ def started(scontrol, monkeypatch, tmp_path):
 def test_a_task_per_rank(started):
     command, logs = started()
     assert command[-2:] == ["python", "rank.py"]
-    assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=3", "--gpus-per-node=4"} <= set(command)
+    assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=3", "--gres=gpu:4"} <= set(command)
     assert f"--output={logs}/rank-%t.log" in command
 
 

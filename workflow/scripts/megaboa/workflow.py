@@ -190,6 +190,11 @@ def profile_resources(default_resources: Any) -> dict[str, str]:
     return found
 
 
+def partition(profile: dict[str, str]) -> str | None:
+    """Of training, where jobs go to a cluster."""
+    return cluster().where(profile).partition
+
+
 def _unquoted(value: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 

@@ -63,6 +63,10 @@ def make_fit(device: str, threads: int = 1) -> None:
         from megaboa.bridge import cpu
 
         cpu.activate()
+    else:  # its wheels want glibc 2.39, and Bridge can't be imported without; it saves in the foreground then
+        from megaboa.bridge.cpu import imports
+
+        imports.stand_in("nvidia_resiliency_ext")
 
 
 def started() -> float:

@@ -16,7 +16,7 @@ from megaboa.check.graphs import full_graph_has_whole_blocks_of_attention
 from megaboa.check.rule import finding
 from megaboa.errors import InputError, one_sentence
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
-from megaboa.run import checkpoints
+from megaboa.run import checkpoints, gpu_sampler
 from megaboa.run.identity import identity_of
 
 REPLAYS_ALL_LENGTHS = (9, 15, 1)  # of cuDNN
@@ -41,6 +41,8 @@ def main() -> None:
     process.reached["imported"] = time.time()
     if identity_of(folder) != files.read_json(store.identity):
         sys.exit(f"what run {folder.name} reads (corpora, model, image) was made again while it started; call again")
+    if not arguments.capture:  # a profiler would see the sampler, too
+        gpu_sampler.start(folder, attempt)
     train(folder, store, attempt, arguments)
 
 

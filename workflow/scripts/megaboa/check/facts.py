@@ -142,6 +142,7 @@ class Cluster:
     nodes: int = 1
     gpus_per_node: int = 1
     gpu: str | None = None
+    machine_gpus: int | None = None  # of this machine, where `device: auto` found them
     tasks_per_node: int | None = None  # where an option of its job says so
     max_connections: str | None = None  # CUDA_DEVICE_MAX_CONNECTIONS
     has_nsys: bool | None = None  # whether it is on the PATH; None: nobody asked

@@ -71,6 +71,9 @@ class Launch(Section):
     network: Literal[networks.names()] | None = key(
         None, "preset of environment variables for the network between nodes"
     )
+    network_check: bool = key(
+        True, "end the first attempt of a run on several nodes if NCCL takes another network than the preset's"
+    )
     environment: dict[str, str | None] = key({}, "environment variables of the ranks; null removes one of the preset")
     ports: Annotated[str, AfterValidator(_checked_ports)] | None = key(
         None, "ports of which rank 0 takes a free one (MASTER_PORT), as in `29500-29600`; default: any of the host's"
@@ -81,6 +84,9 @@ class Launch(Section):
     health_check: bool = key(False, "check every node before the ranks start, not only after a failure")
     health_check_seconds: Positive = key(
         90.0, "how long nodes may take to start that check; three times what half of them took, where that is longer"
+    )
+    gpu_sampling_seconds: NonNegative = key(
+        5.0, "time between samples of each node's GPUs (power, clocks, temperature, errors); 0: none are taken"
     )
 
     @field_validator("environment")

@@ -22,16 +22,18 @@ ASK_AGAIN_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
 REQUEUE_AGAIN_SECONDS = 3.0
 EXCLUDE_TRIES, EXCLUDE_AGAIN_SECONDS = 10, 0.3
+GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_GPUS")  # how variables begin that SLURM sets for a job with GPUs
 START_NODE = Path(__file__).parents[3] / "start_node.py"
 
 
 class Allocation:
     """The nodes of a SLURM job. The supervisor runs on the first of them."""
 
-    def __init__(self, job: queries.Job, launch: LaunchSpec, device: str, container: Container):
+    def __init__(self, job: queries.Job, launch: LaunchSpec, device: str, container: Container, counted: bool = True):
+        """`counted`: SLURM knows of the job's GPUs; else it has whole nodes, and steps ask for none."""
         self.job, self._launch, self._container = job, launch, container
         self._device = device
-        self._gpus = launch.gpus_per_node if device == "cuda" else 0
+        self._gpus = launch.gpus_per_node if device == "cuda" and counted else 0
         self.nodes = queries.hostnames(job.nodes)
         self._asked = time.monotonic()
         self._ahead: float | None = None  # this host's clock of the controller's, in seconds; None: not asked yet
@@ -178,7 +180,8 @@ def here(launch: LaunchSpec, device: str, environment: Environment, container: C
         raise NoPlaceError(
             f"SLURM knows no job {job}, which SLURM_JOB_ID names: unset it, or set launch.starter to local"
         )
-    return Allocation(found, launch, device, container)
+    counted = any(name.startswith(GPUS_OF_JOB) for name in environment)
+    return Allocation(found, launch, device, container, counted)
 
 
 def fallen(nodes: Sequence[queries.Node], since: float) -> list[queries.Node]:
