@@ -25,7 +25,8 @@ try:
     CONFIG_FILES, GIVEN = calls.configuration(workflow, config)
     GIVEN, RESTART = restarts.split(GIVEN)
     LOADED = load(CONFIG_FILES, command_line(GIVEN), os.environ)
-    PLAN = make_plan(LOADED)
+    # A job of a run needs that one's plan only.
+    PLAN = make_plan(LOADED, only=() if SUBMITS else calls.runs_of_job(sys.argv))
     RESTARTED = restarts.check(PLAN, "results", RESTART) if SUBMITS else []
 except (ConfigError, InputError, restarts.UnfinishedWorkError) as error:
     raise WorkflowError(f"\n{error}") from None
