@@ -34,8 +34,9 @@ def make_plan(loaded: LoadedExperiment, results: Path | str = "results", only: C
     out. `only`: the runs that a job is about. Then the plan has these, and those that they continue from; exports and
     the report are left out of it, as is what is wrong with the whole: the call that submitted the job has looked.
     """
-    planner = _Planner(loaded, Path(results))
-    return (only and planner.plan_of(only)) or planner.plan()
+    if only and (plan := _Planner(loaded, Path(results)).plan_of(only)):
+        return plan
+    return _Planner(loaded, Path(results)).plan()
 
 
 class _Planner:
