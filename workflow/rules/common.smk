@@ -29,7 +29,8 @@ try:
     LOADED = device.settle(
         LOADED, calls.partition(PROFILE), None if SUBMITS else CONFIG_FILES[0]
     )
-    PLAN = make_plan(LOADED)
+    # A job of a run needs that one's plan only.
+    PLAN = make_plan(LOADED, only=() if SUBMITS else calls.runs_of_job(sys.argv))
     RESTARTED = restarts.check(PLAN, "results", RESTART) if SUBMITS else []
 except (ConfigError, InputError, restarts.UnfinishedWorkError) as error:
     raise WorkflowError(f"\n{error}") from None

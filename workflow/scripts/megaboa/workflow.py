@@ -7,6 +7,7 @@ import atexit
 import fcntl
 import functools
 import gc
+import itertools
 import json
 import logging
 import os
@@ -119,6 +120,16 @@ def configuration(workflow: Any, config: Tree) -> tuple[list[Path], Tree]:
 def looks_only(dry_run: bool, words: Collection[str]) -> bool:
     """Whether a call submits nothing, by Snakemake's command line."""
     return dry_run or not LOOKS.isdisjoint(words)
+
+
+def runs_of_job(words: Sequence[str]) -> set[str]:
+    """The runs that a job is about, by the command line of Snakemake in it; none where it is about something else."""
+    if "--target-jobs" not in words:
+        return set()
+    after = itertools.islice(words, words.index("--target-jobs") + 1, None)
+    targets = [target.partition(":")[2] for target in itertools.takewhile(lambda word: not word.startswith("-"), after)]
+    wildcards = [dict(pair.split("=", 1) for pair in target.split(",") if pair) for target in targets]
+    return {one["run"] for one in wildcards} if all("run" in one for one in wildcards) else set()
 
 
 def write_plan(
