@@ -162,7 +162,7 @@ def test_a_packed_file_that_is_cut_short_is_an_error(tmp_path, end, kept):
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * kept) if isinstance(kept, float) else kept])
     with pytest.raises(
-        InputError, match=rf"a\.jsonl\.{end}: the compressed file is damaged or cut short .*copy it again"
+        InputError, match=rf"a\.jsonl\.{end}: the compressed file is damaged or truncated .*copy it again"
     ):
         read(path)
 

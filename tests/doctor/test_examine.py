@@ -90,7 +90,7 @@ def test_an_attempt_without_an_end_is_lost_where_nobody_trains_it(results):
     lines = examine.experiment(results)
     assert "waiting: lost (attempt 1; cause: lost)" in lines
     assert any("SLURM job 4711, n7" in line for line in lines)
-    assert lines[-2] == "  try: with the same command it begins at the first step again (no checkpoint was complete)"
+    assert lines[-2] == "  try: with the same command it starts again from the first step (no checkpoint was complete)"
 
 
 def test_the_report_is_told_of_failures_that_were_mended(results):

@@ -39,7 +39,7 @@ def test_what_is_no_image(tmp_path):
 
 
 def test_an_image_that_is_cut_off(tmp_path):
-    assert "is cut off: it has 148 of 5,000 bytes" in image_file.problem(squashfs(tmp_path / "i.sqsh", 5000))
+    assert "is truncated: it has 148 of 5,000 bytes" in image_file.problem(squashfs(tmp_path / "i.sqsh", 5000))
     assert image_file.problem(squashfs(tmp_path / "i.sqsh", 148)) is None
 
 

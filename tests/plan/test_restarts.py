@@ -35,7 +35,7 @@ def test_an_edit_of_an_unfinished_run_stops_with_keys_and_ways_on(plan):
     with pytest.raises(restarts.UnfinishedWorkError) as stopped:
         restarts.check(plan("3.0e-3"), "results", [])
     said = str(stopped.value)
-    assert "run a would begin at step 0" in said and "step 20 of 60" in said
+    assert "run a would start at step 0" in said and "step 20 of 60" in said
     assert "  optimizer.lr: 0.001 → 0.003" in said and "--config restart=a" in said and "Undo the change" in said
 
 

@@ -49,7 +49,7 @@ def configure(config: ConfigContainer, data: dict[str, Any], corpora: Corpora) -
             setattr(dataset, option, data[option])
     if data.get("reset_attention_mask") and config.model.context_parallel_size > 1:
         raise ValueError(
-            "data.reset_attention_mask: no attention takes its mask with context parallelism: set it to false, or "
+            "data.reset_attention_mask: no attention kernel takes its mask with context parallelism: set false, or "
             f"model.context_parallel_size to 1, not {config.model.context_parallel_size}"
         )
     if "reset_attention_mask" in data:  # or it is neither made nor handed on

@@ -199,7 +199,7 @@ def _config(given: dict[str, Any], named: tokenizer.Reference | None, key: str) 
     model_type = values.pop("model_type", None)
     if model_type not in CONFIG_MAPPING:
         meant = _nearest(model_type, CONFIG_MAPPING)
-        raise InputError(f"{key}.model_type: {model_type!r} is no model type of transformers{meant}")
+        raise InputError(f"{key}.model_type: {model_type!r} is not a model type of transformers{meant}")
     known = _known_keys(CONFIG_MAPPING[model_type])
     for name in values:
         # transformers takes any key, and some models read keys that their config class does not declare.

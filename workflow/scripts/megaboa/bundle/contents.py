@@ -114,7 +114,7 @@ def refuse_secrets(files: Files, environment: Mapping[str, str]) -> None:
         if found:
             raise InputError(
                 f"{found[0]}: holds the value of {variable}, and would be in the bundle: remove it from there "
-                f"(secrets belong into the environment alone), and make it again"
+                f"(keep secrets only in the environment), and make it again"
             )
 
 
@@ -257,7 +257,7 @@ def _git(*arguments: str) -> str:
     if done.returncode and (ROOT / ".git").exists():
         said = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[0]
         raise InputError(
-            f"{ROOT}: git does not read this clone, so its commit and changes can't be bundled ({said}): mend this, "
+            f"{ROOT}: git does not read this clone, so its commit and changes can't be bundled ({said}): fix this, "
             f"where it is another user's with `git config --global --add safe.directory {ROOT}`, and call again"
         )
     return "" if done.returncode else done.stdout

@@ -22,7 +22,7 @@ def make(asked: Asked, title: str | None, store: Path, out: Path) -> str:
     files[METADATA] = canonical(metadata(files, manifest, title or asked.results.name, *times)).encode()
     if seen := machine.traces(files):
         raise InputError(
-            f"{seen[0]}: names this machine, or a path of it, where it could not be taken out (code is never changed): "
+            f"{seen[0]}: contains this machine's name or a path of it, which is never removed from code: "
             f"remove it from there; no bundle was written"
         )
     content = pack(files)

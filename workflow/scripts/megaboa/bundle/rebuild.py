@@ -45,7 +45,7 @@ def opened(path: Path) -> tuple[Archive, dict[str, Any]]:
     """A bundle whose files are those that its metadata describes, and what it says about itself."""
     files = Archive(path)
     if missing := [name for name in (MANIFEST, METADATA) if name not in files]:
-        raise InputError(f"{path}: is no bundle of this project, as it has no {missing[0]}")
+        raise InputError(f"{path}: is not a bundle of this project: it has no {missing[0]}")
     try:
         sums, manifest = checksums(files[METADATA]), json.loads(files[MANIFEST])
         manifest["experiment"], manifest["config"], manifest["device"], manifest["environment"]["packages"]
@@ -53,7 +53,7 @@ def opened(path: Path) -> tuple[Archive, dict[str, Any]]:
         raise InputError(f"{path}: its {METADATA} or {MANIFEST} can't be read ({error!r}): not used") from None
     for name in sorted({*sums, *files} - {METADATA}):
         if name not in files or sums.get(name) != files.digest(name):
-            raise InputError(f"{path}: {name} is not what {METADATA} says that it is: it was changed, and is not used")
+            raise InputError(f"{path}: {name} differs from {METADATA}: it was changed, and is not used")
     return files, manifest
 
 
@@ -64,10 +64,10 @@ def claim(folder: Path) -> None:
         return
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InputError(
-            f"--into {folder}: is there already, and no folder of `make reproduce` (it has no {MARKER}): nothing in it "
+            f"--into {folder}: exists, and is not a folder of `make reproduce` (it has no {MARKER}): nothing in it "
             f"was touched. Name one that is new or empty"
         )
-    write_text(marker, "Made by `make reproduce`, and written over by its next call.\n")
+    write_text(marker, "Made by `make reproduce`; its next call overwrites it.\n")
 
 
 def report_again(files: Archive, manifest: Mapping[str, Any], folder: Path) -> list[Compared]:
@@ -80,7 +80,7 @@ def report_again(files: Archive, manifest: Mapping[str, Any], folder: Path) -> l
     command = [earlier] if earlier in files else ["workflow/scripts/megaboa", "report"]
     command += ["--settings", f"{results}/specs/report.json"]
     command += ["--captions", "workflow/report/captions.yaml", "--out", f"{results}/report/index.html"]
-    _python([*command, "--config-file", *manifest["config"]], folder, "the report could not be made again")
+    _python([*command, "--config-file", *manifest["config"]], folder, "the report could not be rebuilt")
     return compare(files, _below(folder, f"{results}/report"), OF_REPORT)
 
 

@@ -101,7 +101,7 @@ def changes(f: Facts) -> Iterator[Change]:
     for kind, parts in SELECTIVE.items():
         modules = tuple(part for part in parts if not (part == "mlp" and f.model.bias))  # which can't be recomputed
         if {"dense": not f.model.is_sparse, "moe": f.model.is_sparse, "latent": f.model.latent}[kind]:
-            yield _change(f, {**smallest, **_selective(modules)}, "a part is calculated twice")
+            yield _change(f, {**smallest, **_selective(modules)}, "part of the model is computed twice")
     full = {"model.recompute_granularity": "full", "model.recompute_method": "uniform", "model.recompute_num_layers": 1}
     yield _change(f, {**smallest, **full}, "a third more calculation")
     yield from _splits(f, {**free, "training.micro_batch_size": 1}, "more communication")

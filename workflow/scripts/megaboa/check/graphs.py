@@ -63,7 +63,7 @@ def graphed_parts_are_there(f: Facts) -> Broken | None:
     if not absent:
         return None
     return Broken(
-        "model.cuda_graph_modules", f"has {sorted(absent)}, which the model hasn't", (sorted(modules - absent),)
+        "model.cuda_graph_modules", f"has {sorted(absent)}, which the model doesn't have", (sorted(modules - absent),)
     )
 
 

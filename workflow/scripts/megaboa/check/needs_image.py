@@ -29,7 +29,7 @@ ABSENT_TE = "|".join(
     )
 )
 MISSING = {
-    r"^StopIteration\b": "layers of Transformer Engine's, of which Bridge has mocks here that can't be built",
+    r"^StopIteration\b": "Transformer Engine layers, for which Bridge has only mocks here that can't be built",
     r"`q_layernorm=<class '[\w.]*WrappedTorchNorm'>` is non-trivial": "Transformer Engine's fused norm, for latent "
     "attention without a compressed query",
     "'TESpecProvider' is not defined": "Transformer Engine's layers",
@@ -108,7 +108,7 @@ def attention_takes_the_head(f: Facts) -> Broken | None:
     head = f.model.head_dim
     if f.model.latent or head is None or head in USUAL_HEADS:
         return None
-    return _open("model.kv_channels", f"{head}: kernels of attention for it")
+    return _open("model.kv_channels", f"{head}: attention kernels for it")
 
 
 def _open(key: str, what: str) -> Broken:

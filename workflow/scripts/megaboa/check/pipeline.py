@@ -30,7 +30,7 @@ def layers_fill_the_stages(f: Facts) -> Broken | None:
     what = " and ".join([f"{layers} layers", *extra])
     key = "parallel.vpp" if total % layout.pp == 0 else "parallel.pp"
     legal = divisors(total // layout.pp, layout.chunks) if key == "parallel.vpp" else divisors(total, layout.pp)
-    text = f"{what} can't be shared out over pp * vpp = {layout.pp} * {layout.chunks} stages"
+    text = f"{what} can't be divided over pp * vpp = {layout.pp} * {layout.chunks} stages"
     return Broken(key, f"{text} without model.pipeline_model_parallel_layout", legal)
 
 
@@ -55,7 +55,7 @@ def uneven_stages_leave_even_ones(f: Facts) -> Broken | None:
     if not between and layout.chunks > 1:
         return Broken(key, f"no stage is left between the ends, with parallel.vpp: {layout.chunks}: set one end only")
     if between and rest % (between * layout.chunks):
-        text = f"{rest} layers are left, no multiple of {between} stages * vpp = {between * layout.chunks}"
+        text = f"{rest} layers are left, not a multiple of {between} stages * vpp = {between * layout.chunks}"
         near = [layers - (len(ends) - 1) * ends[-1] - n for n in multiples(rest, between * layout.chunks)]
         return Broken(key, text, tuple(n for n in near if n > 0))
     return None
@@ -124,7 +124,7 @@ def interleaved_stages_have_micro_batches(f: Facts) -> Broken | None:
         return None
     unit = (f.layout.dp or 1) * (f.training.mbs or 1)
     legal = tuple(n * unit for n in multiples(count, group))
-    text = f"{f.training.gbs} makes {count} micro-batches, no multiple of {group}, which vpp = {f.layout.vpp} needs"
+    text = f"{f.training.gbs} makes {count} micro-batches, not a multiple of {group}, which vpp = {f.layout.vpp} needs"
     return Broken("training.global_batch_size", text, legal)
 
 

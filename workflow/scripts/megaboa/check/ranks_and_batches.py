@@ -17,7 +17,7 @@ def ranks_fill_the_layout(f: Facts) -> Broken | None:
         return None
     return Broken(
         "resources.gpus_per_node",
-        f"nodes * gpus_per_node = {world} is no multiple of {_product(f.layout, DENSE)}",
+        f"nodes * gpus_per_node = {world} is not a multiple of {_product(f.layout, DENSE)}",
         multiples(world, size),
     )
 
@@ -44,7 +44,7 @@ def ranks_fill_the_expert_layout(f: Facts) -> Broken | None:
     legal = divisors(world // layout.pp // layout.expert_tp, layout.ep) if world % layout.pp == 0 else ()
     return Broken(
         "parallel.ep",
-        f"nodes * gpus_per_node = {world} is no multiple of {_product(layout, EXPERTS[::-1])}",
+        f"nodes * gpus_per_node = {world} is not a multiple of {_product(layout, EXPERTS[::-1])}",
         legal,
     )
 
@@ -56,7 +56,7 @@ def batch_fills_the_ranks(f: Facts) -> Broken | None:
         return None
     return Broken(
         "training.global_batch_size",
-        f"{gbs} is no multiple of micro_batch_size * dp = {mbs} * {dp} = {mbs * dp}",
+        f"{gbs} is not a multiple of micro_batch_size * dp = {mbs} * {dp} = {mbs * dp}",
         multiples(gbs, mbs * dp),
     )
 
@@ -82,7 +82,8 @@ def batch_fills_the_optimizer_instances(f: Facts) -> Broken | None:
     unit = mbs * dp * instances
     if gbs % unit == 0:
         return None
-    text = f"{gbs} is no multiple of micro_batch_size * dp * optimizer instances = {mbs} * {dp} * {instances} = {unit}"
+    text = f"{gbs} is not a multiple of micro_batch_size * dp * optimizer instances = {mbs} * {dp} * {instances} = "
+    text += str(unit)
     return warning("training.global_batch_size", text, multiples(gbs, unit))
 
 
@@ -94,7 +95,7 @@ def evaluation_batch_fills_the_ranks(f: Facts) -> Broken | None:
         return None
     return Broken(
         "validation.eval_global_batch_size",
-        f"{gbs} is no multiple of eval_micro_batch_size * dp = {mbs} * {dp} = {mbs * dp}",
+        f"{gbs} is not a multiple of eval_micro_batch_size * dp = {mbs} * {dp} = {mbs * dp}",
         multiples(gbs, mbs * dp),
     )
 
@@ -106,7 +107,7 @@ def optimizer_instances_share_the_ranks(f: Facts) -> Broken | None:
         return None
     return Broken(
         "ddp.num_distributed_optimizer_instances",
-        f"dp * cp = {dp} * {f.layout.cp} can't be shared out over {instances} instances",
+        f"dp * cp = {dp} * {f.layout.cp} can't be divided over {instances} instances",
         divisors(dp * f.layout.cp, instances),
     )
 

@@ -50,7 +50,7 @@ def vocabulary_divides(f: Facts) -> Broken | None:
     rows, tp = f.model.vocab_rows, f.layout.tp
     if rows is None or rows % tp == 0:
         return None
-    return Broken("model.vocab_size", f"{rows} rows can't be shared out over tp = {tp}", multiples(rows, tp))
+    return Broken("model.vocab_size", f"{rows} rows can't be divided over tp = {tp}", multiples(rows, tp))
 
 
 def sequence_parallelism_needs_tensor_parallelism(f: Facts) -> Broken | None:
@@ -67,7 +67,7 @@ def sequence_divides_over_context(f: Facts) -> Broken | None:
     seq, cp = f.training.seq_length, f.layout.cp
     if seq is None or cp == 1 or seq % (2 * cp) == 0:
         return None
-    return Broken("training.seq_length", f"{seq} is no multiple of 2 * cp = {2 * cp}", multiples(seq, 2 * cp))
+    return Broken("training.seq_length", f"{seq} is not a multiple of 2 * cp = {2 * cp}", multiples(seq, 2 * cp))
 
 
 def sequence_divides_over_tensor_ranks(f: Facts) -> Broken | None:
@@ -77,7 +77,7 @@ def sequence_divides_over_tensor_ranks(f: Facts) -> Broken | None:
     unit = layout.cp * layout.tp
     if seq is None or not layout.sp or seq % layout.cp or seq % unit == 0:
         return None
-    return Broken("training.seq_length", f"{seq} is no multiple of cp * tp = {unit}", multiples(seq, unit))
+    return Broken("training.seq_length", f"{seq} is not a multiple of cp * tp = {unit}", multiples(seq, unit))
 
 
 def sequence_is_known_to_the_model(f: Facts) -> Broken | None:
@@ -101,7 +101,7 @@ def low_precision_is_aligned(f: Facts) -> Broken | None:
     for key, what, size in _quantized(f):
         wanted = 8 if unit == 16 and what.startswith("tokens") else unit
         if size % wanted:
-            return Broken(key, f"{what} = {size} is no multiple of {wanted}, as {f.training.precision} needs")
+            return Broken(key, f"{what} = {size} is not a multiple of {wanted}, as {f.training.precision} needs")
     return None
 
 

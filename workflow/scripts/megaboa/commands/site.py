@@ -46,7 +46,7 @@ def main(words: list[str]) -> int:
     text = "\n".join(lines)
     console.print(f"\n`--profile {ours.profile}` takes{yours}:\n{text}", highlight=False, soft_wrap=True)
     if there:
-        sys.exit(f"{places.shown()} is there already, and stays as it is: edit it, or remove it first")
+        sys.exit(f"{places.shown()} exists already and is not changed: edit it, or remove it first")
     if args.write:
         places.site_file().write_text(f"{text}\n", encoding="utf-8")
         console.print(f"written to {places.shown()}", highlight=False, soft_wrap=True)

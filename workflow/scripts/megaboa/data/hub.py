@@ -60,7 +60,7 @@ def upload(folder: Path, repo: str, private: bool, message: str, key: str) -> st
                 repo_id=repo, folder_path=folder, commit_message=message, delete_patterns=REPLACED
             ).oid
     except errors.HFValidationError as error:
-        raise InputError(f"{where} is no Hugging Face id (`owner/name`)") from error
+        raise InputError(f"{where} is not a Hugging Face id (`owner/name`)") from error
     except ValueError as error:  # the card's head, before anything is sent
         raise InputError(f"{where}: the hub's client refuses it: {' '.join(str(error).split())[:200]}") from error
     except errors.HfHubHTTPError as error:

@@ -208,7 +208,7 @@ def is_blank(text: str) -> bool:
 
 def refuse(file: SourceFile, position: int, form: Format, record: Bad, key: str) -> InputError:
     where = describe(file, position, form)
-    return InputError(f"{where}: {record.reason}; mend or remove the record, or set {key}.on_bad_record to `skip`")
+    return InputError(f"{where}: {record.reason}; fix or remove the record, or set {key}.on_bad_record to `skip`")
 
 
 def _texts(file: SourceFile, number: int, form: Format, skip_bad: bool, key: str) -> Iterator[str]:
@@ -310,7 +310,7 @@ def unpacked(path: str, packed: str | None) -> Iterator[tuple[IO[bytes], Callabl
                 yield stream, raw.tell
             except (EOFError, zlib.error, gzip.BadGzipFile, TruncatedError) as error:
                 raise InputError(
-                    f"{path}: the compressed file is damaged or cut short ({error}); copy it again"
+                    f"{path}: the compressed file is damaged or truncated ({error}); copy it again"
                 ) from error
 
 

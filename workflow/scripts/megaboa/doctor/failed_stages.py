@@ -113,7 +113,7 @@ def told(job: Job, over: bool = False) -> list[str]:
         return [f"{job.name}: refused", *(f"  | {line}" for line in refused), f"  logs: {job.log}"]
     if not (said := ENDED.findall(text)):
         without = (
-            f"{job.name}: ended without a word: it was killed, or {cluster().name} ended it "
+            f"{job.name}: ended without an error message: it was killed, or {cluster().name} ended it "
             f"(its own log: logs/{cluster().profile})"
         )
         return [without, f"  logs: {job.log}"] if over and not job.part else []

@@ -40,7 +40,7 @@ def _clone(repository: str, commit: str, target: Path) -> None:
     update = ["-C", str(target), "submodule", "--quiet", "update", "--init", "--recursive"]
     _git(update, f"{where}: getting its submodules")
     if not (target / PACKAGE).is_file():
-        raise InputError(f"{where} at {commit} has no {PACKAGE}: it is no checkout of Megatron-Bridge")
+        raise InputError(f"{where} at {commit} has no {PACKAGE}: it is not a checkout of Megatron-Bridge")
 
 
 def _git(arguments: list[str], what: str) -> None:

@@ -219,7 +219,7 @@ class RunPlanner:
             message = "are never evaluated, as training.eval_iters is 0: raise it, or remove them"
             self.problems.add(("data", "validation_sets"), message, choice.name)
         if config.data.reset_attention_mask and (cp := config.parallel.cp) > 1:
-            message = f"no attention takes its mask with context parallelism: set parallel.cp to 1, not {cp}"
+            message = f"no attention kernel takes its mask with context parallelism: set parallel.cp to 1, not {cp}"
             self.problems.add(self.problems.place_of(("data", "reset_attention_mask"), choice), message, choice.name)
 
     def count(self, name: str, model: Tree) -> int:

@@ -178,7 +178,7 @@ def mismatches(parent: Parent, run: Run, step: int) -> list[tuple[tuple[str, ...
         found += optimizer_mismatches(parent.name, own, theirs)
     kinds = [one["parallel"].get("fsdp") == "megatron" for one in (own, theirs)]
     if kinds[0] != kinds[1]:
-        message = f"checkpoints of Megatron-FSDP have a format of their own: let it be as in {parent.name}"
+        message = f"checkpoints of Megatron-FSDP have their own format: set it as in {parent.name}"
         found.append((("parallel", "fsdp"), message))
     layouts = [(one["world_size"], *(one["parallel"].get(size) for size in layout.NAMES)) for one in (own, theirs)]
     if load and not parent.settings.get("reshardable", True) and layouts[0] != layouts[1]:
@@ -197,8 +197,8 @@ def optimizer_mismatches(parent: str, own: dict[str, Any], theirs: dict[str, Any
         return []
     if sharded[0] != sharded[1]:
         message = (
-            f"the state of {parent}'s optimizer was saved with {show(sharded[1])}, and has another form then: "
-            "let it be as there, or set load.optimizer: false"
+            f"the state of {parent}'s optimizer was saved with {show(sharded[1])}, and has another format: "
+            "set it as there, or set load.optimizer: false"
         )
         return [(("parallel", "distributed_optimizer"), message)]
     precisions = [one["training"].get("precision") for one in (own, theirs)]

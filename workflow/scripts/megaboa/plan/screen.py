@@ -87,7 +87,7 @@ def table(jobs: Iterable[Job], order: Iterable[str]) -> list[str]:
         kind.count += 1
         kind.reasons.setdefault(job.reason, {})[job.of] = None
     if not kinds:
-        return ["Nothing to be done: everything is there, and nothing has changed."]
+        return ["Nothing to be done: everything exists, and nothing has changed."]
     width = max(len("jobs to do"), *map(len, kinds))
     rows = [f"{'jobs to do':{width}}  count  why"]
     rows += [f"{name:{width}}  {kind.count:>5}  {_why(kind)}" for name, kind in kinds.items()]

@@ -34,7 +34,7 @@ REVISE_SECONDS = 300.0
 def require_claim(call: Call) -> None:
     """A host that the scheduler has lost sight of may live on: its supervisor must leave the run to its next holder."""
     if claims.newest(call.payload.claims) > call.claim:
-        raise Interrupted("the run was given to somebody else")
+        raise Interrupted("another process has claimed the run")
 
 
 def leave(call: Call, why: str) -> NoReturn:
@@ -80,7 +80,7 @@ def leave_avoided_nodes(call: Call) -> None:
     again = _excluded(call)[1].intersection(call.site.nodes)
     if again:
         ledger.append(call.payload.ledger, Left(nodes=tuple(sorted(again))))
-        leave(call, f"{', '.join(sorted(again))} failed under this run not long ago")
+        leave(call, f"{', '.join(sorted(again))} failed recently under this run")
 
 
 def _excluded(call: Call) -> tuple[set[str], set[str]]:
@@ -211,4 +211,4 @@ def _revise_run(folder: RunFolder, waiting: Mapping[str, Job]) -> None:
     blamed = set(ledger.avoided_nodes(entries, time.time(), hours=math.inf)) - users
     back = now & (blamed - avoided(entries, job.partition, folder, users))
     if back and cluster().exclude(job.id, now - back):
-        announcer(folder)(f"{cluster().name} job {job.id}, which waits, may have {', '.join(sorted(back))} again")
+        announcer(folder)(f"{cluster().name} job {job.id}, which waits, may use {', '.join(sorted(back))} again")

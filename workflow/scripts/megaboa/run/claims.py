@@ -133,13 +133,13 @@ def _judge_by_scheduler(holder: Holder) -> Verdict:
     theirs = holder.get("cluster")
     try:
         if theirs and (ours := cluster().cluster()) != theirs:
-            return Verdict(None, f"it can't be asked about from here, which is cluster {ours}")
+            return Verdict(None, f"it can't be queried from here, which is cluster {ours}")
         alive = cluster().is_alive(holder["job"])
     except UnreachableError:
         return Verdict(None, f"{cluster().name} doesn't answer here")
     if alive is None and is_of_other_user(holder):
         return Verdict(
-            None, f"{cluster().name} tells user {_user(os.geteuid())} nothing of it: it has ended, or is hidden"
+            None, f"{cluster().name} doesn't show it to user {_user(os.geteuid())}: it has ended, or is hidden"
         )
     return Verdict(bool(alive))
 
@@ -246,7 +246,7 @@ def _is_locked(path: Path) -> bool:
 def _no_lock(path: Path, error: OSError) -> str:
     tried = f"its lock can't be tried: {_short(error)}"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EBADF, errno.EROFS):
-        return f"{tried}; that needs the right to write to {path}"
+        return f"{tried}; that needs write permission for {path}"
     return f"{tried}; mount the store's file system with locks (Lustre: option `flock`)"
 
 

@@ -158,7 +158,7 @@ def _suspects(results: dict[str, NodeHealth]) -> tuple[list[str], str]:
     missing = [node for node, result in results.items() if result.number in missed]
     cut_off = [node for node, result in results.items() if not result.collective.reached]
     for suspects, reason in (
-        (missing, "the other nodes waited for it in vain"),
+        (missing, "the other nodes timed out waiting for it"),
         (cut_off, "can't reach the first node"),
     ):
         if suspects and 2 * len(suspects) < len(results):
@@ -330,7 +330,7 @@ def judge_nodes(ranks: list[dict[str, Any]], task: Task, result: Result) -> None
     if not result.reached:
         result.error = f"can't reach the first node at {task.address}:{task.port}: {(failed or ['no answer'])[0]}"
     elif result.missing:
-        result.error = f"waited for {len(result.missing)} of {task.nodes} nodes in vain"
+        result.error = f"waited for {len(result.missing)} of {task.nodes} nodes until the time-out"
     elif len(done) < len(ranks):
         result.error = f"the all-reduce over {task.nodes} nodes failed: {(failed or ['not done in time'])[0]}"
     elif wrong := sum(step.get("wrong", 0) for step in done):

@@ -27,7 +27,7 @@ def check_nodes(folder: RunFolder, nodes: Sequence[str]) -> None:
     if len(nodes) < wanted:
         raise UnusableInputError(
             f"run {folder.name}: resources.nodes is {wanted}, but here is {len(nodes)} ({', '.join(nodes)}). "
-            f"Several nodes are had from {cluster().name}: {cluster().several(wanted)}."
+            f"For several nodes use {cluster().name}: {cluster().several(wanted)}."
         )
 
 

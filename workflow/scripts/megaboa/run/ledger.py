@@ -111,7 +111,7 @@ def fails_again_at(entries: Sequence[Event]) -> int | None:
 
 
 def avoided_nodes(entries: Sequence[Event], now: float, hours: float) -> dict[str, float]:
-    """Nodes that failed under this run not long ago, each with the last time."""
+    """Nodes that failed recently under this run, each with the last time."""
     blamed = [
         entry
         for entry in entries

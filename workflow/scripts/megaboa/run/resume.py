@@ -79,8 +79,8 @@ class Resumption:
             raise UnusableInputError(f"{begin}: {problem}. Nothing of it was touched. {remedy}.")
         if self._other_tokenizer():
             raise UnusableInputError(
-                f"{begin}: the tokenizer of {name} is another one than this run's, so that every token means something "
-                f"else. Write the corpus with the parent's tokenizer, or train from the start."
+                f"{begin}: the tokenizer of {name} differs from this run's, so every token has another meaning. "
+                f"Write the corpus with the parent's tokenizer, or train from the start."
             )
         return Beginning(iteration, theirs)
 

@@ -145,7 +145,7 @@ def _attempt(call: Call) -> None:
     ran_on = call.patiently(lambda: what_runs(folder, payload))
     before = ledger.starts(call.entries)
     if before and (changed := changes(before[-1].ran_on, ran_on, payload)):
-        call.say(f"WARNING: attempt {number} runs in another environment than the one before it: {changed}")
+        call.say(f"WARNING: attempt {number} runs in a different environment from the previous one: {changed}")
     world_size, job = folder.run["world_size"], call.site.job
     call.patiently(lambda: files.write_json(target.asked, folder.documents))
     start = AttemptStart(

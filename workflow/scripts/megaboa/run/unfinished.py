@@ -77,7 +77,7 @@ def explain(run: str, work: Sequence[Unfinished]) -> str:
         last = progress.last_step(one.store)
         of = f" of {last}" if last else ""
         lines.append(
-            f"run {run} would begin at step 0, and {one.store.path} has its step {one.step}{of}, trained with:"
+            f"run {run} would start at step 0, and {one.store.path} has its step {one.step}{of}, trained with:"
         )
         lines += [f"  {difference}" for difference in one.differences[:SHOWN]]
         if len(one.differences) > SHOWN:
@@ -87,7 +87,7 @@ def explain(run: str, work: Sequence[Unfinished]) -> str:
 
 def ways(restart: str) -> str:
     """The two ways on; `restart` is how somebody says that they want the second."""
-    return f"Undo the change to resume what is there, or begin again: {restart}"
+    return f"Undo the change to resume it, or restart it: {restart}"
 
 
 def _leaves(tree: Any, path: str = "") -> dict[str, Any]:

@@ -77,7 +77,7 @@ class Watch:
             return "cancelled", f"the supervisor got {self.signals.seen[0]}"
         silent, limit = self.silence()
         if silent > limit:
-            return "hang", f"no step was done for {silent:.0f} s, and every rank lives"
+            return "hang", f"no step was done for {silent:.0f} s, and all ranks are alive"
         return self.stop_now()
 
     def _end(self, ranks: Ranks, reason: Cause, evidence: str) -> Ended:
@@ -222,4 +222,4 @@ def leave_out(call: Call, target: AttemptFolder) -> None:
     for iteration in checkpoints.complete_iterations(call.payload.checkpoints):
         if iteration >= found[0]:
             call.resumption.set_aside(iteration, f"a loss spike began at step {found[0]}")
-    call.say(f"leaves out the batches of steps {found[0]} to {found[1]}")
+    call.say(f"skips the batches of steps {found[0]} to {found[1]}")
