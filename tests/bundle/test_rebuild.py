@@ -52,7 +52,7 @@ def test_a_folder_of_the_users_is_refused_and_left_alone(tmp_path):
     bundle, mine = bundle_of(tmp_path / "x.zip", {}), tmp_path / "mine" / "report" / "thesis.tex"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
-    with pytest.raises(InputError, match=r"--into .*mine: is there already, .* nothing in it was touched"):
+    with pytest.raises(InputError, match=r"--into .*mine: exists, .* nothing in it was touched"):
         reproduce(bundle, tmp_path / "mine", figures_only=True)
     assert mine.read_text() == "mine" and list((tmp_path / "mine").rglob("*")) == [mine.parent, mine]
 

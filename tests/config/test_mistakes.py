@@ -142,7 +142,7 @@ MISTAKES = [
     mistake("no such image", "image.path", "there is no image 'a.sif'", add="image: {runtime: apptainer, path: a.sif}\n"),
     mistake("no such Dockerfile", "image.build.file", "there is no file 'Dockerfile'", add="image: {runtime: pyxis, build: {file: Dockerfile}}\n"),
     mistake("no such context", "image.build.context", "there is no folder 'none'", add="image: {runtime: pyxis, build: {file: experiment.yaml, context: none}}\n"),
-    mistake("no Dockerfile", "image.build", "has no FROM", add="image: {runtime: pyxis, build: {file: experiment.yaml}}\n"),
+    mistake("not a Dockerfile", "image.build", "has no FROM", add="image: {runtime: pyxis, build: {file: experiment.yaml}}\n"),
     mistake("a mount without a target", "image.mounts[0]", "'/fsx'", "source:target", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', mounts: [/fsx]}}\n"),
     mistake("a mount of nothing", "image.mounts[0]", "there is no '/none-such' to mount as /x", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', mounts: ['/none-such:/x']}}\n"),
     mistake("a secret with its value", "image.secrets[0]", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', secrets: ['HF_TOKEN=hf_x']}}\n"),

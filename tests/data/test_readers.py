@@ -171,7 +171,7 @@ def test_a_packed_file_that_is_cut_short_is_an_error(tmp_path, end, kept):
 def test_a_packed_file_that_is_none_is_an_error(tmp_path, end):
     path = tmp_path / f"a.jsonl.{end}"
     path.write_bytes(b'{"text": "plain"}\n')
-    with pytest.raises(InputError, match="damaged or cut short"):
+    with pytest.raises(InputError, match="damaged or truncated"):
         read(path)
 
 

@@ -45,7 +45,7 @@ def test_who_is_told_to_begin_again_does(plan):
     assert restarts.check(plan("3.0e-3"), "results", ["all"]) == ["a", "b"]
     lines = list(plan("3.0e-3").submitted(["a"]))
     assert [line.get("restart") for line in lines] == [True, None]
-    with pytest.raises(restarts.UnfinishedWorkError, match="run a would begin"):
+    with pytest.raises(restarts.UnfinishedWorkError, match="run a would start"):
         restarts.check(plan("3.0e-3"), "results", ["b"])
     with pytest.raises(restarts.UnfinishedWorkError, match="restart: there is no run 'c'"):
         restarts.check(plan("3.0e-3"), "results", ["c"])

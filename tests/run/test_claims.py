@@ -278,7 +278,7 @@ def test_silence_about_another_users_job_is_not_its_end(claimed, squeue):
     squeue.write_text("")
     thread, number, (waited,) = attempt(claimed, job("18"))
     assert thread.is_alive() and number == []
-    assert waited.startswith("SLURM job 17 of user anna (process 1 on host n1) (SLURM tells user ")
+    assert waited.startswith("SLURM job 17 of user anna (process 1 on host n1) (SLURM doesn't show it to user ")
     assert waited.endswith(f"release the run: touch {claimed / '000003.released'})")
     squeue.write_text("COMPLETED\n")  # where SLURM does tell, it is believed
     thread.join(60)

@@ -360,6 +360,6 @@ if step == 3:
 def test_the_end_of_an_attempt_is_not_written_by_who_has_lost_the_run(run):
     """SLURM had lost sight of the host, and its supervisor lives: the run's next holder has closed the attempt."""
     run.misfortune(GIVEN_AWAY.strip().replace("\n", "\n    "))
-    with pytest.raises(Interrupted, match="given to somebody else"):
+    with pytest.raises(Interrupted, match="another process has claimed the run"):
         run.train()
     assert len(ledger.starts(run.entries)) == 1 and not run.attempts

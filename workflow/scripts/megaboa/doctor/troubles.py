@@ -129,7 +129,7 @@ def nan(case: Case) -> list[str]:
         "see whether the same step fails again from the same checkpoint: then look at that step's batch "
         "(recovery.loss_spike leaves batches out)"
         if case.iteration
-        else "there is no checkpoint to try again from, the next call begins at the first step: set "
+        else "there is no checkpoint to try again from, the next call starts from the first step: set "
         "checkpoint.save_interval, and look at the failed step's batch if it fails there again",
         "under fp16 take bf16_mixed; under FP8 compare with bf16_mixed for a hundred steps",
     ]
@@ -191,7 +191,7 @@ def node(case: Case) -> list[str]:
 
 def preemption(case: Case) -> list[str]:
     every = "only the last step is saved: set checkpoint.save_interval" if not case.save_interval else ""
-    return [f"nothing: the job is queued again and {_begins(case)} by itself", *([every] if every else [])]
+    return [f"nothing: the job is queued again and {_begins(case)} automatically", *([every] if every else [])]
 
 
 def time_limit(case: Case) -> list[str]:

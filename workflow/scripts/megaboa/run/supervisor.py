@@ -250,7 +250,7 @@ def _next(call: Call) -> str:
         return RESUMES
     where = "its parent's checkpoint" if call.folder.parent_manifest else "the first step"
     return (
-        f"No checkpoint was complete: the next call begins at {where} again. checkpoint.save_interval saves more often."
+        f"No checkpoint was complete: the next call starts again from {where}. checkpoint.save_interval saves more often."
     )
 
 
