@@ -152,5 +152,7 @@ def test_advice_has_the_values_of_the_run():
 @pytest.mark.parametrize("trouble", ["nan", "lost", "cancelled", "time_limit", "preemption"])
 def test_without_a_checkpoint_no_resume_is_promised(trouble):
     without = " ".join(troubles.advice(trouble, troubles.Case()))
-    assert "starts again from the first step" in without and "resumes" not in without and "same checkpoint" not in without
+    assert (
+        "starts again from the first step" in without and "resumes" not in without and "same checkpoint" not in without
+    )
     assert "starts again from the first step" not in " ".join(troubles.advice(trouble, troubles.Case(iteration=40)))

@@ -1,4 +1,4 @@
-"""Mistakes that a user can mend: commands show their one sentence and no traceback. Standard library only."""
+"""Mistakes that a user can fix: commands show their one sentence and no traceback. Standard library only."""
 
 from __future__ import annotations
 

@@ -137,10 +137,10 @@ class FillInTheMiddle(GPTFIMDataset):
 
 
 class MaskFromData(Callback):
-    """Attention that looks at the mask that comes with the data.
+    """Attention that uses the mask from the data.
 
-    Megatron's GPT layers say that their mask is causal, and Transformer Engine then makes that by itself: what
-    the dataset hands on (`reset_attention_mask`) would be left unread, without a word.
+    Megatron's GPT layers declare a causal mask, and Transformer Engine then makes its own: the dataset's mask
+    (`reset_attention_mask`) would be silently ignored.
     """
 
     def on_train_start(self, context: CallbackContext) -> None:

@@ -23,9 +23,9 @@ from megaboa.scheduler.ranks import STACKS_SIGNAL
 
 
 def prepare(device: str, threads: int = 1) -> None:
-    """Make the process fit, and import Bridge without looking for garbage meanwhile.
+    """Prepare the process, and import Bridge without garbage collection.
 
-    Of what is imported nothing is ever garbage, and looking for it took a quarter of every job's start.
+    Imported objects are never garbage, and collection took a quarter of every job's start.
     """
     gc.disable()
     make_fit(device, threads)

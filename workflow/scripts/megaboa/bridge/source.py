@@ -142,7 +142,7 @@ def _find(spec: dict[str, Any], key: str) -> dict[str, Any]:
             raise InputError(f"{key}: {folder} is a local folder, which has no revision {spec['revision']!r}")
         commit = None
         files = sorted(set(itertools.chain.from_iterable(folder.glob(pattern) for pattern in patterns)))
-        # What changes an export, but no training, is no part of what the model is.
+        # What changes an export, but no training, is not part of the model's identity.
         files = [path for path in files if path.name != GENERATION and not path.name.startswith("chat_template")]
         content = digest({path.name: file_digest(path) for path in files})
     else:
@@ -161,7 +161,7 @@ def _find(spec: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _make(spec: dict[str, Any], named: tokenizer.Reference | None, key: str) -> dict[str, Any]:
-    """A model from a config, with its tokenizer beside it, in the store."""
+    """A model from a config, with its tokenizer next to it, in the store."""
     import torch
 
     identity = {

@@ -5,8 +5,8 @@ experiment on this machine's CPU) its work is then done by a child of the zygote
 folder and streams, from the first line of the script or of `megaboa`; and the process that called only passes on
 signals and the exit code. If anything is in the way, hand_over() returns, and the command imports for itself.
 
-The zygote is started by whoever needs it first. It serves one user and one state of everything that an import depends
-on (`_key`), and ends when nobody has needed it for half a minute.
+The first process that needs the zygote starts it. It serves one user and one state of everything that an import depends
+on (`_key`), and ends after half a minute without requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is in a bundle: the clone as it was, without what is large, secret, or about this machine.
+"""Contents of a bundle: the clone, without files that are large, secret, or about this machine.
 
-Of the files that a configuration names, scripts and tables go into it; data is only told of.
+Scripts and tables named in a configuration are included; data is listed, not included.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _runs(results: Path) -> list[str]:
 
 
 def _code() -> Files:
-    """As git would bring it to somebody else, with changes that are not committed; outside of git, what is there."""
+    """As a git clone with uncommitted changes; outside of git, all files."""
     listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *_present(CODE))
     paths = [ROOT / name for name in listed.split("\0") if name] if listed else _below(_present(CODE))
     return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in paths if path.is_file()}

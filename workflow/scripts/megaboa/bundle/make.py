@@ -14,7 +14,7 @@ from megaboa.files import canonical, write_bytes
 
 
 def make(asked: Asked, title: str | None, store: Path, out: Path) -> str:
-    """Write it, unless it would tell of this machine; return what it is, in a line."""
+    """Write it, unless it contains names of this machine; return a one-line summary."""
     machine = Machine.here(Path(), store)
     files = collect(asked, machine)
     manifest = json.loads(files[MANIFEST])

@@ -1,6 +1,6 @@
-"""Make again what is in a bundle, with the code that is in it, in folders of its own, and compare it file by file.
+"""Rebuild a bundle's results with the bundle's code, in separate folders, and compare them file by file.
 
-Measured times are never the same, and left out.
+Measured times always differ and are left out.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def report_again(files: Archive, manifest: Mapping[str, Any], folder: Path) -> l
 
 
 def run_again(files: Archive, manifest: Mapping[str, Any], folder: Path) -> list[Compared]:
-    """The whole experiment. What an earlier call left is gone on with."""
+    """Run the whole experiment. Resumes partial results."""
     experiment = manifest["experiment"]
     files.unpack((name for name in files if not name.startswith("results/")), folder)
     command = ["-m", "snakemake", "--profile", "profiles/local", "--configfile", *manifest["config"]]
@@ -126,7 +126,7 @@ def _name(package: str) -> str:
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Code of somebody else's needs none; not by length as in `secrets_in`, as a short password is one too."""
+    """Foreign code gets no secrets, of any length: unlike in `secrets_in`, a short password counts too."""
     return {
         name: value for name, value in environment.items() if not is_secret_name(name) and not has_credentials(value)
     }

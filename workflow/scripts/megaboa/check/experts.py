@@ -1,4 +1,4 @@
-"""Mixtures of experts: how experts are shared out, and how tokens reach them."""
+"""Mixtures of experts: how experts are divided, and how tokens reach them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def expert_width_divides(f: Facts) -> Broken | None:
 
 
 def expert_tensor_parallelism_needs_experts(f: Facts) -> Broken | None:
-    """Expert tensor parallelism splits experts: for a dense model it has no effect, and Megatron ignores it silently."""
+    """Expert tensor parallelism splits experts: Megatron silently ignores it for a dense model."""
     if f.layout.etp is None or f.model.layers is None or f.model.experts or f.layout.etp in (1, f.layout.tp):
         return None
     return warning("parallel.etp", f"{f.layout.etp} for a model without experts", ("null",))

@@ -1,4 +1,4 @@
-"""Does a run fit the memory of its GPUs, and if not: what is the cheapest change that makes it fit?"""
+"""Does a run fit the memory of its GPUs? If not, which is the cheapest change that makes it fit?"""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def stated_error(f: Facts) -> float:
 
 
 def memory_suffices(f: Facts, is_legal: Callable[[Facts], bool]) -> Broken | None:
-    """What a rank takes by prediction is less than the memory of resources.gpu: more ends in a failed allocation."""
+    """A rank's predicted memory is less than that of resources.gpu: otherwise an allocation fails."""
     if f.cluster.gpu is None or f.cluster.device != "cuda" or not memory.is_known(f):
         return None
     need, limit = memory.peak(f), capacity(f.cluster.gpu)

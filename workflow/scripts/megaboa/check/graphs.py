@@ -1,4 +1,4 @@
-"""CUDA graphs, recomputation and offloading: who may be together with whom."""
+"""CUDA graphs, recomputation and offloading: which combinations are allowed."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def offloading_has_no_pipeline(f: Facts) -> Broken | None:
 
 
 def offloading_has_no_graphs(f: Facts) -> Broken | None:
-    """What is offloaded moves, and a graph's memory doesn't: transformer_config.py refuses graphs of layers with
+    """Offloaded tensors move, but a graph's memory doesn't: transformer_config.py refuses graphs of layers with
     offloading, CloudAI also that of the full iteration."""
     if not f.kernels.cpu_offloading or f.kernels.graphs == "none":
         return None

@@ -1,4 +1,4 @@
-"""How layers are shared out over pipeline stages, and micro-batches sent through them."""
+"""How layers are divided over pipeline stages, and how micro-batches pass through them."""
 
 from __future__ import annotations
 

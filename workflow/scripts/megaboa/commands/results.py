@@ -1,4 +1,4 @@
-"""What is made of runs that have ended."""
+"""Results of finished runs."""
 
 from __future__ import annotations
 

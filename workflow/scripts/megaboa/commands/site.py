@@ -1,7 +1,6 @@
-"""Show what the scheduler says of this cluster to its user: account, partitions, settings that matter, file systems.
+"""Show the cluster as the scheduler presents it to you: account, partitions, relevant settings, file systems.
 
-With --write, what the cluster's profile takes goes to its site.yaml, which it reads first; what is left to you stands
-there as comments.
+With --write, the profile's choices go to its site.yaml, which it reads first; open choices are comments there.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def download(repo: str, revision: str | None, patterns: list[str], key: str) -> 
 
 
 def require_proven(export: ExportRecord, proof: Proof) -> None:
-    """What is pushed is what was proved."""
+    """Push only proved files."""
     if proof.digest != export.digest or digest(folder_digests(export.path)) != export.digest:
         raise InputError(f"{export.path} is not what was proved: call `snakemake export --forcerun prove_export`")
 

@@ -1,7 +1,7 @@
-"""The records of one file, from where a part begins to where it ends: unpacked, split, and their texts taken out.
+"""The records of a part of one file: decompressed, split, and their texts extracted.
 
-A record that can't be used is handed on as the reason, not raised: the corpus decides what is done with it. What is
-wrong with a file as a whole is an `InputError`; a compressed one that was cut short is never taken for a complete one.
+A bad record is returned with its reason, not raised: the corpus decides what to do. An error of the whole file is an
+`InputError`; a truncated compressed file is never accepted as complete.
 """
 
 from __future__ import annotations

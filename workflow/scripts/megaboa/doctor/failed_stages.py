@@ -16,7 +16,7 @@ from megaboa.scheduler.ranks import Ended
 from megaboa.scheduler.registry import cluster
 
 SHARED = ("models", "tokenizers", "corpora", "indexes")  # kinds of specifications
-# The sentence of a mistake that a user can mend, the last line of a traceback, what preflight says.
+# The sentence of a user's mistake, the last line of a traceback, preflight's refusals.
 REFUSED = re.compile(r"^.*(?:\b(?:is|are) refused(?: in the image)?: |; nothing was trained\.$).*$", re.MULTILINE)
 ENDED = re.compile(r"^(?:error: |(?:\w+\.)*\w*(?:Error|Exception)\b).*$", re.MULTILINE)
 UNPROVED = re.compile(r"^FAIL .*$", re.MULTILINE)  # checks of a proof
@@ -55,7 +55,7 @@ def jobs(results: Path) -> list[Job]:
 
 
 def of_run(results: Path, run: str) -> list[Job]:
-    """What is made of a run besides its training."""
+    """A run's jobs other than training."""
     experiment = ExperimentFolder(results)
     logs, folder = experiment.logs, experiment.run(run)
     export, proof = folder.export, folder.proof

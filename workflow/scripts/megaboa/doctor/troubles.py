@@ -1,7 +1,6 @@
-"""What a person would call the trouble, finer than its cause, and what to try against it.
+"""Names the trouble, more precisely than its cause, and what to try.
 
-The supervisor's cause decides what it is called, then what the logs say. The advice has the values of this run, where
-preflight knew them.
+The supervisor's cause decides, then the logs. The advice has this run's values where preflight knows them.
 """
 
 from __future__ import annotations

@@ -249,9 +249,7 @@ def _next(call: Call) -> str:
     if checkpoints.latest(call.payload.checkpoints):
         return RESUMES
     where = "its parent's checkpoint" if call.folder.parent_manifest else "the first step"
-    return (
-        f"No checkpoint was complete: the next call starts again from {where}. checkpoint.save_interval saves more often."
-    )
+    return f"No checkpoint was complete: the next call starts again from {where}. Set checkpoint.save_interval."
 
 
 def _close_what_was_left_open(call: Call) -> None:

@@ -152,7 +152,7 @@ Column = Annotated[str, Field(min_length=1)]
 
 
 class Figure(Section):
-    """One figure of the report: which columns of which table it shows, and how (docs/how-to/report.md)."""
+    """One figure of the report: its table, its columns, its type (docs/how-to/report.md)."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$", max_length=60)] = key(
         description="name of its files; the name of a built-in figure replaces that figure"
