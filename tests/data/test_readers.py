@@ -268,5 +268,5 @@ def test_wherever_it_is_cut_it_is_never_taken_for_complete(tmp_path_factory, end
     path = packed(tmp_path_factory.mktemp("cut") / f"a.{end}", b"some text\n" * 50)
     whole = path.read_bytes()
     path.write_bytes(whole[: data.draw(st.integers(1, len(whole) - 1))])
-    with pytest.raises(InputError, match="cut short"), unpacked(str(path), end) as (stream, _):
+    with pytest.raises(InputError, match="truncated"), unpacked(str(path), end) as (stream, _):
         stream.read()

@@ -128,7 +128,7 @@ def nan(case: Case) -> list[str]:
         "see whether the same step fails again from the same checkpoint: then look at that step's batch "
         "(recovery.loss_spike leaves batches out)"
         if case.iteration
-        else "there is no checkpoint to try again from, the next call starts from the first step: set "
+        else "there is no checkpoint, so the next call starts again from the first step: set "
         "checkpoint.save_interval, and look at the failed step's batch if it fails there again",
         "under fp16 take bf16_mixed; under FP8 compare with bf16_mixed for a hundred steps",
     ]

@@ -1,4 +1,4 @@
-"""How images, mounts and commits are written, and what is wrong with one that isn't."""
+"""The syntax of images, mounts and commits, and its errors."""
 
 from __future__ import annotations
 

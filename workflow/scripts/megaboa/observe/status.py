@@ -176,7 +176,7 @@ class ProgressTable:
 
 
 def event(run: Progress, now: float) -> str:
-    """What happened last, and what is to be said of now: `resumed from 40 after node failure of n2, 3 min ago`."""
+    """The last event and the present state: `resumed from 40 after node failure of n2, 3 min ago`."""
     parts = []
     if run.state == "running" and run.event is None:
         parts.append("its job starts")

@@ -158,7 +158,7 @@ def over_budget(runs: Collection[Run], exports: Collection[str], budget: Budget,
 
 
 class Asked:
-    """What is asked of the runs besides training: exports, evaluation, agreements, figures, a published table."""
+    """Checks requests other than training: exports, evaluation, agreements, figures, a published table."""
 
     def __init__(self, experiment: Experiment, problems: Problems):
         self.experiment = experiment

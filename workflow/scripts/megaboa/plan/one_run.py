@@ -204,7 +204,7 @@ class RunPlanner:
                 self.problems.add(path, message, choice.name)
 
     def check_data(self, config: Experiment, choice: Choice) -> None:
-        """What Megatron would train on, or leave out, without a word."""
+        """Settings that Megatron would silently ignore or misuse."""
         data = config.data.model_dump()
         sets = blends.validation_sets(data)
         for name, blend in sets.items():
@@ -276,7 +276,7 @@ CONVERSION_RULES: tuple[tuple[str, Rule], ...] = (
 
 
 def conversion_problems(model: ModelFacts, layout: Layout) -> list[tuple[str, str]]:
-    """Keys of `conversion`, and what is wrong with their values; nothing where nobody knows the model yet."""
+    """Problems with `conversion`, by key; none while the model is unknown."""
     whole = Facts(layout, model)
     found = [(key, finding(rule, broken).message) for key, rule in CONVERSION_RULES if (broken := rule(whole))]
     if model.vocab_rows is not None and model.vocab_rows % layout.tp:

@@ -1,4 +1,4 @@
-"""What a call says of its plan: the screen that a dry run ends with, and what training asks of a cluster.
+"""A call's summary of its plan: the screen at the end of a dry run, and training's requests to a cluster.
 
 The screen has the runs, what is swept, jobs by kind, hours and warnings.
 """

@@ -1,4 +1,4 @@
-"""What would fail late, or never end, if nobody looked before the ranks start."""
+"""Checks before the ranks start, for inputs that would make them fail late, or hang."""
 
 from __future__ import annotations
 

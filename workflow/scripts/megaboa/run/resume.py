@@ -93,7 +93,7 @@ class Resumption:
         return mine != other
 
     def prove_newest(self) -> None:
-        """Write down the checksums of the last checkpoint, remove what need not be kept, and read the rest."""
+        """Record the checksums of the last checkpoint, remove old ones, and read the rest."""
         newest = checkpoints.latest(self.payload.checkpoints)
         if newest and self.verifies:
             checkpoints.add_digests(self.payload.checkpoints, newest)

@@ -18,7 +18,7 @@ BY_CONTENT = ("model", "tokenizer", "corpora", "image", "parent")  # of an ident
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Training of the same name that somebody could resume: it has a complete checkpoint, and hasn't ended."""
+    """Training under the same name that could be resumed: it has a complete checkpoint and isn't finished."""
 
     store: RunStore
     step: int
@@ -47,7 +47,7 @@ def _has_begun(identity: dict[str, Any], own: dict[str, Any]) -> bool:
 
 
 def _unfinished_step(store: RunStore) -> int:
-    """The step of the checkpoint that it could resume; 0 where it is finished, or would begin again too."""
+    """The step of the checkpoint that it could resume from; 0 if it is finished, or would start from step 0 too."""
     step, last = checkpoints.latest(store.checkpoints), progress.last_step(store)
     if last is not None and step >= last:
         return 0
@@ -86,7 +86,7 @@ def explain(run: str, work: Sequence[Unfinished]) -> str:
 
 
 def ways(restart: str) -> str:
-    """The two ways on; `restart` is how somebody says that they want the second."""
+    """The two options; `restart` is the command for the second."""
     return f"Undo the change to resume it, or restart it: {restart}"
 
 

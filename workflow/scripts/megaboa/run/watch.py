@@ -29,7 +29,7 @@ LOOK_SECONDS = 1.0  # between two looks for a reason to stop, which read files
 HICCUP_SECONDS = 600.0  # that the file system may fail
 STACKS_SECONDS = 3.0  # for the stacks to reach the logs
 BYTES_PER_STEP = 1000  # of steps.jsonl, generously
-STEPS_BETWEEN_POLLS = 500  # more than can be done while nobody looks
+STEPS_BETWEEN_POLLS = 500  # more than are done between two polls
 REQUEUE_SECONDS = 20.0  # of the wall time are kept for the scheduler to be told
 
 
@@ -42,7 +42,7 @@ class Watched:
 
 @dataclass
 class Watch:
-    """What is looked at while ranks run. Every question is a function of the supervisor's."""
+    """Monitors running ranks. Every check is a function of the supervisor's."""
 
     signals: Signals
     silence: Callable[[], tuple[float, float]]  # seconds since the ranks last did something, and how many are too many
@@ -62,7 +62,7 @@ class Watch:
                             return Watched(self._end(ranks, *reason), *reason)
                     self.each_poll()
                     trouble = None
-                except OSError:  # a file system's hiccup is no reason to end healthy ranks
+                except OSError:  # a hiccup of the file system is not a reason to end healthy ranks
                     trouble = trouble or time.monotonic()
                     if time.monotonic() - trouble > HICCUP_SECONDS:
                         raise
@@ -201,7 +201,7 @@ def _spike(call: Call, target: AttemptFolder) -> tuple[int, int] | None:
 def find_spike(steps: Sequence[Step], settings: LossSpike) -> tuple[int, int] | None:
     """First and last step of the first spike: at least `patience` losses in a row above the median before them.
 
-    All steps are looked at, not the newest only: several may have been done since somebody last looked.
+    Checks all steps, not only the newest: several may have been done since the last poll.
     """
     patience, window = settings.patience, settings.window
     losses = [(step.step, step.loss) for step in steps if step.loss is not None]
