@@ -20,14 +20,34 @@ def environment(tmp_path, monkeypatch):
     for name in ("NCCL_DEBUG", "NCCL_IB_TIMEOUT"):
         monkeypatch.delenv(name, raising=False)
 
-    def make(device="cpu", trackers=None, **start):
+    def make(device="cpu", trackers=None, nodes=1, attempt=None, **start):
         path = tmp_path / "results" / "tiny" / "runs" / "dp2"
         write_json(path / "run.json", {"device": device, "parallel": LAYOUT})
-        launch = {"cpus_per_rank": 3, "start": Launch().model_dump(mode="json") | start, "trackers": trackers or {}}
+        launch = {
+            "nodes": nodes,
+            "cpus_per_rank": 3,
+            "start": Launch().model_dump(mode="json") | start,
+            "trackers": trackers or {},
+        }
         write_json(path / "launch.json", launch)
-        return command.rank_environment(RunFolder(path))
+        return command.rank_environment(RunFolder(path), attempt and AttemptFolder(tmp_path / f"{attempt:02d}"))
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("asked", "level"),
+    [
+        ({"network": "efa"}, "INFO"),
+        ({"network": "efa", "attempt": 2}, "WARN"),
+        ({"network": "efa", "nodes": 1}, "WARN"),
+        ({"network": "efa", "network_check": False}, "WARN"),
+        ({"network": "nvlink"}, "WARN"),
+        ({"network": None}, "WARN"),
+    ],
+)
+def test_the_first_attempt_on_several_nodes_has_nccl_name_its_network(environment, asked, level):
+    assert environment(**{"device": "cuda", "nodes": 2, "attempt": 1} | asked)["NCCL_DEBUG"] == level
 
 
 def test_ranks_on_the_cpu_have_their_threads_and_no_network_of_nccl(environment):

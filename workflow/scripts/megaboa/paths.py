@@ -445,6 +445,10 @@ class AttemptFolder:
     path: Path
 
     @property
+    def number(self) -> int:
+        return int(self.path.name)
+
+    @property
     def steps(self) -> Path:
         return self.path / "steps.jsonl"
 

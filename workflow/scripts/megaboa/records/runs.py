@@ -20,6 +20,7 @@ class Start(Record):
     cpu_bind: str | None
     python: str | None
     network: str | None
+    network_check: bool = True
     environment: dict[str, str | None]
     timeout_minutes: int | None = None
     health_check: bool

@@ -71,7 +71,16 @@ def rank_environment(folder: RunFolder, target: AttemptFolder | None = None) -> 
             own |= {name: str(target.path / "flight-rank-") for name in FLIGHT_RECORDER}
     if run["device"] == "cuda" or start.network:
         preset |= networks.environment(start.network, {})
+    if target and checks_network(folder, target):
+        preset |= networks.NAMING
     return layered(own, preset, start.environment)
+
+
+def checks_network(folder: RunFolder, target: AttemptFolder) -> bool:
+    """Whether NCCL is to say in this attempt, the run's first, which network it has taken."""
+    start, several = folder.launch.start, folder.launch.nodes > 1
+    asked = folder.run["device"] == "cuda" and start.network_check and networks.can_check(start.network)
+    return several and asked and target.number == 1
 
 
 def ran_on(folder: RunFolder, store: RunStore) -> RanOn:

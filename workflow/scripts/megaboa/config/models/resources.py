@@ -62,6 +62,9 @@ class Launch(Section):
     network: Literal[networks.names()] | None = key(
         None, "preset of environment variables for the network between nodes"
     )
+    network_check: bool = key(
+        True, "end the first attempt of a run on several nodes if NCCL takes another network than the preset's"
+    )
     environment: dict[str, str | None] = key({}, "environment variables of the ranks; null removes one of the preset")
     timeout_minutes: PositiveInt | None = key(
         None, "time-out of a rank that waits for the others; default: Bridge's 10 minutes, or the recipe's"

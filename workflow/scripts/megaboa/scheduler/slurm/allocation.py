@@ -21,15 +21,17 @@ ASK_AGAIN_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
 REQUEUE_AGAIN_SECONDS = 3.0
 EXCLUDE_TRIES, EXCLUDE_AGAIN_SECONDS = 10, 0.3
+GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_GPUS")  # how variables begin that SLURM sets for a job with GPUs
 START_NODE = Path(__file__).parents[3] / "start_node.py"
 
 
 class Allocation:
     """The nodes of a SLURM job. The supervisor runs on the first of them."""
 
-    def __init__(self, job: queries.Job, launch: LaunchSpec, device: str, container: Container):
+    def __init__(self, job: queries.Job, launch: LaunchSpec, gpus: int, container: Container):
+        """`gpus`: that a step asks for on each node; 0 where SLURM counts none, and a job has all of a node's."""
         self.job, self._launch, self._container = job, launch, container
-        self._gpus = launch.gpus_per_node if device == "cuda" else 0
+        self._gpus = gpus
         self.nodes = queries.hostnames(job.nodes)
         self._asked = time.monotonic()
         self._ahead: float | None = None  # this host's clock of the controller's, in seconds; None: not asked yet
@@ -171,7 +173,8 @@ def here(launch: LaunchSpec, device: str, environment: Environment, container: C
         raise NoPlaceError(
             f"SLURM knows no job {job}, which SLURM_JOB_ID names: unset it, or set launch.starter to local"
         )
-    return Allocation(found, launch, device, container)
+    counted = device == "cuda" and any(name.startswith(GPUS_OF_JOB) for name in environment)
+    return Allocation(found, launch, launch.gpus_per_node if counted else 0, container)
 
 
 def fallen(nodes: Sequence[queries.Node], since: float) -> list[queries.Node]:
