@@ -142,6 +142,9 @@ class Scheduler(Protocol):
     def usable_nodes(self, partition: str) -> set[str]:
         """Those that a job could get, now or later."""
 
+    def gpus_of_a_node(self, partition: str) -> int:
+        """The most that a node of this partition has (or of these, with commas between); 0: none that it knows of."""
+
     def fallen(self, nodes: Sequence[str], since: float) -> dict[str, str]:
         """Of nodes whose supervisor is gone those that failed since, with what is said of each. Never raises."""
 
