@@ -137,9 +137,10 @@ def full_graph_waits_for_no_message(f: Facts) -> Broken | None:
 
 
 def full_graph_has_whole_blocks_of_attention(f: Facts) -> Broken | None:
-    """cuDNN up to 9.15.0 goes astray in attention's backward pass where a graph is replayed and the sequence is no
-    multiple of 128 (with context parallelism: half a rank's part): an illegal memory access, or wrong gradients.
-    Transformer Engine checks for it, but can't see that Megatron records a full iteration."""
+    """cuDNN up to 9.15.0 fails in attention's backward pass if a graph is replayed and the sequence is not a multiple
+    of 128 (with context parallelism: half a rank's part): an illegal memory access, or wrong gradients. Transformer
+    Engine checks for it, but can't see that Megatron records a full iteration.
+    """
     cut = 1 if f.layout.cp == 1 or f.layout.cp_comm == "a2a" else 2 * f.layout.cp  # all-to-all exchanges heads instead
     length, unit = f.training.seq_length, ATTENTION_BLOCK * cut
     if not _is_full(f) or not _may_be_cudnn(f) or length is None or length % unit == 0:
