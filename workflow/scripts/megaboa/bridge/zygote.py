@@ -5,9 +5,9 @@ sets it for an experiment on this machine) its work is then done by a child of t
 environment, folder and streams, from the first line of the script or of `megaboa`; and the process that called only
 passes on signals and the exit code. If anything is in the way, hand_over() returns, and the command imports for itself.
 
-The zygote is started by whoever needs it first. It serves one user and one state of everything that an import depends
-on (`_key`), and ends when nobody has needed it for half a minute. Where a scheduler starts one task per node, that task
-starts it (`keep`), before its ranks, and it ends with that task.
+The first process that needs the zygote starts it. It serves one user and one state of everything that an import depends
+on (`_key`), and ends after half a minute without requests. Where a scheduler starts one task per node, that task starts
+it (`keep`), before its ranks, and it ends with that task.
 
 A process that has touched CUDA can't be forked: the driver's state doesn't survive it. So the zygote only imports, and
 children are the first to open a GPU.

@@ -282,7 +282,7 @@ def _folder_problem(name: Any, needs: str | None) -> list[str]:
     if not folder.is_dir():
         return [f"there is no folder {name!r}: check the path"]
     if needs and not (folder / needs).is_file():
-        return [f"the folder {name!r} has no {needs}: it is no Hugging Face model"]
+        return [f"the folder {name!r} has no {needs}: it is not a Hugging Face model"]
     return []
 
 

@@ -76,7 +76,7 @@ def files(spec: TextSpec) -> list[SourceFile]:
             found += files_of(source, spec.split)
     for file in found:
         if file.size == 0 and (file.packed or file.kind in TABLES):
-            raise InputError(f"{file.path}: empty, which no {file.packed or file.kind} file is: copy it again")
+            raise InputError(f"{file.path}: empty, so not a valid {file.packed or file.kind} file: copy it again")
     return found
 
 

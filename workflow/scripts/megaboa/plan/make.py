@@ -200,7 +200,7 @@ def over_budget(runs: Collection[Run], exports: Collection[str], budget: Budget,
 
 
 class Asked:
-    """What is asked of the runs besides training: exports, evaluation, agreements, figures, a published table."""
+    """Checks requests other than training: exports, evaluation, agreements, figures, a published table."""
 
     def __init__(self, experiment: Experiment, problems: Problems, left_out: Collection[str] = ()):
         """`left_out`: names that may be asked for, of runs that there aren't."""
@@ -233,15 +233,15 @@ class Asked:
                 self.problems.add(("export", "runs"), message)
             if run.config.models[run.model].recipe:
                 message = (
-                    f"the run {run.name!r} trains a recipe (models.{run.model}), and no Hugging Face model is known of "
-                    "which it is one: remove the run here, or describe the model by hf or config"
+                    f"the run {run.name!r} trains a recipe (models.{run.model}), whose Hugging Face architecture is "
+                    "unknown: remove the run here, or describe the model by hf or config"
                 )
                 self.problems.add(("export", "runs"), message)
         for run, repository in self.experiment.export.push.items():
             if run not in exports:
                 self.problems.add(("export", "push", run), choose(run, exports, "exported run"))
             if not is_hub_id(repository):
-                self.problems.add(("export", "push", run), f"{repository!r} is no repository of the hub: `owner/name`")
+                self.problems.add(("export", "push", run), f"{repository!r} is not a hub repository: `owner/name`")
 
     def evaluated(self, exports: list[str]) -> list[str]:
         wanted = self.experiment.evaluate

@@ -1,7 +1,7 @@
-"""What a call of Snakemake submits, written down once: its jobs read this, whenever they start.
+"""What a call of Snakemake submits, recorded once: its jobs read this, whenever they start.
 
-A job may wait for days, and is started again when a node dies. Meanwhile the experiment's file is edited and planned
-again. So each call keeps a copy of its configuration, for Snakemake in the jobs, and of what every run is, for their
+A job may wait for days, and restarts when a node dies. Meanwhile the experiment file may be edited and planned again.
+So each call keeps a copy of its configuration, for Snakemake in the jobs, and of every run's specification, for the
 supervisors. Standard library only.
 """
 
