@@ -1,6 +1,8 @@
-"""For all tests: processes that they start find the library as they do themselves."""
+"""For all tests: processes that they start find the library as they do themselves, and compile it once."""
 
 import os
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,22 @@ from hypothesis import settings
 
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "workflow" / "scripts")
 
+# Python keeps what it compiles, whatever the shell says: else every process that a test starts would compile our modules,
+# and every worker hypothesis, which pytest rewrites.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+ALL_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
+
 settings.register_profile("unhurried", deadline=None)  # a machine may be busy with something else
 settings.load_profile("unhurried")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """For fast tests no file is imported that has none: some import torch and Bridge."""
+    if config.option.markexpr != "not slow" or not collection_path.match("test_*.py"):
+        return None
+    return bool(ALL_SLOW.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
 @pytest.fixture
