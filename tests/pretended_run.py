@@ -4,7 +4,7 @@ from megaboa import files
 from megaboa.config.models.resources import Launch, Recovery
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import line, read_ledger
-from megaboa.run import command, identity, ledger, supervisor
+from megaboa.run import command, identity, ledger, supervisor, watch
 
 LAST, INTERVAL = 6, 2
 
@@ -59,6 +59,7 @@ class Run:
         self.launch()
         self.misfortune("pass")
         monkeypatch.setattr(command, "RANK_SCRIPT", self.rank)
+        monkeypatch.setattr(watch, "POLL_SECONDS", 0.02)
 
     def launch(self, **recovery):
         launch = {"store": str(self.rank.parent / "store"), "nodes": 1, "gpus_per_node": 1, "cpus_per_rank": 1}
