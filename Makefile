@@ -19,7 +19,7 @@ test-all: setup
 	@$(BIN)/python tests/suite.py fast walks rest
 
 test-fast: setup
-	@$(BIN)/pytest -q -n 2 -m "not slow"
+	@$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow"
 
 # On a machine with GPUs (SLURM too, where it is installed); PYTHON is one that has Transformer Engine in addition to what envs/ lists.
 test-gpu:
