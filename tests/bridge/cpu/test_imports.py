@@ -29,7 +29,7 @@ def test_transformer_engine_is_there_for_the_lora_layers_only():
 
 
 def test_transformer_engine_is_hidden_where_it_is_installed_and_triton_is_there_for_one_module_only(tmp_path):
-    """An image for GPUs has Transformer Engine, and device: cpu must not use it there. One process for both: it takes 8 s."""
+    """An image for GPUs has Transformer Engine, and device: cpu must not use it there. Both in one process of 8 s."""
     (tmp_path / "transformer_engine").mkdir()
     (tmp_path / "transformer_engine" / "__init__.py").write_text("raise RuntimeError('there is no GPU')\n")
     code = f"""
