@@ -318,6 +318,8 @@ def _source_problem(source: Any) -> list[str]:
 
 
 def _one_source_problem(source: str) -> list[str]:
+    if source == STDLIB:
+        return []
     if (name := hub_id(source)) is not None:
         return [] if is_hub_id(name) else [f"{source!r} must be `hf:` and an id of the hub, as in hf:owner/name"]
     try:

@@ -55,6 +55,15 @@ def name() -> str | None:
         return None
 
 
+def capability(chosen: str | None) -> tuple[int, int] | None:
+    """Of the first GPU that CUDA shows, without opening CUDA; None where nobody can say."""
+    try:
+        major, _, minor = (visible(query(), chosen)[0]["compute_cap"] or "").partition(".")
+        return int(major), int(minor)
+    except (OSError, ValueError, KeyError, IndexError, subprocess.SubprocessError):
+        return None
+
+
 def unknown_field(said: str) -> str | None:
     match = re.search(r'Field "([^"]+)" is not a valid field to query', said)
     return match and match[1]
