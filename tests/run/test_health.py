@@ -450,3 +450,20 @@ def test_a_single_wrong_number_in_the_product_is_seen(wrong, monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", product)
     assert health_rank.multiply(torch.device("cpu"), 128)["wrong"] == (2 if wrong else 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "chosen", "expected"),
+    [
+        ("9.0", None, (9, 0)),
+        ("9.0", "0", (9, 0)),
+        ("9.0", "7", None),  # no GPU is shown
+        ("[N/A]", None, None),
+        ("", None, None),  # no driver
+    ],
+)
+def test_the_capability_of_a_gpu_by_its_driver(fake_command, said, chosen, expected):
+    values = {"index": "0", "uuid": "GPU-1", "compute_cap": said}
+    line = ", ".join(values.get(field, "[N/A]") for field in (*gpus.FIELDS, *gpus.OPTIONAL_FIELDS))
+    fake_command("nvidia-smi", f"echo '{line}'" if said else "exit 9")
+    assert gpus.capability(chosen) == expected
