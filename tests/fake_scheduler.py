@@ -146,11 +146,11 @@ class Tower:
 
     # What jobs ask for
 
-    def resources(self, size=None, where=None, options=None):
+    def resources(self, size=None, where=None, options=None, gpus=None, profile=None):
         asked = {"floors": lambda wildcards: size(wildcards).nodes} if size else {}
         return asked | ({} if options is None else {"climb": options})
 
-    def options(self, own="", gpus=0, returns=False, after=None, rule=""):
+    def options(self, own="", returns=False, after=None, rule=""):
         return f"{own} up".strip()
 
     def tasks_per_node(self, options):

@@ -418,6 +418,31 @@ CASES = {
         {"optimizer": "sgd", "distributed_optimizer": False},
         {},
     ),
+    "overlapped_gather_needs_overlapped_reduction": Case(
+        {"gather_overlap": True, "grad_overlap": False},
+        "parallel.overlap_param_gather",
+        "true without parallel.overlap_grad_reduce",
+        (False,),
+        {"gather_overlap": True, "grad_overlap": True},
+        {"gather_overlap": True},  # by default gradients are reduced early, too
+        "warning",
+    ),
+    "overlapped_gather_needs_shards": Case(
+        {"gather_overlap": True, "distributed_optimizer": False},
+        "parallel.overlap_param_gather",
+        "true without parallel.distributed_optimizer",
+        (False,),
+        {"gather_overlap": True, "distributed_optimizer": False, "fsdp": "megatron"},
+        {"gather_overlap": True, "distributed_optimizer": False, "optimizer": "dist_muon"},
+    ),
+    "torch_fsdp_has_no_overlap_of_megatrons": Case(
+        {"grad_overlap": True, "fsdp": "torch"},
+        "parallel.overlap_grad_reduce",
+        "true with parallel.fsdp: torch",
+        (False,),
+        {"grad_overlap": False, "gather_overlap": False, "fsdp": "torch"},
+        {"grad_overlap": True, "fsdp": "megatron"},
+    ),
     "graph_implementation_is_known": Case(
         {"graphs": "te"},
         "model.cuda_graph_impl",

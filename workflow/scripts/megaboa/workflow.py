@@ -259,8 +259,9 @@ def use_this_machine(settings: Any, limits: Any) -> None:
 
 def use_zygote(plan: Plan, executor: str) -> None:
     """Where all jobs are processes of this machine and of one Python, those that need Bridge are forked from one."""
-    here = executor == "local" and plan.experiment.device == "cpu" and plan.experiment.image.runtime == "none"
-    os.environ[local.FORKED] = "1" if here and os.environ.get(local.FORKED) != "0" else "0"
+    here = executor == "local" and plan.experiment.image.runtime == "none"
+    wanted = here and os.environ.get(local.FORKED) != "0"
+    os.environ[local.FORKED] = plan.experiment.device if wanted else "0"
 
 
 def introduce(plan: Plan, on_cluster: bool) -> None:

@@ -115,6 +115,8 @@ class Kernels:
     fused_activation: bool = True
     attention_dropout: float = 0.0
     attention: str = "auto"  # attention_backend
+    grad_overlap: bool | None = None  # overlap_grad_reduce; None: Bridge's default
+    gather_overlap: bool | None = None  # overlap_param_gather
 
 
 @dataclass(frozen=True)
@@ -261,6 +263,8 @@ FIELDS: dict[str, str] = {
     "kernels.fused_activation": "model.bias_activation_fusion",
     "kernels.attention_dropout": "model.attention_dropout",
     "kernels.attention": "model.attention_backend",
+    "kernels.grad_overlap": "ddp.overlap_grad_reduce",
+    "kernels.gather_overlap": "ddp.overlap_param_gather",
 }
 
 

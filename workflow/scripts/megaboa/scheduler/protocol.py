@@ -153,12 +153,12 @@ class Scheduler(Protocol):
         self,
         size: Callable[[Any], Size] | None = None,  # an allocation: the job starts ranks on its nodes by itself
         where: Callable[[Any], Where] | None = None,
-        options: str | Callable[[Any], str] | None = None,
+        options: Callable[[Any], str] | None = None,
+        gpus: Callable[[Any], int] | None = None,  # of a node
+        profile: Mapping[str, str] = ...,  # its default-resources
     ) -> dict[str, Any]: ...
-    def options(
-        self, own: str = "", gpus: int = 0, returns: bool = False, after: RunFolder | None = None, rule: str = ""
-    ) -> str:
-        """Further options of a job. `own`: the user's; `gpus`: of a node; `returns`: it may be put back into the queue;
+    def options(self, own: str = "", returns: bool = False, after: RunFolder | None = None, rule: str = "") -> str:
+        """Further options of a job. `own`: the user's; `returns`: it may be put back into the queue;
         `after`: not before jobs have ended that the rule has made of this run."""
 
     def tasks_per_node(self, options: str) -> int | None:
