@@ -21,7 +21,7 @@ test-all: setup
 	@$(BIN)/python tests/suite.py fast walks rest
 
 test-fast: setup
-	@$(BIN)/pytest -q -n 2 -m "not slow"
+	@$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow"
 
 # On a machine with GPUs (SLURM too, where it is installed), after `make setup DEVICE=cuda`; or PYTHON=/path/to/python, one with
 # Transformer Engine.

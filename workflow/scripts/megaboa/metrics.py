@@ -1,4 +1,4 @@
-"""What is measured: one line for each column of figures and tables.
+"""Measured quantities: one line per column of figures and tables.
 
 The plan, the report, the bundle and published tables read it here. A new quantity is a line here, and a value at its
 `source` in a run's summary.json (`observe/summary.py`, with a field in `records/summaries.py`).

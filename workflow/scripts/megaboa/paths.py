@@ -224,7 +224,7 @@ class RunFolder:
 
     @cached_property
     def preflight(self) -> dict[str, Any]:
-        """What Bridge's configuration said of itself; nothing before preflight."""
+        """Facts from Bridge's configuration; none before preflight."""
         path = self.experiment_folder.preflight
         return read_json(path)["runs"].get(self.name, {}) if path.exists() else {}
 
@@ -234,7 +234,7 @@ class RunFolder:
 
     @property
     def may_restart(self) -> bool:
-        """Whether its call was told to let it begin again, whatever else lies in the store."""
+        """Whether its call asked for a restart, despite other work in the store."""
         return bool((self.asked or {}).get("restart"))
 
     @property
@@ -387,7 +387,7 @@ class RunStore:
 
     @property
     def claims(self) -> Path:
-        """Who trains the run, and who did."""
+        """Present and earlier claims of the run."""
         return self.path / "claims"
 
     @property

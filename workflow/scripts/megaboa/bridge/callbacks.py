@@ -1,6 +1,6 @@
-"""What a rank writes down while it trains: one JSON line per event, through Bridge's callbacks.
+"""What a rank records while it trains: one JSON line per event, through Bridge's callbacks.
 
-The console is no source for this: it drops NaN losses and spreads its lines over ranks.
+The console can't be the source: it drops NaN losses and spreads its lines over ranks.
 """
 
 from __future__ import annotations
@@ -132,11 +132,10 @@ class CheckpointMarker(Callback):
 
 
 class Fence(Callback):
-    """Ends a rank whose run has been given to somebody else, and hears a supervisor whose signals don't arrive.
+    """Ends a rank whose run another process has claimed, and receives stop requests when signals don't arrive.
 
-    A node that the scheduler has lost sight of may still reach the file system: its ranks must not go on writing. One
-    rank of every node looks; without it no other comes to the end of another step, or into a save, as all ranks meet
-    there.
+    A node that the scheduler has lost may still reach the file system: its ranks must stop writing. One rank per node
+    checks; without it no other rank finishes another step or enters a save, because all ranks synchronize there.
     """
 
     def __init__(self, claims: Path, claim: int, stop_now: Path):

@@ -98,7 +98,7 @@ def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
         config.dist.use_gloo_process_groups = False
         config.train.manual_gc = False
     if config.model.vocab_size is not None or "model.vocab_size" in run["overrides"]:
-        # A model has its own vocabulary, of which its tokenizer may use a part; Bridge would cut it.
+        # A model has its own vocabulary, and its tokenizer may use only a part; Bridge would cut it.
         config.tokenizer.use_tokenizer_vocab_size = False
     return override(config, run["overrides"])
 

@@ -36,9 +36,9 @@ def forked_for(device: str) -> None:
 
 
 def prepare(device: str, threads: int = 1) -> None:
-    """Make the process fit, and import Bridge without looking for garbage meanwhile.
+    """Prepare the process, and import Bridge without garbage collection.
 
-    Of what is imported nothing is ever garbage, and looking for it took a quarter of every job's start.
+    Imported objects are never garbage, and collection took a quarter of every job's start.
     """
     if _forked_for is not None and not (_forked_for == device and (device == "cpu" or _reaches_gpu())):
         _begin_again()

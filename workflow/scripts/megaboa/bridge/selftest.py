@@ -1,4 +1,4 @@
-"""What is in the environment that ranks run in: `train_rank.py --self-test`, in an image and outside of one."""
+"""Inspects the ranks' environment: `train_rank.py --self-test`, inside an image or outside."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OPTIONAL = {
 # Of those, what is linked against CUDA: being there says little. Transformer Engine hides a broken half of its own.
 # Torch comes first, as in ranks: it loads NCCL and cuDNN, which lie in packages of their own.
 LINKED = {"transformer_engine": "transformer_engine.pytorch", "deep_ep": "deep_ep"}
-# What no driver can mend: on a machine without a GPU, all else that an import may say is for a GPU to tell.
+# Import errors that no driver can fix; without a GPU all others stay open.
 BROKEN = re.compile(
     r"undefined symbol|No module named|ended by signal|cannot import name"
     r"|(?<!libcuda\.so\.1: )(?<!libnvidia-ml\.so\.1: )cannot open shared object file"

@@ -1,4 +1,4 @@
-"""One rank of a run: read what is asked for, build Bridge's configuration, train."""
+"""One rank of a run: read its specification, build Bridge's configuration, train."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def refuse_lengths(facts: Facts, here: tuple[int, ...] | None) -> None:
 
 
 def continue_mlflow_run(store: RunStore, tracking_uri: str | None) -> None:
-    """Let Bridge's logger, which would begin a new run, continue the run of the attempt before.
+    """Let Bridge's logger continue the previous attempt's run instead of starting a new one.
 
     Bridge logs its whole configuration as parameters, and MLflow refuses ones that change (what is loaded): those that
     are there already stay as they are. For W&B the environment makes all attempts one run (run/command.py).

@@ -5,9 +5,9 @@ sets it for an experiment on this machine) its work is then done by a child of t
 environment, folder and streams, from the first line of the script or of `megaboa`; and the process that called only
 passes on signals and the exit code. If anything is in the way, hand_over() returns, and the command imports for itself.
 
-The zygote is started by whoever needs it first. It serves one user and one state of everything that an import depends
-on (`_key`), and ends when nobody has needed it for half a minute. Where a scheduler starts one task per node, that task
-starts it (`keep`), before its ranks, and it ends with that task.
+The first process that needs the zygote starts it. It serves one user and one state of everything that an import depends
+on (`_key`), and ends after half a minute without requests. Where a scheduler starts one task per node, that task starts
+it (`keep`), before its ranks, and it ends with that task.
 
 A process that has touched CUDA can't be forked: the driver's state doesn't survive it. So the zygote only imports, and
 children are the first to open a GPU.
@@ -33,13 +33,14 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import NoReturn
 
 from megaboa.bridge import process
+from megaboa.run import gpus
 from megaboa.scheduler.local import FORKED, HELD, KEEPER, die_with_parent, may_be_forked
 
 IDLE_SECONDS = 30.0
@@ -460,6 +461,23 @@ def _threads() -> int:
     return sum((task / "comm").read_text() != "jemalloc_bg_thd\n" for task in Path("/proc/self/task").iterdir())
 
 
+@contextlib.contextmanager
+def _capability_of_the_driver(device: str) -> Iterator[None]:
+    """ModelOpt asks for the GPU's capability when it is imported. PyTorch would open CUDA for the answer."""
+    known = gpus.capability(os.environ.get("CUDA_VISIBLE_DEVICES")) if device == "cuda" else None
+    if known is None:
+        yield
+        return
+    import torch
+
+    by_cuda = torch.cuda.get_device_capability
+    torch.cuda.get_device_capability = lambda device=None: known
+    try:
+        yield
+    finally:
+        torch.cuda.get_device_capability = by_cuda
+
+
 def main() -> None:
     key, device = sys.argv[1:3]
     if KEEPER in os.environ:
@@ -474,9 +492,10 @@ def main() -> None:
         listener.listen(128)  # who asks now waits until all is imported
         before = dict(os.environ)
         signal.alarm(int(START_SECONDS))  # an import that hangs must not keep what was sent meanwhile
-        process.prepare(device)
-        for name in IMPORTED:
-            importlib.import_module(f"megaboa.bridge.{name}")
+        with _capability_of_the_driver(device):
+            process.prepare(device)
+            for name in IMPORTED:
+                importlib.import_module(f"megaboa.bridge.{name}")
         # Fills its table of files: for that every folder above every module is looked at, 36,000 times in each child.
         inspect.getmodule(inspect.currentframe())
         signal.alarm(0)

@@ -1,6 +1,6 @@
-"""What the rules look at: numbers and names of one run, wherever they come from. None is "nobody knows yet".
+"""Input of the rules: numbers and names of one run, from any source.
 
-And which field of Bridge's ConfigContainer says each of them.
+None means not known yet. Each has its field in Bridge's ConfigContainer.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Cluster:
     machine_gpus: int | None = None  # of this machine, where `device: auto` found them
     tasks_per_node: int | None = None  # where an option of its job says so
     max_connections: str | None = None  # CUDA_DEVICE_MAX_CONNECTIONS
-    has_nsys: bool | None = None  # whether it is on the PATH; None: nobody asked
+    has_nsys: bool | None = None  # whether it is on the PATH; None: not checked
 
 
 @dataclass(frozen=True)

@@ -61,11 +61,11 @@ def page_with_table(page: str) -> str:
 def markdown() -> str:
     lines = []
     for subject, rules in SUBJECTS.items():
-        lines += [f"### {subject}", "", "| rule | what must hold, and who says so |", "|---|---|"]
+        lines += [f"### {subject}", "", "| rule | what must hold, and what enforces it |", "|---|---|"]
         lines += [f"| `{rule.__name__}` | {sentence(rule)} |" for rule in rules]
         lines.append("")
-    lines += ["### What needs the image", "", "| rule | what stays open without it |", "|---|---|"]
+    lines += ["### What needs the image", "", "| rule | what stays unchecked without it |", "|---|---|"]
     lines += [f"| `{rule.__name__}` | {sentence(rule)} |" for rule in needs_image.RULES]
-    lines += ["", "### Memory", "", "| rule | what must hold, and who says so |", "|---|---|"]
+    lines += ["", "### Memory", "", "| rule | what must hold, and what enforces it |", "|---|---|"]
     lines.append(f"| `{fit.memory_suffices.__name__}` | {sentence(fit.memory_suffices)} |")
     return "\n".join(lines).rstrip() + "\n"

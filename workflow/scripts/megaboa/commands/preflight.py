@@ -1,4 +1,4 @@
-"""Every run of an experiment, held against Bridge without a GPU."""
+"""Check every run of an experiment with Bridge, without a GPU."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def experiment(results: Path) -> list[str]:
 
 
 def failures(results: Path, names: Iterable[str]) -> list[str]:
-    """Of these runs each attempt that failed, in a line, also where a later one has mended it: for the report."""
+    """One line per failed attempt of these runs, even if a later attempt succeeded: for the report."""
     return [line for name in names for line in _failed_attempts(ExperimentFolder(results).run(name))]
 
 
@@ -86,7 +86,7 @@ def _store(folder: RunFolder) -> RunStore | None:
 
 
 def _lost(store: RunStore, begun: AttemptStart) -> AttemptEnd:
-    """The end that nobody wrote down, as the next call will."""
+    """The missing end of an attempt, as the next call will record it."""
     events = read_steps(store.attempt(begun.attempt).steps)
     steps = [event.step for event in events if isinstance(event, Step)]
     job = f"{cluster().name} job {begun.job}, " if begun.job else ""
@@ -94,7 +94,7 @@ def _lost(store: RunStore, begun: AttemptStart) -> AttemptEnd:
     return AttemptEnd(
         attempt=begun.attempt,
         cause="lost",
-        detail=f"nobody wrote down its end, and nobody trains it: its supervisor was killed, or lost ({job}{where})",
+        detail=f"its end was not recorded, and nobody trains it: its supervisor was killed, or lost ({job}{where})",
         first_step=min(steps, default=None),
         last_step=max(steps, default=None),
         iteration=checkpoints.latest(store.checkpoints),

@@ -61,7 +61,7 @@ def slow(f: Facts, summary: Summary) -> list[str]:
     spent = ", ".join(f"{what} {part / expected.seconds:.0%}" for what, part in parts)
     return [
         f"at {share:.0%} of its GPUs' peak: a step takes {seconds:.3g} s",
-        f"  the model of speed expects {expected.seconds:.3g} s ({spent}); if it takes longer, profile a few steps",
+        f"  the speed model expects {expected.seconds:.3g} s ({spent}); if it takes longer, profile a few steps",
         "  try: megaboa advise lists layouts that should be faster",
     ]
 
@@ -80,7 +80,7 @@ def unbalanced(f: Facts, analysis: dict[str, Any] | None) -> list[str]:
     keys = ("model.num_layers_in_first_pipeline_stage", "model.num_layers_in_last_pipeline_stage")
     split = ", ".join(f"{key}: {size}" for key, size in zip(keys, ends, strict=True) if size is not None)
     return [
-        f"stage {work.index(fullest)} has {fullest / mean - 1:.0%} more to calculate than the mean of "
+        f"stage {work.index(fullest)} has {fullest / mean - 1:.0%} more computation than the mean of "
         f"{f.layout.pp} stages, by counted operations",
         *_measured_bubble(analysis),
         f"  try: overrides: {{{split}}}: the fullest stage then has {won:.0%} less",

@@ -1,5 +1,5 @@
-"""Nsight Systems around single ranks. Every rank is started alike, and knows itself whether it is to be wrapped: so any
-ranks can be, on any nodes, whoever starts them.
+"""Nsight Systems around single ranks. Every rank starts in the same way and decides itself whether to wrap itself, so
+any ranks on any nodes can be profiled.
 
 Standard library only.
 """
@@ -42,7 +42,7 @@ def wrapped(
 
 
 def nsys_arguments(domains: Sequence[str], more: Sequence[str]) -> list[str]:
-    """Only the steps that the rank marks are captured; a graph's kernels are, one by one. What is given last wins."""
+    """Captures only the steps that the rank marks, and a graph's kernels one by one. Later options win."""
     fixed = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--cuda-graph-trace=node"]
     quiet = ["--sample=none", "--cpuctxsw=none", "--force-overwrite=true"]
     return [f"--trace={','.join(domains)}", *fixed, *quiet, *more]

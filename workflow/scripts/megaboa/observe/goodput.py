@@ -30,7 +30,7 @@ from megaboa.records import (
 from megaboa.scheduler.answers import Life
 from megaboa.scheduler.registry import cluster
 
-# `away`: nobody had asked for the run, after a stop or a failure that ends it. Only `queue` and `away` hold no machine.
+# `away`: the run was not requested, after a stop or a final failure. Only `queue` and `away` hold no machine.
 KINDS = ("queue", "startup", "compile", "productive", "checkpoint", "evaluation", "lost", "idle", "away")
 NOT_ALLOCATED = ("queue", "away")
 
@@ -95,7 +95,7 @@ def goodput(
 def _attempts(
     entries: Sequence[Event], events: Sequence[StepEvent], lives: Sequence[Life] | None
 ) -> Iterator[tuple[AttemptStart, list[StepEvent], float, dict[str, str | None]]]:
-    """Start, events, end and outcome of each. Where nobody wrote the end down, it is that of the last event."""
+    """Start, events, end and outcome of each. A missing end is that of the last event."""
     ends = {entry.attempt: entry for entry in entries if isinstance(entry, AttemptEnd)}
     for start in (entry for entry in entries if isinstance(entry, AttemptStart)):
         own = sorted((event for event in events if event.attempt == start.attempt), key=lambda event: event.time)
@@ -156,7 +156,7 @@ def _inside(
     attempt: int,
     usual: float | None,
 ) -> Iterator[Span]:
-    """An attempt's time. What an event says of its length ends with the event; what is left between them is idle."""
+    """An attempt's time. An event's duration ends with the event; gaps between events are idle."""
     cursor, steps, started = begin, 0, False
     for event in events:
         time = max(event.time, cursor)

@@ -33,7 +33,7 @@ from megaboa.scheduler.registry import cluster
 class Measured:
     rows: list[Row]
     summary: Summary
-    goodput: Goodput | None  # None where no attempt was written down
+    goodput: Goodput | None  # None without recorded attempts
 
 
 def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:

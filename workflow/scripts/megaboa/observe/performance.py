@@ -27,7 +27,7 @@ def tflops(timed: Sequence[Row], events: Sequence[StepEvent], world_size: int) -
 def mfu(
     tflops_per_rank: dict[str, Any] | None, events: Sequence[StepEvent], peak: float | None
 ) -> dict[str, Any] | None:
-    """Against `resources.peak_tflops`, else what is known of the GPU; None where neither is."""
+    """By `resources.peak_tflops`, else the GPU's known peak; None without either."""
     gpu = gpu_of(events)
     stated = (peak, "resources.peak_tflops") if peak else peak_of(gpu)
     if not stated or not tflops_per_rank:

@@ -1,4 +1,4 @@
-"""What is written about a run: its identity, how it is launched, and its row in the plan."""
+"""A run's documents: its identity, its launch settings, and its row in the plan."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _bridge_source(config: Experiment) -> dict[str, Any]:
 
 
 def _data(data: Data, own_defaults: bool) -> dict[str, Any]:
-    """Blend and split, and of the rest what is set to something else than the default."""
+    """Blend and split, and other settings that differ from the default."""
     kept = data.model_dump(mode="json", exclude_unset=not own_defaults, exclude=_SAME_LOSSES)
     if own_defaults:
         defaults = Data().model_dump(mode="json")
@@ -79,7 +79,7 @@ def _data(data: Data, own_defaults: bool) -> dict[str, Any]:
 
 
 def _drop_idle(sections: dict[str, dict[str, Any]]) -> None:
-    """Settings of what is not in use can't change a loss."""
+    """Settings of unused features can't change a loss."""
     if sections["parallel"]["fsdp"] != "megatron":
         del sections["parallel"]["fsdp_sharding"]
     if sections["schedule"]["decay"] != "WSD":
@@ -133,7 +133,7 @@ def launch(config: Experiment, model: str) -> LaunchSpec:
 
 
 def _launch_overrides(config: Experiment) -> Tree:
-    """Those that change no loss. What is profiled while training has the steps and ranks of `profile`."""
+    """Those that don't change a loss. Profiling during training uses the steps and ranks of `profile`."""
     kept = {field: value for field, value in config.overrides.items() if is_harmless(field)} | _overlaps(config)
     if any(kept.get(field) for field in WHILE_TRAINING):
         begin, end = config.profile.steps
@@ -157,7 +157,7 @@ def _overlaps(config: Experiment) -> Tree:
 
 
 def profile(config: Experiment) -> ProfileSpec:
-    """What is profiled, and of a profiler of the user's own what it is."""
+    """The profile's settings, with the digest of a user's own profiler."""
     wanted = parse(ProfileSpec, config.profile.model_dump(mode="json"), "profile")
     return replace(wanted, tool_code=_file_digest(wanted.tool)) if wanted.tool.endswith(".py") else wanted
 
@@ -221,7 +221,7 @@ def row(name: str, model: str, config: Experiment, quantities: Quantities) -> di
 
 
 def jobs(steps: Number | None, config: Experiment) -> int | None:
-    """How many jobs so many steps need, one after the other; None where nobody said how long a step takes."""
+    """Number of consecutive jobs for these steps; None if the step time is unknown."""
     step = config.resources.step_seconds
     if step is None or steps is None:
         return None

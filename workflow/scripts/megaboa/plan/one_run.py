@@ -208,7 +208,7 @@ class RunPlanner:
                 self.problems.add(path, message, choice.name)
 
     def check_data(self, config: Experiment, choice: Choice) -> None:
-        """What Megatron would train on, or leave out, without a word."""
+        """Settings that Megatron would silently ignore or misuse."""
         data = config.data.model_dump()
         sets = blends.validation_sets(data)
         for name, blend in sets.items():
@@ -223,7 +223,7 @@ class RunPlanner:
             message = "are never evaluated, as training.eval_iters is 0: raise it, or remove them"
             self.problems.add(("data", "validation_sets"), message, choice.name)
         if config.data.reset_attention_mask and (cp := config.parallel.cp) > 1:
-            message = f"no attention takes its mask with context parallelism: set parallel.cp to 1, not {cp}"
+            message = f"no attention kernel takes its mask with context parallelism: set parallel.cp to 1, not {cp}"
             self.problems.add(self.problems.place_of(("data", "reset_attention_mask"), choice), message, choice.name)
 
     def count(self, name: str, model: Tree) -> int:
@@ -280,7 +280,7 @@ CONVERSION_RULES: tuple[tuple[str, Rule], ...] = (
 
 
 def conversion_problems(model: ModelFacts, layout: Layout) -> list[tuple[str, str]]:
-    """Keys of `conversion`, and what is wrong with their values; nothing where nobody knows the model yet."""
+    """Problems with `conversion`, by key; none while the model is unknown."""
     whole = Facts(layout, model)
     found = [(key, finding(rule, broken).message) for key, rule in CONVERSION_RULES if (broken := rule(whole))]
     if model.vocab_rows is not None and model.vocab_rows % layout.tp:

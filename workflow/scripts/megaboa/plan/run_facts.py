@@ -166,9 +166,7 @@ def alone(config: Experiment, name: str | None) -> Facts:
     model, training = config.models[chosen], config.training
     hf_config = hf_config_of(model.model_dump())
     if hf_config is None:
-        raise LookupError(
-            f"models.{chosen}: only the config of a Hugging Face folder or one written out can be read here"
-        )
+        raise LookupError(f"models.{chosen}: only an inline config or that of a Hugging Face folder can be read here")
     sizes = (training.global_batch_size, training.seq_length)
     if not all(isinstance(size, int) for size in sizes):
         raise LookupError("training.global_batch_size and seq_length must be numbers here, not expressions")

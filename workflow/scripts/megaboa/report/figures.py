@@ -28,7 +28,7 @@ from megaboa.report.runs import RunResult
 from megaboa.report.style import INK, MOST_ENTRIES, PALETTE, POWERS_OF_TEN, WIDTH, Shades, legend
 
 Drawn = tuple[Drawing, pd.DataFrame]
-# In the order of a run. Waiting in the queue, and time in which nobody asked for the run, is nobody's waste.
+# In the order of a run. Time in the queue, and time without a request for the run, wastes no machine.
 COLOURS = {
     "startup": PALETTE[5],
     "compile": PALETTE[3],

@@ -27,7 +27,7 @@ CAPTIONS = Path(__file__).parents[3] / "report" / "captions.yaml"  # one for eve
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is reported on, and where to. Of an interim report runs may be missing; after a failure other jobs' work."""
+    """Input and output of a report. In an interim report runs may be missing; after a failure, other jobs' results."""
 
     results: Path
     page: Path  # figures and checks.json are written next to it
@@ -39,7 +39,7 @@ class Wanted:
 
 
 def make(wanted: Wanted) -> str:
-    """Write the report; return what it comes to, in a line."""
+    """Write the report; return its verdict in one line."""
     results, folder = wanted.results, wanted.page.parent
     captions = read_captions(wanted.captions)
     asked = read(ReportSpec, ExperimentFolder(results).specs.report)

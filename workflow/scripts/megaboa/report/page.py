@@ -44,7 +44,7 @@ CAPTIONS = (*FIGURES, *(f"{PREFIX}{name}" for name in TRACE_FIGURES))
 
 
 class ReportError(Exception):
-    """What is wrong with a file that the user may edit."""
+    """Problems of a file that the user may edit."""
 
 
 def read_captions(path: Path) -> dict[str, str]:

@@ -122,8 +122,8 @@ def warm_up(folder: RunFolder, environment: Mapping[str, str]) -> None:
 def ran_on(folder: RunFolder, store: RunStore) -> RanOn:
     """For the attempt's line in the ledger; the list of packages goes into the store, once for each.
 
-    Asked of the disk before every attempt, as somebody may have installed something, or changed the code, since the
-    last one: ranks are new processes, and import what is there now.
+    Read from the disk before every attempt, because packages or code may have changed: ranks are new processes and
+    import the present versions.
     """
     found = _environment(folder)
     name = files.digest(found) if found else None
@@ -133,7 +133,7 @@ def ran_on(folder: RunFolder, store: RunStore) -> RanOn:
 
 
 def changes(before: RanOn | None, now: RanOn, store: RunStore) -> str | None:
-    """In what two attempts ran on something else, in a few words; None where they didn't, or nobody knows."""
+    """How the software of two attempts differs, in a few words; None if it doesn't, or is unknown."""
     then, told = before or RanOn(), []
     if then.environment and now.environment and then.environment != now.environment:
         told.append(_packages_between(store, then.environment, now.environment))

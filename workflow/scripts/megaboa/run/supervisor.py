@@ -123,7 +123,7 @@ def _bring_to_its_end(call: Call) -> None:
 
 
 def _is_a_later_life(call: Call) -> bool:
-    """Whether the supervisor's keeper, or the scheduler, has started it again, and nobody called."""
+    """Whether the keeper or the scheduler has restarted it, without a new call."""
     if call.life > 1:
         return True
     job = call.site.job
@@ -152,7 +152,7 @@ def _attempt(call: Call) -> None:
     skipped = ledger.skipped_steps(call.entries)
     before = ledger.starts(call.entries)
     if before and (changed := changes(before[-1].ran_on, ran_on, payload)):
-        call.say(f"WARNING: attempt {number} runs in another environment than the one before it: {changed}")
+        call.say(f"WARNING: attempt {number} runs in a different environment from the previous one: {changed}")
     world_size, job = folder.run["world_size"], call.site.job
     call.patiently(lambda: files.write_json(target.asked, folder.documents))
     start = AttemptStart(
@@ -233,7 +233,7 @@ def _or_full_disk(target: AttemptFolder, failure: Failure) -> Failure:
 
 
 def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failure: Failure) -> None:
-    """Close the attempt, and go on, leave, or stop, as the settings say."""
+    """Close the attempt, then resume, requeue or stop, as the settings say."""
     end = _end_of(call, number, "failed", failure)
     can_requeue = call.site.job is not None and call.site.job.can_requeue
     decision = recovery.decide([*call.entries, end], failure.cause, call.recovery, can_requeue)
@@ -268,9 +268,7 @@ def _next(call: Call) -> str:
     if checkpoints.latest(call.payload.checkpoints):
         return RESUMES
     where = "its parent's checkpoint" if call.folder.parent_manifest else "the first step"
-    return (
-        f"No checkpoint was complete: the next call begins at {where} again. checkpoint.save_interval saves more often."
-    )
+    return f"No checkpoint was complete: the next call starts again from {where}. Set checkpoint.save_interval."
 
 
 def _close_what_was_left_open(call: Call) -> None:
@@ -286,7 +284,7 @@ def _close_what_was_left_open(call: Call) -> None:
     job, newest = call.site.job, call.payload.newest_attempt
     if job and (start.job, start.restarts) == (job.id, job.restarts):
         call.site.end_left_over(call.payload.attempt(start.attempt).path)
-    if newest > start.attempt:  # whatever is said of the nodes now, others came after it
+    if newest > start.attempt:  # the present state of the nodes says nothing about it: later attempts followed
         failure = Failure("lost", f"the ledger has lost its lines between attempt {start.attempt} and {newest}")
     elif job and start.nodes:
         # A node that was booted before the last step has nothing to do with the end.
@@ -379,7 +377,7 @@ def _parent(folder: RunFolder) -> Parent | None:
 
 @contextlib.contextmanager
 def _told(call: Call) -> Iterator[None]:
-    """The user hears of the run's end, and of a failure that nobody but them can mend."""
+    """Notify the user of the run's end, and of a failure that only they can fix."""
     try:
         yield
     except (Interrupted, Requeued):

@@ -39,7 +39,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Machine:
-    """This machine, which nobody takes away: it has no job."""
+    """This machine, without a job."""
 
     job = None
 
@@ -206,7 +206,7 @@ def may_be_forked(environment: Mapping[str, str]) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process of this machine lives, whoever's it is."""
+    """Whether a process of this machine is alive, whoever owns it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

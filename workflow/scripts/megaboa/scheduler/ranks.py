@@ -1,4 +1,4 @@
-"""What a rank is: what its supervisor can ask of it and how it ended, and the environment that tells it who it is.
+"""A rank: its supervisor's requests, its end, and the environment variables that identify it.
 
 This is the one place that knows the names of these variables.
 """
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-# A rank that gets this one writes the stacks of its threads to its log and goes on.
+# A rank that gets this signal writes its threads' stacks to its log and continues.
 STACKS_SIGNAL = signal.SIGUSR2
 _SIOCGIFADDR = 0x8915
 
@@ -57,7 +57,7 @@ class Ranks(Protocol):
         """None while they run. When one fails the others, which would wait for it for ever, are ended too."""
 
     def ask(self) -> bool:
-        """Ask every rank to save and end; False if nobody could tell them, and they must be asked again."""
+        """Ask every rank to save and end; False if the request failed and must be repeated."""
 
     def dump(self) -> None:
         """Have every rank write its stacks."""
@@ -116,7 +116,7 @@ class NoPortError(OSError):
 
 
 class ReservedPort:
-    """A free port of this host that nobody else is given while this object is open.
+    """A free port of this host, reserved while this object is open.
 
     The socket is bound, but doesn't listen; with SO_REUSEADDR on both sides rank 0 can still listen on the port.
     `ports`: the range that it is taken from, as in `29500-29600`.

@@ -115,7 +115,7 @@ class Allocation:
             return None
         bad = fallen(nodes, since - (self._ahead or 0.0))
         found = _interruption(self.job, now) if now else None
-        # Not before a cancellation: who cancels a job with a dead node doesn't want it back.
+        # Check for a cancellation first: a cancelled job with a dead node must not come back.
         if bad and (now is None or (found and found.cause in ("requeued", "node_failure"))):
             return Failure("node_failure", _why(bad), nodes=tuple(node.name for node in bad))
         if bad and found:
@@ -123,7 +123,7 @@ class Allocation:
         return found
 
     def cancelled(self) -> str | None:
-        """Whether somebody has cancelled the job, as far as SLURM can be asked."""
+        """Whether the job was cancelled, as far as SLURM can be asked."""
         now = self._now()
         return f"SLURM job {self.job.id} was cancelled" if now and _is_cancelled(self.job, now) else None
 
@@ -220,7 +220,7 @@ def _interruption(then: queries.Job, now: queries.Job) -> Failure | None:
 
 
 def _is_cancelled(then: queries.Job, now: queries.Job) -> bool:
-    """SLURM gives a reason for what it ends itself, and none for what somebody cancels.
+    """SLURM gives a reason for jobs that it ends itself, and none for cancelled ones.
 
     A job that it puts back has a restart more from the first moment on; cancelled after that, it is CANCELLED.
     """

@@ -177,7 +177,7 @@ def choose(
     elif cluster.accounts:
         left += [site_line("slurm_account", one) for one in cluster.accounts]
     elif "slurm_account" in names and not taken:
-        missing.append(f"{getpass.getuser()} has no account on this cluster: ask those who run it")
+        missing.append(f"{getpass.getuser()} has no account on this cluster: ask its administrators")
     partitions = cluster.usable(account)
     asked = (environment.get(PARTITION_VARIABLE) or "").split(",")
     if unknown := set(filter(None, asked)) - {one.name for one in cluster.partitions}:

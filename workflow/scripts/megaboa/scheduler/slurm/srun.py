@@ -49,7 +49,7 @@ def srun_command(
     cpu_bind: str | None = None,
     further: Sequence[str] = (),
 ) -> list[str]:
-    """The command that starts the ranks. All counts are given: what a rule's shell has of SLURM_* is no guide."""
+    """The command that starts the ranks. All counts are explicit: SLURM_* in a rule's shell are not reliable."""
     return [
         srun,
         f"--nodes={nodes}",
