@@ -123,6 +123,9 @@ def test_what_is_asked_of_gpus_and_is_not_here_or_broken(package):
     assert any("transformer-engine is not installed, and 2.20.2 is pinned" in line for line in report["problems"])
     assert f"deep_ep can't be imported: ImportError: {WRONG_CUDA}" in report["problems"]
     assert report["imports"] == list(selftest.REQUIRED)
+    assert (
+        "self-test: without transformer_engine: no fp8" in done.stderr and "self-test: CUDA 13.0, NCCL" in done.stderr
+    )
     missing = {one["what"] for one in report["missing"]}
     assert "transformer_engine" in missing and "deep_ep" not in missing
     assert ("nsys" in missing) == (shutil.which("nsys") is None)  # the one of these that a CPU may well have

@@ -56,6 +56,17 @@ def test_the_profile_as_it_is_finds_what_slurm_leaves_no_choice_about(clone):
         file.write_text(chosen)
 
 
+def test_auto_is_what_slurm_shows_of_the_partition(clone):
+    """The login host has no GPU, and doesn't count. Jobs take what the call found."""
+    kernels = clone.path / "kernels"
+    (kernels / "transformer_engine").mkdir(parents=True)
+    (kernels / "transformer_engine" / "__init__.py").touch()
+    output = clone.snakemake("-n", env={"PYTHONPATH": str(kernels)})
+    assert "device: auto is cuda: nodes of partition gpu have 2 GPUs" in output and "runs on cuda" in output
+    assert "cp2 is INVALID: training.precision: fp32 with parallel.cp: 2 on GPUs" in output
+    assert "device: auto is cpu: this Python has no Transformer Engine" in clone.snakemake("-n")
+
+
 def test_the_users_account_is_found(lab):
     """On a cluster that keeps accounts."""
     repository = lab.home / "clone"

@@ -86,6 +86,7 @@ def examine(device: str, strict: bool = False) -> dict[str, Any]:
     return {
         "state": "FAIL" if problems else "PASS",
         "problems": problems,
+        "device": device,
         "python": platform.python_version(),
         "architecture": platform.machine(),
         "c_library": os.confstr("CS_GNU_LIBC_VERSION") or "not glibc",
@@ -109,8 +110,11 @@ def told(report: dict[str, Any]) -> list[str]:
     disabled: dict[str, list[str]] = {}
     for one in report["missing"]:
         disabled.setdefault(one["disables"], []).append(one["what"])
+    gpu, driver = report["gpu"], report["gpu"].get("driver")
+    on_gpus = [f"CUDA {gpu['cuda']}, NCCL {gpu['nccl']}, {f'driver {driver}' if driver else 'no driver here'}"]
     return [
         ", ".join([f"Python {report['python']}", report["c_library"], *versions]),
+        *(on_gpus if report["device"] == "cuda" and gpu else []),
         *report["problems"],
         *(f"{name} could not be tried here: {why}" for name, why in report["untried"].items()),
         *(f"without {' and '.join(what)}: no {disables}" for disables, what in disabled.items()),
