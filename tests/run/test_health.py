@@ -455,15 +455,15 @@ def test_a_single_wrong_number_in_the_product_is_seen(wrong, monkeypatch):
 @pytest.mark.parametrize(
     ("said", "chosen", "expected"),
     [
-        ("9.0", None, (9, 0)),
-        ("9.0", "0", (9, 0)),
-        ("9.0", "7", None),  # no GPU is shown
+        ("9.0", None, [(9, 0)]),
+        ("9.0", "0", [(9, 0)]),
+        ("9.0", "7", []),  # no GPU is shown
         ("[N/A]", None, None),
         ("", None, None),  # no driver
     ],
 )
-def test_the_capability_of_a_gpu_by_its_driver(fake_command, said, chosen, expected):
+def test_the_capability_of_gpus_by_their_driver(fake_command, said, chosen, expected):
     values = {"index": "0", "uuid": "GPU-1", "compute_cap": said}
     line = ", ".join(values.get(field, "[N/A]") for field in (*gpus.FIELDS, *gpus.OPTIONAL_FIELDS))
     fake_command("nvidia-smi", f"echo '{line}'" if said else "exit 9")
-    assert gpus.capability(chosen) == expected
+    assert gpus.capabilities(chosen) == expected

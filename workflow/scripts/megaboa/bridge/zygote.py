@@ -462,20 +462,25 @@ def _threads() -> int:
 
 
 @contextlib.contextmanager
-def _capability_of_the_driver(device: str) -> Iterator[None]:
-    """ModelOpt asks for the GPU's capability when it is imported. PyTorch would open CUDA for the answer."""
-    known = gpus.capability(os.environ.get("CUDA_VISIBLE_DEVICES")) if device == "cuda" else None
-    if known is None:
+def _without_opening_cuda(device: str) -> Iterator[None]:
+    """Megatron and ModelOpt ask for GPUs and their capability when they are imported, and PyTorch would ask CUDA."""
+    known = gpus.capabilities(os.environ.get("CUDA_VISIBLE_DEVICES")) if device == "cuda" else None
+    if not known:
         yield
         return
     import torch
 
-    by_cuda = torch.cuda.get_device_capability
-    torch.cuda.get_device_capability = lambda device=None: known
+    answers = {
+        "is_available": lambda: True,
+        "device_count": lambda: len(known),
+        "get_device_capability": lambda device=None: known[0],
+    }
+    by_cuda = {name: getattr(torch.cuda, name) for name in answers}
+    vars(torch.cuda).update(answers)
     try:
         yield
     finally:
-        torch.cuda.get_device_capability = by_cuda
+        vars(torch.cuda).update(by_cuda)
 
 
 def main() -> None:
@@ -492,7 +497,7 @@ def main() -> None:
         listener.listen(128)  # who asks now waits until all is imported
         before = dict(os.environ)
         signal.alarm(int(START_SECONDS))  # an import that hangs must not keep what was sent meanwhile
-        with _capability_of_the_driver(device):
+        with _without_opening_cuda(device):
             process.prepare(device)
             for name in IMPORTED:
                 importlib.import_module(f"megaboa.bridge.{name}")

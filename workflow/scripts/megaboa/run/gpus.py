@@ -55,12 +55,12 @@ def name() -> str | None:
         return None
 
 
-def capability(chosen: str | None) -> tuple[int, int] | None:
-    """Of the first GPU that CUDA shows, without opening CUDA; None where nobody can say."""
+def capabilities(chosen: str | None) -> list[tuple[int, int]] | None:
+    """Of the GPUs that CUDA shows, without opening CUDA; None where nobody can say."""
     try:
-        major, _, minor = (visible(query(), chosen)[0]["compute_cap"] or "").partition(".")
-        return int(major), int(minor)
-    except (OSError, ValueError, KeyError, IndexError, subprocess.SubprocessError):
+        found = [(gpu["compute_cap"] or "").partition(".") for gpu in visible(query(), chosen)]
+        return [(int(major), int(minor)) for major, _, minor in found]
+    except (OSError, ValueError, KeyError, subprocess.SubprocessError):
         return None
 
 
