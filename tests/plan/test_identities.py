@@ -40,4 +40,4 @@ KNOWN = {
 def test_the_identity_is_what_it_was(plan_of, name):
     text, known = KNOWN[name]
     [run] = plan_of(text).runs
-    assert digest(run.run) == known
+    assert digest(run.documents["run"]) == known

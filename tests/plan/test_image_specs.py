@@ -8,6 +8,7 @@ from megaboa.config import ConfigError
 from megaboa.image import obtain
 from megaboa.plan import image_specs
 from megaboa.plan.shared import Shared, environment
+from megaboa.records import plain
 
 ROOT = Path(__file__).parents[2]
 DIGEST = "sha256:" + "a" * 64
@@ -29,7 +30,7 @@ def spec_of(plan):
 def test_without_an_image_all_is_as_it_was(plan_in):
     plan = plan_in()
     assert spec_of(plan) == environment()
-    assert plan.runs[0].launch.image is None and "bridge_source" not in plan.runs[0].run
+    assert plan.runs[0].launch.image is None and "bridge_source" not in plan.runs[0].documents["run"]
     assert Shared(plan).image_manifest == []
 
 
@@ -149,7 +150,7 @@ def test_another_source_of_bridge_is_another_run(plan_in):
     source = f"image: {{runtime: pyxis, path: '{REFERENCE}', bridge_source: {{repo: https://x/y, commit: COMMIT}}}}"
     plan = plan_in(source.replace("COMMIT", f"'{COMMIT}'"))
     run = plan.runs[0]
-    assert run.run["bridge_source"] == {"repo": "https://x/y", "commit": COMMIT}
+    assert plain(run.run.bridge_source) == {"repo": "https://x/y", "commit": COMMIT}
     assert run.launch.image.mounts[-1].endswith(":/opt/Megatron-Bridge:ro")
     assert run.launch.image.variables == {"PYTHONPATH": "/opt/Megatron-Bridge/src"}
     elsewhere = plan_in(source.replace("COMMIT", f"'{COMMIT}', mount_as: /opt/b"))

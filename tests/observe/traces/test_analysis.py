@@ -18,6 +18,7 @@ from megaboa.observe.traces.captures import Capture, events
 from megaboa.observe.traces.conclusions import MOST_LINES
 from megaboa.observe.traces.details import innermost, phase_of
 from megaboa.observe.traces.step_windows import Steps
+from megaboa.records import RunSpec
 
 STEP = 1000.0
 
@@ -177,7 +178,7 @@ def test_ranks_of_different_parts_are_never_compared():
     for rank in range(8):
         parts.setdefault(layout.part(rank), []).append(rank)
     assert [row["verdict"] for row in stragglers(parts, work, {})] == ["even", "even"]
-    assert Layout.of_run({"model": {"recipe": "x"}}) is None
+    assert Layout.of_run(RunSpec(model={"recipe": "x"})) is None
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def test_ranks_of_different_parts_are_never_compared():
 )
 def test_ranks_that_hold_the_same_experts_are_compared(parallel, experts):
     training = {"micro_batch_size": 1, "global_batch_size": 4}
-    layout = Layout.of_run({"model": {}, "parallel": parallel, "training": training, "world_size": 4})
+    layout = Layout.of_run(RunSpec(parallel=parallel, training=training, world_size=4))
     assert [layout.part(rank) for rank in range(4)] == [f"the whole model, experts {n}" for n in experts]
 
 

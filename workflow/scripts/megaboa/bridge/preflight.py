@@ -15,7 +15,7 @@ from megaboa.bridge.process import playing_rank_0_of
 from megaboa.check import needs_image
 from megaboa.check.facts import Facts
 from megaboa.paths import RunFolder
-from megaboa.records import LaunchSpec, Tree
+from megaboa.records import LaunchSpec, RunSpec, Tree, plain
 
 Result = dict[str, Any]
 
@@ -44,7 +44,7 @@ def check_run(
     folder: RunFolder, played: dict[str, Result], inside: needs_image.Packages | None = None
 ) -> tuple[Result, Facts | None]:
     known: list[Facts] = []
-    with playing_rank_0_of(folder.run["world_size"]), as_on_a_gpu():
+    with playing_rank_0_of(folder.run.world_size), as_on_a_gpu():
         try:
             return _check(folder, played, known, inside), known[0]
         except Exception as error:
@@ -71,11 +71,11 @@ def _check(
     lacking, still_open = needs_image.judge(facts, inside) if inside else ([], needs_image.unchecked(facts))
     if missing := [*missing_trackers(folder.launch, inside is not None), *lacking]:
         return {"state": "FAIL", "reasons": missing}
-    if run["device"] == "cpu":
+    if run.device == "cpu":
         cpu.refuse(config)
     if folder.launch.checkpoint.get("save_interval") != 0:
         config.checkpoint.save = "checkpoints"  # so that what a saving run needs is validated too
-    turned_off = _turned_off(config, {**run["overrides"], **(folder.launch.overrides)})
+    turned_off = _turned_off(config, {**run.overrides, **(folder.launch.overrides)})
     with _of_version(inside):
         stopped_at = _unless_for_the_image(run, lambda: runtime_config_update(config), turned_off, inside)
     result = {
@@ -111,13 +111,13 @@ def missing_trackers(launch: LaunchSpec, inside: bool = False) -> list[str]:
     ]
 
 
-def _play(config: Any, run: dict[str, Any], turned_off: set[str], inside: needs_image.Packages | None) -> Result:
+def _play(config: Any, run: RunSpec, turned_off: set[str], inside: needs_image.Packages | None) -> Result:
     from megaboa.bridge import dryrun
 
     made: Result = {}
     try:
         stopped_at = _unless_for_the_image(
-            run, lambda: made.update(parameters=dryrun.parameters(config, run["world_size"])), turned_off, inside
+            run, lambda: made.update(parameters=dryrun.parameters(config, run.world_size)), turned_off, inside
         )
     except Exception as error:
         return _objection(error)
@@ -132,7 +132,7 @@ def _turned_off(config: Any, overrides: Tree) -> set[str]:
 
 
 def _unless_for_the_image(
-    run: dict[str, Any], act: Callable[[], object], turned_off: set[str], inside: needs_image.Packages | None
+    run: RunSpec, act: Callable[[], object], turned_off: set[str], inside: needs_image.Packages | None
 ) -> str | None:
     """Where Bridge stopped for want of what only the image has, for GPUs: no reason to refuse the run, unless this is
     the image, and it hasn't. Other objections are raised."""
@@ -140,7 +140,7 @@ def _unless_for_the_image(
         act()
     except Exception as error:
         said = _objection(error)["reasons"][0]
-        what = needs_image.missing(said, turned_off) if run["device"] == "cuda" else None
+        what = needs_image.missing(said, turned_off) if run.device == "cuda" else None
         if what is None:
             raise
         if inside and (lacking := needs_image.lacks(what, said, inside)):
@@ -172,9 +172,11 @@ def _objection(error: Exception) -> Result:
     return {"state": "FAIL", "reasons": [f"{type(error).__name__}: {' '.join(str(error).split())}"]}
 
 
-def _played_by(run: dict[str, Any]) -> str:
-    training = {name: value for name, value in run["training"].items() if name not in _OTHER_TRAINING}
-    return files.digest({**{name: value for name, value in run.items() if name not in _OTHER}, "training": training})
+def _played_by(run: RunSpec) -> str:
+    training = {name: value for name, value in run.training.items() if name not in _OTHER_TRAINING}
+    return files.digest(
+        {**{name: value for name, value in plain(run).items() if name not in _OTHER}, "training": training}
+    )
 
 
 @contextlib.contextmanager

@@ -132,8 +132,8 @@ def _manifest(asked: Asked) -> dict[str, Any]:
     return {
         "experiment": asked.results.name,
         "config": config,
-        "device": sorted({run["device"] for run in runs.values()}),
-        "seeds": {name: run.get("training", {}).get("seed") for name, run in runs.items()},
+        "device": sorted({run.device for run in runs.values()}),
+        "seeds": {name: run.training.get("seed") for name, run in runs.items()},
         "identities": {name: _identity(folder.run(name)) for name in runs},
         "commit": (_git("rev-parse", "HEAD") or "").strip() or None,
         "changed_files": _git("status", "--porcelain", "--", *_present(CODE)).splitlines(),
@@ -200,7 +200,7 @@ def _below(names: Sequence[str]) -> list[Path]:
 
 def _recipes(results: Path) -> Files:
     """Those of the user's that lie elsewhere in the clone."""
-    models = [ExperimentFolder(results).run(run).run.get("model") or {} for run in _runs(results)]
+    models = [ExperimentFolder(results).run(run).run.model for run in _runs(results)]
     named = {str(model.get("recipe")) for model in models if str(model.get("recipe")).endswith(".py")}
     paths = [Path(name).expanduser().resolve() for name in sorted(named)]
     if outside := [path for path in paths if not path.is_relative_to(ROOT)]:

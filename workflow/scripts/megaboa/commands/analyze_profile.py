@@ -14,6 +14,7 @@ from megaboa import commands, files
 from megaboa.layout import Layout
 from megaboa.observe.traces.analysis import Expected, analyse
 from megaboa.observe.traces.comparison import compare
+from megaboa.records import RunSpec, read
 
 ANALYSED = ("pytorch", "nsys")
 VIEWERS = {"viztracer": "vizviewer", "memory": "PyTorch's memory_viz"}
@@ -51,8 +52,8 @@ def wanted(arguments: argparse.Namespace) -> tuple[list[Path], Expected]:
     """Captures, and what they should be."""
     trace = files.read_json(arguments.trace) if arguments.trace else {}
     run_path = arguments.run or (arguments.trace.with_name("run.json") if arguments.trace else None)
-    run: dict[str, Any] = files.read_json(run_path) if run_path else {}
-    layout, training = Layout.of_run(run) if run else None, run.get("training") or {}
+    run = read(RunSpec, run_path) if run_path else None
+    layout, training = (Layout.of_run(run), run.training) if run else (None, {})
     paths = [*arguments.captures, *([Path(trace["path"])] if trace else [])]
     return paths, Expected(
         ranks=trace.get("ranks", []),

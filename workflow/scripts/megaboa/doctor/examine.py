@@ -124,12 +124,11 @@ def _steps(folder: RunFolder) -> list[Step]:
 
 def _course(folder: RunFolder) -> passed.Course:
     run = folder.run
-    optimizer, schedule = run.get("optimizer") or {}, run.get("schedule") or {}
     return passed.Course(
-        lr=optimizer.get("lr"),
-        warmup=schedule.get("warmup_iters") or 0,
-        clip=optimizer.get("clip_grad"),
-        pretrained=bool(run.get("parent")) or (run.get("model") or {}).get("init") == "pretrained",
+        lr=run.optimizer.get("lr"),
+        warmup=run.schedule.get("warmup_iters") or 0,
+        clip=run.optimizer.get("clip_grad"),
+        pretrained=run.parent is not None or run.model.get("init") == "pretrained",
     )
 
 
@@ -140,7 +139,7 @@ def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Fact
         evidence=found.evidence,
         iteration=end.iteration,
         save_interval=folder.launch.checkpoint.get("save_interval"),
-        lr=folder.run["optimizer"].get("lr"),
+        lr=folder.run.optimizer.get("lr"),
     )
     rank = "" if end.rank is None else f", rank {end.rank}"
     return [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-import json
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -102,7 +101,7 @@ class _Planner:
         """Two runs with one identity would train the same thing twice."""
         seen: dict[str, Run] = {}
         for run in runs:
-            key = json.dumps(run.run, sort_keys=True)
+            key = run.texts["run"]
             other = seen.setdefault(key, run)
             if other is run:
                 continue

@@ -104,7 +104,7 @@ class RunPlanner:
         row = documents.row(choice.name, model, config, quantities)
         corpora = tuple(blends.corpora(config.data.model_dump()))
         used = [config.models[model].tokenizer, *(config.corpora[name].tokenizer for name in corpora)]
-        identity = documents.identity(config, model, int(quantities("world_size")))
+        asked = documents.run_spec(config, model, int(quantities("world_size")))
         return Run(
             name=choice.name,
             values={dotted(path): value for path, value in choice.values.items()},
@@ -112,8 +112,8 @@ class RunPlanner:
             model=model,
             corpora=corpora,
             tokenizers=tuple(dict.fromkeys(name for name in used if name in config.tokenizers)),
-            run=identity,
-            launch=replace(documents.launch(config, model), index=documents.index_name(identity)),
+            run=asked,
+            launch=replace(documents.launch(config, model), index=documents.index_name(asked)),
             profile=documents.profile(config),
             row=row,
             facts=facts,

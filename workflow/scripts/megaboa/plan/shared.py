@@ -263,9 +263,9 @@ class Shared:
         manifests = self._data_inputs(run)
         if run.model in self.imported_models:
             manifests.append(str(self.paths.model(run.model).imported))
-        if parent := run.run.get("parent"):
-            family = ExperimentFolder(self.folder.parent / parent["experiment"])
-            manifests.append(str(family.run(parent["run"]).train_manifest))
+        if parent := run.run.parent:
+            family = ExperimentFolder(self.folder.parent / parent.experiment)
+            manifests.append(str(family.run(parent.run).train_manifest))
         return manifests
 
     def _data_inputs(self, run: Run) -> list[str]:

@@ -25,6 +25,9 @@ Tree = dict[str, Any]  # keys and values as the user's YAML, Hugging Face or Bri
 Range = tuple[int, int]  # first and last step
 
 
+AS_IT_IS = (Tree, str, int, float, bool)  # types whose values are JSON's
+
+
 class RecordError(InputError, ValueError):
     """A file that isn't the record that it should be; the message names the file and what to do."""
 
@@ -90,10 +93,10 @@ def _no_record(kind: type[Record], source: str | Path, why: str) -> RecordError:
 def plain(record: Record) -> Tree:
     """As JSON has it."""
     found = {} if not isinstance(record, Event) else {"event": record.event}
-    for name, key, default in _written(type(record)):
+    for name, key, default, writer in _written(type(record)):
         value = getattr(record, name)
         if default is _ALWAYS or value != default:
-            found[key] = _plain(value)
+            found[key] = writer(value) if writer else value
     return {**found, **record.more, **({"version": record.VERSION} if record.VERSION else {})}
 
 
@@ -110,10 +113,20 @@ _ALWAYS = object()
 
 
 @functools.cache
-def _written(kind: type[Record]) -> list[tuple[str, str, Any]]:
-    """Name, key in the file, and the default that isn't written, of every field that is."""
+def _written(kind: type[Record]) -> list[tuple[str, str, Any, Callable[[Any], Any] | None]]:
+    """Name, key in the file, the default that isn't written, and what makes JSON's value, of every field that is."""
+    hints = typing.get_type_hints(kind)
     keys = [(one, one.metadata.get("key", one.name)) for one in dataclasses.fields(kind) if one.name != "more"]
-    return [(one.name, key, one.default if one.metadata.get("only_if_set") else _ALWAYS) for one, key in keys if key]
+    return [
+        (
+            one.name,
+            key,
+            one.default if one.metadata.get("only_if_set") else _ALWAYS,
+            None if hints[one.name] in AS_IT_IS else _plain,
+        )
+        for one, key in keys
+        if key
+    ]
 
 
 @functools.cache

@@ -57,7 +57,7 @@ def rank_environment(folder: RunFolder, target: AttemptFolder | None = None) -> 
     own: dict[str, str | None] = {
         **threads_environment(folder.launch.cpus_per_rank),
         "PYTHONUNBUFFERED": "1",
-        "WANDB_RUN_ID": f"{folder.experiment}-{folder.name}-{files.digest(identity_of(folder))[:12]}",
+        "WANDB_RUN_ID": f"{folder.experiment}-{folder.name}-{identity_of(folder).digest[:12]}",
         "WANDB_RESUME": "allow",  # one W&B run for all attempts
         **(image.variables if image else {}),
         "WANDB_RUN_GROUP": folder.experiment,
@@ -65,11 +65,11 @@ def rank_environment(folder: RunFolder, target: AttemptFolder | None = None) -> 
     if folder.launch.trackers.get("offline"):
         own["WANDB_MODE"] = "offline"
     preset: dict[str, str | None] = {}
-    if run["device"] == "cuda":
-        preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(run["parallel"])
+    if run.device == "cuda":
+        preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(run.parallel)
         if target:  # where NCCL's flight recorder writes what it saw before a time-out
             own |= {name: str(target.path / "flight-rank-") for name in FLIGHT_RECORDER}
-    if run["device"] == "cuda" or start.network:
+    if run.device == "cuda" or start.network:
         preset |= networks.environment(start.network, {})
     return layered(own, preset, start.environment)
 
