@@ -9,11 +9,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from megaboa.blends import corpora
 from megaboa.files import read_json
-from megaboa.records import Corpus, DataIndex, Image, LaunchSpec, ProfileSpec, RunSpec, TrainRecord, Tree, parse, read
+from megaboa.records import (
+    Corpus,
+    DataIndex,
+    Image,
+    LaunchSpec,
+    Preflight,
+    ProfileSpec,
+    RunCheck,
+    RunSpec,
+    TrainRecord,
+    Tree,
+    parse,
+    read,
+    read_if_there,
+)
 
 CARD = "README.md"  # of an exported model, where the hub looks for it
 FAILED_PROOF = "failed-proof.json"  # of a proof that failed; proof.json is there only if all checks passed
@@ -223,10 +236,10 @@ class RunFolder:
         return parse(LaunchSpec, self.document("launch"), self.file("launch"))
 
     @cached_property
-    def preflight(self) -> dict[str, Any]:
+    def preflight(self) -> RunCheck | None:
         """What Bridge's configuration said of itself; nothing before preflight."""
-        path = self.experiment_folder.preflight
-        return read_json(path)["runs"].get(self.name, {}) if path.exists() else {}
+        found = read_if_there(Preflight, self.experiment_folder.preflight)
+        return found.runs.get(self.name) if found else None
 
     @cached_property
     def profile(self) -> ProfileSpec:

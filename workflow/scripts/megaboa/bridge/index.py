@@ -25,23 +25,23 @@ from megaboa.bridge.quiet import quietly
 from megaboa.errors import InputError
 from megaboa.files import read_json, write_json
 from megaboa.paths import FACTS, RunFolder
-from megaboa.records import Corpus, CorpusRead, DataIndex, Tree, parse, plain
+from megaboa.records import Corpus, CorpusRead, DataIndex, IndexSpec, Tree, parse, plain
 from megaboa.run.inputs import check_data, check_documents
 
 
-def make(spec: Tree, experiment: Path) -> DataIndex:
+def make(spec: IndexSpec, experiment: Path) -> DataIndex:
     """The index that a specification asks for, in the store, unless it is there."""
-    folder = RunFolder(experiment / "runs" / spec["run"])
+    folder = RunFolder(experiment / "runs" / spec.run)
     check_data(folder)
-    final = store.folder(spec["store"], "indexes", spec["name"], identity(folder, spec["key"]))
+    final = store.folder(spec.store, "indexes", spec.name, identity(folder, spec.key))
     with store.building(final) as partial:
         if partial:
             with quietly():
                 facts = build(folder, partial / "cache")
             write_json(partial / FACTS, facts)
-    made = {"name": spec["name"], "cache": str(final / "cache"), "max_epochs": spec["max_epochs"]}
+    made = {"name": spec.name, "cache": str(final / "cache"), "max_epochs": spec.max_epochs}
     found = parse(DataIndex, {**read_json(final / FACTS), **made}, final / FACTS)
-    return replace(found, warnings=tuple(warnings(found.corpora, spec["max_epochs"])))
+    return replace(found, warnings=tuple(warnings(found.corpora, spec.max_epochs)))
 
 
 def build(folder: RunFolder, cache: Path) -> Tree:

@@ -14,12 +14,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from megaboa import files
 from megaboa.bridge import process
 from megaboa.bridge.wheels import is_installed
 from megaboa.image import pins
+from megaboa.records import Contract, Lacking, OtherVersion, plain, write
 
 # What must be importable, or nothing trains.
 REQUIRED = ("torch", "transformers", "megatron.core", "megatron.bridge")
@@ -54,15 +54,15 @@ def main() -> int:
     arguments = parser.parse_args()
     report = examine(arguments.device, arguments.strict)
     if arguments.out:
-        files.write_json(arguments.out, report)
+        write(arguments.out, report)
     else:
-        print(files.canonical(report), end="")
-    for line in report["problems"]:
+        print(files.canonical(plain(report)), end="")
+    for line in report.problems or ():
         print(f"self-test: {line}", file=sys.stderr)
-    return 0 if report["state"] == "PASS" else 1
+    return 0 if report.state == "PASS" else 1
 
 
-def examine(device: str, strict: bool = False) -> dict[str, Any]:
+def examine(device: str, strict: bool = False) -> Contract:
     """Packages, imports, GPU libraries and tools; what is missing, and what that disables."""
     packages = {package.name: package.version for package in importlib.metadata.distributions() if package.name}
     failed = _failed_imports(device)
@@ -73,21 +73,21 @@ def examine(device: str, strict: bool = False) -> dict[str, Any]:
     problems = [f"{name} can't be imported: {why}" for name, why in failed.items()]
     if strict:
         problems += [f"{name} is {found or 'not installed'}, and {want} is pinned" for name, found, want in other]
-    return {
-        "state": "FAIL" if problems else "PASS",
-        "problems": problems,
-        "python": platform.python_version(),
-        "architecture": platform.machine(),
-        "packages": dict(sorted(packages.items())),
-        "other_than_pinned": [{"package": name, "found": found, "pinned": want} for name, found, want in other],
-        "imports": [name for name in (*REQUIRED, *linked) if name not in failed and name not in untried],
-        "untried": untried,
-        "bridge": _place_of("megatron.bridge"),
-        "gpu": {} if "torch" in failed else _gpu(),
-        "tools": {"nsys": _version_of("nsys"), "git": _version_of("git")},
-        "ofi_nccl": sorted(path.name for path in OFI_NCCL.glob("libnccl-net*.so")),
-        "missing": missing(device, is_installed, shutil.which),
-    }
+    return Contract(
+        state="FAIL" if problems else "PASS",
+        problems=tuple(problems),
+        python=platform.python_version(),
+        architecture=platform.machine(),
+        packages=dict(sorted(packages.items())),
+        other_than_pinned=tuple(OtherVersion(package=name, found=found, pinned=want) for name, found, want in other),
+        imports=tuple(name for name in (*REQUIRED, *linked) if name not in failed and name not in untried),
+        untried=untried,
+        bridge=_place_of("megatron.bridge"),
+        gpu={} if "torch" in failed else _gpu(),
+        tools={"nsys": _version_of("nsys"), "git": _version_of("git")},
+        ofi_nccl=tuple(sorted(path.name for path in OFI_NCCL.glob("libnccl-net*.so"))),
+        missing=tuple(missing(device, is_installed, shutil.which)),
+    )
 
 
 def differences(found: dict[str, str], wanted: dict[str, str]) -> list[tuple[str, str | None, str]]:
@@ -97,15 +97,15 @@ def differences(found: dict[str, str], wanted: dict[str, str]) -> list[tuple[str
     return [(name, is_, want) for name, is_, want in pairs if (is_ or "").split("+")[0] != want]
 
 
-def missing(device: str, installed: Callable[[str], bool], which: Callable[[str], str | None]) -> list[dict[str, str]]:
+def missing(device: str, installed: Callable[[str], bool], which: Callable[[str], str | None]) -> list[Lacking]:
     """What could be there and isn't, with what can't be done then."""
     found = [
-        {"what": name, "disables": disables}
+        Lacking(what=name, disables=disables)
         for name, (where, disables) in OPTIONAL.items()
         if where in ("any", device) and not installed(name)
     ]
     if device == "cuda" and not which("nsys"):
-        found.append({"what": "nsys", "disables": "profile.tool: nsys"})
+        found.append(Lacking(what="nsys", disables="profile.tool: nsys"))
     return found
 
 
@@ -152,7 +152,7 @@ def _sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _gpu() -> dict[str, Any]:
+def _gpu() -> dict[str, str | None]:
     """What torch was built with, and what is here."""
     import torch
 

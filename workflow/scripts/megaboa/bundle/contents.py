@@ -25,8 +25,13 @@ from megaboa.files import canonical, digest, file_digest, read_json
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore
 from megaboa.records import (
     AttemptStart,
+    CorpusSpec,
     Image,
+    ImageAsked,
     ModelSource,
+    ModelSpec,
+    ProfileSpec,
+    RunsSpec,
     Sources,
     TrainRecord,
     plain,
@@ -181,7 +186,7 @@ def _identity(folder: RunFolder) -> str | None:
 
 
 def _runs(results: Path) -> list[str]:
-    return read_json(ExperimentFolder(results).specs.runs)["runs"]
+    return read(RunsSpec, ExperimentFolder(results).specs.runs).runs
 
 
 def _code() -> Files:
@@ -230,7 +235,7 @@ def _results(results: Path) -> Files:
     paths = [path for pattern in OF_EXPERIMENT for path in results.glob(pattern)]
     paths += [path for run in _runs(results) for pattern in OF_RUN for path in (results / "runs" / run).glob(pattern)]
     experiment = ExperimentFolder(results)
-    if read_json(experiment.specs.image)["runtime"] == "none":  # one may be left from when there was an image
+    if read(ImageAsked, experiment.specs.image).container is None:  # one may be left from when there was an image
         paths = [path for path in paths if path != experiment.preflight_in_image]
     found = sorted(path for path in set(paths) if path.is_file() and not path.name.startswith("."))
     return {f"results/{results.name}/{path.relative_to(results).as_posix()}": path.read_bytes() for path in found}
@@ -284,10 +289,10 @@ def data_needed(results: Path) -> list[Needed]:
     """Text and models of this machine's, as the manifests have them."""
     found, experiment = [], ExperimentFolder(results)
     for path in experiment.specs.all("corpora"):
-        found += _texts(f"corpora.{path.stem}", read_json(path)["source"], experiment.corpus(path.stem).sources)
+        found += _texts(f"corpora.{path.stem}", read(CorpusSpec, path).source, experiment.corpus(path.stem).sources)
     for path in experiment.specs.all("models"):
-        spec, source = read_json(path), read_if_there(ModelSource, experiment.model(path.stem).source)
-        if (folder := spec.get("hf")) and Path(folder).is_dir():
+        spec, source = read(ModelSpec, path), read_if_there(ModelSource, experiment.model(path.stem).source)
+        if (folder := spec.hf) and Path(folder).is_dir():
             found.append({"for": f"models.{path.stem}.hf", "path": folder, "digest": source and source.digest})
     return found + _tokenizers(results)
 
@@ -322,11 +327,11 @@ def _of_evaluation(results: Path) -> Iterator[Named]:
 
 def _profilers(results: Path) -> Iterator[Named]:
     experiment = ExperimentFolder(results)
-    for run in read_json(experiment.specs.runs)["runs"]:
+    for run in read(RunsSpec, experiment.specs.runs).runs:
         path = experiment.run(run).file("profile")
-        tool = read_json(path)["tool"] if path.exists() else "none"
-        if tool.endswith(".py"):
-            yield "profile.tool", tool
+        wanted = read_if_there(ProfileSpec, path)
+        if wanted and wanted.tool.endswith(".py"):
+            yield "profile.tool", wanted.tool
 
 
 def _published(trees: Iterable[Mapping[str, Any]]) -> Iterator[Named]:

@@ -14,7 +14,7 @@ from megaboa import commands, files
 from megaboa.layout import Layout
 from megaboa.observe.traces.analysis import Expected, analyse
 from megaboa.observe.traces.comparison import compare
-from megaboa.records import RunSpec, read
+from megaboa.records import RunSpec, Trace, read
 
 ANALYSED = ("pytorch", "nsys")
 VIEWERS = {"viztracer": "vizviewer", "memory": "PyTorch's memory_viz"}
@@ -50,15 +50,15 @@ def main(words: list[str]) -> None:
 
 def wanted(arguments: argparse.Namespace) -> tuple[list[Path], Expected]:
     """Captures, and what they should be."""
-    trace = files.read_json(arguments.trace) if arguments.trace else {}
+    trace = read(Trace, arguments.trace) if arguments.trace else None
     run_path = arguments.run or (arguments.trace.with_name("run.json") if arguments.trace else None)
     run = read(RunSpec, run_path) if run_path else None
     layout, training = (Layout.of_run(run), run.training) if run else (None, {})
-    paths = [*arguments.captures, *([Path(trace["path"])] if trace else [])]
+    paths = [*arguments.captures, *([Path(trace.path)] if trace else [])]
     return paths, Expected(
-        ranks=trace.get("ranks", []),
-        steps=trace.get("steps", []),
-        step_log=Path(trace["step_log"]) if trace.get("step_log") else None,
+        ranks=list(trace.ranks) if trace else [],
+        steps=list(trace.steps) if trace else [],
+        step_log=Path(trace.step_log) if trace and trace.step_log else None,
         train_iters=training.get("train_iters"),
         layout=layout,
         microbatches=layout and layout.microbatches(training["global_batch_size"], training["micro_batch_size"]),
@@ -66,12 +66,12 @@ def wanted(arguments: argparse.Namespace) -> tuple[list[Path], Expected]:
     )
 
 
-def kept(trace: dict[str, Any]) -> str:
+def kept(trace: Trace) -> str:
     """What is said of captures that aren't read here."""
-    if trace["tool"] in ANALYSED:
+    if trace.tool in ANALYSED:
         return ""
-    viewer = VIEWERS.get(trace["tool"], "what wrote them")
-    return f"{len(trace['traces'])} file(s) of {trace['tool']} are kept in {trace['path']}, for {viewer} to read."
+    viewer = VIEWERS.get(trace.tool, "what wrote them")
+    return f"{len(trace.traces)} file(s) of {trace.tool} are kept in {trace.path}, for {viewer} to read."
 
 
 def earlier(path: Path) -> dict[str, Any]:

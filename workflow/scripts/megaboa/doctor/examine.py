@@ -15,7 +15,9 @@ from megaboa.paths import ExperimentFolder, RunFolder, RunStore
 from megaboa.records import (
     AttemptEnd,
     AttemptStart,
+    Preflight,
     ReportSpec,
+    RunsSpec,
     Step,
     Summary,
     read,
@@ -32,13 +34,12 @@ from megaboa.scheduler.registry import cluster
 def experiment(results: Path) -> list[str]:
     """What there is to say, in lines; a healthy run has none."""
     folder = ExperimentFolder(results)
-    plan, known = files.read_json(folder.specs.runs), {}
-    if folder.preflight.exists():
-        known = files.read_json(folder.preflight)["runs"]
+    found = read_if_there(Preflight, folder.preflight)
+    known = found.runs if found else {}
     lines = [f"{one}: left out of the plan" for one in read(ReportSpec, folder.specs.report).invalid]
     lines += failed_stages.failed(results)
-    for name in plan["runs"]:
-        facts = known.get(name, {}).get("facts")
+    for name in read(RunsSpec, folder.specs.runs).runs:
+        facts = known[name].facts if name in known else None
         lines += run(folder.run(name), from_json(facts) if facts else None)
     return lines
 

@@ -18,7 +18,7 @@ from megaboa.config.models.model import Model
 from megaboa.harmless import is_harmless
 from megaboa.plan import image_specs
 from megaboa.plan.quantities import Quantities
-from megaboa.records import BridgeSource, LaunchSpec, ProfileSpec, RunSpec, Tree, parse
+from megaboa.records import LaunchSpec, ProfileSpec, RunSpec, Tree, parse
 from megaboa.run.recovery import links, wall_seconds
 
 COLUMNS = (
@@ -45,7 +45,6 @@ def run_spec(config: Experiment, model: str, world_size: int) -> RunSpec:
     sections["training"].pop("train_tokens", None)
     if own_defaults:
         _drop_idle(sections)
-    source = config.image.bridge_source  # where it is mounted changes nothing
     return RunSpec(
         model={"name": model, **_model(config.models[model])},
         data=_data(config.data, own_defaults),
@@ -53,7 +52,7 @@ def run_spec(config: Experiment, model: str, world_size: int) -> RunSpec:
         world_size=world_size,
         device=config.device,
         overrides={field: value for field, value in config.overrides.items() if not is_harmless(field)},
-        bridge_source=BridgeSource(repo=source.repo, commit=source.commit) if source else None,
+        bridge_source=image_specs.source_of(config.image),
     )
 
 
@@ -110,7 +109,6 @@ def launch(config: Experiment, model: str) -> LaunchSpec:
     asked = {
         **config.resources.model_dump(mode="json"),
         "start": config.launch.model_dump(mode="json"),
-        "image": image_specs.launch(config),
         "recovery": config.recovery.model_dump(mode="json"),
         "trackers": config.trackers.model_dump(mode="json"),
         "checkpoint": config.checkpoint.model_dump(mode="json", exclude_unset=config.models[model].recipe is not None),
@@ -120,7 +118,7 @@ def launch(config: Experiment, model: str) -> LaunchSpec:
         ),
         "overrides": _launch_overrides(config),
     }
-    return parse(LaunchSpec, asked, "launch")
+    return replace(parse(LaunchSpec, asked, "launch"), image=image_specs.launch(config))
 
 
 def _launch_overrides(config: Experiment) -> Tree:

@@ -28,7 +28,7 @@ from megaboa.plan.plan import Invalid, Run
 from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
 from megaboa.plan.run_facts import facts_of, hf_config_of
 from megaboa.plan.shared import environment
-from megaboa.records import Refusal, Tree
+from megaboa.records import Refusal, Tree, plain
 
 
 class RunPlanner:
@@ -98,7 +98,7 @@ class RunPlanner:
         if not ExperimentFolder(experiment).refused.exists():
             return {}
         image = image_specs.wanted(self.base)
-        return refusals.read(experiment, environment()["digest"], files.digest(image) if image else None)
+        return refusals.read(experiment, environment().digest, files.digest(plain(image)) if image else None)
 
     def finish(self, choice: Choice, config: Experiment, model: str, quantities: Quantities, facts: Facts) -> Run:
         row = documents.row(choice.name, model, config, quantities)

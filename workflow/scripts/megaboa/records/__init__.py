@@ -5,6 +5,7 @@ from megaboa.records.base import *
 from megaboa.records.data import *
 from megaboa.records.images import *
 from megaboa.records.models import *
+from megaboa.records.preflights import *
 from megaboa.records.reports import *
 from megaboa.records.runs import *
 from megaboa.records.summaries import *

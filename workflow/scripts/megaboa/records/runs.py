@@ -103,6 +103,16 @@ class ProfileSpec(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Trace(ProfileSpec):
+    """trace.json: what was captured, and where it lies."""
+
+    run: str | None = None
+    path: str
+    step_log: str | None = None
+    traces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Load(Record):
     """What a run takes from its parent's checkpoint in addition to the weights."""
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from megaboa import files, store
 from megaboa.launch.nsys import nsys_arguments, wrapped
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
-from megaboa.records import Identity, plain, write
+from megaboa.records import Identity, Trace, plain, write
 from megaboa.run import site as sites
 from megaboa.run.announce import explain
 from megaboa.run.call import TrainingFailed
@@ -22,7 +21,7 @@ from megaboa.scheduler.ranks import Ended
 WRAPPER = Path(__file__).parents[2] / "profile_rank.py"
 
 
-def capture(folder: RunFolder) -> dict[str, Any]:
+def capture(folder: RunFolder) -> Trace:
     """Profile the run's first steps as profile.json says, once for each identity and settings; return the manifest."""
     site = sites.here(folder.launch, folder.run.device, container=sites.container_of(folder.launch, folder.image))
     check_nodes(folder, site.nodes)
@@ -35,13 +34,13 @@ def capture(folder: RunFolder) -> dict[str, Any]:
         if partial:
             _profile(folder, site, identity, AttemptFolder(partial))
     path = AttemptFolder(final).traces(folder.profile.tool)
-    return {
-        "run": folder.name,
-        "path": str(path),
-        "step_log": str(AttemptFolder(final).steps),
-        **plain(folder.profile),
-        "traces": [trace.name for trace in sorted(path.iterdir())],
-    }
+    return Trace(
+        **vars(folder.profile),
+        run=folder.name,
+        path=str(path),
+        step_log=str(AttemptFolder(final).steps),
+        traces=tuple(trace.name for trace in sorted(path.iterdir())),
+    )
 
 
 def _profile(folder: RunFolder, site: Place, identity: Identity, target: AttemptFolder) -> None:

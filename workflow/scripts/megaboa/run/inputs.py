@@ -40,7 +40,7 @@ def check_image(folder: RunFolder) -> None:
 def check_data(folder: RunFolder) -> None:
     """The run's corpora are as their manifests say, fit the model, and give every split something to read."""
     check_corpora(folder)
-    check_documents(folder, folder.run.data.get("split") or folder.preflight.get("split"))
+    check_documents(folder, folder.run.data.get("split") or (folder.preflight and folder.preflight.split))
 
 
 def check_weights(folder: RunFolder) -> None:
