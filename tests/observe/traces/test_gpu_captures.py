@@ -6,9 +6,10 @@ A folder holds what `trace.json` of a small run names: `rank-<rank>.json.gz` or 
 from pathlib import Path
 
 import pytest
+from as_written import analyse
 
 from megaboa.layout import Layout
-from megaboa.observe.traces.analysis import Expected, analyse
+from megaboa.observe.traces.analysis import Expected
 from megaboa.records import RunSpec, read
 
 CAPTURES = sorted(path for path in (Path(__file__).parent / "gpu").glob("*") if path.is_dir())

@@ -7,14 +7,14 @@ the manifest of a run's capture. `--against` compares with an earlier analysis, 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from megaboa import commands, files
 from megaboa.layout import Layout
 from megaboa.observe.traces.analysis import Expected, analyse
 from megaboa.observe.traces.comparison import compare
-from megaboa.records import RunSpec, Trace, read
+from megaboa.records import Analysis, RunSpec, Trace, parse, read, write
 
 ANALYSED = ("pytorch", "nsys")
 VIEWERS = {"viztracer": "vizviewer", "memory": "PyTorch's memory_viz"}
@@ -36,16 +36,16 @@ def main(words: list[str]) -> None:
     document = analyse(paths, expected)
     if arguments.against:
         before = earlier(arguments.against)
-        document["comparison"] = {"against": str(arguments.against), **compare(before, document)}
+        document = replace(document, comparison=replace(compare(before, document), against=str(arguments.against)))
     if arguments.out:
-        files.write_json(arguments.out, document)
+        write(arguments.out, document)
     if arguments.figures:
         from megaboa.report.profiles import draw_all
 
         draw_all(document, arguments.figures)
-    print("\n".join(document["summary"]))
-    if arguments.against:
-        print("\n".join(["", f"against {arguments.against}:", *document["comparison"]["summary"]]))
+    print("\n".join(document.summary))
+    if document.comparison:
+        print("\n".join(["", f"against {arguments.against}:", *document.comparison.summary]))
 
 
 def wanted(arguments: argparse.Namespace) -> tuple[list[Path], Expected]:
@@ -74,10 +74,10 @@ def kept(trace: Trace) -> str:
     return f"{len(trace.traces)} file(s) of {trace.tool} are kept in {trace.path}, for {viewer} to read."
 
 
-def earlier(path: Path) -> dict[str, Any]:
+def earlier(path: Path) -> Analysis:
     """An analysis that was written, or one of captures."""
     if path.is_file() and path.suffix == ".json":
         document = files.read_json(path)
         if isinstance(document, dict) and "form" in document:
-            return document
+            return parse(Analysis, document, path)
     return analyse([path])

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from megaboa import files
 from megaboa.check.facts import Facts, from_json
 from megaboa.doctor import failed_stages, passed, troubles
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore
 from megaboa.records import (
+    Analysis,
     AttemptEnd,
     AttemptStart,
     Preflight,
@@ -104,7 +104,7 @@ def _lost(store: RunStore, begun: AttemptStart) -> AttemptEnd:
 def _of_summary(folder: RunFolder, summary: Summary, facts: Facts | None) -> list[str]:
     if summary.state != "PASS":
         return [f"{folder.name}: {summary.state}", *(f"  {reason}" for reason in summary.reasons)]
-    analysis = files.read_json(folder.analysis) if folder.analysis.exists() else None
+    analysis = read_if_there(Analysis, folder.analysis)
     lines = passed.waits_for_data(analysis, folder.launch.num_workers)
     if facts is not None:
         lines += [*passed.slow(facts, summary), *passed.unbalanced(facts, analysis)]

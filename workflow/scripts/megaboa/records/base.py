@@ -38,6 +38,7 @@ NOT_WRITTEN = {"key": None}
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
+    VERSION_KEY: ClassVar[str] = "version"
     VERSION: ClassVar[int] = 0  # raised with every change that readers of the version before would misread
     more: Tree = field(default_factory=dict, repr=False)
 
@@ -67,7 +68,7 @@ def parse[R: Record](kind: type[R], values: Any, source: str | Path) -> R:
     """A record from what JSON gave; `source` is named where it is none."""
     if not isinstance(values, dict):
         raise _no_record(kind, source, "it holds something else")
-    version = values.get("version", 0)
+    version = values.get(kind.VERSION_KEY, 0)
     if version not in range(kind.VERSION + 1):
         raise RecordError(
             f"{source}: has version {version}, and this Megaboa reads {kind.__name__} up to version {kind.VERSION}: "
@@ -77,7 +78,7 @@ def parse[R: Record](kind: type[R], values: Any, source: str | Path) -> R:
     if required:
         raise _no_record(kind, source, f"it lacks {' and '.join(required)}")
     try:
-        return _build(kind, {key: value for key, value in values.items() if key != "version"})
+        return _build(kind, {key: value for key, value in values.items() if key != kind.VERSION_KEY})
     except (TypeError, ValueError, AttributeError) as error:
         raise _no_record(kind, source, str(error)) from None
 
@@ -97,7 +98,7 @@ def plain(record: Record) -> Tree:
         value = getattr(record, name)
         if default is _ALWAYS or value != default:
             found[key] = writer(value) if writer else value
-    return {**found, **record.more, **({"version": record.VERSION} if record.VERSION else {})}
+    return {**found, **record.more, **({record.VERSION_KEY: record.VERSION} if record.VERSION else {})}
 
 
 def line(event: Event) -> str:
@@ -165,7 +166,7 @@ def _reader(hint: Any) -> Callable[[Any], Any] | None:
         each = _reader(inner[0])
         return (lambda values: tuple(map(each, values))) if each else tuple
     if origin is dict and (each := _reader(inner[1])):
-        return lambda values: {key: each(value) for key, value in values.items()}
+        return lambda values: {key: None if value is None else each(value) for key, value in values.items()}
     return None
 
 
