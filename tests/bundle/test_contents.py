@@ -10,7 +10,7 @@ import pytest
 
 from megaboa.bundle import contents
 from megaboa.bundle.contents import LARGEST, Asked, collect
-from megaboa.bundle.private import Machine
+from megaboa.bundle.private import Private
 from megaboa.errors import InputError
 from megaboa.files import write_json
 from megaboa.records import FrozenTokenizer, ImageAsked, SourceFile, Sources, write
@@ -37,7 +37,7 @@ def asked(tmp_path, monkeypatch):
 
 
 def bundled(asked, **environment):
-    return collect(asked, Machine.here(Path(), Path("store")), environment)
+    return collect(asked, Private.here(Path(), Path("store")), environment)
 
 
 @pytest.mark.parametrize(("runtime", "there"), [("none", False), ("apptainer", True)])
@@ -83,7 +83,7 @@ def test_two_configurations_of_one_name_are_refused(asked, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path / "one")
     files = [tmp_path / "two" / "x.yaml", tmp_path / "two" / ".." / "two" / "x.yaml"]
     with pytest.raises(InputError, match=r"two configuration files would be config/x\.yaml"):
-        collect(Asked(asked.results, files, {}), Machine.here(Path(), Path("store")), {})
+        collect(Asked(asked.results, files, {}), Private.here(Path(), Path("store")), {})
 
 
 def test_the_state_of_the_code_is_a_digest():
@@ -93,7 +93,7 @@ def test_the_state_of_the_code_is_a_digest():
 def test_code_is_bundled_byte_for_byte(asked, monkeypatch):
     """Also where the store is `/data`, and the user is called as a folder of the code is."""
     monkeypatch.setenv("LOGNAME", "local")
-    machine = Machine.here(Path(), Path("/data"))
+    machine = Private.here(Path(), Path("/data"))
     files = collect(asked, machine, {})
     made = ("README.md", "results/")
     code = [name for name in files if (contents.ROOT / name).is_file() and not name.startswith(made)]

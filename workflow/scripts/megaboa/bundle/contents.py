@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from megaboa.bundle.private import ROOT, Machine, without_notify
+from megaboa.bundle.private import ROOT, Private, without_notify
 from megaboa.config import yaml_file
 from megaboa.data import sources
 from megaboa.errors import InputError
@@ -91,7 +91,7 @@ class Asked:
     command_line: Mapping[str, Any]  # of `--config`, nested
 
 
-def collect(asked: Asked, machine: Machine, environment: Mapping[str, str] = os.environ) -> Files:
+def collect(asked: Asked, machine: Private, environment: Mapping[str, str] = os.environ) -> Files:
     """All files by their name in the bundle, but for its metadata. Raises InputError where a secret is among them."""
     made = {**_config(asked), **_results(asked.results)}
     # Code as it is: a store in `/data`, or a user called `local`, would rewrite it.
@@ -241,7 +241,7 @@ def _results(results: Path) -> Files:
     return {f"results/{results.name}/{path.relative_to(results).as_posix()}": path.read_bytes() for path in found}
 
 
-def _clean(name: str, content: bytes, machine: Machine) -> bytes:
+def _clean(name: str, content: bytes, machine: Private) -> bytes:
     if Path(name).suffix not in TEXT:
         return content
     text = content.decode(errors="surrogateescape")

@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from megaboa.config.errors import ConfigError, Problem
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.resources import Image
+from megaboa.config.problems import ConfigError, Problem
 from megaboa.image import bridge_source, dockerfile, pins, references
 from megaboa.records import BridgeSource, ImageBuild, ImageSpec, ImageStart, Inside
 from megaboa.scheduler.registry import cluster

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import layout
-from megaboa.config.errors import choose, show
+from megaboa.config.problems import choose, show
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore, trained
 from megaboa.plan import documents
 from megaboa.plan.plan import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from megaboa.config.errors import choose
+from megaboa.config.problems import choose
 from megaboa.plan.plan import Plan
 from megaboa.run import unfinished
 from megaboa.run.identity import is_trained

@@ -11,9 +11,9 @@ from pathlib import Path
 from megaboa import metrics
 from megaboa.check import costs
 from megaboa.config import Experiment, LoadedExperiment
-from megaboa.config.errors import choose
 from megaboa.config.models.outputs import Figure
 from megaboa.config.models.resources import Budget
+from megaboa.config.problems import choose
 from megaboa.config.published import PublishedError, load_published
 from megaboa.data.sources import is_hub_id
 from megaboa.plan import documents
