@@ -138,16 +138,19 @@ class Tower:
     def usable_nodes(self, partition):
         return {node for node in NODES if node not in self.down}
 
+    def gpus_of_a_node(self, partition):
+        return 0
+
     def fallen(self, nodes, since):
         return {node: f"{node} fell" for node in nodes if self.down.get(node, 0.0) > since}
 
     # What jobs ask for
 
-    def resources(self, size=None, where=None, options=None):
+    def resources(self, size=None, where=None, options=None, gpus=None, profile=None):
         asked = {"floors": lambda wildcards: size(wildcards).nodes} if size else {}
         return asked | ({} if options is None else {"climb": options})
 
-    def options(self, own="", gpus=0, returns=False, after=None, rule=""):
+    def options(self, own="", returns=False, after=None, rule=""):
         return f"{own} up".strip()
 
     def tasks_per_node(self, options):

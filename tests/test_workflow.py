@@ -15,7 +15,7 @@ from megaboa.plan import places
 from megaboa.run import bad_nodes
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.slurm import partitions
-from megaboa.scheduler.slurm.partitions import Partition
+from megaboa.scheduler.slurm.partitions import Association, Partition
 from megaboa.workflow import (
     conclude,
     concluding,
@@ -37,7 +37,7 @@ def test_what_a_profile_says_by_name():
 def cluster(monkeypatch, tmp_path):
     """Of two partitions with GPUs and one without; the site's file is yet to be written."""
     found = (Partition("all", 2, ("4 a100",), "1:00"), Partition("h100", 1, ("8 h100",), "2:00"), Partition("cpu", 9))
-    monkeypatch.setattr(partitions, "ask", lambda account_matters: partitions.Cluster(("0123",), found))
+    monkeypatch.setattr(partitions, "ask", lambda known_account: partitions.Cluster((Association("0123"),), found))
     monkeypatch.setattr(places, "PROFILES", tmp_path)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -69,8 +69,10 @@ def test_a_workflow_around_this_one_has_its_own_site(cluster):
 def test_what_the_profile_leaves_open_is_found_and_goes_to_all_rules(cluster, monkeypatch):
     """Words that Snakemake would take for Python's, or for numbers, stay names."""
     monkeypatch.setenv("SBATCH_PARTITION", "all")
-    given = of_a_profile(slurm_account="auto", slurm_partition="auto", gpu_partition="auto", runtime=120)
-    found = {"slurm_account": "0123", "slurm_partition": "cpu", "gpu_partition": "all"}
+    given = of_a_profile(
+        slurm_account="auto", slurm_partition="auto", gpu_partition="auto", gpu_option="auto", runtime=120
+    )
+    found = {"slurm_account": "0123", "slurm_partition": "cpu", "gpu_partition": "all", "gpu_option": "gpus-per-node"}
     assert profile_resources(given).items() >= found.items()
     assert {name: in_a_rule(given, name) for name in found} == found
     in_a_job = Resources.parse(given.args, allow_expressions=True)
@@ -115,25 +117,26 @@ def test_a_file_that_leaves_a_name_open_is_as_none(cluster, text):
 
 
 def test_where_slurm_cannot_be_asked_names_are_said_by_the_user(cluster, monkeypatch):
-    def ask(account_matters):
+    def ask(known_account):
         raise UnreachableError("sinfo isn't there")
 
     monkeypatch.setattr(partitions, "ask", ask)
     with pytest.raises(SystemExit, match=r"gpu_partition can't be found.* \(sinfo isn't there"):
         profile_resources(of_a_profile(gpu_partition="auto"))
     cluster.write_text("{gpu_partition: mine}")
-    assert profile_resources(of_a_profile(gpu_partition="auto"))["gpu_partition"] == "mine"
+    found = profile_resources(of_a_profile(gpu_partition="auto", gpu_option="auto"))
+    assert (found["gpu_partition"], found["gpu_option"]) == ("mine", "gpus-per-node")
 
 
-def test_accounts_are_asked_for_where_none_is_known(cluster, monkeypatch):
+def test_an_account_that_is_known_may_be_missing_from_the_accounting(cluster, monkeypatch):
     asked = []
     found = partitions.Cluster(None, (Partition("gpu", 1, ("8 h100",)),))
-    monkeypatch.setattr(partitions, "ask", lambda account_matters: asked.append(account_matters) or found)
+    monkeypatch.setattr(partitions, "ask", lambda known_account: asked.append(known_account) or found)
     profile_resources(of_a_profile(slurm_account="mine", gpu_partition="auto"))
     profile_resources(of_a_profile(gpu_partition="auto", slurm_account="auto"))
     monkeypatch.setenv("SLURM_ACCOUNT", "mine")
     profile_resources(of_a_profile(gpu_partition="auto", slurm_account="auto"))
-    assert asked == [False, True, False]
+    assert asked == [True, False, True]
 
 
 def plan(**nodes):

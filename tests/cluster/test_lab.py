@@ -1,6 +1,7 @@
 """The cluster that other tests use does what a real one does."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,14 +13,19 @@ from pathlib import Path
 import pytest
 from lab import REPOSITORY, Lab
 
+from megaboa.scheduler.answers import Size
+from megaboa.scheduler.slurm import requests
+from megaboa.scheduler.slurm.partitions import GPU_OPTIONS
+from megaboa.scheduler.slurm.srun import srun_command
+
 pytestmark = pytest.mark.slow
 PYTHON = REPOSITORY / ".venv" / "bin" / "python"
 
 
 @pytest.fixture(scope="module")
 def plain_lab(make_lab: Callable[..., Lab]) -> Lab:
-    """A second cluster, up at the same time: one host, no accounting, an eye on memory."""
-    return make_lab(nodes=1, gpus=0, accounting=False, memory_kill=True)
+    """A second cluster, up at the same time: one host, no accounting, an eye on memory, --gres alone for GPUs."""
+    return make_lab(nodes=1, accounting=False, memory_kill=True, extra_conf=["SelectType=select/cons_res"])
 
 
 def submit(lab: Lab, command: str, *options: str) -> str:
@@ -57,6 +63,40 @@ def test_a_job_on_two_hosts(lab: Lab) -> None:
     assert sorted(lines) == ["n1 2000 0,1", "n2 2000 0,1"]
     state = ["sacct", "-n", "-X", "-P", "-j", number, "-o", "State,Account"]
     lab.wait(lambda: lab.run(state).stdout == "COMPLETED|lab\n", 10, "the job's account")
+
+
+@pytest.mark.parametrize("option", GPU_OPTIONS)
+def test_however_a_job_asks_for_gpus_every_rank_sees_those_of_its_node(lab: Lab, option: str) -> None:
+    assert_gpus(lab, option)
+
+
+def test_a_cluster_that_knows_gres_alone(plain_lab: Lab) -> None:
+    assert_gpus(plain_lab, "gres")
+
+
+def assert_gpus(lab: Lab, option: str) -> None:
+    """A job as Snakemake's plugin submits it, and a step of it as ranks are started."""
+    asked = requests.resources(
+        lambda wildcards: Size(1, 2, 2), gpus=lambda wildcards: 2, profile={"gpu_option": option}
+    )
+    words = {name: value(None) if callable(value) else value for name, value in asked.items()}
+    sizes = [f"--ntasks-per-node={words['tasks_per_node']}", f"--cpus-per-task={words['cpus_per_task']}", "--mem=100"]
+    gres = [f"--gres={words['gres']}"] if "gres" in words else []
+    step = srun_command(
+        ["sh", "-c", "echo $SLURM_PROCID $CUDA_VISIBLE_DEVICES"],
+        **{
+            "nodes": 1,
+            "tasks_per_node": 2,
+            "cpus_per_task": 1,
+            "gpus_per_node": 2,
+            "output": "/dev/stdout",
+            "name": "x",
+        },
+    )
+    call = f"env -u SLURM_GPUS_PER_TASK {shlex.join(step)}"  # SrunRanks leaves that out
+    number = submit(lab, call, *sizes, *gres, *words["slurm_extra"].split())
+    wait_for(lab, number, "COMPLETED")
+    assert sorted((lab.home / f"{number}.out").read_text().splitlines()) == ["0 0,1", "1 0,1"]
 
 
 def test_the_repository_s_python_has_torch(lab: Lab) -> None:

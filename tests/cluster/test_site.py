@@ -41,13 +41,14 @@ def test_the_profile_as_it_is_finds_what_slurm_leaves_no_choice_about(clone):
         assert len(choices) == 5
         assert "slurm_account:" not in output and "slurm_partition:" not in output
         output = clone.snakemake("-n", env={"SBATCH_PARTITION": "low"})
-        assert "slurm_partition low, gpu_partition low: for `auto`" in output and "jobs to do" in output
+        taken = "slurm_partition low, gpu_partition low, gpu_option gpus-per-node: for `auto`"
+        assert taken in output and "jobs to do" in output
         shown = clone.megaboa("site", "--write")
         assert "it takes any account" in shown and "3 nodes of 2 h100" in shown and "they work" in shown
         written = file.read_text()
         assert written.startswith('slurm_account: "labuser"\nslurm_partition: "gpu"\n# gpu_partition: "gpu"  # 3 nodes')
         file.write_text(written.replace('# gpu_partition: "cpu"', "gpu_partition: cpu"))
-        assert "gpu_partition cpu: for `auto`" in clone.snakemake("-n")
+        assert "gpu_partition cpu, gpu_option gpus-per-node: for `auto`" in clone.snakemake("-n")
         refused = clone.lab.run(clone.command("site", "--write"), cwd=clone.path, env=ENVIRONMENT, check=False)
         assert refused.returncode == 1 and "is there already" in refused.stderr
         assert '\ngpu_partition: "cpu"\n' in refused.stdout, "what is taken, is shown"

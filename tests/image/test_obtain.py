@@ -147,7 +147,7 @@ def test_the_test_runs_where_the_runs_do(fake_command, monkeypatch):
     asked = pyxis(fake_command, "true")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert cluster().process(asked, os.environ, step=False, gpus=1) == [
-        *("mysrun", *srun.JOB, "--partition=p", "--account=a", "--gpus-per-node=1", "--mpi=none")
+        *("mysrun", *srun.JOB, "--partition=p", "--account=a", "--gres=gpu:1", "--mpi=none")
     ]
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert cluster().process(asked, os.environ, step=False, gpus=1)[:4] == [

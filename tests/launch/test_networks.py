@@ -13,7 +13,7 @@ KNOWN = re.compile(r"(NCCL|TORCH_NCCL|FI|OFI_NCCL)_[A-Z0-9_]+")
 
 
 def test_there_is_a_preset_for_every_network_and_no_other():
-    assert networks.names() == ("nvlink", "infiniband", "ethernet", "efa")
+    assert networks.names() == ("nvlink", "infiniband", "ethernet", "efa", "slingshot")
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -28,7 +28,7 @@ def test_every_variable_has_a_value_and_a_reason(table):
 @pytest.mark.parametrize("network", [None, *networks.names()])
 def test_interfaces_are_only_ever_left_out(network):
     environment = networks.environment(network, {})
-    assert environment.get("NCCL_SOCKET_IFNAME", "^").startswith("^")
+    assert network == "slingshot" or environment.get("NCCL_SOCKET_IFNAME", "^").startswith("^")
     assert not {"NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_SL", "GLOO_SOCKET_IFNAME"} & set(environment)
 
 
@@ -55,6 +55,46 @@ def test_an_unknown_network_is_refused_with_the_known_ones():
 def test_sockets_stay_within_nccls_limit():
     chosen = networks.environment("ethernet", {})
     assert int(chosen["NCCL_SOCKET_NTHREADS"]) * int(chosen["NCCL_NSOCKS_PERTHREAD"]) <= 64
+
+
+# Lines of published logs, by the library that wrote them: NCCL 2.27 with aws-ofi-nccl 1.19 and 1.6 (EFA, cxi), with
+# InfiniBand, and where no plugin was found.
+OFI = """\
+node-0:188:585 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa (found 32 nics)
+node-0:188:585 [0] NCCL INFO Initialized NET plugin Libfabric
+node-0:188:585 [0] NCCL INFO Assigned NET plugin Libfabric to comm
+node-0:188:585 [0] NCCL INFO Using network Libfabric
+"""
+CXI = """\
+nid006352:34610:34631 [0] NCCL INFO NET/OFI Selected Provider is cxi (found 4 nics)
+nid006352:34610:34631 [0] NCCL INFO Using network AWS Libfabric
+"""
+IB = """\
+a:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.1.2.3<0>
+a:1:2 [0] NCCL INFO Using network IB
+"""
+SOCKET = """\
+csgjr:1:1 [0] NCCL INFO Failed to initialize NET plugin IB
+csgjr:1:1 [0] NCCL INFO NET/Socket : Using [0]eth0:10.56.0.6<0>
+csgjr:1:1 [0] NCCL INFO Using network Socket
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "name", "right"),
+    [
+        (OFI, "Libfabric", {"efa", "slingshot"}),
+        (CXI, "AWS Libfabric", {"efa", "slingshot"}),
+        (IB, "IB", {"infiniband"}),
+        (IB.replace("network IB", "network IBext_v8"), "IBext_v8", {"infiniband"}),
+        (SOCKET, "Socket", {"ethernet"}),
+    ],
+)
+def test_the_network_that_nccl_has_taken(log, name, right):
+    assert networks.taken(log) == name and networks.taken("NCCL WARN NET/IB : Got async event") is None
+    presets = [network for network in networks.names() if networks.can_check(network)]
+    assert {network for network in presets if networks.fits(network, name)} == right
+    assert set(networks.names()) - set(presets) == {"nvlink"}, "it is no network between nodes"
 
 
 ALONE = {"tp": 1, "pp": 1, "vpp": None, "cp": 1, "ep": 1, "etp": None, "sp": False, "fsdp": "none"}
@@ -93,3 +133,18 @@ def test_fsdp_never_gets_the_one_connection_that_bridge_refuses():
         for tp in (1, 8):
             for blackwell in (True, False):
                 assert networks.connections({**ALONE, "fsdp": fsdp, "tp": tp}, blackwell=blackwell) != "1"
+
+
+def test_segments_grow_unless_nccl_registers_buffers():
+    assert networks.allocator({}) == "expandable_segments:True"
+    assert networks.allocator({"ddp.nccl_ub": True}) is None
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA B200", "b200-180g", "NVIDIA GB300", "gb200"])
+def test_blackwell_by_name(gpu):
+    assert networks.is_blackwell(gpu)
+
+
+@pytest.mark.parametrize("gpu", [None, "", "NVIDIA H200", "h100-80g", "NVIDIA H20", "AB200"])
+def test_no_blackwell(gpu):
+    assert not networks.is_blackwell(gpu)

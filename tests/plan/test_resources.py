@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from fake_scheduler import Tower
 
+from megaboa.errors import InputError
 from megaboa.plan.resources import JobResources
 from megaboa.plan.shared import Shared
 from megaboa.scheduler import registry
@@ -62,6 +63,30 @@ def test_an_experiment_names_places_and_options_of_its_own(plan_of):
     found = asked(jobs(plan_of(own), PROFILE).training("train"), run="wide")
     assert (found["slurm_partition"], found["slurm_account"]) == ("big", "us")
     assert found["slurm_extra"] == "--gpus-per-node=4 --open-mode=append --qos=high"
+
+
+@pytest.mark.parametrize(
+    ("option", "ranks", "expected"),
+    [
+        ("gpus-per-node", 4, {"slurm_extra": "--gpus-per-node=4 --open-mode=append"}),
+        ("gres", 4, {"slurm_extra": "--open-mode=append", "gres": "gpu:4"}),
+        ("gpus-per-task", 4, {"slurm_extra": "--gpus-per-task=1 --open-mode=append", "cpus_per_task": 3}),
+        (
+            *("gpus-per-task", 1),
+            {"slurm_extra": "--gpus-per-task=1 --ntasks-per-node=1 --open-mode=append", "cpus_per_task": 3},
+        ),
+        ("exclusive", 4, {"slurm_extra": "--exclusive --open-mode=append"}),
+    ],
+)
+def test_sites_ask_for_gpus_in_different_ways(plan_of, option, ranks, expected):
+    plan = plan_of(GPUS.replace("gpus_per_node: 4", f"gpus_per_node: {ranks}"))
+    found = asked(jobs(plan, PROFILE | {"gpu_option": option}).training("train"), run="wide")
+    assert found.items() >= expected.items() and ("gres" in found) == (option == "gres")
+
+
+def test_another_way_to_ask_for_gpus_is_refused(plan_of):
+    with pytest.raises(InputError, match="gpu_option is 'gpus': take gpus-per-node, gres"):
+        jobs(plan_of(GPUS), PROFILE | {"gpu_option": "gpus"}).training("train")
 
 
 def test_a_job_waits_for_what_is_left_of_the_same_run(plan_of, monkeypatch):

@@ -67,12 +67,13 @@ def test_in_a_job_they_are_a_step_of_it_in_the_image(tmp_path, monkeypatch, fake
     fake_command("srun", "true")
     monkeypatch.setattr(allocation.queries, "available", lambda: True)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_JOB_GPUS", "0,1,2,3")
     image = {"runtime": "pyxis", "mounts": ["/w:/w:rw"], "secrets": [], "workdir": "/w", "variables": {"MINE": "1"}}
     asked = wanted(tp=8, image=image, device="cuda", gpus_per_node=4, nodes=2, network="infiniband")
     image = Image(runtime="pyxis", digest="sha256:1", path="/i.sqsh")
     converters.run(asked, image, ["megaboa", "import-model", "--out=x"], tmp_path / "logs")
     command, environment = seen[0]
-    assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--gpus-per-node=4", "--cpus-per-task=3"} <= set(command)
+    assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--gres=gpu:4", "--cpus-per-task=3"} <= set(command)
     assert "--container-image=/i.sqsh" in command and "--container-mounts=/w:/w:rw" in command
     assert command[-7:] == ["python3", "megaboa", "import-model", "--out=x", "--tp=8", "--pp=1", "--ep=1"]
     assert environment["MINE"] == "1" and environment["NCCL_IB_TIMEOUT"] == "22"

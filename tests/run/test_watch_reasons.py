@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from megaboa import records
-from megaboa.config.models.resources import Recovery
+from megaboa.config.models.resources import Launch, Recovery
 from megaboa.files import write_json
-from megaboa.paths import RunStore
+from megaboa.paths import AttemptFolder, RunStore
 from megaboa.records import AttemptEnd, LossSpike, Step, parse, plain
 from megaboa.run import checkpoints, watch
 from megaboa.run.resume import Resumption
@@ -113,7 +113,8 @@ def test_a_hang_is_told_by_a_watch_of_ones_own(run, monkeypatch):
     run.recovery = replace(run.recovery, no_progress_minutes=5.0, start_minutes=60.0)
     resumption = Resumption(types.SimpleNamespace(launch=records.LaunchSpec()), run.store, print)
     site = types.SimpleNamespace(job=None)
-    facts = {"payload": run.store, "recovery": run.recovery, "resumption": resumption, "site": site}
+    folder = types.SimpleNamespace(run={"device": "cpu"}, launch=launched())
+    facts = {"payload": run.store, "recovery": run.recovery, "resumption": resumption, "site": site, "folder": folder}
     began, target = time.monotonic(), run.store.attempt(1)
     target.path.mkdir(parents=True)
     silence = watch.watch_of(types.SimpleNamespace(signals=None, say=print, **facts), target).silence
@@ -178,3 +179,27 @@ def test_steps_without_a_loss_are_left_out():
 
 def test_steps_keep_their_numbers_after_a_resumption():
     assert watch.find_spike(steps([*CALM, 7.0, 8.0, 9.0], first=501), SETTINGS) == (511, 513)
+
+
+def launched(**start):
+    return records.LaunchSpec(
+        nodes=2, gpus_per_node=2, start=parse(records.Start, Launch().model_dump() | start, "a test")
+    )
+
+
+def test_a_node_on_which_nccl_takes_another_network_ends_the_first_attempt(tmp_path):
+    said, target = [], AttemptFolder(tmp_path / "01")
+    folder = types.SimpleNamespace(run={"device": "cuda", "world_size": 4}, launch=launched(network="efa"))
+    target.path.mkdir()
+    call = types.SimpleNamespace(folder=folder, say=said.append)
+
+    def taken(names, number=1):
+        for rank, name in names.items():
+            target.log(rank).write_text(f"n:1:1 [0] NCCL INFO Using network {name}\n")
+        return watch.TakenNetwork(call, AttemptFolder(target.path.with_name(f"{number:02d}"))).problem()
+
+    assert taken({0: "Libfabric", 1: "Socket"}) is None and not said, "rank 1 is another GPU of the first node"
+    assert taken({2: "Libfabric"}) is None and "NCCL takes the network Libfabric" in said[0]
+    cause, evidence = taken({2: "Socket"})
+    assert cause == "wrong_network" and "launch.network is efa, and NCCL takes Socket on the node of rank 2" in evidence
+    assert taken({2: "Socket"}, number=2) is None

@@ -114,7 +114,7 @@ def started(scontrol, monkeypatch, tmp_path):
 def test_a_task_per_rank(started):
     command, logs = started()
     assert command[-2:] == ["python", "rank.py"]
-    assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=3", "--gpus-per-node=4"} <= set(command)
+    assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=3", "--gres=gpu:4"} <= set(command)
     assert f"--output={logs}/rank-%t.log" in command
 
 
@@ -122,11 +122,12 @@ def test_a_task_per_node_starts_the_nodes_ranks(started):
     command, logs = started(tasks="node")
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=12"} <= set(command)
     assert f"--output={logs}/node-%n.log" in command
-    assert command[-7:] == [
+    assert command[-8:] == [
         "python",
         str(allocation.START_NODE),
         "--ranks=4",
         f"--logs={logs}",
+        "--fork=cuda",
         "--",
         "python",
         "rank.py",

@@ -6,7 +6,7 @@ import pytest
 
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.slurm import partitions, queries
-from megaboa.scheduler.slurm.partitions import Cluster, Partition, choose, parse_partitions
+from megaboa.scheduler.slurm.partitions import Association, Cluster, Partition, choose, parse_partitions
 
 # As SLURM 22.05 prints them. MIXED: nodes that differ, a partition that is for two accounts.
 ALIKE = """\
@@ -25,7 +25,20 @@ PartitionName=cpu AllowGroups=ALL AllowAccounts=ALL Default=YES State=UP TRES=cp
 PartitionName=a100 AllowGroups=ALL AllowAccounts=ALL Default=NO State=UP
 PartitionName=h200 AllowGroups=ALL AllowAccounts=llm,vision Default=NO State=UP
 """
-NAMED = Cluster(("llm",), parse_partitions(MIXED, RULES))
+
+
+def of(*accounts):
+    return tuple(map(Association, accounts))
+
+
+PLACES = ("slurm_account", "slurm_partition", "gpu_partition")
+NAMED = Cluster(of("llm"), parse_partitions(MIXED, RULES))
+
+
+@pytest.mark.parametrize(("names", "count"), [("cpu", 0), ("a100", 8), ("cpu,h200", 8), ("none", 0)])
+def test_the_gpus_of_a_node(monkeypatch, names, count):
+    monkeypatch.setattr(partitions, "ask", lambda account_matters: NAMED)
+    assert partitions.gpus_of_a_node(names) == count
 
 
 def test_partitions_as_sinfo_and_scontrol_show_them():
@@ -39,15 +52,15 @@ def test_partitions_as_sinfo_and_scontrol_show_them():
 
 
 def test_what_there_is_one_of_is_taken():
-    cluster = Cluster(("mine",), NAMED.partitions)  # h200 isn't for this account
-    found = choose(cluster, {})
+    cluster = Cluster(of("mine"), NAMED.partitions)  # h200 isn't for this account
+    found = choose(cluster, {}, PLACES)
     assert (
         found.taken == {"slurm_account": "mine", "slurm_partition": "cpu", "gpu_partition": "a100"} and not found.left
     )
 
 
 def test_a_choice_among_gpus_is_the_users():
-    found = choose(NAMED, {})
+    found = choose(NAMED, {}, PLACES)
     assert found.taken == {"slurm_account": "llm", "slurm_partition": "cpu"}
     assert found.left == [
         'gpu_partition: "a100"  # 17 nodes of 4 a100 or 8 a100, at most 2-00:00:00',
@@ -56,7 +69,7 @@ def test_a_choice_among_gpus_is_the_users():
 
 
 def test_several_accounts_are_a_choice_too_and_limit_no_partition_yet():
-    found = choose(Cluster(("llm", "mine"), NAMED.partitions), {})
+    found = choose(Cluster(of("llm", "mine"), NAMED.partitions), {})
     assert [line.split("  #")[0] for line in found.left] == [
         'slurm_account: "llm"',
         'slurm_account: "mine"',
@@ -67,7 +80,7 @@ def test_several_accounts_are_a_choice_too_and_limit_no_partition_yet():
 
 @pytest.mark.parametrize("variable", ["SBATCH_ACCOUNT", "SLURM_ACCOUNT"])
 def test_sbatchs_own_variables_decide(variable):
-    found = choose(Cluster(("llm", "mine"), NAMED.partitions), {variable: "mine", "SBATCH_PARTITION": "a100"})
+    found = choose(Cluster(of("llm", "mine"), NAMED.partitions), {variable: "mine", "SBATCH_PARTITION": "a100"}, PLACES)
     assert (
         found.taken == {"slurm_account": "mine", "slurm_partition": "cpu", "gpu_partition": "a100"} and not found.left
     )
@@ -76,7 +89,7 @@ def test_sbatchs_own_variables_decide(variable):
 
 
 def test_without_partitions_of_processors_alone_other_jobs_go_where_sbatch_puts_them():
-    found = choose(Cluster(("llm",), parse_partitions(ALIKE, "")), {})
+    found = choose(Cluster(of("llm"), parse_partitions(ALIKE, "")), {})
     assert found.taken["slurm_partition"] == "gpu" and len(found.left) == 2
 
 
@@ -85,7 +98,7 @@ def test_a_cluster_that_keeps_no_accounts_takes_any():
 
 
 def test_who_has_no_account_or_partition_is_told_and_gets_nothing_to_paste():
-    found = choose(Cluster((), ()), {})
+    found = choose(Cluster(of(), ()), {}, PLACES)
     assert not found.taken and not found.left and len(found.missing) == 3
     assert "no account on this cluster" in found.missing[0] and "gpu_partition" in found.missing[2]
 
@@ -96,7 +109,12 @@ def test_only_what_is_wanted_is_answered():
 
 
 def test_an_account_that_is_known_decides_which_partitions_there_are():
-    found = choose(Cluster(("llm", "mine"), NAMED.partitions), {"SBATCH_ACCOUNT": "llm"}, ["gpu_partition"], "mine")
+    found = choose(
+        Cluster(of("llm", "mine"), NAMED.partitions),
+        {"SBATCH_ACCOUNT": "llm"},
+        ["gpu_partition"],
+        {"slurm_account": "mine"},
+    )
     assert found.taken == {"gpu_partition": "a100"}, "h200 isn't for it, whatever the variable says"
 
 
@@ -108,7 +126,7 @@ def test_a_partition_whose_name_sinfo_does_not_show_is_no_reason_to_take_another
 
 def test_a_partition_that_is_down_today_stays_a_choice():
     down = MIXED.replace("h200|h200|up", "h200|h200|down")
-    found = choose(Cluster(("llm",), parse_partitions(down, RULES)), {})
+    found = choose(Cluster(of("llm"), parse_partitions(down, RULES)), {})
     assert found.left[1] == 'gpu_partition: "h200"  # 1 node of 8 GPU, at most 12:00:00, down'
 
 
@@ -119,22 +137,63 @@ PartitionName=h200 AllowAccounts=llm AllowQos=high,low
 PartitionName=cpu AllowAccounts=ALL
 """
     partitions = parse_partitions(MIXED, rules)
-    assert "only with QOS high,low" in str(partitions[2])
+    assert "only with QOS high or low" in str(partitions[2])
 
     def usable(accounts, account=None):
-        return {one.name for one in Cluster(accounts, partitions).usable(account)}
+        return {one.name for one in Cluster(of(*accounts), partitions).usable(account)}
 
     assert usable(("guest",)) == {"cpu"} and usable(("llm",)) == {"cpu", "a100", "h200"}
     assert usable(("guest", "other")) == {"cpu", "a100"}, "as one of them may"
     assert usable(("guest", "llm"), "guest") == {"cpu"}
     rules = "\n".join(f"PartitionName={name} AllowAccounts=llm" for name in ("cpu", "a100", "h200"))
-    below = Cluster(("llm_below",), parse_partitions(MIXED, rules))
+    below = Cluster(of("llm_below"), parse_partitions(MIXED, rules))
     assert len(below.usable(None)) == 3, "SLURM takes accounts below those that are named"
+
+
+def test_an_account_may_be_bound_to_a_partition_and_to_qos():
+    rules = "PartitionName=h200 AllowQos=high\nPartitionName=a100 DenyQos=low"
+    user = (
+        Association("free", "cpu", frozenset({"normal"})),
+        Association("free", "h200", frozenset({"normal"})),
+        Association("paid", "", frozenset({"high", "normal"})),
+        Association("cheap", "", frozenset({"low"})),
+    )
+    cluster = Cluster(user, parse_partitions(MIXED, rules))
+
+    def usable(account=None):
+        return {one.name for one in cluster.usable(account)}
+
+    assert usable("free") == {"cpu"}, "h200 wants another QOS"
+    assert usable("paid") == usable() == {"cpu", "a100", "h200"}
+    assert usable("cheap") == {"cpu"}, "the others don't take its one QOS"
+    assert usable("unlisted") == {"cpu", "a100", "h200"}, "of which SLURM says nothing"
+
+
+@pytest.mark.parametrize(
+    ("select", "partition", "option"),
+    [
+        ("select/cons_tres", "a100", "gpus-per-node"),
+        ("select/cons_res", "a100", "gres"),
+        ("select/linear", "h200", "gres"),
+        ("select/cons_tres", "cpu", "exclusive"),
+    ],
+)
+def test_how_a_job_asks_for_gpus_follows_from_what_slurm_counts(monkeypatch, select, partition, option):
+    said = {"sinfo": MIXED, "scontrol -o": RULES, "scontrol show config": f"SelectType = {select}\n"}
+    monkeypatch.setattr(
+        queries, "query", lambda words: next(said[name] for name in said if " ".join(words).startswith(name))
+    )
+    assert partitions.find(["gpu_option"], {"gpu_partition": partition}).taken == {"gpu_option": option}
 
 
 def test_accounts_are_those_of_this_cluster_from_whoever_answers(monkeypatch):
     associations = "sacctmgr --noheader --parsable2 show associations user"
-    said = {"scontrol show config": "AccountingStorageType = accounting_storage/slurmdbd\n", "sshare": "llm\nllm\n"}
+    said = {
+        "sinfo": "",
+        "scontrol -o": "",
+        "scontrol show config": "AccountingStorageType = accounting_storage/slurmdbd\n",
+        "sshare": "llm\nllm\n",
+    }
 
     def query(words):
         answer = next((text for start, text in said.items() if " ".join(words).startswith(start)), None)
@@ -144,12 +203,12 @@ def test_accounts_are_those_of_this_cluster_from_whoever_answers(monkeypatch):
 
     monkeypatch.setattr(queries, "query", query)
     monkeypatch.setattr(queries, "cluster", lambda: "here")
-    assert partitions._accounts() == ("llm",), "sacctmgr is away"
+    assert partitions.ask().accounts == ("llm",), "sacctmgr is away"
     said[associations] = "mine\n"
-    assert partitions._accounts() == ("mine",)
+    assert partitions.ask().accounts == ("mine",)
     said[associations] = ""
-    assert partitions._accounts() is None, "nobody needs one"
+    assert partitions.ask().accounts is None, "nobody needs one"
     said["scontrol show config"] += "AccountingStorageEnforce = associations,limits\n"
-    assert partitions._accounts() == ()
+    assert partitions.ask().accounts == ()
     said["scontrol show config"] = "AccountingStorageType   = (null)\n"
-    assert partitions._accounts() is None
+    assert partitions.ask().accounts is None

@@ -290,5 +290,5 @@ def test_sruns_further_arguments_come_before_the_command():
     command = srun(
         srun="/opt/srun", gpus_per_node=4, cpu_bind="cores", further=["--container-image=/x.sqsh", "--mpi=none"]
     )
-    assert command[0] == "/opt/srun" and {"--gpus-per-node=4", "--cpu-bind=cores"} <= set(command)
+    assert command[0] == "/opt/srun" and {"--gres=gpu:4", "--cpu-bind=cores"} <= set(command)
     assert command[-5:] == ["--container-image=/x.sqsh", "--mpi=none", "python", "rank.py", "--x"]

@@ -10,7 +10,7 @@ from megaboa import workflow as calls
 from megaboa.bundle.contents import code_state
 from megaboa.config import ConfigError, command_line, load, nested
 from megaboa.errors import InputError
-from megaboa.plan import make_plan, restarts
+from megaboa.plan import device, make_plan, restarts
 from megaboa.plan.rule_inputs import Inputs, Planned
 from megaboa.plan.resources import JobResources
 from megaboa.plan.shared import Shared
@@ -25,12 +25,15 @@ try:
     CONFIG_FILES, GIVEN = calls.configuration(workflow, config)
     GIVEN, RESTART = restarts.split(GIVEN)
     LOADED = load(CONFIG_FILES, command_line(GIVEN), os.environ)
+    PROFILE = calls.profile_resources(workflow.resource_settings.default_resources)
+    LOADED = device.settle(
+        LOADED, calls.partition(PROFILE), None if SUBMITS else CONFIG_FILES[0]
+    )
     PLAN = make_plan(LOADED)
     RESTARTED = restarts.check(PLAN, "results", RESTART) if SUBMITS else []
 except (ConfigError, InputError, restarts.UnfinishedWorkError) as error:
     raise WorkflowError(f"\n{error}") from None
 
-PROFILE = calls.profile_resources(workflow.resource_settings.default_resources)
 SHARED = Shared(PLAN, profile=PROFILE)
 RESULTS = str(SHARED.folder)
 RUNS = SHARED.runs

@@ -190,6 +190,8 @@ CAUSES: dict[str, End] = {
     "killed": End("killed rank", "resume", "unknown", repeatable=True, mute=True),
     # ranks live, but no step is done
     "hang": End("hang", "resume", "hang", repeatable=True, can_save=False),
+    # NCCL took another network between the nodes than the one that was asked for
+    "wrong_network": End("wrong network", "stop", "network", can_save=False),
     "loss_spike": End("loss spike", "resume", "divergence", can_save=False),
     # the same step failed twice
     "poisoned": End("poisoned step", "stop", "unknown"),

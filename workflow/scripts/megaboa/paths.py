@@ -377,6 +377,11 @@ class RunFolder:
         return self.experiment_folder.logs / "progress.log"
 
 
+def compiled_kernels(store: Path, user: int, environment: str) -> Path:
+    """Where kernels lie that ranks have compiled: by the environment's or the image's digest."""
+    return store / "kernels" / str(user) / environment[:12]
+
+
 @dataclass(frozen=True)
 class RunStore:
     """Where the payloads of one identity of a run lie."""
@@ -453,6 +458,10 @@ class AttemptFolder:
     path: Path
 
     @property
+    def number(self) -> int:
+        return int(self.path.name)
+
+    @property
     def steps(self) -> Path:
         return self.path / "steps.jsonl"
 
@@ -487,6 +496,15 @@ class AttemptFolder:
     @property
     def health(self) -> Path:
         return self.path / "health"
+
+    def gpus(self, host: str) -> Path:
+        """Samples of a node's GPUs."""
+        return self.path / "gpus" / f"{host}.jsonl"
+
+    @property
+    def sampled(self) -> list[Path]:
+        """The files of all nodes whose GPUs were sampled."""
+        return sorted((self.path / "gpus").glob("*.jsonl"))
 
     def traces(self, tool: str) -> Path:
         """Where a profiler's files lie; PyTorch's have Bridge's name. A Python file is a user's own."""

@@ -190,6 +190,11 @@ def profile_resources(default_resources: Any) -> dict[str, str]:
     return found
 
 
+def partition(profile: dict[str, str]) -> str | None:
+    """Of training, where jobs go to a cluster."""
+    return cluster().where(profile).partition
+
+
 def _unquoted(value: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
@@ -254,8 +259,9 @@ def use_this_machine(settings: Any, limits: Any) -> None:
 
 def use_zygote(plan: Plan, executor: str) -> None:
     """Where all jobs are processes of this machine and of one Python, those that need Bridge are forked from one."""
-    here = executor == "local" and plan.experiment.device == "cpu" and plan.experiment.image.runtime == "none"
-    os.environ[local.FORKED] = "1" if here and os.environ.get(local.FORKED) != "0" else "0"
+    here = executor == "local" and plan.experiment.image.runtime == "none"
+    wanted = here and os.environ.get(local.FORKED) != "0"
+    os.environ[local.FORKED] = plan.experiment.device if wanted else "0"
 
 
 def introduce(plan: Plan, on_cluster: bool) -> None:

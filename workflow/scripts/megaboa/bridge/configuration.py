@@ -84,6 +84,8 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
     if inputs.source and run.training.get("eval_interval") is None:
         config.validation.eval_interval = config.train.train_iters + 1  # Bridge evaluates at the end in any case
     _set_sharding(config, run.parallel)
+    if inputs.source:
+        _set_overlaps(config, run)
     _set_pipeline(config, run.parallel)
     datasets.configure(config, run.data, inputs.corpora)
     _begin_schedule_anew(config, run.parent)
@@ -281,7 +283,6 @@ def _architecture(folder: RunFolder) -> tuple[ModelSource | None, str | None]:
 def _from_hugging_face(source: ModelSource) -> ConfigContainer:
     config = _pretrain_common()
     config.model = bridge_of(source).to_megatron_provider(load_weights=False)
-    config.ddp.overlap_grad_reduce = config.ddp.overlap_param_gather = False
     config.dataset.create_attention_mask = False  # nobody reads it, and it is as large as the square of the sequence
     return config
 
@@ -327,6 +328,19 @@ def _set_sharding(config: ConfigContainer, parallel: Tree) -> None:
     config.dist.use_torch_fsdp2 = parallel["fsdp"] == "torch"
     if parallel["fsdp"] == "megatron":
         config.checkpoint.ckpt_format = "fsdp_dtensor"
+
+
+def _set_overlaps(config: ConfigContainer, run: RunSpec) -> None:
+    """Bridge's own defaults (both) where they apply: what a key says of them comes later, with other overrides.
+
+    gloo's messages are copied by the processor that calculates: on the CPU there is nothing to hide them behind.
+    """
+    ddp = config.ddp
+    if run.device == "cpu" or run.parallel.get("fsdp") == "torch":
+        ddp.overlap_grad_reduce = ddp.overlap_param_gather = False
+    elif not ddp.use_distributed_optimizer and not ddp.use_megatron_fsdp:
+        ddp.overlap_param_gather = False
+    config.optimizer.overlap_param_gather = ddp.overlap_param_gather
 
 
 def _set_pipeline(config: ConfigContainer, parallel: Tree) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from megaboa.check.rule import finding
 from megaboa.errors import InputError, one_sentence
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import Identity
-from megaboa.run import checkpoints
+from megaboa.run import checkpoints, gpu_sampler
 from megaboa.run.identity import identity_of
 
 REPLAYS_ALL_LENGTHS = (9, 15, 1)  # of cuDNN
@@ -36,9 +37,13 @@ def main() -> None:
 
     store, attempt = RunStore(arguments.store), AttemptFolder(arguments.attempt)
     folder = RunFolder(arguments.run, files.read_json(attempt.asked))
+    process.reached["started"] = process.started()
     process.prepare(folder.run.device, folder.launch.cpus_per_rank)
+    process.reached["imported"] = time.time()
     if identity_of(folder) != records.read(Identity, store.identity):
         sys.exit(f"what run {folder.name} reads (corpora, model, image) was made again while it started; call again")
+    if not arguments.capture:  # a profiler would see the sampler, too
+        gpu_sampler.start(folder, attempt)
     train(folder, store, attempt, arguments)
 
 
@@ -49,7 +54,7 @@ def steps_of(ranges: list[str]) -> list[int]:
 
 
 def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: argparse.Namespace) -> None:
-    from megatron.bridge.training import checkpointing, initialize
+    from megatron.bridge.training import checkpointing, initialize, setup
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
     from megatron.bridge.utils.cuda_graph import is_full_iteration_cuda_graph
@@ -110,7 +115,9 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         records.write(store.found, found)
         callbacks.append(CheckpointMarker(store.checkpoints))
     if rank == world_size - 1:
-        callbacks.append(StepWriter(attempt.steps))
+        writer = StepWriter(attempt.steps, process.reached)
+        callbacks.append(writer)
+        writer.follow(setup)
         if config.logger.mlflow_experiment and not wanted.capture:
             continue_mlflow_run(store, config.logger.mlflow_tracking_uri)
     pretrain(config, forward_step, callbacks=callbacks)

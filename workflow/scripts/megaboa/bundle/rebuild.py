@@ -89,6 +89,8 @@ def run_again(files: Archive, manifest: Mapping[str, Any], folder: Path) -> list
     experiment = manifest["experiment"]
     files.unpack((name for name in files if not name.startswith("results/")), folder)
     command = ["-m", "snakemake", "--profile", "profiles/local", "--configfile", *manifest["config"]]
+    if len(manifest["device"]) == 1:  # which the configuration may have left open
+        command += ["--config", f"device={manifest['device'][0]}"]
     try:
         _python(command, folder, f"the experiment did not run to its end; its results so far are in {folder}")
     except InputError:

@@ -84,6 +84,33 @@ def sgd_has_nothing_to_shard(f: Facts) -> Broken | None:
     return Broken("optimizer.name", text)
 
 
+def overlapped_gather_needs_overlapped_reduction(f: Facts) -> Broken | None:
+    """Weights are gathered bucket by bucket, and there is only one bucket where gradients aren't reduced early:
+    megatron/training/arguments.py refuses the pair; Bridge 0.6.2 accepts it, and gains nothing."""
+    if not f.kernels.gather_overlap or f.kernels.grad_overlap is not False:
+        return None
+    return warning("parallel.overlap_param_gather", "true without parallel.overlap_grad_reduce", (False,))
+
+
+def overlapped_gather_needs_shards(f: Facts) -> Broken | None:
+    """Only what the distributed optimizer, Megatron-FSDP or a layer-wise optimizer has divided is gathered:
+    megatron/training/arguments.py refuses the rest."""
+    if not f.kernels.gather_overlap or f.layout.distributed_optimizer or f.layout.fsdp == "megatron":
+        return None
+    if f.training.optimizer not in ("adam", "sgd"):
+        return None
+    return Broken("parallel.overlap_param_gather", "true without parallel.distributed_optimizer", (False,))
+
+
+def torch_fsdp_has_no_overlap_of_megatrons(f: Facts) -> Broken | None:
+    """PyTorch's FSDP2 overlaps by itself; Bridge's loop looks for the hooks of Megatron's own data parallelism."""
+    if f.layout.fsdp != "torch":
+        return None
+    wanted = {"grad_reduce": f.kernels.grad_overlap, "param_gather": f.kernels.gather_overlap}
+    name = next((name for name, value in wanted.items() if value), None)
+    return Broken(f"parallel.overlap_{name}", "true with parallel.fsdp: torch", (False,)) if name else None
+
+
 RULES = (
     fsdp_has_no_pipeline,
     fsdp_has_no_layer_graphs,
@@ -93,4 +120,7 @@ RULES = (
     fsdp_has_several_connections,
     fsdp_shards_the_optimizer,
     sgd_has_nothing_to_shard,
+    overlapped_gather_needs_overlapped_reduction,
+    overlapped_gather_needs_shards,
+    torch_fsdp_has_no_overlap_of_megatrons,
 )

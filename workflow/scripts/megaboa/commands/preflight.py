@@ -20,7 +20,7 @@ def preflight(words: list[str]) -> int:
     parser = commands.job(preflight, "out")
     parser.add_argument("order", type=Path, help=ORDER)
     args = parser.parse_args(words)
-    zygote.hand_over()
+    zygote.hand_over("cpu")
     with quietly():
         process.prepare("cpu")
         from megaboa.bridge.preflight import check

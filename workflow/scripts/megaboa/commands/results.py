@@ -32,7 +32,7 @@ def summarize(words: list[str]) -> None:
 def evaluate(words: list[str]) -> None:
     """Call the user's command on a run's exported model, and note its numbers."""
     args = commands.job(evaluate, "spec", "export", "store", "out").parse_args(words)
-    zygote.hand_over()
+    zygote.hand_over("cpu")
     from megaboa import evaluation
 
     export = records.read(records.ExportRecord, args.export)

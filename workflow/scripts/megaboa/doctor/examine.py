@@ -27,6 +27,7 @@ from megaboa.records import (
 )
 from megaboa.run import checkpoints, claims, ledger
 from megaboa.run.failures import read_tails
+from megaboa.run.gpu_use import use_of
 from megaboa.run.identity import is_outdated, is_trained
 from megaboa.scheduler.registry import cluster
 
@@ -109,7 +110,7 @@ def _of_summary(folder: RunFolder, summary: Summary, facts: Facts | None) -> lis
     if facts is not None:
         lines += [*passed.slow(facts, summary), *passed.unbalanced(facts, analysis)]
         lines += [*passed.waits_for_host(facts, analysis), *passed.casts_single_rows(facts)]
-    lines += passed.curve_findings(_steps(folder), _course(folder))
+    lines += [*passed.gpu_findings(summary.gpus), *passed.curve_findings(_steps(folder), _course(folder))]
     return [line if line.startswith(" ") else f"{folder.name}: passed; {line}" for line in lines]
 
 
@@ -146,6 +147,7 @@ def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Fact
     return [
         f"{folder.name}: {found.name.replace('_', ' ')} (attempt {end.attempt}{rank}; cause: {end.cause})",
         *(f"  | {line}" for line in found.evidence),
+        *(f"  | {line}" for line in passed.gpu_findings(use_of({end.attempt: attempt})) if not line.startswith(" ")),
         f"  logs: {attempt.path}",
         f"  done: {_done(end)}",
         *(f"  try: {line}" for line in troubles.advice(found.name, case)),

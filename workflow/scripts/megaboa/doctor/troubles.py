@@ -32,6 +32,7 @@ GPU_MEMORY = (
     r"|Cuda failure.*out of memory"
 )
 QUOTA = r"[Qq]uota exceeded"
+AVOID = "resources.slurm_extra: --exclude=NODE"
 MOST, LENGTH = 3, 300  # lines of evidence, characters of a line
 HEALTHY = "NCCL INFO"  # NCCL_DEBUG=INFO names networks and interfaces when all is well
 
@@ -234,7 +235,7 @@ def kernel_fault(case: Case) -> list[str]:
         "the kernel; a token beyond the vocabulary ends in a device-side assert",
         "launch.environment: {CUDA_ENABLE_COREDUMP_ON_EXCEPTION: '1', CUDA_ENABLE_LIGHTWEIGHT_COREDUMP: '1'}: the core "
         "dump of the GPU, in the working folder, names it, in a graph too: cuda-gdb -batch -ex 'target cudacore FILE'",
-        "on one node only, its GPU may be broken: nvidia-smi -q -d ECC, and resources.slurm_extra: --exclude=NODE",
+        f"on one node only, its GPU may be broken: nvidia-smi -q -d ECC, and {AVOID}",
     ]
 
 

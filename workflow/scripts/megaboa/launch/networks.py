@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 COMMON = "all"
+# What NCCL calls a preset's network: built in, or a plugin's. One node needs none, so `nvlink` has no name.
+_CALLED = {
+    "infiniband": re.compile(r"IB"),
+    "ethernet": re.compile(r"Socket$"),
+    "efa": re.compile(r"(AWS )?Libfabric|OFI"),
+    "slingshot": re.compile(r"(AWS )?Libfabric|OFI"),
+}
+_USING = re.compile(r"NCCL INFO Using network (.+)")
+# What makes NCCL say so. Not in every attempt: each communicator of each rank would fill a page.
+NAMING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 _PRESETS = Path(__file__).with_name("networks.toml")
 
 
@@ -25,6 +36,21 @@ def environment(network: str | None, overrides: Mapping[str, str | None]) -> dic
         chosen |= {name: entry["value"] for name, entry in _presets().get(table, {}).items()}
     chosen |= overrides
     return {name: value for name, value in chosen.items() if value is not None}
+
+
+def can_check(network: str | None) -> bool:
+    return network in _CALLED
+
+
+def taken(log: str) -> str | None:
+    """The network between nodes that NCCL has taken, by a rank's log."""
+    found = _USING.search(log)
+    return found[1].strip() if found else None
+
+
+def fits(network: str, name: str) -> bool:
+    """Whether what NCCL has taken is what the preset is for."""
+    return _CALLED[network].match(name) is not None
 
 
 def connections(parallel: Mapping[str, Any], *, expert_overlap: bool = False, blackwell: bool = False) -> str | None:
@@ -51,6 +77,21 @@ def connections(parallel: Mapping[str, Any], *, expert_overlap: bool = False, bl
     if _size(parallel, "ep") > 1:
         return "32"
     return None
+
+
+def allocator(overrides: Mapping[str, Any]) -> str | None:
+    """PYTORCH_CUDA_ALLOC_CONF, as all of Bridge's recipes have it (recipes/utils/environment_utils.py, 0.6.2): segments
+    that grow leave no holes where batches or experts have changing sizes.
+
+    Not with buffers that NCCL registers (`nccl_ub`), which megatron-core refuses with it before torch 2.11. CUDA graphs
+    need NCCL_GRAPH_REGISTER=0 with it, which every network's preset says.
+    """
+    return None if overrides.get("ddp.nccl_ub") else "expandable_segments:True"
+
+
+def is_blackwell(gpu: str | None) -> bool:
+    """By a GPU's name, as `resources.gpu` or its driver has it."""
+    return bool(gpu and re.search(r"\bG?B(200|300)\b", gpu, re.IGNORECASE))
 
 
 def _size(parallel: Mapping[str, Any], key: str) -> int:

@@ -15,6 +15,7 @@ from megaboa.config.formula import Number
 from megaboa.config.models.data import Data
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
+from megaboa.fields import BRIDGE_FIELDS
 from megaboa.harmless import is_harmless
 from megaboa.plan import image_specs
 from megaboa.plan.quantities import Quantities
@@ -29,6 +30,7 @@ COLUMNS = (
 )
 _SECTIONS = ("training", "optimizer", "schedule", "parallel")
 _SAME_LOSSES = {"num_workers", "max_epochs"}
+OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")  # of `parallel`: when something is sent, not what
 _SAME_SAMPLES = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "fim")
 _SAMPLES = ("train_iters", "global_batch_size", "seq_length", "seed", "eval_interval", "eval_iters")
 _SAMPLE_FIELDS = ("dataset.", "train.", "validation.", "tokenizer.", "rng.")
@@ -43,6 +45,8 @@ def run_spec(config: Experiment, model: str, world_size: int) -> RunSpec:
         name: getattr(config, name).model_dump(mode="json", exclude_unset=not own_defaults) for name in _SECTIONS
     }
     sections["training"].pop("train_tokens", None)
+    for name in OVERLAPS:
+        sections["parallel"].pop(name, None)
     if own_defaults:
         _drop_idle(sections)
     return RunSpec(
@@ -123,12 +127,26 @@ def launch(config: Experiment, model: str) -> LaunchSpec:
 
 def _launch_overrides(config: Experiment) -> Tree:
     """Those that change no loss. What is profiled while training has the steps and ranks of `profile`."""
-    kept = {field: value for field, value in config.overrides.items() if is_harmless(field)}
+    kept = {field: value for field, value in config.overrides.items() if is_harmless(field)} | _overlaps(config)
     if any(kept.get(field) for field in WHILE_TRAINING):
         begin, end = config.profile.steps
         steps = {"profiling.profile_step_start": begin - 1, "profiling.profile_step_end": end - 1}  # that are done
         kept |= {**steps, "profiling.profile_ranks": config.profile.ranks}
     return kept
+
+
+def _overlaps(config: Experiment) -> Tree:
+    """Bridge's fields of the keys that are set. Nothing is gathered early where gradients aren't reduced early."""
+    reduce, gather = (getattr(config.parallel, name) for name in OVERLAPS)
+    if reduce is False and gather is None:
+        gather = False
+    wanted = dict(zip(OVERLAPS, (reduce, gather), strict=True))
+    return {
+        field: value
+        for name, value in wanted.items()
+        if value is not None
+        for field in BRIDGE_FIELDS[f"parallel.{name}"]
+    }
 
 
 def profile(config: Experiment) -> ProfileSpec:

@@ -78,6 +78,8 @@ class RunPlanner:
             return None
         quantities = Quantities(raw, own_defaults, params)
         facts = facts_of(config, quantities, self.hf_config(model, definition))
+        if self.loaded.machine_gpus is not None:
+            facts = replace(facts, cluster=replace(facts.cluster, machine_gpus=self.loaded.machine_gpus))
         illegal = self.check_rules(facts, choice)
         self.check_conversion(config.models[model], model, facts, choice)
         self.check_data(config, choice)
@@ -184,13 +186,15 @@ class RunPlanner:
         return {**raw, "training": training}
 
     def check_rules(self, facts: Facts, choice: Choice) -> list[Finding]:
-        """Report the rules that the run breaks; those of an error are returned, where such runs are left out."""
+        """Report the rules that the run breaks; those of an error are returned, where such runs are left out: where the
+        experiment says so, or the device was found and is one that the run can't be on.
+        """
         found = table.check(facts)
         errors = [one for one in found if one.level == "error"]
         for one in found:
             if one.level == "warning":
                 self.warnings.setdefault(str(one), []).append(choice.name)
-        if errors and self.skip_illegal:
+        if errors and (self.skip_illegal or (self.loaded.device_found and all(map(table.is_of_device, errors)))):
             return errors
         for one in errors:
             path = tuple(one.key.split(".")) if one.key in keys.all_keys() else ("overrides", one.key)

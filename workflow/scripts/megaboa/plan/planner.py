@@ -16,7 +16,7 @@ from megaboa.config.models.resources import Budget
 from megaboa.config.problems import choose
 from megaboa.config.published import PublishedError, load_published
 from megaboa.data.sources import is_hub_id
-from megaboa.plan import documents
+from megaboa.plan import device, documents
 from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of
 from megaboa.plan.one_run import RunPlanner
 from megaboa.plan.parents import Parents
@@ -30,9 +30,9 @@ def make_plan(loaded: LoadedExperiment, results: Path | str = "results") -> Plan
     """The runs of an experiment. Raises ConfigError with all that is wrong with any of them.
 
     `results` is looked at for runs that continue from others, and for those that preflight refused, where they are left
-    out.
+    out. Where nobody has settled what they train on, this machine decides.
     """
-    return _Planner(loaded, Path(results)).plan()
+    return _Planner(device.settle(loaded), Path(results)).plan()
 
 
 class _Planner:
@@ -57,7 +57,7 @@ class _Planner:
         if choices and not runs and not self.problems.found:
             self.problems.add(("sweep", "skip_illegal"), f"no run is left: {self.each.invalid[0]}")
         names = [choice.name for choice in choices if choice.name not in left_out]
-        asked = Asked(self.base, self.problems)
+        asked = Asked(self.base, self.problems, left_out)
         exports = asked.exports(names)
         asked.check_exports(runs, exports)
         evaluated = asked.evaluated(exports)
@@ -159,9 +159,11 @@ def over_budget(runs: Collection[Run], exports: Collection[str], budget: Budget,
 class Asked:
     """What is asked of the runs besides training: exports, evaluation, agreements, figures, a published table."""
 
-    def __init__(self, experiment: Experiment, problems: Problems):
+    def __init__(self, experiment: Experiment, problems: Problems, left_out: Collection[str] = ()):
+        """`left_out`: names that may be asked for, of runs that there aren't."""
         self.experiment = experiment
         self.problems = problems
+        self.left_out = left_out
 
     def exports(self, names: list[str]) -> list[str]:
         return self.matching(("export", "runs"), self.experiment.export.runs, names)
@@ -171,7 +173,7 @@ class Asked:
         found = set()
         for pattern in patterns:
             matched = fnmatch.filter(names, pattern)
-            if not matched:
+            if not matched and not fnmatch.filter(self.left_out, pattern):
                 self.problems.add(path, choose(pattern, names, "run"))
             found.update(matched)
         return [name for name in names if name in found]
@@ -213,10 +215,12 @@ class Asked:
         result = []
         for index, agreement in enumerate(self.experiment.report.agreements):
             path = ("report", "agreements", index)
-            if agreement.reference not in names:
+            if agreement.reference not in names and agreement.reference not in self.left_out:
                 self.problems.add((*path, "reference"), choose(agreement.reference, names, "run"))
             runs = self.matching((*path, "runs"), agreement.runs, names)
             others = [name for name in runs if name != agreement.reference]
+            if self.left_out and (agreement.reference in self.left_out or not others):
+                continue
             limits = agreement.model_dump(include={"tolerance", "grad_norm_tolerance"})
             result.append(AgreementSpec(reference=agreement.reference, runs=tuple(others), **limits))
         return result

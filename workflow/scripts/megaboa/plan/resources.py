@@ -46,17 +46,20 @@ class JobResources:
             "gpu_machine": int(self.on_gpus),
             "gpus_in_flight": lambda wildcards: self.of(wildcards.run).nodes * self.of(wildcards.run).gpus_per_node,
             **cluster().resources(
-                size, self._where(lambda wildcards: wildcards.run), lambda wildcards: self.options(wildcards.run, rule)
+                size,
+                self._where(lambda wildcards: wildcards.run),
+                lambda wildcards: self.options(wildcards.run, rule),
+                (lambda wildcards: self.of(wildcards.run).gpus_per_node) if self.on_gpus else None,
+                self.shared.profile,
             ),
         }
 
     def options(self, run: str, rule: str) -> str:
-        """What the scheduler is told about a run besides its size: GPUs, what must end before it, the user's own."""
+        """What the scheduler is told about a run besides its size: what must end before it, the user's own."""
         asked = self.of(run)
         waits = self.shared.on_cluster and self.submits  # the job itself would find itself
         return cluster().options(
             asked.slurm_extra,
-            gpus=asked.gpus_per_node if self.on_gpus else 0,
             returns=True,
             after=RunFolder(self.shared.folder / "runs" / run) if waits else None,
             rule=rule,
@@ -78,10 +81,10 @@ class JobResources:
             nodes = self.plan.models[wildcards.model].conversion.nodes
             return Size(nodes, self._import_ranks(wildcards.model), self.import_cores(wildcards.model))
 
-        def gpus(wildcards: Any) -> str:
-            return cluster().options(gpus=self._import_ranks(wildcards.model))
+        def gpus(wildcards: Any) -> int:
+            return self._import_ranks(wildcards.model)
 
-        asked |= cluster().resources(size, options=gpus if self.on_gpus else None)
+        asked |= cluster().resources(size, gpus=gpus if self.on_gpus else None, profile=self.shared.profile)
         if self.on_gpus:
             asked["gpus_in_flight"] = lambda wildcards: self.plan.models[wildcards.model].conversion.ranks
         return asked
@@ -105,9 +108,13 @@ class JobResources:
 
         A model for GPUs is made of Transformer Engine's modules, also where it is only converted: that needs a GPU.
         """
-        gpus = int(self.on_gpus and self.shared.on_cluster)
-        options = cluster().options(own or "", gpus=gpus) if gpus or own is not None else None
-        asked = cluster().resources(where=self._where(run_of) if gpus else None, options=options)
+        one_gpu = (lambda wildcards: 1) if self.on_gpus and self.shared.on_cluster else None
+        asked = cluster().resources(
+            where=self._where(run_of) if one_gpu else None,
+            options=None if own is None else lambda wildcards: cluster().options(own),
+            gpus=one_gpu,
+            profile=self.shared.profile,
+        )
         return {**({"gpu_machine": 1, "gpus_in_flight": 1} if self.on_gpus else {}), **asked}
 
     def _where(self, run_of: Callable[[Any], str]) -> Callable[[Any], Where] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files
-from megaboa.check.facts import Cluster, Facts, Model, Profiling, Training, overlay
+from megaboa.check.facts import Cluster, Facts, Kernels, Model, Profiling, Training, overlay
 from megaboa.config.check import is_local
 from megaboa.config.formula import Number
 from megaboa.config.models.experiment import Experiment
@@ -31,6 +31,9 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None)
         layout=_layout(config, quantities),
         model=_model(hf_config, tokenizer.vocab_size if tokenizer else None, model.init == "pretrained"),
         training=_training(config, quantities),
+        kernels=Kernels(
+            grad_overlap=config.parallel.overlap_grad_reduce, gather_overlap=config.parallel.overlap_param_gather
+        ),
         profiling=_profiling(config),
         cluster=_cluster(config),
     )

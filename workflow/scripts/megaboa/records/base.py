@@ -122,12 +122,16 @@ def _written(kind: type[Record]) -> list[tuple[str, str, Any, Callable[[Any], An
         (
             one.name,
             key,
-            one.default if one.metadata.get("only_if_set") else _ALWAYS,
+            _default(one) if one.metadata.get("only_if_set") else _ALWAYS,
             None if hints[one.name] in AS_IT_IS else _plain,
         )
         for one, key in keys
         if key
     ]
+
+
+def _default(one: dataclasses.Field) -> Any:
+    return one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
 
 
 @functools.cache

@@ -117,6 +117,7 @@ class Contract(Record):
     problems: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
     python: str | None = field(default=None, metadata=IF_SET)
     architecture: str | None = field(default=None, metadata=IF_SET)
+    c_library: str | None = field(default=None, metadata=IF_SET)
     packages: dict[str, str] | None = field(default=None, metadata=IF_SET)
     other_than_pinned: tuple[OtherVersion, ...] | None = field(default=None, metadata=IF_SET)
     imports: tuple[str, ...] | None = field(default=None, metadata=IF_SET)

@@ -13,7 +13,7 @@ from megaboa.records import Checks, ReportSpec, read, write
 from megaboa.report.checks import agreement_checks, counts, faults, proof_checks, stage_checks, unprofiled, verdict
 from megaboa.report.corpora import load_corpora, load_data
 from megaboa.report.expected import gap_rows, load_expected
-from megaboa.report.figures import time_rows
+from megaboa.report.figures import startup_rows, time_rows
 from megaboa.report.frames import Frames
 from megaboa.report.interim import load_interim
 from megaboa.report.page import draw, read_captions, render, verdict_text
@@ -60,7 +60,7 @@ def make(wanted: Wanted) -> str:
     drawn = draw(runs, corpora, asked.agreements, captions, folder, frames, own, wanted.interim)
     profiles, published = load_profiles(results, profiled), asked.published
     gaps, times = gap_rows(published, passed(runs)) if published else [], time_rows(passed(runs))
-    tables = save_tables(runs, frames, checks, gaps, times, expected, folder)
+    tables = save_tables(runs, frames, checks, gaps, times, startup_rows(passed(runs)), expected, folder)
     page = render(
         title=asked.title or results.name,
         experiment=results.name,

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megaboa import files
+from megaboa import files, paths
 from megaboa.launch import networks
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import Code, RanOn
+from megaboa.run.gpus import name as gpu_name
 from megaboa.run.identity import identity_of
 from megaboa.run.resume import Beginning
 from megaboa.run.site import python_of
+from megaboa.scheduler.local import may_be_forked
 from megaboa.scheduler.ranks import layered, threads_environment
 
 FLIGHT_RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -23,6 +27,7 @@ RANK_SCRIPT = SCRIPTS / "train_rank.py"
 ASK_SECONDS = 20  # that git, or the ranks' Python, may take to answer
 SHOWN = 5  # packages in which two attempts differ
 BRIDGE = "megatron-bridge"
+EXPERT_OVERLAP = "model.overlap_moe_expert_parallel_comm"
 _LIST = """
 import importlib.metadata, json, platform
 found = {one.name.lower().replace("_", "-"): one.version for one in importlib.metadata.distributions() if one.name}
@@ -51,8 +56,10 @@ def rank_command(
     ]
 
 
-def rank_environment(folder: RunFolder, target: AttemptFolder | None = None) -> dict[str, str]:
-    """What every rank's environment adds to that of the supervisor."""
+def rank_environment(
+    folder: RunFolder, target: AttemptFolder | None = None, environment: str | None = None
+) -> dict[str, str]:
+    """What every rank's environment adds to that of the supervisor. `environment`: digest of what the ranks find."""
     run, start, image = folder.run, folder.launch.start, folder.launch.image
     own: dict[str, str | None] = {
         **threads_environment(folder.launch.cpus_per_rank),
@@ -66,12 +73,50 @@ def rank_environment(folder: RunFolder, target: AttemptFolder | None = None) -> 
         own["WANDB_MODE"] = "offline"
     preset: dict[str, str | None] = {}
     if run.device == "cuda":
-        preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(run.parallel)
+        overrides = {**run.overrides, **folder.launch.overrides}
+        preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(
+            run.parallel,
+            expert_overlap=bool(overrides.get(EXPERT_OVERLAP)),
+            blackwell=networks.is_blackwell(folder.launch.gpu or gpu_name()),
+        )
+        preset["PYTORCH_CUDA_ALLOC_CONF"] = networks.allocator(overrides)
+        if environment:
+            preset |= compiled_kernels(folder, environment)
         if target:  # where NCCL's flight recorder writes what it saw before a time-out
             own |= {name: str(target.path / "flight-rank-") for name in FLIGHT_RECORDER}
     if run.device == "cuda" or start.network:
         preset |= networks.environment(start.network, {})
+    if target and checks_network(folder, target):
+        preset |= networks.NAMING
     return layered(own, preset, start.environment)
+
+
+def checks_network(folder: RunFolder, target: AttemptFolder) -> bool:
+    """Whether NCCL is to say in this attempt, the run's first, which network it has taken."""
+    start, several = folder.launch.start, folder.launch.nodes > 1
+    asked = folder.run.device == "cuda" and start.network_check and networks.can_check(start.network)
+    return several and asked and target.number == 1
+
+
+def compiled_kernels(folder: RunFolder, environment: str) -> dict[str, str | None]:
+    """Where Inductor and Triton keep what they have compiled, for all runs in one environment or image.
+
+    Both write a file under another name first, and their keys hold the GPU and the versions, so that ranks and runs may
+    share it. Users don't: it is code that is run.
+    """
+    kept = paths.compiled_kernels(Path(folder.launch.store).absolute(), os.getuid(), environment)
+    return {"TORCHINDUCTOR_CACHE_DIR": str(kept / "inductor"), "TRITON_CACHE_DIR": str(kept / "triton")}
+
+
+def warm_up(folder: RunFolder, environment: Mapping[str, str]) -> None:
+    """Have the process import from which ranks of this machine are forked, while the supervisor looks at its files."""
+    together = {**os.environ, **environment}
+    if folder.launch.image or not may_be_forked(together):
+        return
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    command = [python_of(folder.launch), str(RANK_SCRIPT), "--warm"]
+    with contextlib.suppress(OSError):
+        subprocess.Popen(command, env=together, start_new_session=True, **quiet)
 
 
 def ran_on(folder: RunFolder, store: RunStore) -> RanOn:

@@ -47,6 +47,14 @@ def query() -> list[Gpu]:
         return parse(done.stdout, fields)
 
 
+def name() -> str | None:
+    """Of this host's first GPU; None where there is none, or nobody can say."""
+    try:
+        return query()[0]["name"]
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        return None
+
+
 def unknown_field(said: str) -> str | None:
     match = re.search(r'Field "([^"]+)" is not a valid field to query', said)
     return match and match[1]

@@ -65,6 +65,15 @@ def call_of(config_file: str | Path) -> Path | None:
     return call if (call / RUNS).exists() else None
 
 
+def device_of(config_file: str | Path) -> str | None:
+    """What the call with this configuration trains on: all its runs on the same."""
+    call = call_of(config_file) or Path(os.environ.get(VARIABLE, "")).absolute()
+    if not (call / RUNS).is_file():
+        return None
+    with (call / RUNS).open(encoding="utf-8") as lines:
+        return json.loads(lines.readline())["run"]["device"]
+
+
 def submit_from(config_file: str | Path) -> None:
     """Let this process and those that it starts, also as jobs, train what the call with this configuration submits."""
     os.environ.pop(VARIABLE, None)

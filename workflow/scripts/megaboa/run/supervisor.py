@@ -38,7 +38,7 @@ from megaboa.run import site as sites
 from megaboa.run.announce import announcer, explain, notify
 from megaboa.run.bad_nodes import heed_signals, leave, leave_avoided_nodes, require_claim, require_health
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
-from megaboa.run.command import changes, rank_command, rank_environment
+from megaboa.run.command import changes, rank_command, rank_environment, warm_up
 from megaboa.run.command import ran_on as what_runs
 from megaboa.run.failures import Failure
 from megaboa.run.identity import identity_of, store_of
@@ -137,11 +137,18 @@ def _attempt(call: Call) -> None:
     target = payload.attempt(number)
     call.patiently(lambda: (target.path / "end").mkdir(parents=True, exist_ok=True))
     call.patiently(lambda: checkpoints.remove_unfinished(payload.checkpoints))
+    took = Stopwatch()
+    ran_on = call.patiently(lambda: what_runs(folder, payload))
+    environment = rank_environment(folder, target, ran_on.environment)
+    took.note("environment")
+    if not call.site.job:
+        warm_up(folder, environment)
     if folder.launch.start.health_check:
         call.patiently(lambda: require_health(call, target))
+        took.note("health_check")
     beginning = call.patiently(call.resumption.beginning)
+    took.note("checkpoint")
     skipped = ledger.skipped_steps(call.entries)
-    ran_on = call.patiently(lambda: what_runs(folder, payload))
     before = ledger.starts(call.entries)
     if before and (changed := changes(before[-1].ran_on, ran_on, payload)):
         call.say(f"WARNING: attempt {number} runs in another environment than the one before it: {changed}")
@@ -160,13 +167,13 @@ def _attempt(call: Call) -> None:
         skipped=tuple(skipped),
         image=folder.image and folder.image.digest,
         ran_on=ran_on,
+        before=took.seconds,
     )
     ledger.append(payload.ledger, start)
     where = f" on {len(call.site.nodes)} nodes" if len(call.site.nodes) > 1 else ""
     call.say(f"attempt {number}, {world_size} rank(s){where}, from {beginning}")
     started = time.time()
     command = rank_command(folder, payload, target, call.claim, beginning, skipped)
-    environment = rank_environment(folder, target)
     try:
         ranks = call.patiently(lambda: call.site.start(command, world_size, target.path, environment))
         call.healthy = False
@@ -183,6 +190,18 @@ def _attempt(call: Call) -> None:
         call.say(progress.describe(progress.read_progress(payload.path)))
         return
     _act(call, number, target, watched, _or_full_disk(target, _why(call, target, watched, started)))
+
+
+class Stopwatch:
+    """Seconds of things that are done one after the other."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def note(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[name], self._last = round(now - self._last, 3), now
 
 
 def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) -> Failure:

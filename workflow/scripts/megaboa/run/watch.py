@@ -12,14 +12,17 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from megaboa.causes import CAUSES, Cause
+from megaboa.launch import networks
 from megaboa.paths import AttemptFolder
 from megaboa.records import Found, LeftOut, LossSpike, Step, read
 from megaboa.run import checkpoints, ledger, progress, recovery
 from megaboa.run.announce import progress_reporter
 from megaboa.run.call import Call
+from megaboa.run.command import checks_network
 from megaboa.run.lives import Signals
 from megaboa.scheduler.ranks import Ended, Ranks
 
@@ -30,6 +33,7 @@ HICCUP_SECONDS = 600.0  # that the file system may fail
 STACKS_SECONDS = 3.0  # for the stacks to reach the logs
 BYTES_PER_STEP = 1000  # of steps.jsonl, generously
 STEPS_BETWEEN_POLLS = 500  # more than can be done while nobody looks
+HEAD_BYTES = 4 << 20  # of a rank's log, in which NCCL names its network
 REQUEUE_SECONDS = 20.0  # of the wall time are kept for the scheduler to be told
 
 
@@ -110,10 +114,41 @@ class Watch:
         return Ended(returncode=-signal.SIGKILL)
 
 
+class TakenNetwork:
+    """The network between nodes that NCCL has taken, by the log of each node's first rank."""
+
+    def __init__(self, call: Call, target: AttemptFolder):
+        folder, launch = call.folder, call.folder.launch
+        self.wanted, self.say = launch.start.network, call.say
+        asked = range(0, folder.run.world_size, launch.gpus_per_node) if checks_network(folder, target) else ()
+        self._open = {rank: target.log(rank) for rank in asked}
+
+    def problem(self) -> tuple[Cause, str] | None:
+        """Every rank is asked until it has said it, which it does before the first step."""
+        for rank, log in list(self._open.items()):
+            if not log.exists() or (name := networks.taken(_head(log))) is None:
+                continue
+            del self._open[rank]
+            if not networks.fits(self.wanted, name):
+                return "wrong_network", (
+                    f"launch.network is {self.wanted}, and NCCL takes {name} on the node of rank {rank} ({log.name} "
+                    f"says why); launch.network_check: false trains all the same"
+                )
+            if not self._open:
+                self.say(f"NCCL takes the network {name} between nodes, as launch.network: {self.wanted} wants it")
+        return None
+
+
+def _head(log: Path) -> str:
+    with log.open("rb") as stream:
+        return stream.read(HEAD_BYTES).decode(errors="replace")
+
+
 def watch_of(call: Call, target: AttemptFolder) -> Watch:
     report = progress_reporter(call.payload, call.say, call.site.job is not None)
     keep = checkpoints.keeper(call.payload.checkpoints, call.resumption.verifies, **call.resumption.retention)
 
+    taken = TakenNetwork(call, target)
     written, since = None, time.monotonic()
 
     def silence() -> tuple[float, float]:
@@ -134,7 +169,7 @@ def watch_of(call: Call, target: AttemptFolder) -> Watch:
         call.signals,
         silence,
         lambda reason: _patience(call, reason),
-        lambda: _reason_to_stop(call, target),
+        lambda: taken.problem() or _reason_to_stop(call, target),
         each_poll,
         target.stop_now.touch,
     )

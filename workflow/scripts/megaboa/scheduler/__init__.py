@@ -18,7 +18,9 @@ from megaboa.scheduler.registry import cluster
 
 def place(launch: LaunchSpec, device: str, environment: Environment, container: Container) -> Place:
     """Where this process may start ranks, or where the run's settings want it to; else `NoPlaceError`."""
-    return cluster().place(launch, device, environment, container) or Machine(container)
+    return cluster().place(launch, device, environment, container) or Machine(
+        container, launch.start and launch.start.ports
+    )
 
 
 def rank_of(environment: Environment) -> dict[str, str]:

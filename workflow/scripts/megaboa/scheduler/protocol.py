@@ -142,6 +142,9 @@ class Scheduler(Protocol):
     def usable_nodes(self, partition: str) -> set[str]:
         """Those that a job could get, now or later."""
 
+    def gpus_of_a_node(self, partition: str) -> int:
+        """The most that a node of this partition has (or of these, with commas between); 0: none that it knows of."""
+
     def fallen(self, nodes: Sequence[str], since: float) -> dict[str, str]:
         """Of nodes whose supervisor is gone those that failed since, with what is said of each. Never raises."""
 
@@ -150,12 +153,12 @@ class Scheduler(Protocol):
         self,
         size: Callable[[Any], Size] | None = None,  # an allocation: the job starts ranks on its nodes by itself
         where: Callable[[Any], Where] | None = None,
-        options: str | Callable[[Any], str] | None = None,
+        options: Callable[[Any], str] | None = None,
+        gpus: Callable[[Any], int] | None = None,  # of a node
+        profile: Mapping[str, str] = ...,  # its default-resources
     ) -> dict[str, Any]: ...
-    def options(
-        self, own: str = "", gpus: int = 0, returns: bool = False, after: RunFolder | None = None, rule: str = ""
-    ) -> str:
-        """Further options of a job. `own`: the user's; `gpus`: of a node; `returns`: it may be put back into the queue;
+    def options(self, own: str = "", returns: bool = False, after: RunFolder | None = None, rule: str = "") -> str:
+        """Further options of a job. `own`: the user's; `returns`: it may be put back into the queue;
         `after`: not before jobs have ended that the rule has made of this run."""
 
     def tasks_per_node(self, options: str) -> int | None:

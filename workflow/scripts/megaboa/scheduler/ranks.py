@@ -6,8 +6,10 @@ This is the one place that knows the names of these variables.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import random
 import signal
 import socket
 import struct
@@ -109,16 +111,33 @@ def interface_towards(address: str) -> str | None:
     return None
 
 
+class NoPortError(OSError):
+    """Every port of the range is in use."""
+
+
 class ReservedPort:
     """A free port of this host that nobody else is given while this object is open.
 
     The socket is bound, but doesn't listen; with SO_REUSEADDR on both sides rank 0 can still listen on the port.
+    `ports`: the range that it is taken from, as in `29500-29600`.
     """
 
-    def __init__(self, address: str = ""):
+    def __init__(self, address: str = "", ports: str | None = None):
         self._socket = socket.socket()
+        first, last = map(int, ports.split("-")) if ports else (0, 0)
+        # Not from the first one on: runs that start together on one host would all try the same.
+        for number in random.sample(range(first, last + 1), last + 1 - first):
+            try:
+                self._socket.bind((address, number))
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+        else:
+            self._socket.close()
+            raise NoPortError(f"launch.ports: all ports from {first} to {last} of {socket.gethostname()} are taken")
+        # Afterwards: two that had it when they asked for the same port would both get it.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind((address, 0))
         self.number: int = self._socket.getsockname()[1]
 
     def close(self) -> None:

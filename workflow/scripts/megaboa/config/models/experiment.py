@@ -71,7 +71,10 @@ class Sweep(Section):
 
 class Experiment(Section):
     experiment: Name | None = key(None, "name; results go to results/<name>/; default: the file's name")
-    device: Literal["cpu", "cuda"] = key("cuda", "where training runs; `cpu` needs no GPU")
+    device: Literal["cpu", "cuda", "auto"] = key(
+        "cuda",
+        "where training runs; `auto`: `cuda` where there are GPUs and Transformer Engine, else `cpu`",
+    )
     store: Annotated[str, AfterValidator(os.path.expanduser)] = key(
         "store", "folder of payloads (checkpoints, corpora, models); shared between experiments"
     )

@@ -46,6 +46,15 @@ class Resources(Section):
     slurm_extra: str = key("", "further options of sbatch for training jobs, such as `--exclusive`")
 
 
+def _checked_ports(value: str) -> str:
+    first, _, last = value.partition("-")
+    if not (first.isdigit() and last.isdigit() and 1024 <= int(first) <= int(last) <= 65535):
+        raise ValueError(
+            f"{value!r} is no range of ports from 1024 to 65535: write the first and the last, `29500-29600`"
+        )
+    return value
+
+
 class Launch(Section):
     """How the ranks are started. Changes no loss, so that nothing is trained again when it changes."""
 
@@ -62,13 +71,22 @@ class Launch(Section):
     network: Literal[networks.names()] | None = key(
         None, "preset of environment variables for the network between nodes"
     )
+    network_check: bool = key(
+        True, "end the first attempt of a run on several nodes if NCCL takes another network than the preset's"
+    )
     environment: dict[str, str | None] = key({}, "environment variables of the ranks; null removes one of the preset")
+    ports: Annotated[str, AfterValidator(_checked_ports)] | None = key(
+        None, "ports of which rank 0 takes a free one (MASTER_PORT), as in `29500-29600`; default: any of the host's"
+    )
     timeout_minutes: PositiveInt | None = key(
         None, "how long a rank waits for the others before it gives up; default: Bridge's 10 minutes, or the recipe's"
     )
     health_check: bool = key(False, "check every node before the ranks start, not only after a failure")
     health_check_seconds: Positive = key(
         90.0, "how long nodes may take to start that check; three times what half of them took, where that is longer"
+    )
+    gpu_sampling_seconds: NonNegative = key(
+        5.0, "time between samples of each node's GPUs (power, clocks, temperature, errors); 0: none are taken"
     )
 
     @field_validator("environment")

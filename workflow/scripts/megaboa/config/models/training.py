@@ -73,6 +73,17 @@ class Parallel(create_model("Sizes", __base__=Section, **_SIZES)):  # type: igno
     fsdp_sharding: Literal["no_shard", "optim", "optim_grads", "optim_grads_params"] = key(
         "optim_grads_params", "what Megatron-FSDP shards", short="shard"
     )
+    overlap_grad_reduce: bool | None = key(
+        None,
+        "add up gradients over ranks while others are calculated; default: Bridge's (true) on GPUs, false on the CPU",
+        short="gradoverlap",
+    )
+    overlap_param_gather: bool | None = key(
+        None,
+        "gather updated weights while layers are calculated; default: as overlap_grad_reduce, where the optimizer is "
+        "distributed",
+        short="gatheroverlap",
+    )
 
 
 class Checkpoint(Section):

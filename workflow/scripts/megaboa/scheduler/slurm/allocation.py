@@ -12,6 +12,7 @@ from pathlib import Path
 from megaboa.causes import Failure
 from megaboa.records import LaunchSpec
 from megaboa.scheduler.answers import NoPlaceError, UnreachableError
+from megaboa.scheduler.local import FORKED
 from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.ranks import Ranks
 from megaboa.scheduler.slurm import queries
@@ -21,15 +22,18 @@ ASK_AGAIN_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
 REQUEUE_AGAIN_SECONDS = 3.0
 EXCLUDE_TRIES, EXCLUDE_AGAIN_SECONDS = 10, 0.3
+GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_GPUS")  # how variables begin that SLURM sets for a job with GPUs
 START_NODE = Path(__file__).parents[3] / "start_node.py"
 
 
 class Allocation:
     """The nodes of a SLURM job. The supervisor runs on the first of them."""
 
-    def __init__(self, job: queries.Job, launch: LaunchSpec, device: str, container: Container):
+    def __init__(self, job: queries.Job, launch: LaunchSpec, device: str, container: Container, counted: bool = True):
+        """`counted`: SLURM knows of the job's GPUs; else it has whole nodes, and steps ask for none."""
         self.job, self._launch, self._container = job, launch, container
-        self._gpus = launch.gpus_per_node if device == "cuda" else 0
+        self._device = device
+        self._gpus = launch.gpus_per_node if device == "cuda" and counted else 0
         self.nodes = queries.hostnames(job.nodes)
         self._asked = time.monotonic()
         self._ahead: float | None = None  # this host's clock of the controller's, in seconds; None: not asked yet
@@ -39,7 +43,8 @@ class Allocation:
         one_task = start.tasks == "node"
         name = step_name(logs)
         if one_task:
-            spawner = [command[0], str(START_NODE), f"--ranks={per_node}", f"--logs={logs}", "--"]
+            forks = [f"--fork={self._device}"] if environment.get(FORKED) != "0" else []
+            spawner = [command[0], str(START_NODE), f"--ranks={per_node}", f"--logs={logs}", *forks, "--"]
             command = [*spawner, *command]
         srun = srun_command(
             self._container.around(command, environment),
@@ -54,7 +59,9 @@ class Allocation:
             further=start.srun_args,
         )
         inherited = self._container.inherited()
-        return SrunRanks(self.job.id, srun, name, logs, environment, self.nodes[0], not one_task, inherited)
+        return SrunRanks(
+            self.job.id, srun, name, logs, environment, self.nodes[0], not one_task, inherited, start.ports
+        )
 
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
         start = self._launch.start
@@ -70,7 +77,9 @@ class Allocation:
             further=start.srun_args,
         )
         inherited = self._container.inherited()
-        return SrunRanks(self.job.id, srun, name, logs, environment, self.nodes[0], inherited=inherited)
+        return SrunRanks(
+            self.job.id, srun, name, logs, environment, self.nodes[0], inherited=inherited, ports=start.ports
+        )
 
     def end_left_over(self, logs: Path) -> None:
         """An srun outlives a supervisor that is killed."""
@@ -171,7 +180,8 @@ def here(launch: LaunchSpec, device: str, environment: Environment, container: C
         raise NoPlaceError(
             f"SLURM knows no job {job}, which SLURM_JOB_ID names: unset it, or set launch.starter to local"
         )
-    return Allocation(found, launch, device, container)
+    counted = any(name.startswith(GPUS_OF_JOB) for name in environment)
+    return Allocation(found, launch, device, container, counted)
 
 
 def fallen(nodes: Sequence[queries.Node], since: float) -> list[queries.Node]:

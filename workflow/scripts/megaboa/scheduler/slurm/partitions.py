@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 from megaboa.scheduler.answers import Choice, UnreachableError, site_line
 from megaboa.scheduler.slurm import queries
 
-NAMES = ("slurm_account", "slurm_partition", "gpu_partition")
+NAMES = ("slurm_account", "slurm_partition", "gpu_partition", "gpu_option")
+# How a job asks for a node's GPUs. `exclusive`: whole nodes, where SLURM doesn't know of GPUs.
+GPU_OPTIONS = ("gpus-per-node", "gres", "gpus-per-task", "exclusive")
 ACCOUNT_VARIABLES = ("SBATCH_ACCOUNT", "SLURM_ACCOUNT")  # of sbatch, and of srun
 PARTITION_VARIABLE = "SBATCH_PARTITION"
 _GPUS = re.compile(r"(?:^|,)gpu:(?:([^:(,]+):)?(\d+)")
+NONE: Mapping[str, str] = {}
 _WITHOUT_ACCOUNTING = ("", "(null)", "accounting_storage/none")
 
 
@@ -29,51 +32,86 @@ class Partition:
     state: str = "up"
     allowed: frozenset[str] | None = None  # accounts, and what is below them; None: all
     denied: frozenset[str] = frozenset()
-    qos: str = ""  # which alone may be used there
+    qos: frozenset[str] | None = None  # which alone may be used there; None: all
+    denied_qos: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         of = f" of {' or '.join(self.gpus)}" if self.gpus else " without GPUs"
         parts = [f"{self.nodes} node{'' if self.nodes == 1 else 's'}{of}", f"at most {self.limit}"]
-        parts += [f"only with QOS {self.qos}"] * bool(self.qos) + [self.state] * (self.state != "up")
+        parts += [f"only with QOS {' or '.join(sorted(self.qos))}"] if self.qos else []
+        parts += [self.state] * (self.state != "up")
         return ", ".join([*parts, *(["the default"] if self.default else [])])
 
-    def takes(self, accounts: Collection[str]) -> bool:
-        """Whether one of the accounts may use it by its name."""
-        return any(account not in self.denied and account in (self.allowed or accounts) for account in accounts)
+    def takes(self, user: Association) -> bool:
+        if user.partition not in ("", self.name):
+            return False
+        if user.account in self.denied or user.account not in (self.allowed or {user.account}):
+            return False
+        return not user.qos or bool((user.qos if self.qos is None else user.qos & self.qos) - self.denied_qos)
+
+
+@dataclass(frozen=True)
+class Association:
+    """What lets the user work under an account."""
+
+    account: str
+    partition: str = ""  # where alone; empty: everywhere
+    qos: frozenset[str] = frozenset()  # that the user may name; empty: SLURM didn't say
 
 
 @dataclass(frozen=True)
 class Cluster:
     """As its user sees it."""
 
-    accounts: tuple[str, ...] | None  # None: it takes any
+    associations: tuple[Association, ...] | None  # None: it takes any account
     partitions: tuple[Partition, ...]
+    counts_gpus: bool = True  # whether jobs can ask for GPUs per node or task
+
+    @property
+    def accounts(self) -> tuple[str, ...] | None:
+        return None if self.associations is None else tuple(sorted({one.account for one in self.associations}))
 
     def usable(self, account: str | None) -> list[Partition]:
         """By an account, or by any of the user's. Where no name fits, an account above it may be what is meant."""
-        accounts = [account] if account else self.accounts
-        named = [one for one in self.partitions if accounts is None or one.takes(accounts)]
+        known = self.associations
+        if account is not None:
+            own = [one for one in known or () if one.account == account]
+            known = own or [Association(account)]
+        named = [one for one in self.partitions if known is None or any(one.takes(user) for user in known)]
         return named or list(self.partitions)
 
 
-def ask(account_matters: bool = True) -> Cluster:
+def ask(known_account: bool = False) -> Cluster:
+    """`known_account`: then the user's associations only say where it may be used, and may be missing."""
     # Without what is hidden from this user's group, which `queries.query` would show.
     groups = queries.query(["sinfo", "--hide", "--noheader", "--format=%R|%P|%a|%l|%D|%G"]) or ""
     rules = queries.query(["scontrol", "-o", "show", "partition"]) or ""
-    return Cluster(_accounts() if account_matters else None, parse_partitions(groups, rules))
+    settings = queries.settings()
+    try:
+        users = _associations(settings)
+    except UnreachableError:
+        if not known_account:
+            raise
+        users = None
+    # `cons_res` and `linear` know --gres alone.
+    return Cluster(users, parse_partitions(groups, rules), "cons_tres" in settings.get("SelectType", "cons_tres"))
 
 
-def _accounts() -> tuple[str, ...] | None:
-    known = queries.settings()
-    if known.get("AccountingStorageType", "") in _WITHOUT_ACCOUNTING:
+def _associations(settings: Mapping[str, str]) -> tuple[Association, ...] | None:
+    if settings.get("AccountingStorageType", "") in _WITHOUT_ACCOUNTING:
         return None
     try:
-        listed = associations("account")
-    except UnreachableError:  # the accounting is away; the controller knows associations too
+        listed = associations("account,partition,qos")
+    except UnreachableError:  # the accounting is away; the controller knows accounts too
         listed = queries.query(["sshare", "-U", "--noheader", "--parsable2", "--format=Account"]) or ""
-    found = tuple(sorted({line.strip() for line in listed.splitlines() if line.strip()}))
-    enforced = "associations" in known.get("AccountingStorageEnforce", "")
+    found = tuple(_association(line) for line in dict.fromkeys(listed.split("\n")) if line.strip("| "))
+    enforced = "associations" in settings.get("AccountingStorageEnforce", "")
     return found if found or enforced else None
+
+
+def _association(line: str) -> Association:
+    account, partition, qos = (*(word.strip() for word in line.split("|")), "", "")[:3]
+    return Association(account, partition, frozenset(filter(None, qos.split(","))))
 
 
 def associations(form: str) -> str:
@@ -87,12 +125,12 @@ def parse_partitions(groups: str, rules: str) -> tuple[Partition, ...]:
     empty = {}
     for line in rules.splitlines():
         field = queries.fields(line)
-        allowed, qos = field.get("AllowAccounts", "ALL"), field.get("AllowQos", "ALL")
         empty[field.get("PartitionName")] = Partition(
             field.get("PartitionName", ""),
-            allowed=None if allowed == "ALL" else frozenset(allowed.split(",")),
-            denied=frozenset(filter(None, field.get("DenyAccounts", "").split(","))),
-            qos="" if qos == "ALL" else qos,
+            allowed=_names(field.get("AllowAccounts", "ALL")),
+            denied=_names(field.get("DenyAccounts", "")) or frozenset(),
+            qos=_names(field.get("AllowQos", "ALL")),
+            denied_qos=_names(field.get("DenyQos", "")) or frozenset(),
         )
     found: dict[str, Partition] = {}
     for line in groups.splitlines():
@@ -105,6 +143,16 @@ def parse_partitions(groups: str, rules: str) -> tuple[Partition, ...]:
     return tuple(found.values())
 
 
+def _names(listed: str) -> frozenset[str] | None:
+    return None if listed == "ALL" else frozenset(filter(None, listed.split(",")))
+
+
+def gpus_of_a_node(names: str) -> int:
+    wanted = names.split(",")
+    kinds = [kind for one in ask(known_account=True).partitions if one.name in wanted for kind in one.gpus]
+    return max((int(kind.split()[0]) for kind in kinds), default=0)
+
+
 def _gpus_of(resources: str) -> list[str]:
     counts: Counter[str] = Counter()
     for kind, number in _GPUS.findall(resources):
@@ -113,11 +161,13 @@ def _gpus_of(resources: str) -> list[str]:
 
 
 def choose(
-    cluster: Cluster, environment: Mapping[str, str], names: Collection[str] = NAMES, account: str | None = None
+    cluster: Cluster, environment: Mapping[str, str], names: Collection[str] = NAMES, known: Mapping[str, str] = NONE
 ) -> Choice:
-    """What is to be taken for each name. `account`: the one that is known already."""
+    """What is to be taken for each name. `known`: what is taken already."""
     taken, left, missing = {}, [], []
-    account = account or next((environment[name] for name in ACCOUNT_VARIABLES if environment.get(name)), None)
+    account = known.get("slurm_account") or next(
+        (environment[name] for name in ACCOUNT_VARIABLES if environment.get(name)), None
+    )
     if account is None and cluster.accounts is None:
         taken["slurm_account"] = getpass.getuser()  # the executor wants a word
     elif account is None and len(cluster.accounts or ()) == 1:
@@ -144,6 +194,9 @@ def choose(
             left += [f"{site_line(name, one.name)}  # {one}" for one in candidates]
         elif name in names:
             missing.append(f"{name}: sinfo shows no partition to you")
+    train_in = known.get("gpu_partition") or taken.get("gpu_partition")
+    if train_in or "gpu_partition" not in names:  # else the user's choice decides
+        taken["gpu_option"] = _gpu_option(cluster, (train_in or "").split(","))
     return Choice(
         {name: value for name, value in taken.items() if name in names},
         [one for one in left if one.partition(":")[0] in names],
@@ -152,8 +205,19 @@ def choose(
     )
 
 
+def _gpu_option(cluster: Cluster, train_in: Collection[str]) -> str:
+    there = [one for one in cluster.partitions if one.name in train_in] or cluster.partitions
+    if not any(one.gpus for one in there):
+        return "exclusive"
+    return "gpus-per-node" if cluster.counts_gpus else "gres"
+
+
 def find(names: Collection[str], known: Mapping[str, str]) -> Choice:
-    """The cluster is asked for them; for its accounts only where none is known."""
-    account = known.get("slurm_account")
-    needed = account is None and not any(os.environ.get(name) for name in ACCOUNT_VARIABLES)
-    return choose(ask(needed), os.environ, names, account)
+    account = known.get("slurm_account") or any(os.environ.get(name) for name in ACCOUNT_VARIABLES)
+    try:
+        cluster = ask(bool(account))
+    except UnreachableError:
+        if set(names) - {"gpu_option"}:
+            raise
+        return Choice({"gpu_option": GPU_OPTIONS[0]}, [], [])  # as nearly everywhere
+    return choose(cluster, os.environ, names, known)

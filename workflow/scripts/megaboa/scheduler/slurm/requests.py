@@ -6,44 +6,73 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from megaboa.errors import InputError
 from megaboa.paths import RunFolder
 from megaboa.scheduler.answers import Size, Where
 from megaboa.scheduler.slurm import queue
+from megaboa.scheduler.slurm.partitions import GPU_OPTIONS
 
+NO_PROFILE: Mapping[str, str] = {}
 _TASKS = re.compile(r"--(?:ntasks-per-node|gpus-per-node|tasks-per-node)[= ](?:\w+:)*(\d+)")
 
 
 def resources(
     size: Callable[[Any], Size] | None = None,
     where: Callable[[Any], Where] | None = None,
-    options: str | Callable[[Any], str] | None = None,
+    options: Callable[[Any], str] | None = None,
+    gpus: Callable[[Any], int] | None = None,
+    profile: Mapping[str, str] = NO_PROFILE,
 ) -> dict[str, Any]:
     """With `mpi` the plugin leaves srun to the job, which starts the ranks itself; then it wants at least two tasks
     per node. Tasks only size the allocation: they are as many as ranks, or two for one rank. Without `mpi` the job
     would be a step itself, in which no ranks can be started.
     """
+    option = _checked(profile.get("gpu_option", GPU_OPTIONS[0]))
+    one_task_per_gpu = gpus is not None and option == "gpus-per-task"
+
+    def cores_per_task(wildcards: Any) -> int:
+        asked = size(wildcards)
+        return -(-asked.cores // (asked.ranks if one_task_per_gpu else _tasks(asked)))
+
+    def all_options(wildcards: Any) -> str:
+        own = options(wildcards) if options else ""
+        return " ".join(filter(None, [_gpus(gpus(wildcards), option) if gpus else "", own]))
+
     found: dict[str, Any] = {}
     if size:
         found |= {
             "mpi": "srun",
             "nodes": lambda wildcards: size(wildcards).nodes,
             "tasks_per_node": lambda wildcards: _tasks(size(wildcards)),
-            "cpus_per_task": lambda wildcards: -(-size(wildcards).cores // _tasks(size(wildcards))),
+            "cpus_per_task": cores_per_task,
         }
     if where:
         found |= {
             "slurm_partition": lambda wildcards: where(wildcards).partition,
             "slurm_account": lambda wildcards: where(wildcards).account,
         }
-    return found | ({} if options is None else {"slurm_extra": options})
+    if gpus and option == "gres":  # which the plugin refuses among further options
+        found["gres"] = lambda wildcards: f"gpu:{gpus(wildcards)}"
+    return found | ({"slurm_extra": all_options} if options or gpus else {})
 
 
-def options(own: str = "", gpus: int = 0, returns: bool = False, after: RunFolder | None = None, rule: str = "") -> str:
-    # The plugin's own `gpu` resource would also set tasks per GPU.
-    found = [f"--gpus-per-node={gpus}"] if gpus else []
-    found += queue.dependency(rule, after) if after else []
+def options(own: str = "", returns: bool = False, after: RunFolder | None = None, rule: str = "") -> str:
+    found = queue.dependency(rule, after) if after else []
     found += ["--open-mode=append"] if returns else []  # it writes to the same log again
     return " ".join([*found, own]).strip()
+
+
+def _gpus(number: int, option: str) -> str:
+    """The plugin's own `gpu` resource would also set tasks per GPU."""
+    if option == "gpus-per-task":
+        return "--gpus-per-task=1" + (" --ntasks-per-node=1" if number == 1 else "")
+    return {"gres": "", "exclusive": "--exclusive"}.get(option, f"--{option}={number}")
+
+
+def _checked(option: str) -> str:
+    if option not in GPU_OPTIONS:
+        raise InputError(f"the profile's default-resources: gpu_option is {option!r}: take {', '.join(GPU_OPTIONS)}")
+    return option
 
 
 def tasks_per_node(options: str) -> int | None:

@@ -58,7 +58,8 @@ def srun_command(
         f"--cpus-per-task={cpus_per_task}",
         "--distribution=block",  # ranks of a node are neighbours
         "--mem=0",  # all memory of the job: the step is alone
-        *([f"--gpus-per-node={gpus_per_node}"] if gpus_per_node else []),
+        # However the job asked for them: these are what every kind of SLURM knows.
+        *([f"--gres=gpu:{gpus_per_node}"] if gpus_per_node else []),
         *([f"--cpu-bind={cpu_bind}"] if cpu_bind else []),
         "--overlap",  # never wait for a step that won't die
         "--kill-on-bad-exit=1",
@@ -72,7 +73,7 @@ def srun_command(
 
 def one_process(wanted: ImageStart, step: bool, gpus: int = 0) -> list[str]:
     """`wanted`: how things are started in an image, of which srun's plugin is told what follows these words."""
-    gpu = [f"--gpus-per-node={gpus}"] if gpus else []
+    gpu = [f"--gres=gpu:{gpus}"] if gpus else []
     return [wanted.srun, *(STEP if step else (*JOB, *wanted.places)), *gpu, *wanted.srun_args]
 
 
@@ -111,12 +112,15 @@ class SrunRanks:
         address: str,
         tasks_are_ranks: bool = True,
         inherited: Mapping[str, str] = os.environ,
+        ports: str | None = None,
     ):
         self.tasks_are_ranks = tasks_are_ranks
         self.job, self.name, self.log = job, name, logs / SRUN_LOG
         # Reserved on this host, which is the first of the job's: rank 0 is here too. Held until the ranks have ended.
-        self.port = ReservedPort()
-        kept = {name: value for name, value in inherited.items() if not name.startswith(("SRUN_", "SBATCH_"))}
+        self.port = ReservedPort(ports=ports)
+        # What srun would take for options of its own. GPUs per task are hidden from the node's other tasks.
+        options = ("SRUN_", "SBATCH_", "SLURM_GPUS_PER_TASK")
+        kept = {name: value for name, value in inherited.items() if not name.startswith(options)}
         with self.log.open("ab") as stream:
             self.process = subprocess.Popen(
                 command,
