@@ -205,7 +205,7 @@ def train(variant: dict[str, Any], out: Path, run: Path, rank: int) -> None:
         profiled.use_pytorch_profiler, profiled.profile_ranks = True, [0]
         profiled.profile_step_start, profiled.profile_step_end = PROFILED
     callbacks = [EndRecord(attempt, rank)]
-    if rank == changed["world_size"] - 1:
+    if rank == changed.world_size - 1:
         attempt.steps.unlink(missing_ok=True)
         callbacks.append(StepWriter(attempt.steps))
     (out / "end").mkdir(exist_ok=True)

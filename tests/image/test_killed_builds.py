@@ -83,10 +83,10 @@ def test_ten_kills_at_random_moments(place):
     out, said = last.communicate()
     assert last.returncode == 0, said
     found = json.loads(out)
-    assert image_file.problem(Path(made["path"])) is None
-    assert made["digest"] == f"sha256:{files.file_digest(made['path'])}"
+    assert image_file.problem(Path(found["path"])) is None
+    assert found["digest"] == f"sha256:{files.file_digest(found['path'])}"
     assert len(images(place)) == 1 and not list((place / "store").glob("images/*/.*.partial"))
-    blob = subprocess.run(["unsquashfs", "-cat", made["path"], "blob"], capture_output=True, check=True).stdout
+    blob = subprocess.run(["unsquashfs", "-cat", found["path"], "blob"], capture_output=True, check=True).stdout
     assert blob == (place / "blob").read_bytes()
 
 
