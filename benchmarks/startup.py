@@ -150,7 +150,7 @@ def files_table(file: str, run: str, steps: int) -> str:
         rows[way] = total(calls, ranks | forked, keepers)
         if keepers:
             rows["what they are forked from, once"] = total(calls, keepers, forked)
-    names = [name for name, _ in rows["each imports"].most_common(7)]
+    names = [name for name, _ in rows["each imports"].most_common() if name != "ENOENT"][:6]
     lines = [f"{'calls':<34}" + "".join(f"{name:>12}" for name in ["all", *names, "not there"])]
     for way, one in rows.items():
         missing = one.pop("ENOENT", 0)

@@ -37,7 +37,7 @@ NAMED = Cluster(of("llm"), parse_partitions(MIXED, RULES))
 
 @pytest.mark.parametrize(("names", "count"), [("cpu", 0), ("a100", 8), ("cpu,h200", 8), ("none", 0)])
 def test_the_gpus_of_a_node(monkeypatch, names, count):
-    monkeypatch.setattr(partitions, "ask", lambda account_matters: NAMED)
+    monkeypatch.setattr(partitions, "ask", lambda known_account: NAMED)
     assert partitions.gpus_of_a_node(names) == count
 
 

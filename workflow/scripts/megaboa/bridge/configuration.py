@@ -340,7 +340,6 @@ def _set_overlaps(config: ConfigContainer, run: RunSpec) -> None:
         ddp.overlap_grad_reduce = ddp.overlap_param_gather = False
     elif not ddp.use_distributed_optimizer and not ddp.use_megatron_fsdp:
         ddp.overlap_param_gather = False
-    config.optimizer.overlap_param_gather = ddp.overlap_param_gather
 
 
 def _set_pipeline(config: ConfigContainer, parallel: Tree) -> None:

@@ -20,6 +20,7 @@ import ctypes
 import gc
 import hashlib
 import importlib
+import inspect
 import json
 import multiprocessing.process
 import os
@@ -476,6 +477,8 @@ def main() -> None:
         process.prepare(device)
         for name in IMPORTED:
             importlib.import_module(f"megaboa.bridge.{name}")
+        # Fills its table of files: for that every folder above every module is looked at, 36,000 times in each child.
+        inspect.getmodule(inspect.currentframe())
         signal.alarm(0)
         gc.freeze()
         process.forked_for(device)
