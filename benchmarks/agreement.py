@@ -157,7 +157,7 @@ def be_a_rank(who: dict[str, str], folder: RunFolder, store: RunStore, seed: int
     bridge.pretrain, changed.__module__ = changed, pretrain.__module__
     folder.launch.checkpoint["save_interval"] = 0
     folder.launch.trackers["tensorboard"] = False
-    folder.run["training"]["eval_iters"] = 0
+    folder.run.training["eval_iters"] = 0
     wanted = argparse.Namespace(claim=0, resume_from=0, parent=None, capture=False, skip=[])
     train.train(folder, store, attempt, wanted)
     os._exit(0)
@@ -166,7 +166,7 @@ def be_a_rank(who: dict[str, str], folder: RunFolder, store: RunStore, seed: int
 def train(path: Path, seed: int = 0, mistake: str | None = None) -> RunResult:
     """A run of the experiment, trained here and now."""
     folder = RunFolder(path)
-    world_size = folder.run["world_size"]
+    world_size = folder.run.world_size
     context, port = multiprocessing.get_context("fork"), ReservedPort()
     with tempfile.TemporaryDirectory(prefix="agreement-") as place:
         store = RunStore(Path(place))

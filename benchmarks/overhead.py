@@ -70,7 +70,7 @@ def bare(folder: RunFolder, out: Path) -> tuple[float, float]:
     """The same, of the ranks alone."""
     with contextlib.closing(ReservedPort("127.0.0.1")) as port:
         number = port.number
-    ranks = folder.run["world_size"]
+    ranks = folder.run.world_size
     start = time.perf_counter()
     started = []
     for rank in range(ranks):
@@ -88,7 +88,7 @@ def bare(folder: RunFolder, out: Path) -> tuple[float, float]:
 
 
 def be_a_rank(folder: RunFolder, out: Path) -> None:
-    process.prepare(folder.run["device"], folder.launch.cpus_per_rank)
+    process.prepare(folder.run.device, folder.launch.cpus_per_rank)
     from megatron.bridge.training import initialize
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain

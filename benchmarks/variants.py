@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT / "workflow/scripts"))
 from megaboa import files
 from megaboa.bridge import process
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.records import RunSpec, parse
 from megaboa.scheduler.local import die_with_parent
 
 FIRST_TIMED = 9
@@ -142,7 +143,7 @@ class Schedule:
 def be_a_rank(run: Path) -> None:
     """Import everything, then wait to be told what to do."""
     die_with_parent()
-    process.prepare(RunFolder(run).run["device"], 4)
+    process.prepare(RunFolder(run).run.device, 4)
     from megatron.bridge.training import gpt_step, initialize, pretrain  # noqa: F401
 
     job = json.loads(sys.stdin.readline())
@@ -170,15 +171,15 @@ def environment(variant: dict[str, Any], rank: int, gpus: list[int], port: int) 
     }
 
 
-def planned(variant: dict[str, Any], run: Path) -> tuple[RunFolder, dict[str, Any]]:
+def planned(variant: dict[str, Any], run: Path) -> tuple[RunFolder, RunSpec]:
     folder = RunFolder(run.parent / variant["run"] if "run" in variant else run)
-    changed = copy.deepcopy(folder.run)
+    changed = copy.deepcopy(folder.document("run"))
     changed["model"]["args"] = {**changed["model"].get("args", {}), **variant.get("args", {})}
     for section in ("training", "optimizer", "schedule", "parallel", "overrides"):
         changed[section] = {**changed.get(section, {}), **variant.get(section, {})}
         changed[section] = {name: value for name, value in changed[section].items() if value is not None}
     changed["world_size"] = variant.get("ranks", 1)
-    return folder, changed
+    return folder, parse(RunSpec, changed, folder.file("run"))
 
 
 def train(variant: dict[str, Any], out: Path, run: Path, rank: int) -> None:
@@ -204,7 +205,7 @@ def train(variant: dict[str, Any], out: Path, run: Path, rank: int) -> None:
         profiled.use_pytorch_profiler, profiled.profile_ranks = True, [0]
         profiled.profile_step_start, profiled.profile_step_end = PROFILED
     callbacks = [EndRecord(attempt, rank)]
-    if rank == changed["world_size"] - 1:
+    if rank == changed.world_size - 1:
         attempt.steps.unlink(missing_ok=True)
         callbacks.append(StepWriter(attempt.steps))
     (out / "end").mkdir(exist_ok=True)

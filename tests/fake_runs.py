@@ -88,7 +88,7 @@ class FakeExperiment:
         row = {"run": run, "model": model, **LAYOUT, **layout, "dp": dp, "gbs": 8, "train_iters": steps}
         self.plan = [*(old for old in self.plan if old["run"] != run), {**row, "tokens": steps * 1024}]
         self.write_plan()
-        identity = {"run": asked, "model": digest(model), "corpora": {}}
+        identity = {"run": asked, "model": digest(model), "tokenizer": None, "corpora": {}}
         store = self.root / "store" / "runs" / self.name / run / digest(identity)[:12]
         write_json(store / "identity.json", identity)
         return store

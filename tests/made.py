@@ -8,11 +8,16 @@ from megaboa.records import (
     BadRecords,
     Compared,
     Corpus,
+    CorpusSpec,
     Dataset,
     Evaluation,
     ExportRecord,
+    ImageOrder,
+    ImageSpec,
+    ImageStart,
     ImportRecord,
     ModelSource,
+    ModelSpec,
     TrainRecord,
 )
 
@@ -54,3 +59,28 @@ def corpus(*datasets: Dataset, **given: Any) -> Corpus:
 def trained(**given: Any) -> TrainRecord:
     facts = {"run": "a", "identity": "1", "store": "store", "iteration": 10, "train_iters": 10, "world_size": 1}
     return TrainRecord(**{**facts, **given})
+
+
+def model_spec(**given):
+    facts = {"name": "m", "store": "store", "hf": None, "revision": None, "config": None, "seed": 0, "tokenizer": None}
+    return ModelSpec(**{**facts, "weights": True, "device": "cpu", **given})
+
+
+def corpus_spec(**given):
+    text = {"name": "text", "source": [], "text_key": "text", "separator": None, "subset": None, "split": "train"}
+    text |= {"revision": None, "limit": None, "max_document_mb": 128, "on_bad_record": "error", "store": "store"}
+    text |= {"tokenizer": {}, "min_characters": 0, "deduplicate": False, "append_eod": True, "prepend_bos": None}
+    return CorpusSpec(**{**text, "encoder": "auto", **given})
+
+
+def image_spec(**given):
+    facts = {"runtime": "pyxis", "device": "cpu", "suffix": ".sqsh", "name": "i", "path": None, "build": None}
+    return ImageSpec(**{**facts, "bridge_source": None, **given})
+
+
+def image_start(**given):
+    return ImageStart(**{"runtime": "pyxis", "store": "store", "python": "python3", **given})
+
+
+def image_order(**given):
+    return ImageOrder(**{**vars(image_spec()), **vars(image_start()), **given})

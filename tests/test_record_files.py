@@ -9,7 +9,7 @@ import pytest
 from made import trained
 
 from megaboa import records
-from megaboa.files import digest, link, read_json, read_jsonl, write_json
+from megaboa.files import link, read_json, read_jsonl, write_json
 from megaboa.observe import goodput, measure
 from megaboa.observe.steps import read_events
 from megaboa.paths import RunFolder, RunStore
@@ -155,7 +155,7 @@ def old(tmp_path, monkeypatch):
 
 
 def test_a_run_of_version_0_is_the_same_run_and_is_not_trained_again(old):
-    assert digest(identity.identity_of(old)) == IDENTITY
+    assert identity.identity_of(old).digest == IDENTITY
     store = identity.store_of(old, identity.identity_of(old))
     assert str(store.path) == f"store/runs/tiny/dp2/{IDENTITY[:12]}" and store.identity.exists()
     assert identity.is_trained(old) and not identity.is_outdated(old, store)

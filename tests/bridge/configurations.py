@@ -15,7 +15,7 @@ from megaboa.bridge.process import prepare
 from megaboa.bridge.quiet import quietly
 from megaboa.files import read_json
 from megaboa.paths import AttemptFolder, RunStore
-from megaboa.records import LaunchSpec, ModelSource, parse
+from megaboa.records import LaunchSpec, ModelSource, RunSpec, parse
 
 MODEL = {"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "vocab_size": 500}
 RUN = {
@@ -60,9 +60,10 @@ def main(folder):
     attempt = AttemptFolder(store.path / "attempts" / "02")
     found = {}
     for name, case in read_json(folder / "cases.json").items():
-        run = copy.deepcopy(RUN)
+        asked = copy.deepcopy(RUN)
         for section, values in case["run"].items():
-            run[section] = values if section in ("data", "parent", "device") else run[section] | values
+            asked[section] = values if section in ("data", "parent", "device") else asked[section] | values
+        run = parse(RunSpec, asked, name)
         if "refused" in case:
             found[name] = why_refused(configuration, run, inputs)
             continue

@@ -85,7 +85,7 @@ def both(folder):
     from megaboa.check.stages import stages
 
     answer = {"rules": [], "bridge": None, "parameters": None}
-    with playing_rank_0_of(folder.run["world_size"]), preflight.as_on_a_gpu():
+    with playing_rank_0_of(folder.run.world_size), preflight.as_on_a_gpu():
         try:
             inputs = configuration.Inputs.before_payloads(folder)
             config = configuration.build(folder.run, inputs)
@@ -102,7 +102,7 @@ def both(folder):
             )
             answer["flops"] = [num_floating_point_operations(config, facts.training.gbs), flops.of_step(facts)]
             config.model.vocab_size = given
-            answer["parameters"] = dryrun.parameters(config, folder.run["world_size"])
+            answer["parameters"] = dryrun.parameters(config, folder.run.world_size)
             by_stage = {stage.number: parameters.of_stage(facts, stage) for stage in stages(facts)}
             answer["estimated"] = [[by_stage[s].dense, by_stage[s].expert] for s in range(facts.layout.pp)]
         except Exception as error:

@@ -85,7 +85,13 @@ def test_a_child_has_seen_its_parents_tokens_too(tmp_path):
     write_json(folder / "run.json", {**RUN, "training": {**RUN["training"], "global_batch_size": 4}})
     card_of(tmp_path)
     child = RunFolder(tmp_path / "results" / "paper" / "runs" / "large")
-    write_json(child.path / "run.json", {**RUN, "parent": {"experiment": "old", "run": "small", "iteration": 10}})
+    write_json(
+        child.path / "run.json",
+        {
+            **RUN,
+            "parent": {"experiment": "old", "run": "small", "iteration": 10, "load": {"optimizer": True, "rng": True}},
+        },
+    )
     text = card(child, made.source(), 20, None, made.trained(train_iters=20), None, None, {})
     assert f"| tokens seen | {(10 * 4 + 10 * 8) * 64:,} |" in text
     assert "| started from | iteration 10 of old: small |" in text

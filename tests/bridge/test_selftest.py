@@ -29,9 +29,7 @@ def test_versions_are_held_against_the_pins():
 
 def test_what_is_missing_says_what_it_disables():
     def told(device, installed, programs=()):
-        return {
-            one["what"]: one["disables"] for one in selftest.missing(device, installed.__contains__, dict(programs).get)
-        }
+        return {one.what: one.disables for one in selftest.missing(device, installed.__contains__, dict(programs).get)}
 
     every = set(selftest.OPTIONAL)
     assert told("cuda", every, {"nsys": "/nsys"}) == told("cpu", every) == {}

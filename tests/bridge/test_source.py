@@ -20,7 +20,8 @@ from megaboa.bridge.source import has_weights, obtain, saved_tensors
 from megaboa.bridge.tensor_checks import kinds
 from megaboa.bridge.weights import Tensors
 from megaboa.errors import InputError
-from megaboa.files import folder_digests, write_json
+from megaboa.files import folder_digests
+from megaboa.records import write
 
 SCRIPTS = Path(megaboa.__file__).parents[1]
 
@@ -168,20 +169,20 @@ def test_the_digest_of_a_local_folder_follows_its_weights_and_not_its_place(made
 def test_a_folder_that_is_no_model_is_refused(copied, tmp_path):
     spec = specification(tmp_path, None, config=None, hf=str(copied))
     with pytest.raises(InputError, match=r"models\.tiny\.hf: .* has no revision 'main'"):
-        obtain({**spec, "revision": "main"})
+        obtain(replace(spec, revision="main"))
     (copied / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"models\.tiny\.hf: .*has no \*\.safetensors.*`init: scratch`"):
         obtain(spec)
-    assert obtain({**spec, "weights": False}).params > 0
+    assert obtain(replace(spec, weights=False)).params > 0
     (copied / "config.json").unlink()
     with pytest.raises(InputError, match=r"models\.tiny\.hf: .*has no config\.json"):
-        obtain({**spec, "weights": False})
+        obtain(replace(spec, weights=False))
 
 
 @pytest.mark.slow
 def test_the_command_needs_no_megatron_and_ends_in_one_sentence_without_a_network(words, tmp_path):
     arguments = ["--spec", str(tmp_path / "spec.json"), "--out", str(tmp_path / "source.json")]
-    write_json(tmp_path / "spec.json", specification(tmp_path / "store", words))
+    write(tmp_path / "spec.json", specification(tmp_path / "store", words))
     code = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r})\n"
     code += f"from megaboa.__main__ import main; assert main(['get-model', *{arguments}]) == 0\n"
     code += "assert not [name for name in sys.modules if name.split('.')[0] == 'megatron']"
@@ -189,7 +190,7 @@ def test_the_command_needs_no_megatron_and_ends_in_one_sentence_without_a_networ
     assert json.loads((tmp_path / "source.json").read_text())["name"] == "tiny"
 
     (tmp_path / "source.json").unlink()
-    write_json(tmp_path / "spec.json", specification(tmp_path, words, config=None, hf="nobody/nothing"))
+    write(tmp_path / "spec.json", specification(tmp_path, words, config=None, hf="nobody/nothing"))
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
     done = subprocess.run(
         [sys.executable, SCRIPTS / "megaboa", "get-model", *arguments], env=offline, capture_output=True, text=True

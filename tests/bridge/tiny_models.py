@@ -1,5 +1,7 @@
 """Specifications of models of a few thousand weights, as the plan writes them, and a tokenizer for them."""
 
+import made
+
 from megaboa.data import tokenizer
 
 COMMON = {
@@ -31,15 +33,4 @@ def train_tokenizer(folder, vocab_size=300):
 
 
 def specification(store, tokenizer, **changes):
-    return {
-        "name": "tiny",
-        "store": str(store),
-        "hf": None,
-        "revision": None,
-        "config": DENSE,
-        "seed": 0,
-        "tokenizer": tokenizer,
-        "weights": True,
-        "device": "cpu",
-        **changes,
-    }
+    return made.model_spec(**{"name": "tiny", "store": str(store), "config": DENSE, "tokenizer": tokenizer, **changes})

@@ -10,10 +10,10 @@ import pytest
 
 from megaboa.bundle import contents
 from megaboa.bundle.contents import LARGEST, Asked, collect
-from megaboa.bundle.private import Machine
+from megaboa.bundle.private import Private
 from megaboa.errors import InputError
 from megaboa.files import write_json
-from megaboa.records import FrozenTokenizer, SourceFile, Sources, write
+from megaboa.records import FrozenTokenizer, ImageAsked, SourceFile, Sources, write
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "gpt_tiny.py"
 
@@ -37,12 +37,13 @@ def asked(tmp_path, monkeypatch):
 
 
 def bundled(asked, **environment):
-    return collect(asked, Machine.here(Path(), Path("store")), environment)
+    return collect(asked, Private.here(Path(), Path("store")), environment)
 
 
 @pytest.mark.parametrize(("runtime", "there"), [("none", False), ("apptainer", True)])
 def test_what_an_image_said_goes_with_it_alone(asked, runtime, there):
-    write_json(asked.results / "specs" / "image.json", {"runtime": runtime})
+    container = made.image_spec(runtime=runtime) if there else None
+    write(asked.results / "specs" / "image.json", ImageAsked(container=container))
     write_json(asked.results / "preflight-in-image.json", {})
     assert ("results/tiny/preflight-in-image.json" in bundled(asked)) == there
 
@@ -82,7 +83,7 @@ def test_two_configurations_of_one_name_are_refused(asked, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path / "one")
     files = [tmp_path / "two" / "x.yaml", tmp_path / "two" / ".." / "two" / "x.yaml"]
     with pytest.raises(InputError, match=r"two configuration files would be config/x\.yaml"):
-        collect(Asked(asked.results, files, {}), Machine.here(Path(), Path("store")), {})
+        collect(Asked(asked.results, files, {}), Private.here(Path(), Path("store")), {})
 
 
 def test_the_state_of_the_code_is_a_digest():
@@ -92,7 +93,7 @@ def test_the_state_of_the_code_is_a_digest():
 def test_code_is_bundled_byte_for_byte(asked, monkeypatch):
     """Also where the store is `/data`, and the user is called as a folder of the code is."""
     monkeypatch.setenv("LOGNAME", "local")
-    machine = Machine.here(Path(), Path("/data"))
+    machine = Private.here(Path(), Path("/data"))
     files = collect(asked, machine, {})
     made = ("README.md", "results/")
     code = [name for name in files if (contents.ROOT / name).is_file() and not name.startswith(made)]
@@ -138,14 +139,14 @@ def test_data_that_is_not_in_it_is_listed(asked, tmp_path):
     specs, model = asked.results / "specs", tmp_path / "model"
     model.mkdir()
     listed = {"path": f"{tmp_path}/a.jsonl", "kind": "jsonl", "size": 3, "sha256": "1"}
-    write_json(specs / "corpora" / "text.json", {"source": [f"{tmp_path}/*.jsonl", "python-stdlib"]})
+    write(specs / "corpora" / "text.json", made.corpus_spec(source=[f"{tmp_path}/*.jsonl", "python-stdlib"]))
     frozen = FrozenTokenizer(path="t", digest="1", file="t.json", size=1, eos=None, bos=None)
     sources = tuple(SourceFile(**{**listed, "kind": kind}) for kind in ("jsonl", "source"))
     listing = Sources(name="text", files=sources, tokenizer=frozen, identity={}, folder="store/corpora/text")
     write(asked.results / "data" / "text" / "sources.json", listing)
-    write_json(specs / "corpora" / "new.json", {"source": ["b.txt", "hf:a/b"], "tokenizer": {"path": str(model)}})
-    write_json(specs / "models" / "dense.json", {"hf": str(model)})
-    write_json(specs / "models" / "hub.json", {"hf": "owner/name"})
+    write(specs / "corpora" / "new.json", made.corpus_spec(source=["b.txt", "hf:a/b"], tokenizer={"path": str(model)}))
+    write(specs / "models" / "dense.json", made.model_spec(hf=str(model)))
+    write(specs / "models" / "hub.json", made.model_spec(hf="owner/name"))
     write(asked.results / "models" / "dense" / "source.json", made.source(digest="2"))
     assert json.loads(bundled(asked)["bundle.json"])["needed"] == [
         {"for": "corpora.new", "path": "b.txt"},

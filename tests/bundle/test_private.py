@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megaboa.bundle.private import INSTEAD, Machine, without_notify
+from megaboa.bundle.private import INSTEAD, Private, without_notify
 from megaboa.files import canonical
 
 HOOK = "https://hooks.example.com/services/T0/B0/s3cr3t"
@@ -18,7 +18,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setenv("LOGNAME", "ada")
     monkeypatch.chdir(tmp_path)
-    return Machine.here(Path("/home/ada/clone"), Path("/scratch/ada/store"))
+    return Private.here(Path("/home/ada/clone"), Path("/scratch/ada/store"))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_paths_and_the_user_in_them(machine, text, clean):
 
 
 def test_a_short_path_is_also_the_end_of_others():
-    machine = Machine.here(Path("/clone"), Path("/data"))
+    machine = Private.here(Path("/clone"), Path("/data"))
     assert machine.text("results/data/x, ./data and /data/x") == "results/data/x, ./data and store/x"
 
 
@@ -69,17 +69,17 @@ def test_what_is_left_is_found(machine):
 
 def test_in_code_only_what_can_be_no_other_word_is_found(monkeypatch, machine):
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu-17.site.org")
-    machine = Machine.here(Path("/home/ada/clone"), Path("/data"))
+    machine = Private.here(Path("/home/ada/clone"), Path("/data"))
     files = {"a.py": b"ls /home/ada/x", "b.py": b'f"{RESULTS}/data"', "c.sh": b"ssh gpu-17.site", "d": b"ada, /x/ada/"}
     assert machine.traces(files) == ["a.py", "c.sh"]
     monkeypatch.setattr(socket, "gethostname", lambda: "login")
     monkeypatch.setenv("HOME", "/root")
-    assert Machine.here(Path("/clone"), Path("/data")).traces({"a": b"login /root /clone"}) == []
+    assert Private.here(Path("/clone"), Path("/data")).traces({"a": b"login /root /clone"}) == []
 
 
 def test_root_is_a_word_and_no_person(monkeypatch):
     monkeypatch.setenv("LOGNAME", "root")
-    assert Machine.here(Path("/clone"), Path("store")).text("/tree/root/x") == "/tree/root/x"
+    assert Private.here(Path("/clone"), Path("store")).text("/tree/root/x") == "/tree/root/x"
 
 
 @pytest.mark.parametrize(

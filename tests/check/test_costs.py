@@ -8,6 +8,7 @@ from gpt2_large import facts
 from megaboa.check import costs, flops, speed
 from megaboa.check.facts import Cluster
 from megaboa.files import write_json
+from megaboa.records import RunSpec, parse
 
 
 def course(given, gpu="h200-141g", **training):
@@ -99,9 +100,9 @@ def test_the_speed_of_earlier_runs_of_the_same_kind(tmp_path):
     earlier(tmp_path, "e", RUN, 5.0, gpu="h200-141g")
     earlier(tmp_path, "f", RUN, None)
     speeds = costs.measured_speeds(tmp_path)
-    assert speeds[costs.speed_key(RUN, "h100-80g")] == 2.0
-    assert speeds[costs.speed_key(RUN, "h200-141g")] == 5.0
-    assert costs.speed_key(RUN, None) not in speeds
+    assert speeds[costs.speed_key(parse(RunSpec, RUN, "run.json"), "h100-80g")] == 2.0
+    assert speeds[costs.speed_key(parse(RunSpec, RUN, "run.json"), "h200-141g")] == 5.0
+    assert costs.speed_key(parse(RunSpec, RUN, "run.json"), None) not in speeds
 
 
 def test_nothing_is_known_before_the_first_experiment(tmp_path):

@@ -1,5 +1,8 @@
+import made
+
 from megaboa.check.refusals import grouped, read, some, write
 from megaboa.files import digest, write_json
+from megaboa.records import plain
 
 
 def test_runs_with_one_reason_share_a_line():
@@ -18,14 +21,14 @@ def test_what_one_image_refused_another_may_take(tmp_path):
     write_json(tmp_path / "specs" / "inside.json", {"digest": "packages"})
     for name in ("here", "boxed"):
         write_json(tmp_path / "runs" / name / "run.json", {"name": name})
-    write_json(tmp_path / "specs" / "image.json", {"container": (wanted := {"path": "i.sqsh"})})
+    write_json(tmp_path / "specs" / "image.json", {"container": (wanted := plain(made.image_spec(path="i.sqsh")))})
     (file := tmp_path / "i.sqsh").write_text("image")
     write_json(tmp_path / "image.json", {"runtime": "pyxis", "digest": "sha256:1", "path": str(file), "bytes": 5})
     write(tmp_path, {"here": ["too long"]})
     write(tmp_path, {"boxed": ["no such kernel"]}, in_image=True)
     assert set(read(tmp_path, "packages", digest(wanted))) == {"here", "boxed"}
     assert read(tmp_path, "other packages", digest(wanted)) == {}
-    for other in (digest({"path": "j.sqsh"}), None):
+    for other in (digest(plain(made.image_spec(path="j.sqsh"))), None):
         assert set(read(tmp_path, "packages", other)) == {"here"}
     write_json(tmp_path / "image.json", {"runtime": "pyxis", "digest": "sha256:2", "path": str(file), "bytes": 5})
     assert set(read(tmp_path, "packages", digest(wanted))) == {"here"}
@@ -33,7 +36,7 @@ def test_what_one_image_refused_another_may_take(tmp_path):
 
 def test_an_image_that_is_replaced_or_gone_is_asked_again(tmp_path):
     write_json(tmp_path / "specs" / "inside.json", {"digest": "packages"})
-    write_json(tmp_path / "specs" / "image.json", {"container": (wanted := {"path": "i.sqsh"})})
+    write_json(tmp_path / "specs" / "image.json", {"container": (wanted := plain(made.image_spec(path="i.sqsh")))})
     write_json(tmp_path / "runs" / "boxed" / "run.json", {})
     (file := tmp_path / "i.sqsh").write_text("image")
     write_json(tmp_path / "image.json", {"runtime": "pyxis", "digest": "sha256:1", "path": str(file), "bytes": 5})

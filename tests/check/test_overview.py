@@ -4,12 +4,13 @@ from gpt2_large import facts
 from test_costs import course
 
 from megaboa.check import costs, overview
+from megaboa.records import RunCheck
 
 
 def rows():
     given = course(facts(gbs=64, world=2))
-    good = overview.row("a", {"state": "PASS"}, given, costs.of_run(given, measured=0.45))
-    return [good, overview.row("b", {"state": "FAIL", "reasons": ["no", "never"]}, None, None)]
+    good = overview.row("a", RunCheck(), given, costs.of_run(given, measured=0.45))
+    return [good, overview.row("b", RunCheck(state="FAIL", reasons=("no", "never")), None, None)]
 
 
 def test_a_table_that_a_person_can_read():

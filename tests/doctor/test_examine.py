@@ -10,7 +10,7 @@ import pytest
 
 from megaboa.check.facts import from_json
 from megaboa.doctor import examine, troubles
-from megaboa.files import digest, write_json, write_text
+from megaboa.files import write_json, write_text
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import (
     AttemptEnd,
@@ -46,7 +46,7 @@ def results(tmp_path):
         write_json(folder / "runs" / name / "launch.json", {"checkpoint": {"save_interval": 10}})
     write_json(folder / "runs/fine/metrics/summary.json", {"run": "fine", "state": "PASS", "reasons": []})
     fine = RunFolder(folder / "runs/fine")
-    write(fine.train_manifest, made.trained(identity=digest(identity_of(fine))))
+    write(fine.train_manifest, made.trained(identity=identity_of(fine).digest))
     (store / "attempts/01").mkdir(parents=True)
     (store / "attempts/01/rank-0.log").write_text(H200)
     end = {"event": "end", "attempt": 1, "outcome": "failed", "cause": "out_of_memory", "action": "stop", "rank": 0}

@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 
+import made
 import pytest
 
 from megaboa.doctor import failed_stages
 from megaboa.files import write_json
+from megaboa.records import plain
 
 # With no network, and as the hub answers for a model whose licence was not accepted.
 FETCH = """
@@ -100,7 +102,7 @@ def test_what_preflight_refused_with_its_reasons(results):
 def test_what_was_refused_in_an_image_is_told_as_long_as_there_is_one(results):
     said = "run a is refused in the image: model.fp8: the image has no transformer_engine"
     path = log(results, "preflight-in-image", said)
-    write_json(results / "specs" / "inside.json", {"container": {}})
+    write_json(results / "specs" / "inside.json", {"container": plain(made.image_start())})
     assert failed_stages.failed(results) == ["preflight-in-image: refused", f"  | {said}", f"  logs: {path}"]
     write_json(results / "specs" / "inside.json", {"digest": "packages"})
     assert failed_stages.failed(results) == []

@@ -12,12 +12,22 @@ import pytest
 from megaboa.check import table
 from megaboa.doctor import passed
 from megaboa.doctor.passed import ENOUGH, Course, curve_findings, spikes
-from megaboa.records import Spread, Step, Summary
+from megaboa.records import (
+    Analysis,
+    MedianAndEnds,
+    PhaseTime,
+    PipelineIdle,
+    RankDetails,
+    RankSteps,
+    Spread,
+    Step,
+    Summary,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "check"))
 from gpt2_large import facts
 
-PROFILED = {"ideal": 0.5, "measured": 0.57, "ranks": []}
+PROFILED = PipelineIdle(ideal=0.5, measured=0.57)
 CURRENT = "bf16_with_fp8_current_scaling_mixed"
 COURSE = Course(lr=3e-4, warmup=20, clip=1.0)
 
@@ -54,7 +64,7 @@ def test_far_below_the_peak(seconds, layout, share):
     ],
 )
 def test_a_stage_with_more_work_than_the_others(layout, more, split, less):
-    found = passed.unbalanced(facts(mbs=8, **layout), {"pipeline": PROFILED})
+    found = passed.unbalanced(facts(mbs=8, **layout), Analysis(pipeline=PROFILED))
     if more is None:
         assert found == []
         return
@@ -70,9 +80,9 @@ def test_the_split_that_is_advised_is_legal_and_holds_all_layers():
 
 @pytest.mark.parametrize(("host_ms", "said"), [(40.0, "20% of a step"), (19.0, None), (None, None)])
 def test_a_loader_that_is_too_slow(host_ms, said):
-    phases = [] if host_ms is None else [{"phase": "data", "host_ms": host_ms}]
-    rank = {"rank": 3, "ms": {"wall": {"median": 200.0}}}
-    found = passed.waits_for_data({"ranks": [rank], "details": {"3": {"phases": phases}}}, 2)
+    phases = () if host_ms is None else (PhaseTime(phase="data", host_ms=host_ms, device_ms=0.0, n=1),)
+    rank = RankSteps(rank=3, ms={"wall": milliseconds(200.0)})
+    found = passed.waits_for_data(Analysis(ranks=(rank,), details={"3": RankDetails(phases=phases)}), 2)
     assert bool(found) == bool(said)
     if said:
         assert found[0].startswith(said) and "data.num_workers: 4 (now 2)" in found[1]
@@ -82,8 +92,12 @@ def test_without_a_profile_nothing_is_said_of_data():
     assert passed.waits_for_data(None, 2) == []
 
 
-def starved(milliseconds, wall=93.9):
-    return {"rank": 0, "ms": {"starved": milliseconds and {"median": milliseconds}, "wall": {"median": wall}}}
+def milliseconds(median):
+    return MedianAndEnds(median=median, min=median, max=median)
+
+
+def starved(median, wall=93.9):
+    return RankSteps(rank=0, ms={"starved": median and milliseconds(median), "wall": milliseconds(wall)})
 
 
 def with_kernels(given, **kernels):
@@ -92,18 +106,18 @@ def with_kernels(given, **kernels):
 
 def test_a_host_that_launches_too_slowly():
     """Numbers of the two-rank trace from H200s, and of runs that are kept busy or say nothing."""
-    given, slow = facts(world=2, tp=2), {"ranks": [starved(44.4), starved(64.7)]}
+    given, slow = facts(world=2, tp=2), Analysis(ranks=(starved(44.4), starved(64.7)))
     found = passed.waits_for_host(given, slow)
     assert found[0].startswith("69% of a step the GPU waits for the host")
     assert "full_iteration" in found[1] and "p2p" not in found[1]
     assert passed.waits_for_host(with_kernels(given, graphs="full_iteration"), slow) == []
-    for quiet in ({"ranks": [starved(10.0), starved(None), starved(5.0, wall=0.0)]}, None):
+    for quiet in (Analysis(ranks=(starved(10.0), starved(None), starved(5.0, wall=0.0))), None):
         assert passed.waits_for_host(given, quiet) == []
 
 
 def test_the_graph_that_is_advised_breaks_no_rule():
     pipeline = facts(mbs=8, world=2, pp=2)
-    advised = passed.waits_for_host(pipeline, {"ranks": [starved(90.0)]})[1]
+    advised = passed.waits_for_host(pipeline, Analysis(ranks=(starved(90.0),)))[1]
     assert "model.batch_p2p_sync: false" in advised
     taken = with_kernels(pipeline, graphs="full_iteration", nan_check=False, waits_for_messages=False)
     assert table.is_legal(taken) and not table.is_legal(with_kernels(taken, waits_for_messages=True))

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import machine
@@ -11,7 +12,8 @@ from clone import Workspace, copy_repository, edit, user_environment
 
 from megaboa import files
 from megaboa.image import dockerfile, obtain
-from megaboa.paths import RunFolder
+from megaboa.paths import RunFolder, Specs
+from megaboa.records import ImageAsked, InsideAsked, read, write
 from megaboa.run import identity
 from megaboa.scheduler.registry import cluster
 
@@ -29,9 +31,9 @@ image:
 """
 OBTAIN = """
 import sys
-from megaboa import files
 from megaboa.image.obtain import obtain
-files.write_json(sys.argv[2], obtain(files.read_json(sys.argv[1])))
+from megaboa.records import ImageOrder, read, write
+write(sys.argv[2], obtain(read(ImageOrder, sys.argv[1])))
 """
 RUN = {"run": "{resources.gpus_per_node: 2}"}
 
@@ -119,7 +121,7 @@ def test_another_digest_is_another_run_and_a_new_time_stamp_is_not(built, worksp
     content = files.read_json(manifest)
     manifest.touch()
     assert identity.identity_of(RunFolder(folder)) == before and identity.is_trained(RunFolder(folder))
-    files.write_json(manifest, {**content, "path": "elsewhere", "contract": {}})
+    files.write_json(manifest, {**content, "path": "elsewhere", "contract": {"state": "PASS"}})
     assert identity.is_trained(RunFolder(folder))
     files.write_json(manifest, {**content, "digest": "sha256:" + "0" * 64})
     assert not identity.is_trained(RunFolder(folder))
@@ -136,9 +138,10 @@ def test_podman_makes_the_same_layer(built, workspace, tmp_path):
     for image in made:
         if image not in kept:
             subprocess.run(["buildah", "rmi", "--force", image], capture_output=True)
-    spec, inside = (workspace.json("boxed", "specs", f"{name}.json")["container"] for name in ("image", "inside"))
-    inside |= {"store": "podman", "build": {**inside["build"], "engine": "podman"}}
-    files.write_json(tmp_path / "spec.json", obtain.joined(spec, inside))
+    specs = Specs(workspace.results("boxed", "specs"))
+    spec, inside = read(ImageAsked, specs.image).container, read(InsideAsked, specs.inside).container
+    inside = replace(inside, store="podman", build=replace(inside.build, engine="podman"))
+    write(tmp_path / "spec.json", obtain.joined(spec, inside))
     done = subprocess.run(
         [sys.executable, "-c", OBTAIN, tmp_path / "spec.json", tmp_path / "made.json"],
         cwd=workspace.path,

@@ -6,6 +6,7 @@ import struct
 import subprocess
 from pathlib import Path
 
+import made
 import pytest
 
 from megaboa.image import contract, image_file
@@ -86,6 +87,6 @@ def test_an_image_for_nodes_that_are_others_than_this_machine(image_of, tmp_path
     path = image_of(183)
     assert image_file.wrong_architecture(path, "aarch64") is None
     assert "is for aarch64, and image.architecture is riscv64" in image_file.wrong_architecture(path, "riscv64")
-    wanted = {"runtime": "apptainer", "device": "cpu", "architecture": "riscv64"}
+    wanted = made.image_order(runtime="apptainer", architecture="riscv64")
     report = contract.test(wanted, path, tmp_path)
-    assert report["state"] == "NOT_RUN" and "is for riscv64, and this machine is" in report["why"]
+    assert report.state == "NOT_RUN" and "is for riscv64, and this machine is" in report.why

@@ -10,10 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+import made
 import pytest
 
 from megaboa import files
 from megaboa.image import dockerfile, image_file
+from megaboa.records import ImageBuild, write
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +25,9 @@ MAKE = """
 import json, sys
 from megaboa.errors import one_sentence
 from megaboa.image.obtain import obtain
+from megaboa.records import ImageOrder, plain, read
 with one_sentence():
-    print(json.dumps(obtain(json.load(open(sys.argv[1])))))
+    print(json.dumps(plain(obtain(read(ImageOrder, sys.argv[1])))))
 """
 
 
@@ -43,8 +46,7 @@ def spec_of(place, name="spec.json", **other):
     file = dockerfile.read(place / "Dockerfile")
     build = {"file": "Dockerfile", "context": ".", "engine": "buildah", "args": args}
     build["inputs"] = dockerfile.inputs(file, place, args)
-    wanted = {"store": "store", "suffix": ".sqsh", "name": "small", "path": None, "build": build, **other}
-    (place / name).write_text(json.dumps(wanted))
+    write(place / name, made.image_order(name="small", build=ImageBuild(**build), **other))
     return place / name
 
 
@@ -73,18 +75,18 @@ def test_ten_kills_at_random_moments(place):
         # Only the builder itself: whatever it has started must not go on, and not be in the next one's way.
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        for made in images(place):  # it was through, or died right after the last step
-            assert image_file.problem(made / "image.sqsh") is None
-            assert files.read_json(made / "facts.json")["bytes"] == (made / "image.sqsh").stat().st_size
-            shutil.rmtree(made)
+        for found in images(place):  # it was through, or died right after the last step
+            assert image_file.problem(found / "image.sqsh") is None
+            assert files.read_json(found / "facts.json")["bytes"] == (found / "image.sqsh").stat().st_size
+            shutil.rmtree(found)
     last = start(spec)
     out, said = last.communicate()
     assert last.returncode == 0, said
-    made = json.loads(out)
-    assert image_file.problem(Path(made["path"])) is None
-    assert made["digest"] == f"sha256:{files.file_digest(made['path'])}"
+    found = json.loads(out)
+    assert image_file.problem(Path(found["path"])) is None
+    assert found["digest"] == f"sha256:{files.file_digest(found['path'])}"
     assert len(images(place)) == 1 and not list((place / "store").glob("images/*/.*.partial"))
-    blob = subprocess.run(["unsquashfs", "-cat", made["path"], "blob"], capture_output=True, check=True).stdout
+    blob = subprocess.run(["unsquashfs", "-cat", found["path"], "blob"], capture_output=True, check=True).stdout
     assert blob == (place / "blob").read_bytes()
 
 

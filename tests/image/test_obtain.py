@@ -4,13 +4,16 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import made
 import pytest
 
 from megaboa.errors import InputError
 from megaboa.files import file_digest, write_json
 from megaboa.image import contract, obtain, runtimes
+from megaboa.records import BridgeSource, ImageBuild, plain
 from megaboa.scheduler.registry import cluster
 from megaboa.scheduler.slurm import srun
 
@@ -28,12 +31,15 @@ def image(tmp_path):
 
 
 def wanted(path, **other):
-    return {"store": "store", "suffix": ".sqsh", "name": "i", "path": str(path), "build": None, **other}
+    return made.image_order(path=str(path), **other)
 
 
 def test_a_file_is_taken_as_it_is(image):
-    made = obtain.obtain(wanted(image))
-    assert made == {
+    found = obtain.obtain(wanted(image))
+    about = {name: value for name, value in plain(found).items() if value is not None}
+    assert about == {
+        "runtime": "pyxis",
+        "packages": {},
         "path": str(image),
         "digest": f"sha256:{file_digest(image)}",
         "sha256": file_digest(image),
@@ -68,15 +74,15 @@ def test_the_store_is_made_before_it_is_mounted(image, tmp_path, fake_command):
     (tmp_path / "i.sif").write_bytes(b"#!/bin/sh\n SIF_MAGIC")
     start = {"mounts": [f"{place}:{place}:rw"], "env": [], "variables": {}, "workdir": "/", "python": "python3"}
     more = {"runtime": "apptainer", "device": "cpu", "bridge_source": None, "suffix": ".sif", "store": str(place)}
-    write_json(tmp_path / "spec.json", {"container": wanted(tmp_path / "i.sif", **{**more, **start})})
+    write_json(tmp_path / "spec.json", {"container": plain(wanted(tmp_path / "i.sif", **{**more, **start}))})
     done = run(tmp_path / "spec.json", tmp_path / "image.json")
     assert done.stderr.endswith(": the store is there\n"), done.stderr
 
 
 def test_an_image_in_which_nothing_can_be_started_is_refused(image, tmp_path):
     """Neither Python nor a shell is in it."""
-    more = {"runtime": "pyxis", "device": "cpu", "bridge_source": None, "mounts": [], "env": [], "variables": {}}
-    spec = {"container": wanted(image, **more, workdir="/", python="python3", srun="srun")}
+    more = {"runtime": "pyxis", "device": "cpu"}
+    spec = {"container": plain(wanted(image, **more))}
     if contract.way("pyxis", image) != "root file system":
         pytest.skip("no right to make namespaces here, or pyxis is")
     (tmp_path / "tree/etc").mkdir()
@@ -95,10 +101,9 @@ def test_where_nothing_can_start_an_image_that_is_said(image, tmp_path, monkeypa
     monkeypatch.setenv("PATH", str(tmp_path))
     asked = wanted(image, runtime="pyxis", device="cpu")
     report = contract.test(asked, image, tmp_path)
-    assert report["state"] == "NOT_RUN" and "no srun with pyxis" in report["why"]
-    assert contract.test({**asked, "runtime": "apptainer"}, tmp_path / "i.sif", tmp_path)["why"].endswith(
-        "no apptainer"
-    )
+    assert report.state == "NOT_RUN" and "no srun with pyxis" in report.why
+    report = contract.test(replace(asked, runtime="apptainer"), tmp_path / "i.sif", tmp_path)
+    assert report.why.endswith("no apptainer")
 
 
 def test_pyxis_is_known_by_what_srun_says_of_itself(fake_command):
@@ -111,16 +116,15 @@ def test_pyxis_is_known_by_what_srun_says_of_itself(fake_command):
 def pyxis(fake_command, script):
     """A srun with pyxis under another name, which does what the script says instead of starting anything."""
     fake_command("mysrun", f"case $1 in --help) echo --container-image=x;; *) {script};; esac")
-    start = {"srun": "mysrun", "srun_args": ["--mpi=none"], "places": ["--partition=p", "--account=a"]}
-    rest = {"mounts": [], "env": [], "variables": {}, "workdir": "/", "python": "python3", "bridge_source": None}
-    return wanted("/i.sqsh", runtime="pyxis", device="cuda", **start, **rest)
+    start = {"srun": "mysrun", "srun_args": ("--mpi=none",), "places": ("--partition=p", "--account=a")}
+    return wanted("/i.sqsh", runtime="pyxis", device="cuda", **start)
 
 
 def test_a_srun_that_gives_no_allocation_is_no_fault_of_the_image(fake_command, tmp_path):
     refusal = "Unable to allocate resources: Invalid account or account/partition combination specified"
     asked = pyxis(fake_command, f"echo 'srun: error: {refusal}' >&2; exit 1")
     report = contract.test(asked, Path("/i.sqsh"), tmp_path)
-    assert report == {"state": "NOT_RUN", "why": f"srun gave no allocation: {refusal}"}
+    assert plain(report) == {"state": "NOT_RUN", "why": f"srun gave no allocation: {refusal}"}
     failing = pyxis(fake_command, "echo 'slurmstepd: error: pyxis: container start failed' >&2; exit 1")
     with pytest.raises(InputError, match=r"can't be started in /i\.sqsh .pyxis.: slurmstepd: error: pyxis: container"):
         contract.test(failing, Path("/i.sqsh"), tmp_path)
@@ -135,7 +139,7 @@ def test_what_is_killed_says_nothing_of_the_image(fake_command, tmp_path):
 def test_variables_go_before_those_of_the_image(fake_command, tmp_path):
     asked = pyxis(fake_command, f"echo $* > {tmp_path}/words; exit 1")
     with pytest.raises(InputError):
-        contract.test({**asked, "variables": {"PYTHONPATH": "/bridge/src"}}, Path("/i.sqsh"), tmp_path)
+        contract.test(replace(asked, variables={"PYTHONPATH": "/bridge/src"}), Path("/i.sqsh"), tmp_path)
     assert "--container-env=PYTHONPATH" in (tmp_path / "words").read_text()
 
 
@@ -157,10 +161,10 @@ def test_the_test_runs_where_the_runs_do(fake_command, monkeypatch):
 
 
 def test_versions_are_strict_for_our_own_images_only(tmp_path):
-    ours = {"python": "python3", "device": "cuda", "bridge_source": None, "build": {"pinned": True}}
+    ours = wanted(None, device="cuda", build=ImageBuild(pinned=True))
     assert "--strict" in contract.self_test(ours, tmp_path)
-    for other in ({"build": {"pinned": False}}, {"build": None}, {"bridge_source": {"commit": "1"}}):
-        assert "--strict" not in contract.self_test({**ours, **other}, tmp_path)
+    for other in ({"build": ImageBuild(pinned=False)}, {"build": None}, {"bridge_source": BridgeSource(commit="1")}):
+        assert "--strict" not in contract.self_test(replace(ours, **other), tmp_path)
 
 
 REFERENCE = "nvcr.io/a/b:1@sha256:" + "a" * 64
@@ -169,9 +173,9 @@ REFERENCE = "nvcr.io/a/b:1@sha256:" + "a" * 64
 def test_enroot_fetches_without_an_engine(image, fake_command, tmp_path):
     called = tmp_path / "called"
     fake_command("enroot", f'echo "$@" > {called}; cp {image} "$3"')
-    made = obtain.obtain(wanted(REFERENCE, store=str(tmp_path / "store")))
+    found = obtain.obtain(wanted(REFERENCE, store=str(tmp_path / "store")))
     assert called.read_text().split()[-1] == "docker://nvcr.io#a/b:sha256:" + "a" * 64
-    assert made["digest"] == "sha256:" + "a" * 64 and made["sha256"] == file_digest(image)
+    assert found.digest == "sha256:" + "a" * 64 and found.sha256 == file_digest(image)
 
 
 def test_an_engine_fetches_where_there_is_no_enroot(image, fake_command, tmp_path):

@@ -1,10 +1,12 @@
 """Runs that are not what was asked for."""
 
+from dataclasses import replace
+
 import made
 import pytest
 
-from megaboa.files import digest
 from megaboa.observe.measure import drift
+from megaboa.records import Identity
 
 ASKED = {
     "model": {"name": "m"},
@@ -12,10 +14,10 @@ ASKED = {
     "optimizer": {"lr": 1e-3},
     "overrides": {},
 }
-IDENTITY = {"run": ASKED, "model": "abc"}
+IDENTITY = Identity(run=ASKED, model="abc")
 
 
-TRAIN = made.trained(identity=digest(IDENTITY))
+TRAIN = made.trained(identity=IDENTITY.digest)
 
 
 def rows(tokens=512):
@@ -34,7 +36,7 @@ def test_a_configuration_that_has_changed_since():
 
 
 def test_a_store_of_another_run():
-    (reason,) = drift(ASKED, {**IDENTITY, "model": "def"}, TRAIN, rows())
+    (reason,) = drift(ASKED, replace(IDENTITY, model="def"), TRAIN, rows())
     assert "another run" in reason
 
 
@@ -47,5 +49,5 @@ def test_steps_of_another_size():
 )
 def test_where_something_else_decides_the_size_is_free(change):
     asked = {**ASKED, **change}
-    identity = {"run": asked}
-    assert drift(asked, identity, made.trained(identity=digest(identity)), rows(1024)) == []
+    identity = Identity(run=asked)
+    assert drift(asked, identity, made.trained(identity=identity.digest), rows(1024)) == []

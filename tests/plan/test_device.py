@@ -51,7 +51,7 @@ def default_experiment(**given):
 def test_a_machine_without_transformer_engine_is_a_cpu(plan_of, machine):
     machine(8, kernels=False)
     found = plan_of("device: auto\n", **{"training.train_iters": 10})
-    assert found.experiment.device == found.runs[0].run["device"] == "cpu"
+    assert found.experiment.device == found.runs[0].run.device == "cpu"
     assert found.notes[0].startswith("device: auto is cpu: this machine has 8 GPUs, but this Python has no Transformer")
     assert "`make setup DEVICE=cuda`" in found.notes[0]
 
@@ -64,7 +64,7 @@ def test_the_run_is_the_one_that_names_the_device(plan_of, machine):
     machine(2)
     auto, named = plan_of("device: auto\n"), plan_of("device: cuda\n")
     assert auto.notes[0] == "device: auto is cuda: this machine has 2 GPUs, and this Python has Transformer Engine"
-    assert auto.runs[0].run == named.runs[0].run and auto.runs[0].run["device"] == "cuda"
+    assert auto.runs[0].run == named.runs[0].run and auto.runs[0].run.device == "cuda"
 
 
 def test_gpus_that_cuda_does_not_show_do_not_count(plan_of, machine, monkeypatch):

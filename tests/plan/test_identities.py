@@ -40,7 +40,7 @@ KNOWN = {
 def test_the_identity_is_what_it_was(plan_of, name):
     text, known = KNOWN[name]
     [run] = plan_of(text).runs
-    assert digest(run.run) == known
+    assert digest(run.documents["run"]) == known
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_the_identity_is_what_it_was(plan_of, name):
 )
 def test_an_overlap_is_no_part_of_the_identity(plan_of, text, fields):
     [run] = plan_of(f"parallel: {text}\n").runs
-    assert digest(run.run) == KNOWN["plain"][1] and run.launch.overrides == fields
+    assert digest(run.documents["run"]) == KNOWN["plain"][1] and run.launch.overrides == fields
 
 
 def test_as_an_override_it_stays_one(plan_of):
     """Runs whose experiments turned it on before there was a key keep their stores."""
     [run] = plan_of("overrides: {ddp.overlap_grad_reduce: true}\n").runs
-    assert run.run["overrides"] == {"ddp.overlap_grad_reduce": True} and run.launch.overrides == {}
-    assert digest(run.run) != KNOWN["plain"][1]
+    assert run.run.overrides == {"ddp.overlap_grad_reduce": True} and run.launch.overrides == {}
+    assert digest(run.documents["run"]) != KNOWN["plain"][1]

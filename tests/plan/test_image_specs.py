@@ -8,6 +8,7 @@ from megaboa.config import ConfigError
 from megaboa.image import obtain
 from megaboa.plan import image_specs
 from megaboa.plan.shared import Shared, environment
+from megaboa.records import Environment, ImageSpec, ImageStart, parse, plain
 
 ROOT = Path(__file__).parents[2]
 DIGEST = "sha256:" + "a" * 64
@@ -28,8 +29,8 @@ def spec_of(plan):
 
 def test_without_an_image_all_is_as_it_was(plan_in):
     plan = plan_in()
-    assert spec_of(plan) == environment()
-    assert plan.runs[0].launch.image is None and "bridge_source" not in plan.runs[0].run
+    assert spec_of(plan) == plain(environment())
+    assert plan.runs[0].launch.image is None and "bridge_source" not in plan.runs[0].documents["run"]
     assert Shared(plan).image_manifest == []
 
 
@@ -64,7 +65,7 @@ def test_where_things_are_started_makes_no_other_image(plan_in, monkeypatch, tmp
     text = f"image: {{runtime: pyxis, path: '{REFERENCE}'"
     before = Shared(plan_in(text + "}")).specifications()
     more = ", mounts: ['.:/data']}\nresources: {partition: other}\nlaunch: {python: py, srun_args: [--mpi=none]}"
-    monkeypatch.setattr("megaboa.plan.shared.environment", lambda: {"packages": {}, "digest": "other"})
+    monkeypatch.setattr("megaboa.plan.shared.environment", lambda: Environment(packages={}, digest="other"))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     after = Shared(plan_in(text + more)).specifications()
@@ -123,11 +124,11 @@ def test_where_and_by_what_it_is_built_makes_no_other_image(plan_in, tmp_path):
     moved = BUILD.replace("file: Dockerfile", "file: moved/Dockerfile, context: moved, engine: buildah")
     other = Shared(plan_in(f"store: elsewhere\n{moved}")).specifications()
     assert other["image.json"] == first["image.json"]
-    spec, inside = (other[f"{name}.json"]["container"] for name in ("image", "inside"))
-    wanted = obtain.joined(spec, inside)
-    assert (wanted["store"], wanted["build"]["engine"], wanted["build"]["context"]) == ("elsewhere", "buildah", "moved")
-    assert wanted["build"]["file"] == "moved/Dockerfile"
-    assert obtain._build_identity(wanted) == obtain._build_identity(first["image.json"]["container"])
+    spec = parse(ImageSpec, other["image.json"]["container"], "image.json")
+    wanted = obtain.joined(spec, parse(ImageStart, other["inside.json"]["container"], "inside.json"))
+    assert (wanted.store, wanted.build.engine, wanted.build.context) == ("elsewhere", "buildah", "moved")
+    assert wanted.build.file == "moved/Dockerfile" and wanted.build.args == spec.build.args
+    assert obtain._build_identity(wanted) == obtain._build_identity(spec)
 
 
 def test_a_context_that_a_run_mounts_is_another_image_elsewhere(plan_in, tmp_path):
@@ -149,7 +150,7 @@ def test_another_source_of_bridge_is_another_run(plan_in):
     source = f"image: {{runtime: pyxis, path: '{REFERENCE}', bridge_source: {{repo: https://x/y, commit: COMMIT}}}}"
     plan = plan_in(source.replace("COMMIT", f"'{COMMIT}'"))
     run = plan.runs[0]
-    assert run.run["bridge_source"] == {"repo": "https://x/y", "commit": COMMIT}
+    assert plain(run.run.bridge_source) == {"repo": "https://x/y", "commit": COMMIT}
     assert run.launch.image.mounts[-1].endswith(":/opt/Megatron-Bridge:ro")
     assert run.launch.image.variables == {"PYTHONPATH": "/opt/Megatron-Bridge/src"}
     elsewhere = plan_in(source.replace("COMMIT", f"'{COMMIT}', mount_as: /opt/b"))

@@ -14,7 +14,7 @@ from megaboa.paths import RunFolder, RunStore
 from megaboa.plan import Plan
 from megaboa.plan.parents import planned_steps
 from megaboa.plan.shared import Shared
-from megaboa.records import write
+from megaboa.records import plain, write
 from megaboa.run import checkpoints
 
 PlanOf = Callable[..., Plan]
@@ -59,8 +59,8 @@ def test_a_parent_of_the_same_experiment_is_part_of_what_the_child_is(plan_of: P
     text = "sweep: {runs: {base: {}, child: {continue_from: small/base@50}}}"
     plan = plan_of(text, **SAVES)
     load = {"optimizer": True, "rng": True}
-    assert plan["child"].run["parent"] == {"experiment": "small", "run": "base", "iteration": 50, "load": load}
-    assert "parent" not in plan["base"].run, "no other run's identity has changed"
+    assert plain(plan["child"].run.parent) == {"experiment": "small", "run": "base", "iteration": 50, "load": load}
+    assert "parent" not in plan["base"].documents["run"], "no other run's identity has changed"
     assert (plan["base"].row["parent"], plan["child"].row["parent"]) == (None, "small/base@50")
     manifest = "results/small/runs/base/train.json"
     shared = Shared(plan)
@@ -71,15 +71,15 @@ def test_the_last_checkpoint_where_no_step_is_named(plan_of: PlanOf, trained: Ca
     trained()
     runs = "sweep: {runs: {base: {training.train_iters: 60}, a: {continue_from: small/base, training.train_iters: 70}}}"
     plan = plan_of(runs, **{"checkpoint.save_interval": 25})
-    assert plan["a"].run["parent"]["iteration"] == 60
-    assert plan_of("continue_from: old/base", **SAVES).runs[0].run["parent"]["iteration"] == 20
+    assert plan["a"].run.parent.iteration == 60
+    assert plan_of("continue_from: old/base", **SAVES).runs[0].run.parent.iteration == 20
 
 
 def test_it_may_be_swept_and_a_run_is_named_by_it(plan_of: PlanOf, trained: Callable[..., Plan]) -> None:
     trained()
     plan = plan_of("sweep: {grid: {continue_from: [old/base@10, old/base@20], load.optimizer: [true, false]}}", **SAVES)
     assert [run.name for run in plan.runs][:2] == ["from-old-base-10-loadopt", "from-old-base-10-noloadopt"]
-    assert [run.run["parent"]["load"]["optimizer"] for run in plan.runs] == [True, False, True, False]
+    assert [run.run.parent.load.optimizer for run in plan.runs] == [True, False, True, False]
 
 
 def test_jobs_are_counted_for_the_steps_that_are_left(plan_of: PlanOf, trained: Callable[..., Plan]) -> None:
@@ -178,16 +178,16 @@ def test_another_layout_needs_a_checkpoint_that_was_saved_for_it(plan_of: PlanOf
     trained(**{"checkpoint.reshardable": False})
     wide = "continue_from: old/base@10\nresources: {gpus_per_node: 2}\nparallel: {tp: 2}\n"
     assert "saved with checkpoint.reshardable: false, and has another layout" in problems(plan_of, wide)
-    assert plan_of(wide + "load: {optimizer: false}", **SAVES).runs[0].run["parent"]["iteration"] == 10
+    assert plan_of(wide + "load: {optimizer: false}", **SAVES).runs[0].run.parent.iteration == 10
 
 
 def test_another_precision_takes_the_state_of_a_distributed_optimizer_or_none(
     plan_of: PlanOf, trained: Callable[..., Plan]
 ) -> None:
     trained(**{"training.precision": "fp32"})
-    assert plan_of("continue_from: old/base@10", **SAVES).runs[0].run["parent"]["load"]["optimizer"] is True
+    assert plan_of("continue_from: old/base@10", **SAVES).runs[0].run.parent.load.optimizer is True
     plain = "continue_from: old/base@10\nparallel: {distributed_optimizer: false}\nload: {optimizer: false}\n"
-    assert plan_of(plain, **SAVES).runs[0].run["parent"]["load"]["optimizer"] is False
+    assert plan_of(plain, **SAVES).runs[0].run.parent.load.optimizer is False
 
 
 def test_keep_every_needs_keep_last(plan_of: PlanOf) -> None:

@@ -27,14 +27,14 @@ training:
         params = count_parameters({**model.config, "vocab_size": 512})
         assert run.row["params"] == params
         assert run.config.training.train_iters == run.row["train_iters"] == math.ceil(20 * params / STEPS)
-        assert run.run["training"]["train_iters"] == run.config.training.train_iters
+        assert run.run.training["train_iters"] == run.config.training.train_iters
         assert run.row["tokens"] == run.config.training.train_iters * STEPS
 
 
 def test_tokens_become_whole_steps(plan_of: PlanOf) -> None:
     run = plan_of(training__train_tokens=10 * STEPS + 1).runs[0]
     assert run.config.training.train_iters == 11
-    assert "train_tokens" not in run.run["training"]
+    assert "train_tokens" not in run.run.training
     assert run.row["tokens"] == 11 * STEPS
     assert plan_of(training__train_tokens=1.1e4).runs[0].config.training.train_iters == 11
 

@@ -4,6 +4,7 @@ import pytest
 
 from megaboa.files import write_json
 from megaboa.plan import restarts
+from megaboa.records import Identity, write
 from megaboa.run.checkpoints import MARKER
 from megaboa.run.identity import store_of
 
@@ -19,9 +20,9 @@ def plan(plan_of, tmp_path, monkeypatch):
 
 def leave_unfinished(plan, run, step=20):
     folder = plan[run].folder("results", plan.name)
-    identity = {"run": folder.run, "model": "d1", "tokenizer": None, "corpora": {"text": "d2"}}
+    identity = Identity(run=folder.document("run"), model="d1", corpora={"text": "d2"})
     store = store_of(folder, identity)
-    write_json(store.identity, identity)
+    write(store.identity, identity)
     write_json(store.checkpoints / f"iter_{step:07d}" / MARKER, {"iteration": step, "files": {}})
 
 

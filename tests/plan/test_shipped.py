@@ -26,7 +26,7 @@ def test_an_experiment_has_the_name_of_its_file_and_breaks_no_rule(name):
 def test_few_layers_fit_two_gpus_by_a_file_laid_over_those_for_four():
     plan = make_plan(load([FOLDER / "few-layers-4xh200.yaml", FOLDER / "overlays" / "few-layers-2xh200.yaml"]))
     assert plan.name == "few-layers-2xh200" and not plan.invalid
-    assert {run.run["world_size"] for run in plan.runs} == {2}
+    assert {run.run.world_size for run in plan.runs} == {2}
     assert {run.name for run in plan.runs} == {run.name for run in plan_of("few-layers-4xh200").runs}
 
 
@@ -40,7 +40,7 @@ def test_layouts_are_those_of_the_published_table():
     for row in plan.published["rows"]:
         run, asked = plan[f"gpt3-{row['name'].lower()}"], row["conditions"]
         parallel = run.config.parallel
-        found = {"tp": parallel.tp, "pp": parallel.pp, "world_size": run.run["world_size"]}
+        found = {"tp": parallel.tp, "pp": parallel.pp, "world_size": run.run.world_size}
         assert found == {name: asked[name] for name in found}
         assert run.config.training.global_batch_size == asked["gbs"]
 

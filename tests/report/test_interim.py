@@ -5,7 +5,7 @@ import pytest
 from called import called
 from fake_runs import START, FakeExperiment, end_event, start_event, step_event, write_attempt
 
-from megaboa.files import digest, read_json, write_json
+from megaboa.files import read_json, write_json
 from megaboa.observe import status
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import write
@@ -50,9 +50,9 @@ def configure(experiment, run, **changed):
     write_json(folder / "launch.json", {"peak_tflops": None, "checkpoint": {}})
     identity = identity_of(RunFolder(folder))
     if not changed and (folder / "attempts.jsonl").exists():
-        write_json((folder / "attempts.jsonl").resolve().with_name("identity.json"), identity)
+        write((folder / "attempts.jsonl").resolve().with_name("identity.json"), identity)
     if not changed and (folder / "train.json").exists():
-        write_json(folder / "train.json", read_json(folder / "train.json") | {"identity": digest(identity)})
+        write_json(folder / "train.json", read_json(folder / "train.json") | {"identity": identity.digest})
 
 
 def load(experiment):

@@ -8,7 +8,7 @@ from fake_runs import FakeExperiment
 
 from megaboa import metrics
 from megaboa.config.models.outputs import Figure
-from megaboa.plan.make import column_problem
+from megaboa.plan.planner import column_problem
 from megaboa.report import page
 from megaboa.report.frames import Frames
 from megaboa.report.runs import load_runs

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import test_page
@@ -9,9 +10,9 @@ from fake_runs import FakeExperiment
 from synthetic import ALL_REDUCE, NCCL
 from test_analysis import tell
 
-from megaboa.files import write_json
 from megaboa.layout import Layout
 from megaboa.observe.traces.analysis import Expected, analyse
+from megaboa.records import write
 from megaboa.report import style
 from megaboa.report.page import read_captions, render
 from megaboa.report.profiles import FIGURES, Profile, bytes_text, draw_profiles, load_profiles
@@ -35,7 +36,7 @@ def experiment(tmp_path_factory, document):
     experiment = FakeExperiment(tmp_path_factory.mktemp("profiles"))
     experiment.completed_run("dp4", steps=10)
     experiment.measure("dp4")
-    write_json(experiment.results / "runs" / "dp4" / "analysis.json", document)
+    write(experiment.results / "runs" / "dp4" / "analysis.json", document)
     return experiment
 
 
@@ -72,7 +73,7 @@ def test_the_page_says_what_to_look_at_first(experiment, document, figures):
     profiles = load_profiles(experiment.results, ["dp4"])
     given = {"runs": runs, "corpora": [], "checks": [], "drawn": [], "provenance": test_page.PROVENANCE}
     html = render(title="T", experiment="e", **given, profiles=profiles, profile_figures=figures)
-    assert "Rank 2 on node-1 is slow" in html and document["summary"][0] in html
+    assert "Rank 2 on node-1 is slow" in html and document.summary[0] in html
     assert html.count("<svg") == len(FIGURES)
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(ids) == len(set(ids))
@@ -93,9 +94,8 @@ def test_without_anything_to_draw_there_is_no_figure(tmp_path):
 
 
 def test_many_ranks_are_drawn_as_one_band(document):
-    rows = [{**row, "rank": rank} for rank in range(20) for row in document["budget"] if row["rank"] == 0]
-    ranks = [{**document["ranks"][0], "rank": rank} for rank in range(20)]
-    many = {**document, "budget": rows, "ranks": ranks}
+    rows = tuple(replace(row, rank=rank) for rank in range(20) for row in document.budget if row.rank == 0)
+    many = replace(document, budget=rows, ranks=tuple(replace(document.ranks[0], rank=rank) for rank in range(20)))
     assert all(FIGURES[name](many) is not None for name in ("exposed", "heat", "ranks"))
 
 

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
-from megaboa.files import read_json, write_json
+from megaboa.files import write_json
+from megaboa.records import Holder, plain, read, write
 from megaboa.run import claims
 from megaboa.scheduler.slurm import queries
 from megaboa.scheduler.slurm.queries import Job
@@ -94,7 +96,7 @@ def test_who_was_faster_and_has_gone_is_followed(tmp_path, monkeypatch):
 
     def too_late(source, target):
         if target.stem == "000001":
-            write_json(target, {**claims.myself(None), "pid": 1})
+            write(target, replace(claims.myself(None), pid=1))
             claims._released(target).touch()
         link(source, target)
 
@@ -131,7 +133,7 @@ def test_a_released_claim_is_free_and_keeps_its_number(tmp_path):
     for number in range(1, 9):
         with claims.held(tmp_path, me) as claim:
             assert claim == number == claims.newest(tmp_path)
-            assert claims.holder(tmp_path)["pid"] == os.getpid()
+            assert claims.holder(tmp_path).pid == os.getpid()
         assert claims.holder(tmp_path) is None and claims.newest(tmp_path) == number
     assert len(list(tmp_path.glob("*.json"))) == claims.KEPT
     assert not list(tmp_path.glob(".*.tmp"))
@@ -148,16 +150,16 @@ def test_nobody_has_claimed(tmp_path):
 
 
 def test_a_holder_is_described():
-    me = {"pid": 42, "host": "n1", "job": None}
+    me = Holder(pid=42, host="n1")
     assert claims.describe(me) == "process 42 on host n1"
-    assert claims.describe({**me, "job": "17"}) == "SLURM job 17 (process 42 on host n1)"
+    assert claims.describe(replace(me, job="17")) == "SLURM job 17 (process 42 on host n1)"
 
 
 def test_a_claim_names_user_and_cluster(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "beta")
     mine = claims.myself(Job("17", "RUNNING", restarts=2))
-    assert mine | {"time": 0, "machine": ""} == {
+    assert plain(mine) | {"time": 0, "machine": ""} == {
         "host": claims.socket.gethostname(),
         "machine": "",
         "pid": os.getpid(),
@@ -167,23 +169,23 @@ def test_a_claim_names_user_and_cluster(monkeypatch):
         "cluster": "beta",
         "time": 0,
     }
-    assert claims.describe(mine) == f"SLURM job 17 (process {os.getpid()} on host {mine['host']})"
-    theirs = mine | {"user": "anna", "cluster": "alpha", "host": "n1", "pid": 42}
+    assert claims.describe(mine) == f"SLURM job 17 (process {os.getpid()} on host {mine.host})"
+    theirs = replace(mine, user="anna", cluster="alpha", host="n1", pid=42)
     assert claims.describe(theirs) == "SLURM job 17 of user anna on cluster alpha (process 42 on host n1)"
-    assert claims.describe(theirs | {"job": None}) == "process 42 on host n1 of user anna"
+    assert claims.describe(replace(theirs, job=None)) == "process 42 on host n1 of user anna"
 
 
 # Holders that are SLURM jobs
 
 
 def job(number, restarts=0, host="n1"):
-    return {"host": host, "pid": 1, "job": number, "restarts": restarts, "time": 0.0}
+    return Holder(host=host, pid=1, job=number, restarts=restarts, time=0.0)
 
 
 @pytest.fixture
 def claimed(tmp_path):
     """A claim of job 17 on another host, whose process nobody here can see."""
-    write_json(tmp_path / "claims" / "000003.json", job("17"))
+    write(tmp_path / "claims" / "000003.json", job("17"))
     return tmp_path / "claims"
 
 
@@ -269,7 +271,7 @@ def test_a_machine_without_slurm_takes_nothing_from_a_job(claimed, monkeypatch):
 
 
 def write_claim(folder, **who):
-    write_json(folder / "000003.json", job("17") | who)
+    write_json(folder / "000003.json", {**plain(job("17")), **who})
 
 
 def test_silence_about_another_users_job_is_not_its_end(claimed, squeue):
@@ -324,7 +326,7 @@ def test_a_job_of_this_cluster_is_asked_about(claimed, squeue, on_beta):
 def test_a_job_of_our_number_on_another_cluster_is_no_earlier_life_of_ours(claimed, squeue, on_beta):
     write_claim(claimed, cluster="alpha")
     squeue.write_text("")
-    thread, number, _ = attempt(claimed, job("17", restarts=1) | {"cluster": "beta"})
+    thread, number, _ = attempt(claimed, replace(job("17", restarts=1), cluster="beta"))
     assert thread.is_alive() and number == []
     (claimed / "000003.released").touch()
     thread.join(60)
@@ -358,7 +360,7 @@ def without_locks(monkeypatch, code):
 )
 def test_a_lock_that_can_not_be_tried_frees_nothing(tmp_path, monkeypatch, code, remedy):
     folder = tmp_path / "claims"
-    write_json(folder / "000001.json", claims.myself(None) | {"host": "n9", "machine": "another one", "pid": 1})
+    write(folder / "000001.json", replace(claims.myself(None), host="n9", machine="another one", pid=1))
     without_locks(monkeypatch, code)
     thread, number, (waited,) = attempt(folder, claims.myself(None))
     assert thread.is_alive() and number == []
@@ -404,7 +406,7 @@ def test_within_one_life_of_a_job_the_process_counts(tmp_path, squeue):
         assert thread.is_alive() and number == [] and len(waited) == 1
     thread.join(60)
     assert number == [2]
-    write_json(tmp_path / "killed" / "000001.json", job("17"))
+    write(tmp_path / "killed" / "000001.json", job("17"))
     assert attempt(tmp_path / "killed", job("17"))[1] == [2]
 
 
@@ -414,4 +416,4 @@ def test_a_claim_that_vanished_is_free(tmp_path):
 
 def test_a_claim_says_who_holds_it(tmp_path):
     with claims.held(tmp_path, job("17", restarts=3)):
-        assert read_json(tmp_path / "000001.json") == job("17", restarts=3)
+        assert read(Holder, tmp_path / "000001.json") == job("17", restarts=3)

@@ -7,6 +7,7 @@ import pytest
 from megaboa.config.models.resources import Launch
 from megaboa.files import write_json
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.records import Identity
 from megaboa.run import command
 from megaboa.run.resume import Beginning
 
@@ -16,7 +17,7 @@ LAYOUT = {"tp": 2, "pp": 1, "vpp": None, "cp": 1, "ep": 1, "etp": None, "sp": Tr
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
     """The environment of a run's ranks, by its device and its `launch`."""
-    monkeypatch.setattr(command, "identity_of", lambda folder: {"run": folder.name})
+    monkeypatch.setattr(command, "identity_of", lambda folder: Identity(run={"name": folder.name}))
     ours = ("NCCL_DEBUG", "NCCL_IB_TIMEOUT", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_DEVICE_MAX_CONNECTIONS")
     for name in ours:
         monkeypatch.delenv(name, raising=False)

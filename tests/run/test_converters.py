@@ -6,7 +6,7 @@ import pytest
 
 from megaboa.config.models.resources import Launch
 from megaboa.errors import InputError
-from megaboa.records import Image
+from megaboa.records import ConversionSpec, Image, parse
 from megaboa.run import converters, gpus
 from megaboa.scheduler.ranks import Ended
 from megaboa.scheduler.slurm import allocation
@@ -19,15 +19,9 @@ FAILS = "import os, sys, time; sys.exit('no such tensor') if os.environ['RANK'] 
 
 
 def wanted(tp=2, image=None, device="cpu", gpus_per_node=2, nodes=1, **start):
-    return {
-        "layout": {"tp": tp, "pp": 1, "ep": 1},
-        "nodes": nodes,
-        "gpus_per_node": gpus_per_node,
-        "cpus_per_rank": 3,
-        "device": device,
-        "start": Launch().model_dump(mode="json") | start,
-        "image": image,
-    }
+    asked = {"layout": {"tp": tp, "pp": 1, "ep": 1}, "nodes": nodes, "gpus_per_node": gpus_per_node}
+    asked |= {"cpus_per_rank": 3, "device": device, "start": Launch().model_dump(mode="json") | start, "image": image}
+    return parse(ConversionSpec, asked, "a conversion")
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,11 @@
 import time
+from dataclasses import replace
 
 import pytest
 
 from megaboa.files import write_json
 from megaboa.paths import RunStore
+from megaboa.records import write
 from megaboa.run import claims
 from megaboa.run.stop import stop
 from megaboa.scheduler.slurm import queries
@@ -76,7 +78,7 @@ def on_beta(monkeypatch):
 
 
 def test_a_job_of_this_number_on_this_cluster_is_not_cancelled_for_one_on_another(held_by_job, job, on_beta):
-    write_json(held_by_job.claims / "000001.json", claims.last_holder(held_by_job.claims) | {"cluster": "alpha"})
+    write(held_by_job.claims / "000001.json", replace(claims.last_holder(held_by_job.claims), cluster="alpha"))
     cancelled = job("PENDING")
     said = stop(held_by_job)
     assert said.startswith("asked SLURM job 17 on cluster alpha ") and "if it runs: its cluster can't be asked" in said
@@ -84,6 +86,6 @@ def test_a_job_of_this_number_on_this_cluster_is_not_cancelled_for_one_on_anothe
 
 
 def test_another_users_job_of_which_slurm_says_nothing_is_asked(held_by_job, fake_command):
-    write_json(held_by_job.claims / "000001.json", claims.last_holder(held_by_job.claims) | {"user": "anna"})
+    write(held_by_job.claims / "000001.json", replace(claims.last_holder(held_by_job.claims), user="anna"))
     fake_command("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert "of user anna" in stop(held_by_job) and held_by_job.stop.exists()

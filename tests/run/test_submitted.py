@@ -35,9 +35,9 @@ def test_a_job_reads_what_was_submitted_and_not_what_the_files_say_later(results
     run = results / "runs" / "b"
     write_json(run / "run.json", {"optimizer": {"lr": 3}})
     found = submitted.folder_of(run)
-    assert found.run == {"optimizer": {"lr": 2}} and found.launch.nodes == 1 and found.profile.tool == "none"
+    assert found.run.optimizer == {"lr": 2} and found.launch.nodes == 1 and found.profile.tool == "none"
     assert kept.read_text() == "lr: 1" and kept.name == "my.yaml"
-    assert RunFolder(run).run == {"optimizer": {"lr": 3}}
+    assert RunFolder(run).run.optimizer == {"lr": 3}
 
 
 def test_the_same_call_again_is_kept_once_and_another_beside_it(results, tmp_path):
@@ -60,11 +60,11 @@ def test_two_files_of_one_name_are_both_kept(results, tmp_path):
 def test_outside_a_job_the_files_count_and_in_a_job_of_another_experiment_too(results, tmp_path):
     run = tmp_path / "results" / "other" / "runs" / "a"
     write_json(run / "run.json", {"optimizer": {"lr": 5}})
-    assert submitted.folder_of(run).run == {"optimizer": {"lr": 5}}
+    assert submitted.folder_of(run).run.optimizer == {"lr": 5}
     config = tmp_path / "my.yaml"
     config.write_text("")
     call(results, config, line("a", 1))
-    assert submitted.folder_of(run).run == {"optimizer": {"lr": 5}}
+    assert submitted.folder_of(run).run.optimizer == {"lr": 5}
     submitted.submit_from(config)  # a configuration that no call has kept
     assert submitted.VARIABLE not in submitted.os.environ
 

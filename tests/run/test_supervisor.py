@@ -343,7 +343,7 @@ def test_a_run_that_is_edited_while_it_trains_is_trained_as_it_was_submitted(run
         supervisor.train(submitted)
     ends = ledger.ends(read_ledger(store.ledger))
     assert [(end.outcome, end.iteration) for end in ends] == [("failed", 2), ("completed", LAST)]
-    assert all(files.read_json(store.attempt(number).asked)["run"] == submitted.run for number in (1, 2))
+    assert all(files.read_json(store.attempt(number).asked)["run"] == submitted.document("run") for number in (1, 2))
     assert not run.folder.train_manifest.exists(), "that is of what the run is now"
     run.misfortune("pass")
     run.train()

@@ -1,9 +1,10 @@
 """megaboa.run.identity and unfinished: which store a run has, and what would be left lying if it began again."""
 
+from dataclasses import replace
+
 import made
 import pytest
 
-from megaboa import files
 from megaboa.files import write_json
 from megaboa.paths import RunFolder
 from megaboa.records import AttemptEnd, AttemptStart, write
@@ -37,7 +38,7 @@ def trained_to(folder, *steps, completed=False):
     """The run's store, with complete checkpoints of these steps."""
     identity = identity_of(folder)
     store = store_of(folder, identity)
-    write_json(store.identity, identity)
+    write(store.identity, identity)
     ledger.append(store.ledger, AttemptStart(attempt=1))
     for step in steps:
         write_json(store.checkpoints / f"iter_{step:07d}" / MARKER, {"iteration": step, "files": {}})
@@ -49,9 +50,9 @@ def trained_to(folder, *steps, completed=False):
 def before_the_table(folder, **overrides):
     """A store of a version that took every override for one that changes losses."""
     identity = identity_of(folder)
-    older = {**identity, "run": {**identity["run"], "overrides": overrides}}
+    older = replace(identity, run={**identity.run, "overrides": overrides})
     store = store_of(folder, older)
-    write_json(store.identity, older)
+    write(store.identity, older)
     return store, older
 
 
@@ -59,7 +60,7 @@ def test_a_store_made_when_harmless_overrides_counted_is_found_whatever_they_are
     folder = run()
     store, older = before_the_table(folder, **{TIMEOUT: 30, "train.manual_gc": True})
     assert identity_of(folder) == older and store_of(folder, identity_of(folder)).path == store.path
-    write(folder.train_manifest, made.trained(identity=files.digest(older)))
+    write(folder.train_manifest, made.trained(identity=older.digest))
     assert is_trained(folder) and not is_outdated(folder, store)
     assert unfinished.other_work(folder) == []
 
@@ -133,5 +134,5 @@ def test_of_several_older_stores_the_trained_one_counts_or_else_the_one_that_cam
     stores = {minutes: before_the_table(folder, **{TIMEOUT: minutes}) for minutes in (20, 30, 40)}
     write_json(stores[30][0].checkpoints / "iter_0000050" / MARKER, {"iteration": 50, "files": {}})
     assert identity_of(folder) == stores[30][1]
-    write(folder.train_manifest, made.trained(identity=files.digest(stores[finished][1])))
+    write(folder.train_manifest, made.trained(identity=stores[finished][1].digest))
     assert identity_of(folder) == stores[finished][1] and is_trained(folder)

@@ -39,7 +39,7 @@ def jobs(tmp_path, fake_command):
 
     def submit(job, rule="train", run="dp2", experiment="tiny", workdir=tmp_path):
         (scripts / job).write_text(SCRIPT.format(rule=rule, run=run, experiment=experiment))
-        append_line(tmp_path / "queue", f"{job}|{workdir}")
+        append_line(tmp_path / "queue", f"{job}|RUNNING|None|n1|N/A|N/A|(null)|{workdir}")
 
     return submit
 

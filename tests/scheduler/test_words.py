@@ -21,6 +21,7 @@ ALLOWED = {
         {"SLURM", "slurm_extra", "sbatch", "srun", "srun_args"},
     ),
     "config/models/outputs.py": ("a key of the experiment", {"slurm_extra", "sbatch"}),
+    "records/images.py": ("keys of inside.json", {"srun", "srun_args"}),
     "records/runs.py": ("keys of launch.json", {"srun", "srun_args", "slurm_extra"}),
     "plan/resources.py": ("a key of the experiment", {"slurm_extra"}),
     "plan/run_facts.py": ("a key of the experiment", {"slurm_extra"}),

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from megaboa import conversion
 from megaboa.errors import InputError, one_sentence
-from megaboa.files import read_json
 from megaboa.image import image_file
-from megaboa.records import Image, read
+from megaboa.records import ConversionSpec, Image, read
 from megaboa.run import converters
 
 INSIDE = Path(__file__).with_name("inside.py")
@@ -28,8 +27,8 @@ def main() -> None:
     parser.add_argument("--logs", required=True, type=Path, help="folder for the logs of several ranks")
     parser.add_argument("words", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
-    wanted = read_json(arguments.spec)
-    if conversion.layout(**wanted["layout"]).world_size == 1:
+    wanted = read(ConversionSpec, arguments.spec)
+    if conversion.layout(**wanted.layout).world_size == 1:
         wrapped = [str(INSIDE), str(arguments.inside), str(arguments.image)] if arguments.image else []
         os.execv(sys.executable, [sys.executable, *wrapped, *arguments.words])
     image = read(Image, arguments.image) if arguments.image else None

@@ -8,10 +8,9 @@ import os
 from pathlib import Path
 
 from megaboa.errors import InputError, one_sentence
-from megaboa.files import read_json
 from megaboa.image import image_file
 from megaboa.image.runtimes import python_command, without_pythons
-from megaboa.records import Image, read
+from megaboa.records import Image, InsideAsked, read
 
 
 def main() -> None:
@@ -20,15 +19,15 @@ def main() -> None:
     parser.add_argument("image", type=Path)
     parser.add_argument("words", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
-    wanted, image = read_json(arguments.spec)["container"], read(Image, arguments.image)
+    wanted, image = read(InsideAsked, arguments.spec).container, read(Image, arguments.image)
     if problem := image_file.changed(image):
         raise InputError(problem)
     argv = python_command(wanted, str(Path(image.path).absolute()), arguments.words)
     try:
-        os.execvpe(argv[0], argv, {**without_pythons(os.environ), **wanted["variables"]})
+        os.execvpe(argv[0], argv, {**without_pythons(os.environ), **wanted.variables})
     except FileNotFoundError:
         raise InputError(
-            f"image.runtime is {wanted['runtime']}, and there is no {argv[0]} here: call this stage where there is, or "
+            f"image.runtime is {wanted.runtime}, and there is no {argv[0]} here: call this stage where there is, or "
             "set image.runtime to none"
         ) from None
 

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from as_written import analyse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import ADAM, ADD, ALL_REDUCE, GEMM, NCCL, NORM, SEND, Story
@@ -12,12 +13,13 @@ from test_read_captures import HOST_RANGES, HOST_TRACE
 from megaboa.layout import Layout
 from megaboa.observe.traces import intervals, kernel_classes
 from megaboa.observe.traces.across_ranks import stragglers
-from megaboa.observe.traces.analysis import Expected, analyse
+from megaboa.observe.traces.analysis import Expected
 from megaboa.observe.traces.budget import Timeline, budget
 from megaboa.observe.traces.captures import Capture, events
 from megaboa.observe.traces.conclusions import MOST_LINES
 from megaboa.observe.traces.details import innermost, phase_of
 from megaboa.observe.traces.step_windows import Steps
+from megaboa.records import RunSpec
 
 STEP = 1000.0
 
@@ -176,8 +178,8 @@ def test_ranks_of_different_parts_are_never_compared():
     parts = {}
     for rank in range(8):
         parts.setdefault(layout.part(rank), []).append(rank)
-    assert [row["verdict"] for row in stragglers(parts, work, {})] == ["even", "even"]
-    assert Layout.of_run({"model": {"recipe": "x"}}) is None
+    assert [row.verdict for row in stragglers(parts, work, {})] == ["even", "even"]
+    assert Layout.of_run(RunSpec(model={"recipe": "x"})) is None
 
 
 @pytest.mark.parametrize(
@@ -189,14 +191,14 @@ def test_ranks_of_different_parts_are_never_compared():
 )
 def test_ranks_that_hold_the_same_experts_are_compared(parallel, experts):
     training = {"micro_batch_size": 1, "global_batch_size": 4}
-    layout = Layout.of_run({"model": {}, "parallel": parallel, "training": training, "world_size": 4})
+    layout = Layout.of_run(RunSpec(parallel=parallel, training=training, world_size=4))
     assert [layout.part(rank) for rank in range(4)] == [f"the whole model, experts {n}" for n in experts]
 
 
 def test_a_slowness_that_rotates_is_no_slow_rank():
     work = {rank: {step: 10.0 + (step % 3 == rank) for step in range(9)} for rank in range(3)}
     (row,) = stragglers({"all": [0, 1, 2]}, work, {})
-    assert row["verdict"] == "rotating" and row["spread"] == 0.0
+    assert row.verdict == "rotating" and row.spread == 0.0
 
 
 def test_the_bubble_of_a_pipeline_is_measured(tmp_path, form):

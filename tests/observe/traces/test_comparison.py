@@ -1,13 +1,12 @@
 """Two profiles with a known difference, and the script that anybody can call."""
 
 import pytest
+from as_written import analyse, compare
 from called import called
 from test_analysis import codes_of, tell
 from test_read_captures import HOST_RANGES
 
 from megaboa.files import read_json, write_json
-from megaboa.observe.traces.analysis import analyse
-from megaboa.observe.traces.comparison import compare
 
 
 def slower(**values):

@@ -6,10 +6,11 @@ A folder holds what `trace.json` of a small run names: `rank-<rank>.json.gz` or 
 from pathlib import Path
 
 import pytest
+from as_written import analyse
 
-from megaboa.files import read_json
 from megaboa.layout import Layout
-from megaboa.observe.traces.analysis import Expected, analyse
+from megaboa.observe.traces.analysis import Expected
+from megaboa.records import RunSpec, read
 
 CAPTURES = sorted(path for path in (Path(__file__).parent / "gpu").glob("*") if path.is_dir())
 
@@ -19,7 +20,7 @@ def document(request):
     if request.param is None:
         pytest.skip("there is no capture of a GPU in tests/observe/traces/gpu")
     run = request.param / "run.json"
-    return analyse([request.param], Expected(layout=Layout.of_run(read_json(run)) if run.exists() else None))
+    return analyse([request.param], Expected(layout=Layout.of_run(read(RunSpec, run)) if run.exists() else None))
 
 
 def test_every_step_adds_up(document):

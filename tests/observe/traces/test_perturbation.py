@@ -16,8 +16,8 @@ def test_captured_steps_are_held_against_those_after_them(tmp_path):
     # 3 to 7 are captured, of which 4 to 6 count; 8 pays for the capture's end.
     seconds = {1: 9.0, 2: 0.1, 3: 0.5, 4: 0.12, 5: 0.12, 6: 0.12, 7: 0.3, 8: 4.0, 9: 0.1, 10: 0.1}
     found = perturbation(log_of(tmp_path, seconds), [3, 8])
-    assert (found["captured_n"], found["reference_n"], found["reference"]) == (3, 2, "steps 9 to 10")
-    assert round(found["slowdown"], 6) == 0.2
+    assert (found.captured_n, found.reference_n, found.reference) == (3, 2, "steps 9 to 10")
+    assert round(found.slowdown, 6) == 0.2
     (finding,) = about_cost(found)
     assert finding.code == "perturbed" and "+20.0%" in finding.text and "n = 3" in finding.text
 

@@ -5,13 +5,14 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
+from as_written import analyse, compare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import ALL_REDUCE, GEMM, SEND, Story
 
 from megaboa.layout import Layout
-from megaboa.observe.traces.analysis import Expected, analyse
-from megaboa.observe.traces.comparison import compare
+from megaboa.observe.traces.analysis import Expected
+from megaboa.records import Analysis, parse
 from megaboa.report.profiles import FIGURES
 
 NAMES = st.sampled_from(
@@ -84,5 +85,5 @@ def test_figures_of_a_single_kernel_are_drawn_or_left_out():
     event = {"ph": "X", "cat": "kernel", "name": GEMM, "ts": 0, "dur": 5, "args": {"stream": 7, "correlation": 1}}
     spans = [{"ph": "X", "cat": "user_annotation", "name": "train_step", "ts": at, "dur": 5} for at in (0, 10)]
     document = analysed({"traceEvents": [event, *spans]})
-    drawn = {name for name, make in FIGURES.items() if make(document) is not None}
+    drawn = {name for name, make in FIGURES.items() if make(parse(Analysis, document, "analysis.json")) is not None}
     assert {"ranks", "classes"} <= drawn

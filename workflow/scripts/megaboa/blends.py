@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from megaboa.records import Tree
 
 SPLITS = ("train", "valid", "test")  # as Megatron calls and orders them
 
 Blend = dict[str, float]
 
 
-def corpora(data: dict[str, Any]) -> list[str]:
+def corpora(data: Tree) -> list[str]:
     """Every corpus that the section names, once."""
     found = [*split_blends(data).values(), *validation_sets(data).values()]
     return list(dict.fromkeys(name for blend in found for name in blend))
 
 
-def split_blends(data: dict[str, Any]) -> dict[str, Blend]:
+def split_blends(data: Tree) -> dict[str, Blend]:
     """The blend that each split is drawn from; splits that share one blend share its documents out."""
     if data.get("blend"):
         return dict.fromkeys(SPLITS, data["blend"])
@@ -23,16 +23,16 @@ def split_blends(data: dict[str, Any]) -> dict[str, Blend]:
     return {split: given[split] for split in SPLITS if given.get(split)}
 
 
-def validation_sets(data: dict[str, Any]) -> dict[str, Blend]:
+def validation_sets(data: Tree) -> dict[str, Blend]:
     return data.get("validation_sets") or {}
 
 
-def is_held_out(data: dict[str, Any], blend: Blend) -> bool:
+def is_held_out(data: Tree, blend: Blend) -> bool:
     """Whether a validation set is the share of `data.blend` that training leaves out, and not corpora of its own."""
     return any(name in (data.get("blend") or {}) for name in blend)
 
 
-def set_problem(data: dict[str, Any], blend: Blend) -> str | None:
+def set_problem(data: Tree, blend: Blend) -> str | None:
     """Why a validation set would hold text that is trained on, or can't be had; None if all is well."""
     trained = split_blends(data).get("train", {})
     shared = [name for name in blend if name in trained]

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from megaboa.records import RunSpec
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -83,11 +85,11 @@ class Layout:
     stages: tuple[tuple[str, ...], ...] | None = None  # a pipeline layout: the parts of every (virtual) stage
 
     @classmethod
-    def of_run(cls, run: Mapping[str, Any]) -> Layout | None:
+    def of_run(cls, run: RunSpec) -> Layout | None:
         """The sizes in run.json; None for a recipe, which may divide the model as it likes."""
-        if run["model"].get("recipe"):
+        if run.is_recipe:
             return None
-        return cls(run["world_size"], **{axis.name: run["parallel"].get(axis.name) or axis.default for axis in AXES})
+        return cls(run.world_size, **{axis.name: run.parallel.get(axis.name) or axis.default for axis in AXES})
 
     def size(self, name: str) -> int:
         """Of an axis, as it is in effect."""

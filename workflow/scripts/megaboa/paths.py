@@ -9,11 +9,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from megaboa.blends import corpora
 from megaboa.files import read_json
-from megaboa.records import Corpus, DataIndex, Image, LaunchSpec, ProfileSpec, TrainRecord, parse, read
+from megaboa.records import (
+    Corpus,
+    DataIndex,
+    Image,
+    LaunchSpec,
+    Preflight,
+    ProfileSpec,
+    RunCheck,
+    RunSpec,
+    TrainRecord,
+    Tree,
+    parse,
+    read,
+    read_if_there,
+)
 
 CARD = "README.md"  # of an exported model, where the hub looks for it
 FAILED_PROOF = "failed-proof.json"  # of a proof that failed; proof.json is there only if all checks passed
@@ -200,7 +213,7 @@ class RunFolder:
     """
 
     path: Path
-    asked: dict[str, Any] | None = field(default=None, compare=False, repr=False)
+    asked: Tree | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -215,22 +228,22 @@ class RunFolder:
         return self.experiment_folder.name
 
     @cached_property
-    def run(self) -> dict[str, Any]:
-        return self._document("run")
+    def run(self) -> RunSpec:
+        return parse(RunSpec, self.document("run"), self.file("run"))
 
     @cached_property
     def launch(self) -> LaunchSpec:
-        return parse(LaunchSpec, self._document("launch"), self.file("launch"))
+        return parse(LaunchSpec, self.document("launch"), self.file("launch"))
 
     @cached_property
-    def preflight(self) -> dict[str, Any]:
+    def preflight(self) -> RunCheck | None:
         """Facts from Bridge's configuration; none before preflight."""
-        path = self.experiment_folder.preflight
-        return read_json(path)["runs"].get(self.name, {}) if path.exists() else {}
+        found = read_if_there(Preflight, self.experiment_folder.preflight)
+        return found.runs.get(self.name) if found else None
 
     @cached_property
     def profile(self) -> ProfileSpec:
-        return parse(ProfileSpec, self._document("profile"), self.file("profile"))
+        return parse(ProfileSpec, self.document("profile"), self.file("profile"))
 
     @property
     def may_restart(self) -> bool:
@@ -238,12 +251,13 @@ class RunFolder:
         return bool((self.asked or {}).get("restart"))
 
     @property
-    def documents(self) -> dict[str, Any]:
+    def documents(self) -> Tree:
         """What `asked` of another RunFolder may be, to be the same run."""
         names = ("run", "launch", "profile")
-        return self.asked or {name: self._document(name) for name in names if self.file(name).exists()}
+        return self.asked or {name: self.document(name) for name in names if self.file(name).exists()}
 
-    def _document(self, name: str) -> dict[str, Any]:
+    def document(self, name: str) -> Tree:
+        """run, launch or profile, as its file has it."""
         return read_json(self.file(name)) if self.asked is None else self.asked[name]
 
     def file(self, name: str) -> Path:
@@ -253,21 +267,20 @@ class RunFolder:
     @property
     def model_manifest(self) -> Path | None:
         """What the run's model is made of; None for a recipe, which brings its own."""
-        model = self.run["model"]
-        if model.get("recipe"):
+        if self.run.is_recipe:
             return None
-        folder = self.experiment_folder.model(model["name"])
-        return folder.imported if model["init"] == "pretrained" else folder.source
+        folder = self.experiment_folder.model(self.run.model["name"])
+        return folder.imported if self.run.is_pretrained else folder.source
 
     @property
     def source_manifest(self) -> Path:
-        return self.experiment_folder.model(self.run["model"]["name"]).source
+        return self.experiment_folder.model(self.run.model["name"]).source
 
     @property
     def tokenizer_manifest(self) -> Path | None:
         """The tokenizer of a recipe, where it is one that the experiment trains; other models bring theirs."""
-        model = self.run["model"]
-        if not model.get("recipe") or not model["tokenizer"]:
+        model = self.run.model
+        if not self.run.is_recipe or not model["tokenizer"]:
             return None
         trained = self.experiment_folder.specs.of("tokenizers", model["tokenizer"]).exists()
         return self.experiment_folder.tokenizer(model["tokenizer"]) if trained else None
@@ -275,7 +288,7 @@ class RunFolder:
     @property
     def corpus_manifests(self) -> dict[str, Path]:
         """Of every corpus that the run reads, for training or validation."""
-        return {name: self.experiment_folder.corpus(name).manifest for name in corpora(self.run["data"])}
+        return {name: self.experiment_folder.corpus(name).manifest for name in corpora(self.run.data)}
 
     @property
     def corpora(self) -> dict[str, Corpus]:
@@ -295,20 +308,15 @@ class RunFolder:
     @property
     def parent_manifest(self) -> Path | None:
         """train.json of the run that this one continues."""
-        parent = self.run.get("parent")
+        parent = self.run.parent
         if parent is None:
             return None
-        return (
-            ExperimentFolder(self.experiment_folder.path.parent / parent["experiment"])
-            .run(parent["run"])
-            .train_manifest
-        )
+        return ExperimentFolder(self.experiment_folder.path.parent / parent.experiment).run(parent.run).train_manifest
 
     @property
     def parent_name(self) -> str | None:
         """`<experiment>/<run>@<step>`"""
-        parent = self.run.get("parent")
-        return f"{parent['experiment']}/{parent['run']}@{parent['iteration']}" if parent else None
+        return str(self.run.parent) if self.run.parent else None
 
     @property
     def train_manifest(self) -> Path:

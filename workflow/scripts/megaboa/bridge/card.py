@@ -41,7 +41,7 @@ def _front_matter(folder: RunFolder, source: ModelSource, license: str | None) -
     fields["tags"] = ["megatron-bridge", "megaboa"]
     if license:
         fields["license"] = license
-    model = folder.run["model"]
+    model = folder.run.model
     if model["init"] == "pretrained" and source.revision:  # of the hub: a path says nothing to others
         fields["base_model"] = model["hf"]
     return "---\n" + "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items()) + "---\n"
@@ -49,15 +49,15 @@ def _front_matter(folder: RunFolder, source: ModelSource, license: str | None) -
 
 def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation: Evaluated | None) -> dict[str, Any]:
     run = folder.run
-    training, parallel = run["training"], run["parallel"]
+    training, parallel = run.training, run.parallel
     layout = ", ".join(
         f"{name} {parallel[name]}" for name in (*NAMES, "fsdp") if parallel.get(name) not in (None, 1, "none")
     )
-    start = "the source's weights" if run["model"]["init"] == "pretrained" else "random weights"
-    if source.revision and run["model"]["init"] == "pretrained":
-        start = f"{run['model']['hf']} at {source.revision}"
-    if parent := run.get("parent"):
-        start = f"iteration {parent['iteration']} of {parent['experiment']}: {parent['run']}"
+    start = "the source's weights" if run.model["init"] == "pretrained" else "random weights"
+    if source.revision and run.model["init"] == "pretrained":
+        start = f"{run.model['hf']} at {source.revision}"
+    if parent := run.parent:
+        start = f"iteration {parent.iteration} of {parent.experiment}: {parent.run}"
     rows = {
         "parameters": f"{source.params:,}",
         "started from": start,
@@ -65,8 +65,8 @@ def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation
         "sequence length": training["seq_length"],
         "global batch": f"{training['global_batch_size']} sequences",
         "precision": training["precision"],
-        "optimizer": f"{run['optimizer']['name']}, peak learning rate {run['optimizer']['lr']:g}",
-        "layout": f"{run['world_size']} rank(s)" + (f", {layout}" if layout else ""),
+        "optimizer": f"{run.optimizer['name']}, peak learning rate {run.optimizer['lr']:g}",
+        "layout": f"{run.world_size} rank(s)" + (f", {layout}" if layout else ""),
         "seed": training["seed"],
     }
     if evaluation:
@@ -76,20 +76,20 @@ def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation
 
 def _tokens(folder: RunFolder, iteration: int) -> int:
     """With those of the run that this one continues from."""
-    training, parent = folder.run["training"], folder.run.get("parent")
-    first = parent["iteration"] if parent else 0
+    training, parent = folder.run.training, folder.run.parent
+    first = parent.iteration if parent else 0
     return _tokens_before(folder) + (iteration - first) * training["global_batch_size"] * training["seq_length"]
 
 
 def _tokens_before(folder: RunFolder) -> int:
     """Those of the run that this one continues from."""
-    parent = folder.run.get("parent")
-    return _tokens(RunFolder(folder.parent_manifest.parent), parent["iteration"]) if parent else 0
+    parent = folder.run.parent
+    return _tokens(RunFolder(folder.parent_manifest.parent), parent.iteration) if parent else 0
 
 
 def _data(folder: RunFolder, iteration: int) -> dict[str, str]:
     """What was trained on, with its share of the blend and what was read of it; what was only looked at says so."""
-    trained = split_blends(folder.run["data"]).get("train", {})
+    trained = split_blends(folder.run.data).get("train", {})
     own = _tokens(folder, iteration) - _tokens_before(folder)
     rows = {}
     for name, corpus in folder.corpora.items():

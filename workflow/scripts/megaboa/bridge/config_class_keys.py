@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from megaboa.records import Tree
+
 READERS = {"getattr", "hasattr"}
 NO_KEYS = {"config", "to_json_string"}  # of the class, or of what holds the config
 # What real configs hold, and transformers takes or ignores without declaring it.
@@ -23,7 +25,7 @@ TAKEN = (
 )
 
 
-def found(families: Iterable[str]) -> dict[str, Any]:
+def found(families: Iterable[str]) -> Tree:
     """What config/config_keys.json holds, so that the plan knows them without importing transformers."""
     from transformers import CONFIG_MAPPING, PretrainedConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

@@ -15,7 +15,7 @@ from megatron.core.transformer.pipeline_parallel_layer_layout import PipelinePar
 from megaboa.bridge import kernels
 from megaboa.check.facts import Cluster, Facts, Model, Training, overlay
 from megaboa.layout import Layout
-from megaboa.records import LaunchSpec, ProfileSpec
+from megaboa.records import LaunchSpec, ProfileSpec, RunSpec
 
 FP8 = {
     "delayed": "bf16_with_fp8_delayed_scaling_mixed",
@@ -26,29 +26,29 @@ FP8 = {
 _ABSENT = object()
 
 
-def facts_of(config: ConfigContainer, run: dict[str, Any], launch: LaunchSpec, profile: ProfileSpec) -> Facts:
+def facts_of(config: ConfigContainer, run: RunSpec, launch: LaunchSpec, profile: ProfileSpec) -> Facts:
     wanted, model = launch.checkpoint, config.model
     saved = wanted.get("save_interval", config.checkpoint.save_interval)
     facts = Facts(
-        layout=Layout(world_size=run["world_size"], fsdp=_fsdp(config)),
+        layout=Layout(world_size=run.world_size, fsdp=_fsdp(config)),
         model=Model(
-            family=((run["model"].get("config") or {}).get("model_type")),
+            family=((run.model.get("config") or {}).get("model_type")),
             max_length=getattr(model, "max_position_embeddings", None),
             hybrid=isinstance(model, HybridModelProvider) or bool(getattr(model, "per_layer_embed_dim", None)),
             learned_positions=getattr(model, "position_embedding_type", None) == "learned_absolute",
             tokenizer_vocab=tokenizer_vocabulary(config),
-            pretrained=not run["model"].get("recipe") and run["model"]["init"] == "pretrained",
+            pretrained=run.is_pretrained,
         ),
         training=Training(
             save_interval=saved,
             keep_last=wanted.get("keep_last"),
-            precision=run["training"].get("precision") or _precision(config),
+            precision=run.training.get("precision") or _precision(config),
             pipeline_dtype=model.pipeline_dtype is not None or config.mixed_precision is not None,
             profiler=profile.tool,
             profile_steps=profile.steps,
             profile_ranks=profile.ranks,
         ),
-        cluster=Cluster(run["device"], launch.nodes, launch.gpus_per_node, launch.gpu),
+        cluster=Cluster(run.device, launch.nodes, launch.gpus_per_node, launch.gpu),
     )
     facts = overlay(facts, lambda field: _value(config, field), lambda field: _value(config, field) is not _ABSENT)
     return _completed(_with_loss(_with_vocabulary(facts, config.tokenizer.use_tokenizer_vocab_size)))

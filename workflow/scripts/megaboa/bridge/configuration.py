@@ -31,9 +31,8 @@ from megaboa.bridge import datasets, kernels
 from megaboa.bridge.convert import bridge_of
 from megaboa.bridge.overrides import hydra_overrides
 from megaboa.fields import BRIDGE_FIELDS
-from megaboa.files import read_json
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
-from megaboa.records import LaunchSpec, ModelSource, ProfileSpec, Tree, read
+from megaboa.records import ImportRecord, LaunchSpec, ModelSource, Parent, ProfileSpec, RunSpec, Tokenizer, Tree, read
 
 SECTIONS = ("training", "optimizer", "schedule", "parallel")
 REFERENCE_STEPS = 4  # without the profiler, after the step that pays for the end of the capture
@@ -44,18 +43,17 @@ NOT_COPIED = {"training.precision", "parallel.fsdp"}  # their values mean someth
 class Inputs:
     """Payloads that a run reads, from the manifests of the stages before it."""
 
-    source: dict[str, Any] | None  # manifest of the Hugging Face folder: the architecture; None for a recipe
+    source: ModelSource | None  # manifest of the Hugging Face folder: the architecture; None for a recipe
     tokenizer: str | None  # Hugging Face folder or id
     pretrained: str | None  # Megatron checkpoint to start from
     corpora: datasets.Corpora
 
     @classmethod
     def read(cls, folder: RunFolder) -> Inputs:
-        model = folder.run["model"]
-        pretrained = not model.get("recipe") and model["init"] == "pretrained"
+        pretrained = read(ImportRecord, folder.model_manifest).checkpoint if folder.run.is_pretrained else None
         return cls(
             *_architecture(folder),
-            pretrained=read_json(folder.model_manifest)["checkpoint"] if pretrained else None,
+            pretrained=pretrained,
             corpora=folder.corpora,
         )
 
@@ -70,37 +68,37 @@ class Inputs:
         return cls(*_architecture(folder), pretrained=None, corpora={})
 
 
-def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
+def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
     kernels.in_use.clear()  # preflight builds one run after the other in one process
-    config = _from_hugging_face(inputs.source) if inputs.source else _from_recipe(run["model"])
+    config = _from_hugging_face(inputs.source) if inputs.source else _from_recipe(run.model)
     if inputs.tokenizer:
         config.tokenizer.tokenizer_type = "HuggingFaceTokenizer"
         config.tokenizer.tokenizer_model = inputs.tokenizer
-    _set_precision(config, run["training"].get("precision"))
+    _set_precision(config, run.training.get("precision"))
     for section in SECTIONS:
-        for name, value in (run.get(section) or {}).items():
+        for name, value in getattr(run, section).items():
             key = f"{section}.{name}"
             if value is not None and key not in NOT_COPIED:
                 for field in BRIDGE_FIELDS[key]:
                     _set(config, field, value)
-    if inputs.source and run["training"].get("eval_interval") is None:
+    if inputs.source and run.training.get("eval_interval") is None:
         config.validation.eval_interval = config.train.train_iters + 1  # Bridge evaluates at the end in any case
-    _set_sharding(config, run["parallel"])
+    _set_sharding(config, run.parallel)
     if inputs.source:
         _set_overlaps(config, run)
-    _set_pipeline(config, run["parallel"])
-    datasets.configure(config, run["data"], inputs.corpora)
-    _begin_schedule_anew(config, run.get("parent"))
+    _set_pipeline(config, run.parallel)
+    datasets.configure(config, run.data, inputs.corpora)
+    _begin_schedule_anew(config, run.parent)
     _let_overflow_reach_the_loss_scaler(config)
     config.checkpoint.pretrained_checkpoint = inputs.pretrained
-    if run["device"] == "cpu":
+    if run.device == "cpu":
         config.dist.distributed_backend = "gloo"
         config.dist.use_gloo_process_groups = False
         config.train.manual_gc = False
-    if config.model.vocab_size is not None or "model.vocab_size" in run["overrides"]:
+    if config.model.vocab_size is not None or "model.vocab_size" in run.overrides:
         # A model has its own vocabulary, and its tokenizer may use only a part; Bridge would cut it.
         config.tokenizer.use_tokenizer_vocab_size = False
-    return override(config, run["overrides"])
+    return override(config, run.overrides)
 
 
 def place(
@@ -155,7 +153,7 @@ def _keep_snapshots(config: ConfigContainer, attempt: AttemptFolder) -> None:
         profiling.memory_snapshot_path = str(folder / "snapshot.pickle")
 
 
-def track(config: ConfigContainer, wanted: dict[str, Any], store: RunStore, attempt: AttemptFolder) -> None:
+def track(config: ConfigContainer, wanted: Tree, store: RunStore, attempt: AttemptFolder) -> None:
     """What Bridge logs, apart from the console. What W&B calls it is in the ranks' environment (run/command.py)."""
     logger = config.logger
     logger.tensorboard_dir = str(attempt.tensorboard.absolute()) if wanted.get("tensorboard", True) else None
@@ -275,12 +273,11 @@ def _made(kind: type, part: str, values: Tree) -> Any:
 
 def _architecture(folder: RunFolder) -> tuple[ModelSource | None, str | None]:
     """The manifest of the run's model, if it isn't a recipe, and its tokenizer."""
-    model = folder.run["model"]
-    if not model.get("recipe"):
+    if not folder.run.is_recipe:
         source = read(ModelSource, folder.source_manifest)
         return source, source.tokenizer
     trained = folder.tokenizer_manifest
-    return None, read_json(trained)["path"] if trained else model["tokenizer"]
+    return None, read(Tokenizer, trained).path if trained else folder.run.model["tokenizer"]
 
 
 def _from_hugging_face(source: ModelSource) -> ConfigContainer:
@@ -290,7 +287,7 @@ def _from_hugging_face(source: ModelSource) -> ConfigContainer:
     return config
 
 
-def _from_recipe(model: dict[str, Any]) -> ConfigContainer:
+def _from_recipe(model: Tree) -> ConfigContainer:
     """A recipe of the user's (a Python file with `configure`) or one of Bridge's own, by its name."""
     name = model["recipe"]
     if name.endswith(".py"):
@@ -324,7 +321,7 @@ def _let_overflow_reach_the_loss_scaler(config: ConfigContainer) -> None:
         config.ddp.check_for_nan_in_grad = False
 
 
-def _set_sharding(config: ConfigContainer, parallel: dict[str, Any]) -> None:
+def _set_sharding(config: ConfigContainer, parallel: Tree) -> None:
     if "fsdp" not in parallel:
         return
     config.dist.use_megatron_fsdp = config.ddp.use_megatron_fsdp = parallel["fsdp"] == "megatron"
@@ -333,28 +330,28 @@ def _set_sharding(config: ConfigContainer, parallel: dict[str, Any]) -> None:
         config.checkpoint.ckpt_format = "fsdp_dtensor"
 
 
-def _set_overlaps(config: ConfigContainer, run: dict[str, Any]) -> None:
+def _set_overlaps(config: ConfigContainer, run: RunSpec) -> None:
     """Bridge's own defaults (both) where they apply: what a key says of them comes later, with other overrides.
 
     gloo's messages are copied by the processor that calculates: on the CPU there is nothing to hide them behind.
     """
     ddp = config.ddp
-    if run["device"] == "cpu" or run["parallel"].get("fsdp") == "torch":
+    if run.device == "cpu" or run.parallel.get("fsdp") == "torch":
         ddp.overlap_grad_reduce = ddp.overlap_param_gather = False
     elif not ddp.use_distributed_optimizer and not ddp.use_megatron_fsdp:
         ddp.overlap_param_gather = False
 
 
-def _set_pipeline(config: ConfigContainer, parallel: dict[str, Any]) -> None:
+def _set_pipeline(config: ConfigContainer, parallel: Tree) -> None:
     """With two pipeline ranks and several stages each, batched exchange trains wrongly, and says nothing (seen)."""
     if parallel.get("vpp"):
         config.model.overlap_p2p_comm, config.model.batch_p2p_comm = True, False
 
 
-def _begin_schedule_anew(config: ConfigContainer, parent: dict[str, Any] | None) -> None:
+def _begin_schedule_anew(config: ConfigContainer, parent: Parent | None) -> None:
     """Without the optimizer's state the schedule counts from the parent's step, and by default ends at the last one."""
-    if parent and not parent["load"]["optimizer"] and config.scheduler.lr_decay_iters is None:
-        config.scheduler.lr_decay_iters = config.train.train_iters - parent["iteration"]
+    if parent and not parent.load.optimizer and config.scheduler.lr_decay_iters is None:
+        config.scheduler.lr_decay_iters = config.train.train_iters - parent.iteration
 
 
 def _set(config: ConfigContainer, field: str, value: Any) -> None:

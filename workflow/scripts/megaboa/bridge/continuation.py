@@ -12,9 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from megaboa.files import read_json
 from megaboa.paths import RunStore
-from megaboa.records import Tree
+from megaboa.records import Identity, Parent, Tree, read
 
 # What must be equal for the same tensors to mean the same model.
 ARCHITECTURE = (
@@ -29,13 +28,13 @@ _SETTINGS_IN_NAMES = ("max_lr", "min_lr", "start_wd", "end_wd")
 _STATE_OF_A_GROUP = ("params", "step")
 
 
-def configure(config: Any, theirs: Tree, parent: dict[str, Any], checkpoints: Path, iteration: int) -> None:
+def configure(config: Any, theirs: Tree, parent: Parent, checkpoints: Path, iteration: int) -> None:
     """Let Bridge load the parent's checkpoint, which was trained with `theirs`, into this run."""
     refuse(config, theirs, iteration)
-    if parent["load"]["optimizer"]:
+    if parent.load.optimizer:
         refuse_optimizer(config, theirs)
-    config.checkpoint.load_optim = parent["load"]["optimizer"]
-    config.checkpoint.load_rng = parent["load"]["rng"] and _same_ranks(config, theirs, checkpoints)
+    config.checkpoint.load_optim = parent.load.optimizer
+    config.checkpoint.load_rng = parent.load.rng and _same_ranks(config, theirs, checkpoints)
     config.scheduler.override_opt_param_scheduler = True
     config.scheduler.use_checkpoint_opt_param_scheduler = False
 
@@ -160,8 +159,8 @@ def _same_ranks(config: Any, theirs: Tree, checkpoints: Path) -> bool:
     own, other = ([_of(model, field) for field in fields] for model in (config.model, theirs["model"]))
     if own != other:
         return False
-    identity = read_json(RunStore(checkpoints.parent).identity)["run"]
-    return own[-1] == 1 or identity["world_size"] == int(os.environ["WORLD_SIZE"])
+    identity = read(Identity, RunStore(checkpoints.parent).identity)
+    return own[-1] == 1 or identity.run["world_size"] == int(os.environ["WORLD_SIZE"])
 
 
 def _of(model: Any, field: str) -> int:

@@ -23,7 +23,7 @@ from megaboa.errors import InputError
 from megaboa.files import digest, folder_digests, link, write_text
 from megaboa.layout import Layout
 from megaboa.paths import CARD, RunFolder, RunStore
-from megaboa.records import ExportRecord, ImportRecord, ModelSource, TrainRecord, read
+from megaboa.records import ExportRecord, ExportSpec, ImportRecord, ModelSource, TrainRecord, Tree, read
 from megaboa.run import checkpoints
 
 VERSIONS = ("megatron-bridge", "megatron-core", "torch", "transformers")  # that an export's card names
@@ -92,28 +92,28 @@ def prove_import(
     conclude(f"import of model {source.name}", checks, out, remedy, digest=imported.digest, **facts)
 
 
-def export_model(spec: dict[str, Any], folder: RunFolder, source: ModelSource, commit: str | None) -> ExportRecord:
+def export_model(spec: ExportSpec, folder: RunFolder, source: ModelSource, commit: str | None) -> ExportRecord:
     """Convert a finished run's checkpoint to a Hugging Face folder; its card names the commit."""
     train = read(TrainRecord, folder.train_manifest)
     run = RunStore(Path(train.store))
-    iteration = checkpoints.chosen(folder.name, run, spec["checkpoint"])
+    iteration = checkpoints.chosen(folder.name, run, spec.checkpoint)
     checkpoints.require_sound(folder.name, run, iteration)
     versions = {name: version(name) for name in VERSIONS}
     evaluation = checkpoints.evaluations(run).get(iteration)
-    text = card(folder, source, iteration, evaluation, train, spec["license"], commit, versions)
+    text = card(folder, source, iteration, evaluation, train, spec.license, commit, versions)
     identity = {
         "run": train.identity,
         "iteration": iteration,
         "source": source.digest,
         "versions": versions,
-        "file_gb": spec["file_gb"],
+        "file_gb": spec.file_gb,
         "card": text,
         "files": settings_digests(source),
         # Others, made before, may have a tied head twice; none of them has a proof.
         **({} if has_weights(source) else {"tensors": "those that transformers saves"}),
     }
     checkpoint = checkpoints.folder(run.checkpoints, iteration)
-    file_bytes = int(spec["file_gb"] * 1e9)
+    file_bytes = int(spec.file_gb * 1e9)
     # A run lies in <store>/runs/<experiment>/<run>/<id>, its export in <store>/exports/<experiment>/<run>/<id>.
     target = store.folder(folder.launch.store, "exports", f"{folder.experiment}/{folder.name}", identity)
     with store.building(target) as partial:
@@ -148,7 +148,7 @@ def prove_export(export: ExportRecord, manifest: Path, source: ModelSource, out:
     link(export.path, out.with_name("export"))
 
 
-def generate(export: ExportRecord, source: ModelSource, prompts: list[str], tokens: int) -> list[dict[str, Any]]:
+def generate(export: ExportRecord, source: ModelSource, prompts: list[str], tokens: int) -> list[Tree]:
     """What the checkpoint and its export say to prompts."""
     if source.tokenizer is None:
         raise InputError(f"models.{source.name} has no tokenizer to read prompts with: name one")

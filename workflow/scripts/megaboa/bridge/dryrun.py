@@ -23,6 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megaboa.bridge.config_facts import tokenizer_vocabulary
 from megaboa.bridge.process import playing
+from megaboa.records import StageParameters
 
 VOCABULARY = 128  # times tp: rows of a model whose tokenizer isn't at hand
 EXPERTS = ".mlp.experts."  # in the names of experts' parameters
@@ -63,13 +64,13 @@ def _without_mtp(model: Any) -> None:
         model.pipeline_model_parallel_layout = PipelineParallelLayerLayout(left, len(layout.layout))
 
 
-def _play(config: ConfigContainer, world_size: int, stage: int) -> dict[str, int]:
+def _play(config: ConfigContainer, world_size: int, stage: int) -> StageParameters:
     rank = stage * (world_size // config.model.pipeline_model_parallel_size)  # pipeline stages are the outermost groups
     with playing(rank, world_size), _groups(config, rank, world_size):
         chunks = config.model.provide_distributed_model(wrap_with_ddp=False, init_model_with_meta_device=True)
         sizes = [(name, one.numel()) for chunk in chunks for name, one in chunk.named_parameters()]
         expert = sum(size for name, size in sizes if EXPERTS in name)
-        return {"stage": stage, "expert": expert, "dense": sum(size for _, size in sizes) - expert}
+        return StageParameters(stage=stage, expert=expert, dense=sum(size for _, size in sizes) - expert)
 
 
 @contextlib.contextmanager

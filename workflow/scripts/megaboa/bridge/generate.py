@@ -11,10 +11,10 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from megaboa.bridge.convert import bridge_of, load_checkpoint, process_groups
 from megaboa.bridge.logits import load_reference, megatron_logits
-from megaboa.records import ExportRecord, ModelSource
+from megaboa.records import ExportRecord, ModelSource, Tree
 
 
-def generate(export: ExportRecord, source: ModelSource, prompts: list[str], tokens: int) -> list[dict[str, Any]]:
+def generate(export: ExportRecord, source: ModelSource, prompts: list[str], tokens: int) -> list[Tree]:
     """For each prompt the continuations by Megatron's model and by transformers'."""
     words = AutoTokenizer.from_pretrained(export.path, local_files_only=True)
     reference = load_reference(export.path)

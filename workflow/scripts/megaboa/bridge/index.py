@@ -25,42 +25,42 @@ from megaboa.bridge.quiet import quietly
 from megaboa.errors import InputError
 from megaboa.files import read_json, write_json
 from megaboa.paths import FACTS, RunFolder
-from megaboa.records import Corpus, CorpusRead, DataIndex, Tree, parse, plain
+from megaboa.records import Corpus, CorpusRead, DataIndex, IndexSpec, Tree, parse, plain
 from megaboa.run.inputs import check_data, check_documents
 
 
-def make(spec: Tree, experiment: Path) -> DataIndex:
+def make(spec: IndexSpec, experiment: Path) -> DataIndex:
     """The index that a specification asks for, in the store, unless it is there."""
-    folder = RunFolder(experiment / "runs" / spec["run"])
+    folder = RunFolder(experiment / "runs" / spec.run)
     check_data(folder)
-    final = store.folder(spec["store"], "indexes", spec["name"], identity(folder, spec["key"]))
+    final = store.folder(spec.store, "indexes", spec.name, identity(folder, spec.key))
     with store.building(final) as partial:
         if partial:
             with quietly():
                 facts = build(folder, partial / "cache")
             write_json(partial / FACTS, facts)
-    made = {"name": spec["name"], "cache": str(final / "cache"), "max_epochs": spec["max_epochs"]}
+    made = {"name": spec.name, "cache": str(final / "cache"), "max_epochs": spec.max_epochs}
     found = parse(DataIndex, {**read_json(final / FACTS), **made}, final / FACTS)
-    return replace(found, warnings=tuple(warnings(found.corpora, spec["max_epochs"])))
+    return replace(found, warnings=tuple(warnings(found.corpora, spec.max_epochs)))
 
 
-def build(folder: RunFolder, cache: Path) -> dict[str, Any]:
+def build(folder: RunFolder, cache: Path) -> Tree:
     """Fill the cache for a run; say how many samples there are, and how often training reads each corpus."""
     run, inputs = folder.run, configuration.Inputs.for_data(folder)
     config = configuration.build(run, inputs)
     config.dataset.path_to_cache = str(cache.absolute())
-    with playing_rank_0_of(run["world_size"]):
+    with playing_rank_0_of(run.world_size):
         runtime_config_update(config)
     check_documents(folder, config.dataset.split)
     datasets.set_tokenizer(config)
     require_vocabulary(config, inputs.corpora)
     splits = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))
-    sets = datasets.build_validation_sets(config, run["data"], inputs.corpora)
+    sets = datasets.build_validation_sets(config, run.data, inputs.corpora)
     found = {**dict(zip(SPLITS, splits, strict=True)), **{f"valid/{name}": dataset for name, dataset in sets.items()}}
     return {
         "samples": {name: len(dataset) for name, dataset in found.items() if dataset is not None},
         "corpora": [
-            plain(row) for row in epochs(split_blends(run["data"])["train"], inputs.corpora, found["train"], config)
+            plain(row) for row in epochs(split_blends(run.data)["train"], inputs.corpora, found["train"], config)
         ],
     }
 
@@ -116,9 +116,9 @@ def warnings(rows: Sequence[CorpusRead], limit: float) -> list[str]:
     ]
 
 
-def identity(folder: RunFolder, key: dict[str, Any]) -> dict[str, Any]:
+def identity(folder: RunFolder, key: Tree) -> Tree:
     """What the index depends on: what the plan knew, and corpora and tokenizer, by whose paths Megatron finds it."""
-    tokenizer = folder.tokenizer_manifest or (None if folder.run["model"].get("recipe") else folder.source_manifest)
+    tokenizer = folder.tokenizer_manifest or (None if folder.run.is_recipe else folder.source_manifest)
     manifest = read_json(tokenizer) if tokenizer else {}
     return {
         "key": key,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +15,14 @@ from megaboa.bridge.process import playing_rank_0_of
 from megaboa.check import needs_image
 from megaboa.check.facts import Facts
 from megaboa.paths import RunFolder
-from megaboa.records import LaunchSpec, Tree
-
-Result = dict[str, Any]
+from megaboa.records import LaunchSpec, RunCheck, RunSpec, Tree, plain
 
 # What two runs may differ in and still build the same model on the same ranks.
 _OTHER = ("optimizer", "schedule", "data")
 _OTHER_TRAINING = ("train_iters", "seed", "eval_interval", "eval_iters")
+
+
+Played = dict[str, Any]  # fields of a RunCheck that a dry run gives
 
 
 class NotInTheImageError(Exception):
@@ -29,31 +30,31 @@ class NotInTheImageError(Exception):
 
 
 def check(
-    experiment: Path, runs: list[str], inside: needs_image.Packages | None = None
-) -> dict[str, tuple[Result, Facts | None]]:
-    """Per run: `{"state": "PASS"}` and what the configuration says of itself, or FAIL and what is wrong with it.
+    experiment: Path, runs: Sequence[str], inside: needs_image.Packages | None = None
+) -> dict[str, tuple[RunCheck, Facts | None]]:
+    """Per run: PASS and what the configuration says of itself, or FAIL and what is wrong with it.
 
     With it the facts, where there is a configuration. One dry run serves all runs of one model and layout. `inside`:
     the packages of the image, where this process runs in it.
     """
-    played: dict[str, Result] = {}
+    played: dict[str, Played] = {}
     return {name: check_run(RunFolder(experiment / "runs" / name), played, inside) for name in runs}
 
 
 def check_run(
-    folder: RunFolder, played: dict[str, Result], inside: needs_image.Packages | None = None
-) -> tuple[Result, Facts | None]:
+    folder: RunFolder, played: dict[str, Played], inside: needs_image.Packages | None = None
+) -> tuple[RunCheck, Facts | None]:
     known: list[Facts] = []
-    with playing_rank_0_of(folder.run["world_size"]), as_on_a_gpu():
+    with playing_rank_0_of(folder.run.world_size), as_on_a_gpu():
         try:
             return _check(folder, played, known, inside), known[0]
         except Exception as error:
-            return _objection(error), known[0] if known else None
+            return _failed(_objection(error)), known[0] if known else None
 
 
 def _check(
-    folder: RunFolder, played: dict[str, Result], known: list[Facts], inside: needs_image.Packages | None
-) -> Result:
+    folder: RunFolder, played: dict[str, Played], known: list[Facts], inside: needs_image.Packages | None
+) -> RunCheck:
     from megatron.bridge.training.config import runtime_config_update
 
     from megaboa.bridge import configuration, cpu
@@ -67,35 +68,36 @@ def _check(
     known.append(facts)
     findings = table.check(facts)
     if errors := [str(one) for one in findings if one.level == "error"]:
-        return {"state": "FAIL", "reasons": errors}
+        return _failed(*errors)
     lacking, still_open = needs_image.judge(facts, inside) if inside else ([], needs_image.unchecked(facts))
     if missing := [*missing_trackers(folder.launch, inside is not None), *lacking]:
-        return {"state": "FAIL", "reasons": missing}
-    if run["device"] == "cpu":
+        return _failed(*missing)
+    if run.device == "cpu":
         cpu.refuse(config)
     if folder.launch.checkpoint.get("save_interval") != 0:
         config.checkpoint.save = "checkpoints"  # so that what a saving run needs is validated too
-    turned_off = _turned_off(config, {**run["overrides"], **(folder.launch.overrides)})
+    turned_off = _turned_off(config, {**run.overrides, **(folder.launch.overrides)})
     with _of_version(inside):
         stopped_at = _unless_for_the_image(run, lambda: runtime_config_update(config), turned_off, inside)
-    result = {
-        "state": "PASS",
-        "data_parallel_size": facts.layout.dp,
-        "train_iters": config.train.train_iters,
-        "global_batch_size": config.train.global_batch_size,
-        "micro_batch_size": config.train.micro_batch_size,
-        "seq_length": config.dataset.seq_length,
-        "split": getattr(config.dataset, "split", None),
-        "memory_gib": memory.peak(facts).gib() if memory.is_known(facts) else None,
-        "facts": dataclasses.asdict(facts),
-        "warnings": [str(one) for one in findings],
-        "needs_gpu" if inside else "needs_image": still_open,
-        "stopped_at": stopped_at,
-    }
+    result = RunCheck(
+        state="PASS",
+        data_parallel_size=facts.layout.dp,
+        train_iters=config.train.train_iters,
+        global_batch_size=config.train.global_batch_size,
+        micro_batch_size=config.train.micro_batch_size,
+        seq_length=config.dataset.seq_length,
+        split=getattr(config.dataset, "split", None),
+        memory_gib=memory.peak(facts).gib() if memory.is_known(facts) else None,
+        facts=dataclasses.asdict(facts),
+        warnings=tuple(str(one) for one in findings),
+        needs_gpu=tuple(still_open) if inside else None,
+        needs_image=None if inside else tuple(still_open),
+        stopped_at=stopped_at,
+    )
     key = _played_by(run)
     if stopped_at is None and key not in played:
         played[key] = _play(config, run, turned_off, inside)
-    return {**result, **played.get(key, {})}
+    return dataclasses.replace(result, **played.get(key, {}))
 
 
 def missing_trackers(launch: LaunchSpec, inside: bool = False) -> list[str]:
@@ -111,16 +113,16 @@ def missing_trackers(launch: LaunchSpec, inside: bool = False) -> list[str]:
     ]
 
 
-def _play(config: Any, run: dict[str, Any], turned_off: set[str], inside: needs_image.Packages | None) -> Result:
+def _play(config: Any, run: RunSpec, turned_off: set[str], inside: needs_image.Packages | None) -> Played:
     from megaboa.bridge import dryrun
 
-    made: Result = {}
+    made: Played = {}
     try:
         stopped_at = _unless_for_the_image(
-            run, lambda: made.update(parameters=dryrun.parameters(config, run["world_size"])), turned_off, inside
+            run, lambda: made.update(parameters=dryrun.parameters(config, run.world_size)), turned_off, inside
         )
     except Exception as error:
-        return _objection(error)
+        return {"state": "FAIL", "reasons": (_objection(error),)}
     return {**made, **({"stopped_at": stopped_at} if stopped_at else {})}
 
 
@@ -132,7 +134,7 @@ def _turned_off(config: Any, overrides: Tree) -> set[str]:
 
 
 def _unless_for_the_image(
-    run: dict[str, Any], act: Callable[[], object], turned_off: set[str], inside: needs_image.Packages | None
+    run: RunSpec, act: Callable[[], object], turned_off: set[str], inside: needs_image.Packages | None
 ) -> str | None:
     """Where Bridge stopped because a package of the image is missing here: no reason to refuse the run, unless this is
     the image. Other objections are raised.
@@ -140,8 +142,8 @@ def _unless_for_the_image(
     try:
         act()
     except Exception as error:
-        said = _objection(error)["reasons"][0]
-        what = needs_image.missing(said, turned_off) if run["device"] == "cuda" else None
+        said = _objection(error)
+        what = needs_image.missing(said, turned_off) if run.device == "cuda" else None
         if what is None:
             raise
         if inside and (lacking := needs_image.lacks(what, said, inside)):
@@ -168,14 +170,20 @@ def _of_version(inside: needs_image.Packages | None) -> Iterator[None]:
         utils._te_version = before
 
 
-def _objection(error: Exception) -> Result:
+def _objection(error: Exception) -> str:
     """What Bridge says, in one line."""
-    return {"state": "FAIL", "reasons": [f"{type(error).__name__}: {' '.join(str(error).split())}"]}
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _played_by(run: dict[str, Any]) -> str:
-    training = {name: value for name, value in run["training"].items() if name not in _OTHER_TRAINING}
-    return files.digest({**{name: value for name, value in run.items() if name not in _OTHER}, "training": training})
+def _failed(*reasons: str) -> RunCheck:
+    return RunCheck(state="FAIL", reasons=reasons)
+
+
+def _played_by(run: RunSpec) -> str:
+    training = {name: value for name, value in run.training.items() if name not in _OTHER_TRAINING}
+    return files.digest(
+        {**{name: value for name, value in plain(run).items() if name not in _OTHER}, "training": training}
+    )
 
 
 @contextlib.contextmanager

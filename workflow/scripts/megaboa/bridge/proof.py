@@ -131,7 +131,7 @@ def prove_export(export: ExportRecord, source: ModelSource, folder: RunFolder) -
         read_back(bridge, model, export.path)
         checks.append(same_parameters(trained_bits, parameter_digests(bridge, model, vocab_size)))
     if read:
-        checks.append(same_loss(reference, read, evaluation, folder.run["training"]["precision"]))
+        checks.append(same_loss(reference, read, evaluation, folder.run.training["precision"]))
     return checks, left_out | ({"validation loss": obstacle} if obstacle else {})
 
 
@@ -236,9 +236,9 @@ def held_out_obstacle(folder: RunFolder, evaluation: Evaluated | None, params: i
     if not folder.index or not Path(folder.index.cache).is_dir():
         return "the data's index is gone, or the data were made up"
     first, end = evaluation.samples
-    if (work := 2 * params * (end - first) * folder.run["training"]["seq_length"]) > MOST_WORK:
+    if (work := 2 * params * (end - first) * folder.run.training["seq_length"]) > MOST_WORK:
         return f"{work:.0e} operations on one core would take hours"
-    return next((f"data.{key} is set" for key in NOT_COMPARABLE if folder.run["data"].get(key)), None)
+    return next((f"data.{key} is set" for key in NOT_COMPARABLE if folder.run.data.get(key)), None)
 
 
 def held_out_batches(folder: RunFolder, evaluation: Evaluated) -> list[Batch]:
@@ -248,7 +248,7 @@ def held_out_batches(folder: RunFolder, evaluation: Evaluated) -> list[Batch]:
     """
     config = configuration.build(folder.run, configuration.Inputs.for_data(folder))
     config.dataset.path_to_cache = str(Path(folder.index.cache).absolute())
-    with playing_rank_0_of(folder.run["world_size"]):
+    with playing_rank_0_of(folder.run.world_size):
         runtime_config_update(config)
     datasets.set_tokenizer(config)
     valid = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))[SPLITS.index("valid")]

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from megaboa.check.facts import Facts
 from megaboa.check.stages import stages
 from megaboa.layout import AXES, Layout
 from megaboa.paths import RunFolder
+from megaboa.records import RunCheck, StageParameters, Tree
 
 OTHERS = re.compile(r"_vl\b|flux|wan|audio|omni")  # modules of models that see, hear or draw
 GPUS = re.compile(r"_(\d+)gpu_")
@@ -76,7 +77,7 @@ def _run(path: Path, name: str, world: int) -> RunFolder:
     """A run that sets nothing but the recipe."""
     per_node = next((gpus for kind, gpus in PER_NODE.items() if kind in name), 8)
     model = {"name": name, "recipe": name, "args": {}, "tokenizer": None, "init": "scratch"}
-    sections: dict[str, Any] = {part: {} for part in ("data", "training", "optimizer", "schedule", "parallel")}
+    sections: Tree = {part: {} for part in ("data", "training", "optimizer", "schedule", "parallel")}
     run = {"model": model, **sections, "world_size": world, "device": "cuda", "overrides": {}}
     nodes = {"nodes": max(1, world // per_node), "gpus_per_node": min(world, per_node)}
     launch = {"checkpoint": {}, **nodes, "gpu": None, "overrides": {}}
@@ -84,13 +85,13 @@ def _run(path: Path, name: str, world: int) -> RunFolder:
     return RunFolder(path, {"run": run, "launch": launch, "profile": profile})
 
 
-def _row(name: str, world: int, result: dict[str, Any], facts: Facts | None) -> dict[str, str]:
+def _row(name: str, world: int, result: RunCheck, facts: Facts | None) -> dict[str, str]:
     state, why = _verdict(result, facts)
     known = facts is not None and memory.is_known(facts)
     return {
         "recipe": name,
         "parameters": overview.short(round(parameters.of_model(facts))) if facts is not None and known else "-",
-        "off by": _deviation(result.get("parameters"), facts) if facts is not None and known else "-",
+        "off by": _deviation(result.parameters, facts) if facts is not None and known else "-",
         "GPUs": str(world),
         "layout": overview.layout(facts) if facts is not None else "-",
         "result": state,
@@ -98,26 +99,26 @@ def _row(name: str, world: int, result: dict[str, Any], facts: Facts | None) -> 
     }
 
 
-def _verdict(result: dict[str, Any], facts: Facts | None, most: int = 300) -> tuple[str, str]:
+def _verdict(result: RunCheck, facts: Facts | None, most: int = 300) -> tuple[str, str]:
     """The state, and what explains it."""
-    reasons = "; ".join(result.get("reasons", []))
+    reasons = "; ".join(result.reasons or ())
     if facts is None and NO_CONFIG.search(reasons):
         return "not built", "not tried: the Hugging Face config of its model was not at hand"
     if OPEN in reasons:
         return "not built", "the recipe leaves the model's sizes open: they are meant to be set by overrides"
-    if result.get("stopped_at"):
-        return "needs the image", result["stopped_at"]
-    text = reasons or "; ".join([*result.get("needs_image", []), *result.get("warnings", [])])
-    return result["state"], text if len(text) <= most else f"{text[:most].rstrip()}..."
+    if result.stopped_at:
+        return "needs the image", result.stopped_at
+    text = reasons or "; ".join([*(result.needs_image or ()), *result.warnings])
+    return result.state, text if len(text) <= most else f"{text[:most].rstrip()}..."
 
 
-def _deviation(built: list[dict[str, int]] | None, f: Facts) -> str:
+def _deviation(built: Sequence[StageParameters] | None, f: Facts) -> str:
     """Our count of parameters compared with those of the stages that were built, where it is furthest off."""
     if not built:
         return "-"
     # Layers for multi-token prediction are not built here.
     by_stage = {one.number: parameters.of_stage(f, dataclasses.replace(one, mtp=0)).total for one in stages(f)}
-    errors = [by_stage[one["stage"]] / (one["dense"] + one["expert"]) - 1 for one in built]
+    errors = [by_stage[one.stage] / (one.dense + one.expert) - 1 for one in built]
     return f"{max(errors, key=abs):+.1%}"
 
 

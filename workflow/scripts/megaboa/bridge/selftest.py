@@ -15,12 +15,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from megaboa import files
 from megaboa.bridge import process
 from megaboa.bridge.wheels import is_installed
 from megaboa.image import pins
+from megaboa.records import Contract, Lacking, OtherVersion, plain, write
 
 # What must be importable, or nothing trains.
 REQUIRED = ("torch", "transformers", "megatron.core", "megatron.bridge")
@@ -62,15 +62,15 @@ def main() -> int:
     arguments = parser.parse_args()
     report = examine(arguments.device, arguments.strict)
     if arguments.out:
-        files.write_json(arguments.out, report)
+        write(arguments.out, report)
     else:
-        print(files.canonical(report), end="")
+        print(files.canonical(plain(report)), end="")
     for line in told(report):
         print(f"self-test: {line}", file=sys.stderr)
-    return 0 if report["state"] == "PASS" else 1
+    return 0 if report.state == "PASS" else 1
 
 
-def examine(device: str, strict: bool = False) -> dict[str, Any]:
+def examine(device: str, strict: bool = False) -> Contract:
     """Packages, imports, GPU libraries and tools; what is missing, and what that disables."""
     packages = {package.name: package.version for package in importlib.metadata.distributions() if package.name}
     # These before the CPU backend hides kernels.
@@ -83,40 +83,42 @@ def examine(device: str, strict: bool = False) -> dict[str, Any]:
     problems = [f"{name} can't be imported: {why}" for name, why in failed.items()]
     if strict:
         problems += [f"{name} is {found or 'not installed'}, and {want} is pinned" for name, found, want in other]
-    return {
-        "state": "FAIL" if problems else "PASS",
-        "problems": problems,
-        "device": device,
-        "python": platform.python_version(),
-        "architecture": platform.machine(),
-        "c_library": os.confstr("CS_GNU_LIBC_VERSION") or "not glibc",
-        "packages": dict(sorted(packages.items())),
-        "other_than_pinned": [{"package": name, "found": found, "pinned": want} for name, found, want in other],
-        "imports": [name for name in (*REQUIRED, *linked) if name not in failed and name not in untried],
-        "untried": untried,
-        "bridge": _place_of("megatron.bridge"),
-        "gpu": {} if "torch" in failed else _gpu(),
-        "tools": {"nsys": _version_of("nsys"), "git": _version_of("git")},
-        "ofi_nccl": sorted(path.name for path in OFI_NCCL.glob("libnccl-net*.so")),
-        "missing": absent,
-    }
+    return Contract(
+        state="FAIL" if problems else "PASS",
+        problems=tuple(problems),
+        device=device,
+        python=platform.python_version(),
+        architecture=platform.machine(),
+        c_library=os.confstr("CS_GNU_LIBC_VERSION") or "not glibc",
+        packages=dict(sorted(packages.items())),
+        other_than_pinned=tuple(OtherVersion(package=name, found=found, pinned=want) for name, found, want in other),
+        imports=tuple(name for name in (*REQUIRED, *linked) if name not in failed and name not in untried),
+        untried=untried,
+        bridge=_place_of("megatron.bridge"),
+        gpu={} if "torch" in failed else _gpu(),
+        tools={"nsys": _version_of("nsys"), "git": _version_of("git")},
+        ofi_nccl=tuple(sorted(path.name for path in OFI_NCCL.glob("libnccl-net*.so"))),
+        missing=tuple(absent),
+    )
 
 
-def told(report: dict[str, Any]) -> list[str]:
+def told(report: Contract) -> list[str]:
     """What a person reads first: the versions that matter, what can't be used, and what is missing."""
     names = ("torch", "megatron-core", "megatron-bridge", "transformer-engine", "nvidia-resiliency-ext", "transformers")
-    normal = {name.lower().replace("_", "-"): version for name, version in report["packages"].items()}
+    normal = {name.lower().replace("_", "-"): version for name, version in (report.packages or {}).items()}
     versions = [f"{name} {normal[name]}" for name in names if name in normal]
     disabled: dict[str, list[str]] = {}
-    for one in report["missing"]:
-        disabled.setdefault(one["disables"], []).append(one["what"])
-    gpu, driver = report["gpu"], report["gpu"].get("driver")
-    on_gpus = [f"CUDA {gpu['cuda']}, NCCL {gpu['nccl']}, {f'driver {driver}' if driver else 'no driver here'}"]
+    for one in report.missing or ():
+        disabled.setdefault(one.disables, []).append(one.what)
+    on_gpus = []
+    if report.device == "cuda" and (gpu := report.gpu):
+        driver = f"driver {gpu['driver']}" if gpu.get("driver") else "no driver here"
+        on_gpus = [f"CUDA {gpu['cuda']}, NCCL {gpu['nccl']}, {driver}"]
     return [
-        ", ".join([f"Python {report['python']}", report["c_library"], *versions]),
-        *(on_gpus if report["device"] == "cuda" and gpu else []),
-        *report["problems"],
-        *(f"{name} could not be tried here: {why}" for name, why in report["untried"].items()),
+        ", ".join([f"Python {report.python}", str(report.c_library), *versions]),
+        *on_gpus,
+        *(report.problems or ()),
+        *(f"{name} could not be tried here: {why}" for name, why in (report.untried or {}).items()),
         *(f"without {' and '.join(what)}: no {disables}" for disables, what in disabled.items()),
     ]
 
@@ -128,15 +130,15 @@ def differences(found: dict[str, str], wanted: dict[str, str]) -> list[tuple[str
     return [(name, is_, want) for name, is_, want in pairs if (is_ or "").split("+")[0] != want]
 
 
-def missing(device: str, installed: Callable[[str], bool], which: Callable[[str], str | None]) -> list[dict[str, str]]:
+def missing(device: str, installed: Callable[[str], bool], which: Callable[[str], str | None]) -> list[Lacking]:
     """What could be there and isn't, with what can't be done then."""
     found = [
-        {"what": name, "disables": disables}
+        Lacking(what=name, disables=disables)
         for name, (where, disables) in OPTIONAL.items()
         if where in ("any", device) and not installed(name)
     ]
     if device == "cuda" and not which("nsys"):
-        found.append({"what": "nsys", "disables": "profile.tool: nsys"})
+        found.append(Lacking(what="nsys", disables="profile.tool: nsys"))
     return found
 
 
@@ -183,7 +185,7 @@ def _sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _gpu() -> dict[str, Any]:
+def _gpu() -> dict[str, str | None]:
     """What torch was built with, and what is here."""
     import torch
 

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megaboa import store
 from megaboa.bridge import weights
@@ -23,7 +23,7 @@ from megaboa.data import hub, tokenizer
 from megaboa.errors import InputError
 from megaboa.files import digest, file_digest, folder_digests, read_json, write_json
 from megaboa.paths import FACTS
-from megaboa.records import ModelSource
+from megaboa.records import ModelSource, ModelSpec, Tree
 
 if TYPE_CHECKING:
     import torch
@@ -40,29 +40,39 @@ SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 PERTURBATION = 0.02
 
 
-def obtain(spec: dict[str, Any]) -> ModelSource:
+class Found(NamedTuple):
+    """The folder of a model."""
+
+    path: Path
+    digest: str
+    commit: str | None = None  # on the hub
+
+
+def obtain(spec: ModelSpec) -> ModelSource:
     """The manifest of the model that a specification describes, made or fetched if it isn't there yet.
 
-    Where `spec["weights"]` is false (a model whose runs start from random weights), its folder needs no weights.
+    Where `weights` is false (a model whose runs start from random weights), its folder needs no weights.
     """
-    key = f"models.{spec['name']}"
-    named = tokenizer.resolve(spec["tokenizer"], f"{key}.tokenizer") if spec["tokenizer"] else None
-    found = _find(spec, f"{key}.hf") if spec["config"] is None else _make(spec, named, key)
-    used = named or tokenizer.find(found["path"])
-    config = read_config(found["path"], key)
+    key = f"models.{spec.name}"
+    named = tokenizer.resolve(spec.tokenizer, f"{key}.tokenizer") if spec.tokenizer else None
+    found = _find(spec, f"{key}.hf") if spec.config is None else _make(spec, named, key)
+    used = named or tokenizer.find(str(found.path))
+    config = read_config(found.path, key)
     vocab_size = config.get_text_config().vocab_size
     if used:
         _check_vocabulary(used, vocab_size, f"{key}.tokenizer")
     return ModelSource(
-        name=spec["name"],
-        **found,
+        name=spec.name,
+        path=str(found.path),
+        revision=found.commit,
+        digest=found.digest,
         tokenizer=used.path if used else None,
         tokenizer_digest=used.digest if used else None,
         vocab_size=vocab_size,
-        params=weights.count(found["path"]) or _on_meta_device(config).num_parameters(),
+        params=weights.count(found.path) or _on_meta_device(config).num_parameters(),
         dtype=str(config.dtype or "float32").removeprefix("torch."),
-        device=spec["device"],
-        weights=spec["weights"],
+        device=spec.device,
+        weights=spec.weights,
     )
 
 
@@ -133,53 +143,53 @@ def _generation_config(origin: Path, folder: Path) -> None:
     GenerationConfig.from_model_config(config).save_pretrained(folder)
 
 
-def _find(spec: dict[str, Any], key: str) -> dict[str, Any]:
+def _find(spec: ModelSpec, key: str) -> Found:
     """A local folder is used where it lies; a Hugging Face id is fetched into the cache of the hub."""
-    patterns = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if spec["weights"] else [])]
-    folder = Path(spec["hf"])
+    patterns = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if spec.weights else [])]
+    folder = Path(spec.hf)
     if folder.is_dir():
-        if spec["revision"]:
-            raise InputError(f"{key}: {folder} is a local folder, which has no revision {spec['revision']!r}")
+        if spec.revision:
+            raise InputError(f"{key}: {folder} is a local folder, which has no revision {spec.revision!r}")
         commit = None
         files = sorted(set(itertools.chain.from_iterable(folder.glob(pattern) for pattern in patterns)))
         # What changes an export, but no training, is not part of the model's identity.
         files = [path for path in files if path.name != GENERATION and not path.name.startswith("chat_template")]
         content = digest({path.name: file_digest(path) for path in files})
     else:
-        folder, commit = hub.download(spec["hf"], spec["revision"], patterns, key)
-        content = digest({"hub": spec["hf"], "commit": commit, "weights": spec["weights"]})
+        folder, commit = hub.download(spec.hf, spec.revision, patterns, key)
+        content = digest({"hub": spec.hf, "commit": commit, "weights": spec.weights})
     if not (folder / "config.json").exists():
         raise InputError(f"{key}: {folder} has no config.json; name the folder of a Hugging Face model")
-    if spec["weights"] and not weights.files(folder):
+    if spec.weights and not weights.files(folder):
         raise InputError(
             f"{key}: {folder} has no *.safetensors; save its weights in that form, "
             "or set `init: scratch` to start from random ones"
         )
-    if spec["weights"]:
+    if spec.weights:
         weights.require_whole(folder)
-    return {"path": str(folder), "revision": commit, "digest": content}
+    return Found(folder, content, commit)
 
 
-def _make(spec: dict[str, Any], named: tokenizer.Reference | None, key: str) -> dict[str, Any]:
+def _make(spec: ModelSpec, named: tokenizer.Reference | None, key: str) -> Found:
     """A model from a config, with its tokenizer next to it, in the store."""
     import torch
 
     identity = {
-        "config": spec["config"],
-        "seed": spec["seed"],
-        "weights": spec["weights"],
+        "config": spec.config,
+        "seed": spec.seed,
+        "weights": spec.weights,
         "tokenizer": named.digest if named else None,
         "transformers": version("transformers"),
         "torch": torch.__version__,
     }
-    folder = store.folder(spec["store"], "models", spec["name"], identity)
+    folder = store.folder(spec.store, "models", spec.name, identity)
     with store.building(folder) as partial:
         if partial:
-            config = _config(spec["config"], named, f"{key}.config")
+            config = _config(spec.config, named, f"{key}.config")
             loaded = tokenizer.load(named) if named else None
-            if spec["weights"]:
+            if spec.weights:
                 with quietly():
-                    _random_model(config, spec["seed"]).save_pretrained(partial / "hf")
+                    _random_model(config, spec.seed).save_pretrained(partial / "hf")
                 weights.share(partial / "hf")
             else:
                 config.architectures = [type(_on_meta_device(config)).__name__]
@@ -187,10 +197,10 @@ def _make(spec: dict[str, Any], named: tokenizer.Reference | None, key: str) -> 
             if loaded:
                 loaded.save_pretrained(str(partial / "hf"))
             write_json(partial / FACTS, {"digest": digest(folder_digests(partial / "hf"))})
-    return {"path": str(folder / "hf"), "revision": None, **read_json(folder / FACTS)}
+    return Found(folder / "hf", read_json(folder / FACTS)["digest"])
 
 
-def _config(given: dict[str, Any], named: tokenizer.Reference | None, key: str) -> PreTrainedConfig:
+def _config(given: Tree, named: tokenizer.Reference | None, key: str) -> PreTrainedConfig:
     """The written-out config; what it leaves open about the vocabulary comes from the tokenizer."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig

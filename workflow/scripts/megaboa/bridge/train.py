@@ -16,6 +16,7 @@ from megaboa.check.graphs import full_graph_has_whole_blocks_of_attention
 from megaboa.check.rule import finding
 from megaboa.errors import InputError, one_sentence
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.records import Identity
 from megaboa.run import checkpoints, gpu_sampler
 from megaboa.run.identity import identity_of
 
@@ -37,9 +38,9 @@ def main() -> None:
     store, attempt = RunStore(arguments.store), AttemptFolder(arguments.attempt)
     folder = RunFolder(arguments.run, files.read_json(attempt.asked))
     process.reached["started"] = process.started()
-    process.prepare(folder.run["device"], folder.launch.cpus_per_rank)
+    process.prepare(folder.run.device, folder.launch.cpus_per_rank)
     process.reached["imported"] = time.time()
-    if identity_of(folder) != files.read_json(store.identity):
+    if identity_of(folder) != records.read(Identity, store.identity):
         sys.exit(f"what run {folder.name} reads (corpora, model, image) was made again while it started; call again")
     if not arguments.capture:  # a profiler would see the sampler, too
         gpu_sampler.start(folder, attempt)
@@ -79,17 +80,17 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         theirs = continuation.saved_with(config.checkpoint.load)
         continuation.refuse_other_rows(config, theirs)
         if wanted.parent:
-            continuation.configure(config, theirs, run["parent"], wanted.parent, wanted.resume_from)
+            continuation.configure(config, theirs, run.parent, wanted.parent, wanted.resume_from)
             continuation.keep_own_settings(checkpointing, theirs)
     config.train.iterations_to_skip = [*config.train.iterations_to_skip, *steps_of(wanted.skip)]
     if wanted.capture:
         configuration.profile(config, folder.profile)
-    if run["device"] == "cpu":
+    if run.device == "cpu":
         from megaboa.bridge import cpu
 
         cpu.refuse(config)
     with one_sentence():
-        if run["device"] == "cuda" and is_full_iteration_cuda_graph(config.model):
+        if run.device == "cuda" and is_full_iteration_cuda_graph(config.model):
             refuse_lengths(facts_of(config, run, folder.launch, folder.profile), cudnn_version())
         profilers.attach_wanted(config, folder.profile.tool if wanted.capture else "none", attempt)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -100,10 +101,10 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         wheels.say(changes)
 
     callbacks = [EndRecord(attempt, rank)]
-    if run["data"].get("reset_attention_mask"):
+    if run.data.get("reset_attention_mask"):
         callbacks.append(datasets.MaskFromData())
-    if run["data"].get("validation_sets") and not wanted.capture:
-        callbacks.append(validation.ValidationSets(run["data"], inputs.corpora, forward_step))
+    if run.data.get("validation_sets") and not wanted.capture:
+        callbacks.append(validation.ValidationSets(run.data, inputs.corpora, forward_step))
     if folder.launch.routing and not wanted.capture:
         callbacks.append(RoutingWriter(attempt.routing / f"{rank}.jsonl"))
     if wanted.claim and int(os.environ["LOCAL_RANK"]) == 0:

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from megaboa.bundle.private import ROOT, Machine, without_notify
+from megaboa.bundle.private import ROOT, Private, without_notify
 from megaboa.config import yaml_file
 from megaboa.data import sources
 from megaboa.errors import InputError
@@ -25,8 +25,13 @@ from megaboa.files import canonical, digest, file_digest, read_json
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore
 from megaboa.records import (
     AttemptStart,
+    CorpusSpec,
     Image,
+    ImageAsked,
     ModelSource,
+    ModelSpec,
+    ProfileSpec,
+    RunsSpec,
     Sources,
     TrainRecord,
     plain,
@@ -86,7 +91,7 @@ class Asked:
     command_line: Mapping[str, Any]  # of `--config`, nested
 
 
-def collect(asked: Asked, machine: Machine, environment: Mapping[str, str] = os.environ) -> Files:
+def collect(asked: Asked, machine: Private, environment: Mapping[str, str] = os.environ) -> Files:
     """All files by their name in the bundle, but for its metadata. Raises InputError where a secret is among them."""
     made = {**_config(asked), **_results(asked.results)}
     # Code as it is: a store in `/data`, or a user called `local`, would rewrite it.
@@ -132,8 +137,8 @@ def _manifest(asked: Asked) -> dict[str, Any]:
     return {
         "experiment": asked.results.name,
         "config": config,
-        "device": sorted({run["device"] for run in runs.values()}),
-        "seeds": {name: run.get("training", {}).get("seed") for name, run in runs.items()},
+        "device": sorted({run.device for run in runs.values()}),
+        "seeds": {name: run.training.get("seed") for name, run in runs.items()},
         "identities": {name: _identity(folder.run(name)) for name in runs},
         "commit": (_git("rev-parse", "HEAD") or "").strip() or None,
         "changed_files": _git("status", "--porcelain", "--", *_present(CODE)).splitlines(),
@@ -181,7 +186,7 @@ def _identity(folder: RunFolder) -> str | None:
 
 
 def _runs(results: Path) -> list[str]:
-    return read_json(ExperimentFolder(results).specs.runs)["runs"]
+    return read(RunsSpec, ExperimentFolder(results).specs.runs).runs
 
 
 def _code() -> Files:
@@ -200,7 +205,7 @@ def _below(names: Sequence[str]) -> list[Path]:
 
 def _recipes(results: Path) -> Files:
     """Those of the user's that lie elsewhere in the clone."""
-    models = [ExperimentFolder(results).run(run).run.get("model") or {} for run in _runs(results)]
+    models = [ExperimentFolder(results).run(run).run.model for run in _runs(results)]
     named = {str(model.get("recipe")) for model in models if str(model.get("recipe")).endswith(".py")}
     paths = [Path(name).expanduser().resolve() for name in sorted(named)]
     if outside := [path for path in paths if not path.is_relative_to(ROOT)]:
@@ -230,13 +235,13 @@ def _results(results: Path) -> Files:
     paths = [path for pattern in OF_EXPERIMENT for path in results.glob(pattern)]
     paths += [path for run in _runs(results) for pattern in OF_RUN for path in (results / "runs" / run).glob(pattern)]
     experiment = ExperimentFolder(results)
-    if read_json(experiment.specs.image)["runtime"] == "none":  # one may be left from when there was an image
+    if read(ImageAsked, experiment.specs.image).container is None:  # one may be left from when there was an image
         paths = [path for path in paths if path != experiment.preflight_in_image]
     found = sorted(path for path in set(paths) if path.is_file() and not path.name.startswith("."))
     return {f"results/{results.name}/{path.relative_to(results).as_posix()}": path.read_bytes() for path in found}
 
 
-def _clean(name: str, content: bytes, machine: Machine) -> bytes:
+def _clean(name: str, content: bytes, machine: Private) -> bytes:
     if Path(name).suffix not in TEXT:
         return content
     text = content.decode(errors="surrogateescape")
@@ -284,10 +289,10 @@ def data_needed(results: Path) -> list[Needed]:
     """Text and models of this machine's, as the manifests have them."""
     found, experiment = [], ExperimentFolder(results)
     for path in experiment.specs.all("corpora"):
-        found += _texts(f"corpora.{path.stem}", read_json(path)["source"], experiment.corpus(path.stem).sources)
+        found += _texts(f"corpora.{path.stem}", read(CorpusSpec, path).source, experiment.corpus(path.stem).sources)
     for path in experiment.specs.all("models"):
-        spec, source = read_json(path), read_if_there(ModelSource, experiment.model(path.stem).source)
-        if (folder := spec.get("hf")) and Path(folder).is_dir():
+        spec, source = read(ModelSpec, path), read_if_there(ModelSource, experiment.model(path.stem).source)
+        if (folder := spec.hf) and Path(folder).is_dir():
             found.append({"for": f"models.{path.stem}.hf", "path": folder, "digest": source and source.digest})
     return found + _tokenizers(results)
 
@@ -322,11 +327,11 @@ def _of_evaluation(results: Path) -> Iterator[Named]:
 
 def _profilers(results: Path) -> Iterator[Named]:
     experiment = ExperimentFolder(results)
-    for run in read_json(experiment.specs.runs)["runs"]:
+    for run in read(RunsSpec, experiment.specs.runs).runs:
         path = experiment.run(run).file("profile")
-        tool = read_json(path)["tool"] if path.exists() else "none"
-        if tool.endswith(".py"):
-            yield "profile.tool", tool
+        wanted = read_if_there(ProfileSpec, path)
+        if wanted and wanted.tool.endswith(".py"):
+            yield "profile.tool", wanted.tool
 
 
 def _published(trees: Iterable[Mapping[str, Any]]) -> Iterator[Named]:

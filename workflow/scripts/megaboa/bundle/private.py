@@ -23,7 +23,7 @@ INSTEAD = "echo left out of the bundle"
 
 
 @dataclass(frozen=True)
-class Machine:
+class Private:
     """Paths and names of this machine, longest path first, with their replacements."""
 
     paths: tuple[tuple[str, str], ...]
@@ -31,7 +31,7 @@ class Machine:
     own: tuple[str, ...] = ()  # of these, what nothing but this machine is called
 
     @classmethod
-    def here(cls, clone: Path, store: Path) -> Machine:
+    def here(cls, clone: Path, store: Path) -> Private:
         known = [(ROOT, "."), (clone, "."), (store, "store"), (Path.home(), "~")]
         found = {str(form): sign for path, sign in known for form in (path.absolute(), path.resolve())}
         found = {path: sign for path, sign in found.items() if len(path) > 1}

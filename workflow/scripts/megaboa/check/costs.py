@@ -7,12 +7,11 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from megaboa import files, paths, peaks, records
 from megaboa.check import flops, memory, parameters, speed
 from megaboa.check.facts import Facts
-from megaboa.records import Summary
+from megaboa.records import RunSpec, Summary
 
 # Of a run's training what decides how long its steps take.
 SIZES = ("global_batch_size", "micro_batch_size", "seq_length", "precision")
@@ -112,11 +111,11 @@ def measured_speeds(results: Path) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def speed_key(run: dict[str, Any], gpu: str | None) -> str:
+def speed_key(run: RunSpec, gpu: str | None) -> str:
     """What decides the speed: neither names, nor seeds and learning rates, nor how many steps there are."""
-    model = {name: value for name, value in run["model"].items() if name not in ("name", "init", "seed")}
-    sizes = {name: run["training"].get(name) for name in SIZES}
-    same = {name: run.get(name) for name in ("parallel", "world_size", "device", "overrides")}
+    model = {name: value for name, value in run.model.items() if name not in ("name", "init", "seed")}
+    sizes = {name: run.training.get(name) for name in SIZES}
+    same = {name: getattr(run, name) for name in ("parallel", "world_size", "device", "overrides")}
     return files.digest({"model": model, "sizes": sizes, "gpu": gpu, **same})
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megaboa.layout import AXES, Layout
+from megaboa.records import Tree
 
 Precision = str  # as `training.precision`
 
@@ -163,14 +164,14 @@ class Facts:
         return self.layout.microbatches(self.training.gbs, self.training.mbs)
 
 
-def from_json(sections: dict[str, Any]) -> Facts:
+def from_json(sections: Tree) -> Facts:
     """What `dataclasses.asdict` made of facts, read from a file."""
     kinds = {"layout": Layout, "model": Model, "training": Training, "kernels": Kernels}
     kinds |= {"profiling": Profiling, "cluster": Cluster}
     return Facts(**{name: kinds[name](**_tuples(values)) for name, values in sections.items()})
 
 
-def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+def _tuples(values: Tree) -> Tree:
     return {name: _tuple(value) for name, value in values.items()}
 
 
@@ -270,7 +271,7 @@ FIELDS: dict[str, str] = {
 
 def overlay(facts: Facts, value_of: Callable[[str], Any], known: Callable[[str], bool]) -> Facts:
     """Facts with the values of all fields that are known."""
-    changed: dict[str, dict[str, Any]] = {}
+    changed: dict[str, Tree] = {}
     for fact, where in FIELDS.items():
         if known(where):
             section, name = fact.split(".")

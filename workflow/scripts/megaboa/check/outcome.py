@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from megaboa import files
 from megaboa.check import costs, needs_image, overview, refusals
 from megaboa.check.costs import Costs
 from megaboa.check.facts import Facts
 from megaboa.paths import ExperimentFolder, RunFolder
+from megaboa.records import (
+    CostsSpec,
+    InsideAsked,
+    InsideCheck,
+    Preflight,
+    PreflightInImage,
+    RunCheck,
+    RunsSpec,
+    read,
+    write,
+)
 
-Result = dict[str, Any]
 LEFT_OUT = "They are INVALID: run the same command again to leave them out."
 
 
-def conclude(order: Path, found: Mapping[str, tuple[Result, Facts | None]], out: Path) -> int:
+def conclude(order: Path, found: Mapping[str, tuple[RunCheck, Facts | None]], out: Path) -> int:
     """Report Bridge's verdicts on the runs in `order` (specs/runs.json), and return the exit code.
 
     Writes `out`, and a table of the same name (.tsv).
     """
-    asked, folder = files.read_json(order), order.parents[1]
+    asked, folder = read(RunsSpec, order), order.parents[1]
     specs = ExperimentFolder(folder).specs
-    added_up = files.read_json(specs.costs)
+    added_up = read(CostsSpec, specs.costs)
     runs = {name: result for name, (result, _) in found.items()}
     speeds = costs.measured_speeds(folder.parent)
     expected = {name: _costs(folder, added_up, name, facts, speeds) for name, (_, facts) in found.items()}
@@ -32,78 +42,78 @@ def conclude(order: Path, found: Mapping[str, tuple[Result, Facts | None]], out:
     total = costs.total(expected.values())
     files.write_text(out.with_suffix(".tsv"), overview.tsv(rows))
     print(overview.text(rows, total))
-    for warning in refusals.grouped({name: result.get("warnings", []) for name, result in runs.items()}):
+    for warning in refusals.grouped({name: result.warnings for name, result in runs.items()}):
         _say(f"warning: {warning}")
     for left in refusals.grouped({name: _open_here(result) for name, result in runs.items()}):
         _say(f"not checked here: {left}")
-    if "container" in files.read_json(specs.inside):
+    if read(InsideAsked, specs.inside).container:
         _say("The image is checked before training, or by `snakemake preflight_in_image`.")
 
-    refused = {name: result["reasons"] for name, result in runs.items() if result["state"] == "FAIL"}
+    refused = {name: result.reasons or () for name, result in runs.items() if result.state == "FAIL"}
     if refused:
         _say("\n".join(refusals.grouped(refused, "is refused", "are refused")))
         _say(f"{len(refused)} of {len(runs)} runs could never work; nothing was trained.")
-        if asked["skip_illegal"]:
+        if asked.skip_illegal:
             refusals.write(folder, refused)
             _say(LEFT_OUT)
         return 1
-    exceeded = costs.over_budget(total, added_up["budget"]["gpu_hours"], added_up["budget"]["disk"])
+    exceeded = costs.over_budget(total, added_up.budget.gpu_hours, added_up.budget.disk)
     for key, problem in exceeded.items():
         _say(f"{key}: {problem}: raise it, or plan less; nothing was trained.")
     if exceeded:
         return 1
-    files.write_json(out, {"runs": runs})
+    write(out, Preflight(runs=runs))
     print(f"{len(runs)} runs are accepted by Bridge")
     return 0
 
 
-def conclude_in_image(order: Path, digest: str, report: Result, out: Path) -> int:
+def conclude_in_image(order: Path, digest: str, report: PreflightInImage, out: Path) -> int:
     """The same for the verdicts of the image with this digest. Where it can't be started here, training will tell."""
-    if report["state"] == "NOT_RUN":
-        _say(f"not checked in the image: {report['why']}")
-        files.write_json(out, {"image": digest, **report})
+    if report.state == "NOT_RUN":
+        _say(f"not checked in the image: {report.why}")
+        write(out, replace(report, image=digest))
         return 0
-    runs = report["runs"]
+    runs = report.runs or {}
     for left in refusals.grouped({name: _open_in_image(result) for name, result in runs.items()}):
         _say(f"not checked in the image: {left}")
-    if refused := {name: one["reasons"] for name, one in runs.items() if _is_refused(one)}:
+    if refused := {name: one.reasons or () for name, one in runs.items() if _is_refused(one)}:
         _say("\n".join(refusals.grouped(refused, "is refused in the image", "are refused in the image")))
         _say(f"{len(refused)} of {len(runs)} runs could never work in this image; nothing was trained.")
-        if files.read_json(order)["skip_illegal"]:
+        if read(RunsSpec, order).skip_illegal:
             refusals.write(out.parent, refused, in_image=True)
             _say(LEFT_OUT)
         return 1
-    files.write_json(out, {"image": digest, **report})
-    print(f"{len(runs)} runs are accepted in the image ({report['how']})")
+    write(out, replace(report, image=digest))
+    print(f"{len(runs)} runs are accepted in the image ({report.how})")
     return 0
 
 
 def _costs(
-    folder: Path, added_up: Mapping[str, Any], name: str, facts: Facts | None, speeds: Mapping[str, float]
+    folder: Path, added_up: CostsSpec, name: str, facts: Facts | None, speeds: Mapping[str, float]
 ) -> Costs | None:
     if facts is None:
         return None
     run = RunFolder(folder / "runs" / name)
     measured = speeds.get(costs.speed_key(run.run, run.launch.gpu))
-    mfu, exported = added_up["budget"]["mfu"], name in added_up["exports"]
+    mfu, exported = added_up.budget.mfu, name in added_up.exports
     return costs.of_run(facts, given=run.launch.step_seconds, measured=measured, mfu=mfu, exported=exported)
 
 
-def _open_here(result: Result) -> Sequence[str]:
+def _open_here(result: RunCheck) -> Sequence[str]:
     """What only the image can check."""
-    stopped = result.get("stopped_at")
-    return [*result.get("needs_image", []), *([f"needs the image: {stopped}"] if stopped else [])]
+    stopped = result.stopped_at
+    return [*(result.needs_image or ()), *([f"needs the image: {stopped}"] if stopped else [])]
 
 
-def _open_in_image(result: Result) -> Sequence[str]:
+def _open_in_image(result: InsideCheck) -> Sequence[str]:
     """What only a GPU, or a network, can tell."""
-    stopped = result.get("stopped_at")
-    unreached = [] if result["state"] == "PASS" or _is_refused(result) else result["reasons"]
-    return [*result.get("needs_gpu", []), *([f"needs a GPU: {stopped}"] if stopped else []), *unreached]
+    stopped = result.stopped_at
+    unreached = () if result.state == "PASS" or _is_refused(result) else result.reasons or ()
+    return [*(result.needs_gpu or ()), *([f"needs a GPU: {stopped}"] if stopped else []), *unreached]
 
 
-def _is_refused(result: Result) -> bool:
-    return result["state"] == "FAIL" and needs_image.is_verdict(result["reasons"])
+def _is_refused(result: InsideCheck) -> bool:
+    return result.state == "FAIL" and needs_image.is_verdict(result.reasons or ())
 
 
 def _say(text: str) -> None:

@@ -10,6 +10,7 @@ from megaboa.check.costs import Costs, Total
 from megaboa.check.facts import Facts
 from megaboa.check.memory import GIB
 from megaboa.layout import words
+from megaboa.records import RunCheck, Tree
 
 COLUMNS = (
     *("run", "state", "ranks", "layout", "params", "memory_gib", "limit_gib", "stage"),
@@ -24,10 +25,10 @@ HEAD = (
 )
 
 
-def row(name: str, result: Mapping[str, Any], facts: Facts | None, costs: Costs | None) -> dict[str, Any]:
+def row(name: str, result: RunCheck, facts: Facts | None, costs: Costs | None) -> Tree:
     """`result` is what preflight found of the run."""
-    found: dict[str, Any] = dict.fromkeys(COLUMNS)
-    found |= {"run": name, "state": result["state"], "why": "; ".join(result.get("reasons", []))}
+    found: Tree = dict.fromkeys(COLUMNS)
+    found |= {"run": name, "state": result.state, "why": "; ".join(result.reasons or ())}
     if facts is None:
         return found
     found |= {"ranks": facts.layout.world_size, "layout": layout(facts), "params": _params(facts)}

@@ -8,7 +8,7 @@ from pathlib import Path
 from megaboa import files, records
 from megaboa.image.image_file import as_recorded
 from megaboa.paths import ExperimentFolder
-from megaboa.records import Image, Refusal, Refusals, read_if_there
+from megaboa.records import Image, ImageAsked, InsideAsked, Refusal, Refusals, plain, read_if_there
 
 NAMED = 3  # runs that a line names
 
@@ -40,8 +40,8 @@ def write(experiment: Path, refused: Mapping[str, Sequence[str]], in_image: bool
 
     `in_image`: by the packages of the image that there is.
     """
-    asked = files.read_json(ExperimentFolder(experiment).specs.image).get("container") if in_image else None
-    wanted = files.digest(asked) if asked else None
+    asked = records.read(ImageAsked, ExperimentFolder(experiment).specs.image).container if in_image else None
+    wanted = files.digest(plain(asked)) if asked else None
     image = _image(experiment, wanted)
     known = read(experiment, _packages(experiment), wanted)
     for name, reasons in refused.items():
@@ -73,4 +73,4 @@ def _identity(experiment: Path, run: str) -> str:
 
 def _packages(experiment: Path) -> str:
     """Another version of Bridge may accept what this one refuses."""
-    return str(files.read_json(ExperimentFolder(experiment).specs.inside)["digest"])
+    return str(records.read(InsideAsked, ExperimentFolder(experiment).specs.inside).digest)

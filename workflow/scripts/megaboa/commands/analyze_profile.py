@@ -7,13 +7,14 @@ the manifest of a run's capture. `--against` compares with an earlier analysis, 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from megaboa import commands, files
 from megaboa.layout import Layout
 from megaboa.observe.traces.analysis import Expected, analyse
 from megaboa.observe.traces.comparison import compare
+from megaboa.records import Analysis, RunSpec, Trace, parse, read, write
 
 ANALYSED = ("pytorch", "nsys")
 VIEWERS = {"viztracer": "vizviewer", "memory": "PyTorch's memory_viz"}
@@ -35,29 +36,29 @@ def main(words: list[str]) -> None:
     document = analyse(paths, expected)
     if arguments.against:
         before = earlier(arguments.against)
-        document["comparison"] = {"against": str(arguments.against), **compare(before, document)}
+        document = replace(document, comparison=replace(compare(before, document), against=str(arguments.against)))
     if arguments.out:
-        files.write_json(arguments.out, document)
+        write(arguments.out, document)
     if arguments.figures:
         from megaboa.report.profiles import draw_all
 
         draw_all(document, arguments.figures)
-    print("\n".join(document["summary"]))
-    if arguments.against:
-        print("\n".join(["", f"against {arguments.against}:", *document["comparison"]["summary"]]))
+    print("\n".join(document.summary))
+    if document.comparison:
+        print("\n".join(["", f"against {arguments.against}:", *document.comparison.summary]))
 
 
 def wanted(arguments: argparse.Namespace) -> tuple[list[Path], Expected]:
     """Captures, and what they should be."""
-    trace = files.read_json(arguments.trace) if arguments.trace else {}
+    trace = read(Trace, arguments.trace) if arguments.trace else None
     run_path = arguments.run or (arguments.trace.with_name("run.json") if arguments.trace else None)
-    run: dict[str, Any] = files.read_json(run_path) if run_path else {}
-    layout, training = Layout.of_run(run) if run else None, run.get("training") or {}
-    paths = [*arguments.captures, *([Path(trace["path"])] if trace else [])]
+    run = read(RunSpec, run_path) if run_path else None
+    layout, training = (Layout.of_run(run), run.training) if run else (None, {})
+    paths = [*arguments.captures, *([Path(trace.path)] if trace else [])]
     return paths, Expected(
-        ranks=trace.get("ranks", []),
-        steps=trace.get("steps", []),
-        step_log=Path(trace["step_log"]) if trace.get("step_log") else None,
+        ranks=list(trace.ranks) if trace else [],
+        steps=list(trace.steps) if trace else [],
+        step_log=Path(trace.step_log) if trace and trace.step_log else None,
         train_iters=training.get("train_iters"),
         layout=layout,
         microbatches=layout and layout.microbatches(training["global_batch_size"], training["micro_batch_size"]),
@@ -65,18 +66,18 @@ def wanted(arguments: argparse.Namespace) -> tuple[list[Path], Expected]:
     )
 
 
-def kept(trace: dict[str, Any]) -> str:
+def kept(trace: Trace) -> str:
     """What is said of captures that aren't read here."""
-    if trace["tool"] in ANALYSED:
+    if trace.tool in ANALYSED:
         return ""
-    viewer = VIEWERS.get(trace["tool"], "what wrote them")
-    return f"{len(trace['traces'])} file(s) of {trace['tool']} are kept in {trace['path']}, for {viewer} to read."
+    viewer = VIEWERS.get(trace.tool, "what wrote them")
+    return f"{len(trace.traces)} file(s) of {trace.tool} are kept in {trace.path}, for {viewer} to read."
 
 
-def earlier(path: Path) -> dict[str, Any]:
+def earlier(path: Path) -> Analysis:
     """An analysis that was written, or one of captures."""
     if path.is_file() and path.suffix == ".json":
         document = files.read_json(path)
         if isinstance(document, dict) and "form" in document:
-            return document
+            return parse(Analysis, document, path)
     return analyse([path])

@@ -9,8 +9,7 @@ from megaboa import commands
 from megaboa.bridge import process, zygote
 from megaboa.bridge.quiet import quietly
 from megaboa.errors import one_sentence
-from megaboa.files import read_json
-from megaboa.records import Corpus, CorpusSpec, Sources, TokenizerSpec, read, write
+from megaboa.records import Corpus, CorpusSpec, IndexSpec, Sources, TokenizerSpec, read, write
 
 
 def train_tokenizer(words: list[str]) -> None:
@@ -97,7 +96,7 @@ def build_index(words: list[str]) -> None:
         process.prepare("cpu")
         from megaboa.bridge.index import make
     with one_sentence(args.out):
-        manifest = make(read_json(args.spec), args.spec.parents[2])
+        manifest = make(read(IndexSpec, args.spec), args.spec.parents[2])
         write(args.out, manifest)
     samples = ", ".join(f"{count:,} {split}" for split, count in manifest.samples.items())
     print(f"index {manifest.name}: samples: {samples}; {manifest.cache}")

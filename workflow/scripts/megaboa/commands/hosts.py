@@ -6,12 +6,12 @@ import shlex
 import sys
 from pathlib import Path
 
-from megaboa import commands, files
+from megaboa import commands
 from megaboa.check.outcome import conclude_in_image
 from megaboa.errors import InputError
 from megaboa.image.make import answer, build_command, make
 from megaboa.paths import Specs
-from megaboa.records import Image, RecordError, read
+from megaboa.records import Image, RecordError, read, write
 from megaboa.run.call import TrainingFailed
 from megaboa.run.capture import capture as capture_run
 from megaboa.run.inputs import UnusableInputError
@@ -64,6 +64,6 @@ def capture(words: list[str]) -> int:
     except (TrainingFailed, UnusableInputError, RecordError) as failure:
         print(failure, file=sys.stderr)
         return 1
-    files.write_json(args.out, manifest)
-    print(f"run {manifest['run']}: {len(manifest['traces'])} trace(s) in {manifest['path']}")
+    write(args.out, manifest)
+    print(f"run {manifest.run}: {len(manifest.traces)} trace(s) in {manifest.path}")
     return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from megaboa import commands
-from megaboa.report.make import Wanted, make
+from megaboa.report.build import Wanted, make
 from megaboa.report.page import ReportError
 from megaboa.run import submitted
 

@@ -11,7 +11,7 @@ from megaboa.bridge import process, zygote
 from megaboa.conversion import add_image, add_sizes, image_of, layout_of
 from megaboa.files import read_json, write_json
 from megaboa.paths import RunFolder
-from megaboa.records import ExportRecord, ImportRecord, ModelSource, Proof, read, write
+from megaboa.records import ExportRecord, ExportSpec, ImportRecord, ModelSource, ModelSpec, Proof, read, write
 
 
 def get_model(words: list[str]) -> None:
@@ -20,7 +20,7 @@ def get_model(words: list[str]) -> None:
     zygote.hand_over("cpu")
     from megaboa.bridge.source import obtain
 
-    manifest = obtain(read_json(args.spec))
+    manifest = obtain(read(ModelSpec, args.spec))
     write(args.out, manifest)
     print(f"model {manifest.name}: {manifest.params:,} parameters, {manifest.path}")
 
@@ -72,7 +72,7 @@ def export_model(words: list[str]) -> None:
     from megaboa.report.provenance import commit
 
     source, folder = read(ModelSource, args.source), RunFolder(args.out.parent)
-    manifest = exported(read_json(args.spec), folder, source, commit())
+    manifest = exported(read(ExportSpec, args.spec), folder, source, commit())
     write(args.out, replace(manifest, **image_of(args)))
     print(f"exported iteration {manifest.iteration}: {manifest.path}")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megaboa import commands, files
+from megaboa import commands
 from megaboa.bridge import process, zygote
 from megaboa.bridge.quiet import quietly
+from megaboa.records import InsideCheck, PreflightInImage, RunsSpec, read, write
 
 ORDER = "the experiment's specs/runs.json, with the names of the runs"
 
@@ -24,7 +25,7 @@ def preflight(words: list[str]) -> int:
         process.prepare("cpu")
         from megaboa.bridge.preflight import check
 
-        found = check(args.order.parents[1], files.read_json(args.order)["runs"])
+        found = check(args.order.parents[1], read(RunsSpec, args.order).runs)
     from megaboa.check import outcome
 
     return outcome.conclude(args.order, found, args.out)
@@ -37,12 +38,14 @@ def check_inside(words: list[str]) -> None:
     args = parser.parse_args(words)
     from megaboa.check import needs_image
 
-    order, has = files.read_json(args.order), needs_image.installed()
+    order, has = read(RunsSpec, args.order), needs_image.installed()
     with quietly():
         process.prepare("cpu")
         from megaboa.bridge.preflight import check
 
-        found = check(args.order.parents[1], order["runs"], has)
-    kept = ("state", "reasons", "needs_gpu", "stopped_at")
-    runs = {name: {key: result[key] for key in kept if key in result} for name, (result, _) in found.items()}
-    files.write_json(args.out, {"state": "PASS", "packages": has, "runs": runs})
+        found = check(args.order.parents[1], order.runs, has)
+    runs = {
+        name: InsideCheck(state=one.state, reasons=one.reasons, needs_gpu=one.needs_gpu, stopped_at=one.stopped_at)
+        for name, (one, _) in found.items()
+    }
+    write(args.out, PreflightInImage(state="PASS", packages=has, runs=runs))

@@ -49,7 +49,7 @@ def report(words: list[str]) -> None:
     parser.add_argument("--command", default="snakemake", help="the command that makes this report")
     parser.add_argument("--after-failure", action="store_true", help="no run is missing, but other jobs failed")
     args = parser.parse_args(words)
-    from megaboa.report.make import Wanted, make
+    from megaboa.report.build import Wanted, make
     from megaboa.report.page import ReportError
 
     results = args.settings.parents[1]
@@ -67,7 +67,7 @@ def bundle(words: list[str]) -> None:
     parser.add_argument("--command-line", type=json.loads, default={}, help="what --config gave, as JSON")
     args = parser.parse_args(words)
     from megaboa.bundle.contents import Asked
-    from megaboa.bundle.make import make
+    from megaboa.bundle.crate import make
 
     asked = Asked(args.settings.parents[1], args.config_file, args.command_line)
     print(make(asked, read_json(args.settings)["title"], args.store, args.out))

@@ -12,10 +12,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from megaboa.config import config_keys, keys
-from megaboa.config.errors import Problem, choose, nearest, show
 from megaboa.config.keys import Path
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
+from megaboa.config.problems import Problem, choose, nearest, show
 from megaboa.config.yaml_file import Places, dotted
 from megaboa.data.sources import STDLIB, file_stems, files_of, hub_id, is_hub_id
 from megaboa.errors import InputError

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megaboa.config.errors import nearest
+from megaboa.config.problems import nearest
 from megaboa.files import read_json
 from megaboa.records import Tree
 

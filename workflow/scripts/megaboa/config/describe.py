@@ -13,6 +13,7 @@ from megaboa.blends import SPLITS
 from megaboa.config import keys
 from megaboa.config.formula import NAMES
 from megaboa.config.models.experiment import Experiment
+from megaboa.records import Tree
 
 BEGIN, END = "<!-- keys: generated from the typed models by megaboa write-schema -->", "<!-- end of keys -->"
 
@@ -24,7 +25,7 @@ class _Plain(GenerateJsonSchema):
         return False
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> Tree:
     """For editors: completion, descriptions, and most mistakes underlined. The plan checks more."""
     schema = Experiment.model_json_schema(schema_generator=_Plain)
     schema = {

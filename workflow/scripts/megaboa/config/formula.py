@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from megaboa.config.errors import nearest
+from megaboa.config.problems import nearest
 from megaboa.layout import AXES
 
 # Names that expressions may use, and the keys they stand for; None: derived, see megaboa.plan.quantities.

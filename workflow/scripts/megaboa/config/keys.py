@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from megaboa.config.errors import Problem, nearest
 from megaboa.config.formula import Formula
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
+from megaboa.config.problems import Problem, nearest
 from megaboa.fields import OVERRIDES_TOO, OWN_FIELDS, SAME_AS, key_of
 from megaboa.secrets import is_secret_name
 

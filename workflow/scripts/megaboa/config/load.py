@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from megaboa.config import check, keys, sweep, yaml_file
-from megaboa.config.errors import ConfigError, Problem
 from megaboa.config.models.experiment import Experiment
+from megaboa.config.problems import ConfigError, Problem
 from megaboa.config.yaml_file import Places, dotted
 from megaboa.image.references import split_mount
 from megaboa.records import Tree

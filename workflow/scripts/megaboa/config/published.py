@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field, PositiveFloat, ValidationError, mod
 
 from megaboa import layout, metrics
 from megaboa.config import check, yaml_file
-from megaboa.config.errors import choose
 from megaboa.config.models.section import Section, key
+from megaboa.config.problems import choose
 from megaboa.records import Tree
 
 FOLDER = Path(__file__).resolve().parents[4] / "config" / "published"

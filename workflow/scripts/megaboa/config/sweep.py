@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from megaboa.config import check, config_keys, keys
-from megaboa.config.errors import Problem
 from megaboa.config.keys import Path
+from megaboa.config.problems import Problem
 from megaboa.config.yaml_file import Places, dotted
 from megaboa.records import Tree
 

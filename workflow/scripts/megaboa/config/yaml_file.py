@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from megaboa.config.errors import Problem, show
+from megaboa.config.problems import Problem, show
 from megaboa.records import Tree
 
 Place = tuple[str, int]

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from megaboa import files
 from megaboa.check.facts import Facts, from_json
 from megaboa.doctor import failed_stages, passed, troubles
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore
 from megaboa.records import (
+    Analysis,
     AttemptEnd,
     AttemptStart,
+    Preflight,
     ReportSpec,
+    RunsSpec,
     Step,
     Summary,
     read,
@@ -33,13 +35,12 @@ from megaboa.scheduler.registry import cluster
 def experiment(results: Path) -> list[str]:
     """What there is to say, in lines; a healthy run has none."""
     folder = ExperimentFolder(results)
-    plan, known = files.read_json(folder.specs.runs), {}
-    if folder.preflight.exists():
-        known = files.read_json(folder.preflight)["runs"]
+    found = read_if_there(Preflight, folder.preflight)
+    known = found.runs if found else {}
     lines = [f"{one}: left out of the plan" for one in read(ReportSpec, folder.specs.report).invalid]
     lines += failed_stages.failed(results)
-    for name in plan["runs"]:
-        facts = known.get(name, {}).get("facts")
+    for name in read(RunsSpec, folder.specs.runs).runs:
+        facts = known[name].facts if name in known else None
         lines += run(folder.run(name), from_json(facts) if facts else None)
     return lines
 
@@ -104,7 +105,7 @@ def _lost(store: RunStore, begun: AttemptStart) -> AttemptEnd:
 def _of_summary(folder: RunFolder, summary: Summary, facts: Facts | None) -> list[str]:
     if summary.state != "PASS":
         return [f"{folder.name}: {summary.state}", *(f"  {reason}" for reason in summary.reasons)]
-    analysis = files.read_json(folder.analysis) if folder.analysis.exists() else None
+    analysis = read_if_there(Analysis, folder.analysis)
     lines = passed.waits_for_data(analysis, folder.launch.num_workers)
     if facts is not None:
         lines += [*passed.slow(facts, summary), *passed.unbalanced(facts, analysis)]
@@ -125,12 +126,11 @@ def _steps(folder: RunFolder) -> list[Step]:
 
 def _course(folder: RunFolder) -> passed.Course:
     run = folder.run
-    optimizer, schedule = run.get("optimizer") or {}, run.get("schedule") or {}
     return passed.Course(
-        lr=optimizer.get("lr"),
-        warmup=schedule.get("warmup_iters") or 0,
-        clip=optimizer.get("clip_grad"),
-        pretrained=bool(run.get("parent")) or (run.get("model") or {}).get("init") == "pretrained",
+        lr=run.optimizer.get("lr"),
+        warmup=run.schedule.get("warmup_iters") or 0,
+        clip=run.optimizer.get("clip_grad"),
+        pretrained=run.parent is not None or run.model.get("init") == "pretrained",
     )
 
 
@@ -141,7 +141,7 @@ def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Fact
         evidence=found.evidence,
         iteration=end.iteration,
         save_interval=folder.launch.checkpoint.get("save_interval"),
-        lr=folder.run["optimizer"].get("lr"),
+        lr=folder.run.optimizer.get("lr"),
     )
     rank = "" if end.rank is None else f", rank {end.rank}"
     return [

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaboa.doctor import troubles
-from megaboa.files import read_json
 from megaboa.paths import ExperimentFolder
+from megaboa.records import InsideAsked, RunsSpec, read_if_there
 from megaboa.run.failures import EVIDENCE_LENGTH, classify, read_tails
 from megaboa.scheduler.ranks import Ended
 from megaboa.scheduler.registry import cluster
@@ -80,7 +80,7 @@ def of_model(results: Path, model: str) -> list[Job]:
 def _before_training(results: Path) -> Iterator[Job]:
     experiment = ExperimentFolder(results)
     logs, inside = experiment.logs, experiment.specs.inside
-    boxed = inside.exists() and "container" in read_json(inside)
+    boxed = bool((found := read_if_there(InsideAsked, inside)) and found.container)
     for path in (experiment.image, experiment.preflight, *([experiment.preflight_in_image] if boxed else [])):
         yield Job(logs / f"{path.stem}.log", path)
     names = {kind: [path.stem for path in experiment.specs.all(kind)] for kind in SHARED}
@@ -99,9 +99,9 @@ def _before_training(results: Path) -> Iterator[Job]:
         yield Job(logs / "data" / "indexes" / f"{one}.log", experiment.index(one))
 
 
-def _runs(results: Path) -> list[str]:
-    path = ExperimentFolder(results).specs.runs
-    return read_json(path)["runs"] if path.exists() else []
+def _runs(results: Path) -> tuple[str, ...]:
+    found = read_if_there(RunsSpec, ExperimentFolder(results).specs.runs)
+    return found.runs if found else ()
 
 
 def told(job: Job, over: bool = False) -> list[str]:

@@ -10,14 +10,13 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from megaboa import peaks
 from megaboa.check import flops, memory, parameters, speed, table
 from megaboa.check.facts import Facts
 from megaboa.check.stages import Stage, stages
 from megaboa.doctor.troubles import AVOID
-from megaboa.records import Gpus, GpuUse, Step, Summary
+from megaboa.records import Analysis, Gpus, GpuUse, RankSteps, Step, Summary
 from megaboa.run.gpu_use import HOT, POWER_CAP
 
 LOW = 0.2  # of the peak: half of what large models reach
@@ -66,7 +65,7 @@ def slow(f: Facts, summary: Summary) -> list[str]:
     ]
 
 
-def unbalanced(f: Facts, analysis: dict[str, Any] | None) -> list[str]:
+def unbalanced(f: Facts, analysis: Analysis | None) -> list[str]:
     """One stage has more to calculate than the others: the one with the loss, most of the time."""
     if f.layout.pp == 1 or not memory.is_known(f) or f.layout.stages is not None:
         return []
@@ -113,16 +112,16 @@ def better_split(f: Facts) -> Facts | None:
     return min(legal, key=lambda one: max(works(one)), default=None)
 
 
-def _measured_bubble(analysis: dict[str, Any] | None) -> list[str]:
-    found = (analysis or {}).get("pipeline")
-    if not found or found["ideal"] is None:
+def _measured_bubble(analysis: Analysis | None) -> list[str]:
+    found = analysis and analysis.pipeline
+    if not found or found.ideal is None:
         return []
-    return [f"  profile: stages stand still for {found['measured']:.0%} of a step; with even ones {found['ideal']:.0%}"]
+    return [f"  profile: stages stand still for {found.measured:.0%} of a step; with even ones {found.ideal:.0%}"]
 
 
-def waits_for_data(analysis: dict[str, Any] | None, workers: int | None) -> list[str]:
+def waits_for_data(analysis: Analysis | None, workers: int | None) -> list[str]:
     """By a profile: how long the host was in the loader, of the rank that was longest."""
-    shares = [share for rank in (analysis or {}).get("ranks", []) if (share := _loading(analysis or {}, rank))]
+    shares = [share for rank in analysis.ranks if (share := _loading(analysis, rank))] if analysis else []
     most = max(shares, default=0.0)
     if most < WAITING:
         return []
@@ -133,17 +132,17 @@ def waits_for_data(analysis: dict[str, Any] | None, workers: int | None) -> list
     ]
 
 
-def _loading(analysis: dict[str, Any], rank: dict[str, Any]) -> float | None:
-    phases = analysis["details"][str(rank["rank"])]["phases"]
-    host = next((row["host_ms"] for row in phases if row["phase"] == "data"), None)
-    wall = rank["ms"]["wall"]["median"]
+def _loading(analysis: Analysis, rank: RankSteps) -> float | None:
+    phases = analysis.details[str(rank.rank)].phases
+    host = next((row.host_ms for row in phases if row.phase == "data"), None)
+    wall = rank.ms["wall"].median
     return host / wall if host and wall else None
 
 
-def waits_for_host(f: Facts, analysis: dict[str, Any] | None) -> list[str]:
+def waits_for_host(f: Facts, analysis: Analysis | None) -> list[str]:
     """By a profile: how long a GPU had nothing to do as nothing had been launched, of the rank with most of it."""
-    timed = [rank["ms"] for rank in (analysis or {}).get("ranks", []) if rank["ms"]["wall"]["median"]]
-    most = max((ms["starved"]["median"] / ms["wall"]["median"] for ms in timed if ms.get("starved")), default=0.0)
+    timed = [rank.ms for rank in analysis.ranks if rank.ms["wall"].median] if analysis else []
+    most = max((ms["starved"].median / ms["wall"].median for ms in timed if ms.get("starved")), default=0.0)
     if f.kernels.graphs != "none" or most < STARVED:
         return []
     plain_stages = {"model.batch_p2p_sync": "false"} if f.layout.pp > 1 and not f.layout.vpp else {}

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from megaboa import files
 from megaboa.errors import InputError
 from megaboa.image import rootfs, runtimes
+from megaboa.records import Contract, ImageOrder, PreflightInImage, read
 from megaboa.scheduler.registry import cluster
 
 ENTRYPOINT = Path(__file__).parents[2] / "train_rank.py"
@@ -25,33 +25,35 @@ class KilledError(InputError):
     """From without: no fault of the image either."""
 
 
-def test(wanted: dict[str, Any], image: Path, results: Path) -> dict[str, Any]:
+def test(wanted: ImageOrder, image: Path, results: Path) -> Contract:
     """The entrypoint's report, and how it was had; state NOT_RUN where nothing here can start the image."""
-    return ask(wanted, image, results, lambda report: self_test(wanted, report))
+    return ask(Contract, wanted, image, results, lambda report: self_test(wanted, report))
 
 
-def ask(wanted: dict[str, Any], image: Path, results: Path, command: Callable[[Path], list[str]]) -> dict[str, Any]:
+def ask[Answer: (Contract, PreflightInImage)](
+    kind: type[Answer], wanted: ImageOrder, image: Path, results: Path, command: Callable[[Path], list[str]]
+) -> Answer:
     """What a command in the image writes into the file that it is told, as `test` does."""
-    how = way(wanted["runtime"], image, wanted.get("srun"))
+    how = way(wanted.runtime, image, wanted.srun)
     if how is None:
-        return {"state": "NOT_RUN", "why": f"nothing here can start {image.name}: {missing(wanted['runtime'])}"}
-    if how != "pyxis" and (other := wanted.get("architecture") or platform.machine()) != platform.machine():
-        return {"state": "NOT_RUN", "why": f"{image.name} is for {other}, and this machine is {platform.machine()}"}
+        return kind(state="NOT_RUN", why=f"nothing here can start {image.name}: {missing(wanted.runtime)}")
+    if how != "pyxis" and (other := wanted.architecture or platform.machine()) != platform.machine():
+        return kind(state="NOT_RUN", why=f"{image.name} is for {other}, and this machine is {platform.machine()}")
     results.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".contract-", dir=results) as folder:
         report = Path(folder).absolute() / "report.json"
-        seen = {**wanted, "mounts": [*wanted["mounts"], f"{report.parent}:{report.parent}:rw"]}
+        seen = replace(wanted, mounts=(*wanted.mounts, f"{report.parent}:{report.parent}:rw"))
         argv = command(report)
         done = _start(how, seen, image, argv)
         if not report.exists():
             if how == "pyxis" and (refused := cluster().refusal(done.stderr)):  # that is no fault of the image
-                return {"state": "NOT_RUN", "why": refused}
+                return kind(state="NOT_RUN", why=refused)
             if done.returncode in KILLED:
                 raise KilledError(f"{_name(argv)} was killed in {image} ({how}): too little memory, or time?")
             said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
             why = said[-1].strip() if said else f"exit code {done.returncode}"
             raise InputError(f"{_name(argv)} can't be started in {image} ({how}): {why}")
-        return {**files.read_json(report), "how": how}
+        return replace(read(kind, report), how=how)
 
 
 def _name(argv: list[str]) -> str:
@@ -59,13 +61,13 @@ def _name(argv: list[str]) -> str:
     return f"{program} {argv[2]}" if program == "megaboa" else program
 
 
-def self_test(wanted: dict[str, Any], report: Path) -> list[str]:
-    strict = ["--strict"] if wanted["build"] and wanted["build"]["pinned"] and not wanted["bridge_source"] else []
+def self_test(wanted: ImageOrder, report: Path) -> list[str]:
+    strict = ["--strict"] if wanted.build and wanted.build.pinned and not wanted.bridge_source else []
     return [
-        wanted["python"],
+        wanted.python,
         str(ENTRYPOINT),
         "--self-test",
-        f"--device={wanted['device']}",
+        f"--device={wanted.device}",
         f"--out={report}",
         *strict,
     ]
@@ -93,18 +95,18 @@ def missing(runtime: str) -> str:
     return f"there is no {cluster().image_plugin}, and no unsquashfs with the right to make namespaces"
 
 
-def _start(how: str, wanted: dict[str, Any], image: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
-    names = [*wanted["env"], *wanted["variables"]]  # of which ours go before the image's own
-    arguments = wanted["mounts"], names, wanted["workdir"], command
-    variables = {**runtimes.without_pythons(os.environ), **wanted["variables"]}
+def _start(how: str, wanted: ImageOrder, image: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+    names = [*wanted.env, *wanted.variables]  # of which ours go before the image's own
+    arguments = wanted.mounts, names, wanted.workdir, command
+    variables = {**runtimes.without_pythons(os.environ), **wanted.variables}
     if how == "root file system":
-        with rootfs.unpacked(image, Path(wanted["store"])) as root:
-            rootfs.prepare(root, wanted["mounts"])
+        with rootfs.unpacked(image, Path(wanted.store)) as root:
+            rootfs.prepare(root, wanted.mounts)
             variables = rootfs.environment(root, names, variables)
             return _run(rootfs.enter(str(root), *arguments), variables)
-    argv = runtimes.RUNTIMES[wanted["runtime"]](str(image.absolute()), *arguments)
+    argv = runtimes.RUNTIMES[wanted.runtime](str(image.absolute()), *arguments)
     if how == "pyxis":  # a job of its own where the runs' jobs go, or a step where we are in a job already
-        gpus = int(wanted["device"] == "cuda")
+        gpus = int(wanted.device == "cuda")
         argv = [*cluster().process(wanted, os.environ, step=False, gpus=gpus), *argv]
     return _run(argv, variables)
 

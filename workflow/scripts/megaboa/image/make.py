@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from megaboa.errors import InputError
-from megaboa.files import read_json, write_json
 from megaboa.image import bridge_source, contract, dockerfile, image_file, obtain, pins
 from megaboa.paths import Specs
-from megaboa.records import BridgeSource, Image, parse, write
+from megaboa.records import (
+    Contract,
+    Image,
+    ImageAsked,
+    ImageBuild,
+    InsideAsked,
+    PreflightInImage,
+    read,
+    write,
+)
 
 
 def make(spec: Path, inside: Path, out: Path) -> None:
     """What specs/image.json and specs/inside.json of an experiment ask for; where ranks run in this Python, nothing."""
-    found = read_json(spec)
-    if "container" not in found:
-        write_json(out, found)
+    found = read(ImageAsked, spec)
+    if not found.container:
+        write(out, found)
         return
-    wanted = obtain.joined(found["container"], read_json(inside)["container"])
-    _make_store(Path(wanted["store"]).expanduser())
+    wanted = obtain.joined(found.container, read(InsideAsked, inside).container)
+    _make_store(Path(wanted.store).expanduser())
     made = obtain.obtain(wanted)
-    if wanted["bridge_source"]:
-        bridge_source.check_out(wanted["store"], BridgeSource(**wanted["bridge_source"]))
-    report = contract.test(wanted, Path(made["path"]), out.parent)
-    if report["state"] == "FAIL":
-        raise InputError(f"the image {made['path']} failed its test: {'; '.join(report['problems'])}")
-    known = {"python": report.pop("python", None), "packages": report.pop("packages", {}), "contract": report}
-    image = {"runtime": wanted["runtime"], **made, "bridge_source": wanted["bridge_source"], **known}
-    write(out, parse(Image, image, out))
-    print(f"image {made['path']}, {made['digest']}: {_told(report)}", file=sys.stderr)
+    if wanted.bridge_source:
+        bridge_source.check_out(wanted.store, wanted.bridge_source)
+    report = contract.test(wanted, Path(made.path), out.parent)
+    if report.state == "FAIL":
+        raise InputError(f"the image {made.path} failed its test: {'; '.join(report.problems or ())}")
+    tested = replace(report, python=None, packages=None)
+    write(out, replace(made, python=report.python, packages=report.packages or {}, contract=tested))
+    print(f"image {made.path}, {made.digest}: {_told(report)}", file=sys.stderr)
 
 
 def build_command(path: Path, engine: str, given: list[str]) -> list[str]:
@@ -39,20 +46,22 @@ def build_command(path: Path, engine: str, given: list[str]) -> list[str]:
     file = dockerfile.read(path)
     args = pins.build_arguments(file, dict(pair.split("=", 1) for pair in given if "=" in pair))
     inputs = dockerfile.inputs(file, Path(), args)
-    return obtain.build_plan(engine, {"build": {"file": str(path), "context": ".", "args": args, "inputs": inputs}})
+    return obtain.build_plan(engine, ImageBuild(file=str(path), context=".", args=args, inputs=inputs))
 
 
-def answer(specs: Specs, image: Image, results: Path, words: Sequence[str]) -> dict[str, Any]:
-    """What a command of ours writes in the image, without a GPU; state NOT_RUN where it can't be started."""
+def answer(specs: Specs, image: Image, results: Path, words: Sequence[str]) -> PreflightInImage:
+    """What preflight says in the image, without a GPU; state NOT_RUN where it can't be started."""
     if problem := image_file.changed(image):
         raise InputError(problem)
-    wanted = obtain.joined(*(read_json(path)["container"] for path in (specs.image, specs.inside)))
-    argv = [wanted["python"], *words]
+    wanted = obtain.joined(read(ImageAsked, specs.image).container, read(InsideAsked, specs.inside).container)
+    argv = [wanted.python, *words]
     try:
-        asked = {**wanted, "device": "cpu"}
-        return contract.ask(asked, Path(image.path), results, lambda report: [*argv, f"--out={report}"])
+        asked = replace(wanted, device="cpu")
+        return contract.ask(
+            PreflightInImage, asked, Path(image.path), results, lambda report: [*argv, f"--out={report}"]
+        )
     except contract.KilledError as error:
-        return {"state": "NOT_RUN", "why": str(error)}
+        return PreflightInImage(state="NOT_RUN", why=str(error))
 
 
 def _make_store(store: Path) -> None:
@@ -63,9 +72,9 @@ def _make_store(store: Path) -> None:
         raise InputError(f"store: {store} can't be made ({error.strerror}): name another folder") from error
 
 
-def _told(report: dict[str, Any]) -> str:
+def _told(report: Contract) -> str:
     """The test's outcome in a line."""
-    if report["state"] == "NOT_RUN":
-        return f"not tested ({report['why']})"
-    lacks = ", ".join(one["what"] for one in report["missing"])
-    return f"tested, by {report['how']}" + (f"; without {lacks}" if lacks else "")
+    if report.state == "NOT_RUN":
+        return f"not tested ({report.why})"
+    lacks = ", ".join(one.what for one in report.missing or ())
+    return f"tested, by {report.how}" + (f"; without {lacks}" if lacks else "")

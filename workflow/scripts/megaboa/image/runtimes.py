@@ -11,8 +11,8 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from megaboa.records import ImageStart
 from megaboa.scheduler.registry import cluster
 
 # They tell of Python and libraries of this machine: in an image they lead to nothing, or to the wrong ones.
@@ -45,14 +45,14 @@ class Container:
 NO_CONTAINER = Container()
 
 
-def python_command(wanted: dict[str, Any], image: str, words: Sequence[str]) -> list[str]:
-    """argv that runs the image's Python with these words; its environment must hold `wanted["variables"]`.
+def python_command(wanted: ImageStart, image: str, words: Sequence[str]) -> list[str]:
+    """argv that runs the image's Python with these words; its environment must hold `wanted.variables`.
 
     So commands of ours run in the image that ranks run in: conversions need the same kernels as training.
     """
-    container = Container(wanted["runtime"], image, wanted["mounts"], wanted["env"], wanted["workdir"])
-    inner = container.around([wanted["python"], *words], wanted["variables"])
-    if wanted["runtime"] != "pyxis":
+    container = Container(wanted.runtime, image, wanted.mounts, wanted.env, wanted.workdir)
+    inner = container.around([wanted.python, *words], wanted.variables)
+    if wanted.runtime != "pyxis":
         return inner
     return [*cluster().process(wanted, os.environ, step=True), *inner]
 

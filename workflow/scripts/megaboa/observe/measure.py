@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megaboa.files import digest, read_json
 from megaboa.harmless import without_harmless
 from megaboa.observe import performance
 from megaboa.observe.goodput import goodput
@@ -17,10 +16,12 @@ from megaboa.records import (
     AttemptStart,
     Called,
     Goodput,
-    Parent,
+    Identity,
+    RunSpec,
     StepEvent,
     Summary,
     TrainRecord,
+    Tree,
     parse,
     read,
     read_ledger,
@@ -50,7 +51,7 @@ def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
         attempts,
         events,
         rows,
-        drift=drift(folder.run, read_json(store.identity), train, final),
+        drift=drift(folder.document("run"), read(Identity, store.identity), train, final),
         peak_tflops=peak_tflops,
         memory=performance.memory(store, numbers),
         gpus=performance.gpus(store, numbers, timed_rows(final)),
@@ -66,16 +67,15 @@ def so_far(folder: RunFolder, store: RunStore) -> Measured | None:
         return None
     events, left_out = read_events(store), attempts[-1].skipped
     rows = add_routing(step_rows(events, steps_in(left_out)), store)
-    parent = folder.run.get("parent")
     train = TrainRecord(
         run=folder.name,
-        identity=digest(read_json(store.identity)),
+        identity=read(Identity, store.identity).digest,
         store=str(store.path),
         world_size=attempts[-1].world_size,
         train_iters=steps,
         iteration=0,
         skipped=left_out,
-        parent=parent and parse(Parent, parent, folder.path),
+        parent=folder.run.parent,
     )
     numbers, final = [start.attempt for start in attempts], [row for row in rows if not row["replayed"]]
     gpus = performance.gpus(store, numbers, timed_rows(final))
@@ -89,14 +89,14 @@ def _time(store: RunStore, events: list[StepEvent], rows: list[Row]) -> Goodput 
     return goodput(entries, events, rows, cluster().lives(jobs))
 
 
-def drift(asked: dict[str, Any], identity: dict[str, Any], train: TrainRecord, final: list[Row]) -> list[str]:
+def drift(asked: Tree, identity: Identity, train: TrainRecord, final: list[Row]) -> list[str]:
     """Reasons not to believe a run: `asked` is its run.json, `identity` what its store says that it is."""
     reasons = []
-    if digest(identity) != train.identity:
+    if identity.digest != train.identity:
         reasons.append("the store holds another run than the one that train.json is about")
-    if changed := sorted(_differences(without_harmless(asked), without_harmless(identity["run"]))):
+    if changed := sorted(_differences(without_harmless(asked), without_harmless(identity.run))):
         reasons.append(f"the configuration has drifted since it was trained: {', '.join(changed)}")
-    expected = _tokens_per_step(asked)
+    expected = _tokens_per_step(parse(RunSpec, asked, "run.json"))
     other = sorted({row["tokens"] for row in final if row["tokens"] is not None} - {expected})
     if expected and other:
         reasons.append(f"steps of {' and '.join(map(str, other))} tokens instead of {expected}")
@@ -110,9 +110,9 @@ def _differences(one: Any, other: Any, path: str = "") -> set[str]:
     return set() if one == other else {path.rstrip(".")}
 
 
-def _tokens_per_step(asked: dict[str, Any]) -> int | None:
+def _tokens_per_step(run: RunSpec) -> int | None:
     """None where the recipe, or an override, decides."""
-    training = asked.get("training", {})
-    if asked.get("overrides") or not training.get("global_batch_size") or not training.get("seq_length"):
+    training = run.training
+    if run.overrides or not training.get("global_batch_size") or not training.get("seq_length"):
         return None
     return training["global_batch_size"] * training["seq_length"]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from megaboa.records import Holder
 from megaboa.run import claims
 from megaboa.run.progress import Progress
 from megaboa.scheduler.answers import QueuedJob, UnreachableError
@@ -48,9 +49,7 @@ def trained_by(queue: Queue, results: Path) -> dict[str, list[QueuedJob]]:
     return dict(found)
 
 
-def with_queue(
-    run: Progress, queue: Queue, jobs: Sequence[QueuedJob] = (), holder: claims.Holder | None = None
-) -> Progress:
+def with_queue(run: Progress, queue: Queue, jobs: Sequence[QueuedJob] = (), holder: Holder | None = None) -> Progress:
     """A run's progress from its files, corrected by the scheduler.
 
     `jobs`: the run's training jobs, as submitted; `holder`: of the newest claim. Read the queue before the files: the
@@ -60,7 +59,7 @@ def with_queue(
         return run
     if not queue.known:
         return replace(run, slurm="unknown") if run.job and run.goes_on else run
-    theirs = holder if holder and holder["job"] == run.job else None
+    theirs = holder if holder and holder.job == run.job else None
     # A job of this number in another cluster's queue is another job.
     own = None if theirs and claims.is_of_other_cluster(theirs) else queue[run.job]
     if (run.event_time or 0) > queue.asked:
@@ -81,7 +80,7 @@ def _only_ends(run: Progress, job: QueuedJob) -> bool:
     return job.id == run.job and (job.only_ends or (not job.waits and not run.goes_on))
 
 
-def _without_job(run: Progress, own: QueuedJob | None, holder: claims.Holder | None) -> Progress:
+def _without_job(run: Progress, own: QueuedJob | None, holder: Holder | None) -> Progress:
     """No job of ours will train it further: lost, unless the ledger says so too or another user or cluster has it."""
     if not (run.job and run.goes_on) or own:
         return run

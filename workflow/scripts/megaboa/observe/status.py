@@ -75,7 +75,7 @@ def run_progress(
     """A run's progress, by the link to its attempts that its supervisor makes when it starts, and by the scheduler."""
     store = RunStore.of(run.attempts_link) if run.attempts_link.exists() else None
     if store is None or is_outdated(run, store):
-        progress = Progress(run.name, "waiting", total=run.run["training"].get("train_iters"))
+        progress = Progress(run.name, "waiting", total=run.run.training.get("train_iters"))
         return with_queue(progress, queue, jobs) if queue else progress
     kept = checkpoints.sizes(store.checkpoints)
     progress = read_progress(store.path, run=run.name, now=now)

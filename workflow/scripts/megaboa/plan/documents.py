@@ -19,7 +19,7 @@ from megaboa.fields import BRIDGE_FIELDS
 from megaboa.harmless import is_harmless
 from megaboa.plan import image_specs
 from megaboa.plan.quantities import Quantities
-from megaboa.records import LaunchSpec, ProfileSpec, Tree, parse
+from megaboa.records import LaunchSpec, ProfileSpec, RunSpec, Tree, parse
 from megaboa.run.recovery import links, wall_seconds
 
 COLUMNS = (
@@ -38,7 +38,7 @@ WHILE_TRAINING = ("profiling.use_viztracer", "profiling.record_memory_history")
 RECIPE = "recipe"  # in the plan: a value that the recipe decides
 
 
-def identity(config: Experiment, model: str, world_size: int) -> dict[str, Any]:
+def run_spec(config: Experiment, model: str, world_size: int) -> RunSpec:
     """What can change the losses, and nothing else. A recipe's run carries only the keys that are set."""
     own_defaults = config.models[model].recipe is None
     sections = {
@@ -49,24 +49,18 @@ def identity(config: Experiment, model: str, world_size: int) -> dict[str, Any]:
         sections["parallel"].pop(name, None)
     if own_defaults:
         _drop_idle(sections)
-    return {
-        "model": {"name": model, **_model(config.models[model])},
-        "data": _data(config.data, own_defaults),
+    return RunSpec(
+        model={"name": model, **_model(config.models[model])},
+        data=_data(config.data, own_defaults),
         **sections,
-        "world_size": world_size,
-        "device": config.device,
-        "overrides": {field: value for field, value in config.overrides.items() if not is_harmless(field)},
-        **_bridge_source(config),
-    }
+        world_size=world_size,
+        device=config.device,
+        overrides={field: value for field, value in config.overrides.items() if not is_harmless(field)},
+        bridge_source=image_specs.source_of(config.image),
+    )
 
 
-def _bridge_source(config: Experiment) -> dict[str, Any]:
-    """Another Megatron-Bridge than the image's; where it is mounted changes nothing."""
-    source = config.image.bridge_source
-    return {"bridge_source": source.model_dump(include={"repo", "commit"})} if source else {}
-
-
-def _data(data: Data, own_defaults: bool) -> dict[str, Any]:
+def _data(data: Data, own_defaults: bool) -> Tree:
     """Blend and split, and other settings that differ from the default."""
     kept = data.model_dump(mode="json", exclude_unset=not own_defaults, exclude=_SAME_LOSSES)
     if own_defaults:
@@ -78,7 +72,7 @@ def _data(data: Data, own_defaults: bool) -> dict[str, Any]:
     return kept
 
 
-def _drop_idle(sections: dict[str, dict[str, Any]]) -> None:
+def _drop_idle(sections: dict[str, Tree]) -> None:
     """Settings of unused features can't change a loss."""
     if sections["parallel"]["fsdp"] != "megatron":
         del sections["parallel"]["fsdp_sharding"]
@@ -86,7 +80,7 @@ def _drop_idle(sections: dict[str, dict[str, Any]]) -> None:
         del sections["schedule"]["wsd_decay_iters"]
 
 
-def _model(model: Model) -> dict[str, Any]:
+def _model(model: Model) -> Tree:
     kept = {"init": model.init, "tokenizer": model.tokenizer}
     if model.config is not None:
         return {**kept, "config": model.config, "seed": model.seed}
@@ -119,7 +113,6 @@ def launch(config: Experiment, model: str) -> LaunchSpec:
     asked = {
         **config.resources.model_dump(mode="json"),
         "start": config.launch.model_dump(mode="json"),
-        "image": image_specs.launch(config),
         "recovery": config.recovery.model_dump(mode="json"),
         "trackers": config.trackers.model_dump(mode="json"),
         "checkpoint": config.checkpoint.model_dump(mode="json", exclude_unset=config.models[model].recipe is not None),
@@ -129,7 +122,7 @@ def launch(config: Experiment, model: str) -> LaunchSpec:
         ),
         "overrides": _launch_overrides(config),
     }
-    return parse(LaunchSpec, asked, "launch")
+    return replace(parse(LaunchSpec, asked, "launch"), image=image_specs.launch(config))
 
 
 def _launch_overrides(config: Experiment) -> Tree:
@@ -162,31 +155,31 @@ def profile(config: Experiment) -> ProfileSpec:
     return replace(wanted, tool_code=_file_digest(wanted.tool)) if wanted.tool.endswith(".py") else wanted
 
 
-def index_key(run: dict[str, Any]) -> dict[str, Any] | None:
+def index_key(run: RunSpec) -> Tree | None:
     """What of a run's identity decides which samples Megatron draws from its corpora, and in which order.
 
     None where it has no corpora: Bridge makes its data up, or the recipe has its own.
     """
-    data = run["data"]
+    data = run.data
     if not corpora(data):
         return None
-    model = run["model"]
-    recipe = model if model.get("recipe") else None  # it may set anything
+    model = run.model
+    recipe = model if run.is_recipe else None  # it may set anything
     return {
         "data": {name: value for name, value in data.items() if name not in _SAME_SAMPLES},
         "fim": bool(data.get("fim")),
-        "training": {name: run["training"].get(name) for name in _SAMPLES},
+        "training": {name: run.training.get(name) for name in _SAMPLES},
         "tokenizer": recipe or model["tokenizer"] or [model.get("hf"), model.get("revision")],
-        "overrides": {field: value for field, value in run["overrides"].items() if field.startswith(_SAMPLE_FIELDS)},
+        "overrides": {field: value for field, value in run.overrides.items() if field.startswith(_SAMPLE_FIELDS)},
     }
 
 
-def index_name(run: dict[str, Any]) -> str | None:
+def index_name(run: RunSpec) -> str | None:
     key = index_key(run)
     return key and files.digest(key)[: store.ID_LENGTH]
 
 
-def row(name: str, model: str, config: Experiment, quantities: Quantities) -> dict[str, Any]:
+def row(name: str, model: str, config: Experiment, quantities: Quantities) -> Tree:
     """One line of plan.tsv."""
     own_defaults = config.models[model].recipe is None
 
@@ -234,7 +227,7 @@ def _blend(blend: Blend | None) -> str:
     return next(iter(blend)) if len(blend) == 1 else ",".join(f"{name}:{weight:g}" for name, weight in blend.items())
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[Tree]) -> str:
     """Rows as tab-separated text."""
     lines = ["\t".join(COLUMNS)]
     lines += ["\t".join(cell(entry.get(column)) for column in COLUMNS) for entry in rows]

@@ -5,38 +5,43 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from megaboa.config.errors import ConfigError, Problem
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.resources import Image
+from megaboa.config.problems import ConfigError, Problem
 from megaboa.image import bridge_source, dockerfile, pins, references
-from megaboa.records import BridgeSource
+from megaboa.records import BridgeSource, ImageBuild, ImageSpec, ImageStart, Inside
 from megaboa.scheduler.registry import cluster
 
 CLONE = Path(__file__).parents[4]
 PYTHON = "python3"  # of the image, where launch.python names no other
 
 
-def wanted(experiment: Experiment) -> dict[str, Any] | None:
+def wanted(experiment: Experiment) -> ImageSpec | None:
     """What makes the image the one that it is; None where ranks run in this Python."""
     image = experiment.image
     if image.runtime == "none":
         return None
-    return {
-        "runtime": image.runtime,
-        "device": experiment.device,
-        "suffix": references.SUFFIXES[image.runtime],
-        "name": _name(image),
-        "path": _path(image),
-        "build": _build(image),
-        "bridge_source": image.bridge_source and image.bridge_source.model_dump(include={"repo", "commit"}),
-        "sources": experiment.store if image.bridge_source else None,  # the image's job checks them out there
-        "architecture": image.architecture,
-    }
+    return ImageSpec(
+        runtime=image.runtime,
+        device=experiment.device,
+        suffix=references.SUFFIXES[image.runtime],
+        name=_name(image),
+        path=_path(image),
+        build=_build(image),
+        bridge_source=source_of(image),
+        sources=experiment.store if image.bridge_source else None,
+        architecture=image.architecture,
+    )
 
 
-def inside(experiment: Experiment, profile: Mapping[str, str]) -> dict[str, Any] | None:
+def source_of(image: Image) -> BridgeSource | None:
+    """Where it is mounted changes nothing."""
+    source = image.bridge_source
+    return BridgeSource(repo=source.repo, commit=source.commit) if source else None
+
+
+def inside(experiment: Experiment, profile: Mapping[str, str]) -> ImageStart | None:
     """How the image is made and where it is kept, and how something is started in it: none of it makes another image.
 
     Partition and account are the experiment's, else those of the profile's default-resources.
@@ -49,32 +54,32 @@ def inside(experiment: Experiment, profile: Mapping[str, str]) -> dict[str, Any]
         "partition": asked.partition or usual.partition,
         "account": asked.account or usual.account,
     }
-    return {
-        "runtime": image.runtime,
-        "store": experiment.store,
-        "build": _building(image),
-        "mounts": mounts(experiment),
-        "env": image.secrets,
-        "variables": variables(experiment),
-        "workdir": str(Path.cwd()),
-        "python": experiment.launch.python or PYTHON,
-        "places": [f"--{name}={value}" for name, value in places.items() if value],
-        "srun": experiment.launch.srun,
-        "srun_args": experiment.launch.srun_args,
-    }
+    return ImageStart(
+        runtime=image.runtime,
+        store=experiment.store,
+        build=_building(image),
+        mounts=tuple(mounts(experiment)),
+        env=tuple(image.secrets),
+        variables=variables(experiment),
+        workdir=str(Path.cwd()),
+        python=experiment.launch.python or PYTHON,
+        places=tuple(f"--{name}={value}" for name, value in places.items() if value),
+        srun=experiment.launch.srun,
+        srun_args=tuple(experiment.launch.srun_args),
+    )
 
 
-def launch(experiment: Experiment) -> dict[str, Any] | None:
+def launch(experiment: Experiment) -> Inside | None:
     """What the launcher must know in addition to image.json."""
     if experiment.image.runtime == "none":
         return None
-    return {
-        "runtime": experiment.image.runtime,
-        "mounts": mounts(experiment),
-        "secrets": experiment.image.secrets,
-        "variables": variables(experiment),
-        "workdir": str(Path.cwd()),
-    }
+    return Inside(
+        runtime=experiment.image.runtime,
+        mounts=tuple(mounts(experiment)),
+        secrets=tuple(experiment.image.secrets),
+        variables=variables(experiment),
+        workdir=str(Path.cwd()),
+    )
 
 
 def mounts(experiment: Experiment) -> list[str]:
@@ -89,10 +94,9 @@ def mounts(experiment: Experiment) -> list[str]:
     for mount in image.mounts or []:
         source, target, flag = references.split_mount(mount)
         found.append(f"{Path(source).expanduser().absolute()}:{target}:{flag}")
-    if source_ := image.bridge_source:
-        other = BridgeSource(repo=source_.repo, commit=source_.commit)
+    if other := source_of(image):
         folder = bridge_source.folder(experiment.store, other).absolute()
-        found.append(f"{folder}:{source_.mount_as}:ro")
+        found.append(f"{folder}:{image.bridge_source.mount_as}:ro")
     return [_checked(mount) for mount in found]
 
 
@@ -130,7 +134,7 @@ def _path(image: Image) -> str | None:
     return str(Path(image.path).expanduser().absolute())
 
 
-def _build(image: Image) -> dict[str, Any] | None:
+def _build(image: Image) -> ImageBuild | None:
     """What goes into a build, by content."""
     if image.build is None:
         return None
@@ -138,14 +142,14 @@ def _build(image: Image) -> dict[str, Any] | None:
     file = dockerfile.read(path)
     args = pins.build_arguments(file, image.build.args)
     pinned = path.resolve().parent == pins.FILE.parent and not pins.are_changed(image.build.args)
-    made = {"args": args, "pinned": pinned, "inputs": dockerfile.inputs(file, context, args)}
     # What a RUN mounts of the context is not among the inputs: then another folder may be another image.
-    return {**made, "context": str(context)} if file.mounts_context else made
+    place = str(context) if file.mounts_context else None
+    return ImageBuild(args=args, pinned=pinned, inputs=dockerfile.inputs(file, context, args), context=place)
 
 
-def _building(image: Image) -> dict[str, Any] | None:
+def _building(image: Image) -> ImageBuild | None:
     """What the same inputs are built by, and where they lie."""
     if image.build is None:
         return None
     path, context = Path(image.build.file).expanduser(), Path(image.build.context).expanduser()
-    return {"file": str(path), "context": str(context), "engine": image.build.engine}
+    return ImageBuild(file=str(path), context=str(context), engine=image.build.engine)

@@ -28,7 +28,7 @@ from megaboa.plan.plan import Invalid, Run
 from megaboa.plan.quantities import Quantities, UnknownQuantityError, overlay, resolve
 from megaboa.plan.run_facts import facts_of, hf_config_of
 from megaboa.plan.shared import environment
-from megaboa.records import Refusal, Tree
+from megaboa.records import Refusal, Tree, plain
 
 
 class RunPlanner:
@@ -100,13 +100,13 @@ class RunPlanner:
         if not ExperimentFolder(experiment).refused.exists():
             return {}
         image = image_specs.wanted(self.base)
-        return refusals.read(experiment, environment()["digest"], files.digest(image) if image else None)
+        return refusals.read(experiment, environment().digest, files.digest(plain(image)) if image else None)
 
     def finish(self, choice: Choice, config: Experiment, model: str, quantities: Quantities, facts: Facts) -> Run:
         row = documents.row(choice.name, model, config, quantities)
         corpora = tuple(blends.corpora(config.data.model_dump()))
         used = [config.models[model].tokenizer, *(config.corpora[name].tokenizer for name in corpora)]
-        identity = documents.identity(config, model, int(quantities("world_size")))
+        asked = documents.run_spec(config, model, int(quantities("world_size")))
         return Run(
             name=choice.name,
             values={dotted(path): value for path, value in choice.values.items()},
@@ -114,8 +114,8 @@ class RunPlanner:
             model=model,
             corpora=corpora,
             tokenizers=tuple(dict.fromkeys(name for name in used if name in config.tokenizers)),
-            run=identity,
-            launch=replace(documents.launch(config, model), index=documents.index_name(identity)),
+            run=asked,
+            launch=replace(documents.launch(config, model), index=documents.index_name(asked)),
             profile=documents.profile(config),
             row=row,
             facts=facts,

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import layout
-from megaboa.config.errors import choose, show
-from megaboa.files import read_json
+from megaboa.config.problems import choose, show
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore, trained
 from megaboa.plan import documents
 from megaboa.plan.plan import Run
+from megaboa.records import Identity, Load, Parent, RunSpec, Tree, parse, read
 from megaboa.run import checkpoints
 from megaboa.run.identity import is_trained
 
@@ -30,12 +30,12 @@ class NoParentError(Exception):
 
 
 @dataclass(frozen=True)
-class Parent:
+class ParentRun:
     """A run whose checkpoint another continues from, as it was planned or trained."""
 
     name: str  # <experiment>/<run>
-    run: dict[str, Any]  # its identity
-    settings: dict[str, Any]  # its launch.checkpoint
+    run: RunSpec
+    settings: Tree  # its launch.checkpoint
     last: int | None  # step of its last checkpoint, where that is known
     kept: list[int] | None  # steps of the checkpoints that it has, or will have; None: unknown
 
@@ -94,7 +94,7 @@ class Parents:
                 raise NoParentError(f"{' → '.join([*chain, name])}: a run can't continue from what continues from it")
             chain.append(name)
 
-    def _find(self, experiment: str, name: str) -> Parent:
+    def _find(self, experiment: str, name: str) -> ParentRun:
         folder = ExperimentFolder(self.results / experiment).run(name)
         if experiment != self.experiment:
             return trained_parent(folder)
@@ -104,11 +104,11 @@ class Parents:
         if folder.file("run").exists() and folder.run == run.run and is_trained(folder):
             return trained_parent(folder)
         settings = run.launch.checkpoint
-        last = run.run["training"].get("train_iters")
-        return Parent(f"{experiment}/{name}", run.run, settings, last, planned_steps(settings, last))
+        last = run.run.training.get("train_iters")
+        return ParentRun(f"{experiment}/{name}", run.run, settings, last, planned_steps(settings, last))
 
 
-def trained_parent(folder: RunFolder) -> Parent:
+def trained_parent(folder: RunFolder) -> ParentRun:
     """A run that has been trained, by its files."""
     name = f"{folder.experiment}/{folder.name}"
     if not folder.train_manifest.exists():
@@ -121,10 +121,11 @@ def trained_parent(folder: RunFolder) -> Parent:
         raise NoParentError(f"the checkpoints of {name} are not in {store.path} any more")
     settings = folder.launch.checkpoint if folder.file("launch").exists() else {}
     kept = checkpoints.complete_iterations(store.checkpoints)
-    return Parent(name, read_json(store.identity)["run"], settings, max(kept, default=None), kept)
+    run = parse(RunSpec, read(Identity, store.identity).run, store.identity)
+    return ParentRun(name, run, settings, max(kept, default=None), kept)
 
 
-def planned_steps(settings: dict[str, Any], last: int | None) -> list[int] | None:
+def planned_steps(settings: Tree, last: int | None) -> list[int] | None:
     """The steps whose checkpoints a run keeps to its end; None where its recipe decides."""
     if last is None or "save_interval" not in settings:
         return None
@@ -135,7 +136,7 @@ def planned_steps(settings: dict[str, Any], last: int | None) -> list[int] | Non
     return checkpoints.kept(saved, settings.get("keep_last"), settings.get("keep_every"))
 
 
-def _step(parent: Parent, step: int | None) -> int:
+def _step(parent: ParentRun, step: int | None) -> int:
     if parent.kept == []:
         raise NoParentError(f"{parent.name} has no checkpoint: set its checkpoint.save_interval above 0")
     if step is None and parent.last is None:
@@ -149,20 +150,20 @@ def _step(parent: Parent, step: int | None) -> int:
     return step
 
 
-def mismatches(parent: Parent, run: Run, step: int) -> list[tuple[tuple[str, ...], str]]:
+def mismatches(parent: ParentRun, run: Run, step: int) -> list[tuple[tuple[str, ...], str]]:
     """Why a run can't continue from this checkpoint: keys and problems."""
     found: list[tuple[tuple[str, ...], str]] = []
     own, theirs = run.run, parent.run
     where = ("continue_from",)
-    if difference := model_difference(theirs["model"], own["model"]):
+    if difference := model_difference(theirs.model, own.model):
         found.append((where, f"{parent.name} has another model: {difference}"))
-    last = own["training"].get("train_iters")
+    last = own.training.get("train_iters")
     if last is not None and last <= step:
         message = (
             f"{last} is the step at which the run ends, and it begins after step {step} of {parent.name}: raise it"
         )
         found.append((("training", "train_iters"), message))
-    batch, before = (one["training"].get("global_batch_size") for one in (own, theirs))
+    batch, before = (one.training.get("global_batch_size") for one in (own, theirs))
     if batch and before and batch < before:
         message = (
             f"{batch} is less than the {before} of {parent.name}, which has read samples that this run doesn't have: "
@@ -170,17 +171,17 @@ def mismatches(parent: Parent, run: Run, step: int) -> list[tuple[tuple[str, ...
         )
         found.append((("training", "global_batch_size"), message))
     load = run.config.load.optimizer
-    names = [one["optimizer"].get("name") for one in (own, theirs)]
+    names = [one.optimizer.get("name") for one in (own, theirs)]
     if load and None not in names and names[0] != names[1]:
         message = f"{names[0]} can't take the state of {names[1]}, which {parent.name} has: set load.optimizer: false"
         found.append((("optimizer", "name"), message))
     if load:
         found += optimizer_mismatches(parent.name, own, theirs)
-    kinds = [one["parallel"].get("fsdp") == "megatron" for one in (own, theirs)]
+    kinds = [one.parallel.get("fsdp") == "megatron" for one in (own, theirs)]
     if kinds[0] != kinds[1]:
         message = f"checkpoints of Megatron-FSDP have their own format: set it as in {parent.name}"
         found.append((("parallel", "fsdp"), message))
-    layouts = [(one["world_size"], *(one["parallel"].get(size) for size in layout.NAMES)) for one in (own, theirs)]
+    layouts = [(one.world_size, *(one.parallel.get(size) for size in layout.NAMES)) for one in (own, theirs)]
     if load and not parent.settings.get("reshardable", True) and layouts[0] != layouts[1]:
         message = (
             f"{parent.name} was saved with checkpoint.reshardable: false, and has another layout: "
@@ -190,9 +191,9 @@ def mismatches(parent: Parent, run: Run, step: int) -> list[tuple[tuple[str, ...
     return found
 
 
-def optimizer_mismatches(parent: str, own: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[tuple[str, ...], str]]:
+def optimizer_mismatches(parent: str, own: RunSpec, theirs: RunSpec) -> list[tuple[tuple[str, ...], str]]:
     """Of Megatron-Core's optimizers only the distributed one has the same state in every precision."""
-    sharded = [one["parallel"].get("distributed_optimizer") for one in (own, theirs)]
+    sharded = [one.parallel.get("distributed_optimizer") for one in (own, theirs)]
     if None in sharded:  # a recipe decides: the ranks check again
         return []
     if sharded[0] != sharded[1]:
@@ -201,7 +202,7 @@ def optimizer_mismatches(parent: str, own: dict[str, Any], theirs: dict[str, Any
             "set it as there, or set load.optimizer: false"
         )
         return [(("parallel", "distributed_optimizer"), message)]
-    precisions = [one["training"].get("precision") for one in (own, theirs)]
+    precisions = [one.training.get("precision") for one in (own, theirs)]
     if sharded[0] or None in precisions or (precisions[0] == "fp32") == (precisions[1] == "fp32"):
         return []
     message = (
@@ -213,12 +214,12 @@ def optimizer_mismatches(parent: str, own: dict[str, Any], theirs: dict[str, Any
 
 def with_parent(run: Run, experiment: str, name: str, step: int) -> Run:
     """The run with its parent in its identity and in its row of the plan."""
-    load = run.config.load.model_dump(mode="json")
-    parent = {"experiment": experiment, "run": name, "iteration": step, "load": load}
-    row = {**run.row, "parent": f"{experiment}/{name}@{step}"}
+    load = Load(**run.config.load.model_dump(mode="json"))
+    parent = Parent(experiment=experiment, run=name, iteration=step, load=load)
+    row = {**run.row, "parent": str(parent)}
     if isinstance(row["train_iters"], int):
         row["jobs"] = documents.jobs(row["train_iters"] - step, run.config)
-    return replace(run, run={**run.run, "parent": parent}, row=row)
+    return replace(run, run=replace(run.run, parent=parent), row=row)
 
 
 def listed(names: list[str]) -> str:
@@ -226,7 +227,7 @@ def listed(names: list[str]) -> str:
     return ", ".join(itertools.islice(names, SHOWN)) + more
 
 
-def model_difference(theirs: dict[str, Any], own: dict[str, Any]) -> str | None:
+def model_difference(theirs: Tree, own: Tree) -> str | None:
     """`config.hidden_size is 32 there, and 64 here`; None where both describe the same model."""
     for key in _SAME_MODEL:
         one, other = theirs.get(key), own.get(key)

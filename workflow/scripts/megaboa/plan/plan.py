@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from megaboa import files
 from megaboa.check.facts import Facts
@@ -15,7 +14,7 @@ from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan import documents
-from megaboa.records import AgreementSpec, LaunchSpec, ProfileSpec, Tree, plain
+from megaboa.records import AgreementSpec, LaunchSpec, ProfileSpec, RunSpec, Tree, plain
 
 
 @dataclass(frozen=True)
@@ -28,15 +27,15 @@ class Run:
     """
 
     name: str
-    values: dict[str, Any]
+    values: Tree
     config: Experiment
     model: str
     corpora: tuple[str, ...]
     tokenizers: tuple[str, ...]
-    run: dict[str, Any]
+    run: RunSpec
     launch: LaunchSpec
     profile: ProfileSpec
-    row: dict[str, Any]
+    row: Tree
     facts: Facts
 
     def folder(self, results: Path | str, experiment: str) -> RunFolder:
@@ -46,7 +45,7 @@ class Run:
     @functools.cached_property
     def documents(self) -> Tree:
         """What is written about it: run.json, launch.json and profile.json."""
-        return {"run": self.run, "launch": plain(self.launch), "profile": plain(self.profile)}
+        return {"run": plain(self.run), "launch": plain(self.launch), "profile": plain(self.profile)}
 
     @functools.cached_property
     def texts(self) -> dict[str, str]:
@@ -65,7 +64,7 @@ class Invalid:
 
     name: str
     reasons: tuple[str, ...]
-    row: dict[str, Any]
+    row: Tree
 
     def __str__(self) -> str:
         return f"{self.name} is INVALID: {'; '.join(self.reasons)}"
@@ -111,7 +110,7 @@ class Plan:
         left_out = [{**run.row, "state": "INVALID", "why": "; ".join(run.reasons)} for run in self.invalid]
         yield str(here.plan), documents.table([run.row for run in self.runs] + left_out)
 
-    def submitted(self, restarted: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+    def submitted(self, restarted: Collection[str] = ()) -> Iterator[Tree]:
         """What each run's job must know when it starts, including whether to restart from step 0."""
         for run in self.runs:
             told = {"restart": True} if run.name in restarted else {}

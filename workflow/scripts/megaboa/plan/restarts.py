@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from megaboa.config.errors import choose
+from megaboa.config.problems import choose
 from megaboa.plan.plan import Plan
+from megaboa.records import Tree
 from megaboa.run import unfinished
 from megaboa.run.identity import is_trained
 
@@ -18,7 +19,7 @@ class UnfinishedWorkError(Exception):
     """The message is what the user reads."""
 
 
-def split(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def split(given: Mapping[str, Any]) -> tuple[Tree, list[str]]:
     """`--config` without `restart`, and the runs that this names."""
     asked = given.get(KEY, [])
     names = asked if isinstance(asked, list) else str(asked).split(",")

@@ -11,16 +11,36 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from megaboa import conversion, files, store
 from megaboa.data import sources
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import documents, image_specs
 from megaboa.plan.plan import Plan, Run
-from megaboa.records import CorpusSpec, ModelSource, ReportSpec, TextSpec, TokenizerSpec, plain, read_if_there
+from megaboa.records import (
+    Budget,
+    ConversionSpec,
+    CorpusSpec,
+    CostsSpec,
+    Environment,
+    ExportSpec,
+    ImageAsked,
+    IndexSpec,
+    InsideAsked,
+    ModelSource,
+    ModelSpec,
+    Record,
+    ReportSpec,
+    RunsSpec,
+    TextSpec,
+    TokenizerSpec,
+    Tree,
+    plain,
+    read_if_there,
+)
 from megaboa.scheduler.registry import cluster
 
 Reference = dict[str, str]
@@ -31,10 +51,10 @@ MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.tiktoken", "cha
 UNKNOWN_PARAMS = 8_000_000_000  # of a model that is yet to be fetched
 
 
-def environment() -> dict[str, Any]:
-    """What the ranks run in, where no image is used: this Python and its packages, and a digest of both."""
-    content = {"runtime": "none", "python": platform.python_version(), "packages": dict(_packages())}
-    return {**content, "digest": files.digest(content)}
+def environment() -> Environment:
+    """What the ranks run in, where no image is used."""
+    content = Environment(runtime="none", python=platform.python_version(), packages=dict(_packages()))
+    return replace(content, digest=files.digest(plain(content)))
 
 
 @functools.cache
@@ -161,22 +181,22 @@ class Shared:
         for path, spec in self.specifications().items():
             yield f"specs/{path}", files.canonical(spec)
 
-    def specifications(self) -> dict[str, dict[str, Any]]:
-        specs = {f"tokenizers/{name}.json": plain(self._tokenizer(name)) for name in self.plan.experiment.tokenizers}
-        specs |= {f"corpora/{name}.json": plain(self._corpus(name)) for name in self.corpora}
+    def specifications(self) -> dict[str, Tree]:
+        """As they are written."""
+        specs: dict[str, Record] = {
+            f"tokenizers/{name}.json": self._tokenizer(name) for name in self.plan.experiment.tokenizers
+        }
+        specs |= {f"corpora/{name}.json": self._corpus(name) for name in self.corpora}
         specs |= {f"models/{name}.json": self._model(name) for name in self.sourced_models}
         specs |= {f"conversions/{name}.json": self._conversion(name) for name in self.imported_models}
         specs |= {f"indexes/{name}.json": self._index(name) for name in self.indexes}
         specs |= {f"exports/{name}.json": self._export(name) for name in self.plan.exports}
-        specs["evaluate.json"] = {"command": self.plan.experiment.evaluate.command}
-        specs["generate.json"] = self.plan.experiment.generate.model_dump()
+        specs |= {"image.json": self._image(), "inside.json": self._inside(), "runs.json": self._runs()}
+        specs |= {"costs.json": self._costs(), "report.json": self._report()}
         return {
-            **specs,
-            "image.json": self._image(),
-            "inside.json": self._inside(),
-            "runs.json": self._runs(),
-            "costs.json": self._costs(),
-            "report.json": plain(self._report()),
+            **{name: plain(spec) for name, spec in specs.items()},
+            "evaluate.json": {"command": self.plan.experiment.evaluate.command},
+            "generate.json": self.plan.experiment.generate.model_dump(),
         }
 
     def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
@@ -263,9 +283,9 @@ class Shared:
         manifests = self._data_inputs(run)
         if run.model in self.imported_models:
             manifests.append(str(self.paths.model(run.model).imported))
-        if parent := run.run.get("parent"):
-            family = ExperimentFolder(self.folder.parent / parent["experiment"])
-            manifests.append(str(family.run(parent["run"]).train_manifest))
+        if parent := run.run.parent:
+            family = ExperimentFolder(self.folder.parent / parent.experiment)
+            manifests.append(str(family.run(parent.run).train_manifest))
         return manifests
 
     def _data_inputs(self, run: Run) -> list[str]:
@@ -284,18 +304,18 @@ class Shared:
                 return {"kind": "model", "manifest": str(self.paths.model(name).source)}
         return {"kind": "path", "path": expanded(named)}
 
-    def _image(self) -> dict[str, Any]:
+    def _image(self) -> ImageAsked:
         """The image of the ranks; where there is none, this Python."""
         wanted = image_specs.wanted(self.plan.experiment)
-        return {"container": wanted} if wanted else environment()
+        return ImageAsked(container=wanted) if wanted else ImageAsked(**vars(environment()))
 
-    def _inside(self) -> dict[str, Any]:
+    def _inside(self) -> InsideAsked:
         """This Python, for jobs other than ranks; and how to start others in the image, if there is one.
 
         Not in image.json: another partition, or a package of the login node, does not change the image.
         """
         inside = image_specs.inside(self.plan.experiment, self.profile)
-        return {**environment(), **({"container": inside} if inside else {})}
+        return InsideAsked(**vars(environment()), container=inside)
 
     def _tokenizer(self, name: str) -> TokenizerSpec:
         tokenizer = self.plan.experiment.tokenizers[name]
@@ -318,66 +338,68 @@ class Shared:
             **self.corpora[name].model_dump(exclude={"source", "tokenizer", "shards"}),
         )
 
-    def _model(self, name: str) -> dict[str, Any]:
+    def _model(self, name: str) -> ModelSpec:
         model = self.plan.models[name]
-        return {
-            "name": name,
-            "store": self.plan.experiment.store,
+        return ModelSpec(
+            name=name,
+            store=self.plan.experiment.store,
             **model.model_dump(include={"revision", "config", "seed"}),
-            "hf": expanded(model.hf) if model.hf else None,
-            "tokenizer": self.model_tokenizer(name),
-            "weights": name in self.imported_models,
-            "device": self.plan.experiment.device,
-        }
+            hf=expanded(model.hf) if model.hf else None,
+            tokenizer=self.model_tokenizer(name),
+            weights=name in self.imported_models,
+            device=self.plan.experiment.device,
+        )
 
-    def _conversion(self, model: str) -> dict[str, Any]:
+    def _conversion(self, model: str) -> ConversionSpec:
         """How a model is imported, and by how many ranks: no input of the import, as it changes no weight."""
         run = self.first_run_of(model)
         asked = self.plan.models[model].conversion
-        return {
-            "layout": asked.model_dump(include=set(conversion.SIZES)),
-            "nodes": asked.nodes,
-            "gpus_per_node": asked.ranks // asked.nodes,
-            "cpus_per_rank": run.config.resources.cpus_per_rank,
-            "device": self.plan.experiment.device,
-            "start": plain(run.launch.start),
-            "image": run.launch.image and plain(run.launch.image),
-        }
+        return ConversionSpec(
+            layout=asked.model_dump(include=set(conversion.SIZES)),
+            nodes=asked.nodes,
+            gpus_per_node=asked.ranks // asked.nodes,
+            cpus_per_rank=run.config.resources.cpus_per_rank,
+            device=self.plan.experiment.device,
+            start=run.launch.start,
+            image=run.launch.image,
+        )
 
-    def _index(self, name: str) -> dict[str, Any]:
+    def _index(self, name: str) -> IndexSpec:
         """Any of the runs will do to build it: what they have in common decides."""
         runs = self.indexes[name]
-        return {
-            "name": name,
-            "store": self.plan.experiment.store,
-            "run": runs[0].name,
-            "key": documents.index_key(runs[0].run),
-            "max_epochs": min(run.config.data.max_epochs for run in runs),
-        }
+        return IndexSpec(
+            name=name,
+            store=self.plan.experiment.store,
+            run=runs[0].name,
+            key=documents.index_key(runs[0].run),
+            max_epochs=min(run.config.data.max_epochs for run in runs),
+        )
 
-    def _export(self, run: str) -> dict[str, Any]:
+    def _export(self, run: str) -> ExportSpec:
         """The push target is not part of the identity."""
-        return {"run": run, **self.plan.experiment.export.model_dump(include={"checkpoint", "file_gb", "license"})}
+        return ExportSpec(
+            run=run, **self.plan.experiment.export.model_dump(include={"checkpoint", "file_gb", "license"})
+        )
 
-    def _runs(self) -> dict[str, Any]:
+    def _runs(self) -> RunsSpec:
         """All runs in their order; a file, as ten thousand names don't fit on a command line.
 
         With what each is: a job that is about all runs has this input and not ten thousand, which Snakemake would look
         through for every job that needs its output.
         """
         sweep = self.plan.experiment.sweep
-        return {
-            "runs": [run.name for run in self.plan.runs],
-            "identities": {run.name: run.digest[: store.ID_LENGTH] for run in self.plan.runs},
-            "skip_illegal": bool(sweep and sweep.skip_illegal),
-        }
+        return RunsSpec(
+            runs=tuple(run.name for run in self.plan.runs),
+            identities={run.name: run.digest[: store.ID_LENGTH] for run in self.plan.runs},
+            skip_illegal=bool(sweep and sweep.skip_illegal),
+        )
 
-    def _costs(self) -> dict[str, Any]:
+    def _costs(self) -> CostsSpec:
         """What preflight adds up, and what doesn't make it run again.
 
         Below a job that runs, Snakemake looks for no other reasons: one more export would need a second call.
         """
-        return {"exports": self.plan.exports, "budget": self.plan.experiment.budget.model_dump()}
+        return CostsSpec(exports=tuple(self.plan.exports), budget=Budget(**self.plan.experiment.budget.model_dump()))
 
     def _report(self) -> ReportSpec:
         wanted = self.plan.experiment.report

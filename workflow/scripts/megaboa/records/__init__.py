@@ -6,6 +6,8 @@ from megaboa.records.data import *
 from megaboa.records.gpus import *
 from megaboa.records.images import *
 from megaboa.records.models import *
+from megaboa.records.preflights import *
+from megaboa.records.profiles import *
 from megaboa.records.reports import *
 from megaboa.records.runs import *
 from megaboa.records.summaries import *

@@ -258,6 +258,20 @@ class CheckpointMark(Record):
     time: float | None = field(default=None, metadata=IF_SET)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Holder(Record):
+    """claims/<number>.json: who trains a run. Older claims name neither user, cluster nor machine."""
+
+    host: str
+    machine: str | None = None  # this boot of it, and the set of process numbers
+    pid: int
+    user: str | None = None
+    job: str | None = None
+    restarts: int | None = None
+    cluster: str | None = None
+    time: float | None = None
+
+
 LEDGER = {
     kind.event: kind
     for kind in (Called, AttemptStart, AttemptEnd, Left, Cancelled, Unhealthy, Distrusted, Trusted, LeftOut)

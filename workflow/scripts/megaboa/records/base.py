@@ -25,6 +25,9 @@ Tree = dict[str, Any]  # keys and values as the user's YAML, Hugging Face or Bri
 Range = tuple[int, int]  # first and last step
 
 
+AS_IT_IS = (Tree, str, int, float, bool)  # types whose values are JSON's
+
+
 class RecordError(InputError, ValueError):
     """A file that isn't the record that it should be; the message names the file and what to do."""
 
@@ -35,6 +38,7 @@ NOT_WRITTEN = {"key": None}
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
+    VERSION_KEY: ClassVar[str] = "version"
     VERSION: ClassVar[int] = 0  # raised with every change that readers of the version before would misread
     more: Tree = field(default_factory=dict, repr=False)
 
@@ -64,7 +68,7 @@ def parse[R: Record](kind: type[R], values: Any, source: str | Path) -> R:
     """A record from what JSON gave; `source` is named where it is none."""
     if not isinstance(values, dict):
         raise _no_record(kind, source, "it holds something else")
-    version = values.get("version", 0)
+    version = values.get(kind.VERSION_KEY, 0)
     if version not in range(kind.VERSION + 1):
         raise RecordError(
             f"{source}: has version {version}, and this Megaboa reads {kind.__name__} up to version {kind.VERSION}: "
@@ -74,7 +78,7 @@ def parse[R: Record](kind: type[R], values: Any, source: str | Path) -> R:
     if required:
         raise _no_record(kind, source, f"it lacks {' and '.join(required)}")
     try:
-        return _build(kind, {key: value for key, value in values.items() if key != "version"})
+        return _build(kind, {key: value for key, value in values.items() if key != kind.VERSION_KEY})
     except (TypeError, ValueError, AttributeError) as error:
         raise _no_record(kind, source, str(error)) from None
 
@@ -90,11 +94,11 @@ def _no_record(kind: type[Record], source: str | Path, why: str) -> RecordError:
 def plain(record: Record) -> Tree:
     """As JSON has it."""
     found = {} if not isinstance(record, Event) else {"event": record.event}
-    for name, key, default in _written(type(record)):
+    for name, key, default, writer in _written(type(record)):
         value = getattr(record, name)
         if default is _ALWAYS or value != default:
-            found[key] = _plain(value)
-    return {**found, **record.more, **({"version": record.VERSION} if record.VERSION else {})}
+            found[key] = writer(value) if writer else value
+    return {**found, **record.more, **({record.VERSION_KEY: record.VERSION} if record.VERSION else {})}
 
 
 def line(event: Event) -> str:
@@ -110,10 +114,20 @@ _ALWAYS = object()
 
 
 @functools.cache
-def _written(kind: type[Record]) -> list[tuple[str, str, Any]]:
-    """Name, key in the file, and the default that isn't written, of every field that is."""
+def _written(kind: type[Record]) -> list[tuple[str, str, Any, Callable[[Any], Any] | None]]:
+    """Name, key in the file, the default that isn't written, and what makes JSON's value, of every field that is."""
+    hints = typing.get_type_hints(kind)
     keys = [(one, one.metadata.get("key", one.name)) for one in dataclasses.fields(kind) if one.name != "more"]
-    return [(one.name, key, _default(one) if one.metadata.get("only_if_set") else _ALWAYS) for one, key in keys if key]
+    return [
+        (
+            one.name,
+            key,
+            _default(one) if one.metadata.get("only_if_set") else _ALWAYS,
+            None if hints[one.name] in AS_IT_IS else _plain,
+        )
+        for one, key in keys
+        if key
+    ]
 
 
 def _default(one: dataclasses.Field) -> Any:
@@ -156,7 +170,7 @@ def _reader(hint: Any) -> Callable[[Any], Any] | None:
         each = _reader(inner[0])
         return (lambda values: tuple(map(each, values))) if each else tuple
     if origin is dict and (each := _reader(inner[1])):
-        return lambda values: {key: each(value) for key, value in values.items()}
+        return lambda values: {key: None if value is None else each(value) for key, value in values.items()}
     return None
 
 

@@ -229,6 +229,17 @@ class Corpus(CorpusFacts):
 
 
 @dataclass(frozen=True, kw_only=True)
+class IndexSpec(Record):
+    """specs/indexes/<id>.json: by which of the runs that share it an index is built."""
+
+    name: str
+    store: str
+    run: str
+    key: Tree | None  # what of a run's identity decides which samples are drawn
+    max_epochs: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class CorpusRead(Record):
     """What runs read of a corpus of their blend."""
 

@@ -1,10 +1,13 @@
-"""What ranks run in."""
+"""What ranks run in: as it is asked for, as it was made, and what its test found."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-from megaboa.records.base import Record, Tree
+from megaboa.records.base import IF_SET, Record, Tree
+
+# --- what the plan asks for: specs/image.json, specs/inside.json ------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,20 +19,139 @@ class BridgeSource(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Image(Record):
-    """image.json: what ranks run in. Where they run in this Python (`runtime` none), the rest of it is None."""
+class ImageBuild(Record):
+    """In specs/image.json what goes into the image, in specs/inside.json what it is built by and where that lies."""
+
+    args: dict[str, str] | None = field(default=None, metadata=IF_SET)
+    pinned: bool | None = field(default=None, metadata=IF_SET)  # whether its packages have the pinned versions
+    inputs: Tree | None = field(default=None, metadata=IF_SET)  # by content
+    context: str | None = field(default=None, metadata=IF_SET)
+    file: str | None = field(default=None, metadata=IF_SET)
+    engine: str | None = field(default=None, metadata=IF_SET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSpec(Record):
+    """What makes the image the one that it is."""
 
     runtime: str
+    device: str
+    suffix: str
+    name: str
+    path: str | None
+    build: ImageBuild | None
+    bridge_source: BridgeSource | None
+    sources: str | None = None  # the store in which the image's job checks out Bridge's source
+    architecture: str | None = None  # None: this machine's
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageStart(Record):
+    """Where the image is kept, and how something is started in it: none of it makes another image."""
+
+    runtime: str
+    store: str
+    build: ImageBuild | None = None
+    mounts: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()  # names of variables
+    variables: dict[str, str] = field(default_factory=dict)
+    workdir: str = "/"
+    python: str
+    places: tuple[str, ...] = ()  # options that say where its jobs go
+    srun: str = "srun"
+    srun_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOrder(ImageSpec, ImageStart):
+    """Both, for the image's job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment(Record):
+    """This Python and its packages, and a digest of both."""
+
+    runtime: str | None = field(default=None, metadata=IF_SET)
+    python: str | None = field(default=None, metadata=IF_SET)
+    packages: dict[str, str] | None = field(default=None, metadata=IF_SET)
+    digest: str | None = field(default=None, metadata=IF_SET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageAsked(Environment):
+    """specs/image.json: the image; where there is none, this Python."""
+
+    container: ImageSpec | None = field(default=None, metadata=IF_SET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InsideAsked(Environment):
+    """specs/inside.json: this Python, in which jobs other than ranks run, and the image, where there is one."""
+
+    container: ImageStart | None = field(default=None, metadata=IF_SET)
+
+
+# --- image.json -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lacking(Record):
+    what: str
+    disables: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherVersion(Record):
+    package: str
+    found: str | None
+    pinned: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract(Record):
+    """What the test of an environment found; NOT_RUN, and why, where nothing here could start the image."""
+
+    state: Literal["PASS", "FAIL", "NOT_RUN"]
+    why: str | None = field(default=None, metadata=IF_SET)
+    how: str | None = field(default=None, metadata=IF_SET)  # the image was started
+    problems: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
+    device: str | None = field(default=None, metadata=IF_SET)
+    python: str | None = field(default=None, metadata=IF_SET)
+    architecture: str | None = field(default=None, metadata=IF_SET)
+    c_library: str | None = field(default=None, metadata=IF_SET)
+    packages: dict[str, str] | None = field(default=None, metadata=IF_SET)
+    other_than_pinned: tuple[OtherVersion, ...] | None = field(default=None, metadata=IF_SET)
+    imports: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
+    untried: dict[str, str] | None = field(default=None, metadata=IF_SET)
+    bridge: str | None = field(default=None, metadata=IF_SET)
+    gpu: dict[str, str | None] | None = field(default=None, metadata=IF_SET)
+    tools: dict[str, str | None] | None = field(default=None, metadata=IF_SET)
+    ofi_nccl: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
+    missing: tuple[Lacking, ...] | None = field(default=None, metadata=IF_SET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFile(Record):
+    """facts.json of an image in the store: the file, and how it came to be there."""
+
     digest: str
-    python: str | None = None
-    packages: dict[str, str] = field(default_factory=dict)
-    path: str | None = None
     bytes: int | None = None
     sha256: str | None = None
     mtime_ns: int | None = None  # manifests of older versions have none
     made_from: Tree | None = field(default=None, metadata={"key": "from"})
+    identity: Tree | None = field(default=None, metadata=IF_SET)  # in the store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image(ImageFile):
+    """image.json: what ranks run in. Where they run in this Python (`runtime` none), the rest of it is None."""
+
+    runtime: str
+    python: str | None = None
+    packages: dict[str, str] = field(default_factory=dict)
+    path: str | None = None
     bridge_source: BridgeSource | None = None
-    contract: Tree | None = None  # what the test of the image found
+    contract: Contract | None = None
 
     @property
     def marks(self) -> tuple[str, ...]:

@@ -5,7 +5,51 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from megaboa.records.base import IF_SET, Record
+from megaboa.records.base import IF_SET, Record, Tree
+from megaboa.records.runs import Inside, Start
+
+# --- what the plan asks for: specs/models, specs/conversions, specs/exports -------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(Record):
+    """Where a model's architecture and weights come from: the hub or a folder, or a config and a seed."""
+
+    name: str
+    store: str
+    hf: str | None
+    revision: str | None
+    config: Tree | None
+    seed: int
+    tokenizer: dict[str, str] | None  # as CorpusSpec has it
+    weights: bool  # whether they are needed
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversionSpec(Record):
+    """By how many ranks a model is imported, and how they are started."""
+
+    layout: dict[str, int]
+    nodes: int
+    gpus_per_node: int
+    cpus_per_rank: int
+    device: str
+    start: Start | None
+    image: Inside | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSpec(Record):
+    """Which checkpoint of a run is exported, and how."""
+
+    run: str
+    checkpoint: str | int
+    file_gb: float
+    license: str | None
+
+
+# --- what came of it --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from megaboa import files
 from megaboa.causes import Action, Cause
-from megaboa.records.base import IF_SET, Range, Record, Tree
+from megaboa.records.base import IF_SET, Range, Record, Tree, plain
+from megaboa.records.images import BridgeSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,16 @@ class ProfileSpec(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Trace(ProfileSpec):
+    """trace.json: what was captured, and where it lies."""
+
+    run: str | None = None
+    path: str
+    step_log: str | None = None
+    traces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Load(Record):
     """What a run takes from its parent's checkpoint in addition to the weights."""
 
@@ -123,6 +135,53 @@ class Parent(Record):
 
     def __str__(self) -> str:
         return f"{self.experiment}/{self.run}@{self.iteration}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec(Record):
+    """run.json: what can change a run's losses, and nothing else.
+
+    The sections are the user's own, with their keys and values; those of a recipe's run have what is set. Its text is
+    part of the run's identity: that is taken from the file (`RunFolder.document`), never from this.
+    """
+
+    model: Tree = field(default_factory=dict)  # its name, init and tokenizer; config, hf and revision, or recipe
+    data: Tree = field(default_factory=dict)
+    training: Tree = field(default_factory=dict)
+    optimizer: Tree = field(default_factory=dict)
+    schedule: Tree = field(default_factory=dict)
+    parallel: Tree = field(default_factory=dict)
+    world_size: int = 1
+    device: str = "cuda"
+    overrides: Tree = field(default_factory=dict)  # Bridge's fields
+    bridge_source: BridgeSource | None = field(default=None, metadata=IF_SET)
+    parent: Parent | None = field(default=None, metadata=IF_SET)
+
+    @property
+    def is_recipe(self) -> bool:
+        """Whether Bridge, or a file of the user's, brings model and settings."""
+        return bool(self.model.get("recipe"))
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether it begins with the weights of a Hugging Face folder."""
+        return not self.is_recipe and self.model.get("init") == "pretrained"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity(Record):
+    """identity.json of a store: run.json, and the contents of all that the run reads, by their digests."""
+
+    run: Tree
+    parent: str | None = field(default=None, metadata=IF_SET)
+    image: str | None = field(default=None, metadata=IF_SET)
+    model: str | None = None
+    tokenizer: str | None = None
+    corpora: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        return files.digest(plain(self))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -19,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from megaboa.files import read_json
 from megaboa.paths import ExperimentFolder
+from megaboa.records import Analysis, Tree, plain, read_if_there
 from megaboa.report import style
 from megaboa.report.style import GRID, INK, PALETTE, WIDTH, LogText, below
 
@@ -51,27 +50,23 @@ UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 @dataclass(frozen=True)
 class Profile:
     run: str
-    document: dict[str, Any]
-
-    @property
-    def captures(self) -> list[dict[str, Any]]:
-        return self.document["captures"]
+    document: Analysis
 
     @property
     def tool(self) -> str:
         """`pytorch on NVIDIA H200`."""
-        kinds = sorted({capture["kind"] for capture in self.captures})
-        devices = sorted({capture["device_name"] for capture in self.captures if capture["device_name"]})
+        kinds = sorted({capture.kind for capture in self.document.captures})
+        devices = sorted({one.device_name for one in self.document.captures if one.device_name})
         return ", ".join(kinds) + (f" on {', '.join(devices)}" if devices else "")
 
 
 def load_profiles(results: Path, runs: list[str]) -> list[Profile]:
     """Of every run that was profiled, in the order of the plan."""
     paths = [(run, ExperimentFolder(results).run(run).analysis) for run in runs]
-    return [Profile(run, read_json(path)) for run, path in paths if path.exists()]
+    return [Profile(run, found) for run, path in paths if (found := read_if_there(Analysis, path))]
 
 
-def draw_profiles(profiles: list[Profile], captions: dict[str, str], folder: Path) -> dict[str, list[dict[str, Any]]]:
+def draw_profiles(profiles: list[Profile], captions: dict[str, str], folder: Path) -> dict[str, list[Tree]]:
     """Figures by run, for the page. Those of runs that are profiled no longer are removed."""
     for path in folder.glob(f"{PREFIX}*.svg"):
         style.remove(folder, path.stem)
@@ -91,7 +86,7 @@ def draw_profiles(profiles: list[Profile], captions: dict[str, str], folder: Pat
     return drawn
 
 
-def draw_all(document: dict[str, Any], folder: Path, prefix: str = "") -> dict[str, Markup]:
+def draw_all(document: Analysis, folder: Path, prefix: str = "") -> dict[str, Markup]:
     """Draw and save every figure that has something to show."""
     style.apply_style()
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,18 +99,18 @@ def draw_all(document: dict[str, Any], folder: Path, prefix: str = "") -> dict[s
     return drawn
 
 
-def _note(name: str, document: dict[str, Any]) -> str:
+def _note(name: str, document: Analysis) -> str:
     if name == "timeline":
-        return f"Step {document['timeline']['step']} of rank {document['timeline']['rank']}."
-    rows = document["ranks"]
-    said = f"{rows[0]['window'].split(' of ')[0]}, n = {sum(row['n'] for row in rows)}"
+        return f"Step {document.timeline.step} of rank {document.timeline.rank}."
+    rows = document.ranks
+    said = f"{rows[0].window.split(' of ')[0]}, n = {sum(row.n for row in rows)}"
     return said[:1].upper() + said[1:] + "."
 
 
-def ranks_figure(document: dict[str, Any]) -> Figure | None:
+def ranks_figure(document: Analysis) -> Figure | None:
     """Mean milliseconds of a step by rank: what it computed, what it showed of communication and copies, and idled."""
-    rows = document["ranks"][:MOST_RANKS]
-    table = pd.DataFrame(document["budget"])
+    rows = document.ranks[:MOST_RANKS]
+    table = pd.DataFrame(map(plain, document.budget))
     if not rows or table["compute"].isna().all():
         return None
     means = table.groupby("rank")[list(PARTS)].mean(numeric_only=False).astype(float).fillna(0.0)
@@ -123,10 +118,10 @@ def ranks_figure(document: dict[str, Any]) -> Figure | None:
     left = np.zeros(len(rows))
     for part, (label, colour) in PARTS.items():
         if not table[part].isna().all():
-            values = means[part].loc[[row["rank"] for row in rows]].to_numpy()
+            values = means[part].loc[[row.rank for row in rows]].to_numpy()
             axes.barh(range(len(rows)), values, left=left, height=0.66, color=colour, label=label, linewidth=0)
             left += values
-    axes.set_yticks(range(len(rows)), [f"rank {row['rank']}" for row in rows], color=INK)
+    axes.set_yticks(range(len(rows)), [f"rank {row.rank}" for row in rows], color=INK)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -135,12 +130,12 @@ def ranks_figure(document: dict[str, Any]) -> Figure | None:
     return figure
 
 
-def classes_figure(document: dict[str, Any]) -> Figure | None:
+def classes_figure(document: Analysis) -> Figure | None:
     """Milliseconds per step of every class of kernels: the mean over ranks, and a line from the least to the most."""
     rows = [
-        {"rank": rank, "class": row["class"], "ms": row["ms"]}
-        for rank, detail in document["details"].items()
-        for row in detail["classes"]
+        {"rank": rank, "class": row.name, "ms": row.ms}
+        for rank, detail in document.details.items()
+        for row in detail.classes
     ]
     if not rows:
         return None
@@ -162,9 +157,9 @@ def classes_figure(document: dict[str, Any]) -> Figure | None:
     return figure
 
 
-def exposed_figure(document: dict[str, Any]) -> Figure | None:
+def exposed_figure(document: Analysis) -> Figure | None:
     """Share of every step that is communication with nothing over it, by rank."""
-    table = pd.DataFrame(document["budget"])
+    table = pd.DataFrame(map(plain, document.budget))
     if table.empty or table["exposed"].isna().all() or not table["communication"].any():
         return None
     table["share"] = table["exposed"].astype(float) / table["wall"]
@@ -199,13 +194,13 @@ def exposed_figure(document: dict[str, Any]) -> Figure | None:
     return figure
 
 
-def heat_figure(document: dict[str, Any]) -> Figure | None:
+def heat_figure(document: Analysis) -> Figure | None:
     """Each rank's own work in each step, against the median of the ranks that hold the same part."""
-    table = pd.DataFrame(document["budget"])
+    table = pd.DataFrame(map(plain, document.budget))
     if table.empty or table["rank"].nunique() < 2 or table["compute"].isna().any():
         return None
     table["work"] = table["compute"] + table["copies_exposed"].astype(float).fillna(0.0)
-    table["part"] = table["rank"].map({row["rank"]: row["part"] for row in document["ranks"]})
+    table["part"] = table["rank"].map({row.rank: row.part for row in document.ranks})
     table["difference"] = table["work"] / table.groupby(["part", "step"])["work"].transform("median") - 1
     grid = table.pivot_table(index="rank", columns="step", values="difference") * 100
     limit = max(1.0, float(np.nanmax(np.abs(grid.to_numpy()))))
@@ -219,9 +214,9 @@ def heat_figure(document: dict[str, Any]) -> Figure | None:
     return figure
 
 
-def sizes_figure(document: dict[str, Any]) -> Figure | None:
+def sizes_figure(document: Analysis) -> Figure | None:
     """Size of single collectives and the bandwidth that they reached, on two logarithmic axes."""
-    rows = [point for detail in document["details"].values() for point in detail["points"]]
+    rows = [plain(point) for detail in document.details.values() for point in detail.points]
     if not rows:
         return None
     table = pd.DataFrame(rows)
@@ -252,19 +247,19 @@ def sizes_figure(document: dict[str, Any]) -> Figure | None:
     return figure
 
 
-def timeline_figure(document: dict[str, Any]) -> Figure | None:
+def timeline_figure(document: Analysis) -> Figure | None:
     """One step of one rank: what every stream did when."""
-    drawn = document["timeline"]
-    if not drawn or not drawn["rows"]:
+    drawn = document.timeline
+    if not drawn or not drawn.rows:
         return None
-    lanes = list(dict.fromkeys(row["lane"] for row in drawn["rows"]))
+    lanes = list(dict.fromkeys(row.lane for row in drawn.rows))
     figure, axes = plt.subplots(figsize=(WIDTH * 1.45, 1.3 + 0.36 * len(lanes)))
-    for row in drawn["rows"]:
-        bars = [(begin, max(end - begin, 0.0)) for begin, end in row["spans"]]
-        place = (lanes.index(row["lane"]) - 0.38, 0.76)
-        axes.broken_barh(bars, place, facecolors=CLASS_COLOURS[row["class"]], linewidth=0)
-    _finish_timeline(axes, lanes, drawn["wall"])
-    used = dict.fromkeys(row["class"] for row in drawn["rows"])
+    for row in drawn.rows:
+        bars = [(begin, max(end - begin, 0.0)) for begin, end in row.spans]
+        place = (lanes.index(row.lane) - 0.38, 0.76)
+        axes.broken_barh(bars, place, facecolors=CLASS_COLOURS[row.name], linewidth=0)
+    _finish_timeline(axes, lanes, drawn.wall)
+    used = dict.fromkeys(row.name for row in drawn.rows)
     handles = [Patch(color=CLASS_COLOURS[name], label=name) for name in CLASS_COLOURS if name in used]
     below(figure, handles, [patch.get_label() for patch in handles], handlelength=1.0, handleheight=0.9)
     return figure

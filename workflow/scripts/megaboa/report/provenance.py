@@ -9,7 +9,7 @@ from typing import Any
 
 from megaboa.files import canonical
 from megaboa.paths import ExperimentFolder
-from megaboa.records import Image, read_if_there
+from megaboa.records import Image, plain, read_if_there
 
 PACKAGES = ("torch", "megatron-core", "megatron-bridge", "transformers")
 
@@ -27,7 +27,7 @@ def provenance(results: Path, config_files: list[Path], command: str) -> dict[st
 def image_test(image: Path) -> str | None:
     """What the entrypoint found inside the image; None where ranks run in none."""
     made = read_if_there(Image, image)
-    return canonical(made.contract) if made and made.contract else None
+    return canonical(plain(made.contract)) if made and made.contract else None
 
 
 def versions(image: Path) -> dict[str, str]:
@@ -37,7 +37,7 @@ def versions(image: Path) -> dict[str, str]:
         packages = {name.lower().replace("_", "-"): value for name, value in made.packages.items()}
         found = {"runtime": made.runtime, "image": made.digest, "python": made.python}
         found |= {name: packages.get(name) for name in PACKAGES}
-        found |= {"image file": made.path, "image test": (made.contract or {}).get("state")}
+        found |= {"image file": made.path, "image test": made.contract and made.contract.state}
         found |= {"Bridge's commit": made.bridge_source and made.bridge_source.commit}
     try:
         found["snakemake"] = importlib.metadata.version("snakemake")

@@ -6,11 +6,9 @@ import csv
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from megaboa.files import read_json
 from megaboa.layout import words
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan.documents import RECIPE, cell
@@ -18,9 +16,12 @@ from megaboa.records import (
     Evaluation,
     ExportRecord,
     Goodput,
+    Preflight,
+    RunCheck,
     Summary,
     TrainRecord,
     Tree,
+    files,
     parse,
     plain,
     read,
@@ -51,7 +52,7 @@ class RunResult:
         return self.plan["model"]
 
     @property
-    def documents(self) -> dict[str, Any]:
+    def documents(self) -> Tree:
         """Where its metrics are looked up."""
         return {"summary": self.summary, "goodput": self.goodput and plain(self.goodput)}
 
@@ -77,15 +78,15 @@ def read_plan(results: Path) -> list[dict[str, str]]:
     """Rows of plan.tsv, with what preflight has found out of recipes' own values."""
     with ExperimentFolder(results).plan.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream, delimiter="\t"))
-    checked = (_json(ExperimentFolder(results).preflight) or {"runs": {}})["runs"]
-    return [_with_recipes_values(row, checked.get(row["run"], {})) for row in rows]
+    found = read_if_there(Preflight, ExperimentFolder(results).preflight)
+    checked = found.runs if found else {}
+    return [_with_recipes_values(row, checked.get(row["run"])) for row in rows]
 
 
-def _with_recipes_values(row: dict[str, str], checked: dict[str, Any]) -> dict[str, str]:
-    found = checked.get("facts")
-    if not found:
+def _with_recipes_values(row: dict[str, str], checked: RunCheck | None) -> dict[str, str]:
+    if not checked or not checked.facts:
         return row
-    own = {**found.get("training", {}), **found.get("layout", {}), "dp": checked.get("data_parallel_size")}
+    own = {**checked.facts.get("training", {}), **checked.facts.get("layout", {}), "dp": checked.data_parallel_size}
     own["train_iters"] = own.get("iters")
     sizes = [own.get(name) for name in ("train_iters", "gbs", "seq_length")]
     own["tokens"] = math.prod(sizes) if all(sizes) else None
@@ -98,7 +99,7 @@ def load_run(folder: RunFolder, plan: dict[str, str]) -> RunResult:
     if not folder.summary.exists():
         return RunResult(folder.name, plan, "NOT_RUN", ["it has no metrics"])
     steps = pd.read_parquet(folder.steps_table)
-    spent = _json(folder.goodput)
+    spent = files.read_json(folder.goodput) if folder.goodput.exists() else None  # null where nothing is known
     goodput = spent and parse(Goodput, spent, folder.goodput)
     return result_of(folder, plan, read(Summary, folder.summary), steps, goodput)
 
@@ -134,7 +135,3 @@ def passed(runs: list[RunResult]) -> list[RunResult]:
 
 def count_states(states: list[str]) -> dict[str, int]:
     return {state: states.count(state) for state in STATES if state in states}
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    return read_json(path) if path.exists() else None

@@ -101,9 +101,7 @@ def require_health(call: Call, target: AttemptFolder) -> None:
         return
     began = time.time()
     folder = call.folder
-    problems = sites.check_nodes(
-        call.site, folder.launch, folder.run["device"], target.health, rank_environment(folder)
-    )
+    problems = sites.check_nodes(call.site, folder.launch, folder.run.device, target.health, rank_environment(folder))
     call.healthy = True
     if not problems or call.signals.seen:
         return

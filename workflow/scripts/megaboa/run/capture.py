@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from megaboa import files, store
 from megaboa.launch.nsys import nsys_arguments, wrapped
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
-from megaboa.records import plain
+from megaboa.records import Identity, Trace, plain, write
 from megaboa.run import site as sites
 from megaboa.run.announce import explain
 from megaboa.run.call import TrainingFailed
@@ -22,30 +21,30 @@ from megaboa.scheduler.ranks import Ended
 WRAPPER = Path(__file__).parents[2] / "profile_rank.py"
 
 
-def capture(folder: RunFolder) -> dict[str, Any]:
+def capture(folder: RunFolder) -> Trace:
     """Profile the run's first steps as profile.json says, once for each identity and settings; return the manifest."""
-    site = sites.here(folder.launch, folder.run["device"], container=sites.container_of(folder.launch, folder.image))
+    site = sites.here(folder.launch, folder.run.device, container=sites.container_of(folder.launch, folder.image))
     check_nodes(folder, site.nodes)
     check_image(folder)
     check_data(folder)
     identity = identity_of(folder)
-    captured = {"run": identity, "profile": folder.documents["profile"]}  # as its file has it
+    captured = {"run": plain(identity), "profile": folder.documents["profile"]}  # as its file has it
     final = store.folder(folder.launch.store, "profiles", f"{folder.experiment}/{folder.name}", captured)
     with store.building(final) as partial:
         if partial:
             _profile(folder, site, identity, AttemptFolder(partial))
     path = AttemptFolder(final).traces(folder.profile.tool)
-    return {
-        "run": folder.name,
-        "path": str(path),
-        "step_log": str(AttemptFolder(final).steps),
-        **plain(folder.profile),
-        "traces": [trace.name for trace in sorted(path.iterdir())],
-    }
+    return Trace(
+        **vars(folder.profile),
+        run=folder.name,
+        path=str(path),
+        step_log=str(AttemptFolder(final).steps),
+        traces=tuple(trace.name for trace in sorted(path.iterdir())),
+    )
 
 
-def _profile(folder: RunFolder, site: Place, identity: dict[str, Any], target: AttemptFolder) -> None:
-    files.write_json(RunStore(target.path).identity, identity)
+def _profile(folder: RunFolder, site: Place, identity: Identity, target: AttemptFolder) -> None:
+    write(RunStore(target.path).identity, identity)
     command = [sites.python_of(folder.launch), str(RANK_SCRIPT), "--capture"]
     files.write_json(target.asked, folder.documents)
     command += [f"--run={folder.path}", f"--store={target.path}", f"--attempt={target.path}"]
@@ -65,7 +64,7 @@ def _profile(folder: RunFolder, site: Place, identity: dict[str, Any], target: A
 def _run(site: Place, command: list[str], folder: RunFolder, target: AttemptFolder) -> Ended:
     # A profiler sees what it has started itself, so no rank may be forked by another process.
     environment = {**rank_environment(folder), local.FORKED: "0"}
-    ranks = site.start(command, folder.run["world_size"], target.path, environment)
+    ranks = site.start(command, folder.run.world_size, target.path, environment)
     try:
         return local.wait(ranks)
     finally:

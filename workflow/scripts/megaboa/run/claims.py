@@ -16,11 +16,11 @@ import pwd
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
-from megaboa import files
+from megaboa.records import Holder, read, write
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.local import is_running
 from megaboa.scheduler.protocol import Job
@@ -29,8 +29,6 @@ from megaboa.scheduler.registry import cluster
 POLL_SECONDS = 5.0
 LOCK_POLL_SECONDS = 0.2  # where no scheduler need be asked
 KEPT = 5  # older claims are of no interest to anybody
-
-Holder = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -47,25 +45,25 @@ class _Taken(NamedTuple):
 
 
 def myself(job: Job | None) -> Holder:
-    return {
-        "host": socket.gethostname(),
-        "machine": _machine(),
-        "pid": os.getpid(),
-        "user": _user(os.geteuid()),
-        "job": job.id if job else None,
-        "restarts": job.restarts if job else None,
-        "cluster": _own_cluster() if job else None,
-        "time": time.time(),
-    }
+    return Holder(
+        host=socket.gethostname(),
+        machine=_machine(),
+        pid=os.getpid(),
+        user=_user(os.geteuid()),
+        job=job.id if job else None,
+        restarts=job.restarts if job else None,
+        cluster=_own_cluster() if job else None,
+        time=time.time(),
+    )
 
 
 def describe(holder: Holder) -> str:
     """User and cluster are named where they aren't ours."""
-    user, theirs = holder.get("user"), holder.get("cluster")
+    user, theirs = holder.user, holder.cluster
     whose = f" of user {user}" if user not in (None, _user(os.geteuid())) else ""
     where = f" on cluster {theirs}" if theirs not in (None, _own_cluster()) else ""
-    process = f"process {holder['pid']} on host {holder['host']}"
-    return f"{cluster().name} job {holder['job']}{whose}{where} ({process})" if holder["job"] else f"{process}{whose}"
+    process = f"process {holder.pid} on host {holder.host}"
+    return f"{cluster().name} job {holder.job}{whose}{where} ({process})" if holder.job else f"{process}{whose}"
 
 
 @contextlib.contextmanager
@@ -77,7 +75,7 @@ def held(folder: Path, me: Holder, on_wait: Callable[[str], None] = lambda holde
         if claim.by not in told:
             told.add(claim.by)
             on_wait(claim.by)
-        time.sleep(POLL_SECONDS if me["job"] or claim.is_job else LOCK_POLL_SECONDS)
+        time.sleep(POLL_SECONDS if me.job or claim.is_job else LOCK_POLL_SECONDS)
     number, lock = claim
     with lock:
         try:
@@ -112,29 +110,29 @@ def is_held(folder: Path) -> bool | None:
 
 def is_of_other_cluster(holder: Holder) -> bool:
     """Whether the holder's job is unknown to the scheduler here; its number may be that of another job."""
-    return holder["job"] is not None and holder["cluster"] not in (None, _own_cluster())
+    return holder.job is not None and holder.cluster not in (None, _own_cluster())
 
 
 def is_of_other_user(holder: Holder) -> bool:
-    return holder["user"] not in (None, _user(os.geteuid()))
+    return holder.user not in (None, _user(os.geteuid()))
 
 
 def judge(holder: Holder, path: Path, me: Holder | None = None) -> Verdict:
     """Whether a claim's holder may still train."""
-    if holder["job"] is None:
+    if holder.job is None:
         return _judge_by_lock(holder, path)
-    if me and holder["job"] == me["job"] and holder.get("cluster") in (None, me.get("cluster")):
+    if me and holder.job == me.job and holder.cluster in (None, me.cluster):
         # An earlier life of our own job is over; within one life a second call is another process of the same host.
-        return _judge_by_lock(holder, path) if holder["restarts"] == me["restarts"] else Verdict(False)
+        return _judge_by_lock(holder, path) if holder.restarts == me.restarts else Verdict(False)
     return _judge_by_scheduler(holder)
 
 
 def _judge_by_scheduler(holder: Holder) -> Verdict:
-    theirs = holder.get("cluster")
+    theirs = holder.cluster
     try:
         if theirs and (ours := cluster().cluster()) != theirs:
             return Verdict(None, f"it can't be queried from here, which is cluster {ours}")
-        alive = cluster().is_alive(holder["job"])
+        alive = cluster().is_alive(holder.job)
     except UnreachableError:
         return Verdict(None, f"{cluster().name} doesn't answer here")
     if alive is None and is_of_other_user(holder):
@@ -151,8 +149,8 @@ def _judge_by_lock(holder: Holder, path: Path) -> Verdict:
     except FileNotFoundError:
         return Verdict(False)
     except OSError as error:
-        if holder.get("machine") == _machine():
-            return Verdict(is_running(holder["pid"]))
+        if holder.machine == _machine():
+            return Verdict(is_running(holder.pid))
         return Verdict(None, _no_lock(path, error))
 
 
@@ -162,10 +160,10 @@ def _try(folder: Path, me: Holder) -> tuple[int, IO[bytes]] | _Taken:
     if current and not _released(current).exists():
         verdict, theirs = _judge_file(current, me)
         if verdict.alive is not False:
-            return _Taken(_said(current, theirs, verdict), bool(theirs and theirs["job"]))
+            return _Taken(_said(current, theirs, verdict), bool(theirs and theirs.job))
     number = int(current.stem) + 1 if current else 1
-    draft = folder / f".{me['host']}.{me['pid']}.tmp"
-    files.write_json(draft, me)
+    draft = folder / f".{me.host}.{me.pid}.tmp"
+    write(draft, me)
     lock = draft.open("r+b")  # for writing: NFS locks no other
     # Before others can see the claim: a live holder holds the lock. Where there are no locks, others are told so when
     # they ask for it (`_judge_by_lock`).
@@ -217,10 +215,10 @@ def _newest(folder: Path) -> Path | None:
 def _read(path: Path) -> Holder | None:
     """A claim; None where it is gone. Older ones name no user: then it is whose file it is."""
     try:
-        owner, found = path.stat().st_uid, files.read_json(path)
+        owner, found = path.stat().st_uid, read(Holder, path)
     except FileNotFoundError:
         return None
-    return {"user": _user(owner), "cluster": None, "machine": None, **found}
+    return found if found.user else replace(found, user=_user(owner))
 
 
 def _known(path: Path | None) -> Holder | None:

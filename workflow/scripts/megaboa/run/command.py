@@ -64,7 +64,7 @@ def rank_environment(
     own: dict[str, str | None] = {
         **threads_environment(folder.launch.cpus_per_rank),
         "PYTHONUNBUFFERED": "1",
-        "WANDB_RUN_ID": f"{folder.experiment}-{folder.name}-{files.digest(identity_of(folder))[:12]}",
+        "WANDB_RUN_ID": f"{folder.experiment}-{folder.name}-{identity_of(folder).digest[:12]}",
         "WANDB_RESUME": "allow",  # one W&B run for all attempts
         **(image.variables if image else {}),
         "WANDB_RUN_GROUP": folder.experiment,
@@ -72,10 +72,10 @@ def rank_environment(
     if folder.launch.trackers.get("offline"):
         own["WANDB_MODE"] = "offline"
     preset: dict[str, str | None] = {}
-    if run["device"] == "cuda":
-        overrides = {**run.get("overrides", {}), **folder.launch.overrides}
+    if run.device == "cuda":
+        overrides = {**run.overrides, **folder.launch.overrides}
         preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(
-            run["parallel"],
+            run.parallel,
             expert_overlap=bool(overrides.get(EXPERT_OVERLAP)),
             blackwell=networks.is_blackwell(folder.launch.gpu or gpu_name()),
         )
@@ -84,7 +84,7 @@ def rank_environment(
             preset |= compiled_kernels(folder, environment)
         if target:  # where NCCL's flight recorder writes what it saw before a time-out
             own |= {name: str(target.path / "flight-rank-") for name in FLIGHT_RECORDER}
-    if run["device"] == "cuda" or start.network:
+    if run.device == "cuda" or start.network:
         preset |= networks.environment(start.network, {})
     if target and checks_network(folder, target):
         preset |= networks.NAMING
@@ -94,7 +94,7 @@ def rank_environment(
 def checks_network(folder: RunFolder, target: AttemptFolder) -> bool:
     """Whether NCCL is to say in this attempt, the run's first, which network it has taken."""
     start, several = folder.launch.start, folder.launch.nodes > 1
-    asked = folder.run["device"] == "cuda" and start.network_check and networks.can_check(start.network)
+    asked = folder.run.device == "cuda" and start.network_check and networks.can_check(start.network)
     return several and asked and target.number == 1
 
 

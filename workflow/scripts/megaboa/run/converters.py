@@ -7,12 +7,11 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from megaboa import conversion
 from megaboa.errors import InputError
 from megaboa.launch import networks
-from megaboa.records import Image, LaunchSpec, parse
+from megaboa.records import ConversionSpec, Image, LaunchSpec
 from megaboa.run import gpus, site
 from megaboa.scheduler import local
 from megaboa.scheduler.answers import UnreachableError
@@ -22,18 +21,24 @@ from megaboa.scheduler.registry import cluster
 SHOWN_LINES = 40  # of the log of a rank that failed
 
 
-def run(wanted: dict[str, Any], image: Image | None, words: Sequence[str], logs: Path) -> str:
+def run(wanted: ConversionSpec, image: Image | None, words: Sequence[str], logs: Path) -> str:
     """Run a command with these words on every rank to the end, and return what they said; InputError where one failed.
 
     `wanted` is what the plan says of the conversion, `image` the image's manifest.
     """
-    layout = conversion.layout(**wanted["layout"])
-    launch = parse(LaunchSpec, wanted, "the specification of a conversion")
+    layout = conversion.layout(**wanted.layout)
+    launch = LaunchSpec(
+        nodes=wanted.nodes,
+        gpus_per_node=wanted.gpus_per_node,
+        cpus_per_rank=wanted.cpus_per_rank,
+        start=wanted.start,
+        image=wanted.image,
+    )
     count = layout.world_size or 1
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     try:
-        place = site.here(launch, wanted["device"], container=site.container_of(launch, image))
+        place = site.here(launch, wanted.device, container=site.container_of(launch, image))
     except UnreachableError as error:
         raise InputError(str(error)) from None
     if len(place.nodes) < launch.nodes:
@@ -42,11 +47,11 @@ def run(wanted: dict[str, Any], image: Image | None, words: Sequence[str], logs:
             f"conversion.nodes is {launch.nodes}, and {where} {len(place.nodes)}: call "
             f"`snakemake --profile {cluster().profile}`, or set it to 1"
         )
-    if wanted["device"] == "cuda" and not place.job:
+    if wanted.device == "cuda" and not place.job:
         _need_gpus(count)
     command = [site.python_of(launch), *words, *conversion.arguments(layout)]
     try:
-        ranks = place.start(command, count, logs, environment_of(launch, wanted["device"]))
+        ranks = place.start(command, count, logs, environment_of(launch, wanted.device))
     except FileNotFoundError as error:
         raise InputError(f"the ranks can't be started: there is no {error.filename} here") from None
     try:

@@ -32,7 +32,7 @@ MEASURED = ("utilisation", "watts", "celsius", "memory_celsius", "sm_mhz", "memo
 def start(folder: RunFolder, attempt: AttemptFolder, environment: Mapping[str, str] = os.environ) -> None:
     """Called by every rank: by the first one of a node that trains on GPUs it is started. Never raises."""
     how = folder.launch.start
-    if folder.run["device"] != "cuda" or not how.gpu_sampling_seconds or environment.get("LOCAL_RANK") != "0":
+    if folder.run.device != "cuda" or not how.gpu_sampling_seconds or environment.get("LOCAL_RANK") != "0":
         return
     command = [
         sys.executable,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from megaboa import files, store
 from megaboa.harmless import without_harmless
 from megaboa.paths import RunFolder, RunStore
-from megaboa.records import TrainRecord, read, read_if_there
+from megaboa.records import Identity, TrainRecord, plain, read, read_if_there
 from megaboa.run import checkpoints
 
 
-def identity_of(folder: RunFolder) -> dict[str, Any]:
+def identity_of(folder: RunFolder) -> Identity:
     """What the run is. One that began when harmless settings still counted keeps the identity that it had then."""
     identity = _identity(folder)
     root = folder.launch.store
@@ -24,55 +24,55 @@ def identity_of(folder: RunFolder) -> dict[str, Any]:
     return max(earlier, key=lambda one: _standing(folder, *one))[1] if earlier else identity
 
 
-def stored(folder: RunFolder) -> Iterator[tuple[RunStore, dict[str, Any]]]:
+def stored(folder: RunFolder) -> Iterator[tuple[RunStore, Identity]]:
     """All that was ever trained under the run's name, with the identity of each."""
     runs = Path(folder.launch.store, "runs", folder.experiment, folder.name)
     for path in sorted(runs.iterdir()) if runs.is_dir() else ():
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            yield RunStore(path), files.read_json(RunStore(path).identity)
+            yield RunStore(path), read(Identity, RunStore(path).identity)
 
 
-def _standing(folder: RunFolder, payload: RunStore, identity: dict[str, Any]) -> tuple[bool, int]:
+def _standing(folder: RunFolder, payload: RunStore, identity: Identity) -> tuple[bool, int]:
     """Of several that differ in nothing that counts today, the one that is trained counts, or that came furthest."""
     trained = read_if_there(TrainRecord, folder.train_manifest)
-    return trained is not None and trained.identity == files.digest(identity), checkpoints.latest(payload.checkpoints)
+    return trained is not None and trained.identity == identity.digest, checkpoints.latest(payload.checkpoints)
 
 
-def _counted_today(identity: dict[str, Any]) -> dict[str, Any]:
-    return {**identity, "run": without_harmless(identity["run"])}
+def _counted_today(identity: Identity) -> Identity:
+    return replace(identity, run=without_harmless(identity.run))
 
 
-def _identity(folder: RunFolder) -> dict[str, Any]:
+def _identity(folder: RunFolder) -> Identity:
     """The run's own file, and the contents of its model, tokenizer, corpora, parent and image."""
     parent = folder.parent_manifest
-    return {
-        "run": folder.run,
-        **({"parent": read(TrainRecord, parent).identity} if parent else {}),
-        **({"image": folder.image.digest} if folder.image else {}),
-        "model": _digest_in(folder.model_manifest),
-        "tokenizer": _digest_in(folder.tokenizer_manifest),
-        "corpora": {name: _digest_in(path) for name, path in folder.corpus_manifests.items()},
-    }
+    return Identity(
+        run=folder.document("run"),
+        parent=read(TrainRecord, parent).identity if parent else None,
+        image=folder.image.digest if folder.image else None,
+        model=_digest_in(folder.model_manifest),
+        tokenizer=_digest_in(folder.tokenizer_manifest),
+        corpora={name: str(_digest_in(path)) for name, path in folder.corpus_manifests.items()},
+    )
 
 
-def store_of(folder: RunFolder, identity: dict[str, Any]) -> RunStore:
+def store_of(folder: RunFolder, identity: Identity) -> RunStore:
     name = f"{folder.experiment}/{folder.name}"
-    return RunStore(store.folder(folder.launch.store, "runs", name, identity))
+    return RunStore(store.folder(folder.launch.store, "runs", name, plain(identity)))
 
 
 def is_trained(folder: RunFolder) -> bool:
     """Whether the run's manifest is there and is that of what the run is now."""
     try:
-        return read(TrainRecord, folder.train_manifest).identity == files.digest(identity_of(folder))
+        return read(TrainRecord, folder.train_manifest).identity == identity_of(folder).digest
     except FileNotFoundError:  # also where a corpus or a model is yet to be made
         return False
 
 
 def is_outdated(folder: RunFolder, store: RunStore) -> bool:
     """Whether the attempts belong to the run as it was configured before: its own have not begun."""
-    return store.identity.exists() and without_harmless(files.read_json(store.identity)["run"]) != without_harmless(
-        folder.run
-    )
+    if not store.identity.exists():
+        return False
+    return without_harmless(read(Identity, store.identity).run) != without_harmless(folder.document("run"))
 
 
 def _digest_in(manifest: Path | None) -> str | None:

@@ -40,12 +40,12 @@ def check_image(folder: RunFolder) -> None:
 def check_data(folder: RunFolder) -> None:
     """The run's corpora are as their manifests say, fit the model, and give every split something to read."""
     check_corpora(folder)
-    check_documents(folder, folder.run["data"].get("split") or folder.preflight.get("split"))
+    check_documents(folder, folder.run.data.get("split") or (folder.preflight and folder.preflight.split))
 
 
 def check_weights(folder: RunFolder) -> None:
     """The imported checkpoint that the run starts from is as large as it was when it was proved."""
-    if folder.run["model"]["init"] != "pretrained":
+    if not folder.run.is_pretrained:
         return
     manifest = read(ImportRecord, folder.model_manifest)
     root = Path(manifest.checkpoint).parent
@@ -70,7 +70,7 @@ def check_index(folder: RunFolder) -> None:
 
 def check_corpora(folder: RunFolder) -> None:
     """A file that was cut off or exchanged would be trained on, or end a rank in the middle of its start."""
-    vocab_size = None if folder.run["model"].get("recipe") else read(ModelSource, folder.source_manifest).vocab_size
+    vocab_size = None if folder.run.is_recipe else read(ModelSource, folder.source_manifest).vocab_size
     for corpus, path in folder.corpus_manifests.items():
         manifest = read(Corpus, path)
         for dataset in manifest.datasets:
@@ -82,7 +82,7 @@ def check_corpora(folder: RunFolder) -> None:
             if vocab_size is not None and dataset.largest_token >= vocab_size:
                 raise UnusableInputError(
                     f"run {folder.name}: corpora.{corpus}: {dataset.prefix}.bin holds token "
-                    f"{dataset.largest_token}, and the vocabulary of the model {folder.run['model']['name']!r} is "
+                    f"{dataset.largest_token}, and the vocabulary of the model {folder.run.model['name']!r} is "
                     f"{vocab_size}. Write the corpus with the model's tokenizer (corpora.{corpus}.tokenizer), or take "
                     f"a model with a larger vocabulary."
                 )
@@ -116,7 +116,7 @@ def check_documents(folder: RunFolder, split: str | None) -> None:
 
     `split` is data.split, or what Bridge's configuration has: a recipe brings its own.
     """
-    data = folder.run["data"]
+    data = folder.run.data
     named = "data.split" if data.get("split") == split else "dataset.split"
     for corpus, manifest in folder.corpora.items():
         for dataset in (part for part in manifest.datasets if part.tokens):

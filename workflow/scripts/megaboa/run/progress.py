@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaboa.files import read_json
 from megaboa.paths import AttemptFolder, RunStore
 from megaboa.records import (
     STEPS,
@@ -22,6 +21,7 @@ from megaboa.records import (
     Cancelled,
     Evaluated,
     Found,
+    Identity,
     Phase,
     Saved,
     Step,
@@ -135,7 +135,7 @@ def read_progress(run_store: str | Path, run: str | None = None, now: float | No
 
 def last_step(store: RunStore) -> int | None:
     """The step at which the run is over: from its identity or, for a recipe, as its ranks found it."""
-    asked = read_json(store.identity)["run"]["training"].get("train_iters") if store.identity.exists() else None
+    asked = read(Identity, store.identity).run["training"].get("train_iters") if store.identity.exists() else None
     if asked is None and store.found.exists():
         return read(Found, store.found).train_iters
     return asked

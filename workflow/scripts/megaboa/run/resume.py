@@ -66,8 +66,8 @@ class Resumption:
         return self._parents() if self.folder.parent_manifest else Beginning(0)
 
     def _parents(self) -> Beginning:
-        wanted = self.folder.run["parent"]
-        iteration, name = wanted["iteration"], f"{wanted['experiment']}/{wanted['run']}"
+        wanted = self.folder.run.parent
+        iteration, name = wanted.iteration, f"{wanted.experiment}/{wanted.run}"
         theirs = RunStore(Path(read(TrainRecord, self.folder.parent_manifest).store)).checkpoints
         kept = checkpoints.complete_iterations(theirs)
         begin = f"run {self.folder.name} can't continue from step {iteration} of {name}"

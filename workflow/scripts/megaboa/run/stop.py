@@ -14,9 +14,9 @@ from megaboa.scheduler.registry import cluster
 def stop(store: RunStore, say: Callable[[str], None] = print) -> str:
     """Ask, and say what will happen. A job that waits in the queue is taken out of it."""
     last, training = claims.last_holder(store.claims), claims.holder(store.claims) is not None
-    if last is None or (last["job"] is None and not training):
+    if last is None or (last.job is None and not training):
         return "nobody trains it"
-    if last["job"] is None:
+    if last.job is None:
         patiently(store.stop.touch, say)
         return f"asked {claims.describe(last)} to save and stop"
     return _stop_job(store, last, training, say)
@@ -24,7 +24,7 @@ def stop(store: RunStore, say: Callable[[str], None] = print) -> str:
 
 def _stop_job(store: RunStore, holder: claims.Holder, training: bool, say: Callable[[str], None]) -> str:
     """A job that was put back into the queue, and waits there, has released the run; it will take it up again."""
-    ours, job, name = cluster(), holder["job"], claims.describe(holder)
+    ours, job, name = cluster(), holder.job, claims.describe(holder)
     if claims.is_of_other_cluster(holder):  # the number may be that of another job here
         return _ask_by_file(store, say, name, "its cluster can't be asked from here")
     try:

@@ -12,10 +12,10 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from megaboa import files
 from megaboa.paths import ExperimentFolder, RunFolder
+from megaboa.records import Tree
 from megaboa.run.inputs import UnusableInputError
 
 VARIABLE = "MEGABOA_CALL"  # of a job's environment: the folder of the call that submitted it
@@ -32,9 +32,7 @@ class Submitted:
     command: str
 
 
-def record(
-    results: str | Path, config_files: Iterable[str | Path], runs: Iterable[dict[str, Any]], command: str
-) -> list[Path]:
+def record(results: str | Path, config_files: Iterable[str | Path], runs: Iterable[Tree], command: str) -> list[Path]:
     """Keep what is submitted (`runs`: name, run, launch, profile of each); return the copies of the configuration."""
     contents = [(Path(path).name, Path(path).read_bytes()) for path in config_files]
     lines = "".join(json.dumps(run, sort_keys=True) + "\n" for run in runs)

@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from megaboa import files
 from megaboa.causes import CAUSES, Action
@@ -22,13 +21,13 @@ from megaboa.records import (
     AttemptStart,
     Called,
     Found,
+    Identity,
     Kept,
     Outcome,
     Parent,
     RankEnd,
     Step,
     TrainRecord,
-    parse,
     read,
     read_ledger,
     read_steps,
@@ -63,13 +62,13 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
         raise TrainingFailed(f"{unfinished.explain(folder.name, work)}\n{ways}")
     say = announcer(folder)
     patiently(lambda: payload.path.mkdir(parents=True, exist_ok=True), say)
-    site = sites.here(folder.launch, folder.run["device"], container=sites.container_of(folder.launch, folder.image))
+    site = sites.here(folder.launch, folder.run.device, container=sites.container_of(folder.launch, folder.image))
 
     def waits(holder: str) -> None:
         say(f"is being trained by {holder}; waiting for it")
 
     def introduce() -> None:
-        files.write_json(payload.identity, identity)
+        write(payload.identity, identity)
         payload.ledger.touch()
         files.link(payload.ledger, folder.attempts_link)
 
@@ -153,7 +152,7 @@ def _attempt(call: Call) -> None:
     before = ledger.starts(call.entries)
     if before and (changed := changes(before[-1].ran_on, ran_on, payload)):
         call.say(f"WARNING: attempt {number} runs in a different environment from the previous one: {changed}")
-    world_size, job = folder.run["world_size"], call.site.job
+    world_size, job = folder.run.world_size, call.site.job
     call.patiently(lambda: files.write_json(target.asked, folder.documents))
     start = AttemptStart(
         attempt=number,
@@ -345,16 +344,16 @@ def _saves(folder: RunFolder, payload: RunStore) -> bool:
 def _ended_at(folder: RunFolder, payload: RunStore, step: int) -> bool:
     """Whether every rank of the newest attempt has left its record at this step."""
     target = payload.attempt(ledger.next_attempt(payload) - 1)
-    records = [target.end_record(rank) for rank in range(folder.run["world_size"])]
+    records = [target.end_record(rank) for rank in range(folder.run.world_size)]
     return all(end.exists() and read(RankEnd, end).step >= step for end in records)
 
 
-def manifest_of(folder: RunFolder, payload: RunStore, identity: dict[str, Any]) -> TrainRecord:
+def manifest_of(folder: RunFolder, payload: RunStore, identity: Identity) -> TrainRecord:
     kept = checkpoints.sizes(payload.checkpoints)
     iteration, last = max(kept, default=0), progress.last_step(payload)
     return TrainRecord(
         run=folder.name,
-        identity=files.digest(identity),
+        identity=identity.digest,
         store=str(payload.path),
         train_iters=last,
         iteration=iteration or last,
@@ -362,7 +361,7 @@ def manifest_of(folder: RunFolder, payload: RunStore, identity: dict[str, Any]) 
         checkpoints=tuple(Kept(iteration=step, bytes=size) for step, size in kept.items()),
         bytes=sum(kept.values()),
         parent=_parent(folder),
-        world_size=folder.run["world_size"],
+        world_size=folder.run.world_size,
         skipped=tuple(ledger.skipped_steps(read_ledger(payload.ledger))),
     )
 
@@ -371,8 +370,7 @@ def _parent(folder: RunFolder) -> Parent | None:
     """Whose checkpoint the run continued from, and what that run was."""
     if folder.parent_manifest is None:
         return None
-    parent = parse(Parent, folder.run["parent"], folder.path)
-    return replace(parent, identity=read(TrainRecord, folder.parent_manifest).identity)
+    return replace(folder.run.parent, identity=read(TrainRecord, folder.parent_manifest).identity)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 from megaboa.harmless import without_harmless
 from megaboa.paths import RunFolder, RunStore
-from megaboa.records import read_ledger
+from megaboa.records import Identity, Tree, read_ledger
 from megaboa.run import checkpoints, ledger, progress
 from megaboa.run.identity import identity_of, stored
 
@@ -33,17 +33,12 @@ def other_work(folder: RunFolder) -> list[Unfinished]:
     try:
         own = identity_of(folder)
     except FileNotFoundError:  # a corpus or a model is yet to be made
-        own = {"run": folder.run}
-    if any(_has_begun(identity, own) for _, identity in found):
+        own = None
+    run = without_harmless(folder.document("run"))
+    if any(identity == own if own else without_harmless(identity.run) == run for _, identity in found):
         return []
     work = [(store, identity, _unfinished_step(store)) for store, identity in found]
-    return [Unfinished(store, step, tuple(differences(identity, own))) for store, identity, step in work if step]
-
-
-def _has_begun(identity: dict[str, Any], own: dict[str, Any]) -> bool:
-    if own.keys() == {"run"}:
-        return without_harmless(identity["run"]) == without_harmless(own["run"])
-    return identity == own
+    return [Unfinished(store, step, tuple(differences(identity, run, own))) for store, identity, step in work if step]
 
 
 def _unfinished_step(store: RunStore) -> int:
@@ -55,17 +50,17 @@ def _unfinished_step(store: RunStore) -> int:
     return 0 if any(end.outcome == "completed" for end in ends) else step
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """`optimizer.lr: 0.001 → 0.002`, of two identities; what isn't known yet is left out."""
-    old, new = (_leaves(without_harmless(one["run"])) for one in (before, now))
+def differences(before: Identity, run: Tree, now: Identity | None) -> list[str]:
+    """`optimizer.lr: 0.001 → 0.002`: of the run's keys, and of what it reads, once that is known."""
+    old, new = _leaves(without_harmless(before.run)), _leaves(run)
     listed = [
         f"{key}: {_shown(old, key)} → {_shown(new, key)}"
         for key in dict.fromkeys([*old, *new])
         if old.get(key, old) != new.get(key, new)
     ]
-    if now.keys() == {"run"}:
+    if now is None:
         return listed
-    old, new = (_leaves({part: one.get(part) for part in BY_CONTENT}) for one in (before, now))
+    old, new = (_leaves({part: getattr(one, part) for part in BY_CONTENT}) for one in (before, now))
     made = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     return [*listed, *(f"{key}: {str(old.get(key))[:12]} → {str(new.get(key))[:12]} (its content)" for key in made)]
 
@@ -90,7 +85,7 @@ def ways(restart: str) -> str:
     return f"Undo the change to resume it, or restart it: {restart}"
 
 
-def _leaves(tree: Any, path: str = "") -> dict[str, Any]:
+def _leaves(tree: Any, path: str = "") -> Tree:
     if isinstance(tree, dict):
         return {
             key: leaf
@@ -100,5 +95,5 @@ def _leaves(tree: Any, path: str = "") -> dict[str, Any]:
     return {path: tree}
 
 
-def _shown(leaves: dict[str, Any], key: str) -> str:
+def _shown(leaves: Tree, key: str) -> str:
     return "not set" if key not in leaves or leaves[key] is None else str(leaves[key])

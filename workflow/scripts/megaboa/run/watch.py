@@ -120,7 +120,7 @@ class TakenNetwork:
     def __init__(self, call: Call, target: AttemptFolder):
         folder, launch = call.folder, call.folder.launch
         self.wanted, self.say = launch.start.network, call.say
-        asked = range(0, folder.run["world_size"], launch.gpus_per_node) if checks_network(folder, target) else ()
+        asked = range(0, folder.run.world_size, launch.gpus_per_node) if checks_network(folder, target) else ()
         self._open = {rank: target.log(rank) for rank in asked}
 
     def problem(self) -> tuple[Cause, str] | None:

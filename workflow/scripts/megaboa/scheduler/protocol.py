@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from megaboa.causes import Failure
 from megaboa.paths import RunFolder
-from megaboa.records import LaunchSpec
+from megaboa.records import ImageStart, LaunchSpec
 from megaboa.scheduler.answers import Choice, Life, QueuedJob, Size, Table, Task, Where
 from megaboa.scheduler.ranks import Ranks
 
@@ -177,7 +177,7 @@ class Scheduler(Protocol):
     def starts_images(self, launcher: str | None = None) -> bool:
         """Whether that plugin is here. `launcher`: the user's name for what starts processes."""
 
-    def process(self, wanted: Mapping[str, Any], environment: Environment, step: bool, gpus: int = 0) -> list[str]:
+    def process(self, wanted: ImageStart, environment: Environment, step: bool, gpus: int = 0) -> list[str]:
         """What goes before its command; `step`: within this job, else as a job of its own where we are in none."""
 
     def refusal(self, said: str) -> str | None:

@@ -16,8 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from megaboa.config.errors import nearest
 from megaboa.config.models.section import Name, Runs, Section, key
+from megaboa.config.problems import nearest
 from megaboa.secrets import has_credentials
 
 TOOLS = ("none", "pytorch", "nsys", "viztracer", "memory")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from megaboa.observe.traces.budget import Timeline
 from megaboa.observe.traces.captures import Capture, Finding
 from megaboa.observe.traces.collectives import operations
+from megaboa.records import Clock, PartSpeeds
 
 LEAST_MATCHES = 3
 # Differences below this are noise.
@@ -34,7 +35,7 @@ def _first(capture: Capture) -> int:
     return min((int(table.start[0]) for table in tables if len(table)), default=0)
 
 
-def aligned(captures: list[Capture]) -> tuple[list[Capture], list[dict[str, Any]], list[Finding]]:
+def aligned(captures: list[Capture]) -> tuple[list[Capture], list[Clock], list[Finding]]:
     """Captures on one clock. Those of other hosts than the first's are moved by the ends of shared collectives."""
     findings = []
     silent = [capture.label for capture in captures if capture.epoch is None]
@@ -56,13 +57,13 @@ def aligned(captures: list[Capture]) -> tuple[list[Capture], list[dict[str, Any]
         low, high = np.percentile(offsets - offset, [5, 95])
         moved.append(replace(capture.shifted(-offset), epoch=capture.epoch))
         clocks.append(
-            {
-                "rank": capture.rank,
-                "to_rank": captures[0].rank,
-                "offset_us": offset / 1e3,
-                "residual_us": [float(low) / 1e3, float(high) / 1e3],
-                "n": len(offsets),
-            }
+            Clock(
+                rank=capture.rank,
+                to_rank=captures[0].rank,
+                offset_us=offset / 1e3,
+                residual_us=(float(low) / 1e3, float(high) / 1e3),
+                n=len(offsets),
+            )
         )
     return moved, clocks, findings
 
@@ -101,7 +102,9 @@ class Layout(Protocol):
     def ideal_bubble(self, microbatches: int | None) -> float | None: ...
 
 
-def stragglers(parts: dict[str, list[int]], work: dict[int, dict[int, float]], hosts: dict[int, str]) -> list[dict]:
+def stragglers(
+    parts: dict[str, list[int]], work: dict[int, dict[int, float]], hosts: dict[int, str]
+) -> list[PartSpeeds]:
     """For every part that several captured ranks hold: who is slow, and whether always.
 
     `work` is each rank's milliseconds by step, without communication: in that a fast rank waits for a slow one.
@@ -109,10 +112,10 @@ def stragglers(parts: dict[str, list[int]], work: dict[int, dict[int, float]], h
     return [_part(part, ranks, work, hosts) for part, ranks in parts.items() if len(ranks) > 1]
 
 
-def _part(part: str, ranks: list[int], work: dict[int, dict[int, float]], hosts: dict[int, str]) -> dict[str, Any]:
+def _part(part: str, ranks: list[int], work: dict[int, dict[int, float]], hosts: dict[int, str]) -> PartSpeeds:
     steps = sorted(set.intersection(*(set(work[rank]) for rank in ranks)))
     if not steps:
-        return {"part": part, "ranks": ranks, "n": 0, "verdict": "no steps in common"}
+        return PartSpeeds(part=part, ranks=tuple(ranks), n=0, verdict="no steps in common")
     table = np.array([[work[rank][step] for step in steps] for rank in ranks])
     medians = np.median(table, axis=1)
     middle = float(np.median(medians))
@@ -125,16 +128,16 @@ def _part(part: str, ranks: list[int], work: dict[int, dict[int, float]], hosts:
         verdict = "persistent"
     else:
         verdict = "rotating" if by_step > NOTICEABLE else "even"
-    return {
-        "part": part,
-        "ranks": ranks,
-        "n": len(steps),
-        "fastest": ranks[int(medians.argmin())],
-        "slowest": worst,
-        "slowest_host": hosts.get(worst),
-        "slowest_in": share,
-        "spread": spread,
-        "spread_by_step": by_step,
-        "verdict": verdict,
-        "median_ms": {str(rank): float(value) for rank, value in zip(ranks, medians, strict=True)},
-    }
+    return PartSpeeds(
+        part=part,
+        ranks=tuple(ranks),
+        n=len(steps),
+        fastest=ranks[int(medians.argmin())],
+        slowest=worst,
+        slowest_host=hosts.get(worst),
+        slowest_in=share,
+        spread=spread,
+        spread_by_step=by_step,
+        verdict=verdict,
+        median_ms={str(rank): float(value) for rank, value in zip(ranks, medians, strict=True)},
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,9 +24,24 @@ from megaboa.observe.traces.details import (
     unclassified,
 )
 from megaboa.observe.traces.step_windows import Steps, find_steps
+from megaboa.records import (
+    Analysis,
+    CaptureFile,
+    MedianAndEnds,
+    NetworkCounter,
+    PartSpeeds,
+    Perturbation,
+    PhaseTime,
+    PipelineIdle,
+    ProfileFinding,
+    RankDetails,
+    RankSteps,
+    StageIdle,
+    StepBudget,
+    Waiting,
+)
 
 UNLIKE = 0.02  # by how much kernels per step may differ between ranks of one part
-FORM = 1  # of the document: raised when a field changes its meaning
 WHAT_IS_MISSING = {
     "CUPTI_ACTIVITY_KIND_KERNEL": ("no_cuda", "no rows of CUDA kernels: nothing is said of the device"),
     "CUPTI_ACTIVITY_KIND_RUNTIME": ("no_calls", "no calls of CUDA: launch gaps and phases of kernels are unknown"),
@@ -68,8 +82,8 @@ class Analysed:
         return self.timeline.capture
 
 
-def analyse(paths: list[Path], expected: Expected | None = None) -> dict[str, Any]:
-    """The document of the captures among these files and folders. Never raises for what is in them."""
+def analyse(paths: list[Path], expected: Expected | None = None) -> Analysis:
+    """What there is to say of the captures among these files and folders. Never raises for what is in them."""
     expected = expected or Expected()
     captures, findings = read.read_all(paths) if not expected.kept else ([], [])
     findings += [Finding("kept", "note", "profile", expected.kept)] if expected.kept else []
@@ -87,24 +101,23 @@ def analyse(paths: list[Path], expected: Expected | None = None) -> dict[str, An
     for one in analysed:
         findings += about_contents(one)
     findings += about_likeness(analysed, expected.layout)
-    document = {
-        "form": FORM,
-        "captures": [_about(capture, expected) for capture in captures],
-        "device": "cpu" if any(capture.device == "cpu" for capture in captures) else "gpu",
-        "budget": [row for one in analysed for row in budget_rows(one)],
-        "ranks": [rank_row(one, expected) for one in analysed],
-        "details": {str(one.capture.rank): details(one) for one in analysed},
-        "clocks": clock_rows,
-        "perturbation": cost,
-        "waiting": _waiting(analysed, expected.layout),
-        "stragglers": _stragglers(analysed, expected),
-        "pipeline": pipeline(analysed, expected),
-        "network": [{"rank": capture.rank, **row} for capture in captures for row in capture.network],
-        "timeline": timeline_of(analysed[0].timeline, analysed[0].steps) if analysed else None,
-    }
-    document["findings"] = [finding.document() for finding in worst_first(findings)]
-    document["opportunities"] = opportunities(document)
-    return {**document, "summary": summary(document)}
+    found = Analysis(
+        captures=tuple(_about(capture, expected) for capture in captures),
+        device="cpu" if any(capture.device == "cpu" for capture in captures) else "gpu",
+        budget=tuple(row for one in analysed for row in budget_rows(one)),
+        ranks=tuple(rank_row(one, expected) for one in analysed),
+        details={str(one.capture.rank): details(one) for one in analysed},
+        clocks=tuple(clock_rows),
+        perturbation=cost,
+        waiting=_waiting(analysed, expected.layout),
+        stragglers=tuple(_stragglers(analysed, expected)),
+        pipeline=pipeline(analysed, expected),
+        network=tuple(NetworkCounter(rank=capture.rank, **row) for capture in captures for row in capture.network),
+        timeline=timeline_of(analysed[0].timeline, analysed[0].steps) if analysed else None,
+        findings=tuple(ProfileFinding(**vars(finding)) for finding in worst_first(findings)),
+    )
+    found = replace(found, opportunities=tuple(opportunities(found)))
+    return replace(found, summary=tuple(summary(found)))
 
 
 def about_expected(captures: list[Capture], expected: Expected) -> list[Finding]:
@@ -174,23 +187,23 @@ def about_likeness(analysed: list[Analysed], layout: Layout | None) -> list[Find
     return findings
 
 
-def budget_rows(one: Analysed) -> list[dict[str, Any]]:
+def budget_rows(one: Analysed) -> list[StepBudget]:
     """Milliseconds of each kind, one row per step."""
     bound = cpu_bound(one.budget)
     begins = one.steps.windows[:, 0]
     return [
-        {
-            "rank": one.capture.rank,
-            "step": number,
-            "begin": float(begins[row]) / 1e6,
+        StepBudget(
+            rank=one.capture.rank,
+            step=number,
+            begin=float(begins[row]) / 1e6,
             **{name: None if values is None else float(values[row]) / 1e6 for name, values in one.budget.items()},
-            "cpu_bound": None if bound is None else bool(bound[row]),
-        }
+            cpu_bound=None if bound is None else bool(bound[row]),
+        )
         for row, number in enumerate(one.steps.numbers)
     ]
 
 
-def rank_row(one: Analysed, expected: Expected) -> dict[str, Any]:
+def rank_row(one: Analysed, expected: Expected) -> RankSteps:
     """Median, smallest and largest step of a rank, and shares with the window that they are of."""
     wall = one.budget["wall"]
     known = {name: values for name, values in one.budget.items() if values is not None}
@@ -198,44 +211,46 @@ def rank_row(one: Analysed, expected: Expected) -> dict[str, Any]:
     milliseconds = dict.fromkeys(COLUMNS) | {name: _spread(values / 1e6) for name, values in known.items()}
     shares = dict.fromkeys(COLUMNS) | {name: float(values.sum() / wall.sum()) for name, values in known.items()}
     steps = one.steps
-    return {
-        "rank": one.capture.rank,
-        "host": one.capture.host,
-        "part": part_of(one.capture.rank, expected.layout),
-        "window": f"{steps.text} of rank {one.capture.rank}",
-        "n": len(steps),
-        "dropped": steps.dropped,
-        "anchor": steps.anchor,
-        "second_anchor": steps.second,
-        "second_anchor_ratio": steps.second_ratio,
-        "ms": milliseconds,
-        "share": shares,
-        "cpu_bound_steps": None if bound is None else int(bound.sum()),
-    }
+    return RankSteps(
+        rank=one.capture.rank,
+        host=one.capture.host,
+        part=part_of(one.capture.rank, expected.layout),
+        window=f"{steps.text} of rank {one.capture.rank}",
+        n=len(steps),
+        dropped=steps.dropped,
+        anchor=steps.anchor,
+        second_anchor=steps.second,
+        second_anchor_ratio=steps.second_ratio,
+        ms=milliseconds,
+        share=shares,
+        cpu_bound_steps=None if bound is None else int(bound.sum()),
+    )
 
 
-def details(one: Analysed) -> dict[str, Any]:
+def details(one: Analysed) -> RankDetails:
     """The tables of one rank; milliseconds are means per step of its window."""
     found = phases(one.capture, one.steps)
-    return {
-        "classes": class_rows(one.timeline, one.steps),
-        "phases": [
-            {"phase": name, **{f"{kind}_ms": float(values[kind].mean()) / 1e6 for kind in values}, "n": len(one.steps)}
+    return RankDetails(
+        classes=tuple(class_rows(one.timeline, one.steps)),
+        phases=tuple(
+            PhaseTime(
+                phase=name, **{f"{kind}_ms": float(values[kind].mean()) / 1e6 for kind in values}, n=len(one.steps)
+            )
             for name, values in found.items()
-        ],
-        "kernels": kernel_rows(one.timeline, one.steps),
-        "copies": copy_rows(one.timeline, one.steps),
-        "launches": launch_row(one.timeline, one.steps),
-        "collectives": collectives.by_operation(one.timeline, one.steps),
-        "points": collectives.points(one.timeline, one.steps),
-    }
+        ),
+        kernels=tuple(kernel_rows(one.timeline, one.steps)),
+        copies=tuple(copy_rows(one.timeline, one.steps)),
+        launches=launch_row(one.timeline, one.steps),
+        collectives=tuple(collectives.by_operation(one.timeline, one.steps)),
+        points=tuple(collectives.points(one.timeline, one.steps)),
+    )
 
 
 def part_of(rank: int, layout: Layout | None) -> str:
     return layout.part(rank) if layout and rank < (layout.world_size or 0) else "unknown"
 
 
-def pipeline(analysed: list[Analysed], expected: Expected) -> dict[str, Any] | None:
+def pipeline(analysed: list[Analysed], expected: Expected) -> PipelineIdle | None:
     """Time that stages stood still, as a share of their steps, compared with what filling and draining must cost.
 
     Standing still is neither computing nor copying, nor communication other than with the neighbouring stages; gaps of
@@ -254,24 +269,27 @@ def pipeline(analysed: list[Analysed], expected: Expected) -> dict[str, Any] | N
             continue
         share = without["idle"] / without["wall"]
         starved = one.budget["starved"]
-        rows.append({"rank": one.capture.rank, "stage": layout.stage(one.capture.rank), "n": len(one.steps)})
-        rows[-1] |= {
-            "bubble": float(np.median(share)),
-            "starved": None if starved is None else float(starved.sum() / one.budget["wall"].sum()),
-        }
+        row = StageIdle(
+            rank=one.capture.rank,
+            stage=layout.stage(one.capture.rank),
+            n=len(one.steps),
+            bubble=float(np.median(share)),
+            starved=None if starved is None else float(starved.sum() / one.budget["wall"].sum()),
+        )
+        rows.append(row)
     if not rows:
         return None
     ideal = layout.ideal_bubble(expected.microbatches)
-    return {"ideal": ideal, "measured": float(np.median([row["bubble"] for row in rows])), "ranks": rows}
+    return PipelineIdle(ideal=ideal, measured=float(np.median([row.bubble for row in rows])), ranks=tuple(rows))
 
 
-def _waiting(analysed: list[Analysed], layout: Layout | None) -> dict[str, Any] | None:
+def _waiting(analysed: list[Analysed], layout: Layout | None) -> Waiting | None:
     if not collectives.one_group([one.capture for one in analysed], layout.ways if layout else None):
         return None
     return collectives.waiting([one.timeline for one in analysed], [one.steps for one in analysed])
 
 
-def _stragglers(analysed: list[Analysed], expected: Expected) -> list[dict[str, Any]]:
+def _stragglers(analysed: list[Analysed], expected: Expected) -> list[PartSpeeds]:
     parts: dict[str, list[int]] = {}
     analysed = [one for one in analysed if one.budget["compute"] is not None]
     for one in analysed:
@@ -290,27 +308,27 @@ def own_work(found: Budget) -> np.ndarray:
     return found["compute"] + (0 if copied is None else copied)
 
 
-def _about(capture: Capture, expected: Expected) -> dict[str, Any]:
-    return {
-        "rank": capture.rank,
-        "file": capture.path.name,
-        "kind": capture.kind,
-        "version": capture.version,
-        "host": capture.host,
-        "device": capture.device,
-        "device_name": capture.device_name,
-        "world_size": capture.world_size,
-        "part": part_of(capture.rank, expected.layout),
-        "kernels": len(capture.kernels),
-        "missing": list(capture.missing),
-    }
+def _about(capture: Capture, expected: Expected) -> CaptureFile:
+    return CaptureFile(
+        rank=capture.rank,
+        file=capture.path.name,
+        kind=capture.kind,
+        version=capture.version,
+        host=capture.host,
+        device=capture.device,
+        device_name=capture.device_name,
+        world_size=capture.world_size,
+        part=part_of(capture.rank, expected.layout),
+        kernels=len(capture.kernels),
+        missing=tuple(capture.missing),
+    )
 
 
-def _spread(values: np.ndarray) -> dict[str, float]:
-    return {"median": float(np.median(values)), "min": float(values.min()), "max": float(values.max())}
+def _spread(values: np.ndarray) -> MedianAndEnds:
+    return MedianAndEnds(median=float(np.median(values)), min=float(values.min()), max=float(values.max()))
 
 
-def perturbation(log: Path, steps: list[int]) -> dict[str, Any] | None:
+def perturbation(log: Path, steps: list[int]) -> Perturbation | None:
     """Median time of the captured steps, and of those after them; the first of these still pays for the capture's end.
 
     By the clock of the rank that writes the log, whose steps wait for every rank's. None: nothing to compare.
@@ -322,23 +340,23 @@ def perturbation(log: Path, steps: list[int]) -> dict[str, Any] | None:
     if not captured or not reference:
         return None
     under, without = float(np.median(captured)), float(np.median(reference))
-    return {
-        "captured_ms": under * 1e3,
-        "captured_n": len(captured),
-        "reference_ms": without * 1e3,
-        "reference_n": len(reference),
-        "reference": f"steps {min(s for s in seconds if s > end)} to {max(seconds)}",
-        "slowdown": under / without - 1,
-    }
+    return Perturbation(
+        captured_ms=under * 1e3,
+        captured_n=len(captured),
+        reference_ms=without * 1e3,
+        reference_n=len(reference),
+        reference=f"steps {min(s for s in seconds if s > end)} to {max(seconds)}",
+        slowdown=under / without - 1,
+    )
 
 
-def about_cost(found: dict[str, Any] | None) -> list[Finding]:
-    if not found or abs(found["slowdown"]) < MATERIAL:
+def about_cost(found: Perturbation | None) -> list[Finding]:
+    if not found or abs(found.slowdown) < MATERIAL:
         return []
-    captured = f"{found['captured_ms']:.4g} ms (n = {found['captured_n']})"
-    reference = f"{found['reference_ms']:.4g} ms ({found['reference']}, n = {found['reference_n']})"
+    captured = f"{found.captured_ms:.4g} ms (n = {found.captured_n})"
+    reference = f"{found.reference_ms:.4g} ms ({found.reference}, n = {found.reference_n})"
     text = (
-        f"under the profiler a step takes {captured}, without it {reference}: {found['slowdown']:+.1%}; "
+        f"under the profiler a step takes {captured}, without it {reference}: {found.slowdown:+.1%}; "
         f"times and ceilings include this overhead"
     )
     return [Finding("perturbed", "note", "profile", text)]

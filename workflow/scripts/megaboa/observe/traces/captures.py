@@ -6,7 +6,7 @@ What is wrong with a capture, or missing in it, is a finding with a name, so tha
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -144,9 +144,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.level}: {self.where}: {self.text} [{self.code}]"
-
-    def document(self) -> dict[str, str]:
-        return asdict(self)
 
 
 def worst_first(findings: list[Finding]) -> list[Finding]:

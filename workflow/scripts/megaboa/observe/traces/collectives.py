@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from megaboa.observe.traces import intervals, kernel_classes
 from megaboa.observe.traces.budget import Timeline
 from megaboa.observe.traces.captures import UNKNOWN, Capture, Events
 from megaboa.observe.traces.step_windows import Steps
+from megaboa.records import CollectiveTime, Message, Waiting
 
 MOST_POINTS = 1000
 
@@ -28,7 +27,7 @@ def operations(capture: Capture, table: Events) -> np.ndarray:
     return labels[inverse] if len(numbers) else np.empty(0, dtype=object)
 
 
-def by_operation(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
+def by_operation(timeline: Timeline, steps: Steps) -> list[CollectiveTime]:
     """One row per operation; milliseconds are per step. `GBps` is of those whose size is known."""
     table, operation = collective_events(timeline, steps)
     rows = []
@@ -37,33 +36,33 @@ def by_operation(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
         union = intervals.union(chosen.spans)
         sized = chosen.take(chosen.sizes > 0)
         rows.append(
-            {
-                "operation": name,
-                "n": len(chosen),
-                "per_step": len(chosen) / len(steps),
-                "ms": intervals.length(union) / len(steps) / 1e6,
-                "exposed_ms": intervals.length(intervals.intersect(union, timeline.exposed)) / len(steps) / 1e6,
-                "sized": len(sized),
-                "bytes": int(sized.sizes.sum()) if len(sized) else None,
-                "GBps": float(sized.sizes.sum() / sized.durations.sum()) if sized.durations.sum() else None,
-            }
+            CollectiveTime(
+                operation=name,
+                n=len(chosen),
+                per_step=len(chosen) / len(steps),
+                ms=intervals.length(union) / len(steps) / 1e6,
+                exposed_ms=intervals.length(intervals.intersect(union, timeline.exposed)) / len(steps) / 1e6,
+                sized=len(sized),
+                bytes=int(sized.sizes.sum()) if len(sized) else None,
+                GBps=float(sized.sizes.sum() / sized.durations.sum()) if sized.durations.sum() else None,
+            )
         )
-    return sorted(rows, key=lambda row: -row["ms"])
+    return sorted(rows, key=lambda row: -row.ms)
 
 
-def points(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
+def points(timeline: Timeline, steps: Steps) -> list[Message]:
     """Size and bandwidth of single collectives; of very many every so many-th."""
     table, operation = collective_events(timeline, steps)
     rows = np.flatnonzero((table.sizes > 0) & (table.durations > 0))
     rows = rows[:: max(1, -(-len(rows) // MOST_POINTS))].tolist()
     return [
-        {
-            "operation": operation[row],
-            "bytes": int(table.sizes[row]),
-            "us": float(table.durations[row]) / 1e3,
-            "GBps": float(table.sizes[row] / table.durations[row]),
-            "busGBps": _bus(operation[row], int(table.sizes[row]), int(table.durations[row]), int(table.groups[row])),
-        }
+        Message(
+            operation=operation[row],
+            bytes=int(table.sizes[row]),
+            us=float(table.durations[row]) / 1e3,
+            GBps=float(table.sizes[row] / table.durations[row]),
+            bus=_bus(operation[row], int(table.sizes[row]), int(table.durations[row]), int(table.groups[row])),
+        )
         for row in rows
     ]
 
@@ -108,7 +107,7 @@ def one_group(captures: list[Capture], dimensions: int | None) -> bool:
     return everybody and (count == 2 or dimensions == 1)
 
 
-def waiting(timelines: list[Timeline], windows: list[Steps]) -> dict[str, Any] | None:
+def waiting(timelines: list[Timeline], windows: list[Steps]) -> Waiting | None:
     """How much of what ranks spent in shared collectives was transfer, and how much waiting for the last to arrive.
 
     The shortest stay of all is the transfer (it may still hold some waiting); what others stayed longer they waited.
@@ -124,18 +123,16 @@ def waiting(timelines: list[Timeline], windows: list[Steps]) -> dict[str, Any] |
     last = np.array([begin.argmax() for begin, _ in shared])
     transfer = stays.min(axis=1)
     steps = min(len(window) for window in windows)
-    return {
-        "matched": len(shared),
-        "unmatched": total - len(shared) * len(timelines),
-        "transfer_ms": float(transfer.sum()) / steps / 1e6,
-        "waiting_ms": {
+    return Waiting(
+        matched=len(shared),
+        unmatched=total - len(shared) * len(timelines),
+        transfer_ms=float(transfer.sum()) / steps / 1e6,
+        waiting_ms={
             timeline.capture.label: float((stays[:, index] - transfer).sum()) / steps / 1e6
             for index, timeline in enumerate(timelines)
         },
-        "arrived_last": {
-            timeline.capture.label: int((last == index).sum()) for index, timeline in enumerate(timelines)
-        },
-    }
+        arrived_last={timeline.capture.label: int((last == index).sum()) for index, timeline in enumerate(timelines)},
+    )
 
 
 def sizes_known(timeline: Timeline) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from megaboa.observe.traces import intervals, kernel_classes
 from megaboa.observe.traces.budget import Timeline
 from megaboa.observe.traces.captures import UNKNOWN, Capture, launch_rows
 from megaboa.observe.traces.step_windows import Steps
+from megaboa.records import ClassTime, CopyTime, KernelTime, Lane, Launches, StepTimeline
 
 TOP = 20
 MATERIAL = 0.01  # of a step: a kernel that takes this much and has no class is named
@@ -30,7 +30,7 @@ MOST_LANES = 6
 PIXELS = 1500  # spans that are closer than a step's length divided by this are drawn as one
 
 
-def class_rows(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
+def class_rows(timeline: Timeline, steps: Steps) -> list[ClassTime]:
     """Milliseconds per step of every class: by union, and summed over kernels (`work_ms`), which is no wall time."""
     counted = inside(timeline, steps)
     durations = timeline.capture.kernels.durations
@@ -40,11 +40,11 @@ def class_rows(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
         if chosen.any():
             union = intervals.within(timeline.of_class(number), steps.windows)
             per_step = {"per_step": float(chosen.sum()) / len(steps), "work_ms": _ms(durations[chosen].sum(), steps)}
-            rows.append({"class": name, "ms": _ms(union.sum(), steps), **per_step, "n": int(chosen.sum())})
-    return sorted(rows, key=lambda row: -row["ms"])
+            rows.append(ClassTime(name=name, ms=_ms(union.sum(), steps), **per_step, n=int(chosen.sum())))
+    return sorted(rows, key=lambda row: -row.ms)
 
 
-def kernel_rows(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
+def kernel_rows(timeline: Timeline, steps: Steps) -> list[KernelTime]:
     """The kernels that took most, by their summed time."""
     table = timeline.capture.kernels.take(inside(timeline, steps))
     names, inverse = np.unique(table.name, return_inverse=True)
@@ -53,14 +53,14 @@ def kernel_rows(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
     order = np.argsort(-work, kind="stable")[:TOP].tolist()
     named = [(timeline.capture.names[names[row]], work[row], counts[row]) for row in order]
     return [
-        {
-            "kernel": name,
-            "class": kernel_classes.class_of(name),
-            "n": int(count),
-            "per_step": float(count) / len(steps),
-            "work_ms": _ms(total, steps),
-            "mean_us": float(total / count) / 1e3,
-        }
+        KernelTime(
+            kernel=name,
+            name=kernel_classes.class_of(name),
+            n=int(count),
+            per_step=float(count) / len(steps),
+            work_ms=_ms(total, steps),
+            mean_us=float(total / count) / 1e3,
+        )
         for name, total, count in named
     ]
 
@@ -69,10 +69,10 @@ def unclassified(timeline: Timeline, steps: Steps) -> list[str]:
     """Kernels that nobody put into a class, and that take a noticeable part of a step."""
     limit = MATERIAL * float((steps.windows[:, 1] - steps.windows[:, 0]).mean()) / 1e6
     found = kernel_rows(timeline, steps)
-    return [row["kernel"] for row in found if row["class"] == kernel_classes.OTHER and row["work_ms"] > limit]
+    return [row.kernel for row in found if row.name == kernel_classes.OTHER and row.work_ms > limit]
 
 
-def copy_rows(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
+def copy_rows(timeline: Timeline, steps: Steps) -> list[CopyTime]:
     """Copies by direction and kind of memory."""
     copies = timeline.capture.copies
     table = copies.take(intervals.holds(intervals.union(steps.windows), copies.start))
@@ -83,34 +83,34 @@ def copy_rows(timeline: Timeline, steps: Steps) -> list[dict[str, Any]]:
         busy = intervals.length(intervals.union(chosen.spans))
         moved, took = int(sized.size.sum()), int(sized.durations.sum())
         rows.append(
-            {
-                "kind": timeline.capture.names[name],
-                "n": len(chosen),
-                "per_step": len(chosen) / len(steps),
-                "ms": _ms(busy, steps),
-                "bytes": moved,
-                "GBps": moved / took if took else None,
-            }
+            CopyTime(
+                kind=timeline.capture.names[name],
+                n=len(chosen),
+                per_step=len(chosen) / len(steps),
+                ms=_ms(busy, steps),
+                bytes=moved,
+                GBps=moved / took if took else None,
+            )
         )
-    return sorted(rows, key=lambda row: -row["ms"])
+    return sorted(rows, key=lambda row: -row.ms)
 
 
-def launch_row(timeline: Timeline, steps: Steps) -> dict[str, Any]:
+def launch_row(timeline: Timeline, steps: Steps) -> Launches:
     """Times without work on the device, and how far ahead of it the host was."""
     lengths = np.concatenate([_gap_lengths(timeline.busy, begin, end) for begin, end in steps.windows.tolist()])
     counted = inside(timeline, steps)
     known = counted & (timeline.launched != UNKNOWN)
     ahead = timeline.capture.kernels.start[known] - timeline.launched[known]
-    return {
-        "gaps": len(lengths),
-        "gaps_per_step": len(lengths) / len(steps),
-        "gap_us_median": float(np.median(lengths)) / 1e3 if len(lengths) else None,
-        "gap_us_p95": float(np.percentile(lengths, 95)) / 1e3 if len(lengths) else None,
-        "idle_in_gaps_over_1ms": float(lengths[lengths > 1e6].sum() / max(1, lengths.sum())),
-        "launch_to_start_us_median": float(np.median(ahead)) / 1e3 if len(ahead) else None,
-        "kernels": int(counted.sum()),
-        "with_launch": int(known.sum()),
-    }
+    return Launches(
+        gaps=len(lengths),
+        gaps_per_step=len(lengths) / len(steps),
+        gap_us_median=float(np.median(lengths)) / 1e3 if len(lengths) else None,
+        gap_us_p95=float(np.percentile(lengths, 95)) / 1e3 if len(lengths) else None,
+        idle_in_gaps_over_1ms=float(lengths[lengths > 1e6].sum() / max(1, lengths.sum())),
+        launch_to_start_us_median=float(np.median(ahead)) / 1e3 if len(ahead) else None,
+        kernels=int(counted.sum()),
+        with_launch=int(known.sum()),
+    )
 
 
 def _gap_lengths(busy: np.ndarray, begin: int, end: int) -> np.ndarray:
@@ -205,7 +205,7 @@ def innermost(begins: list[int], ends: list[int], labels: list[int], outside: in
     return np.array(edges, dtype=np.int64), np.array(holds, dtype=np.int64)
 
 
-def timeline_of(timeline: Timeline, steps: Steps) -> dict[str, Any]:
+def timeline_of(timeline: Timeline, steps: Steps) -> StepTimeline:
     """Of the step in the middle: per stream and class the spans, in milliseconds from the step's begin."""
     row = len(steps) // 2
     begin, end = steps.windows[row].tolist()
@@ -219,18 +219,18 @@ def timeline_of(timeline: Timeline, steps: Steps) -> dict[str, Any]:
             chosen = inside & (kernels.place == lane) & (timeline.class_numbers == number)
             if chosen.any():
                 spans = _coarse(kernels.spans[chosen], begin, end)
-                found.append({"lane": f"stream {lane}", "class": name, "spans": spans})
+                found.append(Lane(lane=f"stream {lane}", name=name, spans=spans))
     copies = timeline.capture.copies
     moved = (copies.start < end) & (copies.end > begin)
     if moved.any():
-        found.append({"lane": "copies", "class": "copies", "spans": _coarse(copies.spans[moved], begin, end)})
-    return {
-        "rank": timeline.capture.rank,
-        "step": steps.numbers[row],
-        "wall": (end - begin) / 1e6,
-        "streams": len(lanes),
-        "rows": found,
-    }
+        found.append(Lane(lane="copies", name="copies", spans=_coarse(copies.spans[moved], begin, end)))
+    return StepTimeline(
+        rank=timeline.capture.rank,
+        step=steps.numbers[row],
+        wall=(end - begin) / 1e6,
+        streams=len(lanes),
+        rows=tuple(found),
+    )
 
 
 def _coarse(rows: np.ndarray, begin: int, end: int) -> list[list[float]]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from megaboa.records import LaunchSpec
+from megaboa.records import ImageStart, LaunchSpec
 from megaboa.scheduler.answers import Choice, Life, QueuedJob, Table, Task
 from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.slurm import allocation, description, partitions, queries, queue, requests, srun
@@ -102,7 +101,7 @@ class Slurm:
     def starts_images(self, launcher: str | None = None) -> bool:
         return srun.has_pyxis(launcher or "srun")
 
-    def process(self, wanted: Mapping[str, Any], environment: Environment, step: bool, gpus: int = 0) -> list[str]:
+    def process(self, wanted: ImageStart, environment: Environment, step: bool, gpus: int = 0) -> list[str]:
         return srun.one_process(wanted, step or self.in_job(environment), gpus)
 
     def refusal(self, said: str) -> str | None:

@@ -175,7 +175,7 @@ def here(launch: LaunchSpec, device: str, environment: Environment, container: C
         raise NoPlaceError(
             "launch.starter is srun, but this is no SLURM job: take `auto`, or start it by sbatch or salloc"
         )
-    found = _patiently(job)
+    found = _show_job_once_reachable(job)
     if found is None:
         raise NoPlaceError(
             f"SLURM knows no job {job}, which SLURM_JOB_ID names: unset it, or set launch.starter to local"
@@ -244,7 +244,7 @@ def _has_srun(launch: LaunchSpec) -> bool:
     return shutil.which(launch.start.srun) is not None and queries.available()
 
 
-def _patiently(job: str) -> queries.Job | None:
+def _show_job_once_reachable(job: str) -> queries.Job | None:
     """The job as SLURM tells it; a controller that is being restarted is waited for."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:

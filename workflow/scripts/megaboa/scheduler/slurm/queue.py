@@ -25,15 +25,15 @@ _ENDING = ("COMPLETING", "STAGE_OUT")
 LIST_SECONDS = 20
 PAUSES = (1, 5, 10)
 
-_listed: list[tuple[float, str | UnreachableError]] = []  # when, and what squeue said last
+_listed: list[tuple[float, list[QueuedJob] | UnreachableError]] = []  # when, and what squeue said last
 
 
 # The queue
 
 
-def read() -> list[QueuedJob]:
+def read(seconds: float = QUERY_SECONDS) -> list[QueuedJob]:
     """Our jobs, by one call of squeue."""
-    return parse_jobs(queries.query(["squeue", "--me", "--noheader", f"--format={FORMAT}"], QUERY_SECONDS) or "")
+    return parse_jobs(queries.query(["squeue", "--me", "--noheader", f"--format={FORMAT}"], seconds) or "")
 
 
 def parse_jobs(text: str) -> list[QueuedJob]:
@@ -118,30 +118,30 @@ def dependency(rule: str, folder: RunFolder) -> list[str]:
 def jobs_of(rule: str, folder: RunFolder) -> list[str]:
     """Our jobs in the queue or running that this rule has made of this run."""
     here, experiment = Path.cwd().resolve(), folder.experiment
-    jobs = [job for job, workdir in _list_jobs() if Path(workdir).resolve() == here]
-    scripts = {job: _patiently(queries.batch_script, job) for job in jobs}
+    jobs = [job.id for job in _living() if Path(job.folder).resolve() == here]
+    scripts = {job: _asked_again(lambda job=job: queries.batch_script(job)) for job in jobs}
     return [job for job, script in scripts.items() if run_in_script(script, rule, experiment) == folder.name]
 
 
-def _list_jobs() -> list[tuple[str, str]]:
-    """Our living jobs, with their working folders. Silence is remembered too, so that not every run waits for it."""
+def _living() -> list[QueuedJob]:
+    """Our jobs. Silence is remembered too, so that not every run waits for it."""
     if not _listed or time.monotonic() - _listed[0][0] > LIST_SECONDS:
         try:
-            answer = _patiently(queries.query, ["squeue", "--me", "--noheader", "--format=%i|%Z"]) or ""
+            answer = _asked_again(lambda: read(queries.QUERY_SECONDS))
         except UnreachableError as silence:
             answer = silence
         _listed[:] = [(time.monotonic(), answer)]
     answer = _listed[0][1]
     if isinstance(answer, UnreachableError):
         raise answer
-    return [tuple(line.split("|", 1)) for line in answer.splitlines() if "|" in line]  # type: ignore[misc]
+    return answer
 
 
-def _patiently[Question, Answer](ask: Callable[[Question], Answer], question: Question) -> Answer:
+def _asked_again[Answer](ask: Callable[[], Answer]) -> Answer:
     """What SLURM answers, after a few tries; exceptions are not remembered by the caches."""
     for pause in PAUSES:
         try:
-            return ask(question)
+            return ask()
         except UnreachableError as silence:
             error = silence
         time.sleep(pause)

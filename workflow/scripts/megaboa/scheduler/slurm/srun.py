@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from megaboa.records import ImageStart
 from megaboa.scheduler.answers import Task, UnreachableError
 from megaboa.scheduler.ranks import STACKS_SIGNAL, Ended, ReservedPort, rendezvous_environment
 from megaboa.scheduler.slurm import queries
@@ -71,10 +71,10 @@ def srun_command(
     ]
 
 
-def one_process(wanted: Mapping[str, Any], step: bool, gpus: int = 0) -> list[str]:
+def one_process(wanted: ImageStart, step: bool, gpus: int = 0) -> list[str]:
     """`wanted`: how things are started in an image, of which srun's plugin is told what follows these words."""
     gpu = [f"--gres=gpu:{gpus}"] if gpus else []
-    return [wanted["srun"], *(STEP if step else (*JOB, *wanted["places"])), *gpu, *wanted["srun_args"]]
+    return [wanted.srun, *(STEP if step else (*JOB, *wanted.places)), *gpu, *wanted.srun_args]
 
 
 def refusal(said: str) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-import json
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,9 @@ from pathlib import Path
 from megaboa import metrics
 from megaboa.check import costs
 from megaboa.config import Experiment, LoadedExperiment
-from megaboa.config.errors import choose
 from megaboa.config.models.outputs import Figure
 from megaboa.config.models.resources import Budget
+from megaboa.config.problems import choose
 from megaboa.config.published import PublishedError, load_published
 from megaboa.data.sources import is_hub_id
 from megaboa.plan import device, documents
@@ -144,7 +143,7 @@ class _Planner:
         """Two runs with one identity would train the same thing twice."""
         seen: dict[str, Run] = {}
         for run in runs:
-            key = json.dumps(run.run, sort_keys=True)
+            key = run.texts["run"]
             other = seen.setdefault(key, run)
             if other is run:
                 continue

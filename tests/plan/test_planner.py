@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from megaboa.config import ConfigError, load
-from megaboa.files import canonical
 from megaboa.plan import Plan, make_plan
 from megaboa.records import AgreementSpec, LossSpike, plain
 
@@ -62,7 +61,7 @@ def test_a_swept_model_becomes_one_model_for_each_value(plan_of: PlanOf) -> None
         "dense-h64": 64,
     }
     assert plan["h32-seed1"].config.model == "dense-h32"
-    assert plan["h32-seed1"].run["model"]["name"] == "dense-h32"
+    assert plan["h32-seed1"].run.model["name"] == "dense-h32"
 
 
 def test_sweeping_a_model_that_a_run_does_not_train_is_no_difference(plan_of: PlanOf) -> None:
@@ -89,17 +88,17 @@ def test_a_derived_model_may_not_take_the_name_of_another(plan_of: PlanOf) -> No
 def test_what_is_swept_reaches_the_run(plan_of: PlanOf) -> None:
     plan = plan_of("sweep: {runs: {a: {optimizer.lr: 1, overrides.model.x: {y: 1}}, b: {}}}")
     a, b = plan.runs
-    assert (a.config.optimizer.lr, a.run["optimizer"]["lr"], a.row["lr"]) == (1.0, 1.0, 1.0)
-    assert a.run["overrides"] == {"model.x": {"y": 1}}
+    assert (a.config.optimizer.lr, a.run.optimizer["lr"], a.row["lr"]) == (1.0, 1.0, 1.0)
+    assert a.run.overrides == {"model.x": {"y": 1}}
     assert b.config.optimizer.lr == 3e-4
-    assert b.run["overrides"] == {}
+    assert b.run.overrides == {}
     assert a.values == {"optimizer.lr": 1, "overrides.model.x": {"y": 1}}
 
 
 def test_an_override_of_a_key_is_another_spelling_of_it(plan_of: PlanOf) -> None:
     as_override = plan_of("overrides: {optimizer.lr: 0.1, model.context_parallel_size: 1}")
     as_key = plan_of("optimizer: {lr: 0.1}\nparallel: {cp: 1}")
-    assert canonical(as_override.runs[0].run) == canonical(as_key.runs[0].run)
+    assert as_override.runs[0].texts["run"] == as_key.runs[0].texts["run"]
     assert as_override.runs[0].row["lr"] == 0.1
 
 
@@ -112,7 +111,7 @@ def test_the_same_number_written_differently_is_the_same_identity(plan_of: PlanO
     one = plan_of("optimizer: {lr: 3e-4, clip_grad: 1}\nparallel: {tp: 1}\ndata: {blend: text}")
     two = plan_of("optimizer: {lr: 0.0003, clip_grad: 1.0}\nparallel: {tp: 1.0}\ndata: {blend: {text: 1}}")
     three = plan_of("optimizer: {lr: 0.00030}\n# a comment\n")
-    assert canonical(one.runs[0].run) == canonical(two.runs[0].run) == canonical(three.runs[0].run)
+    assert one.runs[0].texts["run"] == two.runs[0].texts["run"] == three.runs[0].texts["run"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +138,7 @@ def test_the_same_number_written_differently_is_the_same_identity(plan_of: PlanO
 )
 def test_what_can_not_change_the_losses_is_not_identity(plan_of: PlanOf, text: str) -> None:
     plain, changed = plan_of().runs[0], plan_of(text).runs[0]
-    assert canonical(plain.run) == canonical(changed.run)
+    assert plain.texts["run"] == changed.texts["run"]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +165,7 @@ def test_what_can_not_change_the_losses_is_not_identity(plan_of: PlanOf, text: s
     ],
 )
 def test_what_can_change_the_losses_is_identity(plan_of: PlanOf, text: str) -> None:
-    assert canonical(plan_of().runs[0].run) != canonical(plan_of(text).runs[0].run)
+    assert plan_of().runs[0].texts["run"] != plan_of(text).runs[0].texts["run"]
 
 
 def test_evaluated_are_the_exported_runs_that_match(plan_of: PlanOf) -> None:
@@ -179,7 +178,7 @@ def test_evaluated_are_the_exported_runs_that_match(plan_of: PlanOf) -> None:
 
 def test_launch_and_profile_hold_the_rest(plan_of: PlanOf) -> None:
     run = plan_of("resources: {nodes: 2, partition: gpu}\noverrides: {logger.log_interval: 5}\nstore: there").runs[0]
-    assert run.run["world_size"] == 2
+    assert run.run.world_size == 2
     assert {
         key: getattr(run.launch, key) for key in ("nodes", "gpus_per_node", "partition", "store", "num_workers")
     } == {
@@ -241,7 +240,7 @@ def test_a_run_reads_every_corpus_that_its_data_names(plan_of: PlanOf) -> None:
     (run,) = plan.runs
     assert run.corpora == ("a", "b", "c")
     assert set(plan.corpus_tokenizers) == {"a", "b", "c"}
-    assert run.run["data"] == {
+    assert run.run.data == {
         "blend_per_split": {"train": {"a": 2.0, "b": 1.0}, "valid": {"b": 1.0}, "test": None},
         "validation_sets": {"far": {"c": 1.0}},
     }
@@ -250,7 +249,7 @@ def test_a_run_reads_every_corpus_that_its_data_names(plan_of: PlanOf) -> None:
 
 def test_a_validation_set_may_be_the_held_out_share_of_one_corpus_of_the_blend(plan_of: PlanOf) -> None:
     plan = plan_of(CORPORA + "data: {blend: {a: 2, b: 1}, validation_sets: {a: a, far: c}}")
-    assert plan.runs[0].run["data"]["validation_sets"] == {"a": {"a": 1.0}, "far": {"c": 1.0}}
+    assert plan.runs[0].run.data["validation_sets"] == {"a": {"a": 1.0}, "far": {"c": 1.0}}
 
 
 def test_blends_are_swept(plan_of: PlanOf) -> None:
@@ -280,9 +279,9 @@ def recipe_run(tmp_path: Path, code: str):
 
 def test_keys_that_are_not_set_never_overwrite_a_recipe(tmp_path: Path) -> None:
     run = recipe_run(tmp_path, "def configure(layers): ...\n")
-    assert run.run["optimizer"] == {"lr": 0.001}
-    assert run.run["training"] == run.run["parallel"] == run.run["schedule"] == {}
-    assert run.run["data"] == {"blend": {"text": 1.0}}
+    assert run.run.optimizer == {"lr": 0.001}
+    assert run.run.training == run.run.parallel == run.run.schedule == {}
+    assert run.run.data == {"blend": {"text": 1.0}}
     assert (run.row["lr"], run.row["gbs"], run.row["dp"], run.row["tokens"]) == (0.001, "recipe", "recipe", "recipe")
 
 
@@ -292,8 +291,8 @@ def test_a_comment_in_a_recipe_is_no_change_but_code_is(tmp_path: Path) -> None:
         tmp_path, '"""Doc."""\n\n\ndef configure(layers):\n    """Why."""\n    # c\n    return layers\n'
     )
     changed = recipe_run(tmp_path, "def configure(layers):\n    return layers + 1\n")
-    assert plain.run["model"]["recipe_code"] == commented.run["model"]["recipe_code"]
-    assert plain.run["model"]["recipe_code"] != changed.run["model"]["recipe_code"]
+    assert plain.run.model["recipe_code"] == commented.run.model["recipe_code"]
+    assert plain.run.model["recipe_code"] != changed.run.model["recipe_code"]
 
 
 # what runs share
@@ -377,6 +376,6 @@ def test_the_shipped_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_overrides_that_change_no_loss_are_no_part_of_what_a_run_is(plan_of):
     text = "overrides: {dist.distributed_timeout_minutes: 45, train.manual_gc: true, ddp.bucket_size: 1000}"
     (run,) = plan_of(text).runs
-    assert run.run["overrides"] == {"ddp.bucket_size": 1000}, "another order of summation"
+    assert run.run.overrides == {"ddp.bucket_size": 1000}, "another order of summation"
     assert run.launch.overrides == {"train.manual_gc": True}
     assert run.launch.start.timeout_minutes == 45, "another spelling of the key"

@@ -1,0 +1,96 @@
+"""What preflight is asked for, and what it found, here and in the image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from megaboa.records.base import IF_SET, Record, Tree
+
+# --- what the plan asks for: specs/runs.json, specs/costs.json --------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsSpec(Record):
+    """All runs of a plan in their order, and what each is: the beginning of the digest of its run.json."""
+
+    runs: tuple[str, ...]
+    identities: dict[str, str] = field(default_factory=dict)
+    skip_illegal: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Record):
+    gpu_hours: float | None = None
+    disk: int | None = None
+    mfu: float | None = None  # what is expected where no speed is known
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostsSpec(Record):
+    """What preflight adds up."""
+
+    exports: tuple[str, ...]
+    budget: Budget
+
+
+# --- preflight.json, preflight-in-image.json --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageParameters(Record):
+    """Of a pipeline stage, as Bridge builds it."""
+
+    stage: int
+    dense: int
+    expert: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCheck(Record):
+    """What Bridge's configuration of a run said of itself, or why the run could never work."""
+
+    state: Literal["PASS", "FAIL"] = "PASS"
+    reasons: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
+    data_parallel_size: int | None = None
+    train_iters: int | None = None
+    global_batch_size: int | None = None
+    micro_batch_size: int | None = None
+    seq_length: int | None = None
+    split: str | None = None
+    memory_gib: dict[str, float] | None = None
+    facts: Tree | None = None  # of `check.facts`
+    warnings: tuple[str, ...] = ()
+    needs_image: tuple[str, ...] | None = field(default=None, metadata=IF_SET)  # what only the image can check
+    needs_gpu: tuple[str, ...] | None = field(default=None, metadata=IF_SET)  # in the image: what only a GPU can
+    stopped_at: str | None = None
+    parameters: tuple[StageParameters, ...] | None = field(default=None, metadata=IF_SET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight(Record):
+    """preflight.json, where all runs passed."""
+
+    runs: dict[str, RunCheck]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InsideCheck(Record):
+    """What preflight says of a run in the image."""
+
+    state: Literal["PASS", "FAIL"]
+    reasons: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
+    needs_gpu: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
+    stopped_at: str | None = field(default=None, metadata=IF_SET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightInImage(Record):
+    """preflight-in-image.json; NOT_RUN, and why, where nothing here could start the image."""
+
+    state: Literal["PASS", "NOT_RUN"]
+    image: str | None = field(default=None, metadata=IF_SET)  # its digest
+    why: str | None = field(default=None, metadata=IF_SET)
+    how: str | None = field(default=None, metadata=IF_SET)  # the image was started
+    packages: dict[str, str] | None = field(default=None, metadata=IF_SET)
+    runs: dict[str, InsideCheck] | None = field(default=None, metadata=IF_SET)

@@ -1,0 +1,337 @@
+"""analysis.json: what the steps of a profile went into. Times are milliseconds where a name doesn't say otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from megaboa.records.base import IF_SET, Record
+
+# --- tables of one rank -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassTime(Record):
+    """A class of kernels: by union, and summed over kernels (`work_ms`), which is no wall time."""
+
+    name: str = field(metadata={"key": "class"})
+    ms: float
+    per_step: float
+    work_ms: float
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseTime(Record):
+    phase: str
+    device_ms: float
+    host_ms: float
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelTime(Record):
+    kernel: str
+    name: str = field(metadata={"key": "class"})
+    n: int
+    per_step: float
+    work_ms: float
+    mean_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyTime(Record):
+    kind: str
+    n: int
+    per_step: float
+    ms: float
+    bytes: int
+    GBps: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launches(Record):
+    """Times without work on the device, and how far ahead of it the host was."""
+
+    gaps: int
+    gaps_per_step: float
+    gap_us_median: float | None
+    gap_us_p95: float | None
+    idle_in_gaps_over_1ms: float
+    launch_to_start_us_median: float | None
+    kernels: int
+    with_launch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveTime(Record):
+    operation: str
+    n: int
+    per_step: float
+    ms: float
+    exposed_ms: float
+    sized: int  # those whose size is known
+    bytes: int | None
+    GBps: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message(Record):
+    """A single collective."""
+
+    operation: str
+    bytes: int
+    us: float
+    GBps: float
+    bus: float | None = field(metadata={"key": "busGBps"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankDetails(Record):
+    """Means per step of a rank's window."""
+
+    classes: tuple[ClassTime, ...] = ()
+    phases: tuple[PhaseTime, ...] = ()
+    kernels: tuple[KernelTime, ...] = ()
+    copies: tuple[CopyTime, ...] = ()
+    launches: Launches | None = None
+    collectives: tuple[CollectiveTime, ...] = ()
+    points: tuple[Message, ...] = ()
+
+
+# --- ranks and their steps --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureFile(Record):
+    rank: int | None
+    file: str
+    kind: str
+    version: str | None
+    host: str | None
+    device: str
+    device_name: str | None
+    world_size: int | None
+    part: str
+    kernels: int
+    missing: tuple[str, ...]  # tables or kinds of events
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBudget(Record):
+    """Of a step of a rank; None for what the capture lacks. `budget.py` says how the kinds add up."""
+
+    rank: int | None
+    step: int
+    begin: float
+    wall: float
+    compute: float | None = None
+    communication: float | None = None
+    exposed: float | None = None
+    overlapped: float | None = None
+    copies: float | None = None
+    copies_exposed: float | None = None
+    busy: float | None = None
+    idle: float | None = None
+    starved: float | None = None
+    cpu_bound: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedianAndEnds(Record):
+    median: float
+    min: float
+    max: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSteps(Record):
+    """Steps of a rank in a few numbers, by kind of time, and shares with the window that they are of."""
+
+    rank: int | None
+    host: str | None = None
+    part: str = "unknown"
+    window: str = ""
+    n: int = 0
+    dropped: int = 0
+    anchor: str | None = None
+    second_anchor: str | None = None
+    second_anchor_ratio: float | None = None
+    ms: dict[str, MedianAndEnds | None]
+    share: dict[str, float | None] = field(default_factory=dict)
+    cpu_bound_steps: int | None = None
+
+
+# --- across ranks -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock(Record):
+    """By how much a rank's clock was moved to that of another, by `n` shared collectives."""
+
+    rank: int | None
+    to_rank: int | None
+    offset_us: float
+    residual_us: tuple[float, float]
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perturbation(Record):
+    """What the profiler cost: captured steps against those after them."""
+
+    captured_ms: float
+    captured_n: int
+    reference_ms: float
+    reference_n: int
+    reference: str
+    slowdown: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting(Record):
+    """What shared collectives were: transfer, and waiting for the last rank to arrive."""
+
+    matched: int
+    unmatched: int
+    transfer_ms: float
+    waiting_ms: dict[str, float]
+    arrived_last: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartSpeeds(Record):
+    """Ranks that hold the same part: who is slow, and whether always. Without steps in common only the first four."""
+
+    part: str
+    ranks: tuple[int, ...]
+    n: int
+    verdict: str
+    fastest: int | None = None
+    slowest: int | None = None
+    slowest_host: str | None = None
+    slowest_in: float | None = None
+    spread: float | None = None
+    spread_by_step: float | None = None
+    median_ms: dict[str, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageIdle(Record):
+    rank: int | None
+    stage: int
+    n: int
+    bubble: float
+    starved: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineIdle(Record):
+    """The share of a step in which stages stood still, and what filling and draining must cost."""
+
+    ideal: float | None
+    measured: float
+    ranks: tuple[StageIdle, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkCounter(Record):
+    """A counter of a network card."""
+
+    rank: int | None
+    card: int
+    metric: str
+    unit: str | None
+    n: int
+    mean: float
+    max: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane(Record):
+    lane: str
+    name: str = field(metadata={"key": "class"})
+    spans: list[list[float]]  # from the step's begin
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimeline(Record):
+    """One step of one rank, to be drawn."""
+
+    rank: int | None
+    step: int
+    wall: float
+    streams: int
+    rows: tuple[Lane, ...]
+
+
+# --- what it comes to -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileFinding(Record):
+    code: str
+    level: str
+    where: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opportunity(Record):
+    """Lost time of a kind, and by how much throughput would rise at most if all of it were won."""
+
+    kind: str
+    ms: float
+    share: float
+    gain_ceiling: float
+    n: int
+    look: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change(Record):
+    """Means per step; `delta` above 0 is slower. The ceiling: what going back to `before` would bring at most."""
+
+    of: str
+    name: str
+    before: float
+    after: float
+    delta: float
+    gain_ceiling: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Record):
+    against: str | None = field(default=None, metadata=IF_SET)
+    ranks: tuple[int | None, ...]  # that both have
+    mismatches: tuple[str, ...]
+    step: Change | None = None
+    rows: tuple[Change, ...] = ()
+    n: tuple[int, int] | None = field(default=None, metadata=IF_SET)
+    windows: tuple[str, str] | None = field(default=None, metadata=IF_SET)
+    summary: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis(Record):
+    """analysis.json, whose version is called `form`."""
+
+    VERSION = 1
+    VERSION_KEY = "form"
+
+    captures: tuple[CaptureFile, ...] = ()
+    device: Literal["cpu", "gpu"] = "gpu"
+    budget: tuple[StepBudget, ...] = ()
+    ranks: tuple[RankSteps, ...] = ()
+    details: dict[str, RankDetails] = field(default_factory=dict)
+    clocks: tuple[Clock, ...] = ()
+    perturbation: Perturbation | None = None
+    waiting: Waiting | None = None
+    stragglers: tuple[PartSpeeds, ...] = ()
+    pipeline: PipelineIdle | None = None
+    network: tuple[NetworkCounter, ...] = ()
+    timeline: StepTimeline | None = None
+    findings: tuple[ProfileFinding, ...] = ()
+    opportunities: tuple[Opportunity, ...] = ()
+    summary: tuple[str, ...] = ()
+    comparison: Comparison | None = field(default=None, metadata=IF_SET)
