@@ -484,6 +484,11 @@ class AttemptFolder:
     def health(self) -> Path:
         return self.path / "health"
 
+    @property
+    def image(self) -> Path:
+        """What was said while the image was unpacked."""
+        return self.path / "image"
+
     def traces(self, tool: str) -> Path:
         """Where a profiler's files lie; PyTorch's have Bridge's name. A Python file is a user's own."""
         return self.path / ("profiler" if tool.endswith(".py") else {"pytorch": "torch_profile"}.get(tool, tool))
