@@ -1,13 +1,15 @@
 # Two commands: `make run` trains the default experiment to its report, `make test` runs the tests of what is promised.
-# Both set up .venv first, once. PYTHON names another Python 3.12, CONFIG another experiment.
+# Both set up .venv first, once; `make setup DEVICE=cuda` before them sets it up for GPUs. PYTHON names another Python 3.12, CONFIG
+# another experiment.
 SHELL := /bin/bash
 PYTHON ?= python3.12
 CONFIG ?=
+DEVICE ?=
 BUNDLE ?=
 BIN := .venv/bin
 SNAKEMAKE := $(BIN)/snakemake --profile profiles/local $(if $(CONFIG),--configfile '$(CONFIG)')
 
-.PHONY: run test test-all test-fast test-gpu lint schema status reproduce setup
+.PHONY: run test test-all test-fast test-gpu lint schema status reproduce setup FORCE
 
 run: setup
 	@$(SNAKEMAKE)
@@ -19,11 +21,12 @@ test-all: setup
 	@$(BIN)/python tests/suite.py fast walks rest
 
 test-fast: setup
-	@$(BIN)/pytest -q -n 2 -m "not slow"
+	@$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow"
 
-# On a machine with GPUs (SLURM too, where it is installed); PYTHON is one that has Transformer Engine in addition to what envs/ lists.
+# On a machine with GPUs (SLURM too, where it is installed), after `make setup DEVICE=cuda`; or PYTHON=/path/to/python, one with
+# Transformer Engine.
 test-gpu:
-	@$(PYTHON) -m pytest -v -ra -n 4 --dist loadfile tests/e2e/gpus tests/cluster/test_gpus.py
+	@$(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON)) -m pytest -v -ra -n 4 --dist loadfile tests/e2e/gpus tests/cluster/test_gpus.py
 
 lint: setup
 	$(BIN)/ruff check .
@@ -43,5 +46,7 @@ reproduce: setup
 
 setup: .venv/.ready
 
-.venv/.ready: $(wildcard envs/*.txt) envs/setup.sh
-	@PYTHON="$(PYTHON)" envs/setup.sh
+.venv/.ready: $(wildcard envs/*.txt envs/*.sh) $(if $(filter-out $(file < .venv/.device),$(DEVICE)),FORCE)
+	@PYTHON="$(PYTHON)" DEVICE="$(DEVICE)" envs/setup.sh
+
+FORCE:

@@ -26,7 +26,7 @@ rule all:
     input:
         "<experiment>/plan.tsv",
         "<experiment>/report/index.html",
-        # Named here too, as Snakemake doesn't make a missing file for the sake of a newer one that wants it.
+        # Named here too, because Snakemake doesn't make a missing input for a newer output.
         SHARED.metrics,
         SHARED.analyses,
         SHARED.export_proofs,
@@ -47,6 +47,6 @@ onerror:
 
 if SUBMITS:
     calls.note_interrupts()
-    # Snakemake leaves out the hooks of modules.
+    # Snakemake ignores the hooks of modules.
     hooks = (globals()["onstart"], globals()["onerror"]) if IS_MODULE else ()
     workflow.execute = calls.concluding(workflow, RESULTS, RULE_NAME("report"), *hooks)

@@ -1,6 +1,9 @@
-"""For all tests: processes that they start find the library as they do themselves."""
+"""For all tests: processes that they start find the library as they do themselves, and compile it once."""
 
+import gc
 import os
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,8 +11,57 @@ from hypothesis import settings
 
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1] / "workflow" / "scripts")
 
+# Python keeps what it compiles, whatever the shell says: else every process that a test starts would compile our
+# modules, and every worker hypothesis, which pytest rewrites.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+ALL_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
+
+BACKEND = "tests/bridge/cpu"
+# So that none of them is alone at the end.
+LONGEST = (BACKEND, "tests/run/test_supervisor.py", "tests/report/test_page.py", "tests/observe/logs/test_log_fuzz.py")
+
 settings.register_profile("unhurried", deadline=None)  # a machine may be busy with something else
 settings.load_profile("unhurried")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """For fast tests no file is imported that has none: some import torch and Bridge."""
+    if config.option.markexpr != "not slow" or not collection_path.match("test_*.py"):
+        return None
+    return bool(ALL_SLOW.search(collection_path.read_text(encoding="utf-8"))) or None
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the garbage collector need not look through torch again and again."""
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """A file at a time, as `--dist loadfile`, in the order of collection but the longest files first.
+
+    Those of the CPU backend go together: each worker that has one imports Bridge once.
+    """
+    from xdist.scheduler.loadfile import LoadFileScheduling
+
+    class LongestFirst(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return BACKEND if file.startswith(BACKEND) else file
+
+    if config.getvalue("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # by the number of tests, which says nothing about their time
+    return LongestFirst(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return next((number for number, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST))
+
+    items.sort(key=place)
 
 
 @pytest.fixture

@@ -138,6 +138,9 @@ class Tower:
     def usable_nodes(self, partition):
         return {node for node in NODES if node not in self.down}
 
+    def gpus_of_a_node(self, partition):
+        return 0
+
     def fallen(self, nodes, since):
         return {node: f"{node} fell" for node in nodes if self.down.get(node, 0.0) > since}
 

@@ -1,10 +1,12 @@
 """A run of a real supervisor and ranks that only pretend to train."""
 
+import os
+
 from megaboa import files
 from megaboa.config.models.resources import Launch, Recovery
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import line, read_ledger
-from megaboa.run import command, identity, ledger, supervisor
+from megaboa.run import command, identity, ledger, supervisor, watch
 
 LAST, INTERVAL = 6, 2
 
@@ -43,6 +45,16 @@ for step in range(begin + 1, @last + 1):
     misfortune()
 """
 
+_asked, _known = command._environment, {}
+
+
+def _environment(folder):
+    """What the ranks' Python has answered; asked once for each: a start of Python for every attempt."""
+    python = folder.launch.start.python, os.environ.get("PYTHONPATH")
+    if folder.image or python not in _known:
+        _known[python] = _asked(folder)
+    return _known[python]
+
 
 class Run:
     """One run in a folder of its own."""
@@ -59,6 +71,8 @@ class Run:
         self.launch()
         self.misfortune("pass")
         monkeypatch.setattr(command, "RANK_SCRIPT", self.rank)
+        monkeypatch.setattr(watch, "POLL_SECONDS", 0.02)
+        monkeypatch.setattr(command, "_environment", _environment)
 
     def launch(self, **recovery):
         launch = {"store": str(self.rank.parent / "store"), "nodes": 1, "gpus_per_node": 1, "cpus_per_rank": 1}

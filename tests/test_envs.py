@@ -8,7 +8,10 @@ import yaml
 from packaging.requirements import Requirement
 
 ENVS = Path(__file__).parents[1] / "envs"
-LOCKS = ("bootstrap", "pipeline", "runtime-cpu", "runtime-cuda", "megatron", "dev")
+BOTH = ("bootstrap", "pipeline", "megatron", "dev")
+GPUS = ("runtime-cuda", "transformer-engine", "resiliency")
+ENVIRONMENTS = {"cpu": (*BOTH, "runtime-cpu"), "cuda": (*BOTH, *GPUS)}  # what setup.sh installs together
+LOCKS = (*BOTH, "runtime-cpu", *GPUS)
 
 
 def pins(name):
@@ -37,19 +40,48 @@ def test_no_pin_is_stale_against_its_source(name):
         assert package not in found or versions.contains(found[package], prereleases=True), f"{package}: envs/lock.sh"
 
 
-def test_the_lock_for_gpus_brings_nothing_of_the_images_own():
-    theirs = re.compile("torch|triton|numpy|setuptools|cuda-.*|nvidia-(?!resiliency-ext|ml-py).*")
-    assert [package for package in pins("runtime-cuda") if theirs.fullmatch(package)] == []
+def test_the_images_lock_is_the_gpus_without_the_images_own():
+    theirs = re.compile(
+        r"torch|triton|numpy|setuptools|cuda-.*"
+        r"|nvidia-(cu|nccl|nvjitlink|nvshmem|nvtx)(?!dnn-frontend|tlass).*"
+    )
+    gpus = pins("runtime-cuda")
+    assert pins("image-cuda") == {name: version for name, version in gpus.items() if not theirs.fullmatch(name)}
+    assert len(pins("image-cuda")) < len(gpus) - 20
 
 
-def test_the_locks_do_not_contradict_each_other():
+def test_transformer_engines_three_parts_are_of_one_version():
+    """It refuses to be imported otherwise."""
+    parts = pins("runtime-cuda") | pins("transformer-engine")
+    names = ("transformer-engine", "transformer-engine-cu13", "transformer-engine-torch")
+    assert len({parts[name] for name in names}) == 1
+
+
+def test_headers_are_of_the_cuda_that_torch_is_built_for():
+    found = pins("runtime-cuda")
+    headers = ("cccl", "crt", "profiler-api", "runtime")
+    assert {found[f"nvidia-cuda-{name}"].rsplit(".", 1)[0] for name in headers} == {"13.0"}
+    assert found["cuda-toolkit"].startswith("13.0.")
+
+
+@pytest.mark.parametrize("device", ENVIRONMENTS)
+def test_the_locks_of_an_environment_do_not_contradict_each_other(device):
     together = {}
-    for name in LOCKS:
+    for name in ENVIRONMENTS[device]:
         for package, version in pins(name).items():
             assert together.setdefault(package, version) == version, package
 
 
-@pytest.mark.parametrize("name", LOCKS)
+def test_what_both_devices_have_is_of_one_version():
+    """But for torch, and what it brings: GPUs have the one that Transformer Engine ran with."""
+    own = re.compile("torch|triton|setuptools|(nvidia|cuda)-.*")
+    cpu, cuda = pins("runtime-cpu"), pins("runtime-cuda")
+    assert {name: (cpu[name], cuda[name]) for name in cpu.keys() & cuda if cpu[name] != cuda[name]}.keys() <= {
+        name for name in cpu if own.fullmatch(name)
+    }
+
+
+@pytest.mark.parametrize("name", [*LOCKS, "image-cuda"])
 def test_no_host_is_named(name):
     assert not re.search(r"https?:|--index-url|--find-links", (ENVS / f"{name}.txt").read_text())
 

@@ -1,6 +1,8 @@
 """envs/setup.sh, where it must give up: one sentence each."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,3 +38,76 @@ def test_a_full_disk(tmp_path):
     df.chmod(0o755)
     said = setup(tmp_path / "venv", PYTHON=sys.executable, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert "needs 8 GB of disk" in said and "3 GB free" in said
+
+
+def test_a_device_that_nothing_trains_on(tmp_path):
+    said = setup(tmp_path / "venv", PYTHON=sys.executable, DEVICE="tpu")
+    assert "DEVICE is 'tpu', and can be cpu or cuda" in said
+
+
+def test_gpus_need_a_compiler(tmp_path):
+    said = setup(
+        tmp_path / "venv", PYTHON=sys.executable, DEVICE="cuda", CXX="c--", MEGABOA_WHEELS=str(tmp_path / "none")
+    )
+    assert "compiles Transformer Engine, for which 'c--' is no compiler of C++17" in said
+    assert "g++; CXX names another" in said and "MEGABOA_WHEELS" in said
+
+
+def test_gpus_need_pythons_headers(tmp_path):
+    bare = tmp_path / "python3.12"  # as Debian's without python3.12-dev
+    bare.write_text(f"""#!/bin/sh
+case "$2" in *get_path*) echo {tmp_path}/include ;; *) exec {sys.executable} "$@" ;; esac
+""")
+    bare.chmod(0o755)
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    wheels = str(tmp_path / "none")
+    said = setup(tmp_path / "venv", PYTHON=str(bare), DEVICE="cuda", CXX=str(compiler), MEGABOA_WHEELS=wheels)
+    assert f"{tmp_path}/include/Python.h is missing" in said and "python3.12-dev" in said
+
+
+BUILD = SETUP.parent / "build_transformer_engine.sh"
+
+
+def check(wheels, **environment):
+    return subprocess.run(
+        [BUILD, "--check", sys.executable],
+        env={**os.environ, "MEGABOA_WHEELS": str(wheels), "CXX": "c--", **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_compiled_wheel_needs_no_compiler(tmp_path):
+    """The key of one is what it is compiled of, and for: it stands in the folder's name."""
+    assert check(tmp_path).returncode == 1
+    torch, engine = (pinned(name) for name in ("torch", "transformer-engine-torch"))
+    libc = os.confstr("CS_GNU_LIBC_VERSION").replace(" ", "-")
+    source = re.search(r"sha256:(.{12})", (SETUP.parent / "transformer-engine.txt").read_text())[1]
+    folder = (
+        tmp_path / f"transformer_engine_torch-{engine}-{source}" / f"torch-{torch}-cp312-{os.uname().machine}-{libc}"
+    )
+    folder.mkdir(parents=True)
+    (folder / "transformer_engine_torch.whl").touch()
+    assert check(tmp_path).returncode == 0
+
+
+def pinned(package):
+    text = "".join((SETUP.parent / f"{name}.txt").read_text() for name in ("runtime-cuda", "transformer-engine"))
+    return re.search(rf"^{package}==(\S+)", text, re.MULTILINE)[1]
+
+
+def make_in(folder, *words):
+    """What `make setup` would do in a clone with these files."""
+    return subprocess.run(["make", "--dry-run", "setup", *words], cwd=folder, capture_output=True, text=True).stdout
+
+
+def test_another_device_sets_the_environment_up_again(tmp_path):
+    shutil.copy(SETUP.parents[1] / "Makefile", tmp_path)
+    assert 'DEVICE="" envs/setup.sh' in make_in(tmp_path)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/.ready").touch()
+    (tmp_path / ".venv/.device").write_text("cuda\n")
+    assert "setup.sh" not in make_in(tmp_path) + make_in(tmp_path, "DEVICE=cuda")
+    assert 'DEVICE="cpu" envs/setup.sh' in make_in(tmp_path, "DEVICE=cpu")

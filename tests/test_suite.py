@@ -37,6 +37,12 @@ def test_files_next_to_what_changed_come_first():
     assert set(near) == {"tests/run/test_b.py", "tests/e2e/test_export.py"}
 
 
+@pytest.fixture(autouse=True)
+def no_plugins(monkeypatch):
+    """The pytests that these tests start import none."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 def test_without_time_nothing_is_started_and_all_is_named(capsys):
     tally = suite.Tally()
     assert suite.run_files("rest", ["tests/none.py"], time.time() - 1, tally) == ["tests/none.py"]

@@ -99,8 +99,8 @@ def test_a_choice_that_slurm_leaves_ends_the_call_with_the_lines_to_paste(cluste
         ("gpu_partition: [", "can't be read"),
         ("- gpu_partition", "takes a line for each of slurm_account"),
         ("gpu: x", "takes a line for each of slurm_account"),
-        ("gpu_partition: 0123", "gpu_partition: 83 is no name: put it in quotes"),
-        ("gpu_partition: [a, b]", "is no name"),
+        ("gpu_partition: 0123", "gpu_partition: 83 is not a name: put it in quotes"),
+        ("gpu_partition: [a, b]", "is not a name"),
     ],
 )
 def test_a_broken_file_of_the_site_is_named(cluster, text, why):

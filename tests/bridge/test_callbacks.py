@@ -2,8 +2,10 @@
 
 import importlib
 import sys
+import sysconfig
 import time
 import types
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +105,25 @@ def test_events_are_what_the_supervisor_reads(callbacks, tmp_path):
     assert (evaluated["losses"], evaluated["samples"]) == ({"lm loss": 6.0}, [32, 48])
     assert 0.05 <= evaluated["seconds"] < 5
     assert 0.05 <= save["seconds"] < 5 and save["time"] >= evaluated["time"]
+
+
+def test_phases_before_the_writer_and_those_that_setup_tells_of(callbacks, tmp_path):
+    path, told = tmp_path / "steps.jsonl", []
+    setup = types.SimpleNamespace(barrier_and_log=told.append)
+    writer = callbacks.StepWriter(path, {"started": 5.0, "imported": 6.0})
+    writer.follow(setup)
+    for text in (*callbacks.SETUP, "after dataloaders are built"):
+        setup.barrier_and_log(text)
+    assert told[-1] == "after dataloaders are built" and len(told) == 3
+    events = read_jsonl(path)
+    assert [one["phase"] for one in events] == ["started", "imported", "configured", "connected", "model"]
+    assert [one["time"] for one in events[:2]] == [5.0, 6.0]
+
+
+def test_bridge_says_so_in_its_setup(callbacks):
+    """Else the phases would be missing, and nobody would hear of it."""
+    source = Path(sysconfig.get_path("purelib"), "megatron/bridge/training/setup.py").read_text()
+    assert all(f'barrier_and_log("{text}")' in source for text in callbacks.SETUP)
 
 
 def test_a_step_without_a_loss(callbacks, tmp_path):

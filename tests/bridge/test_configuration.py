@@ -15,6 +15,8 @@ from megaboa.files import write_json
 
 pytestmark = pytest.mark.slow
 
+# Bridge turns both of the latter on where one of them is.
+OVERLAPS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather", "optimizer.overlap_param_gather")
 CASES = {
     "defaults": {
         "run": {},
@@ -35,6 +37,30 @@ CASES = {
             "model.params_dtype": "torch.float32",
             "validation.eval_interval": 7,  # beyond the end: evaluated there only
         },
+    },
+    **{
+        f"overlaps: {name}": {"run": run, "launch": launch, "expected": dict(zip(OVERLAPS, expected, strict=True))}
+        for name, (run, launch, expected) in {
+            "on the CPU there are none": ({}, {}, (False, False, False)),
+            "on GPUs both": ({"device": "cuda"}, {}, (True, True, False)),
+            "under Megatron-FSDP both": ({"device": "cuda", "parallel": {"fsdp": "megatron"}}, {}, (True, True, False)),
+            "FSDP2 has its own": ({"device": "cuda", "parallel": {"fsdp": "torch"}}, {}, (False, False, False)),
+            "nothing to gather": (
+                {"device": "cuda", "parallel": {"distributed_optimizer": False}},
+                {},
+                (True, False, False),
+            ),
+            "an override of one": (
+                {"device": "cuda", "overrides": {"ddp.overlap_param_gather": False}},
+                {},
+                (True, False, False),
+            ),
+            "the key wins": (
+                {"device": "cuda"},
+                {"overrides": dict.fromkeys(OVERLAPS, False)},
+                (False, False, False),
+            ),
+        }.items()
     },
     "tensor and sequence": {
         "run": {"parallel": {"tp": 4, "sp": True}},

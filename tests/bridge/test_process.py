@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from megaboa.bridge import process
 from megaboa.bridge.train import steps_of
 from megaboa.config.models.resources import Launch
 from megaboa.files import write_json
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.run.command import RANK_SCRIPT, rank_command
 from megaboa.run.resume import Beginning
+from megaboa.scheduler.local import FORKED
 
 
 def test_steps_to_leave_out_are_given_as_ranges():
@@ -118,3 +120,33 @@ def test_the_entrypoint_of_a_rank_is_a_writers_too():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
     assert signal.getsignal(signal.SIGTERM) != signal.SIG_IGN
+
+
+def test_a_child_that_was_forked_for_another_device_begins_again(monkeypatch):
+    """On the CPU what needs a GPU is replaced before Megatron is imported, and there it has been imported."""
+    monkeypatch.setattr(process, "_forked_for", "cuda")
+    monkeypatch.setenv(FORKED, "cuda")
+    monkeypatch.setattr(sys, "argv", ["script.py", "--run=r"])
+
+    def begin(program, words):
+        raise AssertionError(program, words[-2:], os.environ[FORKED])
+
+    monkeypatch.setattr(os, "execv", begin)
+    with pytest.raises(AssertionError) as begun:
+        process.prepare("cpu")
+    assert begun.value.args == (sys.executable, ["script.py", "--run=r"], "0")
+
+
+def test_a_process_knows_when_it_was_started():
+    said = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import time; from megaboa.bridge import process; print(time.time() - process.started())",
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert 0 < float(said.stdout) < 60

@@ -120,7 +120,7 @@ def test_what_is_asked_of_gpus_and_is_not_here_or_broken(package):
     done = self_test("--device=cuda", "--strict")
     report = json.loads(done.stdout)
     assert done.returncode == 1 and report["state"] == "FAIL"
-    assert any("transformer-engine is not installed, and 2.17.1 is pinned" in line for line in report["problems"])
+    assert any("transformer-engine is not installed, and 2.20.2 is pinned" in line for line in report["problems"])
     assert f"deep_ep can't be imported: ImportError: {WRONG_CUDA}" in report["problems"]
     assert report["imports"] == list(selftest.REQUIRED)
     missing = {one["what"] for one in report["missing"]}

@@ -29,7 +29,7 @@ class Script:
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / "script.py"
-        self.environment = {**os.environ, local.FORKED: "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self.environment = {**os.environ, local.FORKED: "cpu", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
     def start(self, work: str, *words: str, **options: object) -> subprocess.Popen:
         self.path.write_text(ASK + "".join(f"    {line}\n" for line in work.splitlines()))
@@ -273,3 +273,29 @@ def broken(folder: Path) -> Path:
     (folder / "modules").mkdir()
     (folder / "modules" / "torch.py").write_text("raise ImportError('no torch')\n")
     return folder / "modules"
+
+
+def test_one_that_cannot_be_forked_says_why_and_goes_on_saying_it(script):
+    """An import has started a thread; on a GPU one may have opened CUDA."""
+    modules = script.folder / "with-a-thread"
+    modules.mkdir()
+    (modules / "sitecustomize.py").write_text(
+        "import sys, threading, time\n"
+        "if 'megaboa.bridge.zygote' in sys.orig_argv:\n"
+        "    threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()\n"
+    )
+    for _ in range(2):
+        code, out, err = script.run("print('torch' in sys.modules)", env={"PYTHONPATH": str(modules)})
+        assert (code, out) == (0, "False\n")
+        assert "imports for itself: 1 threads were started by an import" in err
+    ours = f"PYTHONPATH={modules}".encode()
+    refusing = [one for one in Path("/proc").glob("[0-9]*") if ours in environment_of(one)]
+    assert len(refusing) == 1, "nobody starts another one"
+    os.kill(int(refusing[0].name), signal.SIGKILL)
+
+
+def environment_of(process: Path) -> list[bytes]:
+    try:
+        return (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []

@@ -47,6 +47,6 @@ def test_what_costs_nothing_comes_first():
 def test_then_recomputation_then_more_cuts():
     tight = on("a1-16g", facts(mbs=1, gbs=64))
     prices = [change.price for change in fit.changes(tight)]
-    assert prices.index("a part is calculated twice") < prices.index("a third more calculation")
+    assert prices.index("part of the model is computed twice") < prices.index("a third more calculation")
     assert "more communication" not in prices[: prices.index("a third more calculation")]
     assert fit.cheapest(on("a1-4g", facts(mbs=1, gbs=64)), table.is_legal) is None

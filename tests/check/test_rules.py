@@ -37,7 +37,7 @@ CASES = {
     "ranks_fill_the_layout": Case(
         {"world_size": 12, "tp": 4, "pp": 2},
         "resources.gpus_per_node",
-        "12 is no multiple of tp * pp * cp = 4 * 2 * 1 = 8",
+        "12 is not a multiple of tp * pp * cp = 4 * 2 * 1 = 8",
         (8, 16),
         {"world_size": 16, "tp": 4, "pp": 2},
         {"world_size": 12, "tp": 3, "pp": 2, "cp": 2},
@@ -53,7 +53,7 @@ CASES = {
     "ranks_fill_the_expert_layout": Case(
         {**MOE, "world_size": 8, "pp": 2, "ep": 8, "etp": 1},
         "parallel.ep",
-        "8 is no multiple of etp * ep * pp = 1 * 8 * 2",
+        "8 is not a multiple of etp * ep * pp = 1 * 8 * 2",
         (4,),
         {**MOE, "world_size": 8, "pp": 2, "ep": 4, "etp": 1},
         {"world_size": 8, "layers": 4, "tp": 8},
@@ -61,7 +61,7 @@ CASES = {
     "batch_fills_the_ranks": Case(
         {**BATCH, "gbs": 20},
         "training.global_batch_size",
-        "20 is no multiple of micro_batch_size * dp = 2 * 8 = 16",
+        "20 is not a multiple of micro_batch_size * dp = 2 * 8 = 16",
         (16, 32),
         {**BATCH, "gbs": 16},
         {**BATCH, "gbs": 20, "tp": 4},
@@ -77,7 +77,7 @@ CASES = {
     "batch_fills_the_optimizer_instances": Case(
         {**BATCH, "gbs": 48, "fsdp": "megatron", "optimizer_instances": 2},
         "training.global_batch_size",
-        "48 is no multiple of micro_batch_size * dp * optimizer instances",
+        "48 is not a multiple of micro_batch_size * dp * optimizer instances",
         (32, 64),
         {**BATCH, "gbs": 64, "fsdp": "megatron", "optimizer_instances": 2},
         {**BATCH, "gbs": 48, "fsdp": "megatron"},
@@ -86,7 +86,7 @@ CASES = {
     "evaluation_batch_fills_the_ranks": Case(
         {**BATCH, "eval_gbs": 8},
         "validation.eval_global_batch_size",
-        "8 is no multiple of eval_micro_batch_size * dp = 2 * 8",
+        "8 is not a multiple of eval_micro_batch_size * dp = 2 * 8",
         (16,),
         {**BATCH, "eval_gbs": 8, "eval_mbs": 1},
         {**BATCH, "gbs": 16},
@@ -94,7 +94,7 @@ CASES = {
     "optimizer_instances_share_the_ranks": Case(
         {"world_size": 8, "optimizer_instances": 3},
         "ddp.num_distributed_optimizer_instances",
-        "can't be shared out over 3",
+        "can't be divided over 3",
         (2, 4),
         {"world_size": 8, "optimizer_instances": 8},
         {"world_size": 8},
@@ -160,7 +160,7 @@ CASES = {
     "sequence_divides_over_context": Case(
         {"seq_length": 1028, "cp": 4},
         "training.seq_length",
-        "1028 is no multiple of 2 * cp = 8",
+        "1028 is not a multiple of 2 * cp = 8",
         (1024, 1032),
         {"seq_length": 1032, "cp": 4},
         {"seq_length": 1027},
@@ -168,7 +168,7 @@ CASES = {
     "sequence_divides_over_tensor_ranks": Case(
         {"seq_length": 1028, "cp": 2, "tp": 4, "sp": True},
         "training.seq_length",
-        "1028 is no multiple of cp * tp = 8",
+        "1028 is not a multiple of cp * tp = 8",
         (1024, 1032),
         {"seq_length": 1032, "cp": 2, "tp": 4, "sp": True},
         {"seq_length": 1028, "cp": 2, "tp": 4},
@@ -184,7 +184,7 @@ CASES = {
     "low_precision_is_aligned": Case(
         {"precision": FP8, "ffn": 2064, "tp": 2},
         "parallel.tp",
-        "feed-forward width / tp = 1032 is no multiple of 16",
+        "feed-forward width / tp = 1032 is not a multiple of 16",
         (),
         {"precision": FP8, "ffn": 2080, "tp": 2},
         {"precision": "bf16_mixed", "ffn": 1032, "tp": 2},
@@ -207,7 +207,7 @@ CASES = {
     "layers_fill_the_stages": Case(
         {"layers": 36, "pp": 8},
         "parallel.pp",
-        "36 layers can't be shared out over pp * vpp = 8 * 1",
+        "36 layers can't be divided over pp * vpp = 8 * 1",
         (6, 9),
         {"layers": 36, "pp": 36},
         {"layers": 34, "pp": 4, "vpp": 3, "embedding_counts": True, "loss_counts": True},
@@ -215,7 +215,7 @@ CASES = {
     "uneven_stages_leave_even_ones": Case(
         {"layers": 14, "pp": 4, "first_stage_layers": 3},
         "model.num_layers_in_first_pipeline_stage",
-        "11 layers are left, no multiple of 3 stages",
+        "11 layers are left, not a multiple of 3 stages",
         (5, 2),
         {"layers": 14, "pp": 4, "first_stage_layers": 2},
         {"layers": 14, "pp": 4, "first_stage_layers": 3, "last_stage_layers": 3},
@@ -247,7 +247,7 @@ CASES = {
     "interleaved_stages_have_micro_batches": Case(
         {**INTERLEAVED, "gbs": 6},
         "training.global_batch_size",
-        "6 makes 6 micro-batches, no multiple of 4",
+        "6 makes 6 micro-batches, not a multiple of 4",
         (4, 8),
         {**INTERLEAVED, "gbs": 4},
         {**INTERLEAVED, "gbs": 6, "vpp": None},
@@ -417,6 +417,31 @@ CASES = {
         (),
         {"optimizer": "sgd", "distributed_optimizer": False},
         {},
+    ),
+    "overlapped_gather_needs_overlapped_reduction": Case(
+        {"gather_overlap": True, "grad_overlap": False},
+        "parallel.overlap_param_gather",
+        "true without parallel.overlap_grad_reduce",
+        (False,),
+        {"gather_overlap": True, "grad_overlap": True},
+        {"gather_overlap": True},  # by default gradients are reduced early, too
+        "warning",
+    ),
+    "overlapped_gather_needs_shards": Case(
+        {"gather_overlap": True, "distributed_optimizer": False},
+        "parallel.overlap_param_gather",
+        "true without parallel.distributed_optimizer",
+        (False,),
+        {"gather_overlap": True, "distributed_optimizer": False, "fsdp": "megatron"},
+        {"gather_overlap": True, "distributed_optimizer": False, "optimizer": "dist_muon"},
+    ),
+    "torch_fsdp_has_no_overlap_of_megatrons": Case(
+        {"grad_overlap": True, "fsdp": "torch"},
+        "parallel.overlap_grad_reduce",
+        "true with parallel.fsdp: torch",
+        (False,),
+        {"grad_overlap": False, "gather_overlap": False, "fsdp": "torch"},
+        {"grad_overlap": True, "fsdp": "megatron"},
     ),
     "graph_implementation_is_known": Case(
         {"graphs": "te"},
@@ -608,6 +633,22 @@ CASES = {
         ([0],),
         {**PROFILE, "profile_ranks": (0, 3)},
         {"world_size": 4, "profile_ranks": (0, 4)},
+    ),
+    "machine_has_the_gpus": Case(
+        {"machine_gpus": 1, "gpus_per_node": 2},
+        "resources.gpus_per_node",
+        "2, and this machine has 1 GPU",
+        (1,),
+        {"machine_gpus": 2, "gpus_per_node": 2},
+        {"gpus_per_node": 2},
+    ),
+    "context_ranks_have_attention": Case(
+        {"cp": 2, "precision": "fp32", "seq_length": 128},
+        "training.precision",
+        "fp32 with parallel.cp: 2 on GPUs",
+        ("bf16_mixed",),
+        {"cp": 2, "precision": "fp32", "seq_length": 128, "device": "cpu"},
+        {"precision": "fp32"},
     ),
     "profiler_has_a_gpu": Case(
         {"profiler": "memory", "device": "cpu"},

@@ -19,14 +19,13 @@ PAGE = REPOSITORY / "docs" / "reference" / "fault-matrix.md"
 HEAD = """\
 # Fault matrix: what happens when something breaks
 
-Each line is a real event on a real SLURM cluster of two to four hosts (Debian's SLURM, network namespaces on one
-machine), done to a run that saves every 10 steps: on two hosts, or on one where the event has to do with calls or with
-the supervisor alone; of 60 steps, or of more where the wall time ends or faults follow each other. The loss and the
-gradient norm of every step are compared, to the last bit, with those of a run that nothing disturbed. Lost steps were
-done twice. Recovery is the time from the event, or for a run that stopped from the next call, to the next step done; it
-is left out (–) where the event stopped nothing, or where other work shared the machine when the line was made. SLURM's
-own time-outs are in it: here a host is given up after 10 s and a job waits 6 s in the queue; on most clusters these are
-300 s and 120 s.
+Each row is a real event on a real SLURM cluster of two to four hosts (Debian's SLURM, network namespaces on one
+machine), during a run that saves every 10 steps. The run uses two hosts, or one if the event only concerns calls or the
+supervisor; it has 60 steps, or more if the wall time ends or several faults follow. The loss and gradient norm of every
+step are compared, to the last bit, with those of an undisturbed run. Lost steps were done twice. Recovery is the time
+from the event, or for a stopped run from the next call, to the next completed step; it is left out (–) if the event
+stopped nothing, or if other work shared the machine. It includes SLURM's own time-outs: here a host is declared down
+after 10 s and a requeued job waits 6 s; on most clusters these are 300 s and 120 s.
 
 {made}
 """

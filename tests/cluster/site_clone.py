@@ -19,7 +19,7 @@ SITE_FILE = Path("profiles", "slurm", "site.yaml")
 SHORT = "training.train_iters: 12"
 # The lab answers at once, so Snakemake need not wait as long as on a real site.
 FAST = ("--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "10", "--max-status-checks-per-second", "2")
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 class SiteClone:

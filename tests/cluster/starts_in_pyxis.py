@@ -31,7 +31,7 @@ def main(image, *words):
     launch = parse(LaunchSpec, {"gpus_per_node": 1, "cpus_per_rank": 1, "start": start}, "a test")
     job = queries.show_job(os.environ["SLURM_JOB_ID"])
     here = Path.cwd()
-    place = allocation.Allocation(job, launch, 0, Container("pyxis", image, [f"{here}:{here}:rw"], [], "/"))
+    place = allocation.Allocation(job, launch, "cpu", Container("pyxis", image, [f"{here}:{here}:rw"], [], "/"))
     told = {"before": containers()}
     told["failed"] = site.share_image(place, here / "image", lambda: False)
     told["shared"] = containers()

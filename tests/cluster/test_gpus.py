@@ -21,6 +21,8 @@ from lab import Lab
 from site_clone import SiteClone
 
 from megaboa.files import read_jsonl
+from megaboa.paths import AttemptFolder
+from megaboa.records import read_gpu_events
 
 REHEARSAL = os.environ.get("MEGABOA_REHEARSAL") == "1"
 FOUND = 2 if REHEARSAL else gpus()
@@ -152,6 +154,17 @@ def test_layouts_over_two_hosts_agree(faults):
         assert len(faults.clone.starts(NAME, run)[0]["nodes"]) == 2
         losses = [[float.fromhex(loss) for _, loss, _ in faults.curve(name)] for name in (run, "quiet")]
         assert max(abs(one - two) for one, two in zip(*losses, strict=True)) <= BF16
+
+
+@on_two_gpus
+@pytest.mark.skipif(REHEARSAL, reason="processors have no driver")
+def test_every_host_samples_its_own_gpu(faults):
+    for run in LAYOUTS:
+        files = AttemptFolder(faults.store(run) / "attempts" / "01").sampled
+        assert len(files) == 2
+        for path in files:
+            found, *samples = read_gpu_events(path)
+            assert len(found.gpus) == 1 and found.gpus[0].uuid and samples and samples[0].watts[0] > 20, found
 
 
 def test_the_workflow_ends_with_a_proved_export_and_a_report(faults):

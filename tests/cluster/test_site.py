@@ -50,7 +50,7 @@ def test_the_profile_as_it_is_finds_what_slurm_leaves_no_choice_about(clone):
         file.write_text(written.replace('# gpu_partition: "cpu"', "gpu_partition: cpu"))
         assert "gpu_partition cpu, gpu_option gpus-per-node: for `auto`" in clone.snakemake("-n")
         refused = clone.lab.run(clone.command("site", "--write"), cwd=clone.path, env=ENVIRONMENT, check=False)
-        assert refused.returncode == 1 and "is there already" in refused.stderr
+        assert refused.returncode == 1 and "exists already" in refused.stderr
         assert '\ngpu_partition: "cpu"\n' in refused.stdout, "what is taken, is shown"
     finally:
         file.write_text(chosen)

@@ -39,6 +39,11 @@ def test_other_ways_to_start_ranks(clone):
     assert [step for step, *_ in single] == list(range(1, 13))
     logs = sorted(path.name for path in (clone.store("ways", "tasks") / "attempts" / "01").glob("rank-*.log"))
     assert logs == [f"rank-{rank}.log" for rank in range(4)]
+    forked = {run: '"keeper"' in (clone.store("ways", run) / "attempts/01/steps.jsonl").read_text() for run in runs}
+    assert forked == {"ranks": False, "tasks": True, "single": False}
+    for rank in range(4):  # every one of them, not only the last, which writes the steps
+        said = (clone.store("ways", "tasks") / "attempts" / "01" / f"rank-{rank}.log").read_text()
+        assert "imports for itself" not in said
     calls = (clone.path / "srun-calls").read_text()
     assert "check_node.py" in calls and "train_rank.py" in calls
     (health,) = (clone.store("ways", "single") / "attempts" / "01" / "health").glob("*.json")

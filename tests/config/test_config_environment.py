@@ -100,7 +100,7 @@ def test_an_empty_variable_is_not_set(read):
         ({"SQSH": "none.sqsh"}, "SQSH (environment): image.path: there is no image 'none.sqsh'"),
         ({"SQSH": "a.sif"}, "SQSH (environment): image.path: 'a.sif' is an image for apptainer"),
         ({"MOUNT": "/none-such:/x"}, "MOUNT (environment): image.mounts[0]: there is no '/none-such' to mount as /x"),
-        ({"MOUNT": "/tmp"}, "MOUNT (environment): image.mounts[0]: '/tmp' is no mount: write `source:target`"),
+        ({"MOUNT": "/tmp"}, "MOUNT (environment): image.mounts[0]: '/tmp' is not a mount: write `source:target`"),
     ],
 )
 def test_a_bad_value_is_one_problem(read, variables, said):

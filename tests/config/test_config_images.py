@@ -58,5 +58,5 @@ def test_a_file_that_is_copied_and_is_not_there(said, tmp_path):
 
 
 def test_a_builds_arguments_hold_no_secrets():
-    with pytest.raises(ValidationError, match="GITHUB_PAT sounds like a secret"):
+    with pytest.raises(ValidationError, match="GITHUB_PAT is named like a secret"):
         Build.model_validate({"args": {"GITHUB_PAT": "abc"}})

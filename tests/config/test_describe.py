@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from pathlib import Path
 
 import jsonschema
@@ -15,6 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 REMEDY = "run megaboa write-schema"
 
 
+@functools.cache
+def validator() -> jsonschema.Draft202012Validator:
+    """`jsonschema.validate` would check the schema itself at every call, too."""
+    return jsonschema.Draft202012Validator(json_schema())
+
+
 def test_schema_is_current() -> None:
     assert (ROOT / "workflow/schemas/experiment.schema.json").read_text(encoding="utf-8") == schema_text(), REMEDY
 
@@ -25,9 +32,8 @@ def test_table_of_keys_is_current() -> None:
 
 
 def test_the_shipped_experiment_is_valid() -> None:
-    schema = json_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8")), schema)
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+    validator().validate(yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8")))
 
 
 GOOD = {
@@ -45,7 +51,7 @@ GOOD = {
 
 
 def test_expressions_and_dotted_axes_are_valid() -> None:
-    jsonschema.validate(GOOD, json_schema())
+    validator().validate(GOOD)
 
 
 @pytest.mark.parametrize(
@@ -75,4 +81,4 @@ def test_mistakes_are_not_valid(path: str, value: object) -> None:
         node = node[part]
     node[last] = value
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(changed, json_schema())
+        validator().validate(changed)

@@ -182,9 +182,9 @@ def test_a_list_of_documents_that_is_too_short_is_named(tmp_path):
     [
         (lambda index: index[:-1], r"x\.idx has \d+ bytes instead of \d+"),
         (lambda index: index + b"\0", "bytes instead of"),
-        (lambda index: index[:20], "is no index of Megatron's"),
-        (lambda index: b"", "is no index of Megatron's"),
-        (lambda index: b"X" + index[1:], "is no index of Megatron's"),
+        (lambda index: index[:20], "is not a Megatron index"),
+        (lambda index: b"", "is not a Megatron index"),
+        (lambda index: b"X" + index[1:], "is not a Megatron index"),
         (lambda index: index[:9] + b"\x02" + index[10:], "unknown version 2 or type 8"),
         (lambda index: index[:17] + b"\x06" + index[18:], "unknown version 1 or type 6"),
         (lambda index: index[:18] + b"\xff" * 8 + index[26:], "bytes instead of"),

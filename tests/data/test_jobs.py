@@ -221,7 +221,7 @@ def test_a_full_disk_is_one_sentence_leaves_nothing_and_with_more_room_it_goes_o
             jobs.merge_shards(spec, listing, 1)
         else:
             jobs.make_shard(spec, listing, 0, 1)
-    assert "the disk is full; nothing half-written was kept. Free some space, or set `store`" in str(error.value)
+    assert "the disk is full; no partial file was kept. Free some space, or set `store`" in str(error.value)
     after = {name: digest for name, digest in folder_digests(disk).items() if not name.endswith(".lock")}
     assert after == {name: digest for name, digest in before.items() if not name.endswith(".lock")}
     small_disk(64)
@@ -246,7 +246,7 @@ def test_a_disk_of_results_that_is_full_is_one_sentence_and_with_more_room_it_go
         done = subprocess.run(job, capture_output=True, text=True)
         last = done.stderr.splitlines()[-1]
         assert done.returncode == 1 and "Traceback" not in done.stderr
-        assert last.startswith(f"error: making {job[-1]}: the disk is full; nothing half-written was kept. Free some")
+        assert last.startswith(f"error: making {job[-1]}: the disk is full; no partial file was kept. Free some")
         (disk / "filler").unlink()
         subprocess.run(job, check=True, capture_output=True)
     assert read_json(disk / "c.json")["documents"] == len(TEXTS)
@@ -263,7 +263,7 @@ def test_a_limit_on_the_size_of_files_is_one_sentence(bpe, tmp_path):
 
     done = subprocess.run(shard, capture_output=True, text=True, preexec_fn=limited)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert "files may not be that large here (`ulimit -f`); nothing half-written was kept" in done.stderr
+    assert "files may not be that large here (`ulimit -f`); no partial file was kept" in done.stderr
     assert not list((tmp_path / "store").rglob("*.bin"))
 
 

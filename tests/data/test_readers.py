@@ -162,7 +162,7 @@ def test_a_packed_file_that_is_cut_short_is_an_error(tmp_path, end, kept):
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * kept) if isinstance(kept, float) else kept])
     with pytest.raises(
-        InputError, match=rf"a\.jsonl\.{end}: the compressed file is damaged or cut short .*copy it again"
+        InputError, match=rf"a\.jsonl\.{end}: the compressed file is damaged or truncated .*copy it again"
     ):
         read(path)
 
@@ -171,7 +171,7 @@ def test_a_packed_file_that_is_cut_short_is_an_error(tmp_path, end, kept):
 def test_a_packed_file_that_is_none_is_an_error(tmp_path, end):
     path = tmp_path / f"a.jsonl.{end}"
     path.write_bytes(b'{"text": "plain"}\n')
-    with pytest.raises(InputError, match="damaged or cut short"):
+    with pytest.raises(InputError, match="damaged or truncated"):
         read(path)
 
 
@@ -268,5 +268,5 @@ def test_wherever_it_is_cut_it_is_never_taken_for_complete(tmp_path_factory, end
     path = packed(tmp_path_factory.mktemp("cut") / f"a.{end}", b"some text\n" * 50)
     whole = path.read_bytes()
     path.write_bytes(whole[: data.draw(st.integers(1, len(whole) - 1))])
-    with pytest.raises(InputError, match="cut short"), unpacked(str(path), end) as (stream, _):
+    with pytest.raises(InputError, match="truncated"), unpacked(str(path), end) as (stream, _):
         stream.read()

@@ -10,10 +10,21 @@ import pytest
 
 from megaboa.check.facts import from_json
 from megaboa.doctor import examine, troubles
-from megaboa.files import digest, write_json
-from megaboa.paths import RunFolder, RunStore
-from megaboa.records import AttemptEnd, AttemptStart, ReportSpec, write
+from megaboa.files import digest, write_json, write_text
+from megaboa.paths import AttemptFolder, RunFolder, RunStore
+from megaboa.records import (
+    AttemptEnd,
+    AttemptStart,
+    GpuFound,
+    GpuSample,
+    GpusFound,
+    ReportSpec,
+    Summary,
+    line,
+    write,
+)
 from megaboa.run import claims, ledger
+from megaboa.run.gpu_use import use_of
 from megaboa.run.identity import identity_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "check"))
@@ -90,7 +101,7 @@ def test_an_attempt_without_an_end_is_lost_where_nobody_trains_it(results):
     lines = examine.experiment(results)
     assert "waiting: lost (attempt 1; cause: lost)" in lines
     assert any("SLURM job 4711, n7" in line for line in lines)
-    assert lines[-2] == "  try: with the same command it begins at the first step again (no checkpoint was complete)"
+    assert lines[-2] == "  try: with the same command it starts again from the first step (no checkpoint was complete)"
 
 
 def test_the_report_is_told_of_failures_that_were_mended(results):
@@ -134,6 +145,31 @@ def test_the_curve_of_a_run_that_passed_is_read_too(results):
     assert said == ["fine: passed; hardly learns: a loss of 9 in the first tenth, 9 in the last"]
 
 
+def sampled_hot(attempt):
+    """A GPU that heat slows down."""
+    gpus = (GpuFound(index=3, uuid="GPU-abc", name="NVIDIA H200"),)
+    samples = [GpuSample(time=float(at), celsius=(90,), sm_mhz=(1200,), reasons=(0x48,)) for at in range(5)]
+    events = [GpusFound(host="node-7", seconds=5.0, gpus=gpus), *samples]
+    write_text(attempt.gpus("node-7"), "".join(line(event) + "\n" for event in events))
+
+
+HOT = "node-7, GPU 3: slowed down for 100% of the time by heat (hardware), at up to 90 °C"
+
+
+def test_gpus_of_an_attempt_that_failed_are_evidence(results):
+    sampled_hot(RunStore.of(results / "runs/big/attempts.jsonl").attempt(1))
+    lines = of(results, "|")
+    assert f"  | {HOT}" in lines and not any("--exclude" in one for one in lines)
+
+
+def test_gpus_of_a_run_that_passed_are_named(results, tmp_path):
+    sampled_hot(AttemptFolder(tmp_path))
+    gpus = use_of({1: AttemptFolder(tmp_path)})
+    write(RunFolder(results / "runs/fine").summary, Summary(run="fine", state="PASS", gpus=gpus))
+    first, tried = examine.experiment(results)[-3:-1]
+    assert first == f"fine: passed; {HOT}" and tried.startswith("  try: look at the node")
+
+
 def test_facts_survive_a_file():
     given = facts(mbs=8, world=2, pp=2, stages=(("embedding", "decoder"), ("loss",)))
     assert from_json(json.loads(json.dumps(dataclasses.asdict(given)))) == given
@@ -152,5 +188,7 @@ def test_advice_has_the_values_of_the_run():
 @pytest.mark.parametrize("trouble", ["nan", "lost", "cancelled", "time_limit", "preemption"])
 def test_without_a_checkpoint_no_resume_is_promised(trouble):
     without = " ".join(troubles.advice(trouble, troubles.Case()))
-    assert "begins at the first step" in without and "resumes" not in without and "same checkpoint" not in without
-    assert "begins at the first step" not in " ".join(troubles.advice(trouble, troubles.Case(iteration=40)))
+    assert (
+        "starts again from the first step" in without and "resumes" not in without and "same checkpoint" not in without
+    )
+    assert "starts again from the first step" not in " ".join(troubles.advice(trouble, troubles.Case(iteration=40)))

@@ -33,7 +33,7 @@ huggingface_hub.errors.GatedRepoError: 403 Client Error. (Request ID: Root=1)
 PREFLIGHT = """run  state  ranks  layout
 a    FAIL       4  pp4
 warning: run b: parallel.tp: 2
-run a is refused: parallel.pp: 36 layers can't be shared out over pp * vpp = 8 * 1 stages [layers_fill_the_stages]
+run a is refused: parallel.pp: 36 layers can't be divided over pp * vpp = 8 * 1 stages [layers_fill_the_stages]
 1 of 6 runs could never work; nothing was trained.
 """
 IMAGE = "error: container.image: nvcr.io/x:1 can't be fetched: unauthorized: authentication required\n"
@@ -127,7 +127,7 @@ def test_a_shard_that_is_not_merged_has_not_failed(results):
     assert failed_stages.failed(results) == []
 
 
-SILENT = "ended without a word: it was killed, or SLURM ended it (its own log: logs/slurm)"
+SILENT = "ended without an error message: it was killed, or SLURM ended it (its own log: logs/slurm)"
 PROOF = """\
 PASS files: 9 of 9 are as they were written
 FAIL tensors: 20 of 21 tensors have their name, shape and type; missing: lm_head.weight

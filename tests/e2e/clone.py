@@ -177,8 +177,9 @@ def parent(pid: int) -> int:
 
 
 def user_environment() -> dict[str, str]:
-    """What a user's shell has: nothing of pytest, no ranks."""
-    dropped = ("PYTEST", "PYTHONPATH", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "SNAKEMAKE")
+    """What a user's shell has: nothing of pytest, no ranks, and a Python that keeps what it compiles."""
+    of_python = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    dropped = ("PYTEST", *of_python, "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "SNAKEMAKE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return {**kept, "HF_HUB_OFFLINE": "1"}
 

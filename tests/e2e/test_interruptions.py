@@ -145,7 +145,7 @@ def test_ctrl_c_ends_the_ranks_and_closes_the_ledger(workspace, quiet):
     )
     edit(config, "weight_decay: 0.1", "weight_decay: 0.2")
     output = workspace.snakemake("-n", "pretrain", "--configfile", config, code=1)
-    assert "run dp2 would begin at step 0" in output and "optimizer.weight_decay: 0.1 → 0.2" in output
+    assert "run dp2 would start at step 0" in output and "optimizer.weight_decay: 0.1 → 0.2" in output
     assert "--config restart=dp2" in workspace.snakemake("pretrain", "--configfile", config, code=1)
     assert workspace.planned("pretrain", "--configfile", config, "--config", "restart=dp2")["train"] == 1
     edit(config, "weight_decay: 0.2", "weight_decay: 0.1")
@@ -205,7 +205,7 @@ def test_a_dry_run_of_an_edited_file_changes_nothing_of_a_run_that_trains(worksp
     process.wait()
     edit(config, "seq_length: 64", "seq_length: 32")
     refused = workspace.snakemake("-n", "pretrain", "--configfile", config, code=1)
-    assert "run dp2 would begin at step 0" in refused and "training.seq_length: 64 → 32" in refused
+    assert "run dp2 would start at step 0" in refused and "training.seq_length: 64 → 32" in refused
     planned = workspace.planned("pretrain", "--configfile", config, "--config", "restart=dp2")
     assert planned["train"] == planned["preflight"] == 1
     assert workspace.results("looked", "runs", "dp2", "run.json").stat().st_mtime_ns == before

@@ -103,7 +103,14 @@ def test_every_second_of_the_run_is_accounted_for(workspace, store):
     undone = sum(event["seconds"] for step, event in written(first).items() if step in written(second))
     assert seconds["lost"] == pytest.approx(undone, rel=0.01)
     phases = found["attempts"][0]["phases"]
-    assert 0 < phases["configured"] < phases["built"] < phases["train_start"]
+    order = ("started", "imported", "configured", "connected", "model", "built", "train_start")
+    reached = [phases[name] for name in order]
+    assert reached == sorted(reached) and reached[0] > 0
+    for attempt in found["attempts"]:
+        parts = attempt["startup"]
+        assert {"environment", "checkpoint", "launch", "import", "load", "data", "first_step"} <= parts.keys()
+        inside = attempt["phases"]["train_start"] + parts["first_step"] + parts["environment"] + parts["checkpoint"]
+        assert sum(parts.values()) == pytest.approx(inside, abs=0.1)
 
 
 def test_the_run_has_its_tflops_and_its_mfu(workspace, store):

@@ -48,7 +48,7 @@ def test_what_only_bridge_refuses_is_left_out_by_the_next_call(workspace):
     config = workspace.experiment("left-out", runs)
     edit(config, "sweep:", "sweep:\n  skip_illegal: true")
     output = workspace.snakemake("preflight", "--configfile", config, code=1)
-    assert "run b is refused" in output and "the same command, given again, leaves them out" in output
+    assert "run b is refused" in output and "run the same command again to leave them out" in output
     output = workspace.snakemake("preflight", "--configfile", config)
     assert "b is INVALID" in output and "1 runs are accepted" in output
     assert "INVALID" in workspace.results("left-out", "plan.tsv").read_text()

@@ -55,7 +55,7 @@ def test_another_project(repository, tmp_path):
     git(repository, "mv", str(bridge_source.PACKAGE), "elsewhere")
     git(repository, "commit", "--quiet", "-m", "moved")
     source = BridgeSource(repo=str(repository), commit=git(repository, "rev-parse", "HEAD"))
-    with pytest.raises(InputError, match="is no checkout of Megatron-Bridge"):
+    with pytest.raises(InputError, match="is not a checkout of Megatron-Bridge"):
         bridge_source.check_out(str(tmp_path / "store"), source)
 
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -95,24 +96,28 @@ def with_devices(tmp_path):
     return root
 
 
+@pytest.fixture
+def open_to_all():
+    """A folder that other users reach, unlike pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="megaboa-tests-", dir="/tmp") as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+
+
 @needs_root
 @needs_squashfs
 @pytest.mark.parametrize("way", ["folder", "stream"])
-def test_a_user_can_unpack_what_was_squashed(way, with_devices, tmp_path):
+def test_a_user_can_unpack_what_was_squashed(way, with_devices, tmp_path, open_to_all):
     """unsquashfs ends with 2 where it can't make a device node, and pyxis then starts nothing."""
     image = tmp_path / "image.sqsh"
     if way == "folder":
         subprocess.run(["mksquashfs", with_devices, image, *engines.squash_options()], check=True, capture_output=True)
     else:
         engines._squash_stream(["tar", "-C", str(with_devices), "-cf", "-", "dev", "etc", "opt"], image)
-    target = tmp_path / "made" / "root"
-    target.parent.mkdir(mode=0o777)
-    target.parent.chmod(0o777)
-    for parent in (image, *image.parents):
-        if parent.is_relative_to(tmp_path.parents[1]):
-            parent.chmod(0o755)
+    target = open_to_all / "root"
+    shutil.copy(image, open_to_all / "image.sqsh")
     user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
-    command = [*user, "unsquashfs", "-no-progress", "-dest", str(target), str(image)]
+    command = [*user, "unsquashfs", "-no-progress", "-dest", str(target), str(open_to_all / "image.sqsh")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = {str(path.relative_to(target)) for path in target.rglob("*") if not path.is_dir()}

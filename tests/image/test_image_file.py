@@ -35,11 +35,11 @@ def test_what_is_no_image(tmp_path):
     assert "is a folder" in image_file.problem(tmp_path / "folder.sqsh")
     for name in ("text.sqsh", "text.sif"):
         (tmp_path / name).write_text("hello")
-        assert f"is no .{name[5:]} image" in image_file.problem(tmp_path / name)
+        assert f"is not a .{name[5:]} image" in image_file.problem(tmp_path / name)
 
 
 def test_an_image_that_is_cut_off(tmp_path):
-    assert "is cut off: it has 148 of 5,000 bytes" in image_file.problem(squashfs(tmp_path / "i.sqsh", 5000))
+    assert "is truncated: it has 148 of 5,000 bytes" in image_file.problem(squashfs(tmp_path / "i.sqsh", 5000))
     assert image_file.problem(squashfs(tmp_path / "i.sqsh", 148)) is None
 
 

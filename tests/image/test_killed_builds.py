@@ -107,7 +107,7 @@ def test_a_finished_image_is_taken_and_one_that_was_changed_is_not(place):
         stream.write(b"more")
     assert "was changed after it was made: remove the folder" in failed(spec)
     os.truncate(made["path"], 1_000_000)
-    assert "is cut off: it has 1,000,000 of" in failed(spec)
+    assert "is truncated: it has 1,000,000 of" in failed(spec)
 
 
 def failed(spec, *prefix):

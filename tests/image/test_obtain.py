@@ -46,7 +46,7 @@ def test_a_file_is_taken_as_it_is(image):
 
 def test_a_file_that_is_no_image(tmp_path):
     (tmp_path / "i.sqsh").write_text("hello")
-    with pytest.raises(InputError, match=r"is no \.sqsh image"):
+    with pytest.raises(InputError, match=r"is not a \.sqsh image"):
         obtain.obtain(wanted(tmp_path / "i.sqsh"))
 
 

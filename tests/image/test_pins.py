@@ -8,8 +8,12 @@ from megaboa.image import pins
 ROOT = Path(__file__).parents[2]
 
 
-def locked(name):
-    return dict(re.findall(r"^([a-z0-9.-]+)==(\S+)", (ROOT / "envs" / f"{name}.txt").read_text(), re.MULTILINE))
+LOCKS = {"cpu": ("runtime-cpu", "megatron"), "cuda": ("image-cuda", "resiliency", "megatron")}
+
+
+def locked(device):
+    text = "".join((ROOT / "envs" / f"{name}.txt").read_text() for name in LOCKS[device])
+    return dict(re.findall(r"^([a-z0-9.-]+)==(\S+)", text, re.MULTILINE))
 
 
 def test_every_entry_is_complete():
@@ -20,14 +24,14 @@ def test_every_entry_is_complete():
 
 def test_python_packages_are_those_of_the_locks():
     for device in ("cpu", "cuda"):
-        locks = locked(f"runtime-{device}") | locked("megatron")
+        locks = locked(device)
         for package, version in pins.packages(device).items():
             if device == "cpu" or package in locks:
                 assert locks[package] == version, package
 
 
 def test_what_is_pinned_for_gpus_beside_the_locks_is_a_build_argument():
-    locks = locked("runtime-cuda") | locked("megatron")
+    locks = locked("cuda")
     others = [one for one in pins.entries() if "cuda" in one.device and one.python not in locks]
     assert all(one.argument for one in others)
 

@@ -133,3 +133,18 @@ def test_fsdp_never_gets_the_one_connection_that_bridge_refuses():
         for tp in (1, 8):
             for blackwell in (True, False):
                 assert networks.connections({**ALONE, "fsdp": fsdp, "tp": tp}, blackwell=blackwell) != "1"
+
+
+def test_segments_grow_unless_nccl_registers_buffers():
+    assert networks.allocator({}) == "expandable_segments:True"
+    assert networks.allocator({"ddp.nccl_ub": True}) is None
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA B200", "b200-180g", "NVIDIA GB300", "gb200"])
+def test_blackwell_by_name(gpu):
+    assert networks.is_blackwell(gpu)
+
+
+@pytest.mark.parametrize("gpu", [None, "", "NVIDIA H200", "h100-80g", "NVIDIA H20", "AB200"])
+def test_no_blackwell(gpu):
+    assert not networks.is_blackwell(gpu)

@@ -54,6 +54,32 @@ def test_a_task_of_slurm_knows_its_rank_too(tmp_path, fake_command):
     assert [path.name for path in tmp_path.glob("*.nsys-rep")] == [f"a.b.{socket.gethostname()}.rank-5.nsys-rep"]
 
 
+@pytest.mark.parametrize(
+    "network, given, plugin, expected",
+    [
+        ("efa", [], True, ["1", "4"]),
+        ("efa", [], False, []),  # an nsys that doesn't have it ends at once where it is asked for it
+        ("efa", ["--enable=network_interface"], True, []),
+        ("infiniband", [], True, []),
+        (None, [], True, []),
+    ],
+)
+def test_one_rank_of_a_node_samples_its_adapters_where_nsys_can(
+    tmp_path, fake_command, network, given, plugin, expected
+):
+    """Two nodes of three ranks, of which two on the first and one on the second are captured."""
+    fake_command("nsys", RECORDER)
+    if plugin:
+        (Path(shutil.which("nsys")).resolve().parent / "plugins" / "efa_metrics").mkdir(parents=True)
+    command = wrapped(SAY, SCRIPT, [1, 2, 4], tmp_path / "a.b", given, network)
+    for rank in range(6):
+        environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank % 3), "WORLD_SIZE": "6"}
+        subprocess.run(command, env=environment, check=True)
+    asked = {path.stem[-1]: path.read_text() for path in tmp_path.glob("*.nsys-rep")}
+    assert sorted(asked) == ["1", "2", "4"]
+    assert [rank for rank in sorted(asked) if "--enable=efa_metrics" in asked[rank]] == expected
+
+
 def test_without_nsys_the_rank_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     ended, logs = run_ranks(tmp_path, [1], [], world_size=2)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megaboa import records
-from megaboa.observe.goodput import KINDS, goodput
+from megaboa.observe.goodput import KINDS, STARTUP, goodput, startup
 from megaboa.observe.steps import step_rows
 from megaboa.records import LEDGER, STEPS, Called
 from megaboa.scheduler.answers import Life
@@ -174,3 +174,29 @@ def test_every_second_belongs_to_one_kind(written, data):
     assert set(found.seconds) == set(KINDS) and min(found.seconds.values()) >= 0
     if len(entries) == 1:
         assert sum(found.seconds.values()) == pytest.approx(found.wall_seconds)
+
+
+def test_the_parts_of_a_start():
+    begun = records.AttemptStart(attempt=1, time=1000.0, before={"environment": 0.5, "checkpoint": 2.0})
+    told = records.events(
+        STEPS,
+        [
+            event("phase", 1, 980.0, phase="keeper"),
+            event("phase", 1, 1001.0, phase="started"),
+            event("phase", 1, 1001.5, phase="imported"),
+            event("phase", 1, 1002.0, phase="configured"),
+            event("phase", 1, 1005.0, phase="connected"),
+            event("phase", 1, 1006.0, phase="model"),
+            event("phase", 1, 1010.0, phase="built"),
+            event("train_start", 1, 1011.0),
+            {**step_event(1, 1015.0, seconds=4.0), "attempt": 1},
+        ],
+    )
+    parts = {"environment": 0.5, "checkpoint": 2.0, "keeper": 0.0, "launch": 1.0, "import": 0.5, "configure": 0.5}
+    parts |= {"connect": 3.0, "model": 1.0, "load": 4.0, "data": 1.0, "first_step": 4.0}
+    assert startup(begun, told) == parts
+    assert tuple(parts) == tuple(name for name in STARTUP if name in parts)
+    late = [records.Phase(phase="keeper", time=1000.8), *told[1:]]  # it was still importing when ranks were started
+    assert startup(begun, late)["keeper"] == pytest.approx(0.8)
+    assert startup(begun, late)["launch"] == pytest.approx(0.2)
+    assert startup(begun, told[3:]) == {}, "files of older versions tell less"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megaboa.config import load
+from megaboa.config import LoadedExperiment, load
 from megaboa.plan import Plan, make_plan
 
 SMALL = {
@@ -30,14 +30,24 @@ SMALL = {
 
 
 @pytest.fixture
-def plan_of(tmp_path: Path) -> Callable[..., Plan]:
-    """Plan the small experiment with some keys (dotted) set in the file."""
+def loaded_of(tmp_path: Path) -> Callable[..., LoadedExperiment]:
+    """Load the small experiment with some keys (dotted) set in the file or on the command line."""
 
-    def make(text: str = "", **given: object) -> Plan:
+    def make(text: str = "", given: dict[str, object] | None = None) -> LoadedExperiment:
         base, more = tmp_path / "small.yaml", tmp_path / "more.yaml"
         base.write_text(yaml.safe_dump(SMALL))
         more.write_text(text or "{}")
+        return load([base, more], given)
+
+    return make
+
+
+@pytest.fixture
+def plan_of(loaded_of: Callable[..., LoadedExperiment]) -> Callable[..., Plan]:
+    """Plan the small experiment with some keys (dotted) set in the file."""
+
+    def make(text: str = "", **given: object) -> Plan:
         extra = given or {"training.train_iters": 10}
-        return make_plan(load([base, more], {key.replace("__", "."): value for key, value in extra.items()}))
+        return make_plan(loaded_of(text, {key.replace("__", "."): value for key, value in extra.items()}))
 
     return make

@@ -41,3 +41,34 @@ def test_the_identity_is_what_it_was(plan_of, name):
     text, known = KNOWN[name]
     [run] = plan_of(text).runs
     assert digest(run.run) == known
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("{overlap_grad_reduce: true}", {"ddp.overlap_grad_reduce": True}),
+        (
+            "{overlap_grad_reduce: false}",  # then there is nothing to gather early
+            {
+                "ddp.overlap_grad_reduce": False,
+                "ddp.overlap_param_gather": False,
+                "optimizer.overlap_param_gather": False,
+            },
+        ),
+        (
+            "{overlap_param_gather: false}",
+            {"ddp.overlap_param_gather": False, "optimizer.overlap_param_gather": False},
+        ),
+        ("{}", {}),
+    ],
+)
+def test_an_overlap_is_no_part_of_the_identity(plan_of, text, fields):
+    [run] = plan_of(f"parallel: {text}\n").runs
+    assert digest(run.run) == KNOWN["plain"][1] and run.launch.overrides == fields
+
+
+def test_as_an_override_it_stays_one(plan_of):
+    """Runs whose experiments turned it on before there was a key keep their stores."""
+    [run] = plan_of("overrides: {ddp.overlap_grad_reduce: true}\n").runs
+    assert run.run["overrides"] == {"ddp.overlap_grad_reduce": True} and run.launch.overrides == {}
+    assert digest(run.run) != KNOWN["plain"][1]

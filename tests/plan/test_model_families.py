@@ -62,7 +62,7 @@ def test_a_recipe_has_no_hugging_face_form(plan_of):
         ("{runs: all, push: {other: o/n}}", r"export\.push\.other: .*'other'"),
         (
             "{runs: all, push: {run: nowhere}}",
-            r"export\.push\.run: 'nowhere' is no repository of the hub: `owner/name`",
+            r"export\.push\.run: 'nowhere' is not a hub repository: `owner/name`",
         ),
         ("{runs: all, checkpoint: newest}", r"export\.checkpoint"),
     ],

@@ -125,7 +125,7 @@ def test_which_checkpoints_a_run_will_have(settings: dict, last: int | None, exp
         ),
         (
             "{a: {continue_from: small/base@50, SAME, parallel.distributed_optimizer: false}}",
-            "the state of small/base's optimizer was saved with true, and has another form then",
+            "the state of small/base's optimizer was saved with true, and has another format",
         ),
         (
             "{plain: {SAME, parallel.distributed_optimizer: false}, a: {continue_from: small/plain@50, SAME, "
@@ -134,7 +134,7 @@ def test_which_checkpoints_a_run_will_have(settings: dict, last: int | None, exp
         ),
         (
             "{a: {continue_from: small/base@50, SAME, parallel.fsdp: megatron}}",
-            "checkpoints of Megatron-FSDP have a format",
+            "checkpoints of Megatron-FSDP have their own format",
         ),
         (
             "{a: {continue_from: small/base@50, models.dense.config.hidden_size: 64}}",

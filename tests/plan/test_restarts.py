@@ -35,7 +35,7 @@ def test_an_edit_of_an_unfinished_run_stops_with_keys_and_ways_on(plan):
     with pytest.raises(restarts.UnfinishedWorkError) as stopped:
         restarts.check(plan("3.0e-3"), "results", [])
     said = str(stopped.value)
-    assert "run a would begin at step 0" in said and "step 20 of 60" in said
+    assert "run a would start at step 0" in said and "step 20 of 60" in said
     assert "  optimizer.lr: 0.001 → 0.003" in said and "--config restart=a" in said and "Undo the change" in said
 
 
@@ -45,7 +45,7 @@ def test_who_is_told_to_begin_again_does(plan):
     assert restarts.check(plan("3.0e-3"), "results", ["all"]) == ["a", "b"]
     lines = list(plan("3.0e-3").submitted(["a"]))
     assert [line.get("restart") for line in lines] == [True, None]
-    with pytest.raises(restarts.UnfinishedWorkError, match="run a would begin"):
+    with pytest.raises(restarts.UnfinishedWorkError, match="run a would start"):
         restarts.check(plan("3.0e-3"), "results", ["b"])
     with pytest.raises(restarts.UnfinishedWorkError, match="restart: there is no run 'c'"):
         restarts.check(plan("3.0e-3"), "results", ["c"])

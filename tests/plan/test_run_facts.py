@@ -30,7 +30,7 @@ def test_every_illegal_run_of_the_sweep_is_named_at_once_with_its_line(plan_of):
     assert "more.yaml:2: sweep.grid.parallel.tp: 3 doesn't divide 4 attention heads; nearest: 2 or 4" in said
     assert "[heads_divide] (runs tp3-mbs1, tp3-mbs3)" in said
     assert "8 doesn't divide 4 attention heads; nearest: 4 [heads_divide] (runs tp8-mbs1, tp8-mbs3)" in said
-    assert "8 is no multiple of tp * pp * cp = 3 * 1 * 1 = 3; nearest: 6 or 9" in said
+    assert "8 is not a multiple of tp * pp * cp = 3 * 1 * 1 = 3; nearest: 6 or 9" in said
     assert "tp1-mbs" not in said
 
 

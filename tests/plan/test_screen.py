@@ -43,7 +43,7 @@ def test_jobs_of_one_kind_that_run_for_different_reasons_are_told_apart():
 
 
 def test_nothing_to_do_is_said():
-    assert screen.table([], []) == ["Nothing to be done: everything is there, and nothing has changed."]
+    assert screen.table([], []) == ["Nothing to be done: everything exists, and nothing has changed."]
 
 
 def test_warnings_come_last_and_are_summed_up_on_one_screen(plan_of):

@@ -86,14 +86,14 @@ def test_runs_that_share_an_index_are_named_together(experiment):
     assert found == [DataRead(["a", "c"], CORPORA, 4.0), DataRead(["b"], CORPORA, 4.0)]
 
 
-def test_the_page_shows_weights_and_epochs_and_where_they_are_too_many(experiment, tmp_path):
+def test_the_page_shows_weights_and_epochs_and_where_they_are_too_many(experiment, tmp_path, svg_alone):
     runs = load_runs(experiment.results)
     table = rows(page(runs, tmp_path / "report", agreements=[], data=load_data(experiment.results, runs)))
     assert "a, c|web|0.75|3,000|10,000|0.3" in table
     assert "a, c|law|0.25|1,000|100|10 more than 4" in table
 
 
-def test_the_page_shows_the_loss_of_every_validation_set(experiment, tmp_path):
+def test_the_page_shows_the_loss_of_every_validation_set(experiment, tmp_path, svg_alone):
     path = experiment.results / "runs" / "b" / "metrics" / "summary.json"
     summary = json.loads(path.read_text())
     summary["validation"] = [{"step": 10, "losses": {"lm loss": 3.5, "valid/far": 4.25}}]

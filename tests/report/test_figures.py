@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import pytest
 from fake_runs import FakeExperiment
 
-from megaboa.report.figures import COLOURS, goodput_figure, time_rows
+from megaboa.report.figures import COLOURS, goodput_figure, startup_rows, time_rows
 from megaboa.report.runs import load_runs
 
 
@@ -41,3 +41,13 @@ def test_the_table_has_the_same_numbers(runs):
 def test_runs_of_older_results_have_no_bar(runs):
     old = [dataclasses.replace(run, goodput=None) for run in runs]
     assert goodput_figure(old) is None and time_rows(old) == []
+
+
+def test_a_start_has_a_row_for_every_attempt_that_came_to_a_step(runs):
+    parts = {"launch": 1.0, "import": 9.0, "first_step": 2.0}
+    first, *_ = runs[0].goodput.attempts
+    attempts = (dataclasses.replace(first, startup=parts), dataclasses.replace(first, startup={"launch": 1.0}))
+    started = dataclasses.replace(runs[0], goodput=dataclasses.replace(runs[0].goodput, attempts=attempts))
+    assert startup_rows([started]) == [{"run": "dp1", "attempt": first.attempt, "whole": 12.0, "seconds": parts}]
+    old = dataclasses.replace(runs[0], goodput=dataclasses.replace(runs[0].goodput, attempts=(attempts[1],)))
+    assert startup_rows([old]) == []

@@ -140,7 +140,7 @@ def test_the_page_says_that_it_is_interim_and_touches_nothing_else(experiment):
     assert {path: stat for path, stat in snapshot(experiment.results).items() if "interim" not in path} == before
 
 
-def test_where_nothing_is_missing_the_report_itself_is_named(experiment):
+def test_where_nothing_is_missing_the_report_itself_is_named(experiment, svg_alone):
     plan = experiment.results / "plan.tsv"
     header, *rows = plan.read_text().splitlines()
     plan.write_text("\n".join([header, *(row for row in rows if row.startswith(TRAINED))]) + "\n")

@@ -21,6 +21,9 @@ TOOK = {
     "mfu": {"median": 0.574},
     "memory": {"peak_bytes": {"allocated": 57.5 * 2**30}},
     "energy": {"joules_per_gpu_and_step": {"median": 189.7}, "watts_per_gpu": {"median": 668.0}},
+    "gpus": {
+        "total": {"watts_peak": 702.4, "celsius_most": 71, "power_capped": 0.8, "too_hot": 0.0, "power_braked": 0.0},
+    },
     "stragglers": {"slowest_over_fastest": {"median": 1.034}, "slowest": {"1": 18, "0": 2}},
 }
 
@@ -44,6 +47,11 @@ def test_a_row_for_every_run_of_which_something_is_known(runs):
         "memory.measured_gib": 57.5,
         "energy.joules_per_gpu": 189.7,
         "energy.watts_per_gpu": 668.0,
+        "gpus.watts_peak": 702.4,
+        "gpus.celsius_most": 71,
+        "gpus.power_capped": 0.8,
+        "gpus.too_hot": 0.0,
+        "gpus.power_braked": 0.0,
         "stragglers.slowest_over_fastest": 1.034,
     }
 

@@ -65,8 +65,13 @@ def page(runs, folder, title="Title", agreements=AGREEMENTS, captions=None, data
 
 
 @pytest.fixture(scope="module")
-def html(experiment, tmp_path_factory):
-    return page(load_runs(experiment.results), tmp_path_factory.mktemp("report"))
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("report")
+
+
+@pytest.fixture(scope="module")
+def html(experiment, folder):
+    return page(load_runs(experiment.results), folder)
 
 
 def rows(html):
@@ -87,12 +92,12 @@ def test_every_run_has_a_row_with_its_state(html):
     assert any(row.startswith("later|NOT_RUN it has no metrics|") for row in table)
 
 
-def test_what_runs_took_of_their_gpus_is_shown_where_it_is_known(experiment, html, tmp_path):
+def test_what_runs_took_of_their_gpus_is_shown_where_it_is_known(experiment, html, tmp_path, svg_alone):
     runs = load_runs(experiment.results)
     energy = {"joules_per_gpu_and_step": {"median": 1897.4}, "watts_per_gpu": {"median": 668.0}}
     known = [dataclasses.replace(run, summary=run.summary and run.summary | {"energy": energy}) for run in runs]
     table = rows(page(known, tmp_path))
-    assert "tp2||||1,897|668||" in table and "joules per GPU" not in html
+    assert "tp2||||1,897|668|||||||" in table and "joules per GPU" not in html
 
 
 def test_only_runs_that_passed_are_plotted(html):
@@ -109,7 +114,7 @@ def test_checks_are_shown_with_their_numbers(html):
     assert any(row.startswith("broken|dp1|INVALID") for row in table)
 
 
-def test_what_failed_stands_at_the_top_and_leads_to_its_row(experiment, tmp_path):
+def test_what_failed_stands_at_the_top_and_leads_to_its_row(experiment, tmp_path, svg_alone):
     top = page(load_runs(experiment.results), tmp_path).split("<main>")[0]
     assert re.findall(r'<a href="#([^"]+)">([^<]+)</a>: ([^<]+)', top) == [
         ("run-broken", "run broken", "no finite loss at step 4")
@@ -158,7 +163,7 @@ def test_the_page_is_well_formed_and_asks_for_nothing_from_outside(html):
     assert not re.search(r"url\((?!#)|@import", html)
 
 
-def test_names_titles_and_reasons_are_text_whatever_they_hold(experiment, tmp_path):
+def test_names_titles_and_reasons_are_text_whatever_they_hold(experiment, tmp_path, svg_alone):
     runs = load_runs(experiment.results)
     runs = [dataclasses.replace(run, name=run.name + HOSTILE, reasons=[HOSTILE]) for run in runs]
     html = page(runs, tmp_path, title=HOSTILE, agreements=[])
@@ -167,16 +172,15 @@ def test_names_titles_and_reasons_are_text_whatever_they_hold(experiment, tmp_pa
     assert html.count("&lt;script&gt;") > 6
 
 
-def test_the_page_and_the_figures_beside_it_are_the_same_every_time(experiment, html, tmp_path):
-    first, second = tmp_path / "a", tmp_path / "b"
-    assert page(load_runs(experiment.results), first) == page(load_runs(experiment.results), second) == html
-    written = {path.relative_to(first).as_posix() for path in first.rglob("*") if path.is_file()}
-    assert written == FILES
-    for name in written:
-        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+def test_the_page_and_the_figures_beside_it_are_the_same_every_time(experiment, html, folder, tmp_path):
+    assert page(load_runs(experiment.results), tmp_path) == html
+    for place in (folder, tmp_path):
+        assert {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()} == FILES
+    for name in FILES:
+        assert (folder / name).read_bytes() == (tmp_path / name).read_bytes(), name
 
 
-def test_an_edited_caption_changes_the_page(experiment, tmp_path, html):
+def test_an_edited_caption_changes_the_page(experiment, tmp_path, html, svg_alone):
     captions = {**read_captions(CAPTIONS), "loss": "My own words."}
     changed = page(load_runs(experiment.results), tmp_path, captions=captions)
     assert "My own words." in figure(changed, "loss")
@@ -241,7 +245,7 @@ def test_the_verdict_in_words(runs, checks, text):
     assert verdict_text(Counts(runs=runs, checks=checks)) == text
 
 
-def test_published_values_stand_beside_measured_ones(experiment, tmp_path):
+def test_published_values_stand_beside_measured_ones(experiment, tmp_path, svg_alone):
     values = {"step_seconds": [0.125, 0.125]}
     table = {"title": HOSTILE, "source": "a page", "conditions": {"gbs": 16}, "notes": {"step_seconds": "a note"}}
     table["rows"] = [{"name": "one", "conditions": {}, "values": values}]

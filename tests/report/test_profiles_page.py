@@ -1,6 +1,7 @@
 """Profiles in the report: figures, summary, findings."""
 
 import re
+import shutil
 
 import pytest
 import test_page
@@ -11,6 +12,7 @@ from test_analysis import tell
 from megaboa.files import write_json
 from megaboa.layout import Layout
 from megaboa.observe.traces.analysis import Expected, analyse
+from megaboa.report import style
 from megaboa.report.page import read_captions, render
 from megaboa.report.profiles import FIGURES, Profile, bytes_text, draw_profiles, load_profiles
 from megaboa.report.runs import load_runs
@@ -37,14 +39,24 @@ def experiment(tmp_path_factory, document):
     return experiment
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("figures")
+
+
+@pytest.fixture(scope="module")
+def figures(experiment, folder):
+    return draw_profiles(load_profiles(experiment.results, ["dp4"]), read_captions(test_page.CAPTIONS), folder)
+
+
 def text_of(svg):
     return re.sub(r"<[^>]+>", " ", str(svg))
 
 
-def test_every_figure_is_drawn_and_named(experiment, tmp_path):
+def test_every_figure_is_drawn_and_named(experiment, folder, figures):
     profiles = load_profiles(experiment.results, ["dp4", "later"])
     assert [profile.run for profile in profiles] == ["dp4"] and profiles[0].tool == "nsys"
-    drawn = draw_profiles(profiles, read_captions(test_page.CAPTIONS), tmp_path)["dp4"]
+    drawn = figures["dp4"]
     assert [figure["name"] for figure in drawn] == list(FIGURES)
     words = {figure["name"]: text_of(figure["svg"]) for figure in drawn}
     assert "rank 3" in words["ranks"] and "GEMM" in words["classes"] and "AllReduce" in words["sizes"]
@@ -52,13 +64,12 @@ def test_every_figure_is_drawn_and_named(experiment, tmp_path):
         "stream 20" in words["timeline"] and "exposed communication" in words["exposed"] and "rank 2" in words["heat"]
     )
     assert drawn[0]["note"] == "Steps 4 to 9, n = 24." and drawn[-1]["note"] == "Step 7 of rank 0."
-    assert {path.suffix for path in tmp_path.iterdir()} == {".svg", ".pdf", ".png"}
+    assert {path.suffix for path in folder.iterdir()} == {".svg", ".pdf", ".png"}
 
 
-def test_the_page_says_what_to_look_at_first(experiment, document, tmp_path):
+def test_the_page_says_what_to_look_at_first(experiment, document, figures):
     runs = load_runs(experiment.results)
     profiles = load_profiles(experiment.results, ["dp4"])
-    figures = draw_profiles(profiles, read_captions(test_page.CAPTIONS), tmp_path)
     given = {"runs": runs, "corpora": [], "checks": [], "drawn": [], "provenance": test_page.PROVENANCE}
     html = render(title="T", experiment="e", **given, profiles=profiles, profile_figures=figures)
     assert "Rank 2 on node-1 is slow" in html and document["summary"][0] in html
@@ -68,10 +79,10 @@ def test_the_page_says_what_to_look_at_first(experiment, document, tmp_path):
     assert "Profiles" not in render(title="T", experiment="e", **given)
 
 
-def test_figures_of_profiles_that_are_gone_are_removed(experiment, tmp_path):
-    captions = read_captions(test_page.CAPTIONS)
-    draw_profiles(load_profiles(experiment.results, ["dp4"]), captions, tmp_path)
-    assert draw_profiles([], captions, tmp_path) == {} and list(tmp_path.iterdir()) == []
+def test_figures_of_profiles_that_are_gone_are_removed(folder, figures, tmp_path):
+    report = shutil.copytree(folder, tmp_path / "report")
+    assert len(list(report.iterdir())) == len(style.KINDS) * len(FIGURES)
+    assert draw_profiles([], read_captions(test_page.CAPTIONS), report) == {} and list(report.iterdir()) == []
 
 
 def test_without_anything_to_draw_there_is_no_figure(tmp_path):

@@ -51,7 +51,7 @@ def test_report_of_an_experiment(experiment):
     assert (out.parent / "loss.png").exists()
 
 
-def test_attempts_that_failed_have_a_section(experiment):
+def test_attempts_that_failed_have_a_section(experiment, svg_alone):
     captions = ROOT / "workflow" / "report" / "captions.yaml"
     assert "Failures" not in report(experiment, captions)[1].read_text()
     ledger = (experiment.results / "runs" / "dp1" / "attempts.jsonl").resolve()

@@ -234,7 +234,7 @@ def test_a_stranded_job_gets_back_the_nodes_that_recovered(cluster):
     cluster.revise()
     assert cluster.excluded == {"17": "n2"}, "n1, which died first, is left for it"
     log = (cluster.path / "results" / "my" / "logs" / "progress.log").read_text()
-    assert "SLURM job 17, which waits, may have n1 again" in log
+    assert "SLURM job 17, which waits, may use n1 again" in log
 
 
 def test_a_job_that_needs_all_that_is_left_gets_it(cluster):

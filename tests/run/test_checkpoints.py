@@ -270,37 +270,47 @@ def test_the_older_ones_go_when_the_newest_has_its_checksums(tmp_path, monkeypat
 
 
 REMOVING = """
-import sys
+import os, sys
 from pathlib import Path
 from megaboa.run import checkpoints
-print("ready", flush=True)
-checkpoints.retire(Path(sys.argv[1]), 1, None, verified=False)
-checkpoints.delete_retired(Path(sys.argv[1]))
+for line in sys.stdin:
+    root = Path(line.strip())
+    if not (pid := os.fork()):
+        print(os.getpid(), flush=True)
+        checkpoints.retire(root, 1, None, verified=False)
+        checkpoints.delete_retired(root)
+        os._exit(0)
+    sys.stdin.readline()
+    os.waitpid(pid, 0)
+    print("ended", flush=True)
 """
 
 
 def test_who_is_killed_while_removing_leaves_nothing_that_looks_complete(tmp_path):
     chance = random.Random(7)
     halfway = 0
-    for number in range(20):
-        root = tmp_path / str(number)
-        for iteration in (10, 20, 30):
-            for shard in range(400):
-                path = checkpoints.folder(root, iteration) / f"__{shard}_0.distcp"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(b"0")
-            (checkpoints.folder(root, iteration) / checkpoints.LAST_WRITTEN).touch()
-        checkpoints.mark_complete(root)
-        process = subprocess.Popen([sys.executable, "-c", REMOVING, str(root)], stdout=subprocess.PIPE)
-        process.stdout.readline()
-        time.sleep(chance.uniform(0, 0.02))
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        left = checkpoints.complete_iterations(root)
-        assert 30 in left and all(checkpoints.damage(root, iteration) is None for iteration in left)
-        halfway += len(list(root.iterdir())) > 1
-        checkpoints.remove_unfinished(root)
-        assert [path.name for path in root.iterdir() if path.name.startswith(checkpoints.REMOVED)] == []
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen([sys.executable, "-c", REMOVING], **pipes) as process:
+        for number in range(20):
+            root = tmp_path / str(number)
+            for iteration in (10, 20, 30):
+                folder = checkpoints.folder(root, iteration)
+                folder.mkdir(parents=True)
+                for shard in range(150):
+                    os.close(os.open(f"{folder}/__{shard}_0.distcp", os.O_CREAT | os.O_WRONLY))
+                (folder / checkpoints.LAST_WRITTEN).touch()
+            checkpoints.mark_complete(root)
+            process.stdin.write(f"{root}\n")
+            remover = int(process.stdout.readline())
+            time.sleep(chance.uniform(0, 0.01))
+            os.kill(remover, signal.SIGKILL)
+            process.stdin.write("\n")
+            assert process.stdout.readline() == "ended\n"
+            left = checkpoints.complete_iterations(root)
+            assert 30 in left and all(checkpoints.damage(root, iteration) is None for iteration in left)
+            halfway += len(list(root.iterdir())) > 1
+            checkpoints.remove_unfinished(root)
+            assert [path.name for path in root.iterdir() if path.name.startswith(checkpoints.REMOVED)] == []
     assert halfway, "no kill came in time"
 
 

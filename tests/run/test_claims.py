@@ -278,7 +278,7 @@ def test_silence_about_another_users_job_is_not_its_end(claimed, squeue):
     squeue.write_text("")
     thread, number, (waited,) = attempt(claimed, job("18"))
     assert thread.is_alive() and number == []
-    assert waited.startswith("SLURM job 17 of user anna (process 1 on host n1) (SLURM tells user ")
+    assert waited.startswith("SLURM job 17 of user anna (process 1 on host n1) (SLURM doesn't show it to user ")
     assert waited.endswith(f"release the run: touch {claimed / '000003.released'})")
     squeue.write_text("COMPLETED\n")  # where SLURM does tell, it is believed
     thread.join(60)
@@ -309,7 +309,7 @@ def test_a_job_of_another_cluster_is_not_asked_about_here(claimed, squeue, on_be
         squeue.write_text(answer)
         thread, number, (waited,) = attempt(claimed, job("18"))
         assert thread.is_alive() and number == []
-        assert waited.startswith("SLURM job 17 on cluster alpha (process 1 on host n1) (it can't be asked about from")
+        assert waited.startswith("SLURM job 17 on cluster alpha (process 1 on host n1) (it can't be queried from")
         assert "which is cluster beta; if it is gone, release the run: touch " in waited
     (claimed / "000003.released").touch()
     thread.join(60)
@@ -353,7 +353,7 @@ def without_locks(monkeypatch, code):
     [
         (errno.ENOSYS, "Function not implemented; mount the store's file system with locks (Lustre: option `flock`)"),
         (errno.ENOLCK, "No locks available; mount the store's file system with locks"),
-        (errno.EACCES, "Permission denied; that needs the right to write to "),
+        (errno.EACCES, "Permission denied; that needs write permission for "),
     ],
 )
 def test_a_lock_that_can_not_be_tried_frees_nothing(tmp_path, monkeypatch, code, remedy):

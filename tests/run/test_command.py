@@ -17,14 +17,16 @@ LAYOUT = {"tp": 2, "pp": 1, "vpp": None, "cp": 1, "ep": 1, "etp": None, "sp": Tr
 def environment(tmp_path, monkeypatch):
     """The environment of a run's ranks, by its device and its `launch`."""
     monkeypatch.setattr(command, "identity_of", lambda folder: {"run": folder.name})
-    for name in ("NCCL_DEBUG", "NCCL_IB_TIMEOUT"):
+    ours = ("NCCL_DEBUG", "NCCL_IB_TIMEOUT", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_DEVICE_MAX_CONNECTIONS")
+    for name in ours:
         monkeypatch.delenv(name, raising=False)
 
-    def make(device="cpu", trackers=None, nodes=1, attempt=None, **start):
+    def make(device="cpu", trackers=None, nodes=1, attempt=None, gpu=None, overrides=None, **start):
         path = tmp_path / "results" / "tiny" / "runs" / "dp2"
-        write_json(path / "run.json", {"device": device, "parallel": LAYOUT})
+        write_json(path / "run.json", {"device": device, "parallel": LAYOUT, "overrides": overrides or {}})
         launch = {
             "nodes": nodes,
+            "gpu": gpu,
             "cpus_per_rank": 3,
             "start": Launch().model_dump(mode="json") | start,
             "trackers": trackers or {},
@@ -62,6 +64,21 @@ def test_ranks_on_the_cpu_have_their_threads_and_no_network_of_nccl(environment)
 def test_ranks_on_gpus_have_the_networks_preset_and_the_layouts_connections(environment):
     found = environment("cuda", network="infiniband")
     assert (found["NCCL_IB_TIMEOUT"], found["CUDA_DEVICE_MAX_CONNECTIONS"]) == ("22", "1")
+
+
+def test_connections_follow_the_gpu_and_the_overlap_of_experts(environment):
+    assert environment("cuda", gpu="h200")["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert environment("cuda", gpu="b200-180g")["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+    overlap = {command.EXPERT_OVERLAP: True}
+    assert environment("cuda", gpu="h200", overrides=overlap)["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+
+
+def test_the_allocator_is_as_in_bridges_recipes_unless_somebody_says_otherwise(environment, monkeypatch):
+    assert environment("cuda")["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in environment("cpu")
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in environment("cuda", overrides={"ddp.nccl_ub": True})
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in environment("cuda")
 
 
 def test_a_preset_is_taken_where_it_is_asked_for(environment):

@@ -246,7 +246,7 @@ def test_fit_nodes_have_no_problems(tmp_path):
 
 
 def test_a_dead_node_is_blamed_and_not_those_that_waited_for_it(tmp_path):
-    everyone(tmp_path, error="waited for 1 of 5 nodes in vain", missing=[2])
+    everyone(tmp_path, error="waited for 1 of 5 nodes until the time-out", missing=[2])
     (tmp_path / "n2.json").unlink()
     assert blamed(tmp_path) == {"n2": ["no answer within 30 s"]}
     assert health.verdict(tmp_path, NODES, seconds=60)["n2"] == ["no answer within 60 s"]
@@ -275,7 +275,7 @@ def test_where_many_are_silent_a_problem_is_still_one(tmp_path):
 
 
 def test_a_node_that_began_late_is_not_blamed_for_what_the_others_missed(tmp_path):
-    everyone(tmp_path, {"n4": FAILED}, error="waited for 1 of 5 nodes in vain", missing=[4])
+    everyone(tmp_path, {"n4": FAILED}, error="waited for 1 of 5 nodes until the time-out", missing=[4])
     for number, node in enumerate(NODES):
         health.mark_of(tmp_path, node).touch()
         os.utime(health.mark_of(tmp_path, node), (0, 1000 + number))
@@ -297,8 +297,8 @@ def test_a_node_that_stopped_after_its_own_tests_is_blamed(tmp_path):
 
 
 def test_a_node_that_the_others_missed_is_blamed_whatever_it_says_itself(tmp_path):
-    everyone(tmp_path, {"n4": FAILED}, error="waited for 1 of 5 nodes in vain", missing=[4])
-    assert blamed(tmp_path) == {"n4": ["the other nodes waited for it in vain"]}
+    everyone(tmp_path, {"n4": FAILED}, error="waited for 1 of 5 nodes until the time-out", missing=[4])
+    assert blamed(tmp_path) == {"n4": ["the other nodes timed out waiting for it"]}
 
 
 def test_a_node_that_cannot_reach_the_first_is_blamed(tmp_path):
@@ -307,7 +307,7 @@ def test_a_node_that_cannot_reach_the_first_is_blamed(tmp_path):
 
 
 def test_the_first_node_is_blamed_if_nobody_reaches_it(tmp_path):
-    alone = {"reached": True, "missing": [1, 2, 3, 4], "error": "waited for 4 of 5 nodes in vain"}
+    alone = {"reached": True, "missing": [1, 2, 3, 4], "error": "waited for 4 of 5 nodes until the time-out"}
     everyone(tmp_path, {"n0": alone}, reached=False, error="can't reach the first node")
     assert blamed(tmp_path) == {"n0": ["no other node can reach it"]}
 
@@ -326,7 +326,7 @@ def test_where_nobody_can_be_singled_out_all_carry_the_error(tmp_path, changed):
 
 
 def test_of_two_nodes_that_do_not_meet_neither_is_preferred(tmp_path):
-    answer(tmp_path, "n0", 0, missing=[1], error="waited for 1 of 2 nodes in vain")
+    answer(tmp_path, "n0", 0, missing=[1], error="waited for 1 of 2 nodes until the time-out")
     answer(tmp_path, "n1", 1, reached=False, error="can't reach the first node")
     assert list(blamed(tmp_path, ["n0", "n1"])) == ["n0", "n1"]
 
@@ -426,11 +426,11 @@ def test_of_three_nodes_the_one_that_never_came_is_blamed(tmp_path):
     port, nodes = start_nodes(tmp_path, [0, 2], 3, 60)
     said = [node.communicate(timeout=120)[0] for node in nodes]
     # The first to give up says it; when that is the first node, the other loses the place where they meet.
-    assert any("in vain" in words for words in said), said
+    assert any("until the time-out" in words for words in said), said
     port.close()
     assert health.verdict(tmp_path, ["n0", "n1", "n2"], 20) == {"n0": [], "n1": ["no answer within 20 s"], "n2": []}
     write(tmp_path / "n1.json", replace(health.Result("n1", 1, stage="done").write(tmp_path), ok=True))
-    assert health.verdict(tmp_path, ["n0", "n1", "n2"], 20)["n1"] == ["the other nodes waited for it in vain"]
+    assert health.verdict(tmp_path, ["n0", "n1", "n2"], 20)["n1"] == ["the other nodes timed out waiting for it"]
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def test_a_file_that_is_gone(tmp_path):
 @pytest.mark.parametrize(
     ("offset", "value", "said"),
     [
-        (0, b"X", r"text\.idx is no index of Megatron's"),
+        (0, b"X", r"text\.idx is not a Megatron index"),
         (9, b"\x02", r"text\.idx: unknown version 2 or type 8"),
         (17, b"\x03", r"text\.idx: unknown version 1 or type 3"),
         (17, b"\x04", "has the token type int32, and its manifest says uint16"),

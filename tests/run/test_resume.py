@@ -153,7 +153,7 @@ def test_a_parent_with_another_tokenizer_is_refused(run, parent, tmp_path):
         write(tmp_path / "results" / experiment / "models" / "m" / "source.json", made.source(tokenizer_digest=digest))
     assert child.beginning() == Beginning(10, parent)
     write(tmp_path / "results" / "new" / "models" / "m" / "source.json", made.source(tokenizer_digest="b"))
-    with pytest.raises(UnusableInputError, match=r"the tokenizer of old/base is another one than this run's"):
+    with pytest.raises(UnusableInputError, match=r"the tokenizer of old/base differs from this run's"):
         child.beginning()
 
 

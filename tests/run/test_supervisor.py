@@ -267,7 +267,7 @@ def test_the_step_of_a_killed_supervisor_is_ended_before_the_next_begins(run, mo
 
 
 @pytest.mark.parametrize(
-    ("step", "said"), [(1, "the next call begins at the first step again"), (4, "from the newest")]
+    ("step", "said"), [(1, "the next call starts again from the first step"), (4, "from the newest")]
 )
 def test_who_stops_says_where_the_next_call_begins(run, step, said):
     run.misfortune(f"step == {step} and sys.exit('Unexpected result nan')")
@@ -291,7 +291,7 @@ def test_an_attempt_that_runs_on_something_else_says_so(run, monkeypatch, capsys
     monkeypatch.setenv("PYTHONPATH", f"{package.parent}{os.pathsep}{os.environ['PYTHONPATH']}")
     run.train()
     said = capsys.readouterr().err
-    assert "attempt 2 runs in another environment than the one before it: tangled-yarn none -> 1.2" in said
+    assert "attempt 2 runs in a different environment from the previous one: tangled-yarn none -> 1.2" in said
     assert [list(kind.attempts) for kind in ledger.ran_on(run.entries)] == [[1], [2]]
 
 
@@ -301,7 +301,7 @@ def test_changed_code_is_told_and_the_same_twice_is_one_kind(run, monkeypatch, c
     run.misfortune("attempt < 3 and step == 2 * attempt and os.kill(os.getpid(), signal.SIGKILL)")
     run.train()
     said = capsys.readouterr().err
-    assert "attempt 3 runs in another environment than the one before it: code aaaaaaaaaaaa -> 23" in said
+    assert "attempt 3 runs in a different environment from the previous one: code aaaaaaaaaaaa -> 23" in said
     assert [list(kind.attempts) for kind in ledger.ran_on(run.entries)] == [[1, 2], [3]]
 
 
@@ -360,6 +360,6 @@ if step == 3:
 def test_the_end_of_an_attempt_is_not_written_by_who_has_lost_the_run(run):
     """SLURM had lost sight of the host, and its supervisor lives: the run's next holder has closed the attempt."""
     run.misfortune(GIVEN_AWAY.strip().replace("\n", "\n    "))
-    with pytest.raises(Interrupted, match="given to somebody else"):
+    with pytest.raises(Interrupted, match="another process has claimed the run"):
         run.train()
     assert len(ledger.starts(run.entries)) == 1 and not run.attempts

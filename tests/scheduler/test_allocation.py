@@ -100,11 +100,11 @@ def started(scontrol, monkeypatch, tmp_path):
     """What srun would be called with."""
     scontrol()
 
-    def start(gpus=4, container=NO_CONTAINER, **settings):
+    def start(device="cuda", container=NO_CONTAINER, **settings):
         seen = []
         monkeypatch.setattr(allocation, "SrunRanks", lambda *arguments, **named: seen.append(arguments))
         logs = tmp_path / "attempts" / "03"
-        Allocation(JOB, launch(**settings), gpus, container).start(["python", "rank.py"], 8, logs, {"A": "1"})
+        Allocation(JOB, launch(**settings), device, container).start(["python", "rank.py"], 8, logs, {"A": "1"})
         job, command, name, folder, environment, address, *_ = seen[0]
         assert (job, name, folder, environment, address) == ("17", "attempt-03", logs, {"A": "1"}, "n1")
         return command, logs
@@ -123,11 +123,12 @@ def test_a_task_per_node_starts_the_nodes_ranks(started):
     command, logs = started(tasks="node")
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=12"} <= set(command)
     assert f"--output={logs}/node-%n.log" in command
-    assert command[-7:] == [
+    assert command[-8:] == [
         "python",
         str(allocation.START_NODE),
         "--ranks=4",
         f"--logs={logs}",
+        "--fork=cuda",
         "--",
         "python",
         "rank.py",
@@ -304,7 +305,7 @@ REQUEUED = SHOWN.replace("Restarts=0", "Restarts=1").replace("RUNNING", "PENDING
 )
 def test_an_interruption_is_found_and_its_nodes_named(scontrol, job, nodes, cause, bad):
     scontrol(job, nodes)
-    failure = Allocation(JOB, launch(), 0, NO_CONTAINER).interruption(time.time())
+    failure = Allocation(JOB, launch(), "cpu", NO_CONTAINER).interruption(time.time())
     assert (failure and failure.cause) == cause
     assert failure is None or nodes == BOTH_ARE_WELL or "node n1 is DOWN* (Not responding)" in failure.evidence
     assert (failure.nodes if failure else ()) == bad
@@ -312,7 +313,7 @@ def test_an_interruption_is_found_and_its_nodes_named(scontrol, job, nodes, caus
 
 def test_silence_is_no_interruption(scontrol, fake_command):
     scontrol()
-    job = Allocation(JOB, launch(), 0, NO_CONTAINER)
+    job = Allocation(JOB, launch(), "cpu", NO_CONTAINER)
     fake_command("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     assert job.interruption(0) is None
 
@@ -322,13 +323,13 @@ def test_silence_is_no_interruption(scontrol, fake_command):
 
 def test_a_job_is_requeued_and_kept_away_from_bad_nodes(scontrol):
     told = scontrol()
-    assert Allocation(JOB, launch(), 0, NO_CONTAINER).requeue({"n2", "n1"})
+    assert Allocation(JOB, launch(), "cpu", NO_CONTAINER).requeue({"n2", "n1"})
     assert told.read_text().splitlines() == ["requeue 17", "update JobId=17 ExcNodeList=n1,n2"]
 
 
 def test_nodes_that_were_excluded_before_come_back(scontrol):
     told = scontrol()
-    assert Allocation(replace(JOB, excluded="n3"), launch(), 0, NO_CONTAINER).requeue(set())
+    assert Allocation(replace(JOB, excluded="n3"), launch(), "cpu", NO_CONTAINER).requeue(set())
     assert told.read_text().splitlines() == ["requeue 17", "update JobId=17 ExcNodeList="]
 
 
@@ -336,7 +337,7 @@ def test_a_requeue_is_tried_again_and_its_refusal_is_told(scontrol, monkeypatch)
     monkeypatch.setattr(allocation, "PATIENCE_SECONDS", 0.5)
     monkeypatch.setattr(allocation, "REQUEUE_AGAIN_SECONDS", 0.1)
     told = scontrol(requeue=1)
-    assert not Allocation(JOB, launch(), 0, NO_CONTAINER).requeue({"n1"})
+    assert not Allocation(JOB, launch(), "cpu", NO_CONTAINER).requeue({"n1"})
     assert set(told.read_text().splitlines()) == {"requeue 17"}
     assert len(told.read_text().splitlines()) > 1
 
@@ -344,21 +345,21 @@ def test_a_requeue_is_tried_again_and_its_refusal_is_told(scontrol, monkeypatch)
 @pytest.mark.parametrize("job", [CANCELLED, REQUEUED.replace("PENDING", "CANCELLED")])
 def test_a_cancelled_job_is_not_put_back(scontrol, job):
     told = scontrol(job, N1_IS_DOWN)
-    job = Allocation(JOB, launch(), 0, NO_CONTAINER)
+    job = Allocation(JOB, launch(), "cpu", NO_CONTAINER)
     assert not job.requeue({"n1"}) and not told.exists()
     assert job.cancelled() == "SLURM job 17 was cancelled"
 
 
 def test_a_job_that_slurm_has_put_back_itself_is_only_kept_away_from_nodes(scontrol):
     told = scontrol(REQUEUED)
-    assert Allocation(JOB, launch(), 0, NO_CONTAINER).requeue({"n1"})
+    assert Allocation(JOB, launch(), "cpu", NO_CONTAINER).requeue({"n1"})
     assert told.read_text().splitlines() == ["update JobId=17 ExcNodeList=n1"]
 
 
 @pytest.mark.parametrize("job", [replace(JOB, requeue=False), replace(JOB, batch=False)])
 def test_what_cannot_be_requeued_is_not_asked_for(scontrol, job):
     told = scontrol()
-    assert not Allocation(job, launch(), 0, NO_CONTAINER).requeue({"n1"})
+    assert not Allocation(job, launch(), "cpu", NO_CONTAINER).requeue({"n1"})
     assert not told.exists()
 
 
@@ -367,7 +368,7 @@ def test_what_cannot_be_requeued_is_not_asked_for(scontrol, job):
 
 def test_the_end_of_the_wall_time_is_asked_for_now_and_then(scontrol, monkeypatch):
     scontrol(SHOWN + " EndTime=2026-11-20T20:29:01")
-    job = Allocation(JOB, launch(), 0, NO_CONTAINER)
+    job = Allocation(JOB, launch(), "cpu", NO_CONTAINER)
     assert job.deadline() == JOB.end
     monkeypatch.setattr(allocation, "ASK_AGAIN_SECONDS", -1.0)
     assert job.deadline() == time.mktime((2026, 11, 20, 20, 29, 1, 0, 0, -1))
@@ -376,7 +377,7 @@ def test_the_end_of_the_wall_time_is_asked_for_now_and_then(scontrol, monkeypatc
 @pytest.mark.parametrize("ahead", [600, -600])
 def test_the_time_is_that_of_the_controllers_clock(scontrol, monkeypatch, fake_command, ahead):
     scontrol()
-    job = Allocation(JOB, launch(), 0, NO_CONTAINER)
+    job = Allocation(JOB, launch(), "cpu", NO_CONTAINER)
     shown = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - ahead))
     fake_command("scontrol", f"echo 'Configuration data as of {shown}'; echo ClusterName = lab")
     assert job.now() == pytest.approx(time.time() - ahead, abs=30)
@@ -387,13 +388,13 @@ def test_the_time_is_that_of_the_controllers_clock(scontrol, monkeypatch, fake_c
 
 
 def test_where_the_controller_does_not_tell_the_time_this_host_s_clock_is_taken(unreachable_slurm):
-    assert Allocation(replace(JOB, nodes=""), launch(), 0, NO_CONTAINER).now() == pytest.approx(time.time(), abs=30)
+    assert Allocation(replace(JOB, nodes=""), launch(), "cpu", NO_CONTAINER).now() == pytest.approx(time.time(), abs=30)
 
 
 def test_a_node_that_was_booted_is_found_by_a_host_whose_clock_is_ahead(scontrol):
     now = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime())
     scontrol(REQUEUED, f"NodeName=n1 State=IDLE BootTime={now}")
-    job, began = Allocation(JOB, launch(), 0, NO_CONTAINER), time.time() + 540
+    job, began = Allocation(JOB, launch(), "cpu", NO_CONTAINER), time.time() + 540
     assert job.interruption(began).cause == "requeued"
     job._ahead = 600.0
     assert job.interruption(began).nodes == ("n1",)
@@ -401,7 +402,7 @@ def test_a_node_that_was_booted_is_found_by_a_host_whose_clock_is_ahead(scontrol
 
 def test_the_old_end_holds_where_slurm_does_not_answer(scontrol, monkeypatch, fake_command):
     scontrol()
-    job = Allocation(JOB, launch(), 0, NO_CONTAINER)
+    job = Allocation(JOB, launch(), "cpu", NO_CONTAINER)
     monkeypatch.setattr(allocation, "ASK_AGAIN_SECONDS", -1.0)
     fake_command("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     assert job.deadline() == JOB.end

@@ -35,6 +35,12 @@ PLACES = ("slurm_account", "slurm_partition", "gpu_partition")
 NAMED = Cluster(of("llm"), parse_partitions(MIXED, RULES))
 
 
+@pytest.mark.parametrize(("names", "count"), [("cpu", 0), ("a100", 8), ("cpu,h200", 8), ("none", 0)])
+def test_the_gpus_of_a_node(monkeypatch, names, count):
+    monkeypatch.setattr(partitions, "ask", lambda known_account: NAMED)
+    assert partitions.gpus_of_a_node(names) == count
+
+
 def test_partitions_as_sinfo_and_scontrol_show_them():
     gpu, short = parse_partitions(ALIKE, "")
     assert gpu == Partition("gpu", 3, ("2 h100",), "infinite", default=True)

@@ -9,7 +9,7 @@ import pytest
 
 from megaboa import scheduler
 from megaboa.scheduler import ranks
-from megaboa.scheduler.ranks import STACKS_SIGNAL, Ended, ReservedPort
+from megaboa.scheduler.ranks import STACKS_SIGNAL, Ended, NoPortError, ReservedPort
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux names the interface of an address")
 LOOPBACK = "lo"
@@ -142,3 +142,12 @@ def test_the_user_comes_first_then_the_site_then_a_preset():
     own, preset = {"A": "ours", "B": "ours", "C": "ours"}, {"A": "preset", "D": "preset", "E": "preset"}
     found = ranks.layered(own, preset, {"B": "chosen", "C": None}, given={"D": "site"})
     assert found == {"A": "preset", "B": "chosen", "E": "preset"}
+
+
+def test_a_port_of_a_range():
+    with contextlib.closing(ReservedPort("127.0.0.1")) as any_port:
+        taken = any_port.number
+        with pytest.raises(NoPortError, match=f"launch.ports: all ports from {taken} to {taken}"):
+            ReservedPort("127.0.0.1", f"{taken}-{taken}")
+    with contextlib.closing(ReservedPort("127.0.0.1", f"{taken}-{taken}")) as port:
+        assert port.number == taken

@@ -1,5 +1,6 @@
 """Nobody but the scheduler's room knows a word of SLURM's: what must change for another scheduler stands there."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def words_of(path):
     return set(WORDS.findall(path.read_text(encoding="utf-8")))
 
 
+@functools.cache
 def files():
     return {str(path.relative_to(LIBRARY)): path for path in LIBRARY.rglob("*.py")}
 

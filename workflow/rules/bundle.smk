@@ -1,4 +1,4 @@
-# Not part of `all`: what a reader needs to check the experiment, in one file.
+# Not part of `all`: everything a reader needs to check the experiment, in one file.
 rule bundle:
     input:
         f"<experiment>/bundle/{PLAN.name}.crate.zip",

@@ -1,4 +1,4 @@
-# What all rules share: the plan, and what it says of names, inputs and resources.
+# Shared by all rules: the plan, with its names, inputs and resources.
 import json
 
 from snakemake.exceptions import WorkflowError
@@ -10,7 +10,7 @@ from megaboa import workflow as calls
 from megaboa.bundle.contents import code_state
 from megaboa.config import ConfigError, command_line, load, nested
 from megaboa.errors import InputError
-from megaboa.plan import make_plan, restarts
+from megaboa.plan import device, make_plan, restarts
 from megaboa.plan.rule_inputs import Inputs, Planned
 from megaboa.plan.resources import JobResources
 from megaboa.plan.shared import Shared
@@ -25,16 +25,20 @@ try:
     CONFIG_FILES, GIVEN = calls.configuration(workflow, config)
     GIVEN, RESTART = restarts.split(GIVEN)
     LOADED = load(CONFIG_FILES, command_line(GIVEN), os.environ)
-    PLAN = make_plan(LOADED)
+    PROFILE = calls.profile_resources(workflow.resource_settings.default_resources)
+    LOADED = device.settle(
+        LOADED, calls.partition(PROFILE), None if SUBMITS else CONFIG_FILES[0]
+    )
+    # A job of a run needs that one's plan only.
+    PLAN = make_plan(LOADED, only=() if SUBMITS else calls.runs_of_job(sys.argv))
     RESTARTED = restarts.check(PLAN, "results", RESTART) if SUBMITS else []
 except (ConfigError, InputError, restarts.UnfinishedWorkError) as error:
     raise WorkflowError(f"\n{error}") from None
 
-PROFILE = calls.profile_resources(workflow.resource_settings.default_resources)
 SHARED = Shared(PLAN, profile=PROFILE)
 RESULTS = str(SHARED.folder)
 RUNS = SHARED.runs
-# Without these there is no report; where what is made besides training is missing, it says so.
+# The report needs these; it shows missing results of other stages as such.
 REPORTED = [f"{RESULTS}/image.json", *SHARED.metrics, *SHARED.verifications]
 REPORTED += SHARED.index_manifests
 COMMAND = calls.call_again(workflow.configfiles, GIVEN)
@@ -50,7 +54,7 @@ if SUBMITS:  # jobs read these files and never write them
     if CALL_CONFIG:
         submitted.submit_from(CALL_CONFIG[0])
     if CALL_CONFIG and not IS_MODULE:
-        # What Snakemake in the jobs reads, whenever they start.
+        # Read by Snakemake in the jobs, whenever they start.
         workflow.config_settings.configfiles = CALL_CONFIG
     if workflow.output_settings.dryrun and not IS_MODULE:
         quiet = {Quietness.RULES, Quietness.PROGRESS}
@@ -63,7 +67,7 @@ elif not IS_MODULE:  # whose jobs have the variable from the call
 ASKED = JobResources(SHARED, SUBMITS)
 planned = Planned(RESULTS, PREVIEW)
 INPUTS = Inputs(SHARED, planned.file, ancient)
-# Conversions take place where ranks do: in the experiment's image, if it has one.
+# Conversions run where ranks run: in the experiment's image, if it has one.
 PYTHON, IMAGE, CONVERT = calls.conversion_commands(SCRIPTS, SHARED)
 
 

@@ -38,7 +38,7 @@ rule list_sources:
         "python {params.scripts:q}/megaboa list-sources --spec {input.spec} --threads {threads} --out {output} 2>&1 | tee {log}"
 
 
-# What a shard leaves is gone when they are merged, and so is its manifest.
+# The merge deletes the shards' files and manifests.
 rule tokenize:
     input:
         sources="<experiment>/data/{corpus}/sources.json",
@@ -96,7 +96,7 @@ rule verify_corpus:
         " --manifest {input.manifest} --out {output} 2>&1 | tee {log}"
 
 
-# Which samples are drawn, and in which order: made once for all runs that share it, before any of them holds a GPU.
+# The samples and their order: made once for all runs that share it, before any of them holds a GPU.
 rule index:
     input:
         lambda wildcards: SHARED.index_inputs(wildcards.index),

@@ -58,7 +58,7 @@ rule prove_export:
         " {params.image} --out {output} 2>&1 | tee {log}"
 
 
-# Not part of `all`: what the checkpoint and its export say to the prompts of `generate`.
+# Not part of `all`: the checkpoint's and the export's answers to the prompts of `generate`.
 rule generate:
     input:
         SHARED.generations,
@@ -92,7 +92,7 @@ rule generate_text:
         " 2>&1 | tee {log}"
 
 
-# Not part of `all` either: nothing leaves this machine unless it is asked for by name.
+# Not part of `all` either: uploads only run when named.
 rule push:
     input:
         SHARED.pushes,

@@ -1,5 +1,5 @@
-# What the ranks run in: the environment in which Snakemake runs, or an image. The image's file is no output: Snakemake
-# would delete it before it is made again, under jobs that read it. Its digest is in the manifest.
+# The ranks' environment: Snakemake's own, or an image. The image file is not an output: Snakemake would delete it
+# before a rebuild, while jobs read it. Its digest is in the manifest.
 rule image:
     input:
         spec=planned("specs/image.json"),

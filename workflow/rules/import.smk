@@ -69,7 +69,7 @@ rule prove_import:
         " {params.image} --out {output} 2>&1 | tee {log}"
 
 
-# `import` is a keyword of Python: a rule can be called so, but other rules can't refer to it by attribute.
+# `import` is a Python keyword: a rule can have this name, but other rules can't refer to it by attribute.
 rule:
     name:
         "import"

@@ -1,5 +1,5 @@
-# Whose workflow this is, and where its library lies: next to these rules. Of a module that Snakemake reads from a
-# repository, file by file, it is cloned first.
+# Finds the library: next to these rules. For a module that Snakemake reads from a repository, file by file, clone it
+# first.
 import os
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def checked_out(source):
-    """A clone of the repository that a source file of Snakemake's is in, at that file's commit."""
+    """A clone of the repository of one of Snakemake's source files, at that file's commit."""
     repository = getattr(source, "repo_path", None) or source.hosted_repo.repo_clone
     commit = git(repository, "rev-parse", "--verify", f"{source.ref}^{{commit}}")
     clones = Path(".snakemake", "megaboa")

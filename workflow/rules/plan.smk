@@ -1,4 +1,4 @@
-# The table and the files of the runs are there when the Snakefile has been read: `snakemake -n` is enough to see them.
+# The plan's table and the runs' files are written when the Snakefile is read: `snakemake -n` is enough.
 rule plan:
     input:
         "<experiment>/plan.tsv",

@@ -16,8 +16,8 @@ rule preflight:
         "python {params.scripts:q}/megaboa preflight {input.order} --out {output} 2>&1 | tee {log}"
 
 
-# The same by the packages of the image, where there is one: before a GPU is asked for, but never before the image is made.
-# Where nothing here can start the image, its manifest says so, and training goes on.
+# The same with the image's packages, if there is an image: before a GPU is requested, but after the image is made. If
+# nothing here can start the image, its manifest says so, and training continues.
 rule preflight_in_image:
     input:
         SHARED.preflight_inputs,

@@ -3,7 +3,7 @@ rule pretrain:
         expand("<experiment>/runs/{run}/train.json", run=RUNS),
 
 
-# Where and how a run is launched (launch.json) is no input: a longer wall time retrains nothing.
+# The launch settings (launch.json) are not an input: a longer wall time retrains nothing.
 rule train:
     input:
         lambda wildcards: INPUTS.before_training(wildcards.run),

@@ -12,11 +12,12 @@ def main() -> None:
     parser.add_argument("--ranks", required=True, help="ranks that are wrapped, with commas")
     parser.add_argument("--out", type=Path, required=True, help="folder, and the first part of the report's name")
     parser.add_argument("--nsys", action="append", default=[], help="an argument of `nsys profile`")
+    parser.add_argument("--network", help="the network preset: its adapters are sampled where this nsys can")
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
     ranks = [int(rank) for rank in arguments.ranks.split(",")]
     try:
-        command = rank_command(arguments.command, ranks, arguments.out, arguments.nsys)
+        command = rank_command(arguments.command, ranks, arguments.out, arguments.nsys, arguments.network)
     except NoProfiler as problem:
         sys.exit(str(problem))
     become(command)

@@ -1,17 +1,20 @@
-"""Start the ranks of one node: for sites that allow one task per node (`launch.tasks: node`).
+"""Start the ranks of one node, as the only task there (`launch.tasks: node`).
 
-`python start_node.py --ranks=8 --logs=FOLDER -- COMMAND...`; the scheduler says which node this is.
+`python start_node.py --ranks=8 --logs=FOLDER --fork=cuda -- COMMAND...`; the scheduler says which node this is. With
+--fork Bridge is imported once, by a process from which the ranks are then forked: eight ranks that import for
+themselves read the same thousands of small files eight times.
 """
 
 import argparse
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
-from megaboa.scheduler.local import POLL_SECONDS, LocalRanks
+from megaboa.scheduler.local import DEVICES, FORKED, KEEPER, POLL_SECONDS, LocalRanks
 from megaboa.scheduler.ranks import STACKS_SIGNAL
 from megaboa.scheduler.registry import cluster
 
@@ -20,19 +23,43 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, required=True, help="ranks of this node")
     parser.add_argument("--logs", type=Path, required=True, help="folder of the ranks' logs")
+    parser.add_argument("--fork", choices=DEVICES, help="fork the ranks from one process, made fit for this device")
     parser.add_argument("command", nargs="+", help="what every rank runs")
     arguments = parser.parse_args()
     here = cluster().task(os.environ)
     if here is None:
         sys.exit("no scheduler has started this, so nobody says which node it is: set launch.tasks to rank")
-    ranks = LocalRanks(
-        arguments.command,
-        here.nodes * arguments.ranks,
-        arguments.logs,
-        os.environ,
-        first=here.node * arguments.ranks,
-        count=arguments.ranks,
-    )
+    environment = dict(os.environ)
+    keeper = None
+    if arguments.fork:
+        environment |= {FORKED: arguments.fork, KEEPER: str(os.getpid())}
+        with (arguments.logs / f"keeper-{here.node}.log").open("ab") as log:
+            keeper = subprocess.Popen(
+                [*arguments.command[:2], "--keep"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+    try:
+        return supervise(
+            LocalRanks(
+                arguments.command,
+                here.nodes * arguments.ranks,
+                arguments.logs,
+                environment,
+                first=here.node * arguments.ranks,
+                count=arguments.ranks,
+            )
+        )
+    finally:
+        if keeper:
+            keeper.kill()
+            keeper.wait()
+
+
+def supervise(ranks: LocalRanks) -> int:
+    """Until they have ended: in the same way."""
     # A step's signal reaches all processes of the step, so the ranks have it already; this one waits for them.
     for number in (signal.SIGTERM, STACKS_SIGNAL):
         signal.signal(number, signal.SIG_IGN)

@@ -1,6 +1,7 @@
 """The entrypoint of one rank. The launcher says which: by RANK, LOCAL_RANK and WORLD_SIZE, or by SLURM's names.
 
-With --self-test it trains nothing, and says what is here to train with.
+With --self-test it trains nothing, and says what is here to train with. With --warm it has imports made for ranks that
+are started soon, and with --keep it stays and forks the ranks of its node (`launch.tasks: node`).
 """
 
 import sys
@@ -15,6 +16,10 @@ if __name__ == "__main__" and "--self-test" in sys.argv:
     from megaboa.bridge.selftest import main as examine
 
     sys.exit(examine())
+elif __name__ == "__main__" and "--warm" in sys.argv:
+    zygote.warm()
+elif __name__ == "__main__" and "--keep" in sys.argv:
+    zygote.keep()
 elif __name__ == "__main__":
     zygote.hand_over()
     adopt_rank()

@@ -28,8 +28,9 @@ TIMEOUT_S = 120
 def _server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([ACTIVE])
-    # The server imports its modules before it is told sys.path.
-    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS="1"):
+    # The server imports its modules before it is told sys.path. It may use a GPU, which the backend leaves alone.
+    own = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    with patch.dict(os.environ, own):
         forkserver.ensure_running()
     return context
 

@@ -28,22 +28,24 @@ def test_transformer_engine_is_there_for_the_lora_layers_only():
     ]
 
 
-def test_transformer_engine_is_hidden_where_it_is_installed(tmp_path):
-    """An image for GPUs has it, and device: cpu must not use it there."""
+def test_transformer_engine_is_hidden_where_it_is_installed_and_triton_is_there_for_one_module_only(tmp_path):
+    """An image for GPUs has Transformer Engine, and device: cpu must not use it there. Both in one process of 8 s."""
     (tmp_path / "transformer_engine").mkdir()
     (tmp_path / "transformer_engine" / "__init__.py").write_text("raise RuntimeError('there is no GPU')\n")
     code = f"""
 import importlib.util, sys
 sys.path[:] = {[str(tmp_path), *sys.path]!r}
 assert importlib.util.find_spec("transformer_engine")
+sys.modules["triton"] = None                     # as if it were not installed
 from megaboa.bridge.cpu import activate
 activate()
 import megatron.bridge.peft.lora_layers
+import megatron.core.transformer.moe.ops.paged_stash
 from megatron.core.transformer import mlp
-print(mlp.HAVE_TE, importlib.util.find_spec("transformer_engine"))
+print(mlp.HAVE_TE, importlib.util.find_spec("transformer_engine"), sys.modules.get("triton"))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1:] == ["False None"], done.stderr
+    assert done.stdout.splitlines()[-1:] == ["False None None"], done.stderr
 
 
 def _other_names():
@@ -82,17 +84,3 @@ def test_placeholders_can_be_derived_from_but_not_used():
         "megatron.bridge.recipes.flux.anything is a stand-in of the CPU backend: "
         "install megatron.bridge.recipes.flux to use start",
     )
-
-
-def test_triton_is_there_for_one_module_only():
-    code = f"""
-import sys
-sys.path[:] = {sys.path!r}
-sys.modules["triton"] = None                     # as if it were not installed
-from megaboa.bridge.cpu import activate
-activate()
-import megatron.core.transformer.moe.ops.paged_stash
-print(sys.modules.get("triton"))
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.stdout == "None\n", run.stderr

@@ -1,7 +1,7 @@
 """What the tests on GPUs share: small experiments, and the losses of their runs.
 
-Each of the files here has its own runs. They run side by side on the same two GPUs: `make test-gpu`, on a machine whose
-Python has Transformer Engine in addition to what envs/ lists.
+Each of the files here has its own runs. They run side by side on the same two GPUs: `make test-gpu`, on a machine that
+`make setup DEVICE=cuda` has set up.
 """
 
 import pytest

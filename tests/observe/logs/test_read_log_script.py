@@ -7,15 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from called import called
 from log_texts import FIXTURES, START, step_line
 
 MEGABOA = Path(__file__).parents[3] / "workflow" / "scripts" / "megaboa"
 
 
-def read_log(*arguments, given=b"", code=0):
-    done = subprocess.run([sys.executable, MEGABOA, "read-log", *map(str, arguments)], input=given, capture_output=True)
-    assert done.returncode == code, done.stderr.decode()
-    return done.stderr.decode() if code else json.loads(done.stdout)
+def read_log(*arguments, code=0):
+    done = called("read-log", *arguments)
+    assert done.returncode == code, done.stderr
+    return done.stderr if code else json.loads(done.stdout)
 
 
 def test_a_log_as_json():
@@ -27,7 +28,9 @@ def test_a_log_as_json():
 def test_standard_input_and_compressed_logs(tmp_path):
     text = (FIXTURES / "megatron_deepspeed.log").read_bytes()
     (tmp_path / "log.gz").write_bytes(gzip.compress(text))
-    assert read_log("-", given=text) == read_log(tmp_path / "log.gz")
+    read = subprocess.run([sys.executable, MEGABOA, "read-log", "-"], input=text, capture_output=True)
+    assert read.returncode == 0, read.stderr.decode()
+    assert json.loads(read.stdout) == read_log(tmp_path / "log.gz")
 
 
 def test_logs_of_ranks_and_attempts_are_one_run(tmp_path):

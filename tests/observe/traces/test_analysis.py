@@ -313,7 +313,7 @@ def test_no_steps_and_few_steps(tmp_path, form):
     path = story.write(tmp_path, form)
     found = analyse([path])
     assert "no_steps" in codes_of(found) and found["budget"] == [] and found["timeline"] is None
-    assert found["summary"][0].startswith("Nothing can be said")
+    assert found["summary"][0].startswith("These captures give no result")
     path.unlink()
     found = analyse([tell(count=2).write(tmp_path, form)])
     assert "few_steps" in codes_of(found) and found["ranks"][0]["n"] == 2 and found["ranks"][0]["dropped"] == []

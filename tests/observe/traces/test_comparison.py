@@ -70,7 +70,8 @@ def call(*arguments, code=0):
     return done.stdout + done.stderr
 
 
-def test_the_command_writes_the_analysis_figures_and_a_comparison(tmp_path, before, after):
+def test_the_command_writes_the_analysis_figures_and_a_comparison(tmp_path, before, after, monkeypatch):
+    monkeypatch.setattr("megaboa.report.style.KINDS", ("svg", "png"))
     earlier = tmp_path / "earlier.json"
     call(before, "--out", earlier)
     out, figures = tmp_path / "analysis.json", tmp_path / "figures"

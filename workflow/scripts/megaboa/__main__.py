@@ -19,22 +19,22 @@ from megaboa.errors import one_sentence
 # What people call: each has a module of its name.
 GROUPS = {
     "An experiment": {
-        "advise": "which layouts fit, and which should be fastest",
-        "status": "how far its runs have come, whether Snakemake runs or not",
+        "advise": "legal layouts that fit, fastest first",
+        "status": "progress of its runs, with or without Snakemake",
         "doctor": "why runs failed, and what to do",
-        "interim": "report on what is there, while other runs still train or have failed",
+        "interim": "report on the finished runs while others train or have failed",
     },
     "One run": {
-        "pretrain": "train it here: to debug it, in an interactive allocation",
+        "pretrain": "train it here, to debug or in an interactive allocation",
         "stop": "let it save and end; the next call of Snakemake resumes it",
     },
     "A cluster": {
-        "site": "its partitions, what of the scheduler's settings matters, what the profile takes",
+        "site": "its partitions, relevant settings, and the profile's choices",
     },
     "Files from anywhere": {
-        "read-log": "what a training's log says: losses, speed, memory",
-        "analyze-profile": "what the steps of a profile went into",
-        "reproduce": "make the figures and runs of a bundle again, and compare",
+        "read-log": "summary of a training log: losses, speed, memory",
+        "analyze-profile": "where a profiled step's time goes",
+        "reproduce": "rebuild a bundle's figures and runs, and compare",
     },
 }
 # What rules call, and what writes tables of this repository: by the module that has them as functions.
@@ -100,7 +100,7 @@ def usage() -> str:
 
 
 def usage_of_jobs() -> str:
-    lines = ["What Snakemake's jobs call, and last what writes tables of this repository."]
+    lines = ["Commands for Snakemake's jobs, then those that write this repository's tables."]
     for module, names in JOBS.items():
         lines += ["", *(f"  {name:<18} {job(module, name).__doc__.splitlines()[0]}" for name in names)]
     return "\n".join(lines)

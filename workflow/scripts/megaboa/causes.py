@@ -1,4 +1,4 @@
-"""Why an attempt ended: one table of the causes, with everything that hangs on a cause alone. Standard library only.
+"""Why an attempt ended: one table of the causes, with everything that depends only on the cause. Standard library only.
 
 The supervisor finds a cause (`run/failures.py`) and what to do (`run/recovery.py`), the ledger's readers name it, and
 the doctor begins with it.
@@ -25,15 +25,16 @@ KERNEL_FAULT = (
 
 @dataclass(frozen=True)
 class End:
-    """`noun`: what people call it. `action`: what is done by default. `trouble`: the doctor's class, where the logs say
-    no more. `words`: what logs say of it."""
+    """`noun`: its name for people. `action`: the default. `trouble`: the doctor's class, unless the logs say more.
+    `words`: log patterns.
+    """
 
     noun: str
     action: Action
     trouble: str
     words: tuple[str, ...] = ()
-    free: bool = False  # nobody's failure: it doesn't use up the budget
-    repeatable: bool = False  # the same step failing twice for it is no accident
+    free: bool = False  # not a failure: it doesn't use up the budget
+    repeatable: bool = False  # the same step failing twice for it is reproducible
     node: bool = False  # the node is to blame
     untrained: bool = False  # only before the first step: who trains has read its settings, and the checkpoint
     second_hand: bool = False  # what a rank may say because of what happened to another one
@@ -182,11 +183,11 @@ CAUSES: dict[str, End] = {
     "time_limit": End("time limit", "requeue", "time_limit", free=True),
     # the administrator, or the scheduler itself, has put the job back into the queue
     "requeued": End("requeue", "requeue", "preemption", free=True),
-    # somebody cancelled the job, or pressed Ctrl-C in Snakemake
+    # the job was cancelled, or Ctrl-C pressed in Snakemake
     "cancelled": End("cancellation", "stop", "cancelled"),
     # the user asked for an orderly stop
     "stopped": End("stop", "stop", "cancelled"),
-    # a rank was killed by a signal and nobody knows why
+    # a rank was killed by a signal, for an unknown reason
     "killed": End("killed rank", "resume", "unknown", repeatable=True, mute=True),
     # ranks live, but no step is done
     "hang": End("hang", "resume", "hang", repeatable=True, can_save=False),

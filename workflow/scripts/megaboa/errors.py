@@ -1,4 +1,4 @@
-"""Mistakes that a user can mend: commands show their one sentence and no traceback. Standard library only."""
+"""Mistakes that a user can fix: commands show their one sentence and no traceback. Standard library only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def disk_full(where: object, remedy: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise InputError(f"{where}: {FULL[error.errno]}; nothing half-written was kept. {remedy}") from error
+        raise InputError(f"{where}: {FULL[error.errno]}; no partial file was kept. {remedy}") from error
 
 
 @contextlib.contextmanager

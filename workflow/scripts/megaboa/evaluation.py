@@ -53,7 +53,7 @@ def _call(command: str, model: Path, out: Path, run: str) -> None:
         said = f": {' | '.join(filter(None, last))}" if any(last) else ""
         raise InputError(
             f"evaluate.command: run {run}: ended with {process.returncode}{said}. Nothing of it was kept; "
-            f"mend it and call Snakemake again"
+            f"fix it and call Snakemake again"
         )
 
 

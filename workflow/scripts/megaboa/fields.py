@@ -41,6 +41,8 @@ BRIDGE_FIELDS: dict[str, tuple[str, ...]] = {
     "parallel.distributed_optimizer": ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
     "parallel.fsdp": ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp", "dist.use_torch_fsdp2"),
     "parallel.fsdp_sharding": ("ddp.data_parallel_sharding_strategy",),
+    "parallel.overlap_grad_reduce": ("ddp.overlap_grad_reduce",),
+    "parallel.overlap_param_gather": ("ddp.overlap_param_gather", "optimizer.overlap_param_gather"),
     "checkpoint.save_interval": ("checkpoint.save_interval",),
     "checkpoint.keep_last": ("checkpoint.most_recent_k",),
     "checkpoint.async_save": ("checkpoint.async_save",),
@@ -69,8 +71,12 @@ _OTHER_MEANING = {
     "training.train_tokens",
     "training.precision",
 }
+# Keys that came later than overrides of their fields: those stay part of a run's identity, as they were.
+OVERRIDES_TOO = {"parallel.overlap_grad_reduce", "parallel.overlap_param_gather"}
 SAME_AS: dict[str, str] = {
-    fields[0]: key for key, fields in BRIDGE_FIELDS.items() if len(fields) == 1 and key not in _OTHER_MEANING
+    fields[0]: key
+    for key, fields in BRIDGE_FIELDS.items()
+    if len(fields) == 1 and key not in _OTHER_MEANING | OVERRIDES_TOO
 }
 
 

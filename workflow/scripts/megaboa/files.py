@@ -1,4 +1,4 @@
-"""Small files, written so that nobody ever sees half of one. Standard library only."""
+"""Small files, written atomically. Standard library only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def write_bytes(path: str | Path, data: bytes, durable: bool = True) -> None:
-    """Write a whole file or nothing: a temporary file beside it, flushed to disk, then renamed.
+    """Write a whole file or nothing: a temporary file next to it, flushed to disk, then renamed.
 
     `durable=False` doesn't wait for the disk: for files whose content is compared and written again anyway.
     """

@@ -31,7 +31,7 @@ def read_header(path: str | Path) -> Header:
     with Path(path).open("rb") as stream:
         head = stream.read(HEADER_BYTES)
     if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
-        raise ValueError(f"{path} is no index of Megatron's")
+        raise ValueError(f"{path} is not a Megatron index")
     _, version, code, sequences, boundaries = _LAYOUT.unpack(head)
     kinds = {code: dtype for dtype, code in CODES.items()}
     if version != VERSION or code not in kinds:

@@ -1,4 +1,4 @@
-"""What is measured: one line for each column of figures and tables.
+"""Measured quantities: one line per column of figures and tables.
 
 The plan, the report, the bundle and published tables read it here. A new quantity is a line here, and a value at its
 `source` in a run's summary.json (`observe/summary.py`, with a field in `records/summaries.py`).
@@ -91,6 +91,16 @@ METRICS: dict[Rows, tuple[Metric, ...]] = {
                form=",.0f", **LESS, **TIMED, uses=MACHINES),
         Metric("energy.watts_per_gpu", "watts per GPU", "summary.energy.watts_per_gpu.median",
                form=",.0f", **TIMED, uses=MACHINES),
+        Metric("gpus.watts_peak", "peak watts of a GPU", "summary.gpus.total.watts_peak",
+               form=",.0f", **TIMED, uses=MACHINES),
+        Metric("gpus.celsius_most", "hottest GPU (°C)", "summary.gpus.total.celsius_most",
+               form=".0f", **LESS, **TIMED, uses=MACHINES),
+        Metric("gpus.power_capped", "time at the power limit", "summary.gpus.total.power_capped",
+               SHARE, ".0%", **TIMED, uses=MACHINES),
+        Metric("gpus.too_hot", "time slowed by heat", "summary.gpus.total.too_hot",
+               SHARE, ".0%", **LESS, **TIMED, uses=MACHINES),
+        Metric("gpus.power_braked", "time slowed by the power supply", "summary.gpus.total.power_braked",
+               SHARE, ".0%", **LESS, **TIMED, uses=MACHINES),
         Metric("stragglers.slowest_over_fastest", "slowest over fastest rank",
                "summary.stragglers.slowest_over_fastest.median", form=".3f", **LESS, **TIMED, uses=MACHINES),
     ),

@@ -224,7 +224,7 @@ class RunFolder:
 
     @cached_property
     def preflight(self) -> dict[str, Any]:
-        """What Bridge's configuration said of itself; nothing before preflight."""
+        """Facts from Bridge's configuration; none before preflight."""
         path = self.experiment_folder.preflight
         return read_json(path)["runs"].get(self.name, {}) if path.exists() else {}
 
@@ -234,7 +234,7 @@ class RunFolder:
 
     @property
     def may_restart(self) -> bool:
-        """Whether its call was told to let it begin again, whatever else lies in the store."""
+        """Whether its call asked for a restart, despite other work in the store."""
         return bool((self.asked or {}).get("restart"))
 
     @property
@@ -369,6 +369,11 @@ class RunFolder:
         return self.experiment_folder.logs / "progress.log"
 
 
+def compiled_kernels(store: Path, user: int, environment: str) -> Path:
+    """Where kernels lie that ranks have compiled: by the environment's or the image's digest."""
+    return store / "kernels" / str(user) / environment[:12]
+
+
 @dataclass(frozen=True)
 class RunStore:
     """Where the payloads of one identity of a run lie."""
@@ -382,7 +387,7 @@ class RunStore:
 
     @property
     def claims(self) -> Path:
-        """Who trains the run, and who did."""
+        """Present and earlier claims of the run."""
         return self.path / "claims"
 
     @property
@@ -488,6 +493,15 @@ class AttemptFolder:
     def image(self) -> Path:
         """What was said while the image was unpacked."""
         return self.path / "image"
+
+    def gpus(self, host: str) -> Path:
+        """Samples of a node's GPUs."""
+        return self.path / "gpus" / f"{host}.jsonl"
+
+    @property
+    def sampled(self) -> list[Path]:
+        """The files of all nodes whose GPUs were sampled."""
+        return sorted((self.path / "gpus").glob("*.jsonl"))
 
     def traces(self, tool: str) -> Path:
         """Where a profiler's files lie; PyTorch's have Bridge's name. A Python file is a user's own."""

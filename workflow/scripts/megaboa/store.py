@@ -27,9 +27,10 @@ def folder(store: str | Path, kind: str, name: str, identity: Any) -> Path:
 
 @contextlib.contextmanager
 def locked(path: str | Path, on_wait: Callable[[str], None] = lambda holder: None) -> Iterator[None]:
-    """Hold an exclusive lock on a file. The kernel lets go of it when the process ends, however it ends.
+    """Hold an exclusive lock on a file.
 
-    Where another process holds it, `on_wait` hears who that is ('process 42 on host n1') and the call waits.
+    The kernel releases it when the process ends, however it ends. If another process holds it, `on_wait` gets its name
+    ('process 42 on host n1') and the call waits.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ import atexit
 import fcntl
 import functools
 import gc
+import itertools
 import json
 import logging
 import os
@@ -46,7 +47,7 @@ LOOKS = {
     *("--report", "--unlock", "--cleanup-metadata", "--print-compilation", "--archive"),
 }  # Snakemake's other ways to look at a workflow without doing its jobs
 _held: list[IO[str]] = []  # open for as long as this process lives
-_holder: list[str] = []  # who else works on the experiment
+_holder: list[str] = []  # another process that works on the experiment
 _interrupted: list[int] = []
 SHOWN, LENGTH = 5, 200  # failed checks that the last line names; characters that it says of each
 MOST_LINES = 20  # about other jobs that failed
@@ -121,6 +122,16 @@ def looks_only(dry_run: bool, words: Collection[str]) -> bool:
     return dry_run or not LOOKS.isdisjoint(words)
 
 
+def runs_of_job(words: Sequence[str]) -> set[str]:
+    """The runs that a job is about, by the command line of Snakemake in it; none where it is about something else."""
+    if "--target-jobs" not in words:
+        return set()
+    after = itertools.islice(words, words.index("--target-jobs") + 1, None)
+    targets = [target.partition(":")[2] for target in itertools.takewhile(lambda word: not word.startswith("-"), after)]
+    wildcards = [dict(pair.split("=", 1) for pair in target.split(",") if pair) for target in targets]
+    return {one["run"] for one in wildcards} if all("run" in one for one in wildcards) else set()
+
+
 def write_plan(
     plan: Plan,
     shared: Shared,
@@ -133,7 +144,7 @@ def write_plan(
     """Write down what is planned: a call that only looks does so where no job reads it, one that works keeps what it
     submits. Return which files stand for which in the look, and the configuration that jobs read.
 
-    `mine`: nobody else works on the experiment.
+    `mine`: no other process works on the experiment.
     """
     if looks and (shared.paths.was_called or not mine):
         if differing := write_preview(plan, shared):
@@ -190,6 +201,11 @@ def profile_resources(default_resources: Any) -> dict[str, str]:
     return found
 
 
+def partition(profile: dict[str, str]) -> str | None:
+    """Of training, where jobs go to a cluster."""
+    return cluster().where(profile).partition
+
+
 def _unquoted(value: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
@@ -223,7 +239,7 @@ def begin(plan: Plan, workflow: Any, trains: Collection[str]) -> None:
     require_claim()
     use_zygote(plan, executor)
     require_cluster(plan, executor, starting(workflow.dag, trains))
-    if executor == cluster().profile:  # nobody else may be left to change the nodes that waiting jobs avoid
+    if executor == cluster().profile:  # no other process may be left to change the nodes that waiting jobs avoid
         bad_nodes.revise_in_background(Path("results"))
 
 
@@ -254,8 +270,9 @@ def use_this_machine(settings: Any, limits: Any) -> None:
 
 def use_zygote(plan: Plan, executor: str) -> None:
     """Where all jobs are processes of this machine and of one Python, those that need Bridge are forked from one."""
-    here = executor == "local" and plan.experiment.device == "cpu" and plan.experiment.image.runtime == "none"
-    os.environ[local.FORKED] = "1" if here and os.environ.get(local.FORKED) != "0" else "0"
+    here = executor == "local" and plan.experiment.image.runtime == "none"
+    wanted = here and os.environ.get(local.FORKED) != "0"
+    os.environ[local.FORKED] = plan.experiment.device if wanted else "0"
 
 
 def introduce(plan: Plan, on_cluster: bool) -> None:
@@ -415,7 +432,7 @@ def print_failures(results: str | Path) -> None:
 
 
 def note_interrupts() -> None:
-    """Ctrl-C ends a call as before, but is no failure to be reported."""
+    """Ctrl-C ends a call as before, but is not reported as a failure."""
 
     def noted(number: int, frame: Any) -> None:
         _interrupted.append(number)
@@ -462,7 +479,7 @@ def starting(dag: Any, rules: Collection[str]) -> set[str]:
 
 
 def call_again(config_files: Sequence[str | Path], given: dict[str, Any]) -> str:
-    """What somebody types to call this again; profiles and cores are theirs."""
+    """The command to call this again, without profiles and cores."""
     paths = map(os.path.relpath, config_files)
     return shlex.join(["snakemake", *(["--configfile", *paths] if config_files else []), *given_values(given)])
 
@@ -475,9 +492,10 @@ def report_command(scripts: str, captions: str, results: str, config_files: Sequ
 
 
 def conversion_commands(scripts: str, shared: Shared) -> tuple[str, str, str]:
-    """How what converts models is started, where ranks are: Python, the image, and a starter of several ranks.
+    """How model conversions are started:
 
-    By how many ranks a model is imported stands in specs/conversions, which is no input: it changes no weight.
+    Python, the image, and the starter for several ranks. Their number of ranks is in specs/conversions, which is not an
+    input: it changes no weight.
     """
     results, scripts = shared.folder, shlex.quote(scripts)
     conversion = f"python {scripts}/convert.py --spec {results}/specs/conversions/{{model}}.json"

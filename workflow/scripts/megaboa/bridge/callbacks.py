@@ -1,6 +1,6 @@
-"""What a rank writes down while it trains: one JSON line per event, through Bridge's callbacks.
+"""What a rank records while it trains: one JSON line per event, through Bridge's callbacks.
 
-The console is no source for this: it drops NaN losses and spreads its lines over ranks.
+The console can't be the source: it drops NaN losses and spreads its lines over ranks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -37,16 +38,35 @@ from megaboa.run import checkpoints
 from megaboa.run.claims import newest as newest_claim
 
 FENCE_SECONDS = 5.0
+# What Bridge says (training/setup.py), and which phase has ended then.
+SETUP = {
+    "after megatron is initialized": "connected",
+    "after model, optimizer, and learning rate scheduler are built": "model",
+}
 
 
 class StepWriter(Callback):
     """Events of the run as the last rank sees them (it holds the last pipeline stage, where the loss is)."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, reached: Mapping[str, float] | None = None):
+        """`reached`: phases that this process has come to before, and when."""
         self._stream = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         self._started = self._evaluation_started = 0.0
         self._lr: float | None = None
+        for phase, when in (reached or {}).items():
+            self._write(Phase(phase=phase, time=when))
         self._write(Phase(phase="configured"))
+
+    def follow(self, setup: ModuleType) -> None:
+        """Hear what `megatron.bridge.training.setup` says on all ranks while it goes on."""
+        say = setup.barrier_and_log
+
+        def heard(text: str) -> None:
+            say(text)
+            if phase := SETUP.get(text):
+                self._write(Phase(phase=phase))
+
+        setup.barrier_and_log = heard
 
     def on_data_init_start(self, context: CallbackContext) -> None:
         self._write(Phase(phase="built"))  # the model and its optimizer, and a checkpoint is read
@@ -112,11 +132,10 @@ class CheckpointMarker(Callback):
 
 
 class Fence(Callback):
-    """Ends a rank whose run has been given to somebody else, and hears a supervisor whose signals don't arrive.
+    """Ends a rank whose run another process has claimed, and receives stop requests when signals don't arrive.
 
-    A node that the scheduler has lost sight of may still reach the file system: its ranks must not go on writing. One
-    rank of every node looks; without it no other comes to the end of another step, or into a save, as all ranks meet
-    there.
+    A node that the scheduler has lost may still reach the file system: its ranks must stop writing. One rank per node
+    checks; without it no other rank finishes another step or enters a save, because all ranks synchronize there.
     """
 
     def __init__(self, claims: Path, claim: int, stop_now: Path):

@@ -95,7 +95,7 @@ def _with_vocabulary(facts: Facts, of_tokenizer: bool) -> Facts:
 
 
 def _with_loss(facts: Facts) -> Facts:
-    """Our kernel stands in for Megatron's own, of which the configuration speaks."""
+    """Our kernel replaces Megatron's, which the configuration names."""
     if "loss" not in kernels.in_use or facts.kernels.loss_kernel != "native":
         return facts
     return dataclasses.replace(facts, kernels=dataclasses.replace(facts.kernels, loss_kernel="ours"))

@@ -86,6 +86,8 @@ def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
     if inputs.source and run["training"].get("eval_interval") is None:
         config.validation.eval_interval = config.train.train_iters + 1  # Bridge evaluates at the end in any case
     _set_sharding(config, run["parallel"])
+    if inputs.source:
+        _set_overlaps(config, run)
     _set_pipeline(config, run["parallel"])
     datasets.configure(config, run["data"], inputs.corpora)
     _begin_schedule_anew(config, run.get("parent"))
@@ -96,7 +98,7 @@ def build(run: dict[str, Any], inputs: Inputs) -> ConfigContainer:
         config.dist.use_gloo_process_groups = False
         config.train.manual_gc = False
     if config.model.vocab_size is not None or "model.vocab_size" in run["overrides"]:
-        # A model has its own vocabulary, of which its tokenizer may use a part; Bridge would cut it.
+        # A model has its own vocabulary, and its tokenizer may use only a part; Bridge would cut it.
         config.tokenizer.use_tokenizer_vocab_size = False
     return override(config, run["overrides"])
 
@@ -284,7 +286,6 @@ def _architecture(folder: RunFolder) -> tuple[ModelSource | None, str | None]:
 def _from_hugging_face(source: ModelSource) -> ConfigContainer:
     config = _pretrain_common()
     config.model = bridge_of(source).to_megatron_provider(load_weights=False)
-    config.ddp.overlap_grad_reduce = config.ddp.overlap_param_gather = False
     config.dataset.create_attention_mask = False  # nobody reads it, and it is as large as the square of the sequence
     return config
 
@@ -330,6 +331,18 @@ def _set_sharding(config: ConfigContainer, parallel: dict[str, Any]) -> None:
     config.dist.use_torch_fsdp2 = parallel["fsdp"] == "torch"
     if parallel["fsdp"] == "megatron":
         config.checkpoint.ckpt_format = "fsdp_dtensor"
+
+
+def _set_overlaps(config: ConfigContainer, run: dict[str, Any]) -> None:
+    """Bridge's own defaults (both) where they apply: what a key says of them comes later, with other overrides.
+
+    gloo's messages are copied by the processor that calculates: on the CPU there is nothing to hide them behind.
+    """
+    ddp = config.ddp
+    if run["device"] == "cpu" or run["parallel"].get("fsdp") == "torch":
+        ddp.overlap_grad_reduce = ddp.overlap_param_gather = False
+    elif not ddp.use_distributed_optimizer and not ddp.use_megatron_fsdp:
+        ddp.overlap_param_gather = False
 
 
 def _set_pipeline(config: ConfigContainer, parallel: dict[str, Any]) -> None:

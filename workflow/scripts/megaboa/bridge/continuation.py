@@ -1,9 +1,9 @@
-"""Going on from another run's checkpoint, with settings of one's own.
+"""Continuing from another run's checkpoint, with this run's own settings.
 
-Bridge takes a checkpoint for an earlier state of the same run. So it finds no group of parameters where the learning
-rate is another (the rate is part of a group's name), would take the other run's betas, expects its optimizers (experts
-on one rank have none of their own), and counts the schedule in samples of its batch. What is here lets the settings be
-this run's, and takes from the checkpoint the state alone.
+Bridge treats a checkpoint as an earlier state of the same run. So it finds no parameter group if the learning rate
+differs (the rate is part of a group's name), uses the other run's betas, expects its optimizers (experts on one rank
+have no separate one), and counts the schedule in samples of its batch. This module keeps this run's settings and loads
+only the state.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def saved_with(checkpoint: str) -> Tree:
 
 
 def refuse_other_rows(config: Any, theirs: Tree) -> None:
-    """megatron-core fills an embedding with what fits of a checkpoint's, without a word."""
+    """megatron-core silently fills an embedding with the rows of a checkpoint's that fit."""
     if config.model.vocab_size is None or config.tokenizer.use_tokenizer_vocab_size:
         return  # Bridge decides it by the tokenizer, as it did for the checkpoint
     rows = _rows(theirs["model"])

@@ -49,7 +49,7 @@ def configure(config: ConfigContainer, data: dict[str, Any], corpora: Corpora) -
             setattr(dataset, option, data[option])
     if data.get("reset_attention_mask") and config.model.context_parallel_size > 1:
         raise ValueError(
-            "data.reset_attention_mask: no attention takes its mask with context parallelism: set it to false, or "
+            "data.reset_attention_mask: no attention kernel takes its mask with context parallelism: set false, or "
             f"model.context_parallel_size to 1, not {config.model.context_parallel_size}"
         )
     if "reset_attention_mask" in data:  # or it is neither made nor handed on
@@ -137,10 +137,10 @@ class FillInTheMiddle(GPTFIMDataset):
 
 
 class MaskFromData(Callback):
-    """Attention that looks at the mask that comes with the data.
+    """Attention that uses the mask from the data.
 
-    Megatron's GPT layers say that their mask is causal, and Transformer Engine then makes that by itself: what
-    the dataset hands on (`reset_attention_mask`) would be left unread, without a word.
+    Megatron's GPT layers declare a causal mask, and Transformer Engine then makes its own: the dataset's mask
+    (`reset_attention_mask`) would be silently ignored.
     """
 
     def on_train_start(self, context: CallbackContext) -> None:

@@ -1,6 +1,7 @@
-"""One process plays a rank of a run: Megatron's own groups over a fake process group, its own model without memory.
+"""One process simulates a rank of a run:
 
-It finds what validation misses: layers that don't fill the stages, experts and vocabularies that can't be shared out.
+Megatron's own groups over a fake process group, its own model without memory. It finds problems that validation misses:
+layers that don't fill the stages, experts and vocabularies that can't be divided.
 """
 
 from __future__ import annotations

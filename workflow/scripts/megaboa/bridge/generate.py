@@ -15,7 +15,7 @@ from megaboa.records import ExportRecord, ModelSource
 
 
 def generate(export: ExportRecord, source: ModelSource, prompts: list[str], tokens: int) -> list[dict[str, Any]]:
-    """For each prompt what Megatron's model and transformers' go on with."""
+    """For each prompt the continuations by Megatron's model and by transformers'."""
     words = AutoTokenizer.from_pretrained(export.path, local_files_only=True)
     reference = load_reference(export.path)
     with process_groups(source.device):

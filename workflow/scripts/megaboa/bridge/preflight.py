@@ -134,8 +134,9 @@ def _turned_off(config: Any, overrides: Tree) -> set[str]:
 def _unless_for_the_image(
     run: dict[str, Any], act: Callable[[], object], turned_off: set[str], inside: needs_image.Packages | None
 ) -> str | None:
-    """Where Bridge stopped for want of what only the image has, for GPUs: no reason to refuse the run, unless this is
-    the image, and it hasn't. Other objections are raised."""
+    """Where Bridge stopped because a package of the image is missing here: no reason to refuse the run, unless this is
+    the image. Other objections are raised.
+    """
     try:
         act()
     except Exception as error:
@@ -179,7 +180,7 @@ def _played_by(run: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """Bridge asks the first GPU what it is, where experts talk by the flex dispatcher: a Hopper, for want of one.
+    """Bridge asks for the type of the first GPU if experts use the flex dispatcher: answer Hopper, as there is none.
 
     Whether DeepEP knows the GPU of `resources.gpu` is a rule of ours.
     """

@@ -8,25 +8,40 @@ import gc
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from megaboa.errors import InputError
 from megaboa.layout import Layout
 from megaboa.scheduler import adopt_rank
-from megaboa.scheduler.local import die_with_parent
+from megaboa.scheduler.local import FORKED, die_with_parent
 from megaboa.scheduler.ranks import STACKS_SIGNAL
+
+reached: dict[str, float] = {}  # how far this process has come, and when (unix seconds)
+_forked_for: str | None = None
+
+
+def forked_for(device: str) -> None:
+    """Of processes that are forked from this one: Bridge is there, prepared for a device."""
+    global _forked_for
+    _forked_for = device
+    reached["keeper"] = time.time()
 
 
 def prepare(device: str, threads: int = 1) -> None:
-    """Make the process fit, and import Bridge without looking for garbage meanwhile.
+    """Prepare the process, and import Bridge without garbage collection.
 
-    Of what is imported nothing is ever garbage, and looking for it took a quarter of every job's start.
+    Imported objects are never garbage, and collection took a quarter of every job's start.
     """
+    if _forked_for is not None and not (_forked_for == device and (device == "cpu" or _reaches_gpu())):
+        _begin_again()
     gc.disable()
     make_fit(device, threads)
     import megatron.bridge  # noqa: F401
@@ -48,6 +63,35 @@ def make_fit(device: str, threads: int = 1) -> None:
         from megaboa.bridge import cpu
 
         cpu.activate()
+    else:  # its wheels want glibc 2.39, and Bridge can't be imported without; it saves in the foreground then
+        from megaboa.bridge.cpu import imports
+
+        imports.stand_in("nvidia_resiliency_ext")
+
+
+def started() -> float:
+    """When this process began: for one that was forked, when that was done."""
+    ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])  # proc(5): starttime
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _reaches_gpu() -> bool:
+    """Whether CUDA can be opened here; it can't where the process that this one was forked from has done it."""
+    import torch
+
+    try:
+        return torch._C._cuda_getDeviceCount() > 0
+    except RuntimeError:
+        return False
+
+
+def _begin_again() -> None:
+    """As a process that imports for itself."""
+    sys.stderr.write("megaboa: imports for itself: what was forked is not fit for this\n")
+    sys.stderr.flush()
+    os.environ[FORKED] = "0"
+    flags = subprocess._args_from_interpreter_flags()
+    os.execv(sys.executable, [sys.executable, *flags, *sys.argv])
 
 
 def require_converter(device: str) -> None:

@@ -131,7 +131,7 @@ class PyTorch(Profiler):
     def __init__(self, folder: Path, rank: int, config: Any):
         from megatron.bridge.training.profiling import initialize_pytorch_profiler
 
-        # Bridge counts here the step that begins, and writes beside the folder that it is given.
+        # Bridge counts the step that begins, and writes next to the given folder.
         steps = {"profile_step_start": config.profile_step_start + 1, "profile_step_end": config.profile_step_end + 1}
         self.profile = initialize_pytorch_profiler(dataclasses.replace(config, **steps), str(folder))
         self.profile.start()
@@ -146,8 +146,9 @@ class PyTorch(Profiler):
 
 
 class Memory(Profiler):
-    """What is allocated on the GPU after the last step, and how it came to that: `rank-<rank>.pickle`, which PyTorch's
-    memory_viz shows. Of what was there before the first of these steps the stack isn't known."""
+    """Allocations on the GPU after the last step, with their history: `rank-<rank>.pickle`, for PyTorch's memory_viz.
+    Allocations from before the first of these steps have no stack.
+    """
 
     def __init__(self, folder: Path, rank: int):
         self.path = folder / f"rank-{rank}.pickle"

@@ -145,7 +145,7 @@ def unchanged(export: ExportRecord) -> Check:
 
 
 def second_export(bridge: AutoBridge, model: list[torch.nn.Module], source: ModelSource, export: ExportRecord) -> Check:
-    """Exported once more, in another process than the first time, the files are the same byte for byte."""
+    """A second export, in another process, gives the same files byte for byte."""
     folder = Path(export.path)
     again = folder.with_name(f".{folder.name}.again")
     shutil.rmtree(again, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Which experts the tokens of a step went to: written down by every rank of a run that must agree with another.
+"""Records the experts of a step's tokens, on every rank of a run that must agree with another.
 
-Rounding decides between two experts that a token likes equally well, and from that step on the losses of two runs
-differ by more than rounding. The report tells this from a mistake by these lines (report/checks.py).
+Rounding decides between two experts with equal scores, and from that step on the losses of two runs differ by more than
+rounding. These lines let the report tell this from a mistake (report/checks.py).
 """
 
 from __future__ import annotations

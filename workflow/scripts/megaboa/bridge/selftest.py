@@ -1,4 +1,4 @@
-"""What is in the environment that ranks run in: `train_rank.py --self-test`, in an image and outside of one."""
+"""Inspects the ranks' environment: `train_rank.py --self-test`, inside an image or outside."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import logging
+import os
 import platform
 import re
 import shutil
@@ -30,14 +31,21 @@ OPTIONAL = {
         "fp8 and NVFP4, fused attention and norms, context parallelism, recipes that name it",
     ),
     "deep_ep": ("cuda", "MoE dispatch by DeepEP (`moe_token_dispatcher_type: flex`)"),
-    "nvidia_resiliency_ext": ("cuda", "saving in the background, detection of stragglers"),
+    "nvidia_resiliency_ext": (
+        "cuda",
+        "saving in the background, detection of stragglers (its wheels want glibc 2.39)",
+    ),
+    "mamba_ssm": ("cuda", "Mamba layers of hybrid models (the package index has CUDA source only)"),
+    "causal_conv1d": ("cuda", "Mamba layers of hybrid models (the package index has CUDA source only)"),
+    "fla": ("cuda", "gated delta nets (Qwen3-Next, Qwen3.5)"),
     "viztracer": ("any", "traces of VizTracer"),
     "wandb": ("any", "Weights & Biases"),
     "tensorboard": ("any", "TensorBoard"),
 }
 # Of those, what is linked against CUDA: being there says little. Transformer Engine hides a broken half of its own.
+# Torch comes first, as in ranks: it loads NCCL and cuDNN, which lie in packages of their own.
 LINKED = {"transformer_engine": "transformer_engine.pytorch", "deep_ep": "deep_ep"}
-# What no driver can mend: on a machine without a GPU, all else that an import may say is for a GPU to tell.
+# Import errors that no driver can fix; without a GPU all others stay open.
 BROKEN = re.compile(
     r"undefined symbol|No module named|ended by signal|cannot import name"
     r"|(?<!libcuda\.so\.1: )(?<!libnvidia-ml\.so\.1: )cannot open shared object file"
@@ -57,7 +65,7 @@ def main() -> int:
         files.write_json(arguments.out, report)
     else:
         print(files.canonical(report), end="")
-    for line in report["problems"]:
+    for line in told(report):
         print(f"self-test: {line}", file=sys.stderr)
     return 0 if report["state"] == "PASS" else 1
 
@@ -65,9 +73,11 @@ def main() -> int:
 def examine(device: str, strict: bool = False) -> dict[str, Any]:
     """Packages, imports, GPU libraries and tools; what is missing, and what that disables."""
     packages = {package.name: package.version for package in importlib.metadata.distributions() if package.name}
+    # These before the CPU backend hides kernels.
+    absent = missing(device, is_installed, shutil.which)
+    linked = linked_imports(is_installed) if device == "cuda" and is_installed("torch") else {}
     failed = _failed_imports(device)
     other = differences(packages, pins.packages(device))
-    linked = linked_imports(is_installed) if device == "cuda" and "torch" not in failed else {}
     untried = {} if _has_gpu() else {name: why for name, why in linked.items() if why and not BROKEN.search(why)}
     failed |= {name: why for name, why in linked.items() if why and name not in untried}
     problems = [f"{name} can't be imported: {why}" for name, why in failed.items()]
@@ -78,6 +88,7 @@ def examine(device: str, strict: bool = False) -> dict[str, Any]:
         "problems": problems,
         "python": platform.python_version(),
         "architecture": platform.machine(),
+        "c_library": os.confstr("CS_GNU_LIBC_VERSION") or "not glibc",
         "packages": dict(sorted(packages.items())),
         "other_than_pinned": [{"package": name, "found": found, "pinned": want} for name, found, want in other],
         "imports": [name for name in (*REQUIRED, *linked) if name not in failed and name not in untried],
@@ -86,8 +97,24 @@ def examine(device: str, strict: bool = False) -> dict[str, Any]:
         "gpu": {} if "torch" in failed else _gpu(),
         "tools": {"nsys": _version_of("nsys"), "git": _version_of("git")},
         "ofi_nccl": sorted(path.name for path in OFI_NCCL.glob("libnccl-net*.so")),
-        "missing": missing(device, is_installed, shutil.which),
+        "missing": absent,
     }
+
+
+def told(report: dict[str, Any]) -> list[str]:
+    """What a person reads first: the versions that matter, what can't be used, and what is missing."""
+    names = ("torch", "megatron-core", "megatron-bridge", "transformer-engine", "nvidia-resiliency-ext", "transformers")
+    normal = {name.lower().replace("_", "-"): version for name, version in report["packages"].items()}
+    versions = [f"{name} {normal[name]}" for name in names if name in normal]
+    disabled: dict[str, list[str]] = {}
+    for one in report["missing"]:
+        disabled.setdefault(one["disables"], []).append(one["what"])
+    return [
+        ", ".join([f"Python {report['python']}", report["c_library"], *versions]),
+        *report["problems"],
+        *(f"{name} could not be tried here: {why}" for name, why in report["untried"].items()),
+        *(f"without {' and '.join(what)}: no {disables}" for disables, what in disabled.items()),
+    ]
 
 
 def differences(found: dict[str, str], wanted: dict[str, str]) -> list[tuple[str, str | None, str]]:
@@ -111,12 +138,12 @@ def missing(device: str, installed: Callable[[str], bool], which: Callable[[str]
 
 def linked_imports(installed: Callable[[str], bool]) -> dict[str, str | None]:
     """Modules with compiled code of GPUs that are installed, and why they can't be imported; None where they can."""
-    return {module: import_error(module) for package, module in LINKED.items() if installed(package)}
+    return {module: import_error(f"torch, {module}") for package, module in LINKED.items() if installed(package)}
 
 
-def import_error(module: str) -> str | None:
+def import_error(modules: str) -> str | None:
     """The last line of what an import says that fails; in a process of its own, which a wrong library may well end."""
-    done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", f"import {modules}"], capture_output=True, text=True)
     if done.returncode == 0:
         return None
     said = [line.strip() for line in done.stderr.splitlines() if line.strip()]

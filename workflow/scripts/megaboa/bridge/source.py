@@ -142,7 +142,7 @@ def _find(spec: dict[str, Any], key: str) -> dict[str, Any]:
             raise InputError(f"{key}: {folder} is a local folder, which has no revision {spec['revision']!r}")
         commit = None
         files = sorted(set(itertools.chain.from_iterable(folder.glob(pattern) for pattern in patterns)))
-        # What changes an export, but no training, is no part of what the model is.
+        # What changes an export, but no training, is not part of the model's identity.
         files = [path for path in files if path.name != GENERATION and not path.name.startswith("chat_template")]
         content = digest({path.name: file_digest(path) for path in files})
     else:
@@ -161,7 +161,7 @@ def _find(spec: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _make(spec: dict[str, Any], named: tokenizer.Reference | None, key: str) -> dict[str, Any]:
-    """A model from a config, with its tokenizer beside it, in the store."""
+    """A model from a config, with its tokenizer next to it, in the store."""
     import torch
 
     identity = {
@@ -199,7 +199,7 @@ def _config(given: dict[str, Any], named: tokenizer.Reference | None, key: str) 
     model_type = values.pop("model_type", None)
     if model_type not in CONFIG_MAPPING:
         meant = _nearest(model_type, CONFIG_MAPPING)
-        raise InputError(f"{key}.model_type: {model_type!r} is no model type of transformers{meant}")
+        raise InputError(f"{key}.model_type: {model_type!r} is not a model type of transformers{meant}")
     known = _known_keys(CONFIG_MAPPING[model_type])
     for name in values:
         # transformers takes any key, and some models read keys that their config class does not declare.

@@ -69,16 +69,16 @@ def round_trip(originals: Tensors, returned: Iterable[tuple[str, torch.Tensor]])
 
 
 def trained(before: Tensors, after: Tensors) -> Check:
-    """The weights are no longer those from which the model started."""
+    """The weights have changed since the start of training."""
     common = [name for name in before if name in after and before.kind(name).shape == after.kind(name).shape]
     changed = sum(not same_bits(before[name].to(after[name].dtype), after[name]) for name in common)
     return check("trained", changed > 0, f"{changed} of {len(common)} tensors differ from those of the source")
 
 
 def trained_from_scratch(after: Tensors, dtype: torch.dtype) -> tuple[Check | None, str | None]:
-    """The scales of its norms are no longer all alike, as Megatron makes them. Else why that can't be seen.
+    """The scales of the norms are no longer the constant that Megatron starts with; else why that can't be seen.
 
-    The other weights start at random, and nobody has kept them.
+    The other weights start at random and were not kept.
     """
     norms = [name for name in after if NORM.search(name)]
     moved = sum(bool((after[name] != after[name].flatten()[0]).any()) for name in norms)

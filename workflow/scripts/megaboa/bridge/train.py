@@ -1,10 +1,11 @@
-"""One rank of a run: read what is asked for, build Bridge's configuration, train."""
+"""One rank of a run: read its specification, build Bridge's configuration, train."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from megaboa.check.graphs import full_graph_has_whole_blocks_of_attention
 from megaboa.check.rule import finding
 from megaboa.errors import InputError, one_sentence
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
-from megaboa.run import checkpoints
+from megaboa.run import checkpoints, gpu_sampler
 from megaboa.run.identity import identity_of
 
 REPLAYS_ALL_LENGTHS = (9, 15, 1)  # of cuDNN
@@ -35,9 +36,13 @@ def main() -> None:
 
     store, attempt = RunStore(arguments.store), AttemptFolder(arguments.attempt)
     folder = RunFolder(arguments.run, files.read_json(attempt.asked))
+    process.reached["started"] = process.started()
     process.prepare(folder.run["device"], folder.launch.cpus_per_rank)
+    process.reached["imported"] = time.time()
     if identity_of(folder) != files.read_json(store.identity):
         sys.exit(f"what run {folder.name} reads (corpora, model, image) was made again while it started; call again")
+    if not arguments.capture:  # a profiler would see the sampler, too
+        gpu_sampler.start(folder, attempt)
     train(folder, store, attempt, arguments)
 
 
@@ -48,7 +53,7 @@ def steps_of(ranges: list[str]) -> list[int]:
 
 
 def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: argparse.Namespace) -> None:
-    from megatron.bridge.training import checkpointing, initialize
+    from megatron.bridge.training import checkpointing, initialize, setup
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
     from megatron.bridge.utils.cuda_graph import is_full_iteration_cuda_graph
@@ -109,7 +114,9 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         records.write(store.found, found)
         callbacks.append(CheckpointMarker(store.checkpoints))
     if rank == world_size - 1:
-        callbacks.append(StepWriter(attempt.steps))
+        writer = StepWriter(attempt.steps, process.reached)
+        callbacks.append(writer)
+        writer.follow(setup)
         if config.logger.mlflow_experiment and not wanted.capture:
             continue_mlflow_run(store, config.logger.mlflow_tracking_uri)
     pretrain(config, forward_step, callbacks=callbacks)
@@ -136,7 +143,7 @@ def refuse_lengths(facts: Facts, here: tuple[int, ...] | None) -> None:
 
 
 def continue_mlflow_run(store: RunStore, tracking_uri: str | None) -> None:
-    """Let Bridge's logger, which would begin a new run, continue the run of the attempt before.
+    """Let Bridge's logger continue the previous attempt's run instead of starting a new one.
 
     Bridge logs its whole configuration as parameters, and MLflow refuses ones that change (what is loaded): those that
     are there already stay as they are. For W&B the environment makes all attempts one run (run/command.py).

@@ -23,9 +23,10 @@ def conclude(
     left_out: dict[str, str] | None = None,
     image: tuple[str, ...] | None = None,
 ) -> None:
-    """Print every check and write the proof; where one failed, write what was seen beside it and end with an error.
+    """Print every check and write the proof; if a check failed, write the details next to it and end with an error.
 
-    So a proof that is there is one. `digest` is that of what it proves, `left_out` what could not be looked at.
+    So an existing proof is always a passed one. `digest` is that of the proved files, `left_out` names checks that were
+    not possible.
     """
     failure = out.with_name(FAILED_PROOF)
     for one in checks:

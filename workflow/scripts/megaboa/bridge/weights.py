@@ -61,7 +61,7 @@ def count(folder: str | Path) -> int:
 
 
 def require_whole(folder: str | Path) -> None:
-    """Refuse weights of which a file is cut off or missing, or a tensor is not where the index says."""
+    """Refuse weights with a truncated or missing file, or with a tensor that is not where the index says."""
     index = Path(folder, INDEX)
     if missing := [path.name for path in files(folder) if not path.exists()]:
         raise InputError(f"{folder}: {missing[0]} is missing, and {index.name} names it: download or copy it again")

@@ -1,12 +1,16 @@
 """Fork processes that need Megatron-Bridge from one that has imported it: an import costs ten seconds of a processor.
 
-A command calls `hand_over()` before it imports anything heavy. Where MEGABOA_ZYGOTE=1 (the workflow sets it for an
-experiment on this machine's CPU) its work is then done by a child of the zygote, with the same arguments, environment,
-folder and streams, from the first line of the script or of `megaboa`; and the process that called only passes on
-signals and the exit code. If anything is in the way, hand_over() returns, and the command imports for itself.
+A command calls `hand_over()` before it imports anything heavy. Where MEGABOA_ZYGOTE is `cpu` or `cuda` (the workflow
+sets it for an experiment on this machine) its work is then done by a child of the zygote, with the same arguments,
+environment, folder and streams, from the first line of the script or of `megaboa`; and the process that called only
+passes on signals and the exit code. If anything is in the way, hand_over() returns, and the command imports for itself.
 
-The zygote is started by whoever needs it first. It serves one user and one state of everything that an import depends
-on (`_key`), and ends when nobody has needed it for half a minute.
+The first process that needs the zygote starts it. It serves one user and one state of everything that an import depends
+on (`_key`), and ends after half a minute without requests. Where a scheduler starts one task per node, that task starts
+it (`keep`), before its ranks, and it ends with that task.
+
+A process that has touched CUDA can't be forked: the driver's state doesn't survive it. So the zygote only imports, and
+children are the first to open a GPU.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import ctypes
 import gc
 import hashlib
 import importlib
+import inspect
 import json
 import multiprocessing.process
 import os
@@ -28,16 +33,18 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import NoReturn
 
 from megaboa.bridge import process
-from megaboa.scheduler.local import FORKED, HELD, die_with_parent, may_be_forked
+from megaboa.run import gpus
+from megaboa.scheduler.local import FORKED, HELD, KEEPER, die_with_parent, may_be_forked
 
 IDLE_SECONDS = 30.0
+REFUSING_SECONDS = 600.0  # a zygote that can't be forked says so for as long, so that nobody starts another one
 POLL_SECONDS = 0.2
 START_SECONDS = 120.0  # from the start of a zygote until it has imported Bridge, on a busy machine
 CONNECT_SECONDS = 20.0  # until it listens, which it does before it imports anything
@@ -47,28 +54,57 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signa
 IMPORTED = ("train", "convert", "proof", "source", "corpus_samples", "index", "preflight")
 # What differs from process to process, and no import reads. Everything else is part of the key.
 OWN_PREFIXES = ("MEGABOA_", "WANDB_", "PYTEST_", "SNAKEMAKE_")
+OWN_PREFIXES += ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "FI_")  # read when ranks connect
 OWN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PWD", "OLDPWD", "SHLVL", "_", "TERM"}
 OWN |= {"PYTHONUNBUFFERED", "COLUMNS", "LINES"}
+OWN |= {"CUDA_DEVICE_MAX_CONNECTIONS"}  # read when a process opens its GPU
 OWN |= {"GOTO_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS"}
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # the zygote has one; a child, its own number
 TITLE_BYTES = 4096
 MOST_STREAMS = 5
 _LENGTH = struct.Struct("!Q")
+_REFUSED = 0  # instead of the child's number; the reason follows
 _BEGIN = b"."  # whoever asked is still there, and has the child's number: now it may begin
 
 
-def hand_over() -> None:
-    """Let a child of the zygote do this process's work, and end as it ends. In that child, and without one: return."""
+def hand_over(device: str | None = None) -> None:
+    """Let a child of the zygote do this process's work, and end as it ends. In that child, and without one: return.
+
+    `device`: `cpu` for work that opens no GPU in any experiment; default: the experiment's.
+    """
     if not may_be_forked(os.environ):
         return
     if HELD in os.environ:  # a rank, which no starter may leave behind
         die_with_parent()
     try:
-        connection = _connect(_key())
+        connection = _connect(device or os.environ[FORKED])
         child = _ask(connection)
+    except RefusedError as reason:
+        print(f"megaboa: imports for itself: {reason}", file=sys.stderr, flush=True)
+        return
     except (OSError, ValueError):
         return
     _accompany(connection, child)
+
+
+def warm() -> None:
+    """Have a zygote import while its first child is not needed yet."""
+    if may_be_forked(os.environ):
+        with contextlib.suppress(OSError, ValueError):
+            _connect(os.environ[FORKED]).close()
+
+
+def keep() -> NoReturn:
+    """Be the zygote of a node's ranks, for as long as the process lives that has started this one."""
+    die_with_parent()
+    device = os.environ[FORKED]
+    words = _words(_key(device), device)
+    os.chdir(Path(__file__).parents[2])
+    os.execve(words[0], words, _environment(device) | {KEEPER: os.environ[KEEPER]})
+
+
+class RefusedError(OSError):
+    """The zygote can't be forked, and has said why."""
 
 
 @dataclass(frozen=True)
@@ -91,25 +127,32 @@ class Request:
         return cls(sys.argv, str(Path.cwd()), environment, umask, sorted(os.sched_getaffinity(0)), ignored)
 
 
-def _key() -> str:
+def _key(device: str) -> str:
     """A digest of all that an import depends on, and of what a child can't take over from the one that asked."""
     library = Path(__file__).parents[1]
     sources = [(str(path), path.stat().st_mtime_ns) for path in sorted(library.rglob("*.py"))]
     packages = [(path, Path(path).stat().st_mtime_ns) for path in sys.path if path.endswith("site-packages")]
-    environment = sorted(_environment().items())
+    environment = sorted(_environment(device).items())
     limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
     places = [str(path.readlink()) for path in [*sorted(Path("/proc/self/ns").iterdir()), Path("/proc/self/root")]]
     rights = [os.getresuid(), os.getresgid(), os.getgroups(), os.getpriority(os.PRIO_PROCESS, 0)]
     places.append(Path("/proc/self/cgroup").read_text())
     interpreter = [sys.executable, sys.version, sys.path[1:], subprocess._args_from_interpreter_flags()]
-    parts = [interpreter, sources, packages, environment, limits, places, rights]
+    parts = [interpreter, sources, packages, environment, limits, places, rights, device, os.environ.get(KEEPER)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def _environment() -> dict[str, str]:
-    """The zygote's."""
+def _environment(device: str) -> dict[str, str]:
+    """The zygote's. For CUDA PyTorch counts GPUs through NVML, as asking CUDA itself would open it."""
     own = {name for name in os.environ if name in OWN or name.startswith(OWN_PREFIXES)}
-    return {name: value for name, value in os.environ.items() if name not in own} | dict.fromkeys(THREADS, "1")
+    kept = {name: value for name, value in os.environ.items() if name not in own} | dict.fromkeys(THREADS, "1")
+    return kept | ({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if device == "cuda" else {})
+
+
+def _words(key: str, device: str) -> list[str]:
+    """Of its command line, with room for those of its children."""
+    flags = subprocess._args_from_interpreter_flags()
+    return [sys.executable, *flags, "-m", "megaboa.bridge.zygote", key, device, " " * TITLE_BYTES]
 
 
 def _address(key: str) -> str:
@@ -132,8 +175,9 @@ def _show(words: list[str]) -> None:
 # --- the process that asks ------------------------------------------------------------------------------------------
 
 
-def _connect(key: str) -> socket.socket:
-    """A connection to the zygote of this key, which is started where there is none; OSError if that can't be."""
+def _connect(device: str) -> socket.socket:
+    """A connection to the zygote for this device, which is started where there is none; OSError if that can't be."""
+    key = _key(device)
     deadline, started, starts = time.monotonic() + CONNECT_SECONDS, None, 0
     while time.monotonic() < deadline:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -148,19 +192,19 @@ def _connect(key: str) -> socket.socket:
                 raise PermissionError("another user's")
             connection.settimeout(START_SECONDS)
             return connection
-        if started is None or started.poll() is not None:  # the last one was idle, or another one was faster
+        # The last one was idle, or another one was faster. A keeper's is on its way.
+        if KEEPER not in os.environ and (started is None or started.poll() is not None):
             if starts == STARTS:
                 break
-            started, starts = _start(key), starts + 1
+            started, starts = _start(key, device), starts + 1
         time.sleep(0.05)
     raise ConnectionRefusedError("no zygote")
 
 
-def _start(key: str) -> subprocess.Popen:
-    flags = subprocess._args_from_interpreter_flags()
+def _start(key: str, device: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, *flags, "-m", "megaboa.bridge.zygote", key, " " * TITLE_BYTES],
-        env=_environment(),
+        _words(key, device),
+        env=_environment(device),
         cwd=Path(__file__).parents[2],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -176,6 +220,8 @@ def _ask(connection: socket.socket) -> int:
     socket.send_fds(connection, [_LENGTH.pack(len(content))], [0, 1, 2, *held])
     connection.sendall(content)
     (child,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
+    if child == _REFUSED:
+        raise RefusedError(_receive(connection, *_LENGTH.unpack(_receive(connection, _LENGTH.size))).decode())
     connection.sendall(_BEGIN)
     return child
 
@@ -227,8 +273,8 @@ class Child:
 class Zygote:
     """Accepts requests, forks, and tells how children have ended."""
 
-    def __init__(self, listener: socket.socket):
-        self.listener = listener
+    def __init__(self, listener: socket.socket, refusal: str | None = None):
+        self.listener, self.refusal = listener, refusal
         self.pid = os.getpid()
         self.sources = _sources()
         self.children: list[Child] = []
@@ -237,8 +283,10 @@ class Zygote:
 
     def serve(self) -> Request | None:
         """Until nobody needs it any more; in a child: what this process is to become."""
+        idle = REFUSING_SECONDS if self.refusal else IDLE_SECONDS
         while self.children or self.listener.fileno() >= 0:
-            ready = {number for number, _ in self.poll.poll(None if self.children else 1000 * IDLE_SECONDS)}
+            waits = self.children or KEEPER in os.environ  # whose ranks may be started late
+            ready = {number for number, _ in self.poll.poll(None if waits else 1000 * idle)}
             if not ready:
                 return None
             for child in list(self.children):
@@ -260,7 +308,10 @@ class Zygote:
         streams: list[int] = []
         try:
             request = _read(connection, streams)
-            pid = os.fork()
+            if self.refusal:
+                reason = self.refusal.encode()
+                connection.sendall(_LENGTH.pack(_REFUSED) + _LENGTH.pack(len(reason)) + reason)
+            pid = None if self.refusal else os.fork()
         except (OSError, ValueError, TypeError, struct.error):
             pid = None
         if pid == 0:
@@ -387,30 +438,71 @@ def _become(request: Request, imported: Mapping[str, str]) -> None:
     exec(compile(script.read_bytes(), script, "exec"), vars(main))
 
 
+def _why_not_forked() -> str | None:
+    """A child would lack other threads, and might wait for a lock that one of them holds; and CUDA fails in it."""
+    if (threads := _threads()) > 1:
+        return f"{threads - 1} threads were started by an import, so that no process can be forked"
+    if _has_opened_cuda():
+        return "an import has opened CUDA, so that no process can be forked"
+    return None
+
+
+def _has_opened_cuda() -> bool:
+    """The driver's memory manager is opened with it; NVML, which may be asked, does without."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(entry.readlink()).startswith("/dev/nvidia-uvm"):
+                return True
+    return False
+
+
 def _threads() -> int:
     """Of this process; pyarrow's allocator looks after its own when a process forks."""
     return sum((task / "comm").read_text() != "jemalloc_bg_thd\n" for task in Path("/proc/self/task").iterdir())
 
 
+@contextlib.contextmanager
+def _capability_of_the_driver(device: str) -> Iterator[None]:
+    """ModelOpt asks for the GPU's capability when it is imported. PyTorch would open CUDA for the answer."""
+    known = gpus.capability(os.environ.get("CUDA_VISIBLE_DEVICES")) if device == "cuda" else None
+    if known is None:
+        yield
+        return
+    import torch
+
+    by_cuda = torch.cuda.get_device_capability
+    torch.cuda.get_device_capability = lambda device=None: known
+    try:
+        yield
+    finally:
+        torch.cuda.get_device_capability = by_cuda
+
+
 def main() -> None:
+    key, device = sys.argv[1:3]
+    if KEEPER in os.environ:
+        for number in PASSED_ON:  # a scheduler's signal reaches all processes of a step; ranks hear it themselves
+            signal.signal(number, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
-            listener.bind(_address(sys.argv[1]))
+            listener.bind(_address(key))
             os.close(os.pidfd_open(os.getpid()))
         except OSError:
             return  # another was faster, or the kernel is too old
         listener.listen(128)  # who asks now waits until all is imported
         before = dict(os.environ)
         signal.alarm(int(START_SECONDS))  # an import that hangs must not keep what was sent meanwhile
-        process.prepare("cpu")
-        for name in IMPORTED:
-            importlib.import_module(f"megaboa.bridge.{name}")
+        with _capability_of_the_driver(device):
+            process.prepare(device)
+            for name in IMPORTED:
+                importlib.import_module(f"megaboa.bridge.{name}")
+        # Fills its table of files: for that every folder above every module is looked at, 36,000 times in each child.
+        inspect.getmodule(inspect.currentframe())
         signal.alarm(0)
         gc.freeze()
+        process.forked_for(device)
         imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
-        if _threads() > 1:
-            return  # a child would lack the others, and might wait for a lock that one of them holds
-        request = Zygote(listener).serve()
+        request = Zygote(listener, _why_not_forked()).serve()
     if request:
         _become(request, imported)
 

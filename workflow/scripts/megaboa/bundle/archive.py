@@ -84,7 +84,7 @@ def _whole(path: Path) -> Iterator[None]:
     except (FileNotFoundError, IsADirectoryError):
         raise InputError(f"{path}: there is no such file") from None
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"{path}: is no whole zip file ({error}): copy or download it again") from None
+        raise InputError(f"{path}: is a corrupt or truncated zip file ({error}): copy or download it again") from None
 
 
 def _problem(entries: Sequence[zipfile.ZipInfo]) -> str | None:

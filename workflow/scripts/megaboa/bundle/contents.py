@@ -1,6 +1,6 @@
-"""What is in a bundle: the clone as it was, without what is large, secret, or about this machine.
+"""Contents of a bundle: the clone, without files that are large, secret, or about this machine.
 
-Of the files that a configuration names, scripts and tables go into it; data is only told of.
+Scripts and tables named in a configuration are included; data is listed, not included.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def refuse_secrets(files: Files, environment: Mapping[str, str]) -> None:
         if found:
             raise InputError(
                 f"{found[0]}: holds the value of {variable}, and would be in the bundle: remove it from there "
-                f"(secrets belong into the environment alone), and make it again"
+                f"(keep secrets only in the environment), and make it again"
             )
 
 
@@ -185,7 +185,7 @@ def _runs(results: Path) -> list[str]:
 
 
 def _code() -> Files:
-    """As git would bring it to somebody else, with changes that are not committed; outside of git, what is there."""
+    """As a git clone with uncommitted changes; outside of git, all files."""
     listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *_present(CODE))
     paths = [ROOT / name for name in listed.split("\0") if name] if listed else _below(_present(CODE))
     return {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in paths if path.is_file()}
@@ -257,7 +257,7 @@ def _git(*arguments: str) -> str:
     if done.returncode and (ROOT / ".git").exists():
         said = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[0]
         raise InputError(
-            f"{ROOT}: git does not read this clone, so its commit and changes can't be bundled ({said}): mend this, "
+            f"{ROOT}: git does not read this clone, so its commit and changes can't be bundled ({said}): fix this, "
             f"where it is another user's with `git config --global --add safe.directory {ROOT}`, and call again"
         )
     return "" if done.returncode else done.stdout

@@ -14,7 +14,7 @@ from megaboa.files import canonical, write_bytes
 
 
 def make(asked: Asked, title: str | None, store: Path, out: Path) -> str:
-    """Write it, unless it would tell of this machine; return what it is, in a line."""
+    """Write it, unless it contains names of this machine; return a one-line summary."""
     machine = Machine.here(Path(), store)
     files = collect(asked, machine)
     manifest = json.loads(files[MANIFEST])
@@ -22,7 +22,7 @@ def make(asked: Asked, title: str | None, store: Path, out: Path) -> str:
     files[METADATA] = canonical(metadata(files, manifest, title or asked.results.name, *times)).encode()
     if seen := machine.traces(files):
         raise InputError(
-            f"{seen[0]}: names this machine, or a path of it, where it could not be taken out (code is never changed): "
+            f"{seen[0]}: contains this machine's name or a path of it, which is never removed from code: "
             f"remove it from there; no bundle was written"
         )
     content = pack(files)

@@ -1,6 +1,5 @@
-"""What leaves with no bundle: paths and names of this machine, which nobody else can use, and `recovery.notify`.
-
-That command is its user's own: a webhook's address is a secret, and nobody else is to be told by it.
+"""What no bundle may contain: paths and names of this machine, and `recovery.notify`, because a webhook's address is a
+secret.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ INSTEAD = "echo left out of the bundle"
 
 @dataclass(frozen=True)
 class Machine:
-    """Paths and names of this machine, longest path first, and what stands in their place."""
+    """Paths and names of this machine, longest path first, with their replacements."""
 
     paths: tuple[tuple[str, str], ...]
     user: str
@@ -59,7 +58,7 @@ class Machine:
 
 
 def _user() -> str:
-    """Root and nobody are no names of a person, and words of many paths."""
+    """Skip generic user names: root and nobody are common words in paths."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):

@@ -1,6 +1,6 @@
-"""Make again what is in a bundle, with the code that is in it, in folders of its own, and compare it file by file.
+"""Rebuild a bundle's results with the bundle's code, in separate folders, and compare them file by file.
 
-Measured times are never the same, and left out.
+Measured times always differ and are left out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def opened(path: Path) -> tuple[Archive, dict[str, Any]]:
     """A bundle whose files are those that its metadata describes, and what it says about itself."""
     files = Archive(path)
     if missing := [name for name in (MANIFEST, METADATA) if name not in files]:
-        raise InputError(f"{path}: is no bundle of this project, as it has no {missing[0]}")
+        raise InputError(f"{path}: is not a bundle of this project: it has no {missing[0]}")
     try:
         sums, manifest = checksums(files[METADATA]), json.loads(files[MANIFEST])
         manifest["experiment"], manifest["config"], manifest["device"], manifest["environment"]["packages"]
@@ -53,7 +53,7 @@ def opened(path: Path) -> tuple[Archive, dict[str, Any]]:
         raise InputError(f"{path}: its {METADATA} or {MANIFEST} can't be read ({error!r}): not used") from None
     for name in sorted({*sums, *files} - {METADATA}):
         if name not in files or sums.get(name) != files.digest(name):
-            raise InputError(f"{path}: {name} is not what {METADATA} says that it is: it was changed, and is not used")
+            raise InputError(f"{path}: {name} differs from {METADATA}: it was changed, and is not used")
     return files, manifest
 
 
@@ -64,10 +64,10 @@ def claim(folder: Path) -> None:
         return
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InputError(
-            f"--into {folder}: is there already, and no folder of `make reproduce` (it has no {MARKER}): nothing in it "
+            f"--into {folder}: exists, and is not a folder of `make reproduce` (it has no {MARKER}): nothing in it "
             f"was touched. Name one that is new or empty"
         )
-    write_text(marker, "Made by `make reproduce`, and written over by its next call.\n")
+    write_text(marker, "Made by `make reproduce`; its next call overwrites it.\n")
 
 
 def report_again(files: Archive, manifest: Mapping[str, Any], folder: Path) -> list[Compared]:
@@ -80,15 +80,17 @@ def report_again(files: Archive, manifest: Mapping[str, Any], folder: Path) -> l
     command = [earlier] if earlier in files else ["workflow/scripts/megaboa", "report"]
     command += ["--settings", f"{results}/specs/report.json"]
     command += ["--captions", "workflow/report/captions.yaml", "--out", f"{results}/report/index.html"]
-    _python([*command, "--config-file", *manifest["config"]], folder, "the report could not be made again")
+    _python([*command, "--config-file", *manifest["config"]], folder, "the report could not be rebuilt")
     return compare(files, _below(folder, f"{results}/report"), OF_REPORT)
 
 
 def run_again(files: Archive, manifest: Mapping[str, Any], folder: Path) -> list[Compared]:
-    """The whole experiment. What an earlier call left is gone on with."""
+    """Run the whole experiment. Resumes partial results."""
     experiment = manifest["experiment"]
     files.unpack((name for name in files if not name.startswith("results/")), folder)
     command = ["-m", "snakemake", "--profile", "profiles/local", "--configfile", *manifest["config"]]
+    if len(manifest["device"]) == 1:  # which the configuration may have left open
+        command += ["--config", f"device={manifest['device'][0]}"]
     try:
         _python(command, folder, f"the experiment did not run to its end; its results so far are in {folder}")
     except InputError:
@@ -126,7 +128,7 @@ def _name(package: str) -> str:
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Code of somebody else's needs none; not by length as in `secrets_in`, as a short password is one too."""
+    """Foreign code gets no secrets, of any length: unlike in `secrets_in`, a short password counts too."""
     return {
         name: value for name, value in environment.items() if not is_secret_name(name) and not has_credentials(value)
     }

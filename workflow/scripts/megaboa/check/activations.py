@@ -67,8 +67,7 @@ def attention_bytes(f: Facts, layer: int = 0) -> float:
 
 
 def _grouped(f: Facts) -> float:
-    """Per token: queries, keys and values as one product gives them, once more where positions turned them, and the
-    output."""
+    """Per token: queries, keys and values from one product, a second copy after rotary positions, and the output."""
     model, width, tp = f.model, _width(f), f.layout.tp
     head, heads = model.head_dim or 0, model.heads or 0
     groups = max(model.kv_groups or heads, tp)
@@ -154,7 +153,7 @@ def _tokens(f: Facts) -> float:
 
 
 def _shared(f: Facts) -> int:
-    """Among how many tensor ranks tokens are shared out where sequence parallelism does that."""
+    """Number of tensor ranks that share the tokens under sequence parallelism."""
     return f.layout.tp if f.layout.sp else 1
 
 

@@ -64,7 +64,9 @@ def advise(f: Facts, top: int = 8) -> list[Advice]:
 
 
 def _score(found: Advice) -> float:
-    """A percent for every doubling of what is cut: what the model of speed doesn't see of many small pieces."""
+    """One percent for every doubling of the parallel sizes: overhead of small pieces that the speed model doesn't
+    include.
+    """
     layout = found.facts.layout
     return found.step.seconds * (1 + 0.01 * math.log2(layout.model_ranks * layout.chunks))
 

@@ -20,7 +20,7 @@ SIZES = ("global_batch_size", "micro_batch_size", "seq_length", "precision")
 
 @dataclass(frozen=True)
 class Costs:
-    """None is what nobody can tell. `source` says where the time of a step comes from."""
+    """None means unknown. `source` says where the step time comes from."""
 
     tokens: int
     flops: float
@@ -122,7 +122,7 @@ def speed_key(run: dict[str, Any], gpu: str | None) -> str:
 
 @dataclass(frozen=True)
 class Total:
-    """Of a plan; `unknown` are runs of which something isn't known, and which are missing in the sums."""
+    """Of a plan; `unknown` runs have unknown costs and are missing from the sums."""
 
     tokens: int
     flops: float
@@ -152,7 +152,7 @@ def bytes_of(text: str) -> float:
 
 
 def over_budget(found: Total, gpu_hours: float | None, disk: str | None) -> dict[str, str]:
-    """What is exceeded, by its key, and by how much."""
+    """Exceeded limits: the key, and by how much."""
     missing = f" (without {found.unknown} runs of which that isn't known)" if found.unknown else ""
     problems = {}
     if gpu_hours is not None and found.gpu_hours > gpu_hours:

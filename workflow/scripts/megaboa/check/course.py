@@ -50,7 +50,7 @@ def embeddings_are_tied_as_in_the_checkpoint(f: Facts) -> Broken | None:
 
 
 def profiler_has_a_gpu(f: Facts) -> Broken | None:
-    """nsys and snapshots of memory are of a GPU: on the CPU there is nothing to record."""
+    """nsys and memory snapshots need a GPU: on the CPU there is nothing to record."""
     why = ON_GPUS.get(f.training.profiler)
     if why is None or f.cluster.device == "cuda":
         return None
@@ -59,8 +59,9 @@ def profiler_has_a_gpu(f: Facts) -> Broken | None:
 
 
 def nsys_is_at_hand(f: Facts) -> Broken | None:
-    """The ranks that nsys captures find it on their PATH. Known where they use this machine's programs: a cluster's
-    nodes may have others."""
+    """The ranks that nsys captures find it on their PATH. Only checked if they use this machine's programs: a cluster's
+    nodes may have others.
+    """
     if f.training.profiler != "nsys" or f.cluster.has_nsys is not False:
         return None
     text = "there is no nsys on the PATH here: if the nodes have none either, the capture ends at once"
@@ -68,7 +69,7 @@ def nsys_is_at_hand(f: Facts) -> Broken | None:
 
 
 def profiled_steps_begin_with_the_first(f: Facts) -> Broken | None:
-    """Steps count from 1: Bridge never comes to one before, and so captures nothing, or refuses to start."""
+    """Steps count from 1: for an earlier one Bridge captures nothing, or refuses to start."""
     begin, end = f.training.profile_steps
     if f.training.profiler == "none" or begin >= 1:
         return None
@@ -87,7 +88,7 @@ def profiled_steps_are_in_the_run(f: Facts) -> Broken | None:
 
 
 def profiled_ranks_are_in_the_run(f: Facts) -> Broken | None:
-    """Profiled ranks exist: others are never asked, and nothing is written."""
+    """Profiled ranks exist: for others nothing is written."""
     world, ranks = f.layout.world_size, f.training.profile_ranks
     beyond = [rank for rank in ranks if world is not None and rank >= world]
     if f.training.profiler == "none" or not beyond:
@@ -106,8 +107,7 @@ def nsys_goes_without_fault_tolerance(f: Facts) -> Broken | None:
 
 
 def nsys_is_around_the_ranks(f: Facts) -> Broken | None:
-    """Bridge only marks the steps for nsys: without `nsys profile` around the rank nobody listens, and nothing is
-    written."""
+    """Bridge only marks the steps for nsys: without `nsys profile` around the rank nothing is written."""
     if not f.profiling.nsys:
         return None
     text = "true while training, where no nsys is around the ranks: set profile.tool: nsys instead"
@@ -122,8 +122,9 @@ def one_profiler_at_a_time(f: Facts) -> Broken | None:
 
 
 def profiler_is_started_and_stopped(f: Facts) -> Broken | None:
-    """What Bridge profiles while training has a step or more, before the run's end: otherwise it is never stopped, and
-    writes nothing, without a word."""
+    """Bridge's profiling during training covers at least one step and ends before the run: otherwise it is never
+    stopped, and silently writes nothing.
+    """
     profiling, iters = f.profiling, f.training.iters
     if not profiling.is_on:
         return None
@@ -136,8 +137,9 @@ def profiler_is_started_and_stopped(f: Facts) -> Broken | None:
 
 
 def profiler_is_on_a_rank(f: Facts) -> Broken | None:
-    """What Bridge profiles while training has a rank of the run. No rank means every rank, but for the memory's
-    history none: then nothing is recorded, without a word."""
+    """Bridge's profiling during training has a rank of the run. An empty list means every rank, but no rank for the
+    memory history: then it silently records nothing.
+    """
     profiling, world = f.profiling, f.layout.world_size
     if not profiling.is_on:
         return None

@@ -1,4 +1,4 @@
-"""Mixtures of experts: how experts are shared out, and how tokens reach them."""
+"""Mixtures of experts: how experts are divided, and how tokens reach them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ NOT_FOR_DEEPEP = ("v100", "gb200", "gb300")
 
 
 def expert_parallelism_needs_experts(f: Facts) -> Broken | None:
-    """Expert parallelism shares out experts: transformer_config.py refuses ep above 1 for a dense model."""
+    """Expert parallelism divides experts: transformer_config.py refuses ep above 1 for a dense model."""
     if f.layout.ep == 1 or f.model.layers is None or f.model.experts:
         return None
     return Broken("parallel.ep", f"{f.layout.ep} for a model without experts", (1,))
 
 
 def experts_divide(f: Facts) -> Broken | None:
-    """Every expert parallel rank has as many experts; moe_layer.py asserts it when the model is built."""
+    """Every expert parallel rank has the same number of experts; moe_layer.py asserts it when the model is built."""
     experts, ep = f.model.experts, f.layout.ep
     if not experts or experts % ep == 0:
         return None
@@ -35,7 +35,7 @@ def expert_width_divides(f: Facts) -> Broken | None:
 
 
 def expert_tensor_parallelism_needs_experts(f: Facts) -> Broken | None:
-    """Expert tensor parallelism cuts experts: for a dense model it means nothing, and Megatron says nothing."""
+    """Expert tensor parallelism splits experts: Megatron silently ignores it for a dense model."""
     if f.layout.etp is None or f.model.layers is None or f.model.experts or f.layout.etp in (1, f.layout.tp):
         return None
     return warning("parallel.etp", f"{f.layout.etp} for a model without experts", ("null",))
@@ -57,7 +57,7 @@ def experts_beside_tensor_parallelism_need_sequence_parallelism(f: Facts) -> Bro
 
 
 def tokens_have_enough_experts(f: Facts) -> Broken | None:
-    """A token goes to topk different experts: there must be as many."""
+    """A token goes to topk different experts: the model must have at least that many."""
     experts, topk = f.model.experts, f.model.topk
     if not experts or topk is None or topk <= experts:
         return None
@@ -66,7 +66,7 @@ def tokens_have_enough_experts(f: Facts) -> Broken | None:
 
 def flex_dispatcher_has_a_backend(f: Facts) -> Broken | None:
     """The flex dispatcher needs a backend (token_dispatcher.py refuses it without), and NCCL EP the flex dispatcher
-    (transformer_config.py); other backends are left unused by other dispatchers."""
+    (transformer_config.py); other dispatchers don't use other backends."""
     kernels = f.kernels
     if kernels.dispatcher == "flex" and kernels.flex_backend is None:
         return Broken("model.moe_flex_dispatcher_backend", "is null for the flex dispatcher", ("deepep", "hybridep"))

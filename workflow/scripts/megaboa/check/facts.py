@@ -1,6 +1,6 @@
-"""What the rules look at: numbers and names of one run, wherever they come from. None is "nobody knows yet".
+"""Input of the rules: numbers and names of one run, from any source.
 
-And which field of Bridge's ConfigContainer says each of them.
+None means not known yet. Each has its field in Bridge's ConfigContainer.
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ class Kernels:
     fused_activation: bool = True
     attention_dropout: float = 0.0
     attention: str = "auto"  # attention_backend
+    grad_overlap: bool | None = None  # overlap_grad_reduce; None: Bridge's default
+    gather_overlap: bool | None = None  # overlap_param_gather
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,10 @@ class Cluster:
     nodes: int = 1
     gpus_per_node: int = 1
     gpu: str | None = None
+    machine_gpus: int | None = None  # of this machine, where `device: auto` found them
     tasks_per_node: int | None = None  # where an option of its job says so
     max_connections: str | None = None  # CUDA_DEVICE_MAX_CONNECTIONS
-    has_nsys: bool | None = None  # whether it is on the PATH; None: nobody asked
+    has_nsys: bool | None = None  # whether it is on the PATH; None: not checked
 
 
 @dataclass(frozen=True)
@@ -260,6 +263,8 @@ FIELDS: dict[str, str] = {
     "kernels.fused_activation": "model.bias_activation_fusion",
     "kernels.attention_dropout": "model.attention_dropout",
     "kernels.attention": "model.attention_backend",
+    "kernels.grad_overlap": "ddp.overlap_grad_reduce",
+    "kernels.gather_overlap": "ddp.overlap_param_gather",
 }
 
 

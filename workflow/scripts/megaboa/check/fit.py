@@ -1,4 +1,4 @@
-"""Does a run fit the memory of its GPUs, and if not: what is the cheapest change that makes it fit?"""
+"""Does a run fit the memory of its GPUs? If not, which is the cheapest change that makes it fit?"""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def stated_error(f: Facts) -> float:
 
 
 def memory_suffices(f: Facts, is_legal: Callable[[Facts], bool]) -> Broken | None:
-    """What a rank takes by prediction is less than the memory of resources.gpu: more ends in a failed allocation."""
+    """A rank's predicted memory is less than that of resources.gpu: otherwise an allocation fails."""
     if f.cluster.gpu is None or f.cluster.device != "cuda" or not memory.is_known(f):
         return None
     need, limit = memory.peak(f), capacity(f.cluster.gpu)
@@ -101,7 +101,7 @@ def changes(f: Facts) -> Iterator[Change]:
     for kind, parts in SELECTIVE.items():
         modules = tuple(part for part in parts if not (part == "mlp" and f.model.bias))  # which can't be recomputed
         if {"dense": not f.model.is_sparse, "moe": f.model.is_sparse, "latent": f.model.latent}[kind]:
-            yield _change(f, {**smallest, **_selective(modules)}, "a part is calculated twice")
+            yield _change(f, {**smallest, **_selective(modules)}, "part of the model is computed twice")
     full = {"model.recompute_granularity": "full", "model.recompute_method": "uniform", "model.recompute_num_layers": 1}
     yield _change(f, {**smallest, **full}, "a third more calculation")
     yield from _splits(f, {**free, "training.micro_batch_size": 1}, "more communication")

@@ -1,4 +1,4 @@
-"""CUDA graphs, recomputation and offloading: who may be together with whom."""
+"""CUDA graphs, recomputation and offloading: which combinations are allowed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def graph_scope_fits_the_implementation(f: Facts) -> Broken | None:
 
 
 def moe_is_graphed_once(f: Facts) -> Broken | None:
-    """The graph of moe holds the router already: transformer_config.py refuses both."""
+    """The graph of moe already includes the router: transformer_config.py refuses both."""
     if f.kernels.graphs == "none" or not {"moe", "moe_router"} <= set(f.kernels.graph_modules):
         return None
     return Broken("model.cuda_graph_modules", "has both moe and moe_router: keep one")
@@ -63,12 +63,12 @@ def graphed_parts_are_there(f: Facts) -> Broken | None:
     if not absent:
         return None
     return Broken(
-        "model.cuda_graph_modules", f"has {sorted(absent)}, which the model hasn't", (sorted(modules - absent),)
+        "model.cuda_graph_modules", f"has {sorted(absent)}, which the model doesn't have", (sorted(modules - absent),)
     )
 
 
 def graphed_experts_have_fixed_sizes(f: Facts) -> Broken | None:
-    """A graph of moe needs experts that always get as many tokens: moe_expert_capacity_factor and
+    """A graph of moe needs experts that always get the same number of tokens: moe_expert_capacity_factor and
     moe_pad_expert_input_to_capacity; transformer_config.py asserts it."""
     fixed = f.kernels.expert_capacity is not None and f.kernels.pad_to_capacity
     if f.kernels.graphs == "none" or "moe" not in f.kernels.graph_modules or not f.model.is_sparse or fixed:
@@ -77,7 +77,7 @@ def graphed_experts_have_fixed_sizes(f: Facts) -> Broken | None:
 
 
 def recomputation_is_outside_graphs(f: Facts) -> Broken | None:
-    """A graphed part can't be calculated again in pieces: megatron-core refuses moe with moe_router, and dropout
+    """A graphed part can't be partly recomputed: megatron-core refuses moe with moe_router, and dropout
     inside; CloudAI refuses all of attn with core_attn or mla_up_proj, mlp with mlp, moe with moe_act, moe or
     shared_experts, moe_router with moe or shared_experts, and layernorm across them."""
     kernels = f.kernels
@@ -120,7 +120,7 @@ def _is_full(f: Facts) -> bool:
 
 
 def full_graph_has_no_nan_check(f: Facts) -> Broken | None:
-    """A graph of the full iteration can't look at a number: ConfigContainer.validate asserts that the check for NaN
+    """A graph of the full iteration can't inspect values: ConfigContainer.validate asserts that the check for NaN
     is off."""
     if not _is_full(f) or not f.kernels.nan_check:
         return None
@@ -128,17 +128,19 @@ def full_graph_has_no_nan_check(f: Facts) -> Broken | None:
 
 
 def full_graph_waits_for_no_message(f: Facts) -> Broken | None:
-    """Stages of a pipeline without vpp wait for the GPU after every message (p2p_communication.py), which nobody may do
-    while a graph is recorded."""
+    """Stages of a pipeline without vpp wait for the GPU after every message (p2p_communication.py), which is not
+    allowed while a graph is recorded.
+    """
     if not _is_full(f) or f.layout.pp == 1 or f.layout.vpp or not f.kernels.waits_for_messages:
         return None
     return Broken("model.batch_p2p_sync", f"true with a graph of the full iteration and pp: {f.layout.pp}", (False,))
 
 
 def full_graph_has_whole_blocks_of_attention(f: Facts) -> Broken | None:
-    """cuDNN up to 9.15.0 goes astray in attention's backward pass where a graph is replayed and the sequence is no
-    multiple of 128 (with context parallelism: half a rank's part): an illegal memory access, or wrong gradients.
-    Transformer Engine knows it, but can't see that Megatron records a full iteration."""
+    """cuDNN up to 9.15.0 fails in attention's backward pass if a graph is replayed and the sequence is not a multiple
+    of 128 (with context parallelism: half a rank's part): an illegal memory access, or wrong gradients. Transformer
+    Engine checks for it, but can't see that Megatron records a full iteration.
+    """
     cut = 1 if f.layout.cp == 1 or f.layout.cp_comm == "a2a" else 2 * f.layout.cp  # all-to-all exchanges heads instead
     length, unit = f.training.seq_length, ATTENTION_BLOCK * cut
     if not _is_full(f) or not _may_be_cudnn(f) or length is None or length % unit == 0:
@@ -156,8 +158,9 @@ def _may_be_cudnn(f: Facts) -> bool:
 
 
 def full_graph_has_no_straggler_detector(f: Facts) -> Broken | None:
-    """Megatron's straggler detector asks the GPU when a forward pass began and ended; events that a graph has recorded
-    can't say."""
+    """Megatron's straggler detector reads the start and end times of forward passes from CUDA events, which a graph
+    can't provide.
+    """
     if not _is_full(f) or not f.kernels.stragglers:
         return None
     return Broken("straggler.log_straggler", "true with a graph of the full iteration", (False,))
@@ -257,7 +260,7 @@ def offloading_has_no_pipeline(f: Facts) -> Broken | None:
 
 
 def offloading_has_no_graphs(f: Facts) -> Broken | None:
-    """What is offloaded moves, and a graph's memory doesn't: transformer_config.py refuses graphs of layers with
+    """Offloaded tensors move, but a graph's memory doesn't: transformer_config.py refuses graphs of layers with
     offloading, CloudAI also that of the full iteration."""
     if not f.kernels.cpu_offloading or f.kernels.graphs == "none":
         return None

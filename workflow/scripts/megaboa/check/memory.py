@@ -1,8 +1,8 @@
 """The most memory that tensors take on a rank, part by part.
 
-Held against the peaks that were measured for GPT2-large on H200s (tests/check/test_memory.py), some of which also
-gave the bytes for each logit: the largest error there is 2%. Other kinds were measured later
-(docs/explanation/memory.md): 15% is stated for them.
+Compared with the peaks measured for GPT2-large on H200s (tests/check/test_memory.py), to some of which the bytes per
+logit were fitted: the largest error is 2%. Other kinds were measured later (docs/explanation/memory.md), with a stated
+error of 15%.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Breakdown:
 
     @property
     def total(self) -> float:
-        """With what CUDA and NCCL take, and what PyTorch can't use for want of one large piece."""
+        """Including CUDA, NCCL and PyTorch's fragmentation."""
         return self.tensors * (1 + FRAGMENTATION) + CONTEXT
 
     def gib(self) -> dict[str, float]:
@@ -143,7 +143,7 @@ def _fsdp_backward(sharding: str, held: Parameters, layers: int) -> list[_Moment
 
 
 def _cut_by_fsdp(f: Facts, held: Parameters) -> Parameters:
-    """What a group of one rank holds is no shard, and so never gathered."""
+    """A group of one rank has no shards to gather."""
     copies, expert_copies = _copies(f)
     if copies == 1:
         return Parameters(0.0, 0.0)
@@ -151,7 +151,7 @@ def _cut_by_fsdp(f: Facts, held: Parameters) -> Parameters:
 
 
 def _copies(f: Facts) -> tuple[int, int]:
-    """Ranks among which states are shared out: those of all parameters but experts', and experts'."""
+    """Numbers of ranks that share states: for all parameters except experts', and for experts'."""
     instances = f.layout.optimizer_instances
     return (f.layout.dp or 1) * f.layout.cp // instances or 1, (f.layout.expert_dp or 1) // instances or 1
 

@@ -1,8 +1,8 @@
-"""What of a run only its image can check: without Transformer Engine and the libraries of GPUs it stays open.
+"""Checks that need the image: without Transformer Engine and GPU libraries they stay open.
 
-A rule here breaks nothing. It says that a run uses what was left out, or stood in for, when it was built and validated.
-Inside the image it is judged by the packages that are there: one that the run uses and the image lacks, or has in too
-old a version, is a reason to refuse the run. What hangs on the GPU itself stays open.
+A rule here refuses nothing. It says that a run uses something that was left out or mocked when it was built and
+validated. Inside the image the installed packages decide: a package that the run uses and that is missing or too old is
+a reason to refuse the run. What depends on the GPU itself stays open.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ABSENT_TE = "|".join(
     )
 )
 MISSING = {
-    r"^StopIteration\b": "layers of Transformer Engine's, of which Bridge has mocks here that can't be built",
+    r"^StopIteration\b": "Transformer Engine layers, for which Bridge has only mocks here that can't be built",
     r"`q_layernorm=<class '[\w.]*WrappedTorchNorm'>` is non-trivial": "Transformer Engine's fused norm, for latent "
     "attention without a compressed query",
     "'TESpecProvider' is not defined": "Transformer Engine's layers",
@@ -77,14 +77,14 @@ def low_precision_has_kernels(f: Facts) -> Broken | None:
 
 
 def dispatcher_is_installed(f: Facts) -> Broken | None:
-    """DeepEP, HybridEP and NCCL EP are packages of the image; here the model is built with alltoall in their place."""
+    """DeepEP, HybridEP and NCCL EP are packages of the image; here the model is built with alltoall instead."""
     if f.kernels.dispatcher != "flex":
         return None
     return _open("model.moe_flex_dispatcher_backend", f"{f.kernels.flex_backend}: installed, and for this GPU")
 
 
 def graphs_can_be_captured(f: Facts) -> Broken | None:
-    """Which modules Transformer Engine can capture hangs on its version; here the model is built without graphs."""
+    """Which modules Transformer Engine can capture depends on its version; here the model is built without graphs."""
     if f.kernels.graphs == "none":
         return None
     return _open("model.cuda_graph_impl", f"{f.kernels.graphs}: what it captures")
@@ -104,11 +104,11 @@ def tensor_overlap_has_buffers(f: Facts) -> Broken | None:
 
 
 def attention_takes_the_head(f: Facts) -> Broken | None:
-    """Kernels of attention are made for some sizes of a head; others fall back to slower ones, or fail."""
+    """Attention kernels support only some head sizes; others fall back to slower kernels, or fail."""
     head = f.model.head_dim
     if f.model.latent or head is None or head in USUAL_HEADS:
         return None
-    return _open("model.kv_channels", f"{head}: kernels of attention for it")
+    return _open("model.kv_channels", f"{head}: attention kernels for it")
 
 
 def _open(key: str, what: str) -> Broken:
@@ -179,7 +179,7 @@ def _needed(rule: str, f: Facts) -> str | None:
 
 
 def lacks(what: str, said: str, has: Packages) -> str | None:
-    """Why a run at which Bridge stopped for want of `what` can't run in this image; None where only a GPU can tell.
+    """Why a run at which Bridge stopped because `what` is missing can't run in this image; None if only a GPU can tell.
 
     `said` is Bridge's sentence, which may name the version that it wants.
     """

@@ -14,7 +14,7 @@ from megaboa.check.facts import Facts
 from megaboa.paths import ExperimentFolder, RunFolder
 
 Result = dict[str, Any]
-LEFT_OUT = "They are INVALID: the same command, given again, leaves them out."
+LEFT_OUT = "They are INVALID: run the same command again to leave them out."
 
 
 def conclude(order: Path, found: Mapping[str, tuple[Result, Facts | None]], out: Path) -> int:
@@ -37,7 +37,7 @@ def conclude(order: Path, found: Mapping[str, tuple[Result, Facts | None]], out:
     for left in refusals.grouped({name: _open_here(result) for name, result in runs.items()}):
         _say(f"not checked here: {left}")
     if "container" in files.read_json(specs.inside):
-        _say("The image is asked before training, or by `snakemake preflight_in_image`.")
+        _say("The image is checked before training, or by `snakemake preflight_in_image`.")
 
     refused = {name: result["reasons"] for name, result in runs.items() if result["state"] == "FAIL"}
     if refused:

@@ -1,4 +1,4 @@
-"""How layers are shared out over pipeline stages, and micro-batches sent through them."""
+"""How layers are divided over pipeline stages, and how micro-batches pass through them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def interleaving_needs_a_pipeline(f: Facts) -> Broken | None:
 
 
 def layers_fill_the_stages(f: Facts) -> Broken | None:
-    """Layers (and embedding and loss, where these count as one each) are a multiple of pp * vpp;
+    """Layers (plus embedding and loss, if counted as one layer each) are a multiple of pp * vpp;
     transformer_block.py asserts it when the model is built."""
     layout, layers = f.layout, f.model.layers
     uneven = layout.first_stage_layers or layout.last_stage_layers
@@ -30,14 +30,15 @@ def layers_fill_the_stages(f: Facts) -> Broken | None:
     what = " and ".join([f"{layers} layers", *extra])
     key = "parallel.vpp" if total % layout.pp == 0 else "parallel.pp"
     legal = divisors(total // layout.pp, layout.chunks) if key == "parallel.vpp" else divisors(total, layout.pp)
-    text = f"{what} can't be shared out over pp * vpp = {layout.pp} * {layout.chunks} stages"
+    text = f"{what} can't be divided over pp * vpp = {layout.pp} * {layout.chunks} stages"
     return Broken(key, f"{text} without model.pipeline_model_parallel_layout", legal)
 
 
 def uneven_stages_leave_even_ones(f: Facts) -> Broken | None:
-    """What first and last stage leave is shared out evenly over the stages between them, and every stage over its
-    virtual ones; transformer_config.py refuses anything else. transformer_layer.py divides interleaved ends without a
-    stage between them by zero."""
+    """The layers outside the first and last stage are divided evenly over the stages between them, and every stage over
+    its virtual ones; transformer_config.py refuses anything else. transformer_layer.py divides interleaved ends without
+    a stage between them by zero.
+    """
     layout, layers = f.layout, f.model.layers
     ends = [n for n in (layout.first_stage_layers, layout.last_stage_layers) if n is not None]
     if layers is None or not ends or layout.stages is not None:
@@ -55,7 +56,7 @@ def uneven_stages_leave_even_ones(f: Facts) -> Broken | None:
     if not between and layout.chunks > 1:
         return Broken(key, f"no stage is left between the ends, with parallel.vpp: {layout.chunks}: set one end only")
     if between and rest % (between * layout.chunks):
-        text = f"{rest} layers are left, no multiple of {between} stages * vpp = {between * layout.chunks}"
+        text = f"{rest} layers are left, not a multiple of {between} stages * vpp = {between * layout.chunks}"
         near = [layers - (len(ends) - 1) * ends[-1] - n for n in multiples(rest, between * layout.chunks)]
         return Broken(key, text, tuple(n for n in near if n > 0))
     return None
@@ -104,7 +105,7 @@ def pipeline_layout_holds_the_model(f: Facts) -> Broken | None:
 
 def deepseek_v3_has_a_layout(f: Facts) -> Broken | None:
     """DeepSeek-V3's 61 layers fit no even pipeline: Bridge has layouts for (pp, vpp) of (1, 1), (4, 1), (8, 1), (4,
-    2), (16, 1), (8, 2) and (4, 4), and leaves other pairs without one."""
+    2), (16, 1), (8, 2) and (4, 4), and none for other pairs."""
     layout, model = f.layout, f.model
     known = model.family == "deepseek_v3" and model.layers == DEEPSEEK_V3_LAYERS
     if not known or layout.stages is not None or (layout.pp, layout.chunks) in DEEPSEEK_V3_PAIRS:
@@ -117,14 +118,15 @@ def deepseek_v3_has_a_layout(f: Facts) -> Broken | None:
 
 def interleaved_stages_have_micro_batches(f: Facts) -> Broken | None:
     """Interleaved stages take groups of micro-batches, of pp unless told otherwise: a step has at least one group, and
-    what is left over is nothing or at least pp; schedules.py refuses anything else in the first step."""
+    the remainder is 0 or at least pp; schedules.py refuses anything else in the first step.
+    """
     count, pp = f.microbatches, f.layout.pp
     group = f.layout.group or pp
     if count is None or f.layout.chunks == 1 or pp == 1 or (count >= group and not 0 < count % group < pp):
         return None
     unit = (f.layout.dp or 1) * (f.training.mbs or 1)
     legal = tuple(n * unit for n in multiples(count, group))
-    text = f"{f.training.gbs} makes {count} micro-batches, no multiple of {group}, which vpp = {f.layout.vpp} needs"
+    text = f"{f.training.gbs} makes {count} micro-batches, not a multiple of {group}, which vpp = {f.layout.vpp} needs"
     return Broken("training.global_batch_size", text, legal)
 
 
@@ -141,7 +143,7 @@ def micro_batches_fill_the_pipeline(f: Facts) -> Broken | None:
 
 
 def pipeline_has_a_type(f: Facts) -> Broken | None:
-    """Stages must know the type of what they are sent: model_parallel_config.py refuses pp above 1 without
+    """Stages must know the dtype of the tensors they receive: model_parallel_config.py refuses pp above 1 without
     pipeline_dtype."""
     if f.layout.pp == 1 or f.training.pipeline_dtype:
         return None

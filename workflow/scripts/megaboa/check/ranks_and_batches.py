@@ -17,7 +17,7 @@ def ranks_fill_the_layout(f: Facts) -> Broken | None:
         return None
     return Broken(
         "resources.gpus_per_node",
-        f"nodes * gpus_per_node = {world} is no multiple of {_product(f.layout, DENSE)}",
+        f"nodes * gpus_per_node = {world} is not a multiple of {_product(f.layout, DENSE)}",
         multiples(world, size),
     )
 
@@ -44,7 +44,7 @@ def ranks_fill_the_expert_layout(f: Facts) -> Broken | None:
     legal = divisors(world // layout.pp // layout.expert_tp, layout.ep) if world % layout.pp == 0 else ()
     return Broken(
         "parallel.ep",
-        f"nodes * gpus_per_node = {world} is no multiple of {_product(layout, EXPERTS[::-1])}",
+        f"nodes * gpus_per_node = {world} is not a multiple of {_product(layout, EXPERTS[::-1])}",
         legal,
     )
 
@@ -56,7 +56,7 @@ def batch_fills_the_ranks(f: Facts) -> Broken | None:
         return None
     return Broken(
         "training.global_batch_size",
-        f"{gbs} is no multiple of micro_batch_size * dp = {mbs} * {dp} = {mbs * dp}",
+        f"{gbs} is not a multiple of micro_batch_size * dp = {mbs} * {dp} = {mbs * dp}",
         multiples(gbs, mbs * dp),
     )
 
@@ -74,7 +74,7 @@ def batch_has_one_size(f: Facts) -> Broken | None:
 
 
 def batch_fills_the_optimizer_instances(f: Facts) -> Broken | None:
-    """Under FSDP a global batch that is a multiple of micro_batch_size * dp * instances keeps all of them alike;
+    """Under FSDP a global batch that is a multiple of micro_batch_size * dp * instances gives all instances equal work;
     CloudAI refuses others, Bridge 0.6.2 accepts them."""
     dp, gbs, mbs, instances = f.layout.dp, f.training.gbs, f.training.mbs, f.layout.optimizer_instances
     if f.layout.fsdp == "none" or instances < 2 or not dp or gbs is None or not mbs or gbs % (mbs * dp):
@@ -82,19 +82,20 @@ def batch_fills_the_optimizer_instances(f: Facts) -> Broken | None:
     unit = mbs * dp * instances
     if gbs % unit == 0:
         return None
-    text = f"{gbs} is no multiple of micro_batch_size * dp * optimizer instances = {mbs} * {dp} * {instances} = {unit}"
+    text = f"{gbs} is not a multiple of micro_batch_size * dp * optimizer instances = {mbs} * {dp} * {instances} = "
+    text += str(unit)
     return warning("training.global_batch_size", text, multiples(gbs, unit))
 
 
 def evaluation_batch_fills_the_ranks(f: Facts) -> Broken | None:
-    """An evaluation batch of its own is a multiple of eval_micro_batch_size * dp; ConfigContainer.validate asserts
+    """A separate evaluation batch size is a multiple of eval_micro_batch_size * dp; ConfigContainer.validate asserts
     it."""
     dp, gbs, mbs = f.layout.dp, f.training.eval_gbs, f.training.eval_mbs or f.training.mbs
     if not dp or gbs is None or not mbs or gbs % (mbs * dp) == 0:
         return None
     return Broken(
         "validation.eval_global_batch_size",
-        f"{gbs} is no multiple of eval_micro_batch_size * dp = {mbs} * {dp} = {mbs * dp}",
+        f"{gbs} is not a multiple of eval_micro_batch_size * dp = {mbs} * {dp} = {mbs * dp}",
         multiples(gbs, mbs * dp),
     )
 
@@ -106,14 +107,15 @@ def optimizer_instances_share_the_ranks(f: Facts) -> Broken | None:
         return None
     return Broken(
         "ddp.num_distributed_optimizer_instances",
-        f"dp * cp = {dp} * {f.layout.cp} can't be shared out over {instances} instances",
+        f"dp * cp = {dp} * {f.layout.cp} can't be divided over {instances} instances",
         divisors(dp * f.layout.cp, instances),
     )
 
 
 def tensor_ranks_stay_in_a_node(f: Facts) -> Broken | None:
-    """Tensor parallel ranks talk in every layer, several times: beyond a node they wait for the network. Megatron
-    accepts it."""
+    """Tensor parallel ranks communicate several times per layer: across nodes they wait for the network. Megatron
+    accepts it.
+    """
     tp, gpus = f.layout.tp, f.cluster.gpus_per_node
     if f.cluster.device != "cuda" or f.cluster.nodes == 1 or gpus % tp == 0:
         return None
@@ -126,8 +128,7 @@ def tensor_ranks_stay_in_a_node(f: Facts) -> Broken | None:
 
 
 def tasks_are_ranks(f: Facts) -> Broken | None:
-    """The scheduler gives a node as many tasks and GPUs as resources.gpus_per_node says: ranks come from tasks, one for
-    each GPU."""
+    """The scheduler gives each node resources.gpus_per_node tasks and GPUs: every task is a rank with one GPU."""
     asked = f.cluster.tasks_per_node
     if asked is None or asked == f.cluster.gpus_per_node:
         return None

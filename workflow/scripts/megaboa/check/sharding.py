@@ -7,8 +7,9 @@ from megaboa.check.rule import Broken, warning
 
 
 def fsdp_has_no_pipeline(f: Facts) -> Broken | None:
-    """FSDP with pipeline or context parallelism is refused by CloudAI; Bridge 0.6.2 accepts it, and nobody is
-    known to have trained so."""
+    """FSDP with pipeline or context parallelism is refused by CloudAI; Bridge 0.6.2 accepts it, but no such training is
+    known.
+    """
     layout = f.layout
     sizes = {"parallel.pp": layout.pp, "parallel.cp": layout.cp, "parallel.vpp": layout.chunks}
     key = next((key for key, size in sizes.items() if size > 1), None)
@@ -29,7 +30,7 @@ def fsdp_has_no_layer_graphs(f: Facts) -> Broken | None:
 
 
 def optimizer_instances_need_fsdp(f: Facts) -> Broken | None:
-    """Several optimizer instances are meant for hybrid FSDP; CloudAI refuses them without, Bridge 0.6.2 accepts
+    """Several optimizer instances are intended for hybrid FSDP; CloudAI refuses them without it, Bridge 0.6.2 accepts
     them."""
     if f.layout.optimizer_instances == 1 or f.layout.fsdp != "none":
         return None
@@ -38,7 +39,7 @@ def optimizer_instances_need_fsdp(f: Facts) -> Broken | None:
 
 
 def fsdp_checkpoints_are_dtensors(f: Facts) -> Broken | None:
-    """Megatron-FSDP saves fsdp_dtensor and nothing else, and nothing else saves it; ConfigContainer.validate asserts
+    """Megatron-FSDP saves only fsdp_dtensor, and nothing else saves that format; ConfigContainer.validate asserts
     both, when a run saves or loads."""
     written, is_fsdp = f.training.checkpoint_format, f.layout.fsdp == "megatron"
     if written is None or f.training.save_interval == 0 or is_fsdp == (written == "fsdp_dtensor"):
@@ -61,7 +62,7 @@ def fsdp_without_shards_is_not_saved(f: Facts) -> Broken | None:
 
 
 def fsdp_has_several_connections(f: Facts) -> Broken | None:
-    """FSDP gathers weights while layers are calculated: CUDA_DEVICE_MAX_CONNECTIONS must not be 1, as
+    """FSDP gathers weights during computation: CUDA_DEVICE_MAX_CONNECTIONS must not be 1, as
     ConfigContainer.validate asserts."""
     if f.layout.fsdp == "none" or f.cluster.max_connections != "1":
         return None
@@ -69,19 +70,47 @@ def fsdp_has_several_connections(f: Facts) -> Broken | None:
 
 
 def fsdp_shards_the_optimizer(f: Facts) -> Broken | None:
-    """Megatron-FSDP always shards the optimizer: Bridge turns the distributed optimizer on again, and says so in the
-    log only."""
+    """Megatron-FSDP always shards the optimizer: Bridge turns the distributed optimizer back on, with only a line in
+    the log.
+    """
     if f.layout.fsdp != "megatron" or f.layout.distributed_optimizer:
         return None
     return warning("parallel.distributed_optimizer", "false is turned to true under parallel.fsdp: megatron", (True,))
 
 
 def sgd_has_nothing_to_shard(f: Facts) -> Broken | None:
-    """SGD keeps no state, and Megatron's distributed optimizer fails on that in the middle of its start."""
+    """SGD keeps no state, and Megatron's distributed optimizer fails on that during startup."""
     if f.training.optimizer != "sgd" or not f.layout.distributed_optimizer:
         return None
     text = "sgd has no state to distribute: set parallel.distributed_optimizer: false, or take adam"
     return Broken("optimizer.name", text)
+
+
+def overlapped_gather_needs_overlapped_reduction(f: Facts) -> Broken | None:
+    """Weights are gathered bucket by bucket, and there is only one bucket where gradients aren't reduced early:
+    megatron/training/arguments.py refuses the pair; Bridge 0.6.2 accepts it, and gains nothing."""
+    if not f.kernels.gather_overlap or f.kernels.grad_overlap is not False:
+        return None
+    return warning("parallel.overlap_param_gather", "true without parallel.overlap_grad_reduce", (False,))
+
+
+def overlapped_gather_needs_shards(f: Facts) -> Broken | None:
+    """Only what the distributed optimizer, Megatron-FSDP or a layer-wise optimizer has divided is gathered:
+    megatron/training/arguments.py refuses the rest."""
+    if not f.kernels.gather_overlap or f.layout.distributed_optimizer or f.layout.fsdp == "megatron":
+        return None
+    if f.training.optimizer not in ("adam", "sgd"):
+        return None
+    return Broken("parallel.overlap_param_gather", "true without parallel.distributed_optimizer", (False,))
+
+
+def torch_fsdp_has_no_overlap_of_megatrons(f: Facts) -> Broken | None:
+    """PyTorch's FSDP2 overlaps by itself; Bridge's loop looks for the hooks of Megatron's own data parallelism."""
+    if f.layout.fsdp != "torch":
+        return None
+    wanted = {"grad_reduce": f.kernels.grad_overlap, "param_gather": f.kernels.gather_overlap}
+    name = next((name for name, value in wanted.items() if value), None)
+    return Broken(f"parallel.overlap_{name}", "true with parallel.fsdp: torch", (False,)) if name else None
 
 
 RULES = (
@@ -93,4 +122,7 @@ RULES = (
     fsdp_has_several_connections,
     fsdp_shards_the_optimizer,
     sgd_has_nothing_to_shard,
+    overlapped_gather_needs_overlapped_reduction,
+    overlapped_gather_needs_shards,
+    torch_fsdp_has_no_overlap_of_megatrons,
 )

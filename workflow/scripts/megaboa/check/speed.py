@@ -55,7 +55,7 @@ def of_step(f: Facts) -> Step:
 def _calculation(f: Facts) -> float:
     peak = peaks.operations(f.cluster.gpu)
     if peak is None:
-        raise ValueError(f"resources.gpu: nobody knows what a {f.cluster.gpu} can do")
+        raise ValueError(f"resources.gpu: the peak of a {f.cluster.gpu} is unknown")
     tokens = (f.training.seq_length or 0) * (f.training.mbs or 1) / f.layout.cp
     width = (f.model.ffn or f.model.moe_ffn or 4 * (f.model.hidden or 0)) / f.layout.tp
     share = BEST * tokens / (tokens + HALF_TOKENS) * width / (width + HALF_WIDTH)

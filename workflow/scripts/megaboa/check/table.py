@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from megaboa.check import course, experts, fit, graphs, needs_image, pipeline, ranks_and_batches, sharding, tensors
+from megaboa.check import (
+    course,
+    device,
+    experts,
+    fit,
+    graphs,
+    needs_image,
+    pipeline,
+    ranks_and_batches,
+    sharding,
+    tensors,
+)
 from megaboa.check.facts import Facts
 from megaboa.check.rule import Finding, Rule, finding, sentence
 
@@ -14,6 +25,7 @@ SUBJECTS: dict[str, tuple[Rule, ...]] = {
     "FSDP and the distributed optimizer": sharding.RULES,
     "CUDA graphs, recomputation, offloading": graphs.RULES,
     "The course of a run": course.RULES,
+    "The device": device.RULES,
     "Profilers": course.PROFILERS,
 }
 RULES = tuple(rule for rules in SUBJECTS.values() for rule in rules)
@@ -25,6 +37,11 @@ def check(facts: Facts) -> list[Finding]:
     if all(one.level != "error" for one in found) and (broken := fit.memory_suffices(facts, is_legal)):
         found.append(finding(fit.memory_suffices, broken))
     return sorted(found, key=lambda one: one.level != "error")
+
+
+def is_of_device(found: Finding) -> bool:
+    """Whether the run would be legal on another device."""
+    return any(found.rule == rule.__name__ for rule in device.RULES)
 
 
 def is_legal(facts: Facts) -> bool:
@@ -44,11 +61,11 @@ def page_with_table(page: str) -> str:
 def markdown() -> str:
     lines = []
     for subject, rules in SUBJECTS.items():
-        lines += [f"### {subject}", "", "| rule | what must hold, and who says so |", "|---|---|"]
+        lines += [f"### {subject}", "", "| rule | what must hold, and what enforces it |", "|---|---|"]
         lines += [f"| `{rule.__name__}` | {sentence(rule)} |" for rule in rules]
         lines.append("")
-    lines += ["### What needs the image", "", "| rule | what stays open without it |", "|---|---|"]
+    lines += ["### What needs the image", "", "| rule | what stays unchecked without it |", "|---|---|"]
     lines += [f"| `{rule.__name__}` | {sentence(rule)} |" for rule in needs_image.RULES]
-    lines += ["", "### Memory", "", "| rule | what must hold, and who says so |", "|---|---|"]
+    lines += ["", "### Memory", "", "| rule | what must hold, and what enforces it |", "|---|---|"]
     lines.append(f"| `{fit.memory_suffices.__name__}` | {sentence(fit.memory_suffices)} |")
     return "\n".join(lines).rstrip() + "\n"

@@ -16,7 +16,7 @@ ALIGNMENT = {
 
 
 def heads_divide(f: Facts) -> Broken | None:
-    """Every tensor rank has as many attention heads; transformer_config.py refuses anything else."""
+    """Every tensor rank has the same number of attention heads; transformer_config.py refuses anything else."""
     heads, tp = f.model.heads, f.layout.tp
     if heads is None or heads % tp == 0:
         return None
@@ -24,7 +24,7 @@ def heads_divide(f: Facts) -> Broken | None:
 
 
 def key_value_groups_divide(f: Facts) -> Broken | None:
-    """Query groups are shared out over tensor ranks, or tensor ranks over groups; transformer_config.py refuses
+    """Query groups are divided over tensor ranks, or tensor ranks over groups; transformer_config.py refuses
     anything else."""
     groups, tp = f.model.kv_groups, f.layout.tp
     if groups is None or groups == f.model.heads or groups % tp == 0 or tp % groups == 0:
@@ -45,17 +45,19 @@ def feed_forward_divides(f: Facts) -> Broken | None:
 
 
 def vocabulary_divides(f: Facts) -> Broken | None:
-    """The vocabulary's rows are cut into tp pieces: Bridge pads them where it knows only the tokenizer's, else they
-    must be a multiple already."""
+    """The vocabulary's rows are cut into tp pieces: Bridge pads them if only the tokenizer's size is known, else they
+    must be a multiple.
+    """
     rows, tp = f.model.vocab_rows, f.layout.tp
     if rows is None or rows % tp == 0:
         return None
-    return Broken("model.vocab_size", f"{rows} rows can't be shared out over tp = {tp}", multiples(rows, tp))
+    return Broken("model.vocab_size", f"{rows} rows can't be divided over tp = {tp}", multiples(rows, tp))
 
 
 def sequence_parallelism_needs_tensor_parallelism(f: Facts) -> Broken | None:
-    """Sequence parallelism shares out what tensor ranks have in common: megatron-core refuses it for one rank, and
-    Bridge 0.6.2 turns it off there without a word."""
+    """Sequence parallelism splits activations over tensor ranks: megatron-core refuses it for one rank, and Bridge
+    0.6.2 silently turns it off there.
+    """
     if not f.layout.sp or f.layout.tp > 1:
         return None
     return warning("parallel.sp", "true does nothing with parallel.tp: 1", (False,))
@@ -67,22 +69,23 @@ def sequence_divides_over_context(f: Facts) -> Broken | None:
     seq, cp = f.training.seq_length, f.layout.cp
     if seq is None or cp == 1 or seq % (2 * cp) == 0:
         return None
-    return Broken("training.seq_length", f"{seq} is no multiple of 2 * cp = {2 * cp}", multiples(seq, 2 * cp))
+    return Broken("training.seq_length", f"{seq} is not a multiple of 2 * cp = {2 * cp}", multiples(seq, 2 * cp))
 
 
 def sequence_divides_over_tensor_ranks(f: Facts) -> Broken | None:
     """Under sequence parallelism a rank's part of the sequence (seq_length / cp) is cut into tp pieces; the first
-    scatter asserts it, after the start."""
+    scatter asserts it, at run time.
+    """
     seq, layout = f.training.seq_length, f.layout
     unit = layout.cp * layout.tp
     if seq is None or not layout.sp or seq % layout.cp or seq % unit == 0:
         return None
-    return Broken("training.seq_length", f"{seq} is no multiple of cp * tp = {unit}", multiples(seq, unit))
+    return Broken("training.seq_length", f"{seq} is not a multiple of cp * tp = {unit}", multiples(seq, unit))
 
 
 def sequence_is_known_to_the_model(f: Facts) -> Broken | None:
     """Sequences are no longer than the model's own: imported learned positions end there (the checkpoint doesn't
-    load), rotary ones extrapolate, which must be meant."""
+    load), rotary ones extrapolate, which must be intended."""
     seq, longest = f.training.seq_length, f.model.max_length
     if seq is None or longest is None or seq <= longest:
         return None
@@ -101,7 +104,7 @@ def low_precision_is_aligned(f: Facts) -> Broken | None:
     for key, what, size in _quantized(f):
         wanted = 8 if unit == 16 and what.startswith("tokens") else unit
         if size % wanted:
-            return Broken(key, f"{what} = {size} is no multiple of {wanted}, as {f.training.precision} needs")
+            return Broken(key, f"{what} = {size} is not a multiple of {wanted}, as {f.training.precision} needs")
     return None
 
 
@@ -128,7 +131,8 @@ def one_kind_of_half_precision(f: Facts) -> Broken | None:
 
 def tensor_overlap_is_not_switched_off(f: Facts) -> Broken | None:
     """Overlapped tensor parallel communication needs tp above 1 and sequence parallelism: without, comm_overlap.py
-    turns it off with no more than a line in the log."""
+    turns it off with only a line in the log.
+    """
     if not f.kernels.tp_comm_overlap or (f.layout.tp > 1 and f.layout.sp):
         return None
     return warning(

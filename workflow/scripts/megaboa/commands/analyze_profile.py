@@ -1,4 +1,4 @@
-"""Say what the steps of a profile went into, whoever captured it.
+"""Say where a profiled step's time goes, whoever captured it.
 
 CAPTURES are files or folders: .nsys-rep, .sqlite, .json, .json.gz. `--trace` takes them, and what was asked for, from
 the manifest of a run's capture. `--against` compares with an earlier analysis, or with other captures.

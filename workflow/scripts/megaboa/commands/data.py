@@ -16,7 +16,7 @@ from megaboa.records import Corpus, CorpusSpec, Sources, TokenizerSpec, read, wr
 def train_tokenizer(words: list[str]) -> None:
     """Train a byte-level BPE tokenizer, once per identity."""
     args = commands.job(train_tokenizer, "spec", "out").parse_args(words)
-    zygote.hand_over()
+    zygote.hand_over("cpu")
     from megaboa.data.jobs import make_tokenizer
 
     with one_sentence(args.out):
@@ -78,7 +78,7 @@ def merge_corpus(words: list[str]) -> None:
 def verify_corpus(words: list[str]) -> None:
     """Compare a corpus with its source, check its index, read it as training will."""
     args = commands.job(verify_corpus, "spec", "sources", "manifest", "out").parse_args(words)
-    zygote.hand_over()
+    zygote.hand_over("cpu")
     from megaboa.bridge.corpus_samples import read_as_training_does
     from megaboa.data.jobs import verify_corpus as verified
 
@@ -92,7 +92,7 @@ def verify_corpus(words: list[str]) -> None:
 def build_index(words: list[str]) -> None:
     """Build Megatron's index of the data that some runs share, once per identity."""
     args = commands.job(build_index, "spec", "out").parse_args(words)
-    zygote.hand_over()
+    zygote.hand_over("cpu")
     with quietly():  # from the import on: it is then that loggers take hold of stderr
         process.prepare("cpu")
         from megaboa.bridge.index import make

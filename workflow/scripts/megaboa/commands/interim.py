@@ -1,6 +1,6 @@
-"""Report on what is there of an experiment, while other runs still train or have failed.
+"""Report on the finished runs of an experiment, while others train or have failed.
 
-The page and its figures are written to results/EXPERIMENT/interim/. Whatever it says, it is a look and no verdict.
+The page and its figures are written to results/EXPERIMENT/interim/. It gives no verdict: the exit code is always 0.
 """
 
 from __future__ import annotations

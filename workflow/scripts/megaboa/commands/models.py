@@ -17,7 +17,7 @@ from megaboa.records import ExportRecord, ImportRecord, ModelSource, Proof, read
 def get_model(words: list[str]) -> None:
     """Make a model from a config, or find or fetch it. Needs no Megatron."""
     args = commands.job(get_model, "spec", "out").parse_args(words)
-    zygote.hand_over()
+    zygote.hand_over("cpu")
     from megaboa.bridge.source import obtain
 
     manifest = obtain(read_json(args.spec))

@@ -1,4 +1,4 @@
-"""Every run of an experiment, held against Bridge without a GPU."""
+"""Check every run of an experiment with Bridge, without a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def preflight(words: list[str]) -> int:
     parser = commands.job(preflight, "out")
     parser.add_argument("order", type=Path, help=ORDER)
     args = parser.parse_args(words)
-    zygote.hand_over()
+    zygote.hand_over("cpu")
     with quietly():
         process.prepare("cpu")
         from megaboa.bridge.preflight import check

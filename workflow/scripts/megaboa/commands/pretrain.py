@@ -26,7 +26,7 @@ FIRST = "snakemake image data import preflight, with your profile"
 def main(words: list[str]) -> int:
     parser = commands.parser("pretrain", __doc__)
     parser.add_argument("run", type=commands.run, help="EXPERIMENT/RUN, the run's folder, or its run.json")
-    parser.add_argument("--restart", action="store_true", help="begin again, whatever lies in the store unfinished")
+    parser.add_argument("--restart", action="store_true", help="start from step 0, ignoring unfinished work")
     arguments = parser.parse_args(words)
     return kept(lambda life: supervise(arguments.run, arguments.restart, life))
 
@@ -42,7 +42,7 @@ def supervise(run: Path, restart: bool, life: int) -> int:
             time.sleep(REQUEUE_SECONDS)  # the scheduler ends this job; ending it ourselves would race with that
         return 1
     except FileNotFoundError as missing:
-        print(f"{missing.filename} isn't there. First make what the run reads: {FIRST}", file=sys.stderr)
+        print(f"{missing.filename} isn't there. First make the run's inputs: {FIRST}", file=sys.stderr)
         return 1
     except OSError as problem:
         if not may_pass(problem):

@@ -23,8 +23,8 @@ def main(words: list[str]) -> None:
     parser.add_argument(
         "logs", nargs="+", metavar="LOG", help="a log (also .gz), an event file, a folder of them, or -"
     )
-    parser.add_argument("--seq-length", type=int, help="tokens of a sample, where the log doesn't say")
-    parser.add_argument("--peak-tflops", type=float, help="what a GPU could do at most: for the MFU")
+    parser.add_argument("--seq-length", type=int, help="tokens per sample, if the log doesn't say")
+    parser.add_argument("--peak-tflops", type=float, help="peak TFLOP/s of a GPU, for the MFU")
     args = parser.parse_args(words)
 
     summary = LogSummary()

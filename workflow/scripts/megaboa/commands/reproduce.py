@@ -55,7 +55,7 @@ def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> list[Compa
         return compared
     if not is_on_cpu(manifest):
         print(
-            f"runs: not made again, as they need GPUs: `snakemake --profile {cluster().profile}` in a clone, with the "
+            f"runs: not repeated, as they need GPUs: `snakemake --profile {cluster().profile}` in a clone, with the "
             "bundle's config"
         )
         return compared
@@ -71,5 +71,5 @@ def show(title: str, compared: list[Compared]) -> list[Compared]:
     for one in compared:
         print(f"  {one.verdict:<30} {one.name}")
     if not compared:
-        raise InputError(f"{title}: the bundle has none to compare with, so nothing is shown")
+        raise InputError(f"{title}: the bundle has nothing to compare with")
     return compared

@@ -1,4 +1,4 @@
-"""What is made of runs that have ended."""
+"""Results of finished runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def summarize(words: list[str]) -> None:
     parser.add_argument("--steps", type=Path, required=True, help="table to write (Parquet)")
     parser.add_argument("--summary", type=Path, required=True, help="summary to write (JSON)")
     parser.add_argument("--goodput", type=Path, required=True, help="ledger of the run's time to write (JSON)")
-    parser.add_argument("--peak-tflops", type=float, help="what a GPU can do at most; default: by its name")
+    parser.add_argument("--peak-tflops", type=float, help="peak TFLOP/s of a GPU; default: by its name")
     args = parser.parse_args(words)
     from megaboa.observe import measure
     from megaboa.observe.steps import write_steps
@@ -32,7 +32,7 @@ def summarize(words: list[str]) -> None:
 def evaluate(words: list[str]) -> None:
     """Call the user's command on a run's exported model, and note its numbers."""
     args = commands.job(evaluate, "spec", "export", "store", "out").parse_args(words)
-    zygote.hand_over()
+    zygote.hand_over("cpu")
     from megaboa import evaluation
 
     export = records.read(records.ExportRecord, args.export)

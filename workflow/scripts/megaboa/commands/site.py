@@ -1,7 +1,6 @@
-"""Show what the scheduler says of this cluster to its user: account, partitions, settings that matter, file systems.
+"""Show the cluster as the scheduler presents it to you: account, partitions, relevant settings, file systems.
 
-With --write, what the cluster's profile takes goes to its site.yaml, which it reads first; what is left to you stands
-there as comments.
+With --write, the profile's choices go to its site.yaml, which it reads first; open choices are comments there.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def main(words: list[str]) -> int:
     text = "\n".join(lines)
     console.print(f"\n`--profile {ours.profile}` takes{yours}:\n{text}", highlight=False, soft_wrap=True)
     if there:
-        sys.exit(f"{places.shown()} is there already, and stays as it is: edit it, or remove it first")
+        sys.exit(f"{places.shown()} exists already and is not changed: edit it, or remove it first")
     if args.write:
         places.site_file().write_text(f"{text}\n", encoding="utf-8")
         console.print(f"written to {places.shown()}", highlight=False, soft_wrap=True)

@@ -22,9 +22,7 @@ ASK_SECONDS = 20  # between two questions to the scheduler while watching
 
 def main(words: list[str]) -> None:
     parser = commands.parser("status", __doc__)
-    parser.add_argument(
-        "experiment", nargs="?", help="its name, or the folder of its results; default: every one there is"
-    )
+    parser.add_argument("experiment", nargs="?", help="its name, or the folder of its results; default: all")
     parser.add_argument("--results", type=Path, default=commands.RESULTS, help="folder of results")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--watch", action="store_true", help="stay and update once a second")

@@ -1,4 +1,4 @@
-"""Stop one run in order: its ranks save and end, and the others go on.
+"""Stop one run: its ranks save and end; other runs continue.
 
 Snakemake reports it as failed; the next call resumes it.
 """

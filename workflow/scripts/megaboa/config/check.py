@@ -282,7 +282,7 @@ def _folder_problem(name: Any, needs: str | None) -> list[str]:
     if not folder.is_dir():
         return [f"there is no folder {name!r}: check the path"]
     if needs and not (folder / needs).is_file():
-        return [f"the folder {name!r} has no {needs}: it is no Hugging Face model"]
+        return [f"the folder {name!r} has no {needs}: it is not a Hugging Face model"]
     return []
 
 
@@ -318,6 +318,8 @@ def _source_problem(source: Any) -> list[str]:
 
 
 def _one_source_problem(source: str) -> list[str]:
+    if source == STDLIB:
+        return []
     if (name := hub_id(source)) is not None:
         return [] if is_hub_id(name) else [f"{source!r} must be `hf:` and an id of the hub, as in hf:owner/name"]
     try:

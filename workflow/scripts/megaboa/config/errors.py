@@ -1,4 +1,4 @@
-"""What is wrong with an experiment file, told all at once."""
+"""All mistakes of an experiment file, reported at once."""
 
 from __future__ import annotations
 

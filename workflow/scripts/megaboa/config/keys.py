@@ -15,7 +15,7 @@ from megaboa.config.errors import Problem, nearest
 from megaboa.config.formula import Formula
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
-from megaboa.fields import OWN_FIELDS, SAME_AS, key_of
+from megaboa.fields import OVERRIDES_TOO, OWN_FIELDS, SAME_AS, key_of
 from megaboa.secrets import is_secret_name
 
 Path = tuple[str, ...]
@@ -179,7 +179,7 @@ def override_problem(field: str) -> str | None:
     if is_secret_name(field.rpartition(".")[2]):
         return "is a secret, which would be written to disk: remove it, and export it as an environment variable"
     key = key_of(field)
-    if key and field not in SAME_AS:
+    if key and field not in SAME_AS and key not in OVERRIDES_TOO:
         return f"is set by the key {key}: set that instead"
     return None
 

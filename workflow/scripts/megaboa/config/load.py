@@ -36,6 +36,8 @@ class LoadedExperiment:
     places: Places
     factors: tuple[sweep.Factor, ...]
     notes: tuple[str, ...] = ()  # what the environment has changed, and what the sweep replaces
+    device_found: bool = False  # the file leaves the device open: a run that can't be on this one is left out
+    machine_gpus: int | None = None  # of this machine, where runs share them
 
     def problem(self, path: tuple[str | int, ...], message: str) -> Problem:
         return keys.problem_at(self.places, path, dotted(path), message)

@@ -140,7 +140,7 @@ class _Reader:
             node = node[part]
         file, line = self.places.get(path, ("the file", 0))
         where = f"{file}, line {line}" if line else file
-        if not line:  # from the command line or the environment: whoever sets it there wants it in every run
+        if not line:  # from the command line or the environment: meant for every run
             return f"is also set in {where}: remove one of the two"
         self.replaced[path] = f"{dotted(place)} replaces {dotted(path)}: {node} ({where})"
         return None

@@ -1,7 +1,7 @@
-"""Text to token ids: by gigatoken where it takes the tokenizer, else by `tokenizers`; the two are compared as they go.
+"""Text to token ids: by gigatoken if it supports the tokenizer, else by `tokenizers`; samples are compared.
 
-`tokenizers`, as `transformers` loads it, is the reference: what it says is right, and what is written must be equal.
-It comes here as a file that holds it as loaded, since importing transformers alone takes seconds and gigabytes.
+`tokenizers`, as `transformers` loads it, is the reference, and the output must equal it. It is read from a saved file,
+because importing transformers takes seconds and gigabytes.
 """
 
 from __future__ import annotations

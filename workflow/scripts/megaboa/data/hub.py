@@ -37,7 +37,7 @@ def download(repo: str, revision: str | None, patterns: list[str], key: str) -> 
 
 
 def require_proven(export: ExportRecord, proof: Proof) -> None:
-    """What is pushed is what was proved."""
+    """Push only proved files."""
     if proof.digest != export.digest or digest(folder_digests(export.path)) != export.digest:
         raise InputError(f"{export.path} is not what was proved: call `snakemake export --forcerun prove_export`")
 
@@ -60,7 +60,7 @@ def upload(folder: Path, repo: str, private: bool, message: str, key: str) -> st
                 repo_id=repo, folder_path=folder, commit_message=message, delete_patterns=REPLACED
             ).oid
     except errors.HFValidationError as error:
-        raise InputError(f"{where} is no Hugging Face id (`owner/name`)") from error
+        raise InputError(f"{where} is not a Hugging Face id (`owner/name`)") from error
     except ValueError as error:  # the card's head, before anything is sent
         raise InputError(f"{where}: the hub's client refuses it: {' '.join(str(error).split())[:200]}") from error
     except errors.HfHubHTTPError as error:

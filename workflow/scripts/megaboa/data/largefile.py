@@ -1,4 +1,4 @@
-"""A large file that is written in pieces: what is there already goes to the disk, and into its checksum, meanwhile."""
+"""A large file written in pieces: earlier pieces are flushed and hashed in the background."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The records of one file, from where a part begins to where it ends: unpacked, split, and their texts taken out.
+"""The records of a part of one file: decompressed, split, and their texts extracted.
 
-A record that can't be used is handed on as the reason, not raised: the corpus decides what is done with it. What is
-wrong with a file as a whole is an `InputError`; a compressed one that was cut short is never taken for a complete one.
+A bad record is returned with its reason, not raised: the corpus decides what to do. An error of the whole file is an
+`InputError`; a truncated compressed file is never accepted as complete.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def is_blank(text: str) -> bool:
 
 def refuse(file: SourceFile, position: int, form: Format, record: Bad, key: str) -> InputError:
     where = describe(file, position, form)
-    return InputError(f"{where}: {record.reason}; mend or remove the record, or set {key}.on_bad_record to `skip`")
+    return InputError(f"{where}: {record.reason}; fix or remove the record, or set {key}.on_bad_record to `skip`")
 
 
 def _texts(file: SourceFile, number: int, form: Format, skip_bad: bool, key: str) -> Iterator[str]:
@@ -310,7 +310,7 @@ def unpacked(path: str, packed: str | None) -> Iterator[tuple[IO[bytes], Callabl
                 yield stream, raw.tell
             except (EOFError, zlib.error, gzip.BadGzipFile, TruncatedError) as error:
                 raise InputError(
-                    f"{path}: the compressed file is damaged or cut short ({error}); copy it again"
+                    f"{path}: the compressed file is damaged or truncated ({error}); copy it again"
                 ) from error
 
 

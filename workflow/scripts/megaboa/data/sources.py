@@ -76,7 +76,7 @@ def files(spec: TextSpec) -> list[SourceFile]:
             found += files_of(source, spec.split)
     for file in found:
         if file.size == 0 and (file.packed or file.kind in TABLES):
-            raise InputError(f"{file.path}: empty, which no {file.packed or file.kind} file is: copy it again")
+            raise InputError(f"{file.path}: empty, so not a valid {file.packed or file.kind} file: copy it again")
     return found
 
 
@@ -176,12 +176,12 @@ def _remembered_digest(file: SourceFile, cache: Path) -> str:
 
 def _stdlib_files() -> list[Path]:
     """Python's own modules, packages' tests and installed packages left out."""
-    root = Path(sysconfig.get_path("stdlib"))
     found = []
-    for folder, subfolders, names in os.walk(root):
+    for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
         subfolders[:] = [name for name in subfolders if name not in NOT_STDLIB and not name.startswith("config-")]
-        found += [Path(folder, name) for name in names if name.endswith(".py")]
-    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+        found += [f"{folder}/{name}" for name in names if name.endswith(".py")]
+    # As text: 600 paths below one folder take a tenth of a second to compare as paths.
+    return list(map(Path, sorted(found)))
 
 
 def file_stem(name: str, keys: Sequence[str], key: str) -> str:

@@ -25,6 +25,7 @@ from megaboa.records import (
 )
 from megaboa.run import checkpoints, claims, ledger
 from megaboa.run.failures import read_tails
+from megaboa.run.gpu_use import use_of
 from megaboa.run.identity import is_outdated, is_trained
 from megaboa.scheduler.registry import cluster
 
@@ -44,7 +45,7 @@ def experiment(results: Path) -> list[str]:
 
 
 def failures(results: Path, names: Iterable[str]) -> list[str]:
-    """Of these runs each attempt that failed, in a line, also where a later one has mended it: for the report."""
+    """One line per failed attempt of these runs, even if a later attempt succeeded: for the report."""
     return [line for name in names for line in _failed_attempts(ExperimentFolder(results).run(name))]
 
 
@@ -85,7 +86,7 @@ def _store(folder: RunFolder) -> RunStore | None:
 
 
 def _lost(store: RunStore, begun: AttemptStart) -> AttemptEnd:
-    """The end that nobody wrote down, as the next call will."""
+    """The missing end of an attempt, as the next call will record it."""
     events = read_steps(store.attempt(begun.attempt).steps)
     steps = [event.step for event in events if isinstance(event, Step)]
     job = f"{cluster().name} job {begun.job}, " if begun.job else ""
@@ -93,7 +94,7 @@ def _lost(store: RunStore, begun: AttemptStart) -> AttemptEnd:
     return AttemptEnd(
         attempt=begun.attempt,
         cause="lost",
-        detail=f"nobody wrote down its end, and nobody trains it: its supervisor was killed, or lost ({job}{where})",
+        detail=f"its end was not recorded, and nobody trains it: its supervisor was killed, or lost ({job}{where})",
         first_step=min(steps, default=None),
         last_step=max(steps, default=None),
         iteration=checkpoints.latest(store.checkpoints),
@@ -108,7 +109,7 @@ def _of_summary(folder: RunFolder, summary: Summary, facts: Facts | None) -> lis
     if facts is not None:
         lines += [*passed.slow(facts, summary), *passed.unbalanced(facts, analysis)]
         lines += [*passed.waits_for_host(facts, analysis), *passed.casts_single_rows(facts)]
-    lines += passed.curve_findings(_steps(folder), _course(folder))
+    lines += [*passed.gpu_findings(summary.gpus), *passed.curve_findings(_steps(folder), _course(folder))]
     return [line if line.startswith(" ") else f"{folder.name}: passed; {line}" for line in lines]
 
 
@@ -146,6 +147,7 @@ def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Fact
     return [
         f"{folder.name}: {found.name.replace('_', ' ')} (attempt {end.attempt}{rank}; cause: {end.cause})",
         *(f"  | {line}" for line in found.evidence),
+        *(f"  | {line}" for line in passed.gpu_findings(use_of({end.attempt: attempt})) if not line.startswith(" ")),
         f"  logs: {attempt.path}",
         f"  done: {_done(end)}",
         *(f"  try: {line}" for line in troubles.advice(found.name, case)),

@@ -16,7 +16,7 @@ from megaboa.scheduler.ranks import Ended
 from megaboa.scheduler.registry import cluster
 
 SHARED = ("models", "tokenizers", "corpora", "indexes")  # kinds of specifications
-# The sentence of a mistake that a user can mend, the last line of a traceback, what preflight says.
+# The sentence of a user's mistake, the last line of a traceback, preflight's refusals.
 REFUSED = re.compile(r"^.*(?:\b(?:is|are) refused(?: in the image)?: |; nothing was trained\.$).*$", re.MULTILINE)
 ENDED = re.compile(r"^(?:error: |(?:\w+\.)*\w*(?:Error|Exception)\b).*$", re.MULTILINE)
 UNPROVED = re.compile(r"^FAIL .*$", re.MULTILINE)  # checks of a proof
@@ -55,7 +55,7 @@ def jobs(results: Path) -> list[Job]:
 
 
 def of_run(results: Path, run: str) -> list[Job]:
-    """What is made of a run besides its training."""
+    """A run's jobs other than training."""
     experiment = ExperimentFolder(results)
     logs, folder = experiment.logs, experiment.run(run)
     export, proof = folder.export, folder.proof
@@ -113,7 +113,7 @@ def told(job: Job, over: bool = False) -> list[str]:
         return [f"{job.name}: refused", *(f"  | {line}" for line in refused), f"  logs: {job.log}"]
     if not (said := ENDED.findall(text)):
         without = (
-            f"{job.name}: ended without a word: it was killed, or {cluster().name} ended it "
+            f"{job.name}: ended without an error message: it was killed, or {cluster().name} ended it "
             f"(its own log: logs/{cluster().profile})"
         )
         return [without, f"  logs: {job.log}"] if over and not job.part else []

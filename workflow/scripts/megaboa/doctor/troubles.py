@@ -1,7 +1,6 @@
-"""What a person would call the trouble, finer than its cause, and what to try against it.
+"""Names the trouble, more precisely than its cause, and what to try.
 
-The supervisor's cause decides what it is called, then what the logs say. The advice has the values of this run, where
-preflight knew them.
+The supervisor's cause decides, then the logs. The advice has this run's values where preflight knows them.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ GPU_MEMORY = (
     r"|Cuda failure.*out of memory"
 )
 QUOTA = r"[Qq]uota exceeded"
+AVOID = "resources.slurm_extra: --exclude=NODE"
 MOST, LENGTH = 3, 300  # lines of evidence, characters of a line
 HEALTHY = "NCCL INFO"  # NCCL_DEBUG=INFO names networks and interfaces when all is well
 
@@ -87,7 +87,7 @@ class Case:
 def _begins(case: Case) -> str:
     if case.iteration:
         return f"resumes from iteration {case.iteration}"
-    return "begins at the first step again (no checkpoint was complete)"
+    return "starts again from the first step (no checkpoint was complete)"
 
 
 def advice(trouble: str, case: Case) -> list[str]:
@@ -129,7 +129,7 @@ def nan(case: Case) -> list[str]:
         "see whether the same step fails again from the same checkpoint: then look at that step's batch "
         "(recovery.loss_spike leaves batches out)"
         if case.iteration
-        else "there is no checkpoint to try again from, the next call begins at the first step: set "
+        else "there is no checkpoint, so the next call starts again from the first step: set "
         "checkpoint.save_interval, and look at the failed step's batch if it fails there again",
         "under fp16 take bf16_mixed; under FP8 compare with bf16_mixed for a hundred steps",
     ]
@@ -141,17 +141,14 @@ def divergence(case: Case) -> list[str]:
 
 def hang(case: Case) -> list[str]:
     return [
-        "the stacks of all ranks are at the end of their logs: look at the rank that waits for something "
-        "else than a collective",
+        "the stacks of all ranks are at the end of their logs: look for the rank that doesn't wait in a collective",
         "recovery.no_progress_minutes must be longer than the longest step, save or evaluation",
         "launch.health_check: true looks at every node before ranks start",
     ]
 
 
 def communication(case: Case) -> list[str]:
-    return [
-        "it was tried again by itself; if it comes back: launch.health_check: true, and launch.network for your site"
-    ]
+    return ["it was retried automatically; if it recurs: launch.health_check: true, and launch.network for your site"]
 
 
 def network(case: Case) -> list[str]:
@@ -166,12 +163,12 @@ def checkpoint(case: Case) -> list[str]:
     back = f"iteration {case.iteration}" if case.iteration else "the beginning"
     return [
         f"the damaged checkpoint was set aside; the run continues from {back} with the next call",
-        "checkpoint.verify: true (the default) compares checksums before resuming; ask for the disk's errors",
+        "checkpoint.verify: true (the default) compares checksums before resuming; check the disk for errors",
     ]
 
 
 def data(case: Case) -> list[str]:
-    return ["delete the corpus's folder in the store and call `snakemake data`: it is made again and compared"]
+    return ["delete the corpus's folder in the store and call `snakemake data`: it is made again and verified"]
 
 
 def config(case: Case) -> list[str]:
@@ -194,7 +191,7 @@ def node(case: Case) -> list[str]:
 
 def preemption(case: Case) -> list[str]:
     every = "only the last step is saved: set checkpoint.save_interval" if not case.save_interval else ""
-    return [f"nothing: the job is in the queue again and {_begins(case)} by itself", *([every] if every else [])]
+    return [f"nothing: the job is queued again and {_begins(case)} automatically", *([every] if every else [])]
 
 
 def time_limit(case: Case) -> list[str]:
@@ -221,7 +218,7 @@ def quota(case: Case) -> list[str]:
 def hub(case: Case) -> list[str]:
     return [
         "accept the model's licence on its page, then set HF_TOKEN where Snakemake is called",
-        "compute nodes often have no way out: `snakemake import data` on the login node fetches all that runs read",
+        "compute nodes often have no internet access: run `snakemake import data` on the login node",
     ]
 
 
@@ -234,7 +231,7 @@ def kernel_fault(case: Case) -> list[str]:
         "the kernel; a token beyond the vocabulary ends in a device-side assert",
         "launch.environment: {CUDA_ENABLE_COREDUMP_ON_EXCEPTION: '1', CUDA_ENABLE_LIGHTWEIGHT_COREDUMP: '1'}: the core "
         "dump of the GPU, in the working folder, names it, in a graph too: cuda-gdb -batch -ex 'target cudacore FILE'",
-        "on one node only, its GPU may be broken: nvidia-smi -q -d ECC, and resources.slurm_extra: --exclude=NODE",
+        f"on one node only, its GPU may be broken: nvidia-smi -q -d ECC, and {AVOID}",
     ]
 
 

@@ -40,10 +40,10 @@ def _clone(repository: str, commit: str, target: Path) -> None:
     update = ["-C", str(target), "submodule", "--quiet", "update", "--init", "--recursive"]
     _git(update, f"{where}: getting its submodules")
     if not (target / PACKAGE).is_file():
-        raise InputError(f"{where} at {commit} has no {PACKAGE}: it is no checkout of Megatron-Bridge")
+        raise InputError(f"{where} at {commit} has no {PACKAGE}: it is not a checkout of Megatron-Bridge")
 
 
 def _git(arguments: list[str], what: str) -> None:
-    """It asks nobody for a password: nobody is there to answer."""
+    """Never prompts for a password, because nobody would answer."""
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
     tools.call(["git", *arguments], what, environment=environment, explain=lambda said, _: None)

@@ -107,7 +107,7 @@ def read(path: Path) -> Dockerfile:
         raise InputError(f"{path}: can't be read as a Dockerfile ({getattr(error, 'strerror', error)})") from error
     instructions = tuple(_instructions(text.split("\n")))
     if not any(one.name == "FROM" for one in instructions):
-        raise InputError(f"{path}: has no FROM: it is no Dockerfile")
+        raise InputError(f"{path}: has no FROM: it is not a Dockerfile")
     return Dockerfile(path, instructions)
 
 

@@ -82,7 +82,7 @@ def variables(engine: str, said: str) -> list[str]:
 
 
 def create_command(engine: str, image: str, container: str) -> list[str]:
-    """A container that is never started: its root file system is what is wanted."""
+    """A container that is never started, only for its root file system."""
     if engine == "buildah":
         return ["buildah", "from", "--pull-never", "--name", container, image]
     return [engine, "create", "--name", container, image, "true"]

@@ -31,16 +31,16 @@ def problem(path: Path) -> str | None:
     except FileNotFoundError:
         return f"there is no image {str(path)!r}: check the path, or let the workflow build one (image.build)"
     except IsADirectoryError:
-        return f"{str(path)!r} is a folder, and no image file"
+        return f"{str(path)!r} is a folder, not an image file"
     except OSError as error:
         return f"the image {str(path)!r} can't be read ({error.strerror}): check its permissions"
     if path.suffix == ".sif":
-        return None if _SIF in head else f"{str(path)!r} is no .sif image: its first bytes are others"
+        return None if _SIF in head else f"{str(path)!r} is not a .sif image: its header is different"
     if not head.startswith(_SQUASHFS):
-        return f"{str(path)!r} is no .sqsh image: its first bytes are not those of a squashfs"
+        return f"{str(path)!r} is not a .sqsh image: its header is not that of a squashfs"
     (used,) = struct.unpack_from("<Q", head, 40)  # of the superblock: bytes of the file system
     if used > size:
-        return f"the image {str(path)!r} is cut off: it has {size:,} of {used:,} bytes; copy or build it again"
+        return f"the image {str(path)!r} is truncated: it has {size:,} of {used:,} bytes; copy or build it again"
     return None
 
 

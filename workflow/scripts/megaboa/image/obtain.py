@@ -48,7 +48,7 @@ def _content(path: Path) -> Made:
 
 
 def _build_identity(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Which engine builds it is no part of it."""
+    """The engine is not part of the identity."""
     return {"build": wanted["build"]["inputs"], "suffix": wanted["suffix"], "machine": _machine(wanted)}
 
 

@@ -17,7 +17,7 @@ _ROLES = {"argument": "build argument", "python": "Python package"}
 
 @dataclass(frozen=True, kw_only=True)
 class Pin:
-    """What is pinned: the build `argument` or the `python` package that it is."""
+    """A pinned version: of a build `argument` or a `python` package."""
 
     name: str
     version: str

@@ -1,4 +1,4 @@
-"""How images, mounts and commits are written, and what is wrong with one that isn't."""
+"""The syntax of images, mounts and commits, and its errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def image_problem(image: str, runtime: str) -> str | None:
         return None
     if "@" in image or image.startswith("docker://") or ":" in image or "/" in image.lstrip("./~"):
         return (
-            f"{image!r} has no digest, and what a tag names can change: give `name@sha256:...` "
+            f"{image!r} has no digest, and tags can move: give `name@sha256:...` "
             f"(`docker buildx imagetools inspect` prints it), or a {wanted} file"
         )
     return f"{image!r} is neither a {wanted} file nor a registry's `name@sha256:...`"
@@ -65,7 +65,7 @@ def image_problem(image: str, runtime: str) -> str | None:
 def mount_problem(mount: str) -> str | None:
     if _MOUNT.match(mount):
         return None
-    return "is no mount: write `source:target`, the target beginning with `/`, and `:ro` after it to forbid writing"
+    return "is not a mount: write `source:target`, the target beginning with `/`, and `:ro` after it to forbid writing"
 
 
 def split_mount(mount: str) -> tuple[str, str, str]:

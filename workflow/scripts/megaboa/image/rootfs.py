@@ -54,7 +54,7 @@ def environment(root: Path, env: Sequence[str], ours: Mapping[str, str]) -> dict
 
 
 def prepare(root: Path, mounts: Sequence[str]) -> None:
-    """Make the places at which things are mounted, as runtimes do."""
+    """Create the mount points, as runtimes do."""
     for folder in ("proc", "sys", "dev"):
         if (root / folder).is_symlink():
             raise InputError(f"the image's /{folder} is a link, where the kernel's own is mounted: build another image")

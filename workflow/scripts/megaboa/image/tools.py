@@ -25,7 +25,7 @@ _UNREACHABLE = re.compile(
     r"|failure in name resolution|proxyconnect",
     re.IGNORECASE,
 )
-# What tools say, and what that means for who called them; the first that fits is told.
+# Messages of tools, and what they mean for the user; the first match counts.
 _MEANINGS = (
     (re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE), "the disk is full: free some space"),
     (
@@ -86,7 +86,7 @@ def call(
         text=True,
         errors="replace",
         env=environment,
-        preexec_fn=die_with_parent,  # who was killed leaves nothing behind that goes on writing
+        preexec_fn=die_with_parent,  # if we are killed, no child keeps writing
     )
     last: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
     assert process.stdout

@@ -79,6 +79,21 @@ def connections(parallel: Mapping[str, Any], *, expert_overlap: bool = False, bl
     return None
 
 
+def allocator(overrides: Mapping[str, Any]) -> str | None:
+    """PYTORCH_CUDA_ALLOC_CONF, as all of Bridge's recipes have it (recipes/utils/environment_utils.py, 0.6.2): segments
+    that grow leave no holes where batches or experts have changing sizes.
+
+    Not with buffers that NCCL registers (`nccl_ub`), which megatron-core refuses with it before torch 2.11. CUDA graphs
+    need NCCL_GRAPH_REGISTER=0 with it, which every network's preset says.
+    """
+    return None if overrides.get("ddp.nccl_ub") else "expandable_segments:True"
+
+
+def is_blackwell(gpu: str | None) -> bool:
+    """By a GPU's name, as `resources.gpu` or its driver has it."""
+    return bool(gpu and re.search(r"\bG?B(200|300)\b", gpu, re.IGNORECASE))
+
+
 def _size(parallel: Mapping[str, Any], key: str) -> int:
     return parallel.get(key) or 1
 

@@ -1,5 +1,5 @@
-"""Nsight Systems around single ranks. Every rank is started alike, and knows itself whether it is to be wrapped: so any
-ranks can be, on any nodes, whoever starts them.
+"""Nsight Systems around single ranks. Every rank starts in the same way and decides itself whether to wrap itself, so
+any ranks on any nodes can be profiled.
 
 Standard library only.
 """
@@ -15,6 +15,8 @@ from pathlib import Path
 
 from megaboa.scheduler import rank_of
 
+PLUGINS = {"efa": "efa_metrics"}  # of nsys, by the network whose adapters they sample
+
 
 class NoProfiler(Exception):
     """The profiler that was asked for isn't there."""
@@ -25,15 +27,22 @@ def has_nsys(tool: str) -> bool | None:
     return shutil.which("nsys") is not None if tool == "nsys" else None
 
 
-def wrapped(command: Sequence[str], script: Path, ranks: Sequence[int], out: Path, nsys: Sequence[str]) -> list[str]:
+def wrapped(
+    command: Sequence[str],
+    script: Path,
+    ranks: Sequence[int],
+    out: Path,
+    nsys: Sequence[str],
+    network: str | None = None,
+) -> list[str]:
     """The command of every rank: `script` runs `command`, on these ranks under `nsys profile` with these arguments."""
     chosen = ",".join(map(str, ranks))
     own = [command[0], str(script), f"--ranks={chosen}", f"--out={out}", *(f"--nsys={argument}" for argument in nsys)]
-    return [*own, "--", *command]
+    return [*own, *([f"--network={network}"] if network else []), "--", *command]
 
 
 def nsys_arguments(domains: Sequence[str], more: Sequence[str]) -> list[str]:
-    """Only the steps that the rank marks are captured; a graph's kernels are, one by one. What is given last wins."""
+    """Captures only the steps that the rank marks, and a graph's kernels one by one. Later options win."""
     fixed = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--cuda-graph-trace=node"]
     quiet = ["--sample=none", "--cpuctxsw=none", "--force-overwrite=true"]
     return [f"--trace={','.join(domains)}", *fixed, *quiet, *more]
@@ -44,7 +53,18 @@ def report_name(rank: int, stem: str) -> str:
     return f"{stem}.{socket.gethostname()}.rank-{rank}.nsys-rep"
 
 
-def rank_command(command: Sequence[str], ranks: Sequence[int], out: Path, nsys: Sequence[str]) -> list[str]:
+def network_plugin(program: str, network: str | None, given: Sequence[str]) -> list[str]:
+    """The plugin that samples a network's adapters, where this nsys has it and nobody has chosen plugins himself."""
+    plugin = PLUGINS.get(network or "")
+    if plugin is None or any(argument.startswith("--enable") for argument in given):
+        return []
+    there = (Path(program).resolve().parent / "plugins" / plugin).is_dir()
+    return [f"--enable={plugin}"] if there else []
+
+
+def rank_command(
+    command: Sequence[str], ranks: Sequence[int], out: Path, nsys: Sequence[str], network: str | None = None
+) -> list[str]:
     """What this rank runs. `out` is the folder and the first part of the report's name."""
     environment = {**os.environ, **rank_of(os.environ)}
     rank = int(environment["RANK"])
@@ -57,7 +77,16 @@ def rank_command(command: Sequence[str], ranks: Sequence[int], out: Path, nsys: 
             f"install Nsight Systems in the image, or set profile.tool to pytorch"
         )
     target = out.parent / report_name(rank, out.name)
-    return [program, "profile", *nsys, f"--output={target}", *command]
+    first = rank == min(one for one in ranks if one >= rank - int(environment["LOCAL_RANK"]))
+    # Adapters are the node's: one of its ranks samples them.
+    return [
+        program,
+        "profile",
+        *(network_plugin(program, network, nsys) if first else []),
+        *nsys,
+        f"--output={target}",
+        *command,
+    ]
 
 
 def become(command: Sequence[str]) -> None:

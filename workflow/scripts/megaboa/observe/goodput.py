@@ -10,6 +10,8 @@ from megaboa.observe.numbers import WARMUP_STEPS
 from megaboa.observe.steps import Row
 from megaboa.observe.summary import timed_rows
 from megaboa.records import (
+    BEFORE,
+    PHASES,
     AttemptEnd,
     AttemptStart,
     AttemptTime,
@@ -28,9 +30,23 @@ from megaboa.records import (
 from megaboa.scheduler.answers import Life
 from megaboa.scheduler.registry import cluster
 
-# `away`: nobody had asked for the run, after a stop or a failure that ends it. Only `queue` and `away` hold no machine.
+# `away`: the run was not requested, after a stop or a final failure. Only `queue` and `away` hold no machine.
 KINDS = ("queue", "startup", "compile", "productive", "checkpoint", "evaluation", "lost", "idle", "away")
 NOT_ALLOCATED = ("queue", "away")
+
+# Parts of an attempt's start, in their order: before the ranks, until they run, and what each then waits for.
+STARTUP = ("scheduler", "environment", "health_check", "checkpoint", "keeper", "launch", "import", "configure")
+STARTUP += ("connect", "model", "load", "data", "first_step")
+ENDED_BY = {
+    "started": "launch",
+    "imported": "import",
+    "configured": "configure",
+    "connected": "connect",
+    "model": "model",
+    "built": "load",
+    "train_start": "data",
+    "step": "first_step",
+}
 
 Span = tuple[str, float, float]
 
@@ -54,7 +70,13 @@ def goodput(
         inside = list(_inside(start.time, end, own, undone, start.attempt, usual))
         spans += [*gap, *inside]
         per_attempt.append(
-            AttemptTime(attempt=start.attempt, **outcome, seconds=_sums(inside), phases=_phases(start.time, own))
+            AttemptTime(
+                attempt=start.attempt,
+                **outcome,
+                seconds=_sums(inside),
+                phases=_phases(start.time, own),
+                startup=startup(start, own, lives),
+            )
         )
         before = max(before, end)
     seconds = _sums(spans)
@@ -73,7 +95,7 @@ def goodput(
 def _attempts(
     entries: Sequence[Event], events: Sequence[StepEvent], lives: Sequence[Life] | None
 ) -> Iterator[tuple[AttemptStart, list[StepEvent], float, dict[str, str | None]]]:
-    """Start, events, end and outcome of each. Where nobody wrote the end down, it is that of the last event."""
+    """Start, events, end and outcome of each. A missing end is that of the last event."""
     ends = {entry.attempt: entry for entry in entries if isinstance(entry, AttemptEnd)}
     for start in (entry for entry in entries if isinstance(entry, AttemptStart)):
         own = sorted((event for event in events if event.attempt == start.attempt), key=lambda event: event.time)
@@ -134,7 +156,7 @@ def _inside(
     attempt: int,
     usual: float | None,
 ) -> Iterator[Span]:
-    """An attempt's time. What an event says of its length ends with the event; what is left between them is idle."""
+    """An attempt's time. An event's duration ends with the event; gaps between events are idle."""
     cursor, steps, started = begin, 0, False
     for event in events:
         time = max(event.time, cursor)
@@ -165,6 +187,32 @@ def _step(begin: float, end: float, undone: bool, number: int, usual: float | No
     useful = min(begin + usual, end) if usual is not None and number <= WARMUP_STEPS else end
     yield "productive", begin, useful
     yield "compile", useful, end
+
+
+def startup(start: AttemptStart, events: Sequence[StepEvent], lives: Sequence[Life] | None = None) -> dict[str, float]:
+    """Seconds of each part of an attempt's start, up to the end of its first step: `STARTUP`, as far as it is known.
+
+    `keeper` is not a part: it is what ranks would have waited for, had nobody imported while they were not there yet.
+    """
+    at = {event.phase: event.time for event in events if isinstance(event, Phase)}
+    begun = next((event for event in events if isinstance(event, TrainStart)), None)
+    first = next((event for event in events if isinstance(event, Step)), None)
+    if "started" not in at:  # older files tell less
+        return {}
+    keeper = at.pop("keeper", None)
+    parts = {name: value for name, value in start.before.items() if name in BEFORE}
+    job = next((life for life in lives or () if life.start <= start.time < life.end), None)
+    if job:
+        parts = {"scheduler": max(0.0, start.time - sum(start.before.values()) - job.start), **parts}
+    moments = [("begin", start.time), *((name, at[name]) for name in PHASES if name in at)]
+    moments += [("train_start", begun.time)] if begun else []
+    moments += [("step", first.time)] if begun and first else []
+    for (_, left), (name, right) in itertools.pairwise(moments):
+        parts[ENDED_BY[name]] = right - left
+    if keeper is not None and "launch" in parts:
+        waited = min(parts["launch"], max(0.0, keeper - start.time))
+        parts |= {"launch": parts["launch"] - waited, "keeper": waited}
+    return {name: parts[name] for name in STARTUP if name in parts}
 
 
 def _phases(begin: float, events: Sequence[StepEvent]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from megaboa.harmless import without_harmless
 from megaboa.observe import performance
 from megaboa.observe.goodput import goodput
 from megaboa.observe.steps import Row, add_routing, read_attempts, read_events, step_rows, steps_in
-from megaboa.observe.summary import summarize
+from megaboa.observe.summary import summarize, timed_rows
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import (
     AttemptStart,
@@ -33,7 +33,7 @@ from megaboa.scheduler.registry import cluster
 class Measured:
     rows: list[Row]
     summary: Summary
-    goodput: Goodput | None  # None where no attempt was written down
+    goodput: Goodput | None  # None without recorded attempts
 
 
 def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
@@ -53,6 +53,7 @@ def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
         drift=drift(folder.run, read_json(store.identity), train, final),
         peak_tflops=peak_tflops,
         memory=performance.memory(store, numbers),
+        gpus=performance.gpus(store, numbers, timed_rows(final)),
         **performance.consoles(store, numbers, train.world_size),
     )
     return Measured(rows, summary, _time(store, events, rows))
@@ -76,7 +77,10 @@ def so_far(folder: RunFolder, store: RunStore) -> Measured | None:
         skipped=left_out,
         parent=parent and parse(Parent, parent, folder.path),
     )
-    return Measured(rows, summarize(folder.name, train, attempts, events, rows), _time(store, events, rows))
+    numbers, final = [start.attempt for start in attempts], [row for row in rows if not row["replayed"]]
+    gpus = performance.gpus(store, numbers, timed_rows(final))
+    summary = summarize(folder.name, train, attempts, events, rows, gpus=gpus)
+    return Measured(rows, summary, _time(store, events, rows))
 
 
 def _time(store: RunStore, events: list[StepEvent], rows: list[Row]) -> Goodput | None:

@@ -10,7 +10,8 @@ from megaboa.observe.logs.reader import read_events
 from megaboa.observe.steps import Row
 from megaboa.paths import AttemptFolder, RunStore
 from megaboa.peaks import peak_of
-from megaboa.records import Energy, Memory, RankEnd, StepEvent, Stragglers, TrainStart, parse, read
+from megaboa.records import Energy, Gpus, Memory, RankEnd, StepEvent, Stragglers, TrainStart, parse, read
+from megaboa.run.gpu_use import use_of, watts_per_gpu
 
 
 def tflops(timed: Sequence[Row], events: Sequence[StepEvent], world_size: int) -> list[float]:
@@ -26,7 +27,7 @@ def tflops(timed: Sequence[Row], events: Sequence[StepEvent], world_size: int) -
 def mfu(
     tflops_per_rank: dict[str, Any] | None, events: Sequence[StepEvent], peak: float | None
 ) -> dict[str, Any] | None:
-    """Against `resources.peak_tflops`, else what is known of the GPU; None where neither is."""
+    """By `resources.peak_tflops`, else the GPU's known peak; None without either."""
     gpu = gpu_of(events)
     stated = (peak, "resources.peak_tflops") if peak else peak_of(gpu)
     if not stated or not tflops_per_rank:
@@ -58,6 +59,24 @@ def consoles(store: RunStore, attempts: Sequence[int], world_size: int) -> dict[
     last = first if world_size == 1 else _console(store, attempts, world_size - 1)
     found = {"energy": (Energy, last.summarize()["energy"]), "stragglers": (Stragglers, first.stragglers())}
     return {name: value and parse(kind, value, name) for name, (kind, value) in found.items()}
+
+
+def gpus(store: RunStore, attempts: Sequence[int], timed: Sequence[Row]) -> Gpus | None:
+    """What the driver said of them while the steps ran that count for the speed."""
+    windows: dict[int, tuple[float, float]] = {}
+    for row in timed:
+        begin, end = row["time"] - row["seconds"], row["time"]
+        first, last = windows.get(row["attempt"], (begin, end))
+        windows[row["attempt"]] = min(first, begin), max(last, end)
+    return use_of({number: store.attempt(number) for number in attempts}, windows)
+
+
+def power(energy: Energy | None, found: Gpus | None) -> Energy | None:
+    """Bridge's own numbers; where it wasn't asked for any, the power that was sampled."""
+    if energy is not None:
+        return energy
+    watts = watts_per_gpu(found)
+    return Energy(watts_per_gpu=watts, sampled=True) if watts else None
 
 
 def _console(store: RunStore, attempts: Sequence[int], rank: int) -> LogSummary:

@@ -51,11 +51,10 @@ def trained_by(queue: Queue, results: Path) -> dict[str, list[QueuedJob]]:
 def with_queue(
     run: Progress, queue: Queue, jobs: Sequence[QueuedJob] = (), holder: claims.Holder | None = None
 ) -> Progress:
-    """A run's progress by its files, corrected by what the scheduler says.
+    """A run's progress from its files, corrected by the scheduler.
 
-    `jobs`: those that train the run, as submitted; `holder`: who claimed it last.
-
-    The queue must have been read before the files: what happened between is told by the ledger.
+    `jobs`: the run's training jobs, as submitted; `holder`: of the newest claim. Read the queue before the files: the
+    ledger has what happened in between.
     """
     if run.state == "done":
         return run

@@ -176,7 +176,7 @@ class ProgressTable:
 
 
 def event(run: Progress, now: float) -> str:
-    """What happened last, and what is to be said of now: `resumed from 40 after node failure of n2, 3 min ago`."""
+    """The last event and the present state: `resumed from 40 after node failure of n2, 3 min ago`."""
     parts = []
     if run.state == "running" and run.event is None:
         parts.append("its job starts")
@@ -258,7 +258,7 @@ def _why(folder: RunFolder, run: Progress) -> str:
     if run.state == "waiting":
         return "has not begun"
     if run.state == "done":
-        return "trained, but not as it is configured now: the next call looks at it again"
+        return "trained, but with another configuration: the next call checks it again"
     said = examine.run(folder, None)
     verdict = f": {said[0].removeprefix(f'{folder.name}: ')}" if said else ""
     return f"{run.state}, step {format_steps(run)}{verdict}"

@@ -15,6 +15,7 @@ from megaboa.records import (
     AttemptStart,
     Energy,
     Evaluated,
+    Gpus,
     Memory,
     StepEvent,
     Stragglers,
@@ -37,13 +38,15 @@ def summarize(
     peak_tflops: float | None = None,
     memory: Memory | None = None,
     energy: Energy | None = None,
+    gpus: Gpus | None = None,
     stragglers: Stragglers | None = None,
 ) -> Summary:
     """Gates and numbers of a run, from its train manifest, its attempts' start lines, its events and its step rows.
 
     `drift`: in what the run is not what was asked for.
     """
-    measured = {"memory": memory, "energy": energy, "stragglers": stragglers}
+    watts = performance.power(energy, gpus)
+    measured = {"memory": memory, "energy": watts, "gpus": gpus, "stragglers": stragglers}
     final = [row for row in rows if not row["replayed"]]
     reasons = [*invalid_reasons(train, attempts, final), *drift]
     timed = timed_rows(final)

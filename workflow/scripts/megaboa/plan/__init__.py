@@ -1,4 +1,4 @@
-"""From a checked experiment to its runs: sweep multiplied out, expressions calculated, identities written down."""
+"""From a checked experiment to its runs: expands the sweep, evaluates expressions, writes identities."""
 
 from megaboa.plan.make import make_plan
 from megaboa.plan.plan import Plan, Run

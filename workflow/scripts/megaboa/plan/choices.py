@@ -1,4 +1,4 @@
-"""The sweep multiplied out: every combination of its axes is one run to be planned; and what is wrong with them.
+"""Expands the sweep: every combination of its axes is one run; and finds mistakes in them.
 
 Problems are collected, so that all are reported at once.
 """

@@ -1,4 +1,4 @@
-"""What is written about a run: its identity, how it is launched, and its row in the plan."""
+"""A run's documents: its identity, its launch settings, and its row in the plan."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from megaboa.config.formula import Number
 from megaboa.config.models.data import Data
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
+from megaboa.fields import BRIDGE_FIELDS
 from megaboa.harmless import is_harmless
 from megaboa.plan import image_specs
 from megaboa.plan.quantities import Quantities
@@ -29,6 +30,7 @@ COLUMNS = (
 )
 _SECTIONS = ("training", "optimizer", "schedule", "parallel")
 _SAME_LOSSES = {"num_workers", "max_epochs"}
+OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")  # of `parallel`: when something is sent, not what
 _SAME_SAMPLES = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "fim")
 _SAMPLES = ("train_iters", "global_batch_size", "seq_length", "seed", "eval_interval", "eval_iters")
 _SAMPLE_FIELDS = ("dataset.", "train.", "validation.", "tokenizer.", "rng.")
@@ -43,6 +45,8 @@ def identity(config: Experiment, model: str, world_size: int) -> dict[str, Any]:
         name: getattr(config, name).model_dump(mode="json", exclude_unset=not own_defaults) for name in _SECTIONS
     }
     sections["training"].pop("train_tokens", None)
+    for name in OVERLAPS:
+        sections["parallel"].pop(name, None)
     if own_defaults:
         _drop_idle(sections)
     return {
@@ -63,7 +67,7 @@ def _bridge_source(config: Experiment) -> dict[str, Any]:
 
 
 def _data(data: Data, own_defaults: bool) -> dict[str, Any]:
-    """Blend and split, and of the rest what is set to something else than the default."""
+    """Blend and split, and other settings that differ from the default."""
     kept = data.model_dump(mode="json", exclude_unset=not own_defaults, exclude=_SAME_LOSSES)
     if own_defaults:
         defaults = Data().model_dump(mode="json")
@@ -75,7 +79,7 @@ def _data(data: Data, own_defaults: bool) -> dict[str, Any]:
 
 
 def _drop_idle(sections: dict[str, dict[str, Any]]) -> None:
-    """Settings of what is not in use can't change a loss."""
+    """Settings of unused features can't change a loss."""
     if sections["parallel"]["fsdp"] != "megatron":
         del sections["parallel"]["fsdp_sharding"]
     if sections["schedule"]["decay"] != "WSD":
@@ -129,8 +133,8 @@ def launch(config: Experiment, model: str) -> LaunchSpec:
 
 
 def _launch_overrides(config: Experiment) -> Tree:
-    """Those that change no loss. What is profiled while training has the steps and ranks of `profile`."""
-    kept = {field: value for field, value in config.overrides.items() if is_harmless(field)}
+    """Those that don't change a loss. Profiling during training uses the steps and ranks of `profile`."""
+    kept = {field: value for field, value in config.overrides.items() if is_harmless(field)} | _overlaps(config)
     if any(kept.get(field) for field in WHILE_TRAINING):
         begin, end = config.profile.steps
         steps = {"profiling.profile_step_start": begin - 1, "profiling.profile_step_end": end - 1}  # that are done
@@ -138,8 +142,22 @@ def _launch_overrides(config: Experiment) -> Tree:
     return kept
 
 
+def _overlaps(config: Experiment) -> Tree:
+    """Bridge's fields of the keys that are set. Nothing is gathered early where gradients aren't reduced early."""
+    reduce, gather = (getattr(config.parallel, name) for name in OVERLAPS)
+    if reduce is False and gather is None:
+        gather = False
+    wanted = dict(zip(OVERLAPS, (reduce, gather), strict=True))
+    return {
+        field: value
+        for name, value in wanted.items()
+        if value is not None
+        for field in BRIDGE_FIELDS[f"parallel.{name}"]
+    }
+
+
 def profile(config: Experiment) -> ProfileSpec:
-    """What is profiled, and of a profiler of the user's own what it is."""
+    """The profile's settings, with the digest of a user's own profiler."""
     wanted = parse(ProfileSpec, config.profile.model_dump(mode="json"), "profile")
     return replace(wanted, tool_code=_file_digest(wanted.tool)) if wanted.tool.endswith(".py") else wanted
 
@@ -203,7 +221,7 @@ def row(name: str, model: str, config: Experiment, quantities: Quantities) -> di
 
 
 def jobs(steps: Number | None, config: Experiment) -> int | None:
-    """How many jobs so many steps need, one after the other; None where nobody said how long a step takes."""
+    """Number of consecutive jobs for these steps; None if the step time is unknown."""
     step = config.resources.step_seconds
     if step is None or steps is None:
         return None

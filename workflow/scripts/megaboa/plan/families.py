@@ -1,7 +1,5 @@
-"""What is known of model families without importing torch, transformers or Megatron-Bridge, and without the network.
-
-Which of them Bridge converts (a test compares the list with the Bridge that is installed), and how many parameters a
-model has, from its Hugging Face config alone.
+"""Facts about model families, without torch, transformers, Megatron-Bridge or a network: which ones Bridge converts (a
+test compares the list with the installed Bridge), and a model's number of parameters from its Hugging Face config.
 """
 
 from __future__ import annotations

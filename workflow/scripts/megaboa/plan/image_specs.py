@@ -97,7 +97,7 @@ def mounts(experiment: Experiment) -> list[str]:
 
 
 def _checked(mount: str) -> str:
-    """No runtime can be told of a folder whose path has one of these."""
+    """No runtime can mount a path with one of these."""
     if references.mount_problem(mount):
         what = "a path with a space, a comma or a colon can't be mounted: rename the folder, or work in another one"
         raise ConfigError([Problem("image", f"{mount.rpartition(':')[0]}: {what}")])
@@ -105,7 +105,7 @@ def _checked(mount: str) -> str:
 
 
 def _places_of_models(experiment: Experiment) -> list[Path]:
-    """Folders of models, tokenizers, recipes and profilers that are no names of the hub, of Bridge or of tools."""
+    """Local folders of models, tokenizers, recipes and profilers."""
     named = [name for model in experiment.models.values() for name in (model.hf, model.tokenizer, model.recipe)]
     named += [experiment.profile.tool] if experiment.profile.tool.endswith(".py") else []
     paths = [Path(os.path.abspath(Path(name).expanduser())) for name in named if name]  # noqa: PTH100 (without `..`)

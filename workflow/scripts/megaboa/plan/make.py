@@ -17,22 +17,27 @@ from megaboa.config.models.outputs import Figure
 from megaboa.config.models.resources import Budget
 from megaboa.config.published import PublishedError, load_published
 from megaboa.data.sources import is_hub_id
-from megaboa.plan import documents
+from megaboa.plan import device, documents
 from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of
 from megaboa.plan.one_run import RunPlanner
-from megaboa.plan.parents import Parents
+from megaboa.plan.parents import Parents, split
 from megaboa.plan.plan import Plan, Run
 from megaboa.records import AgreementSpec, Tree
 
 MAX_RUNS = 100_000
 
 
-def make_plan(loaded: LoadedExperiment, results: Path | str = "results") -> Plan:
+def make_plan(loaded: LoadedExperiment, results: Path | str = "results", only: Collection[str] = ()) -> Plan:
     """The runs of an experiment. Raises ConfigError with all that is wrong with any of them.
 
     `results` is looked at for runs that continue from others, and for those that preflight refused, where they are left
-    out.
+    out. `only`: the runs that a job is about. Then the plan has these, and those that they continue from; exports and
+    the report are left out of it, as is what is wrong with the whole: the call that submitted the job has looked. Where
+    nobody has settled what they train on, this machine decides.
     """
+    loaded = device.settle(loaded)
+    if only and (plan := _Planner(loaded, Path(results)).plan_of(only)):
+        return plan
     return _Planner(loaded, Path(results)).plan()
 
 
@@ -58,7 +63,7 @@ class _Planner:
         if choices and not runs and not self.problems.found:
             self.problems.add(("sweep", "skip_illegal"), f"no run is left: {self.each.invalid[0]}")
         names = [choice.name for choice in choices if choice.name not in left_out]
-        asked = Asked(self.base, self.problems)
+        asked = Asked(self.base, self.problems, left_out)
         exports = asked.exports(names)
         asked.check_exports(runs, exports)
         evaluated = asked.evaluated(exports)
@@ -86,6 +91,43 @@ class _Planner:
             warnings=self.each.warnings,
             notes=self.loaded.notes,
         )
+
+    def plan_of(self, names: Collection[str]) -> Plan | None:
+        """Of these runs alone; None where that takes the plan of all."""
+        choices = {choice.name: choice for choice in choices_of(self.loaded)}
+        found: dict[str, Run | None] = {}
+        waiting = set(names)
+        while waiting:
+            if not waiting <= choices.keys():
+                return None
+            found |= {name: self.each.plan(choices[name]) for name in waiting}
+            waiting = {name for name in map(self.own_parent, filter(None, found.values())) if name} - found.keys()
+        runs = [run for name in choices if (run := found.get(name))]
+        if any(self.has_tokenizer_of_another(run) for run in runs):
+            return None
+        runs = self.with_parents(runs, list(choices.values()))
+        tokenizers = self.corpus_tokenizers(runs)
+        self.problems.raise_all()
+        return Plan(
+            name=str(self.base.experiment),
+            experiment=self.base,
+            runs=runs,
+            models={run.model: run.config.models[run.model] for run in runs},
+            corpus_tokenizers=tokenizers,
+            exports=[],
+            agreements=[],
+            invalid=self.each.invalid,
+        )
+
+    def own_parent(self, run: Run) -> str | None:
+        """The run of this experiment that it continues from."""
+        experiment, name, _ = split(run.config.continue_from) if run.config.continue_from else ("", "", None)
+        return name if experiment == self.base.experiment else None
+
+    def has_tokenizer_of_another(self, run: Run) -> bool:
+        """Whether a recipe has a tokenizer that may be fetched with the model of another run."""
+        model = run.config.models[run.model]
+        return bool(model.recipe and model.tokenizer) and model.tokenizer not in self.base.tokenizers
 
     def with_parents(self, runs: list[Run], choices: list[Choice]) -> list[Run]:
         """The runs; those that continue from another's checkpoint know which one."""
@@ -158,11 +200,13 @@ def over_budget(runs: Collection[Run], exports: Collection[str], budget: Budget,
 
 
 class Asked:
-    """What is asked of the runs besides training: exports, evaluation, agreements, figures, a published table."""
+    """Checks requests other than training: exports, evaluation, agreements, figures, a published table."""
 
-    def __init__(self, experiment: Experiment, problems: Problems):
+    def __init__(self, experiment: Experiment, problems: Problems, left_out: Collection[str] = ()):
+        """`left_out`: names that may be asked for, of runs that there aren't."""
         self.experiment = experiment
         self.problems = problems
+        self.left_out = left_out
 
     def exports(self, names: list[str]) -> list[str]:
         return self.matching(("export", "runs"), self.experiment.export.runs, names)
@@ -172,7 +216,7 @@ class Asked:
         found = set()
         for pattern in patterns:
             matched = fnmatch.filter(names, pattern)
-            if not matched:
+            if not matched and not fnmatch.filter(self.left_out, pattern):
                 self.problems.add(path, choose(pattern, names, "run"))
             found.update(matched)
         return [name for name in names if name in found]
@@ -189,15 +233,15 @@ class Asked:
                 self.problems.add(("export", "runs"), message)
             if run.config.models[run.model].recipe:
                 message = (
-                    f"the run {run.name!r} trains a recipe (models.{run.model}), and no Hugging Face model is known of "
-                    "which it is one: remove the run here, or describe the model by hf or config"
+                    f"the run {run.name!r} trains a recipe (models.{run.model}), whose Hugging Face architecture is "
+                    "unknown: remove the run here, or describe the model by hf or config"
                 )
                 self.problems.add(("export", "runs"), message)
         for run, repository in self.experiment.export.push.items():
             if run not in exports:
                 self.problems.add(("export", "push", run), choose(run, exports, "exported run"))
             if not is_hub_id(repository):
-                self.problems.add(("export", "push", run), f"{repository!r} is no repository of the hub: `owner/name`")
+                self.problems.add(("export", "push", run), f"{repository!r} is not a hub repository: `owner/name`")
 
     def evaluated(self, exports: list[str]) -> list[str]:
         wanted = self.experiment.evaluate
@@ -214,10 +258,12 @@ class Asked:
         result = []
         for index, agreement in enumerate(self.experiment.report.agreements):
             path = ("report", "agreements", index)
-            if agreement.reference not in names:
+            if agreement.reference not in names and agreement.reference not in self.left_out:
                 self.problems.add((*path, "reference"), choose(agreement.reference, names, "run"))
             runs = self.matching((*path, "runs"), agreement.runs, names)
             others = [name for name in runs if name != agreement.reference]
+            if self.left_out and (agreement.reference in self.left_out or not others):
+                continue
             limits = agreement.model_dump(include={"tolerance", "grad_norm_tolerance"})
             result.append(AgreementSpec(reference=agreement.reference, runs=tuple(others), **limits))
         return result

@@ -78,6 +78,8 @@ class RunPlanner:
             return None
         quantities = Quantities(raw, own_defaults, params)
         facts = facts_of(config, quantities, self.hf_config(model, definition))
+        if self.loaded.machine_gpus is not None:
+            facts = replace(facts, cluster=replace(facts.cluster, machine_gpus=self.loaded.machine_gpus))
         illegal = self.check_rules(facts, choice)
         self.check_conversion(config.models[model], model, facts, choice)
         self.check_data(config, choice)
@@ -184,13 +186,15 @@ class RunPlanner:
         return {**raw, "training": training}
 
     def check_rules(self, facts: Facts, choice: Choice) -> list[Finding]:
-        """Report the rules that the run breaks; those of an error are returned, where such runs are left out."""
+        """Report the rules that the run breaks; those of an error are returned, where such runs are left out: where the
+        experiment says so, or the device was found and is one that the run can't be on.
+        """
         found = table.check(facts)
         errors = [one for one in found if one.level == "error"]
         for one in found:
             if one.level == "warning":
                 self.warnings.setdefault(str(one), []).append(choice.name)
-        if errors and self.skip_illegal:
+        if errors and (self.skip_illegal or (self.loaded.device_found and all(map(table.is_of_device, errors)))):
             return errors
         for one in errors:
             path = tuple(one.key.split(".")) if one.key in keys.all_keys() else ("overrides", one.key)
@@ -204,7 +208,7 @@ class RunPlanner:
                 self.problems.add(path, message, choice.name)
 
     def check_data(self, config: Experiment, choice: Choice) -> None:
-        """What Megatron would train on, or leave out, without a word."""
+        """Settings that Megatron would silently ignore or misuse."""
         data = config.data.model_dump()
         sets = blends.validation_sets(data)
         for name, blend in sets.items():
@@ -219,7 +223,7 @@ class RunPlanner:
             message = "are never evaluated, as training.eval_iters is 0: raise it, or remove them"
             self.problems.add(("data", "validation_sets"), message, choice.name)
         if config.data.reset_attention_mask and (cp := config.parallel.cp) > 1:
-            message = f"no attention takes its mask with context parallelism: set parallel.cp to 1, not {cp}"
+            message = f"no attention kernel takes its mask with context parallelism: set parallel.cp to 1, not {cp}"
             self.problems.add(self.problems.place_of(("data", "reset_attention_mask"), choice), message, choice.name)
 
     def count(self, name: str, model: Tree) -> int:
@@ -276,7 +280,7 @@ CONVERSION_RULES: tuple[tuple[str, Rule], ...] = (
 
 
 def conversion_problems(model: ModelFacts, layout: Layout) -> list[tuple[str, str]]:
-    """Keys of `conversion`, and what is wrong with their values; nothing where nobody knows the model yet."""
+    """Problems with `conversion`, by key; none while the model is unknown."""
     whole = Facts(layout, model)
     found = [(key, finding(rule, broken).message) for key, rule in CONVERSION_RULES if (broken := rule(whole))]
     if model.vocab_rows is not None and model.vocab_rows % layout.tp:

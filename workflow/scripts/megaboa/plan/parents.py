@@ -37,7 +37,7 @@ class Parent:
     run: dict[str, Any]  # its identity
     settings: dict[str, Any]  # its launch.checkpoint
     last: int | None  # step of its last checkpoint, where that is known
-    kept: list[int] | None  # steps of the checkpoints that it has, or will have; None: nobody knows yet
+    kept: list[int] | None  # steps of the checkpoints that it has, or will have; None: unknown
 
 
 def split(text: str) -> tuple[str, str, int | None]:
@@ -60,7 +60,7 @@ class Parents:
         self.joined = functools.cache(self._joined)
 
     def join(self) -> list[Run]:
-        """The runs; those with a parent know it from now on. What is wrong is complained of."""
+        """The runs, with their parents attached. Reports problems."""
         return [self.joined(name) for name in self.runs]
 
     def _joined(self, own_name: str) -> Run:
@@ -150,7 +150,7 @@ def _step(parent: Parent, step: int | None) -> int:
 
 
 def mismatches(parent: Parent, run: Run, step: int) -> list[tuple[tuple[str, ...], str]]:
-    """Why a run can't continue from this checkpoint: keys, and what is wrong with them."""
+    """Why a run can't continue from this checkpoint: keys and problems."""
     found: list[tuple[tuple[str, ...], str]] = []
     own, theirs = run.run, parent.run
     where = ("continue_from",)
@@ -178,7 +178,7 @@ def mismatches(parent: Parent, run: Run, step: int) -> list[tuple[tuple[str, ...
         found += optimizer_mismatches(parent.name, own, theirs)
     kinds = [one["parallel"].get("fsdp") == "megatron" for one in (own, theirs)]
     if kinds[0] != kinds[1]:
-        message = f"checkpoints of Megatron-FSDP have a format of their own: let it be as in {parent.name}"
+        message = f"checkpoints of Megatron-FSDP have their own format: set it as in {parent.name}"
         found.append((("parallel", "fsdp"), message))
     layouts = [(one["world_size"], *(one["parallel"].get(size) for size in layout.NAMES)) for one in (own, theirs)]
     if load and not parent.settings.get("reshardable", True) and layouts[0] != layouts[1]:
@@ -193,12 +193,12 @@ def mismatches(parent: Parent, run: Run, step: int) -> list[tuple[tuple[str, ...
 def optimizer_mismatches(parent: str, own: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[tuple[str, ...], str]]:
     """Of Megatron-Core's optimizers only the distributed one has the same state in every precision."""
     sharded = [one["parallel"].get("distributed_optimizer") for one in (own, theirs)]
-    if None in sharded:  # a recipe decides: the ranks look once more
+    if None in sharded:  # a recipe decides: the ranks check again
         return []
     if sharded[0] != sharded[1]:
         message = (
-            f"the state of {parent}'s optimizer was saved with {show(sharded[1])}, and has another form then: "
-            "let it be as there, or set load.optimizer: false"
+            f"the state of {parent}'s optimizer was saved with {show(sharded[1])}, and has another format: "
+            "set it as there, or set load.optimizer: false"
         )
         return [(("parallel", "distributed_optimizer"), message)]
     precisions = [one["training"].get("precision") for one in (own, theirs)]

@@ -42,7 +42,7 @@ def said() -> dict[str, str]:
         raise InputError(f"{shown()} takes a line for each of {', '.join(cluster().names)}, and nothing else")
     for name, value in found.items():
         if value is not None and not isinstance(value, str):
-            raise InputError(f'{shown()}: {name}: {value!r} is no name: put it in quotes (`{name}: "..."`)')
+            raise InputError(f'{shown()}: {name}: {value!r} is not a name: put it in quotes (`{name}: "..."`)')
     return {name: value for name, value in found.items() if value not in (None, "", AUTO)}
 
 

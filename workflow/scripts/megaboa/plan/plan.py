@@ -112,7 +112,7 @@ class Plan:
         yield str(here.plan), documents.table([run.row for run in self.runs] + left_out)
 
     def submitted(self, restarted: Collection[str] = ()) -> Iterator[dict[str, Any]]:
-        """What the job of each run must know when it starts; those that begin again are told to."""
+        """What each run's job must know when it starts, including whether to restart from step 0."""
         for run in self.runs:
             told = {"restart": True} if run.name in restarted else {}
             yield {"name": run.name, **run.documents, **told}

@@ -19,7 +19,7 @@ _BY_KEY = {key: name for name, key in _KEYS.items()}
 
 
 class UnknownQuantityError(FormulaError):
-    """A number that only the recipe knows, or that nobody gave."""
+    """A number that only the recipe knows, or that is not set."""
 
 
 class Quantities:
@@ -48,7 +48,7 @@ class Quantities:
         return self.known[name]
 
     def get(self, name: str) -> Number | None:
-        """The number, or None if nobody knows it before the recipe runs."""
+        """The number, or None if it is unknown before the recipe runs."""
         try:
             return self(name)
         except UnknownQuantityError:
@@ -109,7 +109,7 @@ def _sentence(error: FormulaError) -> str:
 
 
 def overlay(tree: Tree, values: dict[tuple[str, ...], Any]) -> Tree:
-    """A tree with some values set; what is not touched is shared with the old one, which stays as it is."""
+    """A tree with some values set; it shares unchanged parts with the old tree, which is not modified."""
     result = dict(tree)
     fresh = {(): result}
     for path, value in values.items():

@@ -1,4 +1,4 @@
-"""Runs that would begin again although unfinished work of theirs lies in the store: nobody loses it by an edit."""
+"""Runs that would start from step 0 although the store has unfinished work of theirs: an edit must not lose it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def split(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def check(plan: Plan, results: str, restart: list[str]) -> list[str]:
-    """The runs that begin again, as they are told to; an error where one would that isn't."""
+    """The runs that restart on request; an error if another one would restart."""
     names = [run.name for run in plan.runs]
     for name in restart:
         if name != "all" and name not in names:

@@ -1,9 +1,9 @@
-"""Which inputs make a job run again, where Snakemake's time stamps alone would do so for nothing.
+"""Which inputs make a job run again, where Snakemake's time stamps alone would rerun it needlessly.
 
-What comes before a run's training (its image, preflight, proof and index) is no part of what it is. That it was made
-again must not train the run again. `ancient` is Snakemake's mark of an input whose time doesn't count. It alone would
-be wrong: below a job that runs, Snakemake doesn't look for other reasons, so that a run whose own file has changed
-would not be trained in the same call.
+The stages before a run's training (image, preflight, proof and index) are not part of its identity, so rebuilding them
+must not retrain the run. `ancient` marks an input whose time doesn't count. Alone it would be wrong: below a job that
+runs, Snakemake doesn't look for other reasons, so a run whose own file has changed would not be trained in the same
+call.
 """
 
 from __future__ import annotations
@@ -62,14 +62,15 @@ class Inputs:
         return [self._before_training(run, path) for path in self.shared.index_manifest(self.shared.runs[run])]
 
     def image(self, run: str) -> list[str]:
-        """None where ranks run in this Python. What is trained knows its image by the digest, not by the time stamp;
-        only an image that this call makes may turn out to be another one."""
+        """None if ranks run in this Python. A trained run knows its image by digest, not by time stamp; only an image
+        made in this call may have a new digest.
+        """
         return [
             self._before_training(run, path) if self._image_is_made else path for path in self.shared.image_manifest
         ]
 
     def image_of_conversion(self, manifest: str) -> list[str]:
-        """As `image`: what was converted in this very image isn't converted again because that was made once more."""
+        """As `image`: rebuilding the same image doesn't repeat conversions made in it."""
         return [
             self.ancient(path) if self._image_is_made and _is_made_in(manifest, path) else path
             for path in self.shared.image_manifest
@@ -93,7 +94,7 @@ class Inputs:
 
     @functools.cached_property
     def _image_is_made(self) -> bool:
-        """Whether its manifest is there, of what its specification says now, and tells of the file that is there."""
+        """Whether its manifest exists, matches the present specification, and describes the existing file."""
         image = self.shared.paths.image
         return _is_newer(image, [self.planned("specs/image.json")]) and as_recorded(read(Image, image))
 

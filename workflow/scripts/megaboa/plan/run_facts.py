@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files
-from megaboa.check.facts import Cluster, Facts, Model, Profiling, Training, overlay
+from megaboa.check.facts import Cluster, Facts, Kernels, Model, Profiling, Training, overlay
 from megaboa.config.check import is_local
 from megaboa.config.formula import Number
 from megaboa.config.models.experiment import Experiment
@@ -31,6 +31,9 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None)
         layout=_layout(config, quantities),
         model=_model(hf_config, tokenizer.vocab_size if tokenizer else None, model.init == "pretrained"),
         training=_training(config, quantities),
+        kernels=Kernels(
+            grad_overlap=config.parallel.overlap_grad_reduce, gather_overlap=config.parallel.overlap_param_gather
+        ),
         profiling=_profiling(config),
         cluster=_cluster(config),
     )
@@ -163,9 +166,7 @@ def alone(config: Experiment, name: str | None) -> Facts:
     model, training = config.models[chosen], config.training
     hf_config = hf_config_of(model.model_dump())
     if hf_config is None:
-        raise LookupError(
-            f"models.{chosen}: only the config of a Hugging Face folder or one written out can be read here"
-        )
+        raise LookupError(f"models.{chosen}: only an inline config or that of a Hugging Face folder can be read here")
     sizes = (training.global_batch_size, training.seq_length)
     if not all(isinstance(size, int) for size in sizes):
         raise LookupError("training.global_batch_size and seq_length must be numbers here, not expressions")

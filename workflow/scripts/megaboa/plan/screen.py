@@ -1,4 +1,4 @@
-"""What a call says of its plan: the screen that a dry run ends with, and what training asks of a cluster.
+"""A call's summary of its plan: the screen at the end of a dry run, and training's requests to a cluster.
 
 The screen has the runs, what is swept, jobs by kind, hours and warnings.
 """
@@ -87,7 +87,7 @@ def table(jobs: Iterable[Job], order: Iterable[str]) -> list[str]:
         kind.count += 1
         kind.reasons.setdefault(job.reason, {})[job.of] = None
     if not kinds:
-        return ["Nothing to be done: everything is there, and nothing has changed."]
+        return ["Nothing to be done: everything exists, and nothing has changed."]
     width = max(len("jobs to do"), *map(len, kinds))
     rows = [f"{'jobs to do':{width}}  count  why"]
     rows += [f"{name:{width}}  {kind.count:>5}  {_why(kind)}" for name, kind in kinds.items()]

@@ -92,7 +92,7 @@ class Shared:
 
     @property
     def image_manifest(self) -> list[str]:
-        """What is trained in an image waits for it, and is another run in another image."""
+        """A run trained in an image waits for it, and is another run in another image."""
         return [str(self.paths.image)] if self.plan.experiment.image.runtime != "none" else []
 
     @property
@@ -148,7 +148,7 @@ class Shared:
         return found
 
     def write(self) -> None:
-        """Write the specifications whose content has changed, and remove those of what is there no longer."""
+        """Write the specifications whose content has changed, and remove obsolete ones."""
         wanted = dict(self.texts())
         for path, text in wanted.items():
             files.write_if_changed(self.folder / path, text)
@@ -290,9 +290,9 @@ class Shared:
         return {"container": wanted} if wanted else environment()
 
     def _inside(self) -> dict[str, Any]:
-        """This Python, in which jobs other than ranks run; and how others are started in the image, where there is one.
+        """This Python, for jobs other than ranks; and how to start others in the image, if there is one.
 
-        Not in image.json: another partition, or a package of the login node's, is no other image.
+        Not in image.json: another partition, or a package of the login node, does not change the image.
         """
         inside = image_specs.inside(self.plan.experiment, self.profile)
         return {**environment(), **({"container": inside} if inside else {})}
@@ -356,7 +356,7 @@ class Shared:
         }
 
     def _export(self, run: str) -> dict[str, Any]:
-        """Where it is pushed to is no part of it."""
+        """The push target is not part of the identity."""
         return {"run": run, **self.plan.experiment.export.model_dump(include={"checkpoint", "file_gb", "license"})}
 
     def _runs(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from megaboa.records.attempts import *
 from megaboa.records.base import *
 from megaboa.records.data import *
+from megaboa.records.gpus import *
 from megaboa.records.images import *
 from megaboa.records.models import *
 from megaboa.records.reports import *

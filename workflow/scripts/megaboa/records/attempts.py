@@ -55,6 +55,7 @@ class AttemptStart(Event):
     skipped: tuple[Range, ...] = ()
     image: str | None = None
     ran_on: RanOn | None = None
+    before: dict[str, float] = field(default_factory=dict, metadata=IF_SET)  # what came first, in seconds: `BEFORE`
 
 
 Outcome = Literal["completed", "failed", "interrupted"]
@@ -127,6 +128,8 @@ class LeftOut(Event):
     steps: Range
 
 
+BEFORE = ("health_check", "checkpoint", "environment")  # looked at by the supervisor, before it starts ranks
+
 # --- attempts/NN/steps.jsonl: what the last rank saw ------------------------------------------------------------------
 
 
@@ -135,9 +138,14 @@ class StepEvent(Event):
     attempt: int = field(default=0, metadata=NOT_WRITTEN)  # not in the file: its folder says so
 
 
+# `keeper`: the process that ranks are forked from has imported Bridge, if there is one, maybe before the attempt began;
+# `built`: a checkpoint is read, too. After these comes `train_start`: the data's index is there.
+PHASES = ("keeper", "started", "imported", "configured", "connected", "model", "built")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Phase(StepEvent):
-    """How far the start of the ranks has come: `configured`, `built`."""
+    """How far the start of the ranks has come: `PHASES`."""
 
     event = "phase"
     phase: str

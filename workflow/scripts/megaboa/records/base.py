@@ -113,7 +113,11 @@ _ALWAYS = object()
 def _written(kind: type[Record]) -> list[tuple[str, str, Any]]:
     """Name, key in the file, and the default that isn't written, of every field that is."""
     keys = [(one, one.metadata.get("key", one.name)) for one in dataclasses.fields(kind) if one.name != "more"]
-    return [(one.name, key, one.default if one.metadata.get("only_if_set") else _ALWAYS) for one, key in keys if key]
+    return [(one.name, key, _default(one) if one.metadata.get("only_if_set") else _ALWAYS) for one, key in keys if key]
+
+
+def _default(one: dataclasses.Field) -> Any:
+    return one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
 
 
 @functools.cache

@@ -22,9 +22,11 @@ class Start(Record):
     network: str | None
     network_check: bool = True
     environment: dict[str, str | None]
+    ports: str | None = field(default=None, metadata=IF_SET)
     timeout_minutes: int | None = None
     health_check: bool
     health_check_seconds: float = 90.0
+    gpu_sampling_seconds: float = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)

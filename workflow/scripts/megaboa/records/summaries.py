@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from megaboa.records.attempts import RanOn
-from megaboa.records.base import Range, Record
+from megaboa.records.base import IF_SET, Range, Record
 from megaboa.records.runs import Parent
 
 
@@ -57,8 +57,75 @@ class Memory(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Energy(Record):
+    """By what Bridge has printed; without it, watts are those of the samples (`sampled`)."""
+
     joules_per_gpu_and_step: Spread | None = None
     watts_per_gpu: Spread | None = None
+    sampled: bool = field(default=False, metadata=IF_SET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuUse(Record):
+    """What a GPU did over the samples that count; errors are those that came while it was sampled."""
+
+    host: str
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    samples: int = 0
+    watts: Spread | None = None
+    celsius: float | None = None  # the most, of the GPU or its memory
+    sm_mhz: Spread | None = None  # while a kernel ran
+    utilisation: float | None = None  # median, percent
+    used_mib: float | None = None  # the most
+    throttled: dict[str, float] = field(default_factory=dict)  # share of the samples, by reason
+    limit_watts: float | None = None
+    default_limit_watts: float | None = None
+    ecc_corrected: float | None = None
+    ecc_uncorrected: float | None = None
+    nvlink_errors: float | None = None
+    lost: str | None = None  # that it no longer answered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment(Record):
+    """All GPUs at a time: the least, the median and the most of each quantity."""
+
+    seconds: float  # since the first sample
+    attempt: int
+    values: dict[str, tuple[float, ...]]
+    throttled: float  # share of the GPUs that heat or the power supply has slowed down
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTotals(Record):
+    """The samples of all GPUs together; shares are of GPUs and samples."""
+
+    watts_peak: float | None = None
+    celsius_most: float | None = None
+    utilisation: float | None = None
+    power_capped: float | None = None
+    too_hot: float | None = None
+    power_braked: float | None = None
+    ecc_corrected: float | None = None
+    ecc_uncorrected: float | None = None
+    nvlink_errors: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsampled(Record):
+    host: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpus(Record):
+    """What a run's GPUs did while it trained, as their driver said every few seconds."""
+
+    total: GpuTotals
+    each: tuple[GpuUse, ...] = ()
+    course: tuple[Moment, ...] = ()
+    missing: tuple[Unsampled, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +169,7 @@ class Summary(Record):
     mfu: Mfu | None = None
     memory: Memory | None = None
     energy: Energy | None = None
+    gpus: Gpus | None = None
     stragglers: Stragglers | None = None
     loss: Loss | None = None
     grad_norm: GradNorm | None = None
@@ -116,6 +184,7 @@ class AttemptTime(Record):
     cause: str | None = None
     seconds: dict[str, float]  # by kind
     phases: dict[str, float] = field(default_factory=dict)  # seconds until its ranks had come so far
+    startup: dict[str, float] = field(default_factory=dict, metadata=IF_SET)  # seconds of each part of its start
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ from megaboa.report.runs import RunResult, count_states
 # What two runs may differ by, as a multiple of the tolerance (docs/benchmarks/agreement.md has the measurements).
 # After a token has gone to another expert as rounding wanted it, they differ by more than rounding.
 LOSS_AFTER_TIE, NORM_AFTER_TIE = 100, 1000
-# Rounding grows in the norm of the gradients, on some texts a hundredfold in 30 steps; what is wrong is wrong at once.
+# Rounding errors in the gradient norm grow, on some texts a hundredfold in 30 steps; real errors show at once.
 EARLY_STEPS, NORM_LATER = 10, 100
 # How near to each other the logits of two experts must be for rounding to decide between them, likewise. Before any
 # token has gone to another expert, logits of two runs differ by up to 4e-5.
@@ -137,7 +137,7 @@ def _above(found: pd.DataFrame, column: str, where: str, limits: np.ndarray) -> 
 
 
 def first_flip(reference: RunResult, run: RunResult) -> Flip | None:
-    """By how many tokens each expert was given. None where that is the same at all steps, or wasn't written down."""
+    """By each expert's number of tokens. None if these are the same at all steps, or weren't recorded."""
     if not all("routing" in one.steps for one in (reference, run)):
         return None
     names = ["step", "routing"]
@@ -227,7 +227,7 @@ def counts(runs: Sequence[RunResult], checks: Sequence[ReportCheck]) -> Counts:
 
 
 def stage_checks(results: Path, asked: ReportSpec, runs: Sequence[RunResult], over: bool) -> list[ReportCheck]:
-    """`over`: nobody works on the experiment, so that what isn't there failed. Else it may be yet to come."""
+    """`over`: no call works on the experiment, so missing results have failed. Otherwise they may still come."""
     exported = {run.name for run in runs if run.export}
     checks = proofs_so_far([Path(path) for path in asked.proofs], exported, over)
     checks += [_missing("evaluation", run, of_run(results, run), over) for run in unevaluated(results, asked)]
@@ -249,7 +249,7 @@ def unprofiled(results: Path, asked: ReportSpec) -> list[str]:
 
 
 def is_evaluated(run: Path) -> bool:
-    """Whether the numbers are those of the export that is there."""
+    """Whether the numbers are those of the present export."""
     export = read_if_there(ExportRecord, RunFolder(run).export)
     evaluation = read_if_there(Evaluation, RunFolder(run).evaluation)
     return bool(export and evaluation) and evaluation.export == export.digest
@@ -268,7 +268,7 @@ def _of_proof(path: Path, exported: Collection[str], over: bool) -> list[ReportC
 
 
 def _is_of(proof: Path, converted: ImportRecord | ExportRecord | None) -> bool:
-    """Whether it is a proof of the conversion that is there. Older ones don't say."""
+    """Whether it proves the present conversion. Older proofs don't say."""
     digest = read(Proof, proof).digest
     return digest is None or (converted is not None and converted.digest == digest)
 

@@ -30,7 +30,7 @@ class CorpusCard:
 
 
 def load_corpora(results: Path) -> list[CorpusCard]:
-    """Every corpus that the experiment's specifications name, and that is there."""
+    """Every existing corpus that the experiment's specifications name."""
     experiment = ExperimentFolder(results)
     folders = [experiment.corpus(path.stem) for path in experiment.specs.all("corpora")]
     made = [folder for folder in folders if folder.manifest.exists()]

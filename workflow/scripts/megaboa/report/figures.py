@@ -18,6 +18,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from megaboa.config.models.outputs import Figure
+from megaboa.observe.goodput import STARTUP
 from megaboa.records import AgreementSpec
 from megaboa.report.checks import differences
 from megaboa.report.corpora import CorpusCard
@@ -27,7 +28,7 @@ from megaboa.report.runs import RunResult
 from megaboa.report.style import INK, MOST_ENTRIES, PALETTE, POWERS_OF_TEN, WIDTH, Shades, legend
 
 Drawn = tuple[Drawing, pd.DataFrame]
-# In the order of a run. Waiting in the queue, and time in which nobody asked for the run, is nobody's waste.
+# In the order of a run. Time in the queue, and time without a request for the run, wastes no machine.
 COLOURS = {
     "startup": PALETTE[5],
     "compile": PALETTE[3],
@@ -36,6 +37,13 @@ COLOURS = {
     "checkpoint": PALETTE[2],
     "lost": PALETTE[1],
     "idle": PALETTE[7],
+}
+MOST_SAMPLED = len(PALETTE)  # runs whose GPUs are drawn
+COURSES = {
+    "watts": "power (W)",
+    "celsius": "temperature (°C)",
+    "sm_mhz": "SM clock (MHz)",
+    "utilisation": "time with a kernel (%)",
 }
 LOSS = Figure(name="loss", kind="line", data="steps", x="step", y="loss", y_label="training loss")
 VALIDATION = Figure(
@@ -174,6 +182,64 @@ def tokens_text(count: int) -> str:
     return str(count)
 
 
+def sampled(runs: list[RunResult]) -> list[RunResult]:
+    """The runs of whose GPUs there are samples."""
+    return [run for run in runs if ((run.summary or {}).get("gpus") or {}).get("course")]
+
+
+def gpus_figure(runs: list[RunResult]) -> Drawn | None:
+    """Power, temperature, clock and utilisation over a run's time: the median GPU, and from the least to the most."""
+    runs = sampled(runs)[:MOST_SAMPLED]
+    if not runs:
+        return None
+    table = course_table(runs)
+    longest = table["minutes"].max()
+    unit, scale = ("hours", 60) if longest > 180 else ("minutes", 1) if longest > 3 else ("seconds", 1 / 60)
+    figure, grid = plt.subplots(2, 2, figsize=(WIDTH, 4.6), sharex=True, squeeze=False)
+    for axes, (name, text) in zip(grid.flat, COURSES.items(), strict=True):
+        for number, run in enumerate(runs):
+            part = table[(table["run"] == run.name) & table[name].notna()]
+            for _, attempt in part.groupby("attempt"):
+                time, colour = attempt["minutes"] / scale, PALETTE[number]
+                axes.fill_between(
+                    time, attempt[f"{name}.least"], attempt[f"{name}.most"], color=colour, alpha=0.2, linewidth=0
+                )
+                marker = "o" if len(attempt) <= 12 else None
+                axes.plot(time, attempt[name], color=colour, label=run.name, linewidth=1.3, marker=marker, markersize=3)
+            slowed = part[part["throttled"] > 0]
+            if name == "sm_mhz" and len(slowed):
+                axes.plot(
+                    slowed["minutes"] / scale,
+                    slowed[f"{name}.least"],
+                    color=INK,
+                    label="slowed by heat or the power supply",
+                    linestyle="none",
+                    marker="o",
+                    markersize=2.5,
+                )
+        axes.set_title(text, fontsize=9.5, color=INK)
+        axes.set_ylim(0, 105 if name == "utilisation" else None)
+        axes.grid(axis="x", visible=False)
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+    for axes in grid[1]:
+        axes.set_xlabel(f"time ({unit})")
+    legend(figure)
+    return figure, table
+
+
+def course_table(runs: list[RunResult]) -> pd.DataFrame:
+    rows = []
+    for run in runs:
+        for moment in run.summary["gpus"]["course"]:
+            row = {"run": run.name, "attempt": moment["attempt"], "minutes": moment["seconds"] / 60}
+            for name in COURSES:
+                least, median, most = moment["values"].get(name, (None, None, None))
+                row |= {name: median, f"{name}.least": least, f"{name}.most": most}
+            rows.append(row | {"throttled": moment["throttled"]})
+    return pd.DataFrame(rows).astype({name: float for name in rows[0] if name not in ("run", "attempt")})
+
+
 def _stride(points: int) -> int:
     return max(1, math.ceil(points / MOST_POINTS))
 
@@ -232,6 +298,21 @@ def time_rows(runs: list[RunResult]) -> list[dict[str, Any]]:
             "seconds": {kind: run.goodput.seconds[kind] for kind in kinds},
         }
         for run in runs
+    ]
+
+
+def startup_rows(runs: list[RunResult]) -> list[dict[str, Any]]:
+    """Of every attempt that came to its first step, how long each part of its start took."""
+    attempts = [(run.name, one) for run in known(runs) for one in run.goodput.attempts if "first_step" in one.startup]
+    parts = [part for part in STARTUP if any(part in one.startup for _, one in attempts)]
+    return [
+        {
+            "run": name,
+            "attempt": one.attempt,
+            "whole": sum(one.startup.values()),
+            "seconds": {part: one.startup.get(part) for part in parts},
+        }
+        for name, one in attempts
     ]
 
 

@@ -149,7 +149,7 @@ def _numbers(column: pd.Series) -> pd.Series:
 
 
 def _text(value: Any) -> str:
-    """As it stands in plan.tsv and in a YAML file; whole numbers without a point."""
+    """As in plan.tsv and in a YAML file; whole numbers without a point."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""What can be reported while runs are missing. Reads what is there; what the report itself is made of is left alone."""
+"""The report while runs are missing. Only reads existing results; doesn't touch the inputs of the final report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Interim:
 
 
 def load_interim(results: Path) -> tuple[list[RunResult], Interim]:
-    """Every run of plan.tsv as it is at the moment, and what is missing."""
+    """Every run of plan.tsv in its present state, and the missing ones."""
     absent = {run.run: run for run in missing(results, read_queue())}
     runs = [_load(RunFolder(results / "runs" / row["run"]), row, absent) for row in read_plan(results)]
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())

@@ -13,7 +13,7 @@ from megaboa.records import Checks, ReportSpec, read, write
 from megaboa.report.checks import agreement_checks, counts, faults, proof_checks, stage_checks, unprofiled, verdict
 from megaboa.report.corpora import load_corpora, load_data
 from megaboa.report.expected import gap_rows, load_expected
-from megaboa.report.figures import time_rows
+from megaboa.report.figures import startup_rows, time_rows
 from megaboa.report.frames import Frames
 from megaboa.report.interim import load_interim
 from megaboa.report.page import draw, read_captions, render, verdict_text
@@ -27,7 +27,7 @@ CAPTIONS = Path(__file__).parents[3] / "report" / "captions.yaml"  # one for eve
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is reported on, and where to. Of an interim report runs may be missing; after a failure other jobs' work."""
+    """Input and output of a report. In an interim report runs may be missing; after a failure, other jobs' results."""
 
     results: Path
     page: Path  # figures and checks.json are written next to it
@@ -39,7 +39,7 @@ class Wanted:
 
 
 def make(wanted: Wanted) -> str:
-    """Write the report; return what it comes to, in a line."""
+    """Write the report; return its verdict in one line."""
     results, folder = wanted.results, wanted.page.parent
     captions = read_captions(wanted.captions)
     asked = read(ReportSpec, ExperimentFolder(results).specs.report)
@@ -60,7 +60,7 @@ def make(wanted: Wanted) -> str:
     drawn = draw(runs, corpora, asked.agreements, captions, folder, frames, own, wanted.interim)
     profiles, published = load_profiles(results, profiled), asked.published
     gaps, times = gap_rows(published, passed(runs)) if published else [], time_rows(passed(runs))
-    tables = save_tables(runs, frames, checks, gaps, times, expected, folder)
+    tables = save_tables(runs, frames, checks, gaps, times, startup_rows(passed(runs)), expected, folder)
     page = render(
         title=asked.title or results.name,
         experiment=results.name,

@@ -33,7 +33,7 @@ SECTIONS = {
     "loss": ("loss", "loss_by_tokens", "validation", "learning_rate"),
     "sweep": ("sweep",),
     "agreement": ("agreement",),
-    "speed": ("step_time", "step_times", "throughput", "mfu", "scaling"),
+    "speed": ("step_time", "step_times", "throughput", "mfu", "scaling", "gpus"),
     "data": ("lengths",),
     "time": ("goodput",),
     "expected": ("memory",),
@@ -44,7 +44,7 @@ CAPTIONS = (*FIGURES, *(f"{PREFIX}{name}" for name in TRACE_FIGURES))
 
 
 class ReportError(Exception):
-    """What is wrong with a file that the user may edit."""
+    """Problems of a file that the user may edit."""
 
 
 def read_captions(path: Path) -> dict[str, str]:
@@ -78,6 +78,7 @@ def draw(
         "agreement": lambda: figures.agreement_figure(agreements, good, shades),
         "lengths": lambda: figures.lengths_figure(corpora),
         "goodput": lambda: figures.goodput_figure(good),
+        "gpus": lambda: figures.gpus_figure(good),
     }
     specs = [spec for spec in standard_figures(frames) if spec.name not in replaced] + list(own)
     makers |= {spec.name: partial(_drawn, spec, frames, interim) for spec in specs}
@@ -163,6 +164,7 @@ def render(
         machine_metrics=metrics.used("machines"),
         machines=machines(passed(runs)),
         times=figures.time_rows(passed(runs)),
+        starts=figures.startup_rows(passed(runs)),
         runs=runs,
         corpora=corpora,
         agreements=[check for check in checks if check.kind == "agreement"],
@@ -234,6 +236,9 @@ def _named(drawn: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str, 
 def _note(name: str, specs: Sequence[Figure], table: pd.DataFrame, good: list[RunResult]) -> str:
     """What has to be said about a figure because of what it shows this time."""
     spec = next((spec for spec in specs if spec.name == name), None)
+    if name == "gpus":
+        shown, known = figures.MOST_SAMPLED, len(figures.sampled(good))
+        return f"The first {shown} of {known} runs." if known > shown else ""
     if spec is None or spec.kind in ("bar", "box"):
         most = kinds.MOST_BARS
         if name == "goodput" or (spec is not None and spec.kind == "box" and spec.x == "run"):

@@ -1,4 +1,4 @@
-"""What is known about each run of the plan, from the files below the results."""
+"""Facts about each run of the plan, from the files below the results."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RunResult:
 
     @property
     def layout(self) -> str:
-        """What is split, and in how many: `tp2 sp`; nothing where only data parallel ranks share the work."""
+        """The parallel axes and sizes: `tp2 sp`; empty for data parallelism only."""
         sizes = {name: text for name, text in self.plan.items() if text not in ("1", "-", RECIPE)}
         return " ".join([*words(sizes), *(["sp"] if self.plan["sp"] == "true" else [])])
 

@@ -68,7 +68,7 @@ _NO_DATES = {
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     "png": {"Software": None},
 }
-# More legend entries than this nobody would tell apart.
+# More legend entries could not be told apart.
 MOST_ENTRIES = 24
 FEW_ENTRIES = 8  # that are written in the size of the axes' own names
 MOST_COLUMNS = 5

@@ -39,6 +39,7 @@ def save_tables(
     checks: Sequence[ReportCheck],
     gaps: Sequence[Mapping[str, Any]],
     times: Sequence[Mapping[str, Any]],
+    starts: Sequence[Mapping[str, Any]],
     expected: Sequence[Expected],
     folder: Path,
 ) -> set[str]:
@@ -49,6 +50,9 @@ def save_tables(
         "agreement": _rows([plain(check) for check in checks if check.kind == "agreement"], AGREEMENT),
         "gap": gap_table(gaps),
         "time": pd.DataFrame([{"run": row["run"], "goodput": row["goodput"], **row["seconds"]} for row in times]),
+        "startup": pd.DataFrame(
+            [{"run": row["run"], "attempt": row["attempt"], "whole": row["whole"], **row["seconds"]} for row in starts]
+        ),
         "expected": _rows([asdict(one) for one in expected], EXPECTED).dropna(axis="columns", how="all"),
     }
     made = {name: table for name, table in made.items() if len(table) and len(table.columns) > 1}

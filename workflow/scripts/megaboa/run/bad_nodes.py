@@ -1,8 +1,8 @@
-"""Nodes that a run is better off without: left, looked at before ranks start on them, and avoided.
+"""Bad nodes of a run: released, checked before ranks start on them, and avoided.
 
-A scheduler is told which nodes a job is kept away from: the user's own, and those that failed under the run. It may
-take the list for waiting jobs only, and keeps it. A job whose supervisor died can't change its own, so whoever lives
-does it: `revise` is called by Snakemake, by `megaboa status` and by supervisors of other runs.
+A scheduler gets a job's list of excluded nodes: the user's own, and those that failed during the run. It may accept the
+list for waiting jobs only, and keeps it. A job whose supervisor died can't change its own, so live processes do it:
+`revise` is called by Snakemake, by `megaboa status` and by supervisors of other runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REVISE_SECONDS = 300.0
 def require_claim(call: Call) -> None:
     """A host that the scheduler has lost sight of may live on: its supervisor must leave the run to its next holder."""
     if claims.newest(call.payload.claims) > call.claim:
-        raise Interrupted("the run was given to somebody else")
+        raise Interrupted("another process has claimed the run")
 
 
 def leave(call: Call, why: str) -> NoReturn:
@@ -53,7 +53,7 @@ def leave(call: Call, why: str) -> NoReturn:
 
 
 def heed_signals(call: Call) -> None:
-    """Between two attempts: somebody wants us to end, and the scheduler may know why."""
+    """Between two attempts: a stop was requested, and the scheduler may know why."""
     if call.signals.seen:
         if interruption := call.site.interruption(call.began):
             _heed(call, interruption)
@@ -67,7 +67,7 @@ def _heed(call: Call, interruption: Failure) -> None:
 
 
 def give_up(call: Call, evidence: str) -> NoReturn:
-    """Somebody has cancelled while no ranks ran: no attempt's end will say so."""
+    """Cancelled while no ranks ran: no attempt's end records it."""
     ledger.append(call.payload.ledger, Cancelled(detail=evidence))
     raise Interrupted(evidence)
 
@@ -80,7 +80,7 @@ def leave_avoided_nodes(call: Call) -> None:
     again = _excluded(call)[1].intersection(call.site.nodes)
     if again:
         ledger.append(call.payload.ledger, Left(nodes=tuple(sorted(again))))
-        leave(call, f"{', '.join(sorted(again))} failed under this run not long ago")
+        leave(call, f"{', '.join(sorted(again))} failed recently under this run")
 
 
 def _excluded(call: Call) -> tuple[set[str], set[str]]:
@@ -145,10 +145,11 @@ def avoided(entries: Sequence[Event], partition: str, folder: RunFolder, users: 
 
 
 def usable(partition: str, avoided: Mapping[str, float], needed: int, users: Set[str] = frozenset()) -> set[str]:
-    """The nodes to avoid, of these with the times at which they failed: a bad node is better than waiting for ever.
+    """The nodes to avoid, given the times at which they failed: a bad node is better than waiting forever.
 
-    A node more is left than the run needs, as nobody may be left to change the list when the next one dies: who failed
-    longest ago is given back for it. Those that failed last are avoided even then, as long as the run has nodes enough.
+    One node more is kept than the run needs, because no process may be left to change the list when the next one dies;
+    the nodes that failed longest ago are released first. Those that failed last stay avoided, if the run has enough
+    nodes.
     """
     if not avoided:
         return set()
@@ -178,7 +179,7 @@ def reviser(results: Path) -> Callable[[], None]:
 
 
 def revise_in_background(results: Path) -> None:
-    """As long as this process lives, which has other things to do than to wait for the scheduler."""
+    """In the background, while this process lives: it must not wait for the scheduler."""
     look = reviser(results)
 
     def keep_looking() -> None:
@@ -211,4 +212,4 @@ def _revise_run(folder: RunFolder, waiting: Mapping[str, Job]) -> None:
     blamed = set(ledger.avoided_nodes(entries, time.time(), hours=math.inf)) - users
     back = now & (blamed - avoided(entries, job.partition, folder, users))
     if back and cluster().exclude(job.id, now - back):
-        announcer(folder)(f"{cluster().name} job {job.id}, which waits, may have {', '.join(sorted(back))} again")
+        announcer(folder)(f"{cluster().name} job {job.id}, which waits, may use {', '.join(sorted(back))} again")

@@ -22,7 +22,7 @@ class TrainingFailed(Exception):
 
 
 class Interrupted(Exception):
-    """Somebody asked the run to stop."""
+    """A stop of the run was requested."""
 
 
 class Requeued(Exception):

@@ -54,7 +54,7 @@ def _profile(folder: RunFolder, site: Place, identity: dict[str, Any], target: A
         traces.mkdir()
         nsys = nsys_arguments(folder.profile.domains, folder.profile.arguments)
         out = traces / f"{folder.experiment}.{folder.name}"
-        command = wrapped(command, WRAPPER, folder.profile.ranks, out, nsys)
+        command = wrapped(command, WRAPPER, folder.profile.ranks, out, nsys, folder.launch.start.network)
     ended = _run(site, command, folder, target)
     missing = [rank for rank in folder.profile.ranks if not list(traces.glob(f"*rank-{rank}.*"))]
     if not ended.ok or missing:

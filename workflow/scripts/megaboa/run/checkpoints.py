@@ -1,10 +1,10 @@
 """Which checkpoints of a run may be trusted, which are kept, and which one is exported.
 
-Bridge's own tracker files are written while the last parts of a checkpoint are still missing, and not in one step.
-So rank 0 leaves a marker in a checkpoint's folder when the whole save is over (`mark_complete`), with the sizes of its
-files, and only folders with a marker count. The supervisor adds checksums while training goes on, and compares sizes
-and checksums before it resumes: a checkpoint that was damaged since is set aside (`distrust`), and the one before it is
-taken. It also removes what need not be kept (`retire`): first out of sight, in one step, and then from the disk.
+Bridge's own tracker files are written while the last parts of a checkpoint are still missing, and not in one step. So
+rank 0 writes a marker into a checkpoint's folder after the whole save (`mark_complete`), with the sizes of its files,
+and only folders with a marker count. The supervisor adds checksums while training goes on, and compares sizes and
+checksums before it resumes: a checkpoint that was damaged since is set aside (`distrust`), and the one before it is
+taken. It also removes old checkpoints (`retire`): renames them first, atomically, and then deletes them.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ def kept(iterations: Sequence[int], keep_last: int | None, keep_every: int | Non
 
 
 def retire(checkpoints: Path, keep_last: int | None, keep_every: int | None, verified: bool = True) -> list[int]:
-    """Take the checkpoints that need not be kept out of sight, if they are older than one that is good.
+    """Hide old checkpoints, if a newer one is good.
 
-    `verified`: good is only one that has been read again, for its checksums. One rename each: whoever is killed here
-    leaves whole checkpoints, or folders that nobody takes for one. Their bytes are still there: `delete_retired`.
+    `verified`: only one that has been read back for its checksums is good. One rename each, so a kill leaves whole
+    checkpoints, or folders that don't look like one. `delete_retired` deletes their files.
     """
     complete = complete_iterations(checkpoints)
     spare = {*complete} - {*kept(complete, keep_last, keep_every)}
@@ -109,7 +109,7 @@ def delete_retired(checkpoints: Path) -> None:
 
 
 def add_digests(checkpoints: Path, iteration: int) -> None:
-    """Write down the checksums of a complete checkpoint; they are its content from now on."""
+    """Record the checksums of a complete checkpoint; from now on they define its content."""
     path = folder(checkpoints, iteration)
     if _counts(path) and not (path / DIGESTS).exists():
         write_json(path / DIGESTS, _digests(path, _payload(path)))
@@ -120,7 +120,7 @@ def has_digests(checkpoints: Path, iteration: int) -> bool:
 
 
 def damage(checkpoints: Path, iteration: int, full: bool = True) -> str | None:
-    """What is wrong with a checkpoint, in a few words; None where it is as it was, or nothing is known of its files.
+    """A checkpoint's damage, in a few words; None if it is unchanged, or nothing is known of its files.
 
     Sizes are always compared, checksums only in `full`: that reads the whole checkpoint.
     """
@@ -155,16 +155,16 @@ def trust_again(checkpoints: Path, iteration: int, aside: str) -> None:
 def keeper(
     checkpoints: Path, verify: bool, keep_last: int | None = None, keep_every: int | None = None
 ) -> Callable[[], None]:
-    """To be called often: writes the checksums of new checkpoints, and then removes those that need not be kept.
+    """Call it often: writes the checksums of new checkpoints, then removes old ones.
 
-    What takes long is done by a thread, one thing at a time, while the ranks go on.
+    A thread does the slow work while the ranks continue.
     """
     looked = time.monotonic()
     worker: threading.Thread | None = None
 
     def work(iteration: int) -> None:
         delete_retired(checkpoints)
-        with contextlib.suppress(OSError):  # somebody may remove it meanwhile
+        with contextlib.suppress(OSError):  # it may be removed meanwhile
             if iteration:
                 add_digests(checkpoints, iteration)
 

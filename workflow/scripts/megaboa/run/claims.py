@@ -1,4 +1,4 @@
-"""One trainer per run: claims that name their job, and are judged by asking the scheduler whether it lives.
+"""One trainer per run: claims name their job, and the scheduler says whether it is alive.
 
 A claim is a numbered file, created by link(2), which succeeds for one of several contenders on any shared file system.
 The claim with the highest number counts, until it is released or its holder is dead. So a killed holder never needs an
@@ -35,7 +35,7 @@ Holder = dict[str, Any]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim's holder may still train; None where nobody can tell, and why."""
+    """Whether a claim's holder may still train; None if unknown, with the reason."""
 
     alive: bool | None
     why: str = ""
@@ -70,7 +70,7 @@ def describe(holder: Holder) -> str:
 
 @contextlib.contextmanager
 def held(folder: Path, me: Holder, on_wait: Callable[[str], None] = lambda holder: None) -> Iterator[int]:
-    """Hold the run; yield the claim's number. Where somebody else may hold it, tell `on_wait` whom and wait."""
+    """Hold the run; yield the claim's number. If another process may hold it, tell `on_wait` which, and wait."""
     folder.mkdir(parents=True, exist_ok=True)
     told = set()
     while isinstance(claim := _try(folder, me), _Taken):
@@ -94,18 +94,18 @@ def newest(folder: Path) -> int:
 
 
 def last_holder(folder: Path) -> Holder | None:
-    """Who holds the run, or held it last."""
+    """The present or last holder of the run."""
     return _known(_newest(folder))
 
 
 def holder(folder: Path) -> Holder | None:
-    """Who holds the run, as far as the files tell."""
+    """The holder of the run, from the files."""
     path = _newest(folder)
     return None if path is None or _released(path).exists() else _known(path)
 
 
 def is_held(folder: Path) -> bool | None:
-    """Whether somebody alive holds the run; None where nobody can tell."""
+    """Whether a live process holds the run; None if unknown."""
     path = _newest(folder)
     return False if path is None or _released(path).exists() else _judge_file(path, None)[0].alive
 
@@ -133,13 +133,13 @@ def _judge_by_scheduler(holder: Holder) -> Verdict:
     theirs = holder.get("cluster")
     try:
         if theirs and (ours := cluster().cluster()) != theirs:
-            return Verdict(None, f"it can't be asked about from here, which is cluster {ours}")
+            return Verdict(None, f"it can't be queried from here, which is cluster {ours}")
         alive = cluster().is_alive(holder["job"])
     except UnreachableError:
         return Verdict(None, f"{cluster().name} doesn't answer here")
     if alive is None and is_of_other_user(holder):
         return Verdict(
-            None, f"{cluster().name} tells user {_user(os.geteuid())} nothing of it: it has ended, or is hidden"
+            None, f"{cluster().name} doesn't show it to user {_user(os.geteuid())}: it has ended, or is hidden"
         )
     return Verdict(bool(alive))
 
@@ -157,7 +157,7 @@ def _judge_by_lock(holder: Holder, path: Path) -> Verdict:
 
 
 def _try(folder: Path, me: Holder) -> tuple[int, IO[bytes]] | _Taken:
-    """Take the next claim if the newest one is free; else say who has it."""
+    """Take the next claim if the newest one is free; else return its holder."""
     current = _newest(folder)
     if current and not _released(current).exists():
         verdict, theirs = _judge_file(current, me)
@@ -167,8 +167,8 @@ def _try(folder: Path, me: Holder) -> tuple[int, IO[bytes]] | _Taken:
     draft = folder / f".{me['host']}.{me['pid']}.tmp"
     files.write_json(draft, me)
     lock = draft.open("r+b")  # for writing: NFS locks no other
-    # Before others can see the claim: who lives holds the lock. Where there are no locks, others are told so when they
-    # ask for it (`_judge_by_lock`).
+    # Before others can see the claim: a live holder holds the lock. Where there are no locks, others are told so when
+    # they ask for it (`_judge_by_lock`).
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX)
     first = True
@@ -194,7 +194,7 @@ def _judge_file(path: Path, me: Holder | None) -> tuple[Verdict, Holder | None]:
 
 
 def _said(path: Path, theirs: Holder | None, verdict: Verdict) -> str:
-    """Whom a contender waits for and, where nobody can tell whether it lives, what a person can do who knows."""
+    """The holder that a contender waits for and, if its state is unknown, what a person can do."""
     name = describe(theirs) if theirs else "somebody"
     if verdict.alive:
         return name
@@ -206,7 +206,7 @@ def _path(folder: Path, number: int) -> Path:
 
 
 def _released(path: Path) -> Path:
-    """The file that gives a claim free: its holder makes it, or a person who knows that the holder is gone."""
+    """The file that releases a claim: written by its holder, or by a person who knows that the holder is gone."""
     return path.with_suffix(".released")
 
 
@@ -246,7 +246,7 @@ def _is_locked(path: Path) -> bool:
 def _no_lock(path: Path, error: OSError) -> str:
     tried = f"its lock can't be tried: {_short(error)}"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EBADF, errno.EROFS):
-        return f"{tried}; that needs the right to write to {path}"
+        return f"{tried}; that needs write permission for {path}"
     return f"{tried}; mount the store's file system with locks (Lustre: option `flock`)"
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megaboa import files
+from megaboa import files, paths
 from megaboa.launch import networks
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import Code, RanOn
+from megaboa.run.gpus import name as gpu_name
 from megaboa.run.identity import identity_of
 from megaboa.run.resume import Beginning
 from megaboa.run.site import python_of
+from megaboa.scheduler.local import may_be_forked
 from megaboa.scheduler.ranks import layered, threads_environment
 
 FLIGHT_RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -23,6 +27,7 @@ RANK_SCRIPT = SCRIPTS / "train_rank.py"
 ASK_SECONDS = 20  # that git, or the ranks' Python, may take to answer
 SHOWN = 5  # packages in which two attempts differ
 BRIDGE = "megatron-bridge"
+EXPERT_OVERLAP = "model.overlap_moe_expert_parallel_comm"
 _LIST = """
 import importlib.metadata, json, platform
 found = {one.name.lower().replace("_", "-"): one.version for one in importlib.metadata.distributions() if one.name}
@@ -51,8 +56,10 @@ def rank_command(
     ]
 
 
-def rank_environment(folder: RunFolder, target: AttemptFolder | None = None) -> dict[str, str]:
-    """What every rank's environment adds to that of the supervisor."""
+def rank_environment(
+    folder: RunFolder, target: AttemptFolder | None = None, environment: str | None = None
+) -> dict[str, str]:
+    """What every rank's environment adds to that of the supervisor. `environment`: digest of what the ranks find."""
     run, start, image = folder.run, folder.launch.start, folder.launch.image
     own: dict[str, str | None] = {
         **threads_environment(folder.launch.cpus_per_rank),
@@ -66,7 +73,15 @@ def rank_environment(folder: RunFolder, target: AttemptFolder | None = None) -> 
         own["WANDB_MODE"] = "offline"
     preset: dict[str, str | None] = {}
     if run["device"] == "cuda":
-        preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(run["parallel"])
+        overrides = {**run.get("overrides", {}), **folder.launch.overrides}
+        preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(
+            run["parallel"],
+            expert_overlap=bool(overrides.get(EXPERT_OVERLAP)),
+            blackwell=networks.is_blackwell(folder.launch.gpu or gpu_name()),
+        )
+        preset["PYTORCH_CUDA_ALLOC_CONF"] = networks.allocator(overrides)
+        if environment:
+            preset |= compiled_kernels(folder, environment)
         if target:  # where NCCL's flight recorder writes what it saw before a time-out
             own |= {name: str(target.path / "flight-rank-") for name in FLIGHT_RECORDER}
     if run["device"] == "cuda" or start.network:
@@ -83,11 +98,32 @@ def checks_network(folder: RunFolder, target: AttemptFolder) -> bool:
     return several and asked and target.number == 1
 
 
+def compiled_kernels(folder: RunFolder, environment: str) -> dict[str, str | None]:
+    """Where Inductor and Triton keep what they have compiled, for all runs in one environment or image.
+
+    Both write a file under another name first, and their keys hold the GPU and the versions, so that ranks and runs may
+    share it. Users don't: it is code that is run.
+    """
+    kept = paths.compiled_kernels(Path(folder.launch.store).absolute(), os.getuid(), environment)
+    return {"TORCHINDUCTOR_CACHE_DIR": str(kept / "inductor"), "TRITON_CACHE_DIR": str(kept / "triton")}
+
+
+def warm_up(folder: RunFolder, environment: Mapping[str, str]) -> None:
+    """Have the process import from which ranks of this machine are forked, while the supervisor looks at its files."""
+    together = {**os.environ, **environment}
+    if folder.launch.image or not may_be_forked(together):
+        return
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    command = [python_of(folder.launch), str(RANK_SCRIPT), "--warm"]
+    with contextlib.suppress(OSError):
+        subprocess.Popen(command, env=together, start_new_session=True, **quiet)
+
+
 def ran_on(folder: RunFolder, store: RunStore) -> RanOn:
     """For the attempt's line in the ledger; the list of packages goes into the store, once for each.
 
-    Asked of the disk before every attempt, as somebody may have installed something, or changed the code, since the
-    last one: ranks are new processes, and import what is there now.
+    Read from the disk before every attempt, because packages or code may have changed: ranks are new processes and
+    import the present versions.
     """
     found = _environment(folder)
     name = files.digest(found) if found else None
@@ -97,7 +133,7 @@ def ran_on(folder: RunFolder, store: RunStore) -> RanOn:
 
 
 def changes(before: RanOn | None, now: RanOn, store: RunStore) -> str | None:
-    """In what two attempts ran on something else, in a few words; None where they didn't, or nobody knows."""
+    """How the software of two attempts differs, in a few words; None if it doesn't, or is unknown."""
     then, told = before or RanOn(), []
     if then.environment and now.environment and then.environment != now.environment:
         told.append(_packages_between(store, then.environment, now.environment))

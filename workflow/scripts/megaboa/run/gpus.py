@@ -13,7 +13,7 @@ SMI_SECONDS = 15.0
 OCCUPIED_GIB = 2.0  # drivers and monitors hold some hundred MiB of an idle GPU
 MEMORY_SLACK = 0.98  # "80 GB" are 79.6 GiB on an H100
 # Faults of the GPU, its memory, its links or its firmware. Others (13, 31, 43, 45 ...) come from a program that ended
-# badly, mostly somebody else's, and say nothing about the node.
+# badly, mostly other users', and say nothing about the node.
 HARDWARE_XIDS = frozenset({46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143})
 XID_SECONDS = 24 * 3600.0  # the kernel's log isn't cleared when a GPU is reset and fit again
 FIELDS = ("index", "uuid", "name", "pci.bus_id", "memory.total", "memory.used")
@@ -45,6 +45,23 @@ def query() -> list[Gpu]:
             said = (done.stdout + done.stderr).strip() or "no message"
             raise ValueError(f"exit code {done.returncode}: {said.splitlines()[0]}")
         return parse(done.stdout, fields)
+
+
+def name() -> str | None:
+    """Of this host's first GPU; None where there is none, or nobody can say."""
+    try:
+        return query()[0]["name"]
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        return None
+
+
+def capability(chosen: str | None) -> tuple[int, int] | None:
+    """Of the first GPU that CUDA shows, without opening CUDA; None where nobody can say."""
+    try:
+        major, _, minor = (visible(query(), chosen)[0]["compute_cap"] or "").partition(".")
+        return int(major), int(minor)
+    except (OSError, ValueError, KeyError, IndexError, subprocess.SubprocessError):
+        return None
 
 
 def unknown_field(said: str) -> str | None:
@@ -111,7 +128,7 @@ def problems(gpu: Gpu, memory_gib: float | None) -> list[str]:
 
 
 def occupied_gib(gpu: Gpu) -> float:
-    """How much of its memory others use; 0 as long as it is no more than an idle GPU's own."""
+    """Memory in use by others; 0 up to the use of an idle GPU."""
     used = (_number(gpu["memory.used"]) or 0.0) / 1024
     return used if used > OCCUPIED_GIB else 0.0
 
@@ -148,7 +165,7 @@ def parse_xids(log: str, uptime: float) -> list[dict[str, Any]]:
 
 
 def xid_problems(xids: list[dict[str, Any]], gpus: list[Gpu]) -> list[str]:
-    """Recent faults of the hardware of these GPUs: other GPUs of the node may be somebody else's."""
+    """Recent hardware faults of these GPUs: the node's other GPUs may belong to other users."""
     index = {_pci(gpu["pci.bus_id"] or ""): gpu["index"] for gpu in gpus}
     found = {
         f"GPU {index[_pci(xid['pci'])]}: Xid {xid['number']} in the kernel's log: {xid['text']}": None

@@ -108,16 +108,15 @@ def mark_of(folder: Path, node: str) -> Path:
 def verdict(
     folder: Path, nodes: list[str], seconds: float = SECONDS, waited: float | None = None
 ) -> dict[str, list[str]]:
-    """What is wrong with each node; an empty list means fit. `waited`: for how long answers were waited for.
-
-    One dead node makes the all-reduce of all the others fail, so a failed all-reduce is no reason to blame a node.
-    Whoever can be named for certain is blamed, and then nobody else: a node without a result, one with a problem of its
-    own, one that stopped answering after its own tests. If there is none of these, those are blamed that the others
-    waited for in vain, or that couldn't reach the first node, or the first node if nobody could; but only as long as
-    they are fewer than half. If nobody can be singled out, every node carries the error: then it is the network or its
-    settings, and leaving nodes out won't help. So it is with silence: one node, or a small share of them, is blamed
-    for it; where many are silent, the file system or the start is slow. And a node that began long after the first may
-    miss the others for that alone.
+    """What is wrong with each node; an empty list means fit. `waited`: how long answers were waited for. One dead node
+    makes the all-reduce of all others fail, so a failed all-reduce is not a reason to blame a node. Nodes that are
+    certainly bad are blamed, and then no others: a node without a result, one with a problem of its own, one that
+    stopped answering after its own tests. Otherwise the blame goes to nodes that the others timed out waiting for, or
+    that couldn't reach the first node, or to the first node if none could reach it; but only if they are fewer than
+    half. If no node can be singled out, every node carries the error: the cause is then the network or its settings,
+    and excluding nodes won't help. The same holds for silence: one node, or a small share, is blamed for it; if many
+    are silent, the file system or the start is slow. A node that started long after the first may miss the others for
+    that reason alone.
 
     `folder` must hold results of this check only: one from an earlier check would speak for a node that is dead now.
     """
@@ -158,7 +157,7 @@ def _suspects(results: dict[str, NodeHealth]) -> tuple[list[str], str]:
     missing = [node for node, result in results.items() if result.number in missed]
     cut_off = [node for node, result in results.items() if not result.collective.reached]
     for suspects, reason in (
-        (missing, "the other nodes waited for it in vain"),
+        (missing, "the other nodes timed out waiting for it"),
         (cut_off, "can't reach the first node"),
     ):
         if suspects and 2 * len(suspects) < len(results):
@@ -330,7 +329,7 @@ def judge_nodes(ranks: list[dict[str, Any]], task: Task, result: Result) -> None
     if not result.reached:
         result.error = f"can't reach the first node at {task.address}:{task.port}: {(failed or ['no answer'])[0]}"
     elif result.missing:
-        result.error = f"waited for {len(result.missing)} of {task.nodes} nodes in vain"
+        result.error = f"waited for {len(result.missing)} of {task.nodes} nodes until the time-out"
     elif len(done) < len(ranks):
         result.error = f"the all-reduce over {task.nodes} nodes failed: {(failed or ['not done in time'])[0]}"
     elif wrong := sum(step.get("wrong", 0) for step in done):

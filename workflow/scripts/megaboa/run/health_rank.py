@@ -1,7 +1,7 @@
-"""What one process of the node health check does: on one GPU, or on the processors of a node that has none.
+"""One process of the node health check: on one GPU, or on the CPUs of a node without GPUs.
 
-It runs as `python -m megaboa.run.health_rank <plan>` and says each thing it has found out as one line of JSON, at once:
-whoever started it knows from the last line how far it came, however it ends.
+It runs as `python -m megaboa.run.health_rank <plan>` and prints each finding at once as one line of JSON, so its parent
+knows from the last line how far it came, however it ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What would fail late, or never end, if nobody looked before the ranks start."""
+"""Checks before the ranks start, for inputs that would make them fail late, or hang."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_nodes(folder: RunFolder, nodes: Sequence[str]) -> None:
     if len(nodes) < wanted:
         raise UnusableInputError(
             f"run {folder.name}: resources.nodes is {wanted}, but here is {len(nodes)} ({', '.join(nodes)}). "
-            f"Several nodes are had from {cluster().name}: {cluster().several(wanted)}."
+            f"For several nodes use {cluster().name}: {cluster().several(wanted)}."
         )
 
 

@@ -1,7 +1,7 @@
-"""The ledger of a run's attempts: a line when one starts and a line when it ends, on disk before anything goes on.
+"""The ledger of a run's attempts: a line when one starts and a line when it ends, on disk before anything continues.
 
 Append-only. What a killed supervisor could not write, the next one adds (`cause` lost, or what its scheduler says).
-At the end the ledger read for people: an entry may be of an older form, without a cause, a job or nodes.
+At the end: the ledger formatted for people; entries may be old ones without a cause, a job or nodes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def append(ledger: Path, event: Event) -> None:
 
 
 def next_attempt(store: RunStore) -> int:
-    """Never the number of a folder that is there: a ledger may have lost lines."""
+    """Never the number of an existing folder: a ledger may have lost lines."""
     told = (event.attempt for event in read_ledger(store.ledger) if isinstance(event, AttemptStart | AttemptEnd))
     return max(max(told, default=0), store.newest_attempt) + 1
 
@@ -56,7 +56,7 @@ def ends(entries: Sequence[Event]) -> list[AttemptEnd]:
 
 
 def open_attempt(entries: Sequence[Event]) -> AttemptStart | None:
-    """The start of an attempt whose end nobody wrote down."""
+    """The start of an attempt without a recorded end."""
     begun, ended = starts(entries), {end.attempt for end in ends(entries)}
     return begun[-1] if begun and begun[-1].attempt not in ended else None
 
@@ -97,7 +97,7 @@ def links_without_save(entries: Sequence[Event]) -> int:
 
 
 def fails_again_at(entries: Sequence[Event]) -> int | None:
-    """The step that the last two ends of this call failed at, where that is no accident."""
+    """The step at which the last two attempts of this call failed, if that is reproducible."""
     own = _since_call(entries)
     last = [end for end in ends(own) if end.cause not in FREE][-2:]
     if len(last) < 2 or any(end.cause not in REPEATABLE for end in last):
@@ -105,13 +105,13 @@ def fails_again_at(entries: Sequence[Event]) -> int | None:
     if all(end.last_step is None for end in last):  # no step's fault
         return None
     begun = {start.attempt: start.resumed_from for start in starts(own)}
-    # Who fails in the first step after a checkpoint has done none.
+    # An attempt that fails in the first step after a checkpoint has done none.
     before, again = (end.last_step or begun.get(end.attempt) for end in last)
     return again + 1 if again and before == again else None
 
 
 def avoided_nodes(entries: Sequence[Event], now: float, hours: float) -> dict[str, float]:
-    """Nodes that failed under this run not long ago, each with the last time."""
+    """Nodes that failed recently under this run, each with the last time."""
     blamed = [
         entry
         for entry in entries
@@ -130,7 +130,7 @@ def left_in_a_row(entries: Sequence[Event]) -> int:
 
 
 def ran_on(entries: Sequence[Event]) -> list[RanOn]:
-    """What the attempts of a run ran on, each once, in the order in which it came; nothing where nobody wrote it."""
+    """The software of a run's attempts, each once, in order; empty if not recorded."""
     found: dict[str, RanOn] = {}
     for start in starts(entries):
         if start.ran_on:

@@ -1,8 +1,8 @@
-"""The supervisor's keeper: starts it again when it alone was killed, most likely by the kernel for want of memory.
+"""The supervisor's keeper: restarts it if it alone was killed, most likely by the OOM killer.
 
-The keeper does nothing else. It is small, so that the kernel takes it last; and it inherits what a killed supervisor
-leaves behind, so that nothing of it runs together with its successor's ranks. `Signals` is how
-the supervisor hears of signals, those that its keeper passes on among them.
+The keeper does nothing else. It is small, so the kernel kills it last; and it inherits a killed supervisor's children,
+so that none of them runs together with its successor's ranks. `Signals` is how the supervisor hears of signals, those
+that its keeper passes on among them.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from megaboa import files
 
 PATIENCE_SECONDS, AGAIN_SECONDS = 600.0, 5.0
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-# What waiting doesn't mend. All else may be a file server that is restarted (EIO, ESTALE, ESHUTDOWN, ETIMEDOUT, ...).
+# Errors that waiting doesn't fix. All else may be a file server that is restarted (EIO, ESTALE, ESHUTDOWN, ETIMEDOUT,
+# ...).
 LASTING = frozenset(
     {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
     | {errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EXDEV, errno.ENOTEMPTY}

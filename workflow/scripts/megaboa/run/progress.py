@@ -67,13 +67,13 @@ class Progress:
     detail: str | None = None
     event: str | None = None  # what happened last, without the steps
     event_time: float | None = None
-    goes_on: bool = False  # as the ledger has it: somebody trains it, or is about to
+    goes_on: bool = False  # by the ledger: it is being trained, or about to be
     job_state: str | None = None  # the scheduler's word for it
     job_reason: str | None = None  # why it waits
     job_starts: float | None = None  # when the scheduler expects that it starts
     job_ends: float | None = None  # when its wall time is used up
     slurm: str | None = None  # "unknown": the scheduler could not be asked
-    holder: str | None = None  # who trains it, where that is somebody whom the scheduler doesn't tell us of
+    holder: str | None = None  # the holder, if the scheduler doesn't show it
     jobs_left: int | None = None  # further jobs that the run needs, at the speed that was measured
 
     @property
@@ -280,7 +280,7 @@ def _step(start: AttemptStart, end: AttemptEnd | None, events: Sequence[StepEven
 
 
 def _state(start: AttemptStart, end: AttemptEnd | None) -> tuple[str, str | None, bool]:
-    """The run's state, more about it, and whether it goes on by itself."""
+    """The run's state, details, and whether it continues by itself."""
     action = end.action if end else None
     if end and end.outcome == "completed":
         return "done", None, False

@@ -55,7 +55,7 @@ def decide(entries: Sequence[Event], cause: Cause, settings: Recovery, can_reque
             "stop", f"{count} failures in a row without a new checkpoint (recovery.budget is {settings.budget})"
         )
     if wanted == "requeue" and not can_requeue:
-        return Decision("stop", f"{named}, and this job can't be put back into the queue: call again")
+        return Decision("stop", f"{named}, and this job can't be requeued: call again")
     if wanted == "requeue" or cause in FREE:
         return Decision(wanted, named)
     doubled = min(max(count - 1, 0), 60)  # more is longer than the longest pause anyway

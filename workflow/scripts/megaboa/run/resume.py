@@ -79,8 +79,8 @@ class Resumption:
             raise UnusableInputError(f"{begin}: {problem}. Nothing of it was touched. {remedy}.")
         if self._other_tokenizer():
             raise UnusableInputError(
-                f"{begin}: the tokenizer of {name} is another one than this run's, so that every token means something "
-                f"else. Write the corpus with the parent's tokenizer, or train from the start."
+                f"{begin}: the tokenizer of {name} differs from this run's, so every token has another meaning. "
+                f"Write the corpus with the parent's tokenizer, or train from the start."
             )
         return Beginning(iteration, theirs)
 
@@ -93,7 +93,7 @@ class Resumption:
         return mine != other
 
     def prove_newest(self) -> None:
-        """Write down the checksums of the last checkpoint, remove what need not be kept, and read the rest."""
+        """Record the checksums of the last checkpoint, remove old ones, and read the rest."""
         newest = checkpoints.latest(self.payload.checkpoints)
         if newest and self.verifies:
             checkpoints.add_digests(self.payload.checkpoints, newest)

@@ -44,6 +44,6 @@ def _stop_job(store: RunStore, holder: claims.Holder, training: bool, say: Calla
 
 
 def _ask_by_file(store: RunStore, say: Callable[[str], None], name: str, why: str) -> str:
-    """Its supervisor finds the file, if it lives."""
+    """Its supervisor finds the file, if it is alive."""
     patiently(store.stop.touch, say)
     return f"asked {name} to save and stop, if it runs: {why}"

@@ -1,7 +1,7 @@
-"""What a call of Snakemake submits, written down once: its jobs read this, whenever they start.
+"""What a call of Snakemake submits, recorded once: its jobs read this, whenever they start.
 
-A job may wait for days, and is started again when a node dies. Meanwhile the experiment's file is edited and planned
-again. So each call keeps a copy of its configuration, for Snakemake in the jobs, and of what every run is, for their
+A job may wait for days, and restarts when a node dies. Meanwhile the experiment file may be edited and planned again.
+So each call keeps a copy of its configuration, for Snakemake in the jobs, and of every run's specification, for the
 supervisors. Standard library only.
 """
 
@@ -67,6 +67,15 @@ def call_of(config_file: str | Path) -> Path | None:
     return call if (call / RUNS).exists() else None
 
 
+def device_of(config_file: str | Path) -> str | None:
+    """What the call with this configuration trains on: all its runs on the same."""
+    call = call_of(config_file) or Path(os.environ.get(VARIABLE, "")).absolute()
+    if not (call / RUNS).is_file():
+        return None
+    with (call / RUNS).open(encoding="utf-8") as lines:
+        return json.loads(lines.readline())["run"]["device"]
+
+
 def submit_from(config_file: str | Path) -> None:
     """Let this process and those that it starts, also as jobs, train what the call with this configuration submits."""
     os.environ.pop(VARIABLE, None)
@@ -84,7 +93,8 @@ def folder_of(run: Path, restart: bool = False) -> RunFolder:
         here = RunFolder(run)  # the call may be another experiment's: in a shell within a job, for example
         return RunFolder(run, {**here.documents, "restart": True}) if restart else here
     with (call / RUNS).open(encoding="utf-8") as lines:
-        asked = next((one for one in map(json.loads, lines) if one["name"] == run.name), None)
+        about = (json.loads(line) for line in lines if run.name in line)  # to read all of them takes a second
+        asked = next((one for one in about if one["name"] == run.name), None)
     if asked is None:
         raise UnusableInputError(f"{call / RUNS} has no run {run.name!r}, and this job was submitted by that call")
     return RunFolder(run, {**asked, "restart": restart or asked.get("restart", False)})

@@ -39,7 +39,7 @@ from megaboa.run import site as sites
 from megaboa.run.announce import announcer, explain, notify
 from megaboa.run.bad_nodes import heed_signals, leave, leave_avoided_nodes, require_claim, require_health
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
-from megaboa.run.command import changes, rank_command, rank_environment
+from megaboa.run.command import changes, rank_command, rank_environment, warm_up
 from megaboa.run.command import ran_on as what_runs
 from megaboa.run.failures import Failure
 from megaboa.run.identity import identity_of, store_of
@@ -124,7 +124,7 @@ def _bring_to_its_end(call: Call) -> None:
 
 
 def _is_a_later_life(call: Call) -> bool:
-    """Whether the supervisor's keeper, or the scheduler, has started it again, and nobody called."""
+    """Whether the keeper or the scheduler has restarted it, without a new call."""
     if call.life > 1:
         return True
     job = call.site.job
@@ -140,14 +140,21 @@ def _attempt(call: Call) -> None:
     call.patiently(lambda: (target.path / "end").mkdir(parents=True, exist_ok=True))
     call.patiently(lambda: checkpoints.remove_unfinished(payload.checkpoints))
     _share_image(call, target)
+    took = Stopwatch()
+    ran_on = call.patiently(lambda: what_runs(folder, payload))
+    environment = rank_environment(folder, target, ran_on.environment)
+    took.note("environment")
+    if not call.site.job:
+        warm_up(folder, environment)
     if folder.launch.start.health_check:
         call.patiently(lambda: require_health(call, target))
+        took.note("health_check")
     beginning = call.patiently(call.resumption.beginning)
+    took.note("checkpoint")
     skipped = ledger.skipped_steps(call.entries)
-    ran_on = call.patiently(lambda: what_runs(folder, payload))
     before = ledger.starts(call.entries)
     if before and (changed := changes(before[-1].ran_on, ran_on, payload)):
-        call.say(f"WARNING: attempt {number} runs in another environment than the one before it: {changed}")
+        call.say(f"WARNING: attempt {number} runs in a different environment from the previous one: {changed}")
     world_size, job = folder.run["world_size"], call.site.job
     call.patiently(lambda: files.write_json(target.asked, folder.documents))
     start = AttemptStart(
@@ -163,13 +170,13 @@ def _attempt(call: Call) -> None:
         skipped=tuple(skipped),
         image=folder.image and folder.image.digest,
         ran_on=ran_on,
+        before=took.seconds,
     )
     ledger.append(payload.ledger, start)
     where = f" on {len(call.site.nodes)} nodes" if len(call.site.nodes) > 1 else ""
     call.say(f"attempt {number}, {world_size} rank(s){where}, from {beginning}")
     started = time.time()
     command = rank_command(folder, payload, target, call.claim, beginning, skipped)
-    environment = rank_environment(folder, target)
     try:
         ranks = call.patiently(lambda: call.site.start(command, world_size, target.path, environment))
         call.healthy = False
@@ -202,6 +209,18 @@ def _share_image(call: Call, target: AttemptFolder) -> None:
         call.say(f"the image was unpacked on {len(call.site.nodes)} node(s) in {time.monotonic() - began:.0f} s")
 
 
+class Stopwatch:
+    """Seconds of things that are done one after the other."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def note(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[name], self._last = round(now - self._last, 3), now
+
+
 def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) -> Failure:
     """What the scheduler says goes before what the ranks say: that they ended is often its doing.
 
@@ -230,7 +249,7 @@ def _or_full_disk(target: AttemptFolder, failure: Failure) -> Failure:
 
 
 def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failure: Failure) -> None:
-    """Close the attempt, and go on, leave, or stop, as the settings say."""
+    """Close the attempt, then resume, requeue or stop, as the settings say."""
     end = _end_of(call, number, "failed", failure)
     can_requeue = call.site.job is not None and call.site.job.can_requeue
     decision = recovery.decide([*call.entries, end], failure.cause, call.recovery, can_requeue)
@@ -265,9 +284,7 @@ def _next(call: Call) -> str:
     if checkpoints.latest(call.payload.checkpoints):
         return RESUMES
     where = "its parent's checkpoint" if call.folder.parent_manifest else "the first step"
-    return (
-        f"No checkpoint was complete: the next call begins at {where} again. checkpoint.save_interval saves more often."
-    )
+    return f"No checkpoint was complete: the next call starts again from {where}. Set checkpoint.save_interval."
 
 
 def _close_what_was_left_open(call: Call) -> None:
@@ -283,7 +300,7 @@ def _close_what_was_left_open(call: Call) -> None:
     job, newest = call.site.job, call.payload.newest_attempt
     if job and (start.job, start.restarts) == (job.id, job.restarts):
         call.site.end_left_over(call.payload.attempt(start.attempt).path)
-    if newest > start.attempt:  # whatever is said of the nodes now, others came after it
+    if newest > start.attempt:  # the present state of the nodes says nothing about it: later attempts followed
         failure = Failure("lost", f"the ledger has lost its lines between attempt {start.attempt} and {newest}")
     elif job and start.nodes:
         # A node that was booted before the last step has nothing to do with the end.
@@ -376,7 +393,7 @@ def _parent(folder: RunFolder) -> Parent | None:
 
 @contextlib.contextmanager
 def _told(call: Call) -> Iterator[None]:
-    """The user hears of the run's end, and of a failure that nobody but them can mend."""
+    """Notify the user of the run's end, and of a failure that only they can fix."""
     try:
         yield
     except (Interrupted, Requeued):

@@ -18,7 +18,7 @@ BY_CONTENT = ("model", "tokenizer", "corpora", "image", "parent")  # of an ident
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Training of the same name that somebody could resume: it has a complete checkpoint, and hasn't ended."""
+    """Training under the same name that could be resumed: it has a complete checkpoint and isn't finished."""
 
     store: RunStore
     step: int
@@ -47,7 +47,7 @@ def _has_begun(identity: dict[str, Any], own: dict[str, Any]) -> bool:
 
 
 def _unfinished_step(store: RunStore) -> int:
-    """The step of the checkpoint that it could resume; 0 where it is finished, or would begin again too."""
+    """The step of the checkpoint that it could resume from; 0 if it is finished, or would start from step 0 too."""
     step, last = checkpoints.latest(store.checkpoints), progress.last_step(store)
     if last is not None and step >= last:
         return 0
@@ -77,7 +77,7 @@ def explain(run: str, work: Sequence[Unfinished]) -> str:
         last = progress.last_step(one.store)
         of = f" of {last}" if last else ""
         lines.append(
-            f"run {run} would begin at step 0, and {one.store.path} has its step {one.step}{of}, trained with:"
+            f"run {run} would start at step 0, and {one.store.path} has its step {one.step}{of}, trained with:"
         )
         lines += [f"  {difference}" for difference in one.differences[:SHOWN]]
         if len(one.differences) > SHOWN:
@@ -86,8 +86,8 @@ def explain(run: str, work: Sequence[Unfinished]) -> str:
 
 
 def ways(restart: str) -> str:
-    """The two ways on; `restart` is how somebody says that they want the second."""
-    return f"Undo the change to resume what is there, or begin again: {restart}"
+    """The two options; `restart` is the command for the second."""
+    return f"Undo the change to resume it, or restart it: {restart}"
 
 
 def _leaves(tree: Any, path: str = "") -> dict[str, Any]:

@@ -32,7 +32,7 @@ LOOK_SECONDS = 1.0  # between two looks for a reason to stop, which read files
 HICCUP_SECONDS = 600.0  # that the file system may fail
 STACKS_SECONDS = 3.0  # for the stacks to reach the logs
 BYTES_PER_STEP = 1000  # of steps.jsonl, generously
-STEPS_BETWEEN_POLLS = 500  # more than can be done while nobody looks
+STEPS_BETWEEN_POLLS = 500  # more than are done between two polls
 HEAD_BYTES = 4 << 20  # of a rank's log, in which NCCL names its network
 REQUEUE_SECONDS = 20.0  # of the wall time are kept for the scheduler to be told
 
@@ -46,7 +46,7 @@ class Watched:
 
 @dataclass
 class Watch:
-    """What is looked at while ranks run. Every question is a function of the supervisor's."""
+    """Monitors running ranks. Every check is a function of the supervisor's."""
 
     signals: Signals
     silence: Callable[[], tuple[float, float]]  # seconds since the ranks last did something, and how many are too many
@@ -66,7 +66,7 @@ class Watch:
                             return Watched(self._end(ranks, *reason), *reason)
                     self.each_poll()
                     trouble = None
-                except OSError:  # a file system's hiccup is no reason to end healthy ranks
+                except OSError:  # a hiccup of the file system is not a reason to end healthy ranks
                     trouble = trouble or time.monotonic()
                     if time.monotonic() - trouble > HICCUP_SECONDS:
                         raise
@@ -81,7 +81,7 @@ class Watch:
             return "cancelled", f"the supervisor got {self.signals.seen[0]}"
         silent, limit = self.silence()
         if silent > limit:
-            return "hang", f"no step was done for {silent:.0f} s, and every rank lives"
+            return "hang", f"no step was done for {silent:.0f} s, and all ranks are alive"
         return self.stop_now()
 
     def _end(self, ranks: Ranks, reason: Cause, evidence: str) -> Ended:
@@ -236,7 +236,7 @@ def _spike(call: Call, target: AttemptFolder) -> tuple[int, int] | None:
 def find_spike(steps: Sequence[Step], settings: LossSpike) -> tuple[int, int] | None:
     """First and last step of the first spike: at least `patience` losses in a row above the median before them.
 
-    All steps are looked at, not the newest only: several may have been done since somebody last looked.
+    Checks all steps, not only the newest: several may have been done since the last poll.
     """
     patience, window = settings.patience, settings.window
     losses = [(step.step, step.loss) for step in steps if step.loss is not None]
@@ -257,4 +257,4 @@ def leave_out(call: Call, target: AttemptFolder) -> None:
     for iteration in checkpoints.complete_iterations(call.payload.checkpoints):
         if iteration >= found[0]:
             call.resumption.set_aside(iteration, f"a loss spike began at step {found[0]}")
-    call.say(f"leaves out the batches of steps {found[0]} to {found[1]}")
+    call.say(f"skips the batches of steps {found[0]} to {found[1]}")

@@ -1,7 +1,7 @@
-"""Who starts ranks and knows of jobs: `protocol.py` says what a scheduler must answer, `slurm` and `local.py` do.
+"""Starts ranks and queries jobs:
 
-Nobody else knows a word of SLURM's (tests/scheduler/test_words.py). Standard library only: this runs on the compute
-host, outside the container.
+`protocol.py` defines what a scheduler must answer, `slurm` and `local.py` implement it. No other package knows SLURM's
+vocabulary (tests/scheduler/test_words.py). Standard library only: this runs on the compute host, outside the container.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from megaboa.scheduler.registry import cluster
 
 def place(launch: LaunchSpec, device: str, environment: Environment, container: Container) -> Place:
     """Where this process may start ranks, or where the run's settings want it to; else `NoPlaceError`."""
-    return cluster().place(launch, device, environment, container) or Machine(container)
+    return cluster().place(launch, device, environment, container) or Machine(
+        container, launch.start and launch.start.ports
+    )
 
 
 def rank_of(environment: Environment) -> dict[str, str]:
-    """In torch's names who a process is that a scheduler has started. Empty where somebody else has said it."""
+    """The rank of a process started by a scheduler, in torch's variables. Empty if they are already set."""
     task = None if "RANK" in environment else cluster().task(environment)
     if task is None:
         return {}
@@ -30,7 +32,7 @@ def rank_of(environment: Environment) -> dict[str, str]:
 
 
 def adopt_rank(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Called by a rank before it imports anything: say in torch's names who it is, and where its peers find it."""
+    """Called by a rank before it imports anything: set torch's variables for its rank and rendezvous address."""
     environment.update(rank_of(environment))
     if "GLOO_SOCKET_IFNAME" not in environment and (interface := interface_towards(environment["MASTER_ADDR"])):
         environment["GLOO_SOCKET_IFNAME"] = interface

@@ -34,21 +34,23 @@ POLL_SECONDS = 0.1
 ADDRESS = "127.0.0.1"
 # Where ranks may be forked by a process that isn't ours: ends of pipes that they hold open for as long as they live.
 FORKED, HELD = "MEGABOA_ZYGOTE", "MEGABOA_HELD"
+KEEPER = "MEGABOA_KEEPER"  # number of the process that keeps the ranks of this node, and has one that forks them
+DEVICES = ("cpu", "cuda")
 _PR_SET_PDEATHSIG = 1
 
 
 class Machine:
-    """This machine, which nobody takes away: it has no job."""
+    """This machine, without a job."""
 
     job = None
 
-    def __init__(self, container: Container) -> None:
+    def __init__(self, container: Container, ports: str | None = None) -> None:
         self.nodes = [socket.gethostname()]
-        self._container = container
+        self._container, self._ports = container, ports
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
         inside = self._container.around(command, {*environment, *OF_A_RANK})
-        return start(inside, world_size, logs, environment, self._container.inherited())
+        return start(inside, world_size, logs, environment, self._container.inherited(), self._ports)
 
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
         return self.start(command, 1, logs, environment)
@@ -186,10 +188,11 @@ def start(
     logs: Path,
     environment: Mapping[str, str],
     inherited: Mapping[str, str] = os.environ,
+    ports: str | None = None,
 ) -> LocalRanks:
     """All ranks of a run on this machine."""
     # Held until the ranks have ended, and on all addresses, as rank 0 will listen on all: NCCL takes ports of others.
-    port = ReservedPort()
+    port = ReservedPort(ports=ports)
     here = {**inherited, **environment, **rendezvous_environment(ADDRESS, port.number)}
     return LocalRanks(command, world_size, logs, here, port=port)
 
@@ -205,15 +208,13 @@ def may_be_forked(environment: Mapping[str, str]) -> bool:
     """Whether a rank's work may be done by a process that another one than its starter has forked."""
     from megaboa.scheduler import registry  # not above: a scheduler in it may inherit `Machine`
 
-    return (
-        environment.get(FORKED) == "1"
-        and sys.platform.startswith("linux")
-        and not registry.cluster().in_job(environment)
-    )
+    if environment.get(FORKED) not in DEVICES or not sys.platform.startswith("linux"):
+        return False
+    return KEEPER in environment or not registry.cluster().in_job(environment)
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process of this machine lives, whoever's it is."""
+    """Whether a process of this machine is alive, whoever owns it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

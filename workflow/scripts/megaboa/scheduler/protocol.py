@@ -81,10 +81,10 @@ class Place(Protocol):
         """The time by the clock that `deadline` goes by."""
 
     def interruption(self, since: float) -> Failure | None:
-        """What the place itself did to the ranks, as far as it can tell; None: nothing, or nobody knows."""
+        """What the scheduler did to the ranks, as far as it knows; None: nothing, or unknown."""
 
     def cancelled(self) -> str | None:
-        """That somebody has cancelled the job, where that is so and the scheduler can be asked."""
+        """Whether the job was cancelled, if the scheduler can be asked."""
 
     def requeue(self, excluded: Set[str]) -> bool:
         """Give the place back and be started again on other nodes than these. Only to be called last."""
@@ -113,7 +113,7 @@ class Scheduler(Protocol):
         """The nodes of the job that this process is in; None: ranks start on this machine. Raises `NoPlaceError`."""
 
     def task(self, environment: Environment) -> Task | None:
-        """Who this process is among those that were started with it; None: it was started alone."""
+        """This process's rank among those started together; None: it was started alone."""
 
     def node_name(self, environment: Environment) -> str | None:
         """The name by which this node is excluded, where it isn't the host's."""
@@ -126,7 +126,7 @@ class Scheduler(Protocol):
         """None: forgotten, or never known."""
 
     def is_alive(self, job: str) -> bool | None:
-        """Whether it runs, or will; None: nothing is said of it. Of a job of ours that means that it is over."""
+        """Whether it runs, or will; None: the scheduler doesn't know it, so a job of ours is over."""
 
     def cancel(self, job: str) -> bool:
         """Whether that was done. Never raises."""
@@ -151,6 +151,9 @@ class Scheduler(Protocol):
 
     def usable_nodes(self, partition: str) -> set[str]:
         """Those that a job could get, now or later."""
+
+    def gpus_of_a_node(self, partition: str) -> int:
+        """The most that a node of this partition has (or of these, with commas between); 0: none that it knows of."""
 
     def fallen(self, nodes: Sequence[str], since: float) -> dict[str, str]:
         """Of nodes whose supervisor is gone those that failed since, with what is said of each. Never raises."""

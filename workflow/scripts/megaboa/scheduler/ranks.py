@@ -1,4 +1,4 @@
-"""What a rank is: what its supervisor can ask of it and how it ended, and the environment that tells it who it is.
+"""A rank: its supervisor's requests, its end, and the environment variables that identify it.
 
 This is the one place that knows the names of these variables.
 """
@@ -6,8 +6,10 @@ This is the one place that knows the names of these variables.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import random
 import signal
 import socket
 import struct
@@ -15,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-# A rank that gets this one writes the stacks of its threads to its log and goes on.
+# A rank that gets this signal writes its threads' stacks to its log and continues.
 STACKS_SIGNAL = signal.SIGUSR2
 _SIOCGIFADDR = 0x8915
 
@@ -55,7 +57,7 @@ class Ranks(Protocol):
         """None while they run. When one fails the others, which would wait for it for ever, are ended too."""
 
     def ask(self) -> bool:
-        """Ask every rank to save and end; False if nobody could tell them, and they must be asked again."""
+        """Ask every rank to save and end; False if the request failed and must be repeated."""
 
     def dump(self) -> None:
         """Have every rank write its stacks."""
@@ -113,16 +115,33 @@ def interface_towards(address: str) -> str | None:
     return None
 
 
+class NoPortError(OSError):
+    """Every port of the range is in use."""
+
+
 class ReservedPort:
-    """A free port of this host that nobody else is given while this object is open.
+    """A free port of this host, reserved while this object is open.
 
     The socket is bound, but doesn't listen; with SO_REUSEADDR on both sides rank 0 can still listen on the port.
+    `ports`: the range that it is taken from, as in `29500-29600`.
     """
 
-    def __init__(self, address: str = ""):
+    def __init__(self, address: str = "", ports: str | None = None):
         self._socket = socket.socket()
+        first, last = map(int, ports.split("-")) if ports else (0, 0)
+        # Not from the first one on: runs that start together on one host would all try the same.
+        for number in random.sample(range(first, last + 1), last + 1 - first):
+            try:
+                self._socket.bind((address, number))
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+        else:
+            self._socket.close()
+            raise NoPortError(f"launch.ports: all ports from {first} to {last} of {socket.gethostname()} are taken")
+        # Afterwards: two that had it when they asked for the same port would both get it.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind((address, 0))
         self.number: int = self._socket.getsockname()[1]
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 `activate()` must be called before the first import of `megatron.core` or `megatron.bridge`, and only where the run's
 device is `cpu` (or where a configuration is built without a GPU: preflight, import, export). From then on, for the
-life of the process, "cuda" means the CPU. `refuse(cfg)` then says what a configuration asks for in vain.
+life of the process, "cuda" means the CPU. `refuse(cfg)` then lists unsupported settings.
 """
 
 from __future__ import annotations

@@ -172,16 +172,22 @@ def _triton_visible() -> contextlib.AbstractContextManager:
     return _visible(dict.fromkeys(("triton", "triton.language"), _Triton("triton")))
 
 
+def stand_in(package: str) -> None:
+    """Put what is imported by name of a package in place, if it is not installed."""
+    if is_missing(package):
+        for module, names in NAMES.items():
+            if module.split(".")[0] == package:
+                _install_names(module, names)
+
+
 def install() -> None:
     """Hide kernels for GPUs, and put the stand-ins of all missing packages in place."""
     sys.modules.update(dict.fromkeys(KERNELS_FOR_GPUS))  # None: "not installed"
     trees = {tree for tree, package in TREES.items() if is_missing(package)}
     if trees:
         sys.meta_path.insert(0, _TreeFinder(trees))
-    missing = {top for top in {module.split(".")[0] for module in NAMES} if is_missing(top)}
-    for module, names in NAMES.items():
-        if module.split(".")[0] in missing:
-            _install_names(module, names)
+    for package in {module.split(".")[0] for module in NAMES}:
+        stand_in(package)
     on_import("megatron.bridge.peft.lora_layers", during=_transformer_engine_visible)
     if is_missing("triton"):  # torch for the CPU alone comes without it
         on_import("megatron.core.transformer.moe.ops.paged_stash", during=_triton_visible)

@@ -39,33 +39,33 @@ OptionalBlend = Annotated[
 class Corpus(Section):
     source: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] = key(
         description="files (.jsonl, .txt, both also .gz and .zst, .parquet, .arrow), a folder that `save_to_disk` "
-        "wrote, a glob of them, `hf:owner/name` of the hub, or `python-stdlib`: the sources of Python's own library; "
+        "wrote, a glob of them, `hf:owner/name` on the hub, or `python-stdlib`: the sources of Python's own library; "
         "or a list of these"
     )
     text_key: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] = key(
-        "text", "the field that holds the text, nested ones as `a.b`; several give a dataset each"
+        "text", "field with the text, nested as `a.b`; several fields make a dataset each"
     )
     separator: Annotated[str, Field(min_length=1)] | None = key(
-        None, "what stands between the documents of a text file; default: a file is one document"
+        None, "separator between the documents of a text file; default: a file is one document"
     )
-    subset: str | None = key(None, "configuration of a dataset of the hub")
-    split: str = key("train", "split of a dataset of the hub, or of a folder with several")
-    revision: str | None = key(None, "commit, tag or branch of a dataset of the hub")
-    limit: PositiveInt | None = key(None, "take only the first so many records (in one shard)")
-    shards: PositiveInt = key(1, "jobs that share the work; changes nothing in the result")
-    min_characters: NonNegativeInt = key(0, "leave out shorter documents")
-    deduplicate: bool = key(False, "leave out documents whose text is exactly that of an earlier one")
+    subset: str | None = key(None, "configuration of a dataset on the hub")
+    split: str = key("train", "split of a dataset on the hub, or of a folder with several")
+    revision: str | None = key(None, "commit, tag or branch of a dataset on the hub")
+    limit: PositiveInt | None = key(None, "use only the first N records (in one shard)")
+    shards: PositiveInt = key(1, "number of parallel jobs; doesn't change the result")
+    min_characters: NonNegativeInt = key(0, "skip shorter documents")
+    deduplicate: bool = key(False, "skip documents whose text equals that of an earlier one")
     on_bad_record: Literal["error", "skip"] = key(
-        "error", "a record that can't be used ends the job, or is left out, counted and shown"
+        "error", "a bad record ends the job, or is skipped, counted and shown"
     )
     max_document_mb: PositiveInt = key(
-        128, "a longer record can't be used; 20 times its size is asked for in memory", le=1024
+        128, "a longer record is bad; the job requests 20 times this size in memory", le=1024
     )
-    tokenizer: str | None = key(None, "name under `tokenizers`, or Hugging Face id or folder; default: the model's")
+    tokenizer: str | None = key(None, "name under `tokenizers`, or a Hugging Face id or folder; default: the model's")
     append_eod: bool = key(True, "end every document with the tokenizer's end-of-text token")
-    prepend_bos: bool | None = key(None, "begin every document with the BOS token; default: as the tokenizer does it")
+    prepend_bos: bool | None = key(None, "begin every document with the BOS token; default: as the tokenizer does")
     encoder: Literal["auto", "gigatoken", "tokenizers"] = key(
-        "auto", "gigatoken where it takes the tokenizer, and is equal to `tokenizers` on a sample of every shard"
+        "auto", "auto: gigatoken if it supports the tokenizer and equals `tokenizers` on a sample of every shard"
     )
 
     @model_validator(mode="after")
@@ -79,28 +79,30 @@ class Corpus(Section):
 class BlendPerSplit(Section):
     """A blend of its own for every split; a split without one has no data."""
 
-    train: Blend = key(description="what is trained on: a corpus, or corpora with weights", short="data")
-    valid: OptionalBlend = key(None, "what validation reads; default: nothing", short="valid")
-    test: OptionalBlend = key(None, "what the test at the end reads; default: nothing", short="test")
+    train: Blend = key(description="training data: a corpus, or corpora with weights", short="data")
+    valid: OptionalBlend = key(None, "validation data; default: none", short="valid")
+    test: OptionalBlend = key(None, "data of the test at the end; default: none", short="test")
 
 
 class FimTokens(Section):
     """Tokens that the tokenizer must have; the defaults are Qwen's."""
 
-    prefix: str = key("<|fim_prefix|>", "token before what stands before the gap")
-    middle: str = key("<|fim_middle|>", "token before what fills the gap")
-    suffix: str = key("<|fim_suffix|>", "token before what stands after the gap")
-    pad: str = key("<|fim_pad|>", "token that fills up samples that have become shorter")
-    eod: str = key("<|endoftext|>", "token between documents: nothing is moved across it")
+    prefix: str = key("<|fim_prefix|>", "token before the text that precedes the gap")
+    middle: str = key("<|fim_middle|>", "token before the text that fills the gap")
+    suffix: str = key("<|fim_suffix|>", "token before the text that follows the gap")
+    pad: str = key("<|fim_pad|>", "token that pads samples that have become shorter")
+    eod: str = key("<|endoftext|>", "token between documents; text is never moved across it")
 
 
 class Fim(Section):
     """Fill-in-the-middle: documents are cut in three, and their middle is moved to the end."""
 
-    rate: Fraction = key(0.5, "share of the documents that are rearranged", short="fim")
-    spm_rate: Fraction = key(0.5, "share of these in which what stands after the gap comes first", short="spm")
+    rate: Fraction = key(0.5, "share of documents that are rearranged", short="fim")
+    spm_rate: Fraction = key(0.5, "share of these in which the text after the gap comes first", short="spm")
     tokens: FimTokens = key(FimTokens(), "the tokens between the parts")
-    split_sample: str | None = key(None, "token at which documents are split into fragments, each rearranged by itself")
+    split_sample: str | None = key(
+        None, "token at which documents are split into fragments, each rearranged separately"
+    )
     fragment_rate: Fraction | None = key(None, "share of the fragments that are rearranged")
     no_prefix: str | None = key(None, "documents and fragments that begin with this text are left as they are")
 
@@ -124,13 +126,13 @@ class Data(Section):
     )
     validation_sets: dict[Name, Blend] = key(
         {},
-        "further validation sets by name, each with its own loss; of corpora that are trained on, what is held out",
+        "further validation sets by name, each with its own loss; of training corpora, the held-out part",
     )
     reset_position_ids: bool = key(False, "positions restart at 0 after every end-of-text token", short="resetpos")
-    reset_attention_mask: bool = key(False, "let no token see across an end-of-text token", short="resetmask")
-    eod_mask_loss: bool = key(False, "leave out the loss of what follows an end-of-text token", short="eodmask")
+    reset_attention_mask: bool = key(False, "block attention across end-of-text tokens", short="resetmask")
+    eod_mask_loss: bool = key(False, "leave out the loss of the prediction after an end-of-text token", short="eodmask")
     fim: Fim | None = key(None, "fill-in-the-middle; off")
-    max_epochs: PositiveFloat = key(4.0, "warn where a corpus is read more often than this")
+    max_epochs: PositiveFloat = key(4.0, "warn if a corpus is read more often than this")
     num_workers: NonNegativeInt = key(2, "data loader processes per rank; on the CPU always 0")
 
     @model_validator(mode="after")

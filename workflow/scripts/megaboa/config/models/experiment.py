@@ -51,11 +51,11 @@ Axis = Annotated[
 class Sweep(Section):
     """Every block given multiplies the number of runs. A value may stand for any key of the file, dotted."""
 
-    grid: dict[str, Axis] = key({}, "axes of which every combination is run", min_length=1)
+    grid: dict[str, Axis] = key({}, "axes; every combination is a run", min_length=1)
     zip: dict[str, Axis] = key({}, "axes of equal length that advance together", min_length=1)
     runs: dict[Name, Tree] = key({}, "named runs: for each its own values, by dotted key", min_length=1)
     skip_illegal: bool = key(
-        False, "leave out runs that could never work, and list them as INVALID; else they stop the plan"
+        False, "skip runs that could never work and list them as INVALID; otherwise they stop the plan"
     )
 
     @model_validator(mode="after")
@@ -71,20 +71,23 @@ class Sweep(Section):
 
 class Experiment(Section):
     experiment: Name | None = key(None, "name; results go to results/<name>/; default: the file's name")
-    device: Literal["cpu", "cuda"] = key("cuda", "where training runs; `cpu` needs no GPU")
+    device: Literal["cpu", "cuda", "auto"] = key(
+        "cuda",
+        "where training runs; `auto`: `cuda` where there are GPUs and Transformer Engine, else `cpu`",
+    )
     store: Annotated[str, AfterValidator(os.path.expanduser)] = key(
         "store", "folder of payloads (checkpoints, corpora, models); shared between experiments"
     )
-    tokenizers: dict[Name, Tokenizer] = key({}, "tokenizers that are trained on the spot")
+    tokenizers: dict[Name, Tokenizer] = key({}, "tokenizers to train")
     models: dict[Name, Model] = key(description="models by name", min_length=1)
     corpora: dict[Name, Corpus] = key({}, "corpora by name; none: Bridge's mock data")
     model: Name | None = key(None, "model of the runs; default: the only one there is", short="model")
     continue_from: Parent | None = key(
         None,
-        "continue from another run's checkpoint: `<experiment>/<run>@<step>`; without `@<step>` from its last",
+        "continue from another run's checkpoint: `<experiment>/<run>@<step>`; without `@<step>`: its last",
         short="from",
     )
-    load: Load = key(Load(), "what is taken from that checkpoint")
+    load: Load = key(Load(), "what is loaded from that checkpoint")
     data: Data = key(Data(), "which corpora a run reads")
     training: Training = key(Training(), "length, batch, precision, evaluation")
     optimizer: Optimizer = key(Optimizer(), "optimizer")
@@ -92,15 +95,15 @@ class Experiment(Section):
     parallel: Parallel = key(Parallel(), "layout; data parallel size follows from it and `resources`")
     checkpoint: Checkpoint = key(Checkpoint(), "saving")
     profile: Profile = key(Profile(), "profiling")
-    resources: Resources = key(Resources(), "what a run is given")
-    launch: Launch = key(Launch(), "how its ranks are started")
-    image: Image = key(Image(), "what they run in")
+    resources: Resources = key(Resources(), "resources of a run")
+    launch: Launch = key(Launch(), "how the ranks are started")
+    image: Image = key(Image(), "image for the ranks")
     trackers: Trackers = key(Trackers(), "TensorBoard, W&B and MLflow")
-    recovery: Recovery = key(Recovery(), "what is done when they fail")
-    budget: Budget = key(Budget(), "what the plan may cost")
-    export: Export = key(Export(), "which runs become Hugging Face models")
-    generate: Generate = key(Generate(), "what exported runs are asked to say")
+    recovery: Recovery = key(Recovery(), "what to do when ranks fail")
+    budget: Budget = key(Budget(), "limits on the plan's cost")
+    export: Export = key(Export(), "runs to export as Hugging Face models")
+    generate: Generate = key(Generate(), "text generation with exported runs")
     evaluate: Evaluate = key(Evaluate(), "evaluation of the exported models")
     report: Report = key(Report(), "the report")
-    overrides: dict[Dotted, Any] = key({}, "fields of Bridge's ConfigContainer in its own dotted form")
+    overrides: dict[Dotted, Any] = key({}, "fields of Bridge's ConfigContainer by dotted name")
     sweep: Sweep | None = key(None, "axes of the experiment; none: one run called `run`")

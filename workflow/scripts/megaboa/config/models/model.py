@@ -23,7 +23,7 @@ class Conversion(Section):
     tp: PositiveInt = key(1, "tensor parallel size of the ranks that import the model and prove it")
     pp: PositiveInt = key(1, "pipeline parallel size of these ranks")
     ep: PositiveInt = key(1, "expert parallel size of these ranks; there are pp * max(tp, ep)")
-    nodes: PositiveInt = key(1, "nodes that they are spread over")
+    nodes: PositiveInt = key(1, "nodes for these ranks")
 
     @model_validator(mode="after")
     def _fits(self) -> Conversion:
@@ -48,7 +48,7 @@ class Model(Section):
     hf: str | None = key(None, "Hugging Face id, or path of a local folder with config.json and weights")
     revision: str | None = key(None, "commit, tag or branch of the Hugging Face id")
     config: Tree | None = key(
-        None, "a Hugging Face config written out (`model_type: qwen3`, ...): a model made on the spot"
+        None, "an inline Hugging Face config (`model_type: qwen3`, ...), from which a new model is made"
     )
     recipe: str | None = key(
         None, "a Python file with `configure(...)`, or the name of a pretraining recipe of Megatron-Bridge"
@@ -61,7 +61,7 @@ class Model(Section):
     seed: NonNegativeInt = key(0, "seed of the weights of a model made from `config`")
     conversion: Conversion = key(Conversion(), "by how many ranks it is imported; default: by one process")
     params: PositiveInt | None = key(
-        None, "number of parameters, for expressions, where it can't be told from the model's config"
+        None, "number of parameters, for expressions, if the model's config doesn't determine it"
     )
 
     @model_validator(mode="after")

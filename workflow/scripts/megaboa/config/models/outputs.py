@@ -46,10 +46,10 @@ class Profile(Section):
         "class `Profiler` of your own",
     )
     steps: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)] = key(
-        [2, 8], "first step, and the step before which capture ends; the first and the last are not analysed"
+        [2, 8], "first step, and the step before which capture ends; the first and last captured steps are not analysed"
     )
-    ranks: list[NonNegativeInt] = key([0], "ranks that are profiled, on whatever nodes they are", min_length=1)
-    domains: list[str] = key(["cuda", "nvtx"], "what nsys traces (its `--trace`)", min_length=1)
+    ranks: list[NonNegativeInt] = key([0], "ranks to profile, on any nodes", min_length=1)
+    domains: list[str] = key(["cuda", "nvtx"], "domains that nsys traces (its `--trace`)", min_length=1)
     arguments: list[str] = key([], "further arguments of `nsys profile`, such as `--enable=efa_metrics`")
 
     @model_validator(mode="after")
@@ -65,8 +65,8 @@ class WandB(Section):
 
 
 class MLflow(Section):
-    experiment: str | None = key(None, "experiment there; default: this one's name")
-    tracking_uri: str | None = key(None, "where it is tracked; default: MLFLOW_TRACKING_URI, or MLflow's own default")
+    experiment: str | None = key(None, "MLflow experiment; default: this experiment's name")
+    tracking_uri: str | None = key(None, "tracking server; default: MLFLOW_TRACKING_URI, or MLflow's own default")
 
     @field_validator("tracking_uri")
     @classmethod
@@ -85,7 +85,7 @@ class Trackers(Section):
     tensorboard: bool = key(True, "event files in the folder of every attempt")
     wandb: WandB | None = key(None, "Weights & Biases; off. `wandb: {}` takes all defaults")
     mlflow: MLflow | None = key(None, "MLflow; off. `mlflow: {}` takes all defaults")
-    offline: bool = key(False, "send nothing: write what they log into the run's store")
+    offline: bool = key(False, "send nothing; write the logs into the run's store")
 
     @model_validator(mode="after")
     def _one_place(self) -> Trackers:
@@ -99,7 +99,7 @@ class Export(Section):
     checkpoint: Literal["final", "best"] | PositiveInt = key(
         "final", "the last checkpoint, the one with the lowest validation loss, or an iteration that was kept"
     )
-    file_gb: PositiveFloat = key(5.0, "size of the weights' files: a larger model has several")
+    file_gb: PositiveFloat = key(5.0, "size of a weights file; larger models have several")
     license: str | None = key(None, "licence named in the model card, such as `apache-2.0`")
     push: dict[Name, str] = key({}, "where `snakemake push` sends an exported run: run to `owner/name`")
     private: bool = key(True, "whether a repository that `snakemake push` makes is private")
@@ -107,9 +107,9 @@ class Export(Section):
 
 class Generate(Section):
     prompts: list[Annotated[str, Field(min_length=1)]] = key(
-        ["import"], "what `snakemake generate` gives to the trained checkpoint and to its export", min_length=1
+        ["import"], "prompts of `snakemake generate`, for the trained checkpoint and its export", min_length=1
     )
-    tokens: PositiveInt = key(32, "tokens generated for each of them; the likeliest every time")
+    tokens: PositiveInt = key(32, "tokens generated per prompt, greedily")
 
 
 class Evaluate(Section):
@@ -119,7 +119,7 @@ class Evaluate(Section):
         None,
         "shell command that reads the folder {model} and writes JSON to {out}: a file, or a folder with one JSON file",
     )
-    runs: Runs = key(["*"], "which of the exported runs are evaluated")
+    runs: Runs = key(["*"], "exported runs to evaluate")
     runtime: PositiveInt = key(120, "wall time of its job, in minutes")
     slurm_extra: str = key("", "further options of sbatch for its job, such as `--gpus-per-node=4`")
 
@@ -134,16 +134,16 @@ class Evaluate(Section):
 class Agreement(Section):
     """Runs whose losses must agree at every step: a check in the report."""
 
-    reference: Name = key(description="run that the others are compared with")
-    runs: list[str] = key(description="names or glob patterns of the runs that must agree with it")
+    reference: Name = key(description="reference run")
+    runs: list[str] = key(description="names or glob patterns of the runs that must agree with the reference")
     tolerance: PositiveFloat = key(
         1e-5,
-        "largest allowed absolute difference of the loss at any step; a hundred times it after a tie of two experts",
+        "largest allowed absolute difference of the loss at any step; a hundred times this after a tie of two experts",
     )
     grad_norm_tolerance: PositiveFloat | None = key(
         None,
-        "largest allowed relative difference of the gradient norm at the first ten steps; later a hundred times it, "
-        "after a tie a thousand times; default: it isn't compared",
+        "largest allowed relative difference of the gradient norm at the first ten steps; later a hundred times this, "
+        "after a tie a thousand times; default: not compared",
     )
 
 
@@ -152,32 +152,30 @@ Column = Annotated[str, Field(min_length=1)]
 
 
 class Figure(Section):
-    """One figure of the report: which columns of which table it shows, and how (docs/how-to/report.md)."""
+    """One figure of the report: its table, its columns, its type (docs/how-to/report.md)."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$", max_length=60)] = key(
-        description="name of its files; that of a figure of the report's own replaces it"
+        description="name of its files; the name of a built-in figure replaces that figure"
     )
-    kind: Literal["line", "bar", "box", "scatter", "heat"] = key(description="how it is drawn")
-    data: Literal["runs", "steps", "validation", "time"] = key("runs", "table of which every row is an observation")
-    x: Column = key(description="column along the axis; of bars and boxes, the one that each stands for")
-    y: Column = key(description="column that is measured; of a heat map, the other axis")
-    value: Column | None = key(None, "column that a heat map's colours show")
-    hue: Column | None = key(None, "column that the colours tell apart; default: the runs or, of many, the models")
-    facet: Column | None = key(None, "column of which every value has axes of its own")
-    over: Column | None = key(
-        None, "column, such as training.seed, over which the mean is drawn, with its 95% interval"
-    )
-    filter: dict[str, Scalar | list[Scalar]] = key({}, "values, by column, that rows must have to be shown")
-    log: list[Literal["x", "y"]] = key([], "axes that are logarithmic")
-    diagonal: bool = key(False, "draw the line on which x and y are equal, in a scatter plot")
-    x_label: str | None = key(None, "text of the axis; default: that of the column")
-    y_label: str | None = key(None, "text of the axis; default: that of the column")
+    kind: Literal["line", "bar", "box", "scatter", "heat"] = key(description="type of plot")
+    data: Literal["runs", "steps", "validation", "time"] = key("runs", "source table, one observation per row")
+    x: Column = key(description="column of the x axis; for bars and boxes, one per value")
+    y: Column = key(description="column of the y axis")
+    value: Column | None = key(None, "column for a heat map's colours")
+    hue: Column | None = key(None, "column for the colours; default: the runs or, if there are many, the models")
+    facet: Column | None = key(None, "column with a separate panel per value")
+    over: Column | None = key(None, "column, such as training.seed, to average over, with a 95% interval")
+    filter: dict[str, Scalar | list[Scalar]] = key({}, "show only rows with these values, by column")
+    log: list[Literal["x", "y"]] = key([], "logarithmic axes")
+    diagonal: bool = key(False, "draw the line x = y in a scatter plot")
+    x_label: str | None = key(None, "label of the axis; default: the column's")
+    y_label: str | None = key(None, "label of the axis; default: the column's")
     caption: str = key("", "text below the figure")
 
     @model_validator(mode="after")
     def _fitting(self) -> Figure:
         if (self.kind == "heat") != (self.value is not None):
-            raise ValueError("value is what a heat map's colours show: give it to a heat map, and to nothing else")
+            raise ValueError("value is the column for a heat map's colours: set it for heat maps only")
         if self.over is not None and self.kind != "line":
             raise ValueError("over belongs to lines: remove it, or draw a line")
         if self.diagonal and self.kind != "scatter":
@@ -187,10 +185,10 @@ class Figure(Section):
 
 class Report(Section):
     title: str | None = key(None, "heading of the report; default: the experiment's name")
-    question: str | None = key(None, "what the experiment is to answer: shown below the heading")
+    question: str | None = key(None, "question that the experiment answers, shown below the heading")
     agreements: list[Agreement] = key([], "groups of runs whose losses must agree")
-    figures: list[Figure] = key([], "further figures, each a specification")
+    figures: list[Figure] = key([], "additional figures")
     compare_to: str | None = key(
         None,
-        "published table to compare with what is measured: its name in config/published, or the path of such a file",
+        "published table to compare with the measurements: its name in config/published, or a path",
     )

@@ -29,33 +29,42 @@ class Resources(Section):
     cpus_per_rank: Count = key(1, "CPU cores per rank")
     mem_mb_per_rank: Count = key(4000, "host memory per rank")
     runtime: str = key(
-        "4h", "wall time of one training job; a run that needs longer goes on by itself", pattern=r"^[1-9]\d*(m|h|d)?$"
+        "4h", "wall time of one training job; a longer run continues automatically", pattern=r"^[1-9]\d*(m|h|d)?$"
     )
     peak_tflops: Positive | None = key(
         None,
-        "TFLOP/s that a GPU can do at most, for the MFU; default: what its data sheet says for bf16, if it is known",
+        "peak TFLOP/s of a GPU, for the MFU; default: its data sheet's for bf16, if known",
     )
     step_seconds: Positive | None = key(
         None, "expected seconds per step: the plan then shows how many jobs a run needs"
     )
     gpu: Annotated[str, StringConstraints(pattern=r"^[a-z]+\d+[a-z]*-\d+g$")] | None = key(
-        None, "kind of GPU and its memory, such as `h100-80g`: runs that need more by prediction are refused"
+        None, "GPU type and memory, such as `h100-80g`; runs predicted to need more are refused"
     )
     partition: str | None = key(None, "SLURM partition of training jobs; default: the profile's")
     account: str | None = key(None, "SLURM account of training jobs; default: the profile's")
     slurm_extra: str = key("", "further options of sbatch for training jobs, such as `--exclusive`")
 
 
+def _checked_ports(value: str) -> str:
+    first, _, last = value.partition("-")
+    if not (first.isdigit() and last.isdigit() and 1024 <= int(first) <= int(last) <= 65535):
+        raise ValueError(
+            f"{value!r} is no range of ports from 1024 to 65535: write the first and the last, `29500-29600`"
+        )
+    return value
+
+
 class Launch(Section):
     """How the ranks are started. Changes no loss, so that nothing is trained again when it changes."""
 
     starter: Literal["auto", "srun", "local"] = key(
-        "auto", "what starts the ranks: srun, or this machine; auto: srun inside a SLURM job"
+        "auto", "start ranks by srun, or on this machine; auto: srun inside a SLURM job"
     )
     tasks: Literal["rank", "node"] = key(
         "rank", "a SLURM task per rank, or one per node that starts the node's ranks, as torchrun would"
     )
-    srun: str = key("srun", "the command srun, where it is called otherwise")
+    srun: str = key("srun", "the site's command for srun")
     srun_args: list[str] = key([], "further arguments of srun, such as `--mpi=none`")
     cpu_bind: str | None = key(None, "srun's --cpu-bind, such as `cores`; default: the site's")
     python: str | None = key(None, "Python of the ranks; default: the one that runs Snakemake, in an image `python3`")
@@ -66,12 +75,18 @@ class Launch(Section):
         True, "end the first attempt of a run on several nodes if NCCL takes another network than the preset's"
     )
     environment: dict[str, str | None] = key({}, "environment variables of the ranks; null removes one of the preset")
+    ports: Annotated[str, AfterValidator(_checked_ports)] | None = key(
+        None, "ports of which rank 0 takes a free one (MASTER_PORT), as in `29500-29600`; default: any of the host's"
+    )
     timeout_minutes: PositiveInt | None = key(
-        None, "how long a rank waits for the others before it gives up; default: Bridge's 10 minutes, or the recipe's"
+        None, "time-out of a rank that waits for the others; default: Bridge's 10 minutes, or the recipe's"
     )
     health_check: bool = key(False, "check every node before the ranks start, not only after a failure")
     health_check_seconds: Positive = key(
-        90.0, "how long nodes may take to start that check; three times what half of them took, where that is longer"
+        90.0, "time for nodes to start that check; at least three times what half of them took"
+    )
+    gpu_sampling_seconds: NonNegative = key(
+        5.0, "time between samples of each node's GPUs (power, clocks, temperature, errors); 0: none are taken"
     )
 
     @field_validator("environment")
@@ -83,7 +98,7 @@ class Launch(Section):
 def _full_commit(value: str) -> str:
     if not references.is_commit(value):
         raise ValueError(
-            "is no commit: give its full hash of 40 digits (`git rev-parse` prints it), as branches and tags move"
+            "is not a commit: give the full hash of 40 digits (`git rev-parse` prints it); branches and tags move"
         )
     return value
 
@@ -112,7 +127,7 @@ class BridgeSource(Section):
         description="full hash of the commit; part of a run's identity"
     )
     mount_as: Annotated[str, StringConstraints(pattern=r"^/[^:,\s]+$")] = key(
-        "/opt/Megatron-Bridge", "where the checkout lies in the image"
+        "/opt/Megatron-Bridge", "path of the checkout in the image"
     )
 
 
@@ -120,9 +135,9 @@ class Build(Section):
     file: str = key("containers/Dockerfile", "Dockerfile")
     context: str = key(".", "folder that its COPY lines start from")
     engine: Literal["auto", "docker", "podman", "buildah"] = key(
-        "auto", "what builds it; auto: the first of these that works here"
+        "auto", "tool that builds it; auto: the first of these that works here"
     )
-    args: dict[str, str] = key({}, "build arguments; they go before those of containers/versions.toml")
+    args: dict[str, str] = key({}, "build arguments; they override those of containers/versions.toml")
 
     @field_validator("args")
     @classmethod
@@ -134,19 +149,19 @@ class Image(Section):
     """What the ranks run in. Without a runtime that is the Python that runs Snakemake."""
 
     runtime: Literal["none", "pyxis", "apptainer"] = key(
-        "none", "what starts the ranks inside an image: pyxis (srun's plugin), apptainer, or nothing"
+        "none", "container runtime of the ranks: pyxis (srun's plugin), apptainer, or none"
     )
-    path: str | None = key(None, "an image that is there: .sqsh, .sif, or a registry's `name@sha256:...`")
+    path: str | None = key(None, "an existing image: .sqsh, .sif, or a registry's `name@sha256:...`")
     build: Build | None = key(None, "an image that is built from a Dockerfile")
     mounts: list[Annotated[str, AfterValidator(_checked_mount)]] | None = key(
         None, "`source:target` or `source:target:ro`, in addition to clone, results and store"
     )
     secrets: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = key(
-        ["HF_TOKEN", "WANDB_API_KEY"], "environment variables that are passed on by name; their values stand nowhere"
+        ["HF_TOKEN", "WANDB_API_KEY"], "environment variables passed by name; their values are never written to a file"
     )
     bridge_source: BridgeSource | None = key(None, "Megatron-Bridge from a commit, mounted over the image's own")
     architecture: Literal["x86_64", "aarch64", "ppc64le", "riscv64"] | None = key(
-        None, "machine that the image must be for: that of the nodes; default: this one"
+        None, "CPU architecture of the nodes, which the image must match; default: this machine's"
     )
 
     @model_validator(mode="after")
@@ -166,31 +181,31 @@ class Image(Section):
 
 
 class LossSpike(Section):
-    factor: Annotated[float, Field(gt=1)] = key(2.0, "a loss so many times the median before it is a spike")
-    window: Annotated[int, Field(gt=1)] = key(50, "steps over which the median is taken")
-    patience: PositiveInt = key(5, "steps in a row that must lie above")
-    limit: PositiveInt = key(3, "spikes skipped in one run; one more stops it")
+    factor: Annotated[float, Field(gt=1)] = key(2.0, "a loss above this multiple of the preceding median is a spike")
+    window: Annotated[int, Field(gt=1)] = key(50, "number of steps for the median")
+    patience: PositiveInt = key(5, "number of consecutive steps that must be above")
+    limit: PositiveInt = key(3, "spikes skipped per run; one more stops it")
 
 
 class Recovery(Section):
     """What is done when ranks fail. Changes no loss, except `loss_spike`: ledger and report say so."""
 
     budget: NonNegativeInt = key(5, "failures in a row without a new checkpoint after which a run stops")
-    backoff_seconds: NonNegative = key(
-        10.0, "pause before ranks are started again; doubled with every failure in a row"
+    backoff_seconds: NonNegative = key(10.0, "pause before ranks restart; doubled with every failure in a row")
+    no_progress_minutes: PositiveFloat = key(
+        30.0, "after this time without a new step, write stacks and restart the ranks"
     )
-    no_progress_minutes: PositiveFloat = key(30.0, "no new step for so long: stacks are written, ranks started again")
-    start_minutes: PositiveFloat = key(60.0, "the same before the first step: ranks load, compile and connect")
-    stop_seconds: NonNegative = key(60.0, "time that ranks are given to save and end when they are asked to")
+    start_minutes: PositiveFloat = key(60.0, "the same before the first step, while ranks load, compile and connect")
+    stop_seconds: NonNegative = key(60.0, "time for ranks to save and end when asked to stop")
     lead_minutes: Positive | None = key(
         None,
-        "how long before the end of the wall time ranks are asked to save; default: by the saves that were measured",
+        "how long before the end of the wall time ranks save; default: from measured saves",
     )
     exclude_hours: NonNegative = key(24.0, "how long a run avoids a node that failed under it")
     actions: dict[Cause, Literal[ACTIONS]] = key(
-        {}, "what to do instead of the default, by cause (docs/explanation/recovery.md lists them)"
+        {}, "action instead of the default, by cause (listed in docs/explanation/recovery.md)"
     )
-    loss_spike: LossSpike | None = key(None, "go back to the checkpoint before a spike and leave out its batches; off")
+    loss_spike: LossSpike | None = key(None, "return to the checkpoint before a spike and skip its batches; off")
     notify: str | None = key(
         None, "shell command called at the end or final failure of a run, with MEGABOA_* variables"
     )
@@ -199,12 +214,12 @@ class Recovery(Section):
 class Budget(Section):
     """What the plan may cost by estimate; more stops it before anything is submitted."""
 
-    gpu_hours: PositiveFloat | None = key(None, "GPU-hours of all runs together; default: as many as it takes")
+    gpu_hours: PositiveFloat | None = key(None, "limit on the GPU-hours of all runs together; default: none")
     disk: Annotated[str, StringConstraints(pattern=r"^\d+(\.\d+)?[MGTP]$")] | None = key(
-        None, "room for all runs' checkpoints and exports, such as `500G` or `2T`"
+        None, "limit on the disk space of all runs' checkpoints and exports, such as `500G` or `2T`"
     )
     mfu: Annotated[float, Field(gt=0, le=1)] | None = key(
         None,
-        "share of its GPUs' peak that a run is assumed to reach where no earlier one was measured; "
+        "assumed share of the GPUs' peak for runs without an earlier measurement; "
         "default: by its layout (docs/how-to/layouts.md)",
     )

@@ -53,7 +53,7 @@ def harmless[Values: Mapping[str, str | None]](values: Values, instead: str) -> 
     for name, value in values.items():
         if value and (is_secret_name(name) or has_credentials(value)):
             raise ValueError(
-                f"{name} sounds like a secret, which would be written to disk: remove it here, and export it in the "
+                f"{name} is named like a secret, which would be written to disk: remove it here, and export it in the "
                 f"shell that calls Snakemake; {instead}"
             )
     return values

@@ -31,7 +31,7 @@ class Training(Section):
     seq_length: Count = key(2048, "tokens per sequence", short="seq")
     seed: Whole = key(1234, "seed of weights, dropout and data order", short="seed")
     precision: Precision = key("bf16_mixed", "fp32, or one of Bridge's mixed-precision recipes", short="precision")
-    eval_interval: Count | None = key(None, "evaluate every so many steps; default: at the end only")
+    eval_interval: Count | None = key(None, "evaluate every N steps; default: at the end only")
     eval_iters: Whole = key(1, "batches per evaluation; 0: never evaluate")
 
     @model_validator(mode="after")
@@ -54,7 +54,7 @@ class Optimizer(Section):
 
 class Schedule(Section):
     decay: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = key(
-        "cosine", "how the learning rate falls", short="decay"
+        "cosine", "shape of the learning rate decay", short="decay"
     )
     warmup_iters: Whole = key(0, "steps of linear warm-up (or an expression)", short="warmup")
     decay_iters: Count | None = key(None, "step at which the decay ends; default: the last", short="decayiters")
@@ -73,17 +73,28 @@ class Parallel(create_model("Sizes", __base__=Section, **_SIZES)):  # type: igno
     fsdp_sharding: Literal["no_shard", "optim", "optim_grads", "optim_grads_params"] = key(
         "optim_grads_params", "what Megatron-FSDP shards", short="shard"
     )
+    overlap_grad_reduce: bool | None = key(
+        None,
+        "add up gradients over ranks while others are calculated; default: Bridge's (true) on GPUs, false on the CPU",
+        short="gradoverlap",
+    )
+    overlap_param_gather: bool | None = key(
+        None,
+        "gather updated weights while layers are calculated; default: as overlap_grad_reduce, where the optimizer is "
+        "distributed",
+        short="gatheroverlap",
+    )
 
 
 class Checkpoint(Section):
-    save_interval: Whole | None = key(None, "save every so many steps; 0: never; default: at the end only")
-    keep_last: Count | None = key(None, "keep only the newest so many checkpoints; default: all")
+    save_interval: Whole | None = key(None, "save every N steps; 0: never; default: at the end only")
+    keep_last: Count | None = key(None, "keep only the newest N checkpoints; default: all")
     keep_every: Count | None = key(None, "in addition, keep every checkpoint whose step is a multiple of this")
     async_save: bool | None = key(
-        None, "write checkpoints in the background; default: on GPUs that have nvidia-resiliency-ext, else not"
+        None, "write checkpoints in the background; default: on GPUs with nvidia-resiliency-ext"
     )
     reshardable: bool = key(True, "save so that another layout can resume (dist_ckpt_optim_fully_reshardable)")
-    verify: bool = key(True, "write down a checkpoint's checksums while training goes on, and compare before resuming")
+    verify: bool = key(True, "record a checkpoint's checksums during training, and compare them before resuming")
 
     @model_validator(mode="after")
     def _beside_the_newest(self) -> Checkpoint:
@@ -95,5 +106,5 @@ class Checkpoint(Section):
 class Load(Section):
     """What a run loads from another run's checkpoint in addition to the weights."""
 
-    optimizer: bool = key(True, "the optimizer's state; without it the schedule begins again too", short="loadopt")
-    rng: bool = key(True, "the states of the random numbers, where the layout is the same", short="loadrng")
+    optimizer: bool = key(True, "load the optimizer's state; without it the schedule starts over too", short="loadopt")
+    rng: bool = key(True, "load the random number states, if the layout is the same", short="loadrng")

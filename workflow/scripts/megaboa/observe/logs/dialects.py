@@ -37,7 +37,7 @@ _NEMO_ENDS = re.compile(
 # A line that was torn may have another one with bars behind it.
 _FOREIGN = re.compile(rb"validation loss at|memory \((?:MB|GB)\)")
 _BYTES = {b"MB": 2**20, b"GB": 1e9}
-# The peak's printed name: ours, and the printed name of what is in use.
+# The peak's printed name: our name, and the printed name of the current use.
 _PEAKS = {
     "max allocated": ("allocated", "allocated"),
     "max reserved": ("reserved", "reserved"),
@@ -148,7 +148,7 @@ def _memory(line: bytes) -> Event | None:
     whole = {
         ours: printed[name] * _BYTES[found[3]]
         for name, (ours, now) in _PEAKS.items()
-        # A peak below what is in use was torn.
+        # A peak below the current use was torn.
         if name in printed and printed[name] >= printed.get(now, 0.0)
     }
     return Note("memory", whole, found[1].decode()) if whole else None

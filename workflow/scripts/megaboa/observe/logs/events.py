@@ -32,7 +32,7 @@ class LineFormat:
 
 @dataclass(frozen=True)
 class Steps:
-    """One or more lines of one layout. Each is about a step, or about all steps since the line before it.
+    """One or more lines of one layout. Each covers a step, or all steps since the previous line.
 
     `numbers`: for each line the step as printed, the step at which training ends (0: not said), then the fields.
     """

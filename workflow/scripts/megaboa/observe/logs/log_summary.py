@@ -66,7 +66,7 @@ class LogSummary:
         self._compiling = False
 
     def _keep(self, note: Note) -> None:
-        """What is said more than once is kept once: a log has no end, and memory has."""
+        """Keep repeated values once: logs can be endless, memory is not."""
         kept = self._notes[note.kind]
         if note.kind != "validation" and note.values in [other.values for other in kept]:
             return

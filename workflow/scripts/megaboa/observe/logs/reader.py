@@ -25,7 +25,7 @@ RARE: Readers = (
 )
 READERS = ((STEP, (dialects.read_iteration,)), (SPEED, (dialects.read_speed,)), *RARE)
 BLOCK_BYTES = 1 << 20
-# A line longer than this is no line of a log: what is left of it is not kept.
+# A longer line is not a log line: drop the rest of it.
 LONGEST_LINE = 1 << 20
 _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\n]*\x07|[()][A-Z0-9]|[c=>])")
 
@@ -135,7 +135,7 @@ def _with(word: bytes, block: bytes) -> tuple[bytes, bytes]:
 def _take(
     block: bytes, lines: re.Pattern[bytes], layout: LineFormat, like: Steps | None = None
 ) -> tuple[Steps | None, bytes]:
-    """The lines of a layout out of a block, and what is left of it."""
+    """The lines of a layout in a block, and the rest of the block."""
     parts = lines.split(b"\n" + block + b"\n")
     if len(parts) == 1:
         return None, block

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from megaboa.observe.logs.events import Event, LineFormat, Note, Steps
 
-# Tags whose x-axis is no step.
+# Tags whose x axis is not the step.
 _BY_OTHERS = (" vs samples", " vs tokens")
 _VALIDATION = " validation"
 

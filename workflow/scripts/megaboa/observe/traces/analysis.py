@@ -339,6 +339,6 @@ def about_cost(found: dict[str, Any] | None) -> list[Finding]:
     reference = f"{found['reference_ms']:.4g} ms ({found['reference']}, n = {found['reference_n']})"
     text = (
         f"under the profiler a step takes {captured}, without it {reference}: {found['slowdown']:+.1%}; "
-        f"times and ceilings are those of perturbed steps"
+        f"times and ceilings include this overhead"
     )
     return [Finding("perturbed", "note", "profile", text)]

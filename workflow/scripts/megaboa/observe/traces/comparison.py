@@ -92,7 +92,7 @@ def _summary(found: dict[str, Any]) -> list[str]:
     lines += [f"Compare with care: {text}." for text in found["mismatches"]]
     changed = [row for row in found["rows"] if abs(row["delta"]) >= NOTICEABLE * step["after"]]
     for row in sorted(changed, key=lambda row: -abs(row["delta"])):
-        ceiling = f"; winning it back: at most +{row['gain_ceiling']:.1%}" if row["delta"] > 0 else ""
+        ceiling = f"; removing it: at most +{row['gain_ceiling']:.1%}" if row["delta"] > 0 else ""
         lines.append(
             f"{row['of']} {row['name']}: {milliseconds(row['before'])} to {milliseconds(row['after'])} "
             f"({milliseconds(row['delta'], sign=True)} a step{ceiling})."

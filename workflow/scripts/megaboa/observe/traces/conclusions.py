@@ -12,9 +12,9 @@ MATERIAL = 0.02  # of a step: less is no reason to look anywhere
 # What could be won at most, and where to look. `starved` is part of idle, the others are disjoint.
 _SHOWN = {"compute": "computing", "exposed": "exposed communication", "copies_exposed": "copies", "idle": "idle"}
 _WHERE = {
-    "exposed": "communication that nothing covers: overlap of gradients and parameters, a layout with less of it",
+    "exposed": "exposed communication: overlap of gradients and parameters, a layout with less of it",
     "starved": "the device waited for the host to launch: CUDA graphs, larger micro-batches, cores bound to ranks",
-    "copies_exposed": "copies that nothing covers: pinned memory, prefetching, offloading",
+    "copies_exposed": "exposed copies: pinned memory, prefetching, offloading",
     "other_idle": "idle though the next kernel had been issued, or nobody knows when: dependencies, or other ranks",
 }
 
@@ -54,7 +54,7 @@ def _first_line(document: dict[str, Any]) -> list[str]:
     rows = document["budget"]
     if not rows:
         kept = [finding["text"] for finding in document["findings"] if finding["code"] == "kept"]
-        return kept or ["Nothing can be said of these captures: the findings say why."]
+        return kept or ["These captures give no result: see the findings."]
     walls = [row["wall"] for row in rows]
     shares = [
         f"{sum(row[kind] for row in rows) / sum(walls):.1%} {name}"
@@ -68,7 +68,7 @@ def _first_line(document: dict[str, Any]) -> list[str]:
 
 def _losses(document: dict[str, Any]) -> list[str]:
     return [
-        f"{milliseconds(row['ms'])} of a step ({row['share']:.1%}; winning all of it: at most "
+        f"{milliseconds(row['ms'])} of a step ({row['share']:.1%}; removing it all: at most "
         f"+{row['gain_ceiling']:.1%}): {row['look']} ({_of(document['budget'])})."
         for row in document["opportunities"]
         if row["share"] >= MATERIAL

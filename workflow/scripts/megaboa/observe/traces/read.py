@@ -110,7 +110,7 @@ def ranked(captures: list[Capture]) -> tuple[list[Capture], list[Finding]]:
         in_name = None if capture.owner else RANK_IN_NAME.search(capture.path.name)
         named = int(in_name.group(1)) if in_name else None
         if capture.rank is not None and named is not None and named != capture.rank:
-            text = f"its name says rank {named}, what is in it says rank {capture.rank}: the latter is believed"
+            text = f"its name says rank {named}, what is in it says rank {capture.rank}: the latter is used"
             findings.append(Finding("rank_of_name", "warning", capture.path.name, text))
         rank = capture.rank if capture.rank is not None else named
         if rank is None:

@@ -87,6 +87,9 @@ class Slurm:
     def usable_nodes(self, partition: str) -> set[str]:
         return queries.usable_nodes(partition)
 
+    def gpus_of_a_node(self, partition: str) -> int:
+        return partitions.gpus_of_a_node(partition)
+
     def fallen(self, nodes: Sequence[str], since: float) -> dict[str, str]:
         return allocation.fallen_of(nodes, since)
 

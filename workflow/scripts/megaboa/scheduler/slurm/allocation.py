@@ -13,6 +13,7 @@ from pathlib import Path
 from megaboa.causes import Failure
 from megaboa.records import LaunchSpec
 from megaboa.scheduler.answers import NoPlaceError, UnreachableError
+from megaboa.scheduler.local import FORKED
 from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.ranks import OF_A_RANK, RENDEZVOUS, Ranks
 from megaboa.scheduler.slurm import images, queries
@@ -30,11 +31,12 @@ START_NODE = Path(__file__).parents[3] / "start_node.py"
 class Allocation:
     """The nodes of a SLURM job. The supervisor runs on the first of them."""
 
-    def __init__(self, job: queries.Job, launch: LaunchSpec, gpus: int, container: Container):
-        """`gpus`: that a step asks for on each node; 0 where SLURM counts none, and a job has all of a node's."""
+    def __init__(self, job: queries.Job, launch: LaunchSpec, device: str, container: Container, counted: bool = True):
+        """`counted`: SLURM knows of the job's GPUs; else it has whole nodes, and steps ask for none."""
         self.job, self._launch, self._container = job, launch, container
         self._plain, self._name = container, ""
-        self._gpus = gpus
+        self._device = device
+        self._gpus = launch.gpus_per_node if device == "cuda" and counted else 0
         self.nodes = queries.hostnames(job.nodes)
         self._asked = time.monotonic()
         self._ahead: float | None = None  # this host's clock of the controller's, in seconds; None: not asked yet
@@ -44,7 +46,8 @@ class Allocation:
         one_task = start.tasks == "node"
         name = step_name(logs)
         if one_task:
-            spawner = [command[0], str(START_NODE), f"--ranks={per_node}", f"--logs={logs}", "--"]
+            forks = [f"--fork={self._device}"] if environment.get(FORKED) != "0" else []
+            spawner = [command[0], str(START_NODE), f"--ranks={per_node}", f"--logs={logs}", *forks, "--"]
             command = [*spawner, *command]
         srun = srun_command(
             self._container.around(command, {*environment, *OF_A_RANK}),
@@ -59,13 +62,24 @@ class Allocation:
             further=start.srun_args,
         )
         inherited = self._container.inherited()
-        return SrunRanks(self.job.id, srun, name, logs, environment, self.nodes[0], not one_task, inherited)
+        return SrunRanks(
+            self.job.id, srun, name, logs, environment, self.nodes[0], not one_task, inherited, start.ports
+        )
 
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
         inside = self._container.around(command, {*environment, *RENDEZVOUS})
         srun = self._one_each(inside, len(self.nodes), logs, name)
         inherited = self._container.inherited()
-        return SrunRanks(self.job.id, srun, name, logs, environment, self.nodes[0], inherited=inherited)
+        return SrunRanks(
+            self.job.id,
+            srun,
+            name,
+            logs,
+            environment,
+            self.nodes[0],
+            inherited=inherited,
+            ports=self._launch.start.ports,
+        )
 
     def unpack_image(self, nodes: int, logs: Path) -> Ranks | None:
         if self._plain.runtime != "pyxis":
@@ -143,7 +157,7 @@ class Allocation:
             return None
         bad = fallen(nodes, since - (self._ahead or 0.0))
         found = _interruption(self.job, now) if now else None
-        # Not before a cancellation: who cancels a job with a dead node doesn't want it back.
+        # Check for a cancellation first: a cancelled job with a dead node must not come back.
         if bad and (now is None or (found and found.cause in ("requeued", "node_failure"))):
             return Failure("node_failure", _why(bad), nodes=tuple(node.name for node in bad))
         if bad and found:
@@ -151,7 +165,7 @@ class Allocation:
         return found
 
     def cancelled(self) -> str | None:
-        """Whether somebody has cancelled the job, as far as SLURM can be asked."""
+        """Whether the job was cancelled, as far as SLURM can be asked."""
         now = self._now()
         return f"SLURM job {self.job.id} was cancelled" if now and _is_cancelled(self.job, now) else None
 
@@ -208,8 +222,8 @@ def here(launch: LaunchSpec, device: str, environment: Environment, container: C
         raise NoPlaceError(
             f"SLURM knows no job {job}, which SLURM_JOB_ID names: unset it, or set launch.starter to local"
         )
-    counted = device == "cuda" and any(name.startswith(GPUS_OF_JOB) for name in environment)
-    return Allocation(found, launch, launch.gpus_per_node if counted else 0, container)
+    counted = any(name.startswith(GPUS_OF_JOB) for name in environment)
+    return Allocation(found, launch, device, container, counted)
 
 
 def fallen(nodes: Sequence[queries.Node], since: float) -> list[queries.Node]:
@@ -248,7 +262,7 @@ def _interruption(then: queries.Job, now: queries.Job) -> Failure | None:
 
 
 def _is_cancelled(then: queries.Job, now: queries.Job) -> bool:
-    """SLURM gives a reason for what it ends itself, and none for what somebody cancels.
+    """SLURM gives a reason for jobs that it ends itself, and none for cancelled ones.
 
     A job that it puts back has a restart more from the first moment on; cancelled after that, it is CANCELLED.
     """

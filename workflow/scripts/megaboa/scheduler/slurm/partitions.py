@@ -147,6 +147,12 @@ def _names(listed: str) -> frozenset[str] | None:
     return None if listed == "ALL" else frozenset(filter(None, listed.split(",")))
 
 
+def gpus_of_a_node(names: str) -> int:
+    wanted = names.split(",")
+    kinds = [kind for one in ask(known_account=True).partitions if one.name in wanted for kind in one.gpus]
+    return max((int(kind.split()[0]) for kind in kinds), default=0)
+
+
 def _gpus_of(resources: str) -> list[str]:
     counts: Counter[str] = Counter()
     for kind, number in _GPUS.findall(resources):
@@ -171,7 +177,7 @@ def choose(
     elif cluster.accounts:
         left += [site_line("slurm_account", one) for one in cluster.accounts]
     elif "slurm_account" in names and not taken:
-        missing.append(f"{getpass.getuser()} has no account on this cluster: ask those who run it")
+        missing.append(f"{getpass.getuser()} has no account on this cluster: ask its administrators")
     partitions = cluster.usable(account)
     asked = (environment.get(PARTITION_VARIABLE) or "").split(",")
     if unknown := set(filter(None, asked)) - {one.name for one in cluster.partitions}:

@@ -1,4 +1,4 @@
-"""What SLURM says and what it is told. Runs on the host, where squeue, scontrol and srun are; standard library only."""
+"""Queries and commands to SLURM. Runs on the host, where squeue, scontrol and srun are; standard library only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ENDED = frozenset(
         "REVOKED",
     ]
 )
-# A node in one of these states, or one that doesn't answer (`*`), is no place for ranks.
+# A node in one of these states, or one that doesn't answer (`*`), can't run ranks.
 _DOWN_STATES = re.compile(r"DOWN|FAIL|UNKNOWN|NOT_RESPONDING|\*")
 _BAD_STATES = re.compile(r"DOWN|FAIL|DRAIN|UNKNOWN|POWERING_DOWN|POWERED_DOWN|NOT_RESPONDING|\*")
 
@@ -237,7 +237,7 @@ def parse_nodes(text: str) -> list[Node]:
 
 
 def query(command: list[str], seconds: float | None = None) -> str | None:
-    """What a command prints; None if it says that there is no such job."""
+    """A command's output; None if there is no such job."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=seconds or QUERY_SECONDS, check=False, env=environment()
@@ -260,7 +260,7 @@ def environment() -> dict[str, str]:
 
 
 def forget_users_defaults() -> None:
-    """For who calls SLURM's commands by itself in this process, as Snakemake's executor does."""
+    """For other code in this process that calls SLURM's commands, such as Snakemake's executor."""
     for name in [name for name in os.environ if name.startswith(_USERS_DEFAULTS)]:
         del os.environ[name]
 

@@ -108,7 +108,7 @@ def dependency(rule: str, folder: RunFolder) -> list[str]:
     except UnreachableError as error:
         reason = str(error).splitlines()[0]
         print(
-            f"run {folder.name}: {reason}: should an older job of it live, the new one waits in its nodes",
+            f"run {folder.name}: {reason}: if an older job of it is alive, the new one waits on its nodes",
             file=sys.stderr,
         )
         return []

@@ -50,7 +50,7 @@ def srun_command(
     cpu_bind: str | None = None,
     further: Sequence[str] = (),
 ) -> list[str]:
-    """The command that starts the ranks. All counts are given: what a rule's shell has of SLURM_* is no guide."""
+    """The command that starts the ranks. All counts are explicit: SLURM_* in a rule's shell are not reliable."""
     return [
         srun,
         f"--nodes={nodes}",
@@ -113,11 +113,12 @@ class SrunRanks:
         address: str,
         tasks_are_ranks: bool = True,
         inherited: Mapping[str, str] = os.environ,
+        ports: str | None = None,
     ):
         self.tasks_are_ranks = tasks_are_ranks
         self.job, self.name, self.log = job, name, logs / SRUN_LOG
         # Reserved on this host, which is the first of the job's: rank 0 is here too. Held until the ranks have ended.
-        self.port = ReservedPort()
+        self.port = ReservedPort(ports=ports)
         # What srun would take for options of its own. GPUs per task are hidden from the node's other tasks.
         options = ("SRUN_", "SBATCH_", "SLURM_GPUS_PER_TASK")
         kept = {name: value for name, value in inherited.items() if not name.startswith(options)}

@@ -1,0 +1,116 @@
+"""`device: auto`: what an experiment trains on, found when it is planned, once for all its jobs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from megaboa.config import Experiment, LoadedExperiment
+from megaboa.run import gpus, submitted
+from megaboa.scheduler.answers import UnreachableError
+from megaboa.scheduler.registry import cluster
+
+AUTO = "auto"
+KERNELS = "transformer_engine"  # a model for GPUs is built of its modules
+DRIVER = Path("/dev/nvidiactl")
+SETUP = "`make setup DEVICE=cuda` installs it"
+
+
+@dataclass(frozen=True)
+class Found:
+    device: str
+    why: str
+    gpus: int | None = None  # that this machine has; None where jobs run on others
+
+
+def settle(loaded: LoadedExperiment, partition: str | None = None, config_file: Path | None = None) -> LoadedExperiment:
+    """The experiment with `cpu` or `cuda` for `auto`.
+
+    `partition`: the cluster's, for training; None: ranks start on this machine. A job, whose `config_file` is the copy
+    of the call that has submitted it, takes what that call found: it may be on a machine of another kind.
+    """
+    if loaded.experiment.device != AUTO:
+        return loaded
+    found = _of_call(config_file) or find(loaded.experiment, partition)
+    return replace(
+        loaded,
+        experiment=loaded.experiment.model_copy(update={"device": found.device}),
+        raw={**loaded.raw, "device": found.device},
+        notes=(f"device: auto is {found.device}: {found.why}", *loaded.notes),
+        device_found=True,
+        machine_gpus=found.gpus,
+    )
+
+
+def _of_call(config_file: Path | None) -> Found | None:
+    device = submitted.device_of(config_file) if config_file else None
+    return Found(device, "as the call found that submitted this job") if device else None
+
+
+def find(experiment: Experiment, partition: str | None) -> Found:
+    here = gpus_here() if partition is None else None
+    if here == 0:
+        return Found("cpu", "this machine has no GPU")
+    if why := _without_kernels(experiment):
+        return Found("cpu", f"this machine has {_gpus(here)}, but {why}" if here else why)
+    if here is None:
+        return _on_cluster(str(partition))
+    return Found("cuda", f"this machine has {_gpus(here)}, and {_python(experiment)} has Transformer Engine", here)
+
+
+def _on_cluster(partition: str) -> Found:
+    """What the login node has says nothing of it."""
+    name = cluster().name
+    try:
+        count = cluster().gpus_of_a_node(partition)
+    except UnreachableError as error:
+        return Found("cpu", f"{name} can't be asked about GPUs ({error}); where it has some, name the device")
+    if not count:
+        return Found("cpu", f"{name} shows no GPU in partition {partition}; where it has some, name the device")
+    return Found("cuda", f"nodes of partition {partition} have {_gpus(count)}")
+
+
+def _without_kernels(experiment: Experiment) -> str | None:
+    """Why ranks can't train on a GPU; None where they can, or where only their image knows."""
+    if experiment.image.runtime != "none":
+        return None
+    python = experiment.launch.python
+    if python is None and importlib.util.find_spec(KERNELS) is None:
+        return f"this Python has no Transformer Engine ({SETUP})"
+    if python is not None:
+        code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({KERNELS!r}) is None)"
+        try:
+            if subprocess.run([python, "-c", code], capture_output=True).returncode:
+                return f"{python} has no Transformer Engine"
+        except OSError as error:
+            return f"launch.python can't be started: {error}"
+    return None
+
+
+def _python(experiment: Experiment) -> str:
+    if experiment.image.runtime != "none":
+        return "by assumption the image"
+    return experiment.launch.python or "this Python"
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"
+
+
+def gpus_here() -> int:
+    """Those that CUDA shows to this process; torch is asked where there is no nvidia-smi, as in some containers."""
+    try:
+        return gpus.count(gpus.query(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    except FileNotFoundError:
+        if not DRIVER.exists():
+            return 0
+    except (ValueError, OSError, subprocess.SubprocessError):
+        pass
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"], capture_output=True, text=True
+    )
+    return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else 0
