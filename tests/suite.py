@@ -30,6 +30,7 @@ LIBRARY = "workflow/scripts/megaboa/"
 # What tests of the whole workflow exercise: packages of the library, or rules. Other tests mirror a package.
 EXERCISED = {
     "tests/cluster": "run launch scheduler",
+    "tests/cluster/test_pyxis.py": "image run scheduler",
     "tests/e2e/test_agreement.py": "report bridge",
     "tests/e2e/test_bundle.py": "bundle report",
     "tests/e2e/test_commands.py": "plan workflow common",

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 APPTAINER = """\
 #!/bin/sh
-echo "$@" >> "$(dirname "$0")/called"
+printf '%s\\n' "$(echo "$@" | tr '\\n' ' ')" >> "$(dirname "$0")/called"
 while [ "${1%.sif}" = "$1" ]; do shift; done
 shift
 exec "$@"

@@ -1,5 +1,9 @@
 """Which engine builds, and with what command."""
 
+import os
+import shutil
+import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -69,10 +73,52 @@ def test_archives_for_apptainer():
     ]
 
 
-def test_enroot_takes_images_from_docker_and_podman_only():
-    sources = [engines.enroot_source(engine, "m:1") for engine in engines.ENGINES]
-    assert sources == ["dockerd://m:1", "podman://m:1", None]
-
-
 def test_variables_of_an_image_are_a_line_each():
     assert engines.environment_file(["PATH=/a:/b", "A=x\ny", "B="]) == "PATH=/a:/b\nB=\n"
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make device nodes")
+needs_squashfs = pytest.mark.skipif(
+    not (shutil.which("mksquashfs") and shutil.which("unsquashfs")), reason="squashfs-tools aren't installed"
+)
+
+
+@pytest.fixture
+def with_devices(tmp_path):
+    """A root file system as base images have it: device nodes, and another folder of that name."""
+    root = tmp_path / "root"
+    for folder in ("dev/pts", "opt/dev", "etc"):
+        (root / folder).mkdir(parents=True)
+    os.mknod(root / "dev/null", 0o666 | 0o020000, os.makedev(1, 3))
+    (root / "dev/fd").symlink_to("/proc/self/fd")
+    for file in ("opt/dev/kept", "etc/hostname"):
+        (root / file).touch()
+    return root
+
+
+@pytest.fixture
+def open_to_all():
+    """A folder that other users reach, unlike pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="megaboa-tests-", dir="/tmp") as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+
+
+@needs_root
+@needs_squashfs
+@pytest.mark.parametrize("way", ["folder", "stream"])
+def test_a_user_can_unpack_what_was_squashed(way, with_devices, tmp_path, open_to_all):
+    """unsquashfs ends with 2 where it can't make a device node, and pyxis then starts nothing."""
+    image = tmp_path / "image.sqsh"
+    if way == "folder":
+        subprocess.run(["mksquashfs", with_devices, image, *engines.squash_options()], check=True, capture_output=True)
+    else:
+        engines._squash_stream(["tar", "-C", str(with_devices), "-cf", "-", "dev", "etc", "opt"], image)
+    target = open_to_all / "root"
+    shutil.copy(image, open_to_all / "image.sqsh")
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
+    command = [*user, "unsquashfs", "-no-progress", "-dest", str(target), str(open_to_all / "image.sqsh")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = {str(path.relative_to(target)) for path in target.rglob("*") if not path.is_dir()}
+    assert found == {"opt/dev/kept", "etc/hostname"} and (target / "dev").is_dir()

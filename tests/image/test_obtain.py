@@ -1,6 +1,7 @@
 """An image that is there is taken as it is; what none is needed for is copied; what can't be started says so."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from megaboa.errors import InputError
 from megaboa.files import file_digest, write_json
-from megaboa.image import contract, obtain, runtimes
+from megaboa.image import contract, engines, obtain, runtimes
 from megaboa.records import BridgeSource, ImageBuild, plain
 from megaboa.scheduler.registry import cluster
 from megaboa.scheduler.slurm import srun
@@ -120,14 +121,40 @@ def pyxis(fake_command, script):
     return wanted("/i.sqsh", runtime="pyxis", device="cuda", **start)
 
 
-def test_a_srun_that_gives_no_allocation_is_no_fault_of_the_image(fake_command, tmp_path):
+def test_a_srun_that_gives_no_allocation_is_no_fault_of_the_image(fake_command, tmp_path, monkeypatch):
+    monkeypatch.setattr(contract, "can_unpack", lambda image: False)
     refusal = "Unable to allocate resources: Invalid account or account/partition combination specified"
     asked = pyxis(fake_command, f"echo 'srun: error: {refusal}' >&2; exit 1")
     report = contract.test(asked, Path("/i.sqsh"), tmp_path)
     assert plain(report) == {"state": "NOT_RUN", "why": f"srun gave no allocation: {refusal}"}
     failing = pyxis(fake_command, "echo 'slurmstepd: error: pyxis: container start failed' >&2; exit 1")
-    with pytest.raises(InputError, match=r"can't be started in /i\.sqsh .pyxis.: slurmstepd: error: pyxis: container"):
+    with pytest.raises(InputError, match=r"can't be started in /i\.sqsh .pyxis.: container start failed"):
         contract.test(failing, Path("/i.sqsh"), tmp_path)
+
+
+@pytest.mark.skipif(not (shutil.which("mksquashfs") and contract.can_unshare()), reason="no squashfs-tools here")
+def test_no_gpu_is_waited_for_where_the_image_can_be_tried_without_one(fake_command, tmp_path, capfd):
+    """srun gives up soon; the image's root file system has a shell, and a test that says what it is in."""
+    root = tmp_path / "root"
+    for program in ("sh", "tee", "chroot"):
+        path = Path(shutil.which(program))
+        libraries = re.findall(r"(/\S+) \(", subprocess.run(["ldd", path], capture_output=True, text=True).stdout)
+        for file in (str(path), *libraries):
+            (root / file.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, root / file.lstrip("/"))
+    (root / "bin").mkdir(exist_ok=True)
+    shutil.copy(shutil.which("sh"), root / "bin/sh")
+    image = tmp_path / "image.sqsh"
+    subprocess.run(["mksquashfs", root, image, *engines.squash_options()], check=True, capture_output=True)
+    asked = pyxis(
+        fake_command, f"echo $* > {tmp_path}/words; echo 'srun: error: Unable to allocate resources: x' >&2; exit 1"
+    )
+    (tmp_path / "store").mkdir()
+    asked |= {"store": str(tmp_path / "store")}
+    said = """echo '{"state": "PASS"}' > %s"""
+    report = contract.ask(asked, image, tmp_path / "results", lambda file: ["/bin/sh", "-c", said % file])
+    assert report == {"state": "PASS", "how": "root file system"}
+    assert "--immediate=60" in (tmp_path / "words").read_text() and "without a GPU" in capfd.readouterr().err
 
 
 def test_what_is_killed_says_nothing_of_the_image(fake_command, tmp_path):

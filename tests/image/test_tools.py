@@ -52,3 +52,77 @@ def test_what_is_said_is_given_back(capfd):
 def test_a_program_that_is_missing():
     with pytest.raises(InputError, match="mksquashfs-x isn't here: install it"):
         tools.require("mksquashfs-x", "install it")
+
+
+# As pyxis 0.24.0 and enroot 4.1.2 wrote them under SLURM 22.05.
+NODES_IN_DEV = """\
+slurmstepd-n1: error: pyxis: child 41 failed with error code: 2
+slurmstepd-n1: error: pyxis: failed to create container filesystem for image: /images/base.sqsh
+slurmstepd-n1: error: pyxis: printing enroot log file:
+slurmstepd-n1: error: pyxis:     [INFO] Extracting squashfs filesystem...
+slurmstepd-n1: error: pyxis:     create_inode: could not create character device /data/pyxis_1.0/dev/null, because you're not superuser!
+slurmstepd-n1: error: pyxis:     Parallel unsquashfs: Using 2 processors
+slurmstepd-n1: error: pyxis:     6891 inodes (7640 blocks) to write
+slurmstepd-n1: error: pyxis:     \x20
+slurmstepd-n1: error: pyxis:     created 2 hardlinks
+slurmstepd-n1: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1
+slurmstepd-n1: error: Failed to invoke spank plugin stack
+srun: error: n1: task 0: Exited with exit code 1
+"""
+NO_IMAGE = """\
+slurmstepd-n2: error: pyxis: child 1630 failed with error code: 1
+slurmstepd-n2: error: pyxis: failed to create container filesystem for image: /images/none.sqsh
+slurmstepd-n2: error: pyxis: printing enroot log file:
+slurmstepd-n2: error: pyxis:     \x1b[0;31m[ERROR]\x1b[0m No such file or directory: /images/none.sqsh
+slurmstepd-n2: error: pyxis:     \x1b[0m
+slurmstepd-n2: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1
+slurmstepd-n2: error: Failed to invoke spank plugin stack
+slurmstepd-n2: error: pyxis: child 1646 failed with error code: 1
+srun: error: n2: task 0: Exited with exit code 1
+"""
+CUT_OFF = """\
+slurmstepd-n1: error: pyxis: child 1585 failed with error code: 1
+slurmstepd-n1: error: pyxis: failed to create container filesystem for image: /images/cut.sqsh
+slurmstepd-n1: error: pyxis: printing enroot log file:
+slurmstepd-n1: error: pyxis:     [INFO] Extracting squashfs filesystem...
+slurmstepd-n1: error: pyxis:     Read on filesystem failed because EOF
+slurmstepd-n1: error: pyxis:     read_id_table: failed to read id index table
+slurmstepd-n1: error: pyxis:     FATAL ERROR: File system corruption detected
+slurmstepd-n1: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1
+"""
+NO_MOUNT = """\
+slurmstepd-n1: error: pyxis: --container-mounts: source path does not exist: /none
+slurmstepd-n1: error: pyxis: couldn't create enroot start configuration script
+slurmstepd-n1: error: pyxis: printing enroot log file:
+slurmstepd-n1: error: pyxis:     [INFO] Extracting squashfs filesystem...
+slurmstepd-n1: error: pyxis: container was not started successfully by another task
+slurmstepd-n1: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1
+"""
+NO_ATTEMPT = "failed to create container filesystem for image: /images"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            NODES_IN_DEV,
+            f"{NO_ATTEMPT}/base.sqsh: create_inode: could not create character device /data/pyxis_1.0/dev/null, "
+            "because you're not superuser!",
+        ),
+        (NO_IMAGE, f"{NO_ATTEMPT}/none.sqsh: No such file or directory: /images/none.sqsh"),
+        (CUT_OFF, f"{NO_ATTEMPT}/cut.sqsh: FATAL ERROR: File system corruption detected"),
+        (NO_MOUNT, "--container-mounts: source path does not exist: /none"),
+        ("srun: error: n1: task 0: Exited with exit code 1\n", None),
+        ("pyxis: imported docker image: ubuntu\nhello\n", None),
+    ],
+    ids=["device nodes", "no image", "cut off", "no mount", "none of pyxis", "all well"],
+)
+def test_why_an_image_was_not_started(said, why):
+    assert tools.why_not_started(said) == why
+
+
+def test_a_failure_of_enroots_is_told_without_colours():
+    says = "print('\\x1b[31m[ERROR]\\x1b[0m No such image'); print('\\x1b[0m'); raise SystemExit(1)"
+    with pytest.raises(InputError) as caught:
+        tools.call([sys.executable, "-c", says], "fetching it")
+    assert str(caught.value) == "fetching it failed: [ERROR] No such image"

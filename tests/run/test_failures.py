@@ -366,3 +366,27 @@ def test_all_are_asked_where_the_first_one_is_a_victim():
     logs = Heard({None: "", 3: raised(GLOO_RESET, 3), 0: raised(GLOO_RESET, 0), 7: raised(CUDA_OOM, 7)})
     failure = classify(Ended(3, 1), logs, steps=12)
     assert (failure.cause, failure.rank) == ("out_of_memory", 7) and logs.asked == {None, 0, 3, 7}
+
+
+IN_NO_IMAGE = """\
+slurmstepd-n1: error: pyxis: failed to create container filesystem for image: /i.sqsh
+slurmstepd-n1: error: pyxis:     \x1b[31m[ERROR]\x1b[0m No such file or directory: /i.sqsh
+slurmstepd-n1: error: Failed to invoke spank plugin stack
+"""
+
+
+@pytest.mark.parametrize("place", [0, None])
+def test_an_image_that_cannot_be_started(place, tmp_path):
+    logs = {0: "", None: "srun: error: n1: task 0: Exited with exit code 1\n"}
+    logs[place] = IN_NO_IMAGE + logs[place]
+    failure = classify(Ended(0, 1, "n1"), logs, steps=0)
+    assert failure.cause == "crash" and failure.evidence == (
+        "the image can't be started: failed to create container filesystem for image: /i.sqsh: No such file or "
+        "directory: /i.sqsh"
+    )
+
+
+def test_codes_for_colours_are_no_words(tmp_path):
+    (tmp_path / "rank-0.log").write_text("the reason\n\x1b[31m\x1b[0m\n")
+    tails = failures.read_tails([(0, tmp_path / "rank-0.log")])
+    assert classify(Ended(0, 1), tails, steps=0).evidence == "the reason"

@@ -7,6 +7,7 @@ import pytest
 from megaboa.config.models.resources import Launch
 from megaboa.records import Inside, LaunchSpec, parse, plain
 from megaboa.run import site
+from megaboa.scheduler.ranks import Ended
 
 
 def launch(**start):
@@ -72,3 +73,63 @@ def test_a_launch_of_an_older_version_says_nothing_of_it(tmp_path, monkeypatch):
     del older["start"]["health_check_seconds"]
     patience = parse(LaunchSpec, older, "a test").start.health_check_seconds
     assert site.wait_for_answers(check, tmp_path, 2, 30, patience) == pytest.approx(130, abs=1)
+
+
+# The image
+
+
+class Hosts:
+    """Hosts on which images are unpacked: `ends` says how each step goes, by the number of its hosts."""
+
+    def __init__(self, nodes, ends):
+        self.nodes, self.ends, self.did = [f"n{number}" for number in range(nodes)], ends, []
+
+    def unpack_image(self, nodes, logs):
+        self.did.append(nodes)
+        end = self.ends.pop(0)
+        if end is None:
+            return None
+        (logs / "node-0.log").write_text(f"slurmstepd-n1: error: pyxis: {end}\n" if end != "well" else "")
+        return Step(Ended(0, int(end != "well")))
+
+    def share_image(self):
+        self.did.append("share")
+
+    def remove_image(self):
+        self.did.append("remove")
+
+
+class Step:
+    def __init__(self, end):
+        self.end, self.killed = end, False
+
+    def poll(self):
+        return self.end
+
+    def kill(self):
+        self.killed = True
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ends", "did"),
+    [
+        (2, [None], [2]),  # no pyxis, nothing to do
+        (2, ["well"], [2, "share"]),
+        (1, ["well"], [1, "share"]),
+        (2, ["File exists", "well", "well"], [2, "remove", 1, 2, "share"]),  # in a folder that hosts share
+        (2, ["damaged", "damaged"], [2, "remove", 1, "remove"]),
+        (1, ["damaged"], [1, "remove"]),
+    ],
+)
+def test_the_image_is_unpacked_once(nodes, ends, did, tmp_path):
+    hosts = Hosts(nodes, list(ends))
+    failed = site.share_image(hosts, tmp_path / "image", lambda: False)
+    assert hosts.did == did and failed == (None if did[-1] != "remove" else "damaged")
+
+
+def test_who_is_stopped_waits_for_no_image(tmp_path, monkeypatch):
+    step = Step(None)
+    hosts = Hosts(2, [])
+    monkeypatch.setattr(hosts, "unpack_image", lambda nodes, logs: step)
+    assert site.share_image(hosts, tmp_path / "image", lambda: True)
+    assert step.killed and hosts.did == ["remove"]

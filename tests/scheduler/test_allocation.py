@@ -1,5 +1,6 @@
 """Where ranks start, what a SLURM job is told, and what SLURM says of an end."""
 
+import subprocess
 import time
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from megaboa.run.inputs import UnusableInputError
 from megaboa.scheduler import local
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.local import Machine
-from megaboa.scheduler.slurm import allocation
+from megaboa.scheduler.slurm import allocation, images, queries
 from megaboa.scheduler.slurm.allocation import Allocation, fallen, fallen_of
 from megaboa.scheduler.slurm.queries import Job, Node
 
@@ -142,7 +143,8 @@ def test_the_users_srun_and_its_arguments(started):
 
 
 PYXIS = Container("pyxis", "/i.sqsh", ["/w:/w:rw"], ["HF_TOKEN"], "/w")
-IN_PYXIS = ["--container-image=/i.sqsh", "--container-mounts=/w:/w:rw", "--container-env=A", "--container-workdir=/w"]
+IN_PYXIS = ["--container-image=/i.sqsh", "--container-mounts=/w:/w:rw", "--container-workdir=/w"]
+NAMED = {"A", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"}
 
 
 @pytest.mark.parametrize("tasks", ["rank", "node"])
@@ -151,8 +153,11 @@ def test_ranks_start_in_the_image(started, tasks, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     command, _ = started(container=PYXIS, tasks=tasks)
     begin = command.index(IN_PYXIS[0])
-    assert command[begin : begin + 4] == IN_PYXIS
-    assert command[begin + 6] == "python" and command[-1] == "rank.py"
+    options = command[begin : command.index("/bin/sh")]
+    variables = options.pop(2)
+    assert options == [*IN_PYXIS, "--no-container-mount-home", "--no-container-entrypoint"]
+    assert set(variables.removeprefix("--container-env=").split(",")) == NAMED
+    assert command[begin + len(options) + 5] == "python" and command[-1] == "rank.py"
 
 
 def test_pyxis_needs_a_job():
@@ -167,8 +172,44 @@ def test_apptainer_starts_ranks_without_slurm_too(fake_command, tmp_path):
     fake_command("apptainer", f'echo "$@" >> {tmp_path}/called')
     machine = site.here(launch(), "cpu", {}, Container("apptainer", "/i.sif", ["/w:/w:rw"], [], "/w"))
     local.wait(machine.start(["python3", "rank.py"], 2, tmp_path, {}))
-    words = "exec --nv --no-home --pwd /w --bind /w:/w:rw /i.sif python3 rank.py"
-    assert (tmp_path / "called").read_text().splitlines() == [words] * 2
+    words = "exec --nv --no-home --pwd /w --bind /w:/w:rw /i.sif /bin/sh -c"
+    called = (tmp_path / "called").read_text()
+    assert called.count(words) == 2 and called.count("sh python3 rank.py\n") == 2
+
+
+@pytest.fixture
+def enroot(fake_command, tmp_path):
+    """Containers that are on a node."""
+    (tmp_path / "containers").mkdir()
+    here = tmp_path / "containers"
+    fake_command("enroot", f'case $1 in list) ls {here};; remove) rm {here}/"$3";; esac')
+    names = ["lab-17.0-aa", "lab-17.1-bb", "lab-9.0-cc", "other-9.0-dd"]
+    for path in [*(f"pyxis_megaboa-{name}" for name in names), "pyxis_9_megaboa-lab-9.0-ee", "pyxis_mine", "ubuntu"]:
+        (here / path).touch()
+
+    def remove(*words):
+        subprocess.run(["sh", "-c", images.REMOVE, "sh", *words], check=True)
+        return sorted(path.name.split("megaboa-")[-1] for path in here.iterdir())
+
+    return remove
+
+
+def test_images_of_jobs_that_are_gone_are_removed(enroot):
+    """Also what an earlier life of this job has left; never another cluster's, nor what somebody made by hand."""
+    left = enroot(images.of_jobs_gone("lab"), "17.1", "18.0")
+    assert left == ["lab-17.1-bb", "other-9.0-dd", "pyxis_mine", "ubuntu"]
+
+
+def test_an_image_is_removed_by_its_name(enroot):
+    before = enroot("none")
+    assert set(before) - set(enroot(images.of("megaboa-lab-9.0-cc"))) == {"lab-9.0-cc"}
+
+
+def test_an_image_has_a_name_that_nobody_had_before(monkeypatch):
+    """Half an image that a killed step has left looks like a whole one."""
+    monkeypatch.setattr(queries, "cluster", lambda: "lab")
+    first, second = images.name(JOB), images.name(JOB)
+    assert first.startswith("megaboa-lab-17.0-") and first != second
 
 
 # Nodes

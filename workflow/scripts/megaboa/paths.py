@@ -497,6 +497,11 @@ class AttemptFolder:
     def health(self) -> Path:
         return self.path / "health"
 
+    @property
+    def image(self) -> Path:
+        """What was said while the image was unpacked."""
+        return self.path / "image"
+
     def gpus(self, host: str) -> Path:
         """Samples of a node's GPUs."""
         return self.path / "gpus" / f"{host}.jsonl"

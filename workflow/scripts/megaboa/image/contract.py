@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from megaboa.errors import InputError
-from megaboa.image import rootfs, runtimes
+from megaboa.image import rootfs, runtimes, tools
 from megaboa.records import Contract, ImageOrder, PreflightInImage, read
 from megaboa.scheduler.registry import cluster
 
 ENTRYPOINT = Path(__file__).parents[2] / "train_rank.py"
+ROOT = "root file system"
 KILLED = (-9, -15, 137, 143)
 
 
@@ -45,13 +46,18 @@ def ask[Answer: (Contract, PreflightInImage)](
         seen = replace(wanted, mounts=(*wanted.mounts, f"{report.parent}:{report.parent}:rw"))
         argv = command(report)
         done = _start(how, seen, image, argv)
-        if not report.exists():
-            if how == "pyxis" and (refused := cluster().refusal(done.stderr)):  # that is no fault of the image
+        refused = cluster().refusal(done.stderr) if how == "pyxis" and not report.exists() else None
+        if refused:  # that is no fault of the image
+            if not without_gpu(image, wanted):
                 return kind(state="NOT_RUN", why=refused)
+            print(f"{refused}: tried here, without a GPU", file=sys.stderr)
+            how, done = ROOT, _start(ROOT, seen, image, argv)
+        if not report.exists():
             if done.returncode in KILLED:
                 raise KilledError(f"{_name(argv)} was killed in {image} ({how}): too little memory, or time?")
-            said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-            why = said[-1].strip() if said else f"exit code {done.returncode}"
+            told = tools.plain(done.stderr or done.stdout)
+            said = [line.strip() for line in told.splitlines() if line.strip()]
+            why = tools.why_not_started(told) or (said[-1] if said else f"exit code {done.returncode}")
             raise InputError(f"{_name(argv)} can't be started in {image} ({how}): {why}")
         return replace(read(kind, report), how=how)
 
@@ -79,9 +85,16 @@ def way(runtime: str, image: Path, launcher: str | None = None) -> str | None:
         return "apptainer"
     if runtime == "pyxis" and cluster().starts_images(launcher):
         return "pyxis"
-    if image.suffix == ".sqsh" and shutil.which("unsquashfs") and can_unshare():
-        return "root file system"
-    return None
+    return ROOT if can_unpack(image) else None
+
+
+def without_gpu(image: Path, wanted: ImageOrder) -> bool:
+    """Whether the image can be tried here, on a machine that may have no GPU."""
+    return can_unpack(image) and (wanted.architecture or platform.machine()) == platform.machine()
+
+
+def can_unpack(image: Path) -> bool:
+    return image.suffix == ".sqsh" and bool(shutil.which("unsquashfs")) and can_unshare()
 
 
 def can_unshare() -> bool:
@@ -99,7 +112,7 @@ def _start(how: str, wanted: ImageOrder, image: Path, command: list[str]) -> sub
     names = [*wanted.env, *wanted.variables]  # of which ours go before the image's own
     arguments = wanted.mounts, names, wanted.workdir, command
     variables = {**runtimes.without_pythons(os.environ), **wanted.variables}
-    if how == "root file system":
+    if how == ROOT:
         with rootfs.unpacked(image, Path(wanted.store)) as root:
             rootfs.prepare(root, wanted.mounts)
             variables = rootfs.environment(root, names, variables)

@@ -112,14 +112,13 @@ def archive_source(engine: str, archive: Path) -> str:
     return f"docker-archive:{archive}" if engine == "docker" else f"oci-archive:{archive}"
 
 
-def enroot_source(engine: str, image: str) -> str | None:
-    """How enroot takes an image from an engine; None where it can't."""
-    return {"docker": f"dockerd://{image}", "podman": f"podman://{image}"}.get(engine)
-
-
 def squash_options() -> Sequence[str]:
-    """Fast to write and to read; kernels mount zstd since 4.14."""
-    return ("-noappend", "-no-progress", "-quiet", "-comp", "zstd", "-Xcompression-level", "3")
+    """Fast to write and to read; kernels mount zstd since 4.14. What an image has in /dev stays out: a user who isn't
+    root can't unpack device nodes, and every runtime mounts the host's."""
+    return (
+        *("-noappend", "-no-progress", "-quiet", "-comp", "zstd", "-Xcompression-level", "3"),
+        *("-wildcards", "-e", "dev/*"),  # last: what follows -e is left out
+    )
 
 
 def to_file(engine: str, image: str, target: Path) -> None:
@@ -145,11 +144,7 @@ def sif_command(source: str, target: Path) -> list[str]:
 
 
 def _to_sqsh(engine: str, image: str, target: Path) -> None:
-    source = enroot_source(engine, image)
-    if source and shutil.which("enroot"):
-        tools.call(["enroot", "import", "--output", str(target), source], "turning the image into .sqsh", image)
-        return
-    tools.require("mksquashfs", "install squashfs-tools, or enroot")
+    tools.require("mksquashfs", "install squashfs-tools")
     with _container(engine, image, target) as container:
         if engine == "buildah":
             command = ["sh", "-c", _SQUASH_BUILDAH, "sh", container, str(target), *squash_options()]

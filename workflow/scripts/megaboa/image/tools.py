@@ -15,6 +15,11 @@ from megaboa.image.references import registry_of
 from megaboa.scheduler.local import die_with_parent
 
 KEPT_LINES = 40
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_PLUGIN = re.compile(r"\berror: pyxis: ?(.*)$", re.MULTILINE)
+# Lines of the plugin that say that something went wrong, not what. Those of enroot follow indented.
+_EMPTY_WORDS = re.compile(r"child \d+ failed|printing enroot log file|container was not started success")
+_ENROOT_SAYS = re.compile(r"\[ERROR\]\s*(.+)|(FATAL ERROR: .+|create_inode: .+|enroot-\w+: .+|.*[Ee]rror: .+)")
 _UNREACHABLE = re.compile(
     r"dial tcp|no such host|connection refused|i/o timeout|network is unreachable|TLS handshake timeout"
     r"|failure in name resolution|proxyconnect",
@@ -40,6 +45,20 @@ _MEANINGS = (
         "something can't be read or written: check permissions (the last lines of the log name it)",
     ),
 )
+
+
+def plain(text: str) -> str:
+    """Without codes for colours."""
+    return _COLOUR.sub("", text)
+
+
+def why_not_started(said: str) -> str | None:
+    """Why an image could not be started, of all that its plugin and enroot have said; None where they said nothing."""
+    lines = _PLUGIN.findall(plain(said))
+    own = [line for line in lines if line.strip() and not line.startswith(" ") and not _EMPTY_WORDS.match(line)]
+    enroots = [match for line in lines if line.startswith(" ") and (match := _ENROOT_SAYS.match(line.strip()))]
+    why = (enroots[0][1] or enroots[0][2]) if enroots else ""
+    return ": ".join([*own[:1], *([why] if why else [])]) or None
 
 
 def require(program: str, remedy: str) -> None:
@@ -104,5 +123,6 @@ def meaning(said: str, image: str = "") -> str | None:
 
 
 def _end_of(said: str, program: str, code: int) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return lines[-1] if lines else f"{Path(program).name} ended with exit code {code}"
+    lines = [line.strip() for line in plain(said).splitlines() if line.strip()]
+    told = [line for line in lines if "[ERROR]" in line]
+    return (told or lines)[-1] if lines else f"{Path(program).name} ended with exit code {code}"

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from megaboa.causes import CAUSES, EXCEPTION, Cause, Failure
+from megaboa.image.tools import plain, why_not_started
 from megaboa.scheduler.ranks import Ended
 
 TAIL_BYTES = 65_536
@@ -52,6 +53,8 @@ def classify(ended: Ended, logs: Mapping[int | None, str], steps: int, resumed_f
         return Failure("killed", str(ended), ended.rank)
     if ended.ok:
         return Failure("crash", "every rank ended with 0, but before the last step")
+    if not steps and (why := _not_started(logs, ended)):
+        return Failure("crash", why, ended.rank)
     return Failure("crash", _last_words(logs, ended) or str(ended), ended.rank)
 
 
@@ -138,6 +141,12 @@ def _nodes(cause: Cause, rank: int | None, ended: Ended, log: str) -> tuple[str,
     return (ended.node,) if cause == "gpu_failure" and rank == ended.rank and ended.node else ()
 
 
+def _not_started(logs: Mapping[int | None, str], ended: Ended) -> str | None:
+    """What is said of an image in which no rank could be started: by the first rank, else by the launcher."""
+    said = (why_not_started(logs[rank]) for rank in (ended.rank, None) if rank in logs)
+    return next((f"the image can't be started: {why}"[:EVIDENCE_LENGTH] for why in said if why), None)
+
+
 def _last_words(logs: Mapping[int | None, str], ended: Ended) -> str:
     text = _HANDLED.sub("", logs.get(ended.rank, ""))
     lines = [line.strip() for line in _LAST_EXCEPTION.findall(text) or text.splitlines() if line.strip()]
@@ -148,4 +157,4 @@ def _tail(path: Path) -> str:
     with path.open("rb") as stream:
         size = stream.seek(0, 2)
         stream.seek(max(size - TAIL_BYTES, 0))
-        return stream.read().decode(errors="replace")
+        return plain(stream.read().decode(errors="replace"))

@@ -6,21 +6,24 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from megaboa import scheduler
 from megaboa.image.runtimes import NO_CONTAINER, Container
+from megaboa.image.tools import why_not_started
 from megaboa.records import Image, LaunchSpec
 from megaboa.run import health
 from megaboa.run.inputs import UnusableInputError
 from megaboa.scheduler.answers import NoPlaceError
 from megaboa.scheduler.protocol import Environment, Place
-from megaboa.scheduler.ranks import Ranks
+from megaboa.scheduler.ranks import Ended, Ranks
 
 CHECK_SECONDS_GPU = 60  # importing torch from a cold image takes its time
 # For nodes to start the health check, where the experiment doesn't say; three times what half of them took, if longer.
 SLOW_START = 3.0
 CHECK_END_SECONDS = 10.0  # for the launcher to end processes
+UNPACK_SECONDS = 1800.0  # tens of gigabytes, from a file system that everybody reads
 CHECK_NODE = Path(__file__).parents[2] / "check_node.py"
 
 
@@ -53,6 +56,45 @@ def check_nodes(
         return {}
     found = health.verdict(out, place.nodes, seconds, waited)
     return {node: problems for node, problems in found.items() if problems}
+
+
+def share_image(place: Place, logs: Path, stopped: Callable[[], object]) -> str | None:
+    """Unpack the image once on every node, before any step's time is taken; why that failed, where it did.
+
+    Then each step does it for itself, as it did before, and what the ranks say is told. Hosts that keep images in one
+    folder are in each other's way: there the first one does it alone, and the others find it.
+    """
+    failed = None
+    for ways in ((len(place.nodes),), (1, len(place.nodes))) if len(place.nodes) > 1 else ((1,),):
+        for nodes in ways:
+            shutil.rmtree(logs, ignore_errors=True)
+            logs.mkdir(parents=True)
+            tasks = place.unpack_image(nodes, logs)
+            if tasks is None:
+                return None
+            ended = _wait_for_image(tasks, stopped)
+            if not (ended and ended.ok):
+                said = "\n".join(path.read_text(errors="replace") for path in sorted(logs.glob("*.log")))
+                failed = why_not_started(said) or str(ended or f"nothing after {UNPACK_SECONDS:.0f} s")
+                place.remove_image()
+                break
+        else:
+            place.share_image()
+            return None
+        if stopped():
+            break
+    return failed
+
+
+def _wait_for_image(tasks: Ranks, stopped: Callable[[], object]) -> Ended | None:
+    """None: it was ended, as it took too long or somebody wants us to stop."""
+    deadline = time.monotonic() + UNPACK_SECONDS
+    while (ended := tasks.poll()) is None:
+        if stopped() or time.monotonic() > deadline:
+            tasks.kill()
+            return None
+        time.sleep(0.2)
+    return ended
 
 
 def wait_for_answers(tasks: Ranks, out: Path, nodes: int, seconds: float, patience: float) -> float:

@@ -76,6 +76,7 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
         me = claims.myself(site.job)
         claim = patiently(lambda: held.enter_context(claims.held(payload.claims, me, waits)), say)
         signals = held.enter_context(Signals())
+        held.callback(site.remove_image)
         patiently(introduce, say)
         call = Call(folder, payload, site, signals, claim, say, life)
         if site.job:  # of other runs, whose supervisors may be gone
@@ -137,6 +138,7 @@ def _attempt(call: Call) -> None:
     target = payload.attempt(number)
     call.patiently(lambda: (target.path / "end").mkdir(parents=True, exist_ok=True))
     call.patiently(lambda: checkpoints.remove_unfinished(payload.checkpoints))
+    _share_image(call, target)
     took = Stopwatch()
     ran_on = call.patiently(lambda: what_runs(folder, payload))
     environment = rank_environment(folder, target, ran_on.environment)
@@ -190,6 +192,20 @@ def _attempt(call: Call) -> None:
         call.say(progress.describe(progress.read_progress(payload.path)))
         return
     _act(call, number, target, watched, _or_full_disk(target, _why(call, target, watched, started)))
+
+
+def _share_image(call: Call, target: AttemptFolder) -> None:
+    """Once for all steps of this life; nobody calls a node unhealthy because its image is large."""
+    if call.unpacked:
+        return
+    call.unpacked = True
+    began = time.monotonic()
+    failed = call.patiently(lambda: sites.share_image(call.site, target.image, lambda: call.signals.seen))
+    heed_signals(call)
+    if failed:
+        call.say(f"WARNING: the image could not be unpacked once for all steps, so each does it for itself: {failed}")
+    elif target.image.exists():
+        call.say(f"the image was unpacked on {len(call.site.nodes)} node(s) in {time.monotonic() - began:.0f} s")
 
 
 class Stopwatch:

@@ -20,6 +20,7 @@ from pathlib import Path
 from megaboa.causes import Failure
 from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.ranks import (
+    OF_A_RANK,
     STACKS_SIGNAL,
     Ended,
     Ranks,
@@ -48,11 +49,18 @@ class Machine:
         self._container, self._ports = container, ports
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
-        inside = self._container.around(command, environment)
+        inside = self._container.around(command, {*environment, *OF_A_RANK})
         return start(inside, world_size, logs, environment, self._container.inherited(), self._ports)
 
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
         return self.start(command, 1, logs, environment)
+
+    def unpack_image(self, nodes: int, logs: Path) -> Ranks | None:
+        return None
+
+    def share_image(self) -> None: ...
+
+    def remove_image(self) -> None: ...
 
     def end_left_over(self, logs: Path) -> None:
         """Ranks of this machine end with their supervisor."""

@@ -45,8 +45,9 @@ class Container(Protocol):
 
     runtime: str
 
-    def around(self, command: Sequence[str], environment: Environment) -> list[str]: ...
+    def around(self, command: Sequence[str], environment: Iterable[str]) -> list[str]: ...
     def inherited(self) -> dict[str, str]: ...
+    def named(self, name: str) -> Container: ...
 
 
 class Place(Protocol):
@@ -60,6 +61,15 @@ class Place(Protocol):
 
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
         """One process on each node."""
+
+    def unpack_image(self, nodes: int, logs: Path) -> Ranks | None:
+        """Begin to unpack the image on the first nodes, for steps to share; None where that isn't how they start."""
+
+    def share_image(self) -> None:
+        """From now on steps take what was unpacked."""
+
+    def remove_image(self) -> None:
+        """What was unpacked goes. Never raises."""
 
     def end_left_over(self, logs: Path) -> None:
         """End ranks that an earlier supervisor of this place has left behind; `logs`: where they write."""

@@ -75,6 +75,10 @@ def rank_environment(rank: int, local_rank: int, world_size: int, address: str, 
     }
 
 
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
+OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", *RENDEZVOUS)
+
+
 def rendezvous_environment(address: str, port: int) -> dict[str, str]:
     return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
 

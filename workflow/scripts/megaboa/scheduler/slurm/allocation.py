@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import subprocess
 import time
 from collections.abc import Sequence, Set
 from dataclasses import replace
@@ -14,14 +15,15 @@ from megaboa.records import LaunchSpec
 from megaboa.scheduler.answers import NoPlaceError, UnreachableError
 from megaboa.scheduler.local import FORKED
 from megaboa.scheduler.protocol import Container, Environment
-from megaboa.scheduler.ranks import Ranks
-from megaboa.scheduler.slurm import queries
+from megaboa.scheduler.ranks import OF_A_RANK, RENDEZVOUS, Ranks
+from megaboa.scheduler.slurm import images, queries
 from megaboa.scheduler.slurm.srun import SrunRanks, end_step, srun_command
 
 ASK_AGAIN_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
 REQUEUE_AGAIN_SECONDS = 3.0
 EXCLUDE_TRIES, EXCLUDE_AGAIN_SECONDS = 10, 0.3
+REMOVE_SECONDS = 120.0  # for tens of gigabytes, on the slowest node
 GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_GPUS")  # how variables begin that SLURM sets for a job with GPUs
 START_NODE = Path(__file__).parents[3] / "start_node.py"
 
@@ -32,6 +34,7 @@ class Allocation:
     def __init__(self, job: queries.Job, launch: LaunchSpec, device: str, container: Container, counted: bool = True):
         """`counted`: SLURM knows of the job's GPUs; else it has whole nodes, and steps ask for none."""
         self.job, self._launch, self._container = job, launch, container
+        self._plain, self._name = container, ""
         self._device = device
         self._gpus = launch.gpus_per_node if device == "cuda" and counted else 0
         self.nodes = queries.hostnames(job.nodes)
@@ -47,7 +50,7 @@ class Allocation:
             spawner = [command[0], str(START_NODE), f"--ranks={per_node}", f"--logs={logs}", *forks, "--"]
             command = [*spawner, *command]
         srun = srun_command(
-            self._container.around(command, environment),
+            self._container.around(command, {*environment, *OF_A_RANK}),
             nodes=world_size // per_node,
             tasks_per_node=1 if one_task else per_node,
             cpus_per_task=self._launch.cpus_per_rank * (per_node if one_task else 1),
@@ -64,21 +67,60 @@ class Allocation:
         )
 
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
+        inside = self._container.around(command, {*environment, *RENDEZVOUS})
+        srun = self._one_each(inside, len(self.nodes), logs, name)
+        inherited = self._container.inherited()
+        return SrunRanks(
+            self.job.id,
+            srun,
+            name,
+            logs,
+            environment,
+            self.nodes[0],
+            inherited=inherited,
+            ports=self._launch.start.ports,
+        )
+
+    def unpack_image(self, nodes: int, logs: Path) -> Ranks | None:
+        if self._plain.runtime != "pyxis":
+            return None
+        if not self._name:
+            self._name = images.name(self.job)
+            with contextlib.suppress(UnreachableError):
+                lives = queries.lives_of_ours()
+                if f"{self.job.id}.{self.job.restarts}" in lives:  # else there are others that we aren't told of
+                    self._remove_images(images.of_jobs_gone(queries.cluster()), *lives)
+        srun = self._one_each(self._plain.named(self._name).around(["true"], ()), nodes, logs, "image")
+        return SrunRanks(self.job.id, srun, "image", logs, {}, self.nodes[0], inherited=self._plain.inherited())
+
+    def share_image(self) -> None:
+        self._container = self._plain.named(self._name)
+
+    def remove_image(self) -> None:
+        self._container = self._plain
+        if self._name:
+            self._remove_images(images.of(self._name))
+        self._name = ""
+
+    def _remove_images(self, pattern: str, *kept: str) -> None:
+        """On all nodes; what can't be removed now is removed by the next job that comes to the node."""
+        srun = self._one_each(["sh", "-c", images.REMOVE, "sh", pattern, *kept], len(self.nodes), None, "image-away")
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(srun, capture_output=True, stdin=subprocess.DEVNULL, timeout=REMOVE_SECONDS)
+
+    def _one_each(self, command: Sequence[str], nodes: int, logs: Path | None, name: str) -> list[str]:
+        """One process on each of the first nodes."""
         start = self._launch.start
-        srun = srun_command(
-            self._container.around(command, environment),
-            nodes=len(self.nodes),
+        return srun_command(
+            command,
+            nodes=nodes,
             tasks_per_node=1,
             cpus_per_task=self._launch.cpus_per_rank * self._launch.gpus_per_node,
-            output=str(logs / "node-%n.log"),
+            output=str(logs / "node-%n.log") if logs else "/dev/null",
             name=name,
             srun=start.srun,
             gpus_per_node=self._gpus,
             further=start.srun_args,
-        )
-        inherited = self._container.inherited()
-        return SrunRanks(
-            self.job.id, srun, name, logs, environment, self.nodes[0], inherited=inherited, ports=start.ports
         )
 
     def end_left_over(self, logs: Path) -> None:

@@ -118,6 +118,12 @@ def waiting_jobs() -> list[Job]:
     return [Job(job, "PENDING", partition=partition, excluded=given(excluded)) for job, partition, excluded in rows]
 
 
+def lives_of_ours() -> list[str]:
+    """Our jobs that wait or run, each with the number of its restarts: `JOB.RESTARTS`."""
+    text = query(["squeue", "--me", "--noheader", "--Format=JobID:32,RestartCnt:16"]) or ""
+    return [".".join(line.split()) for line in text.splitlines() if len(line.split()) == 2]
+
+
 def is_alive(job: str) -> bool | None:
     """Whether a job runs, or waits and will run; None where SLURM says nothing of it.
 

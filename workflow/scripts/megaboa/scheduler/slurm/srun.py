@@ -23,7 +23,8 @@ SRUN_LOG = "srun.log"
 GONE_SECONDS = 30
 # One process: within the job's own allocation, next to the step that waits for it, or as a job of its own.
 STEP = ("--overlap", "--nodes=1", "--ntasks=1")
-JOB = ("--nodes=1", "--ntasks=1", "--time=30", "--job-name=megaboa-image")
+# Who makes an image doesn't wait in the queue until a GPU is free.
+JOB = ("--nodes=1", "--ntasks=1", "--time=30", "--job-name=megaboa-image", "--immediate=60")
 _NO_ALLOCATION = re.compile(
     r"Unable to (allocate resources|create step|confirm allocation|contact slurm controller).*", re.IGNORECASE
 )
