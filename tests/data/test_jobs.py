@@ -181,7 +181,7 @@ def test_a_mistake_ends_in_one_sentence_and_no_manifest(bpe, tmp_path):
     assert done.returncode == 1 and not (tmp_path / "0.json").exists()
     assert done.stderr == (
         f"error: {source}:2: no key 'text'; set the corpus's `text_key` to one of ['content']; "
-        "mend or remove the record, or set corpora.c.on_bad_record to `skip`\n"
+        "fix or remove the record, or set corpora.c.on_bad_record to `skip`\n"
     )
 
 

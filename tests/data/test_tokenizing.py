@@ -151,7 +151,7 @@ def test_a_bad_record_ends_the_job_in_a_sentence_or_is_skipped_and_counted(encod
     path = jsonl(tmp_path / "a.jsonl", ["good", line, "", "good too"])
     with pytest.raises(InputError) as error:
         build(tmp_path / "error", [path], encoder, shards, max_document_mb=1)
-    remedy = "mend or remove the record, or set corpora.c.on_bad_record to `skip`"
+    remedy = "fix or remove the record, or set corpora.c.on_bad_record to `skip`"
     assert str(error.value).startswith(f"{path}:2: ") and str(error.value).endswith(remedy)
     assert said in str(error.value)
     assert "\n" not in str(error.value) and len(str(error.value)) < 500

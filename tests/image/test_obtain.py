@@ -14,7 +14,7 @@ import pytest
 from megaboa.errors import InputError
 from megaboa.files import file_digest, write_json
 from megaboa.image import contract, engines, obtain, runtimes
-from megaboa.records import BridgeSource, ImageBuild, plain
+from megaboa.records import BridgeSource, Contract, ImageBuild, plain
 from megaboa.scheduler.registry import cluster
 from megaboa.scheduler.slurm import srun
 
@@ -150,10 +150,11 @@ def test_no_gpu_is_waited_for_where_the_image_can_be_tried_without_one(fake_comm
         fake_command, f"echo $* > {tmp_path}/words; echo 'srun: error: Unable to allocate resources: x' >&2; exit 1"
     )
     (tmp_path / "store").mkdir()
-    asked |= {"store": str(tmp_path / "store")}
+    asked = replace(asked, store=str(tmp_path / "store"))
     said = """echo '{"state": "PASS"}' > %s"""
-    report = contract.ask(asked, image, tmp_path / "results", lambda file: ["/bin/sh", "-c", said % file])
-    assert report == {"state": "PASS", "how": "root file system"}
+    results = tmp_path / "results"
+    report = contract.ask(Contract, asked, image, results, lambda file: ["/bin/sh", "-c", said % file])
+    assert plain(report) == {"state": "PASS", "how": "root file system"}
     assert "--immediate=60" in (tmp_path / "words").read_text() and "without a GPU" in capfd.readouterr().err
 
 

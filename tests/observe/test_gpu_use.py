@@ -182,7 +182,7 @@ from megaboa.run import gpu_sampler
 
 attempt = AttemptFolder(Path({attempt!r}))
 launch = Name(start=Name(gpu_sampling_seconds=0.1), gpus_per_node=2)
-gpu_sampler.start(Name(run={{"device": "cuda"}}, launch=launch), attempt)
+gpu_sampler.start(Name(run=Name(device="cuda"), launch=launch), attempt)
 with attempt.steps.open("w", buffering=1) as steps:
     while len(attempt.sampled) == 0:  # a start takes longer than these steps
         time.sleep(0.05)

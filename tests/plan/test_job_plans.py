@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from megaboa.config import ConfigError, load
-from megaboa.plan import make, make_plan
+from megaboa.plan import make_plan, planner
 from megaboa.plan.resources import JobResources
 from megaboa.plan.rule_inputs import Inputs
 from megaboa.plan.shared import Shared
@@ -65,7 +65,7 @@ def test_what_a_run_continues_from_is_planned_too(loaded_of, tmp_path):
     loaded = loaded_of(CHAIN)
     same_for_every_run(loaded, tmp_path, planned_at_most=3)
     assert [run.name for run in make_plan(loaded, tmp_path, only={"third"}).runs] == ["first", "second", "third"]
-    assert make_plan(loaded, tmp_path, only={"third"}).runs[-1].run["parent"]["run"] == "second"
+    assert make_plan(loaded, tmp_path, only={"third"}).runs[-1].run.parent.run == "second"
 
 
 def test_a_recipe_may_need_the_tokenizer_of_another_run(tmp_path):
@@ -98,8 +98,10 @@ def test_what_is_wrong_with_the_run_is_said(loaded_of, tmp_path):
 def test_other_runs_are_not_resolved(loaded_of, tmp_path, monkeypatch):
     """What a job's start costs doesn't grow with the sweep by more than its names."""
     loaded = loaded_of(CHAIN)
-    planned, plan = [], make.RunPlanner.plan
-    monkeypatch.setattr(make.RunPlanner, "plan", lambda self, choice: planned.append(choice.name) or plan(self, choice))
+    planned, plan = [], planner.RunPlanner.plan
+    monkeypatch.setattr(
+        planner.RunPlanner, "plan", lambda self, choice: planned.append(choice.name) or plan(self, choice)
+    )
     make_plan(loaded, tmp_path, only={"second"})
     assert sorted(planned) == ["first", "second"]
 

@@ -121,7 +121,7 @@ from pathlib import Path
 from megaboa.paths import AttemptFolder
 from megaboa.run import gpu_sampler
 launch = Name(start=Name(gpu_sampling_seconds={seconds}), gpus_per_node=2)
-gpu_sampler.start(Name(run={{"device": {device!r}}}, launch=launch), AttemptFolder(Path({str(tmp_path)!r})))
+gpu_sampler.start(Name(run=Name(device={device!r}), launch=launch), AttemptFolder(Path({str(tmp_path)!r})))
 {then}
 """
     environment = {**os.environ, **library, "LOCAL_RANK": str(local), **more}
@@ -167,7 +167,7 @@ def test_a_driver_that_crashes_or_hangs_touches_no_rank(tmp_path, library, troub
 def test_what_cannot_be_started_is_no_error(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
     launch = SimpleNamespace(start=SimpleNamespace(gpu_sampling_seconds=5.0), gpus_per_node=2)
-    folder = SimpleNamespace(run={"device": "cuda"}, launch=launch)
+    folder = SimpleNamespace(run=SimpleNamespace(device="cuda"), launch=launch)
     gpu_sampler.start(folder, AttemptFolder(tmp_path), {"LOCAL_RANK": "0"})
 
 

@@ -113,7 +113,7 @@ def test_a_hang_is_told_by_a_watch_of_ones_own(run, monkeypatch):
     run.recovery = replace(run.recovery, no_progress_minutes=5.0, start_minutes=60.0)
     resumption = Resumption(types.SimpleNamespace(launch=records.LaunchSpec()), run.store, print)
     site = types.SimpleNamespace(job=None)
-    folder = types.SimpleNamespace(run={"device": "cpu"}, launch=launched())
+    folder = types.SimpleNamespace(run=types.SimpleNamespace(device="cpu"), launch=launched())
     facts = {"payload": run.store, "recovery": run.recovery, "resumption": resumption, "site": site, "folder": folder}
     began, target = time.monotonic(), run.store.attempt(1)
     target.path.mkdir(parents=True)
@@ -189,7 +189,9 @@ def launched(**start):
 
 def test_a_node_on_which_nccl_takes_another_network_ends_the_first_attempt(tmp_path):
     said, target = [], AttemptFolder(tmp_path / "01")
-    folder = types.SimpleNamespace(run={"device": "cuda", "world_size": 4}, launch=launched(network="efa"))
+    folder = types.SimpleNamespace(
+        run=types.SimpleNamespace(device="cuda", world_size=4), launch=launched(network="efa")
+    )
     target.path.mkdir()
     call = types.SimpleNamespace(folder=folder, say=said.append)
 

@@ -113,7 +113,7 @@ def test_silence_is_waited_for_once_and_said_in_one_line_for_each_run(
     assert [queue.dependency("train", folder) for _ in range(3)] == [[], [], []]
     assert len((tmp_path / "asked").read_text().splitlines()) == 2
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 3 and all("no controller: should an older job of it live" in line for line in said)
+    assert len(said) == 3 and all("no controller: if an older job of it is alive" in line for line in said)
 
 
 def test_a_script_of_another_rule_or_none_trains_nothing():

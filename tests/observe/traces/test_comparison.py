@@ -41,7 +41,7 @@ def test_what_got_slower_is_named_with_a_ceiling(before, after):
     assert rows["time", "compute"]["delta"] == pytest.approx(0.06)
     assert rows["time", "exposed"]["delta"] == pytest.approx(-0.06) and rows["time", "exposed"]["gain_ceiling"] == 0.0
     assert rows["class", "norm"]["delta"] == 0.0
-    assert any(line.startswith("class GEMM: 0.3 ms to 0.36 ms (+0.06 ms a step; winning") for line in found["summary"])
+    assert any(line.startswith("class GEMM: 0.3 ms to 0.36 ms (+0.06 ms a step; removing") for line in found["summary"])
     assert len(found["summary"]) <= 10 and not any("norm" in line for line in found["summary"])
 
 
