@@ -18,14 +18,14 @@ def config(workspace):
 def filled(workspace):
     path = workspace.path / "profiles" / "slurm" / "config.yaml"
     text = path.read_text()
-    path.write_text(text.replace(": auto", ": lab"))
+    path.write_text(text.replace("gpu_option: auto", "gpu_option: gpus-per-node").replace(": auto", ": lab"))
     yield
     path.write_text(text)
 
 
 def test_where_there_is_no_slurm_the_call_says_what_to_do(workspace, config):
     output = workspace.snakemake("-n", "--profile", "slurm", "--configfile", config, code=1)
-    assert "slurm_account and slurm_partition and gpu_partition can't be found" in output
+    assert "slurm_account and slurm_partition and gpu_partition and gpu_option can't be found" in output
     assert "profiles/slurm/site.yaml" in output
     assert "Traceback" not in output and "jobs to do" not in output
 
