@@ -100,7 +100,7 @@ def keep() -> NoReturn:
     device = os.environ[FORKED]
     words = _words(_key(device), device)
     os.chdir(Path(__file__).parents[2])
-    os.execve(words[0], words, _environment(device) | {KEEPER: os.environ[KEEPER]})
+    os.execve(words[0], words, _environment() | {KEEPER: os.environ[KEEPER]})
 
 
 class RefusedError(OSError):
@@ -132,7 +132,7 @@ def _key(device: str) -> str:
     library = Path(__file__).parents[1]
     sources = [(str(path), path.stat().st_mtime_ns) for path in sorted(library.rglob("*.py"))]
     packages = [(path, Path(path).stat().st_mtime_ns) for path in sys.path if path.endswith("site-packages")]
-    environment = sorted(_environment(device).items())
+    environment = sorted(_environment().items())
     limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
     places = [str(path.readlink()) for path in [*sorted(Path("/proc/self/ns").iterdir()), Path("/proc/self/root")]]
     rights = [os.getresuid(), os.getresgid(), os.getgroups(), os.getpriority(os.PRIO_PROCESS, 0)]
@@ -142,11 +142,10 @@ def _key(device: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def _environment(device: str) -> dict[str, str]:
-    """The zygote's. For CUDA PyTorch counts GPUs through NVML, as asking CUDA itself would open it."""
+def _environment() -> dict[str, str]:
+    """The zygote's."""
     own = {name for name in os.environ if name in OWN or name.startswith(OWN_PREFIXES)}
-    kept = {name: value for name, value in os.environ.items() if name not in own} | dict.fromkeys(THREADS, "1")
-    return kept | ({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if device == "cuda" else {})
+    return {name: value for name, value in os.environ.items() if name not in own} | dict.fromkeys(THREADS, "1")
 
 
 def _words(key: str, device: str) -> list[str]:
@@ -204,7 +203,7 @@ def _connect(device: str) -> socket.socket:
 def _start(key: str, device: str) -> subprocess.Popen:
     return subprocess.Popen(
         _words(key, device),
-        env=_environment(device),
+        env=_environment(),
         cwd=Path(__file__).parents[2],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -448,7 +447,7 @@ def _why_not_forked() -> str | None:
 
 
 def _has_opened_cuda() -> bool:
-    """The driver's memory manager is opened with it; NVML, which may be asked, does without."""
+    """The driver's memory manager is opened with it, also by NVML."""
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if str(entry.readlink()).startswith("/dev/nvidia-uvm"):
@@ -463,7 +462,8 @@ def _threads() -> int:
 
 @contextlib.contextmanager
 def _without_opening_cuda(device: str) -> Iterator[None]:
-    """Megatron and ModelOpt ask for GPUs and their capability when they are imported, and PyTorch would ask CUDA."""
+    """Megatron and ModelOpt ask for GPUs and their capability when they are imported. PyTorch would ask CUDA or NVML, which
+    both start a thread of the driver's."""
     known = gpus.capabilities(os.environ.get("CUDA_VISIBLE_DEVICES")) if device == "cuda" else None
     if not known:
         yield
