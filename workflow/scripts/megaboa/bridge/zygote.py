@@ -462,8 +462,8 @@ def _threads() -> int:
 
 @contextlib.contextmanager
 def _without_opening_cuda(device: str) -> Iterator[None]:
-    """Megatron and ModelOpt ask for GPUs and their capability when they are imported. PyTorch would ask CUDA or NVML, which
-    both start a thread of the driver's."""
+    """Megatron and ModelOpt ask for GPUs and their capability when they are imported. PyTorch would ask CUDA or NVML,
+    and both start a thread of the driver's."""
     known = gpus.capabilities(os.environ.get("CUDA_VISIBLE_DEVICES")) if device == "cuda" else None
     if not known:
         yield
