@@ -130,6 +130,7 @@ MISTAKES = [
     mistake("no such starter", "launch.starter", "'torchrun'", "allowed: auto, srun, local", add="launch: {starter: torchrun}\n"),
     mistake("no such network", "launch.network", "did you mean 'infiniband'", add="launch: {network: infiniban}\n"),
     mistake("text for srun's arguments", "launch.srun_args", "list", add="launch: {srun_args: --mpi=none}\n"),
+    mistake("no name of a variable", "launch.environment", "'A;true' is not the name of a variable", "no digit first", add="launch: {environment: {'A;true': x}}\n"),
     mistake("number for a variable", "launch.environment.NCCL_DEBUG", "1", "quotes", add="launch: {environment: {NCCL_DEBUG: 1}}\n"),
     mistake("three steps", "profile.steps", "2 values", add="profile: {steps: [1, 2, 3]}\n"),
     mistake("small vocabulary", "tokenizers.bpe.vocab_size", "100", "260", replace=("512", "100")),

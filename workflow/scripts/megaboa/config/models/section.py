@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -48,9 +49,14 @@ Runs = Annotated[
 ]
 
 
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # shells read these names
+
+
 def harmless[Values: Mapping[str, str | None]](values: Values, instead: str) -> Values:
     """Variables that may stand in a file."""
     for name, value in values.items():
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a variable: take letters, digits and _, and no digit first")
         if value and (is_secret_name(name) or has_credentials(value)):
             raise ValueError(
                 f"{name} is named like a secret, which would be written to disk: remove it here, and export it in the "
