@@ -30,7 +30,7 @@ from megaboa.scheduler import rank_of
 os.environ |= rank_of(os.environ)
 attempt = AttemptFolder(Path({attempt!r}))
 launch = Name(start=Name(gpu_sampling_seconds=0.1), gpus_per_node=2)
-gpu_sampler.start(Name(run={{"device": "cuda"}}, launch=launch), attempt)
+gpu_sampler.start(Name(run=Name(device="cuda"), launch=launch), attempt)
 samples = attempt.gpus(socket.gethostname())
 while not samples.exists() or len(samples.read_text().splitlines()) < 6:
     time.sleep(0.1)

@@ -46,7 +46,7 @@ def spec_of(place, name="spec.json", **other):
     file = dockerfile.read(place / "Dockerfile")
     build = {"file": "Dockerfile", "context": ".", "engine": "buildah", "args": args}
     build["inputs"] = dockerfile.inputs(file, place, args)
-    write(place / name, made.image_order(name="small", build=ImageBuild(**build), **other))
+    write(place / name, made.image_order(**{"name": "small", "build": ImageBuild(**build), **other}))
     return place / name
 
 
