@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 # Bridge turns both of the latter on where one of them is.
 OVERLAPS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather", "optimizer.overlap_param_gather")
+PARENT = {"experiment": "small", "run": "dp1"}
 CASES = {
     "defaults": {
         "run": {},
@@ -200,11 +201,11 @@ CASES = {
         "expected": {"dist.distributed_backend": "nccl", "checkpoint.async_save": False},
     },
     "going on with the optimizer's state": {
-        "run": {"parent": {"iteration": 4, "load": {"optimizer": True, "rng": True}}},
+        "run": {"parent": {**PARENT, "iteration": 4, "load": {"optimizer": True, "rng": True}}},
         "expected": {"scheduler.lr_decay_iters": None},  # the last step
     },
     "going on without it: the schedule begins again": {
-        "run": {"parent": {"iteration": 4, "load": {"optimizer": False, "rng": True}}},
+        "run": {"parent": {**PARENT, "iteration": 4, "load": {"optimizer": False, "rng": True}}},
         "expected": {"scheduler.lr_decay_iters": 2},
     },
     "TensorBoard alone": {
