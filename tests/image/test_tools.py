@@ -111,11 +111,16 @@ NO_ATTEMPT = "failed to create container filesystem for image: /images"
         ),
         (NO_IMAGE, f"{NO_ATTEMPT}/none.sqsh: No such file or directory: /images/none.sqsh"),
         (CUT_OFF, f"{NO_ATTEMPT}/cut.sqsh: FATAL ERROR: File system corruption detected"),
+        # The task of another host is ended first, under load.
+        (
+            f"slurmstepd-n2: error: pyxis: child 2040 terminated with signal 15\n{CUT_OFF}",
+            f"{NO_ATTEMPT}/cut.sqsh: FATAL ERROR: File system corruption detected",
+        ),
         (NO_MOUNT, "--container-mounts: source path does not exist: /none"),
         ("srun: error: n1: task 0: Exited with exit code 1\n", None),
         ("pyxis: imported docker image: ubuntu\nhello\n", None),
     ],
-    ids=["device nodes", "no image", "cut off", "no mount", "none of pyxis", "all well"],
+    ids=["device nodes", "no image", "cut off", "another host's", "no mount", "none of pyxis", "all well"],
 )
 def test_why_an_image_was_not_started(said, why):
     assert tools.why_not_started(said) == why

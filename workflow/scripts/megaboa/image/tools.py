@@ -18,7 +18,7 @@ KEPT_LINES = 40
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PLUGIN = re.compile(r"\berror: pyxis: ?(.*)$", re.MULTILINE)
 # Lines of the plugin that say that something went wrong, not what. Those of enroot follow indented.
-_EMPTY_WORDS = re.compile(r"child \d+ failed|printing enroot log file|container was not started success")
+_EMPTY_WORDS = re.compile(r"child \d+ (?:failed|terminated)|printing enroot log file|container was not started success")
 _ENROOT_SAYS = re.compile(r"\[ERROR\]\s*(.+)|(FATAL ERROR: .+|create_inode: .+|enroot-\w+: .+|.*[Ee]rror: .+)")
 _UNREACHABLE = re.compile(
     r"dial tcp|no such host|connection refused|i/o timeout|network is unreachable|TLS handshake timeout"
