@@ -71,6 +71,7 @@ def share_image(place: Place, logs: Path, stopped: Callable[[], object]) -> str 
             logs.mkdir(parents=True)
             tasks = place.unpack_image(nodes, logs)
             if tasks is None:
+                logs.rmdir()  # there is no image, or nothing to share
                 return None
             ended = _wait_for_image(tasks, stopped)
             if not (ended and ended.ok):
