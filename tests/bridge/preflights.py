@@ -102,13 +102,14 @@ def both(folder):
             )
             answer["flops"] = [num_floating_point_operations(config, facts.training.gbs), flops.of_step(facts)]
             config.model.vocab_size = given
-            answer["parameters"] = dryrun.parameters(config, folder.run.world_size)
+            answer["parameters"] = [records.plain(one) for one in dryrun.parameters(config, folder.run.world_size)]
             by_stage = {stage.number: parameters.of_stage(facts, stage) for stage in stages(facts)}
             answer["estimated"] = [[by_stage[s].dense, by_stage[s].expert] for s in range(facts.layout.pp)]
         except Exception as error:
             answer["bridge"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if answer["bridge"] and not answer["rules"]:
-        answer["preflight"], _ = preflight.check_run(RunFolder(folder.path), {})
+        checked, _ = preflight.check_run(RunFolder(folder.path), {})
+        answer["preflight"] = records.plain(checked)
     return answer
 
 

@@ -35,7 +35,8 @@ def rows(folder, name):
     for path, spec in Shared(plan, folder).specifications().items():
         if path.startswith("models/"):
             without = {**spec, "store": str(folder / "store"), "tokenizer": None}
-            records.write(folder / name / "models" / spec["name"] / "source.json", obtain(without))
+            source = obtain(records.parse(records.ModelSpec, without, path))
+            records.write(folder / name / "models" / source.name / "source.json", source)
     found = check(folder / name, asked)
     stated = {run: plan.models[plan[run].model].params for run in asked}
     return [{"model": plan[run].model, "stated_params": stated[run], **row_of(run, *found[run])} for run in asked]
@@ -44,7 +45,7 @@ def rows(folder, name):
 def row_of(run, result, facts):
     row = overview.row(run, result, facts, None)
     sharding = facts.layout.fsdp_sharding if facts and facts.layout.fsdp == "megatron" else None
-    kept = {name: result.get(name) for name in ("warnings", "needs_image", "stopped_at")}
+    kept = {name: getattr(result, name) for name in ("warnings", "needs_image", "stopped_at")}
     return {**row, "sharding": sharding, **kept}
 
 

@@ -29,7 +29,7 @@ VOCABULARY = 128  # times tp: rows of a model whose tokenizer isn't at hand
 EXPERTS = ".mlp.experts."  # in the names of experts' parameters
 
 
-def parameters(config: ConfigContainer, world_size: int) -> list[dict[str, int]]:
+def parameters(config: ConfigContainer, world_size: int) -> list[StageParameters]:
     """Of the first rank of the first, second and last pipeline stage. `config` is validated, and is used up."""
     stages = config.model.pipeline_model_parallel_size
     _make_light(config)
