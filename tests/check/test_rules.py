@@ -173,7 +173,7 @@ CASES = {
         {"seq_length": 1032, "cp": 2, "tp": 4, "sp": True},
         {"seq_length": 1028, "cp": 2, "tp": 4},
     ),
-    "sequence_is_known_to_the_model": Case(
+    "sequence_fits_the_positions": Case(
         {"seq_length": 1025, "max_length": 1024, "learned_positions": True, "pretrained": True},
         "training.seq_length",
         "1025 is longer than the model's max_position_embeddings, 1024, and its positions are learned",
@@ -740,7 +740,7 @@ CASES = {
 OTHER_WARNINGS = {  # rules that refuse some and warn of others
     "profiler_is_started_and_stopped": {"memory": True, "start": 4, "end": 4},
     "profiler_is_on_a_rank": {"memory": True, "ranks": ()},
-    "sequence_is_known_to_the_model": {"seq_length": 4096, "max_length": 2048},
+    "sequence_fits_the_positions": {"seq_length": 4096, "max_length": 2048},
     "fsdp_has_no_layer_graphs": {"fsdp": "torch", "graphs": "full_iteration"},
     "recomputation_is_outside_graphs": {
         "layers": 4,

@@ -38,10 +38,10 @@ def job(fake_command, tmp_path):
 
 
 def test_nobody_trains_it(store):
-    assert stop(store) == "nobody trains it" and not store.stop.exists()
+    assert stop(store) == "it isn't running" and not store.stop.exists()
     with claims.held(store.claims, claims.myself(None)):
         pass
-    assert stop(store) == "nobody trains it" and not store.stop.exists()
+    assert stop(store) == "it isn't running" and not store.stop.exists()
 
 
 def test_a_process_is_asked(store):

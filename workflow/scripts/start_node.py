@@ -28,7 +28,7 @@ def main() -> int:
     arguments = parser.parse_args()
     here = cluster().task(os.environ)
     if here is None:
-        sys.exit("no scheduler has started this, so nobody says which node it is: set launch.tasks to rank")
+        sys.exit("not started by a scheduler, so the number of this node is unknown: set launch.tasks to rank")
     environment = dict(os.environ)
     keeper = None
     if arguments.fork:

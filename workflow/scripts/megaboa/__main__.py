@@ -54,7 +54,7 @@ def main(words: list[str]) -> int:
     try:
         code = call(words)
         sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads on, as behind `| head`; a job may have lost something else
+    except BrokenPipeError:  # the reader has gone, as with `| head`; for a job it is an error
         if words and words[0] in NAMES_OF_JOBS:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -304,7 +304,7 @@ def end_with_one_screen(workflow: Any, plan: Plan, on_cluster: bool, quiet: Coll
     """Of a dry run. Snakemake would say of each job all its files, and calls no hook at the end.
 
     With -p or --verbose it says so all the same, and the screen comes last. Else it is told to be `quiet` about jobs,
-    so that it doesn't put together what nobody sees: of ten thousand runs that takes longer than the plan.
+    so that it doesn't compose output that isn't shown: for ten thousand runs that takes longer than the plan.
     """
     everything = _shows_jobs(workflow)
     if not everything:

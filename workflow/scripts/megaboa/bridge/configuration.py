@@ -283,7 +283,7 @@ def _architecture(folder: RunFolder) -> tuple[ModelSource | None, str | None]:
 def _from_hugging_face(source: ModelSource) -> ConfigContainer:
     config = _pretrain_common()
     config.model = bridge_of(source).to_megatron_provider(load_weights=False)
-    config.dataset.create_attention_mask = False  # nobody reads it, and it is as large as the square of the sequence
+    config.dataset.create_attention_mask = False  # unused, and its size is the square of the sequence length
     return config
 
 

@@ -44,7 +44,7 @@ from megaboa.run import gpus
 from megaboa.scheduler.local import FORKED, HELD, KEEPER, die_with_parent, may_be_forked
 
 IDLE_SECONDS = 30.0
-REFUSING_SECONDS = 600.0  # a zygote that can't be forked says so for as long, so that nobody starts another one
+REFUSING_SECONDS = 600.0  # for so long a zygote that can't fork answers with the reason, and no other one is started
 POLL_SECONDS = 0.2
 START_SECONDS = 120.0  # from the start of a zygote until it has imported Bridge, on a busy machine
 CONNECT_SECONDS = 20.0  # until it listens, which it does before it imports anything
@@ -281,7 +281,7 @@ class Zygote:
         self.poll.register(listener, select.POLLIN)
 
     def serve(self) -> Request | None:
-        """Until nobody needs it any more; in a child: what this process is to become."""
+        """Serve until idle. Returns in a child only, with what it is to run."""
         idle = REFUSING_SECONDS if self.refusal else IDLE_SECONDS
         while self.children or self.listener.fileno() >= 0:
             waits = self.children or KEEPER in os.environ  # whose ranks may be started late

@@ -83,9 +83,9 @@ def sequence_divides_over_tensor_ranks(f: Facts) -> Broken | None:
     return Broken("training.seq_length", f"{seq} is not a multiple of cp * tp = {unit}", multiples(seq, unit))
 
 
-def sequence_is_known_to_the_model(f: Facts) -> Broken | None:
-    """Sequences are no longer than the model's own: imported learned positions end there (the checkpoint doesn't
-    load), rotary ones extrapolate, which must be intended."""
+def sequence_fits_the_positions(f: Facts) -> Broken | None:
+    """A sequence is at most as long as the model's max_position_embeddings: beyond it a checkpoint with learned
+    positions doesn't load, and rotary positions extrapolate, which must be intended."""
     seq, longest = f.training.seq_length, f.model.max_length
     if seq is None or longest is None or seq <= longest:
         return None
@@ -148,7 +148,7 @@ RULES = (
     sequence_parallelism_needs_tensor_parallelism,
     sequence_divides_over_context,
     sequence_divides_over_tensor_ranks,
-    sequence_is_known_to_the_model,
+    sequence_fits_the_positions,
     low_precision_is_aligned,
     one_kind_of_half_precision,
     tensor_overlap_is_not_switched_off,

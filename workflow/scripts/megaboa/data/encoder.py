@@ -222,7 +222,7 @@ def surround(plain: Sequence[NDArray], prefix: Sequence[int], suffix: Sequence[i
 
 
 def memory() -> int:
-    """Bytes that this process holds now; 0 where nobody says."""
+    """Resident bytes of this process; 0 if unknown."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):

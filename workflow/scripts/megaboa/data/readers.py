@@ -148,7 +148,7 @@ def split(stream: IO[bytes], separator: bytes, begin: int, max_bytes: int) -> It
     if place:
         stream.seek(place)
     others = begin > 0  # the piece in which we begin belongs to the part before
-    dropped = 0  # bytes of the present piece that nobody needs
+    dropped = 0  # bytes of this piece that are no longer needed
     rest = b""
     while chunk := stream.read(max(CHUNK, len(rest))):  # more for a long piece, or copying would take quadratic time
         content = rest + chunk

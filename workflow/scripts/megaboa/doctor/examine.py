@@ -95,7 +95,7 @@ def _lost(store: RunStore, begun: AttemptStart) -> AttemptEnd:
     return AttemptEnd(
         attempt=begun.attempt,
         cause="lost",
-        detail=f"its end was not recorded, and nobody trains it: its supervisor was killed, or lost ({job}{where})",
+        detail=f"its end was not recorded, and it isn't running: its supervisor was killed or lost ({job}{where})",
         first_step=min(steps, default=None),
         last_step=max(steps, default=None),
         iteration=checkpoints.latest(store.checkpoints),

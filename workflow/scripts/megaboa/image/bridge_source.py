@@ -44,6 +44,6 @@ def _clone(repository: str, commit: str, target: Path) -> None:
 
 
 def _git(arguments: list[str], what: str) -> None:
-    """Never prompts for a password, because nobody would answer."""
+    """Never prompts for a password: a job has no terminal."""
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
     tools.call(["git", *arguments], what, environment=environment, explain=lambda said, _: None)

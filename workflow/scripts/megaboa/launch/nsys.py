@@ -54,7 +54,7 @@ def report_name(rank: int, stem: str) -> str:
 
 
 def network_plugin(program: str, network: str | None, given: Sequence[str]) -> list[str]:
-    """The plugin that samples a network's adapters, where this nsys has it and nobody has chosen plugins himself."""
+    """The plugin that samples a network's adapters, if this nsys has it and the user has not chosen plugins."""
     plugin = PLUGINS.get(network or "")
     if plugin is None or any(argument.startswith("--enable") for argument in given):
         return []

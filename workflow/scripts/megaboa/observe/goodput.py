@@ -192,7 +192,7 @@ def _step(begin: float, end: float, undone: bool, number: int, usual: float | No
 def startup(start: AttemptStart, events: Sequence[StepEvent], lives: Sequence[Life] | None = None) -> dict[str, float]:
     """Seconds of each part of an attempt's start, up to the end of its first step: `STARTUP`, as far as it is known.
 
-    `keeper` is not a part: it is what ranks would have waited for, had nobody imported while they were not there yet.
+    `keeper` is the part of the launch in which ranks waited for the keeper's import.
     """
     at = {event.phase: event.time for event in events if isinstance(event, Phase)}
     begun = next((event for event in events if isinstance(event, TrainStart)), None)

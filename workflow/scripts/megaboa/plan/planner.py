@@ -31,8 +31,8 @@ def make_plan(loaded: LoadedExperiment, results: Path | str = "results", only: C
 
     `results` is looked at for runs that continue from others, and for those that preflight refused, where they are left
     out. `only`: the runs that a job is about. Then the plan has these, and those that they continue from; exports and
-    the report are left out of it, as is what is wrong with the whole: the call that submitted the job has looked. Where
-    nobody has settled what they train on, this machine decides.
+    the report are left out of it, as is what is wrong with the whole: the call that submitted the job has looked. If
+    the device isn't settled yet, this machine decides it.
     """
     loaded = device.settle(loaded)
     if only and (plan := _Planner(loaded, Path(results)).plan_of(only)):

@@ -84,7 +84,7 @@ def parse[R: Record](kind: type[R], values: Any, source: str | Path) -> R:
 
 
 def _no_record(kind: type[Record], source: str | Path, why: str) -> RecordError:
-    if issubclass(kind, Event):  # nobody makes a ledger again
+    if issubclass(kind, Event):  # a ledger can't be made again
         return RecordError(
             f"{source}: has a line {kind.event!r} that can't be read ({why}): repair or remove that line"
         )

@@ -27,8 +27,8 @@ from megaboa.scheduler.protocol import Job
 from megaboa.scheduler.registry import cluster
 
 POLL_SECONDS = 5.0
-LOCK_POLL_SECONDS = 0.2  # where no scheduler need be asked
-KEPT = 5  # older claims are of no interest to anybody
+LOCK_POLL_SECONDS = 0.2  # where no scheduler must be asked
+KEPT = 5  # older claims are removed
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def myself(job: Job | None) -> Holder:
 
 
 def describe(holder: Holder) -> str:
-    """User and cluster are named where they aren't ours."""
+    """With user and cluster where they differ from ours."""
     user, theirs = holder.user, holder.cluster
     whose = f" of user {user}" if user not in (None, _user(os.geteuid())) else ""
     where = f" on cluster {theirs}" if theirs not in (None, _own_cluster()) else ""
@@ -81,7 +81,7 @@ def held(folder: Path, me: Holder, on_wait: Callable[[str], None] = lambda holde
         try:
             yield number
         finally:
-            # Where it can't be written: the lock goes with this process, and the scheduler knows when the job ends.
+            # If it can't be written, the lock ends with this process, and the scheduler knows when the job ends.
             with contextlib.suppress(OSError):
                 _released(_path(folder, number)).touch()
 
@@ -143,7 +143,7 @@ def _judge_by_scheduler(holder: Holder) -> Verdict:
 
 
 def _judge_by_lock(holder: Holder, path: Path) -> Verdict:
-    """A process of this host, or of one that shares locks with it, has the claim's file locked while it lives."""
+    """While it lives, a process of this host (or of one that shares locks with it) has the claim's file locked."""
     try:
         return Verdict(_is_locked(path))
     except FileNotFoundError:
@@ -164,9 +164,9 @@ def _try(folder: Path, me: Holder) -> tuple[int, IO[bytes]] | _Taken:
     number = int(current.stem) + 1 if current else 1
     draft = folder / f".{me.host}.{me.pid}.tmp"
     write(draft, me)
-    lock = draft.open("r+b")  # for writing: NFS locks no other
-    # Before others can see the claim: a live holder holds the lock. Where there are no locks, others are told so when
-    # they ask for it (`_judge_by_lock`).
+    lock = draft.open("r+b")  # for writing: NFS locks only such files
+    # Before others can see the claim, because a live holder holds the lock. Without locks, others notice when they ask
+    # for it (`_judge_by_lock`).
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX)
     first = True
@@ -250,7 +250,7 @@ def _no_lock(path: Path, error: OSError) -> str:
 
 @functools.cache
 def _machine() -> str | None:
-    """This boot of this machine and this set of process numbers: what a process number means something in."""
+    """This boot of this machine, and its PID namespace: a process number is only valid within both."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115

@@ -90,7 +90,7 @@ def _said(
             line = _failed_load(log)
         if line is not None:
             nodes = _nodes(cause, rank, ended, log)
-            # Without a name nobody can be avoided; the health check before the next attempt finds out who it is.
+            # Without a name no node can be avoided. The health check before the next attempt finds the bad one.
             named = "transient" if cause == "node_failure" and not nodes else cause
             return place, Failure(named, line.strip()[:EVIDENCE_LENGTH], rank, nodes)
     return None

@@ -88,7 +88,7 @@ def _sample(out: Path, seconds: float, ranks: int, shown: str | None) -> None:
 def ours(there: Sequence[Gpu], ranks: int, shown: str | None) -> list[Gpu]:
     """The GPUs of the node's ranks, which take the first of those that CUDA_VISIBLE_DEVICES shows them.
 
-    All where it shows too few: then each rank has its own, or parts of GPUs. `ranks`: 0: nobody knows how many.
+    All if it shows too few: then each rank has its own variable, or parts of GPUs. `ranks`: 0 if unknown.
     """
     names = [{"index": str(gpu.index), "uuid": gpu.uuid} for gpu in there]
     listed = [name for name in (shown or "").split(",") if name.strip()]

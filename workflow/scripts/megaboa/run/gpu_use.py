@@ -24,7 +24,7 @@ from megaboa.records import (
 )
 from megaboa.records.gpus import COUNTS
 
-# NVML's bits that mean: slower than it could be. Idle, application clocks and a display's are nobody's fault.
+# NVML's bits for a GPU that is slowed down. Idle, application clocks and a display's don't count.
 POWER_CAP, POWER_BRAKE = "power cap", "power brake"
 HOT = ("heat (hardware)", "heat (driver)")
 SLOWDOWN = "slowdown by the hardware"

@@ -15,7 +15,7 @@ def stop(store: RunStore, say: Callable[[str], None] = print) -> str:
     """Ask, and say what will happen. A job that waits in the queue is taken out of it."""
     last, training = claims.last_holder(store.claims), claims.holder(store.claims) is not None
     if last is None or (last.job is None and not training):
-        return "nobody trains it"
+        return "it isn't running"
     if last.job is None:
         patiently(store.stop.touch, say)
         return f"asked {claims.describe(last)} to save and stop"

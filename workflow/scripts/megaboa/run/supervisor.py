@@ -53,7 +53,7 @@ from megaboa.scheduler.registry import cluster
 def train(folder: RunFolder, life: int = 1) -> TrainRecord:
     """Bring the run to its last step and write its manifest; every call resumes what the last one left.
 
-    `life`: above 1 where the supervisor's keeper has started it again, and nobody called.
+    `life`: above 1 if the keeper has restarted the supervisor.
     """
     identity = identity_of(folder)
     payload = store_of(folder, identity)
@@ -195,7 +195,7 @@ def _attempt(call: Call) -> None:
 
 
 def _share_image(call: Call, target: AttemptFolder) -> None:
-    """Once for all steps of this life; nobody calls a node unhealthy because its image is large."""
+    """Once for all steps of this life, and before the health check, whose time limit doesn't cover unpacking."""
     if call.unpacked:
         return
     call.unpacked = True
@@ -270,7 +270,7 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     elif decision.action == "requeue":
         leave(call, str(failure))
     elif failure.cause in ("cancelled", "stopped"):
-        if failure.cause == "stopped":  # nobody is in a hurry
+        if failure.cause == "stopped":  # no deadline
             call.patiently(call.resumption.prove_newest)
         raise Interrupted(failure.evidence)
     else:

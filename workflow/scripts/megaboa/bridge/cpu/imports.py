@@ -155,7 +155,7 @@ def _transformer_engine_visible() -> contextlib.AbstractContextManager:
 
 
 class _Triton(ModuleType):
-    """triton and triton.language in the decorators, annotations and constants of kernels that nobody starts."""
+    """triton and triton.language in the decorators, annotations and constants of kernels that are never launched."""
 
     __path__ = ()
 

@@ -66,7 +66,7 @@ def kernel_rows(timeline: Timeline, steps: Steps) -> list[KernelTime]:
 
 
 def unclassified(timeline: Timeline, steps: Steps) -> list[str]:
-    """Kernels that nobody put into a class, and that take a noticeable part of a step."""
+    """Unclassified kernels that take a noticeable part of a step."""
     limit = MATERIAL * float((steps.windows[:, 1] - steps.windows[:, 0]).mean()) / 1e6
     found = kernel_rows(timeline, steps)
     return [row.kernel for row in found if row.name == kernel_classes.OTHER and row.work_ms > limit]

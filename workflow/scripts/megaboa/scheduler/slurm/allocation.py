@@ -32,7 +32,7 @@ START_NODE = Path(__file__).parents[3] / "start_node.py"
 # unless the site has set `container_scope=job` when the job ends too. A killed supervisor removes nothing: the next job
 # that comes to the node does.
 #
-# A step that was killed may have left half an image, which looks like a whole one: nobody takes it by its name.
+# A killed step may have left an incomplete image that looks complete. Random names keep others from using it.
 _RANDOM_BYTES = 4
 # Arguments: a pattern, and the jobs' lives whose images stay. Other clusters' images may lie there too.
 REMOVE_IMAGES = """

@@ -191,7 +191,7 @@ def end_step(job: str, name: str) -> None:
 def read_end(code: int, log: str) -> Ended:
     """How the ranks ended, from srun's exit code and its words.
 
-    A task that was killed is the cause of others that failed; those that srun terminated are nobody's cause.
+    A task that was killed is the cause of others that failed; those that srun terminated caused nothing.
     """
     if code == 0:
         return Ended()
