@@ -59,7 +59,7 @@ def profiler_has_a_gpu(f: Facts) -> Broken | None:
 
 
 def nsys_is_at_hand(f: Facts) -> Broken | None:
-    """The ranks that nsys captures find it on their PATH. Only checked if they use this machine's programs: a cluster's
+    """Ranks that are captured find nsys on their PATH. Only checked if they use this machine's programs: a cluster's
     nodes may have others.
     """
     if f.training.profiler != "nsys" or f.cluster.has_nsys is not False:

@@ -233,8 +233,8 @@ def recomputed_parts_are_there(f: Facts) -> Broken | None:
 
 
 def recomputed_feed_forward_has_no_bias(f: Facts) -> Broken | None:
-    """A feed-forward part with biases can't be recomputed: megatron-core 0.19.2 gives its last bias out of the
-    checkpointed function, by which autograd takes that parameter for a result of it, and recomputes without end."""
+    """A feed-forward part with biases can't be recomputed: megatron-core 0.19.2 returns its last bias from the
+    checkpointed function, so autograd takes that parameter for a result of it and recomputes forever."""
     kernels, model = f.kernels, f.model
     if kernels.recompute != "selective" or "mlp" not in kernels.recompute_modules or not model.bias:
         return None

@@ -22,17 +22,17 @@ class Code(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RanOn(Record):
-    """What the ranks of an attempt find on the disk."""
+    """Environment and code that an attempt ran with."""
 
     environment: str | None = None  # digest of Python's version and of all packages
     bridge: str | None = None
     code: Code | None = None
-    attempts: tuple[int, ...] = field(default=(), metadata=IF_SET)  # in summaries: those that ran on the same
+    attempts: tuple[int, ...] = field(default=(), metadata=IF_SET)  # in summaries: the attempts that ran with these
 
 
 @dataclass(frozen=True, kw_only=True)
 class Called(Event):
-    """Somebody called; not: the scheduler started the job again."""
+    """A user's call, as opposed to a restart by the scheduler."""
 
     event = "call"
     job: str | None = None
@@ -86,7 +86,7 @@ class Left(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Cancelled(Event):
-    """Somebody cancelled while no ranks ran."""
+    """Cancelled while no ranks ran."""
 
     event = "cancelled"
     detail: str | None = None
@@ -103,7 +103,7 @@ class Unhealthy(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Distrusted(Event):
-    """A checkpoint was set aside; `unread`: for no other reason than that ranks failed to load it."""
+    """A checkpoint was set aside; `unread`: only because ranks failed to load it."""
 
     event = "distrust"
     iteration: int
@@ -162,7 +162,7 @@ class TrainStart(StepEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(StepEvent):
-    """A loss that was not recorded is None, one that was no number NaN."""
+    """`loss` is None if it wasn't recorded, NaN if it was NaN."""
 
     event = "step"
     step: int
@@ -210,7 +210,7 @@ class TrainEnd(StepEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnd(Record):
-    """attempts/NN/end/<rank>.json: the step at which a rank's training ended, and the most of its GPU in use, in
+    """attempts/NN/end/<rank>.json: the step at which a rank's training ended, and its peak GPU memory, in
     bytes."""
 
     step: int
@@ -220,7 +220,7 @@ class RankEnd(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Found(Record):
-    """found.json: what only the ranks can tell of a recipe, and of what is installed where they run."""
+    """found.json: what only ranks can know: a recipe's own settings, and versions installed where they run."""
 
     train_iters: int | None = None
     saves: bool = True
@@ -229,7 +229,7 @@ class Found(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class BetweenNodes(Record):
-    """How far a node came with the others in the health check."""
+    """A node's connections to the others in the health check."""
 
     reached: bool  # the first node, where all meet
     missing: tuple[int, ...] = ()  # numbers of the nodes that didn't come
@@ -251,7 +251,7 @@ class NodeHealth(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointMark(Record):
-    """complete.json of a checkpoint: its save is over. Markers of older versions have no sizes and no time."""
+    """complete.json of a checkpoint: its save is finished. Markers of older versions have neither sizes nor time."""
 
     iteration: int | None = None
     files: dict[str, int] = field(default_factory=dict)  # sizes
@@ -280,7 +280,7 @@ STEPS = {kind.event: kind for kind in (Phase, TrainStart, Step, Evaluated, Teste
 
 
 def read_ledger(path: str | Path) -> list[Event]:
-    """What happened to a run, oldest first. Lines that were torn, and events of a kind that isn't known, are left
+    """What happened to a run, oldest first. Incomplete lines, and events of unknown kinds, are left
     out."""
     return events(LEDGER, files.read_jsonl(path), path)
 

@@ -29,7 +29,7 @@ AS_IT_IS = (Tree, str, int, float, bool)  # types whose values are JSON's
 
 
 class RecordError(InputError, ValueError):
-    """A file that isn't the record that it should be; the message names the file and what to do."""
+    """A file that can't be read as its record; the message names the file and the remedy."""
 
 
 IF_SET = {"only_if_set": True}  # of a field: written only where it isn't the default
@@ -39,7 +39,7 @@ NOT_WRITTEN = {"key": None}
 @dataclass(frozen=True, kw_only=True)
 class Record:
     VERSION_KEY: ClassVar[str] = "version"
-    VERSION: ClassVar[int] = 0  # raised with every change that readers of the version before would misread
+    VERSION: ClassVar[int] = 0  # raised with every change that older readers would misread
     more: Tree = field(default_factory=dict, repr=False)
 
 
@@ -65,7 +65,7 @@ def write(path: str | Path, record: Record) -> None:
 
 
 def parse[R: Record](kind: type[R], values: Any, source: str | Path) -> R:
-    """A record from what JSON gave; `source` is named where it is none."""
+    """A record from parsed JSON; errors name `source`."""
     if not isinstance(values, dict):
         raise _no_record(kind, source, "it holds something else")
     version = values.get(kind.VERSION_KEY, 0)
@@ -115,7 +115,7 @@ _ALWAYS = object()
 
 @functools.cache
 def _written(kind: type[Record]) -> list[tuple[str, str, Any, Callable[[Any], Any] | None]]:
-    """Name, key in the file, the default that isn't written, and what makes JSON's value, of every field that is."""
+    """Of every field that is written: name, key in the file, default that is left out, conversion to JSON."""
     hints = typing.get_type_hints(kind)
     keys = [(one, one.metadata.get("key", one.name)) for one in dataclasses.fields(kind) if one.name != "more"]
     return [
@@ -142,7 +142,7 @@ def _required(kind: type[Record]) -> list[tuple[str, str]]:
 
 @functools.cache
 def _readers(kind: type[Record]) -> dict[str, tuple[str, Callable[[Any], Any] | None]]:
-    """By key in the file: the field, and what makes its value of JSON's."""
+    """By key in the file: the field, and the function that converts JSON's value."""
     hints = typing.get_type_hints(kind)
     named = [one for one in dataclasses.fields(kind) if one.name != "more"]
     return {one.metadata.get("key") or one.name: (one.name, _reader(hints[one.name])) for one in named}
@@ -160,7 +160,7 @@ def _build[R: Record](kind: type[R], values: Tree) -> R:
 
 
 def _reader(hint: Any) -> Callable[[Any], Any] | None:
-    """None where JSON's value is the field's."""
+    """None where no conversion is needed."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(hint, type) and issubclass(hint, Record):
         return functools.partial(_build, hint)

@@ -111,7 +111,7 @@ class Sources(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardMade(Record):
-    """shard-N-of-M.json: where it lies; None where the corpus was there already."""
+    """shard-N-of-M.json: its path; None if the corpus existed already."""
 
     folder: str | None
 
@@ -152,8 +152,8 @@ class Column(Record):
     documents: int
     tokens: int
     text_bytes: int
-    empty: int  # documents that the tokenizer makes nothing of
-    dropped: dict[str, int]  # documents by the reason
+    empty: int  # documents without tokens
+    dropped: dict[str, int]  # documents by reason
     lengths: tuple[int, ...]  # documents by the power of two below their length
 
 
@@ -165,7 +165,7 @@ class Shard(Record):
     dtype: str
     bad: BadRecords
     encoder: str
-    refused: str | None  # why gigatoken doesn't take the tokenizer
+    refused: str | None  # why gigatoken can't use the tokenizer
     compared: Compared
 
 
@@ -182,14 +182,14 @@ class Dataset(Record):
     sizes: dict[str, int]  # by file
     sha256: dict[str, str]
     lengths: tuple[int, ...]
-    frequent: tuple[tuple[int | str, ...], ...]  # token, how often there is one, in manifests its text
+    frequent: tuple[tuple[int | str, ...], ...]  # token, its count, in manifests its text
     prefix: str = field(default="", metadata=IF_SET)  # in manifests: path without an ending
     by_file: tuple[tuple[int, int], ...] = field(default=(), metadata=IF_SET)  # in the store: documents of each
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusFacts(Record):
-    """What came out when the shards were put together."""
+    """Facts about the merged shards."""
 
     datasets: tuple[Dataset, ...]
     dtype: str
@@ -203,7 +203,7 @@ class CorpusFacts(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TextRead(Record):
-    """A file of a corpus, and how many documents of the first text key it gave."""
+    """A file of a corpus, and how many documents its first text key has."""
 
     path: str
     kind: str
@@ -230,12 +230,12 @@ class Corpus(CorpusFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class IndexSpec(Record):
-    """specs/indexes/<id>.json: by which of the runs that share it an index is built."""
+    """specs/indexes/<id>.json: an index, and which of the runs that share it builds it."""
 
     name: str
     store: str
     run: str
-    key: Tree | None  # what of a run's identity decides which samples are drawn
+    key: Tree | None  # the part of a run's identity that decides which samples are drawn
     max_epochs: float
 
 
@@ -246,7 +246,7 @@ class CorpusRead(Record):
     name: str
     weight: float
     tokens_asked: int
-    tokens: int  # that there are for it
+    tokens: int  # available
     epochs: float
 
 

@@ -36,7 +36,7 @@ class GpusFound(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample(Event):
-    """Counts are since the driver was loaded, and there where one has changed."""
+    """Counts start when the driver is loaded, and are written only when one has changed."""
 
     event = "sample"
     utilisation: Values = ()  # percent of the time in which a kernel ran
@@ -68,7 +68,7 @@ GPU_EVENTS = {kind.event: kind for kind in (GpusFound, GpuSample, NotSampled)}
 
 
 def read_gpu_events(path: str | Path, every: int = 1) -> list[Event]:
-    """Oldest first; torn lines are left out."""
+    """Oldest first, without incomplete lines."""
     lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n") if Path(path).exists() else []
     found = []
     for one in every_so_many(lines, every):
@@ -78,7 +78,7 @@ def read_gpu_events(path: str | Path, every: int = 1) -> list[Event]:
 
 
 def every_so_many(lines: Iterable[str], every: int) -> list[str]:
-    """Every so many-th sample, and all lines with counts: what is said of errors stays complete."""
+    """Every n-th sample, and all lines with counts, so that errors stay complete."""
     kept, seen = [], 0
     for one in filter(None, lines):
         plain = f'"event": "{GpuSample.event}"' in one and not any(name in one for name in COUNTS)

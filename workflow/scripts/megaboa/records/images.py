@@ -1,4 +1,4 @@
-"""What ranks run in: as it is asked for, as it was made, and what its test found."""
+"""What ranks run in: as requested, as made, and what its test found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BridgeSource(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBuild(Record):
-    """In specs/image.json what goes into the image, in specs/inside.json what it is built by and where that lies."""
+    """How to build the image: in specs/image.json its contents, in specs/inside.json the build tool and paths."""
 
     args: dict[str, str] | None = field(default=None, metadata=IF_SET)
     pinned: bool | None = field(default=None, metadata=IF_SET)  # whether its packages have the pinned versions
@@ -32,7 +32,7 @@ class ImageBuild(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSpec(Record):
-    """What makes the image the one that it is."""
+    """The identity of the image."""
 
     runtime: str
     device: str
@@ -47,7 +47,7 @@ class ImageSpec(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageStart(Record):
-    """Where the image is kept, and how something is started in it: none of it makes another image."""
+    """Where the image is stored, and how a process is started in it; not part of its identity."""
 
     runtime: str
     store: str
@@ -69,7 +69,7 @@ class ImageOrder(ImageSpec, ImageStart):
 
 @dataclass(frozen=True, kw_only=True)
 class Environment(Record):
-    """This Python and its packages, and a digest of both."""
+    """This Python and its packages, with a digest."""
 
     runtime: str | None = field(default=None, metadata=IF_SET)
     python: str | None = field(default=None, metadata=IF_SET)
@@ -86,7 +86,7 @@ class ImageAsked(Environment):
 
 @dataclass(frozen=True, kw_only=True)
 class InsideAsked(Environment):
-    """specs/inside.json: this Python, in which jobs other than ranks run, and the image, where there is one."""
+    """specs/inside.json: this Python, which runs all jobs but ranks, and the image, if there is one."""
 
     container: ImageStart | None = field(default=None, metadata=IF_SET)
 
@@ -109,7 +109,7 @@ class OtherVersion(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Contract(Record):
-    """What the test of an environment found; NOT_RUN, and why, where nothing here could start the image."""
+    """What the test of an environment found; NOT_RUN with a reason if nothing here can start the image."""
 
     state: Literal["PASS", "FAIL", "NOT_RUN"]
     why: str | None = field(default=None, metadata=IF_SET)
@@ -132,7 +132,7 @@ class Contract(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFile(Record):
-    """facts.json of an image in the store: the file, and how it came to be there."""
+    """facts.json of an image in the store: the file, and how it was made."""
 
     digest: str
     bytes: int | None = None
@@ -144,7 +144,7 @@ class ImageFile(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Image(ImageFile):
-    """image.json: what ranks run in. Where they run in this Python (`runtime` none), the rest of it is None."""
+    """image.json: what ranks run in. If that is this Python (`runtime` none), the other fields are None."""
 
     runtime: str
     python: str | None = None

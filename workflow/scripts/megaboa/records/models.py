@@ -28,7 +28,7 @@ class ModelSpec(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ConversionSpec(Record):
-    """By how many ranks a model is imported, and how they are started."""
+    """How many ranks import a model, and how they are started."""
 
     layout: dict[str, int]
     nodes: int
@@ -101,7 +101,7 @@ class ExportRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Check(Record):
-    """One check of a proof; `difference` where it is one of a number that is to be 0."""
+    """One check of a proof; `difference`: a measured deviation, ideally 0."""
 
     name: str
     state: Literal["PASS", "FAIL"]
@@ -120,13 +120,13 @@ class Proof(Record):
     state: Literal["PASS", "FAIL"]
     checks: tuple[Check, ...]
     digest: str | None = field(default=None, metadata=IF_SET)  # of what it proves
-    left_out: dict[str, str] | None = field(default=None, metadata=IF_SET)  # checks that couldn't be made, and why
+    left_out: dict[str, str] | None = field(default=None, metadata=IF_SET)  # checks that weren't possible, and why
     image: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Record):
-    """runs/<run>/evaluation.json: what the user's command found of an export."""
+    """runs/<run>/evaluation.json: the results of the user's command for an export."""
 
     run: str
     command: str

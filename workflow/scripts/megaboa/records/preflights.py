@@ -12,7 +12,7 @@ from megaboa.records.base import IF_SET, Record, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class RunsSpec(Record):
-    """All runs of a plan in their order, and what each is: the beginning of the digest of its run.json."""
+    """All runs of a plan in their order, each with the beginning of the digest of its run.json."""
 
     runs: tuple[str, ...]
     identities: dict[str, str] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class StageParameters(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunCheck(Record):
-    """What Bridge's configuration of a run said of itself, or why the run could never work."""
+    """Facts from Bridge's configuration of a run, or why the run can't work."""
 
     state: Literal["PASS", "FAIL"] = "PASS"
     reasons: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
@@ -76,7 +76,7 @@ class Preflight(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class InsideCheck(Record):
-    """What preflight says of a run in the image."""
+    """The result of a run's preflight in the image."""
 
     state: Literal["PASS", "FAIL"]
     reasons: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
@@ -86,7 +86,7 @@ class InsideCheck(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightInImage(Record):
-    """preflight-in-image.json; NOT_RUN, and why, where nothing here could start the image."""
+    """preflight-in-image.json; NOT_RUN with a reason if nothing here can start the image."""
 
     state: Literal["PASS", "NOT_RUN"]
     image: str | None = field(default=None, metadata=IF_SET)  # its digest

@@ -1,4 +1,4 @@
-"""analysis.json: what the steps of a profile went into. Times are milliseconds where a name doesn't say otherwise."""
+"""analysis.json: where the time of profiled steps went. Times are milliseconds where a name doesn't say otherwise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megaboa.records.base import IF_SET, Record
 
 @dataclass(frozen=True, kw_only=True)
 class ClassTime(Record):
-    """A class of kernels: by union, and summed over kernels (`work_ms`), which is no wall time."""
+    """A class of kernels: wall time by union; `work_ms` is summed over kernels and counts overlaps twice."""
 
     name: str = field(metadata={"key": "class"})
     ms: float
@@ -146,7 +146,7 @@ class MedianAndEnds(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RankSteps(Record):
-    """Steps of a rank in a few numbers, by kind of time, and shares with the window that they are of."""
+    """Statistics of a rank's steps by kind of time, and the window they are from."""
 
     rank: int | None
     host: str | None = None
@@ -167,7 +167,7 @@ class RankSteps(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Clock(Record):
-    """By how much a rank's clock was moved to that of another, by `n` shared collectives."""
+    """The offset that aligns a rank's clock with another's, from `n` shared collectives."""
 
     rank: int | None
     to_rank: int | None
@@ -178,7 +178,7 @@ class Clock(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Perturbation(Record):
-    """What the profiler cost: captured steps against those after them."""
+    """The profiler's overhead: captured steps compared with those after them."""
 
     captured_ms: float
     captured_n: int
@@ -190,7 +190,7 @@ class Perturbation(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting(Record):
-    """What shared collectives were: transfer, and waiting for the last rank to arrive."""
+    """The time of shared collectives, divided into transfer and waiting for the last rank."""
 
     matched: int
     unmatched: int
@@ -201,7 +201,7 @@ class Waiting(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PartSpeeds(Record):
-    """Ranks that hold the same part: who is slow, and whether always. Without steps in common only the first four."""
+    """Ranks with the same part of the model: which is slow, how often. Without common steps only four fields."""
 
     part: str
     ranks: tuple[int, ...]
@@ -227,7 +227,7 @@ class StageIdle(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineIdle(Record):
-    """The share of a step in which stages stood still, and what filling and draining must cost."""
+    """The share of a step in which stages are idle, and the least that filling and draining cost."""
 
     ideal: float | None
     measured: float
@@ -278,7 +278,7 @@ class ProfileFinding(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Opportunity(Record):
-    """Lost time of a kind, and by how much throughput would rise at most if all of it were won."""
+    """A kind of lost time, and the most that throughput could gain from it."""
 
     kind: str
     ms: float
@@ -290,7 +290,7 @@ class Opportunity(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Change(Record):
-    """Means per step; `delta` above 0 is slower. The ceiling: what going back to `before` would bring at most."""
+    """Means per step; `delta` above 0 is slower. `ceiling`: the most that returning to `before` could gain."""
 
     of: str
     name: str

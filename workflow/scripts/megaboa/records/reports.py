@@ -54,7 +54,7 @@ class ReportCheck(Record):
 class Flip(Record):
     """The first step at which tokens of two runs went to different experts, in the first layer where they did.
 
-    `choices` of `of` fell on another expert; `margin`: how far from a tie the farthest of them can have been.
+    `choices` of `of` fell on another expert; `margin`: an upper bound of their distance from a tie.
     """
 
     step: int
@@ -84,7 +84,7 @@ class AgreementCheck(ReportCheck):
 
 @dataclass(frozen=True, kw_only=True)
 class StageCheck(ReportCheck):
-    """One of a proof's, or what a stage left or failed to leave."""
+    """A check of a proof, or of a stage's result."""
 
     subject: str  # model or run
     check: str
@@ -93,7 +93,7 @@ class StageCheck(ReportCheck):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault(Record):
-    """What ends a call with an error, and where the page shows it."""
+    """A failure that ends the call with an error, and its place on the page."""
 
     name: str
     detail: str
@@ -102,7 +102,7 @@ class Fault(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Counts(Record):
-    """How many there are by state."""
+    """Runs and checks by state."""
 
     runs: dict[str, int] = field(default_factory=dict)
     checks: dict[str, int] = field(default_factory=dict)

@@ -33,7 +33,7 @@ class Start(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Inside(Record):
-    """How ranks are started in the image; which one it is says image.json."""
+    """How ranks are started in the image that image.json names."""
 
     runtime: str
     mounts: tuple[str, ...]
@@ -52,7 +52,7 @@ class LossSpike(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery(Record):
-    """What is done when ranks fail."""
+    """What to do when ranks fail."""
 
     budget: int
     backoff_seconds: float
@@ -68,7 +68,7 @@ class Recovery(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec(Record):
-    """launch.json: where and how a run runs; nothing of it can change a loss."""
+    """launch.json: where and how a run is executed; nothing in it can change a loss."""
 
     nodes: int = 1
     gpus_per_node: int = 1
@@ -90,12 +90,12 @@ class LaunchSpec(Record):
     num_workers: int | None = field(default=None, metadata=IF_SET)
     overrides: Tree = field(default_factory=dict)  # Bridge's fields that change no loss
     index: str | None = None  # name of the index of its data
-    routing: bool = field(default=False, metadata=IF_SET)  # whether ranks write down which experts tokens went to
+    routing: bool = field(default=False, metadata=IF_SET)  # whether ranks record which experts tokens go to
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSpec(Record):
-    """profile.json: what of a run is profiled, and by what."""
+    """profile.json: what is profiled, and with which tool."""
 
     tool: str
     steps: Range = (2, 8)
@@ -117,7 +117,7 @@ class Trace(ProfileSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class Load(Record):
-    """What a run takes from its parent's checkpoint in addition to the weights."""
+    """What a run loads from its parent's checkpoint in addition to the weights."""
 
     optimizer: bool
     rng: bool
@@ -141,8 +141,8 @@ class Parent(Record):
 class RunSpec(Record):
     """run.json: what can change a run's losses, and nothing else.
 
-    The sections are the user's own, with their keys and values; those of a recipe's run have what is set. Its text is
-    part of the run's identity: that is taken from the file (`RunFolder.document`), never from this.
+    The sections have the user's keys and values; for a recipe only those that are set. A run's identity is a digest of
+    this file's text (`RunFolder.document`), never of this record.
     """
 
     model: Tree = field(default_factory=dict)  # its name, init and tokenizer; config, hf and revision, or recipe
@@ -164,13 +164,13 @@ class RunSpec(Record):
 
     @property
     def is_pretrained(self) -> bool:
-        """Whether it begins with the weights of a Hugging Face folder."""
+        """Whether it starts from the weights of a Hugging Face folder."""
         return not self.is_recipe and self.model.get("init") == "pretrained"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity(Record):
-    """identity.json of a store: run.json, and the contents of all that the run reads, by their digests."""
+    """identity.json of a store: run.json, and digests of everything that the run reads."""
 
     run: Tree
     parent: str | None = field(default=None, metadata=IF_SET)
@@ -194,7 +194,7 @@ class Kept(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecord(Record):
-    """train.json: a run that came to its end."""
+    """train.json: a run that trained to its last step."""
 
     run: str
     identity: str  # digest of what the run is
@@ -215,7 +215,7 @@ class Refusal(Record):
 
     identity: str
     reasons: tuple[str, ...]
-    image: tuple[str, ...] | None = None  # by what it is made of, and by what was made; None: not in an image
+    image: tuple[str, ...] | None = None  # digests of its specification and of the file; None: not in an image
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from megaboa.records.runs import Parent
 
 @dataclass(frozen=True, kw_only=True)
 class Spread(Record):
-    """Many numbers in a few."""
+    """Median and percentiles."""
 
     median: float
     p5: float
@@ -22,7 +22,7 @@ class Spread(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(Record):
-    """Of the steps that count; None where none was recorded, or it was no number."""
+    """Over the steps that count; None if not recorded, or not finite."""
 
     first: float | None = None
     last: float | None = None
@@ -48,7 +48,7 @@ class Mfu(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(Record):
-    """The most that GPUs had in use in an attempt, in bytes: `allocated` by tensors, `reserved` for them."""
+    """Peak GPU memory of an attempt in bytes: `allocated` by tensors, `reserved` by the allocator."""
 
     attempt: int = 0
     peak_bytes: dict[str, int]
@@ -57,7 +57,7 @@ class Memory(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Energy(Record):
-    """By what Bridge has printed; without it, watts are those of the samples (`sampled`)."""
+    """As Bridge prints it; without that, watts are from the samples (`sampled`)."""
 
     joules_per_gpu_and_step: Spread | None = None
     watts_per_gpu: Spread | None = None
@@ -66,7 +66,7 @@ class Energy(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUse(Record):
-    """What a GPU did over the samples that count; errors are those that came while it was sampled."""
+    """A GPU over the samples that count; errors are those that occurred while it was sampled."""
 
     host: str
     index: int
@@ -89,12 +89,12 @@ class GpuUse(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Moment(Record):
-    """All GPUs at a time: the least, the median and the most of each quantity."""
+    """All GPUs at one time: minimum, median and maximum of each quantity."""
 
     seconds: float  # since the first sample
     attempt: int
     values: dict[str, tuple[float, ...]]
-    throttled: float  # share of the GPUs that heat or the power supply has slowed down
+    throttled: float  # share of the GPUs that heat or the power supply slows down
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class Validation(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Summary(Record):
-    """metrics/summary.json: a run in numbers, and whether it may be believed."""
+    """metrics/summary.json: a run in numbers, and whether they are valid."""
 
     run: str
     identity: str | None = None

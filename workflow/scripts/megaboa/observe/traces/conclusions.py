@@ -17,7 +17,7 @@ _WHERE = {
     "exposed": "exposed communication: overlap of gradients and parameters, a layout with less of it",
     "starved": "the device waited for the host to launch: CUDA graphs, larger micro-batches, cores bound to ranks",
     "copies_exposed": "exposed copies: pinned memory, prefetching, offloading",
-    "other_idle": "idle, though the next kernel had been issued or its issue time is unknown: dependencies, or other ranks",
+    "other_idle": "idle though the next kernel had been issued, or issue times are unknown: dependencies, other ranks",
 }
 
 
