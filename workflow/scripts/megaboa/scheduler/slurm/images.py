@@ -35,4 +35,4 @@ def of(name: str) -> str:
 
 
 def of_jobs_gone(cluster: str) -> str:
-    return of(f"megaboa-{cluster}-*")
+    return of(f"megaboa-{cluster}-[0-9]*")  # a cluster's name may begin with another's
