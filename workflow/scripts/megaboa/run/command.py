@@ -102,8 +102,7 @@ def compiled_kernels(folder: RunFolder, environment: str) -> dict[str, str | Non
     """Where Inductor and Triton keep what they have compiled, for all runs in one environment or image.
 
     Both write a file under another name first, and their keys hold the GPU and the versions, so that ranks and runs may
-    share it. Users don't: it is code that is run. Where others could write it, or we can't, it stays where the libraries
-    keep it by themselves.
+    share it. Users don't: it is code that is run. Where the folder isn't ours, the libraries keep their own.
     """
     kept = paths.compiled_kernels(Path(folder.launch.store).absolute(), os.getuid(), environment)
     if not _is_ours_alone(kept.parent):
