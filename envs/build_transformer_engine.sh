@@ -18,7 +18,7 @@ torch=$(pinned torch envs/runtime-cuda.txt)
 source=$(sed -n 's/.*--hash=sha256:\(.\{12\}\).*/\1/p' "$lock")
 libc=$(getconf GNU_LIBC_VERSION | tr ' ' -)
 folder="$wheels/transformer_engine_torch-$(pinned transformer-engine-torch "$lock")-$source/torch-$torch-cp312-$(uname -m)-$libc"
-wheel() { find "$folder" -name '*.whl' 2>/dev/null | head -1; }
+wheel() { find "$folder" -maxdepth 1 -name '*.whl' 2>/dev/null | head -1; }   # not what a killed build has left
 
 if [ "$1" = --check ]; then
   [ -z "$(wheel)" ] || exit 0
@@ -32,10 +32,13 @@ if [ "$1" = --check ]; then
 fi
 
 venv=$(cd "$1" && pwd)
-mkdir -p "$folder"
-exec 9> "$folder/.lock"
-flock 9   # two clones that are set up at once compile it once
+if [ -z "$(wheel)" ]; then   # one that is there may be in another user's folder
+  mkdir -p "$folder"
+  exec 9> "$folder/.lock"
+  flock 9   # two clones that are set up at once compile it once
+fi
 if [ -z "$(wheel)" ]; then
+  rm -rf "$folder"/.fresh-*
   cores=$(nproc)
   room=$(( $(awk '/MemAvailable/ {print $2}' /proc/meminfo) / 3145728 ))   # 3 GB for each process of the compiler
   jobs=$(( room < 1 ? 1 : room < cores ? room : cores ))

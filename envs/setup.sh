@@ -27,6 +27,7 @@ if [ "$device" != "$(cat "$venv/.device" 2>/dev/null)" ]; then   # a complete en
     fail "the environment needs $needed_gb GB of disk (torch and its CUDA libraries), and $PWD has $free_gb GB free. Free some, or clone to a larger disk."
 fi
 
+rm -f "$venv/.ready"   # from here on it is neither the old one nor the new one
 echo "megaboa: setting up $venv for device: $device (about $((needed_gb - 2)) GB; once)" >&2
 [ -x "$venv/bin/python" ] && "$venv/bin/python" -c '' 2>/dev/null || "$python" -m venv --clear "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --requirement envs/bootstrap.txt ||

@@ -82,15 +82,34 @@ def check(wheels, **environment):
 def test_a_compiled_wheel_needs_no_compiler(tmp_path):
     """The key of one is what it is compiled of, and for: it stands in the folder's name."""
     assert check(tmp_path).returncode == 1
+    folder = tmp_path / wheel_folder()
+    folder.mkdir(parents=True)
+    (folder / ".fresh-killed").mkdir()
+    (folder / ".fresh-killed" / "transformer_engine_torch.whl").touch()
+    assert check(tmp_path).returncode == 1, "half a wheel"
+    (folder / "transformer_engine_torch.whl").touch()
+    assert check(tmp_path).returncode == 0
+
+
+def test_a_wheel_that_is_there_is_taken_from_a_folder_of_another_user(tmp_path):
+    """No lock is wanted there, and nothing is written."""
+    folder = tmp_path / "wheels" / wheel_folder()
+    folder.mkdir(parents=True)
+    (folder / "transformer_engine_torch.whl").touch()
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "venv/bin/uv").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "venv/bin/uv").chmod(0o755)
+    wheels = {**os.environ, "MEGABOA_WHEELS": str(tmp_path / "wheels")}
+    done = subprocess.run([BUILD, tmp_path / "venv"], env=wheels, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.split()[-1] == str(folder / "transformer_engine_torch.whl")
+    assert [path.name for path in folder.iterdir()] == ["transformer_engine_torch.whl"]
+
+
+def wheel_folder():
     torch, engine = (pinned(name) for name in ("torch", "transformer-engine-torch"))
     libc = os.confstr("CS_GNU_LIBC_VERSION").replace(" ", "-")
     source = re.search(r"sha256:(.{12})", (SETUP.parent / "transformer-engine.txt").read_text())[1]
-    folder = (
-        tmp_path / f"transformer_engine_torch-{engine}-{source}" / f"torch-{torch}-cp312-{os.uname().machine}-{libc}"
-    )
-    folder.mkdir(parents=True)
-    (folder / "transformer_engine_torch.whl").touch()
-    assert check(tmp_path).returncode == 0
+    return Path(f"transformer_engine_torch-{engine}-{source}", f"torch-{torch}-cp312-{os.uname().machine}-{libc}")
 
 
 def pinned(package):
@@ -111,3 +130,20 @@ def test_another_device_sets_the_environment_up_again(tmp_path):
     (tmp_path / ".venv/.device").write_text("cuda\n")
     assert "setup.sh" not in make_in(tmp_path) + make_in(tmp_path, "DEVICE=cuda")
     assert 'DEVICE="cpu" envs/setup.sh' in make_in(tmp_path, "DEVICE=cpu")
+
+
+def test_an_environment_that_is_half_another_ones_is_not_ready(tmp_path):
+    """Of a call for another device that failed or was killed: the next one without a device sets it up again."""
+    clone, broken = tmp_path / "clone", tmp_path / "clone/.venv"
+    shutil.copytree(SETUP.parent, clone / "envs")
+    shutil.copy(SETUP.parents[1] / "Makefile", clone)
+    (broken / "bin").mkdir(parents=True)
+    (broken / "bin/python").write_text('#!/bin/sh\n[ "$1" = -c ]\n')  # nothing can be installed
+    (broken / "bin/python").chmod(0o755)
+    (broken / ".device").write_text("cpu\n")
+    (broken / ".ready").touch()
+    assert "setup.sh" not in make_in(clone)
+    environment = {**os.environ, "PYTHON": sys.executable, "DEVICE": "cpu"}
+    done = subprocess.run([clone / "envs/setup.sh"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "the installer (uv) could not be installed" in done.stderr
+    assert "setup.sh" in make_in(clone)

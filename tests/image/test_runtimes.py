@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 from megaboa.image import runtimes
 from megaboa.image.runtimes import RUNTIMES, Container
@@ -69,6 +70,30 @@ def test_a_home_that_cannot_be_written(tmp_path):
     shutil.rmtree(home)
     told = prepared(runtimes._PREPARE, *echo, PATH="/usr/bin:/bin", HOME=str(tmp_path), LANG="C")
     assert told == [f"{tmp_path}  C a  b"]
+
+
+def test_a_home_that_another_user_has_made_first_is_not_taken(tmp_path, fake_command):
+    """Python would run what lies in its site-packages. A link leads anywhere, too."""
+    number = f"{os.getpid()}{os.urandom(4).hex()}"
+    fake_command("id", f"echo {number}")
+    usual, theirs = Path(f"/tmp/home-{number}"), tmp_path / "theirs"
+    theirs.mkdir()
+    usual.symlink_to(theirs)
+    echo = ("/bin/sh", "-c", 'touch "$HOME/x" && echo "$HOME"')
+    try:
+        found = [Path(prepared(runtimes._PREPARE, *echo, PATH=os.environ["PATH"], HOME="/nowhere")[0])]
+        if os.getuid() == 0:
+            usual.unlink()
+            usual.mkdir(mode=0o777)
+            os.chown(usual, 65534, 65534)
+            found.append(Path(prepared(runtimes._PREPARE, *echo, PATH=os.environ["PATH"], HOME="/nowhere")[0]))
+        for home in found:
+            assert home not in (usual, theirs)
+            assert home.stat().st_mode & 0o777 == 0o700 and home.stat().st_uid == os.getuid()
+            shutil.rmtree(home)
+        assert not list(theirs.iterdir())
+    finally:
+        usual.unlink() if usual.is_symlink() else usual.rmdir()
 
 
 def test_apptainer_is_told_which_variables_go_before_the_images():

@@ -69,6 +69,8 @@ def test_the_run_is_the_one_that_names_the_device(plan_of, machine):
 
 def test_gpus_that_cuda_does_not_show_do_not_count(plan_of, machine, monkeypatch):
     machine(2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device.gpus_here() == 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert "this machine has 1 GPU," in plan_of("device: auto\n").notes[0]
 
@@ -176,6 +178,9 @@ def test_without_the_drivers_program_torch_is_asked_where_there_is_a_driver(monk
     monkeypatch.setattr(device, "DRIVER", tmp_path)
     monkeypatch.setattr(sys, "executable", str(torch))
     assert device.gpus_here() == 3
+    torch.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    monkeypatch.setattr(device, "ASK_SECONDS", 0.1)
+    assert device.gpus_here() == 0, "a driver that hangs is no reason to wait for ever"
 
 
 @pytest.mark.parametrize(("code", "says"), [(0, None), (1, "other has no Transformer Engine")])

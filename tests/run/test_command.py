@@ -1,5 +1,7 @@
 """megaboa.run.command: what ranks are started with."""
 
+import os
+import types
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,29 @@ def test_the_allocator_is_as_in_bridges_recipes_unless_somebody_says_otherwise(e
     assert "PYTORCH_CUDA_ALLOC_CONF" not in environment("cuda", overrides={"ddp.nccl_ub": True})
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
     assert "PYTORCH_CUDA_ALLOC_CONF" not in environment("cuda")
+
+
+def test_compiled_kernels_are_kept_where_nobody_else_can_write_them(tmp_path):
+    """They are code that is run. In a store that users share, another one can have made our folder."""
+    folder = types.SimpleNamespace(launch=types.SimpleNamespace(store=str(tmp_path)))
+    ours = tmp_path / "kernels" / str(os.getuid())
+    ours.mkdir(parents=True)
+    ours.chmod(0o777)
+    found = command.compiled_kernels(folder, "0123456789abcdef")
+    assert found["TRITON_CACHE_DIR"] == str(ours / "0123456789ab" / "triton")
+    assert ours.stat().st_mode & 0o777 == 0o700
+    ours.rmdir()
+    (tmp_path / "theirs").mkdir()
+    ours.symlink_to(tmp_path / "theirs")
+    assert command.compiled_kernels(folder, "0123456789abcdef") == {}
+    ours.unlink()
+    ours.touch()  # a folder that can't be made
+    assert command.compiled_kernels(folder, "0123456789abcdef") == {}
+    if os.getuid() == 0:
+        ours.unlink()
+        ours.mkdir()
+        os.chown(ours, 65534, 65534)
+        assert command.compiled_kernels(folder, "0123456789abcdef") == {}
 
 
 def test_a_preset_is_taken_where_it_is_asked_for(environment):

@@ -183,6 +183,17 @@ def test_a_file_stays_small_and_keeps_what_it_says_of_errors(tmp_path):
     assert json.loads(path.read_text().splitlines()[-1])["time"] == kept[-1].time
 
 
+def test_of_counts_that_always_rise_half_go_too(tmp_path):
+    """A link that is ill counts errors in every sample: else the file would stay full, and nothing more be sampled."""
+    path = tmp_path / "n1.jsonl"
+    samples = [GpuSample(time=float(number), nvlink_errors=(3 * number,)) for number in range(100)]
+    path.write_text("".join(line(event) + "\n" for event in [GpusFound(host="n1", seconds=5.0), *samples]))
+    thin(path)
+    found, *kept = read_gpu_events(path)
+    assert isinstance(found, GpusFound) and len(kept) in (50, 51)
+    assert kept[-1].nvlink_errors == (297,) and kept[0].nvlink_errors[0] <= 3
+
+
 def test_a_full_file_is_thinned_and_sampled_less_often(tmp_path, library, monkeypatch):
     """In this process, by a clock that only sleeping moves."""
 

@@ -205,3 +205,24 @@ def test_a_node_on_which_nccl_takes_another_network_ends_the_first_attempt(tmp_p
     cause, evidence = taken({2: "Socket"})
     assert cause == "wrong_network" and "launch.network is efa, and NCCL takes Socket on the node of rank 2" in evidence
     assert taken({2: "Socket"}, number=2) is None
+
+
+def test_a_network_that_nccl_does_not_name_is_not_looked_for_for_ever(tmp_path, monkeypatch):
+    """A site may set NCCL_DEBUG itself."""
+    said, target = [], AttemptFolder(tmp_path / "01")
+    folder = types.SimpleNamespace(
+        run=types.SimpleNamespace(device="cuda", world_size=4), launch=launched(network="efa")
+    )
+    target.path.mkdir()
+    taken = watch.TakenNetwork(types.SimpleNamespace(folder=folder, say=said.append), target)
+    for rank in (0, 2):
+        target.log(rank).write_text("no word of it\n")
+    monkeypatch.setattr(watch, "UNNAMED_SECONDS", 0.0)
+    assert taken.problem() is None and not said, "NCCL names it before the first step, which may take an hour"
+    target.steps.write_text(json.dumps(plain(Step(step=1, loss=1.0))) + "\n")
+    assert taken.problem() is None and taken.problem() is None
+    [warning] = said
+    assert "launch.network: efa could not be checked" in warning and "NCCL_DEBUG must be INFO" in warning
+    target.log(0).unlink()
+    target.log(0).mkdir()
+    assert taken.problem() is None and len(said) == 1, "no log is read any more"

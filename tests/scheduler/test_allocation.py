@@ -183,7 +183,7 @@ def enroot(fake_command, tmp_path):
     (tmp_path / "containers").mkdir()
     here = tmp_path / "containers"
     fake_command("enroot", f'case $1 in list) ls {here};; remove) rm {here}/"$3";; esac')
-    names = ["lab-17.0-aa", "lab-17.1-bb", "lab-9.0-cc", "other-9.0-dd"]
+    names = ["lab-17.0-aa", "lab-17.1-bb", "lab-9.0-cc", "other-9.0-dd", "lab-gpu-9.0-ff"]
     for path in [*(f"pyxis_megaboa-{name}" for name in names), "pyxis_9_megaboa-lab-9.0-ee", "pyxis_mine", "ubuntu"]:
         (here / path).touch()
 
@@ -197,7 +197,7 @@ def enroot(fake_command, tmp_path):
 def test_images_of_jobs_that_are_gone_are_removed(enroot):
     """Also what an earlier life of this job has left; never another cluster's, nor what somebody made by hand."""
     left = enroot(allocation.images_of_jobs_gone("lab"), "17.1", "18.0")
-    assert left == ["lab-17.1-bb", "other-9.0-dd", "pyxis_mine", "ubuntu"]
+    assert left == ["lab-17.1-bb", "lab-gpu-9.0-ff", "other-9.0-dd", "pyxis_mine", "ubuntu"]
 
 
 def test_an_image_is_removed_by_its_name(enroot):

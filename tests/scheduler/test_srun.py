@@ -143,8 +143,11 @@ def wait(ranks, timeout=10):
 def test_the_ranks_know_where_rank_0_is_and_nothing_of_the_jobs_own_options(start, monkeypatch):
     monkeypatch.setenv("SBATCH_PARTITION", "low")
     monkeypatch.setenv("SRUN_DEBUG", "3")
+    monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")
+    monkeypatch.setenv("SLURM_TRES_PER_TASK", "cpu=4,gres/gpu=1")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    ranks = start('echo "$MASTER_ADDR $MASTER_PORT $MINE $SLURM_JOB_ID [$SBATCH_PARTITION$SRUN_DEBUG]"', MINE="yes")
+    options = "$SBATCH_PARTITION$SRUN_DEBUG$SLURM_GPUS_PER_TASK$SLURM_TRES_PER_TASK"
+    ranks = start(f'echo "$MASTER_ADDR $MASTER_PORT $MINE $SLURM_JOB_ID [{options}]"', MINE="yes")
     assert wait(ranks) == Ended()
     assert ranks.log.read_text() == f"n1 {ranks.port.number} yes 17 []\n"
 

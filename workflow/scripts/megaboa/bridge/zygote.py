@@ -96,7 +96,7 @@ def warm() -> None:
 
 def keep() -> NoReturn:
     """Be the zygote of a node's ranks, for as long as the process lives that has started this one."""
-    die_with_parent()
+    die_with_parent(int(os.environ[KEEPER]))  # which may have ended while this one began
     device = os.environ[FORKED]
     words = _words(_key(device), device)
     os.chdir(Path(__file__).parents[2])

@@ -20,12 +20,14 @@ _OF_THIS_MACHINE = re.compile(
     r"PYTHONPATH|PYTHONHOME|VIRTUAL_ENV(_PROMPT)?|CONDA_\w+|_CE_\w+|LD_LIBRARY_PATH|LANG|LANGUAGE|LC_\w+"
 )
 # What is done in the image before the command; the image's shell reads it. HOME is the user's on the host, which isn't
-# mounted, and can't be written: libraries keep caches there. What is downloaded stays where it is mounted.
+# mounted, and can't be written: libraries keep caches there, and Python looks for packages. /tmp may be the host's,
+# where another user can have made that folder first. What is downloaded stays where it is mounted.
 _PREPARE = """\
 LANG=${LANG:-C.UTF-8}; export LANG
 if ! [ -w "$HOME" ]; then
   [ -z "$HOME" ] || HF_HOME=${HF_HOME:-$HOME/.cache/huggingface}; export HF_HOME
   HOME=/tmp/home-$(id -u); export HOME; mkdir -p -m 700 "$HOME"
+  if [ -L "$HOME" ] || ! [ -O "$HOME" ]; then HOME=$(mktemp -d /tmp/home-XXXXXX); fi
 fi
 exec "$@"
 """

@@ -17,6 +17,7 @@ from megaboa.scheduler.registry import cluster
 AUTO = "auto"
 KERNELS = "transformer_engine"  # a model for GPUs is built of its modules
 DRIVER = Path("/dev/nvidiactl")
+ASK_SECONDS = 120  # that torch may take to be imported, and to look for GPUs
 SETUP = "`make setup DEVICE=cuda` installs it"
 
 
@@ -110,7 +111,9 @@ def gpus_here() -> int:
             return 0
     except (ValueError, OSError, subprocess.SubprocessError):
         pass
-    done = subprocess.run(
-        [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"], capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS)
+    except subprocess.TimeoutExpired:  # a driver that hangs, as its own program has shown
+        return 0
     return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else 0

@@ -102,10 +102,25 @@ def compiled_kernels(folder: RunFolder, environment: str) -> dict[str, str | Non
     """Where Inductor and Triton keep what they have compiled, for all runs in one environment or image.
 
     Both write a file under another name first, and their keys hold the GPU and the versions, so that ranks and runs may
-    share it. Users don't: it is code that is run.
+    share it. Users don't: it is code that is run. Where the folder isn't ours, the libraries keep their own.
     """
     kept = paths.compiled_kernels(Path(folder.launch.store).absolute(), os.getuid(), environment)
+    if not _is_ours_alone(kept.parent):
+        return {}
     return {"TORCHINDUCTOR_CACHE_DIR": str(kept / "inductor"), "TRITON_CACHE_DIR": str(kept / "triton")}
+
+
+def _is_ours_alone(folder: Path) -> bool:
+    """Made here where it isn't there. In a store that users share, another one can have made it first."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid() or folder.is_symlink():
+            return False
+        if folder.stat().st_mode & 0o022:
+            folder.chmod(0o700)
+    except OSError:
+        return False
+    return True
 
 
 def warm_up(folder: RunFolder, environment: Mapping[str, str]) -> None:

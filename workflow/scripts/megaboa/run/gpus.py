@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SMI_SECONDS = 15.0
+# What the driver doesn't say: for this GPU, or to this user. Of a GPU in parts (MIG) only root is told its memory.
+UNTOLD = frozenset({"", "N/A", "[N/A]", "[Not Supported]", "[Not Found]", "[Insufficient Permissions]"})
 OCCUPIED_GIB = 2.0  # drivers and monitors hold some hundred MiB of an idle GPU
 MEMORY_SLACK = 0.98  # "80 GB" are 79.6 GiB on an H100
 # Faults of the GPU, its memory, its links or its firmware. Others (13, 31, 43, 45 ...) come from a program that ended
@@ -80,12 +82,15 @@ def parse(said: str, fields: list[str]) -> list[Gpu]:
 
 def _value(text: str) -> str | None:
     text = text.strip()
-    return None if text in ("", "N/A", "[N/A]", "[Not Supported]", "[Not Found]") else text
+    return None if text in UNTOLD else text
 
 
 def visible(gpus: list[Gpu], chosen: str | None) -> list[Gpu]:
-    """The GPUs that CUDA shows to this job: nvidia-smi shows all where they aren't fenced off."""
-    if not chosen:
+    """The GPUs that CUDA shows to this job: nvidia-smi shows all where they aren't fenced off.
+
+    `chosen`: CUDA_VISIBLE_DEVICES. Where it is set to nothing, CUDA shows none.
+    """
+    if chosen is None:
         return gpus
     names = [name.strip() for name in chosen.split(",")]
     return [gpu for gpu in gpus if any(gpu["index"] == name or _is_uuid(gpu, name) for name in names)]

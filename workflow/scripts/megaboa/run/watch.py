@@ -34,6 +34,7 @@ STACKS_SECONDS = 3.0  # for the stacks to reach the logs
 BYTES_PER_STEP = 1000  # of steps.jsonl, generously
 STEPS_BETWEEN_POLLS = 500  # more than are done between two polls
 HEAD_BYTES = 4 << 20  # of a rank's log, in which NCCL names its network
+UNNAMED_SECONDS = 60.0  # after the first step, for the logs of other nodes to be seen here
 REQUEUE_SECONDS = 20.0  # of the wall time are kept for the scheduler to be told
 
 
@@ -119,7 +120,8 @@ class TakenNetwork:
 
     def __init__(self, call: Call, target: AttemptFolder):
         folder, launch = call.folder, call.folder.launch
-        self.wanted, self.say = launch.start.network, call.say
+        self.wanted, self.say, self._target = launch.start.network, call.say, target
+        self._stepped: float | None = None  # when a step was seen first
         asked = range(0, folder.run.world_size, launch.gpus_per_node) if checks_network(folder, target) else ()
         self._open = {rank: target.log(rank) for rank in asked}
 
@@ -136,7 +138,19 @@ class TakenNetwork:
                 )
             if not self._open:
                 self.say(f"NCCL takes the network {name} between nodes, as launch.network: {self.wanted} wants it")
+        if self._open and self._is_late():
+            self._open.clear()  # to read them again and again would load the file system for the whole attempt
+            self.say(
+                f"WARNING: launch.network: {self.wanted} could not be checked, as NCCL hasn't said which network it "
+                "takes: NCCL_DEBUG must be INFO in the first attempt, and this site or launch.environment sets another"
+            )
         return None
+
+    def _is_late(self) -> bool:
+        """A rank has said it before its first step, if it says it at all."""
+        if self._stepped is None and progress.has_steps(self._target):
+            self._stepped = time.monotonic()
+        return self._stepped is not None and time.monotonic() - self._stepped > UNNAMED_SECONDS
 
 
 def _head(log: Path) -> str:

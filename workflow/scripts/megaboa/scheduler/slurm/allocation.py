@@ -327,4 +327,4 @@ def images_named(name: str) -> str:
 
 
 def images_of_jobs_gone(cluster: str) -> str:
-    return images_named(f"megaboa-{cluster}-*")
+    return images_named(f"megaboa-{cluster}-[0-9]*")  # a cluster's name may begin with another's

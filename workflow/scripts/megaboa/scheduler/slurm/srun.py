@@ -119,8 +119,9 @@ class SrunRanks:
         self.job, self.name, self.log = job, name, logs / SRUN_LOG
         # Reserved on this host, which is the first of the job's: rank 0 is here too. Held until the ranks have ended.
         self.port = ReservedPort(ports=ports)
-        # What srun would take for options of its own. GPUs per task are hidden from the node's other tasks.
-        options = ("SRUN_", "SBATCH_", "SLURM_GPUS_PER_TASK")
+        # What srun would take for options of its own. GPUs per task are hidden from the node's other tasks; since
+        # SLURM 23.11 the second variable names them too.
+        options = ("SRUN_", "SBATCH_", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK")
         kept = {name: value for name, value in inherited.items() if not name.startswith(options)}
         with self.log.open("ab") as stream:
             self.process = subprocess.Popen(
