@@ -32,7 +32,9 @@ LATENT = {
     **{"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1},
     **{"vocab_size": 480, "max_position_embeddings": 64, "num_nextn_predict_layers": 0},
 }
+LITE = {**LATENT, "q_lora_rank": None, "model_type": "deepseek_v2", "n_group": 1}
 MODELS = {
+    "lite": (LITE, "DeepseekV2ForCausalLM"),
     "dense": (DENSE, "Qwen3ForCausalLM"),
     "moe": (MOE, "Qwen3MoeForCausalLM"),
     "latent": (LATENT, "DeepseekV3ForCausalLM"),
@@ -65,6 +67,8 @@ def write_runs(folder, cases):
         run = copy.deepcopy(RUN)
         model = case.pop("model", "dense")
         recipe = {"recipe": model, "args": case.pop("args", {}), "tokenizer": None}
+        if source := case.pop("of", None):
+            recipe |= {"name": source, "hf": "owner/name", "revision": None, "init": "scratch"}
         run["model"] = recipe if model not in MODELS else {"name": model, "init": "scratch", "config": MODELS[model][0]}
         for section, values in case.items():
             run[section] = {**run[section], **values} if isinstance(values, dict) else values

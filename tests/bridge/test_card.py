@@ -18,9 +18,9 @@ RUN = {
 }
 
 
-def card_of(tmp_path, **changes):
+def card_of(tmp_path, run=RUN, **changes):
     folder = tmp_path / "results" / "paper" / "runs" / "large"
-    write_json(folder / "run.json", RUN)
+    write_json(folder / "run.json", run)
     datasets = (made.dataset(documents=1000, tokens=123456), made.dataset(documents=2, tokens=4))
     write(tmp_path / "results" / "paper" / "data" / "wiki.json", made.corpus(*datasets, digest="abcdef" * 8))
     values = {
@@ -125,3 +125,26 @@ def test_weights_and_tokens_read_of_each_corpus_and_which_was_only_evaluated(tmp
         "wiki": "not trained on, evaluated",
         "late": "not trained on, evaluated",
     }
+
+
+def test_what_a_recipe_chose_is_read_from_the_checkpoint(tmp_path):
+    saved = {
+        "model": {"seq_length": 32, "tensor_model_parallel_size": 2, "bf16": True},
+        **{"dataset": {"seq_length": 32, "random_seed": 5}, "train": {"global_batch_size": 4}},
+        **{"rng": {"seed": 5}, "optimizer": {"optimizer": "adam", "lr": 1e-3}, "mixed_precision": {"bf16": True}},
+    }
+    write_json(tmp_path / "iter_0000050" / "run_config.yaml", saved)
+    folder = tmp_path / "results" / "paper" / "runs" / "large"
+    train = made.trained(identity="f" * 64, train_iters=100, checkpoint=str(tmp_path / "iter_0000050"))
+    write(folder / "train.json", train)
+    recipe = {**RUN["model"], "recipe": "llama32_1b_pretrain_config", "args": {}}
+    text = card_of(tmp_path, run={**RUN, "model": recipe, "training": {"seed": 7}, "optimizer": {}, "parallel": {}})
+    for said in (
+        "| tokens seen | 6,400 |",
+        "| sequence length | 32 |",
+        "| global batch | 4 sequences |",
+        "| seed | 7 |",
+    ):
+        assert said in text
+    for said in ("| precision | bf16_mixed |", "peak learning rate 0.001", "| layout | 4 rank(s), tp 2 |"):
+        assert said in text

@@ -11,6 +11,8 @@ from megaboa.files import write_json
 
 pytestmark = pytest.mark.slow
 
+READS = "tests/bridge/recipe_of_folder.py"
+
 # Broken by exactly this rule, and refused by Bridge's validation or by the dry run.
 ILLEGAL = {
     "ranks_fill_the_layout": {"parallel": {"tp": 3}, "training": {"global_batch_size": 12}},
@@ -120,6 +122,8 @@ BRIDGES_ALONE = {
         "overrides": {**OFFLOADED, "model.offload_modules": ["core_attn"], "model.transformer_impl": "local"}
     },
     "offloading without the op fuser": {"overrides": {**OFFLOADED, "model.offload_modules": ["fused_group_mlp"]}},
+    "a recipe of another model": {"model": "recipes/gpt_tiny.py", "of": "moe"},
+    "a recipe that changes the model": {"model": READS, "of": "dense", "args": {"changes": {"rotary_base": 5000.0}}},
     "deferred gradients, not fused": {
         "parallel": {"pp": 2},
         "overrides": {**DEFERRED, "model.gradient_accumulation_fusion": False},
@@ -155,6 +159,8 @@ LEGAL = {
     "latent attention": {"model": "latent"},
     "latent attention, experts, tensors": {"model": "latent", "parallel": {"ep": 2, "tp": 2, "sp": True}},
     "latent attention in a pipeline": {"model": "latent", "parallel": {"pp": 4}},
+    "latent attention, queries not compressed": {"model": "lite", "parallel": {"ep": 2, "pp": 2}},
+    "a recipe that asks for the model's folder": {"model": READS, "of": "lite"},
     "experts, interleaved": {"model": "moe", "parallel": {"pp": 2, "vpp": 3, "ep": 2}},
     "experts, cut": {
         "model": "moe",
@@ -259,6 +265,15 @@ def test_a_dry_run_counts_parameters_of_every_kind_of_stage(answers):
     assert stages[0]["dense"] - 480 * 48 == stages[1]["dense"] - 480 * 48 - 48  # embedding; output layer and last norm
     shared = {one["stage"]: one["expert"] for one in answers["experts"]["parameters"]}
     assert shared == {0: 6 * 3 * 48 * 16}  # one of four experts in each of six layers
+
+
+def test_a_recipe_of_another_model_is_told_where_they_differ(answers):
+    (said,) = answers["a recipe of another model"]["preflight"]["reasons"]
+    assert said.startswith("ValueError: models.moe.recipe: recipes/gpt_tiny.py makes another model than ")
+    assert "/moe/config.json says: model.num_layers is 2 in the recipe and 6 there (num_hidden_layers); " in said
+    assert said.endswith("set the fields by overrides, or remove the folder from models.moe")
+    (said,) = answers["a recipe that changes the model"]["preflight"]["reasons"]
+    assert "says: model.rotary_base is 5000.0 in the recipe and 10000.0 there (rope_theta). Name the recipe" in said
 
 
 def test_the_loss_that_a_recipe_asks_for_is_known(answers):

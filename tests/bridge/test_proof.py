@@ -9,7 +9,7 @@ import made
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import DENSE, MOE, TIED_BF16, specification, train_tokenizer
+from tiny_models import DENSE, LATENT, MOE, TIED_BF16, specification, train_tokenizer
 
 import megaboa
 from megaboa.bridge.source import obtain
@@ -17,7 +17,7 @@ from megaboa.files import read_json, write_json
 from megaboa.records import write
 
 SCRIPTS = Path(megaboa.__file__).parents[1]
-MODELS = {"dense": DENSE, "moe": MOE, "tied-bf16": TIED_BF16}
+MODELS = {"dense": DENSE, "latent": LATENT, "moe": MOE, "tied-bf16": TIED_BF16}
 
 pytestmark = pytest.mark.slow
 
@@ -53,14 +53,14 @@ def states(checks):
 def test_an_import_loses_nothing(root, name):
     checks = read_json(root / name / "checks.json")
     names = ["vocabulary", "head", "Megatron parameters", "tensors", "round trip", "logits"]
-    names += ["experts"] if name == "moe" else []
+    names += ["experts"] if name in ("latent", "moe") else []
     assert states(checks) == dict.fromkeys(names, "PASS"), checks
     count = len(load_file(Path(read_json(root / name / "source.json")["path"], "model.safetensors")))
     assert next(check["detail"] for check in checks if check["name"] == "tensors").startswith(f"{count} of {count}")
 
 
 def test_a_parameter_that_bridge_does_not_know_is_named(root):
-    """As latent attention without compressed queries has one with Transformer Engine: Bridge leaves it as made."""
+    """Bridge leaves it as made."""
     found = read_json(root / "unknown.json")
     assert found["state"] == "FAIL"
     assert found["detail"].endswith("without a source: decoder.layers.0.self_attention.linear_q_proj.layer_norm_weight")

@@ -152,8 +152,8 @@ MISTAKES = [
     mistake("a relative place for Bridge", "image.bridge_source.mount_as", "'opt'", "path of the checkout", add=f"image: {{runtime: pyxis, path: 'x@sha256:{'0' * 64}', bridge_source: {{repo: 'https://x/y', commit: '{'0' * 40}', mount_as: opt}}}}\n"),
     mistake("a sweep over images", "sweep.grid.image.path", "all runs of an experiment share the image", add="sweep: {grid: {image.path: [a, b]}}\n"),
     # models, corpora, references and files
-    mistake("two origins", "models.dense", "exactly one of hf, config and recipe", replace=("    tokenizer: bpe\n", "    tokenizer: bpe\n    hf: org/name\n")),
-    mistake("no origin", "models.other", "given: none", add="model: dense\n", replace=("  dense:", "  other: {tokenizer: bpe}\n  dense:")),
+    mistake("two origins", "models.dense", "has both hf and config", replace=("    tokenizer: bpe\n", "    tokenizer: bpe\n    hf: org/name\n")),
+    mistake("no origin", "models.other", "needs hf, config or recipe; none is given", add="model: dense\n", replace=("  dense:", "  other: {tokenizer: bpe}\n  dense:")),
     mistake("no model_type", "models.dense", "model_type", replace=("model_type: qwen3, ", "")),
     mistake("pretrained recipe", "models.dense", "pretrained needs hf or config", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: some_recipe\n    init: pretrained")),
     mistake("args without recipe", "models.dense", "args belong to recipe", replace=("    tokenizer: bpe\n", "    tokenizer: bpe\n    args: {a: 1}\n")),

@@ -15,6 +15,7 @@ import megaboa
 from megaboa.config import ConfigError
 from megaboa.plan import families
 from megaboa.plan.families import UnknownFamilyError, count_parameters
+from megaboa.plan.shared import Shared
 from megaboa.workflow import introduce
 
 ASK = """
@@ -54,6 +55,36 @@ def test_a_recipe_has_no_hugging_face_form(plan_of):
     recipe = "models: {m: {recipe: vanilla_gpt_pretrain_config, tokenizer: bpe}}\nmodel: m\nexport: {runs: all}\n"
     with pytest.raises(ConfigError, match=r"export\.runs: the run 'run' trains a recipe \(models\.m\)"):
         plan_of(recipe)
+
+
+WITH_WEIGHTS = (
+    "models: {m: {recipe: vanilla_gpt_pretrain_config, config: {model_type: llama}, tokenizer: bpe, init: pretrained}}"
+    "\nmodel: m\nexport: {runs: all}\ntraining: {train_iters: 4}\n"
+)
+
+
+def test_with_a_model_it_is_imported_and_exported(plan_of, tmp_path):
+    plan = plan_of(WITH_WEIGHTS)
+    shared = Shared(plan, tmp_path)
+    (run,) = plan.runs
+    assert plan.exports == ["run"] and shared.imported_models == ["m"]
+    assert shared.specifications()["models/m.json"]["weights"] is True
+    assert run.run.is_recipe and run.run.has_source and run.run.is_pretrained
+    assert run.run.model["recipe"] and run.run.model["config"] == {"model_type": "llama"}
+    assert "weight_decay" not in run.run.optimizer  # the recipe chooses it
+
+
+def test_random_weights_of_a_recipes_model_can_be_exported_too(plan_of, tmp_path):
+    shared = Shared(plan_of(WITH_WEIGHTS.replace("pretrained", "scratch")), tmp_path)
+    assert shared.imported_models == [] and shared.sourced_models == ["m"]
+    assert shared.specifications()["models/m.json"]["weights"] is False
+
+
+def test_a_recipes_model_without_a_converter_is_refused(plan_of):
+    with pytest.raises(
+        ConfigError, match=r"models\.m\.config: .* no converter for gpt2 .*: remove models\.m\.hf or config"
+    ):
+        plan_of(WITH_WEIGHTS.replace("llama", "gpt2"))
 
 
 @pytest.mark.parametrize(

@@ -266,8 +266,8 @@ class RunFolder:
 
     @property
     def model_manifest(self) -> Path | None:
-        """What the run's model is made of; None for a recipe, which brings its own."""
-        if self.run.is_recipe:
+        """What the run's model is made of; None for a recipe that brings its own."""
+        if not self.run.has_source:
             return None
         folder = self.experiment_folder.model(self.run.model["name"])
         return folder.imported if self.run.is_pretrained else folder.source
@@ -278,9 +278,9 @@ class RunFolder:
 
     @property
     def tokenizer_manifest(self) -> Path | None:
-        """The tokenizer of a recipe, where it is one that the experiment trains; other models bring theirs."""
+        """The tokenizer of a recipe's own model, where the experiment trains one; other models bring theirs."""
         model = self.run.model
-        if not self.run.is_recipe or not model["tokenizer"]:
+        if self.run.has_source or not model["tokenizer"]:
             return None
         trained = self.experiment_folder.specs.of("tokenizers", model["tokenizer"]).exists()
         return self.experiment_folder.tokenizer(model["tokenizer"]) if trained else None

@@ -292,7 +292,7 @@ def introduce(plan: Plan, on_cluster: bool) -> None:
 def asked_for(plan: Plan, on_cluster: bool) -> list[str]:
     """What training asks of a cluster, and what can't be had."""
     said = []
-    if recipes := sorted({run.model for run in plan.runs if run.config.models[run.model].recipe}):
+    if recipes := sorted(name for name, model in plan.models.items() if not model.has_source):
         said.append(f"recipes have no Hugging Face import, export or proof: {', '.join(recipes)}")
     if on_cluster or plan.experiment.device == "cuda":
         trained = {run.name for run in plan.runs if is_trained(run.folder("results", plan.name))}

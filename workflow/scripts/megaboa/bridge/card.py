@@ -1,4 +1,4 @@
-"""The model card of an export: what it is, what it was trained on and how, and what came out. Standard library only."""
+"""The model card of an export: what it is, what it was trained on and how, and what came out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from megaboa.blends import split_blends
+from megaboa.bridge.as_trained import as_trained
 from megaboa.layout import NAMES
 from megaboa.paths import RunFolder
 from megaboa.records import Evaluated, ModelSource, TrainRecord
@@ -48,7 +49,7 @@ def _front_matter(folder: RunFolder, source: ModelSource, license: str | None) -
 
 
 def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation: Evaluated | None) -> dict[str, Any]:
-    run = folder.run
+    run = as_trained(folder)
     training, parallel = run.training, run.parallel
     layout = ", ".join(
         f"{name} {parallel[name]}" for name in (*NAMES, "fsdp") if parallel.get(name) not in (None, 1, "none")
@@ -76,7 +77,7 @@ def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation
 
 def _tokens(folder: RunFolder, iteration: int) -> int:
     """With those of the run that this one continues from."""
-    training, parent = folder.run.training, folder.run.parent
+    training, parent = as_trained(folder).training, folder.run.parent
     first = parent.iteration if parent else 0
     return _tokens_before(folder) + (iteration - first) * training["global_batch_size"] * training["seq_length"]
 
@@ -98,7 +99,7 @@ def _data(folder: RunFolder, iteration: int) -> dict[str, str]:
             f"{share:.4g} of the blend, about {share * own:,.0f} tokens read" if share else "not trained on, evaluated"
         )
         rows[name] = f"{use}; {corpus.documents:,} documents, {corpus.tokens:,} tokens, digest {corpus.digest[:12]}"
-    return rows or {"none": "mock data"}
+    return rows or {"none": "the recipe's" if folder.run.is_recipe else "mock data"}
 
 
 def _table(title: str, rows: dict[str, Any]) -> str:

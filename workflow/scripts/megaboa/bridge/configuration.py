@@ -7,11 +7,8 @@ gets. Preflight uses `build` alone.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import functools
-import importlib
-import importlib.util
 import inspect
 import signal
 import typing
@@ -27,7 +24,7 @@ from megatron.bridge.training.mixed_precision import get_mixed_precision_config
 from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 from megatron.core.dist_checkpointing.strategies.nvrx import has_nvrx_async_support
 
-from megaboa.bridge import datasets, kernels
+from megaboa.bridge import datasets, kernels, recipe_models
 from megaboa.bridge.convert import bridge_of
 from megaboa.bridge.overrides import hydra_overrides
 from megaboa.fields import BRIDGE_FIELDS
@@ -43,7 +40,7 @@ NOT_COPIED = {"training.precision", "parallel.fsdp"}  # their values mean someth
 class Inputs:
     """Payloads that a run reads, from the manifests of the stages before it."""
 
-    source: ModelSource | None  # manifest of the Hugging Face folder: the architecture; None for a recipe
+    source: ModelSource | None  # manifest of the Hugging Face folder; None for a recipe that brings its own model
     tokenizer: str | None  # Hugging Face folder or id
     pretrained: str | None  # Megatron checkpoint to start from
     corpora: datasets.Corpora
@@ -70,7 +67,7 @@ class Inputs:
 
 def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
     kernels.in_use.clear()  # preflight builds one run after the other in one process
-    config = _from_hugging_face(inputs.source) if inputs.source else _from_recipe(run.model)
+    config = _from_recipe(run.model, inputs.source) if run.is_recipe else _from_hugging_face(inputs.source)
     if inputs.tokenizer:
         config.tokenizer.tokenizer_type = "HuggingFaceTokenizer"
         config.tokenizer.tokenizer_model = inputs.tokenizer
@@ -81,10 +78,10 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
             if value is not None and key not in NOT_COPIED:
                 for field in BRIDGE_FIELDS[key]:
                     _set(config, field, value)
-    if inputs.source and run.training.get("eval_interval") is None:
+    if not run.is_recipe and run.training.get("eval_interval") is None:
         config.validation.eval_interval = config.train.train_iters + 1  # Bridge evaluates at the end in any case
     _set_sharding(config, run.parallel)
-    if inputs.source:
+    if not run.is_recipe:
         _set_overlaps(config, run)
     _set_pipeline(config, run.parallel)
     datasets.configure(config, run.data, inputs.corpora)
@@ -98,7 +95,10 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
     if config.model.vocab_size is not None or "model.vocab_size" in run.overrides:
         # A model has its own vocabulary, and its tokenizer may use only a part; Bridge would cut it.
         config.tokenizer.use_tokenizer_vocab_size = False
-    return override(config, run.overrides)
+    config = override(config, run.overrides)
+    if run.is_recipe and inputs.source:
+        recipe_models.refuse_another(config.model, run.model, inputs.source)
+    return config
 
 
 def place(
@@ -272,8 +272,8 @@ def _made(kind: type, part: str, values: Tree) -> Any:
 
 
 def _architecture(folder: RunFolder) -> tuple[ModelSource | None, str | None]:
-    """The manifest of the run's model, if it isn't a recipe, and its tokenizer."""
-    if not folder.run.is_recipe:
+    """The manifest of the run's model, if a recipe doesn't bring its own, and its tokenizer."""
+    if folder.run.has_source:
         source = read(ModelSource, folder.source_manifest)
         return source, source.tokenizer
     trained = folder.tokenizer_manifest
@@ -287,20 +287,16 @@ def _from_hugging_face(source: ModelSource) -> ConfigContainer:
     return config
 
 
-def _from_recipe(model: Tree) -> ConfigContainer:
-    """A recipe of the user's (a Python file with `configure`) or one of Bridge's own, by its name."""
-    name = model["recipe"]
-    if name.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(name).stem, Path(name).expanduser())
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module.configure(**model["args"])
-    recipes = importlib.import_module("megatron.bridge.recipes")
-    if not hasattr(recipes, name):
-        known = [known for known in dir(recipes) if known.endswith("pretrain_config")]
-        nearest = ", ".join(difflib.get_close_matches(name, known, n=3)) or f"{len(known)} others"
-        raise ValueError(f"models.<name>.recipe: Bridge has no recipe {name!r}; it has {nearest}")
-    return getattr(recipes, name)(**model["args"])
+def _from_recipe(model: Tree, source: ModelSource | None) -> ConfigContainer:
+    """A recipe, of the model that it brings or of the `source`'s."""
+    make = recipe_models.named(model["recipe"])
+    if source is None:
+        return make(**model["args"])
+    with recipe_models.reading(source, model):
+        config = make(**recipe_models.arguments(make, model["args"], source))
+    if config.model.vocab_size is None:
+        config.model.vocab_size = source.vocab_size
+    return config
 
 
 def _set_precision(config: ConfigContainer, precision: str | None) -> None:

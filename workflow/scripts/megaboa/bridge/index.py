@@ -118,7 +118,7 @@ def warnings(rows: Sequence[CorpusRead], limit: float) -> list[str]:
 
 def identity(folder: RunFolder, key: Tree) -> Tree:
     """What the index depends on: what the plan knew, and corpora and tokenizer, by whose paths Megatron finds it."""
-    tokenizer = folder.tokenizer_manifest or (None if folder.run.is_recipe else folder.source_manifest)
+    tokenizer = folder.tokenizer_manifest or (folder.source_manifest if folder.run.has_source else None)
     manifest = read_json(tokenizer) if tokenizer else {}
     return {
         "key": key,

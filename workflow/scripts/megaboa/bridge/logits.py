@@ -5,6 +5,8 @@ The CPU backend, where it is needed, must be active before this module is import
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -21,7 +23,21 @@ PROBE_SEQUENCES, PROBE_TOKENS = 2, 64
 
 
 def load_reference(folder: str) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    return _with_scaled_softmax(model)
+
+
+def _with_scaled_softmax(model: PreTrainedModel) -> PreTrainedModel:
+    """DeepSeek-V2 as it was published scales its softmax by YaRN's `mscale_all_dim`, as Megatron does; transformers
+    forgets it in versions without its pull request 47435."""
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if model.config.model_type == "deepseek_v2" and rope.get("mscale_all_dim") and rope.get("factor", 1) > 1:
+        factor = 0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1
+        for layer in model.model.layers:
+            attention = layer.self_attn
+            if attention.scaling == attention.qk_head_dim**-0.5:
+                attention.scaling *= factor * factor
+    return model
 
 
 def same_logits(model: list[torch.nn.Module], reference: PreTrainedModel | None, vocab_size: int) -> list[Check]:

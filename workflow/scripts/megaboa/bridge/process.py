@@ -53,9 +53,10 @@ def prepare(device: str, threads: int = 1) -> None:
 def make_fit(device: str, threads: int = 1) -> None:
     """Use the given number of threads; activate the CPU backend where asked for."""
     warnings.simplefilter("ignore")
-    from megaboa.bridge import profilers
+    from megaboa.bridge import latent_attention, profilers
 
     profilers.add_field()
+    latent_attention.without_extra_norm()
     import torch
 
     torch.set_num_threads(threads)

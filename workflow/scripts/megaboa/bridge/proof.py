@@ -26,6 +26,7 @@ from transformers import AutoConfig
 
 from megaboa.blends import SPLITS
 from megaboa.bridge import configuration, datasets
+from megaboa.bridge.as_trained import as_trained
 from megaboa.bridge.convert import (
     converter_of,
     export_model,
@@ -131,7 +132,7 @@ def prove_export(export: ExportRecord, source: ModelSource, folder: RunFolder) -
         read_back(bridge, model, export.path)
         checks.append(same_parameters(trained_bits, parameter_digests(bridge, model, vocab_size)))
     if read:
-        checks.append(same_loss(reference, read, evaluation, folder.run.training["precision"]))
+        checks.append(same_loss(reference, read, evaluation, as_trained(folder).training["precision"]))
     return checks, left_out | ({"validation loss": obstacle} if obstacle else {})
 
 
@@ -236,7 +237,7 @@ def held_out_obstacle(folder: RunFolder, evaluation: Evaluated | None, params: i
     if not folder.index or not Path(folder.index.cache).is_dir():
         return "the data's index is gone, or the data were made up"
     first, end = evaluation.samples
-    if (work := 2 * params * (end - first) * folder.run.training["seq_length"]) > MOST_WORK:
+    if (work := 2 * params * (end - first) * as_trained(folder).training["seq_length"]) > MOST_WORK:
         return f"{work:.0e} operations on one core would take hours"
     return next((f"data.{key} is set" for key in NOT_COMPARABLE if folder.run.data.get(key)), None)
 

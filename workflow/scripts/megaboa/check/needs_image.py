@@ -30,8 +30,6 @@ ABSENT_TE = "|".join(
 )
 MISSING = {
     r"^StopIteration\b": "Transformer Engine layers, for which Bridge has only mocks here that can't be built",
-    r"`q_layernorm=<class '[\w.]*WrappedTorchNorm'>` is non-trivial": "Transformer Engine's fused norm, for latent "
-    "attention without a compressed query",
     "'TESpecProvider' is not defined": "Transformer Engine's layers",
     "MambaSSM is not installed|No module named 'mamba_ssm": "mamba-ssm",
     "requires FusedAdam from TransformerEngine, but not found": "Transformer Engine's Adam with states in fewer bits",

@@ -81,15 +81,16 @@ def _drop_idle(sections: dict[str, Tree]) -> None:
 
 
 def _model(model: Model) -> Tree:
-    kept = {"init": model.init, "tokenizer": model.tokenizer}
+    kept: Tree = {"init": model.init, "tokenizer": model.tokenizer}
     if model.config is not None:
-        return {**kept, "config": model.config, "seed": model.seed}
+        kept |= {"config": model.config, "seed": model.seed}
     if model.hf is not None:
-        return {**kept, "hf": model.hf, "revision": model.revision}
-    recipe = {**kept, "recipe": model.recipe, "args": model.args}
-    if str(model.recipe).endswith(".py"):
-        recipe["recipe_code"] = _file_digest(str(model.recipe))
-    return recipe
+        kept |= {"hf": model.hf, "revision": model.revision}
+    if model.recipe is not None:
+        kept |= {"recipe": model.recipe, "args": model.args}
+        if model.recipe.endswith(".py"):
+            kept["recipe_code"] = _file_digest(model.recipe)
+    return kept
 
 
 def _file_digest(path: str) -> str:

@@ -27,14 +27,15 @@ class UnknownFamilyError(ValueError):
     """A model whose parameters this module can't count."""
 
 
-def problem(model_type: str, model: str) -> str | None:
-    """Why a model can't be trained from its Hugging Face config, and what can be done."""
+def problem(model_type: str, model: str, recipe: bool = False) -> str | None:
+    """Why a model can't be trained from its Hugging Face config, and what can be done. `recipe`: it has one too."""
     if model_type in CONVERTIBLE:
         return None
     near = difflib.get_close_matches(model_type, CONVERTIBLE, n=3) or ["llama", "qwen3", "..."]
     return (
         f"Megatron-Bridge {BRIDGE} has no converter for {model_type} (it has {', '.join(near)}): "
-        f"name a recipe (models.{model}.recipe), which is trained without Hugging Face stages"
+        + (f"remove models.{model}.hf or config" if recipe else f"name a recipe (models.{model}.recipe)")
+        + ": a recipe alone is trained without Hugging Face stages"
     )
 
 

@@ -155,7 +155,7 @@ class RunPlanner:
             return
         self.families.add(model)
         key, config = "config" if definition.get("config") is not None else "hf", hf_config_of(definition)
-        if config and (message := families.problem(str(config.get("model_type")), model)):
+        if config and (message := families.problem(str(config.get("model_type")), model, "recipe" in definition)):
             self.problems.add(self.problems.place_of(("models", model, key), choice), message)
 
     def choose_blend(self, raw: Tree, choice: Choice) -> None:

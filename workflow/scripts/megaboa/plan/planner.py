@@ -125,7 +125,7 @@ class _Planner:
     def has_tokenizer_of_another(self, run: Run) -> bool:
         """Whether a recipe has a tokenizer that may be fetched with the model of another run."""
         model = run.config.models[run.model]
-        return bool(model.recipe and model.tokenizer) and model.tokenizer not in self.base.tokenizers
+        return bool(not model.has_source and model.tokenizer) and model.tokenizer not in self.base.tokenizers
 
     def with_parents(self, runs: list[Run], choices: list[Choice]) -> list[Run]:
         """The runs; those that continue from another's checkpoint know which one."""
@@ -229,10 +229,10 @@ class Asked:
                     f"the run {run.name!r} saves checkpoints of Megatron-FSDP, which Bridge can't convert: remove it"
                 )
                 self.problems.add(("export", "runs"), message)
-            if run.config.models[run.model].recipe:
+            if not run.config.models[run.model].has_source:
                 message = (
                     f"the run {run.name!r} trains a recipe (models.{run.model}), whose Hugging Face architecture is "
-                    "unknown: remove the run here, or describe the model by hf or config"
+                    f"unknown: remove the run here, or name the model too (models.{run.model}.hf or config)"
                 )
                 self.problems.add(("export", "runs"), message)
         for run, repository in self.experiment.export.push.items():

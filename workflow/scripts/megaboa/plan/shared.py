@@ -94,7 +94,7 @@ class Shared:
         self.paths = ExperimentFolder(self.folder)
         used = {name: corpus for name, corpus in plan.experiment.corpora.items() if name in plan.corpus_tokenizers}
         self.corpora = used
-        self.sourced_models = [name for name, model in plan.models.items() if model.recipe is None]
+        self.sourced_models = [name for name, model in plan.models.items() if model.has_source]
         self.imported_models = [name for name in self.sourced_models if plan.models[name].init == "pretrained"]
 
     @functools.cached_property

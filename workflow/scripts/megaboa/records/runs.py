@@ -145,7 +145,7 @@ class RunSpec(Record):
     this file's text (`RunFolder.document`), never of this record.
     """
 
-    model: Tree = field(default_factory=dict)  # its name, init and tokenizer; config, hf and revision, or recipe
+    model: Tree = field(default_factory=dict)  # its name, init and tokenizer; config, or hf and revision; recipe
     data: Tree = field(default_factory=dict)
     training: Tree = field(default_factory=dict)
     optimizer: Tree = field(default_factory=dict)
@@ -163,9 +163,14 @@ class RunSpec(Record):
         return bool(self.model.get("recipe"))
 
     @property
+    def has_source(self) -> bool:
+        """Whether the model comes from a Hugging Face folder, or from an inline config, of which one is made."""
+        return not self.is_recipe or any(self.model.get(key) is not None for key in ("hf", "config"))
+
+    @property
     def is_pretrained(self) -> bool:
         """Whether it starts from the weights of a Hugging Face folder."""
-        return not self.is_recipe and self.model.get("init") == "pretrained"
+        return self.has_source and self.model.get("init") == "pretrained"
 
 
 @dataclass(frozen=True, kw_only=True)

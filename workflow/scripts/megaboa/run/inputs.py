@@ -70,7 +70,7 @@ def check_index(folder: RunFolder) -> None:
 
 def check_corpora(folder: RunFolder) -> None:
     """A file that was cut off or exchanged would be trained on, or end a rank in the middle of its start."""
-    vocab_size = None if folder.run.is_recipe else read(ModelSource, folder.source_manifest).vocab_size
+    vocab_size = read(ModelSource, folder.source_manifest).vocab_size if folder.run.has_source else None
     for corpus, path in folder.corpus_manifests.items():
         manifest = read(Corpus, path)
         for dataset in manifest.datasets:

@@ -43,7 +43,7 @@ class Conversion(Section):
 
 
 class Model(Section):
-    """Exactly one of `hf`, `config` and `recipe`."""
+    """One of `hf` and `config`, or a `recipe`, or both: then the recipe decides how the model is trained."""
 
     hf: str | None = key(None, "Hugging Face id, or path of a local folder with config.json and weights")
     revision: str | None = key(None, "commit, tag or branch of the Hugging Face id")
@@ -51,7 +51,9 @@ class Model(Section):
         None, "an inline Hugging Face config (`model_type: qwen3`, ...), from which a new model is made"
     )
     recipe: str | None = key(
-        None, "a Python file with `configure(...)`, or the name of a pretraining recipe of Megatron-Bridge"
+        None,
+        "a Python file with `configure(...)`, or the name of a pretraining recipe of Megatron-Bridge; with `hf` or "
+        "`config` it trains that model, which can be imported and exported",
     )
     args: Tree = key({}, "arguments for the recipe's function")
     tokenizer: str | None = key(None, "name under `tokenizers`, or Hugging Face id or folder; default: the model's own")
@@ -66,15 +68,21 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Model:
-        given = [name for name in ("hf", "config", "recipe") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"needs exactly one of hf, config and recipe; given: {', '.join(given) or 'none'}")
+        if self.hf is not None and self.config is not None:
+            raise ValueError("has both hf and config: the weights are either there or made, so remove one")
+        if not (self.has_source or self.recipe):
+            raise ValueError("needs hf, config or recipe; none is given")
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
             raise ValueError("config needs model_type, such as `model_type: qwen3`")
         if self.revision and not self.hf:
             raise ValueError("revision belongs to hf: remove it, or name a model with hf")
         if self.args and not self.recipe:
             raise ValueError("args belong to recipe: remove them, or name a recipe")
-        if self.init == "pretrained" and self.recipe:
-            raise ValueError("init: pretrained needs hf or config, because a recipe has no weights to import")
+        if self.init == "pretrained" and not self.has_source:
+            raise ValueError("init: pretrained needs hf or config too, because a recipe has no weights to import")
         return self
+
+    @property
+    def has_source(self) -> bool:
+        """Whether there is a Hugging Face folder of it, to import from and to export to."""
+        return self.hf is not None or self.config is not None

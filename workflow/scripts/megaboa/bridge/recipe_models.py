@@ -1,0 +1,126 @@
+"""A recipe together with a Hugging Face model: the recipe says how it is trained, the model which weights and names.
+
+Both describe an architecture. They must describe the same one, as the weights are imported, and exported, by the
+model's converter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from megatron.bridge import AutoBridge
+from megatron.bridge.models.conversion.model_bridge import MegatronModelBridge
+from megatron.bridge.training.config import ConfigContainer
+
+from megaboa.bridge.continuation import ARCHITECTURE
+from megaboa.bridge.convert import bridge_of
+from megaboa.records import ModelSource, Tree
+
+FOLDER = "hf_path"  # the parameter by which a recipe asks for the model's folder
+# Further fields by which a model calculates: with other values its weights mean another model.
+FIELDS = (
+    *("activation_func", "rotary_scaling_factor", "mscale", "mscale_all_dim", "original_max_position_embeddings"),
+    *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+    *("moe_shared_expert_intermediate_size", "moe_router_score_function", "moe_router_pre_softmax"),
+    *(
+        "moe_router_num_groups",
+        "moe_router_group_topk",
+        "moe_router_topk_scaling_factor",
+        "moe_router_enable_expert_bias",
+    ),
+    *("mtp_num_layers", "yarn_rotary_scaling_factor", "layernorm_zero_centered_gamma", "softmax_type"),
+)
+NEUTRAL = {  # what None means
+    **{"moe_router_num_groups": 1, "moe_router_group_topk": 1, "moe_router_topk_scaling_factor": 1.0},
+    **{"mtp_num_layers": 0, "softmax_type": "vanilla", "moe_shared_expert_intermediate_size": 0},
+}
+SHOWN = 6
+
+Make = Callable[..., ConfigContainer]
+
+
+def named(recipe: str) -> Make:
+    """The function of a recipe: of the user's (a Python file with `configure`) or of Bridge's, by its name."""
+    if recipe.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(recipe).stem, Path(recipe).expanduser())
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.configure
+    recipes = importlib.import_module("megatron.bridge.recipes")
+    if not hasattr(recipes, recipe):
+        known = [known for known in dir(recipes) if known.endswith("pretrain_config")]
+        nearest = ", ".join(difflib.get_close_matches(recipe, known, n=3)) or f"{len(known)} others"
+        raise ValueError(f"models.<name>.recipe: Bridge has no recipe {recipe!r}; it has {nearest}")
+    return getattr(recipes, recipe)
+
+
+def arguments(make: Make, given: Tree, source: ModelSource) -> Tree:
+    """Those of the experiment, and the model's folder, where the recipe asks for it and the experiment doesn't say."""
+    asked = FOLDER in inspect.signature(make).parameters
+    return {**({FOLDER: source.path} if asked else {}), **given}
+
+
+@contextlib.contextmanager
+def reading(source: ModelSource, model: Tree) -> Iterator[None]:
+    """A recipe that reads the config of this very model from the hub reads it in the folder that was fetched."""
+    read, hub = AutoBridge.from_hf_pretrained, model.get("hf")
+
+    def from_folder(path: Any, *args: Any, **kwargs: Any) -> AutoBridge:
+        return read(source.path if hub and str(path) == hub else path, *args, **kwargs)
+
+    AutoBridge.from_hf_pretrained = from_folder
+    try:
+        yield
+    finally:
+        AutoBridge.from_hf_pretrained = read
+
+
+def refuse_another(own: Any, model: Tree, source: ModelSource) -> None:
+    """Where the recipe, with the overrides, makes another model than the one whose weights and config there are."""
+    theirs = bridge_of(source).to_megatron_provider(load_weights=False)
+    mine, wanted = _architecture(own), _architecture(theirs)
+    found = [_named(field, mine[field], wanted[field]) for field in mine if mine[field] != wanted[field]]
+    if not found:
+        return
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    key = f"models.{model['name']}"
+    raise ValueError(
+        f"{key}.recipe: {model['recipe']} makes another model than {source.path}/config.json says: "
+        f"{'; '.join(found[:SHOWN])}{more}. Name the recipe of that model, let it read the folder "
+        f"(configure({FOLDER})), set the fields by overrides, or remove the folder from {key}"
+    )
+
+
+def _architecture(provider: Any) -> Tree:
+    """The fields, each with what Megatron takes where it is left open."""
+    found = {field: getattr(provider, field, None) for field in (*ARCHITECTURE, *FIELDS)}
+    for field, meant in NEUTRAL.items():
+        found[field] = meant if found[field] is None else found[field]
+    hidden, heads = found["hidden_size"], found["num_attention_heads"]
+    found["ffn_hidden_size"] = found["ffn_hidden_size"] or (4 * hidden if hidden else None)
+    found["num_query_groups"] = found["num_query_groups"] or heads
+    found["kv_channels"] = found["kv_channels"] or (hidden // heads if hidden and heads else None)
+    found["window_size"] = list(found["window_size"]) if found["window_size"] else None
+    found["activation_func"] = getattr(found["activation_func"], "__name__", None)
+    if found["multi_latent_attention"]:
+        found |= dict.fromkeys(("num_query_groups", "kv_channels"))  # ranks and sizes of its own take their place
+    if found["num_moe_experts"]:
+        found["moe_ffn_hidden_size"] = found["moe_ffn_hidden_size"] or found["ffn_hidden_size"]
+        every, layers = found["moe_layer_freq"], range(found["num_layers"] or 0)
+        found["moe_layer_freq"] = [int(n % every == 0) for n in layers] if isinstance(every, int) else every
+    else:
+        found |= {field: None for field in found if field.startswith("moe_")}
+    return found
+
+
+def _named(field: str, own: Any, theirs: Any) -> str:
+    """A difference, with the key of config.json where Bridge knows it."""
+    key = next((key for key, name in MegatronModelBridge.CONFIG_MAPPING if name == field), None)
+    return f"model.{field} is {own!r} in the recipe and {theirs!r} there" + (f" ({key})" if key else "")
