@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from indexed_files import write_indexed
 
 from megaboa.config import ConfigError, load
 from megaboa.plan import make_plan
@@ -45,6 +46,7 @@ def mistake(name: str, key: str, *hints: str, add: str = "", replace: tuple[str,
     return Mistake(name, key, hints, add, replace)
 
 
+OLD = "  text: {source: python-stdlib}\n"
 OTHER = ("  text: {source: python-stdlib}\n", "  text: {source: python-stdlib}\n  other: {source: python-stdlib}\n")
 ITERS = "  train_iters: 10\n"
 
@@ -187,6 +189,15 @@ MISTAKES = [
     mistake("tokenizer of no corpus", "tokenizers.bpe.train_on", "corpus 'texts'", "did you mean 'text'", replace=("train_on: text", "train_on: texts")),
     mistake("missing corpus file", "corpora.text.source", "'nowhere/*.jsonl': no such file", replace=("python-stdlib", "nowhere/*.jsonl")),
     mistake("corpora with files of the same name", "corpora.text_b", "its files text_b.bin and text_b.idx would be those of the corpus 'text': rename one", replace=("{source: python-stdlib}", "{source: python-stdlib, text_key: [b, c]}\n  text_b: {source: python-stdlib}")),
+    mistake("missing existing tokens", "corpora.old.megatron", "there is neither nowhere/a.bin nor nowhere/a.idx", replace=(OLD, OLD + "  old: {megatron: nowhere/a}\n")),
+    mistake("source and megatron", "corpora.text", "needs exactly one of source and megatron; given: both", replace=("{source: python-stdlib}", "{source: python-stdlib, megatron: nowhere/a}")),
+    mistake("neither source nor megatron", "corpora.text", "needs exactly one of source and megatron; given: none", replace=("{source: python-stdlib}", "{limit: 3}")),
+    mistake("text options of existing tokens", "corpora.old", "are read as they are: remove limit and text_key", replace=(OLD, OLD + "  old: {megatron: old, limit: 3, text_key: b}\n")),
+    mistake("a tokenizer trained on tokens", "tokenizers.bpe.train_on", "has tokens, and no text to train a tokenizer on", replace=("source: python-stdlib", "megatron: old")),
+    mistake("vocab without merges", "tokenizers.bpe", "vocab and merges belong together", replace=("train_on: text, vocab_size: 512", "vocab: v.json")),
+    mistake("trained and given tokenizer", "tokenizers.bpe", "needs either train_on, or vocab and merges", replace=("vocab_size: 512", "vocab: v.json, merges: v.json")),
+    mistake("missing merges.txt", "tokenizers.bpe.merges", "there is no file 'm.txt'", replace=("train_on: text, vocab_size: 512", "vocab: v.json, merges: m.txt")),
+    mistake("merges for vocab", "tokenizers.bpe.vocab", "'old.bin' is not GPT-2's vocab.json", replace=("train_on: text, vocab_size: 512", "vocab: old.bin, merges: v.json")),
     mistake("misspelt stdlib", "corpora.text.source", "did you mean 'python-stdlib'", replace=("python-stdlib", "python-stdlb")),
     mistake("missing recipe file", "models.dense.recipe", "there is no file 'recipes/none.py'", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: recipes/none.py")),
     mistake("missing model folder", "models.dense.hf", "there is no folder './none'", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: ./none")),
@@ -255,6 +266,8 @@ def test_mistake(mistake: Mistake, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     old, new = mistake.replace
     assert not old or old in GOOD
+    write_indexed(Path("old"), [[1, 2]])
+    Path("v.json").write_text("{}")
     file = Path("experiment.yaml")
     file.write_text(GOOD.replace(old, new) + mistake.add if old else GOOD + mistake.add)
     message = message_of([file])

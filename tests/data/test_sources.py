@@ -5,6 +5,7 @@ import pytest
 from making import jsonl
 
 from megaboa.data import sources, stream
+from megaboa.data.pairs import require_unchanged
 from megaboa.data.readers import Format, Records, documents, whole
 from megaboa.data.sources import (
     STDLIB,
@@ -15,7 +16,6 @@ from megaboa.data.sources import (
     fingerprint,
     listing,
     paths,
-    require_unchanged,
 )
 from megaboa.errors import InputError
 from megaboa.records import TextSpec

@@ -194,3 +194,8 @@ def test_a_second_half_that_brings_nothing():
 def test_of_short_runs_and_of_losses_that_are_none_nothing_is_said():
     assert curve_findings(curve(count=ENOUGH - 1, loss=lambda step: 9.0), COURSE) == []
     assert curve_findings([Step(step=step) for step in range(500)], COURSE) == []
+
+
+def test_a_spike_says_what_its_step_has_read():
+    lines = curve_findings(raised(curve(), {300: 3.0}), COURSE, lambda step: [f"  step {step} read a"])
+    assert lines[1] == "  step 300 read a" and lines[2].startswith("  try: ")

@@ -2,10 +2,15 @@
 
 import json
 import math
+import random
 
 import pandas as pd
 import pytest
 from clone import edit
+from indexed_files import write_indexed
+
+from megaboa.data import tokenizer
+from megaboa.files import read_json
 
 pytestmark = pytest.mark.slow
 
@@ -14,16 +19,20 @@ experiment: blends
 device: cpu
 tokenizers:
   bpe: {train_on: code, vocab_size: 384}
+  gpt2: {vocab: old/gpt2-vocab.json, merges: old/gpt2-merges.txt}
 corpora:
+  old: {megatron: "0.3 old/a 0.7 old/b"}
   code: {source: python-stdlib, limit: 60}
   sums: {source: sums.jsonl}
   far: {source: far.jsonl}
+model: dense
 models:
   dense:
     tokenizer: bpe
     init: pretrained
-    config: {model_type: qwen3, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2,
+    config: &dense {model_type: qwen3, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2,
       num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 128}
+  other: {tokenizer: gpt2, config: *dense}
 training: {train_iters: 6, global_batch_size: 8, micro_batch_size: 2, seq_length: 64, precision: fp32, eval_interval: 3}
 checkpoint: {save_interval: 3}
 data: {max_epochs: 0.3}
@@ -35,12 +44,13 @@ sweep:
     sets: {data.blend: BLEND, data.split: "80,10,10", data.validation_sets: SETS}
     sets-dp2: {data.blend: BLEND, data.split: "80,10,10", data.validation_sets: SETS, resources.gpus_per_node: 2}
     own: {data.blend_per_split.train: code, data.blend_per_split.valid: sums}
+    given: {model: other, data.blend: old, data.split: "80,10,10"}
 report:
   agreements: [{reference: sets, runs: [sets-dp2]}]
 """
 BLEND = "{code: 3, sums: 1}"
 SETS = "{sums: sums, far: {far: 1}}"
-RUNS = ("plain", "packed", "sets", "sets-dp2", "own")
+RUNS = ("plain", "packed", "sets", "sets-dp2", "own", "given")
 
 
 def index_files(workspace):
@@ -49,12 +59,27 @@ def index_files(workspace):
     return {str(path): path.stat().st_mtime_ns for path in found}
 
 
+def write_old(folder):
+    """Tokens and a tokenizer as somebody has them who trained with Megatron before."""
+    folder.mkdir()
+    tokenizer.train([f"value {number} is {number * number}\n" for number in range(300)], 300, folder / "trained")
+    model = read_json(folder / "trained" / "tokenizer.json")["model"]
+    (folder / "gpt2-vocab.json").write_text(json.dumps(model["vocab"]))
+    lines = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    (folder / "gpt2-merges.txt").write_text("\n".join(["#version: 0.2", *lines]) + "\n")
+    chance = random.Random(5)
+    for name in ("a", "b"):
+        documents = [chance.choices(range(300), k=chance.randint(1, 200)) for _ in range(60)]
+        write_indexed(folder / name, documents)
+
+
 @pytest.fixture(scope="module")
 def done(workspace):
     """The data are made first; then all the rest."""
     for name, sign in (("sums", "+"), ("far", "minus")):
         texts = [f"{number} {sign} {number + 1} and so on\n" * 3 for number in range(80)]
         (workspace.path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    write_old(workspace.path / "old")
     config = workspace.path / "blends.yaml"
     config.write_text(EXPERIMENT.replace("BLEND", BLEND).replace("SETS", SETS))
     said = workspace.snakemake("data", "--configfile", config)
@@ -73,7 +98,7 @@ def test_runs_that_draw_the_same_samples_share_an_index(done):
     workspace, *_ = done
     names = {run: workspace.json("blends", "runs", run, "launch.json")["index"] for run in RUNS}
     assert names["plain"] == names["packed"] and names["sets"] == names["sets-dp2"]
-    assert len(set(names.values())) == len(list(workspace.results("blends", "data", "indexes").glob("*.json"))) == 3
+    assert len(set(names.values())) == len(list(workspace.results("blends", "data", "indexes").glob("*.json"))) == 4
 
 
 def test_training_builds_no_index(done):
@@ -122,6 +147,31 @@ def test_every_option_changes_what_is_learnt(done):
     curves = {run: workspace.steps("blends", run) for run in ("plain", "packed", "own")}
     assert all(math.isfinite(float.fromhex(loss)) for curve in curves.values() for _, loss, _ in curve)
     assert len({curve[-1] for curve in curves.values()}) == 3
+
+
+def test_existing_tokens_are_trained_on_where_they_lie(done):
+    workspace, _, _, _ = done
+    corpus = workspace.json("blends", "data", "old.json")
+    assert corpus["is_given"] and [part["weight"] for part in corpus["datasets"]] == [0.3, 0.7]
+    assert not list(workspace.results("blends", "data").glob("old.bin"))
+    assert len(workspace.steps("blends", "given")) == 6
+    described = [path.read_text() for path in workspace.path.glob("store/indexes/*/*/cache/*BlendedDataset-train*.txt")]
+    (given,) = [text for text in described if "old/a" in text]
+    assert [part["dataset_path"] for part in json.loads(given)["datasets"]] == ["old/a", "old/b"]
+    assert json.loads(given)["weights"] == [0.3, 0.7]
+    assert workspace.json("blends", "models", "other", "source.json")["vocab_size"] == 300
+
+
+def test_existing_tokens_that_change_are_noticed_and_the_same_ones_are_trained_on_no_more(done):
+    workspace, config, *_ = done
+    path = workspace.path / "old" / "a.bin"
+    before = path.read_bytes()
+    path.write_bytes(before)
+    assert "train" not in workspace.planned("--configfile", config)
+    path.write_bytes(before[2:] + before[:2])
+    planned = workspace.planned("--configfile", config)
+    assert (planned["list_sources"], planned["merge_corpus"], planned["train"]) == (1, 1, 1)
+    path.write_bytes(before)
 
 
 def test_the_report_shows_the_blend_and_every_validation_loss(done):

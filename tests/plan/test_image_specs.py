@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from indexed_files import write_indexed
 
 from megaboa.config import ConfigError
 from megaboa.image import obtain
@@ -156,3 +157,12 @@ def test_another_source_of_bridge_is_another_run(plan_in):
     elsewhere = plan_in(source.replace("COMMIT", f"'{COMMIT}', mount_as: /opt/b"))
     assert elsewhere.runs[0].run == run.run and elsewhere.runs[0].launch != run.launch
     assert plan_in(source.replace("COMMIT", f"'{'f' * 40}'")).runs[0].run != run.run
+
+
+def test_existing_tokens_are_mounted_to_be_read(plan_in, tmp_path):
+    (tmp_path.parent / "old").mkdir(exist_ok=True)
+    write_indexed(tmp_path.parent / "old" / "a", [[1, 2]])
+    text = f"image: {{runtime: pyxis, path: '{REFERENCE}'}}\ndata: {{blend: old}}\n"
+    text += "corpora: {old: {megatron: ../old/a}}\n"
+    mounts = image_specs.mounts(plan_in(text).experiment)
+    assert f"{tmp_path.parent}/old:{tmp_path.parent}/old:ro" in mounts

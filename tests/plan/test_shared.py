@@ -1,6 +1,9 @@
 """What runs share is specified once, by all that its job must know."""
 
+import json
+
 import yaml
+from indexed_files import write_indexed
 
 from megaboa.config import load
 from megaboa.plan import make_plan
@@ -152,3 +155,39 @@ def test_a_conversion_asks_for_memory_by_the_size_of_its_model(plan_of):
     name = shared.plan.runs[0].model
     assert shared.conversion_mb(name, copies=2) == 3000 + 8000
     assert shared.conversion_mb("of no run", copies=1) == 3000 + 32000
+
+
+def test_existing_tokens_are_counted_and_not_tokenized(tmp_path):
+    for name in ("a", "b"):
+        write_indexed(tmp_path / name, [[1, 2], [3]])
+    blend = f"0.3 {tmp_path}/a 0.7 {tmp_path}/b"
+    (tmp_path / "blend.txt").write_text(blend)
+    specs = []
+    for named in (blend, str(tmp_path / "blend.txt")):
+        found = shared(tmp_path, corpora={**EXPERIMENT["corpora"], "old": {"megatron": named}}, data={"blend": "old"})
+        specs.append(found.specifications()["corpora/old.json"])
+        assert found.shard_manifests("old") == []
+        files = [f"{tmp_path}/{name}.{ending}" for name in "ab" for ending in ("bin", "idx")]
+        assert found.corpus_inputs("old") == [*files, *found.tokenizer_inputs(found.corpus_tokenizer("old"))]
+    assert specs[0] == specs[1] and specs[0]["source"] == [f"{tmp_path}/a", f"{tmp_path}/b"]
+    assert specs[0]["pairs"] == [{"prefix": f"{tmp_path}/{n}", "weight": w} for n, w in (("a", 0.3), ("b", 0.7))]
+
+
+def test_a_tokenizer_of_gpt2s_files_has_their_size(tmp_path):
+    files = {"vocab": str(tmp_path / "vocab.json"), "merges": str(tmp_path / "merges.txt")}
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    found = shared(tmp_path, tokenizers={"bpe": files})
+    spec = found.specifications()["tokenizers/bpe.json"]
+    assert (spec["vocab"], spec["merges"], spec["vocab_size"]) == (*files.values(), 4)  # and <|endoftext|>
+    assert found.tokenizer_texts("bpe") == list(files.values())
+    assert found.runs["a"].facts.model.vocab_size == 4
+
+
+def test_a_recipe_without_a_tokenizer_reads_existing_tokens(tmp_path):
+    write_indexed(tmp_path / "a", [[1, 2], [3]])
+    models = {"bridges": {"recipe": "gpt_recipe_of_bridge"}}
+    changes = {"models": models, "sweep": {"runs": {"a": {}}}, "export": {}, "data": {"blend": "old"}}
+    found = shared(tmp_path, corpora={"old": {"megatron": str(tmp_path / "a")}}, tokenizers={}, **changes)
+    assert found.specifications()["corpora/old.json"]["tokenizer"] is None
+    assert found.corpus_inputs("old") == [f"{tmp_path}/a.bin", f"{tmp_path}/a.idx"]

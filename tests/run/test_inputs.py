@@ -1,13 +1,16 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import made
 import pytest
 from indexed_files import write_indexed
 
+from megaboa.data.pairs import files, pairs_of
+from megaboa.data.sources import listing
 from megaboa.files import file_digest, write_json
 from megaboa.paths import RunFolder
-from megaboa.records import DataIndex, write
+from megaboa.records import Corpus, DataIndex, Sources, read, write
 from megaboa.run.inputs import (
     UnusableInputError,
     check_data,
@@ -98,7 +101,7 @@ def test_a_file_that_is_gone(tmp_path):
     [
         (0, b"X", r"text\.idx is not a Megatron index"),
         (9, b"\x02", r"text\.idx: unknown version 2 or type 8"),
-        (17, b"\x03", r"text\.idx: unknown version 1 or type 3"),
+        (17, b"\x07", r"text\.idx: unknown version 1 or type 7"),
         (17, b"\x04", "has the token type int32, and its manifest says uint16"),
         (18, b"\x13", "has the number of sequences 19, and its manifest says 20"),
         (26, b"\x13", "has the number of documents 18, and its manifest says 20"),
@@ -248,3 +251,31 @@ def test_an_image_that_was_replaced_by_one_of_the_same_size(boxed, tmp_path):
     image.write_bytes(b"xyz")
     with pytest.raises(UnusableInputError, match=r"has other content than when it was tested.*--forcerun image"):
         check_image(boxed)
+
+
+def given(root):
+    """A corpus of files of the user's, which may have marked documents otherwise."""
+    prefix = corpus(root, "text")
+    write(
+        root / "results" / "e" / "data" / "text.json",
+        replace(read(Corpus, root / "results" / "e" / "data" / "text.json"), is_given=True),
+    )
+    listed = listing(files(pairs_of(str(prefix))), root / "digests")
+    sources = Sources(name="text", files=tuple(listed), tokenizer=None, identity={}, folder="store/text")
+    write(root / "results" / "e" / "data" / "text" / "sources.json", sources)
+    return prefix
+
+
+def test_files_of_the_user_that_changed_are_never_to_be_removed(tmp_path):
+    prefix = given(tmp_path)
+    check_data(run_of(tmp_path, ONE))
+    os.utime(f"{prefix}.bin", ns=(1, 1))
+    check_data(run_of(tmp_path, ONE))  # the same content
+    with Path(f"{prefix}.bin").open("r+b") as stream:
+        stream.write(b"\x07")
+    with pytest.raises(UnusableInputError, match=r"text.bin has changed since.*The next call of Snakemake") as error:
+        check_data(run_of(tmp_path, ONE))
+    os.truncate(f"{prefix}.bin", 10)
+    with pytest.raises(UnusableInputError, match=r"corpora.text.megatron: .*has 10 bytes, and its manifest") as cut:
+        check_data(run_of(tmp_path, ONE))
+    assert "remove" not in f"{error.value} {cut.value}"

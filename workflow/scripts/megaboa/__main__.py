@@ -26,6 +26,7 @@ GROUPS = {
     },
     "One run": {
         "pretrain": "train it here, to debug or in an interactive allocation",
+        "documents": "which documents of which corpus a step read",
         "stop": "let it save and end; the next call of Snakemake resumes it",
     },
     "A cluster": {

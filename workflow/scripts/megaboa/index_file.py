@@ -11,7 +11,7 @@ from pathlib import Path
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
-CODES = {"int32": 4, "uint16": 8}
+CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}  # Megatron's DType, of whole numbers
 _LAYOUT = struct.Struct("<9sQBQQ")
 HEADER_BYTES = _LAYOUT.size
 

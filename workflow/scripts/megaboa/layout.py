@@ -136,6 +136,10 @@ class Layout:
         """The pipeline stage of a rank."""
         return rank // self._ranks_per_stage
 
+    def copy_of(self, rank: int) -> int:
+        """Which copy of the model a rank is part of: its data parallel rank."""
+        return rank % self._ranks_per_stage // (self.tp * self.cp)
+
     def part(self, rank: int) -> str:
         """Ranks of one part do the same work: pipeline stage, and experts, where they are divided."""
         name = f"stage {self.stage(rank)}" if self.pp > 1 else "the whole model"

@@ -61,13 +61,13 @@ def configure(config: ConfigContainer, data: dict[str, Any], corpora: Corpora) -
 
 
 def paths_and_weights(blend: Blend, corpora: Corpora) -> tuple[list[str], list[float] | None]:
-    """The datasets of a blend. A corpus's weight is shared out among its datasets, by their tokens."""
+    """The datasets of a blend, which share their corpus's weight out by weights of their own, or by tokens."""
     paths, weights = [], []
     for name, weight in blend.items():
         parts = [part for part in corpora[name].datasets if part.tokens]
-        total = sum(part.tokens for part in parts)
+        shares = [part.tokens if part.weight is None else part.weight for part in parts]
         paths += [part.prefix for part in parts]
-        weights += [weight * (part.tokens / total) for part in parts]
+        weights += [weight * (share / sum(shares)) for share in shares]
     return paths, weights if len(paths) > 1 else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.config.problems import Problem, choose, nearest, show
 from megaboa.config.yaml_file import Places, dotted
+from megaboa.data import pairs
 from megaboa.data.sources import STDLIB, file_stems, files_of, hub_id, is_hub_id
 from megaboa.errors import InputError
 from megaboa.image import dockerfile, image_file
@@ -224,6 +226,9 @@ def references(raw: Tree, places: Places, factors: Any) -> list[Problem]:
         if isinstance(tokenizer.get("train_on"), str):
             path = ("tokenizers", name, "train_on")
             complain(path, _unknown_reference(tokenizer["train_on"], raw.get("corpora"), "corpus"))
+            complain(path, _no_text(tokenizer["train_on"], named("corpora")))
+        for field in ("vocab", "merges"):
+            complain(("tokenizers", name, field), _tokenizer_file_problem(field, tokenizer.get(field)))
     for name, model in named("models").items():
         for field in ("hf", "recipe", "tokenizer"):
             complain(("models", name, field), _model_problem(field, model.get(field), list(named("tokenizers"))))
@@ -235,6 +240,9 @@ def references(raw: Tree, places: Places, factors: Any) -> list[Problem]:
             complain(("models", name), [] if swept else [message])
     for name, corpus in named("corpora").items():
         complain(("corpora", name, "source"), _source_problem(corpus.get("source")))
+        if corpus.get("source") is None:
+            found = _pairs_problem(corpus.get("megatron"), corpus.get("split", "train"))
+            complain(("corpora", name, "megatron"), found)
         complain(("corpora", name, "tokenizer"), _tokenizer_problem(corpus.get("tokenizer"), list(named("tokenizers"))))
     if isinstance(raw.get("profile"), dict):
         complain(("profile", "tool"), _missing_file(raw["profile"].get("tool")))
@@ -310,6 +318,40 @@ def _tokenizer_problem(name: Any, trained: list[str]) -> list[str]:
         return _folder_problem(name, None)
     hint = None if "/" in name else nearest(name, trained)
     return [f"there is no tokenizer {name!r}; did you mean {hint!r}?"] if hint else []
+
+
+def _no_text(corpus: str, corpora: dict[str, Tree]) -> list[str]:
+    asked = corpora.get(corpus, {})
+    if asked.get("megatron") is None or asked.get("source") is not None:
+        return []
+    return [f"the corpus {corpus!r} has tokens, and no text to train a tokenizer on: name another, or vocab and merges"]
+
+
+def _tokenizer_file_problem(field: str, value: Any) -> list[str]:
+    if not isinstance(value, str):
+        return []
+    path = FilePath(value).expanduser()
+    if not path.is_file():
+        return [f"there is no file {value!r}: check the path"]
+    if field == "vocab":
+        try:
+            if not isinstance(json.loads(path.read_text(encoding="utf-8")), dict):
+                raise ValueError("it is no mapping from tokens to numbers")
+        except ValueError as error:
+            return [f"{value!r} is not GPT-2's vocab.json: {error}"]
+    return []
+
+
+def _pairs_problem(named: Any, split: Any) -> list[str]:
+    """Of existing tokens; what has the wrong type is a mistake of its own."""
+    words = named if isinstance(named, list) else [named]
+    if not words or not all(isinstance(word, str | int | float) and word != "" for word in words):
+        return []
+    try:
+        pairs.pairs_of(named, str(split))
+    except InputError as error:
+        return [str(error)]
+    return []
 
 
 def _source_problem(source: Any) -> list[str]:

@@ -83,8 +83,8 @@ class Index:
             array("<i8", documents, HEADER_BYTES + sequences * 12),
         )
 
-    def problems(self) -> list[str]:
-        """Where pointers and lengths contradict each other."""
+    def wrong_pointers(self, shortest: int = 1) -> list[str]:
+        """Where pointers and lengths contradict each other, or a document is too short."""
         found, expected = [], 0
         for begin in range(0, len(self.lengths), PIECE):
             lengths, pointers = self.lengths[begin : begin + PIECE], self.pointers[begin : begin + PIECE]
@@ -93,9 +93,14 @@ class Index:
             if len(wrong):
                 found.append(f"the pointer of document {begin + wrong[0]} is wrong")
                 break
-            if (lengths <= 0).any():
-                found.append(f"document {begin + int(np.argmax(lengths <= 0))} has no tokens")
+            if (short := lengths < shortest).any():
+                found.append(f"document {begin + int(np.argmax(short))} has no tokens")
             expected = int(ends[-1])
+        return found
+
+    def problems(self) -> list[str]:
+        """Whatever is wrong with an index that we have written."""
+        found = self.wrong_pointers()
         wrong_list = len(self.documents) != len(self.lengths) + 1
         for begin in range(0, len(self.documents), PIECE):
             piece = self.documents[begin : begin + PIECE]

@@ -16,24 +16,26 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tokenizers
 
 from megaboa import store
-from megaboa.data import sources, tokenizer, verify
+from megaboa.data import given, sources, tokenizer, verify
 from megaboa.data.encoder import Encoder
 from megaboa.data.merging import merge
 from megaboa.data.readers import Format, documents
 from megaboa.data.shards import divide
 from megaboa.data.tokenizing import Options, tokenize_shard
 from megaboa.errors import InputError, disk_full
-from megaboa.files import digest, link, read_json, write_json
+from megaboa.files import digest, file_digest, link, read_json, write_json
 from megaboa.paths import FACTS
 from megaboa.records import (
     Corpus,
     CorpusFacts,
     CorpusSpec,
     Dataset,
+    FrozenTokenizer,
     Shard,
     ShardMade,
     Sources,
@@ -44,6 +46,9 @@ from megaboa.records import (
     read,
     write,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 FORMAT = 1  # of what documents files hold, and how they are written: raised when a corpus would come out otherwise
 # What decides which tokens a corpus holds, apart from its text and its tokenizer.
@@ -65,7 +70,9 @@ WORKING_SECONDS = 60  # a shard that was heard of since then is at work
 
 
 def make_tokenizer(spec: TokenizerSpec) -> Tokenizer:
-    """Train it on a corpus's text, unless it is there."""
+    """Train it on a corpus's text, or take it from GPT-2's files, unless it is there."""
+    if spec.train_on is None:
+        return tokenizer_of_files(spec)
     text = spec.train_on
     files = sources.files(text)
     form = Format.of(text)
@@ -91,8 +98,35 @@ def make_tokenizer(spec: TokenizerSpec) -> Tokenizer:
     return Tokenizer(name=spec.name, path=found.path, digest=found.digest, vocab_size=spec.vocab_size)
 
 
+def _frozen(reference: tokenizer.Reference, loaded: PreTrainedTokenizerFast, folder: Path) -> FrozenTokenizer:
+    """Next to a corpus's folder."""
+    frozen = folder.with_name(f"{folder.name}.tokenizer.json")
+    with enough_room(folder), store.locked(folder.with_name(f".{folder.name}.lock")):
+        for left in folder.parent.glob(f".{frozen.name}.*.tmp"):  # by a job that was killed
+            left.unlink()
+        return tokenizer.freeze(reference, loaded, frozen)
+
+
+def tokenizer_of_files(spec: TokenizerSpec) -> Tokenizer:
+    """GPT-2's vocab.json and merges.txt as a folder that `transformers` and Bridge load."""
+    key = f"tokenizers.{spec.name}"
+    identity = {
+        "vocab": file_digest(spec.vocab),
+        "merges": file_digest(spec.merges),
+        "transformers": version("transformers"),
+    }
+    folder = store.folder(spec.store, "tokenizers", spec.name, identity)
+    with store.building(folder) as partial:
+        if partial:
+            tokenizer.from_gpt2(spec.vocab, spec.merges, partial, key)
+    found = tokenizer.find(folder)
+    return Tokenizer(name=spec.name, path=found.path, digest=found.digest, vocab_size=len(tokenizer.load(found)))
+
+
 def list_sources(spec: CorpusSpec, threads: int) -> Sources:
     """The corpus's files with their checksums, its tokenizer, and where its tokens are to lie."""
+    if spec.pairs:
+        return list_pairs(spec, threads)
     reference = tokenizer.resolve(spec.tokenizer, key=f"corpora.{spec.name}.tokenizer")
     with ThreadPoolExecutor(1) as pool:  # importing transformers takes as long as the checksum of a gigabyte
         loading = pool.submit(tokenizer.load, reference)
@@ -108,11 +142,23 @@ def list_sources(spec: CorpusSpec, threads: int) -> Sources:
         **{option: getattr(spec, option) for option in DECIDING},
     }
     folder = store.folder(spec.store, "corpora", spec.name, identity)
-    frozen = folder.with_name(f"{folder.name}.tokenizer.json")
-    with enough_room(folder), store.locked(folder.with_name(f".{folder.name}.lock")):
-        for left in folder.parent.glob(f".{frozen.name}.*.tmp"):  # by a job that was killed
-            left.unlink()
-        loaded = tokenizer.freeze(reference, loading.result(), frozen)
+    loaded = _frozen(reference, loading.result(), folder)
+    return Sources(name=spec.name, files=tuple(files), tokenizer=loaded, identity=identity, folder=str(folder))
+
+
+def list_pairs(spec: CorpusSpec, threads: int) -> Sources:
+    """The user's own pairs stay where they are: below the store lies what was counted in them."""
+    digests = Path(spec.store) / "digests"
+    with enough_room(digests):
+        files = sources.listing(sources.files(spec), digests, threads)
+    reference = tokenizer.resolve(spec.tokenizer, f"corpora.{spec.name}.tokenizer") if spec.tokenizer else None
+    identity = {
+        "format": FORMAT,
+        "files": sources.fingerprint(files),
+        "tokenizer": reference and reference.digest,
+    }
+    folder = store.folder(spec.store, "corpora", spec.name, identity)
+    loaded = _frozen(reference, tokenizer.load(reference), folder) if reference else None
     return Sources(name=spec.name, files=tuple(files), tokenizer=loaded, identity=identity, folder=str(folder))
 
 
@@ -140,7 +186,10 @@ def merge_shards(spec: CorpusSpec, listing: Sources, shards: int) -> Corpus:
     """Put the shards together, and give the corpus's manifest."""
     final = Path(listing.folder)
     with enough_room(final), store.building(final) as partial:
-        if partial:
+        if partial and spec.pairs:
+            size = listing.tokenizer and listing.tokenizer.size
+            write(partial / FACTS, given.count(f"corpora.{spec.name}", spec.pairs, size))
+        elif partial:
             folders = [shard_folder(final, shard, shards) for shard in range(shards)]
             made = [(folder, read(Shard, folder / FACTS)) for folder in folders]
             write(partial / FACTS, merge(Options.of(spec), made, partial))
@@ -156,6 +205,11 @@ def verify_corpus(
     folder, name = Path(listing.folder), manifest.name
     if not (facts := folder / FACTS).exists():
         raise InputError(f"{folder} is gone: below the results, remove data/{name}.json, and call again")
+    if spec.pairs:
+        verdict = given.check(manifest, listing.files, problems)
+        if verdict.problems:
+            raise InputError(f"corpora.{name}.megatron: {'; '.join(verdict.problems[:5])}: {given.AGAIN}")
+        return Verification(corpus=name, digest=manifest.digest, compared=0, decoded_exactly=0)
     encoder = encoder_of(spec, listing, "tokenizers")
     verdict = verify.check_corpus(spec, listing, manifest, read(CorpusFacts, facts), encoder, problems)
     if verdict.problems:
@@ -169,21 +223,27 @@ def verify_corpus(
 
 
 def manifest(spec: CorpusSpec, listing: Sources, facts: CorpusFacts) -> Corpus:
-    words = tokenizers.Tokenizer.from_file(listing.tokenizer.file)
+    loaded = listing.tokenizer
+    words = tokenizers.Tokenizer.from_file(loaded.file) if loaded else None
+    found = given.described(facts, spec.pairs, listing.files) if spec.pairs else _placed(facts, listing)
     datasets = tuple(
         replace(
             dataset,
-            prefix=str(Path(listing.folder) / Path(next(iter(dataset.sizes))).stem),
-            frequent=tuple((token, count, words.decode([token], False)) for token, count in dataset.frequent),
+            frequent=tuple((token, count, words.decode([token], False)) for token, count in dataset.frequent)
+            if words
+            else dataset.frequent,
             by_file=(),
         )
-        for dataset in facts.datasets
+        for dataset in found
     )
     documents = dict(facts.datasets[0].by_file)
+    if spec.pairs:
+        documents = dict(one for dataset in facts.datasets for one in dataset.by_file)
     return Corpus(
         **{**vars(facts), "datasets": datasets},
         name=spec.name,
-        digest=digest([dataset.sha256 for dataset in datasets]),
+        digest=given.identity(datasets) if spec.pairs else digest([dataset.sha256 for dataset in datasets]),
+        is_given=bool(spec.pairs),
         source=spec.source,
         sources=tuple(
             TextRead(
@@ -191,14 +251,23 @@ def manifest(spec: CorpusSpec, listing: Sources, facts: CorpusFacts) -> Corpus:
             )
             for number, file in enumerate(listing.files)
         ),
-        tokenizer=listing.tokenizer.path,
-        tokenizer_digest=listing.tokenizer.digest,
+        tokenizer=loaded and loaded.path,
+        tokenizer_digest=loaded and loaded.digest,
         identity={key: value for key, value in listing.identity.items() if key != "files"},
     )
 
 
+def _placed(facts: CorpusFacts, listing: Sources) -> tuple[Dataset, ...]:
+    """Every dataset with its place in the store."""
+    folder = Path(listing.folder)
+    stems = [Path(next(iter(dataset.sizes))).stem for dataset in facts.datasets]
+    return tuple(replace(one, prefix=str(folder / stem)) for one, stem in zip(facts.datasets, stems, strict=True))
+
+
 def link_files(manifest: Corpus, folder: Path) -> None:
-    """Link the corpus's files into the folder of its manifest."""
+    """Link the corpus's files into the folder of its manifest; those of the user's have a place of their own."""
+    if manifest.is_given:
+        return
     for dataset in manifest.datasets:
         for name in dataset.sizes:
             link(Path(dataset.prefix).with_name(name), folder / name)

@@ -116,7 +116,7 @@ def _merge_column(
         sizes={path.name: path.stat().st_size for path in (data, index)},
         sha256={data.name: sha256, index.name: file_digest(index)},
         lengths=tuple(histogram.tolist()),
-        frequent=_frequent(counts),
+        frequent=frequent(counts),
         by_file=_documents_by_file(by_file, kept),
     )
 
@@ -242,7 +242,7 @@ def _sum(arrays: Iterable[NDArray]) -> NDArray:
     return total
 
 
-def _frequent(counts: NDArray) -> tuple[tuple[int, int], ...]:
+def frequent(counts: NDArray) -> tuple[tuple[int, int], ...]:
     most = np.argsort(-counts, kind="stable")[:FREQUENT]
     return tuple((int(token), int(counts[token])) for token in most if counts[token])
 

@@ -16,9 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from megaboa.data import pairs
 from megaboa.errors import InputError
 from megaboa.files import digest, file_digest, read_json, write_json
-from megaboa.records import SourceFile, TextSpec
+from megaboa.records import CorpusSpec, SourceFile, TextSpec
 
 STDLIB = "python-stdlib"
 HUB = "hf:"
@@ -66,6 +67,8 @@ def paths(source: str | list[str]) -> list[str]:
 
 def files(spec: TextSpec) -> list[SourceFile]:
     """All files of a corpus, in the order in which their documents come, without their checksums."""
+    if isinstance(spec, CorpusSpec) and spec.pairs:
+        return pairs.files(spec.pairs)
     found = []
     for source in as_list(spec.source):
         if name := hub_id(source):
@@ -98,7 +101,7 @@ def files_of(source: str, split: str | None) -> list[SourceFile]:
     if not found:
         raise InputError(
             f"corpus source {source!r}: no such file; give a file, a glob, a folder that `save_to_disk` wrote, "
-            f"`{HUB}owner/name`, or {STDLIB!r}"
+            f"`{HUB}owner/name`, or {STDLIB!r}{_if_pair(source)}"
         )
     return found
 
@@ -108,8 +111,14 @@ def kind_of(path: Path) -> tuple[str, str | None]:
     suffix = path.with_suffix("").suffix if packed else path.suffix
     kind = KINDS.get(suffix)
     if kind is None or (packed and kind in TABLES):
-        raise InputError(f"corpus source {path}: unknown kind of file; known are {', '.join(SUFFIXES)}")
+        known = f"known are {', '.join(SUFFIXES)}"
+        raise InputError(f"corpus source {path}: unknown kind of file; {known}{_if_pair(str(path))}")
     return kind, packed
+
+
+def _if_pair(source: str) -> str:
+    prefix = pairs.without_ending(source)
+    return f"; tokens in Megatron's format are named by `megatron: {prefix}`" if pairs.is_pair(source) else ""
 
 
 def is_saved(folder: Path) -> bool:
@@ -145,17 +154,6 @@ def listing(found: list[SourceFile], cache: Path, threads: int = 1) -> list[Sour
 def fingerprint(listed: Iterable[SourceFile]) -> list[str]:
     """What the text of the files is, wherever they lie."""
     return [f"{file.kind} {file.sha256}" for file in listed]
-
-
-def require_unchanged(file: SourceFile) -> None:
-    if file.kind == "stream":
-        return
-    try:
-        status = Path(file.path).stat()
-    except OSError as error:
-        raise InputError(f"{file.path}: {error.strerror}; it was there when the corpus's files were listed") from error
-    if (status.st_size, status.st_mtime_ns) != (file.size, file.changed):
-        raise InputError(f"{file.path} has changed since the corpus's files were listed: start again")
 
 
 def _remembered_digest(file: SourceFile, cache: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,9 @@ from megaboa.data.sources import is_hub_id
 from megaboa.errors import InputError
 from megaboa.records import HubShard, SourceFile
 
+# The branch in which the hub keeps every dataset as Parquet files, <subset>/<split>/0000.parquet, scripts' too.
+PARQUET = "refs/convert/parquet"
+
 # What a file of a stream counts for among local files, as its size isn't known.
 NOMINAL_BYTES = 1 << 30
 
@@ -18,14 +23,17 @@ NOMINAL_BYTES = 1 << 30
 def files(name: str, subset: str | None, split: str, revision: str | None) -> list[SourceFile]:
     """The dataset's own shards, each a file that one can't enter in the middle, at a commit that is written down."""
     commit = _commit(name, revision)
-    count = _open(name, subset, split, commit).num_shards
+    folder = _folder(name, subset, commit) if revision in (PARQUET, PARQUET.removeprefix("refs/")) else None
+    count = _open(name, subset, split, commit, folder).num_shards
     return [
         SourceFile(
             path=f"hf:{name}@{commit[:12]} {subset or ''}/{split} {number + 1} of {count}",
             kind="stream",
             size=NOMINAL_BYTES,
             sha256=f"{name}@{commit} {subset} {split} {number} of {count}",
-            stream=HubShard(id=name, subset=subset, split=split, revision=commit, number=number, count=count),
+            stream=HubShard(
+                id=name, subset=subset, split=split, revision=commit, folder=folder, number=number, count=count
+            ),
         )
         for number in range(count)
     ]
@@ -34,7 +42,7 @@ def files(name: str, subset: str | None, split: str, revision: str | None) -> li
 def rows(file: SourceFile, form: Format) -> Iterator[Record]:
     texts = text_getter(form)
     one = file.stream
-    opened = _open(one.id, one.subset, one.split, one.revision)
+    opened = _open(one.id, one.subset, one.split, one.revision, one.folder)
     shard = enumerate(opened.shard(num_shards=one.count, index=one.number))
     while (numbered := _next(shard, file.path)) is not None:
         position, record = numbered
@@ -50,7 +58,7 @@ def _next(records: Iterator[tuple[int, Any]], where: str) -> tuple[int, Any] | N
 
 
 def _commit(name: str, revision: str | None) -> str:
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, errors
 
     where = f"corpus source hf:{name}" + (f" at revision {revision!r}" if revision else "")
     if not is_hub_id(name):
@@ -60,6 +68,12 @@ def _commit(name: str, revision: str | None) -> str:
             return HfApi().dataset_info(name, revision=revision).sha
     except InputError:
         raise
+    except errors.HfHubHTTPError as error:
+        answer = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"{where}: the hub refuses it ({answer}): check the spelling, or run `hf auth login` with an account that "
+            "may read it"
+        ) from error
     except Exception as error:  # the client's network library is its own affair
         raise InputError(
             f"{where}: the hub can't be reached from here ({type(error).__name__}); where there is a network, save it "
@@ -67,10 +81,46 @@ def _commit(name: str, revision: str | None) -> str:
         ) from error
 
 
-def _open(name: str, subset: str | None, split: str, revision: str) -> Any:
+def _folder(name: str, subset: str | None, commit: str) -> str:
+    """Where a subset lies in the hub's branch of Parquet files, which nothing in it says but its folders."""
+    from huggingface_hub import HfApi
+
+    files = HfApi().list_repo_files(name, repo_type="dataset", revision=commit)
+    found = sorted({path.split("/")[0] for path in files if path.endswith(".parquet")})
+    if subset is None and len(found) == 1:
+        return found[0]
+    if subset not in found:
+        has = f"has no subset {subset!r}" if subset else "has several subsets"
+        raise InputError(f"corpus source hf:{name} at {PARQUET}: {has}: set `subset` to one of {', '.join(found)}")
+    return subset
+
+
+@contextlib.contextmanager
+def _torch_unmentioned() -> Iterator[None]:
+    """`datasets` imports torch wherever sys.modules has the name, also where a job has forbidden the import by it."""
+    forbidden = "torch" in sys.modules and sys.modules["torch"] is None
+    if forbidden:
+        del sys.modules["torch"]
+    try:
+        yield
+    finally:
+        if forbidden and "torch" not in sys.modules:
+            sys.modules["torch"] = None
+
+
+def _open(name: str, subset: str | None, split: str, revision: str, folder: str | None = None) -> Any:
     from datasets import load_dataset
 
+    part = {"name": subset} if folder is None else {"data_dir": folder}
     try:
-        return load_dataset(name, subset, split=split, revision=revision, streaming=True)
+        with _torch_unmentioned():
+            return load_dataset(name, **part, split=split, revision=revision, streaming=True)
+    except RuntimeError as error:
+        if "scripts" not in str(error):
+            raise
+        raise InputError(
+            f"corpus source hf:{name}: the dataset is a Python script, which `datasets` doesn't run any more: set "
+            f"`revision: {PARQUET}`, where the hub keeps its rows as Parquet files"
+        ) from error
     except (ValueError, FileNotFoundError, ConnectionError, OSError) as error:
         raise InputError(f"corpus source hf:{name}: {str(error).splitlines()[0]}") from error

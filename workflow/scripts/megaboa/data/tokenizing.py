@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from megaboa.data.encoder import Encoder, Gate, Tokens
 from megaboa.data.indexed import in_pieces
 from megaboa.data.largefile import LargeFile
+from megaboa.data.pairs import require_unchanged
 from megaboa.data.readers import Bad, Format, Records, describe, is_blank, refuse
 from megaboa.data.shards import BLOCK, Part
-from megaboa.data.sources import require_unchanged
 from megaboa.files import flush
 from megaboa.records import BadRecords, Compared, CorpusSpec, Shard, SourceFile
 from megaboa.records import Column as ColumnFacts

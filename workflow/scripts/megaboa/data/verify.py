@@ -11,9 +11,9 @@ import numpy as np
 
 from megaboa.data.encoder import Encoder
 from megaboa.data.indexed import Index, mapped
+from megaboa.data.pairs import require_unchanged
 from megaboa.data.readers import Bad, Format, Records, describe, whole
 from megaboa.data.shards import Part, can_be_cut
-from megaboa.data.sources import require_unchanged
 from megaboa.files import file_digest
 from megaboa.records import Corpus, CorpusFacts, CorpusSpec, Dataset, SourceFile, Sources
 

@@ -5,11 +5,13 @@ And runs that passed, but not well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from megaboa.check.facts import Facts, from_json
+from megaboa.data import batches
 from megaboa.doctor import failed_stages, passed, troubles
+from megaboa.errors import InputError
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore
 from megaboa.records import (
     Analysis,
@@ -110,7 +112,10 @@ def _of_summary(folder: RunFolder, summary: Summary, facts: Facts | None) -> lis
     if facts is not None:
         lines += [*passed.slow(facts, summary), *passed.unbalanced(facts, analysis)]
         lines += [*passed.waits_for_host(facts, analysis), *passed.casts_single_rows(facts)]
-    lines += [*passed.gpu_findings(summary.gpus), *passed.curve_findings(_steps(folder), _course(folder))]
+    lines += [
+        *passed.gpu_findings(summary.gpus),
+        *passed.curve_findings(_steps(folder), _course(folder), _reader(folder)),
+    ]
     return [line if line.startswith(" ") else f"{folder.name}: passed; {line}" for line in lines]
 
 
@@ -122,6 +127,32 @@ def _steps(folder: RunFolder) -> list[Step]:
     events = (event for attempt in attempts for event in read_steps(attempt.steps))
     found = {event.step: event for event in events if isinstance(event, Step)}
     return [found[step] for step in sorted(found)]
+
+
+def _reader(folder: RunFolder) -> Callable[[int], list[str]]:
+    return lambda step: _read_in(folder, step)
+
+
+def _read_in(folder: RunFolder, step: int) -> list[str]:
+    """What a step has read, where that can be known: the corpora's shares, and the document with most of its tokens."""
+    try:
+        batch = batches.of_step(folder, step)
+    except (
+        InputError,
+        OSError,
+        ValueError,
+        LookupError,
+    ):  # no corpora, an index that is gone, a loader of another kind
+        return []
+    by_corpus, documents = batch.tokens_by("corpus"), batch.documents
+    total = sum(by_corpus.values())
+    shares = ", ".join(f"{name} {tokens / total:.0%}" for name, tokens in by_corpus.most_common(3))
+    (corpus, _, document), most = documents.most_common(1)[0]
+    counted = f"{most / total:.0%} of its tokens are from document {document} of {corpus}"
+    return [
+        f"  step {step} read {shares}, of {len(documents)} documents; {counted}",
+        f"  all of them: megaboa documents {folder.experiment}/{folder.name} --step {step}",
+    ]
 
 
 def _course(folder: RunFolder) -> passed.Course:
@@ -148,6 +179,7 @@ def _of_failure(folder: RunFolder, store: RunStore, end: AttemptEnd, facts: Fact
         f"{folder.name}: {found.name.replace('_', ' ')} (attempt {end.attempt}{rank}; cause: {end.cause})",
         *(f"  | {line}" for line in found.evidence),
         *(f"  | {line}" for line in passed.gpu_findings(use_of({end.attempt: attempt})) if not line.startswith(" ")),
+        *(_read_in(folder, end.last_step) if end.cause in ("loss_spike", "nan") and end.last_step else []),
         f"  logs: {attempt.path}",
         f"  done: {_done(end)}",
         *(f"  try: {line}" for line in troubles.advice(found.name, case)),

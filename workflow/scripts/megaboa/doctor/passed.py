@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from megaboa import peaks
@@ -226,20 +226,23 @@ class Course:
     pretrained: bool = False
 
 
-def curve_findings(steps: Sequence[Step], course: Course) -> list[str]:
-    """Does the loss curve learn, and is it calm? `steps`: of every step the last time that it was done."""
+def curve_findings(
+    steps: Sequence[Step], course: Course, read: Callable[[int], list[str]] = lambda step: []
+) -> list[str]:
+    """Does the loss curve learn, and is it calm? `steps`: of every step the last time that it was done; `read` says
+    what a step has read, in lines."""
     known = [step for step in steps if isinstance(step.loss, float) and not step.skipped]
     if len(known) < ENOUGH:
         return []
-    return [*_spikes(known, course), *_clipped(known, course), *_hardly_learns(known, course)]
+    return [*_spikes(known, course, read), *_clipped(known, course), *_hardly_learns(known, course)]
 
 
-def _spikes(steps: Sequence[Step], course: Course) -> list[str]:
+def _spikes(steps: Sequence[Step], course: Course, read: Callable[[int], list[str]]) -> list[str]:
     found = spikes(steps)
     if not found:
         return []
     step, before, loss = max(found, key=lambda one: one[2] / one[1])
-    lines = [f"{len(found)} loss spike(s), the largest at step {step}: {before:.3g} to {loss:.3g}"]
+    lines = [f"{len(found)} loss spike(s), the largest at step {step}: {before:.3g} to {loss:.3g}", *read(step)]
     early = all(one[0] <= 2 * course.warmup + WINDOW for one in found)
     if early:
         return [*lines, f"  try: schedule.warmup_iters: {max(2 * course.warmup, 2 * WINDOW)} (now {course.warmup})"]

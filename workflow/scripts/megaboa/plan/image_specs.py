@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.resources import Image
 from megaboa.config.problems import ConfigError, Problem
+from megaboa.data import pairs
 from megaboa.image import bridge_source, dockerfile, pins, references
 from megaboa.records import BridgeSource, ImageBuild, ImageSpec, ImageStart, Inside
 from megaboa.scheduler.registry import cluster
@@ -89,11 +90,12 @@ def mounts(experiment: Experiment) -> list[str]:
     folders = [Path("results"), Path(experiment.store).expanduser()]
     own = [Path.cwd(), CLONE, *(path.absolute() for path in folders), *(path.resolve() for path in folders)]
     own += [*_places_of_models(experiment), *([cache] if cache.is_dir() else [])]
-    outer = [path for path in own if not any(other != path and path.is_relative_to(other) for other in own)]
+    outer = [path for path in own if not _is_in(path, [other for other in own if other != path])]
     found = [f"{path}:{path}:rw" for path in dict.fromkeys(outer)]
     for mount in image.mounts or []:
         source, target, flag = references.split_mount(mount)
         found.append(f"{Path(source).expanduser().absolute()}:{target}:{flag}")
+    found += [f"{path}:{path}:ro" for path in _places_of_tokens(experiment) if not _is_in(path, outer)]
     if other := source_of(image):
         folder = bridge_source.folder(experiment.store, other).absolute()
         found.append(f"{folder}:{image.bridge_source.mount_as}:ro")
@@ -106,6 +108,17 @@ def _checked(mount: str) -> str:
         what = "a path with a space, a comma or a colon can't be mounted: rename the folder, or work in another one"
         raise ConfigError([Problem("image", f"{mount.rpartition(':')[0]}: {what}")])
     return mount
+
+
+def _is_in(path: Path, folders: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def _places_of_tokens(experiment: Experiment) -> list[Path]:
+    """The folders of existing `.bin` and `.idx`, which ranks read where they lie."""
+    named = [corpus for corpus in experiment.corpora.values() if corpus.megatron is not None]
+    found = [Path(pair.prefix) for corpus in named for pair in pairs.pairs_of(corpus.megatron, corpus.split)]
+    return list(dict.fromkeys(Path(os.path.abspath(path)).parent for path in found))  # noqa: PTH100 (without `..`)
 
 
 def _places_of_models(experiment: Experiment) -> list[Path]:

@@ -255,7 +255,7 @@ def _count(model: Tree, config: Tree | None, tokenizers: dict[str, Tokenizer], n
         raise UnknownQuantityError(f"the number of parameters is not known before the model is fetched: {remedy}")
     tokenizer = tokenizers.get(str(model.get("tokenizer")))
     if tokenizer and "vocab_size" not in config:
-        config = {**config, "vocab_size": tokenizer.vocab_size}
+        config = {**config, "vocab_size": tokenizer.size}
     try:
         return count_parameters(config)
     except UnknownFamilyError as error:

@@ -83,7 +83,7 @@ class Plan:
     experiment: Experiment
     runs: list[Run]
     models: dict[str, Model]
-    corpus_tokenizers: dict[str, str]
+    corpus_tokenizers: dict[str, str | None]
     exports: list[str]
     agreements: list[AgreementSpec]
     evaluated: list[str] = field(default_factory=list)  # exported runs that `evaluate` is called for

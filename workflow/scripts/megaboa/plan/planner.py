@@ -159,14 +159,18 @@ class _Planner:
                 place, f"the runs {other.name!r} and {run.name!r} train the same thing: {why}; remove one"
             )
 
-    def corpus_tokenizers(self, runs: list[Run]) -> dict[str, str]:
-        """For each corpus the one tokenizer that all its runs agree on."""
+    def corpus_tokenizers(self, runs: list[Run]) -> dict[str, str | None]:
+        """For each corpus the one tokenizer that all its runs agree on; None where tokens come without one."""
+        given: dict[str, str | None] = {}
         found: dict[str, dict[str, str]] = {}  # corpus -> tokenizer -> a model that asks for it
         for run in runs:
             model = run.config.models[run.model]
             for corpus in run.corpora:
-                asked = run.config.corpora[corpus].tokenizer or model.tokenizer or model.hf
-                if asked is None:
+                wanted = run.config.corpora[corpus]
+                asked = wanted.tokenizer or model.tokenizer or (model.hf if wanted.source else None)
+                if asked is None and wanted.source is None:
+                    given[corpus] = None
+                elif asked is None:
                     message = f"is missing: the model {run.model} is a recipe, and names no tokenizer"
                     self.problems.add(("corpora", corpus, "tokenizer"), message)
                 else:
@@ -176,7 +180,7 @@ class _Planner:
                 listed = ", ".join(f"{model} wants {tokenizer}" for tokenizer, model in asked.items())
                 message = f"the models need different tokenizers ({listed}): define the corpus once for each of them"
                 self.problems.add(("corpora", corpus), message)
-        return {corpus: next(iter(asked)) for corpus, asked in found.items()}
+        return given | {corpus: next(iter(asked)) for corpus, asked in found.items()}
 
 
 def over_budget(runs: Collection[Run], exports: Collection[str], budget: Budget, results: Path) -> dict[str, str]:

@@ -29,7 +29,7 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None)
     tokenizer = config.tokenizers.get(str(model.tokenizer))
     facts = Facts(
         layout=_layout(config, quantities),
-        model=_model(hf_config, tokenizer.vocab_size if tokenizer else None, model.init == "pretrained"),
+        model=_model(hf_config, tokenizer.size if tokenizer else None, model.init == "pretrained"),
         training=_training(config, quantities),
         kernels=Kernels(
             grad_overlap=config.parallel.overlap_grad_reduce, gather_overlap=config.parallel.overlap_param_gather
@@ -172,7 +172,7 @@ def alone(config: Experiment, name: str | None) -> Facts:
         raise LookupError("training.global_batch_size and seq_length must be numbers here, not expressions")
     tokenizer = config.tokenizers.get(str(model.tokenizer))
     return Facts(
-        model=_model(hf_config, tokenizer.vocab_size if tokenizer else None, pretrained=False),
+        model=_model(hf_config, tokenizer.size if tokenizer else None, pretrained=False),
         training=Training(gbs=sizes[0], mbs=1, seq_length=sizes[1], precision=training.precision),
         cluster=_cluster(config),
     )

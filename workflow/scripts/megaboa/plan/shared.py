@@ -16,7 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from megaboa import conversion, files, store
-from megaboa.data import sources
+from megaboa.config.models.data import Corpus
+from megaboa.data import pairs, sources
 from megaboa.paths import ExperimentFolder
 from megaboa.plan import documents, image_specs
 from megaboa.plan.plan import Plan, Run
@@ -32,6 +33,7 @@ from megaboa.records import (
     InsideAsked,
     ModelSource,
     ModelSpec,
+    Pair,
     Record,
     ReportSpec,
     RunsSpec,
@@ -78,9 +80,15 @@ def expanded_source(source: str | list[str]) -> list[str]:
     return [one if sources.hub_id(one) else expanded(one) for one in sources.as_list(source)]
 
 
-def source_files(source: str | list[str]) -> list[str]:
-    """The text files of a corpus; none for a source that isn't a file."""
-    return sources.paths(expanded_source(source))
+def pairs_of(corpus: Corpus) -> tuple[Pair, ...]:
+    return tuple(pairs.pairs_of(corpus.megatron, corpus.split)) if corpus.megatron is not None else ()
+
+
+def files_of(corpus: Corpus) -> list[str]:
+    """The files of a corpus; none for a source that isn't a file."""
+    if corpus.source is None:
+        return pairs.paths(pairs_of(corpus))
+    return sources.paths(expanded_source(corpus.source))
 
 
 class Shared:
@@ -208,8 +216,9 @@ class Shared:
         """The manifest that must be there before a tokenizer can be used."""
         return [reference["manifest"]] if reference and "manifest" in reference else []
 
-    def corpus_tokenizer(self, corpus: str) -> Reference:
-        return self._reference(self.plan.corpus_tokenizers[corpus])
+    def corpus_tokenizer(self, corpus: str) -> Reference | None:
+        named = self.plan.corpus_tokenizers[corpus]
+        return self._reference(named) if named else None
 
     def model_tokenizer(self, model: str) -> Reference | None:
         named = self.plan.models[model].tokenizer
@@ -217,7 +226,7 @@ class Shared:
 
     def corpus_inputs(self, corpus: str) -> list[str]:
         """The files whose change makes a corpus out of date, and the tokenizer that must be there."""
-        texts = source_files(self.plan.experiment.corpora[corpus].source)
+        texts = files_of(self.plan.experiment.corpora[corpus])
         return [*texts, *self.tokenizer_inputs(self.corpus_tokenizer(corpus))]
 
     def shards(self, corpus: str) -> int:
@@ -251,12 +260,16 @@ class Shared:
         return next(run for run in self.plan.runs if run.model == model)
 
     def shard_manifests(self, corpus: str) -> list[str]:
+        if self.corpora[corpus].megatron is not None:
+            return []  # nothing is tokenized
         shards = self.shards(corpus)
         return [str(self.paths.corpus(corpus).shard(shard, shards)) for shard in range(shards)]
 
     def tokenizer_texts(self, tokenizer: str) -> list[str]:
-        trained_on = self.plan.experiment.tokenizers[tokenizer].train_on
-        return source_files(self.plan.experiment.corpora[trained_on].source)
+        made = self.plan.experiment.tokenizers[tokenizer]
+        if made.train_on is None:
+            return [expanded(path) for path in (made.vocab, made.merges) if path]
+        return files_of(self.plan.experiment.corpora[made.train_on])
 
     def model_inputs(self, model: str) -> list[str]:
         """The files of a model in a local folder, and the tokenizer that must be there."""
@@ -324,6 +337,10 @@ class Shared:
 
     def _tokenizer(self, name: str) -> TokenizerSpec:
         tokenizer = self.plan.experiment.tokenizers[name]
+        if tokenizer.vocab and tokenizer.merges:
+            files = {"vocab": expanded(tokenizer.vocab), "merges": expanded(tokenizer.merges)}
+            store = self.plan.experiment.store
+            return TokenizerSpec(name=name, store=store, train_on=None, vocab_size=tokenizer.size, **files)
         corpus = self.plan.experiment.corpora[tokenizer.train_on]
         reading = ("text_key", "separator", "subset", "split", "revision", "limit", "max_document_mb", "on_bad_record")
         text = corpus.model_dump(include=set(reading))
@@ -335,12 +352,15 @@ class Shared:
         )
 
     def _corpus(self, name: str) -> CorpusSpec:
+        corpus = self.corpora[name]
+        given = pairs_of(corpus)
         return CorpusSpec(
             name=name,
             store=self.plan.experiment.store,
-            source=expanded_source(self.corpora[name].source),
+            source=[pair.prefix for pair in given] if given else expanded_source(corpus.source),
             tokenizer=self.corpus_tokenizer(name),
-            **self.corpora[name].model_dump(exclude={"source", "tokenizer", "shards"}),
+            pairs=given,
+            **corpus.model_dump(exclude={"source", "megatron", "tokenizer", "shards"}),
         )
 
     def _model(self, name: str) -> ModelSpec:

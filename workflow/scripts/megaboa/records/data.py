@@ -27,9 +27,19 @@ class TextSpec(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pair(Record):
+    """Tokens that somebody else has written: `<prefix>.bin` and `<prefix>.idx`."""
+
+    prefix: str
+    weight: float | None = field(default=None, metadata=IF_SET)  # None: that of its tokens
+
+
+@dataclass(frozen=True, kw_only=True)
 class CorpusSpec(TextSpec):
     store: str
-    tokenizer: dict[str, str]  # `kind` manifest, model or path, and under `manifest` or `path` which
+    # `kind` manifest, model or path, and under `manifest` or `path` which; None where pairs come without one.
+    tokenizer: dict[str, str] | None
+    pairs: tuple[Pair, ...] = field(default=(), metadata=IF_SET)  # instead of text
     min_characters: int
     deduplicate: bool
     append_eod: bool
@@ -39,10 +49,14 @@ class CorpusSpec(TextSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSpec(Record):
+    """One to be trained on text, or made of GPT-2's two files."""
+
     name: str
     store: str
-    train_on: TextSpec
+    train_on: TextSpec | None
     vocab_size: int
+    vocab: str | None = field(default=None, metadata=IF_SET)
+    merges: str | None = field(default=None, metadata=IF_SET)
 
 
 # --- tokenizers/<tokenizer>.json --------------------------------------------------------------------------------------
@@ -50,7 +64,7 @@ class TokenizerSpec(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer(Record):
-    """One that the experiment trained."""
+    """One that the experiment trained, or made of GPT-2's files."""
 
     name: str
     path: str
@@ -71,6 +85,7 @@ class HubShard(Record):
     revision: str
     number: int
     count: int
+    folder: str | None = field(default=None, metadata=IF_SET)  # of a subset, in the hub's branch of Parquet files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +93,7 @@ class SourceFile(Record):
     """One file of a corpus. A file of a hub's dataset has no path; `stream` says which it is."""
 
     path: str
-    kind: str  # jsonl, text, source (text that may be no UTF-8), parquet, arrow, stream
+    kind: str  # jsonl, text, source (text that may be no UTF-8), parquet, arrow, stream, bin, idx
     packed: str | None = None
     size: int = 1
     changed: int = 0  # modification time in nanoseconds
@@ -104,7 +119,7 @@ class Sources(Record):
 
     name: str
     files: tuple[SourceFile, ...]
-    tokenizer: FrozenTokenizer
+    tokenizer: FrozenTokenizer | None
     identity: Tree  # whose digest names the folder
     folder: str
 
@@ -171,12 +186,12 @@ class Shard(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Record):
-    """One text key of a corpus, as Megatron reads it."""
+    """One text key of a corpus, or one of its pairs, as Megatron reads it."""
 
     key: str
     documents: int
     tokens: int
-    bytes_per_token: float
+    bytes_per_token: float | None  # None where the text isn't known
     largest_token: int
     dropped: dict[str, int]
     sizes: dict[str, int]  # by file
@@ -185,6 +200,8 @@ class Dataset(Record):
     frequent: tuple[tuple[int | str, ...], ...]  # token, its count, in manifests its text
     prefix: str = field(default="", metadata=IF_SET)  # in manifests: path without an ending
     by_file: tuple[tuple[int, int], ...] = field(default=(), metadata=IF_SET)  # in the store: documents of each
+    dtype: str = field(default="", metadata=IF_SET)  # of a pair, whose type may be another than that of others
+    weight: float | None = field(default=None, metadata=IF_SET)  # of a pair, where it was given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,8 +237,9 @@ class Corpus(CorpusFacts):
     digest: str
     source: str | list[str]
     sources: tuple[TextRead, ...]
-    tokenizer: str
-    tokenizer_digest: str
+    tokenizer: str | None
+    tokenizer_digest: str | None
+    is_given: bool = field(default=False, metadata=IF_SET)  # pairs of the user's, which are never written to
     identity: Tree  # that of sources.json without the files
 
 

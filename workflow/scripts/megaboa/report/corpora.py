@@ -16,12 +16,12 @@ SHOWN_TOKENS = 12
 
 @dataclass(frozen=True)
 class CorpusCard:
-    """One text key of a corpus."""
+    """One text key of a corpus, or one of its pairs of files."""
 
     name: str
     documents: int
     tokens: int
-    bytes_per_token: float
+    bytes_per_token: float | None
     lengths: list[int]  # documents by the power of two below their length
     frequent: list[str]
     dropped: str
@@ -46,10 +46,10 @@ def _cards(folder: CorpusFolder) -> list[CorpusCard]:
             tokens=dataset.tokens,
             bytes_per_token=dataset.bytes_per_token,
             lengths=list(dataset.lengths),
-            frequent=[visible(text) for _, _, text in dataset.frequent[:SHOWN_TOKENS]],
+            frequent=[_shown(*one) for one in dataset.frequent[:SHOWN_TOKENS]],
             dropped=left_out(dataset.dropped, corpus.bad.records),
-            encoder=", ".join(corpus.encoders),
-            verified=f"{verification.compared:,} documents" if verification else "–",
+            encoder=", ".join(corpus.encoders) or "–",
+            verified=f"{verification.compared:,} documents" if verification and not corpus.is_given else "–",
         )
         for dataset in corpus.datasets
     ]
@@ -59,6 +59,11 @@ def left_out(dropped: dict[str, int], bad: int) -> str:
     """`1,204 blank, 17 duplicate`."""
     reasons = {**dropped, "unusable": bad}
     return ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count) or "none"
+
+
+def _shown(token: int | str, count: int | str, text: str | None = None) -> str:
+    """A token as text, or its number where no tokenizer is known."""
+    return str(token) if text is None else visible(text)
 
 
 def visible(text: str) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+from megaboa.data.pairs import require_same
 from megaboa.errors import InputError
 from megaboa.image import image_file
 from megaboa.index_file import read_header
 from megaboa.paths import RunFolder
-from megaboa.records import Corpus, Dataset, ImportRecord, ModelSource, read
+from megaboa.records import Corpus, Dataset, ImportRecord, ModelSource, Sources, read, read_if_there
 from megaboa.scheduler.registry import cluster
 
 SPLITS = ("training", "validation", "test")
@@ -74,7 +75,13 @@ def check_corpora(folder: RunFolder) -> None:
     for corpus, path in folder.corpus_manifests.items():
         manifest = read(Corpus, path)
         for dataset in manifest.datasets:
-            if problem := dataset_problem(dataset, manifest.dtype):
+            problem = dataset_problem(dataset, dataset.dtype or manifest.dtype, manifest.is_given)
+            if problem and manifest.is_given:
+                raise UnusableInputError(
+                    f"run {folder.name}: corpora.{corpus}.megatron: {problem}. "
+                    "If the change is meant, call again: the files are checked again, and trained on as another corpus."
+                )
+            if problem:
                 raise UnusableInputError(
                     f"run {folder.name}: corpora.{corpus}: {problem}. "
                     f"Make the corpus again: remove {Path(dataset.prefix).parent} and {path}."
@@ -86,9 +93,24 @@ def check_corpora(folder: RunFolder) -> None:
                     f"{vocab_size}. Write the corpus with the model's tokenizer (corpora.{corpus}.tokenizer), or take "
                     f"a model with a larger vocabulary."
                 )
+        if manifest.is_given:
+            check_unchanged(folder, corpus)
 
 
-def dataset_problem(dataset: Dataset, dtype: str) -> str | None:
+def check_unchanged(folder: RunFolder, corpus: str) -> None:
+    """Files of the user's may be written again with the same size, after their checksums were taken."""
+    listed = read_if_there(Sources, folder.experiment_folder.corpus(corpus).sources)
+    for file in listed.files if listed else ():
+        try:
+            require_same(file)
+        except InputError as error:
+            raise UnusableInputError(
+                f"run {folder.name}: corpora.{corpus}.megatron: {error}. "
+                "The next call of Snakemake checks it again, and trains on it as another corpus."
+            ) from None
+
+
+def dataset_problem(dataset: Dataset, dtype: str, is_given: bool = False) -> str | None:
     """How the files of a dataset differ from its manifest; None if they don't."""
     folder, prefix = Path(dataset.prefix).parent, dataset.prefix
     for name, size in dataset.sizes.items():
@@ -105,6 +127,8 @@ def dataset_problem(dataset: Dataset, dtype: str) -> str | None:
         "number of sequences": (header.sequences, dataset.documents),
         "number of documents": (header.boundaries - 1, dataset.documents),
     }
+    if is_given:  # others may have marked documents of several sequences; GPT's samples are drawn from sequences
+        del expected["number of documents"]
     for what, (found, wanted) in expected.items():
         if found != wanted:
             return f"{prefix}.idx has the {what} {found}, and its manifest says {wanted}"

@@ -36,11 +36,24 @@ OptionalBlend = Annotated[
 ]
 
 
+OF_PAIRS = {"megatron", "split", "tokenizer"}  # keys that mean something where tokens are given
+
+
 class Corpus(Section):
-    source: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] = key(
-        description="files (.jsonl, .txt, both also .gz and .zst, .parquet, .arrow), a folder that `save_to_disk` "
+    """Either `source`, or `megatron`."""
+
+    source: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None = key(
+        None,
+        "files (.jsonl, .txt, both also .gz and .zst, .parquet, .arrow), a folder that `save_to_disk` "
         "wrote, a glob of them, `hf:owner/name` on the hub, or `python-stdlib`: the sources of Python's own library; "
-        "or a list of these"
+        "or a list of these",
+    )
+    megatron: Annotated[str, Field(min_length=1)] | Annotated[list[str | int | float], Field(min_length=1)] | None = (
+        key(
+            None,
+            "instead of source: tokens that are written already, as `.bin` and `.idx`: a prefix, a glob or a list of "
+            'them, weights and prefixes ("0.3 a 0.7 b"), or a file of these',
+        )
     )
     text_key: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] = key(
         "text", "field with the text, nested as `a.b`; several fields make a dataset each"
@@ -49,7 +62,7 @@ class Corpus(Section):
         None, "separator between the documents of a text file; default: a file is one document"
     )
     subset: str | None = key(None, "configuration of a dataset on the hub")
-    split: str = key("train", "split of a dataset on the hub, or of a folder with several")
+    split: str = key("train", "split of a dataset on the hub, of a folder with several, or of a file of prefixes")
     revision: str | None = key(None, "commit, tag or branch of a dataset on the hub")
     limit: PositiveInt | None = key(None, "use only the first N records (in one shard)")
     shards: PositiveInt = key(1, "number of parallel jobs; doesn't change the result")
@@ -67,6 +80,14 @@ class Corpus(Section):
     encoder: Literal["auto", "gigatoken", "tokenizers"] = key(
         "auto", "auto: gigatoken if it supports the tokenizer and equals `tokenizers` on a sample of every shard"
     )
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Corpus:
+        if (self.source is None) == (self.megatron is None):
+            raise ValueError(f"needs exactly one of source and megatron; given: {'both' if self.source else 'none'}")
+        if self.megatron is not None and (others := sorted(self.model_fields_set - OF_PAIRS)):
+            raise ValueError(f"megatron names tokens, which are read as they are: remove {' and '.join(others)}")
+        return self
 
     @model_validator(mode="after")
     def _distinct_keys(self) -> Corpus:

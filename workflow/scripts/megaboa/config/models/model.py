@@ -1,20 +1,52 @@
-"""Models, and tokenizers that are trained on the spot."""
+"""Models, and tokenizers that are trained on the spot or made of GPT-2's files."""
 
 from __future__ import annotations
 
+import functools
+import json
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from megaboa import conversion
 from megaboa.config.models.section import Name, Section, key
+from megaboa.data.tokenizer import END_OF_TEXT
 from megaboa.layout import Layout
 from megaboa.records import Tree
 
 
 class Tokenizer(Section):
-    train_on: Name = key(description="corpus whose text the tokenizer is trained on")
-    vocab_size: Annotated[int, Field(ge=260)] = key(512, "size of the byte-level BPE vocabulary")
+    """Either `train_on`, or `vocab` and `merges`."""
+
+    train_on: Name | None = key(None, "corpus whose text the tokenizer is trained on")
+    vocab_size: Annotated[int, Field(ge=260)] = key(512, "size of the byte-level BPE vocabulary that is trained")
+    vocab: str | None = key(None, "GPT-2's vocab.json (Megatron's --vocab-file), instead of train_on")
+    merges: str | None = key(None, "GPT-2's merges.txt (Megatron's --merge-file)")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Tokenizer:
+        if (self.vocab is None) != (self.merges is None):
+            raise ValueError("vocab and merges belong together: set both or none")
+        if (self.train_on is None) == (self.vocab is None):
+            raise ValueError("needs either train_on, or vocab and merges")
+        if self.vocab is not None and "vocab_size" in self.model_fields_set:
+            raise ValueError("vocab_size is of a tokenizer that is trained, and vocab has its own: remove one")
+        return self
+
+    @property
+    def size(self) -> int:
+        """How many tokens it has."""
+        if self.vocab is None:
+            return self.vocab_size
+        path = Path(self.vocab).expanduser()
+        return _entries(str(path), path.stat().st_mtime_ns)
+
+
+@functools.cache
+def _entries(vocab: str, _changed: int) -> int:
+    known = json.loads(Path(vocab).read_text(encoding="utf-8"))
+    return len(known) + (END_OF_TEXT not in known)
 
 
 class Conversion(Section):

@@ -1,0 +1,140 @@
+"""Steps whose documents can't be named, and how ranks and parents count."""
+
+import json
+
+import numpy as np
+import pytest
+from called import called
+from indexed_files import write_indexed
+
+from megaboa.data import batches
+from megaboa.doctor.examine import _read_in
+from megaboa.errors import InputError
+from megaboa.files import write_json
+from megaboa.layout import Layout
+from megaboa.paths import RunFolder
+from megaboa.records import DataIndex, Preflight, RunCheck, write
+
+
+def run_of(root, name="r", index="abc", **given):
+    folder = root / "results" / "e" / "runs" / name
+    training = {"global_batch_size": 4, "micro_batch_size": 1, "train_iters": 9}
+    run = {"data": {}, "model": {"name": "m", "init": "scratch", "recipe": None}, "training": training}
+    write_json(folder / "run.json", {**run, "world_size": 2, **given})
+    write_json(folder / "launch.json", {"index": index})
+    return RunFolder(folder)
+
+
+@pytest.fixture
+def indexed(tmp_path):
+    """One dataset of three documents, and an index of two-token samples, written as Megatron writes it."""
+    write_indexed(tmp_path / "a", [[1, 2, 3], [4], [5] * 40])
+    about = {"class": "GPTDataset", "dataset_path": f"{tmp_path}/a", "num_samples": 20}
+    text = json.dumps(about, indent=4)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    import hashlib
+
+    stem = hashlib.md5(text.encode()).hexdigest() + "-GPTDataset-train"
+    (cache / f"{stem}-description.txt").write_text(text)
+    np.save(cache / f"{stem}-document_index.npy", np.array([0, 1, 2], np.int32))
+    rows = [[0, 0], [0, 2], [2, 0], *([2, 2 * n] for n in range(1, 20))]
+    np.save(cache / f"{stem}-sample_index.npy", np.array(rows, np.int32))
+    np.save(cache / f"{stem}-shuffle_index.npy", np.array([1, 0, *range(2, 21)], np.uint32))
+    index = DataIndex(name="abc", cache=str(cache), samples={}, corpora=(), max_epochs=4.0)
+    write(tmp_path / "results" / "e" / "data" / "indexes" / "abc.json", index)
+    return tmp_path
+
+
+def pieces(batch):
+    return [[(p.document, p.begin, p.tokens) for p in sample.pieces] for sample in batch.samples]
+
+
+def test_samples_are_cut_at_the_ends_of_documents(indexed):
+    batch = batches.of_step(run_of(indexed), 1)
+    assert pieces(batch) == [[(0, 2, 1), (1, 0, 1)], [(0, 0, 2)], [(2, 0, 2)], [(2, 2, 2)]]
+    assert [sample.copy for sample in batch.samples] == [0, 1, 0, 1]
+
+
+def test_a_rank_reads_what_its_copy_of_the_model_reads(indexed):
+    run = run_of(indexed, world_size=8, parallel={"tp": 2, "cp": 1, "pp": 2})
+    for rank, copy in enumerate([0, 0, 1, 1, 0, 0, 1, 1]):
+        batch = batches.of_step(run, 1, rank)
+        assert [sample.number for sample in batch.samples] == [copy, 2 + copy]
+    assert [Layout(8, cp=2, tp=2).copy_of(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_samples_of_the_parent_count(indexed):
+    parent = {"experiment": "e", "run": "r", "iteration": 2, "load": {"optimizer": True, "rng": False}}
+    run_of(indexed)
+    child = run_of(indexed, "child", parent=parent, training={"global_batch_size": 5, "micro_batch_size": 1})
+    assert batches.consumed(child, 4, 5) == 2 * 4 + 1 * 5
+    with pytest.raises(InputError, match=r"--step 2: the run child begins after step 2 of e/r@2"):
+        batches.consumed(child, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("step", "rank", "given", "said"),
+    [
+        (0, None, {}, "--step 0: the run r has the steps 1 to 9"),
+        (10, None, {}, "--step 10: the run r has the steps 1 to 9"),
+        (1, 2, {}, "--rank 2: the run r has the ranks 0 to 1"),
+        (1, None, {"index": None}, "r reads data that Bridge or its recipe makes up: there are no documents"),
+        (1, None, {"index": "def"}, "r: the index of its data isn't made yet: call `snakemake data` first"),
+        (
+            1,
+            None,
+            {"overrides": {"dataset.dataloader_type": "cyclic"}},
+            "dataloader_type is cyclic, which takes no sam",
+        ),
+        (1, None, {"overrides": {"train.rampup_batch_size": [1, 1, 9]}}, "changes the batch from step to step"),
+        (1, 0, {"overrides": {"dist.use_tp_pp_dp_mapping": True}}, "counts ranks in another order: leave it out"),
+        (1, None, {"training": {}}, "its batch size is the recipe's, and is known after `snakemake preflight`"),
+        (6, None, {}, "too short: make the index again"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(indexed, step, rank, given, said):
+    run = run_of(indexed, **given)
+    with pytest.raises(InputError) as error:
+        batches.of_step(run, step, rank)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_index_that_is_gone_is_said(indexed):
+    run = run_of(indexed)
+    for path in (indexed / "cache").glob("*shuffle*"):
+        path.unlink()
+    with pytest.raises(InputError, match=r"shuffle_index.npy is gone: make the index again"):
+        batches.of_step(run, 1)
+
+
+def test_a_recipes_sizes_are_those_of_preflight(indexed):
+    run = run_of(indexed, training={}, model={"name": "m", "init": "scratch", "recipe": "r.py"})
+    check = RunCheck(global_batch_size=2, micro_batch_size=1, train_iters=3, data_parallel_size=2)
+    write(indexed / "results" / "e" / "preflight.json", Preflight(runs={"r": check}))
+    assert [sample.number for sample in batches.of_step(run, 2).samples] == [2, 3]
+    with pytest.raises(InputError, match=r"--rank 0: the recipe of r decides its layout"):
+        batches.of_step(run, 1, 0)
+    assert len(batches.of_step(run, 1, 0, Layout(2)).samples) == 1
+
+
+def test_the_command_lists_and_says_json(indexed, monkeypatch):
+    run_of(indexed)
+    monkeypatch.chdir(indexed)
+    done = called("documents", "e/r", "--step", "2")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "step 2 of e/r: 4 samples of 4 to 7, 8 tokens"
+    assert lines[1] == "  ?: 100.0% of the tokens, 1 documents" and lines[2].split()[:3] == ["sample", "dp", "corpus"]
+    assert lines[3].split() == ["4", "0", "?", "2", "4", "2", f"{indexed}/a"]
+    found = json.loads(called("documents", "e/r", "--step", "2", "--rank", "1", "--json").stdout)
+    assert [sample["number"] for sample in found["samples"]] == [5, 7]
+    wrong = called("documents", "e/r", "--step", "12")
+    assert wrong.returncode == 1 and "--step 12: the run r has the steps 1 to 9" in wrong.stderr
+
+
+def test_the_doctor_names_shares_and_the_largest_document(indexed):
+    first, call = _read_in(run_of(indexed), 2)
+    assert first == "  step 2 read ? 100%, of 1 documents; 100% of its tokens are from document 2 of ?"
+    assert call == "  all of them: megaboa documents e/r --step 2"
+    assert _read_in(run_of(indexed, index=None), 2) == []

@@ -1,0 +1,53 @@
+"""List which documents of which corpus a step of a run read, by Megatron's own index.
+
+A document is counted from 0, as in the corpus's .idx; `from` is its first token in the sample. With --rank only what
+the copy of the model read that this rank is part of. It may be called before, while and after the run trains.
+"""
+
+import dataclasses
+import json
+import sys
+
+from megaboa import commands
+from megaboa.check.facts import from_json
+from megaboa.data import batches
+from megaboa.errors import one_sentence
+from megaboa.paths import RunFolder
+
+
+def main(words: list[str]) -> None:
+    parser = commands.parser("documents", __doc__)
+    parser.add_argument("run", type=commands.run, help="EXPERIMENT/RUN, or the run's folder")
+    parser.add_argument("--step", type=int, required=True, help="counted from 1")
+    parser.add_argument("--rank", type=int, help="default: all ranks")
+    parser.add_argument("--json", action="store_true", help="print JSON, with every sample's pieces")
+    args = parser.parse_args(words)
+    folder = RunFolder(args.run)
+    with one_sentence():
+        checked = folder.preflight
+        layout = from_json(checked.facts).layout if checked and checked.facts and folder.run.is_recipe else None
+        batch = batches.of_step(folder, args.step, args.rank, layout)
+    if args.json:
+        json.dump(dataclasses.asdict(batch), sys.stdout, indent=1)
+        print()
+    else:
+        print("\n".join(lines(batch)))
+
+
+def lines(batch: batches.Batch) -> list[str]:
+    by_corpus, documents = batch.tokens_by("corpus"), batch.documents
+    total = sum(by_corpus.values())
+    first, last = batch.samples[0].number, batch.samples[-1].number
+    found = [f"step {batch.step} of {batch.run}: {len(batch.samples)} samples of {first} to {last}, {total:,} tokens"]
+    for corpus, tokens in by_corpus.most_common():
+        count = sum(name == corpus for name, _, _ in documents)
+        found.append(f"  {corpus}: {tokens / total:.1%} of the tokens, {count:,} documents")
+    rows = [("sample", "dp", "corpus", "document", "from", "tokens", "source")]
+    for sample in batch.samples:
+        for piece in sample.pieces:
+            place = piece.source or piece.dataset
+            numbers = (sample.number, sample.copy, piece.corpus, piece.document, piece.begin, piece.tokens, place)
+            rows.append(tuple(map(str, numbers)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    found += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return found
