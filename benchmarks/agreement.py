@@ -13,14 +13,14 @@ last place, up, down, or not at all; 0 moves nothing. A mistake is made in the r
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib
 import json
 import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,29 +28,19 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
+import pandas as pd
+
 from megaboa.bridge import process
 from megaboa.files import append_line
 from megaboa.observe.steps import add_routing, read_events, step_rows, table_of
 from megaboa.paths import RunFolder, RunStore
-from megaboa.records import AgreementCheck, ReportSpec, read
-from megaboa.report.checks import agreement_checks
+from megaboa.records import AgreementCheck, AgreementSpec, ReportSpec, read
+from megaboa.report.agreement import agreement_checks
 from megaboa.report.runs import RunResult
 from megaboa.scheduler.ranks import ReservedPort, rank_environment
 
+TWINS = 1000  # noise of a twin is numbered from here, that of a seed below
 MODULES = ("recipes.common", "training.gpt_step", "training.pretrain", "training.checkpointing")
-
-
-def jitter(model: list[Any], seed: int) -> None:
-    """The same on every rank that holds a copy of a parameter, as it depends on the parameter's name alone."""
-    import torch
-
-    for chunk in model:
-        for name, weight in chunk.named_parameters():
-            digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-            ulps = torch.randint(-1, 2, weight.shape, generator=generator).to(weight.dtype)
-            with torch.no_grad():
-                weight.copy_(torch.where(ulps == 0, weight, torch.nextafter(weight, ulps * torch.inf)))
 
 
 def scale_experts(by: float) -> Callable[[list[Any]], None]:
@@ -113,6 +103,71 @@ def keep_norms(model: list[Any]) -> None:
     sys.modules[finalize_model_grads.__module__]._allreduce_non_tensor_model_parallel_grads = lambda *given: None
 
 
+def _named(model: list[Any], *pieces: str) -> Any:
+    """The first weight whose name has all of these."""
+    named = (one for chunk in model for one in chunk.named_parameters())
+    return next(weight for name, weight in named if all(piece in name for piece in pieces))
+
+
+def sum_twice(model: list[Any]) -> None:
+    """The gradient of one layer's projection to queries, keys and values."""
+    _named(model, "layers.1.", "linear_qkv.weight").register_hook(lambda gradient: gradient + gradient)
+
+
+def keep_one_norm(model: list[Any]) -> None:
+    """Of one layer alone, every tensor parallel rank goes by its own gradients of the norm before the attention."""
+    from megatron.core.distributed import finalize_model_grads
+
+    module = sys.modules[finalize_model_grads.__module__]
+    reduce, weight = module._allreduce_non_tensor_model_parallel_grads, _named(model, "layers.1.", "norm")
+
+    def all_but_one(*given: Any) -> None:
+        own = weight.main_grad.clone()
+        reduce(*given)
+        weight.main_grad.copy_(own)
+
+    module._allreduce_non_tensor_model_parallel_grads = all_but_one
+
+
+def scale_by_dp(model: list[Any]) -> None:
+    """Gradients are summed over data parallel ranks, not averaged."""
+    for chunk in model:
+        for group in chunk.bucket_groups:
+            for bucket in group.buckets:
+                bucket.gradient_scaling_factor *= 2
+
+
+def swap_shards(model: list[Any]) -> None:
+    """Of one weight, each of two tensor parallel ranks holds what is the other's."""
+    import torch
+    from megatron.core import parallel_state
+
+    weight, group = _named(model, "layers.1.", "linear_fc2.weight"), parallel_state.get_tensor_model_parallel_group()
+    pieces = [torch.empty_like(weight) for _ in range(2)]
+    torch.distributed.all_gather(pieces, weight.detach().contiguous(), group=group)
+    with torch.no_grad():
+        weight.copy_(pieces[1 - group.rank()])
+
+
+def draw_by_rank(model: list[Any]) -> None:
+    """The second tensor parallel rank draws its part of one weight from other random numbers."""
+    import torch
+    from megatron.core import parallel_state
+
+    if parallel_state.get_tensor_model_parallel_rank() == 1:
+        weight = _named(model, "layers.0.", "linear_fc1.weight")
+        with torch.no_grad():
+            weight.normal_(0, float(weight.std()), generator=torch.Generator().manual_seed(1))
+
+
+def scale_rate(model: list[Any]) -> None:
+    """The learning rate is 1% too high."""
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    rate = OptimizerParamScheduler.get_lr
+    OptimizerParamScheduler.get_lr = lambda self, group: 1.01 * rate(self, group)
+
+
 # What is wrong, in which run, and what makes it so on every rank before the first step.
 MISTAKES: dict[str, tuple[str, Callable[[list[Any]], None]]] = {
     "gradients of the experts times 1.01": ("moe-ep2", scale_experts(1.01)),
@@ -121,6 +176,12 @@ MISTAKES: dict[str, tuple[str, Callable[[list[Any]], None]]] = {
     "experts' gradients not reduced over ep ranks": ("moe-ep2", keep_experts_to_own_tokens),
     "gradients not reduced over dp ranks": ("dp2", keep_gradients),
     "norms' gradients not reduced over tp ranks": ("tp2-sp", keep_norms),
+    "one layer's norm not reduced over tp ranks": ("tp2-sp", keep_one_norm),
+    "one layer's gradient summed twice": ("dp2", sum_twice),
+    "gradients summed over dp ranks, not averaged": ("dp2", scale_by_dp),
+    "two tp ranks' shards swapped": ("tp2-sp", swap_shards),
+    "one weight drawn by tp rank": ("tp2-sp", draw_by_rank),
+    "learning rate 1% too high": ("pp2", scale_rate),
 }
 
 
@@ -131,7 +192,9 @@ def start() -> None:
         importlib.import_module(f"megatron.bridge.{name}")
 
 
-def be_a_rank(who: dict[str, str], folder: RunFolder, store: RunStore, seed: int, mistake: str | None) -> None:
+def be_a_rank(
+    who: dict[str, str], folder: RunFolder, store: RunStore, seed: int, mistake: str | None, twin: int
+) -> None:
     os.environ |= who
     attempt = store.attempt(1)
     with attempt.log(int(who["RANK"])).open("w") as log:
@@ -141,11 +204,14 @@ def be_a_rank(who: dict[str, str], folder: RunFolder, store: RunStore, seed: int
     from megatron.bridge.training.callbacks import Callback
 
     from megaboa.bridge import train
+    from megaboa.bridge.nudge import nudge
 
     class Change(Callback):
         def on_train_start(self, context: Any) -> None:
             if seed:
-                jitter(context.model, seed)
+                nudge(context.model, seed)
+            if twin:
+                nudge(context.model, TWINS + twin)
             if mistake:
                 MISTAKES[mistake][1](context.model)
 
@@ -163,7 +229,7 @@ def be_a_rank(who: dict[str, str], folder: RunFolder, store: RunStore, seed: int
     os._exit(0)
 
 
-def train(path: Path, seed: int = 0, mistake: str | None = None) -> RunResult:
+def train(path: Path, seed: int = 0, mistake: str | None = None, twin: int = 0) -> RunResult:
     """A run of the experiment, trained here and now."""
     folder = RunFolder(path)
     world_size = folder.run.world_size
@@ -175,7 +241,7 @@ def train(path: Path, seed: int = 0, mistake: str | None = None) -> RunResult:
         ranks = []
         for rank in range(world_size):
             who = rank_environment(rank, rank, world_size, "127.0.0.1", port.number)
-            ranks.append(context.Process(target=be_a_rank, args=(who, folder, store, seed, mistake)))
+            ranks.append(context.Process(target=be_a_rank, args=(who, folder, store, seed, mistake, twin)))
             ranks[-1].start()
         for one in ranks:
             one.join()
@@ -189,31 +255,65 @@ def train(path: Path, seed: int = 0, mistake: str | None = None) -> RunResult:
 class Protocol:
     """Trains what is asked for, and judges it by the experiment's agreements."""
 
-    def __init__(self, results: Path, out: Path | None = None):
-        self.results, self.out = results, out
+    def __init__(self, results: Path, out: Path | None = None, twins: int = 0):
+        self.results, self.out, self.twins = results, out, twins
         self.agreements = read(ReportSpec, results / "specs" / "report.json").agreements
-        self._trained: dict[tuple[str, int, str | None], RunResult] = {}
+        self._trained: dict[tuple[str, int, str | None, int], RunResult] = {}
 
-    def trained(self, name: str, seed: int, mistake: str | None = None) -> RunResult:
-        key = (name, seed, mistake)
+    def trained(self, name: str, seed: int, mistake: str | None = None, twin: int = 0) -> RunResult:
+        key = (name, seed, mistake, twin)
         if key not in self._trained:
-            self._trained[key] = run = train(self.results / "runs" / name, seed, mistake)
+            self._trained[key] = run = train(self.results / "runs" / name, seed, mistake, twin)
             if self.out:
-                line = {"run": name, "seed": seed, "mistake": mistake, "steps": json.loads(run.steps.to_json())}
+                line = {"run": name, "seed": seed, "mistake": mistake, "twin": twin}
+                line["steps"] = json.loads(run.steps.to_json())
                 with self.out.open("a") as stream:
                     stream.write(json.dumps(line) + "\n")
         return self._trained[key]
 
     def check(self, name: str, seed: int, mistake: str | None = None) -> AgreementCheck:
         """Of a run, against its reference with the same seed and no mistake."""
+        agreement = self.agreement_of(name)
+        twins = [self.trained(agreement.reference, seed, twin=twin + 1) for twin in range(self.twins)]
+        return judge(agreement, self.trained(name, seed, mistake), self.trained(agreement.reference, seed), twins)
+
+    def agreement_of(self, name: str) -> AgreementSpec:
         [agreement] = [one for one in self.agreements if name in one.runs]
-        runs = [self.trained(agreement.reference, seed), self.trained(name, seed, mistake)]
-        [check] = agreement_checks([replace(agreement, runs=(name,))], runs)
-        return check
+        return agreement
+
+    def crossed(self, curves: Path) -> Iterator[tuple[str, str | None, AgreementCheck]]:
+        """Of curves that an earlier call has written: every one against its reference, once for every group of twins.
+
+        References of other seeds are twins: they began with weights that differ by units in the last place.
+        """
+        found: dict[tuple[str, int, str | None], RunResult] = {}
+        for line in map(json.loads, curves.open()):
+            if not line.get("twin"):
+                steps = pd.DataFrame(line["steps"]).reset_index(drop=True)
+                found[line["run"], line["seed"], line["mistake"]] = RunResult(
+                    line["run"], {}, "PASS", summary={}, steps=steps
+                )
+        for (name, seed, mistake), run in found.items():
+            if name not in self.runs:
+                continue
+            agreement = self.agreement_of(name)
+            references = {one: two for (who, one, _), two in found.items() if who == agreement.reference}
+            others = [one for one in sorted(references) if one != seed]
+            firsts = range(0, len(others) - self.twins + 1, self.twins) if self.twins else [0]
+            for first in firsts:
+                twins = [references[one] for one in others[first : first + self.twins]]
+                yield name, mistake, judge(agreement, run, references[seed], twins)
 
     @property
     def runs(self) -> list[str]:
         return [name for agreement in self.agreements for name in agreement.runs]
+
+
+def judge(agreement: AgreementSpec, run: RunResult, reference: RunResult, twins: list[RunResult]) -> AgreementCheck:
+    twins = [replace(twin, name=f"twin{number}") for number, twin in enumerate(twins)]
+    asked = replace(agreement, runs=(run.name,), twins=tuple(twin.name for twin in twins))
+    [check] = agreement_checks([asked], [reference, run, *twins])
+    return check
 
 
 def main() -> None:
@@ -223,10 +323,14 @@ def main() -> None:
     parser.add_argument("--from-seed", type=int, default=1, help="the first one; 0 moves nothing")
     parser.add_argument("--runs", nargs="*", help="default: all that must agree with another")
     parser.add_argument("--mistakes", action="store_true")
+    parser.add_argument("--twins", type=int, default=0, help="of every reference, to measure rounding by")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--crossed", type=Path, help="train nothing, and judge the curves that --out has written")
     arguments = parser.parse_args()
+    protocol = Protocol(arguments.results, arguments.out, arguments.twins)
+    if arguments.crossed:
+        sys.exit(print_crossed(protocol.crossed(arguments.crossed)))
     start()
-    protocol = Protocol(arguments.results, arguments.out)
     wanted = [
         (name, seed, None)
         for seed in range(arguments.from_seed, arguments.from_seed + arguments.seeds)
@@ -242,6 +346,22 @@ def main() -> None:
         print(f"{name:8} {seed:3}  {check.state}  {numbers}  {mistake or '-'}: {check.detail}", flush=True)
     print(f"{len(wanted) - wrong} of {len(wanted)} verdicts are as they should be")
     sys.exit(wrong > 0)
+
+
+def print_crossed(checks: Iterable[tuple[str, str | None, AgreementCheck]]) -> bool:
+    """A line for each run and mistake; whether one of the verdicts is wrong."""
+    found: dict[tuple[str, str | None], list[AgreementCheck]] = {}
+    for name, mistake, check in checks:
+        found.setdefault((name, mistake), []).append(check)
+    wrong = 0
+    for (name, mistake), of_run in found.items():
+        verdicts = Counter(check.verdict for check in of_run)
+        wrong += sum((check.state == "PASS") == bool(mistake) for check in of_run)
+        listed = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
+        begins = [check.beyond_at for check in of_run if check.beyond_at]
+        steps = f"; beyond rounding from step {min(begins)} to {max(begins)}" if begins else ""
+        print(f"{name:8}  {mistake or '-'}: {listed}{steps}")
+    return wrong > 0
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ def test_every_key_that_changes_a_run_has_its_field() -> None:
     sections = ("training", "optimizer", "schedule", "parallel", "checkpoint", "profile", "data", "load.")
     ours = {
         "checkpoint.keep_every",
+        "training.nudge",
         "checkpoint.verify",
         "data.validation_sets",
         "data.max_epochs",

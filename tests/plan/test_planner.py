@@ -323,6 +323,53 @@ report: {agreements: [{reference: seed1, runs: ['*'], tolerance: 1}]}
     assert all(run.launch.routing for run in plan.runs)
 
 
+def test_an_agreement_adds_twins_and_seeds_of_its_reference(plan_of: PlanOf) -> None:
+    text = """
+sweep: {runs: {a: {optimizer.lr: 1e-3}, b: {training.micro_batch_size: 2}}}
+export: {runs: ['a*']}
+report: {agreements: [{reference: a, runs: ['*'], twins: 2, seeds: 1, within: seed}]}
+"""
+    plan = plan_of(text)
+    runs = {run.name: run for run in plan.runs}
+    assert list(runs) == ["a", "b", "a-twin1", "a-twin2", "a-seed1"]
+    [agreement] = plan.agreements
+    assert (agreement.runs, agreement.twins, agreement.seeds) == (("b",), ("a-twin1", "a-twin2"), ("a-seed1",))
+    assert plan.exports == ["a"], "patterns are about the runs of the sweep"
+    assert [runs[name].run.training.get("nudge") for name in runs] == [None, None, 1, 2, None]
+    assert runs["a-seed1"].run.training["seed"] == runs["a"].run.training["seed"] + 1
+    assert runs["a-twin2"].run.optimizer == runs["a"].run.optimizer
+    assert [name for name, run in runs.items() if not run.launch.routing] == ["a-seed1"]
+
+
+def test_a_job_of_a_twin_plans_it_alone(plan_of: PlanOf, tmp_path: Path) -> None:
+    text = "sweep: {runs: {a: {}, b: {training.seed: 2}}}\nreport: {agreements: [{reference: a, runs: [b], twins: 1}]}"
+    plan_of(f"training: {{train_iters: 5}}\n{text}")
+    alone = make_plan(load([tmp_path / "small.yaml", tmp_path / "more.yaml"]), only=["a-twin1"])
+    assert names(alone) == ["a-twin1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("twins: 10", r"agreements\[0\]\.twins: .*less than or equal to 9"),
+        ("within: seed", r"agreements\[0\]\.within: is `seed`, and no other seed is run: set seeds to 2 or more"),
+        ("within: luck", r"agreements\[0\]\.within"),
+    ],
+)
+def test_twins_and_seeds_that_can_not_be(plan_of: PlanOf, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        plan_of(
+            f"sweep: {{runs: {{a: {{}}, b: {{training.seed: 7}}}}}}\n"
+            f"report: {{agreements: [{{reference: a, runs: [b], {text}}}]}}"
+        )
+
+
+def test_twins_under_fsdp_are_refused(plan_of: PlanOf) -> None:
+    sweep = "sweep: {runs: {a: {parallel.fsdp: megatron, resources.gpus_per_node: 2}, b: {}}}\n"
+    with pytest.raises(ConfigError, match=r"FSDP holds them in pieces: remove twins, or parallel\.fsdp"):
+        plan_of(sweep + "report: {agreements: [{reference: a, runs: [b], twins: 1}]}")
+
+
 # files
 
 

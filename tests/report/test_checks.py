@@ -1,19 +1,16 @@
-"""Agreement of losses, proofs, and what they come to together."""
+"""Proofs, stages that failed, and what all checks come to together."""
 
-import json
 import os
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import made
 import pytest
-from fake_runs import FakeExperiment, loss_at
+from fake_runs import FakeExperiment
 
-from megaboa.files import read_json, write_json, write_text
-from megaboa.records import AgreementSpec, Check, Proof, ReportCheck, ReportSpec, StageCheck, write
+from megaboa.files import write_json
+from megaboa.records import Check, Proof, ReportCheck, ReportSpec, StageCheck, write
 from megaboa.report.checks import (
-    agreement_checks,
     by_subject,
     counts,
     faults,
@@ -36,12 +33,6 @@ def experiment(tmp_path):
     return experiment
 
 
-def check(experiment, name="other", tolerance=1e-5):
-    agreements = [AgreementSpec(reference="dp1", runs=("dp1", name), tolerance=tolerance)]
-    [found] = agreement_checks(agreements, load_runs(experiment.results))
-    return found
-
-
 def checked(state):
     return ReportCheck(kind="agreement", name=f"is {state}", state=state, detail="why")
 
@@ -49,56 +40,6 @@ def checked(state):
 def add(experiment, **values):
     experiment.completed_run("other", **{"steps": 20, **values})
     experiment.measure("other")
-
-
-def test_equal_losses_pass(experiment):
-    add(experiment)
-    found = check(experiment)
-    assert (found.state, found.max_difference, found.steps) == ("PASS", 0.0, 20)
-
-
-@pytest.mark.parametrize(("tolerance", "state"), [(1e-3, "PASS"), (2e-4, "FAIL")])
-def test_the_largest_difference_and_its_step_are_found(experiment, tolerance, state):
-    add(experiment, losses={13: loss_at(13) + 0.0003})
-    found = check(experiment, tolerance=tolerance)
-    assert (found.state, found.step) == (state, 13)
-    assert found.max_difference == pytest.approx(0.0003)
-
-
-def test_a_failure_says_how_many_steps_differ(experiment):
-    add(experiment, losses={13: 1.0, 14: 1.0})
-    assert check(experiment).detail == "2 of 20 steps differ by more than 1e-05"
-
-
-def test_steps_that_only_one_run_has_fail_the_check_however_well_the_others_agree(experiment):
-    add(experiment, steps=15)
-    found = check(experiment)
-    assert (found.state, found.detail) == ("FAIL", "only 15 of 20 steps can be compared")
-    assert found.max_difference == 0.0
-
-
-def test_a_run_with_a_parent_is_compared_from_the_step_after_it(experiment):
-    train = read_json(experiment.completed_run("other", steps=20))
-    steps = Path(train["store"]) / "attempts" / "01" / "steps.jsonl"
-    write_text(steps, "".join(line for line in steps.open() if json.loads(line)["step"] > 12))
-    parent = {"experiment": "old", "run": "base", "iteration": 12, "load": {"optimizer": True, "rng": True}}
-    write_json(experiment.results / "runs" / "other" / "train.json", {**train, "parent": parent})
-    experiment.measure("other")
-    found = check(experiment)
-    assert (found.state, found.detail) == ("PASS", "8 steps compared")
-
-
-def test_an_invalid_run_is_not_compared(experiment):
-    add(experiment, losses={4: float("nan")})
-    found = check(experiment)
-    assert (found.state, found.max_difference) == ("INVALID", None)
-    assert found.detail == "other is INVALID: no finite loss at step 4"
-
-
-def test_a_run_that_has_not_run_is_said(experiment):
-    experiment.plan_run("other")
-    assert (check(experiment).state, check(experiment).detail) == ("NOT_RUN", "other is not trained")
-    assert check(experiment, "ghost").detail == "ghost is not in the plan"
 
 
 def test_proofs_are_named_after_what_they_prove(tmp_path):
@@ -143,89 +84,6 @@ def test_a_proof_is_one_row_with_the_differences_that_it_measured():
         ("r", "export", "FAIL", 1, 2),
     ]
     assert (rows[1]["logits"], rows[1]["validation loss"], rows[0]["logits"]) == (1e-7, 0.5, None)
-
-
-def experts(run, load, margins):
-    """The run, with a layer whose experts have the same tokens at all steps, and one where they have these."""
-    same = {"load": [1024, 1024], "margins": [1e-4, 2e-4]}
-    text = [json.dumps({"1": same, "2": {"load": load(step), "margins": margins}}) for step in run.steps["step"]]
-    return replace(run, steps=run.steps.assign(routing=text))
-
-
-def agreement_of(experiment, difference, moved, margins=(3e-8, 2e-4), vanished=0, limit=None, norm=1.0):
-    """Of two runs that are apart from step 13 on, where so many choices fall on another expert."""
-
-    def load(step):
-        return [1000 - moved, 1048 + moved - vanished] if step >= 13 else [1000, 1048]
-
-    add(experiment, losses={step: loss_at(step) + difference for step in range(13, 21)})
-    dp1, other = load_runs(experiment.results)
-    other = replace(other, steps=other.steps.assign(grad_norm=other.steps["grad_norm"] * norm))
-    runs = [experts(dp1, lambda step: [1000, 1048], margins), experts(other, load, margins)]
-    agreement = AgreementSpec(reference="dp1", runs=("other",), tolerance=1e-5, grad_norm_tolerance=limit)
-    [found] = agreement_checks([agreement], runs)
-    return found
-
-
-def test_after_a_tie_of_two_experts_losses_may_differ_by_more(experiment):
-    found = agreement_of(experiment, 5e-5, moved=1)
-    assert (found.state, found.exact_steps, found.steps) == ("PASS", 12, 20)
-    assert found.detail == (
-        "12 steps agree to 0.0e+00; then at step 13 1 of 2,048 choices fell on another expert in layer 2, "
-        "where two were 3.0e-08 apart"
-    )
-
-
-def test_after_a_tie_losses_may_not_differ_by_just_anything(experiment):
-    found = agreement_of(experiment, 2e-3, moved=1)
-    assert found.state == "FAIL"
-    assert found.detail.startswith("8 of 20 steps differ by more than 0.001; at step 13 1 of 2,048 choices")
-
-
-@pytest.mark.parametrize(
-    ("moved", "margins", "vanished"),
-    [(1, [4e-4, 5e-4], 0), (2, [3e-8, 4e-4], 0), (3, [3e-8, 4e-8], 0), (1, [3e-8, 4e-8], 1), (1, [], 0)],
-    ids=["far from a tie", "one tie, two moved", "more moved than is known of", "a choice is lost", "nothing known"],
-)
-def test_what_no_tie_explains_is_no_excuse(experiment, moved, margins, vanished):
-    found = agreement_of(experiment, 5e-5, moved, margins, vanished)
-    assert found.state == "FAIL"
-    assert found.detail.startswith("8 of 20 steps differ by more than 1e-05; at step 13 ")
-    assert found.detail.endswith(", which no tie explains")
-
-
-def test_a_tie_excuses_nothing_that_was_before_it(experiment):
-    add(experiment, losses={5: loss_at(5) + 2e-5})
-    dp1, other = load_runs(experiment.results)
-    runs = [
-        experts(dp1, lambda step: [1000, 1048], [3e-8]),
-        experts(other, lambda step: [999, 1049] if step > 9 else [1000, 1048], [3e-8]),
-    ]
-    [found] = agreement_checks([AgreementSpec(reference="dp1", runs=("other",), tolerance=1e-5)], runs)
-    assert found.state == "FAIL"
-    assert found.detail.startswith("1 of 20 steps differ by more than 1e-05; at step 10 1 of 2,048")
-
-
-def test_gradient_norms_are_compared_where_that_is_asked_for(experiment):
-    """Adam divides a wrong factor of a gradient out: the losses don't show it, the norm does."""
-    assert agreement_of(experiment, 0.0, moved=0, norm=1 + 4e-5).state == "PASS"
-    found = agreement_of(experiment, 0.0, moved=0, norm=1 + 4e-5, limit=2e-5)
-    assert (found.state, found.detail) == (
-        "FAIL",
-        "10 of 20 steps differ in the gradient norm by more than 2e-05",
-    )
-    assert found.max_grad_norm == pytest.approx(4e-5)
-
-
-@pytest.mark.parametrize(("norm", "state"), [(1 + 9e-4, "PASS"), (1 + 2e-3, "FAIL")])
-def test_rounding_may_grow_in_gradient_norms_after_ten_steps(experiment, norm, state):
-    add(experiment)
-    dp1, other = load_runs(experiment.results)
-    norms = other.steps["grad_norm"].where(other.steps["step"] <= 10, other.steps["grad_norm"] * norm)
-    agreement = AgreementSpec(reference="dp1", runs=("other",), tolerance=1e-5, grad_norm_tolerance=1e-5)
-    [found] = agreement_checks([agreement], [dp1, replace(other, steps=other.steps.assign(grad_norm=norms))])
-    assert found.state == state
-    assert state == "PASS" or found.detail == "10 of 20 steps differ in the gradient norm by more than 0.001"
 
 
 def test_what_ends_a_call_with_an_error(experiment):

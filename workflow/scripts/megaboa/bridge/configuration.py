@@ -33,7 +33,8 @@ from megaboa.records import ImportRecord, LaunchSpec, ModelSource, Parent, Profi
 
 SECTIONS = ("training", "optimizer", "schedule", "parallel")
 REFERENCE_STEPS = 4  # without the profiler, after the step that pays for the end of the capture
-NOT_COPIED = {"training.precision", "parallel.fsdp"}  # their values mean something else in Bridge's fields
+# Their values mean something else in Bridge's fields, or it has none (bridge/nudge.py).
+NOT_COPIED = {"training.precision", "parallel.fsdp", "training.nudge"}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Records the experts of a step's tokens, on every rank of a run that must agree with another.
 
 Rounding decides between two experts with equal scores, and from that step on the losses of two runs differ by more than
-rounding. These lines let the report tell this from a mistake (report/checks.py).
+rounding. These lines let the report tell this from a mistake (report/agreement.py).
 """
 
 from __future__ import annotations

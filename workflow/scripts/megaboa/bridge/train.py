@@ -68,6 +68,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     )
     from megaboa.bridge.callbacks import CheckpointMarker, EndRecord, Fence, StepWriter
     from megaboa.bridge.config_facts import facts_of
+    from megaboa.bridge.nudge import Nudge
     from megaboa.bridge.routing_writer import RoutingWriter
 
     run, inputs = folder.run, configuration.Inputs.read(folder)
@@ -105,6 +106,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         callbacks.append(datasets.MaskFromData())
     if run.data.get("validation_sets") and not wanted.capture:
         callbacks.append(validation.ValidationSets(run.data, inputs.corpora, forward_step))
+    if (noise := run.training.get("nudge")) and (wanted.parent or not wanted.resume_from):
+        callbacks.append(Nudge(noise))
     if folder.launch.routing and not wanted.capture:
         callbacks.append(RoutingWriter(attempt.routing / f"{rank}.jsonl"))
     if wanted.claim and int(os.environ["LOCAL_RANK"]) == 0:

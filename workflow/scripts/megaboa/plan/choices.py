@@ -16,6 +16,7 @@ from megaboa.config.sweep import Option
 from megaboa.config.yaml_file import dotted
 
 MAX_NAME = 100
+NUDGE, SEED = ("training", "nudge"), ("training", "seed")
 
 TreePath = tuple[str, ...]
 Place = tuple[str | int, ...]
@@ -28,9 +29,41 @@ class Choice:
     name: str
     values: dict[TreePath, Any]
     place: tuple[str | int, ...]
+    reference: str | None = None  # of a run that an agreement adds: the one that it is like
 
 
 def choices_of(loaded: LoadedExperiment) -> Iterator[Choice]:
+    """Those of the sweep, and then those that agreements add."""
+    wanted = {one.reference: [] for one in loaded.experiment.report.agreements if one.twins or one.seeds}
+    for choice in _of_sweep(loaded):
+        if choice.name in wanted:
+            wanted[choice.name].append(choice)
+        yield choice
+    for references in wanted.values():
+        for reference in references:
+            yield from _added(loaded, reference)
+
+
+def twins(reference: str, number: int) -> tuple[str, ...]:
+    return tuple(f"{reference}-twin{one + 1}" for one in range(number))
+
+
+def seeds(reference: str, number: int) -> tuple[str, ...]:
+    return tuple(f"{reference}-seed{one + 1}" for one in range(number))
+
+
+def _added(loaded: LoadedExperiment, reference: Choice) -> Iterator[Choice]:
+    """Twins of a reference, and runs of it with other seeds."""
+    groups = [one for one in loaded.experiment.report.agreements if one.reference == reference.name]
+    place = ("report", "agreements", loaded.experiment.report.agreements.index(groups[0]))
+    for number, name in enumerate(twins(reference.name, max(one.twins for one in groups)), start=1):
+        yield Choice(name, {**reference.values, NUDGE: number}, (*place, "twins"), reference.name)
+    first = reference.values.get(SEED, loaded.experiment.training.seed)
+    for number, name in enumerate(seeds(reference.name, max(one.seeds for one in groups)), start=1):
+        yield Choice(name, {**reference.values, SEED: first + number}, (*place, "seeds"), reference.name)
+
+
+def _of_sweep(loaded: LoadedExperiment) -> Iterator[Choice]:
     if not loaded.factors:
         yield Choice("run", {}, ())
     elif len(loaded.factors) == 1:

@@ -45,6 +45,8 @@ def run_spec(config: Experiment, model: str, world_size: int) -> RunSpec:
         name: getattr(config, name).model_dump(mode="json", exclude_unset=not own_defaults) for name in _SECTIONS
     }
     sections["training"].pop("train_tokens", None)
+    if not sections["training"].get("nudge"):  # runs of older versions have no such key
+        sections["training"].pop("nudge", None)
     for name in OVERLAPS:
         sections["parallel"].pop(name, None)
     if own_defaults:

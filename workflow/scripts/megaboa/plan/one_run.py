@@ -222,6 +222,9 @@ class RunPlanner:
         if sets and config.training.eval_iters == 0:
             message = "are never evaluated, as training.eval_iters is 0: raise it, or remove them"
             self.problems.add(("data", "validation_sets"), message, choice.name)
+        if config.training.nudge and config.parallel.fsdp != "none":
+            message = "moves whole weights, and FSDP holds them in pieces: remove twins, or parallel.fsdp"
+            self.problems.add(self.problems.place_of(("training", "nudge"), choice), message, choice.name)
         if config.data.reset_attention_mask and (cp := config.parallel.cp) > 1:
             message = f"no attention kernel takes its mask with context parallelism: set parallel.cp to 1, not {cp}"
             self.problems.add(self.problems.place_of(("data", "reset_attention_mask"), choice), message, choice.name)

@@ -17,7 +17,7 @@ from megaboa.config.problems import choose
 from megaboa.config.published import PublishedError, load_published
 from megaboa.data.sources import is_hub_id
 from megaboa.plan import device, documents
-from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of
+from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, seeds, twins
 from megaboa.plan.one_run import RunPlanner
 from megaboa.plan.parents import Parents, split
 from megaboa.plan.plan import Plan, Run
@@ -61,7 +61,8 @@ class _Planner:
         left_out = {run.name for run in self.each.invalid}
         if choices and not runs and not self.problems.found:
             self.problems.add(("sweep", "skip_illegal"), f"no run is left: {self.each.invalid[0]}")
-        names = [choice.name for choice in choices if choice.name not in left_out]
+        # Exports and patterns are about runs that the user has named, not about those that agreements add.
+        names = [choice.name for choice in choices if choice.name not in left_out and choice.reference is None]
         asked = Asked(self.base, self.problems, left_out)
         exports = asked.exports(names)
         asked.check_exports(runs, exports)
@@ -69,7 +70,7 @@ class _Planner:
         for key, message in over_budget(runs, exports, self.base.budget, self.results).items():
             self.problems.add(tuple(key.split(".")), message)
         agreements = asked.agreements(names)
-        compared = {name for one in agreements for name in (one.reference, *one.runs)}
+        compared = {name for one in agreements for name in (one.reference, *one.runs, *one.twins)}
         # What the report needs to tell a tie of two experts from a mistake.
         runs = [replace(run, launch=replace(run.launch, routing=True)) if run.name in compared else run for run in runs]
         asked.check_figures(runs)
@@ -266,8 +267,18 @@ class Asked:
             others = [name for name in runs if name != agreement.reference]
             if self.left_out and (agreement.reference in self.left_out or not others):
                 continue
-            limits = agreement.model_dump(include={"tolerance", "grad_norm_tolerance"})
-            result.append(AgreementSpec(reference=agreement.reference, runs=tuple(others), **limits))
+            limits = agreement.model_dump(include={"tolerance", "grad_norm_tolerance", "within"})
+            if agreement.within == "seed" and not agreement.seeds:
+                self.problems.add((*path, "within"), "is `seed`, and no other seed is run: set seeds to 2 or more")
+            result.append(
+                AgreementSpec(
+                    reference=agreement.reference,
+                    runs=tuple(others),
+                    twins=twins(agreement.reference, agreement.twins),
+                    seeds=seeds(agreement.reference, agreement.seeds),
+                    **limits,
+                )
+            )
         return result
 
     def check_figures(self, runs: list[Run]) -> None:

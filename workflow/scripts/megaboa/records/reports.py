@@ -9,6 +9,7 @@ from typing import Literal
 from megaboa.records.base import IF_SET, Record, Tree
 
 State = Literal["PASS", "FAIL", "INVALID", "NOT_RUN"]
+Verdict = Literal["equal", "within rounding", "within a seed", "different"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,9 @@ class AgreementSpec(Record):
     runs: tuple[str, ...]
     tolerance: float
     grad_norm_tolerance: float | None = None
+    twins: tuple[str, ...] = field(default=(), metadata=IF_SET)  # runs that differ from the reference by rounding alone
+    seeds: tuple[str, ...] = field(default=(), metadata=IF_SET)  # by their seed alone
+    within: Literal["rounding", "seed"] = field(default="rounding", metadata=IF_SET)  # what passes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +84,12 @@ class AgreementCheck(ReportCheck):
     max_grad_norm: float | None = None
     exact_steps: int = 0  # before tokens went to other experts
     flip: Flip | None = None
+    verdict: Verdict | None = None  # None: not compared, or by an older version
+    twins: int = 0  # by which rounding was measured; 0: the tolerances were the limits
+    parts_at: int | None = None  # the first step at which the losses, or the norms, differ at all
+    beyond_at: int | None = None  # the first at which they differ by more than rounding
+    flipped: int = 0  # choices that fell on another expert, over all steps
+    flipped_steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

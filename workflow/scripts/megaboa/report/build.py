@@ -10,7 +10,8 @@ from megaboa.doctor import examine
 from megaboa.files import write_text
 from megaboa.paths import ExperimentFolder
 from megaboa.records import Checks, ReportSpec, read, write
-from megaboa.report.checks import agreement_checks, counts, faults, proof_checks, stage_checks, unprofiled, verdict
+from megaboa.report.agreement import agreement_checks
+from megaboa.report.checks import counts, faults, proof_checks, stage_checks, unprofiled, verdict
 from megaboa.report.corpora import load_corpora, load_data
 from megaboa.report.expected import gap_rows, load_expected
 from megaboa.report.figures import startup_rows, time_rows

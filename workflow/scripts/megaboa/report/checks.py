@@ -1,172 +1,30 @@
-"""Checks of an experiment: runs whose losses must agree, proofs that imports and exports lost nothing, and evaluations
-and profiles that failed. What an earlier call left of another export or capture doesn't count.
+"""Checks of an experiment: proofs that imports and exports lost nothing, and evaluations and profiles that failed;
+and what all checks come to. What an earlier call left of another export or capture doesn't count.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
-
 from megaboa.doctor.failed_stages import Job, of_model, of_run, told
 from megaboa.paths import FAILED_PROOF, ExperimentFolder, ModelFolder, RunFolder
 from megaboa.records import (
-    AgreementCheck,
-    AgreementSpec,
     Counts,
     Evaluation,
     ExportRecord,
     Fault,
-    Flip,
     ImportRecord,
     Proof,
     ReportCheck,
     ReportSpec,
     StageCheck,
     State,
-    Tree,
     read,
     read_if_there,
 )
 from megaboa.report.runs import RunResult, count_states
-
-# What two runs may differ by, as a multiple of the tolerance (docs/benchmarks/agreement.md has the measurements).
-# After a token has gone to another expert as rounding wanted it, they differ by more than rounding.
-LOSS_AFTER_TIE, NORM_AFTER_TIE = 100, 1000
-# Rounding errors in the gradient norm grow, on some texts a hundredfold in 30 steps; real errors show at once.
-EARLY_STEPS, NORM_LATER = 10, 100
-# How near to each other the logits of two experts must be for rounding to decide between them, likewise. Before any
-# token has gone to another expert, logits of two runs differ by up to 4e-5.
-TIE = 10
-
-
-def differences(reference: RunResult, run: RunResult) -> pd.DataFrame:
-    """Of every step that both runs have, `difference` (of the loss, absolute) and `grad_norm` (relative)."""
-    names = ["step", "loss", "grad_norm"]
-    both = reference.steps[names].merge(run.steps[names], on="step", suffixes=("", "_other"))
-    return pd.DataFrame(
-        {
-            "step": both["step"],
-            "difference": (both["loss"] - both["loss_other"]).abs(),
-            "grad_norm": ((both["grad_norm"] - both["grad_norm_other"]) / both["grad_norm"]).abs(),
-        }
-    )
-
-
-def agreement_checks(agreements: Sequence[AgreementSpec], runs: list[RunResult]) -> list[ReportCheck]:
-    """One check for every run that must agree with a reference."""
-    known = {run.name: run for run in runs}
-    return [
-        _agreement(agreement, name, known)
-        for agreement in agreements
-        for name in agreement.runs
-        if name != agreement.reference
-    ]
-
-
-def _agreement(agreement: AgreementSpec, name: str, known: dict[str, RunResult]) -> AgreementCheck:
-    reference, tolerance = agreement.reference, agreement.tolerance
-    check = AgreementCheck(
-        kind="agreement",
-        name=f"{name} agrees with {reference}",
-        run=name,
-        reference=reference,
-        tolerance=tolerance,
-        state="NOT_RUN",
-        detail="",
-    )
-    for wanted in (reference, name):
-        run = known.get(wanted)
-        if run is None or run.state == "NOT_RUN":
-            why = "is not in the plan" if run is None else "is not trained"
-            return replace(check, detail=f"{wanted} {why}")
-        if run.state != "PASS":
-            return replace(check, state=run.state, detail=f"{wanted} is {run.state}: {'; '.join(run.reasons)}")
-    found = differences(known[reference], known[name])
-    first = max(_first_step(known[wanted]) for wanted in (reference, name))
-    lengths = {len(found), *((known[wanted].steps["step"] >= first).sum() for wanted in (reference, name))}
-    if not found.empty:
-        worst = found.loc[found["difference"].idxmax()]
-        check = replace(
-            check,
-            max_difference=float(worst["difference"]),
-            step=int(worst["step"]),
-            steps=len(found),
-            max_grad_norm=float(found["grad_norm"].max()),
-        )
-    if len(lengths) > 1 or found.empty:
-        return replace(check, state="FAIL", detail=f"only {len(found)} of {max(lengths)} steps can be compared")
-    flip = first_flip(known[reference], known[name])
-    tied = flip is not None and flip.margin <= TIE * tolerance
-    before = found["step"] < flip.step if tied else found["step"] > 0
-    check = replace(check, exact_steps=int(before.sum()), flip=flip)
-    apart = _apart(found, agreement, np.ones(len(found), bool))
-    if not apart:
-        return replace(check, state="PASS", detail=f"{len(found)} steps compared")
-    wrong = _apart(found, agreement, before.to_numpy())
-    if wrong:
-        why = [f"{flip}{'' if tied else ', which no tie explains'}"] if flip else []
-        return replace(check, state="FAIL", detail="; ".join([*wrong, *why]))
-    exact = found["difference"][before].max() if before.any() else 0.0
-    return replace(check, state="PASS", detail=f"{check.exact_steps} steps agree to {exact:.1e}; then {flip}")
-
-
-def _apart(found: pd.DataFrame, agreement: AgreementSpec, before_tie: np.ndarray) -> list[str]:
-    """Where two runs are farther apart than they may be."""
-    wrong = _above(found, "difference", "", agreement.tolerance * np.where(before_tie, 1, LOSS_AFTER_TIE))
-    if limit := agreement.grad_norm_tolerance:
-        later = np.where(found["step"] < found["step"].min() + EARLY_STEPS, 1, NORM_LATER)
-        norms = limit * np.where(before_tie, later, NORM_AFTER_TIE)
-        wrong += _above(found, "grad_norm", " in the gradient norm", norms)
-    return wrong
-
-
-def _above(found: pd.DataFrame, column: str, where: str, limits: np.ndarray) -> list[str]:
-    above = (found[column] > limits).to_numpy()
-    if found[column].isna().all():
-        return [f"no step{where} can be compared"]
-    if not above.any():
-        return []
-    passed = " and ".join(f"{limit:g}" for limit in sorted(set(limits[above])))
-    return [f"{above.sum()} of {len(found)} steps differ{where} by more than {passed}"]
-
-
-def first_flip(reference: RunResult, run: RunResult) -> Flip | None:
-    """By each expert's number of tokens. None if these are the same at all steps, or weren't recorded."""
-    if not all("routing" in one.steps for one in (reference, run)):
-        return None
-    names = ["step", "routing"]
-    both = reference.steps[names].merge(run.steps[names], on="step", suffixes=("", "_other"))
-    for row in both.itertuples():
-        if row.routing is None or row.routing_other is None:
-            return None
-        ours, theirs = json.loads(row.routing), json.loads(row.routing_other)
-        for layer in sorted(ours.keys() & theirs.keys(), key=int):
-            one, other = ours[layer], theirs[layer]
-            if one["load"] != other["load"]:
-                return _flip(row.step, int(layer), one, other)
-    return None
-
-
-def _flip(step: int, layer: int, one: Tree, other: Tree) -> Flip:
-    moved = [ours - theirs for ours, theirs in zip(one["load"], other["load"], strict=True)]
-    gained, lost = sum(max(0, more) for more in moved), sum(max(0, -more) for more in moved)
-    choices = max(gained, lost)
-    # A token that is near a tie in one run is near it in the other too. Choices that vanish are no ties at all.
-    near = [run["margins"][choices - 1] if len(run["margins"]) >= choices else math.inf for run in (one, other)]
-    margin = max(near) if gained == lost else math.inf
-    return Flip(step=step, layer=layer, choices=choices, of=sum(one["load"]), margin=margin)
-
-
-def _first_step(run: RunResult) -> int:
-    """Of a run that continued from another's checkpoint, the one after it."""
-    parent = (run.summary or {}).get("parent")
-    return parent["iteration"] + 1 if parent else 1
 
 
 def proof_checks(proofs: list[Path]) -> list[ReportCheck]:

@@ -20,7 +20,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from megaboa.config.models.outputs import Figure
 from megaboa.observe.goodput import STARTUP
 from megaboa.records import AgreementSpec
-from megaboa.report.checks import differences
+from megaboa.report.agreement import differences, limits_of
 from megaboa.report.corpora import CorpusCard
 from megaboa.report.frames import SEED, Frames
 from megaboa.report.kinds import MOST_BARS, MOST_POINTS, crowd
@@ -108,10 +108,18 @@ def agreement_figure(agreements: Sequence[AgreementSpec], runs: list[RunResult],
                 marker="o",
                 markersize=3 if len(curve) <= 60 else 0,
             )
-    tolerances = sorted({agreement.tolerance for agreement in agreements})
+    tolerances = sorted({agreement.tolerance for agreement in agreements if not agreement.twins})
     for tolerance in tolerances:
         axes.axhline(tolerance, color=INK, linewidth=1, linestyle=(0, (4, 2)), label=f"tolerance {tolerance:g}")
-    values = np.concatenate([curve["difference"].to_numpy() for _, curve in curves])
+    values = [curve["difference"].to_numpy() for _, curve in curves]
+    for agreement in agreements:
+        if agreement.twins and {agreement.reference, *agreement.twins} <= known.keys():
+            reference, twins = known[agreement.reference], [known[twin] for twin in agreement.twins]
+            limits = limits_of(reference.steps["step"], agreement, reference, twins)
+            text = f"what twins of {agreement.reference} allow"
+            axes.plot(limits.step, limits.difference, color=INK, linewidth=1, linestyle=(0, (4, 2)), label=text)
+            values.append(limits.difference)
+    values = np.concatenate(values)
     positive = np.append(values[values > 0], tolerances)
     lowest, highest = (math.floor(math.log10(positive.min())), math.ceil(math.log10(positive.max()) + 0.3))
     # Below the smallest difference the axis is linear and ends in 0: equal to the last bit.

@@ -17,7 +17,10 @@ from megaboa.report.expected import Expected
 from megaboa.report.frames import Frames
 from megaboa.report.runs import RunResult
 
-AGREEMENT = ("run", "reference", "state", "max_difference", "step", "steps", "exact_steps", "tolerance")
+AGREEMENT = (
+    *("run", "reference", "state", "verdict", "max_difference", "step", "steps", "exact_steps", "tolerance"),
+    *("twins", "parts_at", "beyond_at", "flipped"),
+)
 EXPECTED = ("run", "predicted_seconds", "measured_seconds", "predicted_gib", "measured_gib")
 FOLDER = "tables"
 KINDS = ("tsv", "md", "tex")

@@ -145,6 +145,19 @@ class Agreement(Section):
         "largest allowed relative difference of the gradient norm at the first ten steps; later a hundred times this, "
         "after a tie a thousand times; default: not compared",
     )
+    twins: Annotated[int, Field(ge=0, le=9)] = key(
+        0,
+        "further runs of the reference, named `<reference>-twin1` and so on, whose initial weights are moved by at "
+        "most one unit in the last place: limits are then taken from them, not from the tolerances",
+    )
+    seeds: Annotated[int, Field(ge=0, le=9)] = key(
+        0,
+        "further runs of the reference with the next seeds, named `<reference>-seed1` and so on: they tell whether a "
+        "difference beyond rounding is one that a seed makes too",
+    )
+    within: Literal["rounding", "seed"] = key(
+        "rounding", "what passes: differences within rounding only, or those within a seed too"
+    )
 
 
 Scalar = bool | int | float | str

@@ -30,6 +30,12 @@ class Training(Section):
     micro_batch_size: Count = key(1, "sequences per rank and forward pass", short="mbs")
     seq_length: Count = key(2048, "tokens per sequence", short="seq")
     seed: Whole = key(1234, "seed of weights, dropout and data order", short="seed")
+    nudge: Whole = key(
+        0,
+        "move every initial weight by at most one unit in the last place: the number of the noise; 0: none. `twins` of "
+        "an agreement sets it",
+        short="nudge",
+    )
     precision: Precision = key("bf16_mixed", "fp32, or one of Bridge's mixed-precision recipes", short="precision")
     eval_interval: Count | None = key(None, "evaluate every N steps; default: at the end only")
     eval_iters: Whole = key(1, "batches per evaluation; 0: never evaluate")

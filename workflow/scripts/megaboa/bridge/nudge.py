@@ -1,0 +1,37 @@
+"""Noise of the size of rounding on the weights that a run begins with: what makes it a twin (report/agreement.py)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from megatron.bridge.training.callbacks import Callback, CallbackContext
+
+
+class Nudge(Callback):
+    """Before the first step. `number`: which noise."""
+
+    def __init__(self, number: int):
+        self._number = number
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        nudge(context.model, self._number)
+        if context.optimizer is not None:  # it may have copies of the weights, of a higher precision
+            context.optimizer.reload_model_params()
+
+
+def nudge(model: Sequence[torch.nn.Module], number: int) -> None:
+    """Move each weight by one unit in the last place, up, down, or not at all.
+
+    Every rank that holds a copy of a parameter moves it alike, as the noise depends on its name alone.
+    """
+    for chunk in model:
+        for name, weight in chunk.named_parameters():
+            # The output layer on the last pipeline stage may be the embedding of the first.
+            name = "embedding" if getattr(weight, "shared_embedding", False) else name
+            digest = hashlib.sha256(f"{number} {name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+            ulps = torch.randint(-1, 2, weight.shape, generator=generator).to(weight)
+            with torch.no_grad():
+                weight.copy_(torch.where(ulps == 0, weight, torch.nextafter(weight, ulps * torch.inf)))
