@@ -41,7 +41,7 @@ onerror:
     if SUBMITS:
         calls.print_failures(RESULTS)
         calls.report_after_failure(
-            RESULTS, RULE_NAME("report"), REPORT, REPORTED, workflow.dag
+            RESULTS, RULE_NAME("report"), REPORT, SHARED.reported, workflow.dag
         )
 
 

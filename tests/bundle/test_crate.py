@@ -1,16 +1,20 @@
 """The metadata of a bundle, by the requirements of Workflow Run Crate 0.5."""
 
+from dataclasses import replace
+
 import pytest
 
 from megaboa.bundle.crate import metadata
+from megaboa.records import BundleEnvironment, BundleManifest
 
-MANIFEST = {
-    "experiment": "tiny",
-    "config": ["config/my file.yaml"],
-    "commit": "abc",
-    "image": {"runtime": "apptainer", "digest": "sha256:1234", "python": "3.12"},
-    "environment": {"packages": {"snakemake": "9.27"}},
-}
+MANIFEST = BundleManifest(
+    experiment="tiny",
+    config=("config/my file.yaml",),
+    device=("cpu",),
+    commit="abc",
+    image={"runtime": "apptainer", "digest": "sha256:1234", "python": "3.12"},
+    environment=BundleEnvironment(packages={"snakemake": "9.27"}),
+)
 FILES = {
     "Snakefile": b"rule all:\n",
     "LICENSE": b"Apache",
@@ -84,5 +88,6 @@ def test_every_reference_leads_to_an_entity_or_out_of_the_crate(crate, entities)
 
 
 def test_without_a_container_there_is_no_image():
-    crate = metadata(FILES, {**MANIFEST, "image": {"runtime": "none", "digest": "1"}}, "Tiny", None, 0.0)
+    without = replace(MANIFEST, image={"runtime": "none", "digest": "1"})
+    crate = metadata(FILES, without, "Tiny", None, 0.0)
     assert not [entity for entity in crate["@graph"] if "containerImage" in entity or "startTime" in entity]

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,14 +13,14 @@ from megaboa.commands.reproduce import reproduce, show
 from megaboa.errors import InputError
 from megaboa.files import canonical
 from megaboa.observe.steps import step_rows, write_steps
-from megaboa.records import Step
+from megaboa.records import BundleEnvironment, BundleManifest, Step, plain
 
-MANIFEST = {"experiment": "tiny", "config": [], "device": ["cpu"], "environment": {"packages": {}}}
+MANIFEST = BundleManifest(experiment="tiny", config=(), device=("cpu",), environment=BundleEnvironment(packages={}))
 RUN = "results/tiny/runs/a"
 
 
 def bundle_of(path, files, **changed):
-    files = {"bundle.json": canonical(MANIFEST).encode(), **files}
+    files = {"bundle.json": canonical(plain(MANIFEST)).encode(), **files}
     crate = canonical(metadata(files, MANIFEST, "Tiny", None, 0.0)).encode()
     path.write_bytes(pack({**files, METADATA: crate, **changed}))
     return path
@@ -83,9 +84,9 @@ def test_code_of_a_bundle_is_announced_and_sees_no_secrets(tmp_path, monkeypatch
 
 def test_packages_of_other_versions_are_named():
     ours = importlib.metadata.version("pytest")
-    manifest = {"environment": {"packages": {"pytest": ours, "pandas": "0.1", "no-such-package": "1"}}}
+    made_with = BundleEnvironment(packages={"pytest": ours, "pandas": "0.1", "no-such-package": "1"})
     pandas = importlib.metadata.version("pandas")
-    assert other_packages(manifest) == [
+    assert other_packages(replace(MANIFEST, environment=made_with)) == [
         "no-such-package: 1 in the bundle, none here",
         f"pandas: 0.1 in the bundle, {pandas} here",
     ]

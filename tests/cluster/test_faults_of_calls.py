@@ -162,7 +162,7 @@ def test_the_file_is_edited_and_planned_after_snakemake_was_killed(faults, waiti
         path.write_text(path.read_text().replace(f" {run}: {{", f" {run}: {{optimizer.lr: {EDITED_RATE}, "))
     targets = [f"results/{NAME}/runs/{run}/train.json" for run in runs]
     said = faults.clone.snakemake("-n", *targets, "--configfile", faults.config)
-    assert "run.json changed" in said, "the plan is one of the edited file"
+    assert f"optimizer.lr: {EDITED_RATE}" in said and "runs.json changed" in said, "the plan is of the edited file"
     path.write_text(text)
     faults.unpark("started")
     faults.clone.wait_for_step(NAME, "started", SAVE_INTERVAL + 1)

@@ -115,14 +115,14 @@ LOG = """\
 
 def test_xid_lines_are_read_with_their_age():
     xids = gpus.parse_xids(LOG, uptime=100_000)
-    assert [(xid["number"], xid["pci"]) for xid in xids] == [
+    assert [(xid.number, xid.pci) for xid in xids] == [
         (79, "0000:00:06"),
         (31, "0000:00:06"),
         (95, "0000:00:07"),
         (94, "0000:00:07"),
         (48, "0000:c1:00"),
     ]
-    assert xids[2]["age"] == 500 and xids[0]["text"].endswith("fallen off the bus.")
+    assert xids[2].age == 500 and xids[0].text.endswith("fallen off the bus.")
 
 
 def test_only_recent_faults_of_the_hardware_of_own_gpus_count():

@@ -14,7 +14,7 @@ from megaboa.run.inputs import UnusableInputError
 from megaboa.scheduler import local
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.local import Machine
-from megaboa.scheduler.slurm import allocation, images, queries
+from megaboa.scheduler.slurm import allocation, queries
 from megaboa.scheduler.slurm.allocation import Allocation, fallen, fallen_of
 from megaboa.scheduler.slurm.queries import Job, Node
 
@@ -188,7 +188,7 @@ def enroot(fake_command, tmp_path):
         (here / path).touch()
 
     def remove(*words):
-        subprocess.run(["sh", "-c", images.REMOVE, "sh", *words], check=True)
+        subprocess.run(["sh", "-c", allocation.REMOVE_IMAGES, "sh", *words], check=True)
         return sorted(path.name.split("megaboa-")[-1] for path in here.iterdir())
 
     return remove
@@ -196,19 +196,19 @@ def enroot(fake_command, tmp_path):
 
 def test_images_of_jobs_that_are_gone_are_removed(enroot):
     """Also what an earlier life of this job has left; never another cluster's, nor what somebody made by hand."""
-    left = enroot(images.of_jobs_gone("lab"), "17.1", "18.0")
+    left = enroot(allocation.images_of_jobs_gone("lab"), "17.1", "18.0")
     assert left == ["lab-17.1-bb", "other-9.0-dd", "pyxis_mine", "ubuntu"]
 
 
 def test_an_image_is_removed_by_its_name(enroot):
     before = enroot("none")
-    assert set(before) - set(enroot(images.of("megaboa-lab-9.0-cc"))) == {"lab-9.0-cc"}
+    assert set(before) - set(enroot(allocation.images_named("megaboa-lab-9.0-cc"))) == {"lab-9.0-cc"}
 
 
 def test_an_image_has_a_name_that_nobody_had_before(monkeypatch):
     """Half an image that a killed step has left looks like a whole one."""
     monkeypatch.setattr(queries, "cluster", lambda: "lab")
-    first, second = images.name(JOB), images.name(JOB)
+    first, second = allocation.image_name(JOB), allocation.image_name(JOB)
     assert first.startswith("megaboa-lab-17.0-") and first != second
 
 

@@ -1,3 +1,8 @@
+import json
+
+from megaboa.bundle.contents import code_state
+
+
 # Not part of `all`: everything a reader needs to check the experiment, in one file.
 rule bundle:
     input:

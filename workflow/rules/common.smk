@@ -1,13 +1,10 @@
 # Shared by all rules: the plan, with its names, inputs and resources.
-import json
-
 from snakemake.exceptions import WorkflowError
 from snakemake.scheduling.job_scheduler import JobScheduler
 from snakemake.settings.types import Quietness
 from snakemake_interface_executor_plugins.settings import ExecMode
 
 from megaboa import workflow as calls
-from megaboa.bundle.contents import code_state
 from megaboa.config import ConfigError, command_line, load, nested
 from megaboa.errors import InputError
 from megaboa.plan import device, make_plan, restarts
@@ -38,9 +35,6 @@ except (ConfigError, InputError, restarts.UnfinishedWorkError) as error:
 SHARED = Shared(PLAN, profile=PROFILE)
 RESULTS = str(SHARED.folder)
 RUNS = SHARED.runs
-# The report needs these; it shows missing results of other stages as such.
-REPORTED = [f"{RESULTS}/image.json", *SHARED.metrics, *SHARED.verifications]
-REPORTED += SHARED.index_manifests
 COMMAND = calls.call_again(workflow.configfiles, GIVEN)
 REPORT = calls.report_command(SCRIPTS, CAPTIONS, RESULTS, CONFIG_FILES, COMMAND)
 PREVIEW = {}  # of a dry run: the files that a call would change, and where they are now

@@ -2,7 +2,7 @@ rule report:
     input:
         # What the report shows of it is identity, or in its settings; wall times and sizes of jobs change nothing there.
         ancient("<experiment>/plan.tsv"),
-        REPORTED,
+        SHARED.reported,
         SHARED.analyses,
         SHARED.import_proofs,
         SHARED.export_proofs,

@@ -3,7 +3,7 @@
 import pytest
 from log_texts import START, step_line, summary_of
 
-from megaboa.observe.logs.curve import Curve
+from megaboa.observe.logs.log_summary import Curve
 
 
 def steps_of(*texts):

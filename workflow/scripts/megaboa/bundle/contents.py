@@ -25,6 +25,8 @@ from megaboa.files import canonical, digest, file_digest, read_json
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore
 from megaboa.records import (
     AttemptStart,
+    BundleEnvironment,
+    BundleManifest,
     CorpusSpec,
     Image,
     ImageAsked,
@@ -100,7 +102,7 @@ def collect(asked: Asked, machine: Private, environment: Mapping[str, str] = os.
     files = {**named, **_code(), **_recipes(asked.results)}
     files |= {name: _clean(name, without_notify(name, content), machine) for name, content in made.items()}
     needed = [one | {"path": machine.text(one["path"])} for one in [*needed, *data_needed(asked.results)]]
-    files[MANIFEST] = canonical({**_manifest(asked), "needed": needed}).encode()
+    files[MANIFEST] = canonical(plain(_manifest(asked, needed))).encode()
     if patch := _git("diff", "HEAD", "--", *_present(CODE)):
         files["code.patch"] = machine.text(patch).encode()
     files["README.md"] = readme(asked.results.name).encode()
@@ -127,26 +129,27 @@ def readme(experiment: str) -> str:
     return README.format(results=f"results/{experiment}", experiment=experiment)
 
 
-def _manifest(asked: Asked) -> dict[str, Any]:
+def _manifest(asked: Asked, needed: Iterable[dict[str, str]]) -> BundleManifest:
     folder = ExperimentFolder(asked.results)
     runs = {name: folder.run(name).run for name in _runs(asked.results)}
     image = read_if_there(Image, folder.image)
     config = [_name(path) for path in asked.config_files] + ([COMMAND_LINE] if asked.command_line else [])
     starts = {name: _starts(folder.run(name)) for name in runs}
     environments = _environments(asked.results, starts)
-    return {
-        "experiment": asked.results.name,
-        "config": config,
-        "device": sorted({run.device for run in runs.values()}),
-        "seeds": {name: run.training.get("seed") for name, run in runs.items()},
-        "identities": {name: _identity(folder.run(name)) for name in runs},
-        "commit": (_git("rev-parse", "HEAD") or "").strip() or None,
-        "changed_files": _git("status", "--porcelain", "--", *_present(CODE)).splitlines(),
-        "image": image and {"runtime": image.runtime, "digest": image.digest, "python": image.python},
-        "environment": _environment(environments),
-        "ran_on": {name: [plain(one) for one in ledger.ran_on(found)] for name, found in starts.items()},
-        "environments": environments,
-    }
+    return BundleManifest(
+        experiment=asked.results.name,
+        config=tuple(config),
+        device=tuple(sorted({run.device for run in runs.values()})),
+        seeds={name: run.training.get("seed") for name, run in runs.items()},
+        identities={name: _identity(folder.run(name)) for name in runs},
+        commit=(_git("rev-parse", "HEAD") or "").strip() or None,
+        changed_files=tuple(_git("status", "--porcelain", "--", *_present(CODE)).splitlines()),
+        image=image and {"runtime": image.runtime, "digest": image.digest, "python": image.python},
+        environment=_environment(environments),
+        ran_on={name: tuple(plain(one) for one in ledger.ran_on(found)) for name, found in starts.items()},
+        environments=environments,
+        needed=tuple(needed),
+    )
 
 
 def _starts(folder: RunFolder) -> list[AttemptStart]:
@@ -166,18 +169,18 @@ def _environments(results: Path, starts: Mapping[str, Sequence[AttemptStart]]) -
     return found
 
 
-def _environment(ran: Mapping[str, Any]) -> dict[str, Any]:
+def _environment(ran: Mapping[str, Any]) -> BundleEnvironment:
     """The one that runs ran in, if it is one and no image; else the one in which the bundle is made."""
     (only,) = ran.values() if len(ran) == 1 else ({},)
     here = {p.name: p.version for p in importlib.metadata.distributions() if p.name}
     of_runs = bool(only.get("packages")) and "image" not in only
-    return {
-        "of": "the runs" if of_runs else "the bundle's making",
-        "python": only["python"] if of_runs else platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "libc": " ".join(platform.libc_ver()),
-        "packages": only["packages"] if of_runs else here,
-    }
+    return BundleEnvironment(
+        of="the runs" if of_runs else "the bundle's making",
+        python=only["python"] if of_runs else platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        libc=" ".join(platform.libc_ver()),
+        packages=only["packages"] if of_runs else here,
+    )
 
 
 def _identity(folder: RunFolder) -> str | None:

@@ -22,6 +22,7 @@ from megaboa.bundle.private import Private
 from megaboa.errors import InputError
 from megaboa.files import canonical, write_bytes
 from megaboa.paths import ExperimentFolder
+from megaboa.records import BundleManifest, parse
 
 Entity = dict[str, Any]
 
@@ -52,8 +53,8 @@ def make(asked: Asked, title: str | None, store: Path, out: Path) -> str:
     """Write it, unless it contains names of this machine; return a one-line summary."""
     machine = Private.here(Path(), store)
     files = collect(asked, machine)
-    manifest = json.loads(files[MANIFEST])
-    times = experiment_times(asked.results, list(manifest["seeds"]))
+    manifest = parse(BundleManifest, json.loads(files[MANIFEST]), MANIFEST)
+    times = experiment_times(asked.results, list(manifest.seeds))
     files[METADATA] = canonical(metadata(files, manifest, title or asked.results.name, *times)).encode()
     if seen := machine.traces(files):
         raise InputError(
@@ -67,14 +68,14 @@ def make(asked: Asked, title: str | None, store: Path, out: Path) -> str:
 
 def metadata(
     files: Mapping[str, bytes],
-    manifest: Mapping[str, Any],
+    manifest: BundleManifest,
     title: str,
     began: float | None,
     ended: float,
 ) -> dict[str, Any]:
     """`began` and `ended`: of the experiment's steps, not of the bundle, so that it is the same again."""
-    results = f"results/{manifest['experiment']}/"
-    action = f"#run-{manifest['experiment']}"
+    results = f"results/{manifest.experiment}/"
+    action = f"#run-{manifest.experiment}"
     root = {
         "@id": "./",
         "@type": "Dataset",
@@ -88,14 +89,14 @@ def metadata(
         "mentions": [{"@id": action}],
     }
     inputs = [
-        *manifest["config"],
+        *manifest.config,
         *(name for name in sorted(files) if name.startswith("envs/") and name.endswith(".txt")),
     ]
     run: Entity = {
         "@id": action,
         "@type": "CreateAction",
-        "name": f"Training and reporting of {manifest['experiment']}",
-        "description": f"snakemake --configfile {' '.join(manifest['config'])}",
+        "name": f"Training and reporting of {manifest.experiment}",
+        "description": f"snakemake --configfile {' '.join(manifest.config)}",
         "instrument": {"@id": WORKFLOW},
         "object": _references(_id(name) for name in inputs),
         "result": _references(_id(name) for name in sorted(files) if name.startswith(results)),
@@ -103,7 +104,7 @@ def metadata(
         "actionStatus": {"@id": "http://schema.org/CompletedActionStatus"},
         **({"startTime": _time(began)} if began is not None else {}),
     }
-    image = _image(manifest.get("image"))
+    image = _image(manifest.image)
     if image:
         run["containerImage"] = {"@id": image["@id"]}
     graph = [_descriptor(), root, *_contexts(manifest), run, *([image] if image else [])]
@@ -122,14 +123,14 @@ def _descriptor() -> Entity:
     return {"@id": METADATA, "@type": "CreativeWork", "about": {"@id": "./"}, "conformsTo": conforms}
 
 
-def _contexts(manifest: Mapping[str, Any]) -> list[Entity]:
+def _contexts(manifest: BundleManifest) -> list[Entity]:
     profiles = [
         {"@id": url, "@type": "CreativeWork", "name": name, "version": version}
         for url, (name, version) in PROFILES.items()
     ]
     language = {"@id": SNAKEMAKE, "@type": "ComputerLanguage", "name": "Snakemake"}
     language |= {"identifier": {"@id": "https://snakemake.github.io"}, "url": {"@id": "https://snakemake.github.io"}}
-    if version := manifest["environment"]["packages"].get("snakemake"):
+    if version := manifest.environment.packages.get("snakemake"):
         language["version"] = version
     return [*profiles, language]
 
@@ -147,7 +148,7 @@ def _image(image: Mapping[str, Any] | None) -> Entity | None:
     }
 
 
-def _file(name: str, content: bytes, manifest: Mapping[str, Any]) -> Entity:
+def _file(name: str, content: bytes, manifest: BundleManifest) -> Entity:
     path = PurePosixPath(name)
     kind = TYPES.get(path.suffix) or mimetypes.guess_type(name)[0]
     entity: Entity = {"@id": _id(name), "@type": "File", "name": path.name, "contentSize": str(len(content))}
@@ -158,8 +159,8 @@ def _file(name: str, content: bytes, manifest: Mapping[str, Any]) -> Entity:
         entity["@type"] = ["File", "SoftwareSourceCode", "ComputationalWorkflow"]
         entity |= {"name": "Megaboa", "programmingLanguage": {"@id": SNAKEMAKE}}
         entity["description"] = "Pretraining experiments with Megatron-Bridge, from one YAML file to one report."
-        if manifest.get("commit"):
-            entity["version"] = manifest["commit"]
+        if manifest.commit:
+            entity["version"] = manifest.commit
     elif name == "README.md":
         entity["about"] = {"@id": "./"}
     elif name == "LICENSE":

@@ -27,6 +27,7 @@ from megaboa.errors import InputError
 from megaboa.files import write_text
 from megaboa.metrics import is_timed
 from megaboa.paths import CARD, ExperimentFolder
+from megaboa.records import BundleManifest, parse
 from megaboa.secrets import has_credentials, is_secret_name
 
 Files = dict[str, bytes]
@@ -41,14 +42,14 @@ MARKER = ".megaboa-reproduced"
 WITHOUT_TIMES = "equal, but for measured times"
 
 
-def opened(path: Path) -> tuple[Archive, dict[str, Any]]:
+def opened(path: Path) -> tuple[Archive, BundleManifest]:
     """A bundle whose files are those that its metadata describes, and what it says about itself."""
     files = Archive(path)
     if missing := [name for name in (MANIFEST, METADATA) if name not in files]:
         raise InputError(f"{path}: is not a bundle of this project: it has no {missing[0]}")
     try:
-        sums, manifest = checksums(files[METADATA]), json.loads(files[MANIFEST])
-        manifest["experiment"], manifest["config"], manifest["device"], manifest["environment"]["packages"]
+        sums = checksums(files[METADATA])
+        manifest = parse(BundleManifest, json.loads(files[MANIFEST]), MANIFEST)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: its {METADATA} or {MANIFEST} can't be read ({error!r}): not used") from None
     for name in sorted({*sums, *files} - {METADATA}):
@@ -70,9 +71,9 @@ def claim(folder: Path) -> None:
     write_text(marker, "Made by `make reproduce`; its next call overwrites it.\n")
 
 
-def report_again(files: Archive, manifest: Mapping[str, Any], folder: Path) -> list[Compared]:
+def report_again(files: Archive, manifest: BundleManifest, folder: Path) -> list[Compared]:
     """The report's figures and their data, from the metrics of the bundle."""
-    results = f"results/{manifest['experiment']}"
+    results = f"results/{manifest.experiment}"
     if folder.exists():
         shutil.rmtree(folder)
     files.unpack((name for name in files if f"{results}/report/" not in name), folder)
@@ -80,17 +81,17 @@ def report_again(files: Archive, manifest: Mapping[str, Any], folder: Path) -> l
     command = [earlier] if earlier in files else ["workflow/scripts/megaboa", "report"]
     command += ["--settings", f"{results}/specs/report.json"]
     command += ["--captions", "workflow/report/captions.yaml", "--out", f"{results}/report/index.html"]
-    _python([*command, "--config-file", *manifest["config"]], folder, "the report could not be rebuilt")
+    _python([*command, "--config-file", *manifest.config], folder, "the report could not be rebuilt")
     return compare(files, _below(folder, f"{results}/report"), OF_REPORT)
 
 
-def run_again(files: Archive, manifest: Mapping[str, Any], folder: Path) -> list[Compared]:
+def run_again(files: Archive, manifest: BundleManifest, folder: Path) -> list[Compared]:
     """Run the whole experiment. Resumes partial results."""
-    experiment = manifest["experiment"]
+    experiment = manifest.experiment
     files.unpack((name for name in files if not name.startswith("results/")), folder)
-    command = ["-m", "snakemake", "--profile", "profiles/local", "--configfile", *manifest["config"]]
-    if len(manifest["device"]) == 1:  # which the configuration may have left open
-        command += ["--config", f"device={manifest['device'][0]}"]
+    command = ["-m", "snakemake", "--profile", "profiles/local", "--configfile", *manifest.config]
+    if len(manifest.device) == 1:  # which the configuration may have left open
+        command += ["--config", f"device={manifest.device[0]}"]
     try:
         _python(command, folder, f"the experiment did not run to its end; its results so far are in {folder}")
     except InputError:
@@ -102,8 +103,8 @@ def run_again(files: Archive, manifest: Mapping[str, Any], folder: Path) -> list
     return compare(files, found, [*OF_RUN, CHECKS, *corpora])
 
 
-def is_on_cpu(manifest: Mapping[str, Any]) -> bool:
-    return manifest["device"] == ["cpu"]
+def is_on_cpu(manifest: BundleManifest) -> bool:
+    return manifest.device == ("cpu",)
 
 
 def _corpora(files: Archive, experiment: str) -> list[str]:
@@ -112,10 +113,10 @@ def _corpora(files: Archive, experiment: str) -> list[str]:
     return [name.removeprefix(folder) for name in files if name.startswith(folder)]
 
 
-def other_packages(manifest: Mapping[str, Any]) -> list[str]:
+def other_packages(manifest: BundleManifest) -> list[str]:
     """Packages that the bundle was made with, and that have another version here, or none."""
     here = {_name(package.name): package.version for package in importlib.metadata.distributions() if package.name}
-    made_with = {_name(name): version for name, version in manifest["environment"]["packages"].items()}.items()
+    made_with = {_name(name): version for name, version in manifest.environment.packages.items()}.items()
     return [
         f"{name}: {version} in the bundle, {here.get(name, 'none')} here"
         for name, version in sorted(made_with)

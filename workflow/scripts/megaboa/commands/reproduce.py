@@ -59,7 +59,7 @@ def reproduce(bundle: Path, into: Path | None, figures_only: bool) -> list[Compa
             "bundle's config"
         )
         return compared
-    for one in manifest.get("needed", []):
+    for one in manifest.needed:
         print(
             f"needed, and not in the bundle: {one['path']} ({one['for']}), looked for in {folder / 'run'}", flush=True
         )

@@ -76,17 +76,12 @@ class _Planner:
         published = asked.published()
         tokenizers = self.corpus_tokenizers(runs)
         self.problems.raise_all()
-        return Plan(
-            name=str(self.base.experiment),
-            experiment=self.base,
-            runs=runs,
-            models={run.model: run.config.models[run.model] for run in runs},
-            corpus_tokenizers=tokenizers,
+        return replace(
+            self.plan_for(runs, tokenizers),
             exports=exports,
             evaluated=evaluated,
             agreements=agreements,
             published=published,
-            invalid=self.each.invalid,
             warnings=self.each.warnings,
             notes=self.loaded.notes,
         )
@@ -107,6 +102,10 @@ class _Planner:
         runs = self.with_parents(runs, list(choices.values()))
         tokenizers = self.corpus_tokenizers(runs)
         self.problems.raise_all()
+        return self.plan_for(runs, tokenizers)
+
+    def plan_for(self, runs: list[Run], tokenizers: dict[str, str]) -> Plan:
+        """Without exports and agreements."""
         return Plan(
             name=str(self.base.experiment),
             experiment=self.base,

@@ -135,6 +135,11 @@ class Shared:
         return [str(self.paths.index(name)) for name in self.indexes]
 
     @property
+    def reported(self) -> list[str]:
+        """What the report needs; it shows missing results of other stages as such."""
+        return [str(self.paths.image), *self.metrics, *self.verifications, *self.index_manifests]
+
+    @property
     def analyses(self) -> list[str]:
         return [str(self.paths.run(name).analysis) for name in self.profiled_runs]
 

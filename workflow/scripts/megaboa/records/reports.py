@@ -1,4 +1,4 @@
-"""What a report is made of, and what its checks come to."""
+"""What a report and a bundle are made of, and what the report's checks come to."""
 
 from __future__ import annotations
 
@@ -116,3 +116,30 @@ class Checks(Record):
     counts: Counts
     failed: tuple[Fault, ...] | None = None  # older reports don't say
     checks: tuple[ReportCheck, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleEnvironment(Record):
+    packages: dict[str, str]
+    of: str | None = None  # the runs, or the bundle's making
+    python: str | None = None
+    system: str | None = None
+    libc: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleManifest(Record):
+    """bundle.json: what was run, with what."""
+
+    experiment: str
+    config: tuple[str, ...]
+    device: tuple[str, ...]
+    environment: BundleEnvironment
+    seeds: dict[str, int | None] = field(default_factory=dict)  # by run, as the next two
+    identities: dict[str, str | None] = field(default_factory=dict)
+    ran_on: dict[str, tuple[Tree, ...]] = field(default_factory=dict)
+    environments: dict[str, Tree] = field(default_factory=dict)  # by digest: Python and packages
+    image: Tree | None = None
+    commit: str | None = None
+    changed_files: tuple[str, ...] = ()
+    needed: tuple[dict[str, str], ...] = ()  # what the bundle lacks: `path`, and what it is `for`

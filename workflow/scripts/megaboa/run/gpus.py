@@ -6,8 +6,8 @@ import contextlib
 import csv
 import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 SMI_SECONDS = 15.0
 OCCUPIED_GIB = 2.0  # drivers and monitors hold some hundred MiB of an idle GPU
@@ -48,7 +48,7 @@ def query() -> list[Gpu]:
 
 
 def name() -> str | None:
-    """Of this host's first GPU; None where there is none, or nobody can say."""
+    """Of this host's first GPU; None where there is none, or nvidia-smi fails."""
     try:
         return query()[0]["name"]
     except (OSError, ValueError, IndexError, subprocess.SubprocessError):
@@ -56,7 +56,7 @@ def name() -> str | None:
 
 
 def capabilities(chosen: str | None) -> list[tuple[int, int]] | None:
-    """Of the GPUs that CUDA shows, without opening CUDA; None where nobody can say."""
+    """Of the GPUs that CUDA shows, without opening CUDA; None where nvidia-smi fails."""
     try:
         found = [(gpu["compute_cap"] or "").partition(".") for gpu in visible(query(), chosen)]
         return [(int(major), int(minor)) for major, _, minor in found]
@@ -140,7 +140,20 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def read_xids() -> list[dict[str, Any]] | None:
+@dataclass(frozen=True)
+class Xid:
+    """A fault report of the driver, in the kernel's log."""
+
+    age: float  # seconds
+    pci: str
+    number: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.pci}: {self.number}"
+
+
+def read_xids() -> list[Xid] | None:
     """The driver's fault reports since boot; None where the kernel's log may not be read."""
     try:
         done = subprocess.run(["dmesg"], capture_output=True, text=True, errors="replace", timeout=5, check=True)
@@ -150,27 +163,27 @@ def read_xids() -> list[dict[str, Any]] | None:
     return parse_xids(done.stdout, uptime)
 
 
-def parse_xids(log: str, uptime: float) -> list[dict[str, Any]]:
+def parse_xids(log: str, uptime: float) -> list[Xid]:
     """`[ 1234.5] NVRM: Xid (PCI:0000:3b:00): 79, pid=..., GPU has fallen off the bus.`, and how many seconds ago."""
     pattern = re.compile(r"^(?:\[\s*(\d+\.\d+)\])?.*NVRM: Xid \(PCI:([0-9a-fA-F:.]+)[^)]*\): (\d+)[,\s]*(.*)$", re.M)
     return [
-        {
-            "age": max(0.0, uptime - float(match[1])) if match[1] else 0.0,
-            "pci": match[2],
-            "number": int(match[3]),
-            "text": match[4].strip(),
-        }
+        Xid(
+            age=max(0.0, uptime - float(match[1])) if match[1] else 0.0,
+            pci=match[2],
+            number=int(match[3]),
+            text=match[4].strip(),
+        )
         for match in pattern.finditer(log)
     ]
 
 
-def xid_problems(xids: list[dict[str, Any]], gpus: list[Gpu]) -> list[str]:
+def xid_problems(xids: list[Xid], gpus: list[Gpu]) -> list[str]:
     """Recent hardware faults of these GPUs: the node's other GPUs may belong to other users."""
     index = {_pci(gpu["pci.bus_id"] or ""): gpu["index"] for gpu in gpus}
     found = {
-        f"GPU {index[_pci(xid['pci'])]}: Xid {xid['number']} in the kernel's log: {xid['text']}": None
+        f"GPU {index[_pci(xid.pci)]}: Xid {xid.number} in the kernel's log: {xid.text}": None
         for xid in xids
-        if xid["number"] in HARDWARE_XIDS and xid["age"] < XID_SECONDS and _pci(xid["pci"]) in index
+        if xid.number in HARDWARE_XIDS and xid.age < XID_SECONDS and _pci(xid.pci) in index
     }
     return list(found)
 

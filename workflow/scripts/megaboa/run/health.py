@@ -108,15 +108,17 @@ def mark_of(folder: Path, node: str) -> Path:
 def verdict(
     folder: Path, nodes: list[str], seconds: float = SECONDS, waited: float | None = None
 ) -> dict[str, list[str]]:
-    """What is wrong with each node; an empty list means fit. `waited`: how long answers were waited for. One dead node
-    makes the all-reduce of all others fail, so a failed all-reduce is not a reason to blame a node. Nodes that are
-    certainly bad are blamed, and then no others: a node without a result, one with a problem of its own, one that
-    stopped answering after its own tests. Otherwise the blame goes to nodes that the others timed out waiting for, or
-    that couldn't reach the first node, or to the first node if none could reach it; but only if they are fewer than
+    """What is wrong with each node; an empty list means fit. `waited`: how long answers were waited for.
+
+    One dead node makes the all-reduce of all others fail, so a failed all-reduce is not a reason to blame a node. Nodes
+    that are certainly bad are blamed, and then no others: a node without a result, one with a problem of its own, one
+    that stopped answering after its own tests. Otherwise the blame goes to nodes that the others timed out waiting for,
+    or that couldn't reach the first node, or to the first node if none could reach it; but only if they are fewer than
     half. If no node can be singled out, every node carries the error: the cause is then the network or its settings,
-    and excluding nodes won't help. The same holds for silence: one node, or a small share, is blamed for it; if many
-    are silent, the file system or the start is slow. A node that started long after the first may miss the others for
-    that reason alone.
+    and excluding nodes won't help.
+
+    The same holds for silence: one node, or a small share, is blamed for it; if many are silent, the file system or the
+    start is slow. A node that started long after the first may miss the others for that reason alone.
 
     `folder` must hold results of this check only: one from an earlier check would speak for a node that is dead now.
     """
@@ -198,7 +200,7 @@ def check_gpus(gpus: int, memory_gib: float | None, result: Result) -> bool:
     result.measured["gpus"] = found = driver.visible(listed, chosen)
     result.problems += [problem for gpu in found for problem in driver.problems(gpu, memory_gib)]
     xids = driver.read_xids()
-    result.measured["xids"] = xids if xids is None else [f"{xid['pci']}: {xid['number']}" for xid in xids]
+    result.measured["xids"] = xids if xids is None else [str(xid) for xid in xids]
     result.problems += driver.xid_problems(xids or [], found)
     if (count := driver.count(listed, chosen)) != gpus:
         result.problems.append(f"{count} GPUs instead of {gpus}")

@@ -17,13 +17,8 @@ _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _CORRECTED, _UNCORRECTED = 0, 1
 _SINCE_DRIVER_LOAD = 0
 _FIELD_MEMORY_TEMPERATURE = 82
-_FIELDS_NVLINK_ERRORS = (
-    38,
-    45,
-    52,
-    59,
-    160,
-)  # CRC of control and of data, replay, recovery, ECC: of all links together
+# Of all links together: CRC of control and of data, replay, recovery, ECC.
+_FIELDS_NVLINK_ERRORS = (38, 45, 52, 59, 160)
 _FUNCTION_NOT_FOUND = 13
 _GONE = {15: "the GPU is lost", 16: "the GPU requires a reset", 999: "unknown error"}
 

@@ -1,7 +1,7 @@
 """SLURM. Only this room knows its commands, variables and states.
 
 By subject: `queries` (its commands and their output), `allocation` and `srun` (a job's nodes, and ranks as one step of
-it), `queue` (our jobs), `requests` (a job's resources), `partitions` and `description` (the cluster).
+it), `queue` (our jobs), `requests` (a job's resources), `partitions` (the cluster).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from megaboa.records import ImageStart, LaunchSpec
 from megaboa.scheduler.answers import Choice, Life, QueuedJob, Table, Task
 from megaboa.scheduler.protocol import Container, Environment
-from megaboa.scheduler.slurm import allocation, description, partitions, queries, queue, requests, srun
+from megaboa.scheduler.slurm import allocation, partitions, queries, queue, requests, srun
 
 
 class Slurm:
@@ -96,7 +96,7 @@ class Slurm:
         return partitions.find(names, known)
 
     def describe(self) -> tuple[str, list[Table]]:
-        return description.describe()
+        return partitions.describe()
 
     def starts_images(self, launcher: str | None = None) -> bool:
         return srun.has_pyxis(launcher or "srun")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import shutil
 import subprocess
 import time
@@ -16,7 +17,7 @@ from megaboa.scheduler.answers import NoPlaceError, UnreachableError
 from megaboa.scheduler.local import FORKED
 from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.ranks import OF_A_RANK, RENDEZVOUS, Ranks
-from megaboa.scheduler.slurm import images, queries
+from megaboa.scheduler.slurm import queries
 from megaboa.scheduler.slurm.srun import SrunRanks, end_step, srun_command
 
 ASK_AGAIN_SECONDS = 30.0
@@ -26,6 +27,24 @@ EXCLUDE_TRIES, EXCLUDE_AGAIN_SECONDS = 10, 0.3
 REMOVE_SECONDS = 120.0  # for tens of gigabytes, on the slowest node
 GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_GPUS")  # how variables begin that SLURM sets for a job with GPUs
 START_NODE = Path(__file__).parents[3] / "start_node.py"
+
+# Unpacked images that the steps of a job share. srun's plugin keeps a container that has a name when its step ends, and
+# unless the site has set `container_scope=job` when the job ends too. A killed supervisor removes nothing: the next job
+# that comes to the node does.
+#
+# A step that was killed may have left half an image, which looks like a whole one: nobody takes it by its name.
+_RANDOM_BYTES = 4
+# Arguments: a pattern, and the jobs' lives whose images stay. Other clusters' images may lie there too.
+REMOVE_IMAGES = """
+command -v enroot > /dev/null || exit 0
+pattern=$1; shift
+enroot list | while read -r name; do
+  case $name in $pattern) ;; *) continue ;; esac
+  life=${name%-*}; life=${life##*-}
+  case " $* " in *" $life "*) continue ;; esac
+  enroot remove --force "$name"
+done
+"""
 
 
 class Allocation:
@@ -85,11 +104,11 @@ class Allocation:
         if self._plain.runtime != "pyxis":
             return None
         if not self._name:
-            self._name = images.name(self.job)
+            self._name = image_name(self.job)
             with contextlib.suppress(UnreachableError):
                 lives = queries.lives_of_ours()
                 if f"{self.job.id}.{self.job.restarts}" in lives:  # else there are others that we aren't told of
-                    self._remove_images(images.of_jobs_gone(queries.cluster()), *lives)
+                    self._remove_images(images_of_jobs_gone(queries.cluster()), *lives)
         srun = self._one_each(self._plain.named(self._name).around(["true"], ()), nodes, logs, "image")
         return SrunRanks(self.job.id, srun, "image", logs, {}, self.nodes[0], inherited=self._plain.inherited())
 
@@ -99,12 +118,12 @@ class Allocation:
     def remove_image(self) -> None:
         self._container = self._plain
         if self._name:
-            self._remove_images(images.of(self._name))
+            self._remove_images(images_named(self._name))
         self._name = ""
 
     def _remove_images(self, pattern: str, *kept: str) -> None:
         """On all nodes; what can't be removed now is removed by the next job that comes to the node."""
-        srun = self._one_each(["sh", "-c", images.REMOVE, "sh", pattern, *kept], len(self.nodes), None, "image-away")
+        srun = self._one_each(["sh", "-c", REMOVE_IMAGES, "sh", pattern, *kept], len(self.nodes), None, "image-away")
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(srun, capture_output=True, stdin=subprocess.DEVNULL, timeout=REMOVE_SECONDS)
 
@@ -296,3 +315,16 @@ def _show_job_once_reachable(job: str) -> queries.Job | None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(5)
+
+
+def image_name(job: queries.Job) -> str:
+    return f"megaboa-{queries.cluster()}-{job.id}.{job.restarts}-{secrets.token_hex(_RANDOM_BYTES)}"
+
+
+def images_named(name: str) -> str:
+    """As the plugin has put its own words before a name; with `container_scope=job` the job's number too."""
+    return f"pyxis*_{name}"
+
+
+def images_of_jobs_gone(cluster: str) -> str:
+    return images_named(f"megaboa-{cluster}-*")

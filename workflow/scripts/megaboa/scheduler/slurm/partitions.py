@@ -1,4 +1,7 @@
-"""Which account and partitions a user takes on this cluster, where SLURM leaves one choice. Standard library only."""
+"""What SLURM says of a cluster to its user (accounts, partitions, settings), and which of them a job takes.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from megaboa.scheduler.answers import Choice, UnreachableError, site_line
+from megaboa.scheduler.answers import Choice, Table, UnreachableError, site_line
 from megaboa.scheduler.slurm import queries
 
 NAMES = ("slurm_account", "slurm_partition", "gpu_partition", "gpu_option")
@@ -20,6 +23,9 @@ PARTITION_VARIABLE = "SBATCH_PARTITION"
 _GPUS = re.compile(r"(?:^|,)gpu:(?:([^:(,]+):)?(\d+)")
 NONE: Mapping[str, str] = {}
 _WITHOUT_ACCOUNTING = ("", "(null)", "accounting_storage/none")
+# Those that `megaboa site` shows; docs/how-to/slurm.md says what each decides.
+SETTINGS = ("MinJobAge", "SlurmdTimeout", "KillWait", "ProctrackType", "JobRequeue", "PreemptMode", "MaxArraySize")
+SETTINGS += ("PrivateData", "AccountingStorageEnforce")
 
 
 @dataclass(frozen=True)
@@ -221,3 +227,53 @@ def find(names: Collection[str], known: Mapping[str, str]) -> Choice:
             raise
         return Choice({"gpu_option": GPU_OPTIONS[0]}, [], [])  # as nearly everywhere
     return choose(cluster, os.environ, names, known)
+
+
+def describe() -> tuple[str, list[Table]]:
+    cluster, settings = ask(), queries.settings()
+    heading = f"cluster {settings.get('ClusterName', '')}: {_accounts(cluster)}"
+    return heading, [_partitions_of(cluster), _limits_of(cluster), _settings(settings)]
+
+
+def _accounts(cluster: Cluster) -> str:
+    if cluster.accounts is None:
+        return "it takes any account"
+    return f"your accounts are {', '.join(cluster.accounts)}" if cluster.accounts else "you have no account"
+
+
+def _partitions_of(cluster: Cluster) -> Table:
+    table = Table(("partition", "what it has", "for accounts"))
+    for one in cluster.partitions:
+        allowed = "all" if one.allowed is None else ", ".join(sorted(one.allowed))
+        denied = f", not {', '.join(sorted(one.denied))}" if one.denied else ""
+        table.rows.append((one.name, str(one), allowed + denied))
+    return table
+
+
+def _limits_of(cluster: Cluster) -> Table:
+    """The limits of the user's accounts."""
+    table = Table(("account", "partition", "QOS", "most of each job", "most jobs", "longest"))
+    if cluster.accounts:
+        try:
+            listed = associations("account,partition,qos,maxtres,maxjobs,maxwall")
+        except UnreachableError:
+            return table
+        table.rows.extend(tuple(value or "-" for value in line.split("|")) for line in listed.splitlines())
+    return table
+
+
+def _settings(settings: Mapping[str, str]) -> Table:
+    notes = {}
+    if _seconds(settings.get("MinJobAge")) < 120:
+        notes["MinJobAge"] = "below 120 s the executor asks sacct, which it misreads after an scancel"
+    if _seconds(settings.get("KillWait")) < 30:
+        notes["KillWait"] = "that is all the time a cancelled run has for its last save"
+    if "cgroup" not in settings.get("ProctrackType", "cgroup"):
+        notes["ProctrackType"] = "SLURM may not find all processes of a job that has ended"
+    rows = [(name, settings.get(name) or "-", notes.get(name, "")) for name in SETTINGS]
+    return Table(("setting", "value", ""), rows)
+
+
+def _seconds(value: str | None) -> int:
+    number = (value or "").split(" ")[0]
+    return int(number) if number.isdigit() else 10**6
