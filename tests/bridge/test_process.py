@@ -113,6 +113,18 @@ def test_a_checkpoints_writer_finishes_what_it_writes():
     assert done.stdout == "written\n"
 
 
+@pytest.mark.slow
+def test_a_save_in_the_foreground_needs_no_other_process():
+    """As Megatron's own queue does, in every rank at its first save; what is in it is kept from save to save."""
+    code = "import multiprocessing; from megaboa.bridge import process; process.make_fit('cpu')\n"
+    code += "from megatron.core.dist_checkpointing.strategies import filesystem_async as writer\n"
+    code += "process.save_in_foreground(); queue = writer.get_write_results_queue(); queue.put({0: []})\n"
+    code += "assert not multiprocessing.active_children()\n"
+    code += "assert writer.get_write_results_queue().get_nowait() == {0: []}; print('written')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.endswith("written\n"), done.stderr
+
+
 def test_the_entrypoint_of_a_rank_is_a_writers_too():
     """Writers are spawned: they import the file that started their parent, under another name."""
     code = f"import runpy, signal; runpy.run_path({str(RANK_SCRIPT)!r}, run_name='__mp_main__')\n"

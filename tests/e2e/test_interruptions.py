@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from clone import curve_of, edit, kill_group
+from clone import command_line, curve_of, edit, kill_group, parent, processes
 
 from megaboa.files import read_jsonl
 
@@ -54,8 +54,10 @@ def test_a_killed_rank_takes_the_others_down_and_the_run_goes_on_by_itself(works
     process = workspace.start("pretrain", "--configfile", config)
     ranks = workspace.wait_for_step("rank", "dp2", KILLED_AT)
     assert len(ranks) == 2
+    started = [command_line(pid) for pid in processes(cwd=workspace.path) if parent(pid) in ranks]
     os.kill(ranks[1], signal.SIGKILL)
     output = process.communicate(timeout=240)[0]
+    assert not started, "by a save in the foreground"
     assert process.returncode == 0, output
     assert gone(ranks)
     start, end, again, done = attempts(workspace, "rank")

@@ -1,5 +1,6 @@
 """Imported once by the tests' fork server: activates the backend, then imports Megatron."""
 
+import gc
 import importlib
 import warnings
 
@@ -12,3 +13,4 @@ torch.set_num_threads(1)
 cpu.activate()
 for _module in ("recipes.common", "training.gpt_step", "training.pretrain"):
     importlib.import_module(f"megatron.bridge.{_module}")
+gc.freeze()  # as ranks do: Megatron collects garbage in every save

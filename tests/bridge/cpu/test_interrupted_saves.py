@@ -23,7 +23,9 @@ def _train(folder: str, load: str | None) -> None:
     from megatron.bridge.training.pretrain import pretrain
 
     from megaboa.bridge.callbacks import CheckpointMarker
+    from megaboa.bridge.process import save_in_foreground
 
+    save_in_foreground()
     cfg = _pretrain_common()
     sizes = {"num_layers": 2, "hidden_size": 128, "ffn_hidden_size": 256, "num_attention_heads": 4, "seq_length": 8}
     cfg.model = GPTModelProvider(**sizes, vocab_size=512, make_vocab_size_divisible_by=128)

@@ -1,6 +1,7 @@
 """Bridge's own pretrain() on the CPU: layouts agree, and a resumed run continues bit for bit."""
 
 import math
+import multiprocessing
 
 import pytest
 from cpu_ranks import on_cpu
@@ -18,6 +19,9 @@ def _pretrain(folder: str, model: dict, checkpoint: dict) -> dict[int, tuple[flo
     from megatron.bridge.training.pretrain import pretrain
 
     from megaboa.bridge.cpu import refuse
+    from megaboa.bridge.process import save_in_foreground
+
+    save_in_foreground()
 
     class Record(Callback):
         steps: dict[int, tuple[float, float]] = {}  # noqa: RUF012
@@ -68,6 +72,7 @@ def _pretrain(folder: str, model: dict, checkpoint: dict) -> dict[int, tuple[flo
     refuse(cfg)
     record = Record()
     pretrain(cfg, forward_step, callbacks=[record])
+    assert not multiprocessing.active_children(), "a save starts no process"
     return record.steps
 
 

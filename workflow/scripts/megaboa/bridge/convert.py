@@ -22,7 +22,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from transformers import AutoConfig, PreTrainedConfig
 
 from megaboa import store
-from megaboa.bridge import weights
+from megaboa.bridge import process, weights
 from megaboa.bridge.source import copy_settings, has_weights, saved_tensors
 from megaboa.conversion import WHOLE
 from megaboa.layout import AXES, Layout
@@ -44,6 +44,7 @@ def import_checkpoint(source: ModelSource, folder: Path, layout: Layout = WHOLE)
     vars(provider).update({**UNTRAINED, **sizes(layout)})
     provider.finalize()
     model = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
+    process.save_in_foreground()
     bridge.save_megatron_model(model, folder, hf_tokenizer_path=source.tokenizer, low_memory_save=True)
 
 

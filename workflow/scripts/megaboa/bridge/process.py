@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import importlib.util
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -134,6 +135,17 @@ def leave_in_time(pretrain: ModuleType, seconds: float = 60.0) -> None:
 def stacks_on_signal() -> None:
     """Write the stacks of all threads to the log when the supervisor asks for them."""
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
+
+
+def save_in_foreground() -> None:
+    """Keep what a save reports in this process, as nobody else writes.
+
+    Megatron has a queue that other processes reach, and for that starts a Python that imports torch: five seconds of a
+    processor in every rank's first save.
+    """
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    filesystem_async._results_queue = queue.SimpleQueue()
 
 
 def ignore_stop_signal() -> None:

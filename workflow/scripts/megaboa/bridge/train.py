@@ -96,6 +96,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         profilers.attach_wanted(config, folder.profile.tool if wanted.capture else "none", attempt)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     process.leave_in_time(sys.modules[pretrain.__module__])
+    if not config.checkpoint.async_save:
+        process.save_in_foreground()
     wheels.keep_compiled_helpers(initialize)
     changes = wheels.without_missing_kernels(config.model)
     if rank == 0:
