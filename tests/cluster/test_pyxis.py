@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from image import machine
 from lab import REPOSITORY
+from site_clone import SiteClone
 
 from megaboa.image import engines
 
@@ -70,8 +72,8 @@ def images(root):
 def make_site(make_lab, pyxis, images):
     """Two hosts with the plugin; what `options` say of it is in its configuration."""
 
-    def make(options="", shared=False):
-        lab = make_lab(nodes=2, gpus=0, accounting=False, shared=[pyxis, images])
+    def make(options="", shared=False, **of_lab):
+        lab = make_lab(**{"nodes": 2, "gpus": 0, "accounting": False, "shared": [pyxis, images]} | of_lab)
         (lab.root / "etc/plugstack.conf").write_text(f"required {pyxis}/spank_pyxis.so {options}\n")
         store = lab.root / "containers"
         store.mkdir()
@@ -158,3 +160,23 @@ def test_containers_of_a_job_alone(make_site, images):
     told = trained(make_site("container_scope=job"), images / "ours.sqsh")
     assert told["failed"] is None and told["cause"] is None and told["after"] == []
     assert told["shared"][0].startswith("pyxis_1_megaboa-")
+
+
+def test_a_whole_experiment(make_site, images):
+    """Import, training on two hosts, export and proofs in the image; a rank dies and the job is requeued meanwhile."""
+    clone = SiteClone(make_site(gpus=2, memory_mb=32000))
+    path = clone.path / clone.default_on_two_hosts(["dp1", "dp2", "pp2"])
+    config = yaml.safe_load(path.read_text())
+    # The image has no torch: it gets this Python's packages, as sites mount an environment of their own.
+    python = {place: f"{place}:{place}:ro" for place in (sys.prefix, sys.base_prefix)}
+    config["image"] = {"runtime": "pyxis", "path": f"{images}/ours.sqsh", "mounts": list(python.values())}
+    config |= {"device": "cpu", "launch": {"python": sys.executable}}
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    workflow = clone.start("--configfile", path.name)
+    clone.wait_for_step("tiny", "dp2", 12)
+    clone.lab.run(["scontrol", "requeue", clone.jobs("dp2")[-1]], user="root")
+    workflow.wait(1500)
+    assert workflow.returncode == 0, clone.output()[-8000:]
+    checks = clone.json("tiny", "report", "checks.json")
+    assert checks["state"] == "PASS", checks
+    assert clone.json("tiny", "image.json")["contract"]["state"] == "PASS"
