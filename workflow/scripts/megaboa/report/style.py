@@ -8,10 +8,13 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn
@@ -29,8 +32,31 @@ INK, MUTED, GRID = "#1d2129", "#5e6673", "#dfe3e8"
 # Okabe and Ito's colours for the colour-blind, without yellow, which can't be seen on white, and a grey.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6BB1", "#7F7F7F"]
 WIDTH = 5.2
+# Of curves and of points that are told apart by a second column.
+DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)), (0, (9, 2)), (0, (3, 1, 1, 1, 1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P")
+
+
+@dataclass(frozen=True)
+class Format:
+    """Inches and points. `height`: times that of the page's figures."""
+
+    width: float
+    height: float
+    text: float
+    small: float
+
+
+# A column and the text's whole width of two-column papers (IEEE's 3.5 and 7.16, ICML's 3.25 and 6.75 inches):
+# the narrower of the two fits both.
+FORMATS = {
+    "page": Format(WIDTH, 1.0, 10, 9.5),
+    "one-column": Format(3.25, 0.72, 8, 7),
+    "two-columns": Format(6.75, 0.8, 8, 7),
+}
 KINDS = ("svg", "pdf", "png")
 DATA = "data"  # folder next to the figures
+FIT = ".fit"  # after the name of a figure, in that folder: the constants of what is fitted
 
 _STYLE = {
     "figure.constrained_layout.use": True,
@@ -79,6 +105,13 @@ def apply_style() -> None:
     seaborn.set_theme(context="paper", style="ticks", palette=PALETTE, rc=_STYLE)
 
 
+def formatted(spec: Figure) -> AbstractContextManager[None]:
+    """The sizes of text that a figure asks for."""
+    look = FORMATS[spec.format]
+    sizes = dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), look.small)
+    return plt.rc_context({"font.size": look.text, "axes.labelsize": look.text, **sizes})
+
+
 def power_of_ten(value: float, _position: int | None = None) -> str:
     """`10⁻⁵` without a formula renderer; 0 for the zero of a symmetric logarithmic axis."""
     if value <= 0:
@@ -107,11 +140,17 @@ def save_data(table: pd.DataFrame, folder: Path, name: str) -> None:
     write_text(folder / DATA / f"{name}.tsv", table.to_csv(sep="\t", index=False, lineterminator="\n"))
 
 
+def save_text(lines: Sequence[str], folder: Path, name: str) -> None:
+    """What may be printed below a figure."""
+    write_text(folder / f"{name}.txt", "".join(f"{' '.join(line.split())}\n" for line in lines))
+
+
 def remove(folder: Path, name: str) -> None:
     """Remove a figure that an earlier report had and this one hasn't."""
-    for kind in KINDS:
+    for kind in (*KINDS, "txt"):
         (folder / f"{name}.{kind}").unlink(missing_ok=True)
-    (folder / DATA / f"{name}.tsv").unlink(missing_ok=True)
+    for kind in (".tsv", f"{FIT}.tsv"):
+        (folder / DATA / f"{name}{kind}").unlink(missing_ok=True)
 
 
 def for_page(svg: str, name: str) -> str:
