@@ -84,8 +84,9 @@ class Frames:
         fewest = table.groupby("model")["world_size"].transform("min")
         base = rate.where(table["world_size"] == fewest).groupby(table["model"]).transform("max")
         several = table.groupby("model")["world_size"].transform("nunique") > 1
-        known = PARAMS in table and pd.api.types.is_numeric_dtype(table[PARAMS])
-        table[FLOPS] = 6.0 * table[PARAMS] * table[TOKENS] if known else float("nan")
+        # Of a recipe that states none, the plan doesn't say it.
+        table[PARAMS] = pd.to_numeric(table[PARAMS], errors="coerce") if PARAMS in table else float("nan")
+        table[FLOPS] = 6.0 * table[PARAMS] * table[TOKENS].astype(float)
         table["scaling_efficiency"] = (rate / base).where(several)
         return table
 
