@@ -44,7 +44,7 @@ JOBS = {
     "models": ("get-model", "import-model", "prove-import", "export-model", "prove-export", "generate", "push-model"),
     "preflight": ("preflight", "check-inside"),
     "hosts": ("image", "preflight-in-image", "capture"),
-    "results": ("summarize", "evaluate", "report", "bundle"),
+    "results": ("summarize", "evaluate", "compare-tensors", "report", "bundle"),
     "tables": ("write-schema", "write-config-keys", "list-recipes"),
 }
 

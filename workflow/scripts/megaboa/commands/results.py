@@ -9,7 +9,7 @@ from pathlib import Path
 from megaboa import commands, records
 from megaboa.bridge import zygote
 from megaboa.files import read_json, write_json
-from megaboa.paths import RunFolder
+from megaboa.paths import ExperimentFolder, RunFolder
 
 
 def summarize(words: list[str]) -> None:
@@ -39,6 +39,18 @@ def evaluate(words: list[str]) -> None:
     found = evaluation.evaluate(read_json(args.spec)["command"], export, args.store, args.out)
     records.write(args.out, found)
     print(f"{found.run}: {len(found.values)} numbers")
+
+
+def compare_tensors(words: list[str]) -> None:
+    """Compare checkpoints and samples of runs that must agree. What differs is a failed check of the report."""
+    args = commands.job(compare_tensors, "spec", "out").parse_args(words)
+    zygote.hand_over("cpu")
+    from megaboa.bridge.tensor_agreement import compare
+
+    found = compare(records.read(records.TensorsSpec, args.spec), ExperimentFolder(args.out.parent))
+    records.write(args.out, found)
+    for one in found.checks:
+        print(f"{one.state} {one.name}: {one.detail}")
 
 
 def report(words: list[str]) -> None:

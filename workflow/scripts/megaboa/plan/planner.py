@@ -56,8 +56,7 @@ class _Planner:
         for choice, message in bad_names(choices):
             self.problems.add(choice.place, message)
         runs = self.with_parents([run for choice in choices if (run := self.each.plan(choice))], choices)
-        if choices and not self.problems.found:
-            self.check_same(runs)
+        sound = not self.problems.found
         left_out = {run.name for run in self.each.invalid}
         if choices and not runs and not self.problems.found:
             self.problems.add(("sweep", "skip_illegal"), f"no run is left: {self.each.invalid[0]}")
@@ -73,6 +72,11 @@ class _Planner:
         compared = {name for one in agreements for name in (one.reference, *one.runs, *one.twins)}
         # What the report needs to tell a tie of two experts from a mistake.
         runs = [replace(run, launch=replace(run.launch, routing=True)) if run.name in compared else run for run in runs]
+        read = {name for one in agreements if one.tensors for name in (one.reference, *one.runs)}
+        runs = [replace(run, launch=replace(run.launch, samples=True)) if run.name in read else run for run in runs]
+        if sound:
+            pairs = [(one.reference, run) for one in agreements if one.tensors for run in one.runs]
+            self.check_same(runs, repeated=set(map(frozenset, pairs)))
         asked.check_figures(runs)
         published = asked.published()
         tokenizers = self.corpus_tokenizers(runs)
@@ -139,13 +143,13 @@ class _Planner:
 
         return Parents(str(self.base.experiment), runs, list(by_name), self.results, complain).join()
 
-    def check_same(self, runs: list[Run]) -> None:
-        """Two runs with one identity would train the same thing twice."""
+    def check_same(self, runs: list[Run], repeated: Collection[frozenset[str]]) -> None:
+        """Two runs with one identity would train the same thing twice. `repeated`: where that is the point of them."""
         seen: dict[str, Run] = {}
         for run in runs:
             key = run.texts["run"]
             other = seen.setdefault(key, run)
-            if other is run:
+            if other is run or {run.name, other.name} in repeated:
                 continue
             differing = sorted(
                 key for key in {*run.values, *other.values} if run.values.get(key) != other.values.get(key)
@@ -267,7 +271,7 @@ class Asked:
             others = [name for name in runs if name != agreement.reference]
             if self.left_out and (agreement.reference in self.left_out or not others):
                 continue
-            limits = agreement.model_dump(include={"tolerance", "grad_norm_tolerance", "within"})
+            limits = agreement.model_dump(include={"tolerance", "grad_norm_tolerance", "within", "tensors"})
             if agreement.within == "seed" and not agreement.seeds:
                 self.problems.add((*path, "within"), "is `seed`, and no other seed is run: set seeds to 2 or more")
             result.append(

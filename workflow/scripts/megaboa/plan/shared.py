@@ -37,6 +37,7 @@ from megaboa.records import (
     Record,
     ReportSpec,
     RunsSpec,
+    TensorsSpec,
     TextSpec,
     TokenizerSpec,
     Tree,
@@ -145,7 +146,25 @@ class Shared:
     @property
     def reported(self) -> list[str]:
         """What the report needs; it shows missing results of other stages as such."""
-        return [str(self.paths.image), *self.metrics, *self.verifications, *self.index_manifests]
+        return [str(self.paths.image), *self.metrics, *self.verifications, *self.index_manifests, *self.tensors]
+
+    @property
+    def tensors(self) -> list[str]:
+        """What came of comparing checkpoints, where an agreement asks for it."""
+        return [str(self.paths.tensors)] if self._tensors().agreements else []
+
+    @property
+    def compared(self) -> list[str]:
+        """The manifests of the runs whose checkpoints are compared."""
+        groups = self._tensors().agreements
+        names = dict.fromkeys(name for one in groups for name in (one.reference, *one.runs, *one.twins))
+        return [str(self.paths.run(name).train_manifest) for name in names]
+
+    @property
+    def compared_mb(self) -> int:
+        """Memory for two tensors at a time. Those of all layers may be one: it could be most of the model."""
+        models = {self.runs[Path(path).parent.name].model for path in self.compared}
+        return max((self.conversion_mb(model, copies=2) for model in models), default=CONVERSION_MB)
 
     @property
     def analyses(self) -> list[str]:
@@ -206,6 +225,7 @@ class Shared:
         specs |= {f"exports/{name}.json": self._export(name) for name in self.plan.exports}
         specs |= {"image.json": self._image(), "inside.json": self._inside(), "runs.json": self._runs()}
         specs |= {"costs.json": self._costs(), "report.json": self._report()}
+        specs |= {"tensors.json": self._tensors()} if self.tensors else {}
         return {
             **{name: plain(spec) for name, spec in specs.items()},
             "evaluate.json": {"command": self.plan.experiment.evaluate.command},
@@ -425,6 +445,9 @@ class Shared:
         Below a job that runs, Snakemake looks for no other reasons: one more export would need a second call.
         """
         return CostsSpec(exports=tuple(self.plan.exports), budget=Budget(**self.plan.experiment.budget.model_dump()))
+
+    def _tensors(self) -> TensorsSpec:
+        return TensorsSpec(agreements=tuple(one for one in self.plan.agreements if one.tensors))
 
     def _report(self) -> ReportSpec:
         wanted = self.plan.experiment.report

@@ -10,6 +10,9 @@ from megaboa.records.base import IF_SET, Record, Tree
 
 State = Literal["PASS", "FAIL", "INVALID", "NOT_RUN"]
 Verdict = Literal["equal", "within rounding", "within a seed", "different"]
+# How many times the largest difference among a reference and its twins a run may be away from the reference:
+# docs/benchmarks/agreement.md has the measurements behind it.
+TIMES_TWINS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,14 @@ class AgreementSpec(Record):
     twins: tuple[str, ...] = field(default=(), metadata=IF_SET)  # runs that differ from the reference by rounding alone
     seeds: tuple[str, ...] = field(default=(), metadata=IF_SET)  # by their seed alone
     within: Literal["rounding", "seed"] = field(default="rounding", metadata=IF_SET)  # what passes
+    tensors: bool = field(default=False, metadata=IF_SET)  # whether checkpoints and samples are compared too
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorsSpec(Record):
+    """specs/tensors.json: the agreements whose runs are compared by their checkpoints and samples."""
+
+    agreements: tuple[AgreementSpec, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +101,27 @@ class AgreementCheck(ReportCheck):
     beyond_at: int | None = None  # the first at which they differ by more than rounding
     flipped: int = 0  # choices that fell on another expert, over all steps
     flipped_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorCheck(ReportCheck):
+    """What of a run's checkpoint, or of its samples, is compared with the reference's."""
+
+    run: str
+    reference: str
+    part: str  # weights, optimizer, counters, random numbers, data order
+    verdict: Verdict | None = None  # None: not compared
+    step: int | None = None  # of the checkpoints
+    difference: float | None = None  # the largest of any tensor, relative to the tensor's norm
+    limit: float | None = None  # of that tensor; None: it must be equal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedTensors(Record):
+    """tensors.json: what came of comparing checkpoints and samples."""
+
+    identities: dict[str, str]  # by run: what each of them was
+    checks: tuple[TensorCheck, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

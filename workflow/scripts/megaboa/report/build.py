@@ -11,7 +11,7 @@ from megaboa.files import write_text
 from megaboa.paths import ExperimentFolder
 from megaboa.records import Checks, ReportSpec, read, write
 from megaboa.report.agreement import agreement_checks
-from megaboa.report.checks import counts, faults, proof_checks, stage_checks, unprofiled, verdict
+from megaboa.report.checks import counts, faults, proof_checks, stage_checks, tensor_checks, unprofiled, verdict
 from megaboa.report.corpora import load_corpora, load_data
 from megaboa.report.expected import gap_rows, load_expected
 from megaboa.report.figures import startup_rows, time_rows
@@ -48,7 +48,7 @@ def make(wanted: Wanted) -> str:
     runs, interim = load_interim(results) if careful else (load_runs(results), None)
     interim = interim if wanted.interim else None
     corpora = load_corpora(results)
-    checks = agreement_checks(asked.agreements, runs)
+    checks = agreement_checks(asked.agreements, runs) + tensor_checks(asked.agreements, results, wanted.after_failure)
     profiled = asked.profiles
     if careful:
         checks += stage_checks(results, asked, runs, over=wanted.after_failure)

@@ -11,6 +11,8 @@ from pathlib import Path
 from megaboa.doctor.failed_stages import Job, of_model, of_run, told
 from megaboa.paths import FAILED_PROOF, ExperimentFolder, ModelFolder, RunFolder
 from megaboa.records import (
+    AgreementSpec,
+    ComparedTensors,
     Counts,
     Evaluation,
     ExportRecord,
@@ -21,6 +23,7 @@ from megaboa.records import (
     ReportSpec,
     StageCheck,
     State,
+    TrainRecord,
     read,
     read_if_there,
 )
@@ -36,6 +39,26 @@ def proof_checks(proofs: list[Path]) -> list[ReportCheck]:
             one = _of_stage(kind, subject, check.name, check.state, check.detail)
             found.append(replace(one, difference=check.difference))
     return found
+
+
+def tensor_checks(agreements: Sequence[AgreementSpec], results: Path, over: bool) -> list[ReportCheck]:
+    """What comparing checkpoints and samples came to, where agreements ask for it. `over`: as for the other stages."""
+    wanted = [one for one in agreements if one.tensors]
+    if not wanted:
+        return []
+    folder = ExperimentFolder(results)
+    found = read_if_there(ComparedTensors, folder.tensors)
+    names = {name for one in wanted for name in (one.reference, *one.runs, *one.twins)}
+    trained = {name: read_if_there(TrainRecord, folder.run(name).train_manifest) for name in names}
+    if found and all(run and found.identities.get(name) == run.identity for name, run in trained.items()):
+        return list(found.checks)
+    log = folder.logs / "tensors.log"
+    detail = f"failed: {log}" if over else "is yet to be made"
+    return [
+        ReportCheck(
+            kind="tensors", name="comparison of checkpoints", state="FAIL" if over else "NOT_RUN", detail=detail
+        )
+    ]
 
 
 def _of_stage(kind: str, subject: str, check: str, state: State, detail: str) -> StageCheck:

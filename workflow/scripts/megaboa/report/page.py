@@ -168,6 +168,7 @@ def render(
         runs=runs,
         corpora=corpora,
         agreements=[check for check in checks if check.kind == "agreement"],
+        tensors=[check for check in checks if check.kind == "tensors"],
         proofs=proofs,
         proved=by_subject(proofs),
         data=data,
