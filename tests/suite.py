@@ -46,6 +46,7 @@ EXERCISED = {
     "tests/e2e/test_loss_spike.py": "run",
     "tests/e2e/test_observed.py": "observe bridge",
     "tests/e2e/test_profile.py": "profile observe",
+    "tests/e2e/test_prove.py": "prove plan bridge",
     "tests/e2e/test_recipe_with_weights.py": "plan bridge",
     "tests/e2e/test_recipes.py": "plan bridge",
     "tests/e2e/test_refusals.py": "check config doctor",

@@ -1,12 +1,9 @@
 """What `snakemake prove` trains: short runs of the user's, in an experiment of their own."""
 
 import pytest
-import yaml
 
 from megaboa.config import ConfigError, load
 from megaboa.plan import make_plan, proof
-
-LENGTH = "training: {train_iters: 100}\n"
 
 
 @pytest.fixture
@@ -14,10 +11,8 @@ def proof_of(loaded_of, tmp_path):
     """The plan of the proof, read from its file as the call's jobs read it; and what it can't prove."""
 
     def make(text=""):
-        tree, unproven = proof.experiment(loaded_of(LENGTH + text), tmp_path)
-        path = tmp_path / "experiment.yaml"
-        path.write_text(yaml.safe_dump(tree))
-        return make_plan(load([path]), tmp_path), unproven
+        tree, unproven = proof.experiment(loaded_of(text, {"training.train_iters": 100}), tmp_path)
+        return make_plan(load([proof.write(tree, tmp_path / "experiment.yaml")]), tmp_path), unproven
 
     return make
 
@@ -78,7 +73,7 @@ def test_several_ranks_are_laid_out_otherwise(proof_of):
 def test_a_layout_that_does_not_divide_is_said(proof_of):
     one = "models: {dense: {config: {num_hidden_layers: 3, num_attention_heads: 3, num_key_value_heads: 3,"
     one += " hidden_size: 96}}}\n"
-    plan, unproven = proof_of(one + "training: {train_iters: 100, global_batch_size: 3}\n")
+    plan, unproven = proof_of(one + "training: {global_batch_size: 3}\n")
     assert [run.name for run in plan.runs] == ["whole", "resumed", "whole-twin1"]
     [sentence] = unproven
     assert sentence.startswith("not proven: resuming in another layout, as no other is legal here: tp2: ")
@@ -109,7 +104,7 @@ def test_what_belongs_to_the_users_runs_is_left_out(proof_of):
 
 
 def test_a_run_that_continues_is_proven_by_its_parent(proof_of):
-    sweep = "sweep: {runs: {a: {}, b: {continue_from: small/a@50, training.train_iters: 200}}}\n"
+    sweep = "sweep: {runs: {a: {}, b: {continue_from: small/a@50}}}\n"
     with pytest.raises(ConfigError, match="name a run that starts at step 0"):
         proof_of(sweep + "checkpoint: {save_interval: 50}\nprove: {run: b}\n")
 

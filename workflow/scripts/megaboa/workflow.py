@@ -514,8 +514,7 @@ def plan_proof(workflow: Any, loaded: LoadedExperiment) -> tuple[list[Path], Loa
     Its jobs read that file alone: what `--config` gave is in it.
     """
     tree, unproven = proof.experiment(loaded)
-    path = ExperimentFolder(Path("results", tree["experiment"])).own_config
-    files.write_if_changed(path, yaml.safe_dump(json.loads(json.dumps(tree)), sort_keys=False))
+    path = proof.write(tree, ExperimentFolder(Path("results", tree["experiment"])).own_config)
     for sentence in unproven:
         say(sentence)
     workflow.config_settings.config_args = ""

@@ -7,12 +7,18 @@ the checkpoint of `resumed`; and a twin of `whole` measures what rounding can do
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megaboa.config import ConfigError, LoadedExperiment, Problem, load
+import yaml
+
+from megaboa import files
+from megaboa.config import ConfigError, LoadedExperiment, load
 from megaboa.config.problems import choose
 from megaboa.plan.choices import Choice, choices_of
 from megaboa.plan.plan import Run
@@ -108,16 +114,22 @@ def _another_layout(loaded: LoadedExperiment, base: Tree, run: Run, results: Pat
     for label, values in _candidates(run):
         tree = _with_legs(base, run, {label: values}, [])
         try:
-            legs = load((), tree, os.environ)
-            ranks = values.get("resources.gpus_per_node", 1)
-            if loaded.machine_gpus is not None and ranks > loaded.machine_gpus:
-                raise ConfigError([Problem("resources.gpus_per_node", f"this machine has {loaded.machine_gpus} GPU")])
-            make_plan(legs, results)
+            make_plan(replace(_read(tree), machine_gpus=loaded.machine_gpus), results)
         except ConfigError as error:
             why.append(f"{label}: {error.problems[0].message}")
         else:
             return label, values, ""
     return "", {}, "; ".join(why)
+
+
+def _read(tree: Tree) -> LoadedExperiment:
+    with tempfile.TemporaryDirectory() as folder:
+        return load([write(tree, Path(folder, "experiment.yaml"))], variables=os.environ)
+
+
+def write(tree: Tree, path: Path) -> Path:
+    files.write_if_changed(path, yaml.safe_dump(json.loads(json.dumps(tree)), sort_keys=False))
+    return path
 
 
 def _candidates(run: Run) -> Iterator[tuple[str, Tree]]:

@@ -48,7 +48,8 @@ def make(wanted: Wanted) -> str:
     runs, interim = load_interim(results) if careful else (load_runs(results), None)
     interim = interim if wanted.interim else None
     corpora = load_corpora(results)
-    checks = agreement_checks(asked.agreements, runs) + tensor_checks(asked.agreements, results, wanted.after_failure)
+    checks = agreement_checks(asked.agreements, runs)
+    checks += tensor_checks(asked.agreements, results, checks, wanted.after_failure)
     profiled = asked.profiles
     if careful:
         checks += stage_checks(results, asked, runs, over=wanted.after_failure)
