@@ -42,7 +42,10 @@ def evaluate(words: list[str]) -> None:
 
 
 def compare_tensors(words: list[str]) -> None:
-    """Compare checkpoints and samples of runs that must agree. What differs is a failed check of the report."""
+    """Compare checkpoints and samples of runs that must agree.
+
+    Ends without an error whatever it finds: what differs is a failed check of the report.
+    """
     args = commands.job(compare_tensors, "spec", "out").parse_args(words)
     zygote.hand_over("cpu")
     from megaboa.bridge.tensor_agreement import compare
