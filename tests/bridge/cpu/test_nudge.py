@@ -1,5 +1,6 @@
 """Noise of one unit in the last place: its size, and that every copy of a weight gets the same."""
 
+import cpu_backend_active  # noqa: F401 (before Megatron)
 import pytest
 import torch
 from megatron.bridge.training.callbacks import CallbackContext
