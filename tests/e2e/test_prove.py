@@ -13,6 +13,7 @@ prove:
   layouts:
     tp2: {resources.gpus_per_node: 2, parallel.tp: 2}
     forgot: {load.optimizer: false, schedule.warmup_iters: 0}
+    elsewhere: {training.seed: 7}
 """
 PARTS = ["weights", "optimizer", "counters", "random numbers", "data order"]
 HERE = "mine-proof-small"
@@ -74,11 +75,11 @@ def test_nothing_is_done_twice(workspace, proved):
     assert "train" not in workspace.planned("prove", "--configfile", config)
 
 
-def test_a_resumption_without_the_optimizer_fails(workspace, proved):
+def test_a_resumption_without_the_optimizer_or_with_other_data_fails(workspace, proved):
     """It shares the runs of the proof before: only what is new is trained."""
     config = workspace.path / "mine.yaml"
     edit(config, "sweep:", f"{FORGOT}sweep:")
-    assert workspace.planned("prove", "--configfile", config)["train"] == 1
+    assert workspace.planned("prove", "--configfile", config)["train"] == 2
     said = workspace.snakemake("prove", "--configfile", config, code=1)
     assert "failed: " in said
     found = checks(workspace, "forgot")
@@ -86,5 +87,8 @@ def test_a_resumption_without_the_optimizer_fails(workspace, proved):
     assert failed == ["weights", "optimizer", "counters"]
     assert "tensors differ by more than 20 times the twins" in found["optimizer"]["detail"]
     assert "optimizer.step is 5, and 11 in whole" in found["counters"]["detail"]
+    order = checks(workspace, "elsewhere")["data order"]
+    assert order["state"] == "FAIL"
+    assert "5 of 5 steps read other samples, step 7 first" in order["detail"]
     assert {check["state"] for check in checks(workspace, "resumed").values()} == {"PASS"}
     assert workspace.json(HERE, "report", "checks.json")["state"] == "FAIL"

@@ -70,6 +70,13 @@ def test_several_ranks_are_laid_out_otherwise(proof_of):
     assert plan["tp1"].run.world_size == 4
 
 
+def test_experts_want_sequence_parallelism(proof_of):
+    experts = "models: {dense: {config: {model_type: qwen3_moe, num_experts: 4, num_experts_per_tok: 2, head_dim: 16,"
+    plan, unproven = proof_of(experts + " moe_intermediate_size: 32, hidden_size: 64}}}\n")
+    assert unproven == []
+    assert (plan["tp2-sp"].run.parallel["tp"], plan["tp2-sp"].run.parallel["sp"]) == (2, True)
+
+
 def test_a_layout_that_does_not_divide_is_said(proof_of):
     one = "models: {dense: {config: {num_hidden_layers: 3, num_attention_heads: 3, num_key_value_heads: 3,"
     one += " hidden_size: 96}}}\n"
@@ -77,6 +84,7 @@ def test_a_layout_that_does_not_divide_is_said(proof_of):
     assert [run.name for run in plan.runs] == ["whole", "resumed", "whole-twin1"]
     [sentence] = unproven
     assert sentence.startswith("not proven: resuming in another layout, as no other is legal here: tp2: ")
+    assert "tp2-sp: " in sentence
     assert "pp2: " in sentence
     assert "dp2: " in sentence
     assert sentence in plan.experiment.report.question

@@ -135,7 +135,11 @@ def write(tree: Tree, path: Path) -> Path:
 def _candidates(run: Run) -> Iterator[tuple[str, Tree]]:
     sizes, asked = run.config.parallel, run.config.resources
     alone: dict[str, Any] = {"resources.gpus_per_node": 2} if asked.nodes * asked.gpus_per_node == 1 else {}
-    yield ("tp2", {**alone, "parallel.tp": 2}) if sizes.tp == 1 else ("tp1", {"parallel.tp": 1, "parallel.sp": False})
+    if sizes.tp == 1:
+        yield "tp2", {**alone, "parallel.tp": 2}
+        yield "tp2-sp", {**alone, "parallel.tp": 2, "parallel.sp": True}  # experts want it
+    else:
+        yield "tp1", {"parallel.tp": 1, "parallel.sp": False}
     yield ("pp2", {**alone, "parallel.pp": 2}) if sizes.pp == 1 else ("pp1", {"parallel.pp": 1, "parallel.vpp": None})
     if alone:
         yield "dp2", alone

@@ -146,7 +146,7 @@ class Shared:
     @property
     def reported(self) -> list[str]:
         """What the report needs; it shows missing results of other stages as such."""
-        return [str(self.paths.image), *self.metrics, *self.verifications, *self.index_manifests, *self.tensors]
+        return [str(self.paths.image), *self.metrics, *self.verifications, *self.index_manifests]
 
     @property
     def tensors(self) -> list[str]:
