@@ -75,6 +75,19 @@ def test_nothing_is_done_twice(workspace, proved):
     assert "train" not in workspace.planned("prove", "--configfile", config)
 
 
+def test_a_job_on_a_cluster_knows_its_run(workspace, proved):
+    """By the command in its script, with the configuration that the call kept: `prove` isn't among its words."""
+    (call,) = workspace.results(HERE, "calls").iterdir()
+    kept = call / "config" / "0" / "experiment.yaml"
+    manifest = workspace.results(HERE, "runs", "tp2", "train.json")
+    before = manifest.read_text()
+    manifest.unlink()
+    job = ["--mode", "remote", "--target-jobs", "train:run=tp2", "--allowed-rules", "train", "--force", "--nolock"]
+    workspace.snakemake(*job, "--configfiles", kept)
+    assert manifest.read_text() == before
+    assert not workspace.results("mine").exists()
+
+
 def test_a_resumption_without_the_optimizer_or_with_other_data_fails(workspace, proved):
     """It shares the runs of the proof before: only what is new is trained."""
     config = workspace.path / "mine.yaml"

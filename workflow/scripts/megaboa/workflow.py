@@ -517,7 +517,7 @@ def plan_proof(workflow: Any, loaded: LoadedExperiment) -> tuple[list[Path], Loa
     path = proof.write(tree, ExperimentFolder(Path("results", tree["experiment"])).own_config)
     for sentence in unproven:
         say(sentence)
-    workflow.config_settings.config_args = ""
+    workflow.config_settings.config_args = []
     return [path], replace(load([path], variables=os.environ), machine_gpus=loaded.machine_gpus)
 
 

@@ -108,7 +108,10 @@ def judged(
     if not twins:
         text = f"{len(moved)} of {count} tensors differ, and without a twin it can't be told from rounding"
         return replace(check, state="NOT_RUN", detail=f"{text}: {_worst(moved)}")
-    spread = {name: max(one.distances[name].relative for one in twins if name in one.distances) for name in moved}
+    spread = {
+        name: max((one.distances[name].relative for one in twins if name in one.distances), default=0.0)
+        for name in moved
+    }
     limits = {name: TIMES_TWINS * max(apart, FLOOR) for name, apart in spread.items()}
     untold = [name for name, limit in limits.items() if limit >= UNTOLD]
     beyond = {name: one for name, one in moved.items() if one.relative > limits[name] and name not in untold}

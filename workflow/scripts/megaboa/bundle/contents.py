@@ -69,6 +69,7 @@ OF_EXPERIMENT = (
         "preflight.tsv",
         "preflight.json",
         "preflight-in-image.json",
+        "tensors.json",
         "refused.json",
         "image.json",
         "specs/**/*.json",
