@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from megaboa.bridge.checkpoint_tensors import counters
 from megaboa.bridge.tensor_agreement import compare
 from megaboa.files import write_text
 from megaboa.paths import ExperimentFolder, RunStore
@@ -158,6 +159,17 @@ def test_an_optimizer_that_silently_restarted_fails(lab):
     assert found["weights"].state == "PASS"
     assert found["optimizer"].state == found["counters"].state == "FAIL"
     assert found["counters"].detail == "different: optimizer.step is 5, and 11 in whole"
+
+
+def test_groups_of_parameters_of_another_layout_are_counted_alike():
+    """With experts on several ranks there are two optimizers."""
+    group = {"lr": 1e-3, "step": 11, "is_expert_parallel": False, "params": [0, 1]}
+    apart = {**group, "is_expert_parallel": True, "params": [0]}
+    one, two = {"optimizer": {"param_groups": [group]}}, {0: {"optimizer": {"param_groups": [group]}}}
+    two[1] = {"optimizer": {"param_groups": [apart]}}
+    assert counters([{"optimizer": one}], {}) == counters([{"optimizer": two}], {})
+    late = {"optimizer": {"param_groups": [{**apart, "step": 5}]}}
+    assert counters([{"optimizer": {**two, 1: late}}], {})["optimizer.step"] == "11 and 5"
 
 
 def test_random_numbers_that_started_over_fail(lab):

@@ -26,6 +26,7 @@ COMMON, RANDOM = "common_state", "rng_state"
 PADDED = ("word_embeddings.weight", "output_layer.weight")
 PIECE = 1 << 24  # numbers that are compared at once: 64 MB in fp32
 # Counters of `train_state.pt` that every layout has alike.
+OF_LAYOUT = {"params", "is_expert_parallel"}  # of a group of parameters: which these are, and where they lie
 COUNTED = ("step", "consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
 
 
@@ -87,7 +88,7 @@ def counters(states: Collection[Tree], train_state: Tree) -> Tree:
         found |= {f"schedule.{name}": value for name, value in (state.get("opt_param_scheduler") or {}).items()}
     groups = [group for state in states for group in _groups(state.get("optimizer") or {})]
     # By how many groups there are: a layout may have one more, with the same settings.
-    for name in sorted({name for group in groups for name in group} - {"params"}):
+    for name in sorted({name for group in groups for name in group} - OF_LAYOUT):
         values = {repr(_plain(group[name])) for group in groups if name in group}
         found[f"optimizer.{name}"] = " and ".join(sorted(values))
     return found
