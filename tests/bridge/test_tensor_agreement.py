@@ -1,5 +1,6 @@
 """Checkpoints and samples of runs that must agree: what differs is found and named, what rounding does is not."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -41,6 +42,14 @@ class Lab:
         write(folder.file("run"), RunSpec(**asked))
         facts = {"train_iters": END, "iteration": END, "world_size": 1}
         write(folder.train_manifest, TrainRecord(run=name, identity=name, store=str(self.path / name), **facts))
+
+    def started(self, name, resumed_from):
+        """Its ledger has a start from this step."""
+        start = {"event": "start", "attempt": 1, "time": 0.0, "world_size": 1, "resumed_from": resumed_from}
+        path = RunStore(self.path / name).ledger
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as stream:
+            stream.write(json.dumps(start | {"host": "h", "pid": 1, "nodes": ["h"]}) + "\n")
 
     def save(self, name, step, state=None, optimizer_step=None, random=(1, 2)):
         store = RunStore(self.path / name)
@@ -95,9 +104,27 @@ def lab(tmp_path):
     lab.run("twin", training={"nudge": 1})
     lab.save("whole", END)
     lab.save("twin", END, lab.rounded(1))
+    for name, step in (("whole", 0), ("resumed", 0), ("resumed", STOP)):
+        lab.started(name, step)
     for name in ("whole", "resumed"):
         lab.read(name, {step: f"s{step}" for step in range(1, END + 1)})
     return lab
+
+
+def test_a_reference_that_was_interrupted_itself_proves_nothing(lab):
+    lab.save("resumed", END)
+    lab.started("whole", STOP)
+    found = lab.checks()
+    assert {check.state for check in found.values()} == {"NOT_RUN"}
+    assert "whole was interrupted itself, and resumed after step 6" in found["weights"].detail
+    assert "train.json, and call again" in found["weights"].detail
+
+
+def test_a_run_that_was_never_stopped_proves_nothing(lab):
+    lab.save("resumed", END)
+    RunStore(lab.path / "resumed").ledger.unlink()
+    lab.started("resumed", 0)
+    assert {check.state for check in lab.checks().values()} == {"NOT_RUN"}
 
 
 def one_ulp(tensor):

@@ -24,12 +24,14 @@ from megaboa.records import (
     TrainRecord,
     Verdict,
     read,
+    read_ledger,
 )
-from megaboa.run import checkpoints
+from megaboa.run import checkpoints, ledger
 
 FLOOR = 2.0**-22  # what twins may agree in by chance, relative
 UNTOLD = 1.0  # a limit as large as the tensor itself
 SHOWN = 3
+PARTS = ("weights", "optimizer", "counters", "random numbers", "data order")
 Samples = dict[int, list[str]]  # digests by step
 
 
@@ -58,13 +60,16 @@ def _of_run(
 
     last = None
     steps = _common(reference, run)
+    repeats = run.run == reference.run
+    if repeats and (why := _no_resumption(reference, run)):
+        yield from (checked(part, "NOT_RUN", why) for part in PARTS)
+        return
     if steps:
         last = steps[-1]
         expected, found = _checkpoint(reference, last), _checkpoint(run, last)
         with_it = {one.name: _checkpoint(one, last) for one in twins if last in _iterations(one)}
         apart = differences(expected, {"": found, **with_it})
         ours, noise = apart.pop(""), list(apart.values())
-        repeats = run.run == reference.run
         before = _at(reference, run, steps[0]) if repeats and len(steps) > 1 and not ours.equal else None
         for part, is_state in (("weights", False), ("optimizer", True)):
             limits = [one.part(is_state) for one in noise]
@@ -78,9 +83,27 @@ def _of_run(
             )
             yield checked("random numbers", "PASS" if equal else "FAIL", text, "equal" if equal else "different")
     else:
-        for part in ("weights", "optimizer", "counters"):
+        for part in PARTS[:3]:
             yield checked(part, "NOT_RUN", "they have no checkpoint of the same step")
     yield ordered(checked("data order", "NOT_RUN", ""), read_samples(reference), read_samples(run))
+
+
+def _no_resumption(reference: RunFolder, run: RunFolder) -> str | None:
+    """Why comparing a run with its repetition says nothing of resuming; None if it does."""
+    if step := _resumed_after(reference):
+        return (
+            f"{reference.name} was interrupted itself, and resumed after step {step}, so nothing was trained in one "
+            f"go: remove {reference.store} and {reference.train_manifest}, and call again"
+        )
+    if not _resumed_after(run):
+        return f"{run.name} was never stopped and resumed: is the exit of its ranks overridden?"
+    return None
+
+
+def _resumed_after(run: RunFolder) -> int:
+    """The last of its own checkpoints that it was resumed from; 0: it was trained in one go."""
+    starts = ledger.starts(read_ledger(RunStore(run.store).ledger))
+    return max((start.resumed_from for start in starts if not start.parent), default=0)
 
 
 def judged(
