@@ -117,7 +117,7 @@ def test_a_reference_that_was_interrupted_itself_proves_nothing(lab):
     found = lab.checks()
     assert {check.state for check in found.values()} == {"NOT_RUN"}
     assert "whole was interrupted itself, and resumed after step 6" in found["weights"].detail
-    assert "train.json, and call again" in found["weights"].detail
+    assert f"{lab.experiment.run('whole').path}, and call again" in found["weights"].detail
 
 
 def test_a_run_that_was_never_stopped_proves_nothing(lab):

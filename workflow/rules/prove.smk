@@ -4,6 +4,7 @@ rule prove:
     input:
         lambda wildcards: calls.compared(SHARED),
         "<experiment>/report/index.html",
+        SHARED.metrics,  # as for `all`
 
 
 rule compare_tensors:

@@ -93,7 +93,7 @@ def _no_resumption(reference: RunFolder, run: RunFolder) -> str | None:
     if step := _resumed_after(reference):
         return (
             f"{reference.name} was interrupted itself, and resumed after step {step}, so nothing was trained in one "
-            f"go: remove {reference.store} and {reference.train_manifest}, and call again"
+            f"go: remove {reference.store} and {reference.path}, and call again"
         )
     if not _resumed_after(run):
         return f"{run.name} was never stopped and resumed: is the exit of its ranks overridden?"
