@@ -27,7 +27,9 @@ from megaboa.records import (
     CorpusSpec,
     CostsSpec,
     Environment,
+    EvaluateSpec,
     ExportSpec,
+    GenerateSpec,
     ImageAsked,
     IndexSpec,
     InsideAsked,
@@ -206,11 +208,8 @@ class Shared:
         specs |= {f"exports/{name}.json": self._export(name) for name in self.plan.exports}
         specs |= {"image.json": self._image(), "inside.json": self._inside(), "runs.json": self._runs()}
         specs |= {"costs.json": self._costs(), "report.json": self._report()}
-        return {
-            **{name: plain(spec) for name, spec in specs.items()},
-            "evaluate.json": {"command": self.plan.experiment.evaluate.command},
-            "generate.json": self.plan.experiment.generate.model_dump(),
-        }
+        specs |= {"evaluate.json": self._evaluate(), "generate.json": self._generate()}
+        return {name: plain(spec) for name, spec in specs.items()}
 
     def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
         """The manifest that must be there before a tokenizer can be used."""
@@ -425,6 +424,13 @@ class Shared:
         Below a job that runs, Snakemake looks for no other reasons: one more export would need a second call.
         """
         return CostsSpec(exports=tuple(self.plan.exports), budget=Budget(**self.plan.experiment.budget.model_dump()))
+
+    def _evaluate(self) -> EvaluateSpec:
+        return EvaluateSpec(command=self.plan.experiment.evaluate.command)
+
+    def _generate(self) -> GenerateSpec:
+        wanted = self.plan.experiment.generate
+        return GenerateSpec(prompts=tuple(wanted.prompts), tokens=wanted.tokens)
 
     def _report(self) -> ReportSpec:
         wanted = self.plan.experiment.report
