@@ -35,8 +35,8 @@ def evaluate(words: list[str]) -> None:
     zygote.hand_over("cpu")
     from megaboa import evaluation
 
-    export = records.read(records.ExportRecord, args.export)
-    found = evaluation.evaluate(read_json(args.spec)["command"], export, args.store, args.out)
+    spec, export = records.read(records.EvaluateSpec, args.spec), records.read(records.ExportRecord, args.export)
+    found = evaluation.evaluate(spec.command, export, args.store, args.out)
     records.write(args.out, found)
     print(f"{found.run}: {len(found.values)} numbers")
 

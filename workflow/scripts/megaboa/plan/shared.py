@@ -27,7 +27,9 @@ from megaboa.records import (
     CorpusSpec,
     CostsSpec,
     Environment,
+    EvaluateSpec,
     ExportSpec,
+    GenerateSpec,
     ImageAsked,
     IndexSpec,
     InsideAsked,
@@ -225,12 +227,9 @@ class Shared:
         specs |= {f"exports/{name}.json": self._export(name) for name in self.plan.exports}
         specs |= {"image.json": self._image(), "inside.json": self._inside(), "runs.json": self._runs()}
         specs |= {"costs.json": self._costs(), "report.json": self._report()}
+        specs |= {"evaluate.json": self._evaluate(), "generate.json": self._generate()}
         specs |= {"tensors.json": self._tensors()} if self.tensors else {}
-        return {
-            **{name: plain(spec) for name, spec in specs.items()},
-            "evaluate.json": {"command": self.plan.experiment.evaluate.command},
-            "generate.json": self.plan.experiment.generate.model_dump(),
-        }
+        return {name: plain(spec) for name, spec in specs.items()}
 
     def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
         """The manifest that must be there before a tokenizer can be used."""
@@ -448,6 +447,13 @@ class Shared:
 
     def _tensors(self) -> TensorsSpec:
         return TensorsSpec(agreements=tuple(one for one in self.plan.agreements if one.tensors))
+
+    def _evaluate(self) -> EvaluateSpec:
+        return EvaluateSpec(command=self.plan.experiment.evaluate.command)
+
+    def _generate(self) -> GenerateSpec:
+        wanted = self.plan.experiment.generate
+        return GenerateSpec(prompts=tuple(wanted.prompts), tokens=wanted.tokens)
 
     def _report(self) -> ReportSpec:
         wanted = self.plan.experiment.report
