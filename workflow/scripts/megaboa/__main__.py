@@ -33,6 +33,7 @@ GROUPS = {
         "site": "its partitions, relevant settings, and the profile's choices",
     },
     "Files from anywhere": {
+        "inspect": "a checkpoint's tensors, layout and norms, or two compared",
         "read-log": "summary of a training log: losses, speed, memory",
         "analyze-profile": "where a profiled step's time goes",
         "reproduce": "rebuild a bundle's figures and runs, and compare",
