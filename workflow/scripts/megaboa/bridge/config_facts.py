@@ -12,6 +12,7 @@ from megatron.bridge.training.tokenizers.config import TokenizerConfig
 from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
+from megaboa import bridge_recipes
 from megaboa.bridge import kernels
 from megaboa.check.facts import Cluster, Facts, Model, Training, overlay
 from megaboa.layout import Layout
@@ -48,7 +49,13 @@ def facts_of(config: ConfigContainer, run: RunSpec, launch: LaunchSpec, profile:
             profile_steps=profile.steps,
             profile_ranks=profile.ranks,
         ),
-        cluster=Cluster(run.device, launch.nodes, launch.gpus_per_node, launch.gpu),
+        cluster=Cluster(
+            run.device,
+            launch.nodes,
+            launch.gpus_per_node,
+            launch.gpu,
+            tuned_for=bridge_recipes.tuned_for(run.model.get("recipe")),
+        ),
     )
     facts = overlay(facts, lambda field: _value(config, field), lambda field: _value(config, field) is not _ABSENT)
     return _completed(_with_loss(_with_vocabulary(facts, config.tokenizer.use_tokenizer_vocab_size)))

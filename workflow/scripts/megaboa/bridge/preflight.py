@@ -93,6 +93,7 @@ def _check(
         needs_gpu=tuple(still_open) if inside else None,
         needs_image=None if inside else tuple(still_open),
         stopped_at=stopped_at,
+        environment={name: str(value) for name, value in config.env_vars.items()} or None,
     )
     key = _played_by(run)
     if stopped_at is None and key not in played:

@@ -147,6 +147,7 @@ class Cluster:
     tasks_per_node: int | None = None  # where an option of its job says so
     max_connections: str | None = None  # CUDA_DEVICE_MAX_CONNECTIONS
     has_nsys: bool | None = None  # whether it is on the PATH; None: not checked
+    tuned_for: tuple[str, int] | None = None  # GPU and number of GPUs of a performance recipe
 
 
 @dataclass(frozen=True)

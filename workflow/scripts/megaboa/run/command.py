@@ -86,6 +86,8 @@ def rank_environment(
             own |= {name: str(target.path / "flight-rank-") for name in FLIGHT_RECORDER}
     if run.device == "cuda" or start.network:
         preset |= networks.environment(start.network, {})
+    if run.device == "cuda" and folder.preflight:  # Bridge sets it too, but after Transformer Engine is imported
+        preset |= folder.preflight.environment or {}
     if target and checks_network(folder, target):
         preset |= networks.NAMING
     return layered(own, preset, start.environment)
