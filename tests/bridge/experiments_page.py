@@ -22,7 +22,8 @@ HEAD = """\
 
 def line(row: dict[str, Any]) -> str:
     layout = row["layout"] + (f" {row['sharding']}" if row["sharding"] else "")
-    memory = f"{row['memory_gib']:.1f} of {row['limit_gib']:.1f}"
+    limit = row.get("limit_gib")  # none where the file states no GPU
+    memory = f"{row['memory_gib']:.1f} of {f'{limit:.1f}' if limit else '-'}"
     cells = (f"`{row['run']}`", row["model"], short(row["params"]), layout, row["ranks"], memory, outcome(row))
     return f"| {' | '.join(map(str, cells))} |"
 

@@ -7,6 +7,7 @@ their names are played once.
 JSON, one row of preflight's table per run, and what some recipes set.
 """
 
+import contextlib
 import inspect
 import json
 import os
@@ -15,16 +16,14 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-import contextlib
-
 from megaboa import files, records
 from megaboa.bridge import process
 from megaboa.bridge.quiet import quietly
 from megaboa.check import overview
 from megaboa.config import load
+from megaboa.paths import RunFolder
 from megaboa.plan import make_plan
 from megaboa.plan.shared import Shared
-from megaboa.paths import RunFolder
 
 EXPERIMENTS = Path(__file__).parents[2] / "config" / "experiments"
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -61,7 +60,7 @@ def checked(run):
 
 @contextlib.contextmanager
 def hub(folder):
-    """transformers takes `Qwen/Qwen3-8B` for a folder, where there is one; so recipes of the clone are found as well."""
+    """transformers takes `Qwen/Qwen3-8B` for a folder, where there is one. The clone's recipes are there too."""
     for name, config in files.read_json(CONFIGS).items():
         files.write_json(folder / name / "config.json", config)
     (folder / "recipes").symlink_to(RECIPES)

@@ -24,13 +24,13 @@ _NAME = re.compile(
     r"(?:_(?P<variant>\w+))?_config$"
 )
 _FUNCTION = re.compile(r'^def (?P<name>[a-z]\w*_config)\([^)]*\)[^\n]*:\n    """(?P<text>[^\n"]*)', re.MULTILINE)
-PRECISIONS = {
-    "bf16": "BF16",
-    "fp8cs": "FP8, current scaling",
-    "fp8ds": "FP8, delayed scaling",
-    "fp8sc": "FP8, scaled by blocks",
-    "fp8mx": "MXFP8",
-    "nvfp4": "NVFP4",
+PRECISIONS = {  # as `training.precision` has it, and in words
+    "bf16": ("bf16_mixed", "BF16"),
+    "fp8cs": ("bf16_with_fp8_current_scaling_mixed", "FP8 by tensors"),
+    "fp8ds": ("bf16_with_fp8_delayed_scaling_mixed", "FP8, delayed scaling"),
+    "fp8sc": ("bf16_with_fp8_subchannel_scaling_mixed", "FP8 by blocks"),
+    "fp8mx": ("bf16_with_mxfp8_mixed", "MXFP8"),
+    "nvfp4": ("bf16_with_nvfp4_mixed", "NVFP4"),
 }
 _RACKS = ("gb200", "gb300", "vr200", "r100")  # NVL72: four GPUs to a host; the others have eight
 
@@ -87,6 +87,12 @@ def tuned_for(recipe: str | None) -> tuple[str, int] | None:
     """The GPU and the number of GPUs for which a performance recipe is; None of any other."""
     meant = purpose(recipe) if recipe and performance(recipe) else None
     return (meant.gpu, meant.gpus) if meant else None
+
+
+def precision_of(recipe: str | None) -> str | None:
+    """Of a performance recipe, as `training.precision` says it."""
+    meant = purpose(recipe) if recipe and performance(recipe) else None
+    return PRECISIONS.get(meant.precision, (None,))[0] if meant else None
 
 
 def problem(recipe: str) -> str | None:

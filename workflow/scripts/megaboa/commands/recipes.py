@@ -33,7 +33,7 @@ def _lines(kind: str, wanted: list[str]) -> list[str]:
             continue
         for_what = ""
         if meant:
-            precision = bridge_recipes.PRECISIONS.get(meant.precision, meant.precision)
+            precision = bridge_recipes.PRECISIONS.get(meant.precision, ("", meant.precision))[1]
             for_what = f"{meant.gpus} {meant.gpu.upper()}, {precision}"
         order = (meant.model, meant.gpu, meant.gpus) if meant else (one.name, "", 0)
         line = f"  {name:<66} {for_what:<28} {one.text}".rstrip()

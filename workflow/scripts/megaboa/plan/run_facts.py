@@ -25,7 +25,11 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None)
     configuration."""
     model = config.models[str(config.model)]
     if model.recipe is not None:
-        return Facts(_known_layout(quantities), training=_known_training(config, quantities), cluster=_cluster(config, model.recipe))
+        return Facts(
+            _known_layout(quantities),
+            training=_known_training(config, quantities),
+            cluster=_cluster(config, model.recipe),
+        )
     tokenizer = config.tokenizers.get(str(model.tokenizer))
     facts = Facts(
         layout=_layout(config, quantities),
