@@ -1,6 +1,7 @@
 """Every performance recipe of Bridge's, built in a process of its own, and without the hub.
 
-`python performance_recipes.py FOLDER` prints, as JSON, by name what the recipe sets, or why it can't be built.
+`python performance_recipes.py FOLDER` prints, as JSON, by name what the recipe sets, or why it can't be built; with
+`--preflight` what preflight says of it.
 """
 
 import contextlib
@@ -35,16 +36,23 @@ def built(name):
     }
 
 
-def main(folder):
+def main(folder, preflight):
     process.prepare("cpu")
     for name, config in files.read_json(CONFIGS).items():
         files.write_json(folder / name / "config.json", config)
     names = [f"{bridge_recipes.PREFIX}{name}" for name in bridge_recipes.functions("perf_recipes")]
+    names = [name for name in names if bridge_recipes.problem(name) is None]
     with contextlib.chdir(folder):
-        return {name: built(name) for name in names if bridge_recipes.problem(name) is None}
+        return {name: built(name) for name in names} if not preflight else rows(names, folder)
+
+
+def rows(names, folder):
+    from megaboa.bridge import recipes
+
+    return {row["recipe"]: row for row in recipes.rows(names, folder)}
 
 
 if __name__ == "__main__":
     with quietly():
-        answer = main(Path(sys.argv[1]).absolute())
+        answer = main(Path(sys.argv[1]).absolute(), "--preflight" in sys.argv)
     print(json.dumps(answer))

@@ -74,8 +74,9 @@ def _check(
         return _failed(*missing)
     if run.device == "cpu":
         cpu.refuse(config)
-    if folder.launch.checkpoint.get("save_interval") != 0:
+    if folder.launch.checkpoint.get("save_interval", config.checkpoint.save_interval) != 0:
         config.checkpoint.save = "checkpoints"  # so that what a saving run needs is validated too
+    config.dataset.path_to_cache = "cache"  # as every run has one
     turned_off = _turned_off(config, {**run.overrides, **(folder.launch.overrides)})
     with _of_version(inside):
         stopped_at = _unless_for_the_image(run, lambda: runtime_config_update(config), turned_off, inside)

@@ -79,6 +79,8 @@ def _performance(found: bridge_recipes.Found) -> Make:
         config = make(*args, **kwargs)
         if bridge_recipes.purpose(found.name).precision == "bf16" and config.optimizer.optimizer == "adam":
             config.optimizer.use_precision_aware_optimizer = True
+        if config.checkpoint.save is None:  # we say where, so its interval must say that nothing is saved
+            config.checkpoint.save_interval = 0
         return config
 
     return configure
