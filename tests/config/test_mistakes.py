@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from indexed_files import write_indexed
 
-from megaboa.config import ConfigError, load
+from megaboa.config import ConfigError, keys, load
 from megaboa.plan import make_plan
 
 GOOD = """\
@@ -343,3 +343,8 @@ def test_mistakes_in_later_files_and_on_the_command_line_are_placed(tmp_path: Pa
     message = message_of([base, more], {"training.seed": -1})
     assert f"{more}:2: parallel.tp: 0 must be greater than 0" in message
     assert "--config: training.seed: -1 must be" in message
+
+
+def test_a_field_of_tokens_is_no_secret():
+    assert keys.override_problem("model.moe_token_dispatcher_type") is None
+    assert "is a secret" in keys.override_problem("logger.hf_token")

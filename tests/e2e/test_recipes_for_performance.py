@@ -1,7 +1,7 @@
 """NVIDIA's performance recipes, with a small model in place of theirs, trained on the CPU.
 
-What needs a GPU is overridden: Adam's states in fewer bits, DeepEP, HybridEP. Recipes in FP8, or with CUDA graphs, can't
-be trained here.
+What needs a GPU is overridden: Adam's states in fewer bits, DeepEP, HybridEP. Recipes in FP8, or with CUDA graphs,
+can't be trained here.
 """
 
 import json
@@ -35,7 +35,14 @@ overrides: {optimizer.use_precision_aware_optimizer: false, tokenizer.vocab_size
 sweep:
   runs:
     llama: {model: llama}
-    qwen: {model: qwen, parallel.ep: 2, overrides.model.moe_token_dispatcher_type: alltoall}
+    qwen:
+      model: qwen
+      parallel.ep: 2
+      overrides.model.moe_token_dispatcher_type: alltoall
+      overrides.model.cuda_graph_impl: none
+      overrides.comm_overlap.tp_comm_overlap: false
+      overrides.comm_overlap.overlap_moe_expert_parallel_comm: false
+      overrides.comm_overlap.delay_wgrad_compute: false
 """
 
 
