@@ -84,6 +84,13 @@ def test_recomputation_keeps_less():
     assert of(LLAMA_8B, full).logits == of(LLAMA_8B).logits  # larger than one layer that comes back
 
 
+def test_gradients_that_are_reduced_in_16_bits_take_two_bytes():
+    kept = facts()
+    half = dataclasses.replace(kept, kernels=dataclasses.replace(kept.kernels, fp32_gradients=False))
+    assert memory.peak(half).gradients == pytest.approx(memory.peak(kept).gradients / 2)
+    assert memory.peak(half).weights == memory.peak(kept).weights
+
+
 def test_layers_that_are_offloaded_leave_one_at_a_time():
     """As in NVIDIA's performance recipes for Llama 3 70B on GB200: 40 of 80."""
     kept = facts()

@@ -116,6 +116,7 @@ class Kernels:
     fused_activation: bool = True
     attention_dropout: float = 0.0
     attention: str = "auto"  # attention_backend
+    fp32_gradients: bool = True  # grad_reduce_in_fp32
     grad_overlap: bool | None = None  # overlap_grad_reduce; None: Bridge's default
     gather_overlap: bool | None = None  # overlap_param_gather
 
@@ -265,6 +266,7 @@ FIELDS: dict[str, str] = {
     "kernels.fused_activation": "model.bias_activation_fusion",
     "kernels.attention_dropout": "model.attention_dropout",
     "kernels.attention": "model.attention_backend",
+    "kernels.fp32_gradients": "mixed_precision.grad_reduce_in_fp32",
     "kernels.grad_overlap": "ddp.overlap_grad_reduce",
     "kernels.gather_overlap": "ddp.overlap_param_gather",
 }
