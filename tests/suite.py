@@ -49,6 +49,7 @@ EXERCISED = {
     "tests/e2e/test_prove.py": "prove plan bridge",
     "tests/e2e/test_recipe_with_weights.py": "plan bridge",
     "tests/e2e/test_recipes.py": "plan bridge",
+    "tests/e2e/test_recipes_for_performance.py": "plan bridge",
     "tests/e2e/test_refusals.py": "check config doctor",
     "tests/e2e/test_reruns.py": "plan config common",
     "tests/e2e/test_sharded_corpus.py": "data",

@@ -119,3 +119,20 @@ def test_where_a_table_is_silent_on_sequence_parallelism_it_may_be_either():
 def test_what_was_not_measured_has_no_ratio():
     rows = gap_rows(TABLE, [run("c", world_size="2", cp="2")])
     assert (rows[2]["run"], rows[2]["measured"], rows[2]["ratio"]) == ("c", None, None)
+
+
+def test_of_several_rows_of_a_layout_a_run_is_compared_with_the_one_that_is_most_like_it():
+    """Names are compared by their letters, and a table that says `fp8` means any scaling of it but MXFP8."""
+    like = {"model": "GPT OSS 120B", "gpu": "NVIDIA H200"}
+    rows = [
+        {"name": name, "conditions": {**like, "precision": precision}, "values": {"step_seconds": [1, 1]}}
+        for name, precision in {"FP8": "fp8", "MXFP8": "bf16_with_mxfp8_mixed", "BF16": "bf16_mixed"}.items()
+    ]
+    table = {"conditions": {}, "rows": rows}
+    current = run("c", model="gpt-oss-120b-fp8", precision="bf16_with_fp8_current_scaling_mixed")
+    mxfp8 = run("m", model="gpt-oss-120b-mxfp8", precision="bf16_with_mxfp8_mixed")
+    assert [(row["row"], row["run"], row["differs"]) for row in gap_rows(table, [current, mxfp8])] == [
+        ("FP8", "c", []),
+        ("MXFP8", "m", []),
+        ("BF16", None, []),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,11 +72,21 @@ def _number(text: str) -> float | None:
 
 
 def gap_rows(table: dict[str, Any], runs: list[RunResult]) -> list[dict[str, Any]]:
-    """One row for each published value and each run of that layout; without a run, the published value alone."""
-    rows = []
-    for published in table["rows"]:
-        conditions = {**table["conditions"], **published["conditions"]}
+    """One row for each published value and each run of that layout; without a run, the published value alone.
+
+    Where a table has several rows of that layout, for other models, GPUs or precisions, those that differ least.
+    """
+    rows, stated = [], [{**table["conditions"], **published["conditions"]} for published in table["rows"]]
+    least_differing = {
+        run.name: min(
+            (len(_differing(one, run)[0]) for one in stated if _same_layout(one, run.plan)),
+            default=0,
+        )
+        for run in runs
+    }
+    for published, conditions in zip(table["rows"], stated, strict=True):
         like = [run for run in runs if _same_layout(conditions, run.plan)]
+        like = [run for run in like if len(_differing(conditions, run)[0]) == least_differing[run.name]]
         for quantity, (least, most) in published["values"].items():
             known = {"row": published["name"], "quantity": quantity, "published": [least, most]}
             rows += [{**known, **_measured(quantity, least, most, conditions, run)} for run in like]
@@ -86,6 +97,13 @@ def gap_rows(table: dict[str, Any], runs: list[RunResult]) -> list[dict[str, Any
 
 def _measured(quantity: str, least: float, most: float, conditions: dict[str, Any], run: RunResult) -> dict[str, Any]:
     value = named(quantity).of(run.documents)
+    differs, unknown = _differing(conditions, run)
+    ratio = None if value is None else value / ((least + most) / 2)
+    return {"run": run.name, "measured": value, "ratio": ratio, "differs": differs, "unknown": unknown}
+
+
+def _differing(conditions: dict[str, Any], run: RunResult) -> tuple[list[str], list[str]]:
+    """What is another than published, and what isn't known of the run."""
     differs, unknown = [], []
     for name, asked in conditions.items():
         have = run.summary.get("gpu") if name == "gpu" else run.plan.get(name)
@@ -93,8 +111,7 @@ def _measured(quantity: str, least: float, most: float, conditions: dict[str, An
             unknown.append(f"{name}: {_text(asked)}")
         elif not _same(name, asked, have):
             differs.append(f"{name}: {_text(have)} instead of {_text(asked)}")
-    ratio = None if value is None else value / ((least + most) / 2)
-    return {"run": run.name, "measured": value, "ratio": ratio, "differs": differs, "unknown": unknown}
+    return differs, unknown
 
 
 def _same_layout(conditions: dict[str, Any], plan: dict[str, str]) -> bool:
@@ -105,11 +122,17 @@ def _same_layout(conditions: dict[str, Any], plan: dict[str, str]) -> bool:
 def _same(name: str, asked: Any, have: Any) -> bool:
     if name == "params":
         return abs(float(have) / asked - 1) <= PARAMS_TOLERANCE
+    if name == "precision" and asked == "fp8":  # the table doesn't say how it is scaled
+        return "_fp8_" in _text(have)
     if name == "precision":  # Bridge's names have more to them
         return _text(have).removesuffix("_mixed") == _text(asked).removesuffix("_mixed")
-    if name in ("gpu", "model"):
-        return _text(have).startswith(_text(asked))
+    if name in ("gpu", "model"):  # "GPT OSS 120B" there is gpt-oss-120b here
+        return _letters(have).startswith(_letters(asked))
     return _text(have) == _text(asked)
+
+
+def _letters(value: Any) -> str:
+    return re.sub(r"[^a-z0-9]", "", _text(value).lower())
 
 
 def _text(value: Any) -> str:
