@@ -36,6 +36,7 @@ GROUPS = {
         "read-log": "summary of a training log: losses, speed, memory",
         "analyze-profile": "where a profiled step's time goes",
         "reproduce": "rebuild a bundle's figures and runs, and compare",
+        "compare": "two bundles of one experiment: do they agree?",
     },
 }
 # What rules call, and what writes tables of this repository: by the module that has them as functions.

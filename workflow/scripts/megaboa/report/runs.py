@@ -46,6 +46,7 @@ class RunResult:
     export: str | None = None
     goodput: Goodput | None = None
     evaluation: dict[str, float] = field(default_factory=dict)
+    asked: Tree = field(default_factory=dict)  # run.json
 
     @property
     def model(self) -> str:
@@ -126,6 +127,7 @@ def result_of(
         export=export and export.path,
         goodput=goodput,
         evaluation=evaluation.values if evaluation else {},
+        asked=folder.document("run") if folder.file("run").exists() else {},
     )
 
 
