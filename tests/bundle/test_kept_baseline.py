@@ -114,7 +114,7 @@ def test_the_plan_takes_folders_and_bundles_and_names_what_is_neither(tmp_path, 
     ):
         planned(f"{{path: {tmp_path}/nothing}}")
     experiment(tmp_path).rename(tmp_path / "results" / "good")
-    with pytest.raises(ConfigError, match="is this experiment itself"):
+    with pytest.raises(ConfigError, match="lies in this experiment's own results"):
         planned(f"{{path: {tmp_path}/results/good}}")
     with pytest.raises(ConfigError, match="slower"):
         planned(f"{{path: {old}, slower: -1}}")

@@ -304,9 +304,12 @@ class Asked:
 
     def check_baseline(self, results: Path) -> None:
         asked = self.experiment.report.baseline
+        own = (results / str(self.experiment.experiment)).resolve()
         for path in map(Path, asked.paths if asked else ()):
-            if path.is_dir() and path.resolve() == (results / str(self.experiment.experiment)).resolve():
-                problem = f"{path}: is this experiment itself: name an earlier one, or a bundle of this one"
+            if path.resolve().is_relative_to(own):
+                problem = (
+                    f"{path}: lies in this experiment's own results: name another experiment, or a bundle elsewhere"
+                )
             elif (path.suffix == ".zip" and path.is_file()) or ExperimentFolder(path).plan.is_file():
                 continue
             else:
