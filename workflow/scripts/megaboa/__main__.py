@@ -22,6 +22,7 @@ GROUPS = {
         "advise": "legal layouts that fit, fastest first",
         "status": "progress of its runs, with or without Snakemake",
         "doctor": "why runs failed, and what to do",
+        "bisect": "the first image, commit or other value that made it worse",
         "interim": "report on the finished runs while others train or have failed",
     },
     "One run": {
