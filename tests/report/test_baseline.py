@@ -111,3 +111,6 @@ def test_what_differs_is_said_and_runs_of_one_setting_count_together(tmp_path):
     found = checks(new, old)["step_seconds"]
     assert found.differs == ("training.micro_batch_size: 4, in the baseline none",)
     assert differences_of(new[0], new[1], "there") == []
+    faster = dataclasses.replace(new[1], launched={"num_workers": 8, "index": "a", "store": "s"})
+    assert [setting.names for setting in settings_of([new[0], faster])] == [{"dp1"}, {"dp1-seed1"}]
+    assert differences_of(new[0], faster, "there") == ["launch.num_workers: 8, there none"]

@@ -16,7 +16,7 @@ from megaboa.paths import ExperimentFolder
 from megaboa.records import ReportSpec, read
 
 # Of results/<experiment>: what a run's curve, speed and memory are read from, and what it was.
-KEPT = ("plan.tsv", "preflight.json", "runs/*/run.json", "runs/*/metrics/*")
+KEPT = ("plan.tsv", "preflight.json", "runs/*/run.json", "runs/*/launch.json", "runs/*/metrics/*")
 
 
 def keep(results: Path) -> None:

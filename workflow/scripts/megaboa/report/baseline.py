@@ -22,6 +22,8 @@ from megaboa.report.runs import RunResult, passed
 # By each quantity, the key of the baseline that says how much worse it may be.
 LIMITS = {"step_seconds": "slower", "memory.measured_gib": "more_memory", "loss.tail_mean": "higher_loss"}
 CHANCE = ("seed", "nudge")  # of `training`: what runs of one setting may differ in
+# Of launch.json: what may change the speed, and no loss.
+LAUNCH = ("nodes", "gpus_per_node", "cpus_per_rank", "start", "image", "num_workers", "overrides", "checkpoint")
 TOLERANCE = 1e-5  # of losses that are the same but for rounding, as an agreement's default
 THEIRS = "of the baseline"
 PER_CENT = f"{POWER:.0%}"
@@ -50,8 +52,10 @@ def settings_of(runs: Iterable[RunResult]) -> list[Setting]:
 
 
 def _setting(run: RunResult) -> Tree:
+    """What it was asked for, but for chance."""
     training = {name: value for name, value in (run.asked.get("training") or {}).items() if name not in CHANCE}
-    return {**without_harmless(run.asked), "training": training}
+    launch = {name: value for name, value in run.launched.items() if name in LAUNCH and value not in (None, {})}
+    return {**without_harmless(run.asked), "training": training, "launch": launch}
 
 
 def sample(quantity: str, runs: Sequence[RunResult]) -> Sample | None:
@@ -212,13 +216,9 @@ def more(found: Ratio, limit: float, less_is_better: bool = True) -> str:
 
 def differences_of(one: RunResult, other: RunResult, where: str) -> list[str]:
     """In what two runs differ that are compared: `optimizer.lr: 0.002, in the baseline 0.001`."""
-    flat, others = (_flat({**without_harmless(run.asked), **_machine(run)}) for run in (one, other))
-    flat, others = ({key: value for key, value in tree.items() if key not in _CHANCE_KEYS} for tree in (flat, others))
+    flat, others = (_flat({**_setting(run), **_machine(run)}) for run in (one, other))
     keys = [key for key in {**others, **flat} if flat.get(key) != others.get(key)]
     return [f"{key}: {_text(others.get(key))}, {where} {_text(flat.get(key))}" for key in keys]
-
-
-_CHANCE_KEYS = {f"training.{name}" for name in CHANCE}
 
 
 def _machine(run: RunResult) -> Tree:

@@ -47,6 +47,7 @@ class RunResult:
     goodput: Goodput | None = None
     evaluation: dict[str, float] = field(default_factory=dict)
     asked: Tree = field(default_factory=dict)  # run.json
+    launched: Tree = field(default_factory=dict)  # launch.json
 
     @property
     def model(self) -> str:
@@ -128,6 +129,7 @@ def result_of(
         goodput=goodput,
         evaluation=evaluation.values if evaluation else {},
         asked=folder.document("run") if folder.file("run").exists() else {},
+        launched=folder.document("launch") if folder.file("launch").exists() else {},
     )
 
 
