@@ -1,6 +1,7 @@
 """An experiment's runs, compared with earlier ones of the same names."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from megaboa.report.baseline import baseline_checks, differences_of, settings_of
 from megaboa.report.runs import load_runs
 
 ASKED = BaselineSpec(paths=("old",), slower=0.02, more_memory=0.02, higher_loss=0.005)
+COUNT = itertools.count()
 SPREAD = 0.004  # by which runs' step times differ below
 
 
@@ -22,7 +24,8 @@ def experiment(root, seeds=1, slower=1.0, higher=0.0, memory=None, chance=0, **t
         name = "dp1" if number == 0 else f"dp1-seed{number}"
         seconds = 0.125 * slower * np.exp(rng.normal(0, SPREAD))
         shift = 0.02 * number + higher
-        made.completed_run(name, steps=200, losses={step: loss_at(step) + shift for step in range(1, 201)})
+        losses = {step: loss_at(step) + shift for step in range(1, 201)}
+        made.completed_run(name, steps=200, seconds=0.125 + next(COUNT) * 1e-5, losses=losses)  # each at its own times
         settle(made, name, seconds)
         path = made.results / "runs" / name / "run.json"
         asked = read_json(path)
@@ -103,6 +106,14 @@ def test_what_is_missing_is_not_run(tmp_path):
     bad = [dataclasses.replace(run, state="INVALID", reasons=["why"]) for run in ours]
     [check] = baseline_checks(ASKED, ours, [bad])
     assert check.detail == "dp1 of the baseline is INVALID"
+
+
+def test_a_run_that_was_not_trained_again_is_no_evidence(tmp_path):
+    ours = experiment(tmp_path / "ours", seeds=2)
+    [check] = baseline_checks(ASKED, ours, [ours])
+    assert check.state == "NOT_RUN" and "it was not trained again" in check.detail
+    earlier = experiment(tmp_path / "earlier", seeds=2)
+    assert checks(ours, ours, earlier)["step_seconds"].runs == (2, 2)
 
 
 def test_what_differs_is_said_and_runs_of_one_setting_count_together(tmp_path):

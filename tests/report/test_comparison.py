@@ -65,6 +65,7 @@ def test_a_bundle_agrees_with_itself(tmp_path, first):
     assert done.stdout.splitlines()[-1] == f"PASS: {out / 'index.html'}"
     html = (out / "index.html").read_text()
     assert "Of 2 runs: 2 equal." in html and "All packages have the same versions." in html
+    assert "was not trained again: dp1, tp2, dp1-twin1." in html
     assert "Nothing: configuration, corpora, tokenizers and models are the same." in html
 
 

@@ -17,7 +17,7 @@ from megaboa.paths import ExperimentFolder
 from megaboa.records import AgreementCheck, AgreementSpec, BundleManifest, Checks, ReportSpec, read, write
 from megaboa.report import style
 from megaboa.report.agreement import agreement_checks
-from megaboa.report.baseline import TOLERANCE, differences_of, sample, settings_of
+from megaboa.report.baseline import TOLERANCE, differences_of, is_same, sample, settings_of
 from megaboa.report.checks import counts, verdict
 from megaboa.report.figures import agreement_figure
 from megaboa.report.frames import Frames
@@ -85,6 +85,7 @@ def make(first: Side, second: Side, page: Path) -> Checks:
             checks=checks,
             figure=_figure(specs, passed(renamed), page.parent),
             rows=rows_of(ours, theirs),
+            same=[run.name for run in ours if any(is_same(run, other) for other in theirs)],
             machines=machines(first, second),
             packages=packages(first.manifest, second.manifest),
             differs=differs(ours, theirs),
@@ -173,13 +174,14 @@ def machines(first: Side, second: Side) -> list[tuple[str, str, str]]:
 
 def _machine(side: Side) -> dict[str, str]:
     one, made = side.manifest, side.manifest.environment
+    image = one.image or {}
     changed = f" with {len(one.changed_files)} changed files" if one.changed_files else ""
     gpus = sorted({run.summary["gpu"] for run in side.runs if run.summary and run.summary.get("gpu")})
     return {
         "experiment": one.experiment,
         "device": ", ".join(one.device),
         "GPU": ", ".join(gpus) or "none",
-        "image": str((one.image or {}).get("digest") or "none"),
+        "ranks ran in": f"{image.get('runtime', 'unknown')} {str(image.get('digest') or '')[:19]}".strip(),
         "Python": made.python or "unknown",
         "system": f"{made.system or 'unknown'}, {made.libc or 'unknown'}",
         "packages are those of": made.of or "unknown",
