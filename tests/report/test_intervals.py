@@ -74,6 +74,8 @@ def test_a_stated_spread_decides_where_no_runs_show_it_and_only_there():
     assert judged(ratio(Sample((1.05,)), Sample((1.0,)), spread=0.005), LIMIT) is False
     assert judged(ratio(Sample((1.0,)), Sample((1.0,)), spread=0.005), LIMIT) is True
     assert judged(ratio(Sample((1.0,)), Sample((1.0,)), spread=0.05), LIMIT) is None
+    noisy = Sample((1.0,), Blocks(0.05, 10))
+    assert judged(ratio(noisy, noisy, spread=0.005), LIMIT) is None
     several = ratio(sample([1.0, 1.1, 0.9]), sample([1.0, 1.1, 0.9]), spread=1e-6)
     assert several.by == "runs" and judged(several, LIMIT) is None
 

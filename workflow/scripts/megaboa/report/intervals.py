@@ -123,12 +123,13 @@ def ratio(ours: Sample, theirs: Sample, spread: float | None = None) -> Ratio:
     if freedom:
         found = math.sqrt(sum(float(((one - one.mean()) ** 2).sum()) for one in logs) / freedom)
         return made(student(LEVEL, freedom) * _error(found, ours.runs, theirs.runs), "runs", found)
-    if spread is not None:
-        return made(NormalDist().inv_cdf(LEVEL) * _error(spread, ours.runs, theirs.runs), "stated", spread)
     known = [one.blocks for one in (ours, theirs) if one.runs]
-    if all(known):
-        error = math.sqrt(sum(one.error**2 for one in known))
-        return made(student(LEVEL, min(one.count for one in known) - 1) * error, "blocks", None)
+    within = math.sqrt(sum(one.error**2 for one in known)) if all(known) else None
+    if spread is not None:  # a run whose own median is known less well is no better than that
+        error = max(_error(spread, ours.runs, theirs.runs), within or 0.0)
+        return made(NormalDist().inv_cdf(LEVEL) * error, "stated", spread)
+    if within is not None:
+        return made(student(LEVEL, min(one.count for one in known) - 1) * within, "blocks", None)
     return made(None, "nothing", None)
 
 
