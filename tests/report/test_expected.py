@@ -99,6 +99,26 @@ def test_the_ratio_and_the_conditions_that_differ():
     assert second["unknown"] == ["params: 7.7e+08", "framework: M"]
 
 
+def test_a_verdict_needs_several_runs_and_equal_conditions():
+    """At most 5% worse than the worst that was published passes."""
+
+    def verdicts(*seconds, **plan):
+        runs = [alike(number, one, **plan) for number, one in enumerate(seconds)]
+        return {(row["verdict"], row["interval_by"]) for row in gap_rows(TABLE, runs) if row["run"]}
+
+    def alike(number, seconds, **plan):
+        made = run(f"a-seed{number}", seconds, **plan)
+        return dataclasses.replace(made, asked={"training": {"seed": number}})
+
+    assert verdicts(0.44, 0.441, 0.442) == {("PASS", "runs")}
+    assert verdicts(0.5, 0.501, 0.502) == {("FAIL", "runs")}
+    assert verdicts(0.44, 0.48) == {("can't be told", "runs")}
+    assert verdicts(0.44) == {("can't be told", "nothing")}
+    assert verdicts(0.44, 0.441, 0.442, gbs="64") == {(None, "runs")}
+    [row] = [row for row in gap_rows(TABLE, [alike(1, 0.44)]) if row["run"]]
+    assert "runs here would tell in 80% of cases" in row["why"]
+
+
 def test_a_run_stands_beside_the_row_of_its_layout():
     rows = gap_rows(TABLE, [run("t", world_size="2", tp="2", reserved=110 * 2**20)])
     assert [(row["row"], row["run"], row["ratio"]) for row in rows] == [

@@ -8,6 +8,7 @@ rule report:
         SHARED.export_proofs,
         SHARED.evaluations,
         SHARED.tensors,
+        SHARED.baselines,
         settings=planned("specs/report.json"),
         captions=CAPTIONS,
     output:

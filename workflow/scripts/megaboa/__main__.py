@@ -23,6 +23,7 @@ GROUPS = {
         "recipes": "Megatron-Bridge's recipes, by model, GPUs and precision",
         "status": "progress of its runs, with or without Snakemake",
         "doctor": "why runs failed, and what to do",
+        "bisect": "the first image, commit or other value that made it worse",
         "interim": "report on the finished runs while others train or have failed",
     },
     "One run": {
@@ -38,6 +39,7 @@ GROUPS = {
         "read-log": "summary of a training log: losses, speed, memory",
         "analyze-profile": "where a profiled step's time goes",
         "reproduce": "rebuild a bundle's figures and runs, and compare",
+        "compare": "two bundles of one experiment: do they agree?",
     },
 }
 # What rules call, and what writes tables of this repository: by the module that has them as functions.

@@ -162,6 +162,14 @@ class ExperimentFolder:
     def checks(self) -> Path:
         return self.path / "report" / "checks.json"
 
+    def baseline(self, number: int) -> Path:
+        """What was copied of an earlier experiment's results, to compare with."""
+        return self.path / "baseline" / str(number)
+
+    @property
+    def baselines(self) -> list[Path]:
+        return sorted((self.path / "baseline").glob("*"))
+
     @property
     def tensors(self) -> Path:
         """What came of comparing checkpoints of runs that must agree."""

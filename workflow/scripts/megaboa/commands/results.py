@@ -64,10 +64,12 @@ def report(words: list[str]) -> None:
     parser.add_argument("--command", default="snakemake", help="the command that makes this report")
     parser.add_argument("--after-failure", action="store_true", help="no run is missing, but other jobs failed")
     args = parser.parse_args(words)
+    from megaboa.bundle.baseline import keep
     from megaboa.report.build import Wanted, make
     from megaboa.report.page import ReportError
 
     results = args.settings.parents[1]
+    keep(results)
     wanted = Wanted(results, args.out, args.command, args.config_file, args.captions, after_failure=args.after_failure)
     try:
         print(make(wanted))

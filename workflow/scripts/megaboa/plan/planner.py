@@ -16,6 +16,7 @@ from megaboa.config.models.resources import Budget
 from megaboa.config.problems import choose
 from megaboa.config.published import PublishedError, load_published
 from megaboa.data.sources import is_hub_id
+from megaboa.paths import ExperimentFolder
 from megaboa.plan import device, documents
 from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, seeds, twins
 from megaboa.plan.one_run import RunPlanner
@@ -79,6 +80,7 @@ class _Planner:
             self.check_same(runs, repeated=set(map(frozenset, pairs)))
         asked.check_figures(runs)
         published = asked.published()
+        asked.check_baseline(self.results)
         tokenizers = self.corpus_tokenizers(runs)
         self.problems.raise_all()
         return replace(
@@ -303,6 +305,20 @@ class Asked:
         except PublishedError as error:
             self.problems.add(("report", "compare_to"), str(error))
             return None
+
+    def check_baseline(self, results: Path) -> None:
+        asked = self.experiment.report.baseline
+        own = (results / str(self.experiment.experiment)).resolve()
+        for path in map(Path, asked.paths if asked else ()):
+            if path.resolve().is_relative_to(own):
+                problem = (
+                    f"{path}: lies in this experiment's own results: name another experiment, or a bundle elsewhere"
+                )
+            elif (path.suffix == ".zip" and path.is_file()) or ExperimentFolder(path).plan.is_file():
+                continue
+            else:
+                problem = f"{path}: is neither a bundle (.zip) nor a results folder (it has no plan.tsv)"
+            self.problems.add(("report", "baseline", "path"), problem)
 
 
 def column_problem(figure: Figure, swept: Iterable[str]) -> tuple[str, str] | None:

@@ -22,6 +22,7 @@ from megaboa.paths import ExperimentFolder
 from megaboa.plan import documents, image_specs
 from megaboa.plan.plan import Plan, Run
 from megaboa.records import (
+    BaselineSpec,
     Budget,
     ConversionSpec,
     CorpusSpec,
@@ -167,6 +168,13 @@ class Shared:
         """Memory for two tensors at a time. Those of all layers may be one: it could be most of the model."""
         models = {self.runs[Path(path).parent.name].model for path in self.compared}
         return max((self.conversion_mb(model, copies=2) for model in models), default=CONVERSION_MB)
+
+    @property
+    def baselines(self) -> list[str]:
+        """Bundles, and of results folders the plan: what the report is made again for."""
+        asked = self.plan.experiment.report.baseline
+        paths = [Path(path) for path in (asked.paths if asked else ())]
+        return [str(ExperimentFolder(path).plan if path.is_dir() else path) for path in paths]
 
     @property
     def analyses(self) -> list[str]:
@@ -469,4 +477,9 @@ class Shared:
             proofs=(*self.import_proofs, *self.export_proofs),
             profiles=tuple(self.profiled_runs),
             evaluated=tuple(self.plan.evaluated),
+            baseline=self._baseline(),
         )
+
+    def _baseline(self) -> BaselineSpec | None:
+        asked = self.plan.experiment.report.baseline
+        return asked and BaselineSpec(paths=asked.paths, **asked.model_dump(exclude={"path"}))

@@ -37,6 +37,17 @@ class TensorsSpec(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BaselineSpec(Record):
+    """Earlier runs, and by how much runs of the same names may be worse, relative."""
+
+    paths: tuple[str, ...]  # results folders or bundles
+    slower: float
+    more_memory: float
+    higher_loss: float
+    spread: float | None = None  # by how much runs of one setting differ, where no runs show it
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportSpec(Record):
     """specs/report.json"""
 
@@ -51,11 +62,12 @@ class ReportSpec(Record):
     values: dict[str, Tree] | None = None  # by run: the keys of the sweep
     profiles: tuple[str, ...] = ()
     evaluated: tuple[str, ...] = ()
+    baseline: BaselineSpec | None = field(default=None, metadata=IF_SET)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCheck(Record):
-    kind: str  # agreement, import, export, evaluation, profile
+    kind: str  # agreement, baseline, import, export, evaluation, profile
     name: str
     state: State
     detail: str
@@ -122,6 +134,26 @@ class ComparedTensors(Record):
 
     identities: dict[str, str]  # by run: what each of them was
     checks: tuple[TensorCheck, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineCheck(ReportCheck):
+    """One quantity of the runs of one setting, compared with the baseline's. Its state is NOT_RUN where it takes more
+    runs to tell."""
+
+    run: str  # the setting's first
+    quantity: str
+    limit: float  # how much worse it may be, relative
+    runs: tuple[int, ...] = (0, 0)  # how many, ours and the baseline's
+    measured: float | None = None  # geometric means over the runs
+    baseline: float | None = None
+    ratio: float | None = None
+    low: float | None = None  # an interval of 95%
+    high: float | None = None
+    interval_by: str = "nothing"  # runs, stated (the spread), blocks (of one run's steps)
+    verdict: Literal["PASS", "FAIL", "can't be told"] | None = None
+    runs_needed: int | None = None  # on each side
+    differs: tuple[str, ...] = ()  # in what the baseline's runs are others
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,15 @@ from megaboa.check.overview import short, size
 from megaboa.layout import AXES
 from megaboa.metrics import named
 from megaboa.paths import ExperimentFolder
+from megaboa.report.baseline import Setting, more, sample, settings_of
+from megaboa.report.intervals import Sample, judged, ratio
 from megaboa.report.runs import RunResult
 
 # A run is compared with the rows of its own layout, by their other conditions. What a table doesn't say of a
 # layout is the usual; but many are silent on sequence parallelism, and on axes that needn't be stated.
 LAYOUT = {"world_size": 1, **{axis.name: axis.default or "-" for axis in AXES if axis.stated}}
+# As a share, how much worse than a published range passes. NVIDIA's own reference training accepts 95% of its baseline.
+LIMIT = 0.05
 # Numbers of parameters are published in two or three digits.
 PARAMS_TOLERANCE = 0.02
 
@@ -89,17 +93,39 @@ def gap_rows(table: dict[str, Any], runs: list[RunResult]) -> list[dict[str, Any
         like = [run for run in like if len(_differing(conditions, run)[0]) == least_differing[run.name]]
         for quantity, (least, most) in published["values"].items():
             known = {"row": published["name"], "quantity": quantity, "published": [least, most]}
-            rows += [{**known, **_measured(quantity, least, most, conditions, run)} for run in like]
+            for setting in settings_of(like):
+                judged_so = _interval(quantity, least, most, setting)
+                rows += [
+                    {**known, **_measured(quantity, least, most, conditions, run, judged_so)} for run in setting.runs
+                ]
             if not like:
-                rows.append({**known, "run": None, "measured": None, "ratio": None, "differs": [], "unknown": []})
+                nothing = dict.fromkeys(("run", "measured", "ratio", "low", "high", "interval_by", "verdict", "why"))
+                rows.append({**known, **nothing, "differs": [], "unknown": []})
     return rows
 
 
-def _measured(quantity: str, least: float, most: float, conditions: dict[str, Any], run: RunResult) -> dict[str, Any]:
+def _interval(quantity: str, least: float, most: float, setting: Setting) -> dict[str, Any]:
+    """Of the ratio to the middle of what was published, and whether its worse end is reached."""
+    ours, less = sample(quantity, setting.runs), named(quantity).less_is_better
+    if ours is None:
+        return dict.fromkeys(("low", "high", "interval_by", "verdict", "why"))
+    middle = ratio(ours, Sample(((least + most) / 2,), exact=True))
+    found = ratio(ours, Sample((most if less else least,), exact=True))
+    well = judged(found, LIMIT, less)
+    verdict = {True: "PASS", False: "FAIL", None: "can't be told"}[well]
+    why = more(found, LIMIT, less) if well is None else None
+    return {"low": middle.low, "high": middle.high, "interval_by": middle.by, "verdict": verdict, "why": why}
+
+
+def _measured(
+    quantity: str, least: float, most: float, conditions: dict[str, Any], run: RunResult, found: dict[str, Any]
+) -> dict[str, Any]:
     value = named(quantity).of(run.documents)
     differs, unknown = _differing(conditions, run)
-    ratio = None if value is None else value / ((least + most) / 2)
-    return {"run": run.name, "measured": value, "ratio": ratio, "differs": differs, "unknown": unknown}
+    share = None if value is None else value / ((least + most) / 2)
+    if differs or value is None:
+        found = {**found, "verdict": None, "why": None}
+    return {"run": run.name, "measured": value, "ratio": share, **found, "differs": differs, "unknown": unknown}
 
 
 def _differing(conditions: dict[str, Any], run: RunResult) -> tuple[list[str], list[str]]:

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure as Drawing
 
 from megaboa.config.models.outputs import Figure
 from megaboa.metrics import label, named
+from megaboa.report.intervals import LEVEL, student
 from megaboa.report.style import (
     GRID,
     INK,
@@ -34,9 +35,6 @@ from megaboa.report.style import (
 MOST_POINTS = 20_000  # that a figure holds before only every so many-th step is drawn
 MOST_BARS = 40
 MOST_FACETS = 12
-# Student's t for 95% of both sides, by degrees of freedom; beyond the table the normal distribution's is near enough.
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-_NORMAL = 1.960
 _QUANTILES = {"p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95}
 MOST_PLACES = 500  # of x, at which very many curves are looked at
 
@@ -236,7 +234,7 @@ def t_value(count: int) -> float:
     """For the mean of so many values; of one nothing is known."""
     if count < 2:
         return float("nan")
-    return _T[count - 2] if count - 2 < len(_T) else _NORMAL
+    return student(LEVEL, count - 1)
 
 
 def crowd(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:

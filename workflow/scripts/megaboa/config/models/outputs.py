@@ -223,6 +223,26 @@ class Figure(Section):
         return self
 
 
+class Baseline(Section):
+    """Earlier runs to compare with, by their names: a check in the report for each quantity."""
+
+    path: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] = key(
+        description="results folder of an earlier experiment, or a bundle; or several of them, which count together"
+    )
+    slower: PositiveFloat = key(0.02, "how much longer a step may take, as a share")
+    more_memory: PositiveFloat = key(0.02, "how much more memory of a GPU a run may need, as a share")
+    higher_loss: PositiveFloat = key(0.005, "how much higher the loss at the end may be, as a share")
+    spread: PositiveFloat | None = key(
+        None,
+        "by how much (standard deviation, as a share) runs of one setting differ, if you know it: it decides where "
+        "there is one run on each side",
+    )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,) if isinstance(self.path, str) else tuple(self.path)
+
+
 class Report(Section):
     title: str | None = key(None, "heading of the report; default: the experiment's name")
     question: str | None = key(None, "question that the experiment answers, shown below the heading")
@@ -232,3 +252,4 @@ class Report(Section):
         None,
         "published table to compare with the measurements: its name in config/published, or a path",
     )
+    baseline: Baseline | None = key(None, "earlier runs that these must not be worse than")
