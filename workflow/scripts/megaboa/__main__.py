@@ -25,14 +25,12 @@ GROUPS = {
         "doctor": "why runs failed, and what to do",
         "bisect": "the first image, commit or other value that made it worse",
         "interim": "report on the finished runs while others train or have failed",
+        "site": "its cluster: partitions, relevant settings, and the profile's choices",
     },
     "One run": {
         "pretrain": "train it here, to debug or in an interactive allocation",
         "documents": "which documents of which corpus a step read",
         "stop": "let it save and end; the next call of Snakemake resumes it",
-    },
-    "A cluster": {
-        "site": "its partitions, relevant settings, and the profile's choices",
     },
     "Files from anywhere": {
         "inspect": "a checkpoint's tensors, layout and norms, or two compared",
