@@ -1,5 +1,5 @@
 # From one YAML file to one report.
-# Stages: snakemake image|data|import|preflight|pretrain|profile|metrics|export|evaluate|report|bundle
+# Stages: snakemake image|data|import|preflight|pretrain|profile|metrics|export|evaluate|report|bundle|prove
 from snakemake.utils import min_version
 
 min_version("9.27")
@@ -19,6 +19,7 @@ include: "workflow/rules/export.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/bundle.smk"
+include: "workflow/rules/prove.smk"
 
 
 rule all:
@@ -31,6 +32,7 @@ rule all:
         SHARED.analyses,
         SHARED.export_proofs,
         SHARED.evaluations,
+        SHARED.tensors,
 
 
 onstart:

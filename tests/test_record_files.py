@@ -225,6 +225,10 @@ DATASET |= {"sizes": {"c.bin": 180}, "sha256": {"c.bin": "1"}, "lengths": [0, 9]
         (records.Shard, {**MADE, "segments": [[0, 0, [9, 8]]], "columns": [COLUMN], "encoder": "gigatoken 0.10.0"}),
         (records.CorpusFacts, {**MADE, "documents": 9, "tokens": 90, "encoders": ["gigatoken 0.10.0"]}
          | {"datasets": [{**DATASET, "frequent": [[7, 60], [8, 30]], "by_file": [[0, 4], [1, 5]]}]}),
+        (records.EvaluateSpec, {"command": "score {model} > {out}"}),
+        (records.GenerateSpec, {"prompts": ["import", "def f("], "tokens": 32}),
+        (records.Generations, {"export": "1", "iteration": 8, "image": ["sha256:1"]}
+         | {"generations": [{"prompt": "import", "megatron": " os", "transformers": " re", "same": False}]}),
         (records.ReportSpec, {"title": None, "agreements": [AGREEMENT], "proofs": ["p"], "runs": ["a"], "invalid": []}
          | {"question": None, "published": None, "figures": [{"name": "mine"}], "values": {"a": {"training.seed": 1}}}
          | {"profiles": [], "evaluated": []}),

@@ -8,8 +8,11 @@ from typing import Any
 from megaboa.check.overview import short
 from megaboa.files import write_text
 
+EXPERIMENTS = Path(__file__).parents[2] / "config" / "experiments"
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "experiments.md"
+PERFORMANCE = sorted(path.stem for path in EXPERIMENTS.glob("megatron-bridge-*.yaml"))
 NAMES = ("gpt3", "gpt3-h100", "deepseek-v2-lite", "llama3", "moe", "fsdp", "few-layers-4xh200")
+NAMES += ("torchtitan-llama3-8b-h200", *PERFORMANCE)
 MARK = "<!-- runs: written by MEGABOA_WRITE_EXPERIMENTS=1 pytest tests/bridge/test_shipped_experiments.py -->"
 HEAD = """\
 | run | model | parameters | layout | GPUs | GiB by prediction, of | preflight |
@@ -19,7 +22,8 @@ HEAD = """\
 
 def line(row: dict[str, Any]) -> str:
     layout = row["layout"] + (f" {row['sharding']}" if row["sharding"] else "")
-    memory = f"{row['memory_gib']:.1f} of {row['limit_gib']:.1f}"
+    limit = row.get("limit_gib")  # none where the file states no GPU
+    memory = f"{row['memory_gib']:.1f} of {f'{limit:.1f}' if limit else '-'}"
     cells = (f"`{row['run']}`", row["model"], short(row["params"]), layout, row["ranks"], memory, outcome(row))
     return f"| {' | '.join(map(str, cells))} |"
 

@@ -77,7 +77,13 @@ def test_bridge_accepts_every_run(answer):
 
 
 def test_every_run_fits_its_gpus_by_prediction(answer):
-    assert all(row["memory_gib"] <= row["limit_gib"] for row in runs(answer))
+    """Some of NVIDIA's don't, and state no GPU, though they were measured on it."""
+    assert all(row["memory_gib"] <= row["limit_gib"] for row in runs(answer) if row.get("limit_gib"))
+    without = {
+        (name, row["run"]) for name, rows in answer["experiments"].items() for row in rows if not row.get("limit_gib")
+    }
+    assert {name for name, _ in without} <= set(experiments_page.PERFORMANCE)
+    assert len({run for _, run in without}) == 8
 
 
 def test_parameters_are_those_that_the_experiment_states(answer):

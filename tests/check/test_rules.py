@@ -642,6 +642,23 @@ CASES = {
         {"machine_gpus": 2, "gpus_per_node": 2},
         {"gpus_per_node": 2},
     ),
+    "gpu_calculates_in_the_precision": Case(
+        {"precision": "bf16_with_nvfp4_mixed", "gpu": "h100-80g"},
+        "training.precision",
+        "bf16_with_nvfp4_mixed on h100, which has no units for it: it needs Blackwell",
+        (),
+        {"precision": "bf16_with_nvfp4_mixed", "gpu": "b200-180g"},
+        {"precision": FP8, "gpu": "h100-80g"},
+    ),
+    "gpus_are_those_of_the_recipe": Case(
+        {"tuned_for": ("gb200", 8), "gpu": "b200-180g", "gpus_per_node": 8},
+        "resources.gpu",
+        "8 b200: NVIDIA chose this recipe's layout, batch and environment for 8 gb200",
+        (),
+        {"tuned_for": ("gb200", 8), "gpu": "gb200-186g", "gpus_per_node": 8},
+        {"gpu": "b200-180g", "gpus_per_node": 8},
+        level="warning",
+    ),
     "context_ranks_have_attention": Case(
         {"cp": 2, "precision": "fp32", "seq_length": 128},
         "training.precision",
@@ -870,6 +887,13 @@ def test_the_recipe_of_megatron_bridge_6024_whose_batch_fills_no_ranks():
     [found] = table.check(facts(world_size=256, nodes=32, gpus_per_node=8, tp=2, sp=True, gbs=192, mbs=1))
     assert found.rule == "batch_fills_the_ranks" and "128 or 256" in found.message
     assert not table.check(facts(world_size=256, nodes=32, gpus_per_node=8, tp=2, sp=True, gbs=768, mbs=1))
+
+
+def test_fp8_needs_ada_and_a_recipe_says_how_many_gpus():
+    [found] = table.check(facts(precision=FP8, gpu="a100-80g"))
+    assert "on a100, which has no units for it: it needs Ada or Hopper" in str(found)
+    [found] = table.check(facts(tuned_for=("h100", 8), gpus_per_node=2))
+    assert str(found).startswith("resources.nodes: 2 h100: NVIDIA chose")
 
 
 def test_nearest_values():

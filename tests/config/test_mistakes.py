@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from indexed_files import write_indexed
 
-from megaboa.config import ConfigError, load
+from megaboa.config import ConfigError, keys, load
 from megaboa.plan import make_plan
 
 GOOD = """\
@@ -200,6 +200,8 @@ MISTAKES = [
     mistake("merges for vocab", "tokenizers.bpe.vocab", "'old.bin' is not GPT-2's vocab.json", replace=("train_on: text, vocab_size: 512", "vocab: old.bin, merges: v.json")),
     mistake("misspelt stdlib", "corpora.text.source", "did you mean 'python-stdlib'", replace=("python-stdlib", "python-stdlb")),
     mistake("missing recipe file", "models.dense.recipe", "there is no file 'recipes/none.py'", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: recipes/none.py")),
+    mistake("unknown performance recipe", "models.dense.recipe", "Bridge has no performance recipe 'llama'", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: perf_recipes.llama")),
+    mistake("performance recipe that fine-tunes", "models.dense.recipe", "fine-tunes (sft)", replace=("config: {model_type: qwen3, hidden_size: 64}", "recipe: llama3_8b_sft_8gpu_h100_bf16_config")),
     mistake("missing model folder", "models.dense.hf", "there is no folder './none'", replace=("config: {model_type: qwen3, hidden_size: 64}", "hf: ./none")),
     # overrides
     mistake("override without a dot", "overrides.seed", "dotted field", add="overrides: {seed: 1}\n"),
@@ -341,3 +343,8 @@ def test_mistakes_in_later_files_and_on_the_command_line_are_placed(tmp_path: Pa
     message = message_of([base, more], {"training.seed": -1})
     assert f"{more}:2: parallel.tp: 0 must be greater than 0" in message
     assert "--config: training.seed: -1 must be" in message
+
+
+def test_a_field_of_tokens_is_no_secret():
+    assert keys.override_problem("model.moe_token_dispatcher_type") is None
+    assert "is a secret" in keys.override_problem("logger.hf_token")

@@ -187,3 +187,36 @@ def test_a_loss_that_was_changed_is_found(bundle, tmp_path):
     assert done.returncode == 1
     [line] = [line for line in done.stdout.splitlines() if line.endswith(name)]
     assert line.split()[0] == "different"
+
+
+def test_a_bundle_is_a_baseline_and_agrees_with_itself(shell, bundle):
+    """But a run that was not trained again is no evidence. The report can be made again without the earlier bundle."""
+    earlier = shell.workspace.path / "earlier.zip"
+    earlier.write_bytes(bundle.read_bytes())
+    assert "PASS: compared/index.html" in shell.run("workflow/scripts/megaboa", "compare", bundle, "earlier.zip")
+    baseline = ["training={eval_interval: 2}", "report={baseline: {path: earlier.zip}}"]
+    shell.snakemake("bundle", "--configfile", "small.yaml", "--config", *baseline)
+    checks = json.loads(shell.workspace.results("small", "report", "checks.json").read_text())["checks"]
+    found = {one["run"]: (one["state"], one["detail"]) for one in checks if one["kind"] == "baseline"}
+    why = "is the very run of the baseline: it was not trained again, so there is nothing to compare"
+    assert found == {run: ("NOT_RUN", f"{run} {why}") for run in RUNS}
+    earlier.unlink()
+    done = shell.run("workflow/scripts/megaboa", "reproduce", bundle, "--figures-only", "--into", "again")
+    assert "results/small/report/checks.json" in done and "different" not in done
+
+
+def test_bisect_finds_the_first_learning_rate_that_raises_the_loss(shell):
+    """Its corpus, tokenizer and model are in the store. A second call trains nothing."""
+    shell.workspace.experiment("hunt", {"one": "{training.seed: 7}"}, steps=4, save_interval=4)
+    command = ["workflow/scripts/megaboa", "bisect", "hunt.yaml", "--key", "optimizer.lr"]
+    command += ["--values", "0.001", "-1", "0.0010001", "0.5", "--spread", "0.001", "--higher-loss", "0.02"]
+    command += ["--slower", "100", "--more-memory", "100", "--", "--cores", "2"]
+    lines = shell.run(*command).splitlines()
+    assert lines[0] == "good    0.001" and lines[1] == "bad     0.5"
+    assert lines[-3:] == ["broken  -1", "good    0.0010001", "first bad optimizer.lr: 0.5"]
+    attempts = {
+        path: path.stat().st_mtime_ns for path in shell.workspace.path.glob("store/runs/hunt*/*/*/attempts.jsonl")
+    }
+    assert len(attempts) == 3
+    assert shell.run(*command).splitlines() == lines
+    assert {path: path.stat().st_mtime_ns for path in attempts} == attempts

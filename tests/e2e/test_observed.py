@@ -9,6 +9,7 @@ from megaboa.files import read_jsonl
 from megaboa.observe.logs.log_summary import LogSummary
 from megaboa.observe.logs.reader import read_events
 from megaboa.observe.logs.tensorboard import event_files, read_event_file
+from megaboa.records import plain
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +62,7 @@ def test_the_console_agrees_with_the_json_lines(workspace, store):
             assert row["seconds"] > 0.99 * events[step]["seconds"] - 1e-3
             if step - 1 in own.index:  # the console prints the learning rate of the step that comes
                 assert own.loc[step - 1, "lr"] == pytest.approx(events[step]["lr"], rel=1e-5)
-    summary, ours = console.summarize(), metrics(workspace, "summary.json")
+    summary, ours = plain(console.summarize()), metrics(workspace, "summary.json")
     assert (summary["attempts"], summary["steps"]["printed"]) == (2, STEPS)
     assert abs(summary["steps"]["replayed"] - ours["lost_steps"]) <= 1 and ours["lost_steps"] > 0
     for name in ("first", "last", "min"):

@@ -76,9 +76,9 @@ def test_energy_is_read_from_the_console(tmp_path):
         for step in range(1, 11)
     ]
     write_text(store.attempt(1).log(1), "".join(lines))
-    energy = performance.consoles(store, [1], world_size=2)["energy"]
+    energy, _ = performance.consoles(store, [1], world_size=2)
     assert energy.joules_per_gpu_and_step.n == 7 and energy.watts_per_gpu.median == 640.0
-    assert performance.consoles(store, [1], world_size=1) == {"energy": None, "stragglers": None}
+    assert performance.consoles(store, [1], world_size=1) == (None, None)
 
 
 def test_stragglers_are_read_from_the_first_ranks_console_of_all_attempts(tmp_path):
@@ -86,7 +86,7 @@ def test_stragglers_are_read_from_the_first_ranks_console_of_all_attempts(tmp_pa
     line = "[2026-11-21 10:00:00] | MnRtt/Rnk: 100.00ms/0 | MxRtt/Rnk: {}.00ms/3 | MnPwr/Rnk: 612.11W/0 |\n"
     for attempt in (1, 2):
         write_text(store.attempt(attempt).log(0), line.format(300) + line.format(100 + 20 * attempt))
-    found = performance.consoles(store, [1, 2], world_size=2)["stragglers"]
+    _, found = performance.consoles(store, [1, 2], world_size=2)
     assert found.slowest == {"3": 2} and found.slowest_over_fastest.n == 2
-    once = performance.consoles(store, [1], world_size=1)["stragglers"]
+    _, once = performance.consoles(store, [1], world_size=1)
     assert once.slowest_over_fastest.median == pytest.approx(1.2)

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from megaboa.bridge_recipes import tuned_for
 from megaboa.config import load
 from megaboa.plan import make_plan
+from megaboa.report.expected import gap_rows
+from megaboa.report.runs import RunResult
 
 FOLDER = Path(__file__).parents[2] / "config" / "experiments"
 EXPERIMENTS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -33,6 +36,22 @@ def test_few_layers_fit_two_gpus_by_a_file_laid_over_those_for_four():
 @pytest.mark.parametrize("name", WITH_GPU)
 def test_memory_is_predicted_for_every_run(name):
     assert all(run.launch.gpu for run in plan_of(name).runs)
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("megatron-bridge-")])
+def test_each_run_of_a_performance_experiment_is_compared_with_its_row(name):
+    """At the layout, batch and precision that the table states."""
+    plan = plan_of(name)
+    rows = {
+        run.name: {key: "-" if value is None else str(value) for key, value in run.row.items()} for run in plan.runs
+    }
+    gaps = gap_rows(plan.published, [RunResult(run, row, "PASS", summary={}) for run, row in rows.items()])
+    found = [gap for gap in gaps if gap["run"]]
+    assert {gap["run"] for gap in found} == set(rows)
+    # Which GPU it was, only a run can say.
+    differing = [one for gap in found for one in gap["differs"]]
+    assert all(one.startswith("gpu: None instead of NVIDIA ") for one in differing), differing
+    assert all(tuned_for(plan.models[run.model].recipe)[1] == run.row["world_size"] for run in plan.runs)
 
 
 def test_layouts_are_those_of_the_published_table():

@@ -99,6 +99,26 @@ def test_the_ratio_and_the_conditions_that_differ():
     assert second["unknown"] == ["params: 7.7e+08", "framework: M"]
 
 
+def test_a_verdict_needs_several_runs_and_equal_conditions():
+    """At most 5% worse than the worst that was published passes."""
+
+    def verdicts(*seconds, **plan):
+        runs = [alike(number, one, **plan) for number, one in enumerate(seconds)]
+        return {(row["verdict"], row["interval_by"]) for row in gap_rows(TABLE, runs) if row["run"]}
+
+    def alike(number, seconds, **plan):
+        made = run(f"a-seed{number}", seconds, **plan)
+        return dataclasses.replace(made, asked={"training": {"seed": number}})
+
+    assert verdicts(0.44, 0.441, 0.442) == {("PASS", "runs")}
+    assert verdicts(0.5, 0.501, 0.502) == {("FAIL", "runs")}
+    assert verdicts(0.44, 0.48) == {("can't be told", "runs")}
+    assert verdicts(0.44) == {("can't be told", "nothing")}
+    assert verdicts(0.44, 0.441, 0.442, gbs="64") == {(None, "runs")}
+    [row] = [row for row in gap_rows(TABLE, [alike(1, 0.44)]) if row["run"]]
+    assert "runs here would tell in 80% of cases" in row["why"]
+
+
 def test_a_run_stands_beside_the_row_of_its_layout():
     rows = gap_rows(TABLE, [run("t", world_size="2", tp="2", reserved=110 * 2**20)])
     assert [(row["row"], row["run"], row["ratio"]) for row in rows] == [
@@ -119,3 +139,20 @@ def test_where_a_table_is_silent_on_sequence_parallelism_it_may_be_either():
 def test_what_was_not_measured_has_no_ratio():
     rows = gap_rows(TABLE, [run("c", world_size="2", cp="2")])
     assert (rows[2]["run"], rows[2]["measured"], rows[2]["ratio"]) == ("c", None, None)
+
+
+def test_of_several_rows_of_a_layout_a_run_is_compared_with_the_one_that_is_most_like_it():
+    """Names are compared by their letters, and a table that says `fp8` means any scaling of it but MXFP8."""
+    like = {"model": "GPT OSS 120B", "gpu": "NVIDIA H200"}
+    rows = [
+        {"name": name, "conditions": {**like, "precision": precision}, "values": {"step_seconds": [1, 1]}}
+        for name, precision in {"FP8": "fp8", "MXFP8": "bf16_with_mxfp8_mixed", "BF16": "bf16_mixed"}.items()
+    ]
+    table = {"conditions": {}, "rows": rows}
+    current = run("c", model="gpt-oss-120b-fp8", precision="bf16_with_fp8_current_scaling_mixed")
+    mxfp8 = run("m", model="gpt-oss-120b-mxfp8", precision="bf16_with_mxfp8_mixed")
+    assert [(row["row"], row["run"], row["differs"]) for row in gap_rows(table, [current, mxfp8])] == [
+        ("FP8", "c", []),
+        ("MXFP8", "m", []),
+        ("BF16", None, []),
+    ]

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from megaboa import records
 from megaboa.config.models.resources import Launch
 from megaboa.files import write_json
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
-from megaboa.records import Identity
+from megaboa.records import Identity, Preflight, RunCheck
 from megaboa.run import command
 from megaboa.run.resume import Beginning
 
@@ -82,6 +83,23 @@ def test_the_allocator_is_as_in_bridges_recipes_unless_somebody_says_otherwise(e
     assert "PYTORCH_CUDA_ALLOC_CONF" not in environment("cuda", overrides={"ddp.nccl_ub": True})
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
     assert "PYTORCH_CUDA_ALLOC_CONF" not in environment("cuda")
+
+
+def test_what_a_recipe_says_is_better_than_a_preset_and_not_than_site_or_user(environment, monkeypatch, tmp_path):
+    recipe = {
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        "NCCL_NVLS_ENABLE": "1",
+        "NVTE_NORM_FWD_USE_CUDNN": "1",
+        "NCCL_P2P_NET_CHUNKSIZE": "2097152",
+    }
+    found = Preflight(runs={"dp2": RunCheck(environment=recipe)})
+    records.write(tmp_path / "results" / "tiny" / "preflight.json", found)
+    monkeypatch.setenv("NCCL_P2P_NET_CHUNKSIZE", "4")
+    ranks = environment("cuda", environment={"NVTE_NORM_FWD_USE_CUDNN": "0"})
+    assert ranks["CUDA_DEVICE_MAX_CONNECTIONS"] == "1", "for the layout that the experiment states"
+    assert (ranks["NCCL_NVLS_ENABLE"], ranks["NVTE_NORM_FWD_USE_CUDNN"]) == ("1", "0")
+    assert "NCCL_P2P_NET_CHUNKSIZE" not in ranks
+    assert "NCCL_NVLS_ENABLE" not in environment("cpu")
 
 
 def test_compiled_kernels_are_kept_where_nobody_else_can_write_them(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megaboa.causes import CAUSES
+from megaboa.causes import ACTIONS, CAUSES
 from megaboa.run import failures
 from megaboa.run.failures import Failure, classify
 from megaboa.scheduler.ranks import Ended
@@ -342,6 +342,7 @@ def test_a_long_line_takes_no_time():
 
 def test_patterns_are_of_known_causes_and_have_no_groups():
     for end in CAUSES.values():
+        assert end.action in ACTIONS, end  # every cause has a default
         assert all(re.compile(word).groups == 0 for word in end.words)
 
 

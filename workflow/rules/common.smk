@@ -26,6 +26,10 @@ try:
     LOADED = device.settle(
         LOADED, calls.partition(PROFILE), None if SUBMITS else CONFIG_FILES[0]
     )
+    COMMAND = calls.call_again(workflow.configfiles, GIVEN)
+    if SUBMITS and not IS_MODULE and RULE_NAME("prove") in sys.argv:
+        CONFIG_FILES, LOADED = calls.plan_proof(workflow, LOADED)
+        COMMAND, GIVEN = f"{COMMAND} prove", {}
     # A job of a run needs that one's plan only.
     PLAN = make_plan(LOADED, only=() if SUBMITS else calls.runs_of_job(sys.argv))
     RESTARTED = restarts.check(PLAN, "results", RESTART) if SUBMITS else []
@@ -35,7 +39,6 @@ except (ConfigError, InputError, restarts.UnfinishedWorkError) as error:
 SHARED = Shared(PLAN, profile=PROFILE)
 RESULTS = str(SHARED.folder)
 RUNS = SHARED.runs
-COMMAND = calls.call_again(workflow.configfiles, GIVEN)
 REPORT = calls.report_command(SCRIPTS, CAPTIONS, RESULTS, CONFIG_FILES, COMMAND)
 PREVIEW = {}  # of a dry run: the files that a call would change, and where they are now
 

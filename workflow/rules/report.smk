@@ -7,6 +7,8 @@ rule report:
         SHARED.import_proofs,
         SHARED.export_proofs,
         SHARED.evaluations,
+        SHARED.tensors,
+        SHARED.baselines,
         settings=planned("specs/report.json"),
         captions=CAPTIONS,
     output:

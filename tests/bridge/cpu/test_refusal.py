@@ -31,6 +31,10 @@ def config(**values) -> SimpleNamespace:
         ({"dist__use_torch_fsdp2": True}, "dist.use_torch_fsdp2: True: set parallel.fsdp to none"),
         ({"model__tp_comm_overlap": True}, "model.tp_comm_overlap: True: set it to false"),
         (
+            {"comm_overlap": SimpleNamespace(overlap_moe_expert_parallel_comm=True)},
+            "comm_overlap.overlap_moe_expert_parallel_comm: True: set it to false",
+        ),
+        (
             {"comm_overlap": SimpleNamespace(tp_comm_overlap=True)},
             "comm_overlap.tp_comm_overlap: True: set it to false",
         ),

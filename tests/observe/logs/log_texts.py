@@ -8,6 +8,7 @@ from pathlib import Path
 from megaboa.observe.logs.events import Event, Steps
 from megaboa.observe.logs.log_summary import LogSummary
 from megaboa.observe.logs.reader import Count, read_events
+from megaboa.records import plain
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LOGS = sorted(FIXTURES.glob("*.log"))
@@ -36,4 +37,4 @@ def summary_of(*texts: str | bytes, **given) -> dict:
     for text in texts:
         data = text.encode() if isinstance(text, str) else text
         summary.read(read_events(io.BytesIO(data), summary.count))
-    return summary.summarize(**given)
+    return plain(summary.summarize(**given))

@@ -6,6 +6,7 @@ from torch.utils.tensorboard import SummaryWriter
 from megaboa.observe.logs.events import Steps
 from megaboa.observe.logs.log_summary import LogSummary
 from megaboa.observe.logs.tensorboard import event_files, is_event_file, read_event_file
+from megaboa.records import plain
 
 
 def write(folder, steps):
@@ -29,7 +30,7 @@ def summary_of(*files):
     summary = LogSummary()
     for file in files:
         summary.read(read_event_file(file))
-    return summary.summarize(seq_length=64)
+    return plain(summary.summarize(seq_length=64))
 
 
 def test_the_steps_of_an_event_file(tmp_path):

@@ -20,22 +20,24 @@ from megaboa.errors import one_sentence
 GROUPS = {
     "An experiment": {
         "advise": "legal layouts that fit, fastest first",
+        "recipes": "Megatron-Bridge's recipes, by model, GPUs and precision",
         "status": "progress of its runs, with or without Snakemake",
         "doctor": "why runs failed, and what to do",
+        "bisect": "the first image, commit or other value that made it worse",
         "interim": "report on the finished runs while others train or have failed",
+        "site": "its cluster: partitions, relevant settings, and the profile's choices",
     },
     "One run": {
         "pretrain": "train it here, to debug or in an interactive allocation",
         "documents": "which documents of which corpus a step read",
         "stop": "let it save and end; the next call of Snakemake resumes it",
     },
-    "A cluster": {
-        "site": "its partitions, relevant settings, and the profile's choices",
-    },
     "Files from anywhere": {
+        "inspect": "a checkpoint's tensors, layout and norms, or two compared",
         "read-log": "summary of a training log: losses, speed, memory",
         "analyze-profile": "where a profiled step's time goes",
         "reproduce": "rebuild a bundle's figures and runs, and compare",
+        "compare": "two bundles of one experiment: do they agree?",
     },
 }
 # What rules call, and what writes tables of this repository: by the module that has them as functions.
@@ -44,7 +46,7 @@ JOBS = {
     "models": ("get-model", "import-model", "prove-import", "export-model", "prove-export", "generate", "push-model"),
     "preflight": ("preflight", "check-inside"),
     "hosts": ("image", "preflight-in-image", "capture"),
-    "results": ("summarize", "evaluate", "report", "bundle"),
+    "results": ("summarize", "evaluate", "compare-tensors", "report", "bundle"),
     "tables": ("write-schema", "write-config-keys", "list-recipes"),
 }
 

@@ -89,6 +89,10 @@ class Specs:
         return self.path / "report.json"
 
     @property
+    def tensors(self) -> Path:
+        return self.path / "tensors.json"
+
+    @property
     def costs(self) -> Path:
         return self.path / "costs.json"
 
@@ -157,6 +161,24 @@ class ExperimentFolder:
     @property
     def checks(self) -> Path:
         return self.path / "report" / "checks.json"
+
+    def baseline(self, number: int) -> Path:
+        """What was copied of an earlier experiment's results, to compare with."""
+        return self.path / "baseline" / str(number)
+
+    @property
+    def baselines(self) -> list[Path]:
+        return sorted((self.path / "baseline").glob("*"))
+
+    @property
+    def tensors(self) -> Path:
+        """What came of comparing checkpoints of runs that must agree."""
+        return self.path / "tensors.json"
+
+    @property
+    def own_config(self) -> Path:
+        """The file of an experiment that isn't the user's: what `snakemake prove` runs."""
+        return self.path / "experiment.yaml"
 
     @property
     def calls(self) -> Path:
@@ -474,6 +496,11 @@ class AttemptFolder:
     def routing(self) -> Path:
         """Of every rank with experts, which of them its tokens went to."""
         return self.path / "routing"
+
+    @property
+    def samples(self) -> Path:
+        """Of every rank that reads data, a digest of each sample by step."""
+        return self.path / "samples"
 
     @property
     def tensorboard(self) -> Path:

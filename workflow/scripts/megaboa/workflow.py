@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,11 +26,12 @@ import yaml
 
 from megaboa import files
 from megaboa.check.refusals import some_of
+from megaboa.config import LoadedExperiment, load
 from megaboa.doctor import failed_stages
 from megaboa.errors import InputError
 from megaboa.observe import status
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import Plan, places, restarts, screen
+from megaboa.plan import Plan, places, proof, restarts, screen
 from megaboa.plan.screen import describe, submission
 from megaboa.plan.shared import Shared
 from megaboa.records import Checks, Fault, Tree, read
@@ -504,6 +506,27 @@ def conversion_commands(scripts: str, shared: Shared) -> tuple[str, str, str]:
     image, inside = f"{results}/image.json", f"{results}/specs/inside.json"
     python = f"python {scripts}/inside.py {inside} {image}"
     return python, f"--image {image}", f"{conversion} --image {image} --inside {inside}"
+
+
+def plan_proof(workflow: Any, loaded: LoadedExperiment) -> tuple[list[Path], LoadedExperiment]:
+    """Put the experiment that `snakemake prove` runs in the place of the user's: its file, and what is in it.
+
+    Its jobs read that file alone: what `--config` gave is in it.
+    """
+    tree, unproven = proof.experiment(loaded)
+    path = proof.write(tree, ExperimentFolder(Path("results", tree["experiment"])).own_config)
+    for sentence in unproven:
+        say(sentence)
+    workflow.config_settings.config_args = []
+    return [path], replace(load([path], variables=os.environ), machine_gpus=loaded.machine_gpus)
+
+
+def compared(shared: Shared) -> list[str]:
+    if not shared.tensors:
+        raise InputError(
+            "`prove` plans an experiment of its own: call `snakemake prove` alone, in a clone, not as a module's rule"
+        )
+    return shared.tensors
 
 
 def given_values(values: dict[str, Any]) -> list[str]:

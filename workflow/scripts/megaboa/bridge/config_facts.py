@@ -10,8 +10,11 @@ from megatron.bridge.models.hybrid.hybrid_provider import HybridModelProvider
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.tokenizers.config import TokenizerConfig
 from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
+from megatron.bridge.utils.cuda_graph import cuda_graph_module_names
+from megatron.bridge.utils.cuda_graph import is_full_iteration_cuda_graph as is_full_iteration
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
+from megaboa import bridge_recipes
 from megaboa.bridge import kernels
 from megaboa.check.facts import Cluster, Facts, Model, Training, overlay
 from megaboa.layout import Layout
@@ -48,7 +51,13 @@ def facts_of(config: ConfigContainer, run: RunSpec, launch: LaunchSpec, profile:
             profile_steps=profile.steps,
             profile_ranks=profile.ranks,
         ),
-        cluster=Cluster(run.device, launch.nodes, launch.gpus_per_node, launch.gpu),
+        cluster=Cluster(
+            run.device,
+            launch.nodes,
+            launch.gpus_per_node,
+            launch.gpu,
+            tuned_for=bridge_recipes.tuned_for(run.model.get("recipe")),
+        ),
     )
     facts = overlay(facts, lambda field: _value(config, field), lambda field: _value(config, field) is not _ABSENT)
     return _completed(_with_loss(_with_vocabulary(facts, config.tokenizer.use_tokenizer_vocab_size)))
@@ -77,6 +86,11 @@ def _value(config: ConfigContainer, field: str) -> Any:
         if value is None or not hasattr(value, name):
             return _ABSENT
         value = getattr(value, name)
+    if name == "cuda_graph_modules":  # or by its former name, with the full iteration as one of them
+        whole = (
+            ["full_iteration"] if config.model.cuda_graph_impl == "local" and is_full_iteration(config.model) else []
+        )
+        return [*whole, *cuda_graph_module_names(config.model)]
     if name == "pipeline_model_parallel_layout" and isinstance(value, str):
         return PipelineParallelLayerLayout.parse_str_to_list(value)
     return value

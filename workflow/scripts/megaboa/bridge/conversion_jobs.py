@@ -23,7 +23,16 @@ from megaboa.errors import InputError
 from megaboa.files import digest, folder_digests, link, write_text
 from megaboa.layout import Layout
 from megaboa.paths import CARD, RunFolder, RunStore
-from megaboa.records import ExportRecord, ExportSpec, ImportRecord, ModelSource, TrainRecord, Tree, read
+from megaboa.records import (
+    ExportRecord,
+    ExportSpec,
+    GenerateSpec,
+    Generation,
+    ImportRecord,
+    ModelSource,
+    TrainRecord,
+    read,
+)
 from megaboa.run import checkpoints
 
 VERSIONS = ("megatron-bridge", "megatron-core", "torch", "transformers")  # that an export's card names
@@ -148,7 +157,7 @@ def prove_export(export: ExportRecord, manifest: Path, source: ModelSource, out:
     link(export.path, out.with_name("export"))
 
 
-def generate(export: ExportRecord, source: ModelSource, prompts: list[str], tokens: int) -> list[Tree]:
+def generate(export: ExportRecord, source: ModelSource, spec: GenerateSpec) -> list[Generation]:
     """What the checkpoint and its export say to prompts."""
     if source.tokenizer is None:
         raise InputError(f"models.{source.name} has no tokenizer to read prompts with: name one")
@@ -156,7 +165,7 @@ def generate(export: ExportRecord, source: ModelSource, prompts: list[str], toke
         _make_fit(source.device)
         from megaboa.bridge import generate
 
-        return generate.generate(export, source, prompts, tokens)
+        return generate.generate(export, source, spec)
 
 
 def _make_fit(device: str) -> None:

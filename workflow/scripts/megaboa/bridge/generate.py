@@ -11,27 +11,27 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from megaboa.bridge.convert import bridge_of, load_checkpoint, process_groups
 from megaboa.bridge.logits import load_reference, megatron_logits
-from megaboa.records import ExportRecord, ModelSource, Tree
+from megaboa.records import ExportRecord, GenerateSpec, Generation, ModelSource
 
 
-def generate(export: ExportRecord, source: ModelSource, prompts: list[str], tokens: int) -> list[Tree]:
+def generate(export: ExportRecord, source: ModelSource, spec: GenerateSpec) -> list[Generation]:
     """For each prompt the continuations by Megatron's model and by transformers'."""
     words = AutoTokenizer.from_pretrained(export.path, local_files_only=True)
     reference = load_reference(export.path)
     with process_groups(source.device):
         model = unwrap_model(load_checkpoint(bridge_of(source), Path(export.checkpoint)))[0].float().eval()
         found = []
-        for prompt in prompts:
+        for prompt in spec.prompts:
             start = words(prompt, return_tensors="pt")["input_ids"]
-            mine = greedy(model, start, tokens, reference.config.get_text_config().vocab_size, words.eos_token_id)
-            theirs = _by_transformers(reference, start, tokens, words)
+            mine = greedy(model, start, spec.tokens, reference.config.get_text_config().vocab_size, words.eos_token_id)
+            theirs = _by_transformers(reference, start, spec.tokens, words)
             found.append(
-                {
-                    "prompt": prompt,
-                    "megatron": words.decode(mine),
-                    "transformers": words.decode(theirs),
-                    "same": mine == theirs,
-                }
+                Generation(
+                    prompt=prompt,
+                    megatron=words.decode(mine),
+                    transformers=words.decode(theirs),
+                    same=mine == theirs,
+                )
             )
     return found
 

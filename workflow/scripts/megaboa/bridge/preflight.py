@@ -74,8 +74,9 @@ def _check(
         return _failed(*missing)
     if run.device == "cpu":
         cpu.refuse(config)
-    if folder.launch.checkpoint.get("save_interval") != 0:
+    if folder.launch.checkpoint.get("save_interval", config.checkpoint.save_interval) != 0:
         config.checkpoint.save = "checkpoints"  # so that what a saving run needs is validated too
+    config.dataset.path_to_cache = "cache"  # as every run has one
     turned_off = _turned_off(config, {**run.overrides, **(folder.launch.overrides)})
     with _of_version(inside):
         stopped_at = _unless_for_the_image(run, lambda: runtime_config_update(config), turned_off, inside)
@@ -93,6 +94,7 @@ def _check(
         needs_gpu=tuple(still_open) if inside else None,
         needs_image=None if inside else tuple(still_open),
         stopped_at=stopped_at,
+        environment={name: str(value) for name, value in config.env_vars.items()} or None,
     )
     key = _played_by(run)
     if stopped_at is None and key not in played:

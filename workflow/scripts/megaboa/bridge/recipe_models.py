@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -19,6 +20,7 @@ from megatron.bridge import AutoBridge
 from megatron.bridge.models.conversion.model_bridge import MegatronModelBridge
 from megatron.bridge.training.config import ConfigContainer
 
+from megaboa import bridge_recipes
 from megaboa.bridge.continuation import ARCHITECTURE
 from megaboa.bridge.convert import bridge_of
 from megaboa.records import ModelSource, Tree
@@ -54,11 +56,34 @@ def named(recipe: str) -> Make:
         spec.loader.exec_module(module)
         return module.configure
     recipes = importlib.import_module("megatron.bridge.recipes")
-    if not hasattr(recipes, recipe):
-        known = [known for known in dir(recipes) if known.endswith("pretrain_config")]
-        nearest = ", ".join(difflib.get_close_matches(recipe, known, n=3)) or f"{len(known)} others"
-        raise ValueError(f"models.<name>.recipe: Bridge has no recipe {recipe!r}; it has {nearest}")
-    return getattr(recipes, recipe)
+    if hasattr(recipes, recipe):
+        return getattr(recipes, recipe)
+    if found := bridge_recipes.performance(recipe):
+        return _performance(found)
+    known = [known for known in dir(recipes) if known.endswith("pretrain_config")]
+    known += bridge_recipes.functions("perf_recipes")
+    nearest = ", ".join(difflib.get_close_matches(recipe, known, n=3)) or f"{len(known)} others"
+    raise ValueError(f"models.<name>.recipe: Bridge has no recipe {recipe!r}; it has {nearest}")
+
+
+def _performance(found: bridge_recipes.Found) -> Make:
+    """A performance recipe, with what Bridge's own launchers add to it (scripts/performance/run_script.py, and
+    scripts/training/run_recipe.py of 0.6): NVIDIA's numbers for BF16 are of Adam with states in fewer bits.
+
+    Only its own module is imported: others want packages that this model doesn't (wan: diffusers).
+    """
+    make = getattr(importlib.import_module(f"{bridge_recipes.MODULE}.{found.module}"), found.name)
+
+    @functools.wraps(make)
+    def configure(*args: Any, **kwargs: Any) -> ConfigContainer:
+        config = make(*args, **kwargs)
+        if bridge_recipes.purpose(found.name).precision == "bf16" and config.optimizer.optimizer == "adam":
+            config.optimizer.use_precision_aware_optimizer = True
+        if config.checkpoint.save is None:  # we say where, so its interval must say that nothing is saved
+            config.checkpoint.save_interval = 0
+        return config
+
+    return configure
 
 
 def arguments(make: Make, given: Tree, source: ModelSource) -> Tree:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from megaboa import files
+from megaboa import bridge_recipes, files
 from megaboa.bridge import preflight
 from megaboa.check import memory, overview, parameters
 from megaboa.check.facts import Facts
@@ -22,7 +22,6 @@ from megaboa.records import RunCheck, StageParameters, Tree
 
 OTHERS = re.compile(r"_vl\b|flux|wan|audio|omni")  # modules of models that see, hear or draw
 GPUS = re.compile(r"_(\d+)gpu_")
-PER_NODE = {"gb200": 4, "gb300": 4}  # others: 8
 OPEN = "ZeroDivisionError"  # GPTModelProvider() has no heads
 NO_CONFIG = re.compile(
     r"couldn't connect|LocalEntryNotFound|OfflineMode|offline mode|Unrecognized model", re.IGNORECASE
@@ -75,7 +74,8 @@ def _smallest_world(name: str) -> int:
 
 def _run(path: Path, name: str, world: int) -> RunFolder:
     """A run that sets nothing but the recipe."""
-    per_node = next((gpus for kind, gpus in PER_NODE.items() if kind in name), 8)
+    meant = bridge_recipes.purpose(name)
+    per_node = meant.gpus_per_node if meant else 8
     model = {"name": name, "recipe": name, "args": {}, "tokenizer": None, "init": "scratch"}
     sections: Tree = {part: {} for part in ("data", "training", "optimizer", "schedule", "parallel")}
     run = {"model": model, **sections, "world_size": world, "device": "cuda", "overrides": {}}

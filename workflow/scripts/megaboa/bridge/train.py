@@ -70,6 +70,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     from megaboa.bridge.config_facts import facts_of
     from megaboa.bridge.nudge import Nudge
     from megaboa.bridge.routing_writer import RoutingWriter
+    from megaboa.bridge.sample_writer import SampleWriter
 
     run, inputs = folder.run, configuration.Inputs.read(folder)
     config = configuration.build(run, inputs)
@@ -110,6 +111,11 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         callbacks.append(validation.ValidationSets(run.data, inputs.corpora, forward_step))
     if (noise := run.training.get("nudge")) and (wanted.parent or not wanted.resume_from):
         callbacks.append(Nudge(noise))
+    forward = forward_step
+    if folder.launch.samples and not wanted.capture:
+        samples = SampleWriter(attempt.samples / f"{rank}.jsonl")
+        callbacks.append(samples)
+        forward = samples.listening(forward)
     if folder.launch.routing and not wanted.capture:
         callbacks.append(RoutingWriter(attempt.routing / f"{rank}.jsonl"))
     if wanted.claim and int(os.environ["LOCAL_RANK"]) == 0:
@@ -125,7 +131,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         writer.follow(setup)
         if config.logger.mlflow_experiment and not wanted.capture:
             continue_mlflow_run(store, config.logger.mlflow_tracking_uri)
-    pretrain(config, forward_step, callbacks=callbacks)
+    pretrain(config, forward, callbacks=callbacks)
 
 
 def cudnn_version() -> tuple[int, ...] | None:

@@ -33,6 +33,7 @@ from megaboa.records import (
     ModelSource,
     ModelSpec,
     ProfileSpec,
+    ReportSpec,
     RunsSpec,
     Sources,
     TrainRecord,
@@ -69,11 +70,13 @@ OF_EXPERIMENT = (
         "preflight.tsv",
         "preflight.json",
         "preflight-in-image.json",
+        "tensors.json",
         "refused.json",
         "image.json",
         "specs/**/*.json",
     ),
     *("tokenizers/*.json", "models/*/*.json", "data/*.json", "data/*/*.json", "report/**/*"),
+    "baseline/**/*",
 )
 OF_RUN = ("*.json", "metrics/*")
 TEXT = {".json", ".jsonl", ".tsv", ".html", ".svg", ".md", ".tex", ".yaml", ".yml", ".txt"}
@@ -297,7 +300,7 @@ def data_needed(results: Path) -> list[Needed]:
         spec, source = read(ModelSpec, path), read_if_there(ModelSource, experiment.model(path.stem).source)
         if (folder := spec.hf) and Path(folder).is_dir():
             found.append({"for": f"models.{path.stem}.hf", "path": folder, "digest": source and source.digest})
-    return found + _tokenizers(results)
+    return [*found, *_tokenizers(results), *_baselines(results)]
 
 
 def _texts(key: str, source: str | list[str], listing: Path) -> list[Needed]:
@@ -318,6 +321,14 @@ def _tokenizers(results: Path) -> list[Needed]:
             if folder and Path(folder).exists():
                 found.append({"for": f"{kind}.{path.stem}.tokenizer", "path": folder})
     return found
+
+
+def _baselines(results: Path) -> Iterator[Needed]:
+    """What the report needs of them is in the bundle; the experiment's configuration names them all the same."""
+    asked = read_if_there(ReportSpec, ExperimentFolder(results).specs.report)
+    for path in map(Path, asked.baseline.paths if asked and asked.baseline else ()):
+        key = "report.baseline.path"
+        yield _file(key, path) if path.is_file() else {"for": key, "path": str(path)}
 
 
 def _of_evaluation(results: Path) -> Iterator[Named]:

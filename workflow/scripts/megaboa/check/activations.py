@@ -34,6 +34,8 @@ def _chunk_bytes(f: Facts, layers: Sequence[int]) -> float:
         block = f.kernels.recompute_method == "block"
         inputs = min(size, len(layers)) if block else -(-len(layers) // size)
         kept = layers[size:] if block else ()
+    if f.kernels.cpu_offloading and len(kept) > f.kernels.offloaded_layers > 0:
+        kept = kept[f.kernels.offloaded_layers - 1 :]  # in the host's memory, but for one that is on its way
     return inputs * _input_bytes(f) + sum(layer_bytes(f, layer) for layer in kept)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from megaboa.check.facts import Facts
-from megaboa.check.rule import Broken
+from megaboa.check.rule import Broken, warning
+
+BEFORE_ADA = ("v100", "a100", "a40")  # by `resources.gpu`
+BEFORE_BLACKWELL = (*BEFORE_ADA, "l40s", "h20", "h100", "h200", "h800")
 
 
 def machine_has_the_gpus(f: Facts) -> Broken | None:
@@ -24,4 +27,35 @@ def context_ranks_have_attention(f: Facts) -> Broken | None:
     return Broken("training.precision", f"fp32 with parallel.cp: {f.layout.cp} on GPUs", ("bf16_mixed",))
 
 
-RULES = (machine_has_the_gpus, context_ranks_have_attention)
+def gpu_calculates_in_the_precision(f: Facts) -> Broken | None:
+    """FP8 needs Ada or Hopper at least, MXFP8 and NVFP4 Blackwell: Transformer Engine refuses them elsewhere
+    (quantization.py)."""
+    if f.cluster.device != "cuda" or f.cluster.gpu is None:
+        return None
+    precision, kind = f.training.precision or "", f.cluster.gpu.split("-")[0]
+    if kind in BEFORE_BLACKWELL and ("mxfp8" in precision or "fp4" in precision):
+        return Broken("training.precision", f"{precision} on {kind}, which has no units for it: it needs Blackwell")
+    if kind in BEFORE_ADA and "fp8" in precision:
+        return Broken("training.precision", f"{precision} on {kind}, which has no units for it: it needs Ada or Hopper")
+    return None
+
+
+def gpus_are_those_of_the_recipe(f: Facts) -> Broken | None:
+    """Layout, batch and environment of a performance recipe are chosen for one GPU and number of GPUs: on others it
+    trains, but its published number is none to compare with."""
+    if f.cluster.device != "cuda" or f.cluster.tuned_for is None:
+        return None
+    kind, number = f.cluster.tuned_for
+    have, ranks = (f.cluster.gpu or kind).split("-")[0], f.cluster.nodes * f.cluster.gpus_per_node
+    if (have, ranks) == (kind, number):
+        return None
+    key = "resources.gpu" if have != kind else "resources.nodes"
+    return warning(key, f"{ranks} {have}: NVIDIA chose this recipe's layout, batch and environment for {number} {kind}")
+
+
+RULES = (
+    machine_has_the_gpus,
+    context_ranks_have_attention,
+    gpu_calculates_in_the_precision,
+    gpus_are_those_of_the_recipe,
+)

@@ -116,6 +116,7 @@ class Kernels:
     fused_activation: bool = True
     attention_dropout: float = 0.0
     attention: str = "auto"  # attention_backend
+    fp32_gradients: bool = True  # grad_reduce_in_fp32
     grad_overlap: bool | None = None  # overlap_grad_reduce; None: Bridge's default
     gather_overlap: bool | None = None  # overlap_param_gather
 
@@ -147,6 +148,7 @@ class Cluster:
     tasks_per_node: int | None = None  # where an option of its job says so
     max_connections: str | None = None  # CUDA_DEVICE_MAX_CONNECTIONS
     has_nsys: bool | None = None  # whether it is on the PATH; None: not checked
+    tuned_for: tuple[str, int] | None = None  # GPU and number of GPUs of a performance recipe
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,7 @@ FIELDS: dict[str, str] = {
     "kernels.fused_activation": "model.bias_activation_fusion",
     "kernels.attention_dropout": "model.attention_dropout",
     "kernels.attention": "model.attention_backend",
+    "kernels.fp32_gradients": "mixed_precision.grad_reduce_in_fp32",
     "kernels.grad_overlap": "ddp.overlap_grad_reduce",
     "kernels.gather_overlap": "ddp.overlap_param_gather",
 }

@@ -184,7 +184,8 @@ def _sharded(f: Facts, count: float, copies: int) -> tuple[float, float, float]:
 def bytes_per_parameter(f: Facts) -> tuple[float, float, float]:
     """Weight, gradient and optimizer: fp32 copies of 16-bit weights, and Adam's two moments (or SGD's one)."""
     moments = 4 if f.training.optimizer == "sgd" else 8
-    reduced = 2 if f.layout.fsdp == "megatron" else 4  # that one keeps gradients in the weights' precision
+    # Megatron-FSDP keeps gradients in the weights' precision.
+    reduced = 2 if f.layout.fsdp == "megatron" or not f.kernels.fp32_gradients else 4
     match f.training.precision:
         case "fp32":  # Megatron-FSDP has a copy of the weights there too
             return 4, 4, moments + (4 if f.layout.fsdp == "megatron" else 0)

@@ -5,8 +5,8 @@ This file, and the commands that a cluster's hosts need, use nothing else at all
 from __future__ import annotations
 
 import argparse
-import inspect
 from collections.abc import Callable
+from inspect import getdoc  # commands.inspect is another thing
 from pathlib import Path
 
 from megaboa.paths import ExperimentFolder, RunFolder
@@ -37,7 +37,7 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
 
 def job(command: Callable[[list[str]], object], *files: str) -> argparse.ArgumentParser:
     """Of a command by its name and docstring, with the files that it must be given."""
-    made = parser(command.__name__.replace("_", "-"), inspect.getdoc(command))
+    made = parser(command.__name__.replace("_", "-"), getdoc(command))
     for option in files:
         made.add_argument(f"--{option}", type=Path, required=True, help=FILES[option])
     return made

@@ -9,9 +9,20 @@ from pathlib import Path
 from megaboa import commands
 from megaboa.bridge import process, zygote
 from megaboa.conversion import add_image, add_sizes, image_of, layout_of
-from megaboa.files import read_json, write_json
+from megaboa.files import write_json
 from megaboa.paths import RunFolder
-from megaboa.records import ExportRecord, ExportSpec, ImportRecord, ModelSource, ModelSpec, Proof, read, write
+from megaboa.records import (
+    ExportRecord,
+    ExportSpec,
+    GenerateSpec,
+    Generations,
+    ImportRecord,
+    ModelSource,
+    ModelSpec,
+    Proof,
+    read,
+    write,
+)
 
 
 def get_model(words: list[str]) -> None:
@@ -91,14 +102,14 @@ def generate(words: list[str]) -> None:
     args = _with_image(commands.job(generate, "spec", "export", "source", "out"), words)
     from megaboa.bridge.conversion_jobs import generate as generated
 
-    spec, export, source = read_json(args.spec), read(ExportRecord, args.export), read(ModelSource, args.source)
-    found = generated(export, source, spec["prompts"], spec["tokens"])
+    export, source = read(ExportRecord, args.export), read(ModelSource, args.source)
+    found = generated(export, source, read(GenerateSpec, args.spec))
     for one in found:
-        print(f"{export.run}, iteration {export.iteration}: {one['prompt']!r}")
-        print(f"  Megatron      {one['megatron']!r}")
-        print(f"  transformers  {'the same' if one['same'] else repr(one['transformers'])}")
+        print(f"{export.run}, iteration {export.iteration}: {one.prompt!r}")
+        print(f"  Megatron      {one.megatron!r}")
+        print(f"  transformers  {'the same' if one.same else repr(one.transformers)}")
     facts = {"export": export.digest, "iteration": export.iteration, **image_of(args)}
-    write_json(args.out, {**facts, "generations": found})
+    write(args.out, Generations(**facts, generations=tuple(found)))
 
 
 def push_model(words: list[str]) -> None:

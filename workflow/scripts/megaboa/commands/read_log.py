@@ -16,6 +16,7 @@ from megaboa import commands
 from megaboa.observe.logs.log_summary import LogSummary
 from megaboa.observe.logs.reader import read_events
 from megaboa.observe.logs.tensorboard import event_files, is_event_file, read_event_file
+from megaboa.records import plain
 
 
 def main(words: list[str]) -> None:
@@ -33,7 +34,7 @@ def main(words: list[str]) -> None:
             read(log, summary)
         except OSError as error:
             sys.exit(f"{log}: {error.strerror or error}")
-    print(json.dumps(summary.summarize(args.seq_length, args.peak_tflops), indent=1))
+    print(json.dumps(plain(summary.summarize(args.seq_length, args.peak_tflops)), indent=1))
 
 
 def read(log: str, summary: LogSummary) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from megaboa import commands, records
 from megaboa.bridge import zygote
 from megaboa.files import read_json, write_json
-from megaboa.paths import RunFolder
+from megaboa.paths import ExperimentFolder, RunFolder
 
 
 def summarize(words: list[str]) -> None:
@@ -35,10 +35,25 @@ def evaluate(words: list[str]) -> None:
     zygote.hand_over("cpu")
     from megaboa import evaluation
 
-    export = records.read(records.ExportRecord, args.export)
-    found = evaluation.evaluate(read_json(args.spec)["command"], export, args.store, args.out)
+    spec, export = records.read(records.EvaluateSpec, args.spec), records.read(records.ExportRecord, args.export)
+    found = evaluation.evaluate(spec.command, export, args.store, args.out)
     records.write(args.out, found)
     print(f"{found.run}: {len(found.values)} numbers")
+
+
+def compare_tensors(words: list[str]) -> None:
+    """Compare checkpoints and samples of runs that must agree.
+
+    Ends without an error whatever it finds: what differs is a failed check of the report.
+    """
+    args = commands.job(compare_tensors, "spec", "out").parse_args(words)
+    zygote.hand_over("cpu")
+    from megaboa.bridge.tensor_agreement import compare
+
+    found = compare(records.read(records.TensorsSpec, args.spec), ExperimentFolder(args.out.parent))
+    records.write(args.out, found)
+    for one in found.checks:
+        print(f"{one.state} {one.name}: {one.detail}")
 
 
 def report(words: list[str]) -> None:
@@ -49,10 +64,12 @@ def report(words: list[str]) -> None:
     parser.add_argument("--command", default="snakemake", help="the command that makes this report")
     parser.add_argument("--after-failure", action="store_true", help="no run is missing, but other jobs failed")
     args = parser.parse_args(words)
+    from megaboa.bundle.baseline import keep
     from megaboa.report.build import Wanted, make
     from megaboa.report.page import ReportError
 
     results = args.settings.parents[1]
+    keep(results)
     wanted = Wanted(results, args.out, args.command, args.config_file, args.captions, after_failure=args.after_failure)
     try:
         print(make(wanted))

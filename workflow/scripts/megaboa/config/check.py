@@ -12,6 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from megaboa import bridge_recipes
 from megaboa.config import config_keys, keys
 from megaboa.config.keys import Path
 from megaboa.config.models.experiment import Experiment
@@ -299,9 +300,10 @@ def _recipe_problem(recipe: Any) -> list[str]:
         return []
     if recipe.endswith(".py"):
         return _missing_file(recipe)
-    if not recipe.isidentifier():
+    if not recipe.removeprefix(bridge_recipes.PREFIX).isidentifier():
         return [f"{recipe!r} is neither a Python file (.py) nor the name of a recipe"]
-    return []
+    problem = bridge_recipes.problem(recipe)
+    return [problem] if problem else []
 
 
 def _missing_file(path: Any) -> list[str]:

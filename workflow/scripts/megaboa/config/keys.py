@@ -176,7 +176,7 @@ def override_problem(field: str) -> str | None:
     """Why a field of Bridge can't be set under `overrides`, if it can't."""
     if field in OWN_FIELDS:
         return "is set by Megaboa itself: remove it"
-    if is_secret_name(field.rpartition(".")[2]):
+    if is_secret_name(field.rpartition(".")[2].rpartition("_")[2]):  # not moe_token_dispatcher_type
         return "is a secret, which would be written to disk: remove it, and export it as an environment variable"
     key = key_of(field)
     if key and field not in SAME_AS and key not in OVERRIDES_TOO:

@@ -45,6 +45,7 @@ def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
     rows = add_routing(step_rows(events, steps_in(train.skipped)), store)
     numbers = [start.attempt for start in attempts]
     final = [row for row in rows if not row["replayed"]]
+    energy, stragglers = performance.consoles(store, numbers, train.world_size)
     summary = summarize(
         train.run,
         train,
@@ -55,7 +56,8 @@ def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
         peak_tflops=peak_tflops,
         memory=performance.memory(store, numbers),
         gpus=performance.gpus(store, numbers, timed_rows(final)),
-        **performance.consoles(store, numbers, train.world_size),
+        energy=energy,
+        stragglers=stragglers,
     )
     return Measured(rows, summary, _time(store, events, rows))
 

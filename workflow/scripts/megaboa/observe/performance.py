@@ -10,7 +10,7 @@ from megaboa.observe.logs.reader import read_events
 from megaboa.observe.steps import Row
 from megaboa.paths import AttemptFolder, RunStore
 from megaboa.peaks import peak_of
-from megaboa.records import Energy, Gpus, Memory, RankEnd, StepEvent, Stragglers, TrainStart, parse, read
+from megaboa.records import Energy, Gpus, LogNumbers, Memory, RankEnd, StepEvent, Stragglers, TrainStart, read
 from megaboa.run.gpu_use import use_of, watts_per_gpu
 
 
@@ -52,13 +52,12 @@ def memory(store: RunStore, attempts: Sequence[int]) -> Memory | None:
     return None
 
 
-def consoles(store: RunStore, attempts: Sequence[int], world_size: int) -> dict[str, Any]:
+def consoles(store: RunStore, attempts: Sequence[int], world_size: int) -> tuple[Energy | None, Stragglers | None]:
     """What Bridge was asked to measure (`logger.log_energy`, `straggler.log_straggler`), and printed: the energy on the
     last rank, stragglers on the first."""
     first = _console(store, attempts, 0)
     last = first if world_size == 1 else _console(store, attempts, world_size - 1)
-    found = {"energy": (Energy, last.summarize()["energy"]), "stragglers": (Stragglers, first.stragglers())}
-    return {name: value and parse(kind, value, name) for name, (kind, value) in found.items()}
+    return last.energy, first.stragglers
 
 
 def gpus(store: RunStore, attempts: Sequence[int], timed: Sequence[Row]) -> Gpus | None:
@@ -79,14 +78,14 @@ def power(energy: Energy | None, found: Gpus | None) -> Energy | None:
     return Energy(watts_per_gpu=watts, sampled=True) if watts else None
 
 
-def _console(store: RunStore, attempts: Sequence[int], rank: int) -> LogSummary:
+def _console(store: RunStore, attempts: Sequence[int], rank: int) -> LogNumbers:
     console = LogSummary()
     for number in attempts:
         log = AttemptFolder(store.attempt(number).path).log(rank)
         if log.exists():
             with log.open("rb") as stream:
                 console.read(read_events(stream, console.count))
-    return console
+    return console.summarize()
 
 
 def _peaks(end: RankEnd) -> dict[str, int]:

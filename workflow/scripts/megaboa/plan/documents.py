@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megaboa import files, layout, store
+from megaboa import bridge_recipes, files, layout, store
 from megaboa.blends import Blend, corpora, split_blends
 from megaboa.config.formula import Number
 from megaboa.config.models.data import Data
@@ -195,6 +195,7 @@ def row(name: str, model: str, config: Experiment, quantities: Quantities) -> Tr
         return RECIPE if value is None else int(value)
 
     params = quantities.get("params")
+    precision, told = known("training", "precision"), bridge_recipes.precision_of(config.models[model].recipe)
     return {
         "run": name,
         "model": model,
@@ -209,7 +210,7 @@ def row(name: str, model: str, config: Experiment, quantities: Quantities) -> Tr
         "tokens": number("train_tokens"),
         "params": None if params is None else int(params),
         "lr": known("optimizer", "lr"),
-        "precision": known("training", "precision"),
+        "precision": (told or RECIPE) if precision == RECIPE else precision,
         **{field: getattr(config.resources, field) for field in ("nodes", "gpus_per_node", "runtime")},
         "jobs": jobs(quantities.get("train_iters"), config),
         "parent": None,

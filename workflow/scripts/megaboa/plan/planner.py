@@ -16,6 +16,7 @@ from megaboa.config.models.resources import Budget
 from megaboa.config.problems import choose
 from megaboa.config.published import PublishedError, load_published
 from megaboa.data.sources import is_hub_id
+from megaboa.paths import ExperimentFolder
 from megaboa.plan import device, documents
 from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, seeds, twins
 from megaboa.plan.one_run import RunPlanner
@@ -56,8 +57,7 @@ class _Planner:
         for choice, message in bad_names(choices):
             self.problems.add(choice.place, message)
         runs = self.with_parents([run for choice in choices if (run := self.each.plan(choice))], choices)
-        if choices and not self.problems.found:
-            self.check_same(runs)
+        sound = not self.problems.found
         left_out = {run.name for run in self.each.invalid}
         if choices and not runs and not self.problems.found:
             self.problems.add(("sweep", "skip_illegal"), f"no run is left: {self.each.invalid[0]}")
@@ -73,8 +73,14 @@ class _Planner:
         compared = {name for one in agreements for name in (one.reference, *one.runs, *one.twins)}
         # What the report needs to tell a tie of two experts from a mistake.
         runs = [replace(run, launch=replace(run.launch, routing=True)) if run.name in compared else run for run in runs]
+        read = {name for one in agreements if one.tensors for name in (one.reference, *one.runs)}
+        runs = [replace(run, launch=replace(run.launch, samples=True)) if run.name in read else run for run in runs]
+        if sound:
+            pairs = [(one.reference, run) for one in agreements if one.tensors for run in one.runs]
+            self.check_same(runs, repeated=set(map(frozenset, pairs)))
         asked.check_figures(runs)
         published = asked.published()
+        asked.check_baseline(self.results)
         tokenizers = self.corpus_tokenizers(runs)
         self.problems.raise_all()
         return replace(
@@ -139,13 +145,13 @@ class _Planner:
 
         return Parents(str(self.base.experiment), runs, list(by_name), self.results, complain).join()
 
-    def check_same(self, runs: list[Run]) -> None:
-        """Two runs with one identity would train the same thing twice."""
+    def check_same(self, runs: list[Run], repeated: Collection[frozenset[str]]) -> None:
+        """Two runs with one identity would train the same thing twice. `repeated`: where that is the point of them."""
         seen: dict[str, Run] = {}
         for run in runs:
             key = run.texts["run"]
             other = seen.setdefault(key, run)
-            if other is run:
+            if other is run or {run.name, other.name} in repeated:
                 continue
             differing = sorted(
                 key for key in {*run.values, *other.values} if run.values.get(key) != other.values.get(key)
@@ -267,7 +273,7 @@ class Asked:
             others = [name for name in runs if name != agreement.reference]
             if self.left_out and (agreement.reference in self.left_out or not others):
                 continue
-            limits = agreement.model_dump(include={"tolerance", "grad_norm_tolerance", "within"})
+            limits = agreement.model_dump(include={"tolerance", "grad_norm_tolerance", "within", "tensors"})
             if agreement.within == "seed" and not agreement.seeds:
                 self.problems.add((*path, "within"), "is `seed`, and no other seed is run: set seeds to 2 or more")
             result.append(
@@ -299,6 +305,20 @@ class Asked:
         except PublishedError as error:
             self.problems.add(("report", "compare_to"), str(error))
             return None
+
+    def check_baseline(self, results: Path) -> None:
+        asked = self.experiment.report.baseline
+        own = (results / str(self.experiment.experiment)).resolve()
+        for path in map(Path, asked.paths if asked else ()):
+            if path.resolve().is_relative_to(own):
+                problem = (
+                    f"{path}: lies in this experiment's own results: name another experiment, or a bundle elsewhere"
+                )
+            elif (path.suffix == ".zip" and path.is_file()) or ExperimentFolder(path).plan.is_file():
+                continue
+            else:
+                problem = f"{path}: is neither a bundle (.zip) nor a results folder (it has no plan.tsv)"
+            self.problems.add(("report", "baseline", "path"), problem)
 
 
 def column_problem(figure: Figure, swept: Iterable[str]) -> tuple[str, str] | None:

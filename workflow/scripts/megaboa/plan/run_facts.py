@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from megaboa import files
+from megaboa import bridge_recipes, files
 from megaboa.check.facts import Cluster, Facts, Kernels, Model, Profiling, Training, overlay
 from megaboa.config.check import is_local
 from megaboa.config.formula import Number
@@ -25,7 +25,11 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None)
     configuration."""
     model = config.models[str(config.model)]
     if model.recipe is not None:
-        return Facts(_known_layout(quantities), training=_known_training(config, quantities), cluster=_cluster(config))
+        return Facts(
+            _known_layout(quantities),
+            training=_known_training(config, quantities),
+            cluster=_cluster(config, model.recipe),
+        )
     tokenizer = config.tokenizers.get(str(model.tokenizer))
     facts = Facts(
         layout=_layout(config, quantities),
@@ -97,7 +101,7 @@ def _profiling(config: Experiment) -> Profiling:
     return Profiling(start=begin - 1, end=end - 1, ranks=tuple(config.profile.ranks))
 
 
-def _cluster(config: Experiment) -> Cluster:
+def _cluster(config: Experiment, recipe: str | None = None) -> Cluster:
     resources = config.resources
     return Cluster(
         device=config.device,
@@ -108,6 +112,7 @@ def _cluster(config: Experiment) -> Cluster:
         max_connections=config.launch.environment.get("CUDA_DEVICE_MAX_CONNECTIONS"),
         # What an image has is not known here.
         has_nsys=has_nsys(config.profile.tool) if config.image.runtime == "none" else None,
+        tuned_for=bridge_recipes.tuned_for(recipe),
     )
 
 

@@ -22,12 +22,15 @@ from megaboa.paths import ExperimentFolder
 from megaboa.plan import documents, image_specs
 from megaboa.plan.plan import Plan, Run
 from megaboa.records import (
+    BaselineSpec,
     Budget,
     ConversionSpec,
     CorpusSpec,
     CostsSpec,
     Environment,
+    EvaluateSpec,
     ExportSpec,
+    GenerateSpec,
     ImageAsked,
     IndexSpec,
     InsideAsked,
@@ -37,6 +40,7 @@ from megaboa.records import (
     Record,
     ReportSpec,
     RunsSpec,
+    TensorsSpec,
     TextSpec,
     TokenizerSpec,
     Tree,
@@ -148,6 +152,31 @@ class Shared:
         return [str(self.paths.image), *self.metrics, *self.verifications, *self.index_manifests]
 
     @property
+    def tensors(self) -> list[str]:
+        """What came of comparing checkpoints, where an agreement asks for it."""
+        return [str(self.paths.tensors)] if self._tensors().agreements else []
+
+    @property
+    def compared(self) -> list[str]:
+        """The manifests of the runs whose checkpoints are compared."""
+        groups = self._tensors().agreements
+        names = dict.fromkeys(name for one in groups for name in (one.reference, *one.runs, *one.twins))
+        return [str(self.paths.run(name).train_manifest) for name in names]
+
+    @property
+    def compared_mb(self) -> int:
+        """Memory for two tensors at a time. Those of all layers may be one: it could be most of the model."""
+        models = {self.runs[Path(path).parent.name].model for path in self.compared}
+        return max((self.conversion_mb(model, copies=2) for model in models), default=CONVERSION_MB)
+
+    @property
+    def baselines(self) -> list[str]:
+        """Bundles, and of results folders the plan: what the report is made again for."""
+        asked = self.plan.experiment.report.baseline
+        paths = [Path(path) for path in (asked.paths if asked else ())]
+        return [str(ExperimentFolder(path).plan if path.is_dir() else path) for path in paths]
+
+    @property
     def analyses(self) -> list[str]:
         return [str(self.paths.run(name).analysis) for name in self.profiled_runs]
 
@@ -206,11 +235,9 @@ class Shared:
         specs |= {f"exports/{name}.json": self._export(name) for name in self.plan.exports}
         specs |= {"image.json": self._image(), "inside.json": self._inside(), "runs.json": self._runs()}
         specs |= {"costs.json": self._costs(), "report.json": self._report()}
-        return {
-            **{name: plain(spec) for name, spec in specs.items()},
-            "evaluate.json": {"command": self.plan.experiment.evaluate.command},
-            "generate.json": self.plan.experiment.generate.model_dump(),
-        }
+        specs |= {"evaluate.json": self._evaluate(), "generate.json": self._generate()}
+        specs |= {"tensors.json": self._tensors()} if self.tensors else {}
+        return {name: plain(spec) for name, spec in specs.items()}
 
     def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
         """The manifest that must be there before a tokenizer can be used."""
@@ -426,6 +453,16 @@ class Shared:
         """
         return CostsSpec(exports=tuple(self.plan.exports), budget=Budget(**self.plan.experiment.budget.model_dump()))
 
+    def _tensors(self) -> TensorsSpec:
+        return TensorsSpec(agreements=tuple(one for one in self.plan.agreements if one.tensors))
+
+    def _evaluate(self) -> EvaluateSpec:
+        return EvaluateSpec(command=self.plan.experiment.evaluate.command)
+
+    def _generate(self) -> GenerateSpec:
+        wanted = self.plan.experiment.generate
+        return GenerateSpec(prompts=tuple(wanted.prompts), tokens=wanted.tokens)
+
     def _report(self) -> ReportSpec:
         wanted = self.plan.experiment.report
         return ReportSpec(
@@ -440,4 +477,9 @@ class Shared:
             proofs=(*self.import_proofs, *self.export_proofs),
             profiles=tuple(self.profiled_runs),
             evaluated=tuple(self.plan.evaluated),
+            baseline=self._baseline(),
         )
+
+    def _baseline(self) -> BaselineSpec | None:
+        asked = self.plan.experiment.report.baseline
+        return asked and BaselineSpec(paths=asked.paths, **asked.model_dump(exclude={"path"}))

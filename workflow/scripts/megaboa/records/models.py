@@ -8,7 +8,7 @@ from typing import Literal
 from megaboa.records.base import IF_SET, Record, Tree
 from megaboa.records.runs import Inside, Start
 
-# --- what the plan asks for: specs/models, specs/conversions, specs/exports -------------------------------------------
+# --- what the plan asks for, below specs/ -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,21 @@ class ExportSpec(Record):
     checkpoint: str | int
     file_gb: float
     license: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSpec(Record):
+    """specs/evaluate.json: the user's command, called for every export."""
+
+    command: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateSpec(Record):
+    """specs/generate.json: prompts for every export, and how many tokens to add to each."""
+
+    prompts: tuple[str, ...]
+    tokens: int
 
 
 # --- what came of it --------------------------------------------------------------------------------------------------
@@ -134,3 +149,23 @@ class Evaluation(Record):
     iteration: int
     path: str
     values: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation(Record):
+    """The likeliest continuations of a prompt, by Megatron's model and by transformers'."""
+
+    prompt: str
+    megatron: str
+    transformers: str
+    same: bool  # token by token
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generations(Record):
+    """runs/<run>/generations.json"""
+
+    export: str  # digest
+    iteration: int
+    generations: tuple[Generation, ...]
+    image: tuple[str, ...] | None = field(default=None, metadata=IF_SET)

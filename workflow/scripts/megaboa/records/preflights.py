@@ -65,6 +65,7 @@ class RunCheck(Record):
     needs_gpu: tuple[str, ...] | None = field(default=None, metadata=IF_SET)  # in the image: what only a GPU can
     stopped_at: str | None = None
     parameters: tuple[StageParameters, ...] | None = field(default=None, metadata=IF_SET)
+    environment: dict[str, str] | None = field(default=None, metadata=IF_SET)  # of its ranks, by its recipe
 
 
 @dataclass(frozen=True, kw_only=True)

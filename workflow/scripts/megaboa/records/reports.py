@@ -10,6 +10,9 @@ from megaboa.records.base import IF_SET, Record, Tree
 
 State = Literal["PASS", "FAIL", "INVALID", "NOT_RUN"]
 Verdict = Literal["equal", "within rounding", "within a seed", "different"]
+# How many times the largest difference among a reference and its twins a run may be away from the reference:
+# docs/benchmarks/agreement.md has the measurements behind it.
+TIMES_TWINS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,25 @@ class AgreementSpec(Record):
     twins: tuple[str, ...] = field(default=(), metadata=IF_SET)  # runs that differ from the reference by rounding alone
     seeds: tuple[str, ...] = field(default=(), metadata=IF_SET)  # by their seed alone
     within: Literal["rounding", "seed"] = field(default="rounding", metadata=IF_SET)  # what passes
+    tensors: bool = field(default=False, metadata=IF_SET)  # whether checkpoints and samples are compared too
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorsSpec(Record):
+    """specs/tensors.json: the agreements whose runs are compared by their checkpoints and samples."""
+
+    agreements: tuple[AgreementSpec, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineSpec(Record):
+    """Earlier runs, and by how much runs of the same names may be worse, relative."""
+
+    paths: tuple[str, ...]  # results folders or bundles
+    slower: float
+    more_memory: float
+    higher_loss: float
+    spread: float | None = None  # by how much runs of one setting differ, where no runs show it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +62,12 @@ class ReportSpec(Record):
     values: dict[str, Tree] | None = None  # by run: the keys of the sweep
     profiles: tuple[str, ...] = ()
     evaluated: tuple[str, ...] = ()
+    baseline: BaselineSpec | None = field(default=None, metadata=IF_SET)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCheck(Record):
-    kind: str  # agreement, import, export, evaluation, profile
+    kind: str  # agreement, baseline, import, export, evaluation, profile
     name: str
     state: State
     detail: str
@@ -90,6 +113,47 @@ class AgreementCheck(ReportCheck):
     beyond_at: int | None = None  # the first at which they differ by more than rounding
     flipped: int = 0  # choices that fell on another expert, over all steps
     flipped_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorCheck(ReportCheck):
+    """What of a run's checkpoint, or of its samples, is compared with the reference's."""
+
+    run: str
+    reference: str
+    part: str  # weights, optimizer, counters, random numbers, data order
+    verdict: Verdict | None = None  # None: not compared
+    step: int | None = None  # of the checkpoints
+    difference: float | None = None  # the largest of any tensor, relative to the tensor's norm
+    limit: float | None = None  # of that tensor; None: it must be equal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedTensors(Record):
+    """tensors.json: what came of comparing checkpoints and samples."""
+
+    identities: dict[str, str]  # by run: what each of them was
+    checks: tuple[TensorCheck, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineCheck(ReportCheck):
+    """One quantity of the runs of one setting, compared with the baseline's. Its state is NOT_RUN where it takes more
+    runs to tell."""
+
+    run: str  # the setting's first
+    quantity: str
+    limit: float  # how much worse it may be, relative
+    runs: tuple[int, ...] = (0, 0)  # how many, ours and the baseline's
+    measured: float | None = None  # geometric means over the runs
+    baseline: float | None = None
+    ratio: float | None = None
+    low: float | None = None  # an interval of 95%
+    high: float | None = None
+    interval_by: str = "nothing"  # runs, stated (the spread), blocks (of one run's steps)
+    verdict: Literal["PASS", "FAIL", "can't be told"] | None = None
+    runs_needed: int | None = None  # on each side
+    differs: tuple[str, ...] = ()  # in what the baseline's runs are others
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,6 +91,7 @@ class LaunchSpec(Record):
     overrides: Tree = field(default_factory=dict)  # Bridge's fields that change no loss
     index: str | None = None  # name of the index of its data
     routing: bool = field(default=False, metadata=IF_SET)  # whether ranks record which experts tokens go to
+    samples: bool = field(default=False, metadata=IF_SET)  # whether they record which samples each step reads
 
 
 @dataclass(frozen=True, kw_only=True)

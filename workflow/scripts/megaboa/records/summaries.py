@@ -1,4 +1,4 @@
-"""metrics/summary.json: a run in numbers."""
+"""A run in numbers, by its own records or by its log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from megaboa.records.attempts import RanOn
-from megaboa.records.base import IF_SET, Range, Record
+from megaboa.records.base import IF_SET, Range, Record, Tree
 from megaboa.records.runs import Parent
 
 
@@ -198,3 +198,88 @@ class Goodput(Record):
     rank_hours: float | None = None
     accounting: str = "ledger"  # or what a scheduler calls its accounts
     attempts: tuple[AttemptTime, ...]
+
+
+# --- what `megaboa read-log` prints -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLines(Record):
+    all: int
+    understood: int
+    torn: int
+    unknown: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSteps(Record):
+    first: int
+    last: int
+    total: int | None
+    printed: int
+    interval: int  # steps between two lines
+    replayed: int
+    copies: int  # lines of a step that another rank had printed
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogStepTime(Spread):
+    window: Range  # of the steps that count
+    source: str = field(metadata={"key": "from"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogMfu(Record):
+    median: float
+    peak_tflops: float | None  # None: the log says the MFU itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogMemory(Record):
+    """In bytes: the most of any rank, and of each."""
+
+    peak_bytes: dict[str, float]
+    by_rank: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogField(Record):
+    """A number that step lines have and the summary has no key for."""
+
+    n: int
+    last: float
+    min: float
+    max: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogNumbers(Record):
+    """A training's log, or the logs of its ranks and attempts, in numbers."""
+
+    bytes: int
+    lines: LogLines
+    dialects: tuple[str, ...]
+    ranks: tuple[str, ...]
+    attempts: int
+    steps: LogSteps | None
+    step_seconds: LogStepTime | None
+    tflops_per_gpu: Spread | None
+    mfu: LogMfu | None
+    samples_per_second: Spread | None
+    tokens_per_second: Spread | None
+    tokens_per_second_per_gpu: Spread | None
+    seq_length: int | None
+    loss: Loss | None
+    grad_norm: GradNorm | None
+    skipped_iterations: int | None
+    nan_iterations: int | None
+    not_finite_losses: int
+    energy: Energy | None
+    stragglers: Stragglers | None
+    memory: LogMemory | None
+    parameters: tuple[Tree, ...]  # as the log names them
+    validation: tuple[Tree, ...]
+    saved: tuple[int, ...]
+    settings: Tree
+    further: dict[str, LogField]
+    not_finite: dict[str, str]  # which of the values that are null were NaN or infinite

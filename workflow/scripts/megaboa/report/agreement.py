@@ -16,12 +16,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from megaboa.records import AgreementCheck, AgreementSpec, Flip, ReportCheck, Tree
+from megaboa.records import TIMES_TWINS, AgreementCheck, AgreementSpec, Flip, ReportCheck, Tree
 from megaboa.report.runs import RunResult
 
 # docs/benchmarks/agreement.md has the measurements behind all of these.
-# How many times the largest difference among a reference and its twins a run may be away from the reference.
-TIMES_TWINS = 20
 # What twins may agree in by chance, relative: losses are added up in fp32, and norms over all weights.
 LOSS_FLOOR, NORM_FLOOR = 2.0**-24, 2.0**-22
 # What two runs may differ by, as a multiple of the tolerance.

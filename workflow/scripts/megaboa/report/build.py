@@ -11,7 +11,8 @@ from megaboa.files import write_text
 from megaboa.paths import ExperimentFolder
 from megaboa.records import Checks, ReportSpec, read, write
 from megaboa.report.agreement import agreement_checks
-from megaboa.report.checks import counts, faults, proof_checks, stage_checks, unprofiled, verdict
+from megaboa.report.baseline import baseline_checks
+from megaboa.report.checks import counts, faults, proof_checks, stage_checks, tensor_checks, unprofiled, verdict
 from megaboa.report.corpora import load_corpora, load_data
 from megaboa.report.expected import gap_rows, load_expected
 from megaboa.report.figures import startup_rows, time_rows
@@ -49,6 +50,10 @@ def make(wanted: Wanted) -> str:
     interim = interim if wanted.interim else None
     corpora = load_corpora(results)
     checks = agreement_checks(asked.agreements, runs)
+    checks += tensor_checks(asked.agreements, results, checks, wanted.after_failure)
+    if asked.baseline:
+        earlier = [load_runs(folder) for folder in ExperimentFolder(results).baselines]
+        checks += baseline_checks(asked.baseline, runs, earlier)
     profiled = asked.profiles
     if careful:
         checks += stage_checks(results, asked, runs, over=wanted.after_failure)
@@ -72,6 +77,7 @@ def make(wanted: Wanted) -> str:
         provenance=provenance(results, wanted.config_files, wanted.command),
         data=load_data(results, runs),
         published=published,
+        baseline=asked.baseline,
         tables=tables,
         question=asked.question,
         profiles=profiles,

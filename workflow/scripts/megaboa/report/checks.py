@@ -11,16 +11,21 @@ from pathlib import Path
 from megaboa.doctor.failed_stages import Job, of_model, of_run, told
 from megaboa.paths import FAILED_PROOF, ExperimentFolder, ModelFolder, RunFolder
 from megaboa.records import (
+    AgreementSpec,
+    ComparedTensors,
     Counts,
     Evaluation,
     ExportRecord,
     Fault,
+    Flip,
     ImportRecord,
     Proof,
     ReportCheck,
     ReportSpec,
     StageCheck,
     State,
+    TensorCheck,
+    TrainRecord,
     read,
     read_if_there,
 )
@@ -36,6 +41,39 @@ def proof_checks(proofs: list[Path]) -> list[ReportCheck]:
             one = _of_stage(kind, subject, check.name, check.state, check.detail)
             found.append(replace(one, difference=check.difference))
     return found
+
+
+def tensor_checks(
+    agreements: Sequence[AgreementSpec], results: Path, losses: Sequence[ReportCheck], over: bool
+) -> list[ReportCheck]:
+    """What comparing checkpoints and samples came to, where agreements ask for it.
+
+    `losses`: what comparing the losses came to. `over`: as for the other stages.
+    """
+    wanted = [one for one in agreements if one.tensors]
+    if not wanted:
+        return []
+    folder = ExperimentFolder(results)
+    found = read_if_there(ComparedTensors, folder.tensors)
+    names = {name for one in wanted for name in (one.reference, *one.runs, *one.twins)}
+    trained = {name: read_if_there(TrainRecord, folder.run(name).train_manifest) for name in names}
+    if found and all(run and found.identities.get(name) == run.identity for name, run in trained.items()):
+        flips = {(one.reference, one.run): one.flip for one in losses if one.state == "PASS" and one.flip}
+        return [_after_flip(check, flips.get((check.reference, check.run))) for check in found.checks]
+    log = folder.logs / "tensors.log"
+    detail = f"failed: {log}" if over else "is yet to be made"
+    return [
+        ReportCheck(
+            kind="tensors", name="comparison of checkpoints", state="FAIL" if over else "NOT_RUN", detail=detail
+        )
+    ]
+
+
+def _after_flip(check: TensorCheck, flip: Flip | None) -> TensorCheck:
+    """A token that rounding has sent to another expert moves tensors by more than a twin without that shows."""
+    if flip is None or check.state != "FAIL" or check.limit is None:
+        return check
+    return replace(check, state="NOT_RUN", verdict=None, detail=f"can't be told, as {flip}; {check.detail}")
 
 
 def _of_stage(kind: str, subject: str, check: str, state: State, detail: str) -> StageCheck:

@@ -14,7 +14,7 @@ import pandas as pd
 from megaboa import metrics
 from megaboa.config.models.outputs import Figure
 from megaboa.report.frames import PARAMS, TOKENS
-from megaboa.report.students import t_value
+from megaboa.report.intervals import LEVEL, student
 
 FLOP = 6  # of training, for each parameter and token
 FEWEST = 3  # sizes, budgets, values of a sweep
@@ -256,7 +256,7 @@ def optimum(x: Points, y: Points, spec: Figure) -> Fit:
     interval = None
     if free > 0:
         variance = ((y - design @ found) ** 2).sum() / free
-        interval = _fieller(slope, bend, variance * inverse, t_value(free + 1))
+        interval = _fieller(slope, bend, variance * inverse, student(LEVEL, free))
     low, high = (None, None) if interval is None else tuple(float(np.exp(centre + end)) for end in interval)
     at = Constant(name, float(np.exp(centre + vertex)), low, high)
     sign = 1 if less else -1

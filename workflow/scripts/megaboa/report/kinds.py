@@ -20,7 +20,7 @@ from megaboa.config.models.outputs import Figure
 from megaboa.metrics import label, named
 from megaboa.report.fits import FLOP, Fit
 from megaboa.report.frames import FLOPS, PARAMS, TOKENS
-from megaboa.report.students import t_value
+from megaboa.report.intervals import LEVEL, student
 from megaboa.report.style import (
     DASHES,
     FORMATS,
@@ -350,6 +350,13 @@ def mean_band(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
     error = found["std"] / np.sqrt(found["n"]) * found["n"].map(t_value)
     found["low"], found["high"] = found["mean"] - error, found["mean"] + error
     return found[[x, "mean", "low", "high", "n"]]
+
+
+def t_value(count: int) -> float:
+    """For the mean of so many values; of one nothing is known."""
+    if count < 2:
+        return float("nan")
+    return student(LEVEL, count - 1)
 
 
 def crowd(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:

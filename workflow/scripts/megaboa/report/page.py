@@ -15,11 +15,11 @@ from markupsafe import Markup
 
 from megaboa import metrics
 from megaboa.config.models.outputs import Figure
-from megaboa.records import AgreementSpec, Counts, ReportCheck, Tree
+from megaboa.records import AgreementSpec, BaselineSpec, Counts, ReportCheck, Tree
 from megaboa.report import figures, kinds, style
 from megaboa.report.checks import by_subject, counts, faults, verdict
 from megaboa.report.corpora import CorpusCard, DataRead, last_validation
-from megaboa.report.expected import Expected, gap_rows
+from megaboa.report.expected import LIMIT, Expected, gap_rows
 from megaboa.report.figures import standard_figures
 from megaboa.report.fits import Fit, fit_of
 from megaboa.report.frames import Frames, UnknownColumnError
@@ -170,6 +170,7 @@ def render(
     provenance: dict[str, Any],
     data: Sequence[DataRead] = (),
     published: Tree | None = None,
+    baseline: BaselineSpec | None = None,
     profiles: Sequence[Profile] = (),
     profile_figures: dict[str, list[dict[str, Any]]] | None = None,
     expected: Sequence[Expected] = (),
@@ -179,52 +180,66 @@ def render(
     interim: Interim | None = None,
 ) -> str:
     """The page's HTML. `tables`: those that are files too. `interim`: what is missing, in a report that is one."""
-    environment = jinja2.Environment(
+    proofs = [check for check in checks if check.kind in ("import", "export")]
+    return (
+        environment()
+        .get_template("page.html.j2")
+        .render(
+            css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+            js=Markup((HERE / "page.js").read_text(encoding="utf-8")),
+            title=title,
+            experiment=experiment,
+            verdict=verdict(runs, checks),
+            verdict_text=verdict_text(counts(runs, checks)),
+            failed=faults(runs, checks),
+            stages=[check for check in checks if check.kind in ("evaluation", "profile")],
+            figures={section: _named(drawn, names) for section, names in SECTIONS.items()},
+            own_figures=[figure for figure in drawn if figure["own"] and figure["name"] not in FIGURES],
+            machine_metrics=metrics.used("machines"),
+            machines=machines(passed(runs)),
+            times=figures.time_rows(passed(runs)),
+            starts=figures.startup_rows(passed(runs)),
+            runs=runs,
+            corpora=corpora,
+            agreements=[check for check in checks if check.kind == "agreement"],
+            tensors=[check for check in checks if check.kind == "tensors"],
+            proofs=proofs,
+            proved=by_subject(proofs),
+            data=data,
+            profiles=profiles,
+            profile_figures=profile_figures or {},
+            expected=expected,
+            validation=last_validation(runs),
+            evaluated=evaluated(runs),
+            places=[run for run in runs if run.checkpoint or run.export],
+            provenance=provenance,
+            published=published,
+            published_limit=LIMIT,
+            baseline=baseline,
+            compared=[check for check in checks if check.kind == "baseline"],
+            tables=tables,
+            question=question,
+            failures=failures,
+            interim=interim,
+            gaps=gap_rows(published, passed(runs)) if published else [],
+        )
+    )
+
+
+def environment() -> jinja2.Environment:
+    """Of the templates here."""
+    made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {
+    made.filters |= {
         "loss": _loss,
         "duration": style.duration,
         "count": _count,
         "difference": _difference,
         "form": format,
+        "label": metrics.label,
     }
-    proofs = [check for check in checks if check.kind in ("import", "export")]
-    return environment.get_template("page.html.j2").render(
-        css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
-        js=Markup((HERE / "page.js").read_text(encoding="utf-8")),
-        title=title,
-        experiment=experiment,
-        verdict=verdict(runs, checks),
-        verdict_text=verdict_text(counts(runs, checks)),
-        failed=faults(runs, checks),
-        stages=[check for check in checks if check.kind in ("evaluation", "profile")],
-        figures={section: _named(drawn, names) for section, names in SECTIONS.items()},
-        own_figures=[figure for figure in drawn if figure["own"] and figure["name"] not in FIGURES],
-        machine_metrics=metrics.used("machines"),
-        machines=machines(passed(runs)),
-        times=figures.time_rows(passed(runs)),
-        starts=figures.startup_rows(passed(runs)),
-        runs=runs,
-        corpora=corpora,
-        agreements=[check for check in checks if check.kind == "agreement"],
-        proofs=proofs,
-        proved=by_subject(proofs),
-        data=data,
-        profiles=profiles,
-        profile_figures=profile_figures or {},
-        expected=expected,
-        validation=last_validation(runs),
-        evaluated=evaluated(runs),
-        places=[run for run in runs if run.checkpoint or run.export],
-        provenance=provenance,
-        published=published,
-        tables=tables,
-        question=question,
-        failures=failures,
-        interim=interim,
-        gaps=gap_rows(published, passed(runs)) if published else [],
-    )
+    return made
 
 
 def evaluated(runs: Sequence[RunResult]) -> list[dict[str, Any]]:

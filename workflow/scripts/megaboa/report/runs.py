@@ -46,6 +46,8 @@ class RunResult:
     export: str | None = None
     goodput: Goodput | None = None
     evaluation: dict[str, float] = field(default_factory=dict)
+    asked: Tree = field(default_factory=dict)  # run.json
+    launched: Tree = field(default_factory=dict)  # launch.json
 
     @property
     def model(self) -> str:
@@ -126,6 +128,8 @@ def result_of(
         export=export and export.path,
         goodput=goodput,
         evaluation=evaluation.values if evaluation else {},
+        asked=folder.document("run") if folder.file("run").exists() else {},
+        launched=folder.document("launch") if folder.file("launch").exists() else {},
     )
 
 

@@ -21,6 +21,10 @@ AGREEMENT = (
     *("run", "reference", "state", "verdict", "max_difference", "step", "steps", "exact_steps", "tolerance"),
     *("twins", "parts_at", "beyond_at", "flipped"),
 )
+BASELINE = (
+    *("run", "quantity", "state", "verdict", "measured", "baseline", "ratio", "low", "high", "interval_by", "limit"),
+    "runs_needed",
+)
 EXPECTED = ("run", "predicted_seconds", "measured_seconds", "predicted_gib", "measured_gib")
 FOLDER = "tables"
 KINDS = ("tsv", "md", "tex")
@@ -51,6 +55,7 @@ def save_tables(
         "runs": runs_table(runs, frames),
         "evaluation": pd.DataFrame([{"run": run.name, **run.evaluation} for run in runs if run.evaluation]),
         "agreement": _rows([plain(check) for check in checks if check.kind == "agreement"], AGREEMENT),
+        "baseline": _rows([plain(check) for check in checks if check.kind == "baseline"], BASELINE),
         "gap": gap_table(gaps),
         "time": pd.DataFrame([{"run": row["run"], "goodput": row["goodput"], **row["seconds"]} for row in times]),
         "startup": pd.DataFrame(
@@ -85,7 +90,7 @@ def gap_table(gaps: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
             **{name: gap[name] for name in ("row", "quantity")},
             "published_least": gap["published"][0],
             "published_most": gap["published"][1],
-            **{name: gap[name] for name in ("run", "measured", "ratio")},
+            **{name: gap[name] for name in ("run", "measured", "ratio", "low", "high", "interval_by", "verdict")},
             **{name: "; ".join(gap[name]) for name in ("differs", "unknown")},
         }
         for gap in gaps

@@ -86,6 +86,10 @@ def rank_environment(
             own |= {name: str(target.path / "flight-rank-") for name in FLIGHT_RECORDER}
     if run.device == "cuda" or start.network:
         preset |= networks.environment(start.network, {})
+    if run.device == "cuda" and folder.preflight:  # Bridge sets it too, but after Transformer Engine is imported
+        for_layout = {"CUDA_DEVICE_MAX_CONNECTIONS"} if preset["CUDA_DEVICE_MAX_CONNECTIONS"] else set()
+        recipes = folder.preflight.environment or {}
+        preset |= {name: value for name, value in recipes.items() if name not in for_layout}
     if target and checks_network(folder, target):
         preset |= networks.NAMING
     return layered(own, preset, start.environment)

@@ -81,6 +81,8 @@ RULES = (
     Rule("ddp.nccl_ub", bool, OFF),
     Rule("model.tp_comm_overlap", bool, OFF),
     Rule("comm_overlap.tp_comm_overlap", bool, OFF),
+    Rule("model.overlap_moe_expert_parallel_comm", bool, OFF),  # by streams of a GPU
+    Rule("comm_overlap.overlap_moe_expert_parallel_comm", bool, OFF),
     Rule(
         "model.overlap_p2p_comm",
         lambda overlap: not overlap,

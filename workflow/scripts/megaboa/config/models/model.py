@@ -84,7 +84,7 @@ class Model(Section):
     )
     recipe: str | None = key(
         None,
-        "a Python file with `configure(...)`, or the name of a pretraining recipe of Megatron-Bridge; with `hf` or "
+        "a Python file with `configure(...)`, or the name of a recipe that `megaboa recipes` lists; with `hf` or "
         "`config` it trains that model, which can be imported and exported",
     )
     args: Tree = key({}, "arguments for the recipe's function")

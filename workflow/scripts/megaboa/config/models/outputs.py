@@ -18,6 +18,7 @@ from pydantic import (
 
 from megaboa.config.models.section import Name, Runs, Section, key
 from megaboa.config.problems import nearest
+from megaboa.records import Tree
 from megaboa.secrets import has_credentials
 
 TOOLS = ("none", "pytorch", "nsys", "viztracer", "memory")
@@ -158,6 +159,32 @@ class Agreement(Section):
     within: Literal["rounding", "seed"] = key(
         "rounding", "what passes: differences within rounding only, or those within a seed too"
     )
+    tensors: bool = key(
+        False,
+        "compare every tensor of weights and optimizer in the runs' last checkpoints too, and which samples each step "
+        "read; `snakemake prove` sets it",
+    )
+
+
+class Prove(Section):
+    """What `snakemake prove` trains: N + M steps in one go, and N steps, a stop, and M more."""
+
+    run: Name | None = key(None, "run to prove; default: the first")
+    steps: Annotated[int, Field(ge=2)] = key(6, "N: steps before the stop")
+    more: PositiveInt = key(5, "M: steps after it; fewer than `steps`")
+    layouts: dict[Name, Tree] | None = key(
+        None,
+        "further layouts to resume in: for each name its values, by dotted key; `{}`: none; default: the first that is "
+        "legal of tp, pp and dp with two ranks or, where the run has several ranks, another tp or pp",
+    )
+
+    @model_validator(mode="after")
+    def _one_stop(self) -> Prove:
+        if self.more >= self.steps:
+            raise ValueError(f"more must be less than steps ({self.steps}), or the run would stop a second time")
+        if taken := {"whole", "resumed"} & {*(self.layouts or {})}:
+            raise ValueError(f"layouts: {taken.pop()!r} is the name of another run of the proof: choose another")
+        return self
 
 
 Scalar = bool | int | float | str
@@ -219,6 +246,26 @@ class Figure(Section):
         return self
 
 
+class Baseline(Section):
+    """Earlier runs to compare with, by their names: a check in the report for each quantity."""
+
+    path: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] = key(
+        description="results folder of an earlier experiment, or a bundle; or several of them, which count together"
+    )
+    slower: PositiveFloat = key(0.02, "how much longer a step may take, as a share")
+    more_memory: PositiveFloat = key(0.02, "how much more memory of a GPU a run may need, as a share")
+    higher_loss: PositiveFloat = key(0.005, "how much higher the loss at the end may be, as a share")
+    spread: PositiveFloat | None = key(
+        None,
+        "by how much (standard deviation, as a share) runs of one setting differ, if you know it: it decides where "
+        "there is one run on each side",
+    )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,) if isinstance(self.path, str) else tuple(self.path)
+
+
 class Report(Section):
     title: str | None = key(None, "heading of the report; default: the experiment's name")
     question: str | None = key(None, "question that the experiment answers, shown below the heading")
@@ -228,3 +275,4 @@ class Report(Section):
         None,
         "published table to compare with the measurements: its name in config/published, or a path",
     )
+    baseline: Baseline | None = key(None, "earlier runs that these must not be worse than")

@@ -13,6 +13,7 @@ import pandas as pd
 from megaboa.observe.logs.events import Event, LineFormat, Note, Steps
 from megaboa.observe.logs.reader import Count
 from megaboa.observe.numbers import WARMUP_STEPS, loss_summary, spread, without_nan
+from megaboa.records import LogNumbers, parse
 
 # Fields that the summary has a place for; all others are listed under `further`.
 _PLACED = {
@@ -71,13 +72,13 @@ class LogSummary:
             return
         kept.append(note)
 
-    def summarize(self, seq_length: int | None = None, peak_tflops: float | None = None) -> dict[str, Any]:
+    def summarize(self, seq_length: int | None = None, peak_tflops: float | None = None) -> LogNumbers:
         settings = {name: value for note in self._notes["setting"] for name, value in note.values.items()}
         frame = with_intervals(self.curve.steps())
         final = frame[~frame["replayed"]] if len(frame) and frame["replayed"].any() else frame
         timed, source = _timed(final) if "seconds" in final else self._speeds()
         tflops = _spread_of(timed, "tflops_per_gpu")
-        return without_nan(
+        found = without_nan(
             {
                 "bytes": self.count.bytes,
                 "lines": {
@@ -100,7 +101,7 @@ class LogSummary:
                 "nan_iterations": _sum(final, "nan"),
                 "not_finite_losses": int(final["not_finite"].eq(True).sum()) if "not_finite" in final else 0,
                 "energy": _energy(timed),
-                "stragglers": self.stragglers(),
+                "stragglers": self._stragglers(),
                 "memory": _memory(self._peaks, final),
                 "parameters": [note.values for note in self._notes["parameters"]],
                 "validation": _validation(self._notes["validation"]),
@@ -109,8 +110,9 @@ class LogSummary:
                 "further": _further(final),
             }
         )
+        return parse(LogNumbers, found, "the summary of a log")
 
-    def stragglers(self) -> dict[str, Any] | None:
+    def _stragglers(self) -> dict[str, Any] | None:
         """By how much the slowest rank's forward passes took longer than the fastest's, and how often which it was."""
         ratios = spread(np.array(self._ratios))
         return ratios and {"slowest_over_fastest": ratios, "slowest": dict(self._slowest.most_common())}

@@ -1,0 +1,122 @@
+"""`megaboa compare A.zip B.zip`: two bundles of one experiment, and whether they agree."""
+
+import json
+
+import pytest
+from called import called
+from fake_runs import FakeExperiment, loss_at
+
+from megaboa.bundle.archive import pack
+from megaboa.bundle.contents import MANIFEST
+from megaboa.bundle.crate import METADATA, metadata
+from megaboa.files import canonical, write_json
+from megaboa.records import AgreementSpec, BundleEnvironment, BundleManifest, plain
+from megaboa.report.agreement import agreement_checks
+from megaboa.report.comparison import Side, agreements_of
+from megaboa.report.runs import load_runs
+
+TWINS = AgreementSpec(reference="dp1", runs=("tp2",), tolerance=1e-5, twins=("dp1-twin1",))
+PYTHON = {"torch": "2.9.1", "Snakemake_x": "1.0"}
+
+
+def results(root, noise=0.0, agreements=(TWINS,), **losses):
+    """dp1, a twin of it, and tp2; `noise` is what this machine's rounding does to all of them."""
+    made = FakeExperiment(root)
+    for number, name in enumerate(("dp1", "tp2", "dp1-twin1")):
+        made.completed_run(name, steps=30, noise=noise + number * 1e-6, losses=losses.get(name.replace("-", "_")))
+        made.measure(name)
+    write_json(
+        made.results / "specs" / "report.json",
+        {"title": None, "proofs": [], "agreements": [plain(one) for one in agreements]},
+    )
+    write_json(made.results / "data" / "text.json", {"digest": f"of {root.name[:1]}"})
+    return made.results
+
+
+def bundle(path, folder, packages=PYTHON, **values):
+    environment = BundleEnvironment(packages=packages, of="the runs", python="3.12.4", system="Linux x86_64")
+    manifest = BundleManifest(experiment="tiny", config=(), device=("cpu",), environment=environment, **values)
+    files = {MANIFEST: canonical(plain(manifest)).encode(), "Snakefile": b"", "LICENSE": b""}
+    kept = [one for one in folder.rglob("*") if one.is_file() and one.name != "attempts.jsonl"]
+    files |= {f"results/tiny/{one.relative_to(folder)}": one.read_bytes() for one in kept}
+    files[METADATA] = canonical(metadata(files, manifest, "tiny", None, 0.0)).encode()
+    path.write_bytes(pack(files))
+    return path
+
+
+@pytest.fixture
+def first(tmp_path):
+    return bundle(tmp_path / "a.zip", results(tmp_path / "a"), commit="1111")
+
+
+def compare(tmp_path, first, second):
+    done = called("compare", first, second, "--into", tmp_path / "out")
+    return done, tmp_path / "out"
+
+
+def checks(out):
+    return json.loads((out / "checks.json").read_text())["checks"]
+
+
+def test_a_bundle_agrees_with_itself(tmp_path, first):
+    done, out = compare(tmp_path, first, first)
+    assert done.returncode == 0, done.stderr
+    assert [(check["run"], check["verdict"]) for check in checks(out)] == [("dp1 in B", "equal"), ("tp2 in B", "equal")]
+    assert done.stdout.splitlines()[-1] == f"PASS: {out / 'index.html'}"
+    html = (out / "index.html").read_text()
+    assert "Of 2 runs: 2 equal." in html and "All packages have the same versions." in html
+    assert "was not trained again: dp1, tp2, dp1-twin1." in html
+    assert "Nothing: configuration, corpora, tokenizers and models are the same." in html
+
+
+def test_another_machines_rounding_is_within_what_rounding_does_there(tmp_path, first):
+    """And its environment's differences are named."""
+    other = bundle(
+        tmp_path / "b.zip", results(tmp_path / "b", noise=3e-6), {"torch": "2.10.0", "snakemake-x": "1.0"}, commit="2"
+    )
+    done, out = compare(tmp_path, first, other)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [check["verdict"] for check in checks(out)] == ["within rounding"] * 2 and checks(out)[0]["twins"] > 0
+    html = (out / "index.html").read_text()
+    assert "1 packages differ" not in html and "1 package differs" in html
+    for text in ("<td>2.9.1</td><td>2.10.0</td>", "1111", "corpus text: not the same content", "B over A"):
+        assert text in html
+    assert (out / "differences.pdf").exists() and (out / "data" / "differences.tsv").exists()
+
+
+def test_losses_that_are_different_end_with_an_error(tmp_path, first):
+    losses = {step: loss_at(step) + 0.01 for step in range(5, 31)}
+    other = bundle(tmp_path / "b.zip", results(tmp_path / "b", tp2=losses))
+    done, out = compare(tmp_path, first, other)
+    assert done.returncode == 1
+    assert "FAIL     tp2 in B agrees with tp2 in A: different: 26 of 30 steps differ" in done.stdout
+    assert [(check["verdict"], check["beyond_at"]) for check in checks(out)] == [("equal", None), ("different", 5)]
+
+
+def test_a_run_that_only_one_of_them_has_is_not_run(tmp_path, first):
+    made = FakeExperiment(tmp_path / "b")
+    made.completed_run("dp1", steps=30)
+    made.measure("dp1")
+    write_json(made.results / "specs" / "report.json", {"title": None, "proofs": [], "agreements": []})
+    done, out = compare(tmp_path, first, bundle(tmp_path / "b.zip", made.results))
+    states = {check["run"]: check["state"] for check in checks(out)}
+    assert done.returncode == 0 and states == {"dp1 in B": "PASS", "tp2 in B": "NOT_RUN"}
+
+
+def test_bundles_without_a_common_run_are_refused(tmp_path, first):
+    made = FakeExperiment(tmp_path / "b")
+    made.completed_run("other", steps=30)
+    made.measure("other")
+    write_json(made.results / "specs" / "report.json", {"title": None, "proofs": [], "agreements": []})
+    done, _ = compare(tmp_path, first, bundle(tmp_path / "b.zip", made.results))
+    assert done.returncode == 1 and "has no run of a name that" in done.stderr
+
+
+def test_limits_come_from_what_agreed_on_the_first_machine(tmp_path):
+    folder = results(tmp_path / "a", agreements=(TWINS, AgreementSpec(reference="tp2", runs=("dp1",), tolerance=1e-9)))
+    runs = load_runs(folder)
+    assert agreement_checks([TWINS], runs)[0].verdict == "within rounding"
+    side = Side(tmp_path, folder, None)
+    specs = {spec.runs[0]: spec for spec in agreements_of(side, ["dp1", "tp2", "dp1-twin1"], runs)}
+    assert specs.keys() == {"dp1 in B", "tp2 in B"}
+    assert specs["tp2 in B"].twins == ("dp1 in A", "dp1-twin1 in A")

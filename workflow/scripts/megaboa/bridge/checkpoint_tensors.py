@@ -1,0 +1,195 @@
+"""What a checkpoint holds, compared with another run's: every tensor, the counters, the random number states.
+
+Read as PyTorch's distributed checkpoints, by name, without a model: so two layouts' checkpoints can be compared, and
+memory is needed for two tensors at a time.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from megaboa.records import Tree
+
+OPTIMIZER = "optimizer."
+COMMON, RANDOM = "common_state", "rng_state"
+# Megatron pads their rows so that tensor ranks divide them.
+PADDED = ("word_embeddings.weight", "output_layer.weight")
+PIECE = 1 << 24  # numbers that are compared at once: 64 MB in fp32
+# Counters of `train_state.pt` that every layout has alike.
+OF_LAYOUT = {"params", "is_expert_parallel"}  # of a group of parameters: which these are, and where they lie
+COUNTED = ("step", "consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Of a tensor from the reference's."""
+
+    relative: float  # the norm of the difference, divided by the reference's norm
+    numbers: int = 0  # that differ
+    of: int = 0
+
+    @property
+    def equal(self) -> bool:
+        return self.numbers == 0
+
+
+class Checkpoint:
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    @cached_property
+    def _reader(self) -> dcp.FileSystemReader:
+        return dcp.FileSystemReader(self.folder)
+
+    @cached_property
+    def _kinds(self) -> Tree:
+        return self._reader.read_metadata().state_dict_metadata
+
+    @cached_property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Shapes by name."""
+        return {name: tuple(kind.size) for name, kind in self._kinds.items() if hasattr(kind, "size")}
+
+    def tensor(self, name: str) -> torch.Tensor:
+        kind = self._kinds[name]
+        wanted = {name: torch.empty(kind.size, dtype=kind.properties.dtype)}
+        dcp.load(wanted, storage_reader=self._reader, no_dist=True)
+        return wanted[name]
+
+    def objects(self, prefix: str) -> Tree:
+        """What isn't a tensor, by name."""
+        names = [name for name, kind in self._kinds.items() if not hasattr(kind, "size") and name.startswith(prefix)]
+        wanted: Tree = {name: io.BytesIO() for name in names}
+        if names:
+            dcp.load(wanted, storage_reader=self._reader, no_dist=True)
+        return wanted
+
+    @cached_property
+    def counters(self) -> Tree:
+        """How far the run has come, as every part of its state says it, and the optimizer's settings."""
+        states = [state for found in self.objects(COMMON).values() for state in found]
+        return counters(states, torch.load(self.folder / "train_state.pt", weights_only=True))
+
+
+def counters(states: Collection[Tree], train_state: Tree) -> Tree:
+    """`states`: what a checkpoint holds next to tensors."""
+    found = {name: _plain(train_state[name]) for name in COUNTED if name in train_state}
+    for state in states:
+        found |= {f"schedule.{name}": value for name, value in (state.get("opt_param_scheduler") or {}).items()}
+    groups = [group for state in states for group in _groups(state.get("optimizer") or {})]
+    # By how many groups there are: a layout may have one more, with the same settings.
+    for name in sorted({name for group in groups for name in group} - OF_LAYOUT):
+        values = {repr(_plain(group[name])) for group in groups if name in group}
+        found[f"optimizer.{name}"] = " and ".join(sorted(values))
+    return found
+
+
+def _groups(state: Any) -> Iterator[Tree]:
+    """The groups of parameters of all optimizers."""
+    if isinstance(state, dict):
+        for name, part in state.items():
+            if name == "param_groups":
+                yield from part
+            else:
+                yield from _groups(part)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two trees of numbers and tensors are equal to the last bit."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.shape == other.shape and distance(one, other).equal
+    if isinstance(one, io.BytesIO):
+        return isinstance(other, io.BytesIO) and one.getvalue() == other.getvalue()
+    if isinstance(one, Mapping):
+        return isinstance(other, Mapping) and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    if type(one).__module__ == "numpy":
+        return type(one) is type(other) and repr(one.tolist()) == repr(other.tolist())
+    return bool(one == other)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two checkpoints' tensors, by name; `missing`: what only one of them has, or what has another shape."""
+
+    distances: dict[str, Distance]
+    missing: tuple[str, ...]
+
+    def part(self, optimizer: bool) -> Difference:
+        """Of the optimizer's tensors, or of the weights."""
+        chosen = {name: one for name, one in self.distances.items() if name.startswith(OPTIMIZER) == optimizer}
+        return Difference(chosen, tuple(name for name in self.missing if name.startswith(OPTIMIZER) == optimizer))
+
+    @property
+    def largest(self) -> float:
+        return max((one.relative for one in self.distances.values()), default=0.0)
+
+    @property
+    def equal(self) -> bool:
+        return not self.missing and all(one.equal for one in self.distances.values())
+
+
+def differences(reference: Checkpoint, others: Mapping[str, Checkpoint]) -> dict[str, Difference]:
+    """Of each of the other checkpoints from the reference's. Each tensor of the reference is read once."""
+    distances: dict[str, dict[str, Distance]] = {name: {} for name in others}
+    missing = {name: sorted(_missing(other, reference)) for name, other in others.items()}
+    for tensor, shape in reference.tensors.items():
+        wanted = {name: other for name, other in others.items() if _comparable(tensor, shape, other)}
+        expected = reference.tensor(tensor) if wanted else None
+        for name, other in wanted.items():
+            distances[name][tensor] = distance(expected, other.tensor(tensor))
+    return {name: Difference(distances[name], tuple(missing[name])) for name in others}
+
+
+def _missing(other: Checkpoint, reference: Checkpoint) -> Iterator[str]:
+    for name in {*other.tensors, *reference.tensors}:
+        shape = reference.tensors.get(name)
+        if shape is None or not _comparable(name, shape, other):
+            yield name
+
+
+def _comparable(name: str, shape: tuple[int, ...], other: Checkpoint) -> bool:
+    theirs = other.tensors.get(name)
+    return theirs == shape or (theirs is not None and name.endswith(PADDED) and theirs[1:] == shape[1:])
+
+
+def distance(expected: torch.Tensor, found: torch.Tensor) -> Distance:
+    """Of the rows that both have."""
+    rows = min(len(expected), len(found)) if expected.dim() else None
+    one, other = expected[:rows].flatten(), found[:rows].flatten()  # [:None] is all of it
+    count, apart, size = 0, 0.0, 0.0
+    for begin in range(0, one.numel(), PIECE):
+        ours, theirs = one[begin : begin + PIECE], other[begin : begin + PIECE]
+        count += int((_bits(ours) != _bits(theirs)).any(-1).sum())
+        size += float(ours.double().square().sum())
+        apart += float((ours.double() - theirs.double()).square().sum())
+    if count == 0:
+        return Distance(0.0, 0, one.numel())
+    relative = math.sqrt(apart / size) if size else math.inf
+    return Distance(math.inf if math.isnan(relative) else relative, count, one.numel())
+
+
+def _bits(numbers: torch.Tensor) -> torch.Tensor:
+    """A row of bytes for each number."""
+    return numbers.contiguous().view(torch.uint8).reshape(numbers.numel(), -1)
+
+
+def short(name: str) -> str:
+    """As it is said to people: the optimizer's state of a weight by the weight's name."""
+    found = re.fullmatch(r"optimizer\.state\.(\w+?)\.(.+)", name)
+    return f"{found[1]} of {found[2]}" if found else name

@@ -1,0 +1,82 @@
+"""Records which samples every step reads, on the ranks of a run whose data order is compared with another's.
+
+What is recorded is a digest of each sample's tokens as the model is given them, not a number that the index gave it: so
+another index, another shuffle or another text shows too.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.bridge.training.callbacks import Callback, CallbackContext
+from megatron.bridge.training.utils.flop_utils import get_model_chunk_vp_stage
+from megatron.core import parallel_state
+
+TOKENS = "tokens"
+DIGEST_BYTES = 8
+
+
+class SampleWriter(Callback):
+    """One line a step: a digest for each sample that this rank read for training."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._read: list[str] = []
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        if not self._read:  # no data on this rank, or all of it in a CUDA graph
+            return
+        line = {"step": int(context.state.train_state.step) + 1, "samples": self._read}
+        with self._path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+        self._read = []
+
+    def listening(self, forward_step: Callable[..., Any]) -> Callable[..., Any]:
+        """The same forward step; what it reads is noted."""
+
+        @functools.wraps(forward_step)
+        def step(state: Any, data_iterator: Any, model: Any, *arguments: Any, **named: Any) -> Any:
+            if data_iterator is not None and model.training and _reads_for_all(model):
+                data_iterator = _Listened(data_iterator, self._read)
+            return forward_step(state, data_iterator, model, *arguments, **named)
+
+        return step
+
+
+class _Listened:
+    """An iterator of batches, of which each is noted when it is read."""
+
+    def __init__(self, batches: Iterator[dict[str, Any]], read: list[str]):
+        self._batches, self._read = batches, read
+
+    def __iter__(self) -> _Listened:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        batch = next(self._batches)
+        self._read += [digest(row) for row in batch[TOKENS]]
+        return batch
+
+
+def digest(tokens: torch.Tensor) -> str:
+    text = tokens.detach().to("cpu", torch.int64).contiguous().numpy().tobytes()
+    return hashlib.blake2b(text, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _reads_for_all(model: Any) -> bool:
+    """Whether no other rank or chunk reads the same samples."""
+    return (
+        parallel_state.get_tensor_model_parallel_rank() == 0
+        and parallel_state.get_context_parallel_rank() == 0
+        and parallel_state.get_pipeline_model_parallel_rank() == 0
+        and not get_model_chunk_vp_stage(model)
+    )

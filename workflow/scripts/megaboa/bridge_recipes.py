@@ -1,0 +1,131 @@
+"""Megatron-Bridge's recipes by their names, which say what they are for: `llama3_8b_pretrain_8gpu_h100_bf16_config`.
+
+The plan and `megaboa recipes` read its sources and import nothing of it, which would take ten seconds. There are two
+kinds: recipes to train with (`megatron.bridge.recipes`), and performance recipes (`megatron.bridge.perf_recipes`), with
+which NVIDIA's published numbers were measured, each for one GPU, number of GPUs and precision.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "perf_recipes."  # says which, where both kinds have a recipe of one name
+MODULE = "megatron.bridge.perf_recipes"
+_KINDS = ("recipes", "perf_recipes")
+# Modules of models that see, hear or draw: they are trained by another forward step.
+OTHERS = re.compile(r"_vl\b|flux|wan|audio|omni")
+_NAME = re.compile(
+    r"^(?P<model>\w+?)_(?P<task>pretrain|sft|peft)_(?P<gpus>\d+)gpu_(?P<gpu>[a-z]+\d+)_(?P<precision>[a-z0-9]+)"
+    r"(?:_(?P<variant>\w+))?_config$"
+)
+_FUNCTION = re.compile(r'^def (?P<name>[a-z]\w*_config)\([^)]*\)[^\n]*:\n    """(?P<text>[^\n"]*)', re.MULTILINE)
+PRECISIONS = {  # as `training.precision` has it, and in words
+    "bf16": ("bf16_mixed", "BF16"),
+    "fp8cs": ("bf16_with_fp8_current_scaling_mixed", "FP8 by tensors"),
+    "fp8ds": ("bf16_with_fp8_delayed_scaling_mixed", "FP8, delayed scaling"),
+    "fp8sc": ("bf16_with_fp8_subchannel_scaling_mixed", "FP8 by blocks"),
+    "fp8mx": ("bf16_with_mxfp8_mixed", "MXFP8"),
+    "nvfp4": ("bf16_with_nvfp4_mixed", "NVFP4"),
+}
+_RACKS = ("gb200", "gb300", "vr200", "r100")  # NVL72: four GPUs to a host; the others have eight
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What a recipe is for, by its name."""
+
+    model: str
+    task: str
+    gpus: int
+    gpu: str
+    precision: str
+    variant: str | None = None
+
+    @property
+    def gpus_per_node(self) -> int:
+        return min(self.gpus, 4 if self.gpu in _RACKS else 8)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A function of Bridge's sources; `module`: below `megatron.bridge.recipes` or `perf_recipes`."""
+
+    name: str
+    module: str
+    text: str
+
+    @property
+    def family(self) -> str:
+        return self.module.split(".")[0]
+
+
+def purpose(recipe: str) -> Purpose | None:
+    """None where a name says nothing of GPUs."""
+    said = _NAME.match(recipe.removeprefix(PREFIX))
+    return Purpose(**{**said.groupdict(), "gpus": int(said["gpus"])}) if said else None
+
+
+def performance(recipe: str) -> Found | None:
+    """The performance recipe that a name means. Without the prefix a recipe to train with comes first."""
+    name = recipe.removeprefix(PREFIX)
+    if name == recipe and name in functions("recipes"):
+        return None
+    return functions("perf_recipes").get(name)
+
+
+def name_of(found: Found, kind: str) -> str:
+    """What an experiment calls it."""
+    return f"{PREFIX}{found.name}" if kind == "perf_recipes" and found.name in functions("recipes") else found.name
+
+
+def tuned_for(recipe: str | None) -> tuple[str, int] | None:
+    """The GPU and the number of GPUs for which a performance recipe is; None of any other."""
+    meant = purpose(recipe) if recipe and performance(recipe) else None
+    return (meant.gpu, meant.gpus) if meant else None
+
+
+def precision_of(recipe: str | None) -> str | None:
+    """Of a performance recipe, as `training.precision` says it."""
+    meant = purpose(recipe) if recipe and performance(recipe) else None
+    return PRECISIONS.get(meant.precision, (None,))[0] if meant else None
+
+
+def problem(recipe: str) -> str | None:
+    """Why a recipe's name can't be trained here; None where it can, or where only Bridge can say."""
+    found = performance(recipe)
+    if found is None:
+        known = functions("perf_recipes")
+        if not recipe.startswith(PREFIX) or not known:
+            return None
+        nearest = difflib.get_close_matches(recipe.removeprefix(PREFIX), known, n=3)
+        says = " or ".join(nearest) or f"{len(known)} others, which `megaboa recipes` lists"
+        return f"Bridge has no performance recipe {recipe.removeprefix(PREFIX)!r}; it has {says}"
+    if OTHERS.search(found.family):
+        return f"{found.name} trains a model of images or videos ({found.family}): only language models are trained"
+    if (meant := purpose(recipe)) and meant.task != "pretrain":
+        return f"{found.name} fine-tunes ({meant.task}): only pretraining recipes are trained"
+    return None
+
+
+@functools.cache
+def functions(kind: str) -> dict[str, Found]:
+    """Of one kind, in the Bridge that is installed here; none where there is none."""
+    found = {}
+    for path in sorted(folder.rglob("*.py")) if (folder := _folder(kind)) else []:
+        module = ".".join(path.relative_to(folder).with_suffix("").parts)
+        for one in _FUNCTION.finditer(path.read_text(encoding="utf-8")):
+            found[one["name"]] = Found(one["name"], module, one["text"].strip())
+    return found
+
+
+def _folder(kind: str) -> Path | None:
+    if kind not in _KINDS:
+        raise ValueError(f"there are no {kind}: {' or '.join(_KINDS)}")
+    megatron = importlib.util.find_spec("megatron")  # a namespace: nothing is imported
+    places = (Path(place, "bridge", kind) for place in (megatron.submodule_search_locations or () if megatron else ()))
+    return next((place for place in places if place.is_dir()), None)

@@ -1,0 +1,49 @@
+"""What a report compares its runs with: the metrics of earlier runs, copied out of results folders and bundles.
+
+The copies stay with the results, and go into the bundle: a report can be made again where the earlier runs are gone.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+from pathlib import Path
+
+from megaboa.bundle.rebuild import opened
+from megaboa.errors import InputError
+from megaboa.files import write_bytes
+from megaboa.paths import ExperimentFolder
+from megaboa.records import ReportSpec, read
+
+# Of results/<experiment>: what a run's curve, speed and memory are read from, and what it was.
+KEPT = ("plan.tsv", "preflight.json", "runs/*/run.json", "runs/*/launch.json", "runs/*/metrics/*")
+
+
+def keep(results: Path) -> None:
+    """Copies for the report of an experiment, made again from what is still there."""
+    folder = ExperimentFolder(results)
+    asked = read(ReportSpec, folder.specs.report).baseline
+    copies = {folder.baseline(number): path for number, path in enumerate(asked.paths if asked else (), start=1)}
+    for copy, path in copies.items():
+        if Path(path).exists():
+            take(Path(path), copy)
+        elif not ExperimentFolder(copy).plan.exists():
+            raise InputError(f"report.baseline.path: {path}: there is neither a results folder nor a bundle")
+    for old in folder.baselines:
+        if old not in copies:
+            shutil.rmtree(old)
+
+
+def take(source: Path, copy: Path) -> None:
+    """Copy a results folder's or a bundle's metrics."""
+    if copy.exists():
+        shutil.rmtree(copy)
+    if source.is_dir():
+        for path in (path for pattern in KEPT for path in source.glob(pattern) if path.is_file()):
+            write_bytes(copy / path.relative_to(source), path.read_bytes())
+        return
+    files, manifest = opened(source)
+    results = f"results/{manifest.experiment}/"
+    for pattern in KEPT:
+        for name in fnmatch.filter(files, f"{results}{pattern}"):
+            write_bytes(copy / name.removeprefix(results), files[name])

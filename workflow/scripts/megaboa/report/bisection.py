@@ -1,0 +1,60 @@
+"""The first bad one of a list whose first is good and whose last is bad: what to try next, and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from megaboa.records import Checks
+
+# `untold`: more runs would tell; `broken`: its runs came to no end.
+Mark = Literal["good", "bad", "untold", "broken"]
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Positions in the list: after the last good one up to the first bad one."""
+
+    good: int
+    bad: int
+    rest: tuple[int, ...]  # between them: neither good nor bad
+
+    @property
+    def is_one(self) -> bool:
+        return not self.rest
+
+
+def suspects(marks: Mapping[int, Mark]) -> Suspects:
+    bad = min(number for number, mark in marks.items() if mark == "bad")
+    good = max(number for number, mark in marks.items() if mark == "good" and number < bad)
+    return Suspects(good, bad, tuple(range(good + 1, bad)))
+
+
+def next_to_try(marks: Mapping[int, Mark]) -> int | None:
+    """The one nearest to the middle that wasn't tried; None where nothing is left."""
+    found = suspects(marks)
+    untried = [number for number in found.rest if number not in marks]
+    return min(untried, key=lambda number: abs(2 * number - found.good - found.bad), default=None)
+
+
+def failing(checks: Checks) -> list[str]:
+    """The quantities that are worse than the baseline's."""
+    return sorted({str(check.more["quantity"]) for check in _of_baseline(checks) if check.state == "FAIL"})
+
+
+def mark_of(checks: Checks, quantities: Collection[str]) -> Mark:
+    """By the quantities that the last of the list fails."""
+    states = [check.state for check in _of_baseline(checks) if check.more["quantity"] in quantities]
+    if "FAIL" in states:
+        return "bad"
+    return "good" if states and set(states) == {"PASS"} else "untold"
+
+
+def reasons(checks: Checks, quantities: Collection[str] = ()) -> Sequence[str]:
+    kept = [check for check in _of_baseline(checks) if not quantities or check.more["quantity"] in quantities]
+    return [f"{check.name}: {check.detail}" for check in kept if check.state != "PASS"]
+
+
+def _of_baseline(checks: Checks) -> list:
+    return [check for check in checks.checks if check.kind == "baseline"]
