@@ -41,7 +41,7 @@ DRAWN = {
     "goodput",
 }
 DRAWN |= {"scaling"}
-FILES = {f"{name}.{kind}" for name in DRAWN for kind in KINDS} | {f"data/{name}.tsv" for name in DRAWN}
+FILES = {f"{name}.{kind}" for name in DRAWN for kind in (*KINDS, "txt")} | {f"data/{name}.tsv" for name in DRAWN}
 HOSTILE = '<script>alert("x")</script>&$\\frac'
 
 
