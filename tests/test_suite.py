@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,12 @@ def test_every_slow_file_is_walked_or_left_to_the_rest():
         if re.search(r"\bmark\.slow\b", path.read_text()) and "gpus" not in path.parts
     }
     assert {*suite.slow_files("walks"), *suite.slow_files("rest")} == slow
+
+
+def test_every_file_has_a_name_of_its_own():
+    """Two of one name can't be collected by one call of pytest."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert {name: count for name, count in names.items() if count > 1} == {}
 
 
 def test_what_a_slow_file_exercises_is_known():

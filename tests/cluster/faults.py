@@ -13,16 +13,17 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
 
 import matrix
 from lab import Lab
 from site_clone import SiteClone
 
+from megaboa.paths import RunStore
+
 NAME = "faults"
 SAVE_INTERVAL, HIT_AT = 10, 13
 ONE_HOST, TWO_HOSTS = "resources.nodes: 1", "resources.nodes: 2"
-STEPS, LONG = "training.train_iters: 60", "training.train_iters: 500"
+STEPS = "training.train_iters: 60"
 WAIT = 400.0  # for what comes when it comes: other work may share this machine
 AT_ONCE = "recovery.backoff_seconds: 0"
 
@@ -51,12 +52,6 @@ class Faults:
         self.clone.before_training(self.config)
         targets = [f"results/{NAME}/runs/{run}/train.json" for run in undisturbed]
         self.clone.snakemake(*targets, "--configfile", self.config)
-
-    def lengthen(self, seconds: float) -> None:
-        """Give the long runs as many steps as fill this time on this machine."""
-        durations = [step["seconds"] for step in self.clone.steps(NAME, "quiet", 1)]
-        path = self.clone.path / self.config
-        path.write_text(path.read_text().replace(LONG, f"training.train_iters: {round(seconds / median(durations))}"))
 
     def start(self, run: str, *more: str, env: Mapping[str, str] | None = None) -> subprocess.Popen:
         """Call for a run; `more` runs of the same call are on their way at the same time."""
@@ -88,6 +83,12 @@ class Faults:
     def wait_for_end(self, run: str, number: int) -> dict:
         self.clone.wait(lambda: len(self.ends(run)) >= number, WAIT, f"the end of attempt {number} of {run}")
         return self.ends(run)[number - 1]
+
+    def wait_for_the_word_to_stop(self, run: str) -> None:
+        """The supervisor has told the ranks of the last attempt to save and end."""
+        attempt = self.clone.starts(NAME, run)[-1]["attempt"]
+        word = RunStore(self.store(run)).attempt(attempt).stop_now
+        self.clone.wait(word.exists, WAIT, f"the word to stop attempt {attempt} of {run}")
 
     def wait_for_steps(self, run: str, attempt: int, count: int = 1) -> None:
         self.wait_for_start(run, attempt)
@@ -240,10 +241,10 @@ class Faults:
         times = [step["time"] for attempt in attempts[1:] for step in self.clone.steps(NAME, run, attempt)[:1]]
         return min((moment - since for moment in times if moment > since), default=None)
 
-    def record(self, event: str, outcome: str, jobs: int = 1, since: float = 0.0, of: str = "quiet") -> None:
+    def record(self, event: str, outcome: str, jobs: int = 1, since: float = 0.0) -> None:
         """Check what every line of the matrix promises of the run that was started last, and keep the line."""
         run = self.run
-        lost, same = self.lost_steps(run), self.difference(run, of) <= self.bound
+        lost, same = self.lost_steps(run), self.difference(run, "quiet") <= self.bound
         submitted = len({start["job"] for start in self.clone.starts(NAME, run)})
         assert same, "the curve is not that of the undisturbed run"
         assert lost <= self.save_interval * len(self.ends(run)[:-1])
