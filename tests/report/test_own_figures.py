@@ -1,5 +1,7 @@
 """Figures by specification: what they show, by kind, and what is said about those that can't be drawn."""
 
+from itertools import pairwise
+
 import pandas as pd
 import pytest
 from fake_runs import FakeExperiment
@@ -9,7 +11,7 @@ from megaboa.report import style
 from megaboa.report.figures import standard_figures
 from megaboa.report.frames import Frames
 from megaboa.report.kinds import mean_band
-from megaboa.report.page import ReportError, _drawn
+from megaboa.report.page import ReportError, _drawn, _fits
 from megaboa.report.runs import load_runs
 
 VALUES = {
@@ -68,10 +70,59 @@ def test_the_mean_over_seeds_has_its_interval(frames):
     assert row["high"] - row["mean"] == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-4)
 
 
-def test_a_single_seed_has_no_interval():
+def test_two_seeds_have_their_values_as_a_band_and_one_has_none():
+    """The 95% interval of two values is wider than what it is about: nothing could be read from the figure."""
     band = mean_band(pd.DataFrame({"x": [1, 1, 2], "y": [2.0, 4.0, 5.0]}), "x", "y")
     assert band["mean"].tolist() == [3.0, 5.0] and band["n"].tolist() == [2, 1]
-    assert band["low"].isna().tolist() == [False, True]
+    assert (band["low"][0], band["high"][0]) == (2.0, 4.0) and band["low"].isna().tolist() == [False, True]
+
+
+CURVES = {"kind": "line", "data": "steps", "x": "step", "y": "loss"}
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """24 runs: four rates, three batches, two seeds."""
+    values = {
+        f"lr{lr}-gbs{gbs}-seed{seed}": {"optimizer.lr": lr, "training.global_batch_size": gbs, "training.seed": seed}
+        for lr in (0.001, 0.002, 0.004, 0.008)
+        for gbs in (8, 16, 32)
+        for seed in (1, 2)
+    }
+    experiment = FakeExperiment(tmp_path_factory.mktemp("many"))
+    for name, (lr, gbs, seed) in ((name, tuple(given.values())) for name, given in values.items()):
+        losses = {step: 5 - 20 * lr * step - gbs / 1000 + seed / 1000 for step in range(1, 21)}
+        experiment.completed_run(name, steps=20, losses=losses)
+        experiment.measure(name)
+    return Frames(load_runs(experiment.results), values)
+
+
+@pytest.mark.parametrize("form", ["page", "one-column", "two-columns"])
+@pytest.mark.parametrize("beside", [True, False])
+def test_24_runs_are_told_apart_by_four_colours_and_three_dashes(many, form, beside):
+    look = {"hue": "optimizer.lr", "dash": "training.global_batch_size", "direct": beside, "format": form}
+    figure, table = _drawn(Figure(name="mine", **CURVES, **look), many)
+    [axes], [legend] = figure.axes, figure.legends
+    drawn = [line for line in axes.lines if len(line.get_xdata())]
+    assert len(drawn) == 24 == table["run"].nunique()
+    assert len({(line.get_color(), line.get_linestyle(), str(line._dash_pattern)) for line in drawn}) == 12
+    batches, rates = [f"global batch size {gbs}" for gbs in (8, 16, 32)], ["0.001", "0.002", "0.004", "0.008"]
+    entries = [text.get_text() for text in legend.get_texts()]
+    assert entries == batches if beside else [f"learning rate {rate}" for rate in rates] + batches
+    figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()
+    labels = sorted(axes.texts, key=lambda text: text.xy[1])
+    assert [text.get_text() for text in labels] == ([*reversed(rates), "learning rate"] if beside else [])
+    boxes = [text.get_window_extent(renderer) for text in labels]
+    assert all(low.y1 <= high.y0 for low, high in pairwise(boxes)), "names lie on each other"
+    assert all(box.x1 <= figure.bbox.width for box in boxes) and legend.get_window_extent(renderer).x0 >= 0
+    assert figure.get_figwidth() == style.FORMATS[form].width
+
+
+def test_a_law_and_an_optimum_are_drawn_over_their_points(many):
+    spec = Figure(name="best", kind="scatter", x="optimizer.lr", y="loss.last", fit="optimum", log=["x"])
+    _, table = _drawn(spec, many, fits=_fits(spec, many))
+    assert "the largest of the sweep" in _fits(spec, many)[""].why and table["fitted"].isna().all()
 
 
 def test_a_heat_map_is_the_mean_of_its_fields(frames):
@@ -94,7 +145,7 @@ def test_boxes_facets_and_scatter_plots(frames):
     [axes], table = drawn(frames, kind="box", data="steps", x="training.global_batch_size", y="seconds")
     assert len(axes.patches) == 2 and (table["seconds.p25"] <= table["seconds.median"]).all()
     axes, table = drawn(frames, kind="scatter", x="optimizer.lr", y="loss.last", facet="training.seed", log=["x"])
-    assert [one.get_title() for one in axes if one.get_visible()] == [f"training.seed {seed}" for seed in (1, 2, 3)]
+    assert [one.get_title() for one in axes if one.get_visible()] == [f"seed {seed}" for seed in (1, 2, 3)]
     assert len(table) == 12 and axes[0].get_xscale() == "log"
 
 

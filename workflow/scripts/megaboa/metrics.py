@@ -127,7 +127,13 @@ METRICS: dict[Rows, tuple[Metric, ...]] = {
     ),
 }  # fmt: skip
 # Of columns that are keys of the experiment.
-KEYS = {"params": "parameters", "optimizer.lr": "learning rate", "training.global_batch_size": "global batch size"}
+KEYS = {
+    "params": "parameters",
+    "optimizer.lr": "learning rate",
+    "training.global_batch_size": "global batch size",
+    "training.train_iters": "steps",
+    "training.seed": "seed",
+}
 _BY_NAME = {metric.name: metric for rows in reversed(METRICS.values()) for metric in rows}
 
 

@@ -40,6 +40,7 @@ from megaboa.report.style import (
 
 MOST_POINTS = 20_000  # that a figure holds before only every so many-th step is drawn
 MOST_BARS = 40
+FEWEST_VALUES = 3  # with a confidence interval
 MOST_FACETS = 12
 _QUANTILES = {"p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95}
 MOST_PLACES = 500  # of x, at which very many curves are looked at
@@ -84,7 +85,7 @@ def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
     runs = list(dict.fromkeys(table["run"]))
     if len(runs) > MOST_ENTRIES:
         return _crowd(axes, table, spec, shades)
-    shown, dashes = [], _levels(axes, table, spec, DASHES)
+    shown, dashes = [], _levels(axes, table, spec, shades, DASHES)
     for index, run in enumerate(runs):
         curve = table[table["run"] == run].sort_values(spec.x, kind="stable").iloc[::stride]
         # Curves that agree lie on each other: the first are drawn broad, so that each shows at the rims of the next.
@@ -93,7 +94,7 @@ def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
             curve[spec.x],
             curve[spec.y],
             color=shades.of(curve[shades.column].iloc[0]),
-            label=_entry(spec, shades.text(curve[shades.column].iloc[0])),
+            label=_entry(spec, shades, curve[shades.column].iloc[0]),
             linewidth=width,
             linestyle=dashes.get(curve[spec.dash].iloc[0], "-") if spec.dash else "-",
             alpha=1.0 if shades.few or spec.dash or spec.direct else 0.55,
@@ -106,35 +107,44 @@ def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
 
 
 def _means(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
-    shown, dashes = [], _levels(axes, table, spec, DASHES)
+    shown, dashes = [], _levels(axes, table, spec, shades, DASHES)
     columns = [shades.column, *([spec.dash] if spec.dash else [])]
     for levels, part in table.groupby(columns, sort=False):
         band, colour = mean_band(part, spec.x, spec.y), shades.of(levels[0])
-        text, dash = _entry(spec, shades.text(levels[0])), dashes.get(levels[-1], "-") if spec.dash else "-"
+        text, dash = _entry(spec, shades, levels[0]), dashes.get(levels[-1], "-") if spec.dash else "-"
         axes.plot(band[spec.x], band["mean"], color=colour, label=text, linewidth=1.4, linestyle=dash)
         axes.fill_between(band[spec.x], band["low"], band["high"], color=colour, alpha=0.2, linewidth=0)
         shown.append(band.assign(**dict(zip(columns, levels, strict=True))))
     return pd.concat(shown)
 
 
-def _levels(axes: Axes, table: pd.DataFrame, spec: Figure, looks: Sequence[Any]) -> dict[Any, Any]:
-    """How each value of `dash` is drawn; the legend tells it in grey."""
+def _levels(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades, looks: Sequence[Any]) -> dict[Any, Any]:
+    """How each value of `dash` is drawn. The legend tells it in grey, and the colours without it."""
     if spec.dash is None:
         return {}
     levels = list(dict.fromkeys(table[spec.dash]))
     if len(levels) > len(looks):
         raise ValueError(f"dash: {spec.dash} has {len(levels)} values, and no more than {len(looks)} can be told apart")
-    drawn = dict(zip(levels, looks, strict=False))
+    drawn, point = dict(zip(levels, looks, strict=False)), looks is MARKERS
+    if not spec.direct:
+        for level in dict.fromkeys(table[shades.column]):
+            look = {"marker": "o", "linestyle": "none"} if point else {}
+            axes.plot([], [], color=shades.of(level), label=_named(spec, shades, level), **look)
     for level, look in drawn.items():
-        style = {"marker": look, "linestyle": "none"} if looks is MARKERS else {"linestyle": look}
+        style = {"marker": look, "linestyle": "none"} if point else {"linestyle": look}
         text = f"{level:g}" if is_number(level) else str(level)
         axes.plot([], [], color=MUTED, label=f"{label(spec.dash)} {text}", **style)
     return drawn
 
 
-def _entry(spec: Figure, text: str) -> str:
-    """In the legend, unless it stands next to the curve."""
-    return f"_{text}" if spec.direct else text
+def _named(spec: Figure, shades: Shades, level: object) -> str:
+    """A number says nothing without its column."""
+    return f"{label(spec.hue)} {shades.text(level)}" if spec.hue and is_number(level) else shades.text(level)
+
+
+def _entry(spec: Figure, shades: Shades, level: object) -> str:
+    """In the legend, unless it stands next to the curve, or has an entry without its dash."""
+    return f"_{shades.text(level)}" if spec.direct or spec.dash else _named(spec, shades, level)
 
 
 def direct(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> None:
@@ -154,15 +164,18 @@ def direct(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> Non
         lowest[index] = max(lowest[index], lowest[index - 1] + height)
     # As far down as up: the whole column keeps the middle of the curves' ends.
     shift = sum(new - end[0] for new, end in zip(lowest, ends, strict=True)) / max(1, len(ends))
-    for y, (_, level) in zip(lowest, ends, strict=True):
+    texts = [(y - shift, shades.text(level), shades.of(level)) for y, (_, level) in zip(lowest, ends, strict=True)]
+    if spec.hue and any(is_number(level) for _, level in ends):
+        texts.append((texts[-1][0] + 1.2 * height, label(spec.hue), MUTED))
+    for y, text, colour in texts:
         axes.annotate(
-            shades.text(level),
-            (1.0, y - shift),
+            text,
+            (1.0, y),
             (4, 0),
             xycoords="axes fraction",
             textcoords="offset points",
             va="center",
-            color=shades.of(level),
+            color=colour,
             fontsize=size,
             annotation_clip=False,
         )
@@ -285,14 +298,14 @@ def box(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Dat
 
 
 def scatter(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
-    markers = _levels(axes, table, spec, MARKERS)
+    markers = _levels(axes, table, spec, shades, MARKERS)
     columns = [shades.column, *([spec.dash] if spec.dash else [])]
     for levels, part in table.groupby(columns, sort=False):
         axes.scatter(
             part[spec.x],
             part[spec.y],
             color=shades.of(levels[0]),
-            label=_entry(spec, shades.text(levels[0])),
+            label=_entry(spec, shades, levels[0]),
             marker=markers.get(levels[-1], "o"),
             s=26 if len(table) <= 60 else 12,
             alpha=0.9 if len(table) <= 60 else 0.55,
@@ -345,18 +358,18 @@ def _height(spec: Figure, table: pd.DataFrame) -> float:
 
 
 def mean_band(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
-    """Mean of y at each x, its 95% confidence interval (of a single value none), and the number of values."""
-    found = table.groupby(x)[y].agg(["mean", "std", "count"]).reset_index().rename(columns={"count": "n"})
-    error = found["std"] / np.sqrt(found["n"]) * found["n"].map(t_value)
+    """Mean of y at each x, its 95% confidence interval, and the number of values.
+
+    Two values have no useful interval (12.7 times their error): their band is what lies between them. One has none.
+    """
+    by = table.groupby(x)[y]
+    found = by.agg(["mean", "std", "count", "min", "max"]).reset_index().rename(columns={"count": "n"})
+    t = found["n"].map(lambda count: student(LEVEL, count - 1) if count >= FEWEST_VALUES else float("nan"))
+    error = t * found["std"] / np.sqrt(found["n"])
     found["low"], found["high"] = found["mean"] - error, found["mean"] + error
+    two = found["n"] == 2
+    found.loc[two, ["low", "high"]] = found.loc[two, ["min", "max"]].to_numpy()
     return found[[x, "mean", "low", "high", "n"]]
-
-
-def t_value(count: int) -> float:
-    """For the mean of so many values; of one nothing is known."""
-    if count < 2:
-        return float("nan")
-    return student(LEVEL, count - 1)
 
 
 def crowd(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:

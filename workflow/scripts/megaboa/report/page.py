@@ -104,7 +104,8 @@ def draw(
                 note = " ".join([note, *(_said(level, one) for level, one in found.items())]).strip()
             runs_shown = table["run"].nunique() if "run" in table else len(good)
             style.save_text(_printed(name, specs, caption, note, runs_shown), folder, name)
-            shown = {"caption": caption, "note": note, "own": name in replaced}
+            form = next((spec.format for spec in own if spec.name == name), "page")
+            shown = {"caption": caption, "note": note, "own": name in replaced, "format": form}
             drawn.append({"name": name, "svg": svg, "data": f"{style.DATA}/{name}.tsv", **shown})
             plt.close(figure)
     return drawn
@@ -306,7 +307,8 @@ def _note(name: str, specs: Sequence[Figure], table: pd.DataFrame, good: list[Ru
     if spec.over is not None:
         least, most = int(table["n"].min()), int(table["n"].max())
         count = str(least) if least == most else f"{least} to {most}"
-        said = f"Mean over {spec.over} (n = {count}) with its 95% confidence interval."
+        bands = {1: "", 2: "; the band spans both values"}
+        said = f"Mean over {spec.over} (n = {count}){bands.get(most, ' with its 95% confidence interval')}."
         settings = table["setting"].nunique() if "setting" in table else 0
         return f"{said} From light to dark in the order of the plan." if settings > MOST_ENTRIES else said
     if "p25" in table.columns:

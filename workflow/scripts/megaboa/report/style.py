@@ -21,6 +21,7 @@ import seaborn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
 
 from megaboa.config.models.outputs import Figure
@@ -33,7 +34,7 @@ INK, MUTED, GRID = "#1d2129", "#5e6673", "#dfe3e8"
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6BB1", "#7F7F7F"]
 WIDTH = 5.2
 # Of curves and of points that are told apart by a second column.
-DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)), (0, (9, 2)), (0, (3, 1, 1, 1, 1, 1)))
+DASHES = ("-", (0, (4, 2)), (0, (1.2, 1.5)), (0, (5, 1.5, 1.2, 1.5)), (0, (9, 2.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
@@ -54,6 +55,7 @@ FORMATS = {
     "one-column": Format(3.25, 0.72, 8, 7),
     "two-columns": Format(6.75, 0.8, 8, 7),
 }
+FULL = 0.97  # of a figure's width, for a legend: PDF and SVG set text a little wider than what is measured
 KINDS = ("svg", "pdf", "png")
 DATA = "data"  # folder next to the figures
 FIT = ".fit"  # after the name of a figure, in that folder: the constants of what is fitted
@@ -212,9 +214,11 @@ def legend(figure: Drawing) -> None:
     if not 1 < len(unique) <= MOST_ENTRIES:
         return
     small = {"fontsize": 8} if len(unique) > FEW_ENTRIES else {}
-    drawn = below(figure, list(unique.values()), list(unique), handlelength=1.4, columnspacing=1.4, **small)
+    dashed = any(isinstance(handle, Line2D) and handle.is_dashed() for handle in unique.values())
+    length, width = (2.6, 1.6) if dashed else (1.4, 2.2)
+    drawn = below(figure, list(unique.values()), list(unique), handlelength=length, columnspacing=1.4, **small)
     for line in drawn.get_lines():
-        line.set(linewidth=2.2, alpha=1)
+        line.set(linewidth=width, alpha=1)
 
 
 def below(figure: Drawing, handles: list[Any], labels: list[str], **more: Any) -> Legend:
@@ -222,7 +226,7 @@ def below(figure: Drawing, handles: list[Any], labels: list[str], **more: Any) -
     for columns in range(MOST_COLUMNS, 0, -1):
         drawn = figure.legend(handles, labels, loc="outside lower center", ncols=columns, **more)
         size = drawn.get_window_extent(figure.canvas.get_renderer())
-        if size.width <= figure.bbox.width or columns == 1:
+        if size.width <= FULL * figure.bbox.width or columns == 1:
             break
         drawn.remove()
     figure.set_figheight(figure.get_figheight() + size.height / figure.dpi)
