@@ -2,12 +2,14 @@
 
 from itertools import pairwise
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import pytest
 from fake_runs import FakeExperiment
 
 from megaboa.config.models.outputs import Figure
-from megaboa.report import style
+from megaboa.report import fits, style
 from megaboa.report.figures import standard_figures
 from megaboa.report.frames import Frames
 from megaboa.report.kinds import mean_band
@@ -33,6 +35,12 @@ def frames(tmp_path_factory):
         experiment.measure(name)
     style.apply_style()
     return Frames(load_runs(experiment.results), VALUES)
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
 
 
 def drawn(frames, **given):
@@ -119,10 +127,17 @@ def test_24_runs_are_told_apart_by_four_colours_and_three_dashes(many, form, bes
     assert figure.get_figwidth() == style.FORMATS[form].width
 
 
-def test_a_law_and_an_optimum_are_drawn_over_their_points(many):
+def test_an_optimum_is_drawn_where_the_sweep_has_one(many):
     spec = Figure(name="best", kind="scatter", x="optimizer.lr", y="loss.last", fit="optimum", log=["x"])
-    _, table = _drawn(spec, many, fits=_fits(spec, many))
+    figure, table = _drawn(spec, many, fits=_fits(spec, many))
     assert "the largest of the sweep" in _fits(spec, many)[""].why and table["fitted"].isna().all()
+    inside = Frames([], {})
+    valley = (np.log(many.runs["optimizer.lr"]) - np.log(0.003)) ** 2
+    inside.runs = many.runs.assign(**{"loss.last": 3 + valley + many.runs["training.seed"] / 100})
+    figure, table = _drawn(spec, inside, fits=_fits(spec, inside))
+    [best] = [line for line in figure.axes[0].lines if line.get_linestyle() == ":"]
+    assert best.get_xdata()[0] == pytest.approx(0.003, rel=0.01)
+    assert (table["fitted"] - table["loss.last"]).abs().max() < 0.02
 
 
 def test_a_heat_map_is_the_mean_of_its_fields(frames):
@@ -213,3 +228,23 @@ def test_axes_keep_their_height_whatever_the_legend_names(tmp_path, runs):
     for legend in figure.legends:
         assert legend.get_window_extent().y1 <= axes.get_window_extent().y0, "it lies below the axes"
         assert legend.get_window_extent().x0 >= 0
+
+
+def test_a_law_is_drawn_over_its_points_by_each_of_its_three_numbers(many):
+    law = fits.Law(e=1.7, a=400.0, b=1800.0, alpha=0.34, beta=0.37)
+    study = Frames([], {})
+    params, tokens = many.runs["optimizer.lr"] * 1e11, many.runs["training.global_batch_size"] * 1e9
+    study.runs = many.runs.assign(
+        params=params,
+        trained_tokens=tokens,
+        train_flops=6 * params * tokens,
+        validation=law.loss(params, tokens) * (1 + many.runs["training.seed"] / 1e4),
+    )
+    for x, by in (("params", "trained_tokens"), ("trained_tokens", "params"), ("train_flops", "params")):
+        spec = Figure(name="law", kind="scatter", x=x, y="validation", hue=by, fit="scaling-law", log=["x", "y"])
+        figure, table = _drawn(spec, study, fits=_fits(spec, study))
+        levels = study.runs[by].nunique()
+        curves = [line for line in figure.axes[0].lines if len(line.get_xdata()) > 2]
+        assert len(curves) == levels + (x == "train_flops"), "the best size is a curve of its own"
+        assert (table["fitted"] / table["validation"] - 1).abs().max() < 2e-3
+        assert len({line.get_color() for line in curves[:levels]}) == levels
