@@ -1,15 +1,19 @@
 """Figures by specification: what they show, by kind, and what is said about those that can't be drawn."""
 
+from itertools import pairwise
+
+import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import pytest
 from fake_runs import FakeExperiment
 
 from megaboa.config.models.outputs import Figure
-from megaboa.report import style
+from megaboa.report import fits, style
 from megaboa.report.figures import standard_figures
 from megaboa.report.frames import Frames
 from megaboa.report.kinds import mean_band
-from megaboa.report.page import ReportError, _drawn
+from megaboa.report.page import ReportError, _drawn, _fits
 from megaboa.report.runs import load_runs
 
 VALUES = {
@@ -31,6 +35,12 @@ def frames(tmp_path_factory):
         experiment.measure(name)
     style.apply_style()
     return Frames(load_runs(experiment.results), VALUES)
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
 
 
 def drawn(frames, **given):
@@ -68,10 +78,66 @@ def test_the_mean_over_seeds_has_its_interval(frames):
     assert row["high"] - row["mean"] == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-4)
 
 
-def test_a_single_seed_has_no_interval():
+def test_two_seeds_have_their_values_as_a_band_and_one_has_none():
+    """The 95% interval of two values is wider than what it is about: nothing could be read from the figure."""
     band = mean_band(pd.DataFrame({"x": [1, 1, 2], "y": [2.0, 4.0, 5.0]}), "x", "y")
     assert band["mean"].tolist() == [3.0, 5.0] and band["n"].tolist() == [2, 1]
-    assert band["low"].isna().tolist() == [False, True]
+    assert (band["low"][0], band["high"][0]) == (2.0, 4.0) and band["low"].isna().tolist() == [False, True]
+
+
+CURVES = {"kind": "line", "data": "steps", "x": "step", "y": "loss"}
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """24 runs: four rates, three batches, two seeds."""
+    values = {
+        f"lr{lr}-gbs{gbs}-seed{seed}": {"optimizer.lr": lr, "training.global_batch_size": gbs, "training.seed": seed}
+        for lr in (0.001, 0.002, 0.004, 0.008)
+        for gbs in (8, 16, 32)
+        for seed in (1, 2)
+    }
+    experiment = FakeExperiment(tmp_path_factory.mktemp("many"))
+    for name, (lr, gbs, seed) in ((name, tuple(given.values())) for name, given in values.items()):
+        losses = {step: 5 - 20 * lr * step - gbs / 1000 + seed / 1000 for step in range(1, 21)}
+        experiment.completed_run(name, steps=20, losses=losses)
+        experiment.measure(name)
+    return Frames(load_runs(experiment.results), values)
+
+
+@pytest.mark.parametrize("form", ["page", "one-column", "two-columns"])
+@pytest.mark.parametrize("beside", [True, False])
+def test_24_runs_are_told_apart_by_four_colours_and_three_dashes(many, form, beside):
+    look = {"hue": "optimizer.lr", "dash": "training.global_batch_size", "direct": beside, "format": form}
+    figure, table = _drawn(Figure(name="mine", **CURVES, **look), many)
+    [axes], [legend] = figure.axes, figure.legends
+    drawn = [line for line in axes.lines if len(line.get_xdata())]
+    assert len(drawn) == 24 == table["run"].nunique()
+    assert len({(line.get_color(), line.get_linestyle(), str(line._dash_pattern)) for line in drawn}) == 12
+    batches, rates = [f"global batch size {gbs}" for gbs in (8, 16, 32)], ["0.001", "0.002", "0.004", "0.008"]
+    entries = [text.get_text() for text in legend.get_texts()]
+    assert entries == batches if beside else [f"learning rate {rate}" for rate in rates] + batches
+    figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()
+    labels = sorted(axes.texts, key=lambda text: text.xy[1])
+    assert [text.get_text() for text in labels] == ([*reversed(rates), "learning rate"] if beside else [])
+    boxes = [text.get_window_extent(renderer) for text in labels]
+    assert all(low.y1 <= high.y0 for low, high in pairwise(boxes)), "names lie on each other"
+    assert all(box.x1 <= figure.bbox.width for box in boxes) and legend.get_window_extent(renderer).x0 >= 0
+    assert figure.get_figwidth() == style.FORMATS[form].width
+
+
+def test_an_optimum_is_drawn_where_the_sweep_has_one(many):
+    spec = Figure(name="best", kind="scatter", x="optimizer.lr", y="loss.last", fit="optimum", log=["x"])
+    figure, table = _drawn(spec, many, fits=_fits(spec, many))
+    assert "the largest of the sweep" in _fits(spec, many)[""].why and table["fitted"].isna().all()
+    inside = Frames([], {})
+    valley = (np.log(many.runs["optimizer.lr"]) - np.log(0.003)) ** 2
+    inside.runs = many.runs.assign(**{"loss.last": 3 + valley + many.runs["training.seed"] / 100})
+    figure, table = _drawn(spec, inside, fits=_fits(spec, inside))
+    [best] = [line for line in figure.axes[0].lines if line.get_linestyle() == ":"]
+    assert best.get_xdata()[0] == pytest.approx(0.003, rel=0.01)
+    assert (table["fitted"] - table["loss.last"]).abs().max() < 0.02
 
 
 def test_a_heat_map_is_the_mean_of_its_fields(frames):
@@ -94,7 +160,7 @@ def test_boxes_facets_and_scatter_plots(frames):
     [axes], table = drawn(frames, kind="box", data="steps", x="training.global_batch_size", y="seconds")
     assert len(axes.patches) == 2 and (table["seconds.p25"] <= table["seconds.median"]).all()
     axes, table = drawn(frames, kind="scatter", x="optimizer.lr", y="loss.last", facet="training.seed", log=["x"])
-    assert [one.get_title() for one in axes if one.get_visible()] == [f"training.seed {seed}" for seed in (1, 2, 3)]
+    assert [one.get_title() for one in axes if one.get_visible()] == [f"seed {seed}" for seed in (1, 2, 3)]
     assert len(table) == 12 and axes[0].get_xscale() == "log"
 
 
@@ -162,3 +228,23 @@ def test_axes_keep_their_height_whatever_the_legend_names(tmp_path, runs):
     for legend in figure.legends:
         assert legend.get_window_extent().y1 <= axes.get_window_extent().y0, "it lies below the axes"
         assert legend.get_window_extent().x0 >= 0
+
+
+def test_a_law_is_drawn_over_its_points_by_each_of_its_three_numbers(many):
+    law = fits.Law(e=1.7, a=400.0, b=1800.0, alpha=0.34, beta=0.37)
+    study = Frames([], {})
+    params, tokens = many.runs["optimizer.lr"] * 1e11, many.runs["training.global_batch_size"] * 1e9
+    study.runs = many.runs.assign(
+        params=params,
+        trained_tokens=tokens,
+        train_flops=6 * params * tokens,
+        validation=law.loss(params, tokens) * (1 + many.runs["training.seed"] / 1e4),
+    )
+    for x, by in (("params", "trained_tokens"), ("trained_tokens", "params"), ("train_flops", "params")):
+        spec = Figure(name="law", kind="scatter", x=x, y="validation", hue=by, fit="scaling-law", log=["x", "y"])
+        figure, table = _drawn(spec, study, fits=_fits(spec, study))
+        levels = study.runs[by].nunique()
+        curves = [line for line in figure.axes[0].lines if len(line.get_xdata()) > 2]
+        assert len(curves) == levels + (x == "train_flops"), "the best size is a curve of its own"
+        assert (table["fitted"] / table["validation"] - 1).abs().max() < 2e-3
+        assert len({line.get_color() for line in curves[:levels]}) == levels

@@ -41,7 +41,7 @@ DRAWN = {
     "goodput",
 }
 DRAWN |= {"scaling"}
-FILES = {f"{name}.{kind}" for name in DRAWN for kind in KINDS} | {f"data/{name}.tsv" for name in DRAWN}
+FILES = {f"{name}.{kind}" for name in DRAWN for kind in (*KINDS, "txt")} | {f"data/{name}.tsv" for name in DRAWN}
 HOSTILE = '<script>alert("x")</script>&$\\frac'
 
 
@@ -82,7 +82,7 @@ def rows(html):
 
 
 def figure(html, name):
-    return re.search(rf'<figure id="figure-{name}">.*?</figure>', html, re.DOTALL).group()
+    return re.search(rf'<figure id="figure-{name}" class="\w+">.*?</figure>', html, re.DOTALL).group()
 
 
 def test_every_run_has_a_row_with_its_state(html):

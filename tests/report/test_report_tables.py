@@ -27,20 +27,22 @@ def test_markdown_is_aligned_and_escaped():
 
 def test_latex_uses_booktabs_and_prints_names_as_they_are():
     lines = as_latex(TABLE).splitlines()
-    assert lines[1:5] == ["\\begin{tabular}{lrrr}", "\\toprule", "run & loss & tokens & n \\\\", "\\midrule"]
-    assert lines[5] == "a\\_1 & 0.3333 & 1,234,567 & 3 \\\\"
-    assert lines[6] == "50\\% \\& more\\textbar{}\\textbackslash{} &  & 12 & 4 \\\\"
-    assert lines[7:] == ["\\bottomrule", "\\end{tabular}"]
+    assert lines[2:6] == ["\\begin{tabular}{lrrr}", "\\toprule", "run & loss & tokens & n \\\\", "\\midrule"]
+    assert lines[6] == "a\\_1 & 0.3333 & 1,234,567 & 3 \\\\"
+    assert lines[7] == "50\\% \\& more\\textbar{}\\textbackslash{} &  & 12 & 4 \\\\"
+    assert lines[8:] == ["\\bottomrule", "\\end{tabular}}"]
     assert latex("{$#~^<>}") == r"\{\$\#\textasciitilde{}\textasciicircum{}\textless{}\textgreater{}\}"
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex here")
 def test_latex_takes_it(tmp_path):
-    document = (
-        "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\n" + as_latex(TABLE) + "\\end{document}\n"
-    )
+    wide = pd.concat([TABLE.add_suffix(f" {number}") for number in range(8)], axis=1)
+    tables = [f"\\begin{{table}}\\centering\n{as_latex(table)}\\end{{table}}\n" for table in (TABLE, wide)]
+    head = "\\documentclass{article}\\usepackage{booktabs,graphicx}\\begin{document}\n"
+    document = "".join((head, *tables, "\\end{document}\n"))
     (tmp_path / "x.tex").write_text(document)
-    subprocess.run(["pdflatex", "-halt-on-error", "x.tex"], cwd=tmp_path, check=True, capture_output=True)
+    done = subprocess.run(["pdflatex", "-halt-on-error", "x.tex"], cwd=tmp_path, check=True, capture_output=True)
+    assert b"Overfull" not in done.stdout, "32 columns fit the page"
 
 
 def test_cells():

@@ -68,12 +68,14 @@ METRICS: dict[Rows, tuple[Metric, ...]] = {
         Metric("setting"),
         Metric("steps", "", "summary.steps"),
         Metric("attempts", "", "summary.attempts"),
+        Metric("trained_tokens", "training tokens", "summary.tokens"),
+        Metric("train_flops", "compute (FLOP, 6 × parameters × tokens)"),
         Metric("goodput", "", "goodput.goodput", SHARE, **TIMED),
         Metric("loss.first", "first loss", "summary.loss.first", **LESS, uses=FILE),
         Metric("loss.last", "last loss", "summary.loss.last", **LESS, uses=FILE),
         Metric("loss.min", "smallest loss", "summary.loss.min", **LESS),
         Metric("loss.tail_mean", "loss, mean of the last tenth", "summary.loss.tail_mean", **LESS),
-        Metric("validation", "", "summary.validation.last.losses.lm loss", **LESS, uses=FILE),
+        Metric("validation", "validation loss", "summary.validation.last.losses.lm loss", **LESS, uses=FILE),
         Metric("step_seconds", "step time (seconds)", "summary.step_seconds.median",
                SECONDS, spread=True, **LESS, **TIMED, uses=PUBLISHED),
         Metric("tokens_per_second", "tokens per second", "summary.tokens_per_second.median",
@@ -125,7 +127,13 @@ METRICS: dict[Rows, tuple[Metric, ...]] = {
     ),
 }  # fmt: skip
 # Of columns that are keys of the experiment.
-KEYS = {"optimizer.lr": "learning rate", "training.global_batch_size": "global batch size"}
+KEYS = {
+    "params": "parameters",
+    "optimizer.lr": "learning rate",
+    "training.global_batch_size": "global batch size",
+    "training.train_iters": "steps",
+    "training.seed": "seed",
+}
 _BY_NAME = {metric.name: metric for rows in reversed(METRICS.values()) for metric in rows}
 
 

@@ -325,7 +325,7 @@ def column_problem(figure: Figure, swept: Iterable[str]) -> tuple[str, str] | No
     """The key of a figure that names no column, and why; None where all do. `swept`: the keys of the sweep."""
     planned = (name for name in documents.COLUMNS if name not in ("tokens", "state", "why"))
     known = dict.fromkeys([*metrics.columns(figure.data), *planned, *metrics.columns("runs"), *swept])
-    for key in ("x", "y", "value", "hue", "facet", "over"):
+    for key in ("x", "y", "value", "hue", "dash", "facet", "over"):
         name = getattr(figure, key)
         if name is not None and name not in known and not name.startswith((metrics.EVALUATION, "losses/", "valid/")):
             return key, choose(name, known, "column")

@@ -15,6 +15,7 @@ from megaboa.observe.steps import VALIDATION_SET
 from megaboa.report.runs import RunResult
 
 SEED = "training.seed"
+PARAMS, TOKENS, FLOPS = "params", "trained_tokens", "train_flops"
 
 
 class UnknownColumnError(Exception):
@@ -37,8 +38,10 @@ class Frames:
     def of(self, figure: Figure) -> pd.DataFrame:
         """The rows and columns that a figure shows, and the run of each."""
         table = self.table(figure.data)
-        given = (figure.x, figure.y, figure.value, figure.hue, figure.facet, figure.over, *figure.filter)
+        given = (figure.x, figure.y, figure.value, figure.hue, figure.dash, figure.facet, figure.over, *figure.filter)
         asked = list(dict.fromkeys(name for name in given if name is not None))
+        if figure.fit == "scaling-law":
+            asked = list(dict.fromkeys([*asked, PARAMS, TOKENS]))
         if figure.over and figure.hue is None:
             asked.append("setting")
         asked += [name for part in ("p5", "p95") if (name := f"{figure.y}.{part}") in self.runs.columns]
@@ -81,6 +84,9 @@ class Frames:
         fewest = table.groupby("model")["world_size"].transform("min")
         base = rate.where(table["world_size"] == fewest).groupby(table["model"]).transform("max")
         several = table.groupby("model")["world_size"].transform("nunique") > 1
+        # Of a recipe that states none, the plan doesn't say it.
+        table[PARAMS] = pd.to_numeric(table[PARAMS], errors="coerce") if PARAMS in table else float("nan")
+        table[FLOPS] = 6.0 * table[PARAMS] * table[TOKENS].astype(float)
         table["scaling_efficiency"] = (rate / base).where(several)
         return table
 

@@ -6,7 +6,8 @@ Many curves are drawn as a few: their mean with its confidence, or how they are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -17,12 +18,17 @@ from matplotlib.figure import Figure as Drawing
 
 from megaboa.config.models.outputs import Figure
 from megaboa.metrics import label, named
+from megaboa.report.fits import FLOP, Fit
+from megaboa.report.frames import FLOPS, PARAMS, TOKENS
 from megaboa.report.intervals import LEVEL, student
 from megaboa.report.style import (
+    DASHES,
+    FORMATS,
     GRID,
     INK,
+    MARKERS,
     MOST_ENTRIES,
-    WIDTH,
+    MUTED,
     Shades,
     finish,
     in_field,
@@ -34,12 +40,15 @@ from megaboa.report.style import (
 
 MOST_POINTS = 20_000  # that a figure holds before only every so many-th step is drawn
 MOST_BARS = 40
+FEWEST_VALUES = 3  # with a confidence interval
 MOST_FACETS = 12
 _QUANTILES = {"p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95}
 MOST_PLACES = 500  # of x, at which very many curves are looked at
 
 
-def draw(spec: Figure, table: pd.DataFrame, shades: Shades) -> tuple[Drawing, pd.DataFrame] | None:
+def draw(
+    spec: Figure, table: pd.DataFrame, shades: Shades, fits: Mapping[str, Fit] | None = None
+) -> tuple[Drawing, pd.DataFrame] | None:
     """The figure, and what it shows; None where there is nothing to show."""
     if table.empty:
         return None
@@ -48,13 +57,18 @@ def draw(spec: Figure, table: pd.DataFrame, shades: Shades) -> tuple[Drawing, pd
     columns = min(2, len(parts))
     lines = math.ceil(len(parts) / columns)
     height = _height(spec, table) if len(parts) == 1 else 2.6 * lines
-    figure, grid = plt.subplots(lines, columns, figsize=(WIDTH, height), squeeze=False)
+    look = FORMATS[spec.format]
+    figure, grid = plt.subplots(lines, columns, figsize=(look.width, height * look.height), squeeze=False)
     shown = []
     for axes, (name, part) in zip(grid.flat, parts.items(), strict=False):
         shown.append(KINDS[spec.kind](axes, part, spec, shades))
         finish(axes, spec)
+        if fits:
+            shown[-1] = fitted(axes, shown[-1], spec, shades, fits)
+        if spec.direct:
+            direct(axes, part, spec, shades)
         if name:
-            axes.set_title(f"{label(spec.facet)} {name}", fontsize=9.5, color=INK)
+            axes.set_title(f"{label(spec.facet)} {name}", fontsize=look.small, color=INK)
     for axes in list(grid.flat)[len(parts) :]:
         axes.set_visible(False)
     # The names next to bars and boxes of single runs say it.
@@ -71,18 +85,19 @@ def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
     runs = list(dict.fromkeys(table["run"]))
     if len(runs) > MOST_ENTRIES:
         return _crowd(axes, table, spec, shades)
-    shown = []
+    shown, dashes = [], _levels(axes, table, spec, shades, DASHES)
     for index, run in enumerate(runs):
         curve = table[table["run"] == run].sort_values(spec.x, kind="stable").iloc[::stride]
         # Curves that agree lie on each other: the first are drawn broad, so that each shows at the rims of the next.
-        width = 1.3 + 0.6 * (len(runs) - 1 - index) if shades.few else 1.0
+        width = 1.3 + 0.6 * (len(runs) - 1 - index) if shades.few and not spec.dash else 1.0
         axes.plot(
             curve[spec.x],
             curve[spec.y],
             color=shades.of(curve[shades.column].iloc[0]),
-            label=shades.text(curve[shades.column].iloc[0]),
+            label=_entry(spec, shades, curve[shades.column].iloc[0]),
             linewidth=width,
-            alpha=1.0 if shades.few else 0.55,
+            linestyle=dashes.get(curve[spec.dash].iloc[0], "-") if spec.dash else "-",
+            alpha=1.0 if shades.few or spec.dash or spec.direct else 0.55,
             marker="o" if len(curve) <= 12 else None,
             markersize=width + 2,
             solid_capstyle="round",
@@ -92,13 +107,130 @@ def line(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Da
 
 
 def _means(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
-    shown = []
-    for name, part in table.groupby(shades.column, sort=False):
-        band = mean_band(part, spec.x, spec.y)
-        axes.plot(band[spec.x], band["mean"], color=shades.of(name), label=shades.text(name), linewidth=1.4)
-        axes.fill_between(band[spec.x], band["low"], band["high"], color=shades.of(name), alpha=0.2, linewidth=0)
-        shown.append(band.assign(**{shades.column: name}))
+    shown, dashes = [], _levels(axes, table, spec, shades, DASHES)
+    columns = [shades.column, *([spec.dash] if spec.dash else [])]
+    for levels, part in table.groupby(columns, sort=False):
+        band, colour = mean_band(part, spec.x, spec.y), shades.of(levels[0])
+        text, dash = _entry(spec, shades, levels[0]), dashes.get(levels[-1], "-") if spec.dash else "-"
+        axes.plot(band[spec.x], band["mean"], color=colour, label=text, linewidth=1.4, linestyle=dash)
+        axes.fill_between(band[spec.x], band["low"], band["high"], color=colour, alpha=0.2, linewidth=0)
+        shown.append(band.assign(**dict(zip(columns, levels, strict=True))))
     return pd.concat(shown)
+
+
+def _levels(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades, looks: Sequence[Any]) -> dict[Any, Any]:
+    """How each value of `dash` is drawn. The legend tells it in grey, and the colours without it."""
+    if spec.dash is None:
+        return {}
+    levels = list(dict.fromkeys(table[spec.dash]))
+    if len(levels) > len(looks):
+        raise ValueError(f"dash: {spec.dash} has {len(levels)} values, and no more than {len(looks)} can be told apart")
+    drawn, point = dict(zip(levels, looks, strict=False)), looks is MARKERS
+    if not spec.direct:
+        for level in dict.fromkeys(table[shades.column]):
+            look = {"marker": "o", "linestyle": "none"} if point else {}
+            axes.plot([], [], color=shades.of(level), label=_named(spec, shades, level), **look)
+    for level, look in drawn.items():
+        style = {"marker": look, "linestyle": "none"} if point else {"linestyle": look}
+        text = f"{level:g}" if is_number(level) else str(level)
+        axes.plot([], [], color=MUTED, label=f"{label(spec.dash)} {text}", **style)
+    return drawn
+
+
+def _named(spec: Figure, shades: Shades, level: object) -> str:
+    """A number says nothing without its column."""
+    return f"{label(spec.hue)} {shades.text(level)}" if spec.hue and is_number(level) else shades.text(level)
+
+
+def _entry(spec: Figure, shades: Shades, level: object) -> str:
+    """In the legend, unless it stands next to the curve, or has an entry without its dash."""
+    return f"_{shades.text(level)}" if spec.direct or spec.dash else _named(spec, shades, level)
+
+
+def direct(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> None:
+    """The names of colours, next to the ends of their curves; moved apart where they would overlap."""
+    size = FORMATS[spec.format].small
+    height = size * 1.25 / 72 * axes.figure.dpi / axes.get_window_extent().height
+    ends = []
+    axes.set_ylim(axes.get_ylim())
+    axes.set_xlim(axes.get_xlim())
+    for level, part in table.groupby(shades.column, sort=False):
+        last = part[part[spec.x] == part[spec.x].max()]
+        at = axes.transAxes.inverted().transform(axes.transData.transform((last[spec.x].max(), last[spec.y].mean())))
+        ends.append((at[1], level))
+    ends.sort(key=lambda end: end[0])
+    lowest = [y for y, _ in ends]
+    for index in range(1, len(lowest)):
+        lowest[index] = max(lowest[index], lowest[index - 1] + height)
+    # As far down as up: the whole column keeps the middle of the curves' ends.
+    shift = sum(new - end[0] for new, end in zip(lowest, ends, strict=True)) / max(1, len(ends))
+    texts = [(y - shift, shades.text(level), shades.of(level)) for y, (_, level) in zip(lowest, ends, strict=True)]
+    if spec.hue and any(is_number(level) for _, level in ends):
+        texts.append((texts[-1][0] + 1.2 * height, label(spec.hue), MUTED))
+    for y, text, colour in texts:
+        axes.annotate(
+            text,
+            (1.0, y),
+            (4, 0),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            va="center",
+            color=colour,
+            fontsize=size,
+            annotation_clip=False,
+        )
+
+
+def fitted(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades, fits: Mapping[str, Fit]) -> pd.DataFrame:
+    """The curves of a fit over its points. What is shown says for each point what the fit gives there."""
+    table = table.assign(fitted=float("nan"))
+    if spec.fit == "scaling-law":
+        law = fits[""].law
+        if law is None:
+            return table
+        table["fitted"] = law.loss(table[PARAMS], table[TOKENS])
+        other = TOKENS if spec.x == PARAMS else PARAMS
+        x = _between(table[spec.x], spec)
+        for size, part in table.groupby(other):
+            params, tokens = (x, size) if spec.x == PARAMS else (size, x if spec.x == TOKENS else x / FLOP / size)
+            levels = part[shades.column].unique()
+            colour = shades.of(levels[0]) if len(levels) == 1 else MUTED
+            axes.plot(x, law.loss(params, tokens), color=colour, linewidth=1.1)
+        if spec.x == FLOPS:
+            best = law.best_params(x)
+            axes.plot(x, law.loss(best, x / FLOP / best), color=INK, linewidth=1.3, linestyle="--", label="best size")
+        axes.set_ylim(*_around(table[[spec.y, "fitted"]].to_numpy(), "y" in spec.log))
+        return table
+    for level, part in table.groupby(shades.column) if spec.hue else [("", table)]:
+        found = fits[f"{level}"]
+        if found.curve is None:
+            continue
+        colour = shades.of(level) if spec.hue else INK
+        x = _between(part[spec.x], spec)
+        low, high = part[spec.y].min(), part[spec.y].max()
+        y = found.curve(x)
+        seen = (y >= low - 0.1 * (high - low)) & (y <= high + 0.1 * (high - low))
+        axes.plot(x[seen], y[seen], color=colour, linewidth=1.1)
+        best = found.constants[0]
+        axes.axvline(best.value, color=colour, linewidth=0.9, linestyle=":")
+        if best.low is not None:
+            # An interval that is wider than the sweep ends with the axis.
+            axes.set_xlim(axes.get_xlim())
+            axes.axvspan(best.low, best.high, color=colour, alpha=0.12, linewidth=0)
+        table.loc[part.index, "fitted"] = found.curve(part[spec.x].to_numpy(float))
+    return table
+
+
+def _between(values: pd.Series, spec: Figure) -> np.ndarray:
+    low, high = values.min(), values.max()
+    return np.geomspace(low, high, 100) if "x" in spec.log else np.linspace(low, high, 100)
+
+
+def _around(values: np.ndarray, log: bool) -> tuple[float, float]:
+    """The curves of a law leave the picture where no run is."""
+    low, high = np.nanmin(values), np.nanmax(values)
+    room = (high / low) ** 0.06 if log else 0.06 * (high - low)
+    return (low / room, high * room) if log else (low - room, high + room)
 
 
 def _crowd(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
@@ -166,12 +298,15 @@ def box(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.Dat
 
 
 def scatter(axes: Axes, table: pd.DataFrame, spec: Figure, shades: Shades) -> pd.DataFrame:
-    for level, part in table.groupby(shades.column, sort=False):
+    markers = _levels(axes, table, spec, shades, MARKERS)
+    columns = [shades.column, *([spec.dash] if spec.dash else [])]
+    for levels, part in table.groupby(columns, sort=False):
         axes.scatter(
             part[spec.x],
             part[spec.y],
-            color=shades.of(level),
-            label=shades.text(level),
+            color=shades.of(levels[0]),
+            label=_entry(spec, shades, levels[0]),
+            marker=markers.get(levels[-1], "o"),
             s=26 if len(table) <= 60 else 12,
             alpha=0.9 if len(table) <= 60 else 0.55,
             linewidth=0,
@@ -223,18 +358,18 @@ def _height(spec: Figure, table: pd.DataFrame) -> float:
 
 
 def mean_band(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
-    """Mean of y at each x, its 95% confidence interval (of a single value none), and the number of values."""
-    found = table.groupby(x)[y].agg(["mean", "std", "count"]).reset_index().rename(columns={"count": "n"})
-    error = found["std"] / np.sqrt(found["n"]) * found["n"].map(t_value)
+    """Mean of y at each x, its 95% confidence interval, and the number of values.
+
+    Two values have no useful interval (12.7 times their error): their band is what lies between them. One has none.
+    """
+    by = table.groupby(x)[y]
+    found = by.agg(["mean", "std", "count", "min", "max"]).reset_index().rename(columns={"count": "n"})
+    t = found["n"].map(lambda count: student(LEVEL, count - 1) if count >= FEWEST_VALUES else float("nan"))
+    error = t * found["std"] / np.sqrt(found["n"])
     found["low"], found["high"] = found["mean"] - error, found["mean"] + error
+    two = found["n"] == 2
+    found.loc[two, ["low", "high"]] = found.loc[two, ["min", "max"]].to_numpy()
     return found[[x, "mean", "low", "high", "n"]]
-
-
-def t_value(count: int) -> float:
-    """For the mean of so many values; of one nothing is known."""
-    if count < 2:
-        return float("nan")
-    return student(LEVEL, count - 1)
 
 
 def crowd(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:

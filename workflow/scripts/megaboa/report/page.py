@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from megaboa.report.checks import by_subject, counts, faults, verdict
 from megaboa.report.corpora import CorpusCard, DataRead, last_validation
 from megaboa.report.expected import LIMIT, Expected, gap_rows
 from megaboa.report.figures import standard_figures
+from megaboa.report.fits import Fit, fit_of
 from megaboa.report.frames import Frames, UnknownColumnError
 from megaboa.report.interim import Interim
 from megaboa.report.profiles import FIGURES as TRACE_FIGURES
@@ -81,7 +82,8 @@ def draw(
         "gpus": lambda: figures.gpus_figure(good),
     }
     specs = [spec for spec in standard_figures(frames) if spec.name not in replaced] + list(own)
-    makers |= {spec.name: partial(_drawn, spec, frames, interim) for spec in specs}
+    fits = {spec.name: _fits(spec, frames) for spec in own if spec.fit}
+    makers |= {spec.name: partial(_drawn, spec, frames, interim, fits.get(spec.name)) for spec in specs}
     for path in (folder / style.DATA).glob("*.tsv"):  # of earlier reports
         if path.stem not in makers:
             style.remove(folder, path.stem)
@@ -95,13 +97,51 @@ def draw(
             svg = Markup(style.save(figure, folder, name))
             style.save_data(table, folder, name)
             caption = next((spec.caption for spec in own if spec.name == name), captions.get(name, ""))
-            shown = {"caption": caption, "note": _note(name, specs, table, good), "own": name in replaced}
+            note = _note(name, specs, table, good)
+            if found := fits.get(name):
+                constants = [one.table().assign(of=level) for level, one in found.items()]
+                style.save_data(pd.concat(constants, ignore_index=True), folder, f"{name}{style.FIT}")
+                note = " ".join([note, *(_said(level, one) for level, one in found.items())]).strip()
+            runs_shown = table["run"].nunique() if "run" in table else len(good)
+            style.save_text(_printed(name, specs, caption, note, runs_shown), folder, name)
+            form = next((spec.format for spec in own if spec.name == name), "page")
+            shown = {"caption": caption, "note": note, "own": name in replaced, "format": form}
             drawn.append({"name": name, "svg": svg, "data": f"{style.DATA}/{name}.tsv", **shown})
             plt.close(figure)
     return drawn
 
 
-def _drawn(spec: Figure, frames: Frames, interim: bool = False) -> figures.Drawn | None:
+def _fits(spec: Figure, frames: Frames) -> dict[str, Fit]:
+    try:
+        return {} if frames.runs.empty else fit_of(spec, frames.of(spec))
+    except UnknownColumnError:  # which drawing says
+        return {}
+    except (TypeError, ValueError) as error:
+        raise ReportError(f"report.figures: {spec.name}: can't be fitted: {error}") from error
+
+
+def _said(level: str, fit: Fit) -> str:
+    return f"{level}: {fit.why or fit.sentence}" if level else fit.why or fit.sentence
+
+
+def _printed(name: str, specs: Sequence[Figure], caption: str, note: str, runs: int) -> list[str]:
+    """Three lines: what is shown, what has to be said about it, and what it comes from."""
+    spec = next((spec for spec in specs if spec.name == name), None)
+    axes = "" if spec is None else f"{metrics.label(spec.y)} by {metrics.label(spec.x)}"
+    coloured = [f"{how}: {metrics.label(column)}" for how, column in _columns(spec) if column is not None]
+    shown = f"{axes}; {', '.join(coloured)}." if coloured else f"{axes}."
+    count = f"{runs} run{'' if runs == 1 else 's'}"
+    first = caption or f"{shown[:1].upper()}{shown[1:]}"
+    return [first, note or f"It shows {count} that passed.", f"Data: {style.DATA}/{name}.tsv ({count} that passed)."]
+
+
+def _columns(spec: Figure | None) -> list[tuple[str, str | None]]:
+    return [] if spec is None else [("colour", spec.hue), ("line or marker", spec.dash), ("mean over", spec.over)]
+
+
+def _drawn(
+    spec: Figure, frames: Frames, interim: bool = False, fits: Mapping[str, Fit] | None = None
+) -> figures.Drawn | None:
     if frames.runs.empty:
         return None
     try:
@@ -110,7 +150,8 @@ def _drawn(spec: Figure, frames: Frames, interim: bool = False) -> figures.Drawn
         shades = Shades(frames, column)
         if shades.column not in table.columns:
             table = table.merge(frames.runs[["run", shades.column]], on="run", how="left")
-        return kinds.draw(spec, table, shades)
+        with style.formatted(spec):
+            return kinds.draw(spec, table, shades, fits)
     except UnknownColumnError as error:
         if interim:
             return None
@@ -266,7 +307,8 @@ def _note(name: str, specs: Sequence[Figure], table: pd.DataFrame, good: list[Ru
     if spec.over is not None:
         least, most = int(table["n"].min()), int(table["n"].max())
         count = str(least) if least == most else f"{least} to {most}"
-        said = f"Mean over {spec.over} (n = {count}) with its 95% confidence interval."
+        bands = {1: "", 2: "; the band spans both values"}
+        said = f"Mean over {spec.over} (n = {count}){bands.get(most, ' with its 95% confidence interval')}."
         settings = table["setting"].nunique() if "setting" in table else 0
         return f"{said} From light to dark in the order of the plan." if settings > MOST_ENTRIES else said
     if "p25" in table.columns:

@@ -8,16 +8,20 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
 
 from megaboa.config.models.outputs import Figure
@@ -29,8 +33,32 @@ INK, MUTED, GRID = "#1d2129", "#5e6673", "#dfe3e8"
 # Okabe and Ito's colours for the colour-blind, without yellow, which can't be seen on white, and a grey.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6BB1", "#7F7F7F"]
 WIDTH = 5.2
+# Of curves and of points that are told apart by a second column.
+DASHES = ("-", (0, (4, 2)), (0, (1.2, 1.5)), (0, (5, 1.5, 1.2, 1.5)), (0, (9, 2.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
+MARKERS = ("o", "s", "^", "D", "v", "P")
+
+
+@dataclass(frozen=True)
+class Format:
+    """Inches and points. `height`: times that of the page's figures."""
+
+    width: float
+    height: float
+    text: float
+    small: float
+
+
+# A column and the text's whole width of two-column papers (IEEE's 3.5 and 7.16, ICML's 3.25 and 6.75 inches):
+# the narrower of the two fits both.
+FORMATS = {
+    "page": Format(WIDTH, 1.0, 10, 9.5),
+    "one-column": Format(3.25, 0.72, 8, 7),
+    "two-columns": Format(6.75, 0.8, 8, 7),
+}
+FULL = 0.97  # of a figure's width, for a legend: PDF and SVG set text a little wider than what is measured
 KINDS = ("svg", "pdf", "png")
 DATA = "data"  # folder next to the figures
+FIT = ".fit"  # after the name of a figure, in that folder: the constants of what is fitted
 
 _STYLE = {
     "figure.constrained_layout.use": True,
@@ -79,6 +107,13 @@ def apply_style() -> None:
     seaborn.set_theme(context="paper", style="ticks", palette=PALETTE, rc=_STYLE)
 
 
+def formatted(spec: Figure) -> AbstractContextManager[None]:
+    """The sizes of text that a figure asks for."""
+    look = FORMATS[spec.format]
+    sizes = dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), look.small)
+    return plt.rc_context({"font.size": look.text, "axes.labelsize": look.text, **sizes})
+
+
 def power_of_ten(value: float, _position: int | None = None) -> str:
     """`10⁻⁵` without a formula renderer; 0 for the zero of a symmetric logarithmic axis."""
     if value <= 0:
@@ -107,11 +142,17 @@ def save_data(table: pd.DataFrame, folder: Path, name: str) -> None:
     write_text(folder / DATA / f"{name}.tsv", table.to_csv(sep="\t", index=False, lineterminator="\n"))
 
 
+def save_text(lines: Sequence[str], folder: Path, name: str) -> None:
+    """What may be printed below a figure."""
+    write_text(folder / f"{name}.txt", "".join(f"{' '.join(line.split())}\n" for line in lines))
+
+
 def remove(folder: Path, name: str) -> None:
     """Remove a figure that an earlier report had and this one hasn't."""
-    for kind in KINDS:
+    for kind in (*KINDS, "txt"):
         (folder / f"{name}.{kind}").unlink(missing_ok=True)
-    (folder / DATA / f"{name}.tsv").unlink(missing_ok=True)
+    for kind in (".tsv", f"{FIT}.tsv"):
+        (folder / DATA / f"{name}{kind}").unlink(missing_ok=True)
 
 
 def for_page(svg: str, name: str) -> str:
@@ -173,9 +214,11 @@ def legend(figure: Drawing) -> None:
     if not 1 < len(unique) <= MOST_ENTRIES:
         return
     small = {"fontsize": 8} if len(unique) > FEW_ENTRIES else {}
-    drawn = below(figure, list(unique.values()), list(unique), handlelength=1.4, columnspacing=1.4, **small)
+    dashed = any(isinstance(handle, Line2D) and handle.is_dashed() for handle in unique.values())
+    length, width = (2.6, 1.6) if dashed else (1.4, 2.2)
+    drawn = below(figure, list(unique.values()), list(unique), handlelength=length, columnspacing=1.4, **small)
     for line in drawn.get_lines():
-        line.set(linewidth=2.2, alpha=1)
+        line.set(linewidth=width, alpha=1)
 
 
 def below(figure: Drawing, handles: list[Any], labels: list[str], **more: Any) -> Legend:
@@ -183,7 +226,7 @@ def below(figure: Drawing, handles: list[Any], labels: list[str], **more: Any) -
     for columns in range(MOST_COLUMNS, 0, -1):
         drawn = figure.legend(handles, labels, loc="outside lower center", ncols=columns, **more)
         size = drawn.get_window_extent(figure.canvas.get_renderer())
-        if size.width <= figure.bbox.width or columns == 1:
+        if size.width <= FULL * figure.bbox.width or columns == 1:
             break
         drawn.remove()
     figure.set_figheight(figure.get_figheight() + size.height / figure.dpi)

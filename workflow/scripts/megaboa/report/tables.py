@@ -125,7 +125,10 @@ def as_latex(table: pd.DataFrame) -> str:
     body = "".join(f"{' & '.join(row)} \\\\\n" for row in rows)
     head = " & ".join(latex(name) for name in table.columns)
     rules = f"\\toprule\n{head} \\\\\n\\midrule\n{body}\\bottomrule\n"
-    return f"% needs \\usepackage{{booktabs}}\n\\begin{{tabular}}{{{columns}}}\n{rules}\\end{{tabular}}\n"
+    table = f"\\begin{{tabular}}{{{columns}}}\n{rules}\\end{{tabular}}"
+    # A table that is wider than the text is made as wide as it; others keep their size.
+    width = r"\ifdim\width>\linewidth\linewidth\else\width\fi"
+    return f"% needs \\usepackage{{booktabs,graphicx}}\n\\resizebox{{{width}}}{{!}}{{%\n{table}}}\n"
 
 
 def latex(text: str) -> str:

@@ -191,6 +191,9 @@ Scalar = bool | int | float | str
 Column = Annotated[str, Field(min_length=1)]
 
 
+LAWS = ("params", "trained_tokens", "train_flops")  # axes of x that a scaling law is drawn over
+
+
 class Figure(Section):
     """One figure of the report: its table, its columns, its type (docs/how-to/report.md)."""
 
@@ -204,10 +207,22 @@ class Figure(Section):
     value: Column | None = key(None, "column for a heat map's colours")
     hue: Column | None = key(None, "column for the colours; default: the runs or, if there are many, the models")
     facet: Column | None = key(None, "column with a separate panel per value")
+    dash: Column | None = key(
+        None, "column for the lines' dashes, or for the shapes of points, in addition to `hue`; at most six values"
+    )
+    direct: bool = key(False, "write the names of the colours next to the curves, and not into the legend")
     over: Column | None = key(None, "column, such as training.seed, to average over, with a 95% interval")
     filter: dict[str, Scalar | list[Scalar]] = key({}, "show only rows with these values, by column")
     log: list[Literal["x", "y"]] = key([], "logarithmic axes")
     diagonal: bool = key(False, "draw the line x = y in a scatter plot")
+    fit: Literal["scaling-law", "optimum"] | None = key(
+        None,
+        "in a scatter plot of runs: Chinchilla's law, with x `params`, `trained_tokens` or `train_flops`; or the "
+        "optimum of a sweep over x, for each value of `hue`",
+    )
+    format: Literal["page", "one-column", "two-columns"] = key(
+        "page", "size of the figure and its text: of the page, or of a column or the whole width of a two-column paper"
+    )
     x_label: str | None = key(None, "label of the axis; default: the column's")
     y_label: str | None = key(None, "label of the axis; default: the column's")
     caption: str = key("", "text below the figure")
@@ -220,6 +235,14 @@ class Figure(Section):
             raise ValueError("over belongs to lines: remove it, or draw a line")
         if self.diagonal and self.kind != "scatter":
             raise ValueError("diagonal belongs to scatter plots: remove it")
+        if self.dash is not None and (self.hue is None or self.kind not in ("line", "scatter")):
+            raise ValueError("dash tells apart lines or points of one colour: set hue too, and draw lines or points")
+        if self.direct and self.kind != "line":
+            raise ValueError("direct belongs to lines: remove it, or draw a line")
+        if self.fit is not None and (self.kind != "scatter" or self.data != "runs" or self.facet is not None):
+            raise ValueError("fit belongs to one scatter plot of runs: set `kind: scatter`, no `data` and no `facet`")
+        if self.fit == "scaling-law" and self.x not in LAWS:
+            raise ValueError(f"fit: scaling-law has x: {', '.join(LAWS)}; x is {self.x!r}")
         return self
 
 

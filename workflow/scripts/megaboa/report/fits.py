@@ -1,0 +1,280 @@
+"""What is fitted to runs: a scaling law to losses, a parabola to a sweep. Numbers in, numbers and sentences out.
+
+NumPy alone: both are small problems, and all starts and resamples are solved at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from megaboa import metrics
+from megaboa.config.models.outputs import Figure
+from megaboa.report.frames import PARAMS, TOKENS
+from megaboa.report.intervals import LEVEL, student
+
+FLOP = 6  # of training, for each parameter and token
+FEWEST = 3  # sizes, budgets, values of a sweep
+HUBER = 1e-3  # on the logarithm of the loss, as in Chinchilla's paper
+RESAMPLES = 400
+NEAR = 2  # values of a sweep on either side of the best that its parabola is fitted to
+_ITERATIONS = 150
+# Of log A and log B at the mean size and budget, of log E less the log of the smallest loss, and of the exponents.
+_LEAST = np.array([-12.0, -12.0, -6.0, 0.01, 0.01])
+_MOST = np.array([4.0, 4.0, 0.0, 3.0, 3.0])
+
+Points = np.ndarray
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A fitted number and its 95% interval; None where these runs don't bound it."""
+
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.name} = {self.value:.3g} (not bounded by these runs)"
+        return f"{self.name} = {self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """`why`: the sentence that stands in place of a fit. `curve`: y at x; of a law, the loss at N and D."""
+
+    constants: tuple[Constant, ...] = ()
+    sentence: str = ""
+    why: str = ""
+    curve: Callable[..., np.ndarray] | None = None
+    law: Law | None = None
+
+    def table(self) -> pd.DataFrame:
+        """Six digits: the last ones hang on the processor."""
+        rows = [
+            {"constant": one.name, **{end: _six(getattr(one, end)) for end in ("value", "low", "high")}}
+            for one in self.constants
+        ]
+        return pd.DataFrame(rows, columns=["constant", "value", "low", "high"])
+
+
+def _six(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
+
+
+@dataclass(frozen=True)
+class Law:
+    """L = E + A / N^alpha + B / D^beta."""
+
+    e: float
+    a: float
+    b: float
+    alpha: float
+    beta: float
+
+    def loss(self, params: Points, tokens: Points) -> Points:
+        return self.e + self.a / np.asarray(params) ** self.alpha + self.b / np.asarray(tokens) ** self.beta
+
+    def best_params(self, flop: Points) -> Points:
+        """The size with the smallest loss for so much compute."""
+        ratio = self.alpha * self.a / (self.beta * self.b)
+        return ratio ** (1 / (self.alpha + self.beta)) * (np.asarray(flop) / FLOP) ** self.exponent
+
+    @property
+    def exponent(self) -> float:
+        """By which the best size grows with compute."""
+        return self.beta / (self.alpha + self.beta)
+
+
+def fit_of(spec: Figure, table: pd.DataFrame) -> dict[str, Fit]:
+    """By level of `hue` for optima; a law has all runs."""
+    if spec.fit == "scaling-law":
+        return {"": scaling_law(*(table[name].to_numpy(float) for name in (PARAMS, TOKENS, spec.y)))}
+    groups = {"": table} if spec.hue is None else {f"{level}": part for level, part in table.groupby(spec.hue)}
+    return {
+        name: optimum(part[spec.x].to_numpy(float), part[spec.y].to_numpy(float), spec) for name, part in groups.items()
+    }
+
+
+def scaling_law(params: Points, tokens: Points, loss: Points) -> Fit:
+    """Chinchilla's law, by Huber's loss on log L from many starts, with a bootstrap over runs."""
+    known = np.isfinite(params) & np.isfinite(tokens) & np.isfinite(loss) & (loss > 0)
+    params, tokens, loss = params[known], tokens[known], loss[known]
+    for values, noun, remedy in ((params, "size", "parameters"), (tokens, "budget", "tokens")):
+        count = len(np.unique(values))
+        if count < FEWEST:
+            plural = "" if count == 1 else "s"
+            return Fit(
+                why=f"No law is fitted: these runs have {count} {noun}{plural} of {remedy}, and it takes {FEWEST}."
+            )
+    problem = _Problem(params, tokens, loss)
+    ones = np.ones(len(loss))
+    found, costs = problem.solve(problem.starts(), ones)
+    best = found[np.argmin(costs)]
+    random = np.random.default_rng(0)
+    counts = random.multinomial(len(loss), ones / len(loss), RESAMPLES).astype(float)
+    enough = [
+        all(len(np.unique(values[row > 0])) >= FEWEST for values in (params, tokens)) and (row > 0).sum() >= len(best)
+        for row in counts
+    ]
+    counts = counts[enough]
+    others = _resampled(problem, best, found[np.argsort(costs)], counts)
+    law, laws = problem.law(best), [problem.law(one) for one in others]
+    ends = np.isclose(others, problem.least) | np.isclose(others, problem.most)
+    open_ends = ends.mean(axis=0) > 0.025  # the interval reaches to where the search ends
+    bounded = dict(zip(("a", "b", "e", "alpha", "beta"), ~open_ends, strict=True))
+    bounded["a"] &= bounded["alpha"]
+    bounded["b"] &= bounded["beta"]
+    bounded["exponent"] = bounded["alpha"] and bounded["beta"]
+    named = {"E": "e", "A": "a", "B": "b", "alpha": "alpha", "beta": "beta", "compute-optimal exponent": "exponent"}
+    constants = tuple(
+        _constant(text, getattr(law, name), [getattr(one, name) for one in laws] if bounded[name] else [])
+        for text, name in named.items()
+    )
+    said = ", ".join(str(one) for one in constants[:-1])
+    return Fit(
+        constants=constants,
+        sentence=f"L = E + A/N^alpha + B/D^beta, fitted to {len(loss)} runs: {said}. "
+        f"The best size grows with compute to the power of {str(constants[-1]).partition(' = ')[2]}.",
+        curve=law.loss,
+        law=law,
+    )
+
+
+def _resampled(problem: _Problem, best: Points, found: Points, counts: Points) -> Points:
+    """Each resample is solved from the best fit and from two others; the least cost counts."""
+    tries = []
+    for start in (best, found[len(found) // 3], found[-1]):
+        tries.append(problem.solve(np.tile(start, (len(counts), 1)), counts))
+    costs = np.stack([cost for _, cost in tries])
+    return np.stack([one for one, _ in tries])[costs.argmin(axis=0), np.arange(len(counts))]
+
+
+def _constant(name: str, value: float, sample: list[float]) -> Constant:
+    if len(sample) < RESAMPLES // 4:
+        return Constant(name, value, None, None)
+    low, high = np.percentile(sample, [2.5, 97.5])
+    return Constant(name, value, float(low), float(high))
+
+
+class _Problem:
+    """Levenberg and Marquardt's method over many starts at once, with weights that make the squares Huber's."""
+
+    def __init__(self, params: Points, tokens: Points, loss: Points) -> None:
+        self.n, self.d, self.y = np.log(params), np.log(tokens), np.log(loss)
+        self.centre_n, self.centre_d, self.floor = self.n.mean(), self.d.mean(), self.y.min()
+        self.n, self.d = self.n - self.centre_n, self.d - self.centre_d
+        shift = np.array([self.floor, self.floor, self.floor, 0.0, 0.0])
+        self.least, self.most = _LEAST + shift, _MOST + shift
+
+    def starts(self) -> Points:
+        grid = np.meshgrid((-3.0, -1.0), (-3.0, -1.0), (-1.0, -0.2), (0.2, 0.5, 1.0), (0.2, 0.5, 1.0), indexing="ij")
+        starts = np.stack([axis.ravel() for axis in grid], axis=1)
+        return starts + np.array([self.floor, self.floor, self.floor, 0.0, 0.0])
+
+    def law(self, found: Points) -> Law:
+        a, b, e, alpha, beta = found
+        return Law(
+            e=float(np.exp(e)),
+            a=float(np.exp(a + alpha * self.centre_n)),
+            b=float(np.exp(b + beta * self.centre_d)),
+            alpha=float(alpha),
+            beta=float(beta),
+        )
+
+    def _residuals(self, at: Points) -> tuple[Points, Points]:
+        """Of every start and run, and the parts of the loss."""
+        a, b, e, alpha, beta = (at[:, [column]] for column in range(5))
+        parts = np.stack([a - alpha * self.n, b - beta * self.d, e + 0 * self.n])
+        top = parts.max(axis=0)
+        total = top + np.log(np.exp(parts - top).sum(axis=0))
+        return total - self.y, np.exp(parts - total)
+
+    def _cost(self, residuals: Points, counts: Points) -> Points:
+        size = np.abs(residuals)
+        return (counts * np.where(size <= HUBER, size**2 / 2, HUBER * (size - HUBER / 2))).sum(axis=1)
+
+    def solve(self, starts: Points, counts: Points) -> tuple[Points, Points]:
+        """Where every start ends, and its cost. `counts`: how often each run is there."""
+        at, damping = starts.copy(), np.full(len(starts), 1e-2)
+        residuals, shares = self._residuals(at)
+        cost = self._cost(residuals, counts)
+        for _ in range(_ITERATIONS):
+            by_n, by_d, by_e = shares
+            slopes = np.stack([by_n, by_d, by_e, -by_n * self.n, -by_d * self.d], axis=2)
+            weights = counts * np.minimum(1, HUBER / np.maximum(np.abs(residuals), 1e-15))
+            square = np.einsum("sri,sr,srj->sij", slopes, weights * np.ones_like(residuals), slopes)
+            slope = np.einsum("sri,sr->si", slopes, weights * residuals)
+            diagonal = np.einsum("sii->si", square)
+            square = square + (damping[:, None] * diagonal + 1e-12)[:, :, None] * np.eye(5)
+            new = np.clip(at - np.linalg.solve(square, slope[:, :, None])[:, :, 0], self.least, self.most)
+            new_residuals, new_shares = self._residuals(new)
+            new_cost = self._cost(new_residuals, counts)
+            better = new_cost < cost
+            gain = np.where(better, cost - new_cost, 0.0)
+            at[better], residuals[better], cost[better] = new[better], new_residuals[better], new_cost[better]
+            shares[:, better] = new_shares[:, better]
+            damping = np.clip(np.where(better, damping / 3, damping * 4), 1e-9, 1e9)
+            if np.all((gain < 1e-10 * cost) & (damping > 1e6)):
+                break
+        return at, cost
+
+
+def optimum(x: Points, y: Points, spec: Figure) -> Fit:
+    """A parabola in log x through the values around the best; the interval of its vertex is Fieller's."""
+    name, less = spec.x, metrics.named(spec.y).less_is_better
+    known = np.isfinite(x) & np.isfinite(y) & (x > 0)
+    x, y = x[known], y[known]
+    values = np.unique(x)
+    if len(values) < FEWEST:
+        plural = "" if len(values) == 1 else "s"
+        return Fit(why=f"No optimum is fitted: {name} has {len(values)} value{plural}, and it takes {FEWEST}.")
+    means = np.array([y[x == value].mean() for value in values])
+    best = int(np.argmin(means) if less else np.argmax(means))
+    if best in (0, len(values) - 1):
+        side = "smallest" if best == 0 else "largest"
+        return Fit(
+            why=f"The best value of {name}, {values[best]:g}, is the {side} of the sweep: the optimum may lie beyond; "
+            f"add {'smaller' if best == 0 else 'larger'} values."
+        )
+    near = np.isin(x, values[max(0, best - NEAR) : best + NEAR + 1])
+    x, y = np.log(x[near]), y[near] if less else -y[near]
+    centre = x.mean()
+    design = np.stack([np.ones_like(x), x - centre, (x - centre) ** 2], axis=1)
+    inverse = np.linalg.inv(design.T @ design)
+    found = inverse @ design.T @ y
+    _, slope, bend = found
+    vertex = -slope / (2 * bend)
+    if bend <= 0 or not x.min() <= centre + vertex <= x.max():
+        return Fit(why=f"No optimum is fitted: the values around {name} = {values[best]:g} don't lie on a valley.")
+    free = len(x) - 3
+    interval = None
+    if free > 0:
+        variance = ((y - design @ found) ** 2).sum() / free
+        interval = _fieller(slope, bend, variance * inverse, student(LEVEL, free))
+    low, high = (None, None) if interval is None else tuple(float(np.exp(centre + end)) for end in interval)
+    at = Constant(name, float(np.exp(centre + vertex)), low, high)
+    sign = 1 if less else -1
+    return Fit(
+        constants=(at, Constant(spec.y, float(sign * (found[0] + slope * vertex + bend * vertex**2)), None, None)),
+        sentence=f"Optimum by a parabola in log {name} through {len(x)} runs: {at}.",
+        curve=lambda at: sign * (np.log(at)[:, None] - centre) ** np.arange(3) @ found,
+    )
+
+
+def _fieller(slope: float, bend: float, covariance: Points, t: float) -> tuple[float, float] | None:
+    """Where slope + 2·bend·v can't be told from zero; None where that has no ends."""
+    both = 2 * covariance[1, 2]
+    square = 4 * (bend**2 - t**2 * covariance[2, 2])
+    middle = 4 * slope * bend - 2 * t**2 * both
+    last = slope**2 - t**2 * covariance[1, 1]
+    inside = middle**2 - 4 * square * last
+    if square <= 0 or inside < 0:
+        return None
+    ends = sorted((-middle + sign * np.sqrt(inside)) / (2 * square) for sign in (-1, 1))
+    return ends[0], ends[1]
