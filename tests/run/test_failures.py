@@ -387,6 +387,13 @@ def test_an_image_that_cannot_be_started(place, tmp_path):
     )
 
 
+@pytest.mark.parametrize("cut", [0, None])
+def test_why_an_image_cannot_be_started_is_told_by_the_log_that_has_it(cut):
+    """A host whose step was ended meanwhile has said that it failed, not why."""
+    logs = {0: IN_NO_IMAGE, 1: "", None: IN_NO_IMAGE} | {cut: IN_NO_IMAGE.splitlines(keepends=True)[0]}
+    assert classify(Ended(0, 1, "n1"), logs, steps=0).evidence.endswith("/i.sqsh: No such file or directory: /i.sqsh")
+
+
 def test_codes_for_colours_are_no_words(tmp_path):
     (tmp_path / "rank-0.log").write_text("the reason\n\x1b[31m\x1b[0m\n")
     tails = failures.read_tails([(0, tmp_path / "rank-0.log")])

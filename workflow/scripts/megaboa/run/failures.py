@@ -142,9 +142,12 @@ def _nodes(cause: Cause, rank: int | None, ended: Ended, log: str) -> tuple[str,
 
 
 def _not_started(logs: Mapping[int | None, str], ended: Ended) -> str | None:
-    """What is said of an image in which no rank could be started: by the first rank, else by the launcher."""
-    said = (why_not_started(logs[rank]) for rank in (ended.rank, None) if rank in logs)
-    return next((f"the image can't be started: {why}"[:EVIDENCE_LENGTH] for why in said if why), None)
+    """What is said of an image in which no rank could be started, by the log that says most of it.
+
+    It is the same on every host, and the first rank to fail ends the others: the reason may be cut off in its own log.
+    """
+    said = [why for rank in _in_order(logs, ended.rank) if (why := why_not_started(logs[rank]))]
+    return f"the image can't be started: {max(said, key=len)}"[:EVIDENCE_LENGTH] if said else None
 
 
 def _last_words(logs: Mapping[int | None, str], ended: Ended) -> str:
