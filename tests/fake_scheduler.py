@@ -156,6 +156,9 @@ class Tower:
     def tasks_per_node(self, options):
         return None
 
+    def options_problem(self, options):
+        return None
+
     def where(self, profile):
         return Where(profile.get("floor"), None)
 

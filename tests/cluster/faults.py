@@ -201,9 +201,9 @@ class Faults:
         numbers = [str(number) for number in sorted(self.supervisor(host))]
         self.lab.on_node(host, ["kill", "-KILL", *numbers], user="root")
 
-    def signal_rank(self, host: str, name: str) -> None:
+    def signal_rank(self, host: str, name: str, run: str | None = None) -> None:
         """Send a signal to the rank on a host: the oldest of the processes with its name."""
-        self.lab.on_node(host, ["kill", f"-{name}", str(min(self.ranks(host)))], user="root")
+        self.lab.on_node(host, ["kill", f"-{name}", str(min(self.ranks(host, run)))], user="root")
 
     def wait_for_a_save(self, run: str, timeout: float = 120) -> Path:
         """A checkpoint that is being written now."""

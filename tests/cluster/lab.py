@@ -185,7 +185,7 @@ class Lab:
     repository, its Python and `root`). `programs`: a Debian tree to take the programs from. `memory_kill`: kill what
     uses more memory than its job asked for; such jobs end as FAILED (see `out_of_memory`). `extra_conf`: lines for
     slurm.conf; they win over ours. `real_gpus`: devices of this machine, of which each host has one, in turn, in place
-    of `gpus` that are none.
+    of `gpus` that are none. `features`: of which each host has one, in turn.
     """
 
     def __init__(
@@ -201,6 +201,7 @@ class Lab:
         programs: Path | None = None,
         shared: Sequence[Path] = (),
         real_gpus: Sequence[Path] = (),
+        features: Sequence[str] = (),
     ) -> None:
         self.root = Path(root).resolve()
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
@@ -208,6 +209,7 @@ class Lab:
         self._logs = self.root / "log"
         self.cpus, self.gpus, self.memory_mb = cpus, 1 if real_gpus else gpus, memory_mb
         self.real_gpus = real_gpus
+        self.features = dict(zip(self.nodes, itertools.cycle(features), strict=False))
         self.accounting, self.memory_kill, self.programs = accounting, memory_kill, programs
         self.extra_conf, self.shared = extra_conf, shared
         self.addresses = {"login": "10.77.0.1"} | {name: f"10.77.0.{10 + int(name[1:])}" for name in self.nodes}
@@ -456,7 +458,9 @@ class Lab:
         lines += ["JobAcctGatherParams=OverMemoryKill\n"] if self.memory_kill else []
         lines += [ACCOUNTING if self.accounting else "AccountingStorageType=accounting_storage/none\n"]
         lines += ["AccountingStorageTRES=gres/gpu\n"] if self.accounting and self.gpus else []
-        lines += [f"NodeName={name} NodeAddr={self.addresses[name]} {hardware} State=UNKNOWN\n" for name in self.nodes]
+        for name in self.nodes:
+            feature = f" Features={self.features[name]}" if self.features else ""
+            lines += [f"NodeName={name} NodeAddr={self.addresses[name]} {hardware}{feature} State=UNKNOWN\n"]
         return "".join([*lines, PARTITIONS, *(f"{line}\n" for line in self.extra_conf)])
 
     def _gres_conf(self) -> str:

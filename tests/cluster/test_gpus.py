@@ -1,16 +1,20 @@
 """A real SLURM whose hosts have real GPUs (`make test-gpu`): the whole workflow, and what can end a run.
 
-Every host has one GPU, its own where the machine has two. On a machine with one GPU three hosts share it, and a run
-that is disturbed has it to itself. MEGABOA_REHEARSAL=1 does the same on processors.
+Every host has one GPU of the machine's, and shares it with others: SLURM knows them by a feature, so that a run on two
+hosts has two GPUs, and one that is disturbed has its GPU to itself. MEGABOA_REHEARSAL=1 does the same on processors.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 
 import matrix
 import pytest
@@ -32,24 +36,46 @@ on_two_gpus = pytest.mark.skipif(FOUND < 2, reason=f"two GPUs are needed, and {F
 PART = "With GPUs"
 NOTE = """\
 On {hosts}: runs of {steps} steps of about {milliseconds:.0f} ms, which save every
-{interval}. One of them is hit by one event after the other. A curve is called the same where it differs from the
+{interval}. Two of them are hit by one event after the other. A curve is called the same where it differs from the
 undisturbed run's by no more than that of another undisturbed run, here by {bound:.2g}.
 """
 STEPS, SAVE_INTERVAL = (100, 10) if REHEARSAL else (400, 50)
-LAYOUTS = {"dp2": "", "tp2": ", parallel.tp: 2", "pp2": ", parallel.pp: 2"} if FOUND > 1 else {}
+HOSTS = 8 if FOUND > 1 else 3
+FIRST, LAST = (f"resources.constraint: gpu{number}" for number in (0, FOUND - 1))
+EACH = "resources.constraint: '[gpu0*1&gpu1*1]'"
+CAPTURED = "profile.tool: pytorch, profile.steps: [5, 10], profile.ranks: [0, 1]"
+LAYOUTS = {"dp2": "", "tp2": f", parallel.tp: 2, {CAPTURED}", "pp2": ", parallel.pp: 2"} if FOUND > 1 else {}
+LOST, LATE, BLIND = "lost", "late", "blind"
 RUNS = {
-    **dict.fromkeys(("quiet", "again"), ONE_HOST),
-    "hit": f"{ONE_HOST}, resources.partition: low, launch.health_check: true, recovery.lead_minutes: 10",
-    "blind": f"{ONE_HOST}, launch.health_check: true",
-    **{run: f"{TWO_HOSTS}{values}" for run, values in LAYOUTS.items()},
+    "quiet": f"{ONE_HOST}, {FIRST}",
+    "again": f"{ONE_HOST}, {LAST}",
+    LOST: f"{ONE_HOST}, {FIRST}",
+    LATE: f"{ONE_HOST}, {LAST}, resources.partition: low, recovery.lead_minutes: 10",
+    BLIND: f"{ONE_HOST}, launch.health_check: true",
+    **{run: f"{TWO_HOSTS}, {EACH}{values}" for run, values in LAYOUTS.items()},
 }
+UNDISTURBED = ("quiet", "again", *LAYOUTS)
 BF16 = 5e-2  # largest difference of a step's loss between layouts
+# Other programs that use a GPU, and little of its memory: to a run it is slow.
+BURN = """\
+import torch
+a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+while True:
+    for _ in range(50):
+        a @ a
+    torch.cuda.synchronize()
+    print("burning", flush=True)
+"""
+BURNERS = 3
+
+Event = tuple[str, str, float]  # what was done, what came of it, when
 
 
 @pytest.fixture(scope="module")
 def faults(make_lab: Callable[..., Lab]) -> Iterator[Faults]:
     devices = [] if REHEARSAL else [Path(f"/dev/nvidia{number}") for number in range(FOUND)]
-    lab = make_lab(memory_mb=32000, accounting=False, real_gpus=devices)
+    features = [f"gpu{number}" for number in range(FOUND)]
+    lab = make_lab(nodes=HOSTS, memory_mb=32000, accounting=False, real_gpus=devices, features=features)
     runs = {run: f"{values}, training.train_iters: {STEPS}, {AT_ONCE}" for run, values in RUNS.items()}
     found = Faults(lab, SiteClone(lab), runs, hosts="", save_interval=SAVE_INTERVAL)
     config = found.clone.path / found.config
@@ -57,13 +83,13 @@ def faults(make_lab: Callable[..., Lab]) -> Iterator[Faults]:
         edit(config, "device: cpu", "device: cuda")
         edit(config, "seq_length: 64, precision: fp32", "seq_length: 128, precision: bf16_mixed")
     config.write_text(f"{config.read_text()}export: {{runs: [quiet]}}\n")
-    found.prepare("quiet", "again")
+    found.prepare(*UNDISTURBED)
     found.bound = found.difference("quiet", "again")
     assert math.isfinite(found.bound)
     yield found
     steps = found.clone.steps(NAME, "quiet", 1)
     pace = 1000 * sorted(step["seconds"] for step in steps)[len(steps) // 2]
-    hosts = f"three hosts, whose {'processors' if REHEARSAL else f'GPUs are {FOUND} of the machine'}"
+    hosts = f"{HOSTS} hosts, whose {'processors' if REHEARSAL else f'GPUs are {FOUND} of the machine'}"
     note = NOTE.format(hosts=hosts, steps=STEPS, milliseconds=pace, interval=SAVE_INTERVAL, bound=found.bound)
     print(note, *found.rows, *starts(found), sep="\n")
     matrix.write(PART, found.rows, note)
@@ -82,76 +108,10 @@ def starts(faults: Faults) -> list[str]:
     return lines
 
 
-def test_one_run_through_all_that_can_end_it(faults):
-    """A rank is killed, its host loses its power, a job with a higher priority comes, the wall time ends."""
-    hits = {}
-
-    def hit(attempt: int) -> tuple[str, float]:
-        """When it has steps to lose: its host, and the time of its start."""
-        faults.wait_for_steps("hit", attempt, SAVE_INTERVAL + 2)
-        hits[attempt] = time.time()
-        start = faults.clone.starts(NAME, "hit")[attempt - 1]
-        return start["nodes"][0], start["time"]
-
-    process = faults.start("hit")
-    host, _ = hit(1)
-    faults.signal_rank(host, "KILL")
-
-    lost, _ = hit(2)
-    faults.lab.crash(lost)
-    assert faults.wait_for_start("hit", 3)["nodes"] != [lost]
-    faults.lab.boot(lost)
-
-    hit(3)
-    faults.lab.wait_idle(2)
-    more = ["--partition=gpu", "--nodes=3", "--exclusive", "--account=lab", "--output=/dev/null", "--wrap=sleep 5"]
-    faults.lab.run(["sbatch", *more])
-
-    host, began = hit(4)
-    job, asked = f"JobId={faults.job('hit')}", faults.store("hit") / "attempts" / "04" / "stop-now"
-    faults.signal_rank(host, "STOP")  # until it is asked: steps are short, and SLURM is seldom asked when the job ends
-    faults.admin("update", job, f"TimeLimit={math.ceil((time.time() - began) / 60) + 2}")
-    faults.clone.wait(asked.exists, WAIT, "the request to save")
-    faults.signal_rank(host, "CONT")
-    hits[4] = faults.wait_for_end("hit", 4)["time"]
-    faults.admin("update", job, "TimeLimit=60")
-
-    faults.finish("hit", process)
-    ends = faults.ends("hit")
-    assert [end["cause"] for end in ends] == ["killed", "node_failure", "requeued", "time_limit", None], ends
-    assert "SIGKILL" in ends[0]["detail"] and ends[1]["bad_nodes"] == [lost]
-    assert ends[3]["iteration"] == ends[3]["last_step"], "saved before the end of the wall time"
-    faults.record("SIGKILL of the rank", "killed: starts it again in the same allocation", since=hits[1])
-    faults.record("the host loses its power", "node failure: same job on another host", since=hits[2])
-    faults.record("preemption (PreemptMode REQUEUE)", "requeued: saves, same job waits its turn", since=hits[3])
-    faults.record("the wall time ends", "time limit: saves, same job goes on in the queue", since=hits[4])
-
-
-@pytest.mark.skipif(REHEARSAL, reason="processors are never gone")
-def test_the_health_check_refuses_a_host_whose_gpu_is_gone(faults):
-    host, *others = faults.lab.nodes
-    faults.lab.hide_gpu(host)
-    faults.admin("update", f"NodeName={','.join(others)}", "Weight=9")  # they are taken last
-    since = time.time()
-    try:
-        faults.finish("blind")
-    finally:  # with its GPU
-        faults.lab.crash(host)
-        faults.lab.boot(host)
-        faults.lab.wait_idle()
-    refused = [entry for entry in faults.clone.ledger(NAME, "blind") if entry["event"] == "unhealthy"]
-    assert [entry["bad_nodes"] for entry in refused] == [[host]] and "GPU" in refused[0]["detail"], refused
-    assert [start["nodes"] != [host] for start in faults.clone.starts(NAME, "blind")] == [True]
-    outcome = "unhealthy: the check before the first start refuses the host, same job on another"
-    faults.record("a host's GPU is gone", outcome, since=since)
-
-
 @on_two_gpus
 def test_layouts_over_two_hosts_agree(faults):
-    targets = [f"results/{NAME}/runs/{run}/train.json" for run in LAYOUTS]
-    faults.clone.snakemake(*targets, "--configfile", faults.config)
     for run in LAYOUTS:
-        assert len(faults.clone.starts(NAME, run)[0]["nodes"]) == 2
+        assert len({faults.lab.features[node] for node in faults.clone.starts(NAME, run)[0]["nodes"]}) == 2
         losses = [[float.fromhex(loss) for _, loss, _ in faults.curve(name)] for name in (run, "quiet")]
         assert max(abs(one - two) for one, two in zip(*losses, strict=True)) <= BF16
 
@@ -161,21 +121,130 @@ def test_layouts_over_two_hosts_agree(faults):
 def test_every_host_samples_its_own_gpu(faults):
     for run in LAYOUTS:
         files = AttemptFolder(faults.store(run) / "attempts" / "01").sampled
-        assert len(files) == 2
-        for path in files:
-            found, *samples = read_gpu_events(path)
-            assert len(found.gpus) == 1 and found.gpus[0].uuid and samples and samples[0].watts[0] > 20, found
+        found = [read_gpu_events(path) for path in files]
+        assert [len(gpus.gpus) for gpus, *_ in found] == [1, 1]
+        assert len({gpus.gpus[0].uuid for gpus, *_ in found}) == 2
+        assert all(samples and samples[0].watts[0] > 20 for _, *samples in found), found
+
+
+def test_what_can_end_runs(faults):
+    """One run loses its rank, then its host; at the same time another is preempted, then its wall time ends."""
+    hit = {LOST: lose_a_rank_and_a_host, LATE: preempt_and_run_out_of_time}
+    for runs in [tuple(hit)] if FOUND > 1 else [(run,) for run in hit]:
+        faults.start(*runs)
+        with ThreadPoolExecutor() as pool:
+            events = dict(zip(runs, pool.map(lambda run: hit[run](faults), runs), strict=True))
+        for run in runs:
+            faults.trained(run)
+            for event, outcome, since in events[run]:
+                faults.record(event, outcome, since=since)
+        faults.end_call()
+
+
+def with_steps_to_lose(faults: Faults, run: str, attempt: int) -> tuple[str, float]:
+    """The attempt's host, and when it began."""
+    faults.wait_for_steps(run, attempt, SAVE_INTERVAL + 2)
+    start = faults.clone.starts(NAME, run)[attempt - 1]
+    return start["nodes"][0], start["time"]
+
+
+def lose_a_rank_and_a_host(faults: Faults) -> list[Event]:
+    host, _ = with_steps_to_lose(faults, LOST, 1)
+    killed = time.time()
+    faults.signal_rank(host, "KILL", LOST)
+
+    lost, _ = with_steps_to_lose(faults, LOST, 2)
+    crashed = time.time()
+    faults.lab.crash(lost)
+    assert faults.wait_for_start(LOST, 3)["nodes"] != [lost]
+    faults.lab.boot(lost)
+
+    faults.wait_for_end(LOST, 3)
+    ends = faults.ends(LOST)
+    assert [end["cause"] for end in ends] == ["killed", "node_failure", None], ends
+    assert "SIGKILL" in ends[0]["detail"] and ends[1]["bad_nodes"] == [lost]
+    return [
+        ("SIGKILL of the rank", "killed: starts it again in the same allocation", killed),
+        ("the host loses its power", "node failure: same job on another host", crashed),
+    ]
+
+
+def preempt_and_run_out_of_time(faults: Faults) -> list[Event]:
+    host, _ = with_steps_to_lose(faults, LATE, 1)
+    preempted = time.time()
+    more = [f"--nodelist={host}", "--exclusive", "--account=lab", "--output=/dev/null", "--wrap=sleep 5"]
+    faults.lab.run(["sbatch", "--partition=gpu", *more])
+
+    host, began = with_steps_to_lose(faults, LATE, 2)
+    job, asked = f"JobId={faults.job(LATE)}", faults.store(LATE) / "attempts" / "02" / "stop-now"
+    faults.signal_rank(host, "STOP", LATE)  # until it is asked: steps are short, and SLURM is seldom asked for the end
+    faults.admin("update", job, f"TimeLimit={math.ceil((time.time() - began) / 60) + 2}")
+    faults.clone.wait(asked.exists, WAIT, "the request to save")
+    faults.signal_rank(host, "CONT", LATE)
+    ended = faults.wait_for_end(LATE, 2)["time"]
+    faults.admin("update", job, "TimeLimit=60")
+
+    faults.wait_for_end(LATE, 3)
+    ends = faults.ends(LATE)
+    assert [end["cause"] for end in ends] == ["requeued", "time_limit", None], ends
+    assert ends[1]["iteration"] == ends[1]["last_step"], "saved before the end of the wall time"
+    return [
+        ("preemption (PreemptMode REQUEUE)", "requeued: saves, same job waits its turn", preempted),
+        ("the wall time ends", "time limit: saves, same job goes on in the queue", ended),
+    ]
 
 
 def test_the_workflow_ends_with_a_proved_export_and_a_report(faults):
-    """Converted on the cluster's GPUs; nothing is trained again."""
-    before = {run: faults.clone.starts(NAME, run) for run in RUNS}
+    """Converted on the cluster's GPUs, a profile captured over two hosts; nothing is trained again."""
+    before = {run: faults.clone.starts(NAME, run) for run in RUNS if run != BLIND}
     faults.clone.snakemake("--configfile", faults.config)
     assert faults.clone.json(NAME, "runs", "quiet", "proof.json")["state"] == "PASS"
     assert faults.clone.json(NAME, "report", "checks.json")["state"] == "PASS"
-    assert {run: faults.clone.starts(NAME, run) for run in RUNS if before[run]} == {
-        run: starts for run, starts in before.items() if starts
-    }
+    assert {run: faults.clone.starts(NAME, run) for run in before} == before
+
+
+@on_two_gpus
+def test_a_profile_shows_what_the_gpus_of_two_hosts_did(faults):
+    analysis = faults.clone.json(NAME, "runs", "tp2", "analysis.json")
+    assert analysis["device"] == ("cpu" if REHEARSAL else "gpu")
+    assert len(analysis["ranks"]) == 2 and all(row["communication"] > 0 for row in analysis["budget"])
+    print(*analysis["summary"], sep="\n")
+
+
+@pytest.mark.skipif(REHEARSAL, reason="processors are never gone, and have no published speed")
+def test_the_health_check_refuses_hosts_whose_gpu_is_gone_or_slow(faults):
+    """Of the hosts that are taken first, one has no GPU any more, and another's has other work to do."""
+    gone, slow, *others = faults.lab.nodes
+    faults.lab.hide_gpu(gone)
+    weights = {slow: 5, **{node: 9 if faults.lab.features[node] == "gpu0" else 20 for node in others}}
+    for node, weight in weights.items():  # the lightest is taken first
+        faults.admin("update", f"NodeName={node}", f"Weight={weight}")
+    refused = [gone]
+    burners = []
+    if FOUND > 1:
+        refused.append(slow)
+        command = [sys.executable, "-c", BURN]
+        options = {"host": slow, "env": {"CUDA_VISIBLE_DEVICES": "1"}, "stdout": subprocess.PIPE, "user": "root"}
+        burners = [faults.lab.popen(command, **options) for _ in range(BURNERS)]
+        for burner in burners:
+            assert b"burning" in burner.stdout.readline()
+            Thread(target=burner.stdout.read, daemon=True).start()
+    since = time.time()
+    try:
+        faults.finish(BLIND)
+    finally:
+        for burner in burners:
+            burner.kill()
+        faults.lab.crash(gone)  # it comes back with its GPU
+        faults.lab.boot(gone)
+        faults.lab.wait_idle()
+    entries = [entry for entry in faults.clone.ledger(NAME, BLIND) if entry["event"] == "unhealthy"]
+    print(*(entry["detail"] for entry in entries), sep="\n")
+    assert [entry["bad_nodes"] for entry in entries] == [[node] for node in refused], entries
+    assert "GPU" in entries[0]["detail"] and all("is slow" in entry["detail"] for entry in entries[1:]), entries
+    assert not set(faults.clone.starts(NAME, BLIND)[0]["nodes"]) & set(refused)
+    told = "the check before the first start refuses the host, same job on another"
+    faults.record("a host's GPU is gone, that of the next is slow", f"unhealthy: {told}", since=since)
 
 
 def test_the_page_has_these_events(faults):

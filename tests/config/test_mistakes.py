@@ -55,11 +55,16 @@ def training(line: str) -> tuple[str, str]:
     return (ITERS, f"{ITERS}  {line}\n")
 
 
+def resources(text: str) -> str:
+    return f"resources: {{{text}}}\n"
+
+
 def sweep(text: str) -> str:
     return f"sweep: {text}\n"
 
 
 MISTAKES = [
+    mistake("an option of sbatch that has a key", "resources.slurm_extra", "--constraint is set by the workflow", "set resources.constraint", add=resources("slurm_extra: --exclusive --constraint=h100")),
     mistake("misspelt key of a Hugging Face config", "models.dense.config.intermediate_sze", "unknown key in a config of qwen3", "did you mean 'intermediate_size'?", replace=("hidden_size: 64", "hidden_size: 64, intermediate_sze: 128")),
     mistake("misspelt key of a Hugging Face config in the sweep", "sweep.grid.models.dense.config.num_hidden_layrs", "did you mean 'num_hidden_layers'?", add=sweep("{grid: {models.dense.config.num_hidden_layrs: [1, 2]}}")),
     mistake("misspelt key in a part of a Hugging Face config", "models.dense.config.text_config.hidden_sze", "a config of gemma3_text", "did you mean 'hidden_size'?", replace=("{model_type: qwen3, hidden_size: 64}", "{model_type: gemma3, text_config: {hidden_sze: 64}}")),

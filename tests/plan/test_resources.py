@@ -47,8 +47,15 @@ def test_a_run_is_one_allocation_for_all_its_ranks(plan_of):
     found = jobs(plan_of(GPUS))
     assert asked(found.training("train"), run="wide") == TRAINING
     assert found.cores("wide") == 12
-    places = {"slurm_partition": "gpu", "slurm_account": "lab"}
+    places = {"slurm_partition": "gpu", "slurm_account": "lab", "constraint": None, "qos": None}
     assert asked(jobs(plan_of(GPUS), PROFILE).training("train"), run="wide") == TRAINING | places
+
+
+def test_nodes_with_a_feature_and_a_quality_of_service(plan_of):
+    config = GPUS.replace("runtime: 2h", "runtime: 2h, constraint: 'h100&nvlink', qos: long")
+    found = asked(jobs(plan_of(config), PROFILE).training("train"), run="wide")
+    assert (found["constraint"], found["qos"]) == ("h100&nvlink", "long")
+    assert asked(jobs(plan_of(config), PROFILE).exports(), run="wide")["constraint"] == "h100&nvlink"
 
 
 def test_one_rank_takes_two_tasks_of_half_its_cores(plan_of):
@@ -113,7 +120,7 @@ def test_a_job_waits_for_what_is_left_of_the_same_run(plan_of, monkeypatch):
             PROFILE,
             {
                 **{"gpu_machine": 1, "gpus_in_flight": 1, "slurm_extra": "--gpus-per-node=1"},
-                **{"slurm_partition": "gpu", "slurm_account": "lab"},
+                **{"slurm_partition": "gpu", "slurm_account": "lab", "constraint": None, "qos": None},
             },
         ),
     ],

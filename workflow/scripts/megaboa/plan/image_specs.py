@@ -54,6 +54,8 @@ def inside(experiment: Experiment, profile: Mapping[str, str]) -> ImageStart | N
     places = {
         "partition": asked.partition or usual.partition,
         "account": asked.account or usual.account,
+        "constraint": asked.constraint,
+        "qos": asked.qos,
     }
     return ImageStart(
         runtime=image.runtime,

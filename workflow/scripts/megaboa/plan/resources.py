@@ -125,6 +125,8 @@ class JobResources:
 
         def where(wildcards: Any) -> Where:
             own = self.of(run_of(wildcards))
-            return Where(own.partition or usual.partition, own.account or usual.account)
+            return Where(
+                own.partition or usual.partition, own.account or usual.account, own.constraint or None, own.qos or None
+            )
 
         return where

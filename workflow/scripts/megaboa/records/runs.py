@@ -80,6 +80,8 @@ class LaunchSpec(Record):
     gpu: str | None = None
     partition: str | None = None
     account: str | None = None
+    constraint: str | None = field(default=None, metadata=IF_SET)
+    qos: str | None = field(default=None, metadata=IF_SET)
     slurm_extra: str = ""
     start: Start | None = None
     image: Inside | None = None

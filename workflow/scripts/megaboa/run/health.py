@@ -116,10 +116,10 @@ def verdict(
 
     One dead node makes the all-reduce of all others fail, so a failed all-reduce is not a reason to blame a node. Nodes
     that are certainly bad are blamed, and then no others: a node without a result, one with a problem of its own or a
-    slow GPU, one that stopped answering after its own tests. Otherwise the blame goes to nodes that the others timed out waiting for,
-    or that couldn't reach the first node, or to the first node if none could reach it; but only if they are fewer than
-    half. If no node can be singled out, every node carries the error: the cause is then the network or its settings,
-    and excluding nodes won't help.
+    slow GPU, one that stopped answering after its own tests. Otherwise the blame goes to nodes that the others timed
+    out waiting for, or that couldn't reach the first node, or to the first node if none could reach it; but only if
+    they are fewer than half. If no node can be singled out, every node carries the error: the cause is then the network
+    or its settings, and excluding nodes won't help.
 
     The same holds for silence: one node, or a small share, is blamed for it; if many are silent, the file system or the
     start is slow. A node that started long after the first may miss the others for that reason alone.

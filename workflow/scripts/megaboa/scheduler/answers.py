@@ -65,6 +65,8 @@ class Where:
 
     partition: str | None
     account: str | None
+    constraint: str | None = None  # features of its nodes
+    qos: str | None = None
 
 
 @dataclass(frozen=True)

@@ -174,6 +174,9 @@ class Scheduler(Protocol):
     def tasks_per_node(self, options: str) -> int | None:
         """What the user's options say of it."""
 
+    def options_problem(self, options: str) -> str | None:
+        """What the user's options must leave to the keys of the experiment, if anything."""
+
     def where(self, profile: Mapping[str, str]) -> Where:
         """Training goes by a profile's default-resources."""
 

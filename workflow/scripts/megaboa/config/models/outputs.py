@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from megaboa.config.models.resources import SchedulerOptions
 from megaboa.config.models.section import Name, Runs, Section, key
 from megaboa.config.problems import nearest
 from megaboa.records import Tree
@@ -122,7 +123,7 @@ class Evaluate(Section):
     )
     runs: Runs = key(["*"], "exported runs to evaluate")
     runtime: PositiveInt = key(120, "wall time of its job, in minutes")
-    slurm_extra: str = key("", "further options of sbatch for its job, such as `--gpus-per-node=4`")
+    slurm_extra: SchedulerOptions = key("", "further options of sbatch for its job, such as `--gpus-per-node=4`")
 
     @field_validator("command")
     @classmethod

@@ -20,7 +20,17 @@ from megaboa.causes import ACTIONS, Cause
 from megaboa.config.models.section import Count, NonNegative, Positive, Section, harmless, key
 from megaboa.image import references
 from megaboa.launch import networks
+from megaboa.scheduler.registry import cluster
 from megaboa.secrets import has_credentials
+
+
+def _free_options(value: str) -> str:
+    if problem := cluster().options_problem(value):
+        raise ValueError(problem)
+    return value
+
+
+SchedulerOptions = Annotated[str, AfterValidator(_free_options)]
 
 
 class Resources(Section):
@@ -43,7 +53,9 @@ class Resources(Section):
     )
     partition: str | None = key(None, "SLURM partition of training jobs; default: the profile's")
     account: str | None = key(None, "SLURM account of training jobs; default: the profile's")
-    slurm_extra: str = key("", "further options of sbatch for training jobs, such as `--exclusive`")
+    constraint: str | None = key(None, "features of the nodes of training jobs, such as `h100`: sbatch's --constraint")
+    qos: str | None = key(None, "SLURM quality of service of training jobs; default: the account's")
+    slurm_extra: SchedulerOptions = key("", "further options of sbatch for training jobs, such as `--exclusive`")
 
 
 def _checked_ports(value: str) -> str:

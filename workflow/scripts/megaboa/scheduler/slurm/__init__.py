@@ -28,6 +28,7 @@ class Slurm:
     resources = staticmethod(requests.resources)
     options = staticmethod(requests.options)
     tasks_per_node = staticmethod(requests.tasks_per_node)
+    options_problem = staticmethod(requests.options_problem)
     where = staticmethod(requests.where)
 
     def is_here(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,24 @@ from megaboa.scheduler.slurm import queue
 from megaboa.scheduler.slurm.partitions import GPU_OPTIONS
 
 NO_PROFILE: Mapping[str, str] = {}
+# What the executor sets itself, and refuses among further options when it submits; and what to set instead.
+_SET = {
+    "resources.constraint": ("-C", "--constraint"),
+    "resources.qos": ("-q", "--qos"),
+    "resources.partition": ("-p", "--partition"),
+    "resources.account": ("-A", "--account"),
+    "resources.runtime": ("-t", "--time"),
+    "resources.nodes": ("-N", "--nodes"),
+    "resources.gpus_per_node": ("-n", "--ntasks", "--ntasks-per-gpu", "--gpus"),
+    "resources.cpus_per_rank": ("-c", "--cpus-per-task", "--cpus-per-gpu"),
+    "resources.mem_mb_per_rank": ("--mem", "--mem-per-cpu"),
+    "gpu_option of the profile": ("--gres",),
+}
+_FIXED = frozenset(
+    {"-J", "--job-name", "-o", "--output", "-e", "--error", "-D", "--workdir", "--parsable", "--export", "--comment"}
+    | {"-M", "--clusters"}
+)
+_KEYS = {option: key for key, options in _SET.items() for option in options}
 _TASKS = re.compile(r"--(?:ntasks-per-node|gpus-per-node|tasks-per-node)[= ](?:\w+:)*(\d+)")
 
 
@@ -50,6 +69,8 @@ def resources(
         found |= {
             "slurm_partition": lambda wildcards: where(wildcards).partition,
             "slurm_account": lambda wildcards: where(wildcards).account,
+            "constraint": lambda wildcards: where(wildcards).constraint,
+            "qos": lambda wildcards: where(wildcards).qos,
         }
     if gpus and option == "gres":  # which the plugin refuses among further options
         found["gres"] = lambda wildcards: f"gpu:{gpus(wildcards)}"
@@ -78,6 +99,20 @@ def _checked(option: str) -> str:
 def tasks_per_node(options: str) -> int | None:
     asked = _TASKS.search(options)
     return int(asked[1]) if asked else None
+
+
+def options_problem(options: str) -> str | None:
+    try:
+        words = shlex.split(options)
+    except ValueError as error:
+        return f"can't be read: {error}"
+    for word in words:
+        option = word.partition("=")[0] if word.startswith("--") else word[:2]
+        if option in _KEYS:
+            return f"{option} is set by the workflow: remove it, and set {_KEYS[option]}"
+        if option in _FIXED:
+            return f"{option} is set by the workflow: remove it"
+    return None
 
 
 def where(profile: Mapping[str, str]) -> Where:

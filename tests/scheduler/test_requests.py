@@ -1,0 +1,41 @@
+"""megaboa.scheduler.slurm.requests: what users' options of sbatch must leave to the experiment's keys."""
+
+import re
+
+import pytest
+from snakemake_executor_plugin_slurm.validation import get_forbidden_slurm_options
+
+from megaboa.config.models.resources import Resources
+from megaboa.scheduler.slurm.requests import options_problem
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--constraint=h100", "--constraint is set by the workflow: remove it, and set resources.constraint"),
+        ("--exclusive -C h100", "-C is set by the workflow: remove it, and set resources.constraint"),
+        ("-Ch100", "-C is set by the workflow: remove it, and set resources.constraint"),
+        ("--qos long", "--qos is set by the workflow: remove it, and set resources.qos"),
+        ("--output=log", "--output is set by the workflow: remove it"),
+        ("--comment 'half", "can't be read: No closing quotation"),
+        ("--exclusive --exclude=n3 --reservation='a b' --gpus-per-node=4 --begin=now+1hour", None),
+        ("", None),
+    ],
+)
+def test_options_that_the_workflow_sets_are_refused_with_the_key_to_set(options, said):
+    assert options_problem(options) == said
+
+
+def test_all_that_the_executor_refuses_is_refused_by_the_plan():
+    """Its patterns are alternatives of options, each followed by a space or an equals sign."""
+    for pattern in get_forbidden_slurm_options():
+        for option in re.findall(r"--[a-z-]+[a-z]|(?<![a-z-])-[A-Za-z]", pattern):
+            assert options_problem(f"{option} 1"), option
+
+
+def test_every_key_that_a_refusal_names_exists():
+    keys = set(re.findall(r"resources\.(\w+)", " ".join(map(str, map(options_problem, OPTIONS)))))
+    assert keys <= set(Resources.model_fields) and len(keys) == 9
+
+
+OPTIONS = ("-C", "--qos", "-p", "--account", "--time", "--nodes", "--ntasks", "--cpus-per-task", "--mem")
