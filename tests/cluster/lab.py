@@ -101,6 +101,7 @@ MARIADB = [
     "--innodb-flush-log-at-trx-commit=0",
     "--innodb-lock-wait-timeout=900",
 ]
+NO_DEVICE = "/run/no-device"  # of a driver that doesn't exist: opening it fails
 # SLURM 22.05 starts no slurmd where cgroups are version 2 without systemd: there it gets a version 1 of its own.
 _CGROUP_1 = """\
 if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
@@ -350,9 +351,14 @@ class Lab:
         self._mounts(node, script, "/run/etc", library)
 
     def hide_gpu(self, node: str) -> None:
-        """A host's real GPU falls off its bus: what is there in its place answers nothing."""
-        device = self.real_gpus[self.nodes.index(node) % len(self.real_gpus)]
-        self._mounts(node, 'mount --bind /dev/null "$1"', device)
+        """A host's real GPU falls off its bus."""
+        self._mounts(node, 'mount --bind "$1" "$2"', NO_DEVICE, self._owned_gpu(node))
+
+    def _owned_gpu(self, node: str) -> Path:
+        return self.real_gpus[self.nodes.index(node) % len(self.real_gpus)]
+
+    def _foreign_gpus(self, name: str) -> list[Path]:
+        return [gpu for gpu in self.real_gpus if name in self.nodes and gpu != self._owned_gpu(name)]
 
     def state(self, node: str) -> str:
         """Such as "idle", "allocated", "down*" (the asterisk: doesn't answer)."""
@@ -499,6 +505,9 @@ class Lab:
             _shell("mount", "--bind", self.root / "munge", "/run/munge"),
             "mount -t tmpfs -o mode=1777 tmpfs /dev/shm",
             _CGROUP_1,
+            # As a site's cgroups do: a compute host's GPU is the only one that can be opened there.
+            _shell("mknod", NO_DEVICE, "c", "511", "255"),
+            *(_shell("mount", "--bind", NO_DEVICE, gpu) for gpu in self._foreign_gpus(name)),
             *_uncover({REPOSITORY, self.root, Path(sys.prefix), Path(sys.base_prefix), *self.shared}),
             "ip link set lo up",
         ]
