@@ -40,11 +40,9 @@ def root(pyxis, tmp_path_factory):
     """A Debian whose own Python is not the first in the image's PATH."""
     tree = tmp_path_factory.mktemp("image") / "root"
     machine.require()
-    if given := os.environ.get(machine.TREE):
-        shutil.copytree(given, tree, symlinks=True, ignore=shutil.ignore_patterns("dev"))
+    if (made := machine.tree(tree)) != tree:  # it is others' too
+        shutil.copytree(made, tree, symlinks=True, ignore=shutil.ignore_patterns("dev"))
         (tree / "dev").mkdir()
-    else:
-        machine.tree(tree)
     (tree / "opt/venv/bin").mkdir(parents=True, exist_ok=True)
     (tree / "opt/venv/bin/python3").symlink_to("/usr/local/bin/python3.12")
     (tree / "etc/environment").write_text(engines.environment_file(VARIABLES))

@@ -1,29 +1,39 @@
-"""The chain with an image, where the runtime is a stand-in: what it is asked to start it starts on this machine.
+"""The chain in an image, started by a real Apptainer: a Debian, into which this machine's Python is mounted.
 
-That ranks run in a real image is shown by tests/image/test_cpu_image.py.
+Where there is none (`.ci/install_apptainer`), a stand-in starts on this machine what it is asked to start.
 """
 
 import os
+import shutil
+import subprocess
 import sys
 
 import pytest
+from image import machine
 
 from megaboa.files import read_json, write_json
 
 pytestmark = pytest.mark.slow
 
-APPTAINER = """\
+INSTALLED = shutil.which("apptainer")
+LOGGED = """\
 #!/bin/sh
 printf '%s\\n' "$(echo "$@" | tr '\\n' ' ')" >> "$(dirname "$0")/called"
-while [ "${1%.sif}" = "$1" ]; do shift; done
+"""
+# Root may lack capabilities here that Apptainer wants, and users' namespaces are what users have.
+REAL = f'{LOGGED}APPTAINER_USERNS=1 exec {INSTALLED} "$@"\n'
+STAND_IN = f"""\
+{LOGGED}
+while [ "${{1%.sif}}" = "$1" ]; do shift; done
 shift
 exec "$@"
 """
+MOUNTS = [f"{folder}:{folder}:ro" for folder in dict.fromkeys((sys.prefix, sys.base_prefix))]
 
 
 def experiment(workspace, launch="", more=""):
     text = f"""\
-    image: {{runtime: apptainer, path: {workspace.path}/tiny.sif}}
+    image: {{runtime: apptainer, path: {workspace.path}/tiny.sif, mounts: {MOUNTS}}}
     launch: {{python: {sys.executable}{launch}}}
     export: {{runs: all}}
     {more}
@@ -35,10 +45,16 @@ def experiment(workspace, launch="", more=""):
 def calls(workspace):
     folder = workspace.path / "bin"
     folder.mkdir()
-    (folder / "apptainer").write_text(APPTAINER)
+    (folder / "apptainer").write_text(REAL if INSTALLED else STAND_IN)
     (folder / "apptainer").chmod(0o755)
     image = workspace.path / "tiny.sif"
-    image.write_bytes(b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0" + bytes(100))
+    if INSTALLED:
+        machine.require()
+        tree = machine.tree(workspace.path.parent / "debian")
+        squash = ["--mksquashfs-args", "-noI -noD -noF -noX"]  # uncompressed is faster
+        subprocess.run([INSTALLED, "build", *squash, image, tree], check=True, capture_output=True)
+    else:
+        image.write_bytes(b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0" + bytes(100))
     config = experiment(workspace)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -63,6 +79,12 @@ def test_preflight_in_the_image_comes_before_training(workspace, calls):
     )
     assert checked < trained
     assert workspace.json("boxed", "preflight-in-image.json")["how"] == "apptainer"
+
+
+@pytest.mark.skipif(not INSTALLED, reason="there is no apptainer")
+def test_the_entrypoint_was_tested_in_the_image(workspace, calls):
+    contract = workspace.json("boxed", "image.json")["contract"]
+    assert (contract["state"], contract["how"]) == ("PASS", "apptainer")
 
 
 def test_preflight_alone_makes_no_image(workspace, calls):
