@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
+from image import machine
+from lab import UID
 from site_clone import SHORT
 
 pytestmark = pytest.mark.slow
@@ -48,6 +54,30 @@ def test_other_ways_to_start_ranks(clone):
     assert "check_node.py" in calls and "train_rank.py" in calls
     (health,) = (clone.store("ways", "single") / "attempts" / "01" / "health").glob("*.json")
     assert json.loads(health.read_text())["ok"]
+
+
+@pytest.mark.skipif(not shutil.which("apptainer"), reason="there is no apptainer (.ci/install_apptainer)")
+def test_an_image_is_started_by_apptainer_on_two_hosts(clone, tmp_path):
+    """By an ordinary user; the losses are those of the same ranks without an image."""
+    machine.require()
+    image = clone.path / "debian.sif"
+    squash = ["--mksquashfs-args", "-noI -noD -noF -noX"]  # uncompressed is faster
+    command = ["apptainer", "build", *squash, image, machine.tree(tmp_path / "debian")]
+    subprocess.run(command, check=True, capture_output=True)
+    os.chown(image, UID, UID)
+    config = clone.experiment(
+        "boxed", {"inside": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2"}, save_interval=6
+    )
+    mounts = [f"{folder}:{folder}:ro" for folder in dict.fromkeys((sys.prefix, sys.base_prefix))]
+    more = f"image: {{runtime: apptainer, path: {image}, mounts: {mounts}}}\nlaunch: {{python: {sys.executable}}}\n"
+    with (clone.path / config).open("a") as file:
+        file.write(more)
+    clone.before_training(config)
+    clone.snakemake("pretrain", "--configfile", config)
+    assert clone.json("boxed", "image.json")["contract"]["how"] == "apptainer"
+    (start,) = clone.starts("boxed", "inside")
+    assert len(start["nodes"]) == 2
+    assert clone.curve("boxed", "inside") == clone.curve("ways", "ranks")
 
 
 def test_the_table_on_the_login_host(clone):
