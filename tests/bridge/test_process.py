@@ -120,9 +120,13 @@ def test_a_save_in_the_foreground_needs_no_other_process():
     code += "from megatron.core.dist_checkpointing.strategies import filesystem_async as writer\n"
     code += "process.save_in_foreground(); queue = writer.get_write_results_queue(); queue.put({0: []})\n"
     code += "assert not multiprocessing.active_children()\n"
-    code += "assert writer.get_write_results_queue().get_nowait() == {0: []}; print('written')"
+    code += "assert writer.get_write_results_queue().get_nowait() == {0: []}; print('written')\n"
+    # After a failed pretraining Bridge ends the queue, and must not fail itself.
+    code += "from types import SimpleNamespace; from megatron.bridge.training import pretrain as bridge\n"
+    code += "bridge._abort_async_checkpoint_worker(SimpleNamespace(_async_calls_queue=None))\n"
+    code += "assert writer._results_queue is None; print('ended')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.endswith("written\n"), done.stderr
+    assert done.stdout.endswith("written\nended\n"), done.stderr
 
 
 def test_the_entrypoint_of_a_rank_is_a_writers_too():

@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from megaboa.errors import InputError
@@ -145,7 +145,13 @@ def save_in_foreground() -> None:
     """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-    filesystem_async._results_queue = queue.SimpleQueue()
+    filesystem_async._results_queue = _OwnQueue()
+
+
+class _OwnQueue(queue.SimpleQueue):
+    """Bridge ends the queue's process after a failure: an error there would hide the failure's own."""
+
+    _manager = SimpleNamespace(shutdown=lambda: None)
 
 
 def ignore_stop_signal() -> None:
