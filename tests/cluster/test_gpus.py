@@ -39,7 +39,7 @@ On {hosts}: runs of {steps} steps of about {milliseconds:.0f} ms, which save eve
 {interval}. Two of them are hit by one event after the other. A curve is called the same where it differs from the
 undisturbed run's by no more than that of another undisturbed run, here by {bound:.2g}.
 """
-STEPS, SAVE_INTERVAL = (100, 10) if REHEARSAL else (400, 50)
+STEPS, SAVE_INTERVAL = (100, 10) if REHEARSAL else (120, 30)
 HOSTS = 8 if FOUND > 1 else 3
 FIRST, LAST = (f"resources.constraint: gpu{number}" for number in (0, FOUND - 1))
 EACH = "resources.constraint: '[gpu0*1&gpu1*1]'"
@@ -145,6 +145,7 @@ def with_steps_to_lose(faults: Faults, run: str, attempt: int) -> tuple[str, flo
     """The attempt's host, and when it began."""
     faults.wait_for_steps(run, attempt, SAVE_INTERVAL + 2)
     start = faults.clone.starts(NAME, run)[attempt - 1]
+    print(f"{run}, attempt {attempt}: steps to lose {time.time() - start['time']:.0f} s after its start", flush=True)
     return start["nodes"][0], start["time"]
 
 
