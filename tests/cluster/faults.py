@@ -241,6 +241,22 @@ class Faults:
         times = [step["time"] for attempt in attempts[1:] for step in self.clone.steps(NAME, run, attempt)[:1]]
         return min((moment - since for moment in times if moment > since), default=None)
 
+    def given_up(self, host: str) -> float:
+        """When SLURM has taken a host for dead."""
+        self.clone.wait(lambda: self.lab.state(host).startswith("down"), WAIT, f"SLURM to give up {host}")
+        return time.time()
+
+    def tell_phases(self, run: str, hit: float, noticed: float) -> None:
+        """How long each part took from a fault to the next step, for docs/benchmarks/recovery.md."""
+        starts = self.clone.starts(NAME, run)
+        attempt = next(start["attempt"] for start in starts if start["time"] > hit)
+        moments = [("SLURM's word", noticed), ("the attempt closed", self.ends(run)[attempt - 2]["time"])]
+        moments += [("the next begun", starts[attempt - 1]["time"]), *self.clone.phases(NAME, run, attempt)]
+        last = hit
+        for name, moment in moments:
+            print(f"{name}: {moment - last:+.1f} s, {moment - hit:.1f} s in all")
+            last = moment
+
     def record(self, event: str, outcome: str, jobs: int = 1, since: float = 0.0) -> None:
         """Check what every line of the matrix promises of the run that was started last, and keep the line."""
         run = self.run

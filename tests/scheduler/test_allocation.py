@@ -1,5 +1,6 @@
 """Where ranks start, what a SLURM job is told, and what SLURM says of an end."""
 
+import os
 import subprocess
 import time
 from dataclasses import replace
@@ -406,3 +407,81 @@ def test_the_old_end_holds_where_slurm_does_not_answer(scontrol, monkeypatch, fa
     monkeypatch.setattr(allocation, "ASK_AGAIN_SECONDS", -1.0)
     fake_command("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     assert job.deadline() == JOB.end
+
+
+# Spares
+
+
+@pytest.fixture
+def with_spare(fake_command, tmp_path):
+    """Job 17 on n1 to n3, of which the run needs two; `show` sets which of them the job has now."""
+
+    def show(nodes, state="RUNNING"):
+        (tmp_path / "has").write_text(nodes)
+        (tmp_path / "job").write_text(SHOWN.replace("n[1-2]", "HAS").replace("RUNNING", state))
+
+    names = f'case "$3" in HAS) cat {tmp_path}/has;; *) printf "n1\\nn2\\nn3\\n";; esac'
+    fake_command(
+        "scontrol",
+        f"""case "$*" in
+"-o show job"*) cat {tmp_path}/job;;
+"-o show node"*) echo "NodeName=n2 State=DOWN* Reason=Not responding [root@2026-11-22T20:03:36]";;
+"show hostnames"*) {names};;
+*) exit 1;;
+esac""",
+    )
+    show("n1 n2 n3")
+    spec = replace(launch(), nodes=2, spare_nodes=1)
+    place = Allocation(replace(JOB, nodes="n[1-3]", node_count=3), spec, "cpu", NO_CONTAINER)
+    return place, show
+
+
+def test_a_spare_takes_the_place_of_a_node_in_the_jobs_order(with_spare):
+    place, _ = with_spare
+    assert (place.nodes, place.spares, place.lost()) == (["n1", "n2"], ["n3"], {})
+    assert not place.replace({"n1", "n2"}) and place.nodes == ["n1", "n2"]
+    assert place.replace({"n1"}) and (place.nodes, place.spares) == (["n2", "n3"], [])
+    assert not place.replace({"n3"})
+
+
+def test_a_spare_that_the_job_has_lost_is_none(with_spare):
+    place, show = with_spare
+    show("n1 n2")
+    assert place.lost() == {} and not place.replace({"n2"})
+
+
+@pytest.mark.parametrize(("state", "cause"), [("RUNNING", "node_failure"), ("COMPLETING Reason=None", "cancelled")])
+def test_a_job_that_goes_on_without_a_node_has_lost_it(with_spare, state, cause):
+    place, show = with_spare
+    show("n1 n3", state)
+    found = place.interruption(time.time())
+    assert found.cause == cause and "node n2 is DOWN* (Not responding)" in found.evidence
+    assert found.nodes == (("n2",) if cause == "node_failure" else ())
+
+
+def test_ranks_start_on_the_nodes_that_are_named(with_spare, monkeypatch, tmp_path):
+    place, _ = with_spare
+    place.replace({"n2"})
+    seen = []
+    monkeypatch.setattr(allocation, "SrunRanks", lambda *arguments, **named: seen.append(arguments))
+    monkeypatch.setattr(place, "_keep_guarded", lambda: None)
+    place.start(["python", "rank.py"], 8, tmp_path / "03", {})
+    place.start_on_nodes(["python", "check.py"], "health", tmp_path, {})
+    assert [{"--nodes=2", "--nodelist=n1,n3"} <= set(command) for _, command, *_ in seen] == [True, True]
+
+
+def test_the_guard_puts_the_job_back_when_the_supervisors_node_is_down(fake_command, tmp_path):
+    """It looks again and again; a node that only doesn't answer for a moment is none that is down."""
+    states = "ALLOCATED", "ALLOCATED+NOT_RESPONDING", "DOWN*+REQUEUE"
+    (tmp_path / "states").write_text("\n".join(states) + "\n")
+    fake_command(
+        "scontrol",
+        f"""case "$1" in
+-o) echo "NodeName=$4 CPUAlloc=2 State=$(head -n1 {tmp_path}/states) ThreadsPerCore=1"; sed -i 1d {tmp_path}/states;;
+*) echo "$*" >>{tmp_path}/told;;
+esac""",
+    )
+    inside = {**os.environ, "SLURM_JOB_ID": "17"}
+    words = ["sh", "-c", allocation.GUARD, "sh", "n1", "0.01"]
+    subprocess.run(words, env=inside, check=True, timeout=20)
+    assert (tmp_path / "told").read_text() == "requeue 17\n" and not (tmp_path / "states").read_text()

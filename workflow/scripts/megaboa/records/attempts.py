@@ -49,6 +49,7 @@ class AttemptStart(Event):
     job: str | None = None
     restarts: int | None = None  # of the job
     nodes: tuple[str, ...] = ()
+    spares: tuple[str, ...] = field(default=(), metadata=IF_SET)  # the job's other nodes, which wait
     world_size: int = 1
     resumed_from: int = 0
     parent: str | None = None  # `<experiment>/<run>@<step>`, where it begins with another run's checkpoint

@@ -71,6 +71,7 @@ class LaunchSpec(Record):
     """launch.json: where and how a run is executed; nothing in it can change a loss."""
 
     nodes: int = 1
+    spare_nodes: int = field(default=0, metadata=IF_SET)
     gpus_per_node: int = 1
     cpus_per_rank: int = 1
     mem_mb_per_rank: int | None = None

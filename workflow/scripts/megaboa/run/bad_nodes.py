@@ -73,14 +73,35 @@ def give_up(call: Call, evidence: str) -> NoReturn:
 
 
 def leave_avoided_nodes(call: Call) -> None:
-    """The scheduler may give us a node again that failed under this run."""
+    """Nodes that the job has lost meanwhile, and those that failed under this run and were given to us again.
+
+    Spares take their place, where there are enough.
+    """
     job = call.site.job
+    if lost := call.site.lost():
+        text = "; ".join(lost.values())
+        if not take_spares(call, set(lost)):
+            leave(call, text)
+    if call.site.spares:
+        recent = ledger.avoided_nodes(call.entries, time.time(), call.recovery.exclude_hours)
+        if again := set(recent).intersection(call.site.nodes):
+            take_spares(call, again)
     if job is None or not job.can_requeue or ledger.left_in_a_row(call.entries) >= LONGEST_SEARCH:
         return
     again = _excluded(call)[1].intersection(call.site.nodes)
     if again:
         ledger.append(call.payload.ledger, Left(nodes=tuple(sorted(again))))
         leave(call, f"{', '.join(sorted(again))} failed recently under this run")
+
+
+def take_spares(call: Call, bad: Set[str]) -> bool:
+    """Let spares of this job take the place of bad nodes; False where there are too few."""
+    before = set(call.site.nodes)
+    if not call.site.replace(bad):
+        return False
+    taken = sorted(set(call.site.nodes) - before)
+    call.say(f"{', '.join(taken)} of this job's spares takes the place of {', '.join(sorted(bad & before))}")
+    return True
 
 
 def _excluded(call: Call) -> tuple[set[str], set[str]]:
@@ -113,6 +134,10 @@ def require_health(call: Call, target: AttemptFolder) -> None:
     text = "; ".join(f"{node}: {', '.join(found)}" for node, found in sorted(problems.items()))
     call.say(f"unhealthy: {text}")
     ledger.append(call.payload.ledger, Unhealthy(bad_nodes=tuple(sorted(problems)), detail=text))
+    if take_spares(call, set(problems)):  # these are looked at as well
+        call.healthy = False
+        require_health(call, target)
+        return
     tried = ledger.failures_in_a_row(call.entries)
     if call.site.job is None or tried > call.recovery.budget:
         raise TrainingFailed(f"run {call.folder.name}: the health check found {text}. {RESUMES}")
@@ -139,7 +164,7 @@ def avoided(entries: Sequence[Event], partition: str, folder: RunFolder, users: 
     """The nodes that a run is better off without now."""
     recent = ledger.avoided_nodes(entries, time.time(), folder.launch.recovery.exclude_hours)
     ours = {node: blamed for node, blamed in recent.items() if node not in users}
-    return usable(partition, ours, folder.launch.nodes, users)
+    return usable(partition, ours, folder.launch.nodes + folder.launch.spare_nodes, users)
 
 
 def usable(partition: str, avoided: Mapping[str, float], needed: int, users: Set[str] = frozenset()) -> set[str]:

@@ -65,7 +65,8 @@ def share_image(place: Place, logs: Path, stopped: Callable[[], object]) -> str 
     folder are in each other's way: there the first one does it alone, and the others find it.
     """
     failed = None
-    for ways in ((len(place.nodes),), (1, len(place.nodes))) if len(place.nodes) > 1 else ((1,),):
+    everywhere = len(place.nodes) + len(place.spares)
+    for ways in ((everywhere,), (1, everywhere)) if everywhere > 1 else ((1,),):
         for nodes in ways:
             shutil.rmtree(logs, ignore_errors=True)
             logs.mkdir(parents=True)

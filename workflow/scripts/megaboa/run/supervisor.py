@@ -36,7 +36,7 @@ from megaboa.records import (
 from megaboa.run import bad_nodes, checkpoints, claims, failures, ledger, progress, recovery, unfinished
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer, explain, notify
-from megaboa.run.bad_nodes import heed_signals, leave, leave_avoided_nodes, require_claim, require_health
+from megaboa.run.bad_nodes import heed_signals, leave, leave_avoided_nodes, require_claim, require_health, take_spares
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
 from megaboa.run.command import changes, rank_command, rank_environment, warm_up
 from megaboa.run.command import ran_on as what_runs
@@ -76,7 +76,7 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
         me = claims.myself(site.job)
         claim = patiently(lambda: held.enter_context(claims.held(payload.claims, me, waits)), say)
         signals = held.enter_context(Signals())
-        held.callback(site.remove_image)
+        held.callback(site.close)
         patiently(introduce, say)
         call = Call(folder, payload, site, signals, claim, say, life)
         if site.job:  # of other runs, whose supervisors may be gone
@@ -163,6 +163,7 @@ def _attempt(call: Call) -> None:
         job=job and job.id,
         restarts=job and job.restarts,
         nodes=tuple(call.site.nodes),
+        spares=tuple(call.site.spares),
         world_size=world_size,
         resumed_from=beginning.iteration,
         parent=folder.parent_name if beginning.parent else None,
@@ -251,7 +252,9 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     """Close the attempt, then resume, requeue or stop, as the settings say."""
     end = _end_of(call, number, "failed", failure)
     can_requeue = call.site.job is not None and call.site.job.can_requeue
-    decision = recovery.decide([*call.entries, end], failure.cause, call.recovery, can_requeue)
+    bad = set(failure.nodes) if CAUSES[failure.cause].node else set()
+    replaceable = bool(bad) and len(bad.intersection(call.site.nodes)) <= len(call.site.spares)
+    decision = recovery.decide([*call.entries, end], failure.cause, call.recovery, can_requeue, replaceable)
     if failure.cause == "damaged_checkpoint":
         begun = ledger.starts(call.entries)[-1].resumed_from
         if blameless := call.patiently(lambda: call.resumption.could_not_load(begun, failure.evidence)):
@@ -266,6 +269,11 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     if decision.action == "resume":
         call.say(f"attempt {number} ended at step {end.last_step or end.iteration}: {failure}")
         _pause(call, decision.pause)
+        if replaceable:
+            if not take_spares(call, bad):  # one of them has gone too
+                leave(call, str(failure))
+            # Those that are left did nothing wrong, and a spare is looked at as a new job's nodes are: where asked for.
+            call.healthy = not call.folder.launch.start.health_check
         call.patiently(lambda: require_health(call, target))
     elif decision.action == "requeue":
         leave(call, str(failure))

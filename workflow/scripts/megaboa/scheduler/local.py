@@ -45,7 +45,8 @@ class Machine:
     job = None
 
     def __init__(self, container: Container, ports: str | None = None) -> None:
-        self.nodes = [socket.gethostname()]
+        self.nodes: list[str] = [socket.gethostname()]
+        self.spares: list[str] = []
         self._container, self._ports = container, ports
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
@@ -61,6 +62,14 @@ class Machine:
     def share_image(self) -> None: ...
 
     def remove_image(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def replace(self, bad: Set[str]) -> bool:
+        return False
+
+    def lost(self) -> dict[str, str]:
+        return {}
 
     def end_left_over(self, logs: Path) -> None:
         """Ranks of this machine end with their supervisor."""

@@ -54,7 +54,15 @@ class Place(Protocol):
     """Where a supervisor runs and starts ranks: this machine, or the nodes of its job."""
 
     job: Job | None
-    nodes: list[str]
+    nodes: list[str]  # that ranks start on
+    spares: list[str]  # other nodes of the job, which wait to take the place of these
+
+    def replace(self, bad: Set[str]) -> bool:
+        """Let spares take the place of these nodes, which this job uses no more; False, and nothing is done, where
+        there are too few."""
+
+    def lost(self) -> dict[str, str]:
+        """Nodes among `nodes` that the scheduler has taken out of the job, which goes on, with what it says of each."""
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
         """Every rank writes to `logs/rank-K.log`, or every node to `logs/node-K.log`."""
@@ -63,13 +71,17 @@ class Place(Protocol):
         """One process on each node."""
 
     def unpack_image(self, nodes: int, logs: Path) -> Ranks | None:
-        """Begin to unpack the image on the first nodes, for steps to share; None where that isn't how they start."""
+        """Begin to unpack the image on the first nodes, spares last, for steps to share; None where that isn't how they
+        start."""
 
     def share_image(self) -> None:
         """From now on steps take what was unpacked."""
 
     def remove_image(self) -> None:
         """What was unpacked goes. Never raises."""
+
+    def close(self) -> None:
+        """The supervisor ends: what the place keeps for it goes. Never raises."""
 
     def end_left_over(self, logs: Path) -> None:
         """End ranks that an earlier supervisor of this place has left behind; `logs`: where they write."""
@@ -167,9 +179,17 @@ class Scheduler(Protocol):
         gpus: Callable[[Any], int] | None = None,  # of a node
         profile: Mapping[str, str] = ...,  # its default-resources
     ) -> dict[str, Any]: ...
-    def options(self, own: str = "", returns: bool = False, after: RunFolder | None = None, rule: str = "") -> str:
+    def options(
+        self,
+        own: str = "",
+        returns: bool = False,
+        after: RunFolder | None = None,
+        rule: str = "",
+        outlives: bool = False,
+    ) -> str:
         """Further options of a job. `own`: the user's; `returns`: it may be put back into the queue;
-        `after`: not before jobs have ended that the rule has made of this run."""
+        `after`: not before jobs have ended that the rule has made of this run; `outlives`: it goes on without a node
+        that fails."""
 
     def tasks_per_node(self, options: str) -> int | None:
         """What the user's options say of it."""

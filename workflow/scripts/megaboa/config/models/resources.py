@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from megaboa.causes import ACTIONS, Cause
-from megaboa.config.models.section import Count, NonNegative, Positive, Section, harmless, key
+from megaboa.config.models.section import Count, NonNegative, Positive, Section, Whole, harmless, key
 from megaboa.image import references
 from megaboa.launch import networks
 from megaboa.secrets import has_credentials
@@ -25,6 +25,9 @@ from megaboa.secrets import has_credentials
 
 class Resources(Section):
     nodes: Count = key(1, "nodes of a run", short="nodes")
+    spare_nodes: Whole = key(
+        0, "further nodes of a run's job, which wait: when another one fails, its ranks start there, without a queue"
+    )
     gpus_per_node: Count = key(1, "ranks per node: one per GPU, or one process each on the CPU", short="gpus")
     cpus_per_rank: Count = key(1, "CPU cores per rank")
     mem_mb_per_rank: Count = key(4000, "host memory per rank")

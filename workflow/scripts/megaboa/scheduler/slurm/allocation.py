@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from megaboa.scheduler.local import FORKED
 from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.ranks import OF_A_RANK, RENDEZVOUS, Ranks
 from megaboa.scheduler.slurm import queries
-from megaboa.scheduler.slurm.srun import SrunRanks, end_step, srun_command
+from megaboa.scheduler.slurm.srun import STEP, SrunRanks, end_step, srun_command, without_options
 
 ASK_AGAIN_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
@@ -47,8 +48,22 @@ done
 """
 
 
+# A job that outlives its nodes (sbatch --no-kill) also outlives that of its batch script, and then does nothing for the
+# rest of its wall time. So another node looks at the supervisor's, and puts the job back. Arguments: the node, and the
+# seconds between two looks.
+GUARD_SECONDS = 5
+GUARD = """
+while sleep "$2"; do
+  scontrol -o show node "$1" | grep -q ' State=[^ ]*DOWN' && scontrol requeue "$SLURM_JOB_ID" && exit
+done
+"""
+
+
 class Allocation:
-    """The nodes of a SLURM job. The supervisor runs on the first of them."""
+    """The nodes of a SLURM job. The supervisor runs on the first of them.
+
+    With `launch.spare_nodes` ranks start on the first ones, and the others wait.
+    """
 
     def __init__(self, job: queries.Job, launch: LaunchSpec, device: str, container: Container, counted: bool = True):
         """`counted`: SLURM knows of the job's GPUs; else it has whole nodes, and steps ask for none."""
@@ -56,11 +71,15 @@ class Allocation:
         self._plain, self._name = container, ""
         self._device = device
         self._gpus = launch.gpus_per_node if device == "cuda" and counted else 0
-        self.nodes = queries.hostnames(job.nodes)
+        self._all = queries.hostnames(job.nodes)
+        kept = launch.nodes if launch.spare_nodes else len(self._all)
+        self.nodes, self.spares = self._all[:kept], self._all[kept:]
+        self._guard: subprocess.Popen | None = None
         self._asked = time.monotonic()
         self._ahead: float | None = None  # this host's clock of the controller's, in seconds; None: not asked yet
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
+        self._keep_guarded()
         start, per_node = self._launch.start, self._launch.gpus_per_node
         one_task = start.tasks == "node"
         name = step_name(logs)
@@ -79,6 +98,7 @@ class Allocation:
             gpus_per_node=self._gpus,
             cpu_bind=start.cpu_bind,
             further=start.srun_args,
+            chosen=self._chosen(self.nodes),
         )
         inherited = self._container.inherited()
         return SrunRanks(
@@ -87,7 +107,7 @@ class Allocation:
 
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
         inside = self._container.around(command, {*environment, *RENDEZVOUS})
-        srun = self._one_each(inside, len(self.nodes), logs, name)
+        srun = self._one_each(inside, self.nodes, logs, name)
         inherited = self._container.inherited()
         return SrunRanks(
             self.job.id,
@@ -109,7 +129,8 @@ class Allocation:
                 lives = queries.lives_of_ours()
                 if f"{self.job.id}.{self.job.restarts}" in lives:  # else there are others that we aren't told of
                     self._remove_images(images_of_jobs_gone(queries.cluster()), *lives)
-        srun = self._one_each(self._plain.named(self._name).around(["true"], ()), nodes, logs, "image")
+        first = [*self.nodes, *self.spares][:nodes]
+        srun = self._one_each(self._plain.named(self._name).around(["true"], ()), first, logs, "image")
         return SrunRanks(self.job.id, srun, "image", logs, {}, self.nodes[0], inherited=self._plain.inherited())
 
     def share_image(self) -> None:
@@ -123,16 +144,17 @@ class Allocation:
 
     def _remove_images(self, pattern: str, *kept: str) -> None:
         """On all nodes; what can't be removed now is removed by the next job that comes to the node."""
-        srun = self._one_each(["sh", "-c", REMOVE_IMAGES, "sh", pattern, *kept], len(self.nodes), None, "image-away")
+        everywhere = [*self.nodes, *self.spares]
+        srun = self._one_each(["sh", "-c", REMOVE_IMAGES, "sh", pattern, *kept], everywhere, None, "image-away")
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(srun, capture_output=True, stdin=subprocess.DEVNULL, timeout=REMOVE_SECONDS)
 
-    def _one_each(self, command: Sequence[str], nodes: int, logs: Path | None, name: str) -> list[str]:
-        """One process on each of the first nodes."""
+    def _one_each(self, command: Sequence[str], nodes: Sequence[str], logs: Path | None, name: str) -> list[str]:
+        """One process on each of these nodes."""
         start = self._launch.start
         return srun_command(
             command,
-            nodes=nodes,
+            nodes=len(nodes),
             tasks_per_node=1,
             cpus_per_task=self._launch.cpus_per_rank * self._launch.gpus_per_node,
             output=str(logs / "node-%n.log") if logs else "/dev/null",
@@ -140,7 +162,67 @@ class Allocation:
             srun=start.srun,
             gpus_per_node=self._gpus,
             further=start.srun_args,
+            chosen=self._chosen(nodes),
         )
+
+    def _chosen(self, nodes: Sequence[str]) -> Sequence[str]:
+        """To be named where others of the job wait, or did."""
+        return nodes if self._launch.spare_nodes else ()
+
+    def replace(self, bad: Set[str]) -> bool:
+        gone = {*bad, *self._gone_of(self.spares)}
+        kept, spares = ([node for node in nodes if node not in gone] for nodes in (self.nodes, self.spares))
+        missing = len(self.nodes) - len(kept)
+        if missing > len(spares):
+            return False
+        now = {*kept, *spares[:missing]}
+        self.nodes = [node for node in self._all if node in now]  # SLURM gives ranks to nodes in this order
+        self.spares = spares[missing:]
+        return True
+
+    def lost(self) -> dict[str, str]:
+        try:
+            gone = self._gone_of(self.nodes)
+            return {node.name: _what_happened(node) for node in queries.show_nodes(",".join(gone))} if gone else {}
+        except UnreachableError:
+            return {}
+
+    def _gone_of(self, nodes: Sequence[str]) -> list[str]:
+        """Which of these SLURM has taken out of the job, while that goes on."""
+        now = self._now() if self._launch.spare_nodes and nodes else None  # else SLURM ends the job, and says so
+        if now is None or now.restarts > self.job.restarts or now.state != "RUNNING":
+            return []
+        try:
+            left = set(queries.hostnames(now.nodes))
+        except UnreachableError:
+            return []
+        return [node for node in nodes if node not in left]
+
+    def _keep_guarded(self) -> None:
+        """One process on the last node looks at the first, where this one runs: see GUARD."""
+        here = self._all[0]
+        others = [node for node in (*self.nodes, *self.spares) if node != here]
+        if not (self._launch.spare_nodes and others and self.job.can_requeue):
+            return
+        if self._guard and self._guard.poll() is None:
+            return
+        words = [self._launch.start.srun, *STEP, f"--nodelist={others[-1]}", "--mem=0", "--job-name=guard"]
+        with contextlib.suppress(OSError):
+            self._guard = subprocess.Popen(
+                [*words, "--output=none", "sh", "-c", GUARD, "sh", here, str(GUARD_SECONDS)],
+                env=without_options(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def close(self) -> None:
+        self.remove_image()
+        if self._guard and self._guard.poll() is None:
+            self._guard.terminate()  # srun ends its step
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._guard.wait(GUARD_SECONDS)
 
     def end_left_over(self, logs: Path) -> None:
         """An srun outlives a supervisor that is killed."""
@@ -150,6 +232,7 @@ class Allocation:
         """Asked again now and then: an administrator can move it."""
         if time.monotonic() - self._asked > ASK_AGAIN_SECONDS:
             self._asked = time.monotonic()
+            self._keep_guarded()
             with contextlib.suppress(UnreachableError):
                 now = queries.show_job(self.job.id)
                 if now and now.restarts == self.job.restarts:  # else it is over, and this is the memory of it
@@ -175,6 +258,8 @@ class Allocation:
         except UnreachableError:
             return None
         bad = fallen(nodes, since - (self._ahead or 0.0))
+        if lost := self.lost():
+            return Failure("node_failure", "; ".join(lost.values()), nodes=tuple(lost))
         found = _interruption(self.job, now) if now else None
         # Check for a cancellation first: a cancelled job with a dead node must not come back.
         if bad and (now is None or (found and found.cause in ("requeued", "node_failure"))):
