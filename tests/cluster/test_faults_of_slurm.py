@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import matrix
 import pytest
-from faults import AT_ONCE, NAME, STEPS, Faults
+from faults import AT_ONCE, NAME, STEPS, WAIT, Faults
 from lab import Lab
 from site_clone import SiteClone
 
@@ -27,7 +27,7 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def faults(make_lab: Callable[..., Lab]) -> Iterator[Faults]:
-    lab = make_lab(memory_mb=32000, nodes=4)
+    lab = make_lab(memory_mb=32000)
     found = Faults(lab, SiteClone(lab), {run: f"{values}, {AT_ONCE}" for run, values in RUNS.items()})
     found.prepare("quiet")
     yield found
@@ -90,19 +90,20 @@ def test_a_spare_takes_the_place_of_a_host_that_loses_its_power(faults):
 
 
 def test_the_supervisors_host_loses_its_power_though_the_job_has_a_spare(faults):
-    """SLURM would leave the job without its script: another of its hosts puts it back."""
+    """SLURM would leave the job without its script: another of its hosts puts it back. It waits for a third host."""
     process, start = faults.start_and_wait("spare-supervisor")
-    lost, hit = start["nodes"][0], time.time()
+    lost, hit = start["host"], time.time()
     faults.lab.crash(lost)
     try:
-        faults.finish("spare-supervisor", process)
+        faults.clone.wait(lambda: faults.queue(start["job"])[0] == "PENDING", WAIT, "the job to be put back")
     finally:
         faults.lab.boot(lost)
-        faults.lab.wait_idle()
+    faults.finish("spare-supervisor", process)
+    faults.lab.wait_idle()
     end, last = faults.ends("spare-supervisor")[0], faults.clone.starts(NAME, "spare-supervisor")[-1]
     assert end["cause"] == "node_failure" and end["bad_nodes"] == [lost] and last["restarts"] == 1
-    assert lost not in last["nodes"]
-    outcome = "node failure: same job on other hosts, put back by one of them"
+    assert lost not in last["nodes"] and last["spares"] == [lost], "what failed waits"
+    outcome = "node failure: put back by another host of the job, same job goes on"
     faults.record("the supervisor's host loses its power, resources.spare_nodes being 1", outcome, since=hit)
 
 

@@ -187,6 +187,6 @@ def test_a_spare_of_the_job_saves_the_queue():
     settings = replace(SETTINGS, actions={})
     for cause in NODE_CAUSES:
         decision = decide([end(cause)], cause, settings, True, replaceable=True)
-        assert (decision.action, decision.pause) == ("resume", 0.0 if cause in FREE else settings.backoff_seconds)
+        assert (decision.action, decision.pause) == ("resume", 0.0)
         assert decide([end(cause)], cause, settings, False, replaceable=True).action == "resume"
     assert decide([end("gpu_failure")] * 7, "gpu_failure", settings, True, replaceable=True).action == "stop"

@@ -25,6 +25,7 @@ GROUPS = {
         "doctor": "why runs failed, and what to do",
         "bisect": "the first image, commit or other value that made it worse",
         "interim": "report on the finished runs while others train or have failed",
+        "nodes": "nodes that keep failing, with the evidence of all runs of the store",
         "site": "its cluster: partitions, relevant settings, and the profile's choices",
     },
     "One run": {

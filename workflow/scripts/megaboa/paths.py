@@ -405,6 +405,24 @@ def compiled_kernels(store: Path, user: int, environment: str) -> Path:
 
 
 @dataclass(frozen=True)
+class NodesFolder:
+    """<store>/nodes: what is remembered of nodes."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, store: Path) -> NodesFolder:
+        return cls(store / "nodes")
+
+    def node(self, cluster: str, name: str) -> Path:
+        return self.path / cluster / f"{name}.jsonl"
+
+    @property
+    def all(self) -> list[Path]:
+        return sorted(self.path.glob("*/*.jsonl"))
+
+
+@dataclass(frozen=True)
 class RunStore:
     """Where the payloads of one identity of a run lie."""
 

@@ -129,6 +129,17 @@ class LeftOut(Event):
     steps: Range
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeTrouble(Event):
+    """<store>/nodes/<cluster>/<node>.jsonl: what a run met on a node."""
+
+    event = "trouble"
+    what: str  # run/node_memory.py has them, with their weights
+    detail: str = ""
+    run: str | None = None  # `<experiment>/<run>`
+    attempt: int | None = None
+
+
 BEFORE = ("health_check", "checkpoint", "environment")  # looked at by the supervisor, before it starts ranks
 
 # --- attempts/NN/steps.jsonl: what the last rank saw ------------------------------------------------------------------
@@ -284,6 +295,10 @@ def read_ledger(path: str | Path) -> list[Event]:
     """What happened to a run, oldest first. Incomplete lines, and events of unknown kinds, are left
     out."""
     return events(LEDGER, files.read_jsonl(path), path)
+
+
+def read_node_troubles(path: str | Path) -> list[NodeTrouble]:
+    return events({NodeTrouble.event: NodeTrouble}, files.read_jsonl(path), path)
 
 
 def read_steps(path: str | Path, attempt: int = 0) -> list[StepEvent]:

@@ -61,6 +61,7 @@ class Recovery(Record):
     stop_seconds: float
     lead_minutes: float | None = None
     exclude_hours: float
+    node_memory_days: float = field(default=7.0, metadata=IF_SET)
     actions: dict[Cause, Action]
     loss_spike: LossSpike | None
     notify: str | None

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from megaboa.paths import AttemptFolder, RunFolder, RunStore, begun
 from megaboa.records import AttemptStart, Called, Cancelled, Event, Left, Unhealthy, read_ledger
-from megaboa.run import claims, ledger
+from megaboa.run import claims, ledger, node_memory
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
@@ -83,21 +83,23 @@ def leave_avoided_nodes(call: Call) -> None:
         if not take_spares(call, set(lost)):
             leave(call, text)
     if call.site.spares:
-        recent = ledger.avoided_nodes(call.entries, time.time(), call.recovery.exclude_hours)
-        if again := set(recent).intersection(call.site.nodes):
-            take_spares(call, again)
+        recent = set(ledger.avoided_nodes(call.entries, time.time(), call.recovery.exclude_hours))
+        recent |= {one.node for one in node_memory.here(call.folder) if one.avoided}
+        if again := recent.intersection(call.site.nodes):
+            take_spares(call, again, for_good=False)
     if job is None or not job.can_requeue or ledger.left_in_a_row(call.entries) >= LONGEST_SEARCH:
         return
     again = _excluded(call)[1].intersection(call.site.nodes)
     if again:
         ledger.append(call.payload.ledger, Left(nodes=tuple(sorted(again))))
-        leave(call, f"{', '.join(sorted(again))} failed recently under this run")
+        leave(call, f"{', '.join(sorted(again))} failed recently under this run, or under others of this store")
 
 
-def take_spares(call: Call, bad: Set[str]) -> bool:
-    """Let spares of this job take the place of bad nodes; False where there are too few."""
+def take_spares(call: Call, bad: Set[str], for_good: bool = True) -> bool:
+    """Let spares of this job take the place of bad nodes; False where there are too few. Those that only were bad wait
+    as the last spares."""
     before = set(call.site.nodes)
-    if not call.site.replace(bad):
+    if not call.site.replace(bad, for_good):
         return False
     taken = sorted(set(call.site.nodes) - before)
     call.say(f"{', '.join(taken)} of this job's spares takes the place of {', '.join(sorted(bad & before))}")
@@ -134,6 +136,7 @@ def require_health(call: Call, target: AttemptFolder) -> None:
     text = "; ".join(f"{node}: {', '.join(found)}" for node, found in sorted(problems.items()))
     call.say(f"unhealthy: {text}")
     ledger.append(call.payload.ledger, Unhealthy(bad_nodes=tuple(sorted(problems)), detail=text))
+    node_memory.remember(folder, {node: ", ".join(found) for node, found in problems.items()}, "unhealthy")
     if take_spares(call, set(problems)):  # these are looked at as well
         call.healthy = False
         require_health(call, target)
@@ -164,7 +167,15 @@ def avoided(entries: Sequence[Event], partition: str, folder: RunFolder, users: 
     """The nodes that a run is better off without now."""
     recent = ledger.avoided_nodes(entries, time.time(), folder.launch.recovery.exclude_hours)
     ours = {node: blamed for node, blamed in recent.items() if node not in users}
-    return usable(partition, ours, folder.launch.nodes + folder.launch.spare_nodes, users)
+    needed = folder.launch.nodes + folder.launch.spare_nodes
+    kept = usable(partition, ours, needed, users)
+    remembered = [one for one in node_memory.here(folder) if one.avoided and one.node not in users]
+    if not remembered:
+        return kept
+    try:
+        return kept | node_memory.bad(remembered, cluster().usable_nodes(partition) - users, kept, needed)
+    except UnreachableError:
+        return kept
 
 
 def usable(partition: str, avoided: Mapping[str, float], needed: int, users: Set[str] = frozenset()) -> set[str]:
@@ -233,6 +244,7 @@ def _revise_run(folder: RunFolder, waiting: Mapping[str, Job]) -> None:
         return
     now, users = set(cluster().hostnames(job.excluded)), users_own(entries, job.id, job.excluded)
     blamed = set(ledger.avoided_nodes(entries, time.time(), hours=math.inf)) - users
+    blamed |= {one.node for one in node_memory.here(folder)} - users
     back = now & (blamed - avoided(entries, job.partition, folder, users))
     if back and cluster().exclude(job.id, now - back):
         announcer(folder)(f"{cluster().name} job {job.id}, which waits, may use {', '.join(sorted(back))} again")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,7 +34,7 @@ from megaboa.records import (
     read_steps,
     write,
 )
-from megaboa.run import bad_nodes, checkpoints, claims, failures, ledger, progress, recovery, unfinished
+from megaboa.run import bad_nodes, checkpoints, claims, failures, ledger, node_memory, progress, recovery, unfinished
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer, explain, notify
 from megaboa.run.bad_nodes import heed_signals, leave, leave_avoided_nodes, require_claim, require_health, take_spares
@@ -48,6 +49,8 @@ from megaboa.run.patience import FULL, full, patiently
 from megaboa.run.watch import Watched, leave_out, watch_of
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
+
+GPUS_SECONDS = 60.0  # at a run's end, for what its last attempt's samples say of nodes
 
 
 def train(folder: RunFolder, life: int = 1) -> TrainRecord:
@@ -180,6 +183,7 @@ def _attempt(call: Call) -> None:
     try:
         ranks = call.patiently(lambda: call.site.start(command, world_size, target.path, environment))
         call.healthy = False
+        _look_at_gpus_of(call, number - 1)
         watched = watch_of(call, target).until_ended(ranks)
     except BaseException as error:
         cause = "disk_full" if isinstance(error, OSError) and error.errno in FULL else "crash"
@@ -189,10 +193,21 @@ def _attempt(call: Call) -> None:
     require_claim(call)  # where the scheduler has lost sight of this host the end is written by the run's next holder
     if finished(folder, payload):
         _close(call, number, "completed", None, None, str(watched.ended))
+        _look_at_gpus_of(call, number, GPUS_SECONDS)
         call.patiently(call.resumption.prove_newest)
         call.say(progress.describe(progress.read_progress(payload.path)))
         return
     _act(call, number, target, watched, _or_full_disk(target, _why(call, target, watched, started)))
+
+
+def _look_at_gpus_of(call: Call, number: int, patience: float = 0.0) -> None:
+    """Of an attempt that has ended: what its samples say of nodes. Many nodes leave much to read."""
+    start = next((start for start in ledger.starts(call.entries) if start.attempt == number), None)
+    if start and call.site.job:
+        given = (call.folder, number, call.payload.attempt(number), start.nodes)
+        reader = threading.Thread(target=node_memory.remember_gpus, args=given, daemon=True)
+        reader.start()
+        reader.join(patience)
 
 
 def _share_image(call: Call, target: AttemptFolder) -> None:
@@ -324,6 +339,8 @@ def _close(
     call: Call, number: int, outcome: Outcome, failure: Failure | None, action: Action | None, detail: str = ""
 ) -> None:
     end = _end_of(call, number, outcome, failure)
+    if failure and failure.nodes and CAUSES[failure.cause].node:
+        node_memory.remember(call.folder, dict.fromkeys(failure.nodes, failure.evidence), failure.cause, number)
     ledger.append(call.payload.ledger, replace(end, action=action, detail=str(failure) if failure else detail))
 
 

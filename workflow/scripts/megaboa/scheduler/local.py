@@ -65,7 +65,7 @@ class Machine:
 
     def close(self) -> None: ...
 
-    def replace(self, bad: Set[str]) -> bool:
+    def replace(self, bad: Set[str], for_good: bool = True) -> bool:
         return False
 
     def lost(self) -> dict[str, str]:

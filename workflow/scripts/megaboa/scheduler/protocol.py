@@ -57,9 +57,9 @@ class Place(Protocol):
     nodes: list[str]  # that ranks start on
     spares: list[str]  # other nodes of the job, which wait to take the place of these
 
-    def replace(self, bad: Set[str]) -> bool:
-        """Let spares take the place of these nodes, which this job uses no more; False, and nothing is done, where
-        there are too few."""
+    def replace(self, bad: Set[str], for_good: bool = True) -> bool:
+        """Let spares take the place of these nodes, which this job uses no more (or only as its last spares); False,
+        and nothing is done, where there are too few."""
 
     def lost(self) -> dict[str, str]:
         """Nodes among `nodes` that the scheduler has taken out of the job, which goes on, with what it says of each."""

@@ -205,6 +205,10 @@ class Recovery(Section):
         "how long before the end of the wall time ranks save; default: from measured saves",
     )
     exclude_hours: NonNegative = key(24.0, "how long a run avoids a node that failed under it")
+    node_memory_days: NonNegative = key(
+        7.0,
+        "half-life of what all runs of the store remember of nodes: those that keep failing are avoided; 0: nothing is",
+    )
     actions: dict[Cause, Literal[ACTIONS]] = key(
         {}, "action instead of the default, by cause (listed in docs/explanation/recovery.md)"
     )

@@ -169,15 +169,16 @@ class Allocation:
         """To be named where others of the job wait, or did."""
         return nodes if self._launch.spare_nodes else ()
 
-    def replace(self, bad: Set[str]) -> bool:
+    def replace(self, bad: Set[str], for_good: bool = True) -> bool:
         gone = {*bad, *self._gone_of(self.spares)}
         kept, spares = ([node for node in nodes if node not in gone] for nodes in (self.nodes, self.spares))
         missing = len(self.nodes) - len(kept)
         if missing > len(spares):
             return False
+        waiting = [] if for_good else [node for node in self.nodes if node in bad]
         now = {*kept, *spares[:missing]}
         self.nodes = [node for node in self._all if node in now]  # SLURM gives ranks to nodes in this order
-        self.spares = spares[missing:]
+        self.spares = [*spares[missing:], *waiting]
         return True
 
     def lost(self) -> dict[str, str]:
