@@ -99,10 +99,11 @@ def test_a_rank_hangs(faults):
     faults.signal_rank(start["nodes"][1], "STOP")
     faults.finish("hang", process)
     end = faults.ends("hang")[0]
-    assert end["cause"] == "hang" and end["action"] == "resume"
+    assert end["cause"] == "hang" and end["action"] == "resume" and end["bad_nodes"] == [start["nodes"][1]]
+    assert "rank 0 waited in" in end["detail"] and "for rank 1, which did not even answer" in end["detail"]
     log = (faults.store("hang") / "attempts" / "01" / "rank-0.log").read_text()
     assert "Current thread" in log and "train.py" in log, "the stacks of the ranks that could still write them"
-    outcome = "no progress for 15 s: writes stacks, kills, starts the ranks again"
+    outcome = "no progress for 15 s: says who waited for whom in which collective, starts the ranks again"
     faults.record("a rank hangs (SIGSTOP)", outcome, since=hit)
 
 

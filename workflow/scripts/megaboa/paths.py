@@ -534,6 +534,11 @@ class AttemptFolder:
         return {**ranks, None: self.path / "srun.log"}
 
     @property
+    def flight(self) -> str:
+        """How files begin in which ranks tell what they waited for; the rank's number follows."""
+        return str(self.path / "flight-rank-")
+
+    @property
     def asked(self) -> Path:
         """What the ranks of this attempt train: run, launch and profile, as their supervisor had them."""
         return self.path / "asked.json"

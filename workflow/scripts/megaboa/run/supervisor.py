@@ -34,7 +34,18 @@ from megaboa.records import (
     read_steps,
     write,
 )
-from megaboa.run import bad_nodes, checkpoints, claims, failures, ledger, node_memory, progress, recovery, unfinished
+from megaboa.run import (
+    bad_nodes,
+    checkpoints,
+    claims,
+    failures,
+    flight,
+    ledger,
+    node_memory,
+    progress,
+    recovery,
+    unfinished,
+)
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer, explain, notify
 from megaboa.run.bad_nodes import heed_signals, leave, leave_avoided_nodes, require_claim, require_health, take_spares
@@ -242,7 +253,7 @@ def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) ->
     Also before a signal and the end of the wall time: a preemption brings both.
     """
     if watched.reason and watched.reason not in ("cancelled", "time_limit"):
-        return Failure(watched.reason, watched.evidence)
+        return _who_was_waited_for(call, target, Failure(watched.reason, watched.evidence))
     if interruption := call.site.interruption(started):
         return interruption
     if watched.reason:
@@ -253,7 +264,24 @@ def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) ->
     failure = failures.classify(watched.ended, tails, len(_steps(target)), begun)
     if failure.cause == "damaged_checkpoint" and start.parent:  # it is not ours to set aside
         return Failure("config", f"{start.parent} can't be loaded: {failure.evidence}", failure.rank)
-    return failure
+    return _who_was_waited_for(call, target, failure)
+
+
+def _who_was_waited_for(call: Call, target: AttemptFolder, failure: Failure) -> Failure:
+    """Of a hang, or of a collective's time-out: the ranks and, where these did not even answer, their nodes."""
+    if failure.cause not in ("hang", "transient"):
+        return failure
+    size = call.folder.run.world_size
+    verdict = flight.judge(flight.read(target.flight, size), size)
+    if verdict is None:
+        return failure
+    nodes = [call.site.nodes[rank // call.folder.launch.gpus_per_node] for rank in verdict.ranks]
+    frozen = tuple(dict.fromkeys(nodes)) if verdict.kind == "frozen" and call.site.job else ()
+    where = f"; on {', '.join(dict.fromkeys(nodes))}" if nodes and call.site.job else ""
+    first = verdict.ranks[0] if verdict.ranks else failure.rank
+    # Most nodes at once are not broken: what they share is.
+    blamed = frozen if 2 * len(frozen) <= len(call.site.nodes) else ()
+    return Failure(failure.cause, f"{failure.evidence}; {verdict}{where}", first, blamed)
 
 
 def _or_full_disk(target: AttemptFolder, failure: Failure) -> Failure:
@@ -267,7 +295,7 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     """Close the attempt, then resume, requeue or stop, as the settings say."""
     end = _end_of(call, number, "failed", failure)
     can_requeue = call.site.job is not None and call.site.job.can_requeue
-    bad = set(failure.nodes) if CAUSES[failure.cause].node else set()
+    bad = set(failure.nodes)
     replaceable = bool(bad) and len(bad.intersection(call.site.nodes)) <= len(call.site.spares)
     decision = recovery.decide([*call.entries, end], failure.cause, call.recovery, can_requeue, replaceable)
     if failure.cause == "damaged_checkpoint":
@@ -284,7 +312,7 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     if decision.action == "resume":
         call.say(f"attempt {number} ended at step {end.last_step or end.iteration}: {failure}")
         _pause(call, decision.pause)
-        if replaceable:
+        if replaceable:  # also of a hang, of which a node is to blame only perhaps: a spare costs nothing
             if not take_spares(call, bad):  # one of them has gone too
                 leave(call, str(failure))
             # Those that are left did nothing wrong, and a spare is looked at as a new job's nodes are: where asked for.
@@ -339,8 +367,9 @@ def _close(
     call: Call, number: int, outcome: Outcome, failure: Failure | None, action: Action | None, detail: str = ""
 ) -> None:
     end = _end_of(call, number, outcome, failure)
-    if failure and failure.nodes and CAUSES[failure.cause].node:
-        node_memory.remember(call.folder, dict.fromkeys(failure.nodes, failure.evidence), failure.cause, number)
+    if failure and failure.nodes:
+        what = failure.cause if CAUSES[failure.cause].node else "hang"
+        node_memory.remember(call.folder, dict.fromkeys(failure.nodes, failure.evidence), what, number)
     ledger.append(call.payload.ledger, replace(end, action=action, detail=str(failure) if failure else detail))
 
 
