@@ -548,6 +548,11 @@ class AttemptFolder:
         return self.path / "health"
 
     @property
+    def verified(self) -> Path:
+        """What each node says of its share of the checkpoint that the attempt began with."""
+        return self.path / "verified"
+
+    @property
     def image(self) -> Path:
         """What was said while the image was unpacked."""
         return self.path / "image"

@@ -262,6 +262,13 @@ class NodeHealth(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointShare(Record):
+    """attempts/NN/verified/<node>.json: what is wrong with the files of a checkpoint that this node has read."""
+
+    problem: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointMark(Record):
     """complete.json of a checkpoint: its save is finished. Markers of older versions have neither sizes nor time."""
 

@@ -45,6 +45,7 @@ from megaboa.run import (
     progress,
     recovery,
     unfinished,
+    verification,
 )
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer, explain, notify
@@ -54,9 +55,11 @@ from megaboa.run.command import changes, rank_command, rank_environment, warm_up
 from megaboa.run.command import ran_on as what_runs
 from megaboa.run.failures import Failure
 from megaboa.run.identity import identity_of, store_of
-from megaboa.run.inputs import check_data, check_image, check_index, check_nodes, check_weights
+from megaboa.run.inputs import UnusableInputError, check_data, check_image, check_index, check_nodes, check_weights
 from megaboa.run.lives import Signals
 from megaboa.run.patience import FULL, full, patiently
+from megaboa.run.resume import Beginning
+from megaboa.run.verification import Verification
 from megaboa.run.watch import Watched, leave_out, watch_of
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
@@ -162,7 +165,7 @@ def _attempt(call: Call) -> None:
     if folder.launch.start.health_check:
         call.patiently(lambda: require_health(call, target))
         took.note("health_check")
-    beginning = call.patiently(call.resumption.beginning)
+    beginning, reading = _sound_beginning(call, target)
     took.note("checkpoint")
     skipped = ledger.skipped_steps(call.entries)
     before = ledger.starts(call.entries)
@@ -195,13 +198,14 @@ def _attempt(call: Call) -> None:
         ranks = call.patiently(lambda: call.site.start(command, world_size, target.path, environment))
         call.healthy = False
         _look_at_gpus_of(call, number - 1)
-        watched = watch_of(call, target).until_ended(ranks)
+        watched = watch_of(call, target, reading).until_ended(ranks)
     except BaseException as error:
         cause = "disk_full" if isinstance(error, OSError) and error.errno in FULL else "crash"
         failure = Failure(cause, f"the supervisor failed: {type(error).__name__}: {error}")
         _close(call, number, "failed", failure, "stop")
         raise
     require_claim(call)  # where the scheduler has lost sight of this host the end is written by the run's next holder
+    watched = _judged(call, beginning, reading, watched)
     if finished(folder, payload):
         _close(call, number, "completed", None, None, str(watched.ended))
         _look_at_gpus_of(call, number, GPUS_SECONDS)
@@ -219,6 +223,32 @@ def _look_at_gpus_of(call: Call, number: int, patience: float = 0.0) -> None:
         reader = threading.Thread(target=node_memory.remember_gpus, args=given, daemon=True)
         reader.start()
         reader.join(patience)
+
+
+def _sound_beginning(call: Call, target: AttemptFolder) -> tuple[Beginning, Verification]:
+    """Where the attempt begins, as far as that can be told in a moment: the rest is read while ranks start."""
+    while True:
+        beginning = call.patiently(call.resumption.beginning)
+        reading = verification.begin(call, beginning, target)
+        if not (problem := reading.wait(verification.QUICK_SECONDS)):
+            return beginning, reading
+        if beginning.parent:
+            raise UnusableInputError(call.resumption.parent_is_damaged(problem))
+        call.resumption.was_damaged(beginning.iteration, problem)
+
+
+def _judged(call: Call, beginning: Beginning, reading: Verification, watched: Watched) -> Watched:
+    """What ranks have saved counts only if what they began with was sound."""
+    hurried = call.signals.seen or watched.reason in ("time_limit", "stopped")
+    if not hurried and checkpoints.latest(call.payload.checkpoints) > (0 if beginning.parent else beginning.iteration):
+        reading.wait()
+    reading.stop()
+    if not reading.problem:
+        return watched
+    if beginning.parent:
+        return Watched(watched.ended, "config", call.resumption.parent_is_damaged(reading.problem))
+    call.resumption.was_damaged(beginning.iteration, reading.problem)
+    return Watched(watched.ended, "damaged_checkpoint", reading.problem)
 
 
 def _share_image(call: Call, target: AttemptFolder) -> None:
