@@ -1,15 +1,18 @@
 """megaboa.run.verification: what an attempt begins with is read while its ranks start, and counts only if sound."""
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from called import called
 from pretended_run import LAST, Run
 
 from megaboa.records import CheckpointShare, read
 from megaboa.run import checkpoints, verification
-from megaboa.run.call import TrainingFailed
+from megaboa.run.call import Call, TrainingFailed
 
 DIES = "step == 4 and attempt == 1 and os.kill(os.getpid(), signal.SIGKILL)"
 
@@ -105,7 +108,49 @@ def test_each_node_reads_a_share_of_the_files(run, tmp_path, monkeypatch):
     for node in range(3):
         for name, value in {"PROCID": node, "LOCALID": 0, "NTASKS": 3, "NODEID": node, "NNODES": 3}.items():
             monkeypatch.setenv(f"SLURM_{name}", str(value))
-        done = called("verify-checkpoint", run.store.checkpoints, "--iteration=4", f"--out={tmp_path}")
-        assert done.returncode == 0, done.stderr
+        words = [f"--checkpoints={run.store.checkpoints}", "--iteration=4", f"--out={tmp_path}"]
+        subprocess.run([sys.executable, verification.CHECK_CHECKPOINT, *words], check=True)
     said = [read(CheckpointShare, Path(tmp_path, f"{node}.json")).problem for node in range(3)]
     assert sorted(map(bool, said)) == [False, False, True] and str(damaged) in max(filter(None, said))
+
+
+class Tasks:
+    """A process for each of three nodes, in place of a step of SLURM's; `dead` ones write nothing."""
+
+    def __init__(self, command, dead):
+        words = {node: command if node != dead else ["false"] for node in range(3)}
+        numbers = {node: {f"SLURM_{name}": str(value) for name, value in numbered(node)} for node in words}
+        self.processes = [subprocess.Popen(words[node], env={**os.environ, **numbers[node]}) for node in words]
+
+    def poll(self):
+        return "ended" if all(process.poll() is not None for process in self.processes) else None
+
+    def kill(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+def numbered(node):
+    return {"PROCID": node, "LOCALID": 0, "NTASKS": 3, "NODEID": node, "NNODES": 3}.items()
+
+
+@pytest.mark.parametrize(("dead", "damaged"), [(None, False), (None, True), (1, True), (1, False)])
+def test_a_large_checkpoint_is_read_by_all_nodes_and_what_one_leaves_out_is_read_here(run, monkeypatch, dead, damaged):
+    monkeypatch.setattr(verification, "ONE_READER_BYTES", 0)
+    monkeypatch.setattr(verification, "rank_environment", lambda folder: {})
+    if damaged:
+        flip(run, 4)
+    started = []
+
+    def start_on_nodes(command, name, logs, environment):
+        started.append(name)
+        return Tasks(command, dead)
+
+    site = SimpleNamespace(job="17", nodes=["n1", "n2", "n3"], start_on_nodes=start_on_nodes)
+    call = Call(run.folder, run.store, site, None, 0, print)
+    reading = verification.begin(call, call.resumption.beginning(), run.store.attempt(2))
+    assert bool(reading.wait(60)) is damaged and reading.over and started == ["verify-02"]
+    assert call.sound == (set() if damaged else {4})
+    assert verification.begin(call, call.resumption.beginning(), run.store.attempt(3)).wait(60) == reading.problem
+    assert len(started) == 1 + damaged, "what is known to be sound is not read again"

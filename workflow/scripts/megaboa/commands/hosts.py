@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -12,13 +11,11 @@ from megaboa.check.outcome import conclude_in_image
 from megaboa.errors import InputError
 from megaboa.image.make import answer, build_command, make
 from megaboa.paths import Specs
-from megaboa.records import CheckpointShare, Image, RecordError, read, write
+from megaboa.records import Image, RecordError, read, write
 from megaboa.run.call import TrainingFailed
 from megaboa.run.capture import capture as capture_run
-from megaboa.run.checkpoints import damage
 from megaboa.run.inputs import UnusableInputError
 from megaboa.run.submitted import folder_of
-from megaboa.scheduler.registry import cluster
 
 
 def image(words: list[str]) -> None:
@@ -55,18 +52,6 @@ def preflight_in_image(words: list[str]) -> int:
     manifest, command = read(Image, args.image), [str(commands.MEGABOA), "check-inside", str(args.order)]
     report = answer(Specs(args.order.parent), manifest, args.out.parent, command)
     return conclude_in_image(args.order, manifest.digest, report, args.out)
-
-
-def verify_checkpoint(words: list[str]) -> None:
-    """Read this node's share of a checkpoint's files, and compare them with their checksums."""
-    parser = commands.job(verify_checkpoint, "out")
-    parser.add_argument("checkpoints", type=Path, help="the run's folder of checkpoints")
-    parser.add_argument("--iteration", type=int, required=True)
-    args = parser.parse_args(words)
-    here = cluster().task(os.environ)
-    node, nodes = (here.node, here.nodes) if here else (0, 1)
-    problem = damage(args.checkpoints, args.iteration, share=(node, nodes))
-    write(args.out / f"{node}.json", CheckpointShare(problem=problem))
 
 
 def capture(words: list[str]) -> int:

@@ -19,6 +19,7 @@ from megaboa.run.command import SCRIPTS, rank_environment
 from megaboa.run.resume import Beginning
 from megaboa.run.site import python_of
 
+CHECK_CHECKPOINT = SCRIPTS / "check_checkpoint.py"
 QUICK_SECONDS = 2.0  # small ones are read before ranks start for nothing
 ONE_READER_BYTES = 4 << 30  # more is divided among the job's nodes
 
@@ -86,8 +87,8 @@ def _by_nodes(call: Call, folder: Path, iteration: int, out: Path, stopped: Call
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     nodes = len(call.site.nodes)
-    command = [python_of(call.folder.launch), str(SCRIPTS / "megaboa"), "verify-checkpoint"]
-    command += [str(folder), f"--iteration={iteration}", f"--out={out}"]
+    command = [python_of(call.folder.launch), str(CHECK_CHECKPOINT), f"--checkpoints={folder}"]
+    command += [f"--iteration={iteration}", f"--out={out}"]
     tasks = call.site.start_on_nodes(command, f"verify-{out.parent.name}", out, rank_environment(call.folder))
     try:
         while tasks.poll() is None and not stopped():
