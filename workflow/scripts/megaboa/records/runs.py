@@ -12,6 +12,15 @@ from megaboa.records.images import BridgeSource
 
 
 @dataclass(frozen=True, kw_only=True)
+class PassMarks(Record):
+    """What a node must reach in the health check."""
+
+    tflops: float | None = None
+    node_gb_per_second: float | None = None
+    nodes_gb_per_second: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Start(Record):
     """How ranks are started."""
 
@@ -28,6 +37,7 @@ class Start(Record):
     timeout_minutes: int | None = None
     health_check: bool
     health_check_seconds: float = 90.0
+    pass_marks: PassMarks | None = field(default=None, metadata=IF_SET)
     gpu_sampling_seconds: float = 5.0
 
 

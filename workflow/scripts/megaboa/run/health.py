@@ -147,6 +147,12 @@ def verdict(
     return found | {node: [f"{error} (no single node is to blame)"] for node, error in failed.items()}
 
 
+def results_of(folder: Path, nodes: list[str]) -> dict[str, NodeHealth]:
+    """What there is."""
+    found = {node: _read(folder / f"{node}.json") for node in nodes}
+    return {node: result for node, result in found.items() if result}
+
+
 def _late(folder: Path, nodes: list[str], seconds: float) -> set[str]:
     """Nodes that began long after the first."""
     begun = {node: mark_of(folder, node).stat().st_mtime for node in nodes if mark_of(folder, node).exists()}

@@ -58,6 +58,16 @@ def _checked_ports(value: str) -> str:
     return value
 
 
+class PassMarks(Section):
+    """What `check_node.py` measures on a good node of the site, less what you allow for."""
+
+    tflops: PositiveFloat | None = key(None, "TFLOP/s that every GPU must reach in the product of matrices")
+    node_gb_per_second: PositiveFloat | None = key(None, "GB/s of the all-reduce over a node's GPUs")
+    nodes_gb_per_second: PositiveFloat | None = key(
+        None, "GB/s of the all-reduce over all nodes; what is slower is reported, and blames no node"
+    )
+
+
 class Launch(Section):
     """How the ranks are started. Changes no loss, so that nothing is trained again when it changes."""
 
@@ -87,6 +97,9 @@ class Launch(Section):
     health_check: bool = key(False, "check every node before the ranks start, not only after a failure")
     health_check_seconds: Positive = key(
         90.0, "time for nodes to start that check; at least three times what half of them took"
+    )
+    pass_marks: PassMarks | None = key(
+        None, "what nodes must reach in that check; a node far below the others never passes"
     )
     gpu_sampling_seconds: NonNegative = key(
         5.0, "time between samples of each node's GPUs (power, clocks, temperature, errors); 0: none are taken"
