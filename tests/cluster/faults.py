@@ -182,6 +182,19 @@ class Faults:
     def ranks(self, host: str, run: str | None = None) -> list[int]:
         return self._processes(host, rf"^\S*python\S* .*train_rank\.py .*--run=\S*/runs/{run or self.run}( |$)")
 
+    def has_imported(self, host: str) -> bool:
+        """The last process there that keeps ranks has worked for a second or more, and does nothing now."""
+        keepers = self._processes(host, r"megaboa\.bridge\.zygote")
+        if len(keepers) < 2:  # that of the running attempt's ranks is one
+            return False
+        keeper = max(keepers)
+        both = [
+            self.lab.on_node(host, ["cat", f"/proc/{keeper}/stat"], user="root").stdout.rsplit(")", 1)[1].split()[11]
+            for pause in (0, 1)
+            if not time.sleep(pause)
+        ]
+        return both[0] == both[1] and int(both[0]) >= os.sysconf("SC_CLK_TCK")
+
     def supervisor(self, host: str) -> list[int]:
         """With the process that keeps it, and what it is about to start."""
         return self._processes(host, rf"^\S*python\S* \S*megaboa pretrain \S*/runs/{self.run}/run\.json$")
@@ -246,11 +259,12 @@ class Faults:
         self.clone.wait(lambda: self.lab.state(host).startswith("down"), WAIT, f"SLURM to give up {host}")
         return time.time()
 
-    def tell_phases(self, run: str, hit: float, noticed: float) -> None:
+    def tell_phases(self, run: str, hit: float, noticed: float | None = None) -> None:
         """How long each part took from a fault to the next step, for docs/benchmarks/recovery.md."""
         starts = self.clone.starts(NAME, run)
         attempt = next(start["attempt"] for start in starts if start["time"] > hit)
-        moments = [("SLURM's word", noticed), ("the attempt closed", self.ends(run)[attempt - 2]["time"])]
+        moments = [("SLURM's word", noticed)] if noticed else []
+        moments += [("the attempt closed", self.ends(run)[attempt - 2]["time"])]
         moments += [("the next begun", starts[attempt - 1]["time"]), *self.clone.phases(NAME, run, attempt)]
         last = hit
         for name, moment in moments:

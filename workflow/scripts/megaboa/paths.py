@@ -548,6 +548,11 @@ class AttemptFolder:
         return self.path / "health"
 
     @property
+    def standby(self) -> Path:
+        """Of a step that waits, with Bridge imported, to start the ranks of the next attempt."""
+        return self.path / "standby"
+
+    @property
     def verified(self) -> Path:
         """What each node says of its share of the checkpoint that the attempt began with."""
         return self.path / "verified"

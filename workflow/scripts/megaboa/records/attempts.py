@@ -262,6 +262,15 @@ class NodeHealth(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StandbyOrder(Record):
+    """attempts/NN/standby/go: what the ranks that wait there are to run, for the next attempt."""
+
+    command: tuple[str, ...]
+    logs: str
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointShare(Record):
     """attempts/NN/verified/<node>.json: what is wrong with the files of a checkpoint that this node has read."""
 

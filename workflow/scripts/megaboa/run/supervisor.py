@@ -7,6 +7,7 @@ the store, and its next life continues from there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import threading
@@ -198,7 +199,8 @@ def _attempt(call: Call) -> None:
         ranks = call.patiently(lambda: call.site.start(command, world_size, target.path, environment))
         call.healthy = False
         _look_at_gpus_of(call, number - 1)
-        watched = watch_of(call, target, reading).until_ended(ranks)
+        standby = functools.partial(call.site.stand_by, command[:2], world_size, target.standby, environment)
+        watched = watch_of(call, target, reading, standby).until_ended(ranks)
     except BaseException as error:
         cause = "disk_full" if isinstance(error, OSError) and error.errno in FULL else "crash"
         failure = Failure(cause, f"the supervisor failed: {type(error).__name__}: {error}")

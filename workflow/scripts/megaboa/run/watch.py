@@ -159,7 +159,10 @@ def _head(log: Path) -> str:
         return stream.read(HEAD_BYTES).decode(errors="replace")
 
 
-def watch_of(call: Call, target: AttemptFolder, verification: Verification) -> Watch:
+def watch_of(
+    call: Call, target: AttemptFolder, verification: Verification, stand_by: Callable[[], None] = lambda: None
+) -> Watch:
+    """`stand_by`: called again and again from the first step on, to prepare the next attempt."""
     report = progress_reporter(call.payload, call.say, call.site.job is not None)
     keep = checkpoints.keeper(call.payload.checkpoints, call.resumption.verifies, **call.resumption.retention)
 
@@ -178,6 +181,8 @@ def watch_of(call: Call, target: AttemptFolder, verification: Verification) -> W
 
     def each_poll() -> None:
         report()
+        if written is not None and progress.has_steps(target):  # then nobody waits for the processors
+            stand_by()
         if verification.over:  # else the one before may yet be needed
             keep()
 

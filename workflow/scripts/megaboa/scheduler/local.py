@@ -53,6 +53,9 @@ class Machine:
         inside = self._container.around(command, {*environment, *OF_A_RANK})
         return start(inside, world_size, logs, environment, self._container.inherited(), self._ports)
 
+    def stand_by(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> None:
+        """Here a zygote does that."""
+
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
         return self.start(command, 1, logs, environment)
 

@@ -67,6 +67,11 @@ class Place(Protocol):
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
         """Every rank writes to `logs/rank-K.log`, or every node to `logs/node-K.log`."""
 
+    def stand_by(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> None:
+        """Prepare the next `start` on these nodes, while ranks run, where that saves time. Never raises.
+
+        `command`: how every rank's begins; `logs`: a folder for it."""
+
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
         """One process on each node."""
 

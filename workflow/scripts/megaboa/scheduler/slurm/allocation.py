@@ -9,17 +9,17 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megaboa.causes import Failure
-from megaboa.records import LaunchSpec
+from megaboa.records import LaunchSpec, StandbyOrder, line
 from megaboa.scheduler.answers import NoPlaceError, UnreachableError
 from megaboa.scheduler.local import FORKED
 from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.ranks import OF_A_RANK, RENDEZVOUS, Ranks
 from megaboa.scheduler.slurm import queries
-from megaboa.scheduler.slurm.srun import STEP, SrunRanks, end_step, srun_command, without_options
+from megaboa.scheduler.slurm.srun import SRUN_LOG, STEP, SrunRanks, end_step, srun_command, without_options
 
 ASK_AGAIN_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
@@ -27,6 +27,7 @@ REQUEUE_AGAIN_SECONDS = 3.0
 EXCLUDE_TRIES, EXCLUDE_AGAIN_SECONDS = 10, 0.3
 REMOVE_SECONDS = 120.0  # for tens of gigabytes, on the slowest node
 GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_GPUS")  # how variables begin that SLURM sets for a job with GPUs
+GO = "go"  # the file that a standby's order is written to
 START_NODE = Path(__file__).parents[3] / "start_node.py"
 
 # Unpacked images that the steps of a job share. srun's plugin keeps a container that has a name when its step ends, and
@@ -75,17 +76,47 @@ class Allocation:
         kept = launch.nodes if launch.spare_nodes else len(self._all)
         self.nodes, self.spares = self._all[:kept], self._all[kept:]
         self._guard: subprocess.Popen | None = None
+        self._standby: _Standby | None = None
         self._asked = time.monotonic()
         self._ahead: float | None = None  # this host's clock of the controller's, in seconds; None: not asked yet
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
         self._keep_guarded()
+        standby, self._standby = self._standby, None
+        if standby:
+            if standby.fits(self.nodes, self._container):
+                return standby.begin(command, logs, environment)
+            standby.ranks.kill()
+        return self._start(command, world_size, logs, environment, step_name(logs))
+
+    def stand_by(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> None:
+        if self._standby or self._launch.start.tasks != "node" or environment.get(FORKED) == "0":
+            return
+        if self._plain.runtime == "pyxis":  # a step of the same container's name would be inside that of the ranks
+            return
+        with contextlib.suppress(OSError):
+            logs.mkdir(parents=True, exist_ok=True)
+            go = logs / GO
+            go.write_text("")
+            ranks = self._start(command, world_size, logs, environment, standby_name(logs.parent), go)
+            self._standby = _Standby(ranks, go, tuple(self.nodes), self._container)
+
+    def _start(
+        self,
+        command: Sequence[str],
+        world_size: int,
+        logs: Path,
+        environment: Environment,
+        name: str,
+        wait: Path | None = None,
+    ) -> SrunRanks:
+        """`wait`: the file that says when, and what."""
         start, per_node = self._launch.start, self._launch.gpus_per_node
         one_task = start.tasks == "node"
-        name = step_name(logs)
         if one_task:
             forks = [f"--fork={self._device}"] if environment.get(FORKED) != "0" else []
-            spawner = [command[0], str(START_NODE), f"--ranks={per_node}", f"--logs={logs}", *forks, "--"]
+            waits = [f"--wait={wait}"] if wait else []
+            spawner = [command[0], str(START_NODE), f"--ranks={per_node}", f"--logs={logs}", *forks, *waits, "--"]
             command = [*spawner, *command]
         srun = srun_command(
             self._container.around(command, {*environment, *OF_A_RANK}),
@@ -219,6 +250,8 @@ class Allocation:
             )
 
     def close(self) -> None:
+        if self._standby:
+            self._standby.ranks.kill()
         self.remove_image()
         if self._guard and self._guard.poll() is None:
             self._guard.terminate()  # srun ends its step
@@ -227,7 +260,11 @@ class Allocation:
 
     def end_left_over(self, logs: Path) -> None:
         """An srun outlives a supervisor that is killed."""
-        end_step(self.job.id, step_name(logs))
+        names = [step_name(logs), standby_name(logs)]
+        if (logs / SRUN_LOG).is_symlink():  # its ranks were started by what stood by
+            names.append(standby_name((logs / SRUN_LOG).resolve().parents[1]))
+        for name in names:
+            end_step(self.job.id, name)
 
     def deadline(self) -> float | None:
         """Asked again now and then: an administrator can move it."""
@@ -308,6 +345,26 @@ class Allocation:
             return None
 
 
+@dataclass(frozen=True)
+class _Standby:
+    """A step of one task per node that has imported Bridge, and waits for its order."""
+
+    ranks: SrunRanks
+    go: Path
+    nodes: tuple[str, ...]
+    container: Container
+
+    def fits(self, nodes: Sequence[str], container: Container) -> bool:
+        return tuple(nodes) == self.nodes and container == self.container and self.ranks.process.poll() is None
+
+    def begin(self, command: Sequence[str], logs: Path, environment: Environment) -> SrunRanks:
+        with contextlib.suppress(FileExistsError):
+            (logs / SRUN_LOG).symlink_to(self.ranks.log.resolve())
+        order = StandbyOrder(command=tuple(command), logs=str(logs), environment=dict(environment))
+        self.go.write_text(line(order) + "\n")
+        return self.ranks
+
+
 def here(launch: LaunchSpec, device: str, environment: Environment, container: Container) -> Allocation | None:
     """The nodes of the job that this process is in, if the run's settings want them."""
     starter, job = launch.start.starter, environment.get("SLURM_JOB_ID")
@@ -347,6 +404,11 @@ def fallen_of(names: Sequence[str], since: float) -> dict[str, str]:
         return {node.name: _why([node]) for node in bad}
     except UnreachableError:
         return {}
+
+
+def standby_name(logs: Path) -> str:
+    """Of the step that was prepared while the ranks ran that write there."""
+    return f"standby-{logs.name}"
 
 
 def step_name(logs: Path) -> str:
