@@ -14,6 +14,7 @@ from megaboa.paths import RunFolder, RunStore
 from megaboa.records import LEDGER, events
 from megaboa.run import bad_nodes, supervisor
 from megaboa.run.call import Call, Interrupted, Requeued, TrainingFailed
+from megaboa.run.failures import Failure
 from megaboa.run.lives import Signals
 from megaboa.run.progress import read_progress
 from megaboa.run.watch import Watched
@@ -185,6 +186,27 @@ def test_a_spare_takes_the_place_of_a_node_that_the_health_check_refuses_and_is_
     bad_nodes.require_health(spares, spares.payload.attempt(1))
     assert looked == [["n1", "n2"], ["n2", "n3"]] and spares.told() == []
     assert (spares.entries[-1].event, spares.entries[-1].bad_nodes) == ("unhealthy", ("n1",))
+
+
+def acted(call, *nodes):
+    """After a node's failure, of which srun or SLURM has named these."""
+    failure = Failure("node_failure", "node failure", nodes=nodes)
+    supervisor._act(call, 1, call.payload.attempt(1), Watched(Ended(returncode=1), None), failure)
+
+
+def test_without_a_spare_a_dead_node_sends_the_job_back(call):
+    with pytest.raises(Requeued):
+        acted(call, "n2")
+    with pytest.raises(Requeued):
+        acted(call, "n[2-3]")  # as srun writes several: of these none is known
+
+
+def test_with_a_spare_the_run_goes_on_at_once(spares):
+    acted(spares, "n2")
+    assert (spares.site.nodes, spares.told(), spares.healthy) == (["n1", "n3"], [], True)
+    assert (spares.entries[-1].action, spares.entries[-1].bad_nodes) == ("resume", ("n2",))
+    with pytest.raises(Requeued):
+        acted(spares, "n3")
 
 
 # Which nodes a job is kept away from

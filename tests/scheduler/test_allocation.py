@@ -1,5 +1,6 @@
 """Where ranks start, what a SLURM job is told, and what SLURM says of an end."""
 
+import json
 import os
 import subprocess
 import time
@@ -485,3 +486,64 @@ esac""",
     words = ["sh", "-c", allocation.GUARD, "sh", "n1", "0.01"]
     subprocess.run(words, env=inside, check=True, timeout=20)
     assert (tmp_path / "told").read_text() == "requeue 17\n" and not (tmp_path / "states").read_text()
+
+
+# What stands by
+
+
+class Waiting:
+    """In place of a step that waits."""
+
+    def __init__(self, job, command, name, logs, environment, *more):
+        self.command, self.name, self.logs, self.log, self.ended = command, name, logs, logs / "srun.log", None
+        self.process, self.killed = self, False
+
+    def poll(self):
+        return self.ended
+
+    def kill(self):
+        self.killed = True
+
+
+@pytest.fixture
+def two_nodes(scontrol, monkeypatch):
+    scontrol()
+    monkeypatch.setattr(allocation, "SrunRanks", Waiting)
+    return Allocation(JOB, launch(tasks="node"), "cpu", NO_CONTAINER)
+
+
+def test_the_next_attempt_is_told_to_what_stands_by(two_nodes, tmp_path):
+    first, second = tmp_path / "01", tmp_path / "02"
+    second.mkdir()
+    two_nodes.start(["python", "rank.py", "--attempt=1"], 8, first, {})
+    for _ in range(2):  # once is enough
+        two_nodes.stand_by(["python", "rank.py"], 8, first / "standby", {"A": "1"})
+    ranks = two_nodes.start(["python", "rank.py", "--attempt=2"], 8, second, {"A": "2"})
+    assert ranks.name == "standby-01" and f"--wait={first / 'standby' / 'go'}" in ranks.command
+    order = json.loads((first / "standby" / "go").read_text())
+    assert (order["command"], order["environment"]) == (["python", "rank.py", "--attempt=2"], {"A": "2"})
+    assert order["logs"] == str(second) and (second / "srun.log").is_symlink()
+    assert two_nodes.start(["python", "rank.py"], 8, tmp_path / "03", {}).name == "attempt-03", "it is used once"
+
+
+@pytest.mark.parametrize("why", ["ended", "other nodes", "no space"])
+def test_what_stands_by_in_vain_is_ended(two_nodes, tmp_path, monkeypatch, why):
+    two_nodes.stand_by(["python", "rank.py"], 8, tmp_path / "01" / "standby", {})
+    waiting = two_nodes._standby.ranks
+    if why == "ended":
+        waiting.ended = 1
+    elif why == "other nodes":
+        two_nodes.nodes = ["n1", "n3"]
+    else:
+        (tmp_path / "01" / "standby" / "go").unlink()
+        (tmp_path / "01" / "standby" / "go").mkdir()
+        with pytest.raises(OSError):
+            two_nodes.start(["python", "rank.py"], 8, tmp_path, {})
+    assert two_nodes.start(["python", "rank.py"], 8, tmp_path / "02", {}).name == "attempt-02" and waiting.killed
+
+
+def test_a_task_per_rank_has_nothing_that_stands_by(scontrol, tmp_path):
+    scontrol()
+    place = Allocation(JOB, launch(), "cpu", NO_CONTAINER)
+    place.stand_by(["python", "rank.py"], 8, tmp_path / "01" / "standby", {})
+    assert place._standby is None and not (tmp_path / "01").exists()

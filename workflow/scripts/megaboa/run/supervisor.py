@@ -328,7 +328,7 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     end = _end_of(call, number, "failed", failure)
     can_requeue = call.site.job is not None and call.site.job.can_requeue
     bad = set(failure.nodes)
-    replaceable = bool(bad) and len(bad.intersection(call.site.nodes)) <= len(call.site.spares)
+    replaceable = bool(bad) and bad.issubset(call.site.nodes) and len(bad) <= len(call.site.spares)
     decision = recovery.decide([*call.entries, end], failure.cause, call.recovery, can_requeue, replaceable)
     if failure.cause == "damaged_checkpoint":
         begun = ledger.starts(call.entries)[-1].resumed_from

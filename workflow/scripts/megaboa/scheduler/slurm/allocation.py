@@ -361,7 +361,11 @@ class _Standby:
         with contextlib.suppress(FileExistsError):
             (logs / SRUN_LOG).symlink_to(self.ranks.log.resolve())
         order = StandbyOrder(command=tuple(command), logs=str(logs), environment=dict(environment))
-        self.go.write_text(line(order) + "\n")
+        try:
+            self.go.write_text(line(order) + "\n")
+        except OSError:  # who tries again starts a step as usual
+            self.ranks.kill()
+            raise
         return self.ranks
 
 
