@@ -31,8 +31,8 @@ from megaboa.bridge import flight as recorder
 from megaboa.run import flight
 from megaboa.scheduler.ranks import STACKS_SIGNAL
 
-ANSWER_SECONDS = 3.0
-CONNECT_SECONDS = 60.0
+ANSWER_SECONDS = 30.0
+CONNECT_SECONDS = 120.0
 CLONE_NEWNET = 0x40000000
 
 
@@ -90,11 +90,12 @@ def reads_for_ever() -> None:
 
 
 def wait_until_still(pids: list[int]) -> None:
-    """Each has come to where it stays: none has used the processor for a second and a half."""
+    """Each has come to where it stays: for a second and a half none has used the processor, or waited for it."""
     used, since, deadline = [0], time.monotonic(), time.monotonic() + CONNECT_SECONDS
     while time.monotonic() - since < 1.5 and time.monotonic() < deadline:
-        now = [sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13])) for pid in pids]
-        if now != used:
+        stats = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids]
+        now = [int(stat[11]) + int(stat[12]) for stat in stats]
+        if now != used or any(stat[0] == "R" for stat in stats):
             used, since = now, time.monotonic()
         time.sleep(0.05)
 

@@ -182,6 +182,27 @@ class Faults:
     def ranks(self, host: str, run: str | None = None) -> list[int]:
         return self._processes(host, rf"^\S*python\S* .*train_rank\.py .*--run=\S*/runs/{run or self.run}( |$)")
 
+    def signal_forked_rank(self, host: str, name: str) -> None:
+        """With `launch.tasks: node`, in a first attempt: to the child of the process that ranks are forked from, which
+        is older than what stands by."""
+        keeper = min(self._processes(host, r"megaboa\.bridge\.zygote"))
+        self.lab.on_node(host, ["pkill", f"-{name}", "-P", str(keeper), "-f", "train_rank"], user="root")
+
+    def kill_rank_when_others_stand_by(self, start: dict) -> float:
+        """The second host's rank, when a process on each host has imported Bridge for the next attempt; returns when.
+
+        Until then the run stands still, as it would be done before.
+        """
+        first, second = start["nodes"]
+        standby = self.store(self.run) / "attempts" / f"{start['attempt']:02d}" / "standby"
+        self.signal_forked_rank(first, "STOP")
+        self.clone.wait(lambda: len(list(standby.glob("keeper-*.log"))) == 2, WAIT, "processes that stand by")
+        for host in start["nodes"]:
+            self.clone.wait(lambda host=host: self.has_imported(host), WAIT, f"{host} to stand by")
+        hit = time.time()
+        self.signal_forked_rank(second, "KILL")
+        return hit
+
     def has_imported(self, host: str) -> bool:
         """The last process there that keeps ranks has worked for a second or more, and does nothing now."""
         keepers = self._processes(host, r"megaboa\.bridge\.zygote")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import matrix
 import pytest
-from faults import AT_ONCE, HIT_AT, NAME, SAVE_INTERVAL, STEPS, WAIT, Faults
+from faults import AT_ONCE, HIT_AT, NAME, SAVE_INTERVAL, STEPS, Faults
 from lab import UID, Lab
 from site_clone import SiteClone
 
@@ -75,18 +75,12 @@ def test_a_rank_is_killed(faults):
 def test_a_rank_is_killed_while_others_stand_by(faults):
     """The next attempt's ranks are forked by processes that have imported Bridge meanwhile, on each node one."""
     process, start = faults.start_and_wait("stand-by", SAVE_INTERVAL + 1)
-    standby = faults.store("stand-by") / "attempts" / "01" / "standby"
-    first, host = ((node, str(max(faults.ranks(node)))) for node in start["nodes"])  # the rank, not what started it
-    faults.lab.on_node(first[0], ["kill", "-STOP", first[1]], user="root")
-    faults.clone.wait(lambda: len(list(standby.glob("keeper-*.log"))) == 2, WAIT, "processes that stand by")
-    for node in start["nodes"]:
-        faults.clone.wait(lambda node=node: faults.has_imported(node), WAIT, f"{node} to stand by")
-    hit = time.time()
-    faults.lab.on_node(host[0], ["kill", "-KILL", host[1]], user="root")
+    hit = faults.kill_rank_when_others_stand_by(start)
     faults.finish("stand-by", process)
-    end, second = faults.ends("stand-by")[0], faults.store("stand-by") / "attempts" / "02"
+    end, attempts = faults.ends("stand-by")[0], faults.store("stand-by") / "attempts"
     assert end["cause"] == "killed" and end["action"] == "resume"
-    assert (second / "srun.log").resolve().parent == standby.resolve() and (second / "rank-1.log").exists()
+    assert (attempts / "02" / "srun.log").resolve().parent == (attempts / "01" / "standby").resolve()
+    assert (attempts / "02" / "rank-1.log").exists()
     faults.tell_phases("stand-by", hit)
     outcome = "killed: ranks are forked again in the same allocation"
     faults.record("SIGKILL of one rank, launch.tasks being node", outcome, since=hit)

@@ -42,6 +42,7 @@ RUNS = {
     "hit": f"{ONE_HOST}, resources.partition: low, launch.health_check: true, recovery.lead_minutes: 10",
     "blind": f"{ONE_HOST}, launch.health_check: true",
     **{run: f"{TWO_HOSTS}{values}" for run, values in LAYOUTS.items()},
+    **({"stand-by": f"{TWO_HOSTS}, launch.tasks: node"} if FOUND > 1 else {}),
 }
 BF16 = 5e-2  # largest difference of a step's loss between layouts
 
@@ -154,6 +155,20 @@ def test_layouts_over_two_hosts_agree(faults):
         assert len(faults.clone.starts(NAME, run)[0]["nodes"]) == 2
         losses = [[float.fromhex(loss) for _, loss, _ in faults.curve(name)] for name in (run, "quiet")]
         assert max(abs(one - two) for one, two in zip(*losses, strict=True)) <= BF16
+
+
+@on_two_gpus
+def test_a_rank_is_killed_while_others_stand_by(faults):
+    """`-s` prints how long each part took until the next step."""
+    process, start = faults.start_and_wait("stand-by", SAVE_INTERVAL + 2)
+    hit = faults.kill_rank_when_others_stand_by(start)
+    faults.finish("stand-by", process)
+    end, attempts = faults.ends("stand-by")[0], faults.store("stand-by") / "attempts"
+    assert end["cause"] == "killed" and end["action"] == "resume"
+    assert (attempts / "02" / "srun.log").resolve().parent == (attempts / "01" / "standby").resolve()
+    faults.tell_phases("stand-by", hit)
+    losses = [[float.fromhex(loss) for _, loss, _ in faults.curve(name)] for name in ("stand-by", "quiet")]
+    assert max(abs(one - two) for one, two in zip(*losses, strict=True)) <= BF16
 
 
 @on_two_gpus

@@ -106,6 +106,7 @@ def test_nccls_own_files_are_read_and_run_nothing(tmp_path):
     assert judge(found, 4).ranks == (1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="one kind of case takes a network away, which needs root")
 def test_real_hangs_of_gloo_are_told(tmp_path):
     """One case of each kind, by processes that hang: benchmarks/flight.py makes more."""
