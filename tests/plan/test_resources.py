@@ -51,6 +51,14 @@ def test_a_run_is_one_allocation_for_all_its_ranks(plan_of):
     assert asked(jobs(plan_of(GPUS), PROFILE).training("train"), run="wide") == TRAINING | places
 
 
+def test_spares_are_nodes_of_the_training_job_which_outlives_one_that_fails(plan_of):
+    found = jobs(plan_of(GPUS.replace("nodes: 2,", "nodes: 2, spare_nodes: 1,")))
+    more = {"nodes": 3, "gpus_in_flight": 12, "slurm_extra": f"{TRAINING['slurm_extra']} --no-kill"}
+    assert asked(found.training("train", spares=True), run="wide") == TRAINING | more
+    assert asked(found.training("capture"), run="wide") == TRAINING, "a profile is a matter of minutes"
+    assert asked(jobs(plan_of(GPUS)).training("train", spares=True), run="wide") == TRAINING
+
+
 def test_one_rank_takes_two_tasks_of_half_its_cores(plan_of):
     plan = plan_of("resources: {cpus_per_rank: 5}")
     found = asked(jobs(plan).training("train"), run=plan.runs[0].name)
