@@ -150,7 +150,7 @@ class Tower:
         asked = {"floors": lambda wildcards: size(wildcards).nodes} if size else {}
         return asked | ({} if options is None else {"climb": options})
 
-    def options(self, own="", returns=False, after=None, rule=""):
+    def options(self, own="", returns=False, after=None, rule="", outlives=False):
         return f"{own} up".strip()
 
     def tasks_per_node(self, options):

@@ -182,6 +182,40 @@ class Faults:
     def ranks(self, host: str, run: str | None = None) -> list[int]:
         return self._processes(host, rf"^\S*python\S* .*train_rank\.py .*--run=\S*/runs/{run or self.run}( |$)")
 
+    def signal_forked_rank(self, host: str, name: str) -> None:
+        """With `launch.tasks: node`, in a first attempt: to the child of the process that ranks are forked from, which
+        is older than what stands by."""
+        keeper = min(self._processes(host, r"megaboa\.bridge\.zygote"))
+        self.lab.on_node(host, ["pkill", f"-{name}", "-P", str(keeper), "-f", "train_rank"], user="root")
+
+    def kill_rank_when_others_stand_by(self, start: dict) -> float:
+        """The second host's rank, when a process on each host has imported Bridge for the next attempt; returns when.
+
+        Until then the run stands still, as it would be done before.
+        """
+        first, second = start["nodes"]
+        standby = self.store(self.run) / "attempts" / f"{start['attempt']:02d}" / "standby"
+        self.signal_forked_rank(first, "STOP")
+        self.clone.wait(lambda: len(list(standby.glob("keeper-*.log"))) == 2, WAIT, "processes that stand by")
+        for host in start["nodes"]:
+            self.clone.wait(lambda host=host: self.has_imported(host), WAIT, f"{host} to stand by")
+        hit = time.time()
+        self.signal_forked_rank(second, "KILL")
+        return hit
+
+    def has_imported(self, host: str) -> bool:
+        """The last process there that keeps ranks has worked for a second or more, and does nothing now."""
+        keepers = self._processes(host, r"megaboa\.bridge\.zygote")
+        if len(keepers) < 2:  # that of the running attempt's ranks is one
+            return False
+        keeper = max(keepers)
+        both = [
+            self.lab.on_node(host, ["cat", f"/proc/{keeper}/stat"], user="root").stdout.rsplit(")", 1)[1].split()[11]
+            for pause in (0, 1)
+            if not time.sleep(pause)
+        ]
+        return both[0] == both[1] and int(both[0]) >= os.sysconf("SC_CLK_TCK")
+
     def supervisor(self, host: str) -> list[int]:
         """With the process that keeps it, and what it is about to start."""
         return self._processes(host, rf"^\S*python\S* \S*megaboa pretrain \S*/runs/{self.run}/run\.json$")
@@ -240,6 +274,23 @@ class Faults:
         attempts = [start["attempt"] for start in self.clone.starts(NAME, run)]
         times = [step["time"] for attempt in attempts[1:] for step in self.clone.steps(NAME, run, attempt)[:1]]
         return min((moment - since for moment in times if moment > since), default=None)
+
+    def given_up(self, host: str) -> float:
+        """When SLURM has taken a host for dead."""
+        self.clone.wait(lambda: self.lab.state(host).startswith("down"), WAIT, f"SLURM to give up {host}")
+        return time.time()
+
+    def tell_phases(self, run: str, hit: float, noticed: float | None = None) -> None:
+        """How long each part took from a fault to the next step, for docs/benchmarks/recovery.md."""
+        starts = self.clone.starts(NAME, run)
+        attempt = next(start["attempt"] for start in starts if start["time"] > hit)
+        moments = [("SLURM's word", noticed)] if noticed else []
+        moments += [("the attempt closed", self.ends(run)[attempt - 2]["time"])]
+        moments += [("the next begun", starts[attempt - 1]["time"]), *self.clone.phases(NAME, run, attempt)]
+        last = hit
+        for name, moment in moments:
+            print(f"{name}: {moment - last:+.1f} s, {moment - hit:.1f} s in all")
+            last = moment
 
     def record(self, event: str, outcome: str, jobs: int = 1, since: float = 0.0) -> None:
         """Check what every line of the matrix promises of the run that was started last, and keep the line."""

@@ -129,6 +129,12 @@ class SiteClone:
         events = read_jsonl(self.store(experiment, run) / "attempts" / f"{attempt:02d}" / "steps.jsonl")
         return [event for event in events if event["event"] == "step"]
 
+    def phases(self, experiment: str, run: str, attempt: int) -> list[tuple[str, float]]:
+        """Until the end of the first step, each with the time when it was reached."""
+        events = read_jsonl(self.store(experiment, run) / "attempts" / f"{attempt:02d}" / "steps.jsonl")
+        first = next(number for number, event in enumerate(events) if event["event"] == "step")
+        return [(event.get("phase", event["event"]), event["time"]) for event in events[: first + 1]]
+
     def last_step(self, experiment: str, run: str) -> int:
         if not self.ledger(experiment, run):
             return 0

@@ -28,6 +28,7 @@ RUNS = {
     **dict.fromkeys(
         ("rank", "srun", "save", "stop", "damage", "unread", "driver-term", "driver-kill"), f"{STEPS}, {AT_ONCE}"
     ),
+    "stand-by": f"{STEPS}, {AT_ONCE}, launch.tasks: node",
     "hang": f"{STEPS}, {AT_ONCE}, recovery.no_progress_minutes: 0.25",
     "memory": f"{STEPS}, launch.python: limited-python, overrides.model.ffn_hidden_size: {2**26}",
     "diverges": f"{STEPS}, optimizer.lr: 1.0e+30",
@@ -67,7 +68,22 @@ def test_a_rank_is_killed(faults):
     end = faults.ends("rank")[0]
     assert end["cause"] == "killed" and end["action"] == "resume" and "SIGKILL" in end["detail"]
     assert start["nodes"][1] in end["detail"]
+    faults.tell_phases("rank", hit)
     faults.record("SIGKILL of one rank", "killed: starts the ranks again in the same allocation", since=hit)
+
+
+def test_a_rank_is_killed_while_others_stand_by(faults):
+    """The next attempt's ranks are forked by processes that have imported Bridge meanwhile, on each node one."""
+    process, start = faults.start_and_wait("stand-by", SAVE_INTERVAL + 1)
+    hit = faults.kill_rank_when_others_stand_by(start)
+    faults.finish("stand-by", process)
+    end, attempts = faults.ends("stand-by")[0], faults.store("stand-by") / "attempts"
+    assert end["cause"] == "killed" and end["action"] == "resume"
+    assert (attempts / "02" / "srun.log").resolve().parent == (attempts / "01" / "standby").resolve()
+    assert (attempts / "02" / "rank-1.log").exists()
+    faults.tell_phases("stand-by", hit)
+    outcome = "killed: ranks are forked again in the same allocation"
+    faults.record("SIGKILL of one rank, launch.tasks being node", outcome, since=hit)
 
 
 def test_srun_is_killed(faults):
@@ -99,10 +115,11 @@ def test_a_rank_hangs(faults):
     faults.signal_rank(start["nodes"][1], "STOP")
     faults.finish("hang", process)
     end = faults.ends("hang")[0]
-    assert end["cause"] == "hang" and end["action"] == "resume"
+    assert end["cause"] == "hang" and end["action"] == "resume" and end["bad_nodes"] == [start["nodes"][1]]
+    assert "rank 0 waited in" in end["detail"] and "for rank 1, which did not even answer" in end["detail"]
     log = (faults.store("hang") / "attempts" / "01" / "rank-0.log").read_text()
     assert "Current thread" in log and "train.py" in log, "the stacks of the ranks that could still write them"
-    outcome = "no progress for 15 s: writes stacks, kills, starts the ranks again"
+    outcome = "no progress for 15 s: says who waited for whom in which collective, starts the ranks again"
     faults.record("a rank hangs (SIGSTOP)", outcome, since=hit)
 
 

@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator
 
 import matrix
 import pytest
-from faults import AT_ONCE, NAME, STEPS, Faults
+from faults import AT_ONCE, NAME, STEPS, WAIT, Faults
 from lab import Lab
 from site_clone import SiteClone
 
 pytestmark = pytest.mark.slow
 
 PART = "Hosts, jobs, SLURM"
+SPARE = "node failure: its ranks start on the spare, in the same job"
 RUNS = {
     "quiet": STEPS,
     **dict.fromkeys(("power-off", "power-cycle", "scancel", "requeue", "controller", "status", "accounting"), STEPS),
     "time-limit": f"{STEPS}, resources.runtime: 2m",
+    **dict.fromkeys(("spare", "spare-supervisor"), f"{STEPS}, resources.spare_nodes: 1"),
     "preempt-requeue": f"{STEPS}, resources.partition: low",
     "preempt-cancel": f"{STEPS}, resources.partition: lowcancel",
 }
@@ -38,6 +40,7 @@ def test_a_host_loses_its_power(faults):
     hit = time.time()
     faults.lab.crash(lost)
     try:
+        noticed = faults.given_up(lost)
         faults.finish("power-off", process)
         end, last = faults.ends("power-off")[0], faults.clone.starts(NAME, "power-off")[-1]
         assert end["cause"] == "node_failure" and end["bad_nodes"] == [lost] and end["action"] == "requeue"
@@ -45,6 +48,7 @@ def test_a_host_loses_its_power(faults):
     finally:
         faults.lab.boot(lost)
         faults.lab.wait_idle()
+    faults.tell_phases("power-off", hit, noticed)
     faults.record("a host loses its power", "node failure: same job on other hosts, the lost one avoided", since=hit)
 
 
@@ -63,6 +67,44 @@ def test_a_host_loses_its_power_and_returns(faults):
     assert lost not in last["nodes"]
     outcome = "node failure: same job on other hosts, the restarted one avoided"
     faults.record("the supervisor's host loses its power and returns", outcome, since=hit)
+
+
+def test_a_spare_takes_the_place_of_a_host_that_loses_its_power(faults):
+    """In the same job, without a queue; SLURM tells when it has given the host up."""
+    process, start = faults.start_and_wait("spare")
+    lost, (spare,) = start["nodes"][1], start["spares"]
+    hit = time.time()
+    faults.lab.crash(lost)
+    try:
+        noticed = faults.given_up(lost)
+        faults.finish("spare", process)
+    finally:
+        faults.lab.boot(lost)
+        faults.lab.wait_idle()
+    end, last = faults.ends("spare")[0], faults.clone.starts(NAME, "spare")[-1]
+    assert end["cause"] == "node_failure" and end["bad_nodes"] == [lost] and end["action"] == "resume"
+    assert (last["job"], last["restarts"], last.get("spares", [])) == (start["job"], 0, [])
+    assert set(last["nodes"]) == {start["nodes"][0], spare}
+    faults.tell_phases("spare", hit, noticed)
+    faults.record("a host loses its power, resources.spare_nodes being 1", SPARE, since=hit)
+
+
+def test_the_supervisors_host_loses_its_power_though_the_job_has_a_spare(faults):
+    """SLURM would leave the job without its script: another of its hosts puts it back. It waits for a third host."""
+    process, start = faults.start_and_wait("spare-supervisor")
+    lost, hit = start["host"], time.time()
+    faults.lab.crash(lost)
+    try:
+        faults.clone.wait(lambda: faults.queue(start["job"])[0] == "PENDING", WAIT, "the job to be put back")
+    finally:
+        faults.lab.boot(lost)
+    faults.finish("spare-supervisor", process)
+    faults.lab.wait_idle()
+    end, last = faults.ends("spare-supervisor")[0], faults.clone.starts(NAME, "spare-supervisor")[-1]
+    assert end["cause"] == "node_failure" and end["bad_nodes"] == [lost] and last["restarts"] == 1
+    assert lost not in last["nodes"] and last["spares"] == [lost], "what failed waits"
+    outcome = "node failure: put back by another host of the job, same job goes on"
+    faults.record("the supervisor's host loses its power, resources.spare_nodes being 1", outcome, since=hit)
 
 
 def test_the_wall_time_ends(faults):

@@ -45,7 +45,7 @@ FIRST, LAST = (f"resources.constraint: gpu{number}" for number in (0, FOUND - 1)
 EACH = "resources.constraint: '[gpu0*1&gpu1*1]'"
 CAPTURED = "profile.tool: pytorch, profile.steps: [5, 10], profile.ranks: [0, 1]"
 LAYOUTS = {"dp2": "", "tp2": f", parallel.tp: 2, {CAPTURED}", "pp2": ", parallel.pp: 2"} if FOUND > 1 else {}
-LOST, LATE, BLIND = "lost", "late", "blind"
+LOST, LATE, BLIND, STAND_BY = "lost", "late", "blind", "stand-by"
 RUNS = {
     "quiet": f"{ONE_HOST}, {FIRST}",
     "again": f"{ONE_HOST}, {LAST}",
@@ -53,6 +53,7 @@ RUNS = {
     LATE: f"{ONE_HOST}, {LAST}, resources.partition: low, recovery.lead_minutes: 10",
     BLIND: f"{ONE_HOST}, launch.health_check: true",
     **{run: f"{TWO_HOSTS}, {EACH}{values}" for run, values in LAYOUTS.items()},
+    **({STAND_BY: f"{TWO_HOSTS}, {EACH}, launch.tasks: node"} if FOUND > 1 else {}),
 }
 UNDISTURBED = ("quiet", "again", *LAYOUTS)
 BF16 = 5e-2  # largest difference of a step's loss between layouts
@@ -114,6 +115,20 @@ def test_layouts_over_two_hosts_agree(faults):
         assert len({faults.lab.features[node] for node in faults.clone.starts(NAME, run)[0]["nodes"]}) == 2
         losses = [[float.fromhex(loss) for _, loss, _ in faults.curve(name)] for name in (run, "quiet")]
         assert max(abs(one - two) for one, two in zip(*losses, strict=True)) <= BF16
+
+
+@on_two_gpus
+def test_a_rank_is_killed_while_others_stand_by(faults):
+    """`-s` prints how long each part took until the next step."""
+    process, start = faults.start_and_wait(STAND_BY, SAVE_INTERVAL + 2)
+    hit = faults.kill_rank_when_others_stand_by(start)
+    faults.finish(STAND_BY, process)
+    end, attempts = faults.ends(STAND_BY)[0], faults.store(STAND_BY) / "attempts"
+    assert end["cause"] == "killed" and end["action"] == "resume"
+    assert (attempts / "02" / "srun.log").resolve().parent == (attempts / "01" / "standby").resolve()
+    faults.tell_phases(STAND_BY, hit)
+    losses = [[float.fromhex(loss) for _, loss, _ in faults.curve(name)] for name in (STAND_BY, "quiet")]
+    assert max(abs(one - two) for one, two in zip(*losses, strict=True)) <= BF16
 
 
 @on_two_gpus
@@ -242,7 +257,7 @@ def test_the_health_check_refuses_hosts_whose_gpu_is_gone_or_slow(faults):
     entries = [entry for entry in faults.clone.ledger(NAME, BLIND) if entry["event"] == "unhealthy"]
     print(*(entry["detail"] for entry in entries), sep="\n")
     assert [entry["bad_nodes"] for entry in entries] == [[node] for node in refused], entries
-    assert "GPU" in entries[0]["detail"] and all("is slow" in entry["detail"] for entry in entries[1:]), entries
+    assert "GPU" in entries[0]["detail"] and all("published peak" in entry["detail"] for entry in entries[1:]), entries
     assert not set(faults.clone.starts(NAME, BLIND)[0]["nodes"]) & set(refused)
     told = "the check before the first start refuses the host, same job on another"
     faults.record("a host's GPU is gone, that of the next is slow", f"unhealthy: {told}", since=since)

@@ -58,6 +58,14 @@ def test_nodes_with_a_feature_and_a_quality_of_service(plan_of):
     assert asked(jobs(plan_of(config), PROFILE).exports(), run="wide")["constraint"] == "h100&nvlink"
 
 
+def test_spares_are_nodes_of_the_training_job_which_outlives_one_that_fails(plan_of):
+    found = jobs(plan_of(GPUS.replace("nodes: 2,", "nodes: 2, spare_nodes: 1,")))
+    more = {"nodes": 3, "gpus_in_flight": 12, "slurm_extra": f"{TRAINING['slurm_extra']} --no-kill"}
+    assert asked(found.training("train", spares=True), run="wide") == TRAINING | more
+    assert asked(found.training("capture"), run="wide") == TRAINING, "a profile is a matter of minutes"
+    assert asked(jobs(plan_of(GPUS)).training("train", spares=True), run="wide") == TRAINING
+
+
 def test_one_rank_takes_two_tasks_of_half_its_cores(plan_of):
     plan = plan_of("resources: {cpus_per_rank: 5}")
     found = asked(jobs(plan).training("train"), run=plan.runs[0].name)
@@ -66,10 +74,10 @@ def test_one_rank_takes_two_tasks_of_half_its_cores(plan_of):
 
 
 def test_an_experiment_names_places_and_options_of_its_own(plan_of):
-    own = GPUS.replace("runtime: 2h", "runtime: 2h, partition: big, account: us, slurm_extra: --qos=high")
+    own = GPUS.replace("runtime: 2h", "runtime: 2h, partition: big, account: us, slurm_extra: --exclude=n3")
     found = asked(jobs(plan_of(own), PROFILE).training("train"), run="wide")
     assert (found["slurm_partition"], found["slurm_account"]) == ("big", "us")
-    assert found["slurm_extra"] == "--gpus-per-node=4 --open-mode=append --qos=high"
+    assert found["slurm_extra"] == "--gpus-per-node=4 --open-mode=append --exclude=n3"
 
 
 @pytest.mark.parametrize(
@@ -137,11 +145,9 @@ def test_on_the_cpu_a_conversion_asks_for_nothing_special(plan_of):
 
 
 def test_an_evaluation_is_a_conversion_and_what_the_experiment_asks_for(plan_of):
-    more = (
-        "evaluate: {command: 'true {model} {out}', runtime: 180, slurm_extra: --constraint=big}\nexport: {runs: all}\n"
-    )
+    more = "evaluate: {command: 'true {model} {out}', runtime: 180, slurm_extra: --exclude=n3}\nexport: {runs: all}\n"
     found = asked(jobs(plan_of(GPUS + more), PROFILE).evaluation(), run="wide")
-    assert (found["runtime"], found["slurm_extra"]) == (180, "--gpus-per-node=1 --constraint=big")
+    assert (found["runtime"], found["slurm_extra"]) == (180, "--gpus-per-node=1 --exclude=n3")
 
 
 def test_a_model_of_several_ranks_is_imported_in_an_allocation(plan_of):

@@ -121,6 +121,11 @@ def test_one_job(plan_of: PlanOf) -> None:
     assert said(plan) == ["training: 1 job, 2 nodes x 4 GPUs; at most 12 GPU-hours for the job of 90m"]
 
 
+def test_spares_are_told_and_paid_for(plan_of: PlanOf) -> None:
+    (line,) = said(plan_of("resources: {nodes: 2, spare_nodes: 1, gpus_per_node: 4, runtime: 10h}\n"))
+    assert "2 nodes x 4 GPUs and 1 spare; at most 120 GPU-hours for the job of 10h" in line
+
+
 def test_jobs_of_different_sizes(plan_of: PlanOf) -> None:
     plan = plan_of(SIZES + "resources: {runtime: 2d}")
     size = "the largest 4 nodes x 2 GPUs, 9 GPUs in all"

@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from megaboa.paths import RunFolder, RunStore
 from megaboa.records import LEDGER, events
 from megaboa.run import bad_nodes, supervisor
 from megaboa.run.call import Call, Interrupted, Requeued, TrainingFailed
+from megaboa.run.failures import Failure
 from megaboa.run.lives import Signals
 from megaboa.run.progress import read_progress
 from megaboa.run.watch import Watched
@@ -140,6 +142,71 @@ def test_a_call_after_a_cancellation_trains_again(call):
         bad_nodes.heed_signals(call)
     files.append_line(call.payload.ledger, json.dumps({"event": "call", "job": "18", "time": time.time()}))
     assert read_progress(call.payload.path).state == "running"
+
+
+# Spares
+
+
+@pytest.fixture
+def spares(call, monkeypatch):
+    """The job has a third node."""
+    call.folder.__dict__["launch"] = replace(call.folder.launch, spare_nodes=1)
+    monkeypatch.setattr(call.site, "_gone_of", lambda nodes: [])
+    call.site._all, call.site.nodes, call.site.spares = ["n1", "n2", "n3"], ["n1", "n2"], ["n3"]
+    return call
+
+
+def test_a_node_that_failed_before_is_given_to_us_again_and_waits(spares):
+    """n2, as the ledger says; without the spare the job would go back into the queue."""
+    bad_nodes.leave_avoided_nodes(spares)
+    assert (spares.site.nodes, spares.site.spares, spares.told()) == (["n1", "n3"], ["n2"], [])
+
+
+def test_a_node_that_the_job_has_lost_is_replaced_or_the_job_goes_back(spares, monkeypatch):
+    launch = spares.folder.launch
+    spares.folder.__dict__["launch"] = replace(launch, recovery=replace(launch.recovery, exclude_hours=0.0))
+    monkeypatch.setattr(spares.site, "lost", lambda: {"n1": "node n1 is DOWN*"} if "n1" in spares.site.nodes else {})
+    bad_nodes.leave_avoided_nodes(spares)
+    assert spares.site.nodes == ["n2", "n3"]
+    monkeypatch.setattr(spares.site, "lost", lambda: {"n3": "node n3 is DOWN*"})
+    with pytest.raises(Requeued, match=r"node n3 is DOWN"):
+        bad_nodes.leave_avoided_nodes(spares)
+
+
+def test_a_spare_takes_the_place_of_a_node_that_the_health_check_refuses_and_is_looked_at_too(spares, monkeypatch):
+    looked = []
+
+    def check_nodes(place, *_):
+        looked.append(list(place.nodes))
+        return {"n1": ["2 GPUs instead of 4"]} if "n1" in place.nodes else {}
+
+    monkeypatch.setattr(bad_nodes.sites, "check_nodes", check_nodes)
+    monkeypatch.setattr(bad_nodes, "rank_environment", lambda folder: {})
+    spares.folder.__dict__["run"] = SimpleNamespace(device="cpu")
+    bad_nodes.require_health(spares, spares.payload.attempt(1))
+    assert looked == [["n1", "n2"], ["n2", "n3"]] and spares.told() == []
+    assert (spares.entries[-1].event, spares.entries[-1].bad_nodes) == ("unhealthy", ("n1",))
+
+
+def acted(call, *nodes):
+    """After a node's failure, of which srun or SLURM has named these."""
+    failure = Failure("node_failure", "node failure", nodes=nodes)
+    supervisor._act(call, 1, call.payload.attempt(1), Watched(Ended(returncode=1), None), failure)
+
+
+def test_without_a_spare_a_dead_node_sends_the_job_back(call):
+    with pytest.raises(Requeued):
+        acted(call, "n2")
+    with pytest.raises(Requeued):
+        acted(call, "n[2-3]")  # as srun writes several: of these none is known
+
+
+def test_with_a_spare_the_run_goes_on_at_once(spares):
+    acted(spares, "n2")
+    assert (spares.site.nodes, spares.told(), spares.healthy) == (["n1", "n3"], [], True)
+    assert (spares.entries[-1].action, spares.entries[-1].bad_nodes) == ("resume", ("n2",))
+    with pytest.raises(Requeued):
+        acted(spares, "n3")
 
 
 # Which nodes a job is kept away from

@@ -293,39 +293,6 @@ def test_a_problem_of_its_own_explains_the_failure_of_the_others(tmp_path):
     assert json.loads((tmp_path / "n1.json").read_text())["ok"] is False
 
 
-def with_gpus(out, rates, kind="NVIDIA H200"):
-    """An answer of each node: the speeds of its GPUs."""
-    for number, (node, speeds) in enumerate(rates.items()):
-        result = health.Result(node, number, stage="done")
-        result.measured = {"gpus": [gpu(index=str(at), name=kind) for at in range(len(speeds))], "tflops": speeds}
-        result.write(out)
-    return blamed(out, list(rates))
-
-
-def test_a_gpu_far_slower_than_the_others_is_blamed(tmp_path):
-    rates = {"n0": [781.0, 790.2], "n1": [779.9, 391.4], "n2": [768.5, 640.0]}
-    assert with_gpus(tmp_path, rates) == {"n1": ["GPU 1 is slow: 391 TFLOP/s, where others reach 780"]}
-
-
-def test_of_two_gpus_the_slow_one_is_blamed(tmp_path):
-    assert list(with_gpus(tmp_path, {"n0": [390.0], "n1": [780.0]})) == ["n0"]
-
-
-def test_a_gpu_alone_is_held_against_its_published_peak(tmp_path):
-    assert with_gpus(tmp_path, {"n0": [260.0]}) == {"n0": ["GPU 0 is slow: 260 TFLOP/s of 989, its published peak"]}
-    assert with_gpus(tmp_path, {"n0": [560.0]}) == {}
-    assert with_gpus(tmp_path, {"n0": [260.0]}, kind="NVIDIA Z1") == {}, "nobody knows what that one can do"
-
-
-def test_kinds_are_not_held_against_each_other_and_no_answer_is_no_speed(tmp_path):
-    slower = health.Result("n1", 1, stage="done")
-    slower.measured = {"gpus": [gpu(index="0", name="NVIDIA A100-SXM4-80GB")], "tflops": [250.0]}
-    slower.write(tmp_path)
-    assert with_gpus(tmp_path, {"n0": [780.0]}) == {}
-    assert blamed(tmp_path, ["n0", "n1"]) == {}
-    assert list(with_gpus(tmp_path, {"n0": [780.0, None], "n1": [779.0]})) == []
-
-
 def test_a_node_that_stopped_after_its_own_tests_is_blamed(tmp_path):
     everyone(tmp_path, {"n4": {"stage": "local", "error": None}}, **FAILED)
     assert list(blamed(tmp_path)) == ["n4"]

@@ -143,6 +143,20 @@ def test_the_step_that_fails_again(entries, step):
     assert ledger.fails_again_at(entries) == step
 
 
+def test_a_node_on_which_ranks_froze_once_is_not_avoided_and_twice_is():
+    entries = [end("hang", bad_nodes=["n2"], time=1000.0), end("hang", bad_nodes=["n2", "n3"], time=2000.0)]
+    assert ledger.avoided_nodes(entries[:1], now=3000.0, hours=1) == {}
+    assert ledger.avoided_nodes(entries, now=3000.0, hours=1) == {"n2": 2000.0}
+    dead = end("node_failure", bad_nodes=["n2"], time=2500.0)
+    assert ledger.avoided_nodes([entries[0], dead], now=3000.0, hours=1) == {"n2": 2500.0}
+
+
+def test_two_hangs_at_one_step_on_one_node_are_not_the_steps_fault():
+    hangs = [end("hang", last_step=17, attempt=number, bad_nodes=["n2"]) for number in (1, 2)]
+    assert ledger.fails_again_at([start(1), hangs[0], start(2), hangs[1]]) is None
+    assert ledger.fails_again_at([start(1), hangs[0], start(2), end("hang", last_step=17, attempt=2)]) == 18
+
+
 def test_nodes_that_failed_are_avoided_for_some_hours():
     entries = [
         start(1),

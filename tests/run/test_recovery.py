@@ -181,3 +181,12 @@ def test_the_user_knows_better_than_what_was_measured():
 )
 def test_links_without_the_save_of_their_last_step(ends, count):
     assert links_without_save(ends) == count
+
+
+def test_a_spare_of_the_job_saves_the_queue():
+    settings = replace(SETTINGS, actions={})
+    for cause in NODE_CAUSES:
+        decision = decide([end(cause)], cause, settings, True, replaceable=True)
+        assert (decision.action, decision.pause) == ("resume", 0.0)
+        assert decide([end(cause)], cause, settings, False, replaceable=True).action == "resume"
+    assert decide([end("gpu_failure")] * 7, "gpu_failure", settings, True, replaceable=True).action == "stop"

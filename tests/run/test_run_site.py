@@ -83,6 +83,7 @@ class Hosts:
 
     def __init__(self, nodes, ends):
         self.nodes, self.ends, self.did = [f"n{number}" for number in range(nodes)], ends, []
+        self.spares = []
 
     def unpack_image(self, nodes, logs):
         self.did.append(nodes)

@@ -16,7 +16,7 @@ from megaboa.scheduler import local
 from megaboa.scheduler.ranks import Ended
 
 # Ranks that end when they are asked to, or don't hear; the stacks of both can be had.
-BEGIN = "import os, signal, sys, time; from megaboa.bridge import process; process.stacks_on_signal()\n"
+BEGIN = "import os, signal, sys, time; from megaboa.bridge import flight; flight.on_signal()\n"
 SAVES = BEGIN + "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
 DEAF = BEGIN + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 SLEEP = "print('ready', flush=True)\ndef all_reduce(): time.sleep(60)\nall_reduce()\n"

@@ -1,5 +1,7 @@
 """Where ranks start, what a SLURM job is told, and what SLURM says of an end."""
 
+import json
+import os
 import subprocess
 import time
 from dataclasses import replace
@@ -406,3 +408,142 @@ def test_the_old_end_holds_where_slurm_does_not_answer(scontrol, monkeypatch, fa
     monkeypatch.setattr(allocation, "ASK_AGAIN_SECONDS", -1.0)
     fake_command("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     assert job.deadline() == JOB.end
+
+
+# Spares
+
+
+@pytest.fixture
+def with_spare(fake_command, tmp_path):
+    """Job 17 on n1 to n3, of which the run needs two; `show` sets which of them the job has now."""
+
+    def show(nodes, state="RUNNING"):
+        (tmp_path / "has").write_text(nodes)
+        (tmp_path / "job").write_text(SHOWN.replace("n[1-2]", "HAS").replace("RUNNING", state))
+
+    names = f'case "$3" in HAS) cat {tmp_path}/has;; *) printf "n1\\nn2\\nn3\\n";; esac'
+    fake_command(
+        "scontrol",
+        f"""case "$*" in
+"-o show job"*) cat {tmp_path}/job;;
+"-o show node"*) echo "NodeName=n2 State=DOWN* Reason=Not responding [root@2026-11-22T20:03:36]";;
+"show hostnames"*) {names};;
+*) exit 1;;
+esac""",
+    )
+    show("n1 n2 n3")
+    spec = replace(launch(), nodes=2, spare_nodes=1)
+    place = Allocation(replace(JOB, nodes="n[1-3]", node_count=3), spec, "cpu", NO_CONTAINER)
+    return place, show
+
+
+def test_a_spare_takes_the_place_of_a_node_in_the_jobs_order(with_spare):
+    place, _ = with_spare
+    assert (place.nodes, place.spares, place.lost()) == (["n1", "n2"], ["n3"], {})
+    assert not place.replace({"n1", "n2"}) and place.nodes == ["n1", "n2"]
+    assert place.replace({"n1"}) and (place.nodes, place.spares) == (["n2", "n3"], [])
+    assert not place.replace({"n3"})
+
+
+def test_a_spare_that_the_job_has_lost_is_none(with_spare):
+    place, show = with_spare
+    show("n1 n2")
+    assert place.lost() == {} and not place.replace({"n2"})
+
+
+@pytest.mark.parametrize(("state", "cause"), [("RUNNING", "node_failure"), ("COMPLETING Reason=None", "cancelled")])
+def test_a_job_that_goes_on_without_a_node_has_lost_it(with_spare, state, cause):
+    place, show = with_spare
+    show("n1 n3", state)
+    found = place.interruption(time.time())
+    assert found.cause == cause and "node n2 is DOWN* (Not responding)" in found.evidence
+    assert found.nodes == (("n2",) if cause == "node_failure" else ())
+
+
+def test_ranks_start_on_the_nodes_that_are_named(with_spare, monkeypatch, tmp_path):
+    place, _ = with_spare
+    place.replace({"n2"})
+    seen = []
+    monkeypatch.setattr(allocation, "SrunRanks", lambda *arguments, **named: seen.append(arguments))
+    monkeypatch.setattr(place, "_keep_guarded", lambda: None)
+    place.start(["python", "rank.py"], 8, tmp_path / "03", {})
+    place.start_on_nodes(["python", "check.py"], "health", tmp_path, {})
+    assert [{"--nodes=2", "--nodelist=n1,n3"} <= set(command) for _, command, *_ in seen] == [True, True]
+
+
+def test_the_guard_puts_the_job_back_when_the_supervisors_node_is_down(fake_command, tmp_path):
+    """It looks again and again; a node that only doesn't answer for a moment is none that is down."""
+    states = "ALLOCATED", "ALLOCATED+NOT_RESPONDING", "DOWN*+REQUEUE"
+    (tmp_path / "states").write_text("\n".join(states) + "\n")
+    fake_command(
+        "scontrol",
+        f"""case "$1" in
+-o) echo "NodeName=$4 CPUAlloc=2 State=$(head -n1 {tmp_path}/states) ThreadsPerCore=1"; sed -i 1d {tmp_path}/states;;
+*) echo "$*" >>{tmp_path}/told;;
+esac""",
+    )
+    inside = {**os.environ, "SLURM_JOB_ID": "17"}
+    words = ["sh", "-c", allocation.GUARD, "sh", "n1", "0.01"]
+    subprocess.run(words, env=inside, check=True, timeout=20)
+    assert (tmp_path / "told").read_text() == "requeue 17\n" and not (tmp_path / "states").read_text()
+
+
+# What stands by
+
+
+class Waiting:
+    """In place of a step that waits."""
+
+    def __init__(self, job, command, name, logs, environment, *more):
+        self.command, self.name, self.logs, self.log, self.ended = command, name, logs, logs / "srun.log", None
+        self.process, self.killed = self, False
+
+    def poll(self):
+        return self.ended
+
+    def kill(self):
+        self.killed = True
+
+
+@pytest.fixture
+def two_nodes(scontrol, monkeypatch):
+    scontrol()
+    monkeypatch.setattr(allocation, "SrunRanks", Waiting)
+    return Allocation(JOB, launch(tasks="node"), "cpu", NO_CONTAINER)
+
+
+def test_the_next_attempt_is_told_to_what_stands_by(two_nodes, tmp_path):
+    first, second = tmp_path / "01", tmp_path / "02"
+    second.mkdir()
+    two_nodes.start(["python", "rank.py", "--attempt=1"], 8, first, {})
+    for _ in range(2):  # once is enough
+        two_nodes.stand_by(["python", "rank.py"], 8, first / "standby", {"A": "1"})
+    ranks = two_nodes.start(["python", "rank.py", "--attempt=2"], 8, second, {"A": "2"})
+    assert ranks.name == "standby-01" and f"--wait={first / 'standby' / 'go'}" in ranks.command
+    order = json.loads((first / "standby" / "go").read_text())
+    assert (order["command"], order["environment"]) == (["python", "rank.py", "--attempt=2"], {"A": "2"})
+    assert order["logs"] == str(second) and (second / "srun.log").is_symlink()
+    assert two_nodes.start(["python", "rank.py"], 8, tmp_path / "03", {}).name == "attempt-03", "it is used once"
+
+
+@pytest.mark.parametrize("why", ["ended", "other nodes", "no space"])
+def test_what_stands_by_in_vain_is_ended(two_nodes, tmp_path, monkeypatch, why):
+    two_nodes.stand_by(["python", "rank.py"], 8, tmp_path / "01" / "standby", {})
+    waiting = two_nodes._standby.ranks
+    if why == "ended":
+        waiting.ended = 1
+    elif why == "other nodes":
+        two_nodes.nodes = ["n1", "n3"]
+    else:
+        (tmp_path / "01" / "standby" / "go").unlink()
+        (tmp_path / "01" / "standby" / "go").mkdir()
+        with pytest.raises(OSError):
+            two_nodes.start(["python", "rank.py"], 8, tmp_path, {})
+    assert two_nodes.start(["python", "rank.py"], 8, tmp_path / "02", {}).name == "attempt-02" and waiting.killed
+
+
+def test_a_task_per_rank_has_nothing_that_stands_by(scontrol, tmp_path):
+    scontrol()
+    place = Allocation(JOB, launch(), "cpu", NO_CONTAINER)
+    place.stand_by(["python", "rank.py"], 8, tmp_path / "01" / "standby", {})
+    assert place._standby is None and not (tmp_path / "01").exists()

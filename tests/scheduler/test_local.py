@@ -124,7 +124,7 @@ def test_ranks_that_are_asked_can_end_well(tmp_path):
 
 
 def test_ranks_write_their_stacks_and_go_on(tmp_path):
-    code = "import time; from megaboa.bridge import process; process.stacks_on_signal(); print('ready', flush=True)\n"
+    code = "import time; from megaboa.bridge import flight; flight.on_signal(); print('ready', flush=True)\n"
     code += "def waits_for_its_peers(): time.sleep(60)\nwaits_for_its_peers()"
     ranks = start(code, 1, tmp_path)
     log = tmp_path / "rank-0.log"

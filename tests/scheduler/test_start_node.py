@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from megaboa.records import StandbyOrder, line
+
 SCRIPT = Path(__file__).parents[2] / "workflow" / "scripts" / "start_node.py"
 
 
@@ -71,3 +73,25 @@ def test_a_signal_to_all_of_the_step_ends_the_ranks_and_the_task_waits_for_them(
     for pid in (process.pid, *(int(log.read_text()) for log in logs)):
         os.kill(pid, signal.SIGTERM)
     assert process.wait(20) == 0
+
+
+def test_ranks_that_stand_by_start_when_they_are_told_what(tmp_path):
+    """Nothing before; then the order's command, logs and variables count."""
+    go, logs = tmp_path / "go", tmp_path / "02"
+    go.touch()
+    logs.mkdir()
+    here = {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_NNODES": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
+    words = [sys.executable, str(SCRIPT), "--ranks=2", f"--logs={tmp_path}", f"--wait={go}", "--", "nothing"]
+    process = subprocess.Popen(words, env=os.environ | here | {"STEP": "old"}, stderr=subprocess.PIPE)
+    try:
+        go.write_text('{"command": ["half')  # of what is being written
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.5)
+        code = "import os; print(os.environ['RANK'], os.environ['STEP'], os.environ['MASTER_PORT'])"
+        order = StandbyOrder(command=(sys.executable, "-c", code), logs=str(logs), environment={"STEP": "new"})
+        go.write_text(line(order) + "\n")
+        assert process.wait(20) == 0
+        assert (logs / "rank-1.log").read_text() == "1 new 29500\n" and not (tmp_path / "rank-1.log").exists()
+    finally:
+        process.kill()
+        process.communicate()

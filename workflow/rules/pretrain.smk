@@ -17,7 +17,7 @@ rule train:
         "../../envs/runtime-cpu.yaml"
     threads: lambda wildcards: ASKED.cores(wildcards.run)
     resources:
-        **ASKED.training(RULE_NAME("train")),
+        **ASKED.training(RULE_NAME("train"), spares=True),
     params:
         scripts=SCRIPTS,
     shell:

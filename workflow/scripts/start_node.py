@@ -1,12 +1,14 @@
 """Start the ranks of one node, as the only task there (`launch.tasks: node`).
 
 `python start_node.py --ranks=8 --logs=FOLDER --fork=cuda -- COMMAND...`; the scheduler says which node this is. With
+--wait=FILE nothing is started until that file says what: for the attempt after this one, should there be one. With
 --fork Bridge is imported once, by a process from which the ranks are then forked: eight ranks that import for
 themselves read the same thousands of small files eight times.
 """
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from megaboa.records import StandbyOrder, parse
 from megaboa.scheduler.local import DEVICES, FORKED, KEEPER, POLL_SECONDS, LocalRanks
 from megaboa.scheduler.ranks import STACKS_SIGNAL
 from megaboa.scheduler.registry import cluster
@@ -24,6 +27,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, required=True, help="ranks of this node")
     parser.add_argument("--logs", type=Path, required=True, help="folder of the ranks' logs")
     parser.add_argument("--fork", choices=DEVICES, help="fork the ranks from one process, made fit for this device")
+    parser.add_argument("--wait", type=Path, help="an empty file, until it says what every rank runs, where, and how")
     parser.add_argument("command", nargs="+", help="what every rank runs")
     arguments = parser.parse_args()
     here = cluster().task(os.environ)
@@ -42,11 +46,16 @@ def main() -> int:
                 stderr=subprocess.STDOUT,
             )
     try:
+        command, logs = arguments.command, arguments.logs
+        if arguments.wait:
+            order = order_in(arguments.wait)
+            command, logs = order.command, Path(order.logs)
+            environment = {**environment, **order.environment}
         return supervise(
             LocalRanks(
-                arguments.command,
+                command,
                 here.nodes * arguments.ranks,
-                arguments.logs,
+                logs,
                 environment,
                 first=here.node * arguments.ranks,
                 count=arguments.ranks,
@@ -56,6 +65,13 @@ def main() -> int:
         if keeper:
             keeper.kill()
             keeper.wait()
+
+
+def order_in(path: Path) -> StandbyOrder:
+    """Read again and again: an open sees on every host what another has written."""
+    while not (text := path.read_text()).endswith("\n"):
+        time.sleep(POLL_SECONDS)
+    return parse(StandbyOrder, json.loads(text), path)
 
 
 def supervise(ranks: LocalRanks) -> int:

@@ -6,7 +6,7 @@ are started soon, and with --keep it stays and forks the ranks of its node (`lau
 
 import sys
 
-from megaboa.bridge import process, zygote
+from megaboa.bridge import flight, process, zygote
 from megaboa.scheduler import adopt_rank
 from megaboa.scheduler.local import die_with_parent
 
@@ -23,7 +23,7 @@ elif __name__ == "__main__" and "--keep" in sys.argv:
 elif __name__ == "__main__":
     zygote.hand_over()
     adopt_rank()
-    process.stacks_on_signal()
+    flight.on_signal()
 
     from megaboa.bridge.train import main
 

@@ -25,6 +25,7 @@ GROUPS = {
         "doctor": "why runs failed, and what to do",
         "bisect": "the first image, commit or other value that made it worse",
         "interim": "report on the finished runs while others train or have failed",
+        "nodes": "nodes that keep failing, with the evidence of all runs of the store",
         "site": "its cluster: partitions, relevant settings, and the profile's choices",
     },
     "One run": {
@@ -99,7 +100,7 @@ def usage() -> str:
     lines = ["megaboa COMMAND [...]; `megaboa COMMAND --help` says more. Experiments are run by `snakemake`."]
     for title, commands in GROUPS.items():
         lines += ["", title, *(f"  {name:<16} {what}" for name, what in commands.items())]
-    return "\n".join([*lines, "", "`megaboa --help jobs` lists what Snakemake's jobs call."])
+    return "\n".join([*lines, "`megaboa --help jobs` lists what Snakemake's jobs call."])
 
 
 def usage_of_jobs() -> str:

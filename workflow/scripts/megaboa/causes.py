@@ -121,6 +121,7 @@ CAUSES: dict[str, End] = {
             r"failed finding central directory",
         ),
         untrained=True,
+        can_save=False,
     ),
     # a node died, or doesn't answer
     "node_failure": End(

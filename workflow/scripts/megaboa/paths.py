@@ -405,6 +405,24 @@ def compiled_kernels(store: Path, user: int, environment: str) -> Path:
 
 
 @dataclass(frozen=True)
+class NodesFolder:
+    """<store>/nodes: what is remembered of nodes."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, store: Path) -> NodesFolder:
+        return cls(store / "nodes")
+
+    def node(self, cluster: str, name: str) -> Path:
+        return self.path / cluster / f"{name}.jsonl"
+
+    @property
+    def all(self) -> list[Path]:
+        return sorted(self.path.glob("*/*.jsonl"))
+
+
+@dataclass(frozen=True)
 class RunStore:
     """Where the payloads of one identity of a run lie."""
 
@@ -516,6 +534,11 @@ class AttemptFolder:
         return {**ranks, None: self.path / "srun.log"}
 
     @property
+    def flight(self) -> str:
+        """How files begin in which ranks tell what they waited for; the rank's number follows."""
+        return str(self.path / "flight-rank-")
+
+    @property
     def asked(self) -> Path:
         """What the ranks of this attempt train: run, launch and profile, as their supervisor had them."""
         return self.path / "asked.json"
@@ -523,6 +546,16 @@ class AttemptFolder:
     @property
     def health(self) -> Path:
         return self.path / "health"
+
+    @property
+    def standby(self) -> Path:
+        """Of a step that waits, with Bridge imported, to start the ranks of the next attempt."""
+        return self.path / "standby"
+
+    @property
+    def verified(self) -> Path:
+        """What each node says of its share of the checkpoint that the attempt began with."""
+        return self.path / "verified"
 
     @property
     def image(self) -> Path:

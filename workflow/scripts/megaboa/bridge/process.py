@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import importlib.util
 import os
@@ -19,11 +18,11 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from megaboa.bridge import flight
 from megaboa.errors import InputError
 from megaboa.layout import Layout
 from megaboa.scheduler import adopt_rank
 from megaboa.scheduler.local import FORKED, die_with_parent
-from megaboa.scheduler.ranks import STACKS_SIGNAL
 
 reached: dict[str, float] = {}  # how far this process has come, and when (unix seconds)
 _forked_for: str | None = None
@@ -124,17 +123,13 @@ def leave_in_time(pretrain: ModuleType, seconds: float = 60.0) -> None:
     clean_up = pretrain._cleanup_after_pretrain_failure
 
     def in_time(*arguments: Any) -> None:
+        flight.write()  # while the groups are there
         timer = threading.Timer(seconds, os._exit, (1,))
         timer.daemon = True
         timer.start()
         clean_up(*arguments)
 
     pretrain._cleanup_after_pretrain_failure = in_time
-
-
-def stacks_on_signal() -> None:
-    """Write the stacks of all threads to the log when the supervisor asks for them."""
-    faulthandler.register(STACKS_SIGNAL, all_threads=True)
 
 
 def save_in_foreground() -> None:

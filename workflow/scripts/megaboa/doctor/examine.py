@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from megaboa.causes import NODE_CAUSES
 from megaboa.check.facts import Facts, from_json
 from megaboa.data import batches
 from megaboa.doctor import failed_stages, passed, troubles
@@ -195,5 +196,5 @@ def _done(end: AttemptEnd) -> str:
     """What the pipeline did about it."""
     steps = f"steps {end.first_step} to {end.last_step}" if end.last_step else "no step"
     kept = f"checkpoint of iteration {end.iteration} is kept" if end.iteration else "no checkpoint yet"
-    avoided = f"; avoids {', '.join(end.bad_nodes)}" if end.bad_nodes else ""
+    avoided = f"; avoids {', '.join(end.bad_nodes)}" if end.bad_nodes and end.cause in NODE_CAUSES else ""
     return f"{steps}; {kept}; then: {end.action or 'nothing'}{avoided}"

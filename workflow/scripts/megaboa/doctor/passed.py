@@ -17,7 +17,7 @@ from megaboa.check.facts import Facts
 from megaboa.check.stages import Stage, stages
 from megaboa.doctor.troubles import AVOID
 from megaboa.records import Analysis, Gpus, GpuUse, RankSteps, Step, Summary
-from megaboa.run.gpu_use import HOT, POWER_CAP
+from megaboa.run.gpu_troubles import troubles_of
 
 LOW = 0.2  # of the peak: half of what large models reach
 UNBALANCED = 0.05  # of a step that the fullest stage takes longer than the mean, and a split would win back
@@ -30,11 +30,6 @@ GRAPH = {
     "ddp.check_for_nan_in_grad": "false",
     "rerun_state_machine.check_for_nan_in_loss": "false",
 }
-THROTTLED = 0.05  # of the time
-LOWERED = 0.98  # of the usual power limit
-SLOW_CLOCK = 0.95  # of the others'
-ENOUGH_SAMPLES = 3
-CORRECTED, NVLINK = 1000, 10  # errors in a run: fewer are corrected without harm
 MOST_GPUS = 8  # findings
 LOOK = f"look at the node (nvidia-smi -q), and keep runs away from it: {AVOID}"
 WINDOW = 50  # steps before one, with which it is compared
@@ -171,49 +166,13 @@ def gpu_findings(found: Gpus | None) -> list[str]:
     """What a person would want to know of single GPUs, each by host and index."""
     if found is None:
         return []
-    lines = [
-        f"{_named(one)} {said}"
-        for one in found.each
-        for said in (*_throttled(one), *_slower(one, found), *_broken(one))
-    ]
+    lines = [f"{_named(one)} {said}" for one, _, said in troubles_of(found)]
     more = [f"  and {len(lines) - MOST_GPUS} more such findings"] if len(lines) > MOST_GPUS else []
     return [*lines[:MOST_GPUS], *more, *([f"  try: {LOOK}"] if lines else [])]
 
 
 def _named(one: GpuUse) -> str:
     return f"{one.host}, GPU {one.index}:"
-
-
-def _throttled(one: GpuUse) -> list[str]:
-    shares = [(name, share) for name, share in one.throttled.items() if name != POWER_CAP and share >= THROTTLED]
-    hot = f", at up to {one.celsius:.0f} °C" if one.celsius is not None else ""
-    lines = [f"slowed down for {share:.0%} of the time by {name}{hot if name in HOT else ''}" for name, share in shares]
-    capped, limit, usual = one.throttled.get(POWER_CAP, 0.0), one.limit_watts, one.default_limit_watts
-    if capped >= THROTTLED and limit and usual and limit < LOWERED * usual:
-        lines.append(f"at its power limit for {capped:.0%} of the time, which is {limit:.0f} W instead of {usual:.0f}")
-    return lines
-
-
-def _slower(one: GpuUse, found: Gpus) -> list[str]:
-    """Most of its samples lie below its peers' medians; those of the same kind alone are its peers."""
-    peers = [peer.sm_mhz.median for peer in found.each if peer is not one and peer.name == one.name and peer.sm_mhz]
-    if not peers or one.sm_mhz is None or one.sm_mhz.n < ENOUGH_SAMPLES:
-        return []
-    usual = statistics.median(peers)
-    if one.sm_mhz.median >= SLOW_CLOCK * usual:
-        return []
-    return [f"slower than the others: its clock is {one.sm_mhz.median:.0f} MHz in the median, theirs {usual:.0f}"]
-
-
-def _broken(one: GpuUse) -> list[str]:
-    found = [f"no longer answered: {one.lost}"] if one.lost else []
-    if one.ecc_uncorrected:
-        found.append(f"{one.ecc_uncorrected:.0f} uncorrected memory error(s) while it trained")
-    if one.ecc_corrected and one.ecc_corrected >= CORRECTED:
-        found.append(f"{one.ecc_corrected:.0f} corrected memory errors while it trained")
-    if one.nvlink_errors and one.nvlink_errors >= NVLINK:
-        found.append(f"{one.nvlink_errors:.0f} NVLink errors while it trained")
-    return found
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,15 @@ class JobResources:
         """On one node."""
         return self.of(run).gpus_per_node * self.of(run).cpus_per_rank
 
-    def training(self, rule: str) -> Asked:
-        """One allocation for all ranks of a run."""
+    def training(self, rule: str, spares: bool = False) -> Asked:
+        """One allocation for all ranks of a run. `spares`: with the nodes that wait to take another one's place."""
+
+        def nodes(run: str) -> int:
+            return self.of(run).nodes + (self.of(run).spare_nodes if spares else 0)
 
         def size(wildcards: Any) -> Size:
             asked = self.of(wildcards.run)
-            return Size(asked.nodes, asked.gpus_per_node, self.cores(wildcards.run))
+            return Size(nodes(wildcards.run), asked.gpus_per_node, self.cores(wildcards.run))
 
         return {
             "mem_mb": lambda wildcards: self.of(wildcards.run).mem_mb_per_rank * self.of(wildcards.run).gpus_per_node,
@@ -44,17 +47,17 @@ class JobResources:
             # Without a scheduler two runs would both take this machine's first GPU: profiles/local lets one in at a
             # time.
             "gpu_machine": int(self.on_gpus),
-            "gpus_in_flight": lambda wildcards: self.of(wildcards.run).nodes * self.of(wildcards.run).gpus_per_node,
+            "gpus_in_flight": lambda wildcards: nodes(wildcards.run) * self.of(wildcards.run).gpus_per_node,
             **cluster().resources(
                 size,
                 self._where(lambda wildcards: wildcards.run),
-                lambda wildcards: self.options(wildcards.run, rule),
+                lambda wildcards: self.options(wildcards.run, rule, spares),
                 (lambda wildcards: self.of(wildcards.run).gpus_per_node) if self.on_gpus else None,
                 self.shared.profile,
             ),
         }
 
-    def options(self, run: str, rule: str) -> str:
+    def options(self, run: str, rule: str, spares: bool = False) -> str:
         """What the scheduler is told about a run besides its size: what must end before it, the user's own."""
         asked = self.of(run)
         waits = self.shared.on_cluster and self.submits  # the job itself would find itself
@@ -63,6 +66,7 @@ class JobResources:
             returns=True,
             after=RunFolder(self.shared.folder / "runs" / run) if waits else None,
             rule=rule,
+            outlives=spares and asked.spare_nodes > 0,
         )
 
     def import_cores(self, model: str) -> int:

@@ -125,6 +125,7 @@ class Submission:
     jobs: int  # one for each run that isn't trained yet
     nodes: int = 0  # of the largest job, as ranks_per_node
     ranks_per_node: int = 0
+    spares: int = 0  # nodes of it that wait
     alike: bool = True  # whether all jobs are of that size
     ranks: int = 0  # of all jobs together
     wall_seconds: Range = (0, 0)  # of a job: shortest and longest
@@ -148,10 +149,11 @@ def submission(runs: Collection[Run], trained: Collection[str] = ()) -> Submissi
         jobs=len(wanted),
         nodes=largest.nodes,
         ranks_per_node=largest.gpus_per_node,
-        alike=len({(asked.nodes, asked.gpus_per_node) for asked in resources}) == 1,
+        spares=largest.spare_nodes,
+        alike=len({(asked.nodes, asked.gpus_per_node, asked.spare_nodes) for asked in resources}) == 1,
         ranks=sum(map(_ranks, resources)),
         wall_seconds=_range(walls),
-        hours=sum(_ranks(asked) * wall for asked, wall in zip(resources, walls, strict=True)) / 3600,
+        hours=sum(_held(asked) * wall for asked, wall in zip(resources, walls, strict=True)) / 3600,
         estimated=len(estimated),
         links=_range([run.row["jobs"] for run in estimated]) if estimated else None,
         expected_hours=sum(map(_expected_hours, estimated)),
@@ -166,6 +168,7 @@ def describe(found: Submission, device: str) -> list[str]:
         return [f"training: nothing to submit, {_count(trained, 'run')} trained"]
     rest = f" ({_count(trained, 'run')} trained already)" if trained else ""
     size = f"{_count(found.nodes, 'node')} x {_count(found.ranks_per_node, unit)}"
+    size += f" and {_count(found.spares, 'spare')}" if found.spares else ""
     hours, wall = _hours(found.hours, unit), _span(found.wall_seconds, _duration)
     if found.jobs == 1:
         lines = [f"training: 1 job{rest}, {size}; at most {hours} for the job of {wall}"]
@@ -187,9 +190,14 @@ def _ranks(asked: Resources) -> int:
     return asked.nodes * asked.gpus_per_node
 
 
+def _held(asked: Resources) -> int:
+    """With what waits on spare nodes."""
+    return (asked.nodes + asked.spare_nodes) * asked.gpus_per_node
+
+
 def _expected_hours(run: Run) -> float:
     asked = run.config.resources
-    return _ranks(asked) * run.row["train_iters"] * (asked.step_seconds or 0) / 3600
+    return _held(asked) * run.row["train_iters"] * (asked.step_seconds or 0) / 3600
 
 
 def _range(values: Iterable[float]) -> Range:

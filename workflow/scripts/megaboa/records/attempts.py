@@ -49,6 +49,7 @@ class AttemptStart(Event):
     job: str | None = None
     restarts: int | None = None  # of the job
     nodes: tuple[str, ...] = ()
+    spares: tuple[str, ...] = field(default=(), metadata=IF_SET)  # the job's other nodes, which wait
     world_size: int = 1
     resumed_from: int = 0
     parent: str | None = None  # `<experiment>/<run>@<step>`, where it begins with another run's checkpoint
@@ -126,6 +127,17 @@ class LeftOut(Event):
 
     event = "skip"
     steps: Range
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTrouble(Event):
+    """<store>/nodes/<cluster>/<node>.jsonl: what a run met on a node."""
+
+    event = "trouble"
+    what: str  # run/node_memory.py has them, with their weights
+    detail: str = ""
+    run: str | None = None  # `<experiment>/<run>`
+    attempt: int | None = None
 
 
 BEFORE = ("health_check", "checkpoint", "environment")  # looked at by the supervisor, before it starts ranks
@@ -250,6 +262,22 @@ class NodeHealth(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StandbyOrder(Record):
+    """attempts/NN/standby/go: what the ranks that wait there are to run, for the next attempt."""
+
+    command: tuple[str, ...]
+    logs: str
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointShare(Record):
+    """attempts/NN/verified/<node>.json: what is wrong with the files of a checkpoint that this node has read."""
+
+    problem: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointMark(Record):
     """complete.json of a checkpoint: its save is finished. Markers of older versions have neither sizes nor time."""
 
@@ -283,6 +311,10 @@ def read_ledger(path: str | Path) -> list[Event]:
     """What happened to a run, oldest first. Incomplete lines, and events of unknown kinds, are left
     out."""
     return events(LEDGER, files.read_jsonl(path), path)
+
+
+def read_node_troubles(path: str | Path) -> list[NodeTrouble]:
+    return events({NodeTrouble.event: NodeTrouble}, files.read_jsonl(path), path)
 
 
 def read_steps(path: str | Path, attempt: int = 0) -> list[StepEvent]:

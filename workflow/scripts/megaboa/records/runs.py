@@ -12,6 +12,15 @@ from megaboa.records.images import BridgeSource
 
 
 @dataclass(frozen=True, kw_only=True)
+class PassMarks(Record):
+    """What a node must reach in the health check."""
+
+    tflops: float | None = None
+    node_gb_per_second: float | None = None
+    nodes_gb_per_second: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Start(Record):
     """How ranks are started."""
 
@@ -28,6 +37,7 @@ class Start(Record):
     timeout_minutes: int | None = None
     health_check: bool
     health_check_seconds: float = 90.0
+    pass_marks: PassMarks | None = field(default=None, metadata=IF_SET)
     gpu_sampling_seconds: float = 5.0
 
 
@@ -61,6 +71,7 @@ class Recovery(Record):
     stop_seconds: float
     lead_minutes: float | None = None
     exclude_hours: float
+    node_memory_days: float = field(default=7.0, metadata=IF_SET)
     actions: dict[Cause, Action]
     loss_spike: LossSpike | None
     notify: str | None
@@ -71,6 +82,7 @@ class LaunchSpec(Record):
     """launch.json: where and how a run is executed; nothing in it can change a loss."""
 
     nodes: int = 1
+    spare_nodes: int = field(default=0, metadata=IF_SET)
     gpus_per_node: int = 1
     cpus_per_rank: int = 1
     mem_mb_per_rank: int | None = None

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from megaboa.paths import AttemptFolder, RunFolder, RunStore, begun
 from megaboa.records import AttemptStart, Called, Cancelled, Event, Left, Unhealthy, read_ledger
-from megaboa.run import claims, ledger
+from megaboa.run import claims, ledger, node_memory
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
@@ -73,14 +73,37 @@ def give_up(call: Call, evidence: str) -> NoReturn:
 
 
 def leave_avoided_nodes(call: Call) -> None:
-    """The scheduler may give us a node again that failed under this run."""
+    """Nodes that the job has lost meanwhile, and those that failed under this run and were given to us again.
+
+    Spares take their place, where there are enough.
+    """
     job = call.site.job
+    if lost := call.site.lost():
+        text = "; ".join(lost.values())
+        if not take_spares(call, set(lost)):
+            leave(call, text)
+    if call.site.spares:
+        recent = set(ledger.avoided_nodes(call.entries, time.time(), call.recovery.exclude_hours))
+        recent |= {one.node for one in node_memory.here(call.folder) if one.avoided}
+        if again := recent.intersection(call.site.nodes):
+            take_spares(call, again, for_good=False)
     if job is None or not job.can_requeue or ledger.left_in_a_row(call.entries) >= LONGEST_SEARCH:
         return
     again = _excluded(call)[1].intersection(call.site.nodes)
     if again:
         ledger.append(call.payload.ledger, Left(nodes=tuple(sorted(again))))
-        leave(call, f"{', '.join(sorted(again))} failed recently under this run")
+        leave(call, f"{', '.join(sorted(again))} failed recently under this run, or under others of this store")
+
+
+def take_spares(call: Call, bad: Set[str], for_good: bool = True) -> bool:
+    """Let spares of this job take the place of bad nodes; False where there are too few. Those that only were bad wait
+    as the last spares."""
+    before = set(call.site.nodes)
+    if not call.site.replace(bad, for_good):
+        return False
+    taken = sorted(set(call.site.nodes) - before)
+    call.say(f"{', '.join(taken)} of this job's spares takes the place of {', '.join(sorted(bad & before))}")
+    return True
 
 
 def _excluded(call: Call) -> tuple[set[str], set[str]]:
@@ -113,6 +136,11 @@ def require_health(call: Call, target: AttemptFolder) -> None:
     text = "; ".join(f"{node}: {', '.join(found)}" for node, found in sorted(problems.items()))
     call.say(f"unhealthy: {text}")
     ledger.append(call.payload.ledger, Unhealthy(bad_nodes=tuple(sorted(problems)), detail=text))
+    node_memory.remember(folder, {node: ", ".join(found) for node, found in problems.items()}, "unhealthy")
+    if take_spares(call, set(problems)):  # these are looked at as well
+        call.healthy = False
+        require_health(call, target)
+        return
     tried = ledger.failures_in_a_row(call.entries)
     if call.site.job is None or tried > call.recovery.budget:
         raise TrainingFailed(f"run {call.folder.name}: the health check found {text}. {RESUMES}")
@@ -139,7 +167,15 @@ def avoided(entries: Sequence[Event], partition: str, folder: RunFolder, users: 
     """The nodes that a run is better off without now."""
     recent = ledger.avoided_nodes(entries, time.time(), folder.launch.recovery.exclude_hours)
     ours = {node: blamed for node, blamed in recent.items() if node not in users}
-    return usable(partition, ours, folder.launch.nodes, users)
+    needed = folder.launch.nodes + folder.launch.spare_nodes
+    kept = usable(partition, ours, needed, users)
+    remembered = [one for one in node_memory.here(folder) if one.avoided and one.node not in users]
+    if not remembered:
+        return kept
+    try:
+        return kept | node_memory.bad(remembered, cluster().usable_nodes(partition) - users, kept, needed)
+    except UnreachableError:
+        return kept
 
 
 def usable(partition: str, avoided: Mapping[str, float], needed: int, users: Set[str] = frozenset()) -> set[str]:
@@ -208,6 +244,7 @@ def _revise_run(folder: RunFolder, waiting: Mapping[str, Job]) -> None:
         return
     now, users = set(cluster().hostnames(job.excluded)), users_own(entries, job.id, job.excluded)
     blamed = set(ledger.avoided_nodes(entries, time.time(), hours=math.inf)) - users
+    blamed |= {one.node for one in node_memory.here(folder)} - users
     back = now & (blamed - avoided(entries, job.partition, folder, users))
     if back and cluster().exclude(job.id, now - back):
         announcer(folder)(f"{cluster().name} job {job.id}, which waits, may use {', '.join(sorted(back))} again")

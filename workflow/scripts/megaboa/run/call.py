@@ -42,6 +42,7 @@ class Call:
     life: int = 1  # of several that its keeper has given it
     healthy: bool = False  # the nodes were looked at since ranks ran on them
     unpacked: bool = False  # the image, once for all steps, as far as that could be done
+    sound: set[int] = field(default_factory=set)  # checkpoints that were read in this life, and are as they were saved
     began: float = field(default_factory=time.time)
 
     def patiently[Result](self, do: Callable[[], Result]) -> Result:

@@ -119,10 +119,15 @@ def has_digests(checkpoints: Path, iteration: int) -> bool:
     return (folder(checkpoints, iteration) / DIGESTS).exists()
 
 
-def damage(checkpoints: Path, iteration: int, full: bool = True) -> str | None:
+def bytes_of(checkpoints: Path, iteration: int) -> int:
+    return sum(_known_sizes(folder(checkpoints, iteration)).values())
+
+
+def damage(checkpoints: Path, iteration: int, full: bool = True, share: tuple[int, int] = (0, 1)) -> str | None:
     """A checkpoint's damage, in a few words; None if it is unchanged, or nothing is known of its files.
 
-    Sizes are always compared, checksums only in `full`: that reads the whole checkpoint.
+    Sizes are always compared, checksums only in `full`: that reads the whole checkpoint, or a `share` (which of how
+    many) of about its bytes.
     """
     path = folder(checkpoints, iteration)
     for name, size in _known_sizes(path).items():
@@ -136,7 +141,9 @@ def damage(checkpoints: Path, iteration: int, full: bool = True) -> str | None:
     missing = [name for name in known if not (path / name).exists()]
     if missing:
         return f"{path / missing[0]} is missing"
-    changed = [name for name, digest in _digests(path, list(known)).items() if digest != known[name]]
+    largest_first = sorted(known, key=lambda name: (-(path / name).stat().st_size, name))
+    mine = largest_first[share[0] :: share[1]]
+    changed = [name for name, digest in _digests(path, mine).items() if digest != known[name]]
     return f"{path / changed[0]} has changed since it was written" if changed else None
 
 

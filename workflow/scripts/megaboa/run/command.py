@@ -22,6 +22,7 @@ from megaboa.scheduler.local import may_be_forked
 from megaboa.scheduler.ranks import layered, threads_environment
 
 FLIGHT_RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+FLIGHT_CALLS = "2000"  # that each rank remembers; as NCCL's own variable in networks.toml
 SCRIPTS = Path(__file__).parents[2]
 RANK_SCRIPT = SCRIPTS / "train_rank.py"
 ASK_SECONDS = 20  # that git, or the ranks' Python, may take to answer
@@ -72,6 +73,9 @@ def rank_environment(
     if folder.launch.trackers.get("offline"):
         own["WANDB_MODE"] = "offline"
     preset: dict[str, str | None] = {}
+    if target:  # where ranks, and NCCL at a time-out, write what they waited for
+        own |= dict.fromkeys(FLIGHT_RECORDER if run.device == "cuda" else FLIGHT_RECORDER[:1], target.flight)
+        preset["TORCH_FR_BUFFER_SIZE"] = FLIGHT_CALLS
     if run.device == "cuda":
         overrides = {**run.overrides, **folder.launch.overrides}
         preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(
@@ -82,8 +86,6 @@ def rank_environment(
         preset["PYTORCH_CUDA_ALLOC_CONF"] = networks.allocator(overrides)
         if environment:
             preset |= compiled_kernels(folder, environment)
-        if target:  # where NCCL's flight recorder writes what it saw before a time-out
-            own |= {name: str(target.path / "flight-rank-") for name in FLIGHT_RECORDER}
     if run.device == "cuda" or start.network:
         preset |= networks.environment(start.network, {})
     if run.device == "cuda" and folder.preflight:  # Bridge sets it too, but after Transformer Engine is imported

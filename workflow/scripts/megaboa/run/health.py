@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from megaboa.peaks import peak_of
 from megaboa.records import BetweenNodes, NodeHealth, read, write
 from megaboa.run import gpus as driver
 from megaboa.scheduler.ranks import ReservedPort, rank_environment
@@ -33,8 +31,6 @@ SECONDS = 30.0
 MARGIN_SECONDS = 3.0  # between the end of the ranks and the end of the check
 BETWEEN_NODES = "the all-reduce over the nodes"
 SILENT_SHARE = 0.1  # of the nodes; where more are silent, the fault is not theirs
-SLOW_SHARE = 0.75  # of the speed that most GPUs of its kind reach in the same check
-SLOW_PEAK_SHARE = 0.4  # of its kind's published peak: healthy ones reach 0.5 to 0.8
 LATE_SHARE = 0.5  # of the check's time: who begins so much later than the first may miss the others without a fault
 OCCUPIED_PATIENCE_SECONDS = 5.0  # the ranks of an earlier attempt may still be leaving
 TEST_BYTES = 1 << 20
@@ -115,11 +111,11 @@ def verdict(
     """What is wrong with each node; an empty list means fit. `waited`: how long answers were waited for.
 
     One dead node makes the all-reduce of all others fail, so a failed all-reduce is not a reason to blame a node. Nodes
-    that are certainly bad are blamed, and then no others: a node without a result, one with a problem of its own or a
-    slow GPU, one that stopped answering after its own tests. Otherwise the blame goes to nodes that the others timed
-    out waiting for, or that couldn't reach the first node, or to the first node if none could reach it; but only if
-    they are fewer than half. If no node can be singled out, every node carries the error: the cause is then the network
-    or its settings, and excluding nodes won't help.
+    that are certainly bad are blamed, and then no others: a node without a result, one with a problem of its own, one
+    that stopped answering after its own tests. Otherwise the blame goes to nodes that the others timed out waiting for,
+    or that couldn't reach the first node, or to the first node if none could reach it; but only if they are fewer than
+    half. If no node can be singled out, every node carries the error: the cause is then the network or its settings,
+    and excluding nodes won't help.
 
     The same holds for silence: one node, or a small share, is blamed for it; if many are silent, the file system or the
     start is slow. A node that started long after the first may miss the others for that reason alone.
@@ -132,8 +128,6 @@ def verdict(
     within = f"within {seconds if waited is None else waited:.0f} s"
     if len(silent) <= max(1, SILENT_SHARE * len(nodes)):
         found |= {node: [f"no answer {within}"] for node in silent}
-    for node, problems in _slow_gpus({node: result for node, result in results.items() if result}).items():
-        found[node] += problems
     if any(found.values()):
         return found
     if silent:
@@ -153,23 +147,10 @@ def verdict(
     return found | {node: [f"{error} (no single node is to blame)"] for node, error in failed.items()}
 
 
-def _slow_gpus(results: dict[str, NodeHealth]) -> dict[str, list[str]]:
-    """By node: GPUs far slower than most of their kind in this check, or than their kind ever is."""
-    rates = [
-        (node, f"GPU {gpu['index']}", gpu["name"], tflops)
-        for node, result in results.items()
-        for gpu, tflops in zip(result.measured.get("gpus") or [], result.measured.get("tflops") or [], strict=False)
-        if tflops is not None
-    ]
-    found: dict[str, list[str]] = {}
-    for node, name, kind, tflops in rates:
-        usual = statistics.median_high(rate for _, _, other, rate in rates if other == kind)
-        peak, _ = peak_of(kind) or (0.0, "")
-        if tflops < SLOW_SHARE * usual:
-            found.setdefault(node, []).append(f"{name} is slow: {tflops:.0f} TFLOP/s, where others reach {usual:.0f}")
-        elif tflops < SLOW_PEAK_SHARE * peak:
-            found.setdefault(node, []).append(f"{name} is slow: {tflops:.0f} TFLOP/s of {peak:.0f}, its published peak")
-    return found
+def results_of(folder: Path, nodes: list[str]) -> dict[str, NodeHealth]:
+    """What there is."""
+    found = {node: _read(folder / f"{node}.json") for node in nodes}
+    return {node: result for node, result in found.items() if result}
 
 
 def _late(folder: Path, nodes: list[str], seconds: float) -> set[str]:

@@ -104,6 +104,8 @@ def fails_again_at(entries: Sequence[Event]) -> int | None:
         return None
     if all(end.last_step is None for end in last):  # no step's fault
         return None
+    if set.intersection(*(set(end.bad_nodes) for end in last)):  # a node's
+        return None
     begun = {start.attempt: start.resumed_from for start in starts(own)}
     # An attempt that fails in the first step after a checkpoint has done none.
     before, again = (end.last_step or begun.get(end.attempt) for end in last)
@@ -111,14 +113,18 @@ def fails_again_at(entries: Sequence[Event]) -> int | None:
 
 
 def avoided_nodes(entries: Sequence[Event], now: float, hours: float) -> dict[str, float]:
-    """Nodes that failed recently under this run, each with the last time."""
-    blamed = [
-        entry
-        for entry in entries
-        if isinstance(entry, Unhealthy) or (isinstance(entry, AttemptEnd) and entry.cause in NODE_CAUSES)
-    ]
+    """Nodes that failed recently under this run, each with the last time.
+
+    A node on which ranks froze failed only perhaps: what froze twice is avoided.
+    """
+    blamed = [entry for entry in entries if isinstance(entry, Unhealthy | AttemptEnd) and entry.bad_nodes]
     recent = [entry for entry in blamed if now - entry.time < hours * 3600]
-    return {node: entry.time for entry in recent for node in entry.bad_nodes}
+    found, froze = {}, set()
+    for entry in recent:
+        certain = isinstance(entry, Unhealthy) or entry.cause in NODE_CAUSES
+        found |= {node: entry.time for node in entry.bad_nodes if certain or node in froze}
+        froze |= set() if certain else set(entry.bad_nodes)
+    return found
 
 
 def left_in_a_row(entries: Sequence[Event]) -> int:

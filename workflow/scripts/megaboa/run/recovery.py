@@ -31,8 +31,12 @@ class Decision:
     poisoned: bool = False
 
 
-def decide(entries: Sequence[Event], cause: Cause, settings: Recovery, can_requeue: bool) -> Decision:
-    """`entries`: the ledger with the end that is being judged as its last line."""
+def decide(
+    entries: Sequence[Event], cause: Cause, settings: Recovery, can_requeue: bool, replaceable: bool = False
+) -> Decision:
+    """`entries`: the ledger with the end that is being judged as its last line. `replaceable`: the job has spares for
+    the nodes that are to blame for it.
+    """
     wanted = settings.actions.get(cause, CAUSES[cause].action)
     named = cause.replace("_", " ")
     if wanted == "stop":
@@ -54,6 +58,8 @@ def decide(entries: Sequence[Event], cause: Cause, settings: Recovery, can_reque
         return Decision(
             "stop", f"{count} failures in a row without a new checkpoint (recovery.budget is {settings.budget})"
         )
+    if wanted == "requeue" and replaceable:
+        return Decision("resume", f"{named}, and a spare takes over")
     if wanted == "requeue" and not can_requeue:
         return Decision("stop", f"{named}, and this job can't be requeued: call again")
     if wanted == "requeue" or cause in FREE:

@@ -56,10 +56,12 @@ class Resumption:
         return found
 
     def beginning(self) -> Beginning:
-        """Where the next attempt begins. Damaged checkpoints are set aside; a damaged one of the parent is an error."""
+        """Where the next attempt begins, by the sizes of files (`verification` reads them). Damaged checkpoints are set
+        aside; a damaged one of the parent is an error.
+        """
         own = self.payload.checkpoints
         while iteration := checkpoints.latest(own):
-            problem = checkpoints.damage(own, iteration, full=self.verifies)
+            problem = checkpoints.damage(own, iteration, full=False)
             if problem is None:
                 return Beginning(iteration)
             self.set_aside(iteration, problem)
@@ -70,19 +72,29 @@ class Resumption:
         iteration, name = wanted.iteration, f"{wanted.experiment}/{wanted.run}"
         theirs = RunStore(Path(read(TrainRecord, self.folder.parent_manifest).store)).checkpoints
         kept = checkpoints.complete_iterations(theirs)
-        begin = f"run {self.folder.name} can't continue from step {iteration} of {name}"
-        others = ", ".join(str(other) for other in kept if other != iteration) or "no other"
-        remedy = f"{name} has {others}: set continue_from to one of these, or train {name} again"
+        begin, remedy = self._about_the_parent(kept)
         if iteration not in kept:
             raise UnusableInputError(f"{begin}: {checkpoints.folder(theirs, iteration)} is not complete. {remedy}.")
-        if problem := checkpoints.damage(theirs, iteration, full=self.verifies):
-            raise UnusableInputError(f"{begin}: {problem}. Nothing of it was touched. {remedy}.")
+        if problem := checkpoints.damage(theirs, iteration, full=False):
+            raise UnusableInputError(self.parent_is_damaged(problem))
         if self._other_tokenizer():
             raise UnusableInputError(
                 f"{begin}: the tokenizer of {name} differs from this run's, so every token has another meaning. "
                 f"Write the corpus with the parent's tokenizer, or train from the start."
             )
         return Beginning(iteration, theirs)
+
+    def _about_the_parent(self, kept: list[int]) -> tuple[str, str]:
+        wanted = self.folder.run.parent
+        name = f"{wanted.experiment}/{wanted.run}"
+        others = ", ".join(str(other) for other in kept if other != wanted.iteration) or "no other"
+        remedy = f"{name} has {others}: set continue_from to one of these, or train {name} again"
+        return f"run {self.folder.name} can't continue from step {wanted.iteration} of {name}", remedy
+
+    def parent_is_damaged(self, problem: str) -> str:
+        theirs = RunStore(Path(read(TrainRecord, self.folder.parent_manifest).store)).checkpoints
+        begin, remedy = self._about_the_parent(checkpoints.complete_iterations(theirs))
+        return f"{begin}: {problem}. Nothing of it was touched. {remedy}."
 
     def _other_tokenizer(self) -> bool:
         """Recipes aside, whose tokenizers are in the identities of both."""
@@ -128,6 +140,13 @@ class Resumption:
             )
         self.set_aside(iteration, why, unread=True)
         return None
+
+    def was_damaged(self, begun: int, problem: str) -> None:
+        """A checkpoint isn't what was saved. Those that ranks which had loaded it saved since aren't good either."""
+        for iteration in reversed(checkpoints.complete_iterations(self.payload.checkpoints)):
+            if iteration >= begun:
+                since = f"it comes from checkpoint {begun}: " if iteration > begun else ""
+                self.set_aside(iteration, f"{since}{problem}")
 
     def set_aside(self, iteration: int, why: str, unread: bool = False) -> None:
         """`unread`: for no other reason than that ranks failed to load it."""

@@ -13,7 +13,7 @@ from megaboa import scheduler
 from megaboa.image.runtimes import NO_CONTAINER, Container
 from megaboa.image.tools import why_not_started
 from megaboa.records import Image, LaunchSpec
-from megaboa.run import health
+from megaboa.run import health, pass_marks
 from megaboa.run.inputs import UnusableInputError
 from megaboa.scheduler.answers import NoPlaceError
 from megaboa.scheduler.protocol import Environment, Place
@@ -55,6 +55,8 @@ def check_nodes(
     if not any(out.glob("*.json")):  # the launcher or the scheduler failed, and says nothing of the nodes
         return {}
     found = health.verdict(out, place.nodes, seconds, waited)
+    if not any(found.values()):  # else a broken node may have slowed the others down
+        found = pass_marks.slow(health.results_of(out, place.nodes), launch.start.pass_marks)
     return {node: problems for node, problems in found.items() if problems}
 
 
@@ -65,7 +67,8 @@ def share_image(place: Place, logs: Path, stopped: Callable[[], object]) -> str 
     folder are in each other's way: there the first one does it alone, and the others find it.
     """
     failed = None
-    for ways in ((len(place.nodes),), (1, len(place.nodes))) if len(place.nodes) > 1 else ((1,),):
+    everywhere = len(place.nodes) + len(place.spares)
+    for ways in ((everywhere,), (1, everywhere)) if everywhere > 1 else ((1,),):
         for nodes in ways:
             shutil.rmtree(logs, ignore_errors=True)
             logs.mkdir(parents=True)

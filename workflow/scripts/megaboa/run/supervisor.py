@@ -7,8 +7,10 @@ the store, and its next life continues from there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,21 +35,37 @@ from megaboa.records import (
     read_steps,
     write,
 )
-from megaboa.run import bad_nodes, checkpoints, claims, failures, ledger, progress, recovery, unfinished
+from megaboa.run import (
+    bad_nodes,
+    checkpoints,
+    claims,
+    failures,
+    flight,
+    ledger,
+    node_memory,
+    progress,
+    recovery,
+    unfinished,
+    verification,
+)
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer, explain, notify
-from megaboa.run.bad_nodes import heed_signals, leave, leave_avoided_nodes, require_claim, require_health
+from megaboa.run.bad_nodes import heed_signals, leave, leave_avoided_nodes, require_claim, require_health, take_spares
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
 from megaboa.run.command import changes, rank_command, rank_environment, warm_up
 from megaboa.run.command import ran_on as what_runs
 from megaboa.run.failures import Failure
 from megaboa.run.identity import identity_of, store_of
-from megaboa.run.inputs import check_data, check_image, check_index, check_nodes, check_weights
+from megaboa.run.inputs import UnusableInputError, check_data, check_image, check_index, check_nodes, check_weights
 from megaboa.run.lives import Signals
 from megaboa.run.patience import FULL, full, patiently
+from megaboa.run.resume import Beginning
+from megaboa.run.verification import Verification
 from megaboa.run.watch import Watched, leave_out, watch_of
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
+
+GPUS_SECONDS = 60.0  # at a run's end, for what its last attempt's samples say of nodes
 
 
 def train(folder: RunFolder, life: int = 1) -> TrainRecord:
@@ -76,7 +94,7 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
         me = claims.myself(site.job)
         claim = patiently(lambda: held.enter_context(claims.held(payload.claims, me, waits)), say)
         signals = held.enter_context(Signals())
-        held.callback(site.remove_image)
+        held.callback(site.close)
         patiently(introduce, say)
         call = Call(folder, payload, site, signals, claim, say, life)
         if site.job:  # of other runs, whose supervisors may be gone
@@ -148,7 +166,7 @@ def _attempt(call: Call) -> None:
     if folder.launch.start.health_check:
         call.patiently(lambda: require_health(call, target))
         took.note("health_check")
-    beginning = call.patiently(call.resumption.beginning)
+    beginning, reading = _sound_beginning(call, target)
     took.note("checkpoint")
     skipped = ledger.skipped_steps(call.entries)
     before = ledger.starts(call.entries)
@@ -163,6 +181,7 @@ def _attempt(call: Call) -> None:
         job=job and job.id,
         restarts=job and job.restarts,
         nodes=tuple(call.site.nodes),
+        spares=tuple(call.site.spares),
         world_size=world_size,
         resumed_from=beginning.iteration,
         parent=folder.parent_name if beginning.parent else None,
@@ -179,19 +198,59 @@ def _attempt(call: Call) -> None:
     try:
         ranks = call.patiently(lambda: call.site.start(command, world_size, target.path, environment))
         call.healthy = False
-        watched = watch_of(call, target).until_ended(ranks)
+        _look_at_gpus_of(call, number - 1)
+        standby = functools.partial(call.site.stand_by, command[:2], world_size, target.standby, environment)
+        watched = watch_of(call, target, reading, standby).until_ended(ranks)
     except BaseException as error:
         cause = "disk_full" if isinstance(error, OSError) and error.errno in FULL else "crash"
         failure = Failure(cause, f"the supervisor failed: {type(error).__name__}: {error}")
         _close(call, number, "failed", failure, "stop")
         raise
     require_claim(call)  # where the scheduler has lost sight of this host the end is written by the run's next holder
+    watched = _judged(call, beginning, reading, watched)
     if finished(folder, payload):
         _close(call, number, "completed", None, None, str(watched.ended))
+        _look_at_gpus_of(call, number, GPUS_SECONDS)
         call.patiently(call.resumption.prove_newest)
         call.say(progress.describe(progress.read_progress(payload.path)))
         return
     _act(call, number, target, watched, _or_full_disk(target, _why(call, target, watched, started)))
+
+
+def _look_at_gpus_of(call: Call, number: int, patience: float = 0.0) -> None:
+    """Of an attempt that has ended: what its samples say of nodes. Many nodes leave much to read."""
+    start = next((start for start in ledger.starts(call.entries) if start.attempt == number), None)
+    if start and call.site.job:
+        given = (call.folder, number, call.payload.attempt(number), start.nodes)
+        reader = threading.Thread(target=node_memory.remember_gpus, args=given, daemon=True)
+        reader.start()
+        reader.join(patience)
+
+
+def _sound_beginning(call: Call, target: AttemptFolder) -> tuple[Beginning, Verification]:
+    """Where the attempt begins, as far as that can be told in a moment: the rest is read while ranks start."""
+    while True:
+        beginning = call.patiently(call.resumption.beginning)
+        reading = verification.begin(call, beginning, target)
+        if not (problem := reading.wait(verification.QUICK_SECONDS)):
+            return beginning, reading
+        if beginning.parent:
+            raise UnusableInputError(call.resumption.parent_is_damaged(problem))
+        call.resumption.was_damaged(beginning.iteration, problem)
+
+
+def _judged(call: Call, beginning: Beginning, reading: Verification, watched: Watched) -> Watched:
+    """What ranks have saved counts only if what they began with was sound."""
+    hurried = call.signals.seen or watched.reason in ("time_limit", "stopped")
+    if not hurried and checkpoints.latest(call.payload.checkpoints) > (0 if beginning.parent else beginning.iteration):
+        reading.wait()
+    reading.stop()
+    if not reading.problem:
+        return watched
+    if beginning.parent:
+        return Watched(watched.ended, "config", call.resumption.parent_is_damaged(reading.problem))
+    call.resumption.was_damaged(beginning.iteration, reading.problem)
+    return Watched(watched.ended, "damaged_checkpoint", reading.problem)
 
 
 def _share_image(call: Call, target: AttemptFolder) -> None:
@@ -226,7 +285,7 @@ def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) ->
     Also before a signal and the end of the wall time: a preemption brings both.
     """
     if watched.reason and watched.reason not in ("cancelled", "time_limit"):
-        return Failure(watched.reason, watched.evidence)
+        return _who_was_waited_for(call, target, Failure(watched.reason, watched.evidence))
     if interruption := call.site.interruption(started):
         return interruption
     if watched.reason:
@@ -237,7 +296,24 @@ def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) ->
     failure = failures.classify(watched.ended, tails, len(_steps(target)), begun)
     if failure.cause == "damaged_checkpoint" and start.parent:  # it is not ours to set aside
         return Failure("config", f"{start.parent} can't be loaded: {failure.evidence}", failure.rank)
-    return failure
+    return _who_was_waited_for(call, target, failure)
+
+
+def _who_was_waited_for(call: Call, target: AttemptFolder, failure: Failure) -> Failure:
+    """Of a hang, or of a collective's time-out: the ranks and, where these did not even answer, their nodes."""
+    if failure.cause not in ("hang", "transient"):
+        return failure
+    size = call.folder.run.world_size
+    verdict = flight.judge(flight.read(target.flight, size), size)
+    if verdict is None:
+        return failure
+    nodes = [call.site.nodes[rank // call.folder.launch.gpus_per_node] for rank in verdict.ranks]
+    frozen = tuple(dict.fromkeys(nodes)) if verdict.kind == "frozen" and call.site.job else ()
+    where = f"; on {', '.join(dict.fromkeys(nodes))}" if nodes and call.site.job else ""
+    first = verdict.ranks[0] if verdict.ranks else failure.rank
+    # Most nodes at once are not broken: what they share is.
+    blamed = frozen if 2 * len(frozen) <= len(call.site.nodes) else ()
+    return Failure(failure.cause, f"{failure.evidence}; {verdict}{where}", first, blamed)
 
 
 def _or_full_disk(target: AttemptFolder, failure: Failure) -> Failure:
@@ -251,7 +327,9 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     """Close the attempt, then resume, requeue or stop, as the settings say."""
     end = _end_of(call, number, "failed", failure)
     can_requeue = call.site.job is not None and call.site.job.can_requeue
-    decision = recovery.decide([*call.entries, end], failure.cause, call.recovery, can_requeue)
+    bad = set(failure.nodes)
+    replaceable = bool(bad) and bad.issubset(call.site.nodes) and len(bad) <= len(call.site.spares)
+    decision = recovery.decide([*call.entries, end], failure.cause, call.recovery, can_requeue, replaceable)
     if failure.cause == "damaged_checkpoint":
         begun = ledger.starts(call.entries)[-1].resumed_from
         if blameless := call.patiently(lambda: call.resumption.could_not_load(begun, failure.evidence)):
@@ -266,6 +344,11 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     if decision.action == "resume":
         call.say(f"attempt {number} ended at step {end.last_step or end.iteration}: {failure}")
         _pause(call, decision.pause)
+        if replaceable:  # also of a hang, of which a node is to blame only perhaps: a spare costs nothing
+            if not take_spares(call, bad):  # one of them has gone too
+                leave(call, str(failure))
+            # Those that are left did nothing wrong, and a spare is looked at as a new job's nodes are: where asked for.
+            call.healthy = not call.folder.launch.start.health_check
         call.patiently(lambda: require_health(call, target))
     elif decision.action == "requeue":
         leave(call, str(failure))
@@ -316,6 +399,9 @@ def _close(
     call: Call, number: int, outcome: Outcome, failure: Failure | None, action: Action | None, detail: str = ""
 ) -> None:
     end = _end_of(call, number, outcome, failure)
+    if failure and failure.nodes:
+        what = failure.cause if CAUSES[failure.cause].node else "hang"
+        node_memory.remember(call.folder, dict.fromkeys(failure.nodes, failure.evidence), what, number)
     ledger.append(call.payload.ledger, replace(end, action=action, detail=str(failure) if failure else detail))
 
 

@@ -45,12 +45,16 @@ class Machine:
     job = None
 
     def __init__(self, container: Container, ports: str | None = None) -> None:
-        self.nodes = [socket.gethostname()]
+        self.nodes: list[str] = [socket.gethostname()]
+        self.spares: list[str] = []
         self._container, self._ports = container, ports
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
         inside = self._container.around(command, {*environment, *OF_A_RANK})
         return start(inside, world_size, logs, environment, self._container.inherited(), self._ports)
+
+    def stand_by(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> None:
+        """Here a zygote does that."""
 
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
         return self.start(command, 1, logs, environment)
@@ -61,6 +65,14 @@ class Machine:
     def share_image(self) -> None: ...
 
     def remove_image(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def replace(self, bad: Set[str], for_good: bool = True) -> bool:
+        return False
+
+    def lost(self) -> dict[str, str]:
+        return {}
 
     def end_left_over(self, logs: Path) -> None:
         """Ranks of this machine end with their supervisor."""

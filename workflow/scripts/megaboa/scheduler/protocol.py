@@ -54,22 +54,39 @@ class Place(Protocol):
     """Where a supervisor runs and starts ranks: this machine, or the nodes of its job."""
 
     job: Job | None
-    nodes: list[str]
+    nodes: list[str]  # that ranks start on
+    spares: list[str]  # other nodes of the job, which wait to take the place of these
+
+    def replace(self, bad: Set[str], for_good: bool = True) -> bool:
+        """Let spares take the place of these nodes, which this job uses no more (or only as its last spares); False,
+        and nothing is done, where there are too few."""
+
+    def lost(self) -> dict[str, str]:
+        """Nodes among `nodes` that the scheduler has taken out of the job, which goes on, with what it says of each."""
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
         """Every rank writes to `logs/rank-K.log`, or every node to `logs/node-K.log`."""
+
+    def stand_by(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> None:
+        """Prepare the next `start` on these nodes, while ranks run, where that saves time. Never raises.
+
+        `command`: how every rank's begins; `logs`: a folder for it."""
 
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
         """One process on each node."""
 
     def unpack_image(self, nodes: int, logs: Path) -> Ranks | None:
-        """Begin to unpack the image on the first nodes, for steps to share; None where that isn't how they start."""
+        """Begin to unpack the image on the first nodes, spares last, for steps to share; None where that isn't how they
+        start."""
 
     def share_image(self) -> None:
         """From now on steps take what was unpacked."""
 
     def remove_image(self) -> None:
         """What was unpacked goes. Never raises."""
+
+    def close(self) -> None:
+        """The supervisor ends: what the place keeps for it goes. Never raises."""
 
     def end_left_over(self, logs: Path) -> None:
         """End ranks that an earlier supervisor of this place has left behind; `logs`: where they write."""
@@ -167,9 +184,17 @@ class Scheduler(Protocol):
         gpus: Callable[[Any], int] | None = None,  # of a node
         profile: Mapping[str, str] = ...,  # its default-resources
     ) -> dict[str, Any]: ...
-    def options(self, own: str = "", returns: bool = False, after: RunFolder | None = None, rule: str = "") -> str:
+    def options(
+        self,
+        own: str = "",
+        returns: bool = False,
+        after: RunFolder | None = None,
+        rule: str = "",
+        outlives: bool = False,
+    ) -> str:
         """Further options of a job. `own`: the user's; `returns`: it may be put back into the queue;
-        `after`: not before jobs have ended that the rule has made of this run."""
+        `after`: not before jobs have ended that the rule has made of this run; `outlives`: it goes on without a node
+        that fails."""
 
     def tasks_per_node(self, options: str) -> int | None:
         """What the user's options say of it."""

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from megaboa.causes import ACTIONS, Cause
-from megaboa.config.models.section import Count, NonNegative, Positive, Section, harmless, key
+from megaboa.config.models.section import Count, NonNegative, Positive, Section, Whole, harmless, key
 from megaboa.image import references
 from megaboa.launch import networks
 from megaboa.scheduler.registry import cluster
@@ -35,6 +35,9 @@ SchedulerOptions = Annotated[str, AfterValidator(_free_options)]
 
 class Resources(Section):
     nodes: Count = key(1, "nodes of a run", short="nodes")
+    spare_nodes: Whole = key(
+        0, "further nodes of a run's job, which wait: when another one fails, its ranks start there, without a queue"
+    )
     gpus_per_node: Count = key(1, "ranks per node: one per GPU, or one process each on the CPU", short="gpus")
     cpus_per_rank: Count = key(1, "CPU cores per rank")
     mem_mb_per_rank: Count = key(4000, "host memory per rank")
@@ -67,6 +70,16 @@ def _checked_ports(value: str) -> str:
     return value
 
 
+class PassMarks(Section):
+    """What `check_node.py` measures on a good node of the site, less what you allow for."""
+
+    tflops: PositiveFloat | None = key(None, "TFLOP/s that every GPU must reach in the product of matrices")
+    node_gb_per_second: PositiveFloat | None = key(None, "GB/s of the all-reduce over a node's GPUs")
+    nodes_gb_per_second: PositiveFloat | None = key(
+        None, "GB/s of the all-reduce over all nodes; what is slower is reported, and blames no node"
+    )
+
+
 class Launch(Section):
     """How the ranks are started. Changes no loss, so that nothing is trained again when it changes."""
 
@@ -96,6 +109,9 @@ class Launch(Section):
     health_check: bool = key(False, "check every node before the ranks start, not only after a failure")
     health_check_seconds: Positive = key(
         90.0, "time for nodes to start that check; at least three times what half of them took"
+    )
+    pass_marks: PassMarks | None = key(
+        None, "what nodes must reach in that check; a node far below the others never passes"
     )
     gpu_sampling_seconds: NonNegative = key(
         5.0, "time between samples of each node's GPUs (power, clocks, temperature, errors); 0: none are taken"
@@ -214,6 +230,10 @@ class Recovery(Section):
         "how long before the end of the wall time ranks save; default: from measured saves",
     )
     exclude_hours: NonNegative = key(24.0, "how long a run avoids a node that failed under it")
+    node_memory_days: NonNegative = key(
+        7.0,
+        "half-life of what all runs of the store remember of nodes: those that keep failing are avoided; 0: nothing is",
+    )
     actions: dict[Cause, Literal[ACTIONS]] = key(
         {}, "action instead of the default, by cause (listed in docs/explanation/recovery.md)"
     )

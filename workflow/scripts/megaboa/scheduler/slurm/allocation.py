@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import shutil
 import subprocess
 import time
 from collections.abc import Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megaboa.causes import Failure
-from megaboa.records import LaunchSpec
+from megaboa.records import LaunchSpec, StandbyOrder, line
 from megaboa.scheduler.answers import NoPlaceError, UnreachableError
 from megaboa.scheduler.local import FORKED
 from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.ranks import OF_A_RANK, RENDEZVOUS, Ranks
 from megaboa.scheduler.slurm import queries
-from megaboa.scheduler.slurm.srun import SrunRanks, end_step, srun_command
+from megaboa.scheduler.slurm.srun import SRUN_LOG, STEP, SrunRanks, end_step, srun_command, without_options
 
 ASK_AGAIN_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
@@ -26,6 +27,7 @@ REQUEUE_AGAIN_SECONDS = 3.0
 EXCLUDE_TRIES, EXCLUDE_AGAIN_SECONDS = 10, 0.3
 REMOVE_SECONDS = 120.0  # for tens of gigabytes, on the slowest node
 GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_GPUS")  # how variables begin that SLURM sets for a job with GPUs
+GO = "go"  # the file that a standby's order is written to
 START_NODE = Path(__file__).parents[3] / "start_node.py"
 
 # Unpacked images that the steps of a job share. srun's plugin keeps a container that has a name when its step ends, and
@@ -47,8 +49,22 @@ done
 """
 
 
+# A job that outlives its nodes (sbatch --no-kill) also outlives that of its batch script, and then does nothing for the
+# rest of its wall time. So another node looks at the supervisor's, and puts the job back. Arguments: the node, and the
+# seconds between two looks.
+GUARD_SECONDS = 5
+GUARD = """
+while sleep "$2"; do
+  scontrol -o show node "$1" | grep -q ' State=[^ ]*DOWN' && scontrol requeue "$SLURM_JOB_ID" && exit
+done
+"""
+
+
 class Allocation:
-    """The nodes of a SLURM job. The supervisor runs on the first of them."""
+    """The nodes of a SLURM job. The supervisor runs on the first of them.
+
+    With `launch.spare_nodes` ranks start on the first ones, and the others wait.
+    """
 
     def __init__(self, job: queries.Job, launch: LaunchSpec, device: str, container: Container, counted: bool = True):
         """`counted`: SLURM knows of the job's GPUs; else it has whole nodes, and steps ask for none."""
@@ -56,17 +72,51 @@ class Allocation:
         self._plain, self._name = container, ""
         self._device = device
         self._gpus = launch.gpus_per_node if device == "cuda" and counted else 0
-        self.nodes = queries.hostnames(job.nodes)
+        self._all = queries.hostnames(job.nodes)
+        kept = launch.nodes if launch.spare_nodes else len(self._all)
+        self.nodes, self.spares = self._all[:kept], self._all[kept:]
+        self._guard: subprocess.Popen | None = None
+        self._standby: _Standby | None = None
         self._asked = time.monotonic()
         self._ahead: float | None = None  # this host's clock of the controller's, in seconds; None: not asked yet
 
     def start(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> Ranks:
+        self._keep_guarded()
+        standby, self._standby = self._standby, None
+        if standby:
+            if standby.fits(self.nodes, self._container):
+                return standby.begin(command, logs, environment)
+            standby.ranks.kill()
+        return self._start(command, world_size, logs, environment, step_name(logs))
+
+    def stand_by(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> None:
+        if self._standby or self._launch.start.tasks != "node" or environment.get(FORKED) == "0":
+            return
+        if self._plain.runtime == "pyxis":  # a step of the same container's name would be inside that of the ranks
+            return
+        with contextlib.suppress(OSError):
+            logs.mkdir(parents=True, exist_ok=True)
+            go = logs / GO
+            go.write_text("")
+            ranks = self._start(command, world_size, logs, environment, standby_name(logs.parent), go)
+            self._standby = _Standby(ranks, go, tuple(self.nodes), self._container)
+
+    def _start(
+        self,
+        command: Sequence[str],
+        world_size: int,
+        logs: Path,
+        environment: Environment,
+        name: str,
+        wait: Path | None = None,
+    ) -> SrunRanks:
+        """`wait`: the file that says when, and what."""
         start, per_node = self._launch.start, self._launch.gpus_per_node
         one_task = start.tasks == "node"
-        name = step_name(logs)
         if one_task:
             forks = [f"--fork={self._device}"] if environment.get(FORKED) != "0" else []
-            spawner = [command[0], str(START_NODE), f"--ranks={per_node}", f"--logs={logs}", *forks, "--"]
+            waits = [f"--wait={wait}"] if wait else []
+            spawner = [command[0], str(START_NODE), f"--ranks={per_node}", f"--logs={logs}", *forks, *waits, "--"]
             command = [*spawner, *command]
         srun = srun_command(
             self._container.around(command, {*environment, *OF_A_RANK}),
@@ -79,6 +129,7 @@ class Allocation:
             gpus_per_node=self._gpus,
             cpu_bind=start.cpu_bind,
             further=start.srun_args,
+            chosen=self._chosen(self.nodes),
         )
         inherited = self._container.inherited()
         return SrunRanks(
@@ -87,7 +138,7 @@ class Allocation:
 
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
         inside = self._container.around(command, {*environment, *RENDEZVOUS})
-        srun = self._one_each(inside, len(self.nodes), logs, name)
+        srun = self._one_each(inside, self.nodes, logs, name)
         inherited = self._container.inherited()
         return SrunRanks(
             self.job.id,
@@ -109,7 +160,8 @@ class Allocation:
                 lives = queries.lives_of_ours()
                 if f"{self.job.id}.{self.job.restarts}" in lives:  # else there are others that we aren't told of
                     self._remove_images(images_of_jobs_gone(queries.cluster()), *lives)
-        srun = self._one_each(self._plain.named(self._name).around(["true"], ()), nodes, logs, "image")
+        first = [*self.nodes, *self.spares][:nodes]
+        srun = self._one_each(self._plain.named(self._name).around(["true"], ()), first, logs, "image")
         return SrunRanks(self.job.id, srun, "image", logs, {}, self.nodes[0], inherited=self._plain.inherited())
 
     def share_image(self) -> None:
@@ -123,16 +175,17 @@ class Allocation:
 
     def _remove_images(self, pattern: str, *kept: str) -> None:
         """On all nodes; what can't be removed now is removed by the next job that comes to the node."""
-        srun = self._one_each(["sh", "-c", REMOVE_IMAGES, "sh", pattern, *kept], len(self.nodes), None, "image-away")
+        everywhere = [*self.nodes, *self.spares]
+        srun = self._one_each(["sh", "-c", REMOVE_IMAGES, "sh", pattern, *kept], everywhere, None, "image-away")
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(srun, capture_output=True, stdin=subprocess.DEVNULL, timeout=REMOVE_SECONDS)
 
-    def _one_each(self, command: Sequence[str], nodes: int, logs: Path | None, name: str) -> list[str]:
-        """One process on each of the first nodes."""
+    def _one_each(self, command: Sequence[str], nodes: Sequence[str], logs: Path | None, name: str) -> list[str]:
+        """One process on each of these nodes."""
         start = self._launch.start
         return srun_command(
             command,
-            nodes=nodes,
+            nodes=len(nodes),
             tasks_per_node=1,
             cpus_per_task=self._launch.cpus_per_rank * self._launch.gpus_per_node,
             output=str(logs / "node-%n.log") if logs else "/dev/null",
@@ -140,16 +193,84 @@ class Allocation:
             srun=start.srun,
             gpus_per_node=self._gpus,
             further=start.srun_args,
+            chosen=self._chosen(nodes),
         )
+
+    def _chosen(self, nodes: Sequence[str]) -> Sequence[str]:
+        """To be named where others of the job wait, or did."""
+        return nodes if self._launch.spare_nodes else ()
+
+    def replace(self, bad: Set[str], for_good: bool = True) -> bool:
+        gone = {*bad, *self._gone_of(self.spares)}
+        kept, spares = ([node for node in nodes if node not in gone] for nodes in (self.nodes, self.spares))
+        missing = len(self.nodes) - len(kept)
+        if missing > len(spares):
+            return False
+        waiting = [] if for_good else [node for node in self.nodes if node in bad]
+        now = {*kept, *spares[:missing]}
+        self.nodes = [node for node in self._all if node in now]  # SLURM gives ranks to nodes in this order
+        self.spares = [*spares[missing:], *waiting]
+        return True
+
+    def lost(self) -> dict[str, str]:
+        try:
+            gone = self._gone_of(self.nodes)
+            return {node.name: _what_happened(node) for node in queries.show_nodes(",".join(gone))} if gone else {}
+        except UnreachableError:
+            return {}
+
+    def _gone_of(self, nodes: Sequence[str]) -> list[str]:
+        """Which of these SLURM has taken out of the job, while that goes on."""
+        now = self._now() if self._launch.spare_nodes and nodes else None  # else SLURM ends the job, and says so
+        if now is None or now.restarts > self.job.restarts or now.state != "RUNNING":
+            return []
+        try:
+            left = set(queries.hostnames(now.nodes))
+        except UnreachableError:
+            return []
+        return [node for node in nodes if node not in left]
+
+    def _keep_guarded(self) -> None:
+        """One process on the last node looks at the first, where this one runs: see GUARD."""
+        here = self._all[0]
+        others = [node for node in (*self.nodes, *self.spares) if node != here]
+        if not (self._launch.spare_nodes and others and self.job.can_requeue):
+            return
+        if self._guard and self._guard.poll() is None:
+            return
+        words = [self._launch.start.srun, *STEP, f"--nodelist={others[-1]}", "--mem=0", "--job-name=guard"]
+        with contextlib.suppress(OSError):
+            self._guard = subprocess.Popen(
+                [*words, "--output=none", "sh", "-c", GUARD, "sh", here, str(GUARD_SECONDS)],
+                env=without_options(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def close(self) -> None:
+        if self._standby:
+            self._standby.ranks.kill()
+        self.remove_image()
+        if self._guard and self._guard.poll() is None:
+            self._guard.terminate()  # srun ends its step
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._guard.wait(GUARD_SECONDS)
 
     def end_left_over(self, logs: Path) -> None:
         """An srun outlives a supervisor that is killed."""
-        end_step(self.job.id, step_name(logs))
+        names = [step_name(logs), standby_name(logs)]
+        if (logs / SRUN_LOG).is_symlink():  # its ranks were started by what stood by
+            names.append(standby_name((logs / SRUN_LOG).resolve().parents[1]))
+        for name in names:
+            end_step(self.job.id, name)
 
     def deadline(self) -> float | None:
         """Asked again now and then: an administrator can move it."""
         if time.monotonic() - self._asked > ASK_AGAIN_SECONDS:
             self._asked = time.monotonic()
+            self._keep_guarded()
             with contextlib.suppress(UnreachableError):
                 now = queries.show_job(self.job.id)
                 if now and now.restarts == self.job.restarts:  # else it is over, and this is the memory of it
@@ -175,6 +296,8 @@ class Allocation:
         except UnreachableError:
             return None
         bad = fallen(nodes, since - (self._ahead or 0.0))
+        if lost := self.lost():
+            return Failure("node_failure", "; ".join(lost.values()), nodes=tuple(lost))
         found = _interruption(self.job, now) if now else None
         # Check for a cancellation first: a cancelled job with a dead node must not come back.
         if bad and (now is None or (found and found.cause in ("requeued", "node_failure"))):
@@ -222,6 +345,30 @@ class Allocation:
             return None
 
 
+@dataclass(frozen=True)
+class _Standby:
+    """A step of one task per node that has imported Bridge, and waits for its order."""
+
+    ranks: SrunRanks
+    go: Path
+    nodes: tuple[str, ...]
+    container: Container
+
+    def fits(self, nodes: Sequence[str], container: Container) -> bool:
+        return tuple(nodes) == self.nodes and container == self.container and self.ranks.process.poll() is None
+
+    def begin(self, command: Sequence[str], logs: Path, environment: Environment) -> SrunRanks:
+        with contextlib.suppress(FileExistsError):
+            (logs / SRUN_LOG).symlink_to(self.ranks.log.resolve())
+        order = StandbyOrder(command=tuple(command), logs=str(logs), environment=dict(environment))
+        try:
+            self.go.write_text(line(order) + "\n")
+        except OSError:  # who tries again starts a step as usual
+            self.ranks.kill()
+            raise
+        return self.ranks
+
+
 def here(launch: LaunchSpec, device: str, environment: Environment, container: Container) -> Allocation | None:
     """The nodes of the job that this process is in, if the run's settings want them."""
     starter, job = launch.start.starter, environment.get("SLURM_JOB_ID")
@@ -261,6 +408,11 @@ def fallen_of(names: Sequence[str], since: float) -> dict[str, str]:
         return {node.name: _why([node]) for node in bad}
     except UnreachableError:
         return {}
+
+
+def standby_name(logs: Path) -> str:
+    """Of the step that was prepared while the ranks ran that write there."""
+    return f"standby-{logs.name}"
 
 
 def step_name(logs: Path) -> str:

@@ -77,9 +77,12 @@ def resources(
     return found | ({"slurm_extra": all_options} if options or gpus else {})
 
 
-def options(own: str = "", returns: bool = False, after: RunFolder | None = None, rule: str = "") -> str:
+def options(
+    own: str = "", returns: bool = False, after: RunFolder | None = None, rule: str = "", outlives: bool = False
+) -> str:
     found = queue.dependency(rule, after) if after else []
     found += ["--open-mode=append"] if returns else []  # it writes to the same log again
+    found += ["--no-kill"] if outlives else []
     return " ".join([*found, own]).strip()
 
 

@@ -49,11 +49,15 @@ def srun_command(
     gpus_per_node: int = 0,
     cpu_bind: str | None = None,
     further: Sequence[str] = (),
+    chosen: Sequence[str] = (),
 ) -> list[str]:
-    """The command that starts the ranks. All counts are explicit: SLURM_* in a rule's shell are not reliable."""
+    """The command that starts the ranks. All counts are explicit: SLURM_* in a rule's shell are not reliable.
+
+    `chosen`: the nodes, where they aren't all of the job's; ranks come to them in the job's order."""
     return [
         srun,
         f"--nodes={nodes}",
+        *([f"--nodelist={','.join(chosen)}"] if chosen else []),
         f"--ntasks={nodes * tasks_per_node}",
         f"--ntasks-per-node={tasks_per_node}",
         f"--cpus-per-task={cpus_per_task}",
@@ -70,6 +74,15 @@ def srun_command(
         *further,
         *command,
     ]
+
+
+def without_options(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what srun would take for options of its own.
+
+    GPUs per task are hidden from the node's other tasks; since SLURM 23.11 the last variable names them too.
+    """
+    options = ("SRUN_", "SBATCH_", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK")
+    return {name: value for name, value in environment.items() if not name.startswith(options)}
 
 
 def one_process(wanted: ImageStart, step: bool, gpus: int = 0) -> list[str]:
@@ -119,14 +132,10 @@ class SrunRanks:
         self.job, self.name, self.log = job, name, logs / SRUN_LOG
         # Reserved on this host, which is the first of the job's: rank 0 is here too. Held until the ranks have ended.
         self.port = ReservedPort(ports=ports)
-        # What srun would take for options of its own. GPUs per task are hidden from the node's other tasks; since
-        # SLURM 23.11 the second variable names them too.
-        options = ("SRUN_", "SBATCH_", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK")
-        kept = {name: value for name, value in inherited.items() if not name.startswith(options)}
         with self.log.open("ab") as stream:
             self.process = subprocess.Popen(
                 command,
-                env={**kept, **environment, **rendezvous_environment(address, self.port.number)},
+                env={**without_options(inherited), **environment, **rendezvous_environment(address, self.port.number)},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,

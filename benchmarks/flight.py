@@ -1,0 +1,198 @@
+"""Hangs of known causes, made on the spot, and what `megaboa.run.flight` makes of them: precision and recall.
+
+Ranks are processes on this machine, with gloo. Groups are those of a small layout: tensor pairs (0,1), (2,3), ... and
+data groups (0,2,...), (1,3,...). Each case picks ranks, the collective and its place at random; the seed is printed.
+`python benchmarks/flight.py [--cases 10] [--ranks 4] [--seed 0] [--keep FOLDER]` prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
+
+import torch
+import torch.distributed as dist
+
+from megaboa.bridge import flight as recorder
+from megaboa.run import flight
+from megaboa.scheduler.ranks import STACKS_SIGNAL
+
+ANSWER_SECONDS = 30.0
+CONNECT_SECONDS = 120.0
+CLONE_NEWNET = 0x40000000
+
+
+class Case:
+    """What goes wrong in one of the ranks, after how many rounds, and what should be said of it."""
+
+    def __init__(self, kind: str, ranks: int, chance: random.Random):
+        self.kind, self.size = kind, ranks
+        self.rounds = chance.randrange(1, 6)
+        self.place = chance.choice(("tensor", "data", "world"))
+        count = 1 if kind in ("mismatch", "joined", "deadlock") else chance.choice((1, 1, 2))
+        self.bad = sorted(chance.sample(range(ranks), count))
+        if kind == "mismatch":  # of two that differ nobody could say who is wrong
+            self.place = "world"
+        self.label: tuple[str, tuple[int, ...]] = (kind, () if kind in ("joined", "deadlock") else tuple(self.bad))
+
+    def rank(self, rank: int, ready: Callable[[], None]) -> None:
+        groups = self._groups()
+        mine = {name: next(group for ranks, group in made if rank in ranks) for name, made in groups.items()}
+        data = torch.ones(8)
+        for _ in range(self.rounds):
+            for group in mine.values():
+                dist.all_reduce(data, group=group)
+        ready()
+        if self.kind == "joined":
+            for _ in range(10_000):
+                dist.all_reduce(torch.ones(1 << 20))
+        if self.kind == "deadlock":  # each waits for one that is in its other group
+            for name in ("data", "tensor") if rank % 4 in (0, 3) else ("tensor", "data"):
+                dist.all_reduce(data, group=mine[name])
+        for name in ("tensor", "data", "world"):
+            if rank in self.bad and name == self.place:
+                self._misbehave(data, mine[name])
+            else:
+                dist.all_reduce(data, group=mine[name])
+
+    def _misbehave(self, data: torch.Tensor, group: dist.ProcessGroup) -> None:
+        if self.kind == "mismatch":
+            dist.broadcast(data, src=self.bad[0], group=group)  # which leaves at once
+        elif self.kind == "frozen":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            reads_for_ever()
+
+    def _groups(self) -> dict[str, list[tuple[list[int], dist.ProcessGroup]]]:
+        pairs = [[rank, rank + 1] for rank in range(0, self.size, 2)]
+        across = [list(range(first, self.size, 2)) for first in (0, 1)]
+        named = {"tensor": pairs, "data": across, "world": [list(range(self.size))]}
+        return {name: [(ranks, dist.new_group(ranks)) for ranks in lists] for name, lists in named.items()}
+
+
+def reads_for_ever() -> None:
+    while True:
+        time.sleep(5)
+
+
+def wait_until_still(pids: list[int]) -> None:
+    """Each has come to where it stays: for a second and a half none has used the processor, or waited for it."""
+    used, since, deadline = [0], time.monotonic(), time.monotonic() + CONNECT_SECONDS
+    while time.monotonic() - since < 1.5 and time.monotonic() < deadline:
+        stats = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids]
+        now = [int(stat[11]) + int(stat[12]) for stat in stats]
+        if now != used or any(stat[0] == "R" for stat in stats):
+            used, since = now, time.monotonic()
+        time.sleep(0.05)
+
+
+def run(case: Case, folder: Path) -> flight.Verdict | None:
+    """Start the ranks, wait until nothing goes on, ask them, and judge."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    own_network = case.kind == "joined"
+    leader = os.fork()
+    if leader:
+        os.waitpid(leader, 0)
+        return flight.judge(flight.read(str(folder / "flight-rank-"), case.size), case.size)
+    code = 1
+    try:
+        if own_network:  # whose cable can be pulled
+            assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0, "needs root"
+            os.system("ip link set lo up")
+        pids = [start(case, rank, port, folder) for rank in range(case.size)]
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while len(list(folder.glob("ready-*"))) < case.size and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        if own_network:
+            os.system("ip link set lo down")
+        wait_until_still(pids)
+        for pid in pids:
+            os.kill(pid, STACKS_SIGNAL)
+        answers = case.size - (len(case.bad) if case.kind == "frozen" else 0)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while len(list(folder.glob("flight-rank-*.json"))) < answers and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def start(case: Case, rank: int, port: int, folder: Path) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    log = os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ |= {"RANK": str(rank), recorder.PREFIX: str(folder / "flight-rank-"), "TORCH_FR_BUFFER_SIZE": "2000"}
+    recorder.on_signal()
+    try:
+        dist.init_process_group(
+            "gloo", f"tcp://127.0.0.1:{port}", timedelta(seconds=600), world_size=case.size, rank=rank
+        )
+        case.rank(rank, (folder / f"ready-{rank}").touch)
+        time.sleep(60)
+    finally:
+        os._exit(1)
+
+
+KINDS = ("frozen", "missing", "mismatch", "joined", "deadlock")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=10, help="of each kind")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="leave the dumps and their labels there")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    chance = random.Random(args.seed)
+    came: Counter[tuple[str, str]] = Counter()
+    right: Counter[str] = Counter()
+    for kind in KINDS:
+        for number in range(args.cases):
+            case = Case(kind, args.ranks, chance)
+            with tempfile.TemporaryDirectory() as name:
+                verdict = run(case, Path(name))
+                if args.keep:
+                    shutil.copytree(name, args.keep / f"{kind}-{number}", dirs_exist_ok=True)
+            said = verdict.kind if verdict else "nothing"
+            came[kind, said] += 1
+            exact = kind in ("joined", "deadlock") or (verdict is not None and verdict.ranks == tuple(case.bad))
+            right[kind] += said == kind and exact
+            if said != kind or not exact:
+                print(f"{kind} {case.bad} in {case.place}: {verdict}", file=sys.stderr)
+    print(f"{args.ranks} ranks, {args.cases} cases of each kind, seed {args.seed}, torch {torch.__version__}\n")
+    print("| what was done | cases | said so | said something else | precision | recall | with exactly these ranks |")
+    print("|---|---:|---:|---|---:|---:|---:|")
+    for kind in KINDS:
+        cases, named = args.cases, sum(count for (_, said), count in came.items() if said == kind)
+        hits = came[kind, kind]
+        others = ", ".join(f"{said} {n}" for (real, said), n in came.items() if real == kind and said != kind) or "–"
+        precision = f"{hits / named:.0%}" if named else "–"
+        print(f"| {kind} | {cases} | {hits} | {others} | {precision} | {hits / cases:.0%} | {right[kind]} |")
+
+
+if __name__ == "__main__":
+    main()

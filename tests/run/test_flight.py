@@ -1,0 +1,117 @@
+"""megaboa.run.flight: which ranks the others waited for, by constructed dumps and by real ones of gloo."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megaboa.run import flight
+from megaboa.run.flight import Call, Dump, judge
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def dump(world=(), tensor=(), data=(), name="reduce", **more):
+    """A rank's calls by group: how many it began and how many ended, as in `world=(3, 2)`."""
+    asked = {"world": world, "tensor": tensor, "data": data}
+    calls = {
+        group: {
+            number: Call(number, f"gloo:{name}", "Float [8]", number <= made[1]) for number in range(1, made[0] + 1)
+        }
+        for group, made in asked.items()
+        if made
+    }
+    return Dump(calls, **more)
+
+
+ALL = {"groups": {"world": frozenset(range(4))}}
+WAITS = dump((3, 2), **ALL)
+
+
+@pytest.mark.parametrize(
+    ("dumps", "kind", "ranks"),
+    [
+        ({rank: dump((3, 3), **ALL) for rank in range(4)}, None, ()),  # they are busy with other things
+        ({}, None, ()),
+        ({0: WAITS, 1: WAITS, 2: WAITS, 3: dump((2, 2), **ALL)}, "missing", (3,)),
+        ({0: WAITS, 1: WAITS, 2: WAITS}, "frozen", (3,)),
+        ({0: WAITS, 2: dump((2, 2), **ALL)}, "frozen", (1, 3)),  # who didn't answer goes before who is only late
+        (dict.fromkeys(range(4), WAITS), "joined", ()),
+        (
+            {0: WAITS, 1: replace(WAITS, calls=dump((3, 3), name="broadcast").calls), 2: WAITS, 3: WAITS},
+            "mismatch",
+            (1,),
+        ),
+        # 3 is late in its pair, for which 2 waits, for which 0 waits, for which 1 waits.
+        (
+            {
+                0: dump(tensor=(1, 1), data=(2, 1), groups={"data": frozenset({0, 2})}),
+                1: dump(tensor=(2, 1), groups={"tensor": frozenset({0, 1})}),
+                2: Dump(
+                    {"second": {2: Call(2, "x", "", False)}}, {"second": frozenset({2, 3}), "data": frozenset({0, 2})}
+                ),
+                3: Dump({"second": {1: Call(1, "x", "", True)}}, {"second": frozenset({2, 3})}),
+            },
+            "missing",
+            (3,),
+        ),
+        (
+            {
+                0: dump(tensor=(1, 0), groups={"tensor": frozenset({0, 1}), "data": frozenset({0, 1})}),
+                1: dump(data=(1, 0), groups={"tensor": frozenset({0, 1}), "data": frozenset({0, 1})}),
+                2: Dump({}),
+                3: Dump({}),
+            },
+            "deadlock",
+            (0,),
+        ),
+    ],
+)
+def test_who_was_waited_for(dumps, kind, ranks):
+    found = judge(dumps, 4)
+    assert (found and found.kind) == kind and (found.ranks if found else ()) == ranks
+
+
+def test_the_sentence_names_the_call_the_ranks_and_what_they_did():
+    stack = ("/usr/lib/torch/utils.py:1 next", "/home/me/loader.py:33 load")
+    found = judge({0: WAITS, 1: WAITS, 2: WAITS, 3: dump((2, 2), **ALL, stack=stack)}, 4)
+    there = "reduce 3 of Float [8] (group world)"
+    assert str(found) == f"rank 0, 1, 2 waited in {there} for rank 3, which was in /home/me/loader.py:33 load"
+    assert "which did not even answer" in str(judge({0: WAITS}, 4))
+
+
+def entry(number, group="0", state="scheduled"):
+    kinds = {"input_sizes": [[4]], "input_dtypes": ["Float"], "profiling_name": "nccl:all_reduce", "is_p2p": False}
+    return {"collective_seq_id": number, "process_group": (group, "desc"), "pg_id": 0, "state": state, **kinds}
+
+
+def test_nccls_own_files_are_read_and_run_nothing(tmp_path):
+    """Pickles, as its watchdog writes them; of three files one is cut off, and one holds a call."""
+    status = {0: {"last_enqueued_collective": 3, "last_started_collective": 3, "last_completed_collective": 2}}
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}
+    values = {"entries": [entry(2), entry(3)], "pg_status": status, "pg_config": config, "version": "2.10"}
+    prefix = tmp_path / "flight-rank-"
+    Path(f"{prefix}0").write_bytes(pickle.dumps(values))
+    Path(f"{prefix}1").write_bytes(pickle.dumps(values)[:-20])
+    Path(f"{prefix}2").write_bytes(pickle.dumps(os.system))
+    Path(f"{prefix}3.json").write_text(json.dumps(values))
+    found = flight.read(str(prefix), 4)
+    assert set(found) == {0, 3} and found[0] == found[3]
+    assert str(found[0].waiting("0")) == "all_reduce 3 of Float [4]"
+    assert judge(found, 4).ranks == (1, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="one kind of case takes a network away, which needs root")
+def test_real_hangs_of_gloo_are_told(tmp_path):
+    """One case of each kind, by processes that hang: benchmarks/flight.py makes more."""
+    words = [sys.executable, ROOT / "benchmarks" / "flight.py", "--cases=1"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if "100%" in line]
+    assert [row[0].strip() for row in rows] == ["frozen", "missing", "mismatch", "joined", "deadlock"], done
+    assert done.stderr == ""

@@ -1,0 +1,94 @@
+"""Show what all runs of a store remember of nodes: failures, broken and slow GPUs, by how much they count now.
+
+A node whose troubles add up to 1.5 or more is avoided by the runs of its cluster. They count half after a week
+(recovery.node_memory_days), so it comes back by itself; --forget brings it back at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from megaboa import commands
+from megaboa.files import append_line
+from megaboa.paths import NodesFolder
+from megaboa.records import NodeTrouble, line, plain
+from megaboa.run import node_memory
+from megaboa.run.node_memory import Remembered
+
+
+def main(words: list[str]) -> None:
+    parser = commands.parser("nodes", __doc__)
+    parser.add_argument("node", nargs="*", help="those whose troubles are shown one by one; default: a table of all")
+    parser.add_argument("--store", type=Path, default=Path("store"), help="the store; default: store/")
+    parser.add_argument("--days", type=float, default=node_memory.USUAL_DAYS, help="half-life; default: %(default)s")
+    parser.add_argument(
+        "--forget", action="store_true", help="these nodes are repaired: what was before counts no more"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args(words)
+    if args.days <= 0:
+        parser.error("--days must be above 0")
+    found = node_memory.of_store(args.store, time.time(), args.days)
+    if missing := sorted(set(args.node) - {one.node for nodes in found.values() for one in nodes}):
+        sys.exit(f"megaboa nodes: {args.store} remembers nothing of {', '.join(missing)}")
+    if args.forget:
+        forget(args.store, found, args.node or parser.error("--forget needs the names of nodes"))
+    elif args.json:
+        print(json.dumps({name: [_record(one) for one in nodes] for name, nodes in found.items()}, indent=1))
+    elif not found:
+        print(f"{args.store}: no run has met a node that failed or was slow")
+    elif args.node:
+        for one in (one for nodes in found.values() for one in nodes if one.node in args.node):
+            _tell(one, args.days)
+    else:
+        for name, nodes in found.items():
+            Console().print(_table(name, nodes, args.days))
+
+
+def forget(store: Path, found: dict[str, list[Remembered]], names: list[str]) -> None:
+    for cluster, nodes in found.items():
+        for one in (one for one in nodes if one.node in names):
+            path = NodesFolder.of(store).node(cluster, one.node)
+            append_line(path, line(NodeTrouble(what=node_memory.FORGOTTEN)))
+            print(f"{one.node}: {len(one.troubles)} trouble(s) count no more")
+
+
+def _record(one: Remembered) -> dict[str, object]:
+    shown = [plain(trouble) for trouble in one.troubles]
+    return {"node": one.node, "score": round(one.score, 3), "avoided": one.avoided, "troubles": shown}
+
+
+def _table(cluster: str, nodes: list[Remembered], days: float) -> Table:
+    table = Table(title=f"cluster {cluster}", title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in ("node", "score", "avoided", "troubles", "the last one"):
+        table.add_column(column, overflow="fold")
+    for one in nodes:
+        kinds = Counter(trouble.what.replace("_", " ") for trouble in one.troubles)
+        last = one.troubles[-1]
+        table.add_row(
+            one.node,
+            f"{one.score:.2f}",
+            f"for {one.returns(days):.1f} days" if one.avoided else "no",
+            ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common()),
+            f"{_date(last.time)}: {last.detail[:100]}",
+        )
+    return table
+
+
+def _tell(one: Remembered, days: float) -> None:
+    avoided = f"avoided for {one.returns(days):.1f} days more" if one.avoided else "not avoided"
+    print(f"{one.node}: {one.score:.2f}, {avoided}")
+    for trouble in one.troubles:
+        where = f" ({trouble.run}, attempt {trouble.attempt})" if trouble.attempt else f" ({trouble.run})"
+        print(f"  {_date(trouble.time)}  {trouble.what.replace('_', ' ')}: {trouble.detail}{where}")
+
+
+def _date(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))

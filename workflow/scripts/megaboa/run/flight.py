@@ -1,0 +1,209 @@
+"""Which ranks the others waited for when nothing went on, by what each has written of its last collectives.
+
+Files are ours (JSON, `megaboa.bridge.flight`), or NCCL's own at a time-out (pickled), which knows no stacks. Ranks that
+have written nothing could not: their process is frozen, or their host is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+# frozen: they wrote nothing. missing: they have not come. mismatch: they called another collective than the others.
+# deadlock: ranks wait for each other. joined: all have come, and it doesn't end: the network, or a GPU.
+Kind = Literal["frozen", "missing", "mismatch", "deadlock", "joined"]
+MOST_BYTES = 1 << 30
+LIBRARIES = ("/torch/", "/megatron/core/", "/threading.py", "/contextlib.py")  # whose frames say little
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective as one rank has called it."""
+
+    number: int
+    name: str
+    sizes: str
+    done: bool
+
+    def __str__(self) -> str:
+        return f"{self.name.split(':')[-1]} {self.number}" + (f" of {self.sizes}" if self.sizes else "")
+
+
+@dataclass(frozen=True)
+class Dump:
+    """Of one rank: its calls by group and number, who is in its groups, and its main thread's frames."""
+
+    calls: Mapping[str, Mapping[int, Call]]
+    groups: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    stack: tuple[str, ...] = ()
+
+    def last(self, group: str) -> int:
+        return max(self.calls.get(group, {}), default=0)
+
+    def waiting(self, group: str) -> Call | None:
+        """The oldest that hasn't ended."""
+        return min((call for call in self.calls.get(group, {}).values() if not call.done), key=_number, default=None)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    kind: Kind
+    ranks: tuple[int, ...]  # the ones to look at; none where all have joined
+    group: str
+    call: Call
+    waiting: tuple[int, ...]
+    doing: str = ""  # the first of those ranks
+
+    def __str__(self) -> str:
+        who, there = f"rank {_brief(self.ranks)}", f"{self.call} (group {self.group})"
+        wait = f"rank {_brief(self.waiting)} waited in {there}"
+        was = f", which was in {self.doing}" if self.doing else ""
+        return {
+            "frozen": f"{wait} for {who}, which did not even answer",
+            "missing": f"{wait} for {who}{was}",
+            "mismatch": f"{wait}, where {who} called something else{was}",
+            "deadlock": f"{wait} for {who}, which waited for others in turn{was}",
+            "joined": f"{wait}, which all had joined: the network between them, or a GPU, is to blame",
+        }[self.kind]
+
+
+def judge(dumps: Mapping[int, Dump], world_size: int) -> Verdict | None:
+    """None where nobody waits, or where nobody has written anything."""
+    silent = set(range(world_size)) - set(dumps)
+    stuck = list(_stuck(dumps, silent))
+    if not stuck:
+        return None
+    if frozen := [one for one in stuck if silent.intersection(one.missing)]:
+        first = max(frozen, key=lambda one: len(one.waiting))
+        return _verdict("frozen", silent.intersection(*[set().union(*(one.missing for one in frozen))]), first, dumps)
+    absent = {rank: one for one in stuck for rank in one.missing}
+    waits = {rank for one in stuck if one.missing for rank in one.waiting}
+    if roots := set(absent) - waits:
+        first = max((one for one in stuck if roots.intersection(one.missing)), key=lambda one: len(one.waiting))
+        return _verdict("missing", roots, first, dumps)
+    # Only now: who waits for a missing rank may have called something else before that.
+    if other := next((one for one in stuck if one.differ), None):
+        return _verdict("mismatch", other.differ, other, dumps)
+    if absent:
+        first = next(one for one in stuck if one.missing)
+        return _verdict("deadlock", first.missing, first, dumps)
+    return _verdict("joined", (), max(stuck, key=lambda one: len(one.waiting)), dumps)
+
+
+@dataclass(frozen=True)
+class _Stuck:
+    """A group's oldest collective that hasn't ended."""
+
+    group: str
+    call: Call
+    waiting: frozenset[int]
+    missing: frozenset[int]
+    differ: frozenset[int]  # who called something else than most
+
+
+def _stuck(dumps: Mapping[int, Dump], silent: set[int]) -> Iterator[_Stuck]:
+    names = {group for dump in dumps.values() for group in dump.calls}
+    for group in sorted(names):
+        members = {rank for rank, dump in dumps.items() if group in dump.calls}
+        known = [ranks for dump in dumps.values() for name, ranks in dump.groups.items() if name == group]
+        members |= set().union(*known)
+        oldest = {rank: call for rank, dump in dumps.items() if (call := dump.waiting(group))}
+        if not oldest:
+            continue
+        number = min(call.number for call in oldest.values())
+        here = {rank: call for rank, call in oldest.items() if call.number == number}
+        missing = {rank for rank in members if rank in silent or dumps[rank].last(group) < number}
+        # Who called something else may have left it already.
+        called = {rank: call for rank in members - missing if (call := dumps[rank].calls[group].get(number))}
+        yield _Stuck(group, _usual(called.values()), frozenset(here), frozenset(missing), frozenset(_differ(called)))
+
+
+def _usual(calls: Iterable[Call]) -> Call:
+    """What most have called."""
+    every = list(calls)
+    return max(every, key=lambda call: sum(_same(call, other) for other in every))
+
+
+def _differ(calls: Mapping[int, Call]) -> set[int]:
+    usual = _usual(calls.values())
+    return {rank for rank, call in calls.items() if not _same(call, usual)}
+
+
+def _same(one: Call, other: Call) -> bool:
+    return (one.name, one.sizes) == (other.name, other.sizes)
+
+
+def _number(call: Call) -> int:
+    return call.number
+
+
+def _verdict(kind: Kind, ranks: Iterable[int], stuck: _Stuck, dumps: Mapping[int, Dump]) -> Verdict:
+    named = tuple(sorted(ranks))
+    waiting = tuple(sorted(stuck.waiting - set(named)))
+    stack = dumps[named[0]].stack if named and named[0] in dumps else ()
+    doing = next((frame for frame in stack if not any(part in frame for part in LIBRARIES)), "")
+    return Verdict(kind, named, stuck.group, stuck.call, waiting, doing)
+
+
+def _brief(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+
+
+# The files
+
+
+def read(prefix: str, world_size: int) -> dict[int, Dump]:
+    """What there is; a file that can't be read is none. Nothing where there is too much to read in time."""
+    found, size = {}, 0
+    for rank in range(world_size):
+        for path, parse in ((Path(f"{prefix}{rank}.json"), json.loads), (Path(f"{prefix}{rank}"), _unpickled)):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, pickle.UnpicklingError, EOFError):
+                size += path.stat().st_size
+                if size > MOST_BYTES:
+                    return {}
+                found[rank] = dump_of(parse(path.read_bytes()))
+                break
+    return found
+
+
+def dump_of(values: Mapping[str, Any]) -> Dump:
+    """From torch's own form, of version 2."""
+    status = {str(number): int(one["last_completed_collective"]) for number, one in values["pg_status"].items()}
+    calls: dict[str, dict[int, Call]] = defaultdict(dict)
+    for entry in values["entries"]:
+        if entry.get("is_p2p"):
+            continue
+        number, group = int(entry["collective_seq_id"]), str(entry["process_group"][0])
+        ended = number <= status.get(str(entry["pg_id"]), 0) or entry["state"] == "completed"
+        calls[group][number] = Call(number, entry["profiling_name"], _sizes(entry), ended)
+    groups = {name: frozenset(ranks) for name, ranks in values.get("groups", {}).items()}
+    for one in values.get("pg_config", {}).values():  # NCCL's own
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            if ranks := json.loads(one["ranks"]):
+                groups.setdefault(str(one["name"]), frozenset(ranks))
+    return Dump(calls, groups, tuple(values.get("stack", ())))
+
+
+def _sizes(entry: Mapping[str, Any]) -> str:
+    sizes = entry.get("input_sizes") or []
+    kinds = entry.get("input_dtypes") or []
+    return ", ".join(f"{kind} {size}" for size, kind in zip(sizes[:2], kinds, strict=False))
+
+
+class _Plain(pickle.Unpickler):
+    """Lists, dicts, texts and numbers: nothing that a file could run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"a dump has no {module}.{name}")
+
+
+def _unpickled(data: bytes) -> Any:
+    return _Plain(io.BytesIO(data)).load()

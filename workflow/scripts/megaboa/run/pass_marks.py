@@ -1,0 +1,61 @@
+"""Nodes that are well but slow, by what their health check measured: below the site's pass marks, far below the
+others, or far below what their GPUs are made for. Between nodes nobody can be told apart: that mark is one for all.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from megaboa.peaks import peak_of
+from megaboa.records import NodeHealth, PassMarks
+
+SLOW_SHARE = 0.8  # of the other nodes' median
+SLOW_PEAK_SHARE = 0.4  # of the GPUs' published peak: healthy ones reach 0.5 to 0.8
+ENOUGH_OTHERS = 3
+UNITS = {
+    "tflops": "TFLOP/s in a product of matrices",
+    "node_gb_per_second": "GB/s in the all-reduce over its GPUs",
+    "nodes_gb_per_second": "GB/s in the all-reduce over the nodes",
+}
+OF_ALL_NODES = "nodes_gb_per_second"
+
+
+def slow(results: Mapping[str, NodeHealth], marks: PassMarks | None) -> dict[str, list[str]]:
+    """By node; the lowest of a node's GPUs counts. Processors are compared with marks only: other work shares them."""
+    found: dict[str, list[str]] = {}
+    for name, unit in UNITS.items():
+        values = {
+            node: value for node, one in results.items() if (value := _lowest(one.measured.get(name))) is not None
+        }
+        mark = getattr(marks, name) if marks else None
+        for node, value in values.items():
+            if mark is not None and value < mark:
+                found.setdefault(node, []).append(f"{value:.3g} {unit}, and launch.pass_marks.{name} is {mark:g}")
+            elif name != OF_ALL_NODES and (usual := _usual(results, values, node)) and value < SLOW_SHARE * usual:
+                found.setdefault(node, []).append(f"{value:.3g} {unit}, and the other nodes have {usual:.3g}")
+            elif name == "tflops" and value < SLOW_PEAK_SHARE * (peak := _peak(results[node])):
+                found.setdefault(node, []).append(f"{value:.3g} {unit}, and the published peak is {peak:.0f}")
+    return found
+
+
+def _lowest(measured: Any) -> float | None:
+    known = [one for one in (measured if isinstance(measured, list) else [measured]) if one is not None]
+    return min(known, default=None)
+
+
+def _usual(results: Mapping[str, NodeHealth], values: Mapping[str, float], node: str) -> float | None:
+    """The median of nodes with the same GPUs."""
+    kind = _gpus(results[node])
+    others = [value for other, value in values.items() if other != node and kind and _gpus(results[other]) == kind]
+    return statistics.median(others) if len(others) >= ENOUGH_OTHERS else None
+
+
+def _peak(one: NodeHealth) -> float:
+    """0 where it isn't known."""
+    return next((found[0] for kind in _gpus(one) if (found := peak_of(kind))), 0.0)
+
+
+def _gpus(one: NodeHealth) -> list[Any]:
+    return [gpu.get("name") if isinstance(gpu, dict) else gpu for gpu in one.measured.get("gpus") or []]
