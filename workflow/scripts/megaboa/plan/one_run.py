@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError, create_model
 
-from megaboa import blends, files
+from megaboa import blends, files, model_kinds
 from megaboa.check import experts, pipeline, refusals, table, tensors
 from megaboa.check.facts import Facts
 from megaboa.check.facts import Model as ModelFacts
@@ -155,6 +155,9 @@ class RunPlanner:
             return
         self.families.add(model)
         key, config = "config" if definition.get("config") is not None else "hf", hf_config_of(definition)
+        recipe = str(definition.get("recipe") or "")
+        if recipe.endswith(".py") and (wrong := model_kinds.in_file(recipe)[1]):
+            self.problems.add(self.problems.place_of(("models", model, "recipe"), choice), wrong)
         if config and (message := families.problem(str(config.get("model_type")), model, "recipe" in definition)):
             self.problems.add(self.problems.place_of(("models", model, key), choice), message)
 

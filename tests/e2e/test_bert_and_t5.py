@@ -1,0 +1,108 @@
+"""BERT and T5 from text to a trained run: killed and resumed bit for bit, and the same losses in every layout."""
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from clone import kill_group
+
+from megaboa.files import read_jsonl
+
+pytestmark = pytest.mark.slow
+
+STEPS, SAVE_INTERVAL, KILLED_AT = 30, 10, 13
+EXPERIMENT = f"""\
+experiment: NAME
+device: cpu
+tokenizers:
+  bpe: {{train_on: text, vocab_size: 380}}
+corpora:
+  text: {{source: python-stdlib, limit: 60}}
+models:
+  bert: {{recipe: recipes/bert.py, args: {{size: tiny, vocab_size: 384, dropout: 0.0}}, tokenizer: bpe}}
+  t5: {{recipe: recipes/t5.py, args: {{size: tiny, vocab_size: 512, dropout: 0.0}}, tokenizer: bpe}}
+data: {{split: "90,5,5", max_epochs: 100}}
+training: {{train_iters: {STEPS}, global_batch_size: 8, micro_batch_size: 2, precision: fp32, eval_iters: 1}}
+schedule: {{warmup_iters: 2}}
+checkpoint: {{save_interval: {SAVE_INTERVAL}}}
+recovery: {{backoff_seconds: 0}}
+sweep:
+  runs:
+"""
+RUNS = {
+    "bert": "{model: bert}",
+    "t5": "{model: t5}",
+    "bert-tp2": "{model: bert, continue_from: masked/bert@20, resources.gpus_per_node: 2, parallel.tp: 2}",
+    "bert-pp2": "{model: bert, continue_from: masked/bert@20, resources.gpus_per_node: 2, parallel.pp: 2}",
+    "t5-tp2": "{model: t5, continue_from: masked/t5@20, resources.gpus_per_node: 2, parallel.tp: 2}",
+    "t5-dp2": "{model: t5, continue_from: masked/t5@20, resources.gpus_per_node: 2}",
+}
+
+
+def experiment(workspace, name, runs):
+    config = workspace.path / f"{name}.yaml"
+    text = EXPERIMENT.replace("NAME", name)
+    config.write_text(text + "".join(f"    {run}: {values}\n" for run, values in runs.items()))
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(workspace):
+    workspace.snakemake("pretrain", "--configfile", experiment(workspace, "masked", RUNS))
+    return workspace
+
+
+@pytest.fixture(scope="module")
+def killed(trained):
+    """The first two runs, of each of which the rank is killed on the way."""
+
+    def kill(run):
+        (rank,) = trained.wait_for_step("killed", run, KILLED_AT, timeout=240)
+        os.kill(rank, signal.SIGKILL)
+
+    whole = {kind: RUNS[kind] for kind in ("bert", "t5")}
+    process = trained.start("pretrain", "--configfile", experiment(trained, "killed", whole))
+    try:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(kill, whole))
+        output = process.communicate(timeout=240)[0]
+    finally:
+        kill_group(process)
+    assert process.returncode == 0, output
+    return trained
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_a_killed_run_goes_on_to_the_same_bits(trained, killed, kind):
+    entries = read_jsonl(killed.store("killed", kind) / "attempts.jsonl")
+    starts = [entry["resumed_from"] for entry in entries if entry["event"] == "start"]
+    assert starts == [0, SAVE_INTERVAL] or starts == [0, 2 * SAVE_INTERVAL]
+    assert [entry["cause"] for entry in entries if entry["event"] == "end" and entry["outcome"] == "failed"] == [
+        "killed"
+    ]
+    curve = trained.steps("masked", kind)
+    assert len(curve) == STEPS and killed.steps("killed", kind) == curve
+    assert float.fromhex(curve[-1][1]) < float.fromhex(curve[0][1]) - 0.2  # it learns
+
+
+@pytest.mark.parametrize("run", ["bert-tp2", "bert-pp2", "t5-tp2", "t5-dp2"])
+def test_losses_do_not_depend_on_the_layout(trained, run):
+    whole = {step: float.fromhex(loss) for step, loss, _ in trained.steps("masked", run.split("-")[0])}
+    found = {step: float.fromhex(loss) for step, loss, _ in trained.steps("masked", run)}
+    assert list(found) == list(range(21, STEPS + 1))
+    assert all(abs(loss - whole[step]) < 1e-5 for step, loss in found.items())
+
+
+def test_what_is_predicted_is_not_that_of_a_decoder(trained):
+    """Operations are counted by formulas of their own; memory isn't predicted, and nothing is written that says so."""
+    checked = trained.json("masked", "preflight.json")["runs"]
+    assert {checked[run]["facts"]["model"]["kind"] for run in ("bert", "bert-pp2")} == {"bert"}
+    assert checked["t5"]["facts"]["model"]["kind"] == "t5" and not any("memory_gib" in one for one in checked.values())
+    for run in ("bert", "t5"):
+        steps = read_jsonl(trained.store("masked", run) / "attempts" / "001" / "steps.jsonl")
+        (flops,) = {entry["flops_per_token"] for entry in steps if entry["event"] == "train_start"}
+        assert flops > 1e5
+    events = read_jsonl(trained.store("masked", "bert") / "attempts" / "001" / "steps.jsonl")
+    order = [event["losses"]["sop loss"] for event in events if event["event"] == "step"]
+    assert len(order) == STEPS and all(0.3 < loss < 1.5 for loss in order)
