@@ -24,6 +24,7 @@ models:
   t5: {{recipe: recipes/t5.py, args: {{size: tiny, vocab_size: 512, dropout: 0.0}}, tokenizer: bpe}}
 data: {{split: "90,5,5", max_epochs: 100}}
 training: {{train_iters: {STEPS}, global_batch_size: 8, micro_batch_size: 2, precision: fp32, eval_iters: 1}}
+optimizer: {{lr: 3.0e-3}}
 schedule: {{warmup_iters: 2}}
 checkpoint: {{save_interval: {SAVE_INTERVAL}}}
 recovery: {{backoff_seconds: 0}}
@@ -78,9 +79,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(trained, killed, kind):
     entries = read_jsonl(killed.store("killed", kind) / "attempts.jsonl")
     starts = [entry["resumed_from"] for entry in entries if entry["event"] == "start"]
     assert starts == [0, SAVE_INTERVAL] or starts == [0, 2 * SAVE_INTERVAL]
-    assert [entry["cause"] for entry in entries if entry["event"] == "end" and entry["outcome"] == "failed"] == [
-        "killed"
-    ]
+    assert [entry.get("cause") for entry in entries if entry["event"] == "end"] == ["killed", None]
     curve = trained.steps("masked", kind)
     assert len(curve) == STEPS and killed.steps("killed", kind) == curve
     assert float.fromhex(curve[-1][1]) < float.fromhex(curve[0][1]) - 0.2  # it learns
@@ -98,11 +97,14 @@ def test_what_is_predicted_is_not_that_of_a_decoder(trained):
     """Operations are counted by formulas of their own; memory isn't predicted, and nothing is written that says so."""
     checked = trained.json("masked", "preflight.json")["runs"]
     assert {checked[run]["facts"]["model"]["kind"] for run in ("bert", "bert-pp2")} == {"bert"}
-    assert checked["t5"]["facts"]["model"]["kind"] == "t5" and not any("memory_gib" in one for one in checked.values())
-    for run in ("bert", "t5"):
-        steps = read_jsonl(trained.store("masked", run) / "attempts" / "001" / "steps.jsonl")
-        (flops,) = {entry["flops_per_token"] for entry in steps if entry["event"] == "train_start"}
-        assert flops > 1e5
-    events = read_jsonl(trained.store("masked", "bert") / "attempts" / "001" / "steps.jsonl")
-    order = [event["losses"]["sop loss"] for event in events if event["event"] == "step"]
+    assert checked["t5"]["facts"]["model"]["kind"] == "t5" and all(
+        one.get("memory_gib") is None for one in checked.values()
+    )
+    events = {run: events_of(trained.store("masked", run)) for run in ("bert", "t5")}
+    assert all(max(event.get("flops_per_token") or 0 for event in found) > 1e5 for found in events.values())
+    order = [event["losses"]["sop loss"] for event in events["bert"] if event["event"] == "step"]
     assert len(order) == STEPS and all(0.3 < loss < 1.5 for loss in order)
+
+
+def events_of(store):
+    return [event for path in sorted(store.glob("attempts/*/steps.jsonl")) for event in read_jsonl(path)]
