@@ -53,7 +53,10 @@ def test_a_name_of_both_kinds_means_the_recipe_to_train_with():
             "wan_14b_pretrain_32gpu_h100_bf16_config",
             "(wan): diffusion (diffusion) is not a kind that is trained",
         ),
-        ("qwen35_vl_35b_a3b_pretrain_8gpu_gb200_bf16_config", "(qwen_vl): vlm (vision and language) is not a kind"),
+        (
+            "qwen35_vl_35b_a3b_pretrain_8gpu_gb200_bf16_config",
+            "(qwen_vl): other-vlm (vision and language, of another family",
+        ),
         ("flux_12b_pretrain_2gpu_h100_bf16_config", "(flux): diffusion (diffusion) is not a kind"),
     ],
 )

@@ -42,7 +42,8 @@ def test_every_model_of_bridge_is_of_a_kind():
         "NemotronOmniModelProvider",
     }
     sees = {name for name in found if "VL" in name or "45V" in name}
-    assert sees <= by_kind["vlm"] and not {"GPTModelProvider", "MLAModelProvider"} & by_kind["vlm"]
+    assert by_kind["vlm"] == {"Qwen25VLModelProvider"} and sees - by_kind["vlm"] <= by_kind["other-vlm"]
+    assert not {"GPTModelProvider", "MLAModelProvider"} & by_kind["other-vlm"]
     assert {"Step35ModelProvider", "Qwen3MoEModelProvider", "MistralModelProvider"} & set(found) <= by_kind["gpt"]
 
 

@@ -194,6 +194,7 @@ def test_unknown_family_points_to_the_remedy() -> None:
         ("{model_type: qwen3_asr}", r"models\.m\.config: qwen3_asr: audio \(audio and language\) is not a kind"),
         ("{model_type: t5}", r"models\.m\.config: t5: Megatron-Bridge \S+ has no converter .* recipes/t5\.py"),
         ("{model_type: bert}", r"models\.m\.config: bert: Megatron-Bridge \S+ has no converter .* recipes/bert\.py"),
+        ("{model_type: qwen3_vl}", r"models\.m\.config: qwen3_vl: other-vlm \(vision and language, of another family"),
         ("{model_type: nemotron_h}", r"device: cpu: hybrid \(Mamba layers .*\) needs the package mamba_ssm"),
     ],
 )
@@ -224,3 +225,22 @@ def test_a_recipe_file_says_which_kind_it_trains(plan_of, tmp_path, recipe, tp, 
         return
     with pytest.raises(ConfigError, match=says):
         plan_of(text, **given)
+
+
+SEES = MODEL.format("config: {model_type: qwen2_5_vl, text_config: {vocab_size: 512}, image_token_id: 500}")
+
+
+def test_a_model_that_sees_reads_no_corpus(plan_of):
+    """One may be there for its tokenizer; training data are made up."""
+    (run,) = plan_of(SEES).runs
+    assert (
+        run.row["data"] == "mock" and "blend" not in {k for k, v in run.run.data.items() if v} and not run.launch.index
+    )
+    with pytest.raises(
+        ConfigError, match=r"data\.blend: is of texts, and vision and language \(Qwen2\.5-VL\) is trained"
+    ):
+        plan_of(SEES + "data: {blend: text}\n")
+    with pytest.raises(
+        ConfigError, match=r"parallel\.pp: 2: vision and language \(Qwen2\.5-VL\) is split by parallel\.tp"
+    ):
+        plan_of(SEES, **{"training.train_iters": 4, "parallel.pp": 2, "resources.gpus_per_node": 2})

@@ -32,6 +32,7 @@ class Kind:
     families: tuple[str, ...] = ()  # model types of Hugging Face configs
     recipes: str = "$^"  # pattern of the modules of Bridge's recipes
     predicted: bool = True  # whether memory and step time are
+    corpora: bool = True  # whether it reads any; else its data are made up
     why: str = ""
     package: str | None = None  # that only the ranks need, and that our images lack
 
@@ -82,19 +83,31 @@ KINDS = (
     ),
     Kind(
         "vlm",
-        "vision and language",
+        "vision and language (Qwen2.5-VL)",
+        r"^Qwen25VLModelProvider$",
+        "megatron.bridge.training.vlm_step",
+        "images and texts that are made up (bridge/image_text.py)",
+        "tokens and patches, without a processor",
+        splits=("tp",),
+        families=("qwen2_5_vl",),
+        predicted=False,
+        corpora=False,
+    ),
+    Kind(
+        "other-vlm",
+        "vision and language, of another family than Qwen2.5-VL",
         r"VL(?:MoE)?(?:Model)?Provider$|GLM45V|Llava|MIMO|Ministral3|Step37|Exaone45",
         None,
         "text and images",
         "processor",
         families=(
-            *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3_vl", "gemma4_vl", "glm4v", "glm4v_moe"),
+            *("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3_vl", "gemma4_vl", "glm4v", "glm4v_moe"),
             *("ernie4_5_vl_moe", "exaone4_5", "kimi_k25", "llava", "llava_next", "minimax_m3_vl", "mistral3"),
             *("mllama", "nemotron_vl", "paligemma", "step3p7"),
         ),
         recipes=r"_vl\b|ministral3|step37",
         predicted=False,
-        why=NOT_HERE.format("vlm_step"),
+        why="its converter, its processor and its layouts have not been tried here",
     ),
     Kind(
         "diffusion",

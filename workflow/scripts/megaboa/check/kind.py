@@ -9,8 +9,9 @@ from megaboa.model_kinds import BY_NAME, OWN
 
 
 def kind_takes_the_layout(f: Facts) -> Broken | None:
-    """T5 is split over tensor parallel ranks alone (core's T5Model keeps encoder and decoder on every stage), BERT over
-    those and pipeline stages: nothing refuses the others, and they train something else or fail in the first step."""
+    """T5 is split over tensor parallel ranks alone (core's T5Model keeps encoder and decoder on every stage), and so is
+    Qwen2.5-VL (its first stage sends what gloo refuses), BERT over those and pipeline stages: nothing else refuses the
+    others, and they train something else or fail in the first step."""
     kind = BY_NAME[f.model.kind]
     if kind.name == OWN:
         return None

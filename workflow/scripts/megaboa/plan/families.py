@@ -23,6 +23,9 @@ CONVERTIBLE = frozenset(
 
 SHIPPED = {"t5": "recipes/t5.py", "bert": "recipes/bert.py"}  # kinds that no family of Bridge's is of
 
+# Of other classes than those of causal language models.
+SEEING = frozenset(("qwen2_5_vl",))
+
 Config = Tree
 
 
@@ -34,7 +37,7 @@ def problem(model_type: str, model: str, recipe: bool = False) -> str | None:
     """Why a model can't be trained from its Hugging Face config, and what can be done. `recipe`: it has one too."""
     if why := model_kinds.refusal(model_kinds.of_family(model_type)):
         return f"{model_type}: {why}"
-    if model_type in CONVERTIBLE:
+    if model_type in CONVERTIBLE or model_type in SEEING:
         return None
     if (kind := model_kinds.of_family(model_type)).name in SHIPPED and not recipe:
         return (

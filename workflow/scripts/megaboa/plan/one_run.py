@@ -83,6 +83,7 @@ class RunPlanner:
         illegal = self.check_rules(facts, choice)
         self.check_conversion(config.models[model], model, facts, choice)
         self.check_data(config, choice)
+        self.check_kind(facts, config, choice)
         if self.problems.count > before:
             return None
         reasons = tuple(map(str, illegal))
@@ -167,6 +168,9 @@ class RunPlanner:
         given = raw.get("data") or {}
         if any(given.get(key) is not None for key in ("blend", "blend_per_split")) or not corpora:
             return
+        config = hf_config_of(raw["models"][raw["model"]]) or {}
+        if not model_kinds.of_family(str(config.get("model_type"))).corpora:  # they may be there for a tokenizer
+            return
         if len(corpora) > 1:
             self.problems.add(
                 ("data", "blend"), f"is missing: say which of {', '.join(corpora)} a run reads", choice.name
@@ -231,6 +235,14 @@ class RunPlanner:
         if config.data.reset_attention_mask and (cp := config.parallel.cp) > 1:
             message = f"no attention kernel takes its mask with context parallelism: set parallel.cp to 1, not {cp}"
             self.problems.add(self.problems.place_of(("data", "reset_attention_mask"), choice), message, choice.name)
+
+    def check_kind(self, facts: Facts, config: Experiment, choice: Choice) -> None:
+        """Data that a kind of model can't read."""
+        kind = model_kinds.BY_NAME[facts.model.kind]
+        for key in ("blend", "blend_per_split", "validation_sets", "fim"):
+            if not kind.corpora and getattr(config.data, key):
+                message = f"is of texts, and {kind.text} is trained here on {kind.dataset}: remove it"
+                self.problems.add(self.problems.place_of(("data", key), choice), message, choice.name)
 
     def count(self, name: str, model: Tree) -> int:
         """The parameters of a model, counted once."""
