@@ -54,6 +54,7 @@ EXERCISED = {
     "tests/e2e/test_refusals.py": "check config doctor",
     "tests/e2e/test_reruns.py": "plan config common",
     "tests/e2e/test_sharded_corpus.py": "data",
+    "tests/e2e/test_vision.py": "bridge plan",
     "tests/e2e/test_slurm_profile.py": "scheduler plan common",
 }
 # The longest first, so that none of them is alone at the end.
