@@ -1,4 +1,7 @@
-"""BERT and T5 from text to a trained run: killed and resumed bit for bit, and the same losses in every layout."""
+"""BERT and T5 from text to a trained run: killed and resumed bit for bit, and the same losses in every layout.
+
+And a recipe file that brings a forward step of its own.
+"""
 
 import os
 import signal
@@ -22,6 +25,7 @@ corpora:
 models:
   bert: {{recipe: recipes/bert.py, args: {{size: tiny, vocab_size: 384, dropout: 0.0}}, tokenizer: bpe}}
   t5: {{recipe: recipes/t5.py, args: {{size: tiny, vocab_size: 512, dropout: 0.0}}, tokenizer: bpe}}
+  own: {{recipe: own.py, tokenizer: bpe}}
 data: {{split: "90,5,5", max_epochs: 100}}
 training: {{train_iters: {STEPS}, global_batch_size: 8, micro_batch_size: 2, precision: fp32, eval_iters: 1}}
 optimizer: {{lr: 3.0e-3}}
@@ -32,6 +36,7 @@ sweep:
   runs:
 """
 RUNS = {
+    "own": "{model: own, training.train_iters: 4, training.seq_length: 64, schedule.warmup_iters: 1}",
     "bert": "{model: bert}",
     "t5": "{model: t5}",
     "bert-tp2": "{model: bert, continue_from: masked/bert@20, resources.gpus_per_node: 2, parallel.tp: 2}",
@@ -39,6 +44,23 @@ RUNS = {
     "t5-tp2": "{model: t5, continue_from: masked/t5@20, resources.gpus_per_node: 2, parallel.tp: 2}",
     "t5-dp2": "{model: t5, continue_from: masked/t5@20, resources.gpus_per_node: 2}",
 }
+
+
+OWN_STEP = """
+
+import torch
+from megatron.bridge.training import gpt_step
+
+
+def forward_step(state, data_iterator, model, return_schedule_plan=False):
+    output, loss = gpt_step.forward_step(state, data_iterator, model, return_schedule_plan)
+
+    def doubled(logits):
+        total, tokens, told = loss(logits)
+        return total, tokens, {**told, "twice": told["lm loss"] * torch.tensor([2.0, 1.0])}
+
+    return output, doubled
+"""
 
 
 def experiment(workspace, name, runs):
@@ -50,6 +72,7 @@ def experiment(workspace, name, runs):
 
 @pytest.fixture(scope="module")
 def trained(workspace):
+    (workspace.path / "own.py").write_text((workspace.path / "recipes" / "gpt_tiny.py").read_text() + OWN_STEP)
     workspace.snakemake("pretrain", "--configfile", experiment(workspace, "masked", RUNS))
     return workspace
 
@@ -104,6 +127,13 @@ def test_what_is_predicted_is_not_that_of_a_decoder(trained):
     assert all(max(event.get("flops_per_token") or 0 for event in found) > 1e5 for found in events.values())
     order = [event["losses"]["sop loss"] for event in events["bert"] if event["event"] == "step"]
     assert len(order) == STEPS and all(0.3 < loss < 1.5 for loss in order)
+
+
+def test_a_recipe_file_brings_its_own_forward_step(trained):
+    assert trained.json("masked", "preflight.json")["runs"]["own"]["facts"]["model"]["kind"] == "own"
+    events = events_of(trained.store("masked", "own"))
+    losses = [event["losses"] for event in events if event["event"] == "step"]
+    assert len(losses) == 4 and all(one["twice"] == pytest.approx(2 * one["lm loss"]) for one in losses)
 
 
 def events_of(store):

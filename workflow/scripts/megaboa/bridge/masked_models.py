@@ -43,7 +43,7 @@ class BertModelProvider(TransformerConfig, ModelProviderMixin[BertModel]):
     seq_length: int = 512
     vocab_size: int | None = None
     should_pad_vocab: bool = False
-    persist_layer_norm: bool = True
+    persist_layer_norm: bool = False  # of Apex: the head has a norm of its own, which is torch's without it
     bias_activation_fusion: bool = True
     bias_dropout_fusion: bool = True
     masked_softmax_fusion: bool = True
