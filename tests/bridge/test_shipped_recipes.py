@@ -19,6 +19,7 @@ SAMPLE = (
     "qwen3_30b_a3b_pretrain_8gpu_h100_bf16_config",
     "moonlight_16b_pretrain_8gpu_h100_bf16_config",
     "step35_196b_a11b_pretrain_512gpu_h100_bf16_config",
+    "nemotronh_4b_pretrain_1gpu_h100_bf16_config",
 )
 
 
