@@ -19,7 +19,7 @@ CHECK = "write nothing, and fail if something is not up to date"
 
 
 def write_schema(words: list[str]) -> int:
-    """Write the JSON schema, and the tables of keys, rules, kinds and pinned versions.
+    """Write the JSON schema, and tables of keys, rules, kinds and pinned versions.
 
     These are in config/README.md, docs/reference/rules.md, docs/reference/kinds.md and containers/README.md.
     """
