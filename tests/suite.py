@@ -32,6 +32,7 @@ EXERCISED = {
     "tests/cluster": "run launch scheduler",
     "tests/cluster/test_pyxis.py": "image run scheduler",
     "tests/e2e/test_agreement.py": "report bridge",
+    "tests/e2e/test_bert_and_t5.py": "bridge plan",
     "tests/e2e/test_bundle.py": "bundle report",
     "tests/e2e/test_commands.py": "plan workflow common",
     "tests/e2e/test_continue_from.py": "plan run bridge",
@@ -53,6 +54,7 @@ EXERCISED = {
     "tests/e2e/test_refusals.py": "check config doctor",
     "tests/e2e/test_reruns.py": "plan config common",
     "tests/e2e/test_sharded_corpus.py": "data",
+    "tests/e2e/test_vision.py": "bridge plan",
     "tests/e2e/test_slurm_profile.py": "scheduler plan common",
 }
 # The longest first, so that none of them is alone at the end.

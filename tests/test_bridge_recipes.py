@@ -49,8 +49,15 @@ def test_a_name_of_both_kinds_means_the_recipe_to_train_with():
     [
         ("perf_recipes.llama3_8b_pretrain_8gpu_h100_fp8_config", "it has llama3_8b_pretrain_8gpu_h100_fp8cs_config"),
         ("llama3_70b_peft_8gpu_b200_bf16_config", "fine-tunes (peft): only pretraining"),
-        ("wan_14b_pretrain_32gpu_h100_bf16_config", "images or videos (wan)"),
-        ("qwen35_vl_35b_a3b_pretrain_8gpu_gb200_bf16_config", "images or videos (qwen_vl)"),
+        (
+            "wan_14b_pretrain_32gpu_h100_bf16_config",
+            "(wan): diffusion (diffusion) is not a kind that is trained",
+        ),
+        (
+            "qwen35_vl_35b_a3b_pretrain_8gpu_gb200_bf16_config",
+            "(qwen_vl): other-vlm (vision and language, of another family",
+        ),
+        ("flux_12b_pretrain_2gpu_h100_bf16_config", "(flux): diffusion (diffusion) is not a kind"),
     ],
 )
 def test_what_can_not_be_trained_is_refused(name, says):

@@ -19,6 +19,7 @@ SAMPLE = (
     "qwen3_30b_a3b_pretrain_8gpu_h100_bf16_config",
     "moonlight_16b_pretrain_8gpu_h100_bf16_config",
     "step35_196b_a11b_pretrain_512gpu_h100_bf16_config",
+    "nemotronh_4b_pretrain_1gpu_h100_bf16_config",
 )
 
 
@@ -47,7 +48,7 @@ def test_what_the_table_says_of_some_still_holds(printed):
 
 def test_what_does_not_pass_is_explained():
     cells = {name: [cell.strip() for cell in row.split("|")[1:-1]] for name, row in rows(PAGE).items()}
-    assert {row[-2] for row in cells.values()} <= {"PASS", "FAIL", "needs the image", "not built"}
+    assert {row[-2] for row in cells.values()} <= {"PASS", "FAIL", "needs the image", "needs mamba_ssm", "not built"}
     assert all(row[-1] for row in cells.values() if row[-2] != "PASS")
     assert "config of its model was not at hand" not in PAGE
-    assert sum(row[-2] in ("PASS", "needs the image") for row in cells.values()) > 0.7 * len(cells)
+    assert sum(row[-2] == "PASS" or row[-2].startswith("needs") for row in cells.values()) > 0.7 * len(cells)

@@ -186,3 +186,61 @@ def test_known_sizes() -> None:
 def test_unknown_family_points_to_the_remedy() -> None:
     with pytest.raises(UnknownFamilyError, match=r"'gpt_neox'.*known: llama.*set models\.<name>\.params"):
         count_parameters({"model_type": "gpt_neox"})
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("{model_type: qwen3_asr}", r"models\.m\.config: qwen3_asr: audio \(audio and language\) is not a kind"),
+        ("{model_type: t5}", r"models\.m\.config: t5: Megatron-Bridge \S+ has no converter .* recipes/t5\.py"),
+        ("{model_type: bert}", r"models\.m\.config: bert: Megatron-Bridge \S+ has no converter .* recipes/bert\.py"),
+        ("{model_type: qwen3_vl}", r"models\.m\.config: qwen3_vl: other-vlm \(vision and language, of another family"),
+        ("{model_type: nemotron_h}", r"device: cpu: hybrid \(Mamba layers .*\) needs the package mamba_ssm"),
+    ],
+)
+def test_a_kind_that_is_not_trained_is_refused_by_name(plan_of, config, says):
+    with pytest.raises(ConfigError, match=says):
+        plan_of(MODEL.format(f"config: {config}"))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tp", "pp", "says"),
+    [
+        ('KIND = "t5"', 2, 1, None),
+        ('KIND = "t5"', 1, 2, r"parallel\.pp: 2: encoder-decoder \(T5\) is split by parallel\.tp and data alone"),
+        ('KIND = "bert"', 1, 2, None),
+        ('KIND = "audio"', 1, 1, r"models\.m\.recipe: \S+recipe\.py: audio \(audio and language\) is not a kind"),
+        ("def forward_step(): ...", 1, 2, None),
+    ],
+)
+def test_a_recipe_file_says_which_kind_it_trains(plan_of, tmp_path, recipe, tp, pp, says):
+    file = tmp_path / "recipe.py"
+    file.write_text(f"{recipe}\ndef configure(): ...\n")
+    text = f"models: {{m: {{recipe: {file}, tokenizer: bpe}}}}\nmodel: m\n"
+    sizes = {"tp": tp, "pp": pp}
+    given = {"training.train_iters": 4, "resources.gpus_per_node": 2, "parallel.cp": 1}
+    given |= {f"parallel.{name}": size for name, size in sizes.items()}
+    if says is None:
+        assert plan_of(text, **given).runs
+        return
+    with pytest.raises(ConfigError, match=says):
+        plan_of(text, **given)
+
+
+SEES = MODEL.format("config: {model_type: qwen2_5_vl, text_config: {vocab_size: 512}, image_token_id: 500}")
+
+
+def test_a_model_that_sees_reads_no_corpus(plan_of):
+    """One may be there for its tokenizer; training data are made up."""
+    (run,) = plan_of(SEES).runs
+    assert (
+        run.row["data"] == "mock" and "blend" not in {k for k, v in run.run.data.items() if v} and not run.launch.index
+    )
+    with pytest.raises(
+        ConfigError, match=r"data\.blend: is of texts, and vision and language \(Qwen2\.5-VL\) is trained"
+    ):
+        plan_of(SEES + "data: {blend: text}\n")
+    with pytest.raises(
+        ConfigError, match=r"parallel\.pp: 2: vision and language \(Qwen2\.5-VL\) is split by parallel\.tp"
+    ):
+        plan_of(SEES, **{"training.train_iters": 4, "parallel.pp": 2, "resources.gpus_per_node": 2})

@@ -88,7 +88,7 @@ def test_the_number_of_parameters_must_be_known(plan_of: PlanOf) -> None:
 
 
 def test_an_unknown_family_is_no_problem_where_nobody_asks(plan_of: PlanOf) -> None:
-    text = "models: {odd: {tokenizer: bpe, config: {model_type: falcon_h1}}}\nmodel: odd\n"
+    text = "models: {odd: {tokenizer: bpe, config: {model_type: exaone4}}}\nmodel: odd\n"
     assert plan_of(text).runs[0].row["params"] is None
-    with pytest.raises(ConfigError, match=r"'falcon_h1' model can't be counted.*models\.odd\.params"):
+    with pytest.raises(ConfigError, match=r"'exaone4' model can't be counted.*models\.odd\.params"):
         plan_of(text + "schedule: {warmup_iters: params}\n")

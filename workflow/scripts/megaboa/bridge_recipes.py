@@ -14,11 +14,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from megaboa import model_kinds
+
 PREFIX = "perf_recipes."  # says which, where both kinds have a recipe of one name
 MODULE = "megatron.bridge.perf_recipes"
 _KINDS = ("recipes", "perf_recipes")
-# Modules of models that see, hear or draw: they are trained by another forward step.
-OTHERS = re.compile(r"_vl\b|flux|wan|audio|omni")
 _NAME = re.compile(
     r"^(?P<model>\w+?)_(?P<task>pretrain|sft|peft)_(?P<gpus>\d+)gpu_(?P<gpu>[a-z]+\d+)_(?P<precision>[a-z0-9]+)"
     r"(?:_(?P<variant>\w+))?_config$"
@@ -78,6 +78,10 @@ def performance(recipe: str) -> Found | None:
     return functions("perf_recipes").get(name)
 
 
+def kind_of(found: Found) -> model_kinds.Kind:
+    return model_kinds.of_recipe(found.module)
+
+
 def name_of(found: Found, kind: str) -> str:
     """What an experiment calls it."""
     return f"{PREFIX}{found.name}" if kind == "perf_recipes" and found.name in functions("recipes") else found.name
@@ -98,6 +102,8 @@ def precision_of(recipe: str | None) -> str | None:
 def problem(recipe: str) -> str | None:
     """Why a recipe's name can't be trained here; None where it can, or where only Bridge can say."""
     found = performance(recipe)
+    if (one := found or functions("recipes").get(recipe)) and (why := model_kinds.refusal(kind_of(one))):
+        return f"{one.name} ({one.family}): {why}"
     if found is None:
         known = functions("perf_recipes")
         if not recipe.startswith(PREFIX) or not known:
@@ -105,8 +111,6 @@ def problem(recipe: str) -> str | None:
         nearest = difflib.get_close_matches(recipe.removeprefix(PREFIX), known, n=3)
         says = " or ".join(nearest) or f"{len(known)} others, which `megaboa recipes` lists"
         return f"Bridge has no performance recipe {recipe.removeprefix(PREFIX)!r}; it has {says}"
-    if OTHERS.search(found.family):
-        return f"{found.name} trains a model of images or videos ({found.family}): only language models are trained"
     if (meant := purpose(recipe)) and meant.task != "pretrain":
         return f"{found.name} fine-tunes ({meant.task}): only pretraining recipes are trained"
     return None

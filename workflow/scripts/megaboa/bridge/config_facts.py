@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from typing import Any
 
-from megatron.bridge.models.hybrid.hybrid_provider import HybridModelProvider
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.tokenizers.config import TokenizerConfig
 from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
@@ -15,7 +14,7 @@ from megatron.bridge.utils.cuda_graph import is_full_iteration_cuda_graph as is_
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
 from megaboa import bridge_recipes
-from megaboa.bridge import kernels
+from megaboa.bridge import forward_steps, kernels
 from megaboa.check.facts import Cluster, Facts, Model, Training, overlay
 from megaboa.layout import Layout
 from megaboa.records import LaunchSpec, ProfileSpec, RunSpec
@@ -31,15 +30,17 @@ _ABSENT = object()
 
 def facts_of(config: ConfigContainer, run: RunSpec, launch: LaunchSpec, profile: ProfileSpec) -> Facts:
     wanted, model = launch.checkpoint, config.model
+    kind = forward_steps.kind_of(model, run)
     saved = wanted.get("save_interval", config.checkpoint.save_interval)
     facts = Facts(
         layout=Layout(world_size=run.world_size, fsdp=_fsdp(config)),
         model=Model(
+            kind=kind.name,
             family=((run.model.get("config") or {}).get("model_type")),
             max_length=getattr(model, "max_position_embeddings", None),
-            hybrid=isinstance(model, HybridModelProvider) or bool(getattr(model, "per_layer_embed_dim", None)),
+            hybrid=kind.name == "hybrid" or bool(getattr(model, "per_layer_embed_dim", None)),
             learned_positions=getattr(model, "position_embedding_type", None) == "learned_absolute",
-            tokenizer_vocab=tokenizer_vocabulary(config),
+            tokenizer_vocab=_with_marks(tokenizer_vocabulary(config), config.dataset),
             pretrained=run.is_pretrained,
         ),
         training=Training(
@@ -67,6 +68,11 @@ def tokenizer_vocabulary(config: ConfigContainer) -> int | None:
     """How many tokens there are; None where the tokenizer is out of reach."""
     tokenizer = config.tokenizer
     return _vocabulary(tokenizer.tokenizer_type, str(tokenizer.tokenizer_model), tokenizer.vocab_size)
+
+
+def _with_marks(tokens: int | None, dataset: Any) -> int | None:
+    """What BERT and T5 need in addition (masked_data.py)."""
+    return None if tokens is None else tokens + len(getattr(dataset, "marks", ()))
 
 
 @functools.cache

@@ -24,8 +24,8 @@ from megatron.bridge.training.mixed_precision import get_mixed_precision_config
 from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 from megatron.core.dist_checkpointing.strategies.nvrx import has_nvrx_async_support
 
-from megaboa.bridge import datasets, kernels, recipe_models
-from megaboa.bridge.convert import bridge_of
+from megaboa.bridge import datasets, image_text, kernels, recipe_models
+from megaboa.bridge.convert import bridge_of, provider_of
 from megaboa.bridge.overrides import hydra_overrides
 from megaboa.fields import BRIDGE_FIELDS
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
@@ -283,7 +283,9 @@ def _architecture(folder: RunFolder) -> tuple[ModelSource | None, str | None]:
 
 def _from_hugging_face(source: ModelSource) -> ConfigContainer:
     config = _pretrain_common()
-    config.model = bridge_of(source).to_megatron_provider(load_weights=False)
+    config.model = provider_of(bridge_of(source), load_weights=False)
+    if image_text.sees(config.model):
+        config.dataset = image_text.ImageTextDatasetConfig.of(config.model, config.dataset)
     config.dataset.create_attention_mask = False  # unused, and its size is the square of the sequence length
     return config
 

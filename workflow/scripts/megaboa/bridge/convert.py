@@ -40,7 +40,7 @@ def import_checkpoint(source: ModelSource, folder: Path, layout: Layout = WHOLE)
     Within process groups: every rank reads its part of the model and writes it.
     """
     bridge = converter_of(source)
-    provider = bridge.to_megatron_provider()
+    provider = provider_of(bridge)
     vars(provider).update({**UNTRAINED, **sizes(layout)})
     provider.finalize()
     model = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
@@ -86,6 +86,16 @@ class _Outline(PreTrainedCausalLM):
         super().__init__()
         self.config = config
         self._state_dict_accessor = StateDict(saved_tensors(config))
+
+
+def provider_of(bridge: AutoBridge, load_weights: bool = True) -> Any:
+    """What makes a model. Bridge 0.6.2 leaves Qwen2.5-VL's sections of rotary positions at those of heads of 128."""
+    provider = bridge.to_megatron_provider(load_weights=load_weights)
+    config = bridge.hf_pretrained if isinstance(bridge.hf_pretrained, PreTrainedConfig) else bridge.hf_pretrained.config
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    if hasattr(provider, "mrope_section") and rope.get("mrope_section"):
+        provider.mrope_section = list(rope["mrope_section"])
+    return provider
 
 
 def bridge_of(source: ModelSource) -> AutoBridge:

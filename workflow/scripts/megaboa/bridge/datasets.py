@@ -22,6 +22,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from numpy.typing import NDArray
 
 from megaboa.blends import SPLITS, Blend, is_held_out, split_blends, validation_sets
+from megaboa.bridge.masked_data import MaskedDatasetConfig
 from megaboa.records import Corpus
 
 Corpora = Mapping[str, Corpus]  # by name
@@ -36,6 +37,8 @@ def configure(config: ConfigContainer, data: dict[str, Any], corpora: Corpora) -
         raise ValueError(
             f"data: the recipe reads a {type(dataset).__name__}, to which no key of data applies: remove them"
         )
+    if isinstance(dataset, MaskedDatasetConfig) and (meant := [name for name in (*OPTIONS, "fim") if data.get(name)]):
+        raise ValueError(f"data.{meant[0]}: is of texts that are continued, and here words are masked: remove it")
     if "split" in data:
         dataset.split = data["split"]
     if corpora and data.get("blend"):

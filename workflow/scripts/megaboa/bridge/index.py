@@ -16,6 +16,7 @@ from megatron.bridge.data.loaders import build_train_valid_test_datasets
 from megatron.bridge.data.utils import get_dataset_provider
 from megatron.bridge.training.config import ConfigContainer, runtime_config_update
 from megatron.bridge.training.setup import _validate_and_set_vocab_size
+from megatron.core.datasets.masked_dataset import MaskedWordPieceDataset
 
 from megaboa import store
 from megaboa.blends import SPLITS, split_blends
@@ -104,7 +105,14 @@ def _tokens(dataset: Any, config: ConfigContainer) -> tuple[dict[str, int], dict
         drawn = np.bincount(dataset.dataset_index[:samples], minlength=len(parts)).tolist()
     length = config.dataset.seq_length
     asked = {part.dataset_path: count * length for part, count in zip(parts, drawn, strict=True)}
-    return asked, {part.dataset_path: int(part.dataset.sequence_lengths[part.indices].sum()) for part in parts}
+    return asked, {part.dataset_path: _tokens_of(part) for part in parts}
+
+
+def _tokens_of(part: Any) -> int:
+    """Of the documents that samples are drawn from; those of masked datasets are cut into sentences."""
+    if isinstance(part, MaskedWordPieceDataset):
+        return part.tokens
+    return int(part.dataset.sequence_lengths[part.indices].sum())
 
 
 def warnings(rows: Sequence[CorpusRead], limit: float) -> list[str]:

@@ -6,14 +6,18 @@ The CPU backend, where it is needed, must be active before this module is import
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
+from megaboa.bridge import image_text
+from megaboa.bridge.source import class_of
 from megaboa.bridge.verdict import check
 from megaboa.records import Check
 
@@ -23,7 +27,8 @@ PROBE_SEQUENCES, PROBE_TOKENS = 2, 64
 
 
 def load_reference(folder: str) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    model = class_of(config).from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
     return _with_scaled_softmax(model)
 
 
@@ -46,25 +51,34 @@ def same_logits(model: list[torch.nn.Module], reference: PreTrainedModel | None,
     It leaves the model in fp32.
     """
     tokens = torch.randint(vocab_size, (PROBE_SEQUENCES, PROBE_TOKENS), generator=torch.Generator().manual_seed(1))
-    found = megatron_logits(unwrap_model(model)[0].float().eval(), tokens, vocab_size)
+    whole = unwrap_model(model)[0].float().eval()
+    seen = image_text.probe(whole.config, tokens)  # of a model that sees, each sequence with an image
+    found = megatron_logits(whole, tokens, vocab_size, seen)
     if reference is None:
         return []
     with torch.no_grad():
-        expected = reference(tokens).logits
+        expected = reference(tokens, **seen).logits
     scale = max(1.0, expected.abs().max().item())
     difference = (found - expected).abs().max().item() / scale
     detail = f"largest difference {difference:.1e} of the largest logit, over {tokens.numel()} tokens in fp32"
+    detail += f" and {len(tokens)} images" if seen else ""
     # A NaN compares false, so it fails.
     return [check("logits", difference <= LOGITS_BOUND, f"{detail}; allowed {LOGITS_BOUND:.0e}", difference)]
 
 
-def megatron_logits(model: torch.nn.Module, tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:
+def megatron_logits(
+    model: torch.nn.Module,
+    tokens: torch.Tensor,
+    vocab_size: int,
+    seen: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> torch.Tensor:
     """Without the columns by which Megatron pads the vocabulary; nothing useful before the last pipeline stage."""
     device = next(model.parameters()).device
     positions = torch.arange(tokens.shape[1]).expand_as(tokens)
 
     def forward(part: torch.nn.Module) -> torch.Tensor:
-        return part(tokens.to(device), positions.to(device), None)
+        images = {name: value.to(device) for name, value in seen.items()}
+        return part(input_ids=tokens.to(device), position_ids=positions.to(device), attention_mask=None, **images)
 
     with torch.no_grad():
         if parallel_state.get_pipeline_model_parallel_world_size() == 1:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from megaboa import files
+from megaboa import files, records
 from megaboa.bridge.process import playing_rank_0_of
 from megaboa.check import needs_image
 from megaboa.check.facts import Facts
@@ -80,6 +80,8 @@ def _check(
     turned_off = _turned_off(config, {**run.overrides, **(folder.launch.overrides)})
     with _of_version(inside):
         stopped_at = _unless_for_the_image(run, lambda: runtime_config_update(config), turned_off, inside)
+    if lacking := without_image(facts, folder) if inside is None else None:
+        return _failed(lacking)
     result = RunCheck(
         state="PASS",
         data_parallel_size=facts.layout.dp,
@@ -100,6 +102,20 @@ def _check(
     if stopped_at is None and key not in played:
         played[key] = _play(config, run, turned_off, inside)
     return dataclasses.replace(result, **played.get(key, {}))
+
+
+def without_image(facts: Facts, folder: RunFolder) -> str | None:
+    """What the ranks' Python, or the image that is built for them, is known to lack: no other image is to come."""
+    launch = folder.launch
+    if launch.image is None:
+        if launch.start and launch.start.python:  # of which nothing is known here
+            return None
+        return needs_image.lacking_package(facts, needs_image.installed(), "this Python")
+    asked = records.read_if_there(records.ImageAsked, folder.experiment_folder.specs.image)
+    built = asked.container.build if asked and asked.container else None
+    if not built or not built.pinned:
+        return None
+    return needs_image.lacking_package(facts, dict.fromkeys(needs_image.UNPINNED), "the image of containers/")
 
 
 def missing_trackers(launch: LaunchSpec, inside: bool = False) -> list[str]:

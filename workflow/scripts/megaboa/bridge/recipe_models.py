@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from megatron.bridge import AutoBridge
@@ -51,10 +52,7 @@ Make = Callable[..., ConfigContainer]
 def named(recipe: str) -> Make:
     """The function of a recipe: of the user's (a Python file with `configure`) or of Bridge's, by its name."""
     if recipe.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(recipe).stem, Path(recipe).expanduser())
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module.configure
+        return module_of(recipe).configure
     recipes = importlib.import_module("megatron.bridge.recipes")
     if hasattr(recipes, recipe):
         return getattr(recipes, recipe)
@@ -64,6 +62,15 @@ def named(recipe: str) -> Make:
     known += bridge_recipes.functions("perf_recipes")
     nearest = ", ".join(difflib.get_close_matches(recipe, known, n=3)) or f"{len(known)} others"
     raise ValueError(f"models.<name>.recipe: Bridge has no recipe {recipe!r}; it has {nearest}")
+
+
+@functools.cache
+def module_of(recipe: str) -> ModuleType:
+    """A recipe file of the user's, run once: its forward step and its configuration share what it defines."""
+    spec = importlib.util.spec_from_file_location(Path(recipe).stem, Path(recipe).expanduser())
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _performance(found: bridge_recipes.Found) -> Make:

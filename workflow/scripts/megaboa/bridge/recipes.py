@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from megaboa import bridge_recipes, files
+from megaboa import bridge_recipes, files, model_kinds
 from megaboa.bridge import preflight
 from megaboa.check import memory, overview, parameters
 from megaboa.check.facts import Facts
@@ -20,7 +20,6 @@ from megaboa.layout import AXES, Layout
 from megaboa.paths import RunFolder
 from megaboa.records import RunCheck, StageParameters, Tree
 
-OTHERS = re.compile(r"_vl\b|flux|wan|audio|omni")  # modules of models that see, hear or draw
 GPUS = re.compile(r"_(\d+)gpu_")
 OPEN = "ZeroDivisionError"  # GPTModelProvider() has no heads
 NO_CONFIG = re.compile(
@@ -37,7 +36,7 @@ def names() -> list[str]:
     longest: dict[int, str] = {}
     for name in dir(recipes):
         made = getattr(recipes, name)
-        if "pretrain" not in name or not callable(made) or OTHERS.search(made.__module__):
+        if "pretrain" not in name or not callable(made) or model_kinds.refusal(model_kinds.of_recipe(made.__module__)):
             continue
         longest[id(made)] = max(longest.get(id(made), ""), name, key=len)
     return sorted(longest.values())
@@ -104,6 +103,8 @@ def _verdict(result: RunCheck, facts: Facts | None, most: int = 300) -> tuple[st
     reasons = "; ".join(result.reasons or ())
     if facts is None and NO_CONFIG.search(reasons):
         return "not built", "not tried: the Hugging Face config of its model was not at hand"
+    if facts is not None and (package := model_kinds.BY_NAME[facts.model.kind].package) and package in reasons:
+        return f"needs {package}", "hybrid: no environment of envs/ and no image of containers/ has the package"
     if OPEN in reasons:
         return "not built", "the recipe leaves the model's sizes open: they are meant to be set by overrides"
     if result.stopped_at:

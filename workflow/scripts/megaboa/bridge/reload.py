@@ -9,9 +9,10 @@ import json
 import sys
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from megaboa.bridge.quiet import quietly
+from megaboa.bridge.source import class_of
 from megaboa.data import tokenizer
 
 PROMPT = "import"
@@ -19,7 +20,8 @@ NEW_TOKENS = 16
 
 
 def observe(folder: str) -> dict[str, object]:
-    model, loading = AutoModelForCausalLM.from_pretrained(
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    model, loading = class_of(config).from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
     )
     model.eval()

@@ -18,15 +18,15 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.bridge.training.utils.flop_utils import get_model_chunk_vp_stage
 from megatron.core import parallel_state
 
-TOKENS = "tokens"
 DIGEST_BYTES = 8
 
 
 class SampleWriter(Callback):
     """One line a step: a digest for each sample that this rank read for training."""
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, path: Path, tokens: str = "tokens"):
+        """`tokens`: the key of a batch with what the model reads."""
+        self._path, self._tokens = path, tokens
         self._read: list[str] = []
 
     def on_train_start(self, context: CallbackContext) -> None:
@@ -46,7 +46,7 @@ class SampleWriter(Callback):
         @functools.wraps(forward_step)
         def step(state: Any, data_iterator: Any, model: Any, *arguments: Any, **named: Any) -> Any:
             if data_iterator is not None and model.training and _reads_for_all(model):
-                data_iterator = _Listened(data_iterator, self._read)
+                data_iterator = _Listened(data_iterator, self._read, self._tokens)
             return forward_step(state, data_iterator, model, *arguments, **named)
 
         return step
@@ -55,15 +55,15 @@ class SampleWriter(Callback):
 class _Listened:
     """An iterator of batches, of which each is noted when it is read."""
 
-    def __init__(self, batches: Iterator[dict[str, Any]], read: list[str]):
-        self._batches, self._read = batches, read
+    def __init__(self, batches: Iterator[dict[str, Any]], read: list[str], tokens: str):
+        self._batches, self._read, self._tokens = batches, read, tokens
 
     def __iter__(self) -> _Listened:
         return self
 
     def __next__(self) -> dict[str, Any]:
         batch = next(self._batches)
-        self._read += [digest(row) for row in batch[TOKENS]]
+        self._read += [digest(row) for row in batch[self._tokens]]
         return batch
 
 

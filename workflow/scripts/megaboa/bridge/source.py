@@ -22,12 +22,14 @@ from megaboa.bridge.quiet import quietly
 from megaboa.data import hub, tokenizer
 from megaboa.errors import InputError
 from megaboa.files import digest, file_digest, folder_digests, read_json, write_json
+from megaboa.model_kinds import BY_NAME
 from megaboa.paths import FACTS
 from megaboa.records import ModelSource, ModelSpec, Tree
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 GENERATION = "generation_config.json"
 CONFIG_FILES = ["config.json", GENERATION]
@@ -90,6 +92,14 @@ def saved_tensors(config: PreTrainedConfig) -> dict[str, torch.Tensor]:
     saved = revert_weight_conversion(model, {k: v for k, v in model.state_dict().items() if k not in unsaved})
     exact = model._keep_in_fp32_modules_strict or ()  # whatever the type of the others
     return {k: v.float() if any(part in k for part in exact) else v for k, v in saved.items()}
+
+
+def class_of(config: PreTrainedConfig) -> type[_BaseAutoModelClass]:
+    """Of transformers' automatic classes the one that has a config's whole model, not its decoder alone."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    sees = BY_NAME["vlm"].families
+    return AutoModelForImageTextToText if config.model_type in sees else AutoModelForCausalLM
 
 
 def read_config(folder: str | Path, key: str) -> PreTrainedConfig:
@@ -218,7 +228,10 @@ def _config(given: Tree, named: tokenizer.Reference | None, key: str) -> PreTrai
     if named:
         loaded = tokenizer.load(named)
         defaults = {"vocab_size": len(loaded)} | {name: getattr(loaded, name) for name in SPECIAL_TOKENS}
-        values = defaults | values
+        if "text_config" in values:  # of a model with several parts it is the decoder's vocabulary
+            values["text_config"] = defaults | values["text_config"]
+        else:
+            values = defaults | values
     values.setdefault("dtype", values.pop("torch_dtype", "float32"))
     try:
         return AutoConfig.for_model(model_type, **values)
@@ -242,10 +255,9 @@ def _on_one_line(error: Exception) -> str:
 
 def _random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     import torch
-    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=config.dtype)
+    model = class_of(config).from_config(config, dtype=config.dtype)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() == 1:
@@ -256,10 +268,9 @@ def _random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
 def _on_meta_device(config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
     """The model's structure, without memory for its weights."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, **options)
+        return class_of(config).from_config(config, **options)
 
 
 def _check_vocabulary(used: tokenizer.Reference, vocab_size: int, key: str) -> None:

@@ -94,8 +94,14 @@ def complete(weights: Tensors, config: PreTrainedConfig) -> list[Check]:
     """What a model of this config must have, whatever its weights: all experts, the vocabulary, tied embeddings."""
     text = config.get_text_config()
     kinds = weights.kinds()
+    # In models of several parts only the whole may say it.
+    tied = getattr(text, "tie_word_embeddings", None)
+    tied = config.tie_word_embeddings if tied is None else tied
     experts = next((count for name in COUNTS if (count := getattr(text, name, None))), 0)
-    return [*([_has_experts(kinds, experts)] if experts else []), *_has_vocabulary(weights, kinds, text)]
+    return [
+        *([_has_experts(kinds, experts)] if experts else []),
+        *_has_vocabulary(weights, kinds, text.vocab_size, tied),
+    ]
 
 
 def _has_experts(kinds: dict[str, Kind], count: int) -> Check:
@@ -115,19 +121,19 @@ def _has_experts(kinds: dict[str, Kind], count: int) -> Check:
     return check("experts", groups > 0 and not wrong, detail + listed("incomplete", wrong))
 
 
-def _has_vocabulary(weights: Tensors, kinds: dict[str, Kind], config: PreTrainedConfig) -> list[Check]:
+def _has_vocabulary(weights: Tensors, kinds: dict[str, Kind], size: int, tied: bool) -> list[Check]:
     """As many rows as the config says, without Megatron's padding; a tied head is the embedding, or isn't there."""
     rows = {name: kind.shape[0] for name, kind in kinds.items() if EMBEDDINGS.search(name) or HEAD.search(name)}
     if not any(EMBEDDINGS.search(name) for name in rows):
         return []  # a family that calls them otherwise
-    wrong = [f"{name} ({count})" for name, count in rows.items() if count != config.vocab_size]
-    found = [check("vocabulary", not wrong, f"{config.vocab_size} rows" + listed("not so many", wrong))]
+    wrong = [f"{name} ({count})" for name, count in rows.items() if count != size]
+    found = [check("vocabulary", not wrong, f"{size} rows" + listed("not so many", wrong))]
     head = next((name for name in rows if HEAD.search(name)), None)
-    if not config.tie_word_embeddings:
+    if not tied:
         return [*found, check("head", head is not None, f"of its own: {head}" if head else "lm_head is missing")]
     embeddings = next(name for name in rows if EMBEDDINGS.search(name))
-    tied = head is None or same_bits(weights[head], weights[embeddings])
-    return [*found, check("head", tied, "tied to the embedding" if tied else f"{head} is not {embeddings}")]
+    same = head is None or same_bits(weights[head], weights[embeddings])
+    return [*found, check("head", same, "tied to the embedding" if same else f"{head} is not {embeddings}")]
 
 
 def kinds(tensors: dict[str, torch.Tensor]) -> dict[str, Kind]:

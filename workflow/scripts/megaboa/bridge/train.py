@@ -55,7 +55,6 @@ def steps_of(ranges: list[str]) -> list[int]:
 
 def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: argparse.Namespace) -> None:
     from megatron.bridge.training import checkpointing, initialize, setup
-    from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
     from megatron.bridge.utils.cuda_graph import is_full_iteration_cuda_graph
 
@@ -63,6 +62,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         configuration,
         continuation,
         datasets,
+        forward_steps,
         profilers,
         validation,
     )
@@ -95,6 +95,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         if run.device == "cuda" and is_full_iteration_cuda_graph(config.model):
             refuse_lengths(facts_of(config, run, folder.launch, folder.profile), cudnn_version())
         profilers.attach_wanted(config, folder.profile.tool if wanted.capture else "none", attempt)
+    kind = forward_steps.kind_of(config.model, run)
+    forward = forward_step = forward_steps.step_of(kind, run)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     process.leave_in_time(sys.modules[pretrain.__module__])
     if not config.checkpoint.async_save:
@@ -111,9 +113,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         callbacks.append(validation.ValidationSets(run.data, inputs.corpora, forward_step))
     if (noise := run.training.get("nudge")) and (wanted.parent or not wanted.resume_from):
         callbacks.append(Nudge(noise))
-    forward = forward_step
     if folder.launch.samples and not wanted.capture:
-        samples = SampleWriter(attempt.samples / f"{rank}.jsonl")
+        samples = SampleWriter(attempt.samples / f"{rank}.jsonl", kind.tokens)
         callbacks.append(samples)
         forward = samples.listening(forward)
     if folder.launch.routing and not wanted.capture:

@@ -20,6 +20,7 @@ Precision = str  # as `training.precision`
 class Model:
     """Sizes of a decoder. `vocab_rows` is what Megatron makes of `vocab_size`, padding included."""
 
+    kind: str = "gpt"  # by model_kinds
     family: str | None = None
     hybrid: bool = False  # parts that nothing here counts: a state space, embeddings for every layer
     layers: int | None = None

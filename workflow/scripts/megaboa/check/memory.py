@@ -14,6 +14,7 @@ from megaboa.check import activations, parameters
 from megaboa.check.facts import Facts
 from megaboa.check.parameters import Parameters
 from megaboa.check.stages import Stage, in_flight, stages
+from megaboa.model_kinds import BY_NAME
 
 GIB = 2**30
 STATED_ERROR = 0.15
@@ -60,6 +61,7 @@ def is_known(f: Facts) -> bool:
     return (
         None not in needed
         and not model.hybrid
+        and BY_NAME[model.kind].predicted
         and bool(model.layers and model.heads)
         and bool(parameters.vocabulary_rows(f))
         and f.layout.dp is not None

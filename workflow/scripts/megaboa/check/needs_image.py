@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 
 from megaboa.check.facts import Facts
 from megaboa.check.rule import Broken, Finding, Rule, finding
+from megaboa.model_kinds import BY_NAME
 
 # What Bridge says where something of the image's is absent, and what that is. First match wins. That a sentence names
 # Transformer Engine is not enough: many are about a setting of the run (transformer_impl, the op fuser, graphs).
@@ -49,6 +50,7 @@ USUAL_HEADS = (32, 64, 96, 128, 192, 256)
 Packages = Mapping[str, str | None]  # the version of what is installed, None for what isn't
 
 DISTRIBUTIONS = {"transformer_engine": "transformer-engine", "deep_ep": "deep-ep", "mamba_ssm": "mamba-ssm"}
+UNPINNED = ("mamba_ssm",)  # neither the image of containers/ nor an environment of envs/ has it
 UNKNOWN = "of an unknown version"
 # The package that brings the kernels which a rule is about; None: whether they take the run, only a GPU can say.
 NEEDS = {
@@ -168,6 +170,17 @@ def judge(f: Facts, has: Packages) -> tuple[list[str], list[str]]:
             there = f" ({package} {has[package]} is in the image)" if package else ""
             still_open.append(f"{one.key}: needs a GPU: {one.message}{there} [{one.rule}]")
     return lacking, still_open
+
+
+def lacking_package(f: Facts, has: Packages, where: str) -> str | None:
+    """The package without which a kind of model can't be built, where it is known to be missing."""
+    kind = BY_NAME[f.model.kind]
+    if f.cluster.device != "cuda" or kind.package is None or kind.package not in has or has[kind.package] is not None:
+        return None
+    return (
+        f"model: {kind.text} needs the package {kind.package}, which {where} lacks (the package index has it as CUDA "
+        "source alone): install it there, or name an image that has it (image.path), such as NVIDIA's for NeMo"
+    )
 
 
 def _needed(rule: str, f: Facts) -> str | None:

@@ -8,6 +8,7 @@ from megaboa.check import (
     experts,
     fit,
     graphs,
+    kind,
     needs_image,
     pipeline,
     ranks_and_batches,
@@ -18,6 +19,7 @@ from megaboa.check.facts import Facts
 from megaboa.check.rule import Finding, Rule, finding, sentence
 
 SUBJECTS: dict[str, tuple[Rule, ...]] = {
+    "The kind of model": kind.RULES,
     "Ranks and batches": ranks_and_batches.RULES,
     "Tensors, sequences and numbers": tensors.RULES,
     "Pipelines": pipeline.RULES,

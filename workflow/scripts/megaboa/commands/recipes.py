@@ -6,7 +6,7 @@ whose line all of them are: `megaboa recipes llama3 h100 bf16`.
 
 import sys
 
-from megaboa import bridge_recipes, commands
+from megaboa import bridge_recipes, commands, model_kinds
 
 
 def main(words: list[str]) -> int:
@@ -29,7 +29,7 @@ def _lines(kind: str, wanted: list[str]) -> list[str]:
     for one in bridge_recipes.functions(kind).values():
         name = bridge_recipes.name_of(one, kind)
         meant = bridge_recipes.purpose(one.name)
-        if "pretrain" not in one.name or bridge_recipes.OTHERS.search(one.family):
+        if "pretrain" not in one.name or model_kinds.refusal(bridge_recipes.kind_of(one)):
             continue
         for_what = ""
         if meant:

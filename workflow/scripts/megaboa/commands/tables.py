@@ -19,13 +19,14 @@ CHECK = "write nothing, and fail if something is not up to date"
 
 
 def write_schema(words: list[str]) -> int:
-    """Write the JSON schema, and the tables of keys, rules and pinned versions.
+    """Write the JSON schema, and tables of keys, rules, kinds and pinned versions.
 
-    These are in config/README.md, docs/reference/rules.md and containers/README.md.
+    These are in config/README.md, docs/reference/rules.md, docs/reference/kinds.md and containers/README.md.
     """
     parser = commands.job(write_schema)
     parser.add_argument("--check", action="store_true", help=CHECK)
     check = parser.parse_args(words).check
+    from megaboa import model_kinds
     from megaboa.check import table
     from megaboa.config import describe
     from megaboa.image import pins
@@ -35,6 +36,7 @@ def write_schema(words: list[str]) -> int:
         ROOT / "config/README.md": describe.readme_with_table,
         ROOT / "containers/README.md": pins.readme_with_table,
         ROOT / "docs/reference/rules.md": table.page_with_table,
+        ROOT / "docs/reference/kinds.md": model_kinds.page_with_table,
     }.items():
         texts[page] = with_table(page.read_text(encoding="utf-8"))
     return _written(texts, check, "megaboa write-schema")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
+from megaboa import model_kinds
 from megaboa.records import Tree
 
 BRIDGE = "0.6.2"
@@ -20,6 +21,11 @@ CONVERTIBLE = frozenset(
     )
 )
 
+SHIPPED = {"t5": "recipes/t5.py", "bert": "recipes/bert.py"}  # kinds that no family of Bridge's is of
+
+# Of other classes than those of causal language models.
+SEEING = frozenset(("qwen2_5_vl",))
+
 Config = Tree
 
 
@@ -29,8 +35,15 @@ class UnknownFamilyError(ValueError):
 
 def problem(model_type: str, model: str, recipe: bool = False) -> str | None:
     """Why a model can't be trained from its Hugging Face config, and what can be done. `recipe`: it has one too."""
-    if model_type in CONVERTIBLE:
+    if why := model_kinds.refusal(model_kinds.of_family(model_type)):
+        return f"{model_type}: {why}"
+    if model_type in CONVERTIBLE or model_type in SEEING:
         return None
+    if (kind := model_kinds.of_family(model_type)).name in SHIPPED and not recipe:
+        return (
+            f"{model_type}: Megatron-Bridge {BRIDGE} has no converter for {kind.text}: it is pretrained as a recipe "
+            f"(models.{model}.recipe: {SHIPPED[kind.name]}), without Hugging Face stages"
+        )
     near = difflib.get_close_matches(model_type, CONVERTIBLE, n=3) or ["llama", "qwen3", "..."]
     return (
         f"Megatron-Bridge {BRIDGE} has no converter for {model_type} (it has {', '.join(near)}): "

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError, create_model
 
-from megaboa import blends, files
+from megaboa import blends, files, model_kinds
 from megaboa.check import experts, pipeline, refusals, table, tensors
 from megaboa.check.facts import Facts
 from megaboa.check.facts import Model as ModelFacts
@@ -83,6 +83,7 @@ class RunPlanner:
         illegal = self.check_rules(facts, choice)
         self.check_conversion(config.models[model], model, facts, choice)
         self.check_data(config, choice)
+        self.check_kind(facts, config, choice)
         if self.problems.count > before:
             return None
         reasons = tuple(map(str, illegal))
@@ -155,6 +156,9 @@ class RunPlanner:
             return
         self.families.add(model)
         key, config = "config" if definition.get("config") is not None else "hf", hf_config_of(definition)
+        recipe = str(definition.get("recipe") or "")
+        if recipe.endswith(".py") and (wrong := model_kinds.in_file(recipe)[1]):
+            self.problems.add(self.problems.place_of(("models", model, "recipe"), choice), wrong)
         if config and (message := families.problem(str(config.get("model_type")), model, "recipe" in definition)):
             self.problems.add(self.problems.place_of(("models", model, key), choice), message)
 
@@ -163,6 +167,9 @@ class RunPlanner:
         corpora = raw.get("corpora") or {}
         given = raw.get("data") or {}
         if any(given.get(key) is not None for key in ("blend", "blend_per_split")) or not corpora:
+            return
+        config = hf_config_of(raw["models"][raw["model"]]) or {}
+        if not model_kinds.of_family(str(config.get("model_type"))).corpora:  # they may be there for a tokenizer
             return
         if len(corpora) > 1:
             self.problems.add(
@@ -228,6 +235,14 @@ class RunPlanner:
         if config.data.reset_attention_mask and (cp := config.parallel.cp) > 1:
             message = f"no attention kernel takes its mask with context parallelism: set parallel.cp to 1, not {cp}"
             self.problems.add(self.problems.place_of(("data", "reset_attention_mask"), choice), message, choice.name)
+
+    def check_kind(self, facts: Facts, config: Experiment, choice: Choice) -> None:
+        """Data that a kind of model can't read."""
+        kind = model_kinds.BY_NAME[facts.model.kind]
+        for key in ("blend", "blend_per_split", "validation_sets", "fim"):
+            if not kind.corpora and getattr(config.data, key):
+                message = f"is of texts, and {kind.text} is trained here on {kind.dataset}: remove it"
+                self.problems.add(self.problems.place_of(("data", key), choice), message, choice.name)
 
     def count(self, name: str, model: Tree) -> int:
         """The parameters of a model, counted once."""

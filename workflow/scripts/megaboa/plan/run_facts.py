@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from megaboa import bridge_recipes, files
+from megaboa import bridge_recipes, files, model_kinds
 from megaboa.check.facts import Cluster, Facts, Kernels, Model, Profiling, Training, overlay
 from megaboa.config.check import is_local
 from megaboa.config.formula import Number
@@ -27,6 +27,7 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None)
     if model.recipe is not None:
         return Facts(
             _known_layout(quantities),
+            Model(kind=_kind_of_recipe(model.recipe)),
             training=_known_training(config, quantities),
             cluster=_cluster(config, model.recipe),
         )
@@ -43,6 +44,15 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None)
     )
     facts = overlay(facts, config.overrides.__getitem__, config.overrides.__contains__)
     return dataclasses.replace(facts, model=dataclasses.replace(facts.model, vocab_rows=facts.model.vocab_size))
+
+
+def _kind_of_recipe(recipe: str) -> str:
+    """A file that doesn't say is left to preflight."""
+    if recipe.endswith(".py"):
+        return (model_kinds.in_file(recipe)[0] or model_kinds.BY_NAME[model_kinds.GPT]).name
+    functions = bridge_recipes.functions("recipes")
+    found = bridge_recipes.performance(recipe) or functions.get(recipe)
+    return bridge_recipes.kind_of(found).name if found else model_kinds.GPT
 
 
 def _layout(config: Experiment, quantities: Quantities) -> Layout:
@@ -127,6 +137,7 @@ def _model(hf_config: Tree | None, tokenizer_vocab: int | None, pretrained: bool
     tied = c.get("tie_word_embeddings", False)
     vocabulary = hf_config.get("vocab_size") or tokenizer_vocab
     return Model(
+        kind=model_kinds.of_family(str(c.get("model_type"))).name,
         family=c.get("model_type"),
         layers=c.get("num_hidden_layers"),
         hidden=hidden,

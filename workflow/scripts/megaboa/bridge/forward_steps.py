@@ -1,0 +1,33 @@
+"""The kind of a run's model (model_kinds.py), and its forward step: how a batch is read, and what the loss is."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from megaboa import model_kinds
+from megaboa.bridge import recipe_models
+from megaboa.model_kinds import Kind
+from megaboa.records import RunSpec
+
+ForwardStep = Callable[..., Any]
+
+
+def kind_of(model: Any, run: RunSpec) -> Kind:
+    """Of the model that a configuration makes; refused by name, where it isn't trained here."""
+    recipe = run.model.get("recipe") or ""
+    if recipe.endswith(".py") and model_kinds.said_by(recipe).own_step:
+        return model_kinds.BY_NAME[model_kinds.OWN]
+    kind = model_kinds.of_provider(one.__name__ for one in type(model).__mro__)
+    if why := model_kinds.refusal(kind):
+        raise ValueError(f"model: {type(model).__name__} makes a model that can't be trained: {why}")
+    if recipe.endswith(".py") and (said := model_kinds.said_by(recipe).kind) not in (None, kind.name):
+        raise ValueError(f"{recipe}: {model_kinds.DECLARED} is {said!r}, and the model that it makes is {kind.name}")
+    return kind
+
+
+def step_of(kind: Kind, run: RunSpec) -> ForwardStep:
+    if kind.name == model_kinds.OWN:
+        return recipe_models.module_of(run.model["recipe"]).forward_step
+    return getattr(importlib.import_module(kind.step), model_kinds.OWN_STEP)
