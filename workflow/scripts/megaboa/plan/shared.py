@@ -253,7 +253,8 @@ class Shared:
 
     def corpus_inputs(self, corpus: str) -> list[str]:
         """The files whose change makes a corpus out of date, and the tokenizer that must be there."""
-        texts = files_of(self.plan.experiment.corpora[corpus])
+        asked = self.plan.experiment.corpora[corpus]
+        texts = [*files_of(asked), *([expanded(asked.filter)] if asked.filter else [])]
         return [*texts, *self.tokenizer_inputs(self.corpus_tokenizer(corpus))]
 
     def shards(self, corpus: str) -> int:
@@ -387,7 +388,8 @@ class Shared:
             source=[pair.prefix for pair in given] if given else expanded_source(corpus.source),
             tokenizer=self.corpus_tokenizer(name),
             pairs=given,
-            **corpus.model_dump(exclude={"source", "megatron", "tokenizer", "shards"}),
+            filter=expanded(corpus.filter) if corpus.filter else None,
+            **corpus.model_dump(exclude={"source", "megatron", "tokenizer", "shards", "filter"}),
         )
 
     def _model(self, name: str) -> ModelSpec:
