@@ -508,6 +508,14 @@ def conversion_commands(scripts: str, shared: Shared) -> tuple[str, str, str]:
     return python, f"--image {image}", f"{conversion} --image {image} --inside {inside}"
 
 
+def export_command(shared: Shared, python: str, convert: str, run: str, kind: str) -> str:
+    """What starts a conversion of a run: `python`, or as many ranks as its model is converted by."""
+    model = shared.runs[run].model
+    if shared.plan.models[model].conversion.ranks == 1:
+        return python
+    return f"{convert.format(model=model)} --logs {shared.folder}/logs/export/{run}.{kind}.ranks"
+
+
 def plan_proof(workflow: Any, loaded: LoadedExperiment) -> tuple[list[Path], LoadedExperiment]:
     """Put the experiment that `snakemake prove` runs in the place of the user's: its file, and what is in it.
 

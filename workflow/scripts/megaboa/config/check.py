@@ -244,7 +244,8 @@ def references(raw: Tree, places: Places, factors: Any) -> list[Problem]:
         if corpus.get("source") is None:
             found = _pairs_problem(corpus.get("megatron"), corpus.get("split", "train"))
             complain(("corpora", name, "megatron"), found)
-        if isinstance(corpus.get("filter"), str) and (message := filters.problem(corpus["filter"])):
+        of_text = isinstance(corpus.get("filter"), str) and corpus.get("source") is not None
+        if of_text and (message := filters.problem(corpus["filter"])):
             complain(("corpora", name, "filter"), [message])
         complain(("corpora", name, "tokenizer"), _tokenizer_problem(corpus.get("tokenizer"), list(named("tokenizers"))))
     if isinstance(raw.get("profile"), dict):
