@@ -31,7 +31,7 @@ from megaboa.doctor import failed_stages
 from megaboa.errors import InputError
 from megaboa.observe import status
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import Plan, places, proof, restarts, screen
+from megaboa.plan import Plan, in_place, places, proof, restarts, screen
 from megaboa.plan.screen import describe, submission
 from megaboa.plan.shared import Shared
 from megaboa.records import Checks, Fault, Tree, read
@@ -155,6 +155,7 @@ def write_plan(
         return differing, []
     if not mine:
         return {}, []
+    in_place.keep(plan, shared.folder.parent)
     plan.write(shared.folder.parent)
     shared.write()
     if looks:

@@ -288,19 +288,23 @@ class Shared:
         return CONVERSION_MB + self._weights_mb(model, copies)
 
     def import_mb(self, model: str, shared: float, whole: float = 0) -> int:
-        """Memory per node of a model's ranks: of the weights they share some copies, and one rank has others whole."""
+        """Memory per node of a model's ranks: of the weights they share some copies, and one rank has others whole if a
+        host can hold them."""
         asked = self.plan.models[model].conversion
-        per_node = asked.ranks // asked.nodes
+        per_node, whole = asked.ranks // asked.nodes, whole if self._is_held(model) else 0
         return per_node * CONVERSION_MB + self._weights_mb(model, shared / asked.nodes + whole)
 
     def export_mb(self, run: str, copies: float, proves: bool = False) -> int:
         """Of an export's job, one process or ranks of a model; `proves`: one of them holds transformers' model."""
         model = self.runs[run].model
-        held = not proves or self._params(model) <= conversion.HELD_WHOLE
         if self.plan.models[model].conversion.ranks == 1:
-            return self.conversion_mb(model, copies if held else copies - 1)
+            return self.conversion_mb(model, copies if self._is_held(model) or not proves else copies - 1)
         file_mb = round(self.plan.experiment.export.file_gb * 1000)
-        return file_mb + self.import_mb(model, shared=1.2, whole=1.3 if proves and held else 0)
+        return file_mb + self.import_mb(model, shared=1.2, whole=1.3 if proves else 0)
+
+    def _is_held(self, model: str) -> bool:
+        """Whether a proof holds transformers' model whole."""
+        return self._params(model) <= conversion.HELD_WHOLE
 
     def _weights_mb(self, model: str, copies: float) -> int:
         return round(copies * 4 * self._params(model) / 1e6)
@@ -359,7 +363,9 @@ class Shared:
         manifests = self._data_inputs(run)
         if run.model in self.imported_models:
             manifests.append(str(self.paths.model(run.model).imported))
-        if parent := run.run.parent:
+        parent = run.run.parent
+        # What a run itself was before is in its own file, and no job makes it.
+        if parent and (parent.experiment, parent.run) != (self.plan.name, run.name):
             family = ExperimentFolder(self.folder.parent / parent.experiment)
             manifests.append(str(family.run(parent.run).train_manifest))
         return manifests
