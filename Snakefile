@@ -32,6 +32,7 @@ rule all:
         SHARED.analyses,
         SHARED.export_proofs,
         SHARED.evaluations,
+        SHARED.along,
         SHARED.tensors,
 
 

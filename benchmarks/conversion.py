@@ -1,4 +1,4 @@
-"""Seconds and peak memory of an import and of an export, beside a plain copy of the same files.
+"""Seconds and peak memory of an import and of an export, compared with a plain copy of the same files.
 
     .venv/bin/python benchmarks/conversion.py [--gigabytes 2.2] [--repetitions 3] [--folder /tmp]
 
@@ -57,14 +57,21 @@ from megaboa.bridge.convert import import_checkpoint, process_groups
 with process_groups("cpu", layout):
     import_checkpoint(source, target, layout)
 """
-LAYOUTS = {"import, tp 2": "tp=2", "import, pp 2": "pp=2"}
+EXPORT = """
+from megaboa.bridge.convert import export_checkpoint, process_groups
+target.mkdir(exist_ok=True)
+with process_groups("cpu", layout):
+    export_checkpoint(source, Path({checkpoint!r}, "iter_0000000"), target, 10**9, layout)
+"""
+LAYOUTS = {f"{what}, {by} 2": f"{by}=2" for what in ("import", "export") for by in ("tp", "pp")}
 CASES = {
     "import": IMPORT,
     "import, tp 2": IMPORT,
     "import, pp 2": IMPORT,
     "import, Bridge": "from megatron.bridge import AutoBridge\nAutoBridge.import_ckpt({source!r}, target)",
-    "export": "from megaboa.bridge.convert import export_checkpoint\ntarget.mkdir()\n"
-    "export_checkpoint(source, Path({checkpoint!r}, 'iter_0000000'), target, 10**9)",
+    "export": EXPORT,
+    "export, tp 2": EXPORT,
+    "export, pp 2": EXPORT,
     "export, Bridge": "from megatron.bridge import AutoBridge\n"
     "AutoBridge.from_hf_pretrained({source!r}).export_ckpt({checkpoint!r}, target, show_progress=False)",
 }

@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -62,6 +63,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((number for number, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST))
 
     items.sort(key=place)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A function that gives a disk of so many megabytes, or makes it larger."""
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def size(megabytes):
+        remount = ["-o", "remount"] if place.is_mount() else []
+        call = ["mount", "-t", "tmpfs", *remount, "-o", f"size={megabytes}m", "tmpfs", str(place)]
+        if os.getuid() != 0 or subprocess.run(call, capture_output=True).returncode != 0:
+            pytest.skip("no tmpfs can be mounted here")
+        return place
+
+    yield size
+    if place.is_mount():
+        subprocess.run(["umount", "--lazy", str(place)], check=True)  # a traceback may hold files
 
 
 @pytest.fixture

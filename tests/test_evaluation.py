@@ -20,8 +20,7 @@ def call(tmp_path):
     model.mkdir()
     (model / "config.json").write_text("{}")
     export = made.export(run="dp1", path=str(model), iteration=4)
-    out = tmp_path / "results" / "tiny" / "runs" / "dp1" / "evaluation.json"
-    return lambda command: evaluate(command, export, tmp_path / "store", out)
+    return lambda command: evaluate(command, export, tmp_path / "store", "tiny")
 
 
 def kept(tmp_path):

@@ -1,4 +1,4 @@
-"""A model that is imported by several ranks is the one that is imported by one process, bit for bit."""
+"""A model that is imported or exported by several ranks is what one process makes of it, bit for bit."""
 
 import math
 import os
@@ -14,10 +14,11 @@ import torch.distributed.checkpoint as dcp
 from tiny_models import MOE, specification, train_tokenizer
 
 import megaboa
+from megaboa.bridge import weights
 from megaboa.bridge.source import obtain
 from megaboa.bridge.tensor_checks import bits_digest
 from megaboa.config.models.resources import Launch
-from megaboa.files import read_json, write_json
+from megaboa.files import folder_digests, read_json, write_json
 from megaboa.records import write
 
 SCRIPTS = Path(megaboa.__file__).parents[1]
@@ -56,6 +57,26 @@ class Place:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def export(self, name, **layout):
+        """What ranks make of the checkpoint that one process has imported: checksums of all tensors and other files.
+
+        In which file a tensor lies depends on the order in which ranks give them.
+        """
+        spec = read_json(self.path / "alone" / "spec.json") | {"layout": {"tp": 1, "pp": 1, "ep": 1, **layout}}
+        write_json(self.path / name / "spec.json", spec)
+        words = [SCRIPTS / "convert.py", "--spec", f"{name}/spec.json", "--logs", f"{name}/logs"]
+        words += [Path(__file__).with_name("export_ranks.py"), f"{name}/hf"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPTS)}
+        done = subprocess.run(
+            [sys.executable, *map(str, words)], cwd=self.path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        folder = self.path / name / "hf"
+        others = {name: sum for name, sum in folder_digests(folder).items() if not weights.is_of_weights(name)}
+        with weights.Tensors(folder) as tensors:
+            assert len(weights.files(folder)) > 1
+            return others | {name: (tensors.kind(name), bits_digest(tensors[name])) for name in tensors}
 
     def convert(self, name, **layout):
         """The manifest, without the folder's name."""
@@ -100,6 +121,12 @@ def test_the_weights_are_the_same_bit_for_bit(place, alone, layout):
     assert tensors_of(place, manifest) == expected
     written = {path for path in manifest["files"] if path.endswith(".distcp")}
     assert {Path(path).name.split("_")[2] for path in written} == {"0", "1"}, "each rank has written its part"
+
+
+def test_an_export_by_ranks_is_the_same_bit_for_bit(place, alone):
+    made = place.export("out")
+    assert place.export("out-tp", tp=2) == made
+    assert place.export("out-pp-ep", pp=2, ep=2) == made
 
 
 def test_a_killed_rank_leaves_nothing_that_counts_as_finished(place):

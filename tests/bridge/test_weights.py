@@ -8,7 +8,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from megaboa import store
 from megaboa.bridge import weights
+from megaboa.errors import InputError, disk_full
 from megaboa.files import folder_digests
 
 
@@ -87,3 +89,21 @@ def test_the_same_weights_give_the_same_bytes(tmp_path, size):
 def test_the_type_is_that_of_most_bytes(tmp_path):
     mixed = {"bias": torch.ones(4), "weight": torch.ones(64, dtype=torch.bfloat16)}
     assert weights.write(mixed.items(), tmp_path, 10**9) == torch.bfloat16
+
+
+def test_a_disk_that_fills_is_one_sentence_and_leaves_nothing_that_counts(tmp_path, small_disk):
+    disk = small_disk(2)
+    final = disk / "exports" / "run" / "0123456789ab"
+    tensors = {f"layer.{number}.weight": torch.randn(1000, 100) for number in range(10)}  # 400 kB each
+    with (
+        pytest.raises(InputError) as caught,
+        disk_full(final.parent, "Free some space"),
+        store.building(final) as partial,
+    ):
+        weights.write(tensors.items(), partial, 1_000_000)
+    assert str(caught.value) == f"{final.parent}: the disk is full; no partial file was kept. Free some space"
+    assert [path.name for path in final.parent.iterdir()] == [f".{final.name}.lock"]
+    small_disk(10)
+    with store.building(final) as partial:
+        weights.write(tensors.items(), partial, 1_000_000)
+    assert len(names(final)) == 6

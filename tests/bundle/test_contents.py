@@ -114,7 +114,8 @@ def test_a_clone_that_git_refuses_is_no_folder_without_git(tmp_path, monkeypatch
 
 def test_scripts_and_tables_that_the_configuration_names_are_in_it(asked, tmp_path, tmp_path_factory):
     outside = tmp_path_factory.mktemp("elsewhere") / "score.py"
-    for path in (tmp_path / "evals" / "run.py", tmp_path / "tasks.yaml", tmp_path / "paper.yaml", tmp_path / "prof.py"):
+    for name in ("evals/run.py", "tasks.yaml", "paper.yaml", "prof.py", "keep.py"):
+        path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"# {path.name}")
     (tmp_path / ".venv").mkdir()
@@ -125,9 +126,10 @@ def test_scripts_and_tables_that_the_configuration_names_are_in_it(asked, tmp_pa
     command += f" ~nobody-here/x.py {'x' * 1000}"  # words that can't be paths
     write_json(asked.results / "specs" / "evaluate.json", {"command": command})
     write_json(asked.results / "runs" / "a" / "profile.json", {"tool": "prof.py"})
+    write(asked.results / "specs" / "corpora" / "c.json", made.corpus_spec(filter="keep.py"))
     (tmp_path / "tiny.yaml").write_text("report: {compare_to: paper.yaml}\n")
     files = bundled(asked)
-    for name in ("evals/run.py", "tasks.yaml", "paper.yaml", "prof.py"):
+    for name in ("evals/run.py", "tasks.yaml", "paper.yaml", "prof.py", "keep.py"):
         assert files[name] == f"# {Path(name).name}".encode()
     assert "profilers/cprofile.py" in files and ".venv/tool" not in files and "large.bin" not in files
     needed = json.loads(files["bundle.json"])["needed"]

@@ -185,24 +185,6 @@ def test_a_mistake_ends_in_one_sentence_and_no_manifest(bpe, tmp_path):
     )
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A function that gives a disk of so many megabytes, or makes it larger."""
-    place = tmp_path / "disk"
-    place.mkdir()
-
-    def size(megabytes):
-        remount = ["-o", "remount"] if place.is_mount() else []
-        call = ["mount", "-t", "tmpfs", *remount, "-o", f"size={megabytes}m", "tmpfs", str(place)]
-        if os.getuid() != 0 or subprocess.run(call, capture_output=True).returncode != 0:
-            pytest.skip("no tmpfs can be mounted here")
-        return place
-
-    yield size
-    if place.is_mount():
-        subprocess.run(["umount", "--lazy", str(place)], check=True)  # a traceback may hold files
-
-
 @pytest.mark.parametrize(("megabytes", "shards_fit"), [(1, False), (6, True)])
 def test_a_full_disk_is_one_sentence_leaves_nothing_and_with_more_room_it_goes_on(
     bpe, tmp_path, small_disk, megabytes, shards_fit

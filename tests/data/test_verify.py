@@ -32,7 +32,7 @@ def check(spec, listing, manifest, sample=verify.DOCUMENTS):
     """All that is wrong, and how many documents were compared."""
     facts = read(CorpusFacts, Path(listing.folder) / jobs.FACTS)
     encoder = jobs.encoder_of(spec, listing, "tokenizers")
-    verdict = verify.check_corpus(spec, listing, manifest, facts, encoder, lambda *_: [], sample)
+    verdict = verify.check_corpus(Format.of(spec), listing, manifest, facts, encoder, lambda *_: [], sample)
     assert verdict.decoded <= verdict.documents
     return verdict.problems, verdict.documents
 

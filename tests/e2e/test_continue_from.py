@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from clone import edit, kill_group
 
@@ -211,3 +212,25 @@ def test_a_parent_that_is_not_there_is_one_clear_error_before_anything_runs(work
     config = workspace.experiment("orphan", {"a": "{continue_from: family/parent@15}"}, steps=30, save_interval=10)
     output = workspace.snakemake("-n", "--configfile", config, code=1)
     assert "family/parent keeps no checkpoint of step 15, but of 10, 20" in output
+
+
+def test_a_run_goes_on_under_its_own_name_with_more_steps_and_in_another_layout(workspace):
+    config = workspace.experiment("itself", {"a": "{}"}, steps=6, save_interval=3)
+    workspace.snakemake("--configfile", config)
+    first, curve = workspace.json("itself", "runs", "a", "train.json"), workspace.steps("itself", "a")
+    more = "{continue_from: itself, parallel.tp: 2, resources.gpus_per_node: 2}"
+    config = workspace.experiment("itself", {"a": more}, steps=9, save_interval=3)
+    workspace.snakemake("--configfile", config)
+    train = workspace.json("itself", "runs", "a", "train.json")
+    assert (train["iteration"], train["parent"]["identity"]) == (9, first["identity"])
+    assert (
+        workspace.json("itself", "runs", "a", "earlier", first["identity"][:12], "train.json")["store"]
+        == first["store"]
+    )
+    assert [step for step, *_ in workspace.steps("itself", "a")] == [7, 8, 9], "none is trained twice"
+    steps = pd.read_parquet(workspace.results("itself", "runs", "a", "metrics", "steps.parquet"))
+    assert steps["step"].tolist() == list(range(1, 10)) and steps["attempt"].tolist() == [0] * 6 + [1] * 3
+    assert [float(loss).hex() for loss in steps["loss"][:6]] == [loss for _, loss, _ in curve]
+    assert workspace.json("itself", "report", "checks.json")["state"] == "PASS"
+    assert "after itself/a@6" in workspace.results("itself", "report", "index.html").read_text()
+    assert workspace.planned("--configfile", config) == {}

@@ -24,7 +24,7 @@ corpora:
   old: {megatron: "0.3 old/a 0.7 old/b"}
   code: {source: python-stdlib, limit: 60}
   sums: {source: sums.jsonl}
-  far: {source: far.jsonl}
+  far: {source: far.jsonl, filter: short.py}
 model: dense
 models:
   dense:
@@ -47,6 +47,10 @@ sweep:
     given: {model: other, data.blend: old, data.split: "80,10,10"}
 report:
   agreements: [{reference: sets, runs: [sets-dp2]}]
+"""
+FILTER = """\
+def keep(record):
+    return int(record["text"].split()[0]) > 2 or "small numbers"
 """
 BLEND = "{code: 3, sums: 1}"
 SETS = "{sums: sums, far: {far: 1}}"
@@ -79,6 +83,7 @@ def done(workspace):
     for name, sign in (("sums", "+"), ("far", "minus")):
         texts = [f"{number} {sign} {number + 1} and so on\n" * 3 for number in range(80)]
         (workspace.path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (workspace.path / "short.py").write_text(FILTER)
     write_old(workspace.path / "old")
     config = workspace.path / "blends.yaml"
     config.write_text(EXPERIMENT.replace("BLEND", BLEND).replace("SETS", SETS))
@@ -179,6 +184,19 @@ def test_the_report_shows_the_blend_and_every_validation_loss(done):
     assert workspace.json("blends", "report", "checks.json")["state"] == "PASS"
     page = workspace.results("blends", "report", "index.html").read_text()
     assert "far" in page and "epochs" in page
+
+
+def test_what_a_filter_of_ones_own_dropped_is_said_and_another_version_of_it_trains_again(done):
+    workspace, config, said, _ = done
+    dropped = workspace.json("blends", "data", "far.json")["filtered"]
+    assert (dropped["records"], dropped["reasons"]) == (3, {"small numbers": 3})
+    assert "small numbers: 3" in said
+    assert "3 by the filter: small numbers" in workspace.results("blends", "report", "index.html").read_text()
+    edited = workspace.path / "short.py"
+    edited.write_text(FILTER + "# another version\n")
+    planned = workspace.planned("--configfile", config)
+    assert (planned["list_sources"], planned["tokenize"], planned["train"]) == (1, 1, 2)
+    edited.write_text(FILTER)
 
 
 def test_an_index_that_is_made_again_trains_nothing_again(done):

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from clone import user_environment
 from transformers import AutoTokenizer
 
-from megaboa.files import read_json, read_jsonl
+from megaboa.files import read_json, read_jsonl, write_json
 from megaboa.run import checkpoints
 
 pytestmark = pytest.mark.slow
@@ -119,6 +120,35 @@ def test_both_models_say_the_same(done, experiment):
     assert found["iteration"] == 6
     assert [one["prompt"] for one in found["generations"]] == ["import", "def f("]
     assert all(one["same"] and one["megatron"] for one in found["generations"])
+
+
+def folders(workspace):
+    """Exports, and what is half-written."""
+    return sorted(path.name for path in workspace.path.glob("store/exports/hf/dp2/*") if path.is_dir())
+
+
+def test_a_disk_that_fills_is_one_sentence_and_leaves_no_export(done):
+    """The system refuses to write more than 50 kB to a file."""
+    spec = {"run": "dp2", "checkpoint": 4, "file_gb": 5.0, "license": None}
+    write_json(done.path / "spec.json", spec)
+    before = folders(done)
+    call = (
+        "export-model --spec spec.json --source results/hf/models/moe/source.json --out results/hf/runs/dp2/full.json"
+    )
+    ended = subprocess.run(
+        ["bash", "-c", f"ulimit -f 50; exec {sys.executable} workflow/scripts/megaboa {call}"],
+        cwd=done.path,
+        env={**user_environment(), "MEGABOA_ZYGOTE": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.splitlines() == [
+        "error: store/exports/hf/dp2: files may not be that large here (`ulimit -f`); no partial file was kept. "
+        "Free some space, or set `store` to another place"
+    ]
+    assert not done.results("hf", "runs", "dp2", "full.json").exists()
+    assert folders(done) == before
 
 
 def test_a_damaged_export_loses_its_proof(done):

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from megaboa.config import ConfigError
-from megaboa.plan.shared import Shared
+from megaboa.plan.shared import CONVERSION_MB, Shared
 from megaboa.records import BridgeSource, Image
+from megaboa.workflow import export_command
 
 STEPS = "training: {train_iters: 10}\n"
 MOE = "num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16"
@@ -40,9 +41,29 @@ def test_rows_of_a_vocabulary_are_not_padded(plan_of):
         plan_of(text("tp: 2") + "tokenizers: {bpe: {vocab_size: 511}}\n")
 
 
-def test_a_model_of_random_weights_is_not_imported(plan_of):
-    plan = plan_of(text("tp: 3").replace("pretrained", "scratch"))
-    assert "conversions/dense.json" not in Shared(plan).specifications()
+def test_a_model_of_random_weights_is_not_imported_and_can_be_exported_by_ranks(plan_of):
+    scratch = text("tp: 2").replace("pretrained", "scratch")
+    assert "conversions/dense.json" not in Shared(plan_of(scratch)).specifications()
+    shared = Shared(plan_of(scratch + "export: {runs: all}\n"))
+    assert shared.specifications()["conversions/dense.json"]["layout"] == {"tp": 2, "pp": 1, "ep": 1}
+    run = shared.plan.exports[0]
+    assert export_command(shared, "python", "convert.py --spec {model}.json", run, "proof") == (
+        f"convert.py --spec dense.json --logs {shared.folder}/logs/export/{run}.proof.ranks"
+    )
+
+
+def test_one_process_exports_by_the_same_command_as_ever(plan_of):
+    shared = Shared(plan_of(text("tp: 1") + "export: {runs: all}\n"))
+    assert export_command(shared, "python", "convert.py", shared.plan.exports[0], "export") == "python"
+
+
+def test_a_proof_asks_for_no_memory_for_a_model_that_no_host_holds(plan_of, monkeypatch):
+    shared = Shared(plan_of(text("tp: 2") + "export: {runs: all, file_gb: 1}\n"))
+    run = shared.plan.exports[0]
+    monkeypatch.setattr(shared, "_params", lambda model: 10_000_000_000)
+    assert shared.export_mb(run, 3.5, proves=True) == 1000 + 2 * CONVERSION_MB + 100_000
+    monkeypatch.setattr(shared, "_params", lambda model: 70_000_000_000)
+    assert shared.export_mb(run, 3.5, proves=True) == shared.export_mb(run, 2) == 1000 + 2 * CONVERSION_MB + 336_000
 
 
 def test_ranks_change_neither_a_run_nor_its_model(plan_of):

@@ -8,9 +8,10 @@ import made
 import pytest
 from fake_runs import FakeExperiment
 
-from megaboa.files import write_json
-from megaboa.records import Check, Proof, ReportCheck, ReportSpec, StageCheck, write
+from megaboa.files import write_json, write_text
+from megaboa.records import Along, Check, ExportedStep, Proof, ReportCheck, ReportSpec, StageCheck, write
 from megaboa.report.checks import (
+    along_checks,
     by_subject,
     counts,
     faults,
@@ -130,6 +131,21 @@ def lose(results, *names, log=None, text=f"Traceback\n{ERROR}\n"):
         path = results / "logs" / f"{log}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+
+def test_exports_along_a_training_are_proved_one_by_one_or_say_why_not(results):
+    asked = ReportSpec(title=None, agreements=(), proofs=(), along=("a",))
+    folder = results / "runs" / "a"
+    assert [(one.name, one.state) for one in along_checks(results, asked)] == [("along of a: along", "NOT_RUN")]
+    log = results / "logs" / "export" / "a.along.log"
+    write_text(log, f"{ERROR}\n")
+    assert [(one.state, one.detail) for one in along_checks(results, asked)] == [("FAIL", ERROR)]
+    step = ExportedStep(iteration=40, path="p", digest="1", loss=2.0, values={})
+    write(folder / "along.json", Along(run="a", identity="1", exports=(step,)))
+    logits = Check(name="logits", state="PASS", detail="", difference=1e-7)
+    write(folder / "along" / "40" / "proof.json", Proof(state="PASS", digest="1", checks=(logits,)))
+    (found,) = along_checks(results, asked)
+    assert (found.name, found.state, found.difference) == ("export of a@40: logits", "PASS", 1e-7)
 
 
 def test_what_is_there_is_its_proof(results):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import made
 import pytest
@@ -9,7 +10,7 @@ from fake_runs import FakeExperiment
 from test_page import page, rows
 
 from megaboa.files import write_json
-from megaboa.records import BadRecords, CorpusRead, DataIndex, Verification, write
+from megaboa.records import BadRecords, CorpusRead, DataIndex, Filtered, Verification, write
 from megaboa.report.corpora import DataRead, last_validation, left_out, load_corpora, load_data, visible
 from megaboa.report.figures import tokens_text
 from megaboa.report.runs import load_runs
@@ -61,6 +62,18 @@ def test_without_corpora_there_is_no_card(tmp_path):
 def test_what_was_left_out_is_said_in_words():
     assert left_out({}, 0) == "none"
     assert left_out({"blank": 1204, "duplicate": 17}, 0) == "1,204 blank, 17 duplicate"
+    filtered = Filtered(records=3, reasons={"German": 3})
+    assert left_out({"blank": 2}, 1, filtered) == "2 blank, 1 unusable, 3 by the filter: German"
+
+
+def test_what_a_filter_dropped_is_shown_once_for_all_keys_of_a_corpus(tmp_path):
+    experiment = FakeExperiment(tmp_path)
+    write_json(experiment.results / "specs" / "corpora" / "two.json", {})
+    filtered = Filtered(records=1, reasons={"German": 1}, samples={"German": ["a.jsonl, byte 0: <b> ja"]})
+    write(experiment.results / "data" / "two.json", replace(manifest("two", ("q", "a")), filtered=filtered))
+    html = page([], tmp_path / "report", agreements=[], corpora=load_corpora(experiment.results))
+    assert html.count("1 by the filter: German") == 2
+    assert html.count("<li>German: a.jsonl, byte 0: &lt;b&gt; ja</li>") == 1
 
 
 def test_blanks_can_be_seen_and_powers_of_two_are_short():

@@ -1,6 +1,7 @@
 rule export:
     input:
         SHARED.export_proofs,
+        SHARED.along,
 
 
 rule export_model:
@@ -17,14 +18,15 @@ rule export_model:
         "<experiment>/logs/export/{run}.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    threads: lambda wildcards: ASKED.import_cores(RUNS[wildcards.run].model)
     resources:
         **ASKED.exports(),
-        mem_mb=lambda wildcards: SHARED.conversion_mb(
-            RUNS[wildcards.run].model, copies=2
-        ),
+        mem_mb=lambda wildcards: SHARED.export_mb(wildcards.run, copies=2),
     params:
         scripts=SCRIPTS,
-        python=PYTHON,
+        python=lambda wildcards: calls.export_command(
+            SHARED, PYTHON, CONVERT, wildcards.run, "export"
+        ),
         image=IMAGE,
     shell:
         "{params.python} {params.scripts:q}/megaboa export-model --spec {input.spec} --source {input.source} {params.image} --out {output}"
@@ -44,18 +46,49 @@ rule prove_export:
         "<experiment>/logs/export/{run}.proof.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    threads: lambda wildcards: ASKED.import_cores(RUNS[wildcards.run].model)
     resources:
         **ASKED.exports(),
-        mem_mb=lambda wildcards: SHARED.conversion_mb(
-            RUNS[wildcards.run].model, copies=3.5
+        mem_mb=lambda wildcards: SHARED.export_mb(
+            wildcards.run, copies=3.5, proves=True
         ),
     params:
         scripts=SCRIPTS,
-        python=PYTHON,
+        python=lambda wildcards: calls.export_command(
+            SHARED, PYTHON, CONVERT, wildcards.run, "proof"
+        ),
         image=IMAGE,
     shell:
         "{params.python} {params.scripts:q}/megaboa prove-export --export {input.export} --source {input.source}"
         " {params.image} --out {output} 2>&1 | tee {log}"
+
+
+# The checkpoints that a run has kept, one after the other: those that `megaboa export-along` has made while it trained are there.
+rule export_along:
+    input:
+        train="<experiment>/runs/{run}/train.json",
+        source=lambda wildcards: f"<experiment>/models/{RUNS[wildcards.run].model}/source.json",
+        spec=planned("specs/along/{run}.json"),
+        image=lambda wildcards: INPUTS.image_of_conversion(
+            f"{RESULTS}/runs/{wildcards.run}/export.json"
+        ),
+    output:
+        "<experiment>/runs/{run}/along.json",
+    log:
+        "<experiment>/logs/export/{run}.along.log",
+    conda:
+        "../../envs/runtime-cpu.yaml"
+    threads: lambda wildcards: ASKED.import_cores(RUNS[wildcards.run].model)
+    resources:
+        **ASKED.along(),
+        mem_mb=lambda wildcards: SHARED.export_mb(
+            wildcards.run, copies=3.5, proves=True
+        ),
+    params:
+        scripts=SCRIPTS,
+        run=lambda wildcards: f"{RESULTS}/runs/{wildcards.run}",
+    shell:
+        "python {params.scripts:q}/megaboa export-along {params.run:q} --out {output} 2>&1 | tee {log}"
 
 
 # Not part of `all`: the checkpoint's and the export's answers to the prompts of `generate`.
@@ -78,14 +111,17 @@ rule generate_text:
         "<experiment>/logs/export/{run}.generate.log",
     conda:
         "../../envs/runtime-cpu.yaml"
+    threads: lambda wildcards: ASKED.import_cores(RUNS[wildcards.run].model)
     resources:
         **ASKED.exports(),
-        mem_mb=lambda wildcards: SHARED.conversion_mb(
-            RUNS[wildcards.run].model, copies=2.5
+        mem_mb=lambda wildcards: SHARED.export_mb(
+            wildcards.run, copies=2.5, proves=True
         ),
     params:
         scripts=SCRIPTS,
-        python=PYTHON,
+        python=lambda wildcards: calls.export_command(
+            SHARED, PYTHON, CONVERT, wildcards.run, "generate"
+        ),
         image=IMAGE,
     shell:
         "{params.python} {params.scripts:q}/megaboa generate --spec {input.spec} --export {input.export} --source {input.source} {params.image} --out {output}"

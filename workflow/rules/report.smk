@@ -7,6 +7,7 @@ rule report:
         SHARED.import_proofs,
         SHARED.export_proofs,
         SHARED.evaluations,
+        SHARED.along,
         SHARED.tensors,
         SHARED.baselines,
         settings=planned("specs/report.json"),

@@ -47,7 +47,7 @@ JOBS = {
     "models": ("get-model", "import-model", "prove-import", "export-model", "prove-export", "generate", "push-model"),
     "preflight": ("preflight", "check-inside"),
     "hosts": ("image", "preflight-in-image", "capture"),
-    "results": ("summarize", "evaluate", "compare-tensors", "report", "bundle"),
+    "results": ("summarize", "evaluate", "export-along", "compare-tensors", "report", "bundle"),
     "tables": ("write-schema", "write-config-keys", "list-recipes"),
 }
 

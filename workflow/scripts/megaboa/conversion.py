@@ -17,6 +17,8 @@ def layout(tp: int = 1, pp: int = 1, ep: int = 1) -> Layout:
 
 
 WHOLE = layout()
+# Weights of a model whose proof holds transformers' model whole, in fp32 (80 GB); a larger one is read layer by layer.
+HELD_WHOLE = 20_000_000_000
 
 
 def arguments(layout: Layout) -> list[str]:

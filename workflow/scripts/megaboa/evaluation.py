@@ -18,9 +18,9 @@ SHOWN_LINES = 5
 MOST_VALUES = 1000
 
 
-def evaluate(command: str, export: ExportRecord, payloads: Path, out: Path) -> Evaluation:
-    """What is written to evaluation.json. `out` is its path, by which the run's experiment is known."""
-    experiment, run = out.parts[-4], export.run
+def evaluate(command: str, export: ExportRecord, payloads: Path, experiment: str) -> Evaluation:
+    """What is written to evaluation.json."""
+    run = export.run
     identity = {"command": command, "export": export.digest}
     target = store.folder(payloads, "evaluations", f"{experiment}/{run}", identity)
     with store.building(target) as partial:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 # Which rows a figure may take it from, as `data` of a figure says.
-Rows = Literal["runs", "steps", "validation", "time"]
+Rows = Literal["runs", "steps", "validation", "time", "exports"]
 # `file`: a column of the report's tables/runs.*; `machines`: of the page's table of what runs took of their GPUs;
 # `published`: published tables may state it.
 Use = Literal["figures", "file", "machines", "published"]
@@ -119,6 +119,7 @@ METRICS: dict[Rows, tuple[Metric, ...]] = {
         Metric("warm"),
     ),
     "validation": (Metric("run"), Metric("step"), Metric("set"), Metric("loss", **LESS)),
+    "exports": (Metric("run"), Metric("step"), Metric("name"), Metric("value")),
     "time": (
         Metric("run"),
         Metric("kind"),

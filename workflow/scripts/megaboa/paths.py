@@ -27,7 +27,9 @@ from megaboa.records import (
     read,
     read_if_there,
 )
+from megaboa.store import ID_LENGTH
 
+ALONG, EARLIER = "along", "earlier"
 CARD = "README.md"  # of an exported model, where the hub looks for it
 FAILED_PROOF = "failed-proof.json"  # of a proof that failed; proof.json is there only if all checks passed
 FACTS = "facts.json"  # next to a payload in the store: what was found when it was made
@@ -328,12 +330,26 @@ class RunFolder:
         return read(Image, self.experiment_folder.image) if self.launch.image else None
 
     @property
-    def parent_manifest(self) -> Path | None:
-        """train.json of the run that this one continues."""
+    def is_in_place(self) -> bool:
+        """Whether it goes on under its own name from a checkpoint of what it was before."""
+        parent = self.run.parent
+        return parent is not None and (parent.experiment, parent.run) == (self.experiment, self.name)
+
+    @property
+    def parent_folder(self) -> RunFolder | None:
+        """The run that this one continues."""
         parent = self.run.parent
         if parent is None:
             return None
-        return ExperimentFolder(self.experiment_folder.path.parent / parent.experiment).run(parent.run).train_manifest
+        if self.is_in_place:
+            return EarlierRun(self.path, identity=str(parent.identity))
+        return ExperimentFolder(self.experiment_folder.path.parent / parent.experiment).run(parent.run)
+
+    @property
+    def parent_manifest(self) -> Path | None:
+        """train.json of the run that this one continues."""
+        folder = self.parent_folder
+        return folder and folder.train_manifest
 
     @property
     def parent_name(self) -> str | None:
@@ -372,6 +388,11 @@ class RunFolder:
     @property
     def export(self) -> Path:
         return self.path / "export.json"
+
+    @property
+    def along(self) -> Path:
+        """What was exported along the training."""
+        return self.path / "along.json"
 
     @property
     def proof(self) -> Path:
@@ -420,6 +441,68 @@ class NodesFolder:
     @property
     def all(self) -> list[Path]:
         return sorted(self.path.glob("*/*.jsonl"))
+
+
+@dataclass(frozen=True)
+class AlongFolder(RunFolder):
+    """A run as it was at one of its checkpoints: runs/<run>/along/<iteration>/ has what was made of that."""
+
+    iteration: int = 0
+
+    @property
+    def own(self) -> Path:
+        return self.path / ALONG / str(self.iteration)
+
+    @property
+    def spec(self) -> Path:
+        return self.own / "spec.json"
+
+    @property
+    def asked_for(self) -> Path:
+        """The digest of what all of it was made for."""
+        return self.own / "asked-for"
+
+    @property
+    def train_manifest(self) -> Path:
+        return self.own / "train.json"
+
+    @property
+    def export(self) -> Path:
+        return self.own / "export.json"
+
+    @property
+    def proof(self) -> Path:
+        return self.own / "proof.json"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.own / "evaluation.json"
+
+
+@dataclass(frozen=True)
+class EarlierRun(RunFolder):
+    """What a run was before it went on in place, with other settings: runs/<run>/earlier/<id>/ has its manifests."""
+
+    identity: str = ""
+
+    def file(self, name: str) -> Path:
+        return self.path / EARLIER / self.identity[:ID_LENGTH] / f"{name}.json"
+
+    @property
+    def train_manifest(self) -> Path:
+        return self.file("train")
+
+    @property
+    def preflight(self) -> None:
+        """There is only that of what the run is now."""
+
+
+def run_of(manifest: Path) -> RunFolder:
+    """Whose manifest it is: a run's, or that of a run at one of its checkpoints."""
+    folder = manifest.parent
+    if folder.parent.name == ALONG:
+        return AlongFolder(folder.parents[1], iteration=int(folder.name))
+    return RunFolder(folder)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from megaboa.doctor import failed_stages
 from megaboa.errors import InputError
 from megaboa.observe import status
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import Plan, places, proof, restarts, screen
+from megaboa.plan import Plan, in_place, places, proof, restarts, screen
 from megaboa.plan.screen import describe, submission
 from megaboa.plan.shared import Shared
 from megaboa.records import Checks, Fault, Tree, read
@@ -155,6 +155,7 @@ def write_plan(
         return differing, []
     if not mine:
         return {}, []
+    in_place.keep(plan, shared.folder.parent)
     plan.write(shared.folder.parent)
     shared.write()
     if looks:
@@ -506,6 +507,14 @@ def conversion_commands(scripts: str, shared: Shared) -> tuple[str, str, str]:
     image, inside = f"{results}/image.json", f"{results}/specs/inside.json"
     python = f"python {scripts}/inside.py {inside} {image}"
     return python, f"--image {image}", f"{conversion} --image {image} --inside {inside}"
+
+
+def export_command(shared: Shared, python: str, convert: str, run: str, kind: str) -> str:
+    """What starts a conversion of a run: `python`, or as many ranks as its model is converted by."""
+    model = shared.runs[run].model
+    if shared.plan.models[model].conversion.ranks == 1:
+        return python
+    return f"{convert.format(model=model)} --logs {shared.folder}/logs/export/{run}.{kind}.ranks"
 
 
 def plan_proof(workflow: Any, loaded: LoadedExperiment) -> tuple[list[Path], LoadedExperiment]:

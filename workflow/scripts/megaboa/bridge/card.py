@@ -85,7 +85,7 @@ def _tokens(folder: RunFolder, iteration: int) -> int:
 def _tokens_before(folder: RunFolder) -> int:
     """Those of the run that this one continues from."""
     parent = folder.run.parent
-    return _tokens(RunFolder(folder.parent_manifest.parent), parent.iteration) if parent else 0
+    return _tokens(folder.parent_folder, parent.iteration) if parent else 0
 
 
 def _data(folder: RunFolder, iteration: int) -> dict[str, str]:

@@ -19,10 +19,10 @@ from megaboa.bridge.source import has_weights, settings_digests
 from megaboa.bridge.verdict import conclude
 from megaboa.bridge.weights import Tensors
 from megaboa.conversion import WHOLE
-from megaboa.errors import InputError
+from megaboa.errors import InputError, disk_full
 from megaboa.files import digest, folder_digests, link, write_text
 from megaboa.layout import Layout
-from megaboa.paths import CARD, RunFolder, RunStore
+from megaboa.paths import CARD, RunFolder, RunStore, run_of
 from megaboa.records import (
     ExportRecord,
     ExportSpec,
@@ -101,8 +101,13 @@ def prove_import(
     conclude(f"import of model {source.name}", checks, out, remedy, digest=imported.digest, **facts)
 
 
-def export_model(spec: ExportSpec, folder: RunFolder, source: ModelSource, commit: str | None) -> ExportRecord:
-    """Convert a finished run's checkpoint to a Hugging Face folder; its card names the commit."""
+def export_model(
+    spec: ExportSpec, folder: RunFolder, source: ModelSource, commit: str | None, layout: Layout = WHOLE
+) -> ExportRecord:
+    """Convert a finished run's checkpoint to a Hugging Face folder; its card names the commit.
+
+    With several ranks, as one of them.
+    """
     train = read(TrainRecord, folder.train_manifest)
     run = RunStore(Path(train.store))
     iteration = checkpoints.chosen(folder.name, run, spec.checkpoint)
@@ -125,14 +130,16 @@ def export_model(spec: ExportSpec, folder: RunFolder, source: ModelSource, commi
     file_bytes = int(spec.file_gb * 1e9)
     # A run lies in <store>/runs/<experiment>/<run>/<id>, its export in <store>/exports/<experiment>/<run>/<id>.
     target = store.folder(folder.launch.store, "exports", f"{folder.experiment}/{folder.name}", identity)
-    with store.building(target) as partial:
-        if partial:
-            with quietly():
-                _make_fit(source.device)
-                from megaboa.bridge.convert import export_checkpoint
+    if layout.world_size > 1 or not target.exists():
+        with quietly(), disk_full(target.parent, "Free some space, or set `store` to another place"):
+            _make_fit(source.device)
+            from megaboa.bridge.convert import building, export_checkpoint, is_last, process_groups
 
-                export_checkpoint(source, checkpoint, partial, file_bytes)
-            write_text(partial / CARD, text)
+            with process_groups(source.device, layout), building(target) as partial:
+                if partial:
+                    export_checkpoint(source, checkpoint, partial, file_bytes, layout)
+                    if is_last():
+                        write_text(partial / CARD, text)
     files = folder_digests(target)
     return ExportRecord(
         run=folder.name,
@@ -145,27 +152,34 @@ def export_model(spec: ExportSpec, folder: RunFolder, source: ModelSource, commi
     )
 
 
-def prove_export(export: ExportRecord, manifest: Path, source: ModelSource, out: Path, **facts: Any) -> None:
-    """Write the proof that an export is the checkpoint of its run and runs on its own, only if all checks pass."""
+def prove_export(
+    export: ExportRecord, manifest: Path, source: ModelSource, layout: Layout, out: Path, **facts: Any
+) -> None:
+    """Write the proof that an export is the checkpoint of its run and runs on its own, only if all checks pass.
+
+    With several ranks, as one of them: the last one says what was seen.
+    """
     with quietly():
         _make_fit(source.device)
         from megaboa.bridge import proof
 
-        checks, left_out = proof.prove_export(export, source, RunFolder(out.parent))
+        checks, left_out = proof.prove_export(export, source, run_of(out), layout)
+    if not checks:
+        return
     remedy = f"; to export it again, remove {export.path} and {manifest}"
     conclude(f"export {export.path}", checks, out, remedy, digest=export.digest, left_out=left_out, **facts)
     link(export.path, out.with_name("export"))
 
 
-def generate(export: ExportRecord, source: ModelSource, spec: GenerateSpec) -> list[Generation]:
-    """What the checkpoint and its export say to prompts."""
+def generate(export: ExportRecord, source: ModelSource, spec: GenerateSpec, layout: Layout = WHOLE) -> list[Generation]:
+    """What the checkpoint and its export say to prompts; of several ranks the last one says it."""
     if source.tokenizer is None:
         raise InputError(f"models.{source.name} has no tokenizer to read prompts with: name one")
     with quietly():
         _make_fit(source.device)
         from megaboa.bridge import generate
 
-        return generate.generate(export, source, spec)
+        return generate.generate(export, source, spec, layout)
 
 
 def _make_fit(device: str) -> None:

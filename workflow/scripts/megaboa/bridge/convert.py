@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +31,8 @@ from megaboa.records import ModelSource
 
 # Of a model that isn't trained: this needs Apex, which may not be there.
 UNTRAINED = {"gradient_accumulation_fusion": False}
+# Every parameter comes from the files, which the proof says: drawing random ones on the host takes a minute per 8 B.
+UNDRAWN = {"perform_initialization": False}
 # A rank that dies is seen by the launcher; one that reads a large model, or waits for another job's, only takes long.
 PATIENCE = timedelta(days=1)
 
@@ -41,26 +44,36 @@ def import_checkpoint(source: ModelSource, folder: Path, layout: Layout = WHOLE)
     """
     bridge = converter_of(source)
     provider = provider_of(bridge)
-    vars(provider).update({**UNTRAINED, **sizes(layout)})
+    vars(provider).update({**UNTRAINED, **UNDRAWN, **sizes(layout)})
     provider.finalize()
     model = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
     process.save_in_foreground()
     bridge.save_megatron_model(model, folder, hf_tokenizer_path=source.tokenizer, low_memory_save=True)
 
 
-def export_checkpoint(source: ModelSource, checkpoint: Path, folder: Path, file_bytes: int) -> None:
-    """Write a Megatron checkpoint as a Hugging Face folder: weights, config, tokenizer."""
+def export_checkpoint(
+    source: ModelSource, checkpoint: Path, folder: Path, file_bytes: int, layout: Layout = WHOLE
+) -> None:
+    """Write a Megatron checkpoint as a Hugging Face folder: weights, config, tokenizer.
+
+    Within process groups: every rank reads its part of the checkpoint, and the last one writes.
+    """
     bridge = converter_of(source)
-    with process_groups(source.device):
-        export_model(bridge, load_checkpoint(bridge, checkpoint), source, folder, file_bytes)
+    export_model(bridge, load_checkpoint(bridge, checkpoint, layout), source, folder, file_bytes)
 
 
 def export_model(
     bridge: AutoBridge, model: list[torch.nn.Module], source: ModelSource, folder: Path, file_bytes: int
 ) -> None:
-    dtype = weights.write(hf_tensors(bridge, model), folder, file_bytes)
-    copy_settings(source, str(dtype).removeprefix("torch."), folder)
-    weights.share(folder)
+    """Every rank gives its part of each tensor, and drops the whole one when it has it; the last one writes it."""
+    tensors = hf_tensors(bridge, model)
+    if is_last():
+        dtype = weights.write(tensors, folder, file_bytes)
+        copy_settings(source, str(dtype).removeprefix("torch."), folder)
+        weights.share(folder)
+    else:
+        deque(tensors, maxlen=0)
+    from_all(None)
 
 
 def hf_tensors(bridge: AutoBridge, model: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:

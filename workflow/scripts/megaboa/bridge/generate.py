@@ -7,30 +7,36 @@ from typing import Any
 
 import torch
 from megatron.core.utils import unwrap_model
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from megaboa.bridge.convert import bridge_of, load_checkpoint, process_groups
-from megaboa.bridge.logits import load_reference, megatron_logits
+from megaboa.bridge import reference
+from megaboa.bridge.convert import bridge_of, from_all, is_last, load_checkpoint, process_groups
+from megaboa.bridge.logits import megatron_logits
+from megaboa.conversion import WHOLE
+from megaboa.layout import Layout
 from megaboa.records import ExportRecord, GenerateSpec, Generation, ModelSource
 
 
-def generate(export: ExportRecord, source: ModelSource, spec: GenerateSpec) -> list[Generation]:
-    """For each prompt the continuations by Megatron's model and by transformers'."""
+def generate(export: ExportRecord, source: ModelSource, spec: GenerateSpec, layout: Layout = WHOLE) -> list[Generation]:
+    """For each prompt the continuations by Megatron's model and by transformers': of several ranks the last says it."""
     words = AutoTokenizer.from_pretrained(export.path, local_files_only=True)
-    reference = load_reference(export.path)
-    with process_groups(source.device):
-        model = unwrap_model(load_checkpoint(bridge_of(source), Path(export.checkpoint)))[0].float().eval()
+    rows = AutoConfig.from_pretrained(export.path, local_files_only=True).get_text_config().vocab_size
+    with process_groups(source.device, layout):
+        model = unwrap_model(load_checkpoint(bridge_of(source), Path(export.checkpoint), layout))[0].float().eval()
+        theirs = reference.load(export.path, source.params) if is_last() else None
         found = []
         for prompt in spec.prompts:
             start = words(prompt, return_tensors="pt")["input_ids"]
-            mine = greedy(model, start, spec.tokens, reference.config.get_text_config().vocab_size, words.eos_token_id)
-            theirs = _by_transformers(reference, start, spec.tokens, words)
+            mine = greedy(model, start, spec.tokens, rows, words.eos_token_id)
+            if theirs is None:
+                continue
+            said = _by_transformers(theirs, start, spec.tokens, words)
             found.append(
                 Generation(
                     prompt=prompt,
                     megatron=words.decode(mine),
-                    transformers=words.decode(theirs),
-                    same=mine == theirs,
+                    transformers=words.decode(said),
+                    same=mine == said,
                 )
             )
     return found
@@ -40,7 +46,9 @@ def greedy(model: torch.nn.Module, start: torch.Tensor, tokens: int, vocab_size:
     """Megatron's own model, one token after the other, without a cache: slow, and nothing that could be wrong."""
     sequence = start
     for _ in range(tokens):
-        likeliest = megatron_logits(model, sequence, vocab_size)[:, -1].argmax(dim=-1, keepdim=True)
+        logits = megatron_logits(model, sequence, vocab_size)
+        # Of a pipeline the last stage alone knows it.
+        likeliest = from_all(logits[:, -1].argmax(dim=-1, keepdim=True) if is_last() else None)[-1]
         sequence = torch.cat([sequence, likeliest], dim=1)
         if end is not None and int(likeliest) == end:
             break

@@ -5,7 +5,6 @@ The CPU backend, where it is needed, must be active before this module is import
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -14,10 +13,9 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from megaboa.bridge import image_text
-from megaboa.bridge.source import class_of
 from megaboa.bridge.verdict import check
 from megaboa.records import Check
 
@@ -26,27 +24,11 @@ LOGITS_BOUND = 1e-5
 PROBE_SEQUENCES, PROBE_TOKENS = 2, 64
 
 
-def load_reference(folder: str) -> PreTrainedModel:
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    model = class_of(config).from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
-    return _with_scaled_softmax(model)
-
-
-def _with_scaled_softmax(model: PreTrainedModel) -> PreTrainedModel:
-    """DeepSeek-V2 as it was published scales its softmax by YaRN's `mscale_all_dim`, as Megatron does; transformers
-    forgets it in versions without its pull request 47435."""
-    rope = getattr(model.config, "rope_parameters", None) or {}
-    if model.config.model_type == "deepseek_v2" and rope.get("mscale_all_dim") and rope.get("factor", 1) > 1:
-        factor = 0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1
-        for layer in model.model.layers:
-            attention = layer.self_attn
-            if attention.scaling == attention.qk_head_dim**-0.5:
-                attention.scaling *= factor * factor
-    return model
-
-
-def same_logits(model: list[torch.nn.Module], reference: PreTrainedModel | None, vocab_size: int) -> list[Check]:
+def same_logits(
+    model: list[torch.nn.Module], reference: PreTrainedModel | None, vocab_size: int, how: str
+) -> list[Check]:
     """Megatron's model and transformers' give the same logits in fp32: of several ranks the one with the other says it.
+    `how` that one was computed.
 
     It leaves the model in fp32.
     """
@@ -60,8 +42,9 @@ def same_logits(model: list[torch.nn.Module], reference: PreTrainedModel | None,
         expected = reference(tokens, **seen).logits
     scale = max(1.0, expected.abs().max().item())
     difference = (found - expected).abs().max().item() / scale
-    detail = f"largest difference {difference:.1e} of the largest logit, over {tokens.numel()} tokens in fp32"
+    detail = f"largest difference {difference:.1e} of the largest logit, over {tokens.numel()} tokens"
     detail += f" and {len(tokens)} images" if seen else ""
+    detail += f" in fp32, transformers' model {how}"
     # A NaN compares false, so it fails.
     return [check("logits", difference <= LOGITS_BOUND, f"{detail}; allowed {LOGITS_BOUND:.0e}", difference)]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections import deque
+import tempfile
+from collections import Counter, deque
 from pathlib import Path
 
 import torch
@@ -21,24 +21,24 @@ from megatron.bridge.data.loaders import build_train_valid_test_datasets, cyclic
 from megatron.bridge.data.samplers import build_pretraining_data_loader
 from megatron.bridge.data.utils import get_dataset_provider
 from megatron.bridge.training.config import runtime_config_update
+from megatron.core import parallel_state
 from megatron.core.utils import unwrap_model
 from transformers import AutoConfig
 
 from megaboa.blends import SPLITS
-from megaboa.bridge import configuration, datasets
+from megaboa.bridge import configuration, datasets, reference, weights
 from megaboa.bridge.as_trained import as_trained
 from megaboa.bridge.convert import (
     converter_of,
-    export_model,
     from_all,
     hf_tensors,
     is_last,
     load_checkpoint,
     process_groups,
 )
-from megaboa.bridge.logits import load_reference, same_logits
+from megaboa.bridge.logits import same_logits
 from megaboa.bridge.process import playing_rank_0_of
-from megaboa.bridge.source import has_weights, saved_tensors
+from megaboa.bridge.source import copy_settings, has_weights, saved_tensors
 from megaboa.bridge.tensor_checks import (
     DTYPE_NAMES,
     bits_digest,
@@ -46,6 +46,7 @@ from megaboa.bridge.tensor_checks import (
     kinds,
     listed,
     round_trip,
+    same_bits,
     same_kinds,
     trained,
     trained_from_scratch,
@@ -86,54 +87,87 @@ def prove_import(source: ModelSource, checkpoint: Path, layout: Layout = WHOLE) 
             checks = [*complete(originals, config), *checks, *round_trip(originals, hf_tensors(bridge, model))]
         else:
             deque(hf_tensors(bridge, model), maxlen=0)  # every rank gives its part
-        reference = load_reference(source.path) if is_last() else None
-        checks += same_logits(model, reference, config.get_text_config().vocab_size)
+        how = reference.how(source.params)
+        theirs = reference.load(source.path, source.params) if is_last() else None
+        checks += same_logits(model, theirs, config.get_text_config().vocab_size, how)
         return checks if is_last() else []
 
 
-def prove_export(export: ExportRecord, source: ModelSource, folder: RunFolder) -> tuple[list[Check], dict[str, str]]:
+def prove_export(
+    export: ExportRecord, source: ModelSource, folder: RunFolder, layout: Layout = WHOLE
+) -> tuple[list[Check], dict[str, str]]:
     """The exported folder is the checkpoint, the whole of it, and a model that transformers loads and runs.
 
-    Also what could not be looked at, and why.
+    Also what could not be looked at, and why. Of several ranks each holds a part of the checkpoint, and the last one
+    says what was seen; the others return nothing.
     """
-    files = unchanged(export)
-    if not files.passed:
-        return [files], {}  # what else could be said of it?
-    # What is expected comes from the source; of the export's own config only the type that training gave the weights.
-    config = AutoConfig.from_pretrained(source.path, local_files_only=True)
-    dtype = AutoConfig.from_pretrained(export.path, local_files_only=True).dtype
-    checks, left_out = [files], {}
-    with Tensors(export.path) as after:
-        if has_weights(source):
-            with Tensors(source.path) as before:
-                checks += [same_kinds(before.kinds(), after.kinds(), DTYPE_NAMES[dtype]), trained(before, after)]
-        else:
-            checks.append(same_kinds(kinds(saved_tensors(config)), after.kinds(), DTYPE_NAMES[dtype]))
-            moved, obstacle = trained_from_scratch(after, dtype)
-            checks += [moved] if moved else []
-            left_out |= {"trained": obstacle} if obstacle else {}
-        checks += complete(after, config)
-    evaluation = checkpoints.evaluations(RunStore(folder.store)).get(export.iteration)
-    obstacle = held_out_obstacle(folder, evaluation, source.params)
-    read = [] if obstacle else held_out_batches(folder, evaluation)  # before there is a process group
-    checks += runs_alone(export.path)
-    if NEEDED.intersection(one.name for one in checks if not one.passed):
-        return checks, left_out  # Megatron could not read it either
+    if layout.world_size == 1 or int(os.environ["RANK"]) == layout.world_size - 1:
+        found = _Found(export, source, folder)
+    else:
+        found = None
     bridge, checkpoint = converter_of(source), Path(export.checkpoint)
-    vocab_size = config.get_text_config().vocab_size
-    with process_groups(source.device):
-        model = load_checkpoint(bridge, checkpoint)
-        checks.append(mapped(bridge, model))
+    vocab_size = AutoConfig.from_pretrained(source.path, local_files_only=True).get_text_config().vocab_size
+    with process_groups(source.device, layout):
+        if not from_all(found is None or found.can_be_read)[-1]:
+            return (found.checks, found.left_out) if found else ([], {})
+        model = load_checkpoint(bridge, checkpoint, layout)
+        checks = [mapped(bridge, model)]
         trained_bits = parameter_digests(bridge, model, vocab_size)
         checks.append(second_export(bridge, model, source, export))
-        reference = load_reference(export.path)
-        checks += same_logits(model, reference, vocab_size)  # it leaves the model in fp32
-        model = load_checkpoint(bridge, checkpoint)
+        how = reference.how(source.params)
+        theirs = reference.load(export.path, source.params) if found else None
+        checks += same_logits(model, theirs, vocab_size, how)
+        del model  # in fp32 now
+        model = load_checkpoint(bridge, checkpoint, layout)
         read_back(bridge, model, export.path)
         checks.append(same_parameters(trained_bits, parameter_digests(bridge, model, vocab_size)))
-    if read:
-        checks.append(same_loss(reference, read, evaluation, as_trained(folder).training["precision"]))
-    return checks, left_out | ({"validation loss": obstacle} if obstacle else {})
+    if found is None:
+        return [], {}
+    return [*found.checks, *checks, *found.loss(theirs)], found.left_out
+
+
+class _Found:
+    """What the files of an export say without Megatron, and what is needed to compare its loss."""
+
+    def __init__(self, export: ExportRecord, source: ModelSource, folder: RunFolder):
+        self.left_out: dict[str, str] = {}
+        self._read: list[Batch] = []
+        files = unchanged(export)
+        self.checks = [files]
+        self.can_be_read = files.passed
+        if not files.passed:
+            return  # what else could be said of it?
+        self._tensors(export, source)
+        self._evaluation = checkpoints.evaluations(RunStore(folder.store)).get(export.iteration)
+        if obstacle := held_out_obstacle(folder, self._evaluation, source.params):
+            self.left_out["validation loss"] = obstacle
+        else:
+            self._read = held_out_batches(folder, self._evaluation)  # before there is a process group
+            self._precision = as_trained(folder).training["precision"]
+        self.checks += runs_alone(export.path, source.params)
+        # Otherwise Megatron could not read it either.
+        self.can_be_read = not NEEDED.intersection(one.name for one in self.checks if not one.passed)
+
+    def _tensors(self, export: ExportRecord, source: ModelSource) -> None:
+        # What is expected comes from the source; of the export's own config only the type that training gave the
+        # weights.
+        config = AutoConfig.from_pretrained(source.path, local_files_only=True)
+        dtype = AutoConfig.from_pretrained(export.path, local_files_only=True).dtype
+        with Tensors(export.path) as after:
+            if has_weights(source):
+                with Tensors(source.path) as before:
+                    self.checks += [same_kinds(before.kinds(), after.kinds(), DTYPE_NAMES[dtype])]
+                    self.checks += [trained(before, after)]
+            else:
+                self.checks.append(same_kinds(kinds(saved_tensors(config)), after.kinds(), DTYPE_NAMES[dtype]))
+                moved, obstacle = trained_from_scratch(after, dtype)
+                self.checks += [moved] if moved else []
+                self.left_out |= {"trained": obstacle} if obstacle else {}
+            self.checks += complete(after, config)
+
+    def loss(self, theirs: torch.nn.Module) -> list[Check]:
+        """transformers' over what the run's own evaluation read."""
+        return [same_loss(theirs, self._read, self._evaluation, self._precision)] if self._read else []
 
 
 def unchanged(export: ExportRecord) -> Check:
@@ -146,19 +180,29 @@ def unchanged(export: ExportRecord) -> Check:
 
 
 def second_export(bridge: AutoBridge, model: list[torch.nn.Module], source: ModelSource, export: ExportRecord) -> Check:
-    """A second export, in another process, gives the same files byte for byte."""
-    folder = Path(export.path)
-    again = folder.with_name(f".{folder.name}.again")
-    shutil.rmtree(again, ignore_errors=True)
-    again.mkdir()
-    try:
-        export_model(bridge, model, source, again, export.file_bytes)
-        found = folder_digests(again)
-    finally:
-        shutil.rmtree(again, ignore_errors=True)
-    expected = {name: digest for name, digest in export.files.items() if name != CARD}
-    wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-    detail = f"{len(found)} files are the same byte for byte"
+    """A second export, in another process, gives the same tensors bit for bit, and the same other files.
+
+    The tensors are compared one at a time and written nowhere. In which order they come, and so in which file each is,
+    depends on the ranks. Of several, the last one says.
+    """
+    tensors = hf_tensors(bridge, model)
+    if not is_last():
+        deque(tensors, maxlen=0)
+        return check("second export", True, "another rank's to say")
+    names, wrong, types = set(), [], Counter()
+    with Tensors(export.path) as written:
+        for name, tensor in tensors:
+            names.add(name)
+            types[tensor.dtype] += tensor.nbytes
+            if name not in written or not same_bits(tensor, written[name]):
+                wrong.append(name)
+        wrong += sorted(set(written) - names)
+    with tempfile.TemporaryDirectory() as again:
+        copy_settings(source, str(types.most_common(1)[0][0]).removeprefix("torch."), Path(again))
+        expected = {name: digest for name, digest in export.files.items() if not weights.is_of_weights(name)}
+        found = folder_digests(again) | {CARD: expected.get(CARD)}
+    wrong += sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    detail = f"{len(names)} tensors are the same bit for bit, and {len(found) - 1} other files"
     return check("second export", not wrong, detail if not wrong else listed("different", wrong).lstrip("; "))
 
 
@@ -172,8 +216,10 @@ def read_back(bridge: AutoBridge, model: list[torch.nn.Module], folder: str) -> 
 
 def same_parameters(before: dict[str, str], after: dict[str, str]) -> Check:
     """Read from the exported files, every parameter of the Megatron model is what it was, bit for bit."""
-    wrong = sorted(name for name in before if after[name] != before[name])
-    detail = f"{len(before) - len(wrong)} of {len(before)} parameters come back bit for bit"
+    found = from_all((len(before), [name for name in before if after[name] != before[name]]))
+    wrong = sorted({name for _, names in found for name in names})
+    count = sum(number for number, _ in found)
+    detail = f"{count - len(wrong)} of {count} parameters come back bit for bit"
     return check("read back", not wrong, detail + listed("different", wrong))
 
 
@@ -183,8 +229,10 @@ def parameter_digests(bridge: AutoBridge, model: list[torch.nn.Module], vocab_si
     for task in bridge.get_conversion_tasks(model):
         if task is not None and task.param_weight is not None:
             rows = task.param_weight.detach()
-            padded = task.param_name.endswith(PADDED) and len(rows) > vocab_size
-            found[task.param_name] = bits_digest(rows[:vocab_size] if padded else rows)
+            if task.param_name.endswith(PADDED):  # this rank's rows of the vocabulary
+                begin = parallel_state.get_tensor_model_parallel_rank() * len(rows)
+                rows = rows[: max(0, vocab_size - begin)]
+            found[task.param_name] = bits_digest(rows)
     return found
 
 
@@ -209,11 +257,11 @@ def _has_copy(part: torch.nn.Module) -> bool:
     return part.share_embeddings_and_output_weights and not part.pre_process
 
 
-def runs_alone(folder: str) -> list[Check]:
+def runs_alone(folder: str, params: int) -> list[Check]:
     """A fresh process, with no network and no Megatron, loads the model and generates."""
     scripts = Path(__file__).resolve().parents[2]
     done = subprocess.run(
-        [sys.executable, "-m", "megaboa.bridge.reload", folder],
+        [sys.executable, "-m", "megaboa.bridge.reload", folder, str(params)],
         env={**os.environ, "PYTHONPATH": str(scripts), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,

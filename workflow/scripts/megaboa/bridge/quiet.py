@@ -8,14 +8,19 @@ import logging
 import sys
 from collections.abc import Iterator
 
+from megaboa.errors import InputError
+
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Hold back output, errors and logging of Python code; show all of it where an exception ends the block."""
+    """Hold back output, errors and logging of Python code; show all of it where an exception ends the block that is not
+    the sentence of a user's mistake, or of a disk that is full."""
     held = io.StringIO()
     try:
         with contextlib.redirect_stdout(held), contextlib.redirect_stderr(held), _logging_to(held):
             yield
+    except InputError:
+        raise
     except BaseException:
         sys.stderr.write(held.getvalue())
         raise

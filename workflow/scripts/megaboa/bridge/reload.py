@@ -1,6 +1,6 @@
 """Load a Hugging Face folder with nothing but transformers, generate, and print what was seen as JSON.
 
-`python -m megaboa.bridge.reload FOLDER`
+`python -m megaboa.bridge.reload FOLDER PARAMETERS`: in fp32, or in its own type if it is too large for that.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from megaboa.bridge.quiet import quietly
+from megaboa.bridge.reference import fits
 from megaboa.bridge.source import class_of
 from megaboa.data import tokenizer
 
@@ -19,10 +20,13 @@ PROMPT = "import"
 NEW_TOKENS = 16
 
 
-def observe(folder: str) -> dict[str, object]:
+def observe(folder: str, params: int) -> dict[str, object]:
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     model, loading = class_of(config).from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        folder,
+        dtype=torch.float32 if fits(params) else "auto",
+        local_files_only=True,
+        output_loading_info=True,
     )
     model.eval()
     words = AutoTokenizer.from_pretrained(folder, local_files_only=True) if tokenizer.find(folder) else None
@@ -48,5 +52,5 @@ def observe(folder: str) -> dict[str, object]:
 
 if __name__ == "__main__":
     with quietly():
-        seen = observe(sys.argv[1])
+        seen = observe(sys.argv[1], int(sys.argv[2]))
     print(json.dumps(seen))

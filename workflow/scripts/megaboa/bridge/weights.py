@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+OS_ERROR = re.compile(r"os error (\d+)")  # as safetensors says that a disk is full
 METADATA = {"format": "pt"}  # transformers refuses files that don't say so
 
 
@@ -45,6 +48,10 @@ def files(folder: str | Path) -> list[Path]:
     if index.exists():
         return [Path(folder, name) for name in sorted(set(read_json(index)["weight_map"].values()))]
     return sorted(Path(folder).glob("*.safetensors"))
+
+
+def is_of_weights(name: str) -> bool:
+    return name.endswith(".safetensors") or name == INDEX
 
 
 def share(folder: str | Path) -> None:
@@ -161,12 +168,19 @@ class _Writer:
         return self._bytes_by_type.most_common(1)[0][0]
 
     def _flush(self) -> None:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         if not self._held:
             return
         self._files.append(list(self._held))
-        save_file(self._held, self._part(len(self._files)), metadata=METADATA)
+        path = self._part(len(self._files))
+        try:
+            save_file(self._held, path, metadata=METADATA)
+        except SafetensorError as error:
+            if (code := OS_ERROR.search(str(error))) is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
         self._held, self._held_bytes = {}, 0
 
     def _part(self, number: int) -> Path:

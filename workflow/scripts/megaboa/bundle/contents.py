@@ -277,7 +277,9 @@ def _git(*arguments: str) -> str:
 def small_files(results: Path, trees: Iterable[Mapping[str, Any]], root: Path) -> tuple[dict[str, bytes], list[Needed]]:
     """By their name in the bundle, which is where the rebuilt workflow looks; and those that can't be in it."""
     files, needed = {}, []
-    for key, named in dict.fromkeys([*_of_evaluation(results), *_profilers(results), *_published(trees)]):
+    for key, named in dict.fromkeys(
+        [*_of_evaluation(results), *_profilers(results), *_filters(results), *_published(trees)]
+    ):
         path = Path(os.path.expanduser(named))  # noqa: PTH111 (any word of a command: `~nobody`, a thousand letters)
         if not os.path.exists(path):  # noqa: PTH110
             continue
@@ -337,6 +339,12 @@ def _of_evaluation(results: Path) -> Iterator[Named]:
     for word in _BETWEEN_WORDS.split(command or ""):
         if word and "{" not in word:
             yield "evaluate.command", word
+
+
+def _filters(results: Path) -> Iterator[Named]:
+    for path in ExperimentFolder(results).specs.all("corpora"):
+        if named := read(CorpusSpec, path).filter:
+            yield f"corpora.{path.stem}.filter", named
 
 
 def _profilers(results: Path) -> Iterator[Named]:

@@ -72,6 +72,10 @@ def merge_corpus(words: list[str]) -> None:
     if bad := manifest.bad.records:
         print(f"left out, as they can't be used: {bad:,} records, the first of them:")
         print("\n".join(f"  {sample}" for sample in manifest.bad.samples))
+    if (filtered := manifest.filtered) and filtered.records:
+        print(f"dropped by {manifest.filter.path}: {filtered.records:,} records, of each reason the first:")
+        for reason, count in filtered.reasons.items():
+            print("\n".join([f"  {reason}: {count:,}", *(f"    {sample}" for sample in filtered.samples[reason])]))
 
 
 def verify_corpus(words: list[str]) -> None:

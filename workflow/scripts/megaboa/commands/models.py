@@ -9,8 +9,10 @@ from pathlib import Path
 from megaboa import commands
 from megaboa.bridge import process, zygote
 from megaboa.conversion import add_image, add_sizes, image_of, layout_of
+from megaboa.errors import one_sentence
 from megaboa.files import write_json
-from megaboa.paths import RunFolder
+from megaboa.layout import Layout
+from megaboa.paths import run_of
 from megaboa.records import (
     ExportRecord,
     ExportSpec,
@@ -43,16 +45,11 @@ def import_model(words: list[str]) -> None:
     """
     parser = commands.job(import_model, "source", "store", "out")
     parser.add_argument("--device", required=True, choices=["cpu", "cuda"])
-    add_sizes(parser)
-    add_image(parser)
-    args = parser.parse_args(words)
-    zygote.hand_over()
-    layout = layout_of(args)
-    rank = process.join_ranks(layout)
+    args, layout, is_last = _as_rank(parser, words)
     from megaboa.bridge.conversion_jobs import import_model as imported
 
     manifest = imported(read(ModelSource, args.source), args.store, args.device, layout)
-    if rank:
+    if not is_last:
         return
     write(args.out, replace(manifest, **image_of(args)))
     print(f"model {manifest.name}: {manifest.tensors} tensors imported, {manifest.checkpoint}")
@@ -63,13 +60,8 @@ def prove_import(words: list[str]) -> None:
 
     With sizes of several ranks this is one of them, started by convert.py.
     """
-    parser = commands.job(prove_import, "source", "import", "out")
-    add_sizes(parser)
-    add_image(parser)
-    args = parser.parse_args(words)
-    zygote.hand_over()
-    layout, manifest = layout_of(args), getattr(args, "import")
-    process.join_ranks(layout)
+    args, layout, _ = _as_rank(commands.job(prove_import, "source", "import", "out"), words)
+    manifest = getattr(args, "import")
     from megaboa.bridge.conversion_jobs import prove_import as prove
 
     source, imported = read(ModelSource, args.source), read(ImportRecord, manifest)
@@ -77,33 +69,47 @@ def prove_import(words: list[str]) -> None:
 
 
 def export_model(words: list[str]) -> None:
-    """Convert a checkpoint of a finished run to a Hugging Face folder."""
-    args = _with_image(commands.job(export_model, "spec", "source", "out"), words)
+    """Convert a checkpoint of a finished run to a Hugging Face folder.
+
+    With sizes of several ranks this is one of them, started by convert.py.
+    """
+    args, layout, is_last = _as_rank(commands.job(export_model, "spec", "source", "out"), words)
     from megaboa.bridge.conversion_jobs import export_model as exported
     from megaboa.report.provenance import commit
 
-    source, folder = read(ModelSource, args.source), RunFolder(args.out.parent)
-    manifest = exported(read(ExportSpec, args.spec), folder, source, commit())
+    source, folder = read(ModelSource, args.source), run_of(args.out)
+    with one_sentence(args.out):
+        manifest = exported(read(ExportSpec, args.spec), folder, source, commit(), layout)
+    if not is_last:
+        return
     write(args.out, replace(manifest, **image_of(args)))
     print(f"exported iteration {manifest.iteration}: {manifest.path}")
 
 
 def prove_export(words: list[str]) -> None:
-    """Prove that an export is the checkpoint of its run and runs on its own."""
-    args = _with_image(commands.job(prove_export, "export", "source", "out"), words)
+    """Prove that an export is the checkpoint of its run and runs on its own.
+
+    With sizes of several ranks this is one of them, started by convert.py.
+    """
+    args, layout, _ = _as_rank(commands.job(prove_export, "export", "source", "out"), words)
     from megaboa.bridge.conversion_jobs import prove_export as prove
 
     export, source = read(ExportRecord, args.export), read(ModelSource, args.source)
-    prove(export, args.export, source, args.out, **image_of(args))
+    prove(export, args.export, source, layout, args.out, **image_of(args))
 
 
 def generate(words: list[str]) -> None:
-    """Give prompts to a run's checkpoint and to its export, and show what both say."""
-    args = _with_image(commands.job(generate, "spec", "export", "source", "out"), words)
+    """Give prompts to a run's checkpoint and to its export, and show what both say.
+
+    With sizes of several ranks this is one of them, started by convert.py.
+    """
+    args, layout, is_last = _as_rank(commands.job(generate, "spec", "export", "source", "out"), words)
     from megaboa.bridge.conversion_jobs import generate as generated
 
     export, source = read(ExportRecord, args.export), read(ModelSource, args.source)
-    found = generated(export, source, read(GenerateSpec, args.spec))
+    found = generated(export, source, read(GenerateSpec, args.spec), layout)
+    if not is_last:
+        return
     for one in found:
         print(f"{export.run}, iteration {export.iteration}: {one.prompt!r}")
         print(f"  Megatron      {one.megatron!r}")
@@ -132,9 +138,12 @@ def push_model(words: list[str]) -> None:
     print(f"pushed as commit {commit}")
 
 
-def _with_image(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
-    """The arguments of a conversion, in the process that does it."""
+def _as_rank(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.Namespace, Layout, bool]:
+    """The arguments of a conversion, in the process that does it or is one of its ranks; and whether it is the last
+    one, which writes down what came of it."""
+    add_sizes(parser)
     add_image(parser)
     args = parser.parse_args(words)
     zygote.hand_over()
-    return args
+    layout = layout_of(args)
+    return args, layout, process.join_ranks(layout) == (layout.world_size or 1) - 1

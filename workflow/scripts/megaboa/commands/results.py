@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from inspect import getdoc
 from pathlib import Path
 
 from megaboa import commands, records
 from megaboa.bridge import zygote
+from megaboa.errors import InputError, one_sentence
 from megaboa.files import read_json, write_json
-from megaboa.paths import ExperimentFolder, RunFolder
+from megaboa.paths import ExperimentFolder, RunFolder, run_of
 
 
 def summarize(words: list[str]) -> None:
@@ -36,9 +38,35 @@ def evaluate(words: list[str]) -> None:
     from megaboa import evaluation
 
     spec, export = records.read(records.EvaluateSpec, args.spec), records.read(records.ExportRecord, args.export)
-    found = evaluation.evaluate(spec.command, export, args.store, args.out)
+    found = evaluation.evaluate(spec.command, export, args.store, run_of(args.out).experiment)
     records.write(args.out, found)
     print(f"{found.run}: {len(found.values)} numbers")
+
+
+def export_along(words: list[str]) -> None:
+    """Export, prove and evaluate what a run has saved, also while it trains.
+
+    Which ones, `export.checkpoints` says. What is made is not made again, neither by the next call nor by Snakemake.
+    """
+    parser = commands.parser("export-along", getdoc(export_along))
+    parser.add_argument("run", type=commands.run, help="EXPERIMENT/RUN, or the run's folder")
+    parser.add_argument("--follow", action="store_true", help="wait for further checkpoints until the run is finished")
+    parser.add_argument("--out", type=Path, help="file to write, once the run is finished")
+    args = parser.parse_args(words)
+    from megaboa.run import along
+
+    folder = RunFolder(args.run)
+    with one_sentence(args.out):
+        spec = records.read_if_there(records.AlongSpec, folder.experiment_folder.specs.of("along", folder.name))
+        if spec is None:
+            raise InputError(f"run {folder.name}: set export.checkpoints (`all`, or `every: N`), and plan it")
+        found = along.export_along(folder, spec, follow=args.follow)
+    if args.out:
+        records.write(args.out, found)
+    for one in found.exports:
+        loss = "" if one.loss is None else f", validation loss {one.loss:.4f}"
+        values = "".join(f", {name} {value:.4g}" for name, value in one.values.items())
+        print(f"step {one.iteration}: {one.path}{loss}{values}")
 
 
 def compare_tensors(words: list[str]) -> None:

@@ -19,7 +19,7 @@ from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.config.problems import Problem, choose, nearest, show
 from megaboa.config.yaml_file import Places, dotted
-from megaboa.data import pairs
+from megaboa.data import filters, pairs
 from megaboa.data.sources import STDLIB, file_stems, files_of, hub_id, is_hub_id
 from megaboa.errors import InputError
 from megaboa.image import dockerfile, image_file
@@ -244,6 +244,9 @@ def references(raw: Tree, places: Places, factors: Any) -> list[Problem]:
         if corpus.get("source") is None:
             found = _pairs_problem(corpus.get("megatron"), corpus.get("split", "train"))
             complain(("corpora", name, "megatron"), found)
+        of_text = isinstance(corpus.get("filter"), str) and corpus.get("source") is not None
+        if of_text and (message := filters.problem(corpus["filter"])):
+            complain(("corpora", name, "filter"), [message])
         complain(("corpora", name, "tokenizer"), _tokenizer_problem(corpus.get("tokenizer"), list(named("tokenizers"))))
     if isinstance(raw.get("profile"), dict):
         complain(("profile", "tool"), _missing_file(raw["profile"].get("tool")))

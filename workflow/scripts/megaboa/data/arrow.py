@@ -38,7 +38,7 @@ def few(rows: int, size: int) -> int:
 
 def _parquet(file: SourceFile, part: Part, form: Format, progress: Records) -> Iterator[Record]:
     with pyarrow.parquet.ParquetFile(file.path, buffer_size=1 << 20) as table:
-        columns = _columns(table.schema_arrow.names, form.keys, file.path)
+        columns = _columns(table.schema_arrow.names, form, file.path)
         first, last = span(part, file.size, table.metadata.num_rows)
         begin = 0
         for group in range(table.num_row_groups):
@@ -62,7 +62,7 @@ def _arrow(file: SourceFile, part: Part, form: Format, progress: Records) -> Ite
         position = 0
         for batch in _batches(stream):
             if position == 0:
-                columns = _columns(batch.schema.names, form.keys, file.path)
+                columns = _columns(batch.schema.names, form, file.path)
             chosen = batch.select(columns)
             step = few(chosen.num_rows, chosen.nbytes)
             for begin in range(0, chosen.num_rows, step):
@@ -82,12 +82,13 @@ def _batches(stream: Any) -> Iterator[pyarrow.RecordBatch]:
     yield from reader
 
 
-def _columns(names: Sequence[str], keys: Sequence[str], path: str) -> list[str]:
-    wanted = dict.fromkeys(key if key in names else key.split(".")[0] for key in keys)
+def _columns(names: Sequence[str], form: Format, path: str) -> list[str]:
+    """Those that are read: of the texts, or all of them for a filter."""
+    wanted = dict.fromkeys(key if key in names else key.split(".")[0] for key in form.keys)
     for name in wanted:
         if name not in names:
             raise InputError(f"{path}: no column {name!r}; set the corpus's `text_key` to one of {sorted(names)}")
-    return list(wanted)
+    return list(wanted if form.judge is None else names)
 
 
 def _rows(
@@ -99,7 +100,7 @@ def _rows(
     texts = text_getter(form)
     progress.share = (position + begin - first) / (last - first)
     for number, record in enumerate(_records(batch.slice(begin, end - begin)), start=position + begin):
-        yield number, _decoded(record, texts)
+        yield number, _decoded(record, texts, form)
 
 
 def _records(batch: pyarrow.RecordBatch) -> list[dict[str, Any] | Bad]:
@@ -116,7 +117,7 @@ def _record(row: pyarrow.RecordBatch) -> dict[str, Any] | Bad:
         return Bad(f"not UTF-8 text (byte {error.start})")
 
 
-def _decoded(record: dict[str, Any] | Bad, texts: Any) -> Any:
+def _decoded(record: dict[str, Any] | Bad, texts: Any, form: Format) -> Any:
     if isinstance(record, Bad):
         return record
     for key, value in record.items():
@@ -124,5 +125,6 @@ def _decoded(record: dict[str, Any] | Bad, texts: Any) -> Any:
             try:
                 record[key] = value.decode()
             except UnicodeDecodeError as error:
-                return Bad(f"{key!r} is not UTF-8 text (byte {error.start})")
+                if key in form.keys or any(name.startswith(f"{key}.") for name in form.keys):
+                    return Bad(f"{key!r} is not UTF-8 text (byte {error.start})")  # others may be images
     return texts(record)

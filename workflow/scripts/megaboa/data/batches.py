@@ -23,7 +23,7 @@ from typing import BinaryIO
 from megaboa.errors import InputError
 from megaboa.index_file import HEADER_BYTES, read_header
 from megaboa.layout import Layout
-from megaboa.paths import FACTS, ExperimentFolder, RunFolder
+from megaboa.paths import FACTS, RunFolder
 from megaboa.records import Corpus, CorpusFacts, Sources, Tree, read_if_there
 
 CODES = {"i": {1: "b", 2: "h", 4: "i", 8: "q"}, "u": {1: "B", 2: "H", 4: "I", 8: "Q"}}
@@ -100,7 +100,7 @@ def consumed(folder: RunFolder, step: int, size: int) -> int:
         return (step - 1) * size
     if step <= parent.iteration:
         raise InputError(f"--step {step}: the run {folder.name} begins after step {parent.iteration} of {parent}")
-    theirs = ExperimentFolder(folder.experiment_folder.path.parent / parent.experiment).run(parent.run)
+    theirs = folder.parent_folder
     return consumed(theirs, parent.iteration + 1, _batch_sizes(theirs)[0]) + (step - 1 - parent.iteration) * size
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import tokenizers
 
 from megaboa import store
-from megaboa.data import given, sources, tokenizer, verify
+from megaboa.data import filters, given, sources, tokenizer, verify
 from megaboa.data.encoder import Encoder
 from megaboa.data.merging import merge
 from megaboa.data.readers import Format, documents
@@ -133,6 +133,7 @@ def list_sources(spec: CorpusSpec, threads: int) -> Sources:
         digests = Path(spec.store) / "digests"
         with enough_room(digests):
             files = sources.listing(sources.files(spec), digests, threads)
+    judging = filters.version(spec.filter) if spec.filter else None
     identity = {
         "format": FORMAT,
         "files": sources.fingerprint(files),
@@ -140,10 +141,13 @@ def list_sources(spec: CorpusSpec, threads: int) -> Sources:
         "transformers": version("transformers"),
         "tokenizers": version("tokenizers"),
         **{option: getattr(spec, option) for option in DECIDING},
+        **({"filter": judging.sha256} if judging else {}),
     }
     folder = store.folder(spec.store, "corpora", spec.name, identity)
     loaded = _frozen(reference, loading.result(), folder)
-    return Sources(name=spec.name, files=tuple(files), tokenizer=loaded, identity=identity, folder=str(folder))
+    return Sources(
+        name=spec.name, files=tuple(files), tokenizer=loaded, identity=identity, folder=str(folder), filter=judging
+    )
 
 
 def list_pairs(spec: CorpusSpec, threads: int) -> Sources:
@@ -167,7 +171,7 @@ def make_shard(spec: CorpusSpec, listing: Sources, shard: int, shards: int, thre
     final = Path(listing.folder)
     if final.exists():
         return ShardMade(folder=None)
-    options = Options.of(spec)
+    options = Options.of(spec, judge_of(listing))
     parts = divide(listing.files, shards, spec.separator)[shard]
     folder = shard_folder(final, shard, shards)
     try:
@@ -211,7 +215,8 @@ def verify_corpus(
             raise InputError(f"corpora.{name}.megatron: {'; '.join(verdict.problems[:5])}: {given.AGAIN}")
         return Verification(corpus=name, digest=manifest.digest, compared=0, decoded_exactly=0)
     encoder = encoder_of(spec, listing, "tokenizers")
-    verdict = verify.check_corpus(spec, listing, manifest, read(CorpusFacts, facts), encoder, problems)
+    form = Format.of(spec, judge_of(listing))
+    verdict = verify.check_corpus(form, listing, manifest, read(CorpusFacts, facts), encoder, problems)
     if verdict.problems:
         raise InputError(
             f"corpus {name} is not what its source says: {'; '.join(verdict.problems[:5])}. "
@@ -253,6 +258,7 @@ def manifest(spec: CorpusSpec, listing: Sources, facts: CorpusFacts) -> Corpus:
         ),
         tokenizer=loaded and loaded.path,
         tokenizer_digest=loaded and loaded.digest,
+        filter=listing.filter,
         identity={key: value for key, value in listing.identity.items() if key != "files"},
     )
 
@@ -271,6 +277,10 @@ def link_files(manifest: Corpus, folder: Path) -> None:
     for dataset in manifest.datasets:
         for name in dataset.sizes:
             link(Path(dataset.prefix).with_name(name), folder / name)
+
+
+def judge_of(listing: Sources) -> filters.Judge | None:
+    return filters.load(listing.filter, f"corpora.{listing.name}.filter") if listing.filter else None
 
 
 def encoder_of(spec: CorpusSpec, listing: Sources, kind: str | None = None, threads: int = 1) -> Encoder:

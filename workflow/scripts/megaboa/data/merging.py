@@ -14,6 +14,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from megaboa.data import filters
 from megaboa.data.indexed import PIECE, in_pieces, mapped, write_index
 from megaboa.data.largefile import LargeFile
 from megaboa.data.sources import file_stem
@@ -45,7 +46,10 @@ def merge(options: Options, shards: Sequence[tuple[Path, Shard]], out: Path) -> 
         sources = [folder / str(number) for folder, _ in shards]
         facts = [shard.columns[number] for _, shard in shards]
         datasets.append(_merge_column(options, key, sources, facts, runs, by_file, dtype, stem))
+    filtered = filters.together(facts.filtered for _, facts in shards)
     if not any(dataset.documents for dataset in datasets):
+        if filtered and filtered.records:
+            raise InputError(f"corpora.{options.name}.filter: it drops all of the text, {filtered.records:,} records")
         raise InputError(f"corpora.{options.name}.source: there is no text in it")
     return CorpusFacts(
         datasets=tuple(datasets),
@@ -62,6 +66,7 @@ def merge(options: Options, shards: Sequence[tuple[Path, Shard]], out: Path) -> 
             documents=sum(facts.compared.documents for _, facts in shards),
             characters=sum(facts.compared.characters for _, facts in shards),
         ),
+        filtered=filtered,
     )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from megaboa.data.filters import Dropped, Failed, Judge
 from megaboa.data.shards import BLOCK, Part, can_be_cut
 from megaboa.errors import InputError
 from megaboa.records import SourceFile, TextSpec
@@ -35,7 +36,8 @@ class Bad:
 
 
 # Position (a byte for files that can be cut, a row of a table, else the record's number), and its text by key.
-Record = tuple[int, "Sequence[str] | Bad"]
+Texts = Sequence[str] | Bad | Dropped | Failed
+Record = tuple[int, Texts]
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,21 @@ class Format:
     keys: tuple[str, ...] = ("text",)
     separator: str | None = None
     max_bytes: int = 128 << 20
+    judge: Judge | None = None  # the user's filter
 
     @classmethod
-    def of(cls, spec: TextSpec) -> Format:
+    def of(cls, spec: TextSpec, judge: Judge | None = None) -> Format:
         keys = (spec.text_key,) if isinstance(spec.text_key, str) else tuple(spec.text_key)
-        return cls(keys, spec.separator, spec.max_document_mb << 20)
+        return cls(keys, spec.separator, spec.max_document_mb << 20, judge)
+
+    def judged(self, record: dict[str, Any], texts: Sequence[str]) -> Sequence[str] | Dropped | Failed:
+        """The texts of a record, unless the filter says otherwise."""
+        return (self.judge and self.judge(record, texts[0])) or texts
+
+    def decoded(self, content: bytes) -> Texts:
+        """A document of a text file, as a record with one key."""
+        texts = decode(content)
+        return texts if isinstance(texts, Bad) else self.judged({"text": texts[0]}, texts)
 
 
 class Records:
@@ -120,7 +132,7 @@ class Records:
 
     def _decoded(self, pieces: Iterator[tuple[int, Piece | Bad]]) -> Iterator[Record]:
         for position, piece in pieces:
-            yield position, piece if isinstance(piece, Bad) else decode(bytes(piece))
+            yield position, piece if isinstance(piece, Bad) else self.form.decoded(bytes(piece))
 
     def _whole(self) -> Iterator[Record]:
         """A file without a separator is one document."""
@@ -134,7 +146,7 @@ class Records:
         if content is None or len(content) > self.form.max_bytes:
             yield 0, too_long(self.form.max_bytes)
             return
-        record = decode(content)
+        record = self.form.decoded(content)
         if not (isinstance(record, Bad) and self.file.kind == "source"):
             yield 0, record
 
@@ -214,7 +226,7 @@ def refuse(file: SourceFile, position: int, form: Format, record: Bad, key: str)
 def _texts(file: SourceFile, number: int, form: Format, skip_bad: bool, key: str) -> Iterator[str]:
     for position, texts in Records(file, whole(number, file), form):
         if not isinstance(texts, Bad):
-            yield from texts
+            yield from texts  # without a filter: a tokenizer is trained on all of the text
         elif not skip_bad:
             raise refuse(file, position, form, texts, key)
 
@@ -232,14 +244,14 @@ def too_long(max_bytes: int) -> Bad:
     return Bad(f"longer than max_document_mb allows ({max_bytes >> 20} MiB)")
 
 
-def line_reader(form: Format) -> Callable[[bytes | memoryview], Sequence[str] | Bad]:
+def line_reader(form: Format) -> Callable[[bytes | memoryview], Texts]:
     """From a line of JSON to its texts: by the fast parser, and where it refuses, by Python's own (it takes NaN)."""
     import orjson
 
     # The fast parser refuses lone surrogates; looking for them again would take another walk through the text.
     quick, careful = text_getter(form, surrogates=False), text_getter(form)
 
-    def texts(line: bytes | memoryview) -> Sequence[str] | Bad:
+    def texts(line: bytes | memoryview) -> Texts:
         try:
             return quick(orjson.loads(line))
         except orjson.JSONDecodeError:
@@ -248,7 +260,7 @@ def line_reader(form: Format) -> Callable[[bytes | memoryview], Sequence[str] | 
     return texts
 
 
-def text_getter(form: Format, surrogates: bool = True) -> Callable[[Any], Sequence[str] | Bad]:
+def text_getter(form: Format, surrogates: bool = True) -> Callable[[Any], Texts]:
     """From a record to its texts. `a.b` is a key of that name, or `b` within `a`.
 
     `surrogates=False` says that there can be no lone ones.
@@ -257,7 +269,7 @@ def text_getter(form: Format, surrogates: bool = True) -> Callable[[Any], Sequen
     surely_short = form.max_bytes // 4 if not surrogates else -1
     steps = [key.split(".") for key in keys]
 
-    def texts(record: Any) -> Sequence[str] | Bad:
+    def texts(record: Any) -> Texts:
         if not isinstance(record, dict):
             return Bad(f"a JSON {type(record).__name__}, where an object with the key {keys[0]!r} is needed")
         found = []
@@ -278,7 +290,7 @@ def text_getter(form: Format, surrogates: bool = True) -> Callable[[Any], Sequen
                 if size > form.max_bytes:
                     return too_long(form.max_bytes)
             found.append(value)
-        return found
+        return found if form.judge is None else form.judged(record, found)
 
     return texts
 

@@ -16,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megaboa.data.encoder import Encoder, Gate, Tokens
+from megaboa.data.filters import Dropped, Failed, Judge, Tally
 from megaboa.data.indexed import in_pieces
 from megaboa.data.largefile import LargeFile
 from megaboa.data.pairs import require_unchanged
 from megaboa.data.readers import Bad, Format, Records, describe, is_blank, refuse
 from megaboa.data.shards import BLOCK, Part
+from megaboa.errors import InputError
 from megaboa.files import flush
 from megaboa.records import BadRecords, Compared, CorpusSpec, Shard, SourceFile
 from megaboa.records import Column as ColumnFacts
@@ -46,10 +48,10 @@ class Options:
     skip_bad: bool
 
     @classmethod
-    def of(cls, spec: CorpusSpec) -> Options:
+    def of(cls, spec: CorpusSpec, judge: Judge | None = None) -> Options:
         return cls(
             spec.name,
-            Format.of(spec),
+            Format.of(spec, judge),
             spec.limit,
             spec.min_characters,
             spec.deduplicate,
@@ -90,6 +92,7 @@ def tokenize_shard(
         encoder=encoder.name,
         refused=encoder.refused,
         compared=Compared(documents=shard.gate.documents, characters=shard.gate.characters),
+        filtered=shard.filtered.record() if options.form.judge else None,
     )
 
 
@@ -102,6 +105,7 @@ class _Shard:
         self.options, self.files, self.encoder, self.columns, self.progress = options, files, encoder, columns, progress
         self.segments: list[Segment] = []
         self.bad, self.bad_samples = 0, []
+        self.filtered = Tally()
         self.waiting = 0  # characters
         self.taken = 0  # records, for the limit
 
@@ -118,6 +122,8 @@ class _Shard:
                 self._segment(part, position)
                 if isinstance(texts, Bad):
                     self._refuse(file, position, texts)
+                elif isinstance(texts, Dropped | Failed):
+                    self._drop(file, position, texts)
                 elif self._take(file, position, texts) and self.taken == self.options.limit:
                     self._write()
                     self._tell(1.0)
@@ -165,6 +171,16 @@ class _Shard:
         if len(self.bad_samples) < BAD_SAMPLES:
             where = describe(file, position, self.options.form, by_line=False)
             self.bad_samples.append(f"{where}: {record.reason}")
+
+    def _drop(self, file: SourceFile, position: int, record: Dropped | Failed) -> None:
+        if isinstance(record, Failed):
+            where = describe(file, position, self.options.form)
+            raise InputError(f"corpora.{self.options.name}.filter: {record.why}, at {where}")
+
+        def sample() -> list[str]:
+            return [f"{describe(file, position, self.options.form, by_line=False)}: {record.text}"]
+
+        self.filtered.add(record.reason, 1, sample)
 
     def _write(self) -> None:
         for column in self.columns:

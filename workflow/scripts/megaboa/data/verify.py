@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from megaboa.data.encoder import Encoder
+from megaboa.data.filters import Dropped, Failed
 from megaboa.data.indexed import Index, mapped
 from megaboa.data.pairs import require_unchanged
-from megaboa.data.readers import Bad, Format, Records, describe, whole
+from megaboa.data.readers import Bad, Format, Records, Texts, describe, whole
 from megaboa.data.shards import Part, can_be_cut
 from megaboa.files import file_digest
-from megaboa.records import Corpus, CorpusFacts, CorpusSpec, Dataset, SourceFile, Sources
+from megaboa.records import Corpus, CorpusFacts, Dataset, SourceFile, Sources
 
 DOCUMENTS = 200
 SAMPLED_FILES = 100
@@ -31,7 +32,7 @@ class Verdict:
 
 
 def check_corpus(
-    spec: CorpusSpec,
+    form: Format,
     listing: Sources,
     manifest: Corpus,
     facts: CorpusFacts,
@@ -40,7 +41,7 @@ def check_corpus(
     documents: int = DOCUMENTS,
 ) -> Verdict:
     """All that is wrong with the datasets of a corpus; `problems` reads one as training will."""
-    found, form = Verdict(), Format.of(spec)
+    found = Verdict()
     for number, dataset in enumerate(manifest.datasets):
         if not dataset.documents:
             continue
@@ -126,28 +127,35 @@ def pick(
 
 def read_at(
     file: SourceFile, number: int, form: Format, positions: Sequence[int], key: int
-) -> Iterator[tuple[int, str]]:
+) -> Iterator[tuple[int, str | Dropped | Failed]]:
     """The texts that stand at these positions of a file."""
     if file.kind in ("jsonl", "text") and can_be_cut(file, form.separator):
         for position in positions:  # entered where the record begins
             for found, texts in Records(file, Part(number, position, position + 1), form):
                 if not isinstance(texts, Bad):
-                    yield found, texts[key]
+                    yield found, _of_key(texts, key)
         return
     wanted = set(positions)
     for position, texts in Records(file, whole(number, file), form):
         if position in wanted and not isinstance(texts, Bad):
-            yield position, texts[key]
+            yield position, _of_key(texts, key)
             wanted.remove(position)
             if not wanted:
                 return
 
 
-def _compare(ids: list[int], text: str | None, encoder: Encoder, verdict: Verdict) -> str | None:
+def _of_key(texts: Texts, key: int) -> str | Dropped | Failed:
+    return texts if isinstance(texts, Dropped | Failed) else texts[key]
+
+
+def _compare(ids: list[int], text: str | Dropped | Failed | None, encoder: Encoder, verdict: Verdict) -> str | None:
     """What is wrong with a document."""
     verdict.documents += 1
     if text is None:
         return "there is no such record in the source"
+    if isinstance(text, Dropped | Failed):
+        says = text.why if isinstance(text, Failed) else f"it drops it now ({text.reason})"
+        return f"the filter has kept it, and {says}: let it decide by the record alone"
     own = ids[len(encoder.prefix) : len(ids) - len(encoder.suffix)]
     if ids[: len(encoder.prefix)] != encoder.prefix or ids[len(ids) - len(encoder.suffix) :] != encoder.suffix:
         return "doesn't begin and end with the special tokens it should"

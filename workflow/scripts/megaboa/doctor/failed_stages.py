@@ -65,6 +65,7 @@ def of_run(results: Path, run: str) -> list[Job]:
         Job(logs / "export" / f"{run}.generate.log", folder.generations, (export,)),
         Job(logs / "export" / f"{run}.push.log", folder.push, (export, proof)),
         Job(logs / "evaluate" / f"{run}.log", folder.evaluation, (export, proof)),
+        Job(logs / "export" / f"{run}.along.log", folder.along, (folder.train_manifest,)),
         Job(logs / "profiles" / f"{run}.log", folder.trace),
         Job(logs / "profiles" / f"{run}.analysis.log", folder.analysis, (folder.trace,)),
     ]

@@ -59,7 +59,21 @@ def trained(folder: RunFolder, peak_tflops: float | None = None) -> Measured:
         energy=energy,
         stragglers=stragglers,
     )
-    return Measured(rows, summary, _time(store, events, rows))
+    return Measured([*_before(folder), *rows], summary, _time(store, events, rows))
+
+
+def _before(folder: RunFolder) -> list[Row]:
+    """The steps of what a run was before it went on in place; its own attempts begin with number 1."""
+    if not folder.is_in_place:
+        return []
+    earlier = folder.parent_folder
+    train = read(TrainRecord, earlier.train_manifest)
+    store = RunStore(Path(train.store))
+    done = step_rows(read_events(store), steps_in(train.skipped))
+    last = max((row["attempt"] for row in done), default=0)
+    own = [{**row, "attempt": row["attempt"] - last} for row in done if row["step"] <= train.iteration]
+    further = _before(earlier)
+    return [*({**row, "attempt": row["attempt"] - last} for row in further), *own]
 
 
 def so_far(folder: RunFolder, store: RunStore) -> Measured | None:

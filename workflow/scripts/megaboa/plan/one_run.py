@@ -209,7 +209,7 @@ class RunPlanner:
         return []
 
     def check_conversion(self, model: Model, name: str, facts: Facts, choice: Choice) -> None:
-        if model.init == "pretrained" and model.conversion.ranks > 1:
+        if model.has_source and model.conversion.ranks > 1:
             for key, message in conversion_problems(facts.model, model.conversion.layout):
                 path = self.problems.place_of(("models", name, "conversion", key), choice)
                 self.problems.add(path, message, choice.name)

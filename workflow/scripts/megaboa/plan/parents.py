@@ -12,7 +12,7 @@ from typing import Any
 from megaboa import layout
 from megaboa.config.problems import choose, show
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore, trained
-from megaboa.plan import documents
+from megaboa.plan import documents, in_place
 from megaboa.plan.plan import Run
 from megaboa.records import Identity, Load, Parent, RunSpec, Tree, parse, read
 from megaboa.run import checkpoints
@@ -67,6 +67,8 @@ class Parents:
         run = self.runs[own_name]
         if run.config.continue_from is None:
             return run
+        if in_place.is_in_place(run.config.continue_from):
+            return self._going_on(run)
         experiment, name, step = split(run.config.continue_from)
         own = experiment == self.experiment
         if own and name in self.names and name not in self.runs:
@@ -82,6 +84,30 @@ class Parents:
         for path, message in problems:
             self.complain(run, path, message)
         return run if problems else with_parent(run, experiment, name, step)
+
+    def _going_on(self, run: Run) -> Run:
+        """In place, from a checkpoint of what the run was before."""
+        wanted = run.config.continue_from.partition("@")[2]
+        folder = ExperimentFolder(self.results / self.experiment).run(run.name)
+        name = f"{self.experiment}/{run.name}"
+        try:
+            before = in_place.before(folder, run)
+            if before is None:
+                raise NoParentError(
+                    f"{name} has no checkpoint of its own in {self.results}/{self.experiment} to go on from: remove "
+                    "this key, and train it first"
+                )
+            kept = checkpoints.complete_iterations(before.store.checkpoints)
+            earlier = parse(RunSpec, before.identity.run, before.store.identity)
+            parent = ParentRun(name, earlier, folder.launch.checkpoint, max(kept, default=None), kept)
+            step = _step(parent, int(wanted) if wanted else before.step)
+        except NoParentError as error:
+            self.complain(run, ("continue_from",), str(error))
+            return run
+        problems = mismatches(parent, run, step)
+        for path, message in problems:
+            self.complain(run, path, message)
+        return run if problems else with_parent(run, self.experiment, run.name, step, before.identity.digest)
 
     def _refuse_circle(self, run: Run) -> None:
         chain = [run.name]
@@ -212,10 +238,10 @@ def optimizer_mismatches(parent: str, own: RunSpec, theirs: RunSpec) -> list[tup
     return [(("training", "precision"), message)]
 
 
-def with_parent(run: Run, experiment: str, name: str, step: int) -> Run:
-    """The run with its parent in its identity and in its row of the plan."""
+def with_parent(run: Run, experiment: str, name: str, step: int, identity: str | None = None) -> Run:
+    """The run with its parent in its identity and in its row of the plan; `identity` of one that has its own name."""
     load = Load(**run.config.load.model_dump(mode="json"))
-    parent = Parent(experiment=experiment, run=name, iteration=step, load=load)
+    parent = Parent(experiment=experiment, run=name, iteration=step, load=load, identity=identity)
     row = {**run.row, "parent": str(parent)}
     if isinstance(row["train_iters"], int):
         row["jobs"] = documents.jobs(row["train_iters"] - step, run.config)

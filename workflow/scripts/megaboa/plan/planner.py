@@ -7,11 +7,12 @@ import itertools
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from megaboa import metrics
 from megaboa.check import costs
 from megaboa.config import Experiment, LoadedExperiment
-from megaboa.config.models.outputs import Figure
+from megaboa.config.models.outputs import Along, Figure
 from megaboa.config.models.resources import Budget
 from megaboa.config.problems import choose
 from megaboa.config.published import PublishedError, load_published
@@ -20,7 +21,7 @@ from megaboa.paths import ExperimentFolder
 from megaboa.plan import device, documents
 from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, seeds, twins
 from megaboa.plan.one_run import RunPlanner
-from megaboa.plan.parents import Parents, split
+from megaboa.plan.parents import Parents, listed, planned_steps, split
 from megaboa.plan.plan import Plan, Run
 from megaboa.records import AgreementSpec, Tree
 
@@ -208,6 +209,22 @@ def over_budget(runs: Collection[Run], exports: Collection[str], budget: Budget,
     return costs.over_budget(costs.total(found), budget.gpu_hours, budget.disk)
 
 
+def unkept(run: Run, wanted: Literal["all"] | Along | None) -> str | None:
+    """Why checkpoints that are to be exported along the training won't be there."""
+    last = run.run.training.get("train_iters")
+    kept = planned_steps(run.launch.checkpoint, last)
+    if not isinstance(wanted, Along) or not kept or last is None:
+        return None
+    missing = [step for step in range(wanted.every, last + 1, wanted.every) if step not in kept]
+    if not missing and wanted.every <= last:
+        return None
+    steps = listed([str(step) for step in missing or [wanted.every]])
+    return (
+        f"every {wanted.every} steps: the run {run.name!r} keeps no checkpoint of step {steps}, but of "
+        f"{listed([str(step) for step in kept])}: change checkpoint.save_interval, and with keep_last also keep_every"
+    )
+
+
 class Asked:
     """Checks requests other than training: exports, evaluation, agreements, figures, a published table."""
 
@@ -246,6 +263,8 @@ class Asked:
                     f"unknown: remove the run here, or name the model too (models.{run.model}.hf or config)"
                 )
                 self.problems.add(("export", "runs"), message)
+            if message := unkept(run, self.experiment.export.checkpoints):
+                self.problems.add(("export", "checkpoints"), message)
         for run, repository in self.experiment.export.push.items():
             if run not in exports:
                 self.problems.add(("export", "push", run), choose(run, exports, "exported run"))

@@ -5,7 +5,7 @@ What depends on a run or a model is a function of the job's wildcards.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from megaboa.config.models.resources import Resources
@@ -76,25 +76,35 @@ class JobResources:
         return self._import_ranks(model) * self.shared.first_run_of(model).config.resources.cpus_per_rank
 
     def imports(self) -> Asked:
-        """Several ranks are an allocation, as for training."""
         asked = self._conversion(lambda wildcards: self.shared.first_run_of(wildcards.model).name)
-        if all(self.plan.models[model].conversion.ranks == 1 for model in self.shared.imported_models):
+        return self._by_ranks(asked, self.shared.imported_models, lambda wildcards: wildcards.model)
+
+    def exports(self) -> Asked:
+        models = {self.shared.runs[run].model for run in self.plan.exports}
+        asked = self._conversion(lambda wildcards: wildcards.run)
+        return self._by_ranks(asked, models, lambda wildcards: self.shared.runs[wildcards.run].model)
+
+    def _by_ranks(self, asked: Asked, models: Iterable[str], model_of: Callable[[Any], str]) -> Asked:
+        """Several ranks are an allocation, as for training."""
+        if all(self.plan.models[model].conversion.ranks == 1 for model in models):
             return asked
 
         def size(wildcards: Any) -> Size:
-            nodes = self.plan.models[wildcards.model].conversion.nodes
-            return Size(nodes, self._import_ranks(wildcards.model), self.import_cores(wildcards.model))
+            model = model_of(wildcards)
+            return Size(self.plan.models[model].conversion.nodes, self._import_ranks(model), self.import_cores(model))
 
         def gpus(wildcards: Any) -> int:
-            return self._import_ranks(wildcards.model)
+            return self._import_ranks(model_of(wildcards))
 
         asked |= cluster().resources(size, gpus=gpus if self.on_gpus else None, profile=self.shared.profile)
         if self.on_gpus:
-            asked["gpus_in_flight"] = lambda wildcards: self.plan.models[wildcards.model].conversion.ranks
+            asked["gpus_in_flight"] = lambda wildcards: self.plan.models[model_of(wildcards)].conversion.ranks
         return asked
 
-    def exports(self) -> Asked:
-        return self._conversion(lambda wildcards: wildcards.run)
+    def along(self) -> Asked:
+        """Of exports of several checkpoints, and of their evaluations where there are any."""
+        asked, wanted = self.exports(), self.plan.experiment.evaluate
+        return asked | self.evaluation() if wanted.command else asked
 
     def evaluation(self) -> Asked:
         """As a conversion, and what the experiment asks for."""

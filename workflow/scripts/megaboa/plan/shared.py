@@ -22,6 +22,7 @@ from megaboa.paths import ExperimentFolder
 from megaboa.plan import documents, image_specs
 from megaboa.plan.plan import Plan, Run
 from megaboa.records import (
+    AlongSpec,
     BaselineSpec,
     Budget,
     ConversionSpec,
@@ -115,6 +116,13 @@ class Shared:
         return {run.name: run for run in self.plan.runs}
 
     @property
+    def converted_models(self) -> list[str]:
+        """Those that are imported, and those that several ranks export."""
+        by_ranks = {self.runs[name].model for name in self.plan.exports}
+        by_ranks = {name for name in by_ranks if self.plan.models[name].conversion.ranks > 1}
+        return [name for name in self.sourced_models if name in self.imported_models or name in by_ranks]
+
+    @property
     def on_cluster(self) -> bool:
         return cluster().where(self.profile).partition is not None
 
@@ -185,6 +193,15 @@ class Shared:
         return [str(self.paths.run(name).proof) for name in self.plan.exports]
 
     @property
+    def along_runs(self) -> list[str]:
+        """Runs that are exported along their training."""
+        return self.plan.exports if self.plan.experiment.export.checkpoints else []
+
+    @property
+    def along(self) -> list[str]:
+        return [str(self.paths.run(name).along) for name in self.along_runs]
+
+    @property
     def evaluations(self) -> list[str]:
         return [str(self.paths.run(name).evaluation) for name in self.plan.evaluated]
 
@@ -230,9 +247,10 @@ class Shared:
         }
         specs |= {f"corpora/{name}.json": self._corpus(name) for name in self.corpora}
         specs |= {f"models/{name}.json": self._model(name) for name in self.sourced_models}
-        specs |= {f"conversions/{name}.json": self._conversion(name) for name in self.imported_models}
+        specs |= {f"conversions/{name}.json": self._conversion(name) for name in self.converted_models}
         specs |= {f"indexes/{name}.json": self._index(name) for name in self.indexes}
         specs |= {f"exports/{name}.json": self._export(name) for name in self.plan.exports}
+        specs |= {f"along/{name}.json": self._along(name) for name in self.along_runs}
         specs |= {"image.json": self._image(), "inside.json": self._inside(), "runs.json": self._runs()}
         specs |= {"costs.json": self._costs(), "report.json": self._report()}
         specs |= {"evaluate.json": self._evaluate(), "generate.json": self._generate()}
@@ -253,7 +271,8 @@ class Shared:
 
     def corpus_inputs(self, corpus: str) -> list[str]:
         """The files whose change makes a corpus out of date, and the tokenizer that must be there."""
-        texts = files_of(self.plan.experiment.corpora[corpus])
+        asked = self.plan.experiment.corpora[corpus]
+        texts = [*files_of(asked), *([expanded(asked.filter)] if asked.filter else [])]
         return [*texts, *self.tokenizer_inputs(self.corpus_tokenizer(corpus))]
 
     def shards(self, corpus: str) -> int:
@@ -269,14 +288,30 @@ class Shared:
         return CONVERSION_MB + self._weights_mb(model, copies)
 
     def import_mb(self, model: str, shared: float, whole: float = 0) -> int:
-        """Memory per node of a model's ranks: of the weights they share some copies, and one rank has others whole."""
+        """Memory per node of a model's ranks: of the weights they share some copies, and one rank has others whole if a
+        host can hold them."""
         asked = self.plan.models[model].conversion
-        per_node = asked.ranks // asked.nodes
+        per_node, whole = asked.ranks // asked.nodes, whole if self._is_held(model) else 0
         return per_node * CONVERSION_MB + self._weights_mb(model, shared / asked.nodes + whole)
 
+    def export_mb(self, run: str, copies: float, proves: bool = False) -> int:
+        """Of an export's job, one process or ranks of a model; `proves`: one of them holds transformers' model."""
+        model = self.runs[run].model
+        if self.plan.models[model].conversion.ranks == 1:
+            return self.conversion_mb(model, copies if self._is_held(model) or not proves else copies - 1)
+        file_mb = round(self.plan.experiment.export.file_gb * 1000)
+        return file_mb + self.import_mb(model, shared=1.2, whole=1.3 if proves else 0)
+
+    def _is_held(self, model: str) -> bool:
+        """Whether a proof holds transformers' model whole."""
+        return self._params(model) <= conversion.HELD_WHOLE
+
     def _weights_mb(self, model: str, copies: float) -> int:
+        return round(copies * 4 * self._params(model) / 1e6)
+
+    def _params(self, model: str) -> int:
         params = next((run.row["params"] for run in self.plan.runs if run.model == model), None) or self._found(model)
-        return round(copies * 4 * (params or UNKNOWN_PARAMS) / 1e6)
+        return params or UNKNOWN_PARAMS
 
     def _found(self, model: str) -> int | None:
         """The parameters of a model that was fetched already."""
@@ -328,7 +363,9 @@ class Shared:
         manifests = self._data_inputs(run)
         if run.model in self.imported_models:
             manifests.append(str(self.paths.model(run.model).imported))
-        if parent := run.run.parent:
+        parent = run.run.parent
+        # What a run itself was before is in its own file, and no job makes it.
+        if parent and (parent.experiment, parent.run) != (self.plan.name, run.name):
             family = ExperimentFolder(self.folder.parent / parent.experiment)
             manifests.append(str(family.run(parent.run).train_manifest))
         return manifests
@@ -387,7 +424,8 @@ class Shared:
             source=[pair.prefix for pair in given] if given else expanded_source(corpus.source),
             tokenizer=self.corpus_tokenizer(name),
             pairs=given,
-            **corpus.model_dump(exclude={"source", "megatron", "tokenizer", "shards"}),
+            filter=expanded(corpus.filter) if corpus.filter else None,
+            **corpus.model_dump(exclude={"source", "megatron", "tokenizer", "shards", "filter"}),
         )
 
     def _model(self, name: str) -> ModelSpec:
@@ -431,6 +469,16 @@ class Shared:
         """The push target is not part of the identity."""
         return ExportSpec(
             run=run, **self.plan.experiment.export.model_dump(include={"checkpoint", "file_gb", "license"})
+        )
+
+    def _along(self, run: str) -> AlongSpec:
+        asked = self.plan.experiment.export
+        every = asked.checkpoints if asked.checkpoints == "all" else asked.checkpoints.every
+        return AlongSpec(
+            run=run,
+            every=None if every == "all" else every,
+            command=self.plan.experiment.evaluate.command if run in self.plan.evaluated else None,
+            **asked.model_dump(include={"file_gb", "license"}),
         )
 
     def _runs(self) -> RunsSpec:
@@ -477,6 +525,7 @@ class Shared:
             proofs=(*self.import_proofs, *self.export_proofs),
             profiles=tuple(self.profiled_runs),
             evaluated=tuple(self.plan.evaluated),
+            along=tuple(self.along_runs),
             baseline=self._baseline(),
         )
 

@@ -42,6 +42,7 @@ class CorpusSpec(TextSpec):
     pairs: tuple[Pair, ...] = field(default=(), metadata=IF_SET)  # instead of text
     min_characters: int
     deduplicate: bool
+    filter: str | None = field(default=None, metadata=IF_SET)  # a Python file with a function `keep`
     append_eod: bool
     prepend_bos: bool | None
     encoder: Literal["auto", "gigatoken", "tokenizers"]
@@ -114,6 +115,14 @@ class FrozenTokenizer(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilterVersion(Record):
+    """A filter of the user's, as it was when the corpus's files were listed."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sources(Record):
     """sources.json: what a corpus is made of, and the folder of the store that its tokens go to."""
 
@@ -122,6 +131,7 @@ class Sources(Record):
     tokenizer: FrozenTokenizer | None
     identity: Tree  # whose digest names the folder
     folder: str
+    filter: FilterVersion | None = field(default=None, metadata=IF_SET)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +160,15 @@ class BadRecords(Record):
 
     records: int = 0
     samples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filtered(Record):
+    """Records that the user's filter has dropped: how many for each reason, and the first of them."""
+
+    records: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    samples: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +201,7 @@ class Shard(Record):
     encoder: str
     refused: str | None  # why gigatoken can't use the tokenizer
     compared: Compared
+    filtered: Filtered | None = field(default=None, metadata=IF_SET)  # None: there is no filter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +236,7 @@ class CorpusFacts(Record):
     encoders: tuple[str, ...]
     refused: str | None
     compared: Compared
+    filtered: Filtered | None = field(default=None, metadata=IF_SET)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +260,7 @@ class Corpus(CorpusFacts):
     sources: tuple[TextRead, ...]
     tokenizer: str | None
     tokenizer_digest: str | None
+    filter: FilterVersion | None = field(default=None, metadata=IF_SET)
     is_given: bool = field(default=False, metadata=IF_SET)  # pairs of the user's, which are never written to
     identity: Tree  # that of sources.json without the files
 

@@ -50,6 +50,17 @@ class ExportSpec(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AlongSpec(Record):
+    """specs/along/<run>.json: which checkpoints are exported along a run's training, and how."""
+
+    run: str
+    every: int | None  # steps; None: all that are kept
+    file_gb: float
+    license: str | None
+    command: str | None  # of `evaluate`, where the run is evaluated
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluateSpec(Record):
     """specs/evaluate.json: the user's command, called for every export."""
 
@@ -149,6 +160,26 @@ class Evaluation(Record):
     iteration: int
     path: str
     values: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedStep(Record):
+    """A checkpoint's export, which is proved."""
+
+    iteration: int
+    path: str
+    digest: str
+    loss: float | None  # of validation, as the run logged it
+    values: dict[str, float]  # what `evaluate` found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Along(Record):
+    """runs/<run>/along.json: the exports along a run's training."""
+
+    run: str
+    identity: str
+    exports: tuple[ExportedStep, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

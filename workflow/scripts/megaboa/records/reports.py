@@ -62,6 +62,7 @@ class ReportSpec(Record):
     values: dict[str, Tree] | None = None  # by run: the keys of the sweep
     profiles: tuple[str, ...] = ()
     evaluated: tuple[str, ...] = ()
+    along: tuple[str, ...] = field(default=(), metadata=IF_SET)  # runs that are exported along their training
     baseline: BaselineSpec | None = field(default=None, metadata=IF_SET)
 
 

@@ -12,7 +12,16 @@ from megaboa.paths import ExperimentFolder
 from megaboa.records import Checks, ReportSpec, read, write
 from megaboa.report.agreement import agreement_checks
 from megaboa.report.baseline import baseline_checks
-from megaboa.report.checks import counts, faults, proof_checks, stage_checks, tensor_checks, unprofiled, verdict
+from megaboa.report.checks import (
+    along_checks,
+    counts,
+    faults,
+    proof_checks,
+    stage_checks,
+    tensor_checks,
+    unprofiled,
+    verdict,
+)
 from megaboa.report.corpora import load_corpora, load_data
 from megaboa.report.expected import gap_rows, load_expected
 from megaboa.report.figures import startup_rows, time_rows
@@ -59,7 +68,7 @@ def make(wanted: Wanted) -> str:
         checks += stage_checks(results, asked, runs, over=wanted.after_failure)
         profiled = [run for run in profiled if run not in unprofiled(results, asked)]
     else:
-        checks += proof_checks([Path(path) for path in asked.proofs])
+        checks += proof_checks([Path(path) for path in asked.proofs]) + along_checks(results, asked)
     expected = load_expected(results, runs)
     frames = Frames(passed(runs), asked.values, {one.run: one.predicted_gib for one in expected})
     own = [Figure.model_validate(figure) for figure in asked.figures]

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from megaboa.doctor.failed_stages import Job, of_model, of_run, told
-from megaboa.paths import FAILED_PROOF, ExperimentFolder, ModelFolder, RunFolder
+from megaboa.paths import ALONG, FAILED_PROOF, AlongFolder, ExperimentFolder, ModelFolder, RunFolder
 from megaboa.records import (
     AgreementSpec,
+    Along,
     ComparedTensors,
     Counts,
     Evaluation,
@@ -37,6 +38,8 @@ def proof_checks(proofs: list[Path]) -> list[ReportCheck]:
     found = []
     for path in sorted(proofs):
         subject, kind = path.parent.name, "import" if path.parent.parent.name == "models" else "export"
+        if path.parent.parent.name == ALONG:
+            subject = f"{path.parents[2].name}@{subject}"
         for check in read(Proof, path).checks:
             one = _of_stage(kind, subject, check.name, check.state, check.detail)
             found.append(replace(one, difference=check.difference))
@@ -79,6 +82,18 @@ def _after_flip(check: TensorCheck, flip: Flip | None) -> TensorCheck:
 def _of_stage(kind: str, subject: str, check: str, state: State, detail: str) -> StageCheck:
     name = f"{kind} of {subject}: {check}"
     return StageCheck(kind=kind, subject=subject, check=check, name=name, state=state, detail=detail)
+
+
+def along_checks(results: Path, asked: ReportSpec, over: bool = False) -> list[ReportCheck]:
+    """Of exports along the training: the checks of every proof, and of a job that left nothing what it said."""
+    found: list[ReportCheck] = []
+    for run in asked.along:
+        folder = ExperimentFolder(results).run(run)
+        if made := read_if_there(Along, folder.along):
+            found += proof_checks([AlongFolder(folder.path, iteration=one.iteration).proof for one in made.exports])
+        else:
+            found.append(_missing("along", run, of_run(results, run), over))
+    return found
 
 
 def by_subject(proofs: Sequence[StageCheck]) -> list[dict[str, object]]:
@@ -127,6 +142,7 @@ def stage_checks(results: Path, asked: ReportSpec, runs: Sequence[RunResult], ov
     exported = {run.name for run in runs if run.export}
     checks = proofs_so_far([Path(path) for path in asked.proofs], exported, over)
     checks += [_missing("evaluation", run, of_run(results, run), over) for run in unevaluated(results, asked)]
+    checks += along_checks(results, asked, over)
     return checks + [_missing("profile", run, of_run(results, run), over) for run in unprofiled(results, asked)]
 
 
@@ -171,7 +187,7 @@ def _is_of(proof: Path, converted: ImportRecord | ExportRecord | None) -> bool:
 
 def _missing(kind: str, subject: str, jobs: Sequence[Job], over: bool) -> StageCheck:
     """By the first of the kind's jobs that left nothing."""
-    wanted = {"evaluation": ("evaluation",), "profile": ("trace", "analysis")}
+    wanted = {"evaluation": ("evaluation",), "profile": ("trace", "analysis"), "along": ("along",)}
     chain = [job for job in jobs if job.manifest.stem in wanted.get(kind, (job.manifest.stem,))]
     lost = next((job for job in chain if not job.manifest.exists()), chain[-1])
     said = told(lost, over)

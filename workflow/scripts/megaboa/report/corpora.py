@@ -8,7 +8,7 @@ from typing import Any
 
 from megaboa.observe.steps import VALIDATION_SET
 from megaboa.paths import CorpusFolder, ExperimentFolder
-from megaboa.records import Corpus, CorpusRead, DataIndex, Verification, read, read_if_there
+from megaboa.records import Corpus, CorpusRead, DataIndex, Filtered, Verification, read, read_if_there
 from megaboa.report.runs import RunResult
 
 SHOWN_TOKENS = 12
@@ -27,6 +27,7 @@ class CorpusCard:
     dropped: str
     encoder: str
     verified: str
+    samples: tuple[str, ...] = ()  # of what the user's filter has dropped
 
 
 def load_corpora(results: Path) -> list[CorpusCard]:
@@ -47,17 +48,23 @@ def _cards(folder: CorpusFolder) -> list[CorpusCard]:
             bytes_per_token=dataset.bytes_per_token,
             lengths=list(dataset.lengths),
             frequent=[_shown(*one) for one in dataset.frequent[:SHOWN_TOKENS]],
-            dropped=left_out(dataset.dropped, corpus.bad.records),
+            dropped=left_out(dataset.dropped, corpus.bad.records, corpus.filtered),
+            samples=_samples(corpus.filtered) if corpus.filtered and number == 0 else (),
             encoder=", ".join(corpus.encoders) or "–",
             verified=f"{verification.compared:,} documents" if verification and not corpus.is_given else "–",
         )
-        for dataset in corpus.datasets
+        for number, dataset in enumerate(corpus.datasets)
     ]
 
 
-def left_out(dropped: dict[str, int], bad: int) -> str:
-    """`1,204 blank, 17 duplicate`."""
-    reasons = {**dropped, "unusable": bad}
+def _samples(filtered: Filtered) -> tuple[str, ...]:
+    return tuple(f"{reason}: {sample}" for reason, shown in filtered.samples.items() for sample in shown)
+
+
+def left_out(dropped: dict[str, int], bad: int, filtered: Filtered | None = None) -> str:
+    """`1,204 blank, 17 duplicate, 310 by the filter: German`."""
+    by_filter = {f"by the filter: {reason}": count for reason, count in (filtered.reasons if filtered else {}).items()}
+    reasons = {**dropped, "unusable": bad, **by_filter}
     return ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count) or "none"
 
 

@@ -56,6 +56,7 @@ VALIDATION = Figure(
     y_label="validation loss",
 )
 LOSS_BY_TOKENS = Figure(name="loss_by_tokens", kind="line", data="steps", x="tokens", y="loss", y_label="training loss")
+EXPORTS = Figure(name="along", kind="line", data="exports", x="step", y="value", facet="name")
 LEARNING_RATE = Figure(name="learning_rate", kind="line", data="steps", x="step", y="lr")
 STEP_TIME = Figure(name="step_time", kind="bar", x="run", y="step_seconds")
 STEP_TIMES = Figure(
@@ -330,7 +331,7 @@ def standard_figures(frames: Frames) -> list[Figure]:
     if frames.varies(SEED):
         curves = {"loss", "validation", "loss_by_tokens"}
         figures = [one.model_copy(update={"over": SEED}) if one.name in curves else one for one in figures]
-    return [*figures, *_heat_map(frames)]
+    return [*figures, *_heat_map(frames), *([] if frames.exports.empty else [EXPORTS])]
 
 
 def _steps_differ(frames: Frames) -> bool:

@@ -70,7 +70,13 @@ class Frames:
         return name in self.runs.columns and self.runs[name].nunique() > 1
 
     def table(self, name: str) -> pd.DataFrame:
-        return {"runs": self.runs, "steps": self.steps, "validation": self.validation, "time": self.time}[name]
+        return {
+            "runs": self.runs,
+            "steps": self.steps,
+            "validation": self.validation,
+            "time": self.time,
+            "exports": self.exports,
+        }[name]
 
     @functools.cached_property
     def runs(self) -> pd.DataFrame:
@@ -116,6 +122,18 @@ class Frames:
             if name == "main" or name.startswith(VALIDATION_SET)
         ]
         return pd.DataFrame(rows, columns=metrics.columns("validation"))
+
+    @functools.cached_property
+    def exports(self) -> pd.DataFrame:
+        """What was found of every checkpoint that was exported along a run's training."""
+        rows = [
+            {"run": run.name, "step": one.iteration, "name": name, "value": value}
+            for run in self._runs
+            for one in run.along
+            for name, value in {"validation loss": one.loss, **one.values}.items()
+            if value is not None
+        ]
+        return pd.DataFrame(rows, columns=metrics.columns("exports"))
 
     @functools.cached_property
     def time(self) -> pd.DataFrame:

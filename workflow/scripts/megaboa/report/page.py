@@ -38,6 +38,7 @@ SECTIONS = {
     "data": ("lengths",),
     "time": ("goodput",),
     "expected": ("memory",),
+    "along": ("along",),
 }
 FIGURES = tuple(name for names in SECTIONS.values() for name in names)
 KNOWN_ON_THE_CPU = ("tflops_per_gpu", "mfu")  # no reason to show a run among the machines
@@ -212,6 +213,7 @@ def render(
             expected=expected,
             validation=last_validation(runs),
             evaluated=evaluated(runs),
+            along=along(runs),
             places=[run for run in runs if run.checkpoint or run.export],
             provenance=provenance,
             published=published,
@@ -248,6 +250,20 @@ def evaluated(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     found = [run for run in runs if run.evaluation]
     names = list(dict.fromkeys(name for run in found for name in run.evaluation))
     return [{"run": run.name, "values": {name: run.evaluation.get(name) for name in names}} for run in found]
+
+
+def along(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """Every export along a training, with a value or None for every key that any of them has."""
+    found = [(run.name, one) for run in runs for one in run.along]
+    names = list(dict.fromkeys(name for _, one in found for name in one.values))
+    return [
+        {
+            "run": run,
+            "step": one.iteration,
+            "values": {"validation loss": one.loss, **{name: one.values.get(name) for name in names}},
+        }
+        for run, one in found
+    ]
 
 
 def machines(runs: Sequence[RunResult]) -> list[dict[str, Any]]:

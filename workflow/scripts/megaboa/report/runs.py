@@ -13,7 +13,9 @@ from megaboa.layout import words
 from megaboa.paths import ExperimentFolder, RunFolder
 from megaboa.plan.documents import RECIPE, cell
 from megaboa.records import (
+    Along,
     Evaluation,
+    ExportedStep,
     ExportRecord,
     Goodput,
     Preflight,
@@ -46,6 +48,7 @@ class RunResult:
     export: str | None = None
     goodput: Goodput | None = None
     evaluation: dict[str, float] = field(default_factory=dict)
+    along: tuple[ExportedStep, ...] = ()  # exports of checkpoints along the training
     asked: Tree = field(default_factory=dict)  # run.json
     launched: Tree = field(default_factory=dict)  # launch.json
 
@@ -116,7 +119,7 @@ def result_of(
     """What was measured, and what was made of the run since."""
     train = read_if_there(TrainRecord, folder.train_manifest)
     export = read_if_there(ExportRecord, folder.export)
-    evaluation = read_if_there(Evaluation, folder.evaluation)
+    evaluation, along = read_if_there(Evaluation, folder.evaluation), read_if_there(Along, folder.along)
     return RunResult(
         name=folder.name,
         plan=plan,
@@ -128,6 +131,7 @@ def result_of(
         export=export and export.path,
         goodput=goodput,
         evaluation=evaluation.values if evaluation else {},
+        along=along.exports if along and train and along.identity == train.identity else (),
         asked=folder.document("run") if folder.file("run").exists() else {},
         launched=folder.document("launch") if folder.file("launch").exists() else {},
     )

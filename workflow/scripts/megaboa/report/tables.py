@@ -54,6 +54,13 @@ def save_tables(
     made = {
         "runs": runs_table(runs, frames),
         "evaluation": pd.DataFrame([{"run": run.name, **run.evaluation} for run in runs if run.evaluation]),
+        "along": pd.DataFrame(
+            [
+                {"run": run.name, "step": one.iteration, "validation_loss": one.loss, **one.values}
+                for run in runs
+                for one in run.along
+            ]
+        ).dropna(axis="columns", how="all"),
         "agreement": _rows([plain(check) for check in checks if check.kind == "agreement"], AGREEMENT),
         "baseline": _rows([plain(check) for check in checks if check.kind == "baseline"], BASELINE),
         "gap": gap_table(gaps),

@@ -98,7 +98,7 @@ class Resumption:
 
     def _other_tokenizer(self) -> bool:
         """Recipes aside, whose tokenizers are in the identities of both."""
-        theirs = RunFolder(self.folder.parent_manifest.parent)
+        theirs = self.folder.parent_folder
         if not (theirs.source_manifest.exists() and self.folder.source_manifest.exists()):
             return False
         mine, other = (read(ModelSource, run.source_manifest).tokenizer_digest for run in (self.folder, theirs))

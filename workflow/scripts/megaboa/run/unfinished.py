@@ -81,8 +81,11 @@ def explain(run: str, work: Sequence[Unfinished]) -> str:
 
 
 def ways(restart: str) -> str:
-    """The two options; `restart` is the command for the second."""
-    return f"Undo the change to resume it, or restart it: {restart}"
+    """The options; `restart` is the command for the last."""
+    return (
+        "Undo the change to resume it, go on from there with the change (continue_from: itself), or restart it: "
+        f"{restart}"
+    )
 
 
 def _leaves(tree: Any, path: str = "") -> Tree:

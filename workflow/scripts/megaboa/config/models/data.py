@@ -68,6 +68,11 @@ class Corpus(Section):
     shards: PositiveInt = key(1, "number of parallel jobs; doesn't change the result")
     min_characters: NonNegativeInt = key(0, "skip shorter documents")
     deduplicate: bool = key(False, "skip documents whose text equals that of an earlier one")
+    filter: str | None = key(
+        None,
+        "a Python file with `keep(record)`, which returns True, False, or the reason to drop a record; dropped records "
+        "are counted and shown",
+    )
     on_bad_record: Literal["error", "skip"] = key(
         "error", "a bad record ends the job, or is skipped, counted and shown"
     )

@@ -16,7 +16,7 @@ from megaboa.config.models.training import Checkpoint, Load, Optimizer, Parallel
 from megaboa.records import Tree
 
 Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_-]+)+$")]
-Parent = Annotated[str, StringConstraints(pattern=r"^[^/@\s]+/[^/@\s]+(@[1-9]\d*)?$")]
+Parent = Annotated[str, StringConstraints(pattern=r"^(itself|[^/@\s]+/[^/@\s]+)(@[1-9]\d*)?$")]
 
 
 def _axis(value: Any) -> Any:
@@ -84,7 +84,8 @@ class Experiment(Section):
     model: Name | None = key(None, "model of the runs; default: the only one there is", short="model")
     continue_from: Parent | None = key(
         None,
-        "continue from another run's checkpoint: `<experiment>/<run>@<step>`; without `@<step>`: its last",
+        "continue from another run's checkpoint: `<experiment>/<run>@<step>`; without `@<step>`: its last; `itself`: "
+        "from the run's own, under its name, with other settings",
         short="from",
     )
     load: Load = key(Load(), "what is loaded from that checkpoint")

@@ -50,9 +50,9 @@ def _entries(vocab: str, _changed: int) -> int:
 
 
 class Conversion(Section):
-    """By how many ranks a model is imported. The weights are the same, and so is the checkpoint's place."""
+    """By how many ranks a model is imported and exported. The weights are the same, and so are their places."""
 
-    tp: PositiveInt = key(1, "tensor parallel size of the ranks that import the model and prove it")
+    tp: PositiveInt = key(1, "tensor parallel size of the ranks that import the model, export it, and prove both")
     pp: PositiveInt = key(1, "pipeline parallel size of these ranks")
     ep: PositiveInt = key(1, "expert parallel size of these ranks; there are pp * max(tp, ep)")
     nodes: PositiveInt = key(1, "nodes for these ranks")
@@ -93,7 +93,7 @@ class Model(Section):
         "scratch", "start from the imported weights, or from random ones drawn by Megatron"
     )
     seed: NonNegativeInt = key(0, "seed of the weights of a model made from `config`")
-    conversion: Conversion = key(Conversion(), "by how many ranks it is imported; default: by one process")
+    conversion: Conversion = key(Conversion(), "by how many ranks it is imported and exported; default: by one process")
     params: PositiveInt | None = key(
         None, "number of parameters, for expressions, if the model's config doesn't determine it"
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -96,10 +97,25 @@ class Trackers(Section):
         return self
 
 
+def _all_or_some(value: Any) -> Any:
+    if value in (None, "all") or isinstance(value, dict | Section):
+        return value
+    raise ValueError(f"{value!r} must be `all`, or `{{every: N}}`")
+
+
+class Along(Section):
+    every: PositiveInt = key(description="export the kept checkpoints at multiples of this number of steps")
+
+
 class Export(Section):
     runs: Runs = key([], "names or glob patterns of the runs to export to Hugging Face format, or `all`")
     checkpoint: Literal["final", "best"] | PositiveInt = key(
         "final", "the last checkpoint, the one with the lowest validation loss, or an iteration that was kept"
+    )
+    checkpoints: Annotated[Literal["all"] | Along | None, BeforeValidator(_all_or_some)] = key(
+        None,
+        "further exports along the training, proved and evaluated: `all` kept checkpoints, or `{every: N}`, those at "
+        "multiples of N steps; off",
     )
     file_gb: PositiveFloat = key(5.0, "size of a weights file; larger models have several")
     license: str | None = key(None, "licence named in the model card, such as `apache-2.0`")
@@ -202,7 +218,9 @@ class Figure(Section):
         description="name of its files; the name of a built-in figure replaces that figure"
     )
     kind: Literal["line", "bar", "box", "scatter", "heat"] = key(description="type of plot")
-    data: Literal["runs", "steps", "validation", "time"] = key("runs", "source table, one observation per row")
+    data: Literal["runs", "steps", "validation", "time", "exports"] = key(
+        "runs", "source table, one observation per row"
+    )
     x: Column = key(description="column of the x axis; for bars and boxes, one per value")
     y: Column = key(description="column of the y axis")
     value: Column | None = key(None, "column for a heat map's colours")

@@ -1,0 +1,58 @@
+"""transformers' model in fp32, layer by layer: the same numbers as of one that is held whole, in less memory."""
+
+import pytest
+import torch
+from tiny_models import LATENT, MOE, TIED_BF16, specification, train_tokenizer
+
+from megaboa.bridge import reference
+from megaboa.bridge.source import obtain
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    return train_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.mark.parametrize("config", [TIED_BF16, {**MOE, "dtype": "bfloat16"}, {**LATENT, "dtype": "bfloat16"}])
+def test_layer_by_layer_is_the_same_to_the_last_bit(words, tmp_path, monkeypatch, config):
+    source = obtain(specification(tmp_path, words, config=config))
+    tokens = torch.randint(source.vocab_size, (2, 20), generator=torch.Generator().manual_seed(1))
+    assert reference.how(source.params) == "held whole"
+    with torch.no_grad():
+        whole = reference.load(source.path, source.params)(tokens).logits
+        monkeypatch.setattr(reference, "HELD_WHOLE", source.params - 1)
+        assert reference.how(source.params) == "read layer by layer"
+        model = reference.load(source.path, source.params)
+        widest = []
+        for layer in model.model.layers:  # while one computes, the others have their own type
+            layer.register_forward_pre_hook(lambda *_: widest.append(wide(model)))
+        found = model(tokens).logits
+    assert found.dtype == torch.float32 and torch.equal(found, whole)
+    assert wide(model) == 0
+    largest = max(sum(weight.numel() for weight in layer.parameters()) for layer in model.model.layers)
+    assert 0 < max(widest) <= largest
+
+
+def wide(model):
+    """Weights in fp32: all are in bfloat16 in the file."""
+    return sum(weight.numel() for weight in model.parameters() if weight.dtype == torch.float32)
+
+
+def test_a_model_that_would_fill_the_memory_is_not_held(monkeypatch):
+    monkeypatch.setattr(reference, "free_bytes", lambda: 40e9)
+    assert reference.fits(5_000_000_000) and not reference.fits(8_000_000_000)
+    monkeypatch.setattr(reference, "free_bytes", lambda: 4e12)
+    assert reference.fits(20_000_000_000) and not reference.fits(70_000_000_000)
+
+
+def test_the_memory_of_a_job_is_that_of_its_group(tmp_path, monkeypatch):
+    host = reference.free_bytes()
+    assert host > 0
+    group = tmp_path / reference.Path("/proc/self/cgroup").read_text().split("::", 1)[-1].split("\n")[0].lstrip("/")
+    group.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(reference, "CGROUP", tmp_path)
+    (group / "memory.current").write_text("1000\n")
+    (group / "memory.max").write_text("max\n")
+    assert reference.free_bytes() == pytest.approx(host, rel=0.5)
+    (group / "memory.max").write_text("5000\n")
+    assert reference.free_bytes() == 4000

@@ -1,0 +1,51 @@
+"""Exports along the training: of a run that trains, and by the workflow of one that is finished."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+MORE = """\
+export: {runs: all, checkpoints: {every: EVERY}}
+evaluate: {command: "wc -c < {model}/model.safetensors | sed 's/.*/{\\"bytes\\": &}/' > {out}"}
+"""
+
+
+def test_a_run_that_trains_is_exported_and_goes_on(workspace):
+    """It would train for hours: what is exported meanwhile neither waits for its end nor disturbs it."""
+    more = MORE.replace("EVERY", "20")
+    config = workspace.experiment("endless", {"a": "{}"}, steps=1_000_000, save_interval=20, more=more)
+    process = workspace.start("pretrain", "--configfile", config)
+    try:
+        ranks = workspace.wait_for_step("endless", "a", 21)
+        said = workspace.megaboa("export-along", "endless/a")
+        assert said.splitlines()[0] == "a, step 20: export" and "step 20: store/exports/endless/a/" in said
+        assert (
+            workspace.rank_processes("endless", "a") == ranks
+            and not workspace.results("endless/runs/a/train.json").exists()
+        )
+        step = len(workspace.steps("endless", "a"))
+        workspace.wait_for_step("endless", "a", step + 1)
+        exported = workspace.results("endless", "runs", "a", "along", "20")
+        proof = json.loads((exported / "proof.json").read_text())
+        assert proof["state"] == "PASS" and {"logits", "read back"} <= {check["name"] for check in proof["checks"]}
+        assert json.loads((exported / "evaluation.json").read_text())["values"]["bytes"] > 1000
+    finally:
+        workspace.megaboa("stop", "endless/a")
+        process.communicate(timeout=300)
+
+
+def test_the_workflow_exports_what_was_kept_and_compares_it(workspace):
+    config = workspace.experiment("series", {"a": "{}"}, steps=6, save_interval=3, more=MORE.replace("EVERY", "3"))
+    workspace.snakemake("--configfile", config)
+    rows = workspace.results("series", "report", "tables", "along.tsv").read_text().splitlines()
+    assert rows[0].split("\t")[:2] == ["run", "step"] and [row.split("\t")[1] for row in rows[1:]] == ["3", "6"]
+    page = workspace.results("series", "report", "index.html").read_text()
+    assert "Along the training" in page and (workspace.results("series", "report") / "along.svg").exists()
+    checks = workspace.json("series", "report", "checks.json")["checks"]
+    assert {"export of a@3: logits", "export of a@6: logits"} <= {check["name"] for check in checks}
+    last, whole = (
+        workspace.json("series", "runs", "a", *path) for path in (["along", "6", "export.json"], ["export.json"])
+    )
+    assert last["path"] == whole["path"], "the last one is the run's own export"

@@ -1,0 +1,150 @@
+"""A run that goes on from its own checkpoint under its own name: which one, and what is kept of what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megaboa.config import ConfigError
+from megaboa.files import write_json
+from megaboa.paths import RunFolder, RunStore
+from megaboa.plan import Plan, in_place, restarts
+from megaboa.plan.shared import Shared
+from megaboa.records import Identity, TrainRecord, plain, read
+from megaboa.run import checkpoints
+from megaboa.run.identity import store_of
+
+PlanOf = Callable[..., Plan]
+ITSELF = "sweep: {runs: {base: {continue_from: itself}}}"
+
+
+class Trainer:
+    """Plans an experiment as a call does, and trains its run: a store with an identity and checkpoints."""
+
+    def __init__(self, plan_of: PlanOf) -> None:
+        self.plan_of = plan_of
+        self.folder = RunFolder(Path("results/small/runs/base"))
+
+    def plan(self, text: str = ITSELF, **given: object) -> Plan:
+        return self.plan_of(text, **{"checkpoint.save_interval": 10, "training.train_iters": 20, **given})
+
+    def call(self, text: str = ITSELF, **given: object) -> Plan:
+        plan = self.plan(text, **given)
+        in_place.keep(plan, Path("results"))
+        plan.write("results")
+        return plan
+
+    def train(self, plan: Plan, *iterations: int) -> Identity:
+        run = plan["base"]
+        parent = run.folder("results", "small").parent_manifest
+        identity = Identity(run=run.documents["run"], parent=read(TrainRecord, parent).identity if parent else None)
+        store = store_of(run.folder("results", "small"), identity)
+        write_json(store.identity, plain(identity))
+        for iteration in iterations:
+            folder = checkpoints.folder(store.checkpoints, iteration)
+            folder.mkdir(parents=True)
+            (folder / checkpoints.LAST_WRITTEN).write_text("x")
+        checkpoints.mark_complete(store.checkpoints)
+        return identity
+
+
+@pytest.fixture
+def trainer(plan_of: PlanOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
+    monkeypatch.chdir(tmp_path)
+    return Trainer(plan_of)
+
+
+def parent_of(plan: Plan) -> tuple[str, int, str]:
+    parent = plan["base"].run.parent
+    return str(parent), parent.iteration, parent.identity
+
+
+FROM_THE_START = "sweep: {runs: {base: {}}}"
+
+
+def test_more_steps_go_on_from_the_last_checkpoint_and_the_same_plan_stays(trainer: Trainer) -> None:
+    first = trainer.train(trainer.call(FROM_THE_START), 10, 20)
+    longer = trainer.call(**{"training.train_iters": 40})
+    assert parent_of(longer) == ("small/base@20", 20, first.digest)
+    assert longer["base"].row["parent"] == "small/base@20"
+    assert parent_of(trainer.call(**{"training.train_iters": 40})) == parent_of(longer)
+    trainer.train(longer, 30)
+    assert parent_of(trainer.call(**{"training.train_iters": 40})) == parent_of(longer)
+
+
+def test_what_it_was_is_kept_next_to_it(trainer: Trainer) -> None:
+    first = trainer.train(trainer.call(FROM_THE_START), 10, 20)
+    trainer.call(**{"training.train_iters": 40})
+    earlier = RunFolder(trainer.folder.path).parent_folder
+    train = read(TrainRecord, earlier.train_manifest)
+    assert (train.identity, train.iteration, train.train_iters) == (first.digest, 20, 20)
+    assert [kept.iteration for kept in train.checkpoints] == [10, 20] and RunStore(Path(train.store)).identity.exists()
+    assert (earlier.name, earlier.experiment) == ("base", "small")
+    assert earlier.run.training["train_iters"] == 20 and trainer.folder.run.training["train_iters"] == 40
+    assert trainer.folder.parent_manifest == earlier.train_manifest
+
+
+def test_further_steps_go_on_from_where_those_ended(trainer: Trainer) -> None:
+    trainer.train(trainer.call(FROM_THE_START), 20)
+    second = trainer.train(trainer.call(**{"training.train_iters": 40}), 30, 40)
+    third = trainer.call(**{"training.train_iters": 60})
+    assert parent_of(third) == ("small/base@40", 40, second.digest)
+    now = RunFolder(trainer.folder.path)
+    assert now.parent_folder.parent_folder.run.training["train_iters"] == 20
+
+
+def test_a_plan_that_was_changed_before_it_trained_goes_on_from_the_same_checkpoint(trainer: Trainer) -> None:
+    first = trainer.train(trainer.call(FROM_THE_START), 20)
+    trainer.call(**{"training.train_iters": 40})
+    assert parent_of(trainer.call(**{"training.train_iters": 50})) == ("small/base@20", 20, first.digest)
+
+
+def test_unfinished_work_goes_on_in_another_layout(trainer: Trainer) -> None:
+    first = trainer.train(trainer.call(FROM_THE_START, **{"training.train_iters": 40}), 10)
+    given = {"training.train_iters": 40, "parallel.tp": 2, "resources.gpus_per_node": 2}
+    with pytest.raises(restarts.UnfinishedWorkError, match="continue_from: itself"):
+        restarts.check(trainer.plan(FROM_THE_START, **given), "results", [])
+    plan = trainer.plan(**given)
+    assert parent_of(plan) == ("small/base@10", 10, first.digest)
+    assert restarts.check(plan, "results", []) == []
+
+
+def test_a_step_may_be_named(trainer: Trainer) -> None:
+    trainer.train(trainer.call(FROM_THE_START), 10, 20)
+    plan = trainer.plan("sweep: {runs: {base: {continue_from: itself@10}}}", **{"optimizer.lr": 1e-3})
+    assert parent_of(plan)[:2] == ("small/base@10", 10)
+    with pytest.raises(ConfigError, match="keeps no checkpoint of step 15, but of 10, 20"):
+        trainer.plan("sweep: {runs: {base: {continue_from: itself@15}}}")
+
+
+def test_its_job_waits_for_no_file_of_its_own(trainer: Trainer) -> None:
+    trainer.train(trainer.call(FROM_THE_START), 20)
+    plan = trainer.plan(**{"training.train_iters": 40})
+    assert not [path for path in Shared(plan).run_inputs(plan["base"]) if "runs/base" in path]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"training.train_iters": 20},
+            "training.train_iters: 20 is the step at which the run ends, and it begins after",
+        ),
+        ({"training.train_iters": 40, "training.global_batch_size": 1, "training.micro_batch_size": 1}, "is less than"),
+    ],
+)
+def test_what_can_not_go_on_is_said_with_its_key(trainer: Trainer, given: dict, said: str) -> None:
+    trainer.train(trainer.call(FROM_THE_START), 20)
+    with pytest.raises(ConfigError, match=said):
+        trainer.plan(**given)
+
+
+def test_without_a_checkpoint_of_its_own_it_says_so(trainer: Trainer) -> None:
+    said = "continue_from: small/base has no checkpoint of its own in results/small to go on from: remove this key"
+    with pytest.raises(ConfigError, match=said):
+        trainer.plan()
+    trainer.call(FROM_THE_START)
+    with pytest.raises(ConfigError, match=said):
+        trainer.plan()

@@ -1,0 +1,150 @@
+"""Exports along a run's training: which checkpoints, what is made again, and what is said of failures.
+
+The commands are a script that notes its calls and leaves records, as those of `megaboa` would.
+"""
+
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import made
+import pytest
+from fake_runs import FakeExperiment
+
+from megaboa.errors import InputError
+from megaboa.files import write_json, write_text
+from megaboa.paths import AlongFolder, RunFolder, run_of
+from megaboa.records import AlongSpec, plain, write
+from megaboa.run import along, checkpoints
+
+COMMAND = """\
+import json, sys
+from pathlib import Path
+kind, words = sys.argv[1], dict(zip(sys.argv[2::2], sys.argv[3::2]))
+here, out = Path(__file__).parent, Path(words["--out"])
+with (here / "calls").open("a") as calls:
+    calls.write(f"{kind} {out.parent.name}\\n")
+if (here / f"{kind}-fails-{out.parent.name}").exists():
+    sys.exit("a traceback\\nerror: it can't be")
+out.write_text((here / f"{kind}.json").read_text())
+"""
+SPEC = AlongSpec(run="a", every=None, file_gb=5.0, license=None, command="true")
+ALL = ("export-model", "prove-export", "evaluate")
+
+
+@dataclass
+class Training:
+    """A run that is not finished."""
+
+    folder: RunFolder
+    checkpoints: Path
+    scripts: Path
+
+    def save(self, *iterations):
+        for iteration in iterations:
+            folder = checkpoints.folder(self.checkpoints, iteration)
+            folder.mkdir(parents=True)
+            (folder / checkpoints.LAST_WRITTEN).write_text("x")
+        checkpoints.mark_complete(self.checkpoints)
+
+    def export(self, spec=SPEC, **more):
+        return along.export_along(self.folder, spec, lambda said: None, **more)
+
+    def calls(self):
+        """Those since it was asked last."""
+        path = self.scripts / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return lines
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    scripts, experiment = tmp_path / "scripts", FakeExperiment(tmp_path)
+    write_text(scripts / "megaboa", COMMAND)
+    write_json(scripts / "export-model.json", plain(made.export(path=str(scripts), digest="1")))
+    write_json(scripts / "prove-export.json", {"state": "PASS", "checks": [], "digest": "1"})
+    write_json(scripts / "evaluate.json", plain(made.evaluation(values={"acc": 0.5})))
+    monkeypatch.setattr(along, "SCRIPTS", scripts)
+    store = experiment.plan_run("a", steps=30)
+    experiment.begin("a", store, [])
+    folder = RunFolder(experiment.results / "runs" / "a")
+    write_json(folder.file("launch"), {"store": str(tmp_path / "store")})
+    write(folder.source_manifest, made.source())
+    return Training(folder, store / "checkpoints", scripts)
+
+
+def test_every_checkpoint_so_far_is_exported_proved_and_evaluated_once(run):
+    run.save(10, 20)
+    found = run.export()
+    assert [(one.iteration, one.values) for one in found.exports] == [(10, {"acc": 0.5}), (20, {"acc": 0.5})]
+    assert run.calls() == [f"{kind} {step}" for step in (10, 20) for kind in ALL]
+    run.save(30)
+    assert [one.iteration for one in run.export().exports] == [10, 20, 30]
+    assert run.calls() == [f"{kind} 30" for kind in ALL]
+
+
+def test_a_number_of_steps_chooses_and_without_a_command_nothing_is_evaluated(run):
+    run.save(10, 20, 30)
+    assert [one.iteration for one in run.export(replace(SPEC, every=20, command=None)).exports] == [20]
+    assert run.calls() == ["export-model 20", "prove-export 20"]
+
+
+@pytest.mark.parametrize("change", [{"command": "other"}, {"file_gb": 1.0}, {"license": "mit"}])
+def test_what_it_was_made_for_has_changed(run, change):
+    run.save(10)
+    run.export()
+    run.calls()
+    run.export(replace(SPEC, **change))
+    assert run.calls() == [f"{kind} 10" for kind in ALL]
+
+
+def test_a_proof_that_is_gone_or_an_export_that_is_gone_is_made_again(run):
+    run.save(10)
+    run.export()
+    folder = AlongFolder(run.folder.path, iteration=10)
+    folder.proof.unlink()
+    run.calls()
+    run.export()
+    assert run.calls() == [f"{kind} 10" for kind in ALL]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_one_that_fails_stops_no_other_and_is_tried_again(run, kind):
+    run.save(10, 20)
+    (run.scripts / f"{kind}-fails-10").touch()
+    with pytest.raises(InputError) as caught:
+        run.export()
+    what = {"export-model": "export", "prove-export": "proof"}.get(kind, kind)
+    log = run.folder.experiment_folder.logs / "export" / f"a@10.{what}.log"
+    assert str(caught.value) == f"run a: 1 of 2 exports failed: step 10: {what}: it can't be ({log})"
+    assert [call for call in run.calls() if call.endswith(" 20")] == [f"{kind} 20" for kind in ALL]
+    (run.scripts / f"{kind}-fails-10").unlink()
+    assert [one.iteration for one in run.export().exports] == [10, 20]
+
+
+def test_following_ends_with_the_run(run, monkeypatch):
+    monkeypatch.setattr(along, "LOOK_SECONDS", 0.01)
+    run.save(10)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(run.export(follow=True)))
+    thread.start()
+    while not (run.scripts / "calls").exists():
+        thread.join(0.01)
+    run.save(20, 30)
+    thread.join(60)
+    assert [one.iteration for one in found[0].exports] == [10, 20, 30]
+
+
+def test_a_run_that_has_not_begun_says_so(run):
+    run.folder.attempts_link.unlink()
+    with pytest.raises(InputError, match="run a has not begun"):
+        run.export()
+
+
+def test_a_manifest_is_its_runs_or_that_of_a_run_at_a_checkpoint():
+    path = Path("results/tiny/runs/a")
+    assert run_of(path / "export.json") == RunFolder(path)
+    found = run_of(path / "along" / "40" / "proof.json")
+    assert (found.iteration, found.name, found.experiment, found.path) == (40, "a", "tiny", path)
+    assert found.proof == path / "along" / "40" / "proof.json" and found.file("run") == path / "run.json"

@@ -1,0 +1,100 @@
+"""transformers' model of a folder, computed in fp32: held whole or, where no host could, layer by layer.
+
+Needs torch and transformers, no Megatron.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedModel
+
+from megaboa.bridge.source import class_of
+from megaboa.conversion import HELD_WHOLE
+
+BYTES = 4  # of a weight in fp32
+SHARE = 0.7  # of the memory that is free, for a model that is held whole
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def load(folder: str, params: int) -> PreTrainedModel:
+    """`params`: how many weights it has, by which it is decided."""
+    whole = fits(params)
+    # In its own type a model stays in its files: pages of them, which the system takes back when it needs memory.
+    dtype = torch.float32 if whole else "auto"
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    model = class_of(config).from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+    if not whole:
+        widen_by_layers(model)
+    return _with_scaled_softmax(model)
+
+
+def fits(params: int) -> bool:
+    """Whether a model can be held in fp32."""
+    return params <= HELD_WHOLE and BYTES * params <= SHARE * free_bytes()
+
+
+def how(params: int) -> str:
+    """In words for a proof."""
+    return "held whole" if fits(params) else "read layer by layer"
+
+
+def free_bytes() -> float:
+    """Memory that this process may still take: of the host, or of the job that it is in."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    free = float(next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))) * 1024
+    try:
+        mine = Path("/proc/self/cgroup").read_text(encoding="utf-8").split("::", 1)[1].split("\n")[0]
+        group = CGROUP / mine.lstrip("/")
+        limit, used = ((group / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
+        return min(free, float(limit) - float(used))
+    except (OSError, ValueError, IndexError):  # no limit, or an older kind of group
+        return free
+
+
+def widen_by_layers(model: torch.nn.Module) -> None:
+    """Let every part of a model compute in fp32, with its weights in that type only as long as it computes."""
+    for part in _parts(model):
+        part.register_forward_pre_hook(_widen)
+        part.register_forward_hook(_restore, always_call=True)
+
+
+def _parts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The layers, each as a whole, and what has weights outside of them."""
+    if next(module.parameters(recurse=False), None) is not None:
+        yield module
+        return
+    for child in module.children():
+        if isinstance(module, torch.nn.ModuleList):
+            yield child
+        else:
+            yield from _parts(child)
+
+
+def _widen(part: torch.nn.Module, _: Any) -> None:
+    part.narrow = [(weight, weight.data) for weight in part.parameters()]
+    for weight in part.parameters():
+        weight.data = weight.data.float()
+
+
+def _restore(part: torch.nn.Module, *_: Any) -> None:
+    for weight, data in part.narrow:
+        weight.data = data
+    del part.narrow
+
+
+def _with_scaled_softmax(model: PreTrainedModel) -> PreTrainedModel:
+    """DeepSeek-V2 as it was published scales its softmax by YaRN's `mscale_all_dim`, as Megatron does; transformers
+    forgets it in versions without its pull request 47435."""
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if model.config.model_type == "deepseek_v2" and rope.get("mscale_all_dim") and rope.get("factor", 1) > 1:
+        factor = 0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1
+        for layer in model.model.layers:
+            attention = layer.self_attn
+            if attention.scaling == attention.qk_head_dim**-0.5:
+                attention.scaling *= factor * factor
+    return model

@@ -1,0 +1,138 @@
+"""A filter of the user's: a Python file with a function `keep`, which decides about every record of a corpus.
+
+    def keep(record: dict) -> bool | str
+
+True keeps a record. False drops it, and so does a string, which is the reason to count it under.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megaboa.errors import InputError
+from megaboa.files import file_digest
+from megaboa.records import Filtered, FilterVersion
+
+FUNCTION = "keep"
+UNNAMED = "dropped"  # the reason where the function gives none
+SHOWN = 100  # characters of a record's text
+REASONS, SAMPLES = 50, 3  # how many reasons are told apart, and records shown for each
+FURTHER = "further reasons"
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """The filter doesn't keep the record."""
+
+    reason: str
+    text: str  # its beginning
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The filter gave no answer."""
+
+    why: str
+
+
+Judge = Callable[[dict[str, Any], str], Dropped | Failed | None]
+
+
+class Tally:
+    """What a filter has dropped."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, int] = {}
+        self._samples: dict[str, list[str]] = {}
+
+    def add(self, reason: str, count: int, samples: Callable[[], list[str]]) -> None:
+        """`samples` is asked only while there are few."""
+        told_apart = len(self._reasons) - (FURTHER in self._reasons)
+        name = reason if reason in self._reasons or told_apart < REASONS else FURTHER
+        self._reasons[name] = self._reasons.get(name, 0) + count
+        shown = self._samples.setdefault(name, [])
+        if len(shown) < SAMPLES:
+            shown += samples()[: SAMPLES - len(shown)]
+
+    def record(self) -> Filtered:
+        return Filtered(records=sum(self._reasons.values()), reasons=self._reasons, samples=self._samples)
+
+
+def together(parts: Iterable[Filtered | None]) -> Filtered | None:
+    """Of all shards; None where there is no filter."""
+    tally, found = Tally(), False
+    for part in filter(None, parts):
+        found = True
+        for reason, count in part.reasons.items():
+            tally.add(reason, count, functools.partial(part.samples.get, reason, []))
+    return tally.record() if found else None
+
+
+def problem(path: str) -> str | None:
+    """What is wrong with a filter, as far as its text tells. Nothing of it is run."""
+    file = Path(path).expanduser()
+    if file.suffix != ".py":
+        return f"{path!r} is no Python file (.py)"
+    if not file.is_file():
+        return f"there is no file {path!r}: check the path"
+    try:
+        code = ast.parse(file.read_bytes(), path)
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        return f"{path}{line}: is no Python ({getattr(error, 'msg', error)})"
+    named = {node.name for node in code.body if isinstance(node, ast.FunctionDef)}
+    assigned = {
+        name.id for node in code.body if isinstance(node, ast.Assign) for name in node.targets if hasattr(name, "id")
+    }
+    imported = {
+        alias.asname or alias.name
+        for node in code.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    if FUNCTION not in named | assigned | imported:
+        return f"{path} has no function {FUNCTION}(record), which returns True, False, or the reason to drop a record"
+    return None
+
+
+def version(path: str) -> FilterVersion:
+    return FilterVersion(path=path, sha256=file_digest(path))
+
+
+def load(wanted: FilterVersion, key: str) -> Judge:
+    """The filter in the version that the corpus was begun with."""
+    path = Path(wanted.path)
+    if not path.is_file() or file_digest(path) != wanted.sha256:
+        gone = "was changed" if path.is_file() else "is gone"
+        raise InputError(f"{key}: {path} {gone} after the corpus's files were listed: call again")
+    spec = importlib.util.spec_from_file_location(f"filter_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        keep = getattr(module, FUNCTION)
+    except Exception as error:  # it is the user's code
+        raise InputError(f"{key}: {path} can't be imported ({_said(error)})") from error
+
+    def judge(record: dict[str, Any], text: str) -> Dropped | Failed | None:
+        try:
+            answer = keep(record)
+        except Exception as error:
+            return Failed(f"{FUNCTION}() raised {_said(error)}")
+        answer = answer.item() if hasattr(answer, "item") else answer  # of NumPy's
+        if answer is True:
+            return None
+        if answer is False or (isinstance(answer, str) and answer.strip()):
+            return Dropped(" ".join(answer.split()) if answer else UNNAMED, " ".join(text[:SHOWN].split()))
+        return Failed(f"{FUNCTION}() returned {answer!r}, and neither True, False, nor the reason to drop a record")
+
+    return judge
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

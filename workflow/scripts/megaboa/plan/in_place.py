@@ -1,0 +1,101 @@
+"""A run that goes on where it was, with other settings and under its own name (`continue_from: itself`).
+
+What it was before keeps its store and its identity, and is its parent. A copy of its manifests is kept in
+`runs/<run>/earlier/<id>/`, as those in the run's folder are about to be replaced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from megaboa.files import write_json
+from megaboa.harmless import without_harmless
+from megaboa.paths import EarlierRun, RunFolder, RunStore
+from megaboa.plan.plan import Plan, Run
+from megaboa.records import Identity, Kept, Parent, TrainRecord, Tree, parse, plain, read_ledger, write
+from megaboa.run import checkpoints, ledger, progress
+from megaboa.run.identity import stored
+
+ITSELF = "itself"
+
+
+@dataclass(frozen=True)
+class Before:
+    """What a run was, and the step of the checkpoint that it goes on from; None: its last one."""
+
+    store: RunStore
+    identity: Identity
+    step: int | None
+
+
+def is_in_place(text: str | None) -> bool:
+    return text is not None and text.partition("@")[0] == ITSELF
+
+
+def before(folder: RunFolder, run: Run) -> Before | None:
+    """What the run in this folder was, before it became what the plan says; None where it has not been trained.
+
+    A run that was planned so already stays what it is, however far it has come.
+    """
+    if not folder.file("run").exists() or not folder.file("launch").exists():
+        return None
+    now = folder.document("run")
+    parent = folder.run.parent if folder.is_in_place else None
+    known = [(store, identity) for store, identity in stored(folder) if checkpoints.latest(store.checkpoints)]
+    if parent and _same(_alone(now), _alone(plain(run.run))):
+        return next(
+            (Before(store, one, parent.iteration) for store, one in known if one.digest == parent.identity), None
+        )
+    mine = [(store, one) for store, one in known if _same(one.run, now)]
+    if mine:
+        store, identity = max(mine, key=lambda one: checkpoints.latest(one[0].checkpoints))
+        return Before(store, identity, None)
+    if parent:  # it was planned so and has not saved yet: it goes on from where that began
+        return next(
+            (Before(store, one, parent.iteration) for store, one in known if one.digest == parent.identity), None
+        )
+    return None
+
+
+def keep(plan: Plan, results: Path) -> None:
+    """Copy the manifests of what runs were, where they go on in place. To be called before the plan is written."""
+    for run in plan.runs:
+        folder = RunFolder(results / plan.name / "runs" / run.name)
+        parent = run.run.parent
+        if parent is None or not run.folder(results, plan.name).is_in_place:
+            continue
+        earlier = EarlierRun(folder.path, identity=str(parent.identity))
+        if earlier.train_manifest.exists():
+            continue
+        store, identity = next(one for one in stored(folder) if one[1].digest == parent.identity)
+        write_json(earlier.file("run"), identity.run)
+        write_json(earlier.file("launch"), folder.document("launch"))
+        write(earlier.train_manifest, _manifest(run.name, store, identity, parent))
+
+
+def _manifest(name: str, store: RunStore, identity: Identity, parent: Parent) -> TrainRecord:
+    """As train.json would say it of a run that ended with this checkpoint."""
+    kept = checkpoints.sizes(store.checkpoints)
+    own = identity.run.get("parent")
+    return TrainRecord(
+        run=name,
+        identity=identity.digest,
+        store=str(store.path),
+        iteration=parent.iteration,
+        train_iters=progress.last_step(store),
+        checkpoint=str(checkpoints.folder(store.checkpoints, parent.iteration)),
+        checkpoints=tuple(Kept(iteration=step, bytes=size) for step, size in kept.items()),
+        bytes=sum(kept.values()),
+        parent=parse(Parent, own, store.identity) if own else None,
+        world_size=identity.run["world_size"],
+        skipped=tuple(ledger.skipped_steps(read_ledger(store.ledger))),
+    )
+
+
+def _alone(run: Tree) -> Tree:
+    return {key: value for key, value in run.items() if key != "parent"}
+
+
+def _same(one: Tree, other: Tree) -> bool:
+    return without_harmless(one) == without_harmless(other)

@@ -1,0 +1,208 @@
+"""Exports of the checkpoints that a run keeps, each with its proof and evaluation: while it trains, or afterwards.
+
+Nothing of the run is touched, and nothing is made twice: what is there is known by its record, and the exports lie in
+the store as any other. Every conversion is a process of its own, started where ranks are.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from megaboa.errors import InputError
+from megaboa.files import digest
+from megaboa.paths import AlongFolder, RunFolder, RunStore
+from megaboa.records import (
+    Along,
+    AlongSpec,
+    ConversionSpec,
+    Evaluation,
+    ExportedStep,
+    ExportRecord,
+    ExportSpec,
+    Identity,
+    Image,
+    ModelSource,
+    Proof,
+    TrainRecord,
+    plain,
+    read,
+    read_if_there,
+    write,
+)
+from megaboa.run import checkpoints, progress
+from megaboa.run.checkpoints import LOSS
+
+SCRIPTS = Path(__file__).parents[2]
+LOOK_SECONDS = 5.0
+
+Say = Callable[[str], None]
+
+
+def export_along(folder: RunFolder, spec: AlongSpec, say: Say = print, follow: bool = False) -> Along:
+    """Export what is there; `follow`: and what the run saves from now on, until it is finished.
+
+    InputError names what failed, after all others were made.
+    """
+    payload, failed, done = _store(folder), {}, {}
+    while True:
+        over = not follow or _is_finished(payload)
+        for iteration in wanted(payload, spec.every):
+            if iteration not in done and iteration not in failed:
+                one = _Step(AlongFolder(folder.path, iteration=iteration), payload, spec, say)
+                if problem := one.make():
+                    failed[iteration] = problem
+                else:
+                    done[iteration] = one.record()
+        if over:
+            break
+        time.sleep(LOOK_SECONDS)
+    if failed:
+        listed = "; ".join(f"step {iteration}: {problem}" for iteration, problem in sorted(failed.items()))
+        raise InputError(f"run {folder.name}: {len(failed)} of {len(failed) + len(done)} exports failed: {listed}")
+    return Along(run=folder.name, identity=read(Identity, payload.identity).digest, exports=tuple(done.values()))
+
+
+def wanted(payload: RunStore, every: int | None) -> list[int]:
+    """The complete checkpoints that there are: all, or those at multiples of a number of steps."""
+    found = checkpoints.complete_iterations(payload.checkpoints)
+    return [iteration for iteration in found if every is None or iteration % every == 0]
+
+
+def _store(folder: RunFolder) -> RunStore:
+    if folder.train_manifest.exists():
+        return RunStore(folder.store)
+    if folder.attempts_link.exists():
+        return RunStore.of(folder.attempts_link)
+    raise InputError(f"run {folder.name} has not begun: there is no checkpoint to export")
+
+
+def _is_finished(payload: RunStore) -> bool:
+    last = progress.last_step(payload)
+    return last is not None and checkpoints.latest(payload.checkpoints) >= last
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One checkpoint on its way to a proved and evaluated export."""
+
+    folder: AlongFolder
+    payload: RunStore
+    spec: AlongSpec
+    say: Say
+
+    def make(self) -> str | None:
+        """What failed, in a few words; None where all is there."""
+        if self._is_made:
+            return None
+        folder, iteration = self.folder, self.folder.iteration
+        where = checkpoints.folder(self.payload.checkpoints, iteration)
+        size = checkpoints.sizes(self.payload.checkpoints).get(iteration)
+        if size is None:
+            return "the run has removed the checkpoint: set checkpoint.keep_every"
+        identity = read(Identity, self.payload.identity)
+        train = TrainRecord(
+            run=folder.name,
+            identity=identity.digest,
+            store=str(self.payload.path),
+            iteration=iteration,
+            train_iters=progress.last_step(self.payload),
+            checkpoint=str(where),
+            world_size=folder.run.world_size,
+        )
+        write(folder.train_manifest, train)
+        asked = ExportSpec(run=folder.name, checkpoint=iteration, file_gb=self.spec.file_gb, license=self.spec.license)
+        write(folder.spec, asked)
+        source = ["--source", str(folder.source_manifest)]
+        proof = ["prove-export", "--export", str(folder.export), *source, *self._image, "--out", str(folder.proof)]
+        jobs = {
+            "export": ["export-model", "--spec", str(folder.spec), *source, *self._image, "--out", str(folder.export)],
+            "proof": proof,
+        }
+        folder.proof.unlink(missing_ok=True)
+        for kind, words in jobs.items():
+            if problem := self._run(kind, self._starter(kind), words):
+                return problem
+        if self.spec.command is not None:
+            words = ["evaluate", "--spec", str(folder.experiment_folder.specs.evaluate), "--export", str(folder.export)]
+            words += ["--store", str(folder.launch.store), "--out", str(folder.evaluation)]
+            if problem := self._run("evaluate", [sys.executable], words):
+                return problem
+        folder.asked_for.write_text(self._asked_for, encoding="ascii")
+        return None
+
+    def record(self) -> ExportedStep:
+        export, evaluation = read(ExportRecord, self.folder.export), None
+        if self.spec.command is not None:
+            evaluation = read(Evaluation, self.folder.evaluation)
+        logged = checkpoints.evaluations(self.payload).get(self.folder.iteration)
+        return ExportedStep(
+            iteration=self.folder.iteration,
+            path=export.path,
+            digest=export.digest,
+            loss=logged and logged.losses.get(LOSS),
+            values=evaluation.values if evaluation else {},
+        )
+
+    @property
+    def _is_made(self) -> bool:
+        folder = self.folder
+        export, proof = read_if_there(ExportRecord, folder.export), read_if_there(Proof, folder.proof)
+        if not (export and proof and proof.digest == export.digest and Path(export.path).is_dir()):
+            return False
+        return folder.asked_for.exists() and folder.asked_for.read_text(encoding="ascii") == self._asked_for
+
+    @property
+    def _asked_for(self) -> str:
+        """What decides an export, its proof and its evaluation."""
+        image = self._image_manifest
+        facts = {
+            "spec": plain(replace(self.spec, every=None)),
+            "run": read(Identity, self.payload.identity).digest,
+            "source": read(ModelSource, self.folder.source_manifest).digest,
+            "image": list(read(Image, image).marks) if image else None,
+        }
+        return digest(facts)
+
+    @property
+    def _image_manifest(self) -> Path | None:
+        return self.folder.experiment_folder.image if self.folder.launch.image else None
+
+    @property
+    def _image(self) -> list[str]:
+        return ["--image", str(self._image_manifest)] if self._image_manifest else []
+
+    def _starter(self, kind: str) -> list[str]:
+        """In the image if there is one, and by as many ranks as the model is converted by."""
+        specs = self.folder.experiment_folder.specs
+        conversion = specs.of("conversions", self.folder.run.model["name"])
+        ranks = read_if_there(ConversionSpec, conversion)
+        if ranks and max(ranks.layout.values()) > 1:
+            logs = self._log(kind).with_suffix(".ranks")
+            inside = ["--inside", str(specs.inside)] if self._image else []
+            starter = [str(SCRIPTS / "convert.py"), "--spec", str(conversion), *self._image, *inside]
+            return [sys.executable, *starter, "--logs", str(logs)]
+        if self._image_manifest:
+            return [sys.executable, str(SCRIPTS / "inside.py"), str(specs.inside), str(self._image_manifest)]
+        return [sys.executable]
+
+    def _log(self, kind: str) -> Path:
+        folder = self.folder
+        return folder.experiment_folder.logs / "export" / f"{folder.name}@{folder.iteration}.{kind}.log"
+
+    def _run(self, kind: str, starter: list[str], words: list[str]) -> str | None:
+        """Nothing where it succeeds; else the last line that it said, and its log."""
+        log = self._log(kind)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.say(f"{self.folder.name}, step {self.folder.iteration}: {kind}")
+        with log.open("wb") as stream:
+            command = [*starter, str(SCRIPTS / "megaboa"), *words]
+            code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream).returncode
+        if code == 0:
+            return None
+        said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        return f"{kind}: {said[-1].removeprefix('error: ') if said else f'ended with {code}'} ({log})"
