@@ -24,7 +24,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workflow" / "scripts"))
 
-from megaboa.check import adviser, flops, memory, speed
+from megaboa.check import adviser, memory, speed
 from megaboa.check.facts import Cluster, Facts, Kernels, Model, Training
 from megaboa.check.memory import GIB
 from megaboa.layout import Layout
@@ -70,15 +70,15 @@ def _csv(name: str) -> list[dict[str, str]]:
 
 
 def vtrain(name: str) -> Iterator[Row]:
-    """GPT-3 by Megatron-DeepSpeed, in fp16: attention isn't fused, the optimizer not distributed, nothing overlapped."""
+    """GPT-3 by Megatron-DeepSpeed in fp16: attention isn't fused, the optimizer not distributed, nothing overlapped."""
     several = name == "vtrain-multi"
     for number, one in enumerate(_csv(f"{name}.csv"), 2):
         size = {key: int(value) for key, value in one.items() if value.isdigit()}
         hidden, heads, world = size["hidden size"], size["attention heads"], size["# GPUs"]
         model = Model(
             layers=size["# layers"], hidden=hidden, ffn=4 * hidden, heads=heads, kv_groups=heads,
-            head_dim=hidden // heads, vocab_size=50257, vocab_rows=51200, learned_positions=True, tied=True, gated=False,
-            bias=True, norm_bias=True, dropout=0.1,
+            head_dim=hidden // heads, vocab_size=50257, vocab_rows=51200, learned_positions=True, tied=True,
+            gated=False, bias=True, norm_bias=True, dropout=0.1,
         )  # fmt: skip
         layout = Layout(
             world, tp=size["tensor parallelism"], pp=size["pipeline parallelism"], distributed_optimizer=False

@@ -20,6 +20,7 @@ from megaboa.errors import one_sentence
 GROUPS = {
     "An experiment": {
         "advise": "legal layouts that fit, fastest first",
+        "calibrate": "measure what predicted times need, on this machine",
         "recipes": "Megatron-Bridge's recipes, by model, GPUs and precision",
         "status": "progress of its runs, with or without Snakemake",
         "doctor": "why runs failed, and what to do",
@@ -99,7 +100,7 @@ def usage() -> str:
     lines = ["megaboa COMMAND [...]; `megaboa COMMAND --help` says more. Experiments are run by `snakemake`."]
     for title, commands in GROUPS.items():
         lines += ["", title, *(f"  {name:<16} {what}" for name, what in commands.items())]
-    return "\n".join([*lines, "", "`megaboa --help jobs` lists what Snakemake's jobs call."])
+    return "\n".join([*lines, "`megaboa --help jobs` lists what Snakemake's jobs call."])
 
 
 def usage_of_jobs() -> str:

@@ -1,0 +1,65 @@
+"""The law that fits measured points best: no coefficient negative, relative errors squared. Standard library only."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from itertools import product
+
+from megaboa.records import Law, Point
+
+Solution = dict[int, float]  # by column: latency, work, values, groups
+COLUMNS = 4
+
+
+def fitted(points: Sequence[Point]) -> Law:
+    """Of all choices of what the law has in addition to work, the one with the smallest errors."""
+    rows = [(1.0, one.work, one.values, one.groups - 1.0) for one in points]
+    measured = [one.seconds for one in points]
+    choices = []
+    for others in product((False, True), repeat=COLUMNS - 1):
+        used = [1, *(column for column, is_used in zip((0, 2, 3), others, strict=True) if is_used)]
+        if len(used) <= len(points) and all(any(row[column] for row in rows) for column in used):
+            choices.append(_least_squares(rows, measured, used))
+    possible = [one for one in choices if one[1] > 0 and min(one.values()) >= 0]
+    found = min(possible, key=lambda one: _distance(one, rows, measured))
+    latency, work, values, group = (found.get(column, 0.0) for column in range(COLUMNS))
+    law = Law(rate=1 / work, latency=latency, moved=1 / values if values else None, group=group)
+    errors = [abs(law.seconds(one.work, one.values, one.groups) / one.seconds - 1) for one in points]
+    return Law(
+        rate=law.rate,
+        latency=latency,
+        moved=law.moved,
+        group=group,
+        error=statistics.median(errors),
+        points=tuple(points),
+    )
+
+
+def _distance(found: Solution, rows: Sequence[Sequence[float]], measured: Sequence[float]) -> float:
+    pairs = zip(rows, measured, strict=True)
+    return sum((sum(found[column] * row[column] for column in found) / seconds - 1) ** 2 for row, seconds in pairs)
+
+
+def _least_squares(rows: Sequence[Sequence[float]], measured: Sequence[float], used: list[int]) -> Solution:
+    """By normal equations, of rows divided by what was measured and columns by their largest number."""
+    scale = [max(row[column] for row in rows) for column in used]
+    scaled = [
+        [row[column] / size / seconds for column, size in zip(used, scale, strict=True)]
+        for row, seconds in zip(rows, measured, strict=True)
+    ]
+    count = len(used)
+    matrix = [
+        [*(sum(one[i] * one[j] for one in scaled) for j in range(count)), sum(one[i] for one in scaled)]
+        for i in range(count)
+    ]
+    for i in range(count):
+        pivot = max(range(i, count), key=lambda line: abs(matrix[line][i]))
+        matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
+        if not matrix[i][i]:  # a column that others make up
+            return {1: -1.0}
+        for other in range(count):
+            if other != i:
+                share = matrix[other][i] / matrix[i][i]
+                matrix[other] = [a - share * b for a, b in zip(matrix[other], matrix[i], strict=True)]
+    return {column: matrix[i][-1] / matrix[i][i] / scale[i] for i, column in enumerate(used)}
