@@ -24,6 +24,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workflow" / "scripts"))
 
+import former_speed
 from megaboa.check import adviser, memory, speed
 from megaboa.check.facts import Cluster, Facts, Kernels, Model, Training
 from megaboa.check.memory import GIB
@@ -295,7 +296,8 @@ def main() -> None:
     parser.add_argument("--speed", action="store_true", help="layouts per second")
     arguments = parser.parse_args()
     given = [one for one in rows() if one.held_back is not arguments.fit]
-    print("\n".join([*table(given, {"now": lambda f: speed.of_step(f).seconds}), "", *memory_table(given)]))
+    models = {"before": lambda f: former_speed.of_step(f).seconds, "now": lambda f: speed.of_step(f).seconds}
+    print("\n".join([*table(given, models), "", *memory_table(given)]))
     if arguments.rows:
         for one in given:
             gib = f"{one.gib:.1f} GiB {memory.peak(one.facts).tensors / GIB / one.gib:.3f}" if one.gib else ""

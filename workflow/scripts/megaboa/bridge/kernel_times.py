@@ -25,7 +25,7 @@ from megaboa.records import Law, Link, Point
 try:
     import transformer_engine.pytorch as te
     from transformer_engine.common import recipe as te_recipes
-except ImportError:  # as on the CPU
+except (ImportError, OSError):  # as on the CPU
     te = te_recipes = None
 
 Work = Callable[[], Any]

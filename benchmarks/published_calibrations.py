@@ -1,0 +1,102 @@
+"""Writes the calibrations that are shipped for GPUs that we didn't measure, from published numbers, each with its source.
+
+    .venv/bin/python benchmarks/published_calibrations.py
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "workflow" / "scripts"))
+
+from megaboa import records
+from megaboa.check import calibration
+from megaboa.check.laws import fitted
+from megaboa.records import Calibration, Law, Link, Point
+
+KERNELS = Path(__file__).parent / "measured" / "simumax-kernels.csv"
+
+
+def kernels(gpu: str, kind: str) -> Law:
+    """From SimuMax's table of single kernels; the points stay in the table."""
+    with KERNELS.open(newline="") as file:
+        points = [
+            Point(
+                name=one["name"], work=float(one["work"]), values=float(one["values"]), groups=int(one["groups"]),
+                seconds=float(one["seconds"]),
+            )
+            for one in csv.DictReader(file)
+            if (one["gpu"], one["kind"]) == (gpu, kind)
+        ]  # fmt: skip
+    return replace(fitted(points), points=())
+
+
+def b200() -> Calibration:
+    """`latency` of SimuMax's collectives: its fixed part and seven of its part for each other rank."""
+    bus = 900e9
+    node = Link(
+        ranks=8,
+        all_reduce=Law(rate=0.7424 * bus, latency=61e-6),
+        all_gather=Law(rate=0.6735 * bus, latency=87e-6),
+        reduce_scatter=Law(rate=0.6731 * bus, latency=82e-6),
+        all_to_all=Law(rate=0.5968 * bus, latency=51e-6),
+        send=Law(rate=0.7 * bus, latency=16e-6),
+    )
+    return Calibration(
+        name="b200, published",
+        gpu="b200",
+        source=(
+            "SimuMax (MooreThreads, commit 4dcaae5, configs/system/b200_bf16_ceperm.json): kernels in bf16 and "
+            "collectives of eight GPUs, torch 2.10, Transformer Engine 2.11; nothing of FP8; the host's times are "
+            "assumed"
+        ),
+        products={"bf16": kernels("b200", "products")},
+        grouped={"bf16": kernels("b200", "grouped")},
+        attention={way: kernels("b200", f"attention {way}") for way in ("forward", "backward")},
+        memory=Law(rate=0.666 * 8000e9),
+        launch=5e-6,
+        layer={"bf16": 1.2e-3},
+        node=node,
+        network=_network(50e9),
+    )
+
+
+def a100() -> Calibration:
+    reduce = Law(rate=229e9, latency=85e-6)
+    return Calibration(
+        name="a100, published",
+        gpu="a100",
+        source=(
+            "matrix products: SimuMax (commit 4dcaae5, configs/system/a100_pcie.json), attention the same; all-reduce of "
+            "eight GPUs: vTrain (commit f8dda84, trace/a100/AR_GPU8_1M_1024M_LUT); the host's time for a layer, memory and "
+            "network: fitted to vTrain's step times of Megatron-DeepSpeed (benchmarks/measured/README.md says to which)"
+        ),
+        products={"bf16": kernels("a100", "products")},
+        grouped={"bf16": kernels("a100", "grouped")},
+        attention={way: kernels("a100", f"attention {way}") for way in ("forward", "backward")},
+        memory=Law(rate=1.5e12),
+        launch=8e-6,
+        layer={"bf16": 3.4e-3},
+        node=Link(ranks=8, all_reduce=reduce, all_gather=reduce, reduce_scatter=reduce, all_to_all=reduce, send=reduce),
+        network=_network(12.5e9),
+    )
+
+
+def _network(rate: float) -> Link:
+    """Of so many bytes per second that each GPU's adapter has."""
+    law, pairs = Law(rate=0.8 * rate, latency=20e-6), Law(rate=0.5 * rate, latency=30e-6)
+    return Link(ranks=2, all_reduce=law, all_gather=law, reduce_scatter=law, all_to_all=pairs, send=law)
+
+
+def main() -> None:
+    calibration.SHIPPED.mkdir(exist_ok=True)
+    for made in (b200(), a100()):
+        records.write(calibration.SHIPPED / f"{made.gpu}.json", made)
+        print(f"{made.name}: {made.source}")
+
+
+if __name__ == "__main__":
+    main()
