@@ -27,13 +27,15 @@ TYPES = {  # in the name of a precision: in a calibration, and how much faster t
     "mxfp8": ("mxfp8", 1.5),
     "fp4": ("nvfp4", 2.0),
 }
-BYTES_OF_PASS = 1.35  # of a kernel of norms, activations, losses: as many more than the sum of tensors moves in its time
+BYTES_OF_PASS = 1.2  # of a kernel of norms, activations, losses: as many more than the sum of tensors moves in its time
+SCORE_PASSES = 1.2  # the same, of scores that aren't fused, in addition
 ACCUMULATED = 10  # bytes for each parameter and micro-batch: the gradient is read, and added to the one in fp32
 UPDATED = 50  # bytes for each parameter that a rank updates: gradients are measured, Adam's states read and written
 HOST = 1.0  # of a layer, as a multiple of what a calibration's layer takes
 GRAPHS = {"full_iteration": 0.0, "local": 0.3, "transformer_engine": 0.3}  # of the host's time that is left
+WAITS = 2.7  # exponent: at infinity the longer of host and GPU alone would count
 FIRST_PIECE = 0.1  # of gradients or weights that are sent behind calculation
-OVERLAPPED_LATENCIES = 0.5  # of what runs behind calculation: shares of it that show all the same
+OVERLAPPED_LATENCIES = 0.2  # of what runs behind calculation: shares of it that show all the same
 
 
 @dataclass(frozen=True)
@@ -195,8 +197,8 @@ class _Model:
         law, dropped = next(iter(self.known.products.values())), 5 if self.f.kernels.attention_dropout else 0
         products = law.seconds(2 * 2 * scores.count * scores.channels, 2 * 2 * scores.count) + law.latency
         return (
-            products + self.passes(2 * scores.count * (4 + dropped)),
-            2 * products + self.passes(2 * scores.count * (6 + dropped)),
+            products + self.passes(SCORE_PASSES * 2 * scores.count * (4 + dropped)),
+            2 * products + self.passes(SCORE_PASSES * 2 * scores.count * (6 + dropped)),
         )
 
     # --- what others are waited for ---
@@ -274,7 +276,8 @@ class _Model:
 
 
 def _with_host(step: Step, host: float) -> Step:
-    return step + Step(host=max(0.0, host - step.seconds))
+    """The longer of the two, and more where they are about as long: each waits for the other now and then."""
+    return step + Step(host=(step.seconds**WAITS + host**WAITS) ** (1 / WAITS) - step.seconds)
 
 
 def _behind(message: float, calculation: float) -> float:
