@@ -17,7 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations, islice
+from itertools import combinations, cycle, islice
 from pathlib import Path
 
 import yaml
@@ -25,6 +25,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1] / "workflow" / "scripts"))
 
 import former_speed
+
 from megaboa.check import adviser, memory, speed
 from megaboa.check.facts import Cluster, Facts, Kernels, Model, Training
 from megaboa.check.memory import GIB
@@ -71,7 +72,8 @@ def _csv(name: str) -> list[dict[str, str]]:
 
 
 def vtrain(name: str) -> Iterator[Row]:
-    """GPT-3 by Megatron-DeepSpeed in fp16: attention and loss aren't fused, the optimizer not distributed, nothing overlapped."""
+    """GPT-3 by Megatron-DeepSpeed in fp16: attention and loss aren't fused, the optimizer isn't distributed, nothing is
+    overlapped."""
     several = name == "vtrain-multi"
     for number, one in enumerate(_csv(f"{name}.csv"), 2):
         size = {key: int(value) for key, value in one.items() if value.isdigit()}
@@ -88,7 +90,9 @@ def vtrain(name: str) -> Iterator[Row]:
         training = Training(
             gbs=size["global batch"], mbs=mbs, seq_length=size["sequence length"], precision="fp16_mixed"
         )
-        kernels = replace(FULL if several else Kernels(), attention="unfused", attention_dropout=0.1, fused_loss=False, **NO_OVERLAP)
+        kernels = replace(
+            FULL if several else Kernels(), attention="unfused", attention_dropout=0.1, fused_loss=False, **NO_OVERLAP
+        )
         cluster = Cluster("cuda", max(1, world // 8), min(world, 8), "a100-80g")
         yield Row(
             name,
@@ -281,7 +285,7 @@ def ranked(count: int = 10_000) -> tuple[int, float]:
     """Layouts of a 70B model that are checked for memory and timed, and the seconds that this takes."""
     training = Training(gbs=1024, mbs=1, seq_length=8192, precision="bf16_mixed")
     facts = Facts(Layout(), MODELS["llama3_70b"], training, cluster=Cluster("cuda", 64, 8, "h100-80g"))
-    every = list(islice(adviser.candidates(facts), count))
+    every = list(islice(cycle(list(adviser.candidates(facts))), count))
     start = time.process_time()
     for one in every:
         memory.peak(one)

@@ -1,6 +1,6 @@
-"""Writes the calibrations that are shipped for GPUs that we didn't measure, from published numbers, each with its source.
+"""Writes the calibrations that are shipped for GPUs that we didn't measure, from published numbers with their sources.
 
-    .venv/bin/python benchmarks/published_calibrations.py
+.venv/bin/python benchmarks/published_calibrations.py
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def b200() -> Calibration:
 
 
 def a100() -> Calibration:
-    """Five numbers were fitted to the rows that benchmarks/measured/README.md allows: how much faster matrix products are
-    than on SimuMax's A100, a PCIe card; the host's layer, the memory, the network, and the latency of collectives."""
+    """Five numbers were fitted to the rows that benchmarks/measured/README.md allows: how much faster matrix products
+    are than on SimuMax's A100, a PCIe card; the host's layer, the memory, the network, the latency of collectives."""
     faster, host, memory, network, latency = 1.08, 3.23e-3, 1.5e12, 17.5e9, 190e-6
     products = kernels("a100", "products")
     products = replace(products, rate=products.rate * faster, moved=(products.moved or 0.0) * faster)
@@ -75,9 +75,9 @@ def a100() -> Calibration:
         name="a100, published",
         gpu="a100",
         source=(
-            "matrix products: SimuMax (commit 4dcaae5, configs/system/a100_pcie.json), attention the same; all-reduce of "
-            "eight GPUs: vTrain (commit f8dda84, trace/a100/AR_GPU8_1M_1024M_LUT); the host's time for a layer, memory and "
-            "network: fitted to vTrain's step times of Megatron-DeepSpeed (benchmarks/measured/README.md says to which)"
+            "kernels: SimuMax (commit 4dcaae5, configs/system/a100_pcie.json), products 8% faster; all-reduce of eight "
+            "GPUs: vTrain (commit f8dda84, trace/a100/AR_GPU8_1M_1024M_LUT); these 8%, the host's time, memory, network "
+            "and latency: fitted to vTrain's step times of Megatron-DeepSpeed (benchmarks/measured/README.md has which)"
         ),
         products={"bf16": products},
         grouped={"bf16": kernels("a100", "grouped")},
@@ -86,10 +86,65 @@ def a100() -> Calibration:
         launch=8e-6,
         layer={"bf16": host},
         node=Link(
-            ranks=8, all_reduce=reduce, all_gather=reduce, reduce_scatter=reduce, all_to_all=reduce,
+            ranks=8,
+            all_reduce=reduce,
+            all_gather=reduce,
+            reduce_scatter=reduce,
+            all_to_all=reduce,
             send=replace(reduce, latency=20e-6),
         ),
         network=_network(network),
+    )
+
+
+def h200() -> Calibration:
+    """Of GPT2-large's kernels by PyTorch's profiler, as long as there is no measured file."""
+    node = Link(
+        ranks=2,
+        all_reduce=Law(rate=340e9, latency=20e-6),
+        all_gather=Law(rate=340e9, latency=20e-6),
+        reduce_scatter=Law(rate=340e9, latency=20e-6),
+        all_to_all=Law(rate=300e9, latency=25e-6),
+        send=Law(rate=330e9, latency=15e-6),
+    )
+    return Calibration(
+        name="h200, from a profile",
+        gpu="h200",
+        source="docs/benchmarks/h200.md: the kernels of GPT2-large on one H200; collectives and the host are assumed",
+        products={
+            "bf16": Law(rate=740e12, latency=3e-6, moved=10e12),
+            "fp8_current": Law(rate=1300e12, latency=5e-6, moved=2.2e12),
+        },
+        attention={"forward": Law(rate=320e12, latency=5e-6), "backward": Law(rate=290e12, latency=10e-6)},
+        memory=Law(rate=4.1e12),
+        launch=6e-6,
+        layer={"bf16": 1.5e-3, "fp8_current": 2.0e-3},
+        node=node,
+        network=_network(50e9),
+    )
+
+
+def h100() -> Calibration:
+    """The H200 has the same processors and links; its memory moves 4.8 TB/s, the H100's 3.35."""
+    measured = records.read(Calibration, calibration.SHIPPED / "h200.json")
+    share = 3.35 / 4.8
+
+    def slower(laws: dict[str, Law]) -> dict[str, Law]:
+        return {
+            name: replace(law, moved=law.moved and law.moved * share, points=(), error=None)
+            for name, law in laws.items()
+        }
+
+    return replace(
+        measured,
+        name="h100, from the h200's",
+        gpu="h100",
+        source=f"memory's part times {share:.2f}, by NVIDIA's data sheets; all else: {measured.source}",
+        products=slower(measured.products),
+        grouped=slower(measured.grouped),
+        memory=replace(measured.memory, rate=measured.memory.rate * share, points=(), error=None),
+        network=measured.network or _network(50e9),
+        held_back=None,
     )
 
 
@@ -101,7 +156,10 @@ def _network(rate: float) -> Link:
 
 def main() -> None:
     calibration.SHIPPED.mkdir(exist_ok=True)
-    for made in (b200(), a100()):
+    kept = calibration.SHIPPED / "h200.json"
+    if not kept.exists():
+        records.write(kept, h200())
+    for made in (b200(), a100(), h100()):
         records.write(calibration.SHIPPED / f"{made.gpu}.json", made)
         print(f"{made.name}: {made.source}")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from megaboa.check.laws import fitted
 from megaboa.records import Law, Link, Point
@@ -257,14 +257,31 @@ def _attention(bench: Bench, heads: int, channels: int) -> Callable[..., torch.T
 
 
 def memory(bench: Bench) -> Law:
-    """A sum of two tensors: two are read, one is written."""
+    """Passes over memory: a sum of two tensors; a norm and an activation, forward and backward. Work is what they must
+    read and write, if each value is read once."""
     points = []
     for size in bench.sizes.memory:
         a, b = bench.random(size // bench.type.itemsize), bench.random(size // bench.type.itemsize)
         out = torch.empty_like(a)
         seconds = bench.kernels(lambda a=a, b=b, out=out: torch.add(a, b, out=out))
-        points.append(Point(name=f"{size / MEBIBYTE:g} MiB", work=3.0 * size, seconds=seconds))
+        points.append(Point(name=f"sum, {size / MEBIBYTE:g} MiB", work=3.0 * size, seconds=seconds))
+        width = 2048 if bench.is_gpu else 128
+        x = bench.random(size // bench.type.itemsize // width, width, grad=True)
+        gradient = torch.randn_like(x)
+        for name, forward in (("norm", _norm(bench, width)), ("activation", gelu)):
+
+            def both(x: Any = x, forward: Any = forward, gradient: Any = gradient) -> None:
+                forward(x).backward(gradient)
+                x.grad = None
+
+            points.append(Point(name=f"{name}, {size / MEBIBYTE:g} MiB", work=5.0 * size, seconds=bench.kernels(both)))
     return fitted(points)
+
+
+def _norm(bench: Bench, width: int) -> Work:
+    if te is None or not bench.is_gpu:
+        return torch.nn.LayerNorm(width, device=bench.device, dtype=bench.type)
+    return te.RMSNorm(width, dtype=bench.type, device="cuda")
 
 
 def launch(bench: Bench) -> float:

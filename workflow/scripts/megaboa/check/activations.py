@@ -6,6 +6,7 @@ recomputation keeps a layer's input alone; selective recomputation drops the par
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from megaboa.check.facts import Facts
@@ -36,7 +37,9 @@ def _chunk_bytes(f: Facts, layers: Sequence[int]) -> float:
         kept = layers[size:] if block else ()
     if f.kernels.cpu_offloading and len(kept) > f.kernels.offloaded_layers > 0:
         kept = kept[f.kernels.offloaded_layers - 1 :]  # in the host's memory, but for one that is on its way
-    return inputs * _input_bytes(f) + sum(layer_bytes(f, layer) for layer in kept)
+    kinds = Counter((is_sparse(f.model, layer), _in_low_precision(f, layer)) for layer in kept)
+    example = {(is_sparse(f.model, layer), _in_low_precision(f, layer)): layer for layer in kept}
+    return inputs * _input_bytes(f) + sum(number * layer_bytes(f, example[kind]) for kind, number in kinds.items())
 
 
 def _input_bytes(f: Facts) -> float:

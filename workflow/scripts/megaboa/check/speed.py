@@ -7,7 +7,6 @@ hides, the pipeline, the gradients' sum, the optimizer. docs/explanation/speed.m
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, fields
 
@@ -88,6 +87,7 @@ class _Model:
 
     def __init__(self, f: Facts, known: Calibration) -> None:
         self.f, self.known = f, known
+        self.layers: dict[bool, tuple[Step, Step]] = {}
         self.low = next((found for name, found in TYPES.items() if name in (f.training.precision or "")), None)
         layout = f.layout
         inner = layout.tp * layout.cp
@@ -105,7 +105,9 @@ class _Model:
     def step(self) -> Step:
         f = self.f
         count, chunks, every = f.microbatches or 1, f.layout.chunks, stages(f)
-        times = [self.stage(stage) for stage in every]
+        alike = {(len(one.layers), self.sparse(one), one.embedding, one.loss, one.mtp): one for one in every}
+        known = {key: self.stage(one) for key, one in alike.items()}
+        times = [known[len(one.layers), self.sparse(one), one.embedding, one.loss, one.mtp] for one in every]
         slowest = max(range(len(times)), key=lambda number: sum(one.seconds for one in times[number]))
         forward, backward = times[slowest]
         both = forward + backward
@@ -119,9 +121,12 @@ class _Model:
     def stage(self, stage: Stage) -> tuple[Step, Step]:
         """One micro-batch through all layers of a rank, forward and backward."""
         forward = backward = NOTHING
-        for layer in stage.layers + (stage.layers[-1:] or (0,)) * stage.mtp:
-            there, back = self.layer(is_sparse(self.f.model, layer))
-            forward, backward = forward + there, backward + back
+        layers = stage.layers + (stage.layers[-1:] or (0,)) * stage.mtp
+        sparse = self.sparse(stage) + stage.mtp * is_sparse(self.f.model, layers[-1])
+        for is_of_experts, number in ((True, sparse), (False, len(layers) - sparse)):
+            if number:
+                there, back = self.layer(is_of_experts)
+                forward, backward = forward + there * number, backward + back * number
         for part, times in ((work.embedding, stage.embedding), (work.loss, stage.loss * (1 + stage.mtp))):
             if times:
                 there, back = self.part(part(self.f), 0.0)
@@ -129,8 +134,16 @@ class _Model:
         gradients = parameters.of_stage(self.f, stage).total * ACCUMULATED / self.known.memory.rate
         return forward, backward + Step(memory=gradients)
 
-    @functools.cache  # noqa: B019: a model of speed lives for one prediction
+    def sparse(self, stage: Stage) -> int:
+        """How many of its layers have experts."""
+        return sum(is_sparse(self.f.model, layer) for layer in stage.layers) if self.f.model.is_sparse else 0
+
     def layer(self, sparse: bool) -> tuple[Step, Step]:
+        if sparse not in self.layers:
+            self.layers[sparse] = self._layer(sparse)
+        return self.layers[sparse]
+
+    def _layer(self, sparse: bool) -> tuple[Step, Step]:
         f, kernels = self.f, self.f.kernels
         half = work.experts(f) if sparse else work.feed_forward(f)
         host = HOST * self.host(sparse)
