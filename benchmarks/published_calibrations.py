@@ -76,7 +76,7 @@ def a100() -> Calibration:
         gpu="a100",
         source=(
             "kernels: SimuMax (commit 4dcaae5, configs/system/a100_pcie.json), products 8% faster; all-reduce of eight "
-            "GPUs: vTrain (commit f8dda84, trace/a100/AR_GPU8_1M_1024M_LUT); these 8%, the host's time, memory, network "
+            "GPUs: vTrain (commit f8dda84, trace/a100/AR_GPU8_1M_1024M_LUT); these 8%, host, memory, network "
             "and latency: fitted to vTrain's step times of Megatron-DeepSpeed (benchmarks/measured/README.md has which)"
         ),
         products={"bf16": products},

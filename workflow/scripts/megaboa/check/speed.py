@@ -8,7 +8,7 @@ hides, the pipeline, the gradients' sum, the optimizer. docs/explanation/speed.m
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from megaboa.check import calibration, parameters, work
 from megaboa.check.facts import Facts
@@ -58,6 +58,11 @@ class Step:
     def seconds(self) -> float:
         return sum(vars(self).values())
 
+    def shares(self, least: float = 0.01) -> str:
+        """`products 57%, attention 10%`: the parts that are at least so large a share, in the model's order."""
+        whole = self.seconds or 1.0
+        return ", ".join(f"{name} {part / whole:.0%}" for name, part in vars(self).items() if part / whole >= least)
+
     def __add__(self, other: Step) -> Step:
         return Step(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
@@ -66,7 +71,6 @@ class Step:
 
 
 NOTHING = Step()
-NAMES = tuple(one.name for one in fields(Step))
 
 
 def is_known(f: Facts) -> bool:
