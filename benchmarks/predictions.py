@@ -26,10 +26,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "workflow" / "scripts"))
 
 import former_speed
 
-from megaboa.check import adviser, memory, speed
+from megaboa import records
+from megaboa.check import adviser, calibration, memory, speed
 from megaboa.check.facts import Cluster, Facts, Kernels, Model, Training
 from megaboa.check.memory import GIB
 from megaboa.layout import Layout
+from megaboa.records import Calibration, HeldBack
 
 HERE = Path(__file__).parent / "measured"
 PUBLISHED = Path(__file__).parents[1] / "config" / "published"
@@ -143,7 +145,14 @@ def simumax() -> Iterator[Row]:
         training = Training(
             gbs=dp * size["micro_batches"], mbs=1, seq_length=size["seq_length"], precision="bf16_mixed"
         )
-        kernels = Kernels(loss_kernel="te", dispatcher="alltoall", grouped_gemm=True, expert_capacity=1.0, **NO_OVERLAP)
+        kernels = Kernels(
+            loss_kernel="te",
+            dispatcher="alltoall",
+            grouped_gemm=True,
+            expert_capacity=1.0,
+            gradient_fusion=True,
+            **NO_OVERLAP,
+        )
         group = f"{one['model']}, {training.seq_length} tokens, batch {training.gbs}"
         facts = Facts(layout, model, training, kernels, cluster=Cluster("cuda", 1, 8, "b200-180g"))
         yield Row("simumax-b200", one["case"], True, facts, float(one["milliseconds"]) / 1000, float(one["gib"]), group)
@@ -173,7 +182,13 @@ def h200() -> Iterator[Row]:
             fused_activation=bool(size["fused"]),
             attention_dropout=float(one["dropout"]),
         )
-        training = Training(gbs=size["gbs"], mbs=size["mbs"], seq_length=1024, precision=one["precision"])
+        training = Training(
+            gbs=size["gbs"],
+            mbs=size["mbs"],
+            seq_length=1024,
+            precision=one["precision"],
+            fp8_weights=not one["name"].startswith("tuned"),
+        )
         facts = Facts(
             layout, replace(GPT2_LARGE, dropout=float(one["dropout"])), training, kernels,
             cluster=Cluster("cuda", 1, size["gpus"], "h200-141g"),
@@ -293,12 +308,38 @@ def ranked(count: int = 10_000) -> tuple[int, float]:
     return len(every), time.process_time() - start
 
 
+def held_back() -> dict[str, HeldBack]:
+    """Of the shipped calibrations, by GPU."""
+    found = defaultdict(list)
+    for one in rows():
+        if one.held_back and one.seconds:
+            found[str(one.facts.cluster.gpu).split("-")[0]].append(one)
+    return {gpu: _held_back(gpu, given) for gpu, given in found.items()}
+
+
+def _held_back(gpu: str, given: list[Row]) -> HeldBack:
+    known = records.read(Calibration, calibration.SHIPPED / f"{gpu}.json")
+    errors = of_times(given, lambda f: speed.of_step(f, known).seconds)
+    assert errors is not None
+    data = ", ".join(dict.fromkeys(one.data for one in given))
+    return HeldBack(data=data, rows=errors.rows, median=round(errors.median, 3), worst=round(errors.worst, 3))
+
+
+def write() -> None:
+    for gpu, found in held_back().items():
+        path = calibration.SHIPPED / f"{gpu}.json"
+        records.write(path, replace(records.read(Calibration, path), held_back=found))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fit", action="store_true", help="the rows that were fitted")
     parser.add_argument("--rows", action="store_true", help="every row")
     parser.add_argument("--speed", action="store_true", help="layouts per second")
+    parser.add_argument("--write", action="store_true", help="errors into the shipped calibrations")
     arguments = parser.parse_args()
+    if arguments.write:
+        write()
     given = [one for one in rows() if one.held_back is not arguments.fit]
     models = {"before": lambda f: former_speed.of_step(f).seconds, "now": lambda f: speed.of_step(f).seconds}
     print("\n".join([*table(given, models), "", *memory_table(given)]))
