@@ -35,7 +35,7 @@ def test_time_is_predicted_by_layout_and_by_the_one_model_of_speed(layout):
     found = costs.of_run(given)
     assert (found.step_seconds, found.source) == (
         speed.of_step(given).seconds,
-        f"predicted ({calibration.told('h200-141g')})",
+        f"predicted by {calibration.short('h200-141g')}",
     )
     assert bool(layout) == (found.step_seconds != costs.of_run(course(facts(mbs=8, world=2))).step_seconds)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from megaboa import peaks
 from megaboa.bridge import kernel_times
-from megaboa.bridge.kernel_times import RECIPES, Bench
+from megaboa.bridge.kernel_times import Bench
 from megaboa.records import Calibration, Law, Link
 from megaboa.run import nvml
 
@@ -28,8 +28,7 @@ def measure(device: torch.device, rank: int, ranks_per_node: int) -> Calibration
             print(f"{time.monotonic() - begun:6.1f} s  {what}", file=sys.stderr, flush=True)
 
     kernel_times.heat(bench)
-    main = "bf16" if bench.is_gpu else "fp32"
-    kinds = [main, *(kind for kind in RECIPES if bench.is_gpu)]
+    kinds = bench.kinds
     launch, memory = kernel_times.launch(bench), kernel_times.memory(bench)
     done("memory, launches")
     layer = _each(kinds, lambda kind: kernel_times.layer(bench, kind), done, "host")
@@ -46,7 +45,7 @@ def measure(device: torch.device, rank: int, ranks_per_node: int) -> Calibration
     stack, gpu = kernel_times.stack(bench), "cpu"
     if bench.is_gpu:
         stack["driver"] = _driver() or "unknown"
-        gpu = next((name.lower() for name in peaks.PEAKS if name in stack["device"]), stack["device"])
+        gpu = next((name.lower().split()[0] for name in peaks.PEAKS if name in stack["device"]), stack["device"])
     return Calibration(
         name=f"{gpu}, measured {time.strftime('%Y-%m-%d')}",
         gpu=gpu,

@@ -8,6 +8,7 @@ host's is measured by layers so small that the GPU waits for it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import statistics
 import time
@@ -29,11 +30,11 @@ except (ImportError, OSError):  # as on the CPU
     te = te_recipes = None
 
 Work = Callable[[], Any]
-RECIPES = {  # of Transformer Engine, by the type's name in a calibration
-    "fp8_current": "Float8CurrentScaling",
-    "fp8_delayed": "DelayedScaling",
-    "fp8_blocks": "Float8BlockScaling",
-    "mxfp8": "MXFP8BlockScaling",
+RECIPES = {  # of Transformer Engine, and the GPUs' compute capability, by the type's name in a calibration
+    "fp8_current": ("Float8CurrentScaling", (8, 9), (99, 0)),
+    "fp8_delayed": ("DelayedScaling", (8, 9), (99, 0)),
+    "fp8_blocks": ("Float8BlockScaling", (9, 0), (9, 9)),
+    "mxfp8": ("MXFP8BlockScaling", (10, 0), (11, 9)),
 }
 MEBIBYTE = 2**20
 FASTEST_CLOCK = 2.4e9  # cycles per second of any GPU: a sleep of so many is long enough
@@ -86,6 +87,14 @@ class Bench:
     @property
     def sizes(self) -> Sizes:
         return GPU if self.is_gpu else CPU
+
+    @property
+    def kinds(self) -> list[str]:
+        """Types of products that this device has: the plain one first."""
+        if not self.is_gpu or te is None:
+            return ["bf16" if self.is_gpu else "fp32"]
+        has = torch.cuda.get_device_capability(self.device)
+        return ["bf16", *(kind for kind, (_, least, most) in RECIPES.items() if least <= has <= most)]
 
     @property
     def type(self) -> torch.dtype:
@@ -195,12 +204,17 @@ def _trained(layer: Any, x: torch.Tensor, gradient: torch.Tensor, kind: str, *ar
 def precision(kind: str) -> contextlib.AbstractContextManager[Any]:
     if kind not in RECIPES:
         return contextlib.nullcontext()
-    # Largest values would be exchanged by all ranks, which each measure for themselves.
-    options = {"reduce_amax": False} if kind == "fp8_delayed" else {}
-    made = getattr(te_recipes, RECIPES[kind])(**options)
+    made = _recipe(kind)
     if hasattr(te, "autocast"):
         return te.autocast(enabled=True, recipe=made)
     return te.fp8_autocast(enabled=True, fp8_recipe=made)
+
+
+@functools.cache
+def _recipe(kind: str) -> Any:
+    """Delayed scaling would exchange largest values with the other ranks, which measure at their own pace."""
+    options = {"reduce_amax": False} if kind == "fp8_delayed" else {}
+    return getattr(te_recipes, RECIPES[kind][0])(**options)
 
 
 def experts(bench: Bench, kind: str) -> Law | None:

@@ -24,6 +24,13 @@ def of(gpu: str | None) -> Calibration | None:
     return _scaled(kind) if peaks.operations(kind) else None
 
 
+def short(gpu: str | None) -> str:
+    """`told` in a table."""
+    found = of(gpu)
+    held = found and found.held_back
+    return f"{found.name if found else gpu} ({f'off by {held.median:.0%}' if held else 'never checked'})"
+
+
 def told(gpu: str | None) -> str:
     """Which one, and how far its predictions of runs were off that it wasn't fitted to."""
     found = of(gpu)
