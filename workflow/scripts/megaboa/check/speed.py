@@ -115,8 +115,8 @@ class _Model:
         slowest = max(range(len(times)), key=lambda number: sum(one.seconds for one in times[number]))
         forward, backward = times[slowest]
         both = forward + backward
-        total = sum(one.seconds + other.seconds for one, other in times)
-        bubble = (total - both.seconds) / chunks
+        others = times[:slowest] + times[slowest + 1 :]
+        bubble = sum(one.seconds + other.seconds for one, other in others) / chunks
         pipeline = self.passed(count * chunks)
         held = parameters.of_stage(f, every[slowest])
         data = self.data(held, forward.seconds, backward.seconds, count)
@@ -294,6 +294,8 @@ class _Model:
 
 def _with_host(step: Step, host: float) -> Step:
     """The longer of the two, and more where they are about as long: each waits for the other now and then."""
+    if not host:
+        return step
     return step + Step(host=(step.seconds**WAITS + host**WAITS) ** (1 / WAITS) - step.seconds)
 
 
