@@ -1,8 +1,8 @@
 """Measure what predictions of step times need, on the GPUs of this machine (or, where there are none, its processors).
 
 Two minutes. It writes calibrations/<GPU>.json, which `advise`, preflight and the report then take for this GPU instead
-of the calibration that Megaboa ships. Within a step of several nodes that starts one task for each GPU, it measures the
-network too. Needs torch, and Transformer Engine for FP8 and experts.
+of the calibration that Megaboa ships. Started by torchrun on several nodes, with a process for each GPU, it also
+measures the network. Needs torch, and Transformer Engine for FP8 and experts.
 """
 
 import argparse
@@ -16,7 +16,6 @@ from pathlib import Path
 
 from megaboa import commands, records
 from megaboa.check import calibration
-from megaboa.scheduler import rank_of
 
 
 def main(words: list[str]) -> int:
@@ -25,7 +24,6 @@ def main(words: list[str]) -> int:
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--out", type=Path, help=f"default: {calibration.FOLDER}/<GPU>.json")
     arguments = parser.parse_args(words)
-    os.environ.update(rank_of(os.environ))
     if "RANK" in os.environ:
         return _rank(arguments)
     import torch
