@@ -37,6 +37,7 @@ HERE = Path(__file__).parent / "measured"
 PUBLISHED = Path(__file__).parents[1] / "config" / "published"
 FULL = Kernels(recompute="full", recompute_method="uniform", recompute_layers=1)
 NO_OVERLAP = {"grad_overlap": False, "gather_overlap": False}
+DEEPSPEED = {**NO_OVERLAP, "scattered_stages": True}
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def vtrain(name: str) -> Iterator[Row]:
             gbs=size["global batch"], mbs=mbs, seq_length=size["sequence length"], precision="fp16_mixed"
         )
         kernels = replace(
-            FULL if several else Kernels(), attention="unfused", attention_dropout=0.1, fused_loss=False, **NO_OVERLAP
+            FULL if several else Kernels(), attention="unfused", attention_dropout=0.1, fused_loss=False, **DEEPSPEED
         )
         cluster = Cluster("cuda", max(1, world // 8), min(world, 8), "a100-80g")
         yield Row(

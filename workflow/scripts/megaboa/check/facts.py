@@ -116,6 +116,7 @@ class Kernels:
     fused_activation: bool = True
     attention_dropout: float = 0.0
     attention: str = "auto"  # attention_backend
+    scattered_stages: bool = False  # tensor ranks share what stages send, as in DeepSpeed; megatron-core: only with sp
     fp32_gradients: bool = True  # grad_reduce_in_fp32
     gradient_fusion: bool | None = None  # gradient_accumulation_fusion; None: whatever the environment has
     grad_overlap: bool | None = None  # overlap_grad_reduce; None: Bridge's default

@@ -262,7 +262,8 @@ class _Model:
         if self.f.layout.pp == 1:
             return 0.0
         tokens = (self.f.training.seq_length or 0) * (self.f.training.mbs or 1) / self.f.layout.cp
-        size = 2 * tokens * (self.f.model.hidden or 0) / (self.f.layout.tp if self.f.layout.sp else 1)
+        shared = self.f.layout.sp or self.f.kernels.scattered_stages
+        size = 2 * tokens * (self.f.model.hidden or 0) / (self.f.layout.tp if shared else 1)
         shown = 1.0 if self.f.layout.chunks == 1 else 0.5  # interleaved stages calculate meanwhile
         return 2 * times * self.message("pp", "send", size) * shown
 
