@@ -51,6 +51,7 @@ class Row:
     seconds: float | None = None
     gib: float | None = None
     group: str = ""
+    reserved_gib: float | None = None  # by PyTorch's allocator
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,8 @@ def simumax() -> Iterator[Row]:
         )
         group = f"{one['model']}, {training.seq_length} tokens, batch {training.gbs}"
         facts = Facts(layout, model, training, kernels, cluster=Cluster("cuda", 1, 8, "b200-180g"))
-        yield Row("simumax-b200", one["case"], True, facts, float(one["milliseconds"]) / 1000, float(one["gib"]), group)
+        seconds, gib, reserved = (float(one[name]) for name in ("milliseconds", "gib", "reserved_gib"))
+        yield Row("simumax-b200", one["case"], True, facts, seconds / 1000, gib, group, reserved)
 
 
 GPT2_LARGE = Model(
