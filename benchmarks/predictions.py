@@ -26,12 +26,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "workflow" / "scripts"))
 
 import former_speed
 
-from megaboa import records
+from megaboa import peaks, records
 from megaboa.check import adviser, calibration, memory, speed
 from megaboa.check.facts import Cluster, Facts, Kernels, Model, Training
 from megaboa.check.memory import GIB
 from megaboa.layout import Layout
-from megaboa.records import Calibration, HeldBack
+from megaboa.records import Calibration, HeldBack, Law, Link
 
 HERE = Path(__file__).parent / "measured"
 PUBLISHED = Path(__file__).parents[1] / "config" / "published"
@@ -299,6 +299,41 @@ def memory_table(given: list[Row]) -> list[str]:
     return lines
 
 
+# --- what to expect ---------------------------------------------------------------------------------------------------
+
+SHEETS = {"a100": (2.039e12, 300e9), "h100": (3.35e12, 450e9), "h200": (4.8e12, 450e9), "b200": (8e12, 900e9)}
+ADAPTER = 50e9  # bytes per second of a GPU's share of the network: 400 Gbit/s
+
+
+def limit(gpu: str) -> Calibration:
+    """What data sheets allow: every part at its own peak, nothing waited for. Memory's and NVLink's bytes per second,
+    each way."""
+    peak, (memory_rate, link_rate) = peaks.operations(gpu) or 0.0, SHEETS[gpu]
+    full, low = Law(rate=peak), Law(rate=2 * peak)
+    products = {"bf16": full, **dict.fromkeys(("fp8_current", "fp8_delayed", "fp8_blocks", "mxfp8"), low)}
+    passes = Law(rate=memory_rate * speed.BYTES_OF_PASS)
+    node, network = (
+        Link(ranks=8, all_reduce=law, all_gather=law, reduce_scatter=law, all_to_all=law, send=law)
+        for law in (Law(rate=link_rate), Law(rate=ADAPTER))
+    )
+    return Calibration(
+        name=f"{gpu}, data sheet", gpu=gpu, source="data sheets", products=products, grouped=products,
+        attention={"forward": full, "backward": full}, memory=passes, launch=0.0, layer={"bf16": 0.0}, node=node,
+        network=network,
+    )  # fmt: skip
+
+
+def expected(given: Iterable[Row]) -> list[str]:
+    lines = ["| run | GPUs | measured ms | predicted | limit | predicted parts |", "|---|---:|---:|---:|---:|---|"]
+    for one in given:
+        gpu = str(one.facts.cluster.gpu).split("-")[0]
+        predicted, least = speed.of_step(one.facts), speed.of_step(one.facts, limit(gpu))
+        times = " | ".join(f"{seconds * 1000:,.0f}" for seconds in (one.seconds or 0, predicted.seconds, least.seconds))
+        gpus = f"{one.facts.layout.world_size} {gpu.upper()}"
+        lines.append(f"| {one.name} | {gpus} | {times} | {predicted.shares(0.05)} |")
+    return lines
+
+
 def ranked(count: int = 10_000) -> tuple[int, float]:
     """Layouts of a 70B model that are checked for memory and timed, and the seconds that this takes."""
     training = Training(gbs=1024, mbs=1, seq_length=8192, precision="bf16_mixed")
@@ -339,6 +374,7 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="the rows that were fitted")
     parser.add_argument("--rows", action="store_true", help="every row")
     parser.add_argument("--speed", action="store_true", help="layouts per second")
+    parser.add_argument("--expect", action="store_true", help="measured, predicted, and what data sheets allow")
     parser.add_argument("--write", action="store_true", help="errors into the shipped calibrations")
     arguments = parser.parse_args()
     if arguments.write:
@@ -346,6 +382,8 @@ def main() -> None:
     given = [one for one in rows() if one.held_back is not arguments.fit]
     models = {"before": lambda f: former_speed.of_step(f).seconds, "now": lambda f: speed.of_step(f).seconds}
     print("\n".join([*table(given, models), "", *memory_table(given)]))
+    if arguments.expect:
+        print("\n".join(["", *expected([*h200(), *bridge(), *simumax()])]))
     if arguments.rows:
         for one in given:
             gib = f"{one.gib:.1f} GiB {memory.peak(one.facts).tensors / GIB / one.gib:.3f}" if one.gib else ""
