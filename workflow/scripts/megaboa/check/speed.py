@@ -30,6 +30,8 @@ BYTES_OF_PASS = 1.2  # of a kernel of norms, activations, losses: as many more t
 SCORE_PASSES = 1.2  # the same, of scores that aren't fused, in addition
 ACCUMULATED = 10  # bytes for each parameter and micro-batch: the gradient is read, and added to the one in fp32
 UPDATED = 50  # bytes for each parameter that a rank updates: gradients are measured, Adam's states read and written
+CAST = 6  # bytes for each weight in bf16 that is cast once a step: read twice, written by rows and by columns
+CAST_BY_ROW = 14e9  # weights per second: megatron-core casts those kept in FP8 as single rows (docs/benchmarks/h200.md)
 HOST = 1.0  # of a layer, as a multiple of what a calibration's layer takes
 GRAPHS = {"full_iteration": 0.0, "local": 0.3, "transformer_engine": 0.3}  # of the host's time that is left
 WAITS = 2.7  # exponent: at infinity the longer of host and GPU alone would count
@@ -290,7 +292,13 @@ class _Model:
         divided = layout.distributed_optimizer or layout.fsdp != "none"
         dense = (layout.dp or 1) * layout.cp if divided else 1
         expert = (layout.expert_dp or 1) if divided else 1
-        return (held.dense / dense + held.expert / expert) * UPDATED / self.known.memory.rate
+        own = held.dense / dense + held.expert / expert
+        seconds = own * UPDATED / self.known.memory.rate
+        if self.low is None:
+            return seconds
+        if self.low[0] == "fp8_current" and self.f.training.fp8_weights:
+            return seconds + own / CAST_BY_ROW
+        return seconds + held.total * CAST / self.known.memory.rate
 
 
 def _with_host(step: Step, host: float) -> Step:
