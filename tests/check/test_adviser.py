@@ -4,19 +4,11 @@ import dataclasses
 
 import pytest
 import yaml
-from gpt2_large import MEASURED
 
 from megaboa.check import adviser, costs, fit, memory, speed, table
 from megaboa.check.facts import Cluster, Facts, Model, Training
 from megaboa.layout import Layout
 
-STEPS = {  # milliseconds, at the published conditions (docs/benchmarks/h200.md)
-    "dp2, bf16": 454,
-    "cp2": 487,
-    "tp2": 556,
-    "tp2, sequence parallel": 546,
-    "pp2, one micro-batch": 837,
-}
 THUMB = {  # model: layers, hidden, heads, nodes of 8, and the layout that is usually proposed
     "7B": (32, 4096, 32, 1, {"tp": 2}),
     "70B": (80, 8192, 64, 8, {"tp": 8, "pp": 2}),
@@ -33,12 +25,6 @@ def facts(size) -> Facts:
     )  # fmt: skip
     training = Training(gbs=1024, mbs=1, seq_length=2048, precision="bf16_mixed")
     return Facts(Layout(), model, training, cluster=Cluster("cuda", nodes, 8, "h100-80g"))
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_two_gpus_take_about_as_long_as_measured(name):
-    given = dataclasses.replace(MEASURED[name][1], cluster=Cluster(gpu="h200-141g", gpus_per_node=2))
-    assert speed.of_step(given).seconds * 1000 == pytest.approx(STEPS[name], rel=0.1)
 
 
 def test_a_layout_is_advised_with_the_time_that_preflight_says():

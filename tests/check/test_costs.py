@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from gpt2_large import facts
 
-from megaboa.check import costs, flops, speed
+from megaboa.check import calibration, costs, flops, overview, speed
 from megaboa.check.facts import Cluster
-from megaboa.files import write_json
+from megaboa.files import write_json, write_text
 from megaboa.records import RunSpec, parse
 
 
@@ -33,17 +33,20 @@ def test_tokens_and_time_by_an_assumed_share_of_the_peak():
 def test_time_is_predicted_by_layout_and_by_the_one_model_of_speed(layout):
     given = course(facts(mbs=8, world=2, **layout))
     found = costs.of_run(given)
-    assert (found.step_seconds, found.source) == (speed.of_step(given).seconds, "predicted")
+    assert (found.step_seconds, found.source) == (
+        speed.of_step(given).seconds,
+        f"predicted by {calibration.short('h200-141g')}",
+    )
     assert bool(layout) == (found.step_seconds != costs.of_run(course(facts(mbs=8, world=2))).step_seconds)
 
 
 def test_what_was_measured_goes_before_what_is_assumed_and_what_was_given_before_both():
     given = course(facts())
-    assert (costs.of_run(given, measured=0.5).step_seconds, costs.of_run(given, measured=0.5).source) == (
-        0.5,
-        "measured",
-    )
-    assert costs.of_run(given, given=0.4, measured=0.5).source == "given"
+    known = (0.5, costs.Correction(1.25, 3))
+    found = costs.of_run(given, earlier=known)
+    assert (found.step_seconds, found.source) == (0.5, "measured")
+    assert found.predicted == speed.of_step(given)
+    assert costs.of_run(given, given=0.4, earlier=known).source == "given"
     assert costs.of_run(course(facts(), gpu=None)).gpu_hours is None
 
 
@@ -65,7 +68,7 @@ def test_checkpoints_that_lie_there_at_one_time(training, expected):
 
 
 def test_a_budget_names_what_is_exceeded():
-    runs = [costs.of_run(course(facts(world=2)), measured=3.6), None]
+    runs = [costs.of_run(course(facts(world=2)), given=3.6), None]
     found = costs.total(runs)
     assert (found.gpu_hours, found.unknown) == (2.0, 1)
     assert costs.over_budget(found, 2.0, "1T") == {}
@@ -81,8 +84,15 @@ RUN = {
 }
 
 
-def earlier(results, experiment, run, seconds, state="PASS", gpu="h100-80g"):
+def earlier(results, experiment, run, seconds, state="PASS", gpu="h100-80g", predicted=None, by=None):
     folder = results / experiment / "runs" / "r"
+    if predicted is not None:
+        row = dict.fromkeys(overview.COLUMNS) | {
+            "run": "r",
+            "model_seconds": predicted,
+            "model_by": by or calibration.name(gpu),
+        }
+        write_text(results / experiment / "preflight.tsv", overview.tsv([row]))
     write_json(folder / "run.json", run)
     write_json(folder / "launch.json", {"gpu": gpu})
     write_json(
@@ -99,11 +109,26 @@ def test_the_speed_of_earlier_runs_of_the_same_kind(tmp_path):
     earlier(tmp_path, "d", RUN, 9.0, state="INVALID")
     earlier(tmp_path, "e", RUN, 5.0, gpu="h200-141g")
     earlier(tmp_path, "f", RUN, None)
-    speeds = costs.measured_speeds(tmp_path)
+    speeds = costs.history(tmp_path).seconds
     assert speeds[costs.speed_key(parse(RunSpec, RUN, "run.json"), "h100-80g")] == 2.0
     assert speeds[costs.speed_key(parse(RunSpec, RUN, "run.json"), "h200-141g")] == 5.0
     assert costs.speed_key(parse(RunSpec, RUN, "run.json"), None) not in speeds
 
 
+def test_a_models_earlier_runs_correct_what_is_predicted_of_another_layout(tmp_path):
+    earlier(tmp_path, "a", RUN, 1.2, predicted=1.0)
+    earlier(tmp_path, "b", {**RUN, "parallel": {"tp": 1}}, 2.8, predicted=2.0)
+    earlier(tmp_path, "c", {**RUN, "model": {"name": "other", "init": "scratch", "hf": "c/d"}}, 9.0, predicted=1.0)
+    earlier(tmp_path, "d", RUN, 9.0, gpu="h200-141g", predicted=1.0)
+    earlier(tmp_path, "e", RUN, 9.0, predicted=1.0, by="h100, of another day")
+    other = parse(RunSpec, {**RUN, "parallel": {"pp": 2}}, "run.json")
+    measured, correction = costs.history(tmp_path).of(other, "h100-80g")
+    assert measured is None and correction == costs.Correction(pytest.approx(1.3), 2)
+    given = course(facts(), gpu="h100-80g")
+    found = costs.of_run(given, earlier=(measured, correction))
+    assert found.step_seconds == pytest.approx(1.3 * speed.of_step(given).seconds)
+    assert found.source.endswith("x 1.30, as 2 runs of this model took")
+
+
 def test_nothing_is_known_before_the_first_experiment(tmp_path):
-    assert costs.measured_speeds(tmp_path) == {}
+    assert costs.history(tmp_path) == costs.History()

@@ -91,6 +91,26 @@ def test_gradients_that_are_reduced_in_16_bits_take_two_bytes():
     assert memory.peak(half).weights == memory.peak(kept).weights
 
 
+def test_a_fused_gradient_leaves_one_unused_tensor_for_every_shape_of_weights():
+    """Transformer Engine's dummy gradients, which all layers share; experts of one shape too."""
+    dense = [6144 * 4096, 4096 * 4096, 2 * 14336 * 4096, 14336 * 4096]
+    assert of(LLAMA_8B, Kernels(gradient_fusion=True)).workspace == pytest.approx(0.17e9 + 2 * sum(dense))
+    assert of(LLAMA_8B).workspace == 0.17e9
+    experts = of(MIXTRAL, Kernels(gradient_fusion=True), ep=8).workspace
+    assert experts == pytest.approx(
+        0.17e9 + 2 * sum(dense)
+    )  # each expert's weights have the shape of the dense layer's
+
+
+def test_quantized_copies_of_weights_in_bf16_are_kept():
+    """By rows and by columns, but not of the first and the last layer, which Bridge leaves in bf16."""
+    low = dataclasses.replace(TRAINING, precision="bf16_with_fp8_current_scaling_mixed", fp8_weights=False)
+    copies = memory.peak(Facts(Layout(64), LLAMA_8B, low, Kernels())).weights - of(LLAMA_8B).weights
+    assert copies == pytest.approx(2 * 30 * 218.1e6, rel=0.001)
+    kept_low = dataclasses.replace(low, fp8_weights=True)
+    assert memory.peak(Facts(Layout(64), LLAMA_8B, kept_low, Kernels())).weights == of(LLAMA_8B).weights
+
+
 def test_layers_that_are_offloaded_leave_one_at_a_time():
     """As in NVIDIA's performance recipes for Llama 3 70B on GB200: 40 of 80."""
     kept = facts()

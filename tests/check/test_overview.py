@@ -9,15 +9,15 @@ from megaboa.records import RunCheck
 
 def rows():
     given = course(facts(gbs=64, world=2))
-    good = overview.row("a", RunCheck(), given, costs.of_run(given, measured=0.45))
+    good = overview.row("a", RunCheck(), given, costs.of_run(given, given=0.45))
     return [good, overview.row("b", RunCheck(state="FAIL", reasons=("no", "never")), None, None)]
 
 
 def test_a_table_that_a_person_can_read():
-    total = costs.total([costs.of_run(course(facts(gbs=64, world=2)), measured=0.45), None])
+    total = costs.total([costs.of_run(course(facts(gbs=64, world=2)), given=0.45), None])
     head, first, second, last = overview.text(rows(), total).splitlines()
     assert head.split() == [*overview.HEAD[:-1], "time", "by"]
-    assert " ".join(first.split()) == "a PASS 2 dp2 774M 75.7 139.6 65.5M 3.22e+17 0.45 0.25 108 GB measured"
+    assert " ".join(first.split()) == "a PASS 2 dp2 774M 75.7 139.6 65.5M 3.22e+17 0.45 0.25 108 GB given"
     assert second.split()[:2] == ["b", "FAIL"]
     assert last == "2 runs: 65.5M tokens, 3.22e+17 FLOP, 0.25 GPU-hours, 108 GB on disk; 1 runs of unknown duration"
 

@@ -20,6 +20,7 @@ from megaboa.errors import one_sentence
 GROUPS = {
     "An experiment": {
         "advise": "legal layouts that fit, fastest first",
+        "calibrate": "measure what predicted times need, on this machine",
         "recipes": "Megatron-Bridge's recipes, by model, GPUs and precision",
         "status": "progress of its runs, with or without Snakemake",
         "doctor": "why runs failed, and what to do",

@@ -6,6 +6,7 @@ recomputation keeps a layer's input alone; selective recomputation drops the par
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from megaboa.check.facts import Facts
@@ -36,7 +37,9 @@ def _chunk_bytes(f: Facts, layers: Sequence[int]) -> float:
         kept = layers[size:] if block else ()
     if f.kernels.cpu_offloading and len(kept) > f.kernels.offloaded_layers > 0:
         kept = kept[f.kernels.offloaded_layers - 1 :]  # in the host's memory, but for one that is on its way
-    return inputs * _input_bytes(f) + sum(layer_bytes(f, layer) for layer in kept)
+    kinds = Counter((is_sparse(f.model, layer), in_low_precision(f, layer)) for layer in kept)
+    example = {(is_sparse(f.model, layer), in_low_precision(f, layer)): layer for layer in kept}
+    return inputs * _input_bytes(f) + sum(number * layer_bytes(f, example[kind]) for kind, number in kinds.items())
 
 
 def _input_bytes(f: Facts) -> float:
@@ -61,7 +64,7 @@ def attention_bytes(f: Facts, layer: int = 0) -> float:
     """The first half of a layer: norm, queries, keys, values, what attention gives, mask of dropout."""
     model, tokens = f.model, _tokens(f)
     hidden, width, tp = model.hidden or 0, _width(f), f.layout.tp
-    low = _low(f, width) if _in_low_precision(f, layer) else width
+    low = _low(f, width) if in_low_precision(f, layer) else width
     norm = hidden * (width + _kept("layernorm", f, low)) / _shared(f)
     mask = hidden * (model.dropout > 0) / _shared(f)
     statistics = 4 * (model.heads or 0) / tp
@@ -94,7 +97,7 @@ def mlp_bytes(f: Facts, layer: int = 0) -> float:
     entry = hidden * (width + (model.dropout > 0)) / _shared(f)
     if _drops("mlp", f):
         return tokens * entry
-    low = _low(f, width) if _in_low_precision(f, layer) else width
+    low = _low(f, width) if in_low_precision(f, layer) else width
     norm = hidden * _kept("layernorm", f, low) / _shared(f)
     return tokens * (entry + norm + _feed_forward(f, model.ffn or 0, low) / f.layout.tp)
 
@@ -142,10 +145,12 @@ def backward_bytes(f: Facts, stage: Stage) -> float:
     """Gradients of activations inside the layer on which the backward pass works."""
     widest = 0.0
     for layer in stage.layers:
-        sparse, model = is_sparse(f.model, layer), f.model
-        ffn = (model.moe_ffn or 0) * (model.topk or 1) if sparse else (model.ffn or 0) / f.layout.tp
-        share = _shared(f) if sparse else 1
-        widest = max(widest, ffn * (3 if model.gated else 2) / share + 2 * (model.hidden or 0))
+        model, hidden, gates = f.model, f.model.hidden or 0, 3 if f.model.gated else 2
+        if is_sparse(model, layer):  # tokens as experts gave them, and as they were sent to them
+            inner = (model.topk or 1) * (gates * (model.moe_ffn or 0) + 2 * hidden) / _shared(f)
+        else:
+            inner = gates * (model.ffn or 0) / f.layout.tp
+        widest = max(widest, inner + 2 * hidden)
     return _tokens(f) * widest * _width(f)
 
 
@@ -169,7 +174,7 @@ def _low(f: Facts, width: float) -> float:
     return next((size for name, size in reversed(LOW.items()) if name in precision), width)
 
 
-def _in_low_precision(f: Facts, layer: int) -> bool:
+def in_low_precision(f: Facts, layer: int) -> bool:
     """Bridge's current scaling leaves the first and the last layer in bf16."""
     ends = (0, (f.model.layers or 1) - 1) if "fp8_current" in (f.training.precision or "") else ()
     return layer not in ends

@@ -1,19 +1,18 @@
-"""Which layouts of a model on so many GPUs are legal, fit, and would be fastest by `estimate.speed`."""
+"""Which layouts of a model on so many GPUs are legal, fit, and would be fastest by the model of speed."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from megaboa.check import fit, memory, speed, table
+from megaboa.check import calibration, fit, memory, speed, table
 from megaboa.check.facts import Facts
 from megaboa.check.memory import GIB
 from megaboa.layout import NAMES
-from megaboa.records import Tree
+from megaboa.records import Calibration, Tree
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 FULL = {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 1}
@@ -48,27 +47,21 @@ class Advice:
         return "-".join([*kept, *(["recompute"] if self.facts.kernels.recompute else [])])
 
 
-def advise(f: Facts, top: int = 8) -> list[Advice]:
-    """The fastest layouts first; of one layout the best micro-batch, recomputed only where it doesn't fit otherwise."""
+def advise(f: Facts, top: int = 8, known: Calibration | None = None) -> list[Advice]:
+    """The fastest layouts first; of one layout the best micro-batch, recomputed only where that is faster. `known`: the
+    calibration; else the one of the GPU is taken."""
     best: dict[tuple[Any, ...], Advice] = {}
     limit = fit.capacity(str(f.cluster.gpu))
+    known = known or calibration.of(f.cluster.gpu)
     for candidate in candidates(f):
         need = memory.peak(candidate).total
         if need > limit:
             continue
-        found = Advice(candidate, speed.of_step(candidate), need / GIB)
+        found = Advice(candidate, speed.of_step(candidate, known), need / GIB)
         key = dataclasses.astuple(candidate.layout)
         if key not in best or found.step.seconds < best[key].step.seconds:
             best[key] = found
-    return sorted(best.values(), key=_score)[:top]
-
-
-def _score(found: Advice) -> float:
-    """One percent for every doubling of the parallel sizes: overhead of small pieces that the speed model doesn't
-    include.
-    """
-    layout = found.facts.layout
-    return found.step.seconds * (1 + 0.01 * math.log2(layout.model_ranks * layout.chunks))
+    return sorted(best.values(), key=lambda found: found.step.seconds)[:top]
 
 
 def candidates(f: Facts) -> Iterator[Facts]:
@@ -122,8 +115,6 @@ def _scalar(value: Any) -> str:
 def text(found: list[Advice]) -> str:
     lines = [f"{'layout':32} {'s/step':>8} {'of it':>6} {'GiB':>6}  spent on"]
     for one in found:
-        parts = {name: seconds for name, seconds in vars(one.step).items() if seconds / one.step.seconds >= 0.01}
-        shares = ", ".join(f"{name} {seconds / one.step.seconds:.0%}" for name, seconds in parts.items())
         slower = one.step.seconds / found[0].step.seconds
-        lines.append(f"{one.name:32} {one.step.seconds:8.3g} {slower:6.2f} {one.gib:6.1f}  {shares}")
+        lines.append(f"{one.name:32} {one.step.seconds:8.3g} {slower:6.2f} {one.gib:6.1f}  {one.step.shares(0.02)}")
     return "\n".join(lines)

@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
+import csv
+import functools
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from megaboa import files, paths, peaks, records
-from megaboa.check import flops, memory, parameters, speed
+from megaboa.check import calibration, flops, memory, parameters, speed
 from megaboa.check.facts import Facts
-from megaboa.records import RunSpec, Summary
+from megaboa.records import RunSpec, Summary, Tree
 
 # Of a run's training what decides how long its steps take.
 SIZES = ("global_batch_size", "micro_batch_size", "seq_length", "precision")
 
 
 @dataclass(frozen=True)
+class Correction:
+    """By how much earlier runs of this model on this GPU took longer than predicted; the median of so many."""
+
+    ratio: float
+    runs: int
+
+
+@dataclass(frozen=True)
+class History:
+    """Of all experiments' runs that passed: seconds per step of runs like one, and corrections of a model's."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    corrections: dict[str, Correction] = field(default_factory=dict)
+
+    def of(self, run: RunSpec, gpu: str | None) -> tuple[float | None, Correction | None]:
+        return self.seconds.get(speed_key(run, gpu)), self.corrections.get(model_key(run, gpu))
+
+
+@dataclass(frozen=True)
 class Costs:
-    """None means unknown. `source` says where the step time comes from."""
+    """None means unknown. `source` says where the step time comes from; `predicted` is what the model of speed says,
+    whatever else is known."""
 
     tokens: int
     flops: float
     step_seconds: float | None
     source: str
+    predicted: speed.Step | None
     ranks: int
     iters: int
     checkpoint_bytes: float
@@ -48,18 +71,19 @@ def of_run(
     f: Facts,
     *,
     given: float | None = None,
-    measured: float | None = None,
+    earlier: tuple[float | None, Correction | None] = (None, None),
     mfu: float | None = None,
     exported: bool = False,
 ) -> Costs | None:
-    """`given` and `measured` are seconds per step: what the experiment says, and what an earlier run took.
+    """`given`: seconds per step that the experiment says; `earlier`: what its `History` says of the run.
 
     Without them the model of speed says how long a step takes, or the share `mfu` of the peak where that is set.
     """
     if not memory.is_known(f) or f.training.iters is None or f.training.gbs is None:
         return None
     step = flops.of_step(f)
-    seconds, source = _step_seconds(f, step, given, measured, mfu)
+    predicted = speed.of_step(f) if f.cluster.device == "cuda" and speed.is_known(f) else None
+    seconds, source = _step_seconds(f, step, given, earlier, mfu, predicted)
     count = parameters.of_model(f)
     width = 4 if f.training.precision == "fp32" else 2
     return Costs(
@@ -67,6 +91,7 @@ def of_run(
         flops=f.training.iters * step,
         step_seconds=seconds,
         source=source,
+        predicted=predicted,
         ranks=f.layout.world_size or 1,
         iters=f.training.iters,
         checkpoint_bytes=count * (width + 4 + memory.bytes_per_parameter(f)[2] - (0 if width == 4 else 4)),
@@ -76,18 +101,28 @@ def of_run(
 
 
 def _step_seconds(
-    f: Facts, step: float, given: float | None, measured: float | None, mfu: float | None
+    f: Facts,
+    step: float,
+    given: float | None,
+    earlier: tuple[float | None, Correction | None],
+    mfu: float | None,
+    predicted: speed.Step | None,
 ) -> tuple[float | None, str]:
+    measured, correction = earlier
     if given is not None:
         return given, "given"
     if measured is not None:
         return measured, "measured"
     peak = peaks.operations(f.cluster.gpu)
-    if f.cluster.device != "cuda" or peak is None:
-        return None, "unknown"
-    if mfu is not None:
+    if mfu is not None and peak is not None and f.cluster.device == "cuda":
         return step / ((f.layout.world_size or 1) * peak * mfu), f"{mfu:.0%} of peak"
-    return speed.of_step(f).seconds, "predicted"
+    if predicted is None:
+        return None, "unknown"
+    source = f"predicted by {calibration.short(f.cluster.gpu)}"
+    if correction is None:
+        return predicted.seconds, source
+    runs = "a run" if correction.runs == 1 else f"{correction.runs} runs"
+    return predicted.seconds * correction.ratio, f"{source} x {correction.ratio:.2f}, as {runs} of this model took"
 
 
 def _checkpoints(f: Facts) -> int:
@@ -97,26 +132,53 @@ def _checkpoints(f: Facts) -> int:
     return saves if keep is None else min(saves, keep + 1)
 
 
-def measured_speeds(results: Path) -> dict[str, float]:
-    """Seconds per step by key, from the summaries of all experiments' runs that passed; the median, where there are
-    several."""
-    found: dict[str, list[float]] = {}
+def history(results: Path) -> History:
+    """From the summaries of all experiments' runs that passed, and what their preflights had predicted."""
+    seconds: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
+    predicted_in = functools.cache(_predicted_in)
     for folder in paths.measured(results):
         summary = records.read(Summary, folder.summary)
         timed = summary.step_seconds
         planned = folder.file("run").exists() and folder.file("launch").exists()
         if summary.state != "PASS" or not timed or not planned:
             continue
-        found.setdefault(speed_key(folder.run, folder.launch.gpu), []).append(timed.median)
-    return {name: statistics.median(values) for name, values in found.items()}
+        run, gpu = folder.run, folder.launch.gpu
+        seconds.setdefault(speed_key(run, gpu), []).append(timed.median)
+        table = paths.ExperimentFolder(folder.path.parents[1]).preflight_table
+        if predicted := predicted_in(table, calibration.name(gpu)).get(folder.path.name):
+            ratios.setdefault(model_key(run, gpu), []).append(timed.median / predicted)
+    return History(
+        {key: statistics.median(values) for key, values in seconds.items()},
+        {key: Correction(statistics.median(values), len(values)) for key, values in ratios.items()},
+    )
+
+
+def _predicted_in(table: Path, by: str) -> dict[str, float]:
+    """Seconds per step by run, as the model of speed had them with the calibration of today: what an earlier one was
+    off says nothing of this one's errors."""
+    if not table.exists():
+        return {}
+    with table.open(encoding="utf-8", newline="") as stream:
+        rows = [row for row in csv.DictReader(stream, delimiter="\t") if row.get("model_by") == by]
+    said = {row["run"]: row["model_seconds"] for row in rows}
+    return {run: float(text) for run, text in said.items() if text and text != "-"}
 
 
 def speed_key(run: RunSpec, gpu: str | None) -> str:
     """What decides the speed: neither names, nor seeds and learning rates, nor how many steps there are."""
-    model = {name: value for name, value in run.model.items() if name not in ("name", "init", "seed")}
     sizes = {name: run.training.get(name) for name in SIZES}
     same = {name: getattr(run, name) for name in ("parallel", "world_size", "device", "overrides")}
-    return files.digest({"model": model, "sizes": sizes, "gpu": gpu, **same})
+    return files.digest({"model": _model(run), "sizes": sizes, "gpu": gpu, **same})
+
+
+def model_key(run: RunSpec, gpu: str | None) -> str:
+    """A model in a precision on a GPU, in whichever layout and batch."""
+    return files.digest({"model": _model(run), "precision": run.training.get("precision"), "gpu": gpu})
+
+
+def _model(run: RunSpec) -> Tree:
+    return {name: value for name, value in run.model.items() if name not in ("name", "init", "seed")}
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Training:
     keep_last: int | None = None
     checkpoint_format: str | None = None
     precision: Precision | None = None
-    fp8_weights: bool = False  # fp8_param_gather
+    fp8_weights: bool = True  # fp8_param_gather, as Bridge has it with current scaling
     bf16: bool | None = None
     fp16: bool | None = None
     pipeline_dtype: bool = True  # whether one is set
@@ -117,7 +117,9 @@ class Kernels:
     fused_activation: bool = True
     attention_dropout: float = 0.0
     attention: str = "auto"  # attention_backend
+    scattered_stages: bool = False  # tensor ranks share what stages send, as in DeepSpeed; megatron-core: only with sp
     fp32_gradients: bool = True  # grad_reduce_in_fp32
+    gradient_fusion: bool | None = None  # gradient_accumulation_fusion; None: whatever the environment has
     grad_overlap: bool | None = None  # overlap_grad_reduce; None: Bridge's default
     gather_overlap: bool | None = None  # overlap_param_gather
 
@@ -268,6 +270,7 @@ FIELDS: dict[str, str] = {
     "kernels.attention_dropout": "model.attention_dropout",
     "kernels.attention": "model.attention_backend",
     "kernels.fp32_gradients": "mixed_precision.grad_reduce_in_fp32",
+    "kernels.gradient_fusion": "model.gradient_accumulation_fusion",
     "kernels.grad_overlap": "ddp.overlap_grad_reduce",
     "kernels.gather_overlap": "ddp.overlap_param_gather",
 }

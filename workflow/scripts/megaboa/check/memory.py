@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
-from megaboa.check import activations, parameters
+from megaboa.check import activations, parameters, work
 from megaboa.check.facts import Facts
-from megaboa.check.parameters import Parameters
+from megaboa.check.parameters import Parameters, is_sparse
 from megaboa.check.stages import Stage, in_flight, stages
 from megaboa.model_kinds import BY_NAME
 
@@ -82,10 +82,34 @@ def _stage(f: Facts, stage: Stage) -> Breakdown:
     kept = activations.stage_bytes(f, stage) * in_flight(f, stage.number)
     logits = activations.logits_bytes(f) * (1 + stage.mtp) if stage.loss else 0.0
     inside = max(activations.backward_bytes(f, stage), activations.recomputed_bytes(f, stage))
-    plain = Breakdown(stage.number, *_states(f, held), kept, max(logits, inside))
+    workspace = WORKSPACE + _unused_gradients(f, stage)
+    weights, *states = _states(f, held)
+    weights += _quantized_copies(f, stage, held)
+    plain = Breakdown(stage.number, weights, *states, kept, max(logits, inside), workspace)
     if f.layout.fsdp != "megatron":
         return plain
     return max(_moments_of_fsdp(f, stage, held, plain, inside), key=lambda one: one.tensors)
+
+
+def _quantized_copies(f: Facts, stage: Stage, held: Parameters) -> float:
+    """Weights that are kept in 16 bits are cast once a step, by rows and by columns, and Transformer Engine keeps both
+    (module/base.py, get_weight_workspace): with current scaling in layers that calculate in FP8. For other kinds of FP8
+    `bytes_per_parameter` has them."""
+    if "fp8_current" not in (f.training.precision or "") or f.training.fp8_weights or f.layout.fsdp != "none":
+        return 0.0
+    low = sum(activations.in_low_precision(f, layer) for layer in stage.layers) / (len(stage.layers) or 1)
+    return 2 * low * (held.total - held.outside)
+
+
+def _unused_gradients(f: Facts, stage: Stage) -> float:
+    """Where a product adds to the gradient itself, autograd must be given one all the same: Transformer Engine keeps an
+    unused tensor for every shape of weights (module/base.py, get_dummy_wgrad), of all layers and experts together."""
+    if not f.kernels.gradient_fusion or f.layout.fsdp != "none":
+        return 0.0
+    kinds = {is_sparse(f.model, layer) for layer in stage.layers}
+    parts = [work.attention(f), *(work.experts(f) if sparse else work.feed_forward(f) for sparse in kinds)]
+    shapes = {(one.columns, one.depth) for part in parts for one in part.products if one.low}
+    return sum(2 * columns * depth for columns, depth in shapes)
 
 
 def _moments_of_fsdp(f: Facts, stage: Stage, held: Parameters, shards: Breakdown, inside: float) -> list[Breakdown]:

@@ -36,8 +36,8 @@ def conclude(order: Path, found: Mapping[str, tuple[RunCheck, Facts | None]], ou
     specs = ExperimentFolder(folder).specs
     added_up = read(CostsSpec, specs.costs)
     runs = {name: result for name, (result, _) in found.items()}
-    speeds = costs.measured_speeds(folder.parent)
-    expected = {name: _costs(folder, added_up, name, facts, speeds) for name, (_, facts) in found.items()}
+    earlier = costs.history(folder.parent)
+    expected = {name: _costs(folder, added_up, name, facts, earlier) for name, (_, facts) in found.items()}
     rows = [overview.row(name, result, facts, expected[name]) for name, (result, facts) in found.items()]
     total = costs.total(expected.values())
     files.write_text(out.with_suffix(".tsv"), overview.tsv(rows))
@@ -88,15 +88,13 @@ def conclude_in_image(order: Path, digest: str, report: PreflightInImage, out: P
     return 0
 
 
-def _costs(
-    folder: Path, added_up: CostsSpec, name: str, facts: Facts | None, speeds: Mapping[str, float]
-) -> Costs | None:
+def _costs(folder: Path, added_up: CostsSpec, name: str, facts: Facts | None, earlier: costs.History) -> Costs | None:
     if facts is None:
         return None
     run = RunFolder(folder / "runs" / name)
-    measured = speeds.get(costs.speed_key(run.run, run.launch.gpu))
+    known = earlier.of(run.run, run.launch.gpu)
     mfu, exported = added_up.budget.mfu, name in added_up.exports
-    return costs.of_run(facts, given=run.launch.step_seconds, measured=measured, mfu=mfu, exported=exported)
+    return costs.of_run(facts, given=run.launch.step_seconds, earlier=known, mfu=mfu, exported=exported)
 
 
 def _open_here(result: RunCheck) -> Sequence[str]:

@@ -32,9 +32,13 @@ def of_stage(f: Facts, stage: Stage) -> Parameters:
     model, layout = f.model, f.layout
     dense = expert = 0.0
     largest = (0.0, 0.0)
-    for layer in stage.layers + tuple([_last_layer(model)] * stage.mtp):
-        shared, own = _layer(f, layer)
-        dense, expert, largest = dense + shared, expert + own, max(largest, (shared + own, own))
+    own_layers = stage.layers + tuple([_last_layer(model)] * stage.mtp)
+    sparse = sum(is_sparse(model, layer) for layer in own_layers) if model.is_sparse else 0
+    for has_experts, number in ((True, sparse), (False, len(own_layers) - sparse)):
+        if number:
+            shared, own = _layer(f, has_experts)
+            dense, expert = dense + number * shared, expert + number * own
+            largest = max(largest, (shared + own, own))
     layers = dense + expert
     hidden = model.hidden or 0
     rows = vocabulary_rows(f) * hidden / layout.tp
@@ -75,12 +79,12 @@ def _last_layer(model: Model) -> int:
     return (model.layers or 1) - 1
 
 
-def _layer(f: Facts, layer: int) -> tuple[float, float]:
+def _layer(f: Facts, has_experts: bool) -> tuple[float, float]:
     """Shared parameters of a layer, and its experts' on this rank."""
     model, layout = f.model, f.layout
     hidden, matrices = model.hidden or 0, 3 if model.gated else 2
     shared = 2 * _norm(model) + _attention(f)
-    if not is_sparse(model, layer):
+    if not has_experts:
         ffn = model.ffn or 0
         bias = (ffn * (matrices - 1) / layout.tp + hidden) if model.bias else 0
         return shared + matrices * hidden * ffn / layout.tp + bias, 0.0

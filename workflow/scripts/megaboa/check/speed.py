@@ -1,117 +1,313 @@
-"""How long a step takes in a layout, by prediction: what preflight, `advise` and the doctor say.
+"""How long a step takes in a layout, by prediction: what preflight, costs, `advise`, the report and the doctor say.
 
-Calculation at a share of the GPU's peak that falls with the size of the matrix products, plus communication at the
-bandwidth of NVLink inside a node and of the network beyond, plus the pipeline's bubble. Of communication that Megatron
-hides behind calculation a part is counted. One number was taken from a measurement: BEST, from GPT2-large on one H200.
+Kernels of one micro-batch (`work`), each timed by a law of the GPU's calibration; a layer takes as long as its kernels
+or as the host needs to start them, whichever is longer; then what others are waited for: collectives that nothing
+hides, the pipeline, the gradients' sum, the optimizer. docs/explanation/speed.md says it in words.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from megaboa import peaks
-from megaboa.check import flops, parameters
+from megaboa.check import calibration, parameters, work
 from megaboa.check.facts import Facts
 from megaboa.check.parameters import is_sparse
-from megaboa.check.stages import stages
+from megaboa.check.stages import Stage, stages
+from megaboa.check.work import Message, Part, Product
+from megaboa.records import Calibration, Law, Link
 
-BEST = 0.385  # share of the peak that a layer of large matrix products reaches, attention and norms included
-HALF_TOKENS, HALF_WIDTH = 512, 256  # sizes at which half of that is reached
-NVLINK, NETWORK = 300e9, 40e9  # bytes per second and GPU that collectives reach
-HIDDEN = {"tensor": 0.0, "context": 0.5, "data": 0.7, "pipeline": 0.5, "expert": 0.0}  # shares behind calculation
-RECOMPUTED = {"full": 4 / 3, "selective": 1.1}
+# Where only GPUs of one node were measured: 400 Gbit/s for each, of which collectives reach four fifths.
+NETWORK = Law(rate=40e9, latency=30e-6)
+TYPES = {  # in the name of a precision: in a calibration, and how much faster than bf16 where it wasn't measured
+    "fp8_current": ("fp8_current", 1.5),
+    "fp8_delayed": ("fp8_delayed", 1.6),
+    "subchannel": ("fp8_blocks", 1.4),
+    "mxfp8": ("mxfp8", 1.5),
+    "fp4": ("nvfp4", 2.0),
+}
+BYTES_OF_PASS = 1.5  # of a kernel of norms, activations, losses: as many more than the sum of tensors moves in its time
+SCORE_PASSES = 1.2  # the same, of scores that aren't fused, in addition
+ACCUMULATED = 10  # bytes for each parameter and micro-batch: the gradient is read, and added to the one in fp32
+UPDATED = 50  # bytes for each parameter that a rank updates: gradients are measured, Adam's states read and written
+CAST = 6  # bytes for each weight in bf16 that is cast once a step: read twice, written by rows and by columns
+CAST_BY_ROW = 14e9  # weights per second: megatron-core casts those kept in FP8 as single rows (docs/benchmarks/h200.md)
+HOST = 1.0  # of a layer, as a multiple of what a calibration's layer takes
+GRAPHS = {"full_iteration": 0.0, "local": 0.3, "transformer_engine": 0.3}  # of the host's time that is left
+WAITS = 2.7  # exponent: at infinity the longer of host and GPU alone would count
+FIRST_PIECE = 0.1  # of gradients or weights that are sent behind calculation
+OVERLAPPED_LATENCIES = 0.2  # of what runs behind calculation: shares of it that show all the same
 
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds, by what they are spent on; `bubble` is waiting for other stages."""
+    """Seconds, by what they are spent on. `host`: the GPU waits for its kernels to be started; `bubble`: for other
+    stages; tensor, context, expert, pipeline and data: for what other ranks send."""
 
-    calculation: float
-    tensor: float
-    context: float
-    expert: float
-    pipeline: float
-    data: float
-    bubble: float
+    products: float = 0.0
+    attention: float = 0.0
+    memory: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    expert: float = 0.0
+    host: float = 0.0
+    pipeline: float = 0.0
+    bubble: float = 0.0
+    data: float = 0.0
+    optimizer: float = 0.0
 
     @property
     def seconds(self) -> float:
         return sum(vars(self).values())
 
+    def shares(self, least: float = 0.01) -> str:
+        """`products 57%, attention 10%`: the parts that are at least so large a share, in the model's order."""
+        whole = self.seconds or 1.0
+        return ", ".join(f"{name} {part / whole:.0%}" for name, part in vars(self).items() if part / whole >= least)
 
-def of_step(f: Facts) -> Step:
-    count = f.microbatches or 1
-    calculation = _calculation(f)
-    layers = _layers_per_rank(f)
-    tensor = count * layers * _tensor_bytes(f) / _bandwidth(f, f.layout.tp)
-    context = count * layers * _context_bytes(f) / _bandwidth(f, f.layout.tp * f.layout.cp)
-    expert = count * layers * _expert_bytes(f) / _bandwidth(f, f.layout.expert_tp * f.layout.ep)
-    inside = [calculation, tensor * _shown("tensor"), context * _shown("context"), expert * _shown("expert")]
-    bubble = sum(inside) * (f.layout.pp - 1) / (count * f.layout.chunks)
-    pipeline = count * f.layout.chunks * _passed_bytes(f) / _bandwidth(f, f.layout.model_ranks) * _shown("pipeline")
-    return Step(*inside, pipeline, _data(f) * _shown("data"), bubble)
+    def __add__(self, other: Step) -> Step:
+        return Step(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def __mul__(self, times: float) -> Step:
+        return Step(*(times * part for part in vars(self).values()))
 
 
-def _calculation(f: Facts) -> float:
-    peak = peaks.operations(f.cluster.gpu)
-    if peak is None:
-        raise ValueError(f"resources.gpu: the peak of a {f.cluster.gpu} is unknown")
-    tokens = (f.training.seq_length or 0) * (f.training.mbs or 1) / f.layout.cp
-    width = (f.model.ffn or f.model.moe_ffn or 4 * (f.model.hidden or 0)) / f.layout.tp
-    share = BEST * tokens / (tokens + HALF_TOKENS) * width / (width + HALF_WIDTH)
-    again = RECOMPUTED.get(f.kernels.recompute or "", 1.0)
-    return again * flops.of_step(f) / ((f.layout.world_size or 1) * peak * share)
+NOTHING = Step()
 
 
-def _layers_per_rank(f: Facts) -> float:
-    return max(len(stage.layers) for stage in stages(f))
+def is_known(f: Facts) -> bool:
+    """Whether there is a calibration of the GPU."""
+    return calibration.of(f.cluster.gpu) is not None
 
 
-def _tokens_bytes(f: Facts) -> float:
-    """A micro-batch's hidden states on one context rank."""
-    return (f.training.seq_length or 0) * (f.training.mbs or 1) / f.layout.cp * (f.model.hidden or 0) * 2
+def of_step(f: Facts, given: Calibration | None = None) -> Step:
+    """By the calibration of the run's GPU, unless another is given."""
+    known = given or calibration.of(f.cluster.gpu)
+    if known is None:
+        raise ValueError(f"resources.gpu: there is no calibration of a {f.cluster.gpu}")
+    return _Model(f, known).step()
 
 
-def _tensor_bytes(f: Facts) -> float:
-    """Of a layer, forward and backward: four all-reduces, or as many pairs of gathering and scattering."""
-    tp = f.layout.tp
-    return 0.0 if tp == 1 else 8 * _tokens_bytes(f) * (tp - 1) / tp
+class _Model:
+    """Of one run on one kind of GPU."""
+
+    def __init__(self, f: Facts, known: Calibration) -> None:
+        self.f, self.known = f, known
+        self.layers: dict[bool, tuple[Step, Step]] = {}
+        self.low = next((found for name, found in TYPES.items() if name in (f.training.precision or "")), None)
+        layout = f.layout
+        inner = layout.tp * layout.cp
+        # By axis: how many ranks, and how far apart neighbours are.
+        self.groups = {
+            "tp": (layout.tp, 1),
+            "cp": (layout.cp, layout.tp),
+            "etp": (layout.expert_tp, 1),
+            "ep": (layout.ep, layout.expert_tp),
+            "dp": ((layout.dp or 1) * layout.cp, layout.tp),
+            "edp": (layout.expert_dp or 1, layout.expert_tp * layout.ep),
+            "pp": (layout.pp, (layout.world_size or 1) // layout.pp or inner),
+        }
+
+    def step(self) -> Step:
+        f = self.f
+        count, chunks, every = f.microbatches or 1, f.layout.chunks, stages(f)
+        alike = {(len(one.layers), self.sparse(one), one.embedding, one.loss, one.mtp): one for one in every}
+        known = {key: self.stage(one) for key, one in alike.items()}
+        times = [known[len(one.layers), self.sparse(one), one.embedding, one.loss, one.mtp] for one in every]
+        slowest = max(range(len(times)), key=lambda number: sum(one.seconds for one in times[number]))
+        forward, backward = times[slowest]
+        both = forward + backward
+        others = times[:slowest] + times[slowest + 1 :]
+        bubble = sum(one.seconds + other.seconds for one, other in others) / chunks
+        pipeline = self.passed(count * chunks)
+        held = parameters.of_stage(f, every[slowest])
+        data = self.data(held, forward.seconds, backward.seconds, count)
+        return both * count + Step(bubble=bubble, pipeline=pipeline, data=data, optimizer=self.optimizer(held))
+
+    def stage(self, stage: Stage) -> tuple[Step, Step]:
+        """One micro-batch through all layers of a rank, forward and backward."""
+        forward = backward = NOTHING
+        layers = stage.layers + (stage.layers[-1:] or (0,)) * stage.mtp
+        sparse = self.sparse(stage) + stage.mtp * is_sparse(self.f.model, layers[-1])
+        for is_of_experts, number in ((True, sparse), (False, len(layers) - sparse)):
+            if number:
+                there, back = self.layer(is_of_experts)
+                forward, backward = forward + there * number, backward + back * number
+        for part, times in ((work.embedding, stage.embedding), (work.loss, stage.loss * (1 + stage.mtp))):
+            if times:
+                there, back = self.part(part(self.f), 0.0)
+                forward, backward = forward + there * times, backward + back * times
+        gradients = parameters.of_stage(self.f, stage).total * ACCUMULATED / self.known.memory.rate
+        return forward, backward + Step(memory=gradients)
+
+    def sparse(self, stage: Stage) -> int:
+        """How many of its layers have experts."""
+        return sum(is_sparse(self.f.model, layer) for layer in stage.layers) if self.f.model.is_sparse else 0
+
+    def layer(self, sparse: bool) -> tuple[Step, Step]:
+        if sparse not in self.layers:
+            self.layers[sparse] = self._layer(sparse)
+        return self.layers[sparse]
+
+    def _layer(self, sparse: bool) -> tuple[Step, Step]:
+        f, kernels = self.f, self.f.kernels
+        half = work.experts(f) if sparse else work.feed_forward(f)
+        host = HOST * self.host(sparse)
+        first, second = self.part(work.attention(f), host / 2), self.part(half, host / 2)
+        forward, backward = first[0] + second[0], first[1] + second[1]
+        if kernels.recompute == "full":
+            backward = backward + forward
+        elif kernels.recompute == "selective":
+            parts = {"core_attn": Step(attention=forward.attention), "moe": second[0], "mlp": second[0]}
+            for name in kernels.recompute_modules or ("core_attn",):
+                backward = backward + parts.get(name, Step(memory=0.2 * forward.memory))
+        return forward, backward
+
+    def host(self, sparse: bool) -> float:
+        """What it takes to start a layer's kernels, forward and backward."""
+        by_type = self.known.layer
+        kind = self.low[0] if self.low else ""
+        seconds = by_type.get(kind, next(iter(by_type.values())))
+        if sparse:
+            law = self.known.experts_host
+            groups = (self.f.model.experts or 1) / self.f.layout.ep
+            seconds += law.seconds(0, groups=groups) if law else seconds
+            seconds += 60 * self.known.launch  # routing, sorting, exchanging, both ways
+        return seconds * GRAPHS.get(self.f.kernels.graphs, 1.0)
+
+    def part(self, one: Part, host: float) -> tuple[Step, Step]:
+        """Forward, and backward: two products for each."""
+        products = sum(map(self.product, one.products))
+        ahead, behind = self.attention(one)
+        forward = Step(products=products, attention=ahead, memory=self.passes(one.forward_bytes))
+        backward = Step(products=2 * products, attention=behind, memory=self.passes(one.backward_bytes))
+        forward = self.with_messages(forward, one.forward_messages)
+        backward = self.with_messages(backward, one.backward_messages)
+        return _with_host(forward, host / 3), _with_host(backward, host * 2 / 3)
+
+    def product(self, one: Product) -> float:
+        laws = self.known.grouped if one.groups > 1 and self.known.grouped else self.known.products
+        plain = next(iter(laws.values()))
+        law, faster = plain, 1.0
+        if self.low and one.low:
+            law, faster = (laws[self.low[0]], 1.0) if self.low[0] in laws else (plain, self.low[1])
+        return law.seconds(one.operations / faster, one.values, one.groups)
+
+    def passes(self, count: float) -> float:
+        return count * BYTES_OF_PASS / self.known.memory.rate
+
+    def attention(self, one: Part) -> tuple[float, float]:
+        if one.scores is None:
+            return 0.0, 0.0
+        scores, f = one.scores, self.f
+        if f.kernels.attention == "unfused":
+            return self.plain_attention(one)
+        operations = 2 * scores.count * scores.channels
+        forward, backward = (
+            law.seconds(times * operations, scores.count, 1 + scores.rows / 1000) + (scores.pieces - 1) * law.latency
+            for law, times in ((self.known.attention["forward"], 1.0), (self.known.attention["backward"], 2.5))
+        )
+        return forward, backward
+
+    def plain_attention(self, one: Part) -> tuple[float, float]:
+        """Two products over all scores, and their passes through memory: scale, mask, softmax, dropout."""
+        scores = one.scores
+        assert scores is not None
+        law, dropped = next(iter(self.known.products.values())), 5 if self.f.kernels.attention_dropout else 0
+        products = law.seconds(2 * 2 * scores.count * scores.channels, 2 * 2 * scores.count) + law.latency
+        return (
+            products + self.passes(SCORE_PASSES * 2 * scores.count * (4 + dropped)),
+            2 * products + self.passes(SCORE_PASSES * 2 * scores.count * (6 + dropped)),
+        )
+
+    # --- what others are waited for ---
+
+    def with_messages(self, step: Step, messages: tuple[Message, ...]) -> Step:
+        """Times of messages that nothing hides, and what sticks out of those that something does."""
+        shown = dict.fromkeys(("tp", "cp", "ep"), 0.0)
+        behind = {"products": step.products, "attention": step.attention}
+        for one in messages:
+            seconds = self.message(one.axis, one.kind, one.bytes)
+            if one.hidden:
+                covered = min(seconds * (1 - OVERLAPPED_LATENCIES), behind[one.hidden] / 2)
+                behind[one.hidden] -= covered
+                seconds -= covered
+            elif one.axis == "ep" and self.f.kernels.expert_overlap:
+                seconds *= 0.3
+            shown["tp" if one.axis == "etp" else one.axis] += seconds
+        return step + Step(tensor=shown["tp"], context=shown["cp"], expert=shown["ep"])
+
+    def message(self, axis: str, kind: str, size: float) -> float:
+        """Of a collective over the ranks of an axis; those of one node have the node's links."""
+        ranks, stride = self.groups[axis]
+        if ranks == 1:
+            return 0.0
+        law, among = self.link(kind, ranks, stride)
+        share = {"all_reduce": 2 * (ranks - 1) / ranks, "send": 1.0}.get(kind, (ranks - 1) / ranks)
+        steps = 1.0 if kind == "send" else (1 + math.log2(ranks)) / (1 + math.log2(among))
+        return law.latency * steps + share * size / law.rate
+
+    def link(self, kind: str, ranks: int, stride: int) -> tuple[Law, int]:
+        """Between nodes, those of one node share what their GPUs have of the network."""
+        node: Link = self.known.node
+        inside = max(1, min(ranks, self.f.cluster.gpus_per_node // stride))
+        law: Law = getattr(node, kind)
+        if ranks <= inside:
+            return law, node.ranks
+        network = self.known.network
+        outer: Law = getattr(network, kind) if network else NETWORK
+        alone = inside if kind not in ("all_to_all", "send") else ranks / (ranks - inside) if kind != "send" else 1
+        return Law(rate=min(law.rate, outer.rate * alone), latency=law.latency + outer.latency), max(2, node.ranks)
+
+    def passed(self, times: float) -> float:
+        """Between stages, there and back."""
+        if self.f.layout.pp == 1:
+            return 0.0
+        tokens = (self.f.training.seq_length or 0) * (self.f.training.mbs or 1) / self.f.layout.cp
+        shared = self.f.layout.sp or self.f.kernels.scattered_stages
+        size = 2 * tokens * (self.f.model.hidden or 0) / (self.f.layout.tp if shared else 1)
+        shown = 1.0 if self.f.layout.chunks == 1 else 0.5  # interleaved stages calculate meanwhile
+        return 2 * times * self.message("pp", "send", size) * shown
+
+    def data(self, held: parameters.Parameters, forward: float, backward: float, count: int) -> float:
+        """Gradients are added up, updated weights sent round, behind the last micro-batch's backward pass and the first
+        one's forward pass where that is overlapped. FSDP does both for every micro-batch."""
+        f, kernels, layout = self.f, self.f.kernels, self.f.layout
+        half = f.training.precision == "fp16_mixed" or not kernels.fp32_gradients or layout.fsdp == "megatron"
+        scatter = gather = 0.0
+        for axis, parameter_count in (("dp", held.dense), ("edp", held.expert)):
+            gradients, weights = parameter_count * (2 if half else 4), parameter_count * 2
+            if layout.fsdp == "none" and not layout.distributed_optimizer:
+                scatter += self.message(axis, "all_reduce", gradients)
+            else:
+                scatter += self.message(axis, "reduce_scatter", gradients)
+                gather += self.message(axis, "all_gather", weights)
+        if layout.fsdp != "none":
+            return count * (_behind(gather, forward) + _behind(gather + scatter, backward))
+        shown = scatter if kernels.grad_overlap is False else _behind(scatter, backward)
+        return shown + (gather if kernels.gather_overlap is False else _behind(gather, forward))
+
+    def optimizer(self, held: parameters.Parameters) -> float:
+        layout = self.f.layout
+        divided = layout.distributed_optimizer or layout.fsdp != "none"
+        dense = (layout.dp or 1) * layout.cp if divided else 1
+        expert = (layout.expert_dp or 1) if divided else 1
+        own = held.dense / dense + held.expert / expert
+        seconds = own * UPDATED / self.known.memory.rate
+        if self.low is None:
+            return seconds
+        if self.low[0] == "fp8_current" and self.f.training.fp8_weights:
+            return seconds + own / CAST_BY_ROW
+        return seconds + held.total * CAST / self.known.memory.rate
 
 
-def _context_bytes(f: Facts) -> float:
-    """Of a layer: keys and values go round, their gradients too."""
-    cp, model = f.layout.cp, f.model
-    share = 2 * (model.kv_groups or model.heads or 1) * (model.head_dim or 0) / max(model.hidden or 1, 1) / f.layout.tp
-    return 3 * _tokens_bytes(f) * share * (cp - 1)
+def _with_host(step: Step, host: float) -> Step:
+    """The longer of the two, and more where they are about as long: each waits for the other now and then."""
+    if not host:
+        return step
+    return step + Step(host=(step.seconds**WAITS + host**WAITS) ** (1 / WAITS) - step.seconds)
 
 
-def _expert_bytes(f: Facts) -> float:
-    """Of a layer: tokens to experts and back, forward and backward."""
-    ep = f.layout.ep
-    if not f.model.is_sparse or ep == 1:
-        return 0.0
-    sparse = sum(is_sparse(f.model, layer) for layer in range(f.model.layers or 0)) / (f.model.layers or 1)
-    sent = _tokens_bytes(f) * (f.model.topk or 1) / (f.layout.tp if f.layout.sp else 1)
-    return 4 * sparse * sent * (ep - 1) / ep
-
-
-def _passed_bytes(f: Facts) -> float:
-    """Between stages, there and back."""
-    return 0.0 if f.layout.pp == 1 else 2 * _tokens_bytes(f) / (f.layout.tp if f.layout.sp else 1)
-
-
-def _data(f: Facts) -> float:
-    """Gradients are added up (in fp32), weights sent round (in 16 bits)."""
-    copies = (f.layout.dp or 1) * f.layout.cp
-    if copies == 1:
-        return 0.0
-    held = parameters.of_stage(f, stages(f)[0]).total
-    return held * (4 + 2) * (copies - 1) / copies / _bandwidth(f, f.layout.world_size or 1)
-
-
-def _bandwidth(f: Facts, ranks: int) -> float:
-    return NVLINK if ranks <= f.cluster.gpus_per_node else NETWORK
-
-
-def _shown(kind: str) -> float:
-    return 1 - HIDDEN[kind]
+def _behind(message: float, calculation: float) -> float:
+    """What shows of a message in pieces that runs behind calculation: the first or last piece at least."""
+    return max(FIRST_PIECE * message, message - calculation)

@@ -7,7 +7,7 @@ import dataclasses
 import sys
 
 from megaboa import commands, peaks
-from megaboa.check import adviser
+from megaboa.check import adviser, calibration
 from megaboa.config import ConfigError, load
 from megaboa.plan.run_facts import alone
 
@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
     cluster = facts.cluster
     wanted = {"nodes": arguments.nodes or cluster.nodes, "gpu": arguments.gpu or cluster.gpu, "device": "cuda"}
     facts = dataclasses.replace(facts, cluster=dataclasses.replace(cluster, **wanted))
-    if peaks.operations(wanted["gpu"]) is None:
+    if calibration.of(wanted["gpu"]) is None:
         print(
             f"--gpu: {wanted['gpu']} is not one of {', '.join(peaks.KINDS)} with its memory, as h100-80g",
             file=sys.stderr,
@@ -39,5 +39,5 @@ def main(words: list[str]) -> int:
         ranks = facts.cluster.nodes * facts.cluster.gpus_per_node
         print(f"no legal layout fits on {ranks} GPUs of {wanted['gpu']}: take more nodes", file=sys.stderr)
         return 1
-    print(f"{adviser.text(found)}\n\n{adviser.yaml(found)}")
+    print(f"{adviser.text(found)}\ntimes by {calibration.told(wanted['gpu'])}\n\n{adviser.yaml(found)}")
     return 0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from megaboa import peaks
-from megaboa.check import flops, memory, parameters, speed, table
+from megaboa.check import calibration, flops, memory, parameters, speed, table
 from megaboa.check.facts import Facts
 from megaboa.check.stages import Stage, stages
 from megaboa.doctor.troubles import AVOID
@@ -50,12 +50,11 @@ def slow(f: Facts, summary: Summary) -> list[str]:
     share = flops.of_step(f) / (seconds * (f.layout.world_size or 1) * peak)
     if share >= LOW:
         return []
-    expected = speed.of_step(f)
-    parts = sorted(vars(expected).items(), key=lambda part: -part[1])[:3]
-    spent = ", ".join(f"{what} {part / expected.seconds:.0%}" for what, part in parts)
+    expected, by = speed.of_step(f), calibration.told(f.cluster.gpu)
+    spent = expected.shares(0.1)
     return [
         f"at {share:.0%} of its GPUs' peak: a step takes {seconds:.3g} s",
-        f"  the speed model expects {expected.seconds:.3g} s ({spent}); if it takes longer, profile a few steps",
+        f"  the speed model expects {expected.seconds:.3g} s ({spent}; {by}); if it takes longer, profile a few steps",
         "  try: megaboa advise lists layouts that should be faster",
     ]
 

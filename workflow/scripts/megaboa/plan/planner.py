@@ -195,12 +195,12 @@ def over_budget(runs: Collection[Run], exports: Collection[str], budget: Budget,
     """What exceeds the budget, by key, as far as costs are known before preflight."""
     if budget.gpu_hours is None and budget.disk is None:
         return {}
-    speeds = costs.measured_speeds(results)
+    earlier = costs.history(results)
     found = [
         costs.of_run(
             run.facts,
             given=run.config.resources.step_seconds,
-            measured=speeds.get(costs.speed_key(run.run, run.config.resources.gpu)),
+            earlier=earlier.of(run.run, run.config.resources.gpu),
             mfu=budget.mfu,
             exported=run.name in exports,
         )

@@ -2,6 +2,7 @@
 
 from megaboa.records.attempts import *
 from megaboa.records.base import *
+from megaboa.records.calibrations import *
 from megaboa.records.data import *
 from megaboa.records.gpus import *
 from megaboa.records.images import *

@@ -28,13 +28,16 @@ PARAMS_TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class Expected:
-    """A row of preflight.tsv; None is what wasn't known, or wasn't measured."""
+    """A row of preflight.tsv; None is what wasn't known, or wasn't measured. `model_seconds` is what the model of speed
+    said, `model_parts` what it had the step spent on, even where the expected time is an earlier run's."""
 
     run: str
     tokens: str
     flops: str
     disk: str
     step_source: str
+    model_seconds: float | None
+    model_parts: str
     predicted_seconds: float | None
     measured_seconds: float | None
     predicted_gib: float | None
@@ -42,9 +45,16 @@ class Expected:
 
     @property
     def memory_error(self) -> str:
-        if self.predicted_gib is None or not self.measured_gib:
-            return ""
-        return f"{self.predicted_gib / self.measured_gib - 1:+.1%}"
+        return _error(self.predicted_gib, self.measured_gib)
+
+    @property
+    def model_error(self) -> str:
+        """Of the model of speed."""
+        return _error(self.model_seconds, self.measured_seconds)
+
+
+def _error(predicted: float | None, measured: float | None) -> str:
+    return "" if predicted is None or not measured else f"{predicted / measured - 1:+.1%}"
 
 
 def load_expected(results: Path, runs: Sequence[RunResult]) -> list[Expected]:
@@ -64,6 +74,8 @@ def _expected(row: dict[str, str], run: RunResult) -> Expected:
         flops=short(_number(row["flops"])),
         disk="-" if disk is None else size(disk),
         step_source=row["step_source"],
+        model_seconds=_number(row.get("model_seconds") or "-"),
+        model_parts=(row.get("model_parts") or "-").removeprefix("-"),
         predicted_seconds=_number(row["step_seconds"]),
         measured_seconds=named("step_seconds").of(run.documents),
         predicted_gib=_number(row["tensors_gib"]),

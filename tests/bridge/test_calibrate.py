@@ -1,0 +1,39 @@
+"""`megaboa calibrate` on this machine's processors: two ranks, gloo, torch alone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megaboa import records
+from megaboa.check import calibration
+from megaboa.records import Calibration
+
+MEGABOA = Path(__file__).parents[2] / "workflow" / "scripts" / "megaboa"
+
+
+@pytest.mark.slow
+def test_everything_is_measured_and_written_for_the_planner(tmp_path, monkeypatch):
+    command = [sys.executable, MEGABOA, "calibrate", "--device", "cpu", "--gpus", "2"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    found = records.read(Calibration, tmp_path / "calibrations" / "cpu.json")
+    assert found.node.ranks == 2 and found.network is None
+    assert set(found.products) == {"fp32"} and set(found.attention) == {"forward", "backward"}
+    laws = [*found.products.values(), *found.attention.values(), found.memory, found.node.all_reduce, found.node.send]
+    assert all(law.rate > 0 and law.points for law in laws)
+    assert 0 < found.launch < found.layer["fp32"]
+    assert "written: calibrations/cpu.json" in done.stdout
+    monkeypatch.chdir(tmp_path)
+    assert calibration.of("cpu") == found
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_ends_the_others(tmp_path):
+    command = [sys.executable, MEGABOA, "calibrate", "--device", "cpu", "--out", "/proc/no/file.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0 and "/proc/no" in done.stderr

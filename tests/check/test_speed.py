@@ -1,0 +1,137 @@
+"""Step times by kernels: what must hold whatever the calibration says."""
+
+import dataclasses
+
+import pytest
+from facts_of import facts
+
+from megaboa.check import calibration, speed
+from megaboa.records import Law
+
+MODEL = {
+    "layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32, "kv_groups": 8, "head_dim": 128, "vocab_size": 128256,
+    "vocab_rows": 128256, "tied": False, "mbs": 1, "gbs": 64, "seq_length": 4096, "precision": "bf16_mixed",
+    "gpus_per_node": 8, "gpu": "h100-80g",
+}  # fmt: skip
+
+
+def of(**values):
+    return facts(**{"world_size": 8, **MODEL, **values})
+
+
+def step(**values):
+    return speed.of_step(of(**values))
+
+
+def schedule(times, count, chunks=1):
+    """One-forward-one-backward, or interleaved, step by step: when the last stage's gradients are back at the first.
+    `times`: forward and backward seconds of each stage's share, chunk by chunk."""
+    stages = len(times)
+    order = []
+    for stage in range(stages):
+        if chunks == 1:
+            warmup = min(stages - stage - 1, count)
+            forwards = [("f", i, 0) for i in range(count)]
+            backwards = [("b", i, 0) for i in range(count)]
+        else:
+            warmup = min((stages - stage - 1) * 2 + (chunks - 1) * stages, count * chunks)
+            groups = [range(i, min(i + stages, count)) for i in range(0, count, stages)]
+            forwards = [("f", i, chunk) for group in groups for chunk in range(chunks) for i in group]
+            backwards = [("b", i, chunk) for group in groups for chunk in reversed(range(chunks)) for i in group]
+        own = forwards[:warmup]
+        for i, backward in enumerate(backwards):
+            own += [*forwards[warmup + i : warmup + i + 1], backward]
+        order.append(own)
+    done, clock, at = {}, [0.0] * stages, [0] * stages
+    while any(at[stage] < len(order[stage]) for stage in range(stages)):
+        moved = False
+        for stage in range(stages):
+            while at[stage] < len(order[stage]):
+                way, i, chunk = order[stage][at[stage]]
+                if way == "f":
+                    before = (way, i, chunk, stage - 1) if stage else (way, i, chunk - 1, stages - 1) if chunk else None
+                elif stage < stages - 1:
+                    before = (way, i, chunk, stage + 1)
+                else:
+                    before = (way, i, chunk + 1, 0) if chunk < chunks - 1 else ("f", i, chunk, stage)
+                if before is not None and before not in done:
+                    break
+                start = max(clock[stage], done.get(before, 0.0))
+                clock[stage] = start + times[stage][way == "b"] / chunks
+                done[way, i, chunk, stage] = clock[stage]
+                at[stage] += 1
+                moved = True
+        assert moved, "the schedule hangs"
+    return max(clock)
+
+
+@pytest.mark.parametrize(
+    ("pp", "count", "chunks"), [(2, 8, 1), (4, 16, 1), (8, 8, 1), (4, 16, 2), (4, 16, 4), (8, 32, 4)]
+)
+def test_the_pipeline_takes_what_its_schedule_takes_step_by_step(pp, count, chunks):
+    """Without messages, with the loss on the last stage."""
+    given = of(world_size=pp, pp=pp, vpp=chunks if chunks > 1 else None, gbs=count)
+    model = speed._Model(given, calibration.of("h100-80g"))
+    times = [tuple(part.seconds for part in model.stage(stage)) for stage in speed.stages(given)]
+    found = speed.of_step(given)
+    simulated = schedule(times, count, chunks)
+    assert found.seconds - found.pipeline - found.data - found.optimizer == pytest.approx(simulated, rel=0.03)
+
+
+def test_uneven_stages_wait_for_the_slowest():
+    even, uneven = step(pp=2, world_size=2), step(pp=2, world_size=2, first_stage_layers=20, last_stage_layers=12)
+    assert uneven.seconds > even.seconds
+    best = step(pp=2, world_size=2, first_stage_layers=17, last_stage_layers=15)  # the last one has the loss
+    assert best.seconds < even.seconds
+
+
+def test_more_ranks_calculate_less_and_talk_more():
+    one, two, eight = (step(world_size=8, tp=tp, sp=tp > 1, gbs=64) for tp in (1, 2, 8))
+    assert one.tensor == 0 < two.tensor < eight.tensor
+    assert two.products == pytest.approx(one.products, rel=0.1)  # half as wide, twice as many micro-batches
+
+
+def test_recomputation_costs_a_forward_pass():
+    plain, full = step(), step(recompute="full", recompute_method="uniform", recompute_layers=1)
+    assert full.products == pytest.approx(plain.products * 4 / 3, rel=0.05)  # but not of the output layer
+    assert plain.seconds < step(recompute="selective", recompute_modules=("core_attn",)).seconds < full.seconds
+
+
+def test_fp8_makes_products_faster_and_leaves_the_output_layer():
+    known = calibration.of("h100-80g")
+    plain, low = step(), step(precision="bf16_with_fp8_current_scaling_mixed")
+    assert low.products < plain.products and low.attention == plain.attention
+    twice = dataclasses.replace(known.products["bf16"], rate=known.products["bf16"].rate * 1e6, moved=None, latency=0.0)
+    free = dataclasses.replace(known, products={**known.products, "fp8_current": twice})
+    left = speed.of_step(of(precision="bf16_with_fp8_current_scaling_mixed"), free).products
+    logits = (
+        64 / 8 * 3 * known.products["bf16"].seconds(2 * 4096 * 128256 * 4096, 4096 * (128256 + 4096) + 128256 * 4096)
+    )
+    assert left == pytest.approx(logits, rel=0.01)
+
+
+def test_small_layers_take_as_long_as_the_host_needs_and_none_with_a_graph():
+    small = {"hidden": 256, "ffn": 512, "heads": 4, "kv_groups": 4, "head_dim": 64, "seq_length": 256}
+    slow, graph = step(**small), step(**small, graphs="full_iteration")
+    assert slow.host > 0.8 * slow.seconds and graph.host == 0
+
+
+def test_experts_pay_for_each_group_and_for_sending():
+    moe = {"experts": 64, "topk": 6, "moe_ffn": 1024}
+    known = calibration.of("h100-80g")
+    grouped = dataclasses.replace(known, grouped={"bf16": Law(rate=5e14, latency=1e-5, group=5e-6)})
+    free = dataclasses.replace(known, grouped={"bf16": Law(rate=5e14, latency=1e-5)})
+    given = of(**moe)
+    more = speed.of_step(given, grouped).products - speed.of_step(given, free).products
+    assert more == pytest.approx(8 * 32 * 2 * 3 * 63 * 5e-6)  # micro-batches, layers, products, three passes, groups
+    assert step(**moe, ep=8).expert > step(**moe, ep=2).expert > step(**moe).expert == 0
+
+
+def test_a_gpu_without_a_calibration_is_refused():
+    with pytest.raises(ValueError, match="no calibration of a abacus"):
+        step(gpu="abacus-1g")
+
+
+def test_gradients_that_are_not_overlapped_are_waited_for():
+    hidden, shown = step(world_size=16, nodes=2), step(world_size=16, nodes=2, grad_overlap=False, gather_overlap=False)
+    assert shown.data > 2 * hidden.data > 0

@@ -1,0 +1,115 @@
+"""A calibration of this machine: everything measured, one after the other, and what is said of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from megaboa import peaks
+from megaboa.bridge import kernel_times
+from megaboa.bridge.kernel_times import Bench
+from megaboa.records import Calibration, Law, Link
+from megaboa.run import nvml
+
+
+def measure(device: torch.device, rank: int, ranks_per_node: int) -> Calibration:
+    """By every rank of a job at the same time, so that the GPUs share power and the host as in training; what the
+    first one found is the result. Ranks meet only for the collectives."""
+    bench = Bench(device)
+    begun = time.monotonic()
+
+    def done(what: str) -> None:
+        if rank == 0:
+            print(f"{time.monotonic() - begun:6.1f} s  {what}", file=sys.stderr, flush=True)
+
+    kernel_times.heat(bench)
+    kinds = bench.kinds
+    launch, memory = kernel_times.launch(bench), kernel_times.memory(bench)
+    done("memory, launches")
+    layer = _each(kinds, lambda kind: kernel_times.layer(bench, kind), done, "host")
+    products = _each(kinds, lambda kind: kernel_times.products(bench, kind), done, "products")
+    attention = kernel_times.attention(bench)
+    done("attention")
+    grouped = _each(kinds, lambda kind: kernel_times.experts(bench, kind), done, "experts")
+    experts_host = kernel_times.experts_host(bench)
+    dist.init_process_group(
+        "nccl" if bench.is_gpu else "gloo", device_id=device if bench.is_gpu else None, timeout=timedelta(seconds=120)
+    )
+    node, network = kernel_times.links(bench, ranks_per_node)
+    done("collectives")
+    stack, gpu = kernel_times.stack(bench), "cpu"
+    if bench.is_gpu:
+        stack["driver"] = _driver() or "unknown"
+        gpu = next((name.lower().split()[0] for name in peaks.PEAKS if name in stack["device"]), stack["device"])
+    return Calibration(
+        name=f"{gpu}, measured {time.strftime('%Y-%m-%d')}",
+        gpu=gpu,
+        source=f"megaboa calibrate on {dist.get_world_size()} x {stack.get('device', 'CPU')}",
+        stack=stack,
+        products=products,
+        grouped=grouped,
+        attention=attention,
+        memory=memory,
+        launch=launch,
+        layer=layer,
+        experts_host=experts_host,
+        node=node or _alone(memory),
+        network=network,
+    )
+
+
+def _each[T](kinds: list[str], work: Callable[[str], T | None], done: Callable[[str], None], what: str) -> dict[str, T]:
+    """By type; one that this GPU or stack doesn't have is left out, and said to be."""
+    found: dict[str, T] = {}
+    for kind in kinds:
+        try:
+            one = work(kind)
+        except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+            if kind == kinds[0]:
+                raise
+            done(f"{what} in {kind}: not here ({str(error).splitlines()[0][:100] if str(error) else type(error)})")
+            continue
+        if one is not None:
+            found[kind] = one
+            done(f"{what} in {kind}")
+    return found
+
+
+def _alone(memory: Law) -> Link:
+    """One GPU has no link: a copy in its own memory stands for it."""
+    law = Law(rate=memory.rate / 2, latency=memory.latency)
+    return Link(ranks=1, all_reduce=law, all_gather=law, reduce_scatter=law, all_to_all=law, send=law)
+
+
+def _driver() -> str | None:
+    try:
+        return nvml.Nvml().driver
+    except (nvml.NvmlError, OSError):
+        return None
+
+
+def told(found: Calibration) -> str:
+    """For people: rates, latencies, and how well the laws fit."""
+    lines = [f"{found.name} ({', '.join(f'{name} {value}' for name, value in found.stack.items())})"]
+    for what, laws in (("products", found.products), ("grouped", found.grouped), ("attention", found.attention)):
+        lines += [_line(f"{what} {name}", law, 1e12, "TFLOP/s") for name, law in laws.items()]
+    lines.append(_line("memory", found.memory, 1e9, "GB/s"))
+    for what, link in (("node", found.node), ("network", found.network)):
+        if link is not None:
+            names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+            lines += [_line(f"{what} {name}", getattr(link, name), 1e9, "GB/s") for name in names]
+    hosts = ", ".join(f"{name} {seconds * 1e6:.0f}" for name, seconds in found.layer.items())
+    lines.append(f"host: {found.launch * 1e6:.1f} us a launch, by layer {hosts} us")
+    return "\n".join(lines)
+
+
+def _line(name: str, law: Law, unit: float, word: str) -> str:
+    error = f", law off by {law.error:.0%} (median)" if law.error is not None else ""
+    best = max((one.work / one.seconds for one in law.points), default=law.rate) / unit
+    moved = f", {law.moved / 1e9:,.0f} G values/s" if law.moved else ""
+    return f"{name:24} {law.rate / unit:8,.4g} {word} (best {best:,.4g}), {law.latency * 1e6:.1f} us{moved}{error}"

@@ -1,0 +1,453 @@
+"""How long single kernels and collectives take on this machine: what `megaboa calibrate` measures.
+
+Needs torch, and Transformer Engine for FP8, for grouped products and for its attention. Each rank has a GPU, or the
+machine's processors. Kernels are timed by events with a queue that is full, so that the host's time isn't in them; the
+host's is measured by layers so small that the GPU waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+from megaboa.check.laws import fitted
+from megaboa.records import Law, Link, Point
+
+try:
+    import transformer_engine.pytorch as te
+    from transformer_engine.common import recipe as te_recipes
+except (ImportError, OSError):  # as on the CPU
+    te = te_recipes = None
+
+Work = Callable[[], Any]
+RECIPES = {  # of Transformer Engine, and the GPUs' compute capability, by the type's name in a calibration
+    "fp8_current": ("Float8CurrentScaling", (8, 9), (99, 0)),
+    "fp8_delayed": ("DelayedScaling", (8, 9), (99, 0)),
+    "fp8_blocks": ("Float8BlockScaling", (9, 0), (9, 9)),
+    "mxfp8": ("MXFP8BlockScaling", (10, 0), (11, 9)),
+}
+MEBIBYTE = 2**20
+FASTEST_CLOCK = 2.4e9  # cycles per second of any GPU: a sleep of so many is long enough
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured: tokens, outputs and inputs of linear layers; experts, tokens of each, outputs and inputs;
+    sequence, heads and channels of attention; numbers of bytes."""
+
+    linear: tuple[tuple[int, int, int], ...]
+    grouped: tuple[tuple[int, int, int, int], ...]
+    attention: tuple[tuple[int, int, int], ...]
+    memory: tuple[int, ...]
+    messages: tuple[int, ...]
+
+
+GPU = Sizes(
+    linear=(
+        (1024, 1024, 1024), (2048, 2048, 2048), (2048, 8192, 2048), (4096, 1536, 4096), (4096, 4096, 1024),
+        (4096, 4096, 4096), (8192, 1024, 4096), (8192, 4096, 14336), (8192, 14336, 4096), (8192, 8192, 8192),
+        (16384, 5120, 1280), (32768, 1280, 1280), (4096, 32768, 4096),
+    ),
+    grouped=((8, 256, 1536, 2048), (8, 1024, 4096, 2048), (8, 2048, 2048, 4096), (32, 256, 1536, 2048),
+             (32, 512, 2048, 768), (64, 512, 1536, 2048), (16, 2048, 2816, 2048)),
+    attention=((1024, 20, 64), (2048, 32, 64), (2048, 32, 128), (4096, 32, 128), (8192, 16, 128), (16384, 8, 128)),
+    memory=tuple(size * MEBIBYTE for size in (4, 64, 256, 1024)),
+    messages=tuple(size * MEBIBYTE // 16 for size in (1, 16, 64, 256, 1024, 4096, 8192)),
+)  # fmt: skip
+CPU = Sizes(
+    linear=((128, 128, 128), (256, 512, 128), (512, 256, 256)),
+    grouped=(),
+    attention=((64, 4, 32), (128, 4, 32), (256, 4, 32)),
+    memory=tuple(size * MEBIBYTE // 4 for size in (1, 8, 32)),
+    messages=tuple(size * 1024 for size in (16, 256, 1024)),
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Of one rank. `seconds` is what a measurement takes about."""
+
+    device: torch.device
+    seconds: float = 0.08
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def sizes(self) -> Sizes:
+        return GPU if self.is_gpu else CPU
+
+    @property
+    def kinds(self) -> list[str]:
+        """Types of products that this device has: the plain one first."""
+        if not self.is_gpu or te is None:
+            return ["bf16" if self.is_gpu else "fp32"]
+        has = torch.cuda.get_device_capability(self.device)
+        return ["bf16", *(kind for kind, (_, least, most) in RECIPES.items() if least <= has <= most)]
+
+    @property
+    def type(self) -> torch.dtype:
+        return torch.bfloat16 if self.is_gpu else torch.float32
+
+    def random(self, *shape: int, scale: float = 1.0, **options: Any) -> torch.Tensor:
+        made = torch.randn(*shape, device=self.device, dtype=torch.float32) * scale
+        return made.to(self.type).requires_grad_(options.get("grad", False))
+
+    def wait(self) -> None:
+        if self.is_gpu:
+            torch.cuda.synchronize()
+
+    def host(self, work: Work, times: int = 20) -> float:
+        """What the host takes to start `work`, where the GPU is never behind it."""
+        for _ in range(3):
+            work()
+        found = []
+        for _ in range(3):
+            self.wait()
+            start = time.perf_counter()
+            for _ in range(times):
+                work()
+            self.wait()
+            found.append((time.perf_counter() - start) / times)
+        return statistics.median(found)
+
+    def kernels(self, work: Work) -> float:
+        """What `work` takes on the GPU. The host first gives it something to sleep on, and is ahead from then on."""
+        if not self.is_gpu:
+            return self.host(work, times=5)
+        each = self.host(work, times=3)  # the GPU's time or the host's, whichever is longer
+        start = time.perf_counter()
+        for _ in range(3):
+            work()
+        given = (time.perf_counter() - start) / 3
+        times = max(3, min(40, round(self.seconds / each)))
+        cycles = int(min(0.5, times * given) * FASTEST_CLOCK) if given > 0.3 * each else 0
+        found = []
+        for _ in range(2):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self.wait()
+            if cycles:
+                torch.cuda._sleep(cycles)
+            start.record()
+            for _ in range(times):
+                work()
+            end.record()
+            self.wait()
+            found.append(start.elapsed_time(end) / 1000 / times)
+        return min(found)
+
+
+# --- one GPU ----------------------------------------------------------------------------------------------------------
+
+
+def heat(bench: Bench, seconds: float = 2.0) -> None:
+    """Clocks of a GPU that works are lower than of one that begins to."""
+    size = 8192 if bench.is_gpu else 256
+    a, b = bench.random(size, size), bench.random(size, size)
+    end = time.monotonic() + (seconds if bench.is_gpu else 0.1)
+    while time.monotonic() < end:
+        for _ in range(10):
+            a @ b
+        bench.wait()
+
+
+def products(bench: Bench, kind: str) -> Law:
+    """A linear layer's three products, forward and backward, casts to FP8 included; a point is a third of it."""
+    points = []
+    for tokens, outputs, inputs in bench.sizes.linear:
+        x, gradient = bench.random(tokens, inputs, grad=True), bench.random(tokens, outputs, scale=0.1)
+        layer = _linear(bench, inputs, outputs, kind)
+        once = _trained(layer, x, gradient, kind)
+        values = tokens * inputs + tokens * outputs + inputs * outputs
+        seconds = bench.kernels(once) / 3
+        name = f"{tokens} x {outputs} x {inputs}"
+        points.append(Point(name=name, work=2.0 * tokens * outputs * inputs, values=values, seconds=seconds))
+        del x, gradient, layer, once
+    return fitted(points)
+
+
+def _linear(bench: Bench, inputs: int, outputs: int, kind: str) -> Any:
+    if te is None or not bench.is_gpu:
+        return torch.nn.Linear(inputs, outputs, bias=False, device=bench.device, dtype=bench.type)
+    return te.Linear(inputs, outputs, bias=False, params_dtype=bench.type, device="cuda")
+
+
+def _trained(layer: Any, x: torch.Tensor, gradient: torch.Tensor, kind: str, *arguments: Any) -> Work:
+    """Forward and backward, as in all micro-batches but a step's first, which casts weights too."""
+    parameters = [x, *layer.parameters()]
+    first = True
+
+    def once() -> None:
+        nonlocal first
+        options = {"is_first_microbatch": first} if te is not None and kind in RECIPES else {}
+        first = False
+        with precision(kind):
+            out = layer(x, *arguments, **options)
+        out.backward(gradient)
+        for one in parameters:
+            one.grad = None
+
+    return once
+
+
+def precision(kind: str) -> contextlib.AbstractContextManager[Any]:
+    if kind not in RECIPES:
+        return contextlib.nullcontext()
+    made = _recipe(kind)
+    if hasattr(te, "autocast"):
+        return te.autocast(enabled=True, recipe=made)
+    return te.fp8_autocast(enabled=True, fp8_recipe=made)
+
+
+@functools.cache
+def _recipe(kind: str) -> Any:
+    """Delayed scaling would exchange largest values with the other ranks, which measure at their own pace."""
+    options = {"reduce_amax": False} if kind == "fp8_delayed" else {}
+    return getattr(te_recipes, RECIPES[kind][0])(**options)
+
+
+def experts(bench: Bench, kind: str) -> Law | None:
+    """A grouped linear layer's products, with as many tokens for every expert."""
+    if te is None or not bench.sizes.grouped:
+        return None
+    points = []
+    for groups, tokens, outputs, inputs in bench.sizes.grouped:
+        x = bench.random(groups * tokens, inputs, grad=True)
+        gradient = bench.random(groups * tokens, outputs, scale=0.1)
+        layer = te.GroupedLinear(groups, inputs, outputs, bias=False, params_dtype=bench.type, device="cuda")
+        once = _trained(layer, x, gradient, kind, [tokens] * groups)
+        rows = groups * tokens
+        values = rows * inputs + rows * outputs + groups * inputs * outputs
+        name = f"{groups} of {tokens} x {outputs} x {inputs}"
+        work = 2.0 * rows * outputs * inputs
+        points.append(Point(name=name, work=work, values=values, groups=groups, seconds=bench.kernels(once) / 3))
+        del x, gradient, layer, once
+    return fitted(points)
+
+
+def attention(bench: Bench) -> dict[str, Law]:
+    """Causal: half of the scores are calculated. Backward is five products where forward has two."""
+    forward, backward = [], []
+    for length, heads, channels in bench.sizes.attention:
+        batch = max(1, 16384 // length) if bench.is_gpu else 1
+        shape = (
+            (batch, length, heads, channels) if te is not None and bench.is_gpu else (batch, heads, length, channels)
+        )
+        q, k, v = (bench.random(*shape, grad=True) for _ in range(3))
+        core = _attention(bench, heads, channels)
+        gradient = torch.randn_like(core(q, k, v))
+
+        def both(core: Any = core, q: Any = q, k: Any = k, v: Any = v, gradient: Any = gradient) -> None:
+            core(q, k, v).backward(gradient)
+            q.grad = k.grad = v.grad = None
+
+        scores = batch * heads * length * length / 2
+        name = f"{batch} x {length}, {heads} heads of {channels}"
+        with torch.no_grad():
+            alone = bench.kernels(lambda core=core, q=q, k=k, v=v: core(q, k, v))
+        rest = max(bench.kernels(both) - alone, alone)
+        work, rows = 4.0 * scores * channels, 1 + round(batch * heads * length / 1000)
+        forward.append(Point(name=name, work=work, values=scores, groups=rows, seconds=alone))
+        backward.append(Point(name=name, work=2.5 * work, values=scores, groups=rows, seconds=rest))
+    return {"forward": fitted(forward), "backward": fitted(backward)}
+
+
+def _attention(bench: Bench, heads: int, channels: int) -> Callable[..., torch.Tensor]:
+    if te is None or not bench.is_gpu:
+        return lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True)
+    core = te.DotProductAttention(heads, channels, qkv_format="bshd", attn_mask_type="causal")
+    return lambda q, k, v: core(q, k, v).view(*q.shape)
+
+
+def memory(bench: Bench) -> Law:
+    """Passes over memory: a sum of two tensors; a norm and an activation, forward and backward. Work is what they must
+    read and write, if each value is read once."""
+    points = []
+    for size in bench.sizes.memory:
+        a, b = bench.random(size // bench.type.itemsize), bench.random(size // bench.type.itemsize)
+        out = torch.empty_like(a)
+        seconds = bench.kernels(lambda a=a, b=b, out=out: torch.add(a, b, out=out))
+        points.append(Point(name=f"sum, {size / MEBIBYTE:g} MiB", work=3.0 * size, seconds=seconds))
+        width = 2048 if bench.is_gpu else 128
+        x = bench.random(size // bench.type.itemsize // width, width, grad=True)
+        gradient = torch.randn_like(x)
+        for name, forward in (("norm", _norm(bench, width)), ("activation", gelu)):
+
+            def both(x: Any = x, forward: Any = forward, gradient: Any = gradient) -> None:
+                forward(x).backward(gradient)
+                x.grad = None
+
+            points.append(Point(name=f"{name}, {size / MEBIBYTE:g} MiB", work=5.0 * size, seconds=bench.kernels(both)))
+    return fitted(points)
+
+
+def _norm(bench: Bench, width: int) -> Work:
+    if te is None or not bench.is_gpu:
+        return torch.nn.LayerNorm(width, device=bench.device, dtype=bench.type)
+    return te.RMSNorm(width, dtype=bench.type, device="cuda")
+
+
+def launch(bench: Bench) -> float:
+    """What the host takes for one small operation of PyTorch."""
+    tensor = torch.zeros(16, device=bench.device)
+    return bench.host(lambda: tensor.add_(1), times=500)
+
+
+def layer(bench: Bench, kind: str) -> float:
+    """What the host takes for a layer of a transformer, forward and backward."""
+    if te is None or not bench.is_gpu:
+        made = torch.nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True, device=bench.device)
+        x = torch.randn(1, 16, 32, device=bench.device, requires_grad=True)
+        return bench.host(lambda: made(x).sum().backward())
+    made = te.TransformerLayer(
+        256, 512, 4, hidden_dropout=0.0, attention_dropout=0.0, params_dtype=bench.type, self_attn_mask_type="causal",
+        normalization="RMSNorm", activation="swiglu", bias=False, device="cuda",
+    )  # fmt: skip
+    x = bench.random(128, 1, 256, grad=True)
+    return bench.host(_trained(made, x, torch.ones_like(x), kind))
+
+
+def experts_host(bench: Bench) -> Law | None:
+    """What the host takes for an expert layer's two grouped products, forward and backward, by number of experts."""
+    if te is None or not bench.is_gpu:
+        return None
+    found = {}
+    for groups in (8, 64):
+        layer = te.GroupedLinear(groups, 64, 64, bias=False, params_dtype=bench.type, device="cuda")
+        x, gradient = bench.random(groups * 16, 64, grad=True), bench.random(groups * 16, 64)
+        found[groups] = 2 * bench.host(_trained(layer, x, gradient, "bf16", [16] * groups))
+    each = max(0.0, (found[64] - found[8]) / (64 - 8))
+    return Law(rate=1e30, latency=max(0.0, found[8] - 7 * each), group=each)
+
+
+# --- several ----------------------------------------------------------------------------------------------------------
+
+
+def link(bench: Bench, group: Any = None) -> Link | None:
+    """Collectives of a group of ranks; None where it is one rank alone."""
+    ranks = dist.get_world_size(group)
+    if ranks == 1:
+        return None
+    laws = {}
+    for name, work, share in _collectives(ranks, group):
+        points = []
+        for size in bench.sizes.messages:
+            with contextlib.suppress(RuntimeError):  # gloo doesn't have all of them
+                seconds = _together(bench, work(bench, size), group)
+                points.append(Point(name=f"{size / MEBIBYTE:g} MiB", work=share * size, seconds=seconds))
+        if points:
+            laws[name] = fitted(points)
+    known = laws["all_reduce"]
+    return Link(ranks=ranks, **{name: laws.get(name, known) for name, *_ in _collectives(ranks, group)})
+
+
+def _collectives(ranks: int, group: Any) -> Iterator[tuple[str, Callable[[Bench, int], Work], float]]:
+    """Name, how to make it for a number of bytes, and which share of them passes each link."""
+    share = (ranks - 1) / ranks
+
+    def numbers(bench: Bench, size: int) -> torch.Tensor:
+        return torch.zeros(size // bench.type.itemsize // ranks * ranks, device=bench.device, dtype=bench.type)
+
+    def reduce(bench: Bench, size: int) -> Work:
+        tensor = numbers(bench, size)
+        return lambda: dist.all_reduce(tensor, group=group)
+
+    def gather(bench: Bench, size: int) -> Work:
+        whole = numbers(bench, size)
+        part = whole[: len(whole) // ranks].clone()
+        return lambda: dist.all_gather_into_tensor(whole, part, group=group)
+
+    def scatter(bench: Bench, size: int) -> Work:
+        whole = numbers(bench, size)
+        part = whole[: len(whole) // ranks].clone()
+        return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
+
+    def exchange(bench: Bench, size: int) -> Work:
+        sent = numbers(bench, size)
+        received = torch.empty_like(sent)
+        return lambda: dist.all_to_all_single(received, sent, group=group)
+
+    def send(bench: Bench, size: int) -> Work:
+        """To the next rank, while the previous one sends."""
+        sent = numbers(bench, size)
+        received, rank = torch.empty_like(sent), dist.get_rank(group)
+        there, back = (rank + 1) % ranks, (rank - 1) % ranks
+        if group is not None:
+            there, back = dist.get_global_rank(group, there), dist.get_global_rank(group, back)
+
+        def once() -> None:
+            operations = [dist.P2POp(dist.isend, sent, there, group), dist.P2POp(dist.irecv, received, back, group)]
+            for one in dist.batch_isend_irecv(operations):
+                one.wait()
+
+        return once
+
+    yield "all_reduce", reduce, 2 * share
+    yield "all_gather", gather, share
+    yield "reduce_scatter", scatter, share
+    yield "all_to_all", exchange, share
+    yield "send", send, 1.0
+
+
+def _together(bench: Bench, work: Work, group: Any) -> float:
+    """All ranks do it equally often: events of each, and the slowest counts."""
+    for _ in range(3):
+        work()
+    bench.wait()
+    times, found = (20 if bench.is_gpu else 5), []
+    for _ in range(2):
+        dist.barrier(group=group)
+        bench.wait()
+        start = time.perf_counter()
+        for _ in range(times):
+            work()
+        bench.wait()
+        found.append((time.perf_counter() - start) / times)
+    slowest = torch.tensor([min(found)], device=bench.device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
+    return slowest.item()
+
+
+def links(bench: Bench, ranks_per_node: int) -> tuple[Link | None, Link | None]:
+    """Within the node, and between nodes: there every rank speaks to its likes on the other nodes, all at once."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    inside = outside = None
+    for first in range(0, world, ranks_per_node):
+        group = dist.new_group(list(range(first, first + ranks_per_node)))
+        inside = group if first <= rank < first + ranks_per_node else inside
+    for local in range(ranks_per_node):
+        group = dist.new_group(list(range(local, world, ranks_per_node)))
+        outside = group if rank % ranks_per_node == local else outside
+    return link(bench, inside), link(bench, outside)
+
+
+def stack(bench: Bench) -> dict[str, str]:
+    found = {"torch": torch.__version__, "python": os.sys.version.split()[0]}  # type: ignore[attr-defined]
+    if te is not None:
+        import transformer_engine
+
+        found["transformer_engine"] = transformer_engine.__version__
+    if bench.is_gpu:
+        found |= {"cuda": str(torch.version.cuda), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+        found |= {"device": torch.cuda.get_device_name(), "cudnn": _cudnn()}
+    return found
+
+
+def _cudnn() -> str:
+    """torch refuses to say it of another cuDNN than it was compiled with; kernels are those of the loaded one all the
+    same."""
+    try:
+        return str(torch.backends.cudnn.version())
+    except RuntimeError as error:
+        return f"not torch's own ({str(error).splitlines()[0][:120]})"

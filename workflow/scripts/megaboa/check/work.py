@@ -1,0 +1,271 @@
+"""What one rank does for one micro-batch, by parts of the model: matrix products, attention, passes over memory, and
+what it exchanges with others.
+
+Nothing here knows how fast a GPU is: `speed` takes times from a calibration. Numbers of bytes follow what
+megatron-core's and Transformer Engine's kernels read and write, in 16 bits unless a comment says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megaboa.check.facts import Facts
+from megaboa.check.parameters import vocabulary_rows
+
+WIDTH = 2  # bytes of a value between kernels
+# Bytes for each logit, forward and backward: Bridge's fused loss works in fp32, Transformer Engine's and ours in place.
+LOSS_PASSES = {"native": 36, "te": 12, "ours": 8, "unfused": 60}
+
+
+@dataclass(frozen=True)
+class Product:
+    """Rows by columns, over `depth`; of `groups` experts together. Output layer and router stay in 16 bits in FP8."""
+
+    rows: float
+    columns: float
+    depth: float
+    groups: float = 1
+    low: bool = True  # whether it is calculated in FP8 where the training is
+
+    @property
+    def operations(self) -> float:
+        return 2.0 * self.rows * self.columns * self.depth
+
+    @property
+    def values(self) -> float:
+        return self.rows * (self.columns + self.depth) + self.groups * self.columns * self.depth
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of attention: how many are calculated (half of all are in the future), with how many channels of keys and values
+    together. Where attention isn't fused all are, and go through memory."""
+
+    count: float
+    channels: float
+    rows: float  # queries of all heads
+    pieces: int = 1  # rounds, as keys and values come from other context parallel ranks
+
+
+@dataclass(frozen=True)
+class Message:
+    """`axis`: tp, cp or ep; bytes of the whole tensor on a rank. `hidden`: behind what may run at the same time:
+    nothing, the attention, or (backward) the products."""
+
+    axis: str
+    kind: str  # of collective, as a calibration's Link has it
+    bytes: float
+    hidden: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of a layer, or of the model's ends. Backward is twice the products, and attention's own law."""
+
+    products: tuple[Product, ...] = ()
+    scores: Scores | None = None
+    forward_bytes: float = 0.0
+    backward_bytes: float = 0.0
+    forward_messages: tuple[Message, ...] = ()
+    backward_messages: tuple[Message, ...] = ()
+
+
+def attention(f: Facts) -> Part:
+    """Norm, queries, keys and values, attention, its projection, residual."""
+    model, tp, tokens = f.model, f.layout.tp, _tokens(f)
+    hidden, heads = model.hidden or 0, model.heads or 0
+    products = _latent(f) if model.latent else _grouped_queries(f)
+    channels = _channels(f)
+    length = f.training.seq_length or 0
+    rows = tokens * heads / tp
+    scores = Scores(rows * length / 2, sum(channels), rows, f.layout.cp)
+    inner = tokens * heads / tp * sum(channels)  # about what queries, keys and values have together
+    turned = 0 if model.learned_positions else 4 * WIDTH * inner
+    forward, backward = _row_passes(f, hidden)
+    bias = tokens * (3 * heads * channels[0] / tp + hidden) if model.bias else 0.0
+    messages, back = _tensor_messages(f), _tensor_messages(f, backward=True)
+    context, context_back = _context_messages(f, channels)
+    return Part(
+        products,
+        scores,
+        forward + turned + 2 * WIDTH * bias,
+        backward + turned + 2 * WIDTH * inner + WIDTH * bias,
+        messages + context,
+        back + context_back,
+    )
+
+
+def _channels(f: Facts) -> tuple[float, float]:
+    """Of a head: of queries and keys, and of values."""
+    model = f.model
+    if not model.latent:
+        return model.head_dim or 0, model.head_dim or 0
+    return (model.qk_head_dim or 0) + (model.qk_position_dim or 0), model.v_head_dim or 0
+
+
+def _grouped_queries(f: Facts) -> tuple[Product, ...]:
+    model, tp, tokens = f.model, f.layout.tp, _tokens(f)
+    hidden, heads, head = model.hidden or 0, model.heads or 0, model.head_dim or 0
+    groups = max(model.kv_groups or heads, tp)
+    return (
+        Product(tokens, (heads + 2 * groups) * head / tp, hidden),
+        Product(tokens, hidden, heads * head / tp),
+    )
+
+
+def _latent(f: Facts) -> tuple[Product, ...]:
+    """What is compressed is calculated by every tensor rank, of its share of the tokens under sequence parallelism."""
+    model, tp, tokens = f.model, f.layout.tp, _tokens(f)
+    hidden, heads = model.hidden or 0, model.heads or 0
+    (query, value), rank, kv_rank = _channels(f), model.q_rank, model.kv_rank or 0
+    own = tokens / _shared(f)
+    down = (Product(own, rank, hidden),) if rank else ()
+    return (
+        *down,
+        Product(own, kv_rank + (model.qk_position_dim or 0), hidden),
+        Product(tokens, heads * query / tp, rank or hidden),
+        Product(tokens, heads * ((model.qk_head_dim or 0) + value) / tp, kv_rank),
+        Product(tokens, hidden, heads * value / tp),
+    )
+
+
+def feed_forward(f: Facts) -> Part:
+    """Norm, the dense layers, residual."""
+    forward, backward = _row_passes(f, f.model.hidden or 0)
+    products, there, back = _dense(f, f.model.ffn or 0)
+    return Part(
+        products, None, forward + there, backward + back, _tensor_messages(f), _tensor_messages(f, backward=True)
+    )
+
+
+def experts(f: Facts) -> Part:
+    """Norm, router, tokens to experts and back, the shared expert, residual. Tokens are spread evenly."""
+    model, layout = f.model, f.layout
+    hidden, count, ffn = model.hidden or 0, model.experts or 1, model.moe_ffn or 0
+    own = _tokens(f) / _shared(f)
+    sent = own * (model.topk or 1)
+    rows, groups = sent * layout.expert_tp, count / layout.ep
+    gates = 2 if model.gated else 1
+    routed = (
+        Product(own, count, hidden, low=False),
+        Product(rows, gates * ffn / layout.expert_tp, hidden, groups),
+        Product(rows, hidden, ffn / layout.expert_tp, groups),
+    )
+    shared, there, back = _dense(f, model.shared_ffn or 0) if model.shared_ffn else ((), 0.0, 0.0)
+    forward, backward = _row_passes(f, hidden)
+    activation_forward, activation_backward = _activation(f, rows * ffn / layout.expert_tp)
+    scores = 10 * 4 * own * count  # in fp32: scores, probabilities, the balance's loss
+    # Sorted by expert, put back, weighted; once more on the receiving rank where experts are spread.
+    sorts = 2 * 2 * WIDTH * sent * hidden * (2 if layout.ep > 1 else 1)
+    messages = []
+    if layout.ep > 1:
+        messages = [Message("ep", "all_to_all", WIDTH * sent * hidden)] * 2
+    if layout.expert_tp > 1:
+        whole = WIDTH * rows * hidden
+        messages += [Message("etp", "all_gather", whole), Message("etp", "reduce_scatter", whole)]
+    tensor = () if layout.sp or layout.tp == 1 else _tensor_messages(f)
+    return Part(
+        (*routed, *shared),
+        None,
+        forward + there + activation_forward + sorts + scores,
+        backward + back + activation_backward + sorts + scores,
+        (*messages, *tensor),
+        (*messages, *tensor),
+    )
+
+
+def loss(f: Facts) -> Part:
+    """Norm, the output layer, the loss."""
+    tokens, hidden, columns = _tokens(f), f.model.hidden or 0, vocabulary_rows(f) / f.layout.tp
+    kernel = f.kernels.loss_kernel if f.kernels.fused_loss else "unfused"
+    passes = LOSS_PASSES.get(kernel, LOSS_PASSES["unfused"]) * tokens * columns
+    whole = WIDTH * tokens * hidden
+    messages: tuple[Message, ...] = ()
+    if f.layout.tp > 1:
+        messages = (Message("tp", "all_gather" if f.layout.sp else "all_reduce", whole),)
+    return Part(
+        (Product(tokens, columns, hidden, low=False),),
+        None,
+        passes / 2 + 4 * WIDTH * tokens * hidden,
+        passes / 2 + 4 * WIDTH * tokens * hidden,
+        messages if f.layout.sp else (),
+        messages,
+    )
+
+
+def embedding(f: Facts) -> Part:
+    tokens, hidden = _tokens(f), f.model.hidden or 0
+    whole = WIDTH * tokens * hidden
+    messages: tuple[Message, ...] = ()
+    if f.layout.tp > 1:
+        messages = (Message("tp", "reduce_scatter" if f.layout.sp else "all_reduce", whole),)
+    return Part((), None, 4 * whole, 4 * whole, messages, ())
+
+
+def _dense(f: Facts, ffn: float) -> tuple[tuple[Product, ...], float, float]:
+    """Products, and bytes of the activation forward and backward."""
+    model, tp, tokens, hidden = f.model, f.layout.tp, _tokens(f), f.model.hidden or 0
+    gates = 2 if model.gated else 1
+    products = (Product(tokens, gates * ffn / tp, hidden), Product(tokens, hidden, ffn / tp))
+    forward, backward = _activation(f, tokens * ffn / tp)
+    if model.bias:
+        backward += WIDTH * tokens * (ffn / tp + hidden)  # sums of its gradient
+        forward += 2 * WIDTH * tokens * hidden
+    return products, forward, backward
+
+
+def _activation(f: Facts, values: float) -> tuple[float, float]:
+    """Of so many results: gated ones read two inputs for each. Where it isn't one kernel, every step of it is."""
+    steps = 1 if f.kernels.fused_activation or f.model.gated else 3
+    inputs = 2 if f.model.gated else 1
+    return steps * WIDTH * values * (inputs + 1), steps * WIDTH * values * (2 * inputs + 1)
+
+
+def _row_passes(f: Facts, hidden: float) -> tuple[float, float]:
+    """Bytes of a norm and a residual addition, forward and backward, dropout included."""
+    values = _tokens(f) / _shared(f) * hidden
+    dropped = 3 if f.model.dropout else 0
+    return values * (5 * WIDTH + dropped), values * (7 * WIDTH + dropped + (WIDTH if f.model.dropout else 0))
+
+
+def _tensor_messages(f: Facts, backward: bool = False) -> tuple[Message, ...]:
+    """Of half a layer. Backward, what belongs to the first product runs behind gradients of weights; the input, which
+    sequence parallelism keeps in pieces, is gathered once more."""
+    if f.layout.tp == 1:
+        return ()
+    whole = WIDTH * _tokens(f) * (f.model.hidden or 0)
+    if not f.layout.sp:
+        return (Message("tp", "all_reduce", whole, "products" if backward else ""),)
+    gather, scatter = Message("tp", "all_gather", whole), Message("tp", "reduce_scatter", whole)
+    if not backward:
+        return gather, scatter
+    return gather, Message("tp", "all_gather", whole, "products"), Message("tp", "reduce_scatter", whole, "products")
+
+
+def _context_messages(f: Facts, channels: tuple[float, float]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """Keys and values go round while attention is calculated; or heads and tokens change places before and after."""
+    cp, model = f.layout.cp, f.model
+    if cp == 1:
+        return (), ()
+    heads, tp = model.heads or 0, f.layout.tp
+    groups = heads if model.latent else max(model.kv_groups or heads, tp)
+    tokens = _tokens(f)
+    keys = WIDTH * tokens * groups / tp * sum(channels)
+    if f.layout.cp_comm == "a2a":
+        queries = WIDTH * tokens * heads / tp * sum(channels)
+        there = Message("cp", "all_to_all", keys + queries)
+        return (there,), (there,)
+    if f.layout.cp_comm == "all_gather":
+        return (Message("cp", "all_gather", keys * cp),), (Message("cp", "reduce_scatter", 2 * keys * cp),)
+    rounds = [Message("cp", "send", keys, "attention")] * (cp - 1)
+    return tuple(rounds), (*rounds, *rounds)
+
+
+def _tokens(f: Facts) -> float:
+    """Of a micro-batch on one context rank."""
+    return (f.training.seq_length or 0) * (f.training.mbs or 1) / f.layout.cp
+
+
+def _shared(f: Facts) -> int:
+    """Number of tensor ranks that share the tokens under sequence parallelism."""
+    return f.layout.tp if f.layout.sp else 1

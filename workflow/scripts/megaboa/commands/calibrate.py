@@ -1,0 +1,86 @@
+"""Measure what predictions of step times need, on the GPUs of this machine (or, where there are none, its processors).
+
+Two minutes. It writes calibrations/<GPU>.json, which `advise`, preflight and the report then take for this GPU instead
+of the calibration that Megaboa ships. Started by torchrun on several nodes, with a process for each GPU, it also
+measures the network. Needs torch, and Transformer Engine for FP8 and experts.
+"""
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+from megaboa import commands, records
+from megaboa.check import calibration
+
+
+def main(words: list[str]) -> int:
+    parser = commands.parser("calibrate", __doc__)
+    parser.add_argument("--gpus", type=int, help="how many of this machine; default: all")
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    parser.add_argument("--out", type=Path, help=f"default: {calibration.FOLDER}/<GPU>.json")
+    arguments = parser.parse_args(words)
+    if "RANK" in os.environ:
+        return _rank(arguments)
+    import torch
+
+    has_gpus = torch.cuda.is_available() if arguments.device == "auto" else arguments.device == "cuda"
+    ranks = arguments.gpus or (torch.cuda.device_count() if has_gpus else 2)
+    if has_gpus and ranks > torch.cuda.device_count():
+        print(f"--gpus: {ranks}, and this machine has {torch.cuda.device_count()}", file=sys.stderr)
+        return 1
+    return _start(words, ranks, "cuda" if has_gpus else "cpu")
+
+
+def _start(words: list[str], ranks: int, device: str) -> int:
+    """A process for each rank of this machine; the first that fails ends the others."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    command = [sys.executable, str(commands.MEGABOA), "calibrate", *words, "--device", device]
+    workers = []
+    for rank in range(ranks):
+        own = {name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
+        workers.append(subprocess.Popen(command, env={**os.environ, **own}))
+    try:
+        while any(worker.poll() is None for worker in workers):
+            if failed := next((worker.returncode for worker in workers if worker.returncode), 0):
+                return failed
+            time.sleep(0.05)
+        return next((worker.returncode for worker in workers if worker.returncode), 0)
+    finally:
+        for worker in workers:
+            if worker.poll() is None:
+                worker.kill()
+            worker.wait()
+
+
+def _rank(arguments: argparse.Namespace) -> int:
+    import torch
+    import torch.distributed as dist
+
+    from megaboa.bridge import calibrating
+
+    local = int(os.environ["LOCAL_RANK"])
+    is_gpu = torch.cuda.is_available() and arguments.device != "cpu"
+    device = torch.device("cuda", local) if is_gpu else torch.device("cpu")
+    if is_gpu:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)  # as the workflow's ranks have on the CPU
+    warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 has other names for what 2.11 has
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    measured = calibrating.measure(device, rank, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    if rank == 0:
+        path = arguments.out or calibration.FOLDER / f"{measured.gpu}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        records.write(path, measured)
+        print(f"{calibrating.told(measured)}\n\nwritten: {path}")
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
