@@ -61,7 +61,7 @@ EXPORT = """
 from megaboa.bridge.convert import export_checkpoint, process_groups
 target.mkdir(exist_ok=True)
 with process_groups("cpu", layout):
-    export_checkpoint(source, Path({checkpoint!r}, "iter_0000000"), target, 10**9, layout)
+    export_checkpoint(source, Path({checkpoint!r}, "iter_0000000"), target, 10**8, layout)
 """
 LAYOUTS = {f"{what}, {by} 2": f"{by}=2" for what in ("import", "export") for by in ("tp", "pp")}
 CASES = {

@@ -112,6 +112,15 @@ def test_a_clone_that_git_refuses_is_no_folder_without_git(tmp_path, monkeypatch
         contents._git("rev-parse", "HEAD")
 
 
+def test_what_was_made_along_a_training_and_what_a_run_was_are_in_it(asked):
+    run = asked.results / "runs" / "a"
+    for name in ("along/40/proof.json", "earlier/0123456789ab/train.json"):
+        write_json(run / name, {})
+    assert {
+        f"results/tiny/runs/a/{name}" for name in ("along/40/proof.json", "earlier/0123456789ab/train.json")
+    } <= set(bundled(asked))
+
+
 def test_scripts_and_tables_that_the_configuration_names_are_in_it(asked, tmp_path, tmp_path_factory):
     outside = tmp_path_factory.mktemp("elsewhere") / "score.py"
     for name in ("evals/run.py", "tasks.yaml", "paper.yaml", "prof.py", "keep.py"):

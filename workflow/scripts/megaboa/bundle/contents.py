@@ -78,7 +78,7 @@ OF_EXPERIMENT = (
     *("tokenizers/*.json", "models/*/*.json", "data/*.json", "data/*/*.json", "report/**/*"),
     "baseline/**/*",
 )
-OF_RUN = ("*.json", "metrics/*")
+OF_RUN = ("*.json", "metrics/*", "along/*/*.json", "earlier/*/*.json")
 TEXT = {".json", ".jsonl", ".tsv", ".html", ".svg", ".md", ".tex", ".yaml", ".yml", ".txt"}
 LARGEST = 1_000_000  # of a script or a table, in bytes
 SCRIPTS = {".py", ".sh", ".yaml", ".yml", ".json", ".toml"}  # of words of a command, what is no installed program
