@@ -100,7 +100,7 @@ def job(module: str, name: str) -> Callable[[list[str]], int | None]:
 def usage() -> str:
     lines = ["megaboa COMMAND [...]; `megaboa COMMAND --help` says more. Experiments are run by `snakemake`."]
     for title, commands in GROUPS.items():
-        lines += ["", title, *(f"  {name:<16} {what}" for name, what in commands.items())]
+        lines += [f"{title}:", *(f"  {name:<16} {what}" for name, what in commands.items())]
     return "\n".join([*lines, "`megaboa --help jobs` lists what Snakemake's jobs call."])
 
 
