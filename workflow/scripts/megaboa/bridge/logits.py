@@ -16,11 +16,10 @@ from megatron.core.utils import unwrap_model
 from transformers import PreTrainedModel
 
 from megaboa.bridge import image_text
+from megaboa.bridge.reference import logits_bound
 from megaboa.bridge.verdict import check
 from megaboa.records import Check
 
-# Largest difference of two logits in fp32, in units of the largest logit (or of 1, where all are smaller).
-LOGITS_BOUND = 1e-5
 PROBE_SEQUENCES, PROBE_TOKENS = 2, 64
 
 
@@ -45,8 +44,9 @@ def same_logits(
     detail = f"largest difference {difference:.1e} of the largest logit, over {tokens.numel()} tokens"
     detail += f" and {len(tokens)} images" if seen else ""
     detail += f" in fp32, transformers' model {how}"
+    bound = logits_bound(whole.config.num_layers, whole.config.hidden_size)
     # A NaN compares false, so it fails.
-    return [check("logits", difference <= LOGITS_BOUND, f"{detail}; allowed {LOGITS_BOUND:.0e}", difference)]
+    return [check("logits", difference <= bound, f"{detail}; allowed {bound:.1e}", difference)]
 
 
 def megatron_logits(

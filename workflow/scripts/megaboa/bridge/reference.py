@@ -18,6 +18,8 @@ from megaboa.conversion import HELD_WHOLE
 
 BYTES = 4  # of a weight in fp32
 SHARE = 0.7  # of the memory that is free, for a model that is held whole
+LOGITS_BOUND = 1e-5
+HALF_ULP = 2.0**-24  # of fp32, relative
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -41,6 +43,16 @@ def fits(params: int) -> bool:
 def how(params: int) -> str:
     """In words for a proof."""
     return "held whole" if fits(params) else "read layer by layer"
+
+
+def logits_bound(layers: int, hidden: int) -> float:
+    """Largest difference of two logits in fp32 by rounding alone, in units of the largest logit (or of 1, where all are
+    smaller).
+
+    Rounding errors add up like a random walk, over the layers and over the terms of each product: twice that walk's
+    length. A mistake shows in the second or third digit.
+    """
+    return max(LOGITS_BOUND, 2 * HALF_ULP * math.sqrt(layers * hidden))
 
 
 def free_bytes() -> float:
