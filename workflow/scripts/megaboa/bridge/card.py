@@ -78,7 +78,7 @@ def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation
 def _tokens(folder: RunFolder, iteration: int) -> int:
     """With those of the run that this one continues from."""
     training, parent = as_trained(folder).training, folder.run.parent
-    first = parent.iteration if parent else 0
+    first = parent.steps_done if parent else 0
     return _tokens_before(folder) + (iteration - first) * training["global_batch_size"] * training["seq_length"]
 
 

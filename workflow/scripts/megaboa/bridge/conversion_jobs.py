@@ -120,6 +120,7 @@ def export_model(spec: ExportSpec, folder: RunFolder, source: ModelSource, commi
         "files": settings_digests(source),
         # Others, made before, may have a tied head twice; none of them has a proof.
         **({} if has_weights(source) else {"tensors": "those that transformers saves"}),
+        **({"template": folder.run.tuning["template"]} if folder.run.is_tuned else {}),
     }
     checkpoint = checkpoints.folder(run.checkpoints, iteration)
     file_bytes = int(spec.file_gb * 1e9)
@@ -131,7 +132,7 @@ def export_model(spec: ExportSpec, folder: RunFolder, source: ModelSource, commi
                 _make_fit(source.device)
                 from megaboa.bridge.convert import export_checkpoint
 
-                export_checkpoint(source, checkpoint, partial, file_bytes)
+                export_checkpoint(folder, source, checkpoint, partial, file_bytes)
             write_text(partial / CARD, text)
     files = folder_digests(target)
     return ExportRecord(
@@ -157,7 +158,7 @@ def prove_export(export: ExportRecord, manifest: Path, source: ModelSource, out:
     link(export.path, out.with_name("export"))
 
 
-def generate(export: ExportRecord, source: ModelSource, spec: GenerateSpec) -> list[Generation]:
+def generate(export: ExportRecord, run: RunFolder, source: ModelSource, spec: GenerateSpec) -> list[Generation]:
     """What the checkpoint and its export say to prompts."""
     if source.tokenizer is None:
         raise InputError(f"models.{source.name} has no tokenizer to read prompts with: name one")
@@ -165,7 +166,7 @@ def generate(export: ExportRecord, source: ModelSource, spec: GenerateSpec) -> l
         _make_fit(source.device)
         from megaboa.bridge import generate
 
-        return generate.generate(export, source, spec)
+        return generate.generate(export, run, source, spec)
 
 
 def _make_fit(device: str) -> None:

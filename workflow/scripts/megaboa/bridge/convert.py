@@ -25,8 +25,10 @@ from megaboa import store
 from megaboa.bridge import process, weights
 from megaboa.bridge.source import copy_settings, has_weights, saved_tensors
 from megaboa.conversion import WHOLE
+from megaboa.files import write_text
 from megaboa.layout import AXES, Layout
-from megaboa.records import ModelSource
+from megaboa.paths import ADAPTER, CHAT_TEMPLATE, RunFolder
+from megaboa.records import ModelSource, RunSpec
 
 # Of a model that isn't trained: this needs Apex, which may not be there.
 UNTRAINED = {"gradient_accumulation_fusion": False}
@@ -48,19 +50,54 @@ def import_checkpoint(source: ModelSource, folder: Path, layout: Layout = WHOLE)
     bridge.save_megatron_model(model, folder, hf_tokenizer_path=source.tokenizer, low_memory_save=True)
 
 
-def export_checkpoint(source: ModelSource, checkpoint: Path, folder: Path, file_bytes: int) -> None:
-    """Write a Megatron checkpoint as a Hugging Face folder: weights, config, tokenizer."""
+def export_checkpoint(run: RunFolder, source: ModelSource, checkpoint: Path, folder: Path, file_bytes: int) -> None:
+    """Write a run's checkpoint as a Hugging Face folder: weights, config, tokenizer, and adapters next to them."""
     bridge = converter_of(source)
     with process_groups(source.device):
-        export_model(bridge, load_checkpoint(bridge, checkpoint), source, folder, file_bytes)
+        model = None if run.run.has_adapters else load_checkpoint(bridge, checkpoint)
+        export_model(bridge, model, run, source, checkpoint, folder, file_bytes)
 
 
 def export_model(
-    bridge: AutoBridge, model: list[torch.nn.Module], source: ModelSource, folder: Path, file_bytes: int
+    bridge: AutoBridge,
+    model: list[torch.nn.Module] | None,
+    run: RunFolder,
+    source: ModelSource,
+    checkpoint: Path,
+    folder: Path,
+    file_bytes: int,
 ) -> None:
+    """Within process groups. `model` is the checkpoint's; where that holds adapters, it is loaded here with them."""
+    from megaboa.bridge import adapters
+
+    if run.run.has_adapters:
+        model = adapters.load(bridge, run, checkpoint)
+        adapters.save(bridge, model, run, source, folder / ADAPTER)
+        adapters.merge(model)
+        if run.run.task == "dora":
+            adapters.add_magnitudes(folder / ADAPTER, hf_tensors(bridge, model))
     dtype = weights.write(hf_tensors(bridge, model), folder, file_bytes)
     copy_settings(source, str(dtype).removeprefix("torch."), folder)
+    if template := tuned_template(run.run):
+        write_text(folder / CHAT_TEMPLATE, template)
     weights.share(folder)
+
+
+def tuned_template(run: RunSpec) -> str | None:
+    """The text of the chat template that a run was fine-tuned with, where it isn't the tokenizer's own."""
+    template = run.tuning.get("template")
+    return None if template == "none" else template
+
+
+def load_trained(bridge: AutoBridge, run: RunFolder, checkpoint: Path) -> list[torch.nn.Module]:
+    """The model of a run's checkpoint, whatever was trained of it."""
+    from megaboa.bridge import adapters
+
+    if not run.run.has_adapters:
+        return load_checkpoint(bridge, checkpoint)
+    model = adapters.load(bridge, run, checkpoint)
+    adapters.merge(model)
+    return model
 
 
 def hf_tensors(bridge: AutoBridge, model: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -9,17 +9,18 @@ import torch
 from megatron.core.utils import unwrap_model
 from transformers import AutoTokenizer, GenerationConfig
 
-from megaboa.bridge.convert import bridge_of, load_checkpoint, process_groups
+from megaboa.bridge.convert import bridge_of, load_trained, process_groups
 from megaboa.bridge.logits import load_reference, megatron_logits
+from megaboa.paths import RunFolder
 from megaboa.records import ExportRecord, GenerateSpec, Generation, ModelSource
 
 
-def generate(export: ExportRecord, source: ModelSource, spec: GenerateSpec) -> list[Generation]:
+def generate(export: ExportRecord, run: RunFolder, source: ModelSource, spec: GenerateSpec) -> list[Generation]:
     """For each prompt the continuations by Megatron's model and by transformers'."""
     words = AutoTokenizer.from_pretrained(export.path, local_files_only=True)
     reference = load_reference(export.path)
     with process_groups(source.device):
-        model = unwrap_model(load_checkpoint(bridge_of(source), Path(export.checkpoint)))[0].float().eval()
+        model = unwrap_model(load_trained(bridge_of(source), run, Path(export.checkpoint)))[0].float().eval()
         found = []
         for prompt in spec.prompts:
             start = words(prompt, return_tensors="pt")["input_ids"]

@@ -25,7 +25,7 @@ from megatron.core.utils import unwrap_model
 from transformers import AutoConfig
 
 from megaboa.blends import SPLITS
-from megaboa.bridge import configuration, datasets
+from megaboa.bridge import adapters, configuration, datasets, tuned_samples
 from megaboa.bridge.as_trained import as_trained
 from megaboa.bridge.convert import (
     converter_of,
@@ -34,6 +34,7 @@ from megaboa.bridge.convert import (
     hf_tensors,
     is_last,
     load_checkpoint,
+    load_trained,
     process_groups,
 )
 from megaboa.bridge.logits import load_reference, same_logits
@@ -122,17 +123,20 @@ def prove_export(export: ExportRecord, source: ModelSource, folder: RunFolder) -
     bridge, checkpoint = converter_of(source), Path(export.checkpoint)
     vocab_size = config.get_text_config().vocab_size
     with process_groups(source.device):
-        model = load_checkpoint(bridge, checkpoint)
+        model = load_trained(bridge, folder, checkpoint)
         checks.append(mapped(bridge, model))
         trained_bits = parameter_digests(bridge, model, vocab_size)
-        checks.append(second_export(bridge, model, source, export))
+        checks.append(second_export(bridge, model, folder, source, export))
         reference = load_reference(export.path)
         checks += same_logits(model, reference, vocab_size)  # it leaves the model in fp32
-        model = load_checkpoint(bridge, checkpoint)
+        model = load_trained(bridge, folder, checkpoint)
         read_back(bridge, model, export.path)
         checks.append(same_parameters(trained_bits, parameter_digests(bridge, model, vocab_size)))
-    if read:
-        checks.append(same_loss(reference, read, evaluation, as_trained(folder).training["precision"]))
+        if read:
+            checks.append(same_loss(reference, read, evaluation, as_trained(folder).training["precision"]))
+        if folder.run.has_adapters:  # it leaves the reference with the base's weights
+            merged, unseen = adapters.prove(bridge, folder, Path(export.path), reference)
+            checks, left_out = [*checks, *merged], left_out | unseen
     return checks, left_out | ({"validation loss": obstacle} if obstacle else {})
 
 
@@ -145,14 +149,16 @@ def unchanged(export: ExportRecord) -> Check:
     return check("files", not (wrong or extra), detail + listed("changed or missing", wrong) + listed("added", extra))
 
 
-def second_export(bridge: AutoBridge, model: list[torch.nn.Module], source: ModelSource, export: ExportRecord) -> Check:
+def second_export(
+    bridge: AutoBridge, model: list[torch.nn.Module], run: RunFolder, source: ModelSource, export: ExportRecord
+) -> Check:
     """A second export, in another process, gives the same files byte for byte."""
     folder = Path(export.path)
     again = folder.with_name(f".{folder.name}.again")
     shutil.rmtree(again, ignore_errors=True)
     again.mkdir()
     try:
-        export_model(bridge, model, source, again, export.file_bytes)
+        export_model(bridge, model, run, source, Path(export.checkpoint), again, export.file_bytes)
         found = folder_digests(again)
     finally:
         shutil.rmtree(again, ignore_errors=True)
@@ -251,9 +257,11 @@ def held_out_batches(folder: RunFolder, evaluation: Evaluated) -> list[Batch]:
     config.dataset.path_to_cache = str(Path(folder.index.cache).absolute())
     with playing_rank_0_of(folder.run.world_size):
         runtime_config_update(config)
+    first, end = evaluation.samples
+    if folder.run.is_tuned:
+        return tuned_samples.held_out(config, folder, first, end)
     datasets.set_tokenizer(config)
     valid = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))[SPLITS.index("valid")]
-    first, end = evaluation.samples
     size, ranks = config.validation.eval_micro_batch_size or config.train.micro_batch_size, config.data_parallel_size
     found = []
     for rank in range(ranks):

@@ -61,6 +61,7 @@ def of_run(
     step = flops.of_step(f)
     seconds, source = _step_seconds(f, step, given, measured, mfu)
     count = parameters.of_model(f)
+    saved = parameters.adapters_of_model(f) if f.is_frozen else count
     width = 4 if f.training.precision == "fp32" else 2
     return Costs(
         tokens=f.training.iters * f.training.gbs * (f.training.seq_length or 0),
@@ -69,7 +70,7 @@ def of_run(
         source=source,
         ranks=f.layout.world_size or 1,
         iters=f.training.iters,
-        checkpoint_bytes=count * (width + 4 + memory.bytes_per_parameter(f)[2] - (0 if width == 4 else 4)),
+        checkpoint_bytes=saved * (width + 4 + memory.bytes_per_parameter(f)[2] - (0 if width == 4 else 4)),
         checkpoints=_checkpoints(f),
         export_bytes=count * width if exported else 0.0,
     )
@@ -116,7 +117,8 @@ def speed_key(run: RunSpec, gpu: str | None) -> str:
     model = {name: value for name, value in run.model.items() if name not in ("name", "init", "seed")}
     sizes = {name: run.training.get(name) for name in SIZES}
     same = {name: getattr(run, name) for name in ("parallel", "world_size", "device", "overrides")}
-    return files.digest({"model": model, "sizes": sizes, "gpu": gpu, **same})
+    tuned = {"task": run.task, "tuning": {**run.tuning, "template": None}} if run.is_tuned else {}
+    return files.digest({"model": model, "sizes": sizes, "gpu": gpu, **same, **tuned})
 
 
 @dataclass(frozen=True)

@@ -77,10 +77,11 @@ def every_stage(f: Facts) -> list[Breakdown]:
 
 def _stage(f: Facts, stage: Stage) -> Breakdown:
     held = parameters.of_stage(f, stage)
+    states = _frozen_states(f, held, parameters.adapters_of_stage(f, stage)) if f.is_frozen else _states(f, held)
     kept = activations.stage_bytes(f, stage) * in_flight(f, stage.number)
     logits = activations.logits_bytes(f) * (1 + stage.mtp) if stage.loss else 0.0
     inside = max(activations.backward_bytes(f, stage), activations.recomputed_bytes(f, stage))
-    plain = Breakdown(stage.number, *_states(f, held), kept, max(logits, inside))
+    plain = Breakdown(stage.number, *states, kept, max(logits, inside))
     if f.layout.fsdp != "megatron":
         return plain
     return max(_moments_of_fsdp(f, stage, held, plain, inside), key=lambda one: one.tensors)
@@ -166,6 +167,12 @@ def _states(f: Facts, held: Parameters) -> tuple[float, float, float]:
         weights += 2 * held.layer * weight  # two layers are whole at a time
         gradients += held.layer * gradient
     return weights, gradients, optimizer
+
+
+def _frozen_states(f: Facts, held: Parameters, adapters: float) -> tuple[float, float, float]:
+    """Of the model its weights alone; of adapters all."""
+    weights, gradients, optimizer = _sharded(f, adapters, _copies(f)[0])
+    return weights + bytes_per_parameter(f)[0] * held.total, gradients, optimizer
 
 
 def _sharded(f: Facts, count: float, copies: int) -> tuple[float, float, float]:

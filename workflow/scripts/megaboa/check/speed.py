@@ -105,7 +105,8 @@ def _data(f: Facts) -> float:
     copies = (f.layout.dp or 1) * f.layout.cp
     if copies == 1:
         return 0.0
-    held = parameters.of_stage(f, stages(f)[0]).total
+    first = stages(f)[0]
+    held = parameters.adapters_of_stage(f, first) if f.is_frozen else parameters.of_stage(f, first).total
     return held * (4 + 2) * (copies - 1) / copies / _bandwidth(f, f.layout.world_size or 1)
 
 

@@ -103,7 +103,7 @@ def generate(words: list[str]) -> None:
     from megaboa.bridge.conversion_jobs import generate as generated
 
     export, source = read(ExportRecord, args.export), read(ModelSource, args.source)
-    found = generated(export, source, read(GenerateSpec, args.spec))
+    found = generated(export, RunFolder(args.out.parent), source, read(GenerateSpec, args.spec))
     for one in found:
         print(f"{export.run}, iteration {export.iteration}: {one.prompt!r}")
         print(f"  Megatron      {one.megatron!r}")

@@ -38,7 +38,7 @@ def few(rows: int, size: int) -> int:
 
 def _parquet(file: SourceFile, part: Part, form: Format, progress: Records) -> Iterator[Record]:
     with pyarrow.parquet.ParquetFile(file.path, buffer_size=1 << 20) as table:
-        columns = _columns(table.schema_arrow.names, form.keys, file.path)
+        columns = _columns(table.schema_arrow.names, form, file.path)
         first, last = span(part, file.size, table.metadata.num_rows)
         begin = 0
         for group in range(table.num_row_groups):
@@ -62,7 +62,7 @@ def _arrow(file: SourceFile, part: Part, form: Format, progress: Records) -> Ite
         position = 0
         for batch in _batches(stream):
             if position == 0:
-                columns = _columns(batch.schema.names, form.keys, file.path)
+                columns = _columns(batch.schema.names, form, file.path)
             chosen = batch.select(columns)
             step = few(chosen.num_rows, chosen.nbytes)
             for begin in range(0, chosen.num_rows, step):
@@ -82,11 +82,11 @@ def _batches(stream: Any) -> Iterator[pyarrow.RecordBatch]:
     yield from reader
 
 
-def _columns(names: Sequence[str], keys: Sequence[str], path: str) -> list[str]:
-    wanted = dict.fromkeys(key if key in names else key.split(".")[0] for key in keys)
+def _columns(names: Sequence[str], form: Format, path: str) -> list[str]:
+    wanted = dict.fromkeys(key if key in names else key.split(".")[0] for key in form.keys)
     for name in wanted:
         if name not in names:
-            raise InputError(f"{path}: no column {name!r}; set the corpus's `text_key` to one of {sorted(names)}")
+            raise InputError(f"{path}: no column {name!r}; set the corpus's `{form.named}` to one of {sorted(names)}")
     return list(wanted)
 
 

@@ -21,7 +21,7 @@ from megaboa.config.sweep import piece
 from megaboa.config.yaml_file import dotted
 from megaboa.layout import Layout
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import documents, families, image_specs
+from megaboa.plan import documents, families, image_specs, tasks
 from megaboa.plan.choices import Choice, Problems
 from megaboa.plan.families import UnknownFamilyError, count_parameters
 from megaboa.plan.plan import Invalid, Run
@@ -83,6 +83,7 @@ class RunPlanner:
         illegal = self.check_rules(facts, choice)
         self.check_conversion(config.models[model], model, facts, choice)
         self.check_data(config, choice)
+        self.check_task(config, model, choice)
         if self.problems.count > before:
             return None
         reasons = tuple(map(str, illegal))
@@ -228,6 +229,12 @@ class RunPlanner:
         if config.data.reset_attention_mask and (cp := config.parallel.cp) > 1:
             message = f"no attention kernel takes its mask with context parallelism: set parallel.cp to 1, not {cp}"
             self.problems.add(self.problems.place_of(("data", "reset_attention_mask"), choice), message, choice.name)
+
+    def check_task(self, config: Experiment, model: str, choice: Choice) -> None:
+        for path, message in tasks.problems(config, model, self.hf_config(model, config.models[model].model_dump())):
+            self.problems.add(self.problems.place_of(path, choice), message, choice.name)
+        if warning := tasks.warning(config, model):
+            self.warnings.setdefault(warning, []).append(choice.name)
 
     def count(self, name: str, model: Tree) -> int:
         """The parameters of a model, counted once."""

@@ -157,6 +157,14 @@ def mismatches(parent: ParentRun, run: Run, step: int) -> list[tuple[tuple[str, 
     where = ("continue_from",)
     if difference := model_difference(theirs.model, own.model):
         found.append((where, f"{parent.name} has another model: {difference}"))
+    if theirs.has_adapters:
+        message = (
+            f"{parent.name} trained adapters (task: {theirs.task}), and its checkpoints hold nothing else: export it, "
+            "and name the exported folder as models.<name>.hf"
+        )
+        return [*found, (where, message)]
+    if own.is_tuned:
+        return found
     last = own.training.get("train_iters")
     if last is not None and last <= step:
         message = (
@@ -216,9 +224,11 @@ def with_parent(run: Run, experiment: str, name: str, step: int) -> Run:
     """The run with its parent in its identity and in its row of the plan."""
     load = Load(**run.config.load.model_dump(mode="json"))
     parent = Parent(experiment=experiment, run=name, iteration=step, load=load)
+    if run.run.is_tuned:
+        parent = replace(parent, load=Load(optimizer=False, rng=False), weights_only=True)
     row = {**run.row, "parent": str(parent)}
     if isinstance(row["train_iters"], int):
-        row["jobs"] = documents.jobs(row["train_iters"] - step, run.config)
+        row["jobs"] = documents.jobs(row["train_iters"] - parent.steps_done, run.config)
     return replace(run, run=replace(run.run, parent=parent), row=row)
 
 

@@ -24,7 +24,7 @@ class Beginning:
 
     def __str__(self) -> str:
         if self.parent:
-            return f"step {self.iteration} of its parent"
+            return f"step {self.iteration} of its parent" if self.iteration else "its parent's weights"
         return f"step {self.iteration}" if self.iteration else "the start"
 
 
@@ -82,7 +82,7 @@ class Resumption:
                 f"{begin}: the tokenizer of {name} differs from this run's, so every token has another meaning. "
                 f"Write the corpus with the parent's tokenizer, or train from the start."
             )
-        return Beginning(iteration, theirs)
+        return Beginning(wanted.steps_done, theirs)
 
     def _other_tokenizer(self) -> bool:
         """Recipes aside, whose tokenizers are in the identities of both."""
