@@ -7,6 +7,7 @@ here. What it makes of an example is kept for the report.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
@@ -133,7 +134,9 @@ def _read(config: ConfigContainer, run: RunSpec, corpus: str, tokenizer: Any, pa
         packed_sequence_size=-1,
         dataset_kwargs=builder.dataset_kwargs,
     )
-    length, chats = config.dataset.seq_length, run.tuning["template"] != NO_TEMPLATE
+    if run.tuning["template"] != NO_TEMPLATE:
+        _require_text(path, tokenizer, corpus)
+    length = config.dataset.seq_length
     tokens = counted = longest = cut = silent = 0
     shown: tuple[list[int], list[int]] | None = None
     for number in range(len(dataset)):
@@ -146,8 +149,6 @@ def _read(config: ConfigContainer, run: RunSpec, corpus: str, tokenizer: Any, pa
         if counts and (shown is None or (len(ids) <= length and len(shown[0]) > length)):
             shown = ids, mask
     _require_answers(run, corpus, counted, tokens - len(dataset))
-    if chats:
-        _require_text(path, tokenizer, corpus)
     words = get_processor_tokenizer(tokenizer)
     return ExamplesRead(
         examples=len(dataset),
@@ -168,9 +169,17 @@ def _origin(run: RunSpec) -> str:
 
 def _item(dataset: Any, number: int, corpus: str) -> tuple[list[int], list[int]]:
     """An example's tokens, and whether each is one that is learned."""
-    try:
+    with _refusals(corpus):
         item = dataset[number]
-    except (ValueError, TemplateError) as error:
+    return [int(one) for one in item["input_ids"]], [int(bool(one)) for one in item["loss_mask"]]
+
+
+@contextlib.contextmanager
+def _refusals(corpus: str) -> Iterator[None]:
+    """What a template, or Bridge on its behalf, objects to, in one sentence."""
+    try:
+        yield
+    except (ValueError, TypeError, TemplateError) as error:
         said = " ".join(str(error).split())
         if "boundary markers" in said:
             raise InputError(
@@ -181,7 +190,6 @@ def _item(dataset: Any, number: int, corpus: str) -> tuple[list[int], list[int]]
             f"corpora.{corpus}: the chat template refuses an example ({said}): correct tuning.template, or remove the "
             "example"
         ) from error
-    return [int(one) for one in item["input_ids"]], [int(bool(one)) for one in item["loss_mask"]]
 
 
 def _require_answers(run: RunSpec, corpus: str, counted: int, tokens: int) -> None:
@@ -202,7 +210,8 @@ def _require_text(path: Path, tokenizer: Any, corpus: str) -> None:
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(itertools.islice(lines, LOOKED_AT), start=1):
             turns = json.loads(line)["messages"]
-            text = tokenizer.apply_chat_template(turns, tokenize=False)
+            with _refusals(corpus):
+                text = tokenizer.apply_chat_template(turns, tokenize=False)
             for role in ("assistant", "user"):
                 said = [turn["content"].strip() for turn in turns if turn["role"] == role][-1:]
                 if said and said[0] not in text:
