@@ -67,6 +67,12 @@ def test_the_beginning_is_the_start_the_parents_checkpoint_or_the_newest_own_one
     assert child.beginning() == Beginning(15)
 
 
+def test_another_task_begins_with_the_parents_weights_at_its_own_step_0(run, parent):
+    child = run({**PARENT, "weights_only": True})
+    assert child.beginning() == Beginning(0, parent)
+    assert str(child.beginning()) == "its parent's weights"
+
+
 def test_who_has_no_sound_checkpoint_left_goes_back_to_the_parents(run, parent):
     child = run(PARENT)
     flip(save(child.payload.checkpoints, 15) / "__0_0.distcp")
