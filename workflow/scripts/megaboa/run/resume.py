@@ -61,11 +61,15 @@ class Resumption:
         while iteration := checkpoints.latest(own):
             problem = checkpoints.damage(own, iteration, full=self.verifies)
             if problem is None:
+                if self.folder.run.has_adapters and self.folder.parent_manifest:
+                    self._require_parents()
                 return Beginning(iteration)
             self.set_aside(iteration, problem)
         return self._parents() if self.folder.parent_manifest else Beginning(0)
 
-    def _parents(self) -> Beginning:
+    def _require_parents(self) -> tuple[Path, str, str]:
+        """The folder of the parent's checkpoints, in which the one that is asked for must be complete; how an error
+        about it begins and ends."""
         wanted = self.folder.run.parent
         iteration, name = wanted.iteration, f"{wanted.experiment}/{wanted.run}"
         theirs = RunStore(Path(read(TrainRecord, self.folder.parent_manifest).store)).checkpoints
@@ -75,6 +79,12 @@ class Resumption:
         remedy = f"{name} has {others}: set continue_from to one of these, or train {name} again"
         if iteration not in kept:
             raise UnusableInputError(f"{begin}: {checkpoints.folder(theirs, iteration)} is not complete. {remedy}.")
+        return theirs, begin, remedy
+
+    def _parents(self) -> Beginning:
+        wanted = self.folder.run.parent
+        iteration, name = wanted.iteration, f"{wanted.experiment}/{wanted.run}"
+        theirs, begin, remedy = self._require_parents()
         if problem := checkpoints.damage(theirs, iteration, full=self.verifies):
             raise UnusableInputError(f"{begin}: {problem}. Nothing of it was touched. {remedy}.")
         if self._other_tokenizer():
