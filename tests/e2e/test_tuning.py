@@ -11,7 +11,7 @@ from clone import edit
 
 pytestmark = pytest.mark.slow
 
-STEPS, SAVE_INTERVAL, KILLED_AT = 12, 4, 5
+STEPS, SAVE_INTERVAL, KILLED_AT = 30, 6, 7
 TWO = "resources.gpus_per_node: 2"
 BASE = "data.blend: text, training.train_iters: 4, training.eval_iters: 0"
 FROM = "continue_from: tuned/base@4"
@@ -34,11 +34,11 @@ report:
 
 def experiment(workspace, name, runs, more=""):
     config = workspace.experiment(name, runs, STEPS, SAVE_INTERVAL, more)
-    edit(config, "limit: 60}\n", "limit: 60}\n  chats: {source: python-stdlib, messages: messages, limit: 400}\n")
+    edit(config, "limit: 60}\n", "limit: 60}\n  chats: {source: python-stdlib, prompt: question, answer: answer, limit: 400}\n")
     edit(config, 'data: {split: "90,5,5"}', 'data: {split: "94,6,0", blend: chats}')
     tuning = "tuning: {template: config/experiments/templates/chatml.jinja, rank: 4, alpha: 8}\n"
     edit(config, "training:", f"{tuning}training:")
-    edit(config, "seq_length: 64, precision: fp32}", "seq_length: 128, precision: fp32, eval_interval: 4}")
+    edit(config, "seq_length: 64, precision: fp32}", "seq_length: 128, precision: fp32, eval_interval: 15}")
     edit(config, "warmup_iters: 2}", "warmup_iters: 2}\noptimizer: {lr: 1.0e-2}")
     return config
 
@@ -92,7 +92,7 @@ def test_the_report_shows_which_tokens_count(tuned):
 
 
 def test_killed_runs_go_on_bit_for_bit(tuned):
-    """Adapters with the base that they change, and the whole model."""
+    """Adapters with the base that they change, in two ranks, and the whole model."""
     runs = {name: RUNS[name] for name in ("sft", "lora-tp2")}
     config = experiment(tuned, "killed", runs, "recovery: {backoff_seconds: 0}\n")
     process = tuned.start("pretrain", "--configfile", config)
