@@ -34,7 +34,11 @@ report:
 
 def experiment(workspace, name, runs, more=""):
     config = workspace.experiment(name, runs, STEPS, SAVE_INTERVAL, more)
-    edit(config, "limit: 60}\n", "limit: 60}\n  chats: {source: python-stdlib, prompt: question, answer: answer, limit: 400}\n")
+    edit(
+        config,
+        "limit: 60}\n",
+        "limit: 60}\n  chats: {source: python-stdlib, prompt: question, answer: answer, limit: 400}\n",
+    )
     edit(config, 'data: {split: "90,5,5"}', 'data: {split: "94,6,0", blend: chats}')
     tuning = "tuning: {template: config/experiments/templates/chatml.jinja, rank: 4, alpha: 8}\n"
     edit(config, "training:", f"{tuning}training:")
@@ -95,11 +99,11 @@ def test_killed_runs_go_on_bit_for_bit(tuned):
     """Adapters with the base that they change, in two ranks, and the whole model."""
     runs = {name: RUNS[name] for name in ("sft", "lora-tp2")}
     config = experiment(tuned, "killed", runs, "recovery: {backoff_seconds: 0}\n")
-    process = tuned.start("pretrain", "--configfile", config)
     for run in runs:
+        process = tuned.start(f"results/killed/runs/{run}/train.json", "--configfile", config)
         os.kill(tuned.wait_for_step("killed", run, KILLED_AT)[-1], signal.SIGKILL)
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, output
+        output = process.communicate(timeout=300)[0]
+        assert process.returncode == 0, output
     for run in runs:
         assert len(list((tuned.store("killed", run) / "attempts").iterdir())) == 2
         assert tuned.steps("killed", run) == tuned.steps("tuned", run)
