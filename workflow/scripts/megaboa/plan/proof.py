@@ -53,8 +53,8 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
     if run.run.is_tuned:
         wanted = {}
         unproven.append(
-            f"not proven: resuming in another layout, as a run with task: {run.config.task} takes the weights of another "
-            "alone"
+            f"not proven: resuming in another layout, as a run with task: {run.config.task} takes the weights of "
+            "another alone"
         )
     if wanted is None:
         label, values, why = _another_layout(loaded, base, run, results)
