@@ -12,6 +12,8 @@ from megaboa.files import file_digest, write_json
 from megaboa.paths import RunFolder
 from megaboa.records import Examples, plain, write
 
+pytestmark = pytest.mark.slow
+
 CHATML = "".join(
     (
         "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|end|>",
