@@ -13,6 +13,7 @@ from pretended_run import LAST, Run
 from megaboa.records import CheckpointShare, read
 from megaboa.run import checkpoints, verification
 from megaboa.run.call import Call, TrainingFailed
+from megaboa.run.resume import Beginning
 
 DIES = "step == 4 and attempt == 1 and os.kill(os.getpid(), signal.SIGKILL)"
 
@@ -154,3 +155,13 @@ def test_a_large_checkpoint_is_read_by_all_nodes_and_what_one_leaves_out_is_read
     assert call.sound == (set() if damaged else {4})
     assert verification.begin(call, call.resumption.beginning(), run.store.attempt(3)).wait(60) == reading.problem
     assert len(started) == 1 + damaged, "what is known to be sound is not read again"
+
+
+def test_a_parents_checkpoint_is_read_though_its_weights_alone_are_taken_at_step_0(run, reads):
+    seen, _ = reads
+    flip(run, 4)
+    folder = SimpleNamespace(run=SimpleNamespace(parent=SimpleNamespace(iteration=4)))
+    site, resumption = SimpleNamespace(job=None, nodes=["n1"]), SimpleNamespace(verifies=True)
+    call = SimpleNamespace(folder=folder, payload=None, resumption=resumption, site=site, sound=set())
+    reading = verification.begin(call, Beginning(0, run.store.checkpoints), run.store.attempt(2))
+    assert "changed" in reading.wait(60) and seen == [4]

@@ -121,7 +121,8 @@ def _bring_to_its_end(call: Call) -> None:
     check_image(call.folder)
     check_data(call.folder)
     check_index(call.folder)
-    if not checkpoints.latest(call.payload.checkpoints) and not call.folder.parent_manifest:
+    begins = not checkpoints.latest(call.payload.checkpoints)
+    if (begins or call.folder.run.has_adapters) and not call.folder.parent_manifest:
         check_weights(call.folder)
     _close_what_was_left_open(call)
     if not _is_a_later_life(call):

@@ -59,7 +59,8 @@ def nothing_to_read() -> Verification:
 def begin(call: Call, beginning: Beginning, target: AttemptFolder) -> Verification:
     """Of the checkpoint that an attempt begins with."""
     folder = beginning.parent or call.payload.checkpoints
-    iteration = beginning.iteration
+    # With a parent's weights alone a run begins at its own step 0.
+    iteration = call.folder.run.parent.iteration if beginning.parent else beginning.iteration
     if not iteration or not call.resumption.verifies or not checkpoints.has_digests(folder, iteration):
         return nothing_to_read()
     if beginning.parent is None and (iteration in call.sound or _saved_since(folder, iteration, call.began)):
