@@ -38,6 +38,7 @@ EXERCISED = {
     "tests/e2e/test_continue_from.py": "plan run bridge",
     "tests/e2e/test_data.py": "data",
     "tests/e2e/test_export.py": "bridge export evaluate",
+    "tests/e2e/test_exports_along.py": "run export evaluate",
     "tests/e2e/test_stages_that_fail.py": "report doctor workflow export evaluate",
     "tests/e2e/test_families.py": "bridge export import",
     "tests/e2e/test_from_elsewhere.py": "workflow common config",
