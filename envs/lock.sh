@@ -18,6 +18,7 @@ for name in pipeline runtime-cpu dev; do
   compile "$@" "$name.in" --constraint "$together" --no-annotate --output-file "$name.txt"
 done
 compile --no-deps megatron.in --output-file megatron.txt
+compile --no-deps peft.in --output-file peft.txt
 compile --no-deps bootstrap.in --output-file bootstrap.txt
 
 # GPUs. What setup.sh installs on its own is resolved with the rest, and left out of its list.

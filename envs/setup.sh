@@ -32,7 +32,7 @@ echo "megaboa: setting up $venv for device: $device (about $((needed_gb - 2)) GB
 [ -x "$venv/bin/python" ] && "$venv/bin/python" -c '' 2>/dev/null || "$python" -m venv --clear "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --requirement envs/bootstrap.txt ||
   fail "the installer (uv) could not be installed; the lines above say why. Mend it and give the same command again."
-locks=(envs/bootstrap.txt envs/pipeline.txt "envs/runtime-$device.txt" envs/megatron.txt envs/dev.txt)
+locks=(envs/bootstrap.txt envs/pipeline.txt "envs/runtime-$device.txt" envs/megatron.txt envs/peft.txt envs/dev.txt)
 if [ "$device" = cuda ]; then
   glibc=$("$python" -c 'import os; print(os.confstr("CS_GNU_LIBC_VERSION").split()[1])')
   if [ "$(printf '%s\n' 2.39 "$glibc" | sort -V | head -1)" = 2.39 ]; then

@@ -71,6 +71,25 @@ def test_what_is_not_known_is_not_said(tmp_path):
     assert "| commit | unknown |" in text
 
 
+def test_of_fine_tuning_it_says_which_tokens_counted_and_where_the_adapters_are(tmp_path):
+    tuning = {
+        "template": "{{ x }}",
+        "loss_on": "answers",
+        "pack": False,
+        "rank": 8,
+        "alpha": 16,
+        "targets": ["linear_qkv"],
+    }
+    text = card_of(tmp_path, run={**RUN, "task": "lora", "tuning": tuning})
+    for said in (
+        *("Fine-tuned by low-rank adapters (LoRA) with Megatron-Bridge", "| loss on | answers |"),
+        *("| chat template | chat_template.jinja |", "| rank | 8 |", "| adapted layers | linear_qkv |"),
+        "| adapters alone | `adapter/`; here they are merged |",
+    ):
+        assert said in text
+    assert "Pretrained" not in text and "Fine-tuning" not in card_of(tmp_path)
+
+
 def test_the_same_run_gives_the_same_card(tmp_path):
     assert card_of(tmp_path) == card_of(tmp_path)
 

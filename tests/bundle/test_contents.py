@@ -48,6 +48,14 @@ def test_what_an_image_said_goes_with_it_alone(asked, runtime, there):
     assert ("results/tiny/preflight-in-image.json" in bundled(asked)) == there
 
 
+def test_chat_templates_go_with_it_wherever_they_are_named(asked, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jinja").write_text(name)
+    Path("tiny.yaml").write_text("tuning: {template: a.jinja}\nsweep: {grid: {tuning.template: [b.jinja, none]}}\n")
+    files = bundled(asked)
+    assert (files["a.jinja"], files["b.jinja"]) == (b"a", b"b") and "none" not in files
+
+
 def test_the_runs_of_the_plan_with_code_and_configuration(asked):
     files = bundled(asked)
     assert {"Snakefile", "recipes/gpt_tiny.py", "workflow/scripts/train_rank.py", "envs/pipeline.txt"} <= set(files)

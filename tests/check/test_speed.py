@@ -135,3 +135,10 @@ def test_a_gpu_without_a_calibration_is_refused():
 def test_gradients_that_are_not_overlapped_are_waited_for():
     hidden, shown = step(world_size=16, nodes=2), step(world_size=16, nodes=2, grad_overlap=False, gather_overlap=False)
     assert shown.data > 2 * hidden.data > 0
+
+
+def test_frozen_weights_have_no_gradients_of_their_own_and_no_optimizer():
+    whole, frozen = step(), step(adapter_rank=16, adapter_targets=("linear_qkv", "linear_fc1"))
+    assert frozen.products == pytest.approx(2 / 3 * whole.products)
+    assert frozen.attention == whole.attention
+    assert frozen.optimizer < 0.01 * whole.optimizer and frozen.data < 0.05 * whole.data

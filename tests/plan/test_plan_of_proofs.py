@@ -137,3 +137,13 @@ def test_two_equal_runs_are_refused_unless_their_tensors_are_compared(plan_of):
         plan_of(sweep + "report: {agreements: [{reference: a, runs: [b]}]}")
     plan = plan_of(sweep + "report: {agreements: [{reference: a, runs: [b], tensors: true}]}")
     assert [run.launch.samples for run in plan.runs] == [True, True]
+
+
+def test_fine_tuning_is_proven_in_its_own_layout(proof_of):
+    plan, unproven = proof_of(
+        "corpora: {text: {source: python-stdlib}, chats: {source: python-stdlib, messages: messages}}\n"
+        "data: {blend: chats}\nmodels: {dense: {init: pretrained}}\ntask: lora\n"
+    )
+    assert [run.name for run in plan.runs] == ["whole", "resumed", "whole-twin1"]
+    assert [one for one in unproven if "another layout, as a run with task: lora" in one]
+    assert {run.run.task for run in plan.runs} == {"lora"}

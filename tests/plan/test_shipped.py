@@ -12,7 +12,16 @@ from megaboa.report.runs import RunResult
 
 FOLDER = Path(__file__).parents[2] / "config" / "experiments"
 EXPERIMENTS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-WITH_GPU = ("deepseek-v2-lite", "few-layers-4xh200", "fsdp", "gpt3", "gpt3-h100", "llama3", "moe")
+WITH_GPU = (
+    "deepseek-v2-lite",
+    "few-layers-4xh200",
+    "fsdp",
+    "gpt3",
+    "gpt3-h100",
+    "llama3",
+    "lora-llama3-8b-2xh200",
+    "moe",
+)
 
 
 def plan_of(name):

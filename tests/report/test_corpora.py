@@ -10,7 +10,17 @@ from fake_runs import FakeExperiment
 from test_page import page, rows
 
 from megaboa.files import write_json
-from megaboa.records import BadRecords, CorpusRead, DataIndex, Filtered, Verification, write
+from megaboa.records import (
+    BadRecords,
+    CorpusRead,
+    DataIndex,
+    ExamplesRead,
+    Filtered,
+    ShownExample,
+    Verification,
+    read,
+    write,
+)
 from megaboa.report.corpora import DataRead, last_validation, left_out, load_corpora, load_data, visible
 from megaboa.report.figures import tokens_text
 from megaboa.report.runs import load_runs
@@ -104,6 +114,20 @@ def test_the_page_shows_weights_and_epochs_and_where_they_are_too_many(experimen
     table = rows(page(runs, tmp_path / "report", agreements=[], data=load_data(experiment.results, runs)))
     assert "a, c|web|0.75|3,000|10,000|0.3" in table
     assert "a, c|law|0.25|1,000|100|10 more than 4" in table
+
+
+def test_the_page_shows_an_example_and_which_of_its_tokens_count(experiment, tmp_path, svg_alone):
+    pieces = (("<user>Is 1 < 2 & 3?", False), ("Yes.<end>", True))
+    shown = ShownExample(corpus="chats", tokens=12, pieces=pieces)
+    numbers = {"examples": 1920, "tokens": 500, "counted": 100, "longest": 90, "cut": 7, "silent": 3, "positions": 1000}
+    path = experiment.results / "data" / "indexes" / "one.json"
+    write(path, replace(read(DataIndex, path), examples=ExamplesRead(**numbers, template="none", shown=shown)))
+    runs = load_runs(experiment.results)
+    html = page(runs, tmp_path / "report", agreements=[], data=load_data(experiment.results, runs))
+    text = html if isinstance(html, str) else (tmp_path / "report" / "index.html").read_text()
+    assert '<pre class="example">&lt;user&gt;Is 1 &lt; 2 &amp; 3?<mark>Yes.&lt;end&gt;</mark></pre>' in text
+    said = "1,920 examples of chats, 500 tokens, of which 100 count in the loss; 50 % of the positions"
+    assert said in " ".join(text.split()) and "7 are cut, and of 3 nothing that counts is left" in text
 
 
 def test_the_page_shows_the_loss_of_every_validation_set(experiment, tmp_path, svg_alone):

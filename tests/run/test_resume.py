@@ -1,5 +1,7 @@
 """megaboa.run.resume: where the next attempt begins."""
 
+import shutil
+
 import made
 import pytest
 
@@ -46,9 +48,11 @@ def parent(tmp_path):
 def run(tmp_path):
     """A run by what its checkpoints are to be, with or without a parent."""
 
-    def make(parent=None, **checkpoint):
+    def make(parent=None, task="pretrain", **checkpoint):
         folder = RunFolder(tmp_path / "results" / "new" / "runs" / "child")
-        write_json(folder.path / "run.json", {"model": {"name": "m"}, **({"parent": parent} if parent else {})})
+        write_json(
+            folder.path / "run.json", {"model": {"name": "m"}, "task": task, **({"parent": parent} if parent else {})}
+        )
         write_json(folder.path / "launch.json", {"checkpoint": checkpoint})
         payload = RunStore(tmp_path / "store" / "child")
         payload.path.mkdir(parents=True, exist_ok=True)
@@ -65,6 +69,21 @@ def test_the_beginning_is_the_start_the_parents_checkpoint_or_the_newest_own_one
     assert str(child.beginning()) == "step 10 of its parent"
     save(child.payload.checkpoints, 15)
     assert child.beginning() == Beginning(15)
+
+
+def test_another_task_begins_with_the_parents_weights_at_its_own_step_0(run, parent):
+    child = run({**PARENT, "weights_only": True})
+    assert child.beginning() == Beginning(0, parent)
+    assert str(child.beginning()) == "its parent's weights"
+
+
+def test_adapters_need_the_parents_checkpoint_as_long_as_they_are_trained(run, parent):
+    child = run({**PARENT, "weights_only": True}, task="lora")
+    save(child.payload.checkpoints, 5)
+    assert child.beginning() == Beginning(5)
+    shutil.rmtree(checkpoints.folder(parent, 10))
+    with pytest.raises(UnusableInputError, match=r"step 10 of .* is not complete"):
+        child.beginning()
 
 
 def test_who_has_no_sound_checkpoint_left_goes_back_to_the_parents(run, parent):

@@ -15,7 +15,6 @@ from megaboa.paths import AttemptFolder, RunStore
 from megaboa.records import AttemptEnd, LossSpike, Step, parse, plain
 from megaboa.run import checkpoints, watch
 from megaboa.run.resume import Resumption
-from megaboa.run.verification import nothing_to_read
 from megaboa.scheduler.slurm.queries import Job
 
 WALL_TIME = 14_400.0
@@ -118,7 +117,7 @@ def test_a_hang_is_told_by_a_watch_of_ones_own(run, monkeypatch):
     facts = {"payload": run.store, "recovery": run.recovery, "resumption": resumption, "site": site, "folder": folder}
     began, target = time.monotonic(), run.store.attempt(1)
     target.path.mkdir(parents=True)
-    silence = watch.watch_of(types.SimpleNamespace(signals=None, say=print, **facts), target, nothing_to_read()).silence
+    silence = watch.watch_of(types.SimpleNamespace(signals=None, say=print, **facts), target).silence
 
     def after(minutes):
         monkeypatch.setattr(time, "monotonic", lambda: began + 60 * minutes)

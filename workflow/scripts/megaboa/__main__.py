@@ -98,10 +98,10 @@ def job(module: str, name: str) -> Callable[[list[str]], int | None]:
 
 
 def usage() -> str:
-    lines = ["megaboa COMMAND [...]; `megaboa COMMAND --help` says more. Experiments are run by `snakemake`."]
+    lines = ["megaboa COMMAND [...]; `--help` says more of one, `--help jobs` lists what Snakemake's jobs call."]
     for title, commands in GROUPS.items():
-        lines += [f"{title}:", *(f"  {name:<16} {what}" for name, what in commands.items())]
-    return "\n".join([*lines, "`megaboa --help jobs` lists what Snakemake's jobs call."])
+        lines += ["", title, *(f"  {name:<16} {what}" for name, what in commands.items())]
+    return "\n".join(lines)
 
 
 def usage_of_jobs() -> str:

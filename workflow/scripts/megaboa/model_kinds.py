@@ -164,8 +164,8 @@ def of_provider(classes: Iterable[str]) -> Kind:
     found = next((kind for kind in KINDS if any(re.search(kind.providers, name) for name in names)), None)
     if found is None:
         raise UnknownKindError(
-            f"{names[0]} makes a model of no kind that is trained here ({trained()}); a recipe file may bring a "
-            f"`{OWN_STEP}` for it"
+            f"{names[0]} makes a model of no kind that is trained here ({trained()}); a recipe file may say "
+            f"its `{DECLARED}`, or bring a `{OWN_STEP}` for it"
         )
     return found
 
@@ -208,8 +208,11 @@ def said_by(recipe: str) -> Said:
 def _said(path: str, _changed: int) -> Said:
     kind, own = None, False
     for node in ast.parse(Path(path).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and [getattr(target, "id", None) for target in node.targets] == [DECLARED]:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names = [getattr(target, "id", None) for target in targets]
+        if names == [DECLARED]:
             kind = str(node.value.value) if isinstance(node.value, ast.Constant) else None
+        own |= OWN_STEP in names
         own |= isinstance(node, ast.FunctionDef) and node.name == OWN_STEP
         own |= isinstance(node, ast.ImportFrom) and OWN_STEP in [one.asname or one.name for one in node.names]
     return Said(kind, own)

@@ -31,6 +31,8 @@ from megaboa.store import ID_LENGTH
 
 ALONG, EARLIER = "along", "earlier"
 CARD = "README.md"  # of an exported model, where the hub looks for it
+ADAPTER = "adapter"  # of an exported model: the folder with adapters that are not merged
+CHAT_TEMPLATE = "chat_template.jinja"  # likewise, where transformers looks for it
 FAILED_PROOF = "failed-proof.json"  # of a proof that failed; proof.json is there only if all checks passed
 FACTS = "facts.json"  # next to a payload in the store: what was found when it was made
 

@@ -32,6 +32,13 @@ def peak_of(gpu: str | None) -> tuple[float, str] | None:
     return (PEAKS[found][0], f"{PEAKS[found][1]}, bf16 without sparsity") if found else None
 
 
+def kind_of(gpu: str) -> str:
+    """The word by which `resources.gpu` names it: of an "NVIDIA H200" h200."""
+    found = next((name for name in PEAKS if re.search(rf"\b{name}\b", gpu)), None)
+    word = found or next((word for word in gpu.split() if re.search(r"\d", word)), gpu)
+    return word.split()[0].lower()
+
+
 def operations(kind: str | None) -> float | None:
     """Operations per second of one GPU, by its name in `resources.gpu`; None where it isn't known."""
     name = (kind or "").split("-")[0]

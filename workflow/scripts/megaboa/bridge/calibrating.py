@@ -45,7 +45,7 @@ def measure(device: torch.device, rank: int, ranks_per_node: int) -> Calibration
     stack, gpu = kernel_times.stack(bench), "cpu"
     if bench.is_gpu:
         stack["driver"] = _driver() or "unknown"
-        gpu = next((name.lower().split()[0] for name in peaks.PEAKS if name in stack["device"]), stack["device"])
+        gpu = peaks.kind_of(stack["device"])
     return Calibration(
         name=f"{gpu}, measured {time.strftime('%Y-%m-%d')}",
         gpu=gpu,

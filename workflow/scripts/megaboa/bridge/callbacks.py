@@ -20,6 +20,8 @@ import torch
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.core.num_microbatches_calculator import get_current_running_global_batch_size
 
+from megaboa.check import flops
+from megaboa.check.facts import Facts, Model, Training
 from megaboa.paths import AttemptFolder
 from megaboa.records import (
     Evaluated,
@@ -188,8 +190,18 @@ def _flops_per_token(config: Any) -> float | None:
     with contextlib.suppress(Exception):
         from megatron.bridge.training.utils.flop_utils import num_floating_point_operations
 
-        return float(num_floating_point_operations(config, 1)) / config.dataset.seq_length
+        counted = float(num_floating_point_operations(config, 1))
+        if config.peft is not None:  # Bridge counts gradients of frozen weights, too
+            counted = flops.of_frozen(_sizes(config), counted)
+        return counted / config.dataset.seq_length
     return None
+
+
+def _sizes(config: Any) -> Facts:
+    """What attention's scores depend on."""
+    model = config.model
+    sizes = Model(layers=model.num_layers, heads=model.num_attention_heads, head_dim=model.kv_channels)
+    return Facts(model=sizes, training=Training(seq_length=config.dataset.seq_length))
 
 
 def _samples_per_evaluation(config: Any) -> int:

@@ -8,9 +8,16 @@ from typing import Any
 from megaboa.blends import split_blends
 from megaboa.bridge.as_trained import as_trained
 from megaboa.layout import NAMES
-from megaboa.paths import RunFolder
+from megaboa.paths import ADAPTER, CHAT_TEMPLATE, RunFolder
 from megaboa.records import Evaluated, ModelSource, TrainRecord
 from megaboa.run.checkpoints import LOSS
+
+TASKS = {
+    "pretrain": "Pretrained",
+    "sft": "Fine-tuned",
+    "lora": "Fine-tuned by low-rank adapters (LoRA)",
+    "dora": "Fine-tuned by weight-decomposed adapters (DoRA)",
+}
 
 
 def card(
@@ -27,13 +34,30 @@ def card(
     title = f"{folder.experiment}: {folder.name}"
     sections = [
         _front_matter(folder, source, license),
-        f"# {title}\n\nPretrained with Megatron-Bridge by Megaboa; weights of iteration {iteration}"
+        f"# {title}\n\n{TASKS[folder.run.task]} with Megatron-Bridge by Megaboa; weights of iteration {iteration}"
         + (f" of {train.train_iters}.\n" if train.train_iters else ".\n"),
+        *_tuning(folder),
         _table("Training", _training(folder, source, iteration, evaluation)),
         _table("Data", _data(folder, iteration)),
         _table("Made with", {"commit": commit or "unknown", **versions, "run": train.identity}),
     ]
     return "\n".join(sections)
+
+
+def _tuning(folder: RunFolder) -> list[str]:
+    """What was learned of examples, and where the adapters are."""
+    run, wanted = folder.run, folder.run.tuning
+    if not run.is_tuned:
+        return []
+    template = {None: "the tokenizer's own", "none": "none"}.get(wanted["template"], CHAT_TEMPLATE)
+    rows = {"loss on": wanted["loss_on"], "chat template": template}
+    rows |= {name: wanted[name] for name in ("rank", "alpha") if name in wanted}
+    if run.has_adapters:
+        rows |= {
+            "adapted layers": ", ".join(wanted["targets"]),
+            "adapters alone": f"`{ADAPTER}/`; here they are merged",
+        }
+    return [_table("Fine-tuning", rows)]
 
 
 def _front_matter(folder: RunFolder, source: ModelSource, license: str | None) -> str:
@@ -78,7 +102,7 @@ def _training(folder: RunFolder, source: ModelSource, iteration: int, evaluation
 def _tokens(folder: RunFolder, iteration: int) -> int:
     """With those of the run that this one continues from."""
     training, parent = as_trained(folder).training, folder.run.parent
-    first = parent.iteration if parent else 0
+    first = parent.steps_done if parent else 0
     return _tokens_before(folder) + (iteration - first) * training["global_batch_size"] * training["seq_length"]
 
 
@@ -98,6 +122,9 @@ def _data(folder: RunFolder, iteration: int) -> dict[str, str]:
         use = (
             f"{share:.4g} of the blend, about {share * own:,.0f} tokens read" if share else "not trained on, evaluated"
         )
+        if corpus.examples:  # sequences are padded
+            rows[name] = f"{corpus.documents:,} examples, digest {corpus.digest[:12]}"
+            continue
         rows[name] = f"{use}; {corpus.documents:,} documents, {corpus.tokens:,} tokens, digest {corpus.digest[:12]}"
     return rows or {"none": "the recipe's" if folder.run.is_recipe else "mock data"}
 

@@ -24,7 +24,7 @@ from megatron.bridge.training.mixed_precision import get_mixed_precision_config
 from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 from megatron.core.dist_checkpointing.strategies.nvrx import has_nvrx_async_support
 
-from megaboa.bridge import datasets, image_text, kernels, recipe_models
+from megaboa.bridge import datasets, image_text, kernels, recipe_models, tuning
 from megaboa.bridge.convert import bridge_of, provider_of
 from megaboa.bridge.overrides import hydra_overrides
 from megaboa.fields import BRIDGE_FIELDS
@@ -85,10 +85,13 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
     if not run.is_recipe:
         _set_overlaps(config, run)
     _set_pipeline(config, run.parallel)
-    datasets.configure(config, run.data, inputs.corpora)
+    config.checkpoint.pretrained_checkpoint = inputs.pretrained
+    if run.is_tuned:
+        tuning.configure(config, run, inputs.pretrained)
+    else:
+        datasets.configure(config, run.data, inputs.corpora)
     _begin_schedule_anew(config, run.parent)
     _let_overflow_reach_the_loss_scaler(config)
-    config.checkpoint.pretrained_checkpoint = inputs.pretrained
     if run.device == "cpu":
         config.dist.distributed_backend = "gloo"
         config.dist.use_gloo_process_groups = False
@@ -119,7 +122,8 @@ def place(
     saved.load = None
     if load:  # this very folder: Bridge's tracker files may be older, torn, or lost
         saved.load = str(load.absolute())
-        saved.pretrained_checkpoint = None
+        if config.peft is None:  # adapters are saved without what they change
+            saved.pretrained_checkpoint = None
     saved.dist_ckpt_optim_fully_reshardable = wanted.get("reshardable", True)
     if wanted.get("async_save") is not None:
         saved.async_save = wanted["async_save"]
@@ -349,7 +353,7 @@ def _set_pipeline(config: ConfigContainer, parallel: Tree) -> None:
 
 def _begin_schedule_anew(config: ConfigContainer, parent: Parent | None) -> None:
     """Without the optimizer's state the schedule counts from the parent's step, and by default ends at the last one."""
-    if parent and not parent.load.optimizer and config.scheduler.lr_decay_iters is None:
+    if parent and not parent.weights_only and not parent.load.optimizer and config.scheduler.lr_decay_iters is None:
         config.scheduler.lr_decay_iters = config.train.train_iters - parent.iteration
 
 

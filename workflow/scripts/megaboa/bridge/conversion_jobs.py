@@ -125,6 +125,7 @@ def export_model(
         "files": settings_digests(source),
         # Others, made before, may have a tied head twice; none of them has a proof.
         **({} if has_weights(source) else {"tensors": "those that transformers saves"}),
+        **({"template": folder.run.tuning["template"]} if folder.run.is_tuned else {}),
     }
     checkpoint = checkpoints.folder(run.checkpoints, iteration)
     file_bytes = int(spec.file_gb * 1e9)
@@ -133,11 +134,11 @@ def export_model(
     if layout.world_size > 1 or not target.exists():
         with quietly(), disk_full(target.parent, "Free some space, or set `store` to another place"):
             _make_fit(source.device)
-            from megaboa.bridge.convert import building, export_checkpoint, is_last, process_groups
+            from megaboa.bridge.convert import building, export_run, is_last, process_groups
 
             with process_groups(source.device, layout), building(target) as partial:
                 if partial:
-                    export_checkpoint(source, checkpoint, partial, file_bytes, layout)
+                    export_run(folder, source, checkpoint, partial, file_bytes, layout)
                     if is_last():
                         write_text(partial / CARD, text)
     files = folder_digests(target)
@@ -171,7 +172,9 @@ def prove_export(
     link(export.path, out.with_name("export"))
 
 
-def generate(export: ExportRecord, source: ModelSource, spec: GenerateSpec, layout: Layout = WHOLE) -> list[Generation]:
+def generate(
+    export: ExportRecord, run: RunFolder, source: ModelSource, spec: GenerateSpec, layout: Layout = WHOLE
+) -> list[Generation]:
     """What the checkpoint and its export say to prompts; of several ranks the last one says it."""
     if source.tokenizer is None:
         raise InputError(f"models.{source.name} has no tokenizer to read prompts with: name one")
@@ -179,7 +182,7 @@ def generate(export: ExportRecord, source: ModelSource, spec: GenerateSpec, layo
         _make_fit(source.device)
         from megaboa.bridge import generate
 
-        return generate.generate(export, source, spec, layout)
+        return generate.generate(export, run, source, spec, layout)
 
 
 def _make_fit(device: str) -> None:

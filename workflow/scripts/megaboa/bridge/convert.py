@@ -26,8 +26,10 @@ from megaboa import store
 from megaboa.bridge import process, weights
 from megaboa.bridge.source import copy_settings, has_weights, saved_tensors
 from megaboa.conversion import WHOLE
+from megaboa.files import write_text
 from megaboa.layout import AXES, Layout
-from megaboa.records import ModelSource
+from megaboa.paths import ADAPTER, CHAT_TEMPLATE, RunFolder
+from megaboa.records import ModelSource, RunSpec
 
 # Of a model that isn't trained: this needs Apex, which may not be there.
 UNTRAINED = {"gradient_accumulation_fusion": False}
@@ -49,6 +51,21 @@ def import_checkpoint(source: ModelSource, folder: Path, layout: Layout = WHOLE)
     model = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
     process.save_in_foreground()
     bridge.save_megatron_model(model, folder, hf_tokenizer_path=source.tokenizer, low_memory_save=True)
+
+
+def export_run(
+    run: RunFolder, source: ModelSource, checkpoint: Path, folder: Path, file_bytes: int, layout: Layout = WHOLE
+) -> None:
+    """Write a run's checkpoint as `export_checkpoint` does: with adapters, merged, and these next to it; with the chat
+    template that it was fine-tuned with.
+    """
+    if run.run.has_adapters:
+        bridge = converter_of(source)
+        export_model(bridge, export_adapters(bridge, run, source, checkpoint, folder), source, folder, file_bytes)
+    else:
+        export_checkpoint(source, checkpoint, folder, file_bytes, layout)
+    if is_last():
+        add_template(run.run, folder)
 
 
 def export_checkpoint(
@@ -74,6 +91,36 @@ def export_model(
     else:
         deque(tensors, maxlen=0)
     from_all(None)
+
+
+def export_adapters(
+    bridge: AutoBridge, run: RunFolder, source: ModelSource, checkpoint: Path, folder: Path
+) -> list[torch.nn.Module]:
+    """Write the adapters of a checkpoint, by one process; returns the model that they are merged into."""
+    from megaboa.bridge import adapters
+
+    model = adapters.load(bridge, run, checkpoint)
+    adapters.save(bridge, model, run, source, folder / ADAPTER)
+    adapters.merge(model)
+    if run.run.task == "dora":
+        adapters.add_magnitudes(folder / ADAPTER, hf_tensors(bridge, model))
+    return model
+
+
+def add_template(run: RunSpec, folder: Path) -> None:
+    if run.chat_template is not None:
+        write_text(folder / CHAT_TEMPLATE, run.chat_template)
+
+
+def load_trained(bridge: AutoBridge, run: RunFolder, checkpoint: Path, layout: Layout = WHOLE) -> list[torch.nn.Module]:
+    """The model of a run's checkpoint, whatever was trained of it. One with adapters is loaded by one process."""
+    from megaboa.bridge import adapters
+
+    if not run.run.has_adapters:
+        return load_checkpoint(bridge, checkpoint, layout)
+    model = adapters.load(bridge, run, checkpoint)
+    adapters.merge(model)
+    return model
 
 
 def hf_tensors(bridge: AutoBridge, model: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -164,6 +211,7 @@ def building(final: Path) -> Iterator[Path | None]:
     with store.building(final) if first else contextlib.nullcontext() as partial:
         yield _from_first(partial)
         from_all(None)
+    from_all(None)  # it has its final name now: whoever writes the record may look
 
 
 def from_all(value: Any) -> list[Any]:

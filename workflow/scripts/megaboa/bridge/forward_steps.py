@@ -17,13 +17,22 @@ ForwardStep = Callable[..., Any]
 def kind_of(model: Any, run: RunSpec) -> Kind:
     """Of the model that a configuration makes; refused by name, where it isn't trained here."""
     recipe = run.model.get("recipe") or ""
-    if recipe.endswith(".py") and model_kinds.said_by(recipe).own_step:
+    own = recipe.endswith(".py")
+    if own and hasattr(recipe_models.module_of(recipe), model_kinds.OWN_STEP):
         return model_kinds.BY_NAME[model_kinds.OWN]
-    kind = model_kinds.of_provider(one.__name__ for one in type(model).__mro__)
+    declared = model_kinds.said_by(recipe).kind if own else None
+    try:
+        kind = model_kinds.of_provider(one.__name__ for one in type(model).__mro__)
+    except model_kinds.UnknownKindError:
+        if declared not in model_kinds.BY_NAME:
+            raise
+        kind = model_kinds.BY_NAME[declared]
     if why := model_kinds.refusal(kind):
         raise ValueError(f"model: {type(model).__name__} makes a model that can't be trained: {why}")
-    if recipe.endswith(".py") and (said := model_kinds.said_by(recipe).kind) not in (None, kind.name):
-        raise ValueError(f"{recipe}: {model_kinds.DECLARED} is {said!r}, and the model that it makes is {kind.name}")
+    if declared not in (None, kind.name):
+        raise ValueError(
+            f"{recipe}: {model_kinds.DECLARED} is {declared!r}, and the model that it makes is {kind.name}"
+        )
     return kind
 
 

@@ -10,19 +10,22 @@ from megatron.core.utils import unwrap_model
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from megaboa.bridge import reference
-from megaboa.bridge.convert import bridge_of, from_all, is_last, load_checkpoint, process_groups
+from megaboa.bridge.convert import bridge_of, from_all, is_last, load_trained, process_groups
 from megaboa.bridge.logits import megatron_logits
 from megaboa.conversion import WHOLE
 from megaboa.layout import Layout
+from megaboa.paths import RunFolder
 from megaboa.records import ExportRecord, GenerateSpec, Generation, ModelSource
 
 
-def generate(export: ExportRecord, source: ModelSource, spec: GenerateSpec, layout: Layout = WHOLE) -> list[Generation]:
+def generate(
+    export: ExportRecord, run: RunFolder, source: ModelSource, spec: GenerateSpec, layout: Layout = WHOLE
+) -> list[Generation]:
     """For each prompt the continuations by Megatron's model and by transformers': of several ranks the last says it."""
     words = AutoTokenizer.from_pretrained(export.path, local_files_only=True)
     rows = AutoConfig.from_pretrained(export.path, local_files_only=True).get_text_config().vocab_size
     with process_groups(source.device, layout):
-        model = unwrap_model(load_checkpoint(bridge_of(source), Path(export.checkpoint), layout))[0].float().eval()
+        model = unwrap_model(load_trained(bridge_of(source), run, Path(export.checkpoint), layout))[0].float().eval()
         theirs = reference.load(export.path, source.params) if is_last() else None
         found = []
         for prompt in spec.prompts:

@@ -20,7 +20,7 @@ from megatron.core.datasets.masked_dataset import MaskedWordPieceDataset
 
 from megaboa import store
 from megaboa.blends import SPLITS, split_blends
-from megaboa.bridge import configuration, datasets
+from megaboa.bridge import configuration, datasets, tuned_samples
 from megaboa.bridge.process import playing_rank_0_of
 from megaboa.bridge.quiet import quietly
 from megaboa.errors import InputError
@@ -38,11 +38,14 @@ def make(spec: IndexSpec, experiment: Path) -> DataIndex:
     with store.building(final) as partial:
         if partial:
             with quietly():
-                facts = build(folder, partial / "cache")
+                facts = (tuned_samples.build if folder.run.is_tuned else build)(folder, partial / "cache")
             write_json(partial / FACTS, facts)
     made = {"name": spec.name, "cache": str(final / "cache"), "max_epochs": spec.max_epochs}
     found = parse(DataIndex, {**read_json(final / FACTS), **made}, final / FACTS)
-    return replace(found, warnings=tuple(warnings(found.corpora, spec.max_epochs)))
+    said = [*warnings(found.corpora, spec.max_epochs)]
+    if found.examples:
+        said += tuned_samples.warnings(found.examples)
+    return replace(found, warnings=tuple(said))
 
 
 def build(folder: RunFolder, cache: Path) -> Tree:

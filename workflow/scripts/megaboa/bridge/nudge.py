@@ -28,6 +28,8 @@ def nudge(model: Sequence[torch.nn.Module], number: int) -> None:
     """
     for chunk in model:
         for name, weight in chunk.named_parameters():
+            if not weight.requires_grad:  # what adapters change is read again in every attempt
+                continue
             # The output layer on the last pipeline stage may be the embedding of the first.
             name = "embedding" if getattr(weight, "shared_embedding", False) else name
             digest = hashlib.sha256(f"{number} {name}".encode()).digest()

@@ -123,10 +123,10 @@ def leave_in_time(pretrain: ModuleType, seconds: float = 60.0) -> None:
     clean_up = pretrain._cleanup_after_pretrain_failure
 
     def in_time(*arguments: Any) -> None:
-        flight.write()  # while the groups are there
         timer = threading.Timer(seconds, os._exit, (1,))
         timer.daemon = True
         timer.start()
+        flight.write()  # while the groups are there
         clean_up(*arguments)
 
     pretrain._cleanup_after_pretrain_failure = in_time

@@ -26,14 +26,17 @@ from megatron.core.utils import unwrap_model
 from transformers import AutoConfig
 
 from megaboa.blends import SPLITS
-from megaboa.bridge import configuration, datasets, reference, weights
+from megaboa.bridge import adapters, configuration, datasets, reference, tuned_samples, weights
 from megaboa.bridge.as_trained import as_trained
 from megaboa.bridge.convert import (
+    add_template,
     converter_of,
+    export_adapters,
     from_all,
     hf_tensors,
     is_last,
     load_checkpoint,
+    load_trained,
     process_groups,
 )
 from megaboa.bridge.logits import same_logits
@@ -110,20 +113,26 @@ def prove_export(
     with process_groups(source.device, layout):
         if not from_all(found is None or found.can_be_read)[-1]:
             return (found.checks, found.left_out) if found else ([], {})
-        model = load_checkpoint(bridge, checkpoint, layout)
+        model = load_trained(bridge, folder, checkpoint, layout)
         checks = [mapped(bridge, model)]
         trained_bits = parameter_digests(bridge, model, vocab_size)
-        checks.append(second_export(bridge, model, source, export))
+        checks.append(second_export(bridge, model, folder, source, export))
         how = reference.how(source.params)
         theirs = reference.load(export.path, source.params) if found else None
         checks += same_logits(model, theirs, vocab_size, how)
         del model  # in fp32 now
-        model = load_checkpoint(bridge, checkpoint, layout)
+        model = load_trained(bridge, folder, checkpoint, layout)
         read_back(bridge, model, export.path)
         checks.append(same_parameters(trained_bits, parameter_digests(bridge, model, vocab_size)))
     if found is None:
         return [], {}
-    return [*found.checks, *checks, *found.loss(theirs)], found.left_out
+    checks = [*found.checks, *checks, *found.loss(theirs)]
+    if not folder.run.has_adapters:
+        return checks, found.left_out
+    del model
+    with process_groups(source.device):  # it leaves the reference with the base's weights
+        merged, unseen = adapters.prove(bridge, folder, Path(export.path), theirs)
+    return [*checks, *merged], found.left_out | unseen
 
 
 class _Found:
@@ -179,11 +188,13 @@ def unchanged(export: ExportRecord) -> Check:
     return check("files", not (wrong or extra), detail + listed("changed or missing", wrong) + listed("added", extra))
 
 
-def second_export(bridge: AutoBridge, model: list[torch.nn.Module], source: ModelSource, export: ExportRecord) -> Check:
+def second_export(
+    bridge: AutoBridge, model: list[torch.nn.Module], run: RunFolder, source: ModelSource, export: ExportRecord
+) -> Check:
     """A second export, in another process, gives the same tensors bit for bit, and the same other files.
 
     The tensors are compared one at a time and written nowhere. In which order they come, and so in which file each is,
-    depends on the ranks. Of several, the last one says.
+    depends on the ranks. Of several, the last one says. Adapters are written again, and their files compared.
     """
     tensors = hf_tensors(bridge, model)
     if not is_last():
@@ -199,6 +210,9 @@ def second_export(bridge: AutoBridge, model: list[torch.nn.Module], source: Mode
         wrong += sorted(set(written) - names)
     with tempfile.TemporaryDirectory() as again:
         copy_settings(source, str(types.most_common(1)[0][0]).removeprefix("torch."), Path(again))
+        if run.run.has_adapters:
+            export_adapters(bridge, run, source, Path(export.checkpoint), Path(again))
+        add_template(run.run, Path(again))
         expected = {name: digest for name, digest in export.files.items() if not weights.is_of_weights(name)}
         found = folder_digests(again) | {CARD: expected.get(CARD)}
     wrong += sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
@@ -299,9 +313,11 @@ def held_out_batches(folder: RunFolder, evaluation: Evaluated) -> list[Batch]:
     config.dataset.path_to_cache = str(Path(folder.index.cache).absolute())
     with playing_rank_0_of(folder.run.world_size):
         runtime_config_update(config)
+    first, end = evaluation.samples
+    if folder.run.is_tuned:
+        return tuned_samples.held_out(config, folder, first, end)
     datasets.set_tokenizer(config)
     valid = build_train_valid_test_datasets(config, get_dataset_provider(config.dataset))[SPLITS.index("valid")]
-    first, end = evaluation.samples
     size, ranks = config.validation.eval_micro_batch_size or config.train.micro_batch_size, config.data_parallel_size
     found = []
     for rank in range(ranks):

@@ -55,6 +55,7 @@ def steps_of(ranges: list[str]) -> list[int]:
 
 def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: argparse.Namespace) -> None:
     from megatron.bridge.training import checkpointing, initialize, setup
+    from megatron.bridge.training.finetune import finetune
     from megatron.bridge.training.pretrain import pretrain
     from megatron.bridge.utils.cuda_graph import is_full_iteration_cuda_graph
 
@@ -64,6 +65,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         datasets,
         forward_steps,
         profilers,
+        tuning,
         validation,
     )
     from megaboa.bridge.callbacks import CheckpointMarker, EndRecord, Fence, StepWriter
@@ -78,6 +80,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     cache = store.index_cache if wanted.capture or not folder.index else Path(folder.index.cache)
     load = checkpoints.folder(wanted.parent or store.checkpoints, wanted.resume_from) if wanted.resume_from else None
     configuration.place(config, folder.launch, store, attempt, load, cache)
+    if run.is_tuned:
+        tuning.begin(config, folder, Path(folder.index.cache), resumes=bool(load))
     if load:
         theirs = continuation.saved_with(config.checkpoint.load)
         continuation.refuse_other_rows(config, theirs)
@@ -132,7 +136,8 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         writer.follow(setup)
         if config.logger.mlflow_experiment and not wanted.capture:
             continue_mlflow_run(store, config.logger.mlflow_tracking_uri)
-    pretrain(config, forward, callbacks=callbacks)
+    begin = finetune if run.is_tuned and config.checkpoint.pretrained_checkpoint != tuning.NOWHERE else pretrain
+    begin(config, forward, callbacks=callbacks)
 
 
 def cudnn_version() -> tuple[int, ...] | None:

@@ -51,7 +51,8 @@ def files(folder: str | Path) -> list[Path]:
 
 
 def is_of_weights(name: str) -> bool:
-    return name.endswith(".safetensors") or name == INDEX
+    """Of the model: adapters lie in a folder of their own."""
+    return "/" not in name and (name.endswith(".safetensors") or name == INDEX)
 
 
 def share(folder: str | Path) -> None:

@@ -278,7 +278,7 @@ def small_files(results: Path, trees: Iterable[Mapping[str, Any]], root: Path) -
     """By their name in the bundle, which is where the rebuilt workflow looks; and those that can't be in it."""
     files, needed = {}, []
     for key, named in dict.fromkeys(
-        [*_of_evaluation(results), *_profilers(results), *_filters(results), *_published(trees)]
+        [*_of_evaluation(results), *_profilers(results), *_filters(results), *_named_in(trees)]
     ):
         path = Path(os.path.expanduser(named))  # noqa: PTH111 (any word of a command: `~nobody`, a thousand letters)
         if not os.path.exists(path):  # noqa: PTH110
@@ -356,12 +356,25 @@ def _profilers(results: Path) -> Iterator[Named]:
             yield "profile.tool", wanted.tool
 
 
-def _published(trees: Iterable[Mapping[str, Any]]) -> Iterator[Named]:
+def _named_in(trees: Iterable[Mapping[str, Any]]) -> Iterator[Named]:
     for tree in trees:
+        yield from _templates(tree)
         report = tree.get("report")
         name = report.get("compare_to") if isinstance(report, Mapping) else None
         if isinstance(name, str) and name.endswith((".yaml", ".yml")):
             yield "report.compare_to", name
+
+
+def _templates(node: Any, key: str = "") -> Iterator[Named]:
+    """Of fine-tuning, wherever the file says `tuning.template`: in its section, or in a sweep."""
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from _templates(value, f"{key}.{name}")
+    elif isinstance(node, list):
+        for value in node:
+            yield from _templates(value, key)
+    elif isinstance(node, str) and key.endswith(".tuning.template"):
+        yield "tuning.template", node
 
 
 def _inside(path: Path, root: Path) -> str | None:

@@ -65,7 +65,7 @@ def attention_bytes(f: Facts, layer: int = 0) -> float:
     model, tokens = f.model, _tokens(f)
     hidden, width, tp = model.hidden or 0, _width(f), f.layout.tp
     low = _low(f, width) if in_low_precision(f, layer) else width
-    norm = hidden * (width + _kept("layernorm", f, low)) / _shared(f)
+    norm = hidden * (width / _shared(f) + _kept("layernorm", f, low) / _normed(f))
     mask = hidden * (model.dropout > 0) / _shared(f)
     statistics = 4 * (model.heads or 0) / tp
     return tokens * (norm + mask + statistics + (_latent(f) if model.latent else _grouped(f)))
@@ -98,7 +98,7 @@ def mlp_bytes(f: Facts, layer: int = 0) -> float:
     if _drops("mlp", f):
         return tokens * entry
     low = _low(f, width) if in_low_precision(f, layer) else width
-    norm = hidden * _kept("layernorm", f, low) / _shared(f)
+    norm = hidden * _kept("layernorm", f, low) / _normed(f)
     return tokens * (entry + norm + _feed_forward(f, model.ffn or 0, low) / f.layout.tp)
 
 
@@ -162,6 +162,11 @@ def _tokens(f: Facts) -> float:
 def _shared(f: Facts) -> int:
     """Number of tensor ranks that share the tokens under sequence parallelism."""
     return f.layout.tp if f.layout.sp else 1
+
+
+def _normed(f: Facts) -> int:
+    """Likewise of what a norm gives: an adapter keeps it as it was gathered for the product."""
+    return 1 if f.is_frozen else _shared(f)
 
 
 def _width(f: Facts) -> int:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megaboa import peaks, records
+from megaboa.errors import InputError
 from megaboa.records import Calibration, Law
 
 FOLDER = Path("calibrations")  # of the user's working directory
@@ -49,7 +50,15 @@ def told(gpu: str | None) -> str:
 
 @functools.cache
 def _read(path: Path, _changed: int) -> Calibration:
-    return records.read(Calibration, path)
+    try:
+        found = records.read(Calibration, path)
+        if not (found.products and found.layer and {"forward", "backward"} <= found.attention.keys()):
+            raise ValueError("it lacks products, layers or attention")
+        return found
+    except ValueError as error:  # of JSON and of records too
+        raise InputError(
+            f"{path} is not a calibration ({error}): remove it, or call `megaboa calibrate` again"
+        ) from None
 
 
 @functools.cache

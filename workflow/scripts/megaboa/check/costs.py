@@ -85,6 +85,7 @@ def of_run(
     predicted = speed.of_step(f) if f.cluster.device == "cuda" and speed.is_known(f) else None
     seconds, source = _step_seconds(f, step, given, earlier, mfu, predicted)
     count = parameters.of_model(f)
+    saved = parameters.adapters_of_model(f) if f.is_frozen else count
     width = 4 if f.training.precision == "fp32" else 2
     return Costs(
         tokens=f.training.iters * f.training.gbs * (f.training.seq_length or 0),
@@ -94,7 +95,7 @@ def of_run(
         predicted=predicted,
         ranks=f.layout.world_size or 1,
         iters=f.training.iters,
-        checkpoint_bytes=count * (width + 4 + memory.bytes_per_parameter(f)[2] - (0 if width == 4 else 4)),
+        checkpoint_bytes=saved * (width + 4 + memory.bytes_per_parameter(f)[2] - (0 if width == 4 else 4)),
         checkpoints=_checkpoints(f),
         export_bytes=count * width if exported else 0.0,
     )
@@ -143,6 +144,8 @@ def history(results: Path) -> History:
         planned = folder.file("run").exists() and folder.file("launch").exists()
         if summary.state != "PASS" or not timed or not planned:
             continue
+        if folder.summary.stat().st_mtime < folder.file("run").stat().st_mtime:  # the run has been changed since
+            continue
         run, gpu = folder.run, folder.launch.gpu
         seconds.setdefault(speed_key(run, gpu), []).append(timed.median)
         table = paths.ExperimentFolder(folder.path.parents[1]).preflight_table
@@ -169,12 +172,14 @@ def speed_key(run: RunSpec, gpu: str | None) -> str:
     """What decides the speed: neither names, nor seeds and learning rates, nor how many steps there are."""
     sizes = {name: run.training.get(name) for name in SIZES}
     same = {name: getattr(run, name) for name in ("parallel", "world_size", "device", "overrides")}
-    return files.digest({"model": _model(run), "sizes": sizes, "gpu": gpu, **same})
+    tuned = {"task": run.task, "tuning": {**run.tuning, "template": None}} if run.is_tuned else {}
+    return files.digest({"model": _model(run), "sizes": sizes, "gpu": gpu, **same, **tuned})
 
 
 def model_key(run: RunSpec, gpu: str | None) -> str:
-    """A model in a precision on a GPU, in whichever layout and batch."""
-    return files.digest({"model": _model(run), "precision": run.training.get("precision"), "gpu": gpu})
+    """A model in a precision on a GPU, in whichever layout and batch; another where adapters alone are trained."""
+    task = {"task": run.task} if run.has_adapters else {}
+    return files.digest({"model": _model(run), "precision": run.training.get("precision"), "gpu": gpu, **task})
 
 
 def _model(run: RunSpec) -> Tree:

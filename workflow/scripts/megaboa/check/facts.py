@@ -83,6 +83,10 @@ class Training:
     fp16: bool | None = None
     pipeline_dtype: bool = True  # whether one is set
     optimizer: str = "adam"
+    # of a task that freezes the model
+    adapter_rank: int | None = None
+    adapter_targets: tuple[str, ...] = ()
+    adapter_magnitudes: bool = False  # DoRA's
     profiler: str = "none"
     profile_steps: tuple[int, int] = (0, 0)
     profile_ranks: tuple[int, ...] = ()
@@ -162,6 +166,11 @@ class Facts:
     kernels: Kernels = field(default_factory=Kernels)
     profiling: Profiling = field(default_factory=Profiling)
     cluster: Cluster = field(default_factory=Cluster)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether adapters alone are trained."""
+        return self.training.adapter_rank is not None
 
     @property
     def microbatches(self) -> int | None:

@@ -6,11 +6,23 @@ from megaboa.check.facts import Facts, Model
 from megaboa.check.parameters import is_sparse, padded_vocabulary
 
 PASSES = 3 * 2  # forward, and backward for inputs and for weights; a multiplication and an addition
+FROZEN = 2 / 3  # of these, for products with weights that are not trained
 
 
 def of_step(f: Facts) -> float:
     """Of a global batch. Recomputation isn't counted, as it brings the model no further."""
-    return (f.training.gbs or 0) * of_sequence(f)
+    return (f.training.gbs or 0) * (of_frozen(f, of_sequence(f)) if f.is_frozen else of_sequence(f))
+
+
+def of_frozen(f: Facts, sequence: float) -> float:
+    """Of a sequence, where only adapters are trained, whose own operations are few: no gradients of weights. Scores of
+    attention have none.
+    """
+    length, model = f.training.seq_length or 0, f.model
+    heads = model.heads or 0
+    width = ((model.qk_head_dim or 0) + (model.qk_position_dim or 0) + (model.v_head_dim or 0)) / 2
+    scores = PASSES * length * (model.layers or 0) * length * heads * (width if model.latent else model.head_dim or 0)
+    return FROZEN * (sequence - scores) + scores
 
 
 def of_sequence(f: Facts) -> float:

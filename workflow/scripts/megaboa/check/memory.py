@@ -79,11 +79,12 @@ def every_stage(f: Facts) -> list[Breakdown]:
 
 def _stage(f: Facts, stage: Stage) -> Breakdown:
     held = parameters.of_stage(f, stage)
+    states = _frozen_states(f, held, parameters.adapters_of_stage(f, stage)) if f.is_frozen else _states(f, held)
     kept = activations.stage_bytes(f, stage) * in_flight(f, stage.number)
     logits = activations.logits_bytes(f) * (1 + stage.mtp) if stage.loss else 0.0
     inside = max(activations.backward_bytes(f, stage), activations.recomputed_bytes(f, stage))
     workspace = WORKSPACE + _unused_gradients(f, stage)
-    weights, *states = _states(f, held)
+    weights, *states = states
     weights += _quantized_copies(f, stage, held)
     plain = Breakdown(stage.number, weights, *states, kept, max(logits, inside), workspace)
     if f.layout.fsdp != "megatron":
@@ -104,7 +105,7 @@ def _quantized_copies(f: Facts, stage: Stage, held: Parameters) -> float:
 def _unused_gradients(f: Facts, stage: Stage) -> float:
     """Where a product adds to the gradient itself, autograd must be given one all the same: Transformer Engine keeps an
     unused tensor for every shape of weights (module/base.py, get_dummy_wgrad), of all layers and experts together."""
-    if not f.kernels.gradient_fusion or f.layout.fsdp != "none":
+    if not f.kernels.gradient_fusion or f.is_frozen or f.layout.fsdp != "none":
         return 0.0
     kinds = {is_sparse(f.model, layer) for layer in stage.layers}
     parts = [work.attention(f), *(work.experts(f) if sparse else work.feed_forward(f) for sparse in kinds)]
@@ -192,6 +193,12 @@ def _states(f: Facts, held: Parameters) -> tuple[float, float, float]:
         weights += 2 * held.layer * weight  # two layers are whole at a time
         gradients += held.layer * gradient
     return weights, gradients, optimizer
+
+
+def _frozen_states(f: Facts, held: Parameters, adapters: float) -> tuple[float, float, float]:
+    """Of the model its weights alone; of adapters all."""
+    weights, gradients, optimizer = _sharded(f, adapters, _copies(f)[0])
+    return weights + bytes_per_parameter(f)[0] * held.total, gradients, optimizer
 
 
 def _sharded(f: Facts, count: float, copies: int) -> tuple[float, float, float]:

@@ -121,8 +121,16 @@ class _Model:
         bubble = sum(one.seconds + other.seconds for one, other in others) / chunks
         pipeline = self.passed(count * chunks)
         held = parameters.of_stage(f, every[slowest])
-        data = self.data(held, forward.seconds, backward.seconds, count)
-        return both * count + Step(bubble=bubble, pipeline=pipeline, data=data, optimizer=self.optimizer(held))
+        trained = self.trained(every[slowest])
+        data = self.data(trained, forward.seconds, backward.seconds, count)
+        optimizer = self.optimizer(held, trained)
+        return both * count + Step(bubble=bubble, pipeline=pipeline, data=data, optimizer=optimizer)
+
+    def trained(self, stage: Stage) -> parameters.Parameters:
+        """What of a stage's parameters has gradients. Adapters' own products are few, and not counted."""
+        if self.f.is_frozen:
+            return parameters.Parameters(parameters.adapters_of_stage(self.f, stage), 0.0)
+        return parameters.of_stage(self.f, stage)
 
     def stage(self, stage: Stage) -> tuple[Step, Step]:
         """One micro-batch through all layers of a rank, forward and backward."""
@@ -137,7 +145,7 @@ class _Model:
             if times:
                 there, back = self.part(part(self.f), 0.0)
                 forward, backward = forward + there * times, backward + back * times
-        gradients = parameters.of_stage(self.f, stage).total * ACCUMULATED / self.known.memory.rate
+        gradients = self.trained(stage).total * ACCUMULATED / self.known.memory.rate
         return forward, backward + Step(memory=gradients)
 
     def sparse(self, stage: Stage) -> int:
@@ -176,11 +184,12 @@ class _Model:
         return seconds * GRAPHS.get(self.f.kernels.graphs, 1.0)
 
     def part(self, one: Part, host: float) -> tuple[Step, Step]:
-        """Forward, and backward: two products for each."""
+        """Forward, and backward: two products for each, or one where weights are frozen."""
         products = sum(map(self.product, one.products))
         ahead, behind = self.attention(one)
         forward = Step(products=products, attention=ahead, memory=self.passes(one.forward_bytes))
-        backward = Step(products=2 * products, attention=behind, memory=self.passes(one.backward_bytes))
+        again = products if self.f.is_frozen else 2 * products
+        backward = Step(products=again, attention=behind, memory=self.passes(one.backward_bytes))
         forward = self.with_messages(forward, one.forward_messages)
         backward = self.with_messages(backward, one.backward_messages)
         return _with_host(forward, host / 3), _with_host(backward, host * 2 / 3)
@@ -287,12 +296,12 @@ class _Model:
         shown = scatter if kernels.grad_overlap is False else _behind(scatter, backward)
         return shown + (gather if kernels.gather_overlap is False else _behind(gather, forward))
 
-    def optimizer(self, held: parameters.Parameters) -> float:
+    def optimizer(self, held: parameters.Parameters, trained: parameters.Parameters) -> float:
         layout = self.f.layout
         divided = layout.distributed_optimizer or layout.fsdp != "none"
         dense = (layout.dp or 1) * layout.cp if divided else 1
         expert = (layout.expert_dp or 1) if divided else 1
-        own = held.dense / dense + held.expert / expert
+        own = trained.dense / dense + trained.expert / expert
         seconds = own * UPDATED / self.known.memory.rate
         if self.low is None:
             return seconds

@@ -9,6 +9,7 @@ import sys
 from megaboa import commands, peaks
 from megaboa.check import adviser, calibration
 from megaboa.config import ConfigError, load
+from megaboa.errors import InputError
 from megaboa.plan.run_facts import alone
 
 
@@ -22,13 +23,14 @@ def main(words: list[str]) -> int:
     arguments = parser.parse_args(words)
     try:
         facts = alone(load(arguments.experiment).experiment, arguments.model)
-    except (ConfigError, LookupError) as error:
+        known = calibration.of(arguments.gpu or facts.cluster.gpu)
+    except (ConfigError, InputError, LookupError) as error:
         print(error, file=sys.stderr)
         return 1
     cluster = facts.cluster
     wanted = {"nodes": arguments.nodes or cluster.nodes, "gpu": arguments.gpu or cluster.gpu, "device": "cuda"}
     facts = dataclasses.replace(facts, cluster=dataclasses.replace(cluster, **wanted))
-    if calibration.of(wanted["gpu"]) is None:
+    if known is None:
         print(
             f"--gpu: {wanted['gpu']} is not one of {', '.join(peaks.KINDS)} with its memory, as h100-80g",
             file=sys.stderr,

@@ -107,7 +107,7 @@ def generate(words: list[str]) -> None:
     from megaboa.bridge.conversion_jobs import generate as generated
 
     export, source = read(ExportRecord, args.export), read(ModelSource, args.source)
-    found = generated(export, source, read(GenerateSpec, args.spec), layout)
+    found = generated(export, run_of(args.out), source, read(GenerateSpec, args.spec), layout)
     if not is_last:
         return
     for one in found:

@@ -87,7 +87,7 @@ def _columns(names: Sequence[str], form: Format, path: str) -> list[str]:
     wanted = dict.fromkeys(key if key in names else key.split(".")[0] for key in form.keys)
     for name in wanted:
         if name not in names:
-            raise InputError(f"{path}: no column {name!r}; set the corpus's `text_key` to one of {sorted(names)}")
+            raise InputError(f"{path}: no column {name!r}; set the corpus's `{form.named}` to one of {sorted(names)}")
     return list(wanted if form.judge is None else names)
 
 

@@ -75,6 +75,11 @@ class Batch:
 
 def of_step(folder: RunFolder, step: int, rank: int | None = None, layout: Layout | None = None) -> Batch:
     """What a step of a run reads, or one of its ranks. `layout` is that of a recipe, which run.json doesn't have."""
+    if folder.run.is_tuned:
+        raise InputError(
+            f"the run {folder.name} is fine-tuned on examples (task: {folder.run.task}), and documents are of text: "
+            "its report shows an example"
+        )
     cache = _cache(folder)
     size, micro = _batch_sizes(folder)
     steps = _steps(folder)

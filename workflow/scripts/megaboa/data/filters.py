@@ -78,14 +78,14 @@ def problem(path: str) -> str | None:
     """What is wrong with a filter, as far as its text tells. Nothing of it is run."""
     file = Path(path).expanduser()
     if file.suffix != ".py":
-        return f"{path!r} is no Python file (.py)"
+        return f"{path!r} is not a Python file (.py) (.py)"
     if not file.is_file():
         return f"there is no file {path!r}: check the path"
     try:
         code = ast.parse(file.read_bytes(), path)
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        return f"{path}{line}: is no Python ({getattr(error, 'msg', error)})"
+        return f"{path}{line}: is not valid Python ({getattr(error, 'msg', error)})"
     named = {node.name for node in code.body if isinstance(node, ast.FunctionDef)}
     assigned = {
         name.id for node in code.body if isinstance(node, ast.Assign) for name in node.targets if hasattr(name, "id")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import tokenizers
 
 from megaboa import store
-from megaboa.data import filters, given, sources, tokenizer, verify
+from megaboa.data import examples, filters, given, sources, tokenizer, verify
 from megaboa.data.encoder import Encoder
 from megaboa.data.merging import merge
 from megaboa.data.readers import Format, documents
@@ -127,6 +127,8 @@ def list_sources(spec: CorpusSpec, threads: int) -> Sources:
     """The corpus's files with their checksums, its tokenizer, and where its tokens are to lie."""
     if spec.pairs:
         return list_pairs(spec, threads)
+    if spec.example_keys:
+        return list_examples(spec, threads)
     reference = tokenizer.resolve(spec.tokenizer, key=f"corpora.{spec.name}.tokenizer")
     with ThreadPoolExecutor(1) as pool:  # importing transformers takes as long as the checksum of a gigabyte
         loading = pool.submit(tokenizer.load, reference)
@@ -166,6 +168,22 @@ def list_pairs(spec: CorpusSpec, threads: int) -> Sources:
     return Sources(name=spec.name, files=tuple(files), tokenizer=loaded, identity=identity, folder=str(folder))
 
 
+def list_examples(spec: CorpusSpec, threads: int) -> Sources:
+    """No tokenizer: what tokens they become depends on a template, too."""
+    digests = Path(spec.store) / "digests"
+    with enough_room(digests):
+        files = sources.listing(sources.files(spec), digests, threads)
+    if strange := next((file.path for file in files if file.kind == "text"), None):
+        raise InputError(
+            f"corpora.{spec.name}.source: {strange} holds text, and examples are records: give .jsonl, .parquet, "
+            ".arrow, or a folder that `save_to_disk` wrote"
+        )
+    options = {option: getattr(spec, option) for option in examples.DECIDING}
+    identity = {"format": FORMAT, "files": sources.fingerprint(files), **options}
+    folder = store.folder(spec.store, "corpora", spec.name, identity)
+    return Sources(name=spec.name, files=tuple(files), tokenizer=None, identity=identity, folder=str(folder))
+
+
 def make_shard(spec: CorpusSpec, listing: Sources, shard: int, shards: int, threads: int = 1) -> ShardMade:
     """Tokenize one shard, unless the corpus or the shard is there."""
     final = Path(listing.folder)
@@ -193,6 +211,8 @@ def merge_shards(spec: CorpusSpec, listing: Sources, shards: int) -> Corpus:
         if partial and spec.pairs:
             size = listing.tokenizer and listing.tokenizer.size
             write(partial / FACTS, given.count(f"corpora.{spec.name}", spec.pairs, size))
+        elif partial and spec.example_keys:
+            write(partial / FACTS, examples.write(spec, listing.files, partial))
         elif partial:
             folders = [shard_folder(final, shard, shards) for shard in range(shards)]
             made = [(folder, read(Shard, folder / FACTS)) for folder in folders]
@@ -214,6 +234,14 @@ def verify_corpus(
         if verdict.problems:
             raise InputError(f"corpora.{name}.megatron: {'; '.join(verdict.problems[:5])}: {given.AGAIN}")
         return Verification(corpus=name, digest=manifest.digest, compared=0, decoded_exactly=0)
+    if spec.example_keys:
+        verdict = examples.check(spec, manifest, listing.files)
+        if verdict.problems:
+            raise InputError(
+                f"corpora.{name}: {verdict.problems[0]}: remove {folder}, and data/{name}.json below the results, and "
+                "call again"
+            )
+        return Verification(corpus=name, digest=manifest.digest, compared=verdict.documents, decoded_exactly=0)
     encoder = encoder_of(spec, listing, "tokenizers")
     form = Format.of(spec, judge_of(listing))
     verdict = verify.check_corpus(form, listing, manifest, read(CorpusFacts, facts), encoder, problems)
@@ -241,13 +269,19 @@ def manifest(spec: CorpusSpec, listing: Sources, facts: CorpusFacts) -> Corpus:
         )
         for dataset in found
     )
-    documents = dict(facts.datasets[0].by_file)
-    if spec.pairs:
+    made = facts.examples
+    if made:
+        documents = dict(made.by_file)
+        made = replace(made, path=str(Path(listing.folder) / examples.FILE), by_file=())
+    elif spec.pairs:
         documents = dict(one for dataset in facts.datasets for one in dataset.by_file)
+    else:
+        documents = dict(facts.datasets[0].by_file)
+    content = [made.sha256] if made else [dataset.sha256 for dataset in datasets]
     return Corpus(
-        **{**vars(facts), "datasets": datasets},
+        **{**vars(facts), "datasets": datasets, "examples": made},
         name=spec.name,
-        digest=given.identity(datasets) if spec.pairs else digest([dataset.sha256 for dataset in datasets]),
+        digest=given.identity(datasets) if spec.pairs else digest(content),
         is_given=bool(spec.pairs),
         source=spec.source,
         sources=tuple(

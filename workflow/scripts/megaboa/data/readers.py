@@ -48,6 +48,11 @@ class Format:
     separator: str | None = None
     max_bytes: int = 128 << 20
     judge: Judge | None = None  # the user's filter
+    named: str = "text_key"  # what says the keys; anything else: their values need not be text
+
+    @property
+    def is_text(self) -> bool:
+        return self.named == "text_key"
 
     @classmethod
     def of(cls, spec: TextSpec, judge: Judge | None = None) -> Format:
@@ -84,6 +89,10 @@ class Records:
                 return self._parsed(self._cut(b"\n"))
             case "text" if self.form.separator is not None:
                 return self._decoded(self._cut(self.form.separator.encode()))
+            case "source" if not self.form.is_text:
+                from megaboa.data import docstrings
+
+                return docstrings.rows(self.file, self.form)
             case "text" | "source":
                 return self._whole()
             case "parquet" | "arrow":
@@ -278,8 +287,11 @@ def text_getter(form: Format, surrogates: bool = True) -> Callable[[Any], Texts]
             for step in [key] if key in record else path:
                 if not isinstance(value, dict) or step not in value:
                     some = sorted(map(str, record))[:SHOWN_KEYS]
-                    return Bad(f"no key {key!r}; set the corpus's `text_key` to one of {some}")
+                    return Bad(f"no key {key!r}; set the corpus's `{form.named}` to one of {some}")
                 value = value[step]
+            if not form.is_text:
+                found.append(value)
+                continue
             if not isinstance(value, str):
                 return Bad(
                     f"{key!r} holds {type(value).__name__}, not a string; set `text_key` to the field with the text"

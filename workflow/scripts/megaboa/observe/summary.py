@@ -95,7 +95,7 @@ def invalid_reasons(train: TrainRecord, attempts: Sequence[AttemptStart], final:
     if bad:
         reasons.append(f"no finite loss at {_steps(bad)}")
     left_out = steps_in(train.skipped)
-    own = range((train.parent.iteration if train.parent else 0) + 1, train.train_iters + 1)
+    own = range((train.parent.steps_done if train.parent else 0) + 1, train.train_iters + 1)
     missing = sorted(set(own) - {row["step"] for row in final} - left_out)
     if missing:
         reasons.append(f"{len(final)} of {len(own)} steps recorded; missing: {_steps(missing)}")

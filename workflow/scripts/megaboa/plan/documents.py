@@ -17,7 +17,7 @@ from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.fields import BRIDGE_FIELDS
 from megaboa.harmless import is_harmless
-from megaboa.plan import image_specs
+from megaboa.plan import image_specs, tasks
 from megaboa.plan.quantities import Quantities
 from megaboa.records import LaunchSpec, ProfileSpec, RunSpec, Tree, parse
 from megaboa.run.recovery import links, wall_seconds
@@ -31,6 +31,7 @@ COLUMNS = (
 _SECTIONS = ("training", "optimizer", "schedule", "parallel")
 _SAME_LOSSES = {"num_workers", "max_epochs"}
 OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")  # of `parallel`: when something is sent, not what
+_TUNED_SAMPLES = ("template", "loss_on", "pack")
 _SAME_SAMPLES = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "fim")
 _SAMPLES = ("train_iters", "global_batch_size", "seq_length", "seed", "eval_interval", "eval_iters")
 _SAMPLE_FIELDS = ("dataset.", "train.", "validation.", "tokenizer.", "rng.")
@@ -59,6 +60,8 @@ def run_spec(config: Experiment, model: str, world_size: int) -> RunSpec:
         device=config.device,
         overrides={field: value for field, value in config.overrides.items() if not is_harmless(field)},
         bridge_source=image_specs.source_of(config.image),
+        task=config.task,
+        tuning=tasks.spec(config) if config.task != "pretrain" else {},
     )
 
 
@@ -169,6 +172,7 @@ def index_key(run: RunSpec) -> Tree | None:
     model = run.model
     recipe = model if run.is_recipe else None  # it may set anything
     return {
+        **({"tuning": {name: run.tuning[name] for name in _TUNED_SAMPLES}} if run.is_tuned else {}),
         "data": {name: value for name, value in data.items() if name not in _SAME_SAMPLES},
         "fim": bool(data.get("fim")),
         "training": {name: run.training.get(name) for name in _SAMPLES},

@@ -54,8 +54,8 @@ def inside(experiment: Experiment, profile: Mapping[str, str]) -> ImageStart | N
     places = {
         "partition": asked.partition or usual.partition,
         "account": asked.account or usual.account,
-        "constraint": asked.constraint,
-        "qos": asked.qos,
+        "constraint": asked.constraint or usual.constraint,
+        "qos": asked.qos or usual.qos,
     }
     return ImageStart(
         runtime=image.runtime,

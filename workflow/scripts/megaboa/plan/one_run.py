@@ -21,7 +21,7 @@ from megaboa.config.sweep import piece
 from megaboa.config.yaml_file import dotted
 from megaboa.layout import Layout
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import documents, families, image_specs
+from megaboa.plan import documents, families, image_specs, tasks
 from megaboa.plan.choices import Choice, Problems
 from megaboa.plan.families import UnknownFamilyError, count_parameters
 from megaboa.plan.plan import Invalid, Run
@@ -84,6 +84,7 @@ class RunPlanner:
         self.check_conversion(config.models[model], model, facts, choice)
         self.check_data(config, choice)
         self.check_kind(facts, config, choice)
+        self.check_task(facts, config, model, choice)
         if self.problems.count > before:
             return None
         reasons = tuple(map(str, illegal))
@@ -243,6 +244,17 @@ class RunPlanner:
             if not kind.corpora and getattr(config.data, key):
                 message = f"is of texts, and {kind.text} is trained here on {kind.dataset}: remove it"
                 self.problems.add(self.problems.place_of(("data", key), choice), message, choice.name)
+
+    def check_task(self, facts: Facts, config: Experiment, model: str, choice: Choice) -> None:
+        kind = model_kinds.BY_NAME[facts.model.kind]
+        if config.task != "pretrain" and not kind.corpora:
+            message = f"{config.task} reads text, and {kind.text} is trained here on {kind.dataset}: set it to pretrain"
+            self.problems.add(self.problems.place_of(("task",), choice), message, choice.name)
+            return
+        for path, message in tasks.problems(config, model, self.hf_config(model, config.models[model].model_dump())):
+            self.problems.add(self.problems.place_of(path, choice), message, choice.name)
+        if warning := tasks.warning(config, model):
+            self.warnings.setdefault(warning, []).append(choice.name)
 
     def count(self, name: str, model: Tree) -> int:
         """The parameters of a model, counted once."""

@@ -90,6 +90,13 @@ class Parents:
         wanted = run.config.continue_from.partition("@")[2]
         folder = ExperimentFolder(self.results / self.experiment).run(run.name)
         name = f"{self.experiment}/{run.name}"
+        if run.run.is_tuned:
+            message = (
+                f"task: {run.run.task} begins with weights alone, at its own step 0, so it can't go on in place: give "
+                f"the run another name, and {name} as its parent"
+            )
+            self.complain(run, ("continue_from",), message)
+            return run
         try:
             before = in_place.before(folder, run)
             if before is None:
@@ -183,6 +190,14 @@ def mismatches(parent: ParentRun, run: Run, step: int) -> list[tuple[tuple[str, 
     where = ("continue_from",)
     if difference := model_difference(theirs.model, own.model):
         found.append((where, f"{parent.name} has another model: {difference}"))
+    if theirs.has_adapters:
+        message = (
+            f"{parent.name} trained adapters (task: {theirs.task}), and its checkpoints hold nothing else: export it, "
+            "and name the exported folder as models.<name>.hf"
+        )
+        return [*found, (where, message)]
+    if own.is_tuned:
+        return found
     last = own.training.get("train_iters")
     if last is not None and last <= step:
         message = (
@@ -242,9 +257,11 @@ def with_parent(run: Run, experiment: str, name: str, step: int, identity: str |
     """The run with its parent in its identity and in its row of the plan; `identity` of one that has its own name."""
     load = Load(**run.config.load.model_dump(mode="json"))
     parent = Parent(experiment=experiment, run=name, iteration=step, load=load, identity=identity)
+    if run.run.is_tuned:
+        parent = replace(parent, load=Load(optimizer=False, rng=False), weights_only=True)
     row = {**run.row, "parent": str(parent)}
     if isinstance(row["train_iters"], int):
-        row["jobs"] = documents.jobs(row["train_iters"] - step, run.config)
+        row["jobs"] = documents.jobs(row["train_iters"] - parent.steps_done, run.config)
     return replace(run, run=replace(run.run, parent=parent), row=row)
 
 

@@ -18,7 +18,7 @@ from megaboa.config.problems import choose
 from megaboa.config.published import PublishedError, load_published
 from megaboa.data.sources import is_hub_id
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import device, documents
+from megaboa.plan import device, documents, tasks
 from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, seeds, twins
 from megaboa.plan.one_run import RunPlanner
 from megaboa.plan.parents import Parents, listed, planned_steps, split
@@ -175,6 +175,9 @@ class _Planner:
             model = run.config.models[run.model]
             for corpus in run.corpora:
                 wanted = run.config.corpora[corpus]
+                if wanted.has_examples:
+                    given[corpus] = None  # a template makes tokens of them, run by run
+                    continue
                 asked = wanted.tokenizer or model.tokenizer or (model.hf if wanted.source else None)
                 if asked is None and wanted.source is None:
                     given[corpus] = None
@@ -255,6 +258,18 @@ class Asked:
             if run.config.parallel.fsdp == "megatron":
                 message = (
                     f"the run {run.name!r} saves checkpoints of Megatron-FSDP, which Bridge can't convert: remove it"
+                )
+                self.problems.add(("export", "runs"), message)
+            if tasks.changes_random_weights(run.config, run.model):
+                message = (
+                    f"the run {run.name!r} trains adapters to random weights, which are in no checkpoint: remove it, "
+                    f"or set models.{run.model}.init to pretrained"
+                )
+                self.problems.add(("export", "runs"), message)
+            if run.run.has_adapters and run.config.models[run.model].conversion.ranks > 1:
+                message = (
+                    f"the run {run.name!r} trains adapters, which one process merges: remove it, or, once the model is "
+                    f"imported, models.{run.model}.conversion"
                 )
                 self.problems.add(("export", "runs"), message)
             if not run.config.models[run.model].has_source:

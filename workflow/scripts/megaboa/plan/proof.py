@@ -50,6 +50,12 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
             "moved: only a difference of nothing at all is told from rounding"
         )
     wanted = loaded.experiment.prove.layouts
+    if run.run.is_tuned:
+        wanted = {}
+        unproven.append(
+            f"not proven: resuming in another layout, as a run with task: {run.config.task} takes the weights of "
+            "another alone"
+        )
     if wanted is None:
         label, values, why = _another_layout(loaded, base, run, results)
         wanted = {label: values} if label else {}

@@ -140,7 +140,10 @@ class JobResources:
         def where(wildcards: Any) -> Where:
             own = self.of(run_of(wildcards))
             return Where(
-                own.partition or usual.partition, own.account or usual.account, own.constraint or None, own.qos or None
+                own.partition or usual.partition,
+                own.account or usual.account,
+                own.constraint or usual.constraint,
+                own.qos or usual.qos,
             )
 
         return where

@@ -14,6 +14,7 @@ from megaboa.config.formula import Number
 from megaboa.config.models.experiment import Experiment
 from megaboa.launch.nsys import has_nsys
 from megaboa.layout import DENSE, NAMES, Layout
+from megaboa.plan import tasks
 from megaboa.plan.families import with_defaults
 from megaboa.plan.quantities import Quantities
 from megaboa.records import Tree
@@ -84,6 +85,7 @@ def _training(config: Experiment, quantities: Quantities) -> Training:
         keep_last=config.checkpoint.keep_last,
         precision=training.precision,
         optimizer=config.optimizer.name,
+        **tasks.facts(config),
         **_profile(config),
     )
 

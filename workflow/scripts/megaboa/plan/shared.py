@@ -322,7 +322,7 @@ class Shared:
         return next(run for run in self.plan.runs if run.model == model)
 
     def shard_manifests(self, corpus: str) -> list[str]:
-        if self.corpora[corpus].megatron is not None:
+        if self.corpora[corpus].megatron is not None or self.corpora[corpus].has_examples:
             return []  # nothing is tokenized
         shards = self.shards(corpus)
         return [str(self.paths.corpus(corpus).shard(shard, shards)) for shard in range(shards)]

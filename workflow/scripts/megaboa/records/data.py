@@ -46,6 +46,14 @@ class CorpusSpec(TextSpec):
     append_eod: bool
     prepend_bos: bool | None
     encoder: Literal["auto", "gigatoken", "tokenizers"]
+    messages: str | None = field(default=None, metadata=IF_SET)  # field with a conversation, instead of text
+    prompt: str | None = field(default=None, metadata=IF_SET)  # or fields with a prompt and its answer
+    answer: str | None = field(default=None, metadata=IF_SET)
+
+    @property
+    def example_keys(self) -> tuple[str, ...]:
+        """The fields of an example for fine-tuning; none where the corpus is text or tokens."""
+        return tuple(filter(None, (self.messages, self.prompt, self.answer)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +233,19 @@ class Dataset(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Examples(Record):
+    """What a corpus for fine-tuning holds: a JSONL file of conversations, or of prompts and their answers."""
+
+    kind: Literal["messages", "pairs"]
+    count: int
+    turns: int  # of the assistant
+    size: int
+    sha256: str
+    path: str = field(default="", metadata=IF_SET)  # in manifests
+    by_file: tuple[tuple[int, int], ...] = field(default=(), metadata=IF_SET)  # in the store: examples of each
+
+
+@dataclass(frozen=True, kw_only=True)
 class CorpusFacts(Record):
     """Facts about the merged shards."""
 
@@ -237,6 +258,7 @@ class CorpusFacts(Record):
     refused: str | None
     compared: Compared
     filtered: Filtered | None = field(default=None, metadata=IF_SET)
+    examples: Examples | None = field(default=None, metadata=IF_SET)  # instead of datasets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,6 +313,30 @@ class CorpusRead(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShownExample(Record):
+    """An example as it is trained on: pieces of its text, each with whether its tokens count in the loss."""
+
+    corpus: str
+    tokens: int
+    pieces: tuple[tuple[str, bool], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExamplesRead(Record):
+    """What a template makes of the training examples; tokens before examples are cut to the sequence."""
+
+    examples: int
+    tokens: int
+    counted: int  # tokens that count in the loss
+    longest: int
+    cut: int  # examples that are longer than the sequence
+    silent: int  # examples of which no token counts once they are cut
+    positions: int  # in all samples, padding included
+    template: str  # where it is from: the tokenizer, a file, none
+    shown: ShownExample
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataIndex(Record):
     """Megatron's index of the data that some runs share."""
 
@@ -300,3 +346,4 @@ class DataIndex(Record):
     corpora: tuple[CorpusRead, ...]
     max_epochs: float
     warnings: tuple[str, ...] = ()
+    examples: ExamplesRead | None = field(default=None, metadata=IF_SET)  # of runs that are fine-tuned

@@ -147,9 +147,18 @@ class Parent(Record):
     iteration: int
     load: Load
     identity: str | None = field(default=None, metadata=IF_SET)
+    weights_only: bool = field(default=False, metadata=IF_SET)  # another task begins with them, at its own step 0
+
+    @property
+    def steps_done(self) -> int:
+        """The step that a run which begins with this checkpoint counts on from."""
+        return 0 if self.weights_only else self.iteration
 
     def __str__(self) -> str:
         return f"{self.experiment}/{self.run}@{self.iteration}"
+
+
+Task = Literal["pretrain", "sft", "lora", "dora"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +180,24 @@ class RunSpec(Record):
     overrides: Tree = field(default_factory=dict)  # Bridge's fields
     bridge_source: BridgeSource | None = field(default=None, metadata=IF_SET)
     parent: Parent | None = field(default=None, metadata=IF_SET)
+    task: Task = field(default="pretrain", metadata=IF_SET)
+    tuning: Tree = field(default_factory=dict, metadata=IF_SET)  # of other tasks, with the template's text
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether it is fine-tuned on examples."""
+        return self.task != "pretrain"
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether only adapters are trained, and saved; the model that they change is frozen."""
+        return self.task in ("lora", "dora")
+
+    @property
+    def chat_template(self) -> str | None:
+        """The text of the template that it is fine-tuned with, where it has one that isn't the tokenizer's own."""
+        template = self.tuning.get("template")
+        return None if template == "none" else template
 
     @property
     def is_recipe(self) -> bool:

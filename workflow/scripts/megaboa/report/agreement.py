@@ -292,4 +292,4 @@ def _first(found: pd.DataFrame, where: pd.Series) -> int | None:
 def _first_step(run: RunResult) -> int:
     """Of a run that continued from another's checkpoint, the one after it."""
     parent = (run.summary or {}).get("parent")
-    return parent["iteration"] + 1 if parent else 1
+    return parent["iteration"] + 1 if parent and not parent.get("weights_only") else 1

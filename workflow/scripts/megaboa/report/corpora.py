@@ -8,7 +8,7 @@ from typing import Any
 
 from megaboa.observe.steps import VALIDATION_SET
 from megaboa.paths import CorpusFolder, ExperimentFolder
-from megaboa.records import Corpus, CorpusRead, DataIndex, Filtered, Verification, read, read_if_there
+from megaboa.records import Corpus, CorpusRead, DataIndex, ExamplesRead, Filtered, Verification, read, read_if_there
 from megaboa.report.runs import RunResult
 
 SHOWN_TOKENS = 12
@@ -85,6 +85,7 @@ class DataRead:
     runs: list[str]
     corpora: list[CorpusRead]
     max_epochs: float
+    examples: ExamplesRead | None = None  # of runs that are fine-tuned
 
 
 def load_data(results: Path, runs: list[RunResult]) -> list[DataRead]:
@@ -96,7 +97,9 @@ def load_data(results: Path, runs: list[RunResult]) -> list[DataRead]:
             sharing.setdefault(name, []).append(run.name)
     manifests = {name: ExperimentFolder(results).index(name) for name in sharing}
     found = {name: read(DataIndex, path) for name, path in manifests.items() if path.exists()}
-    return [DataRead(sharing[name], list(index.corpora), index.max_epochs) for name, index in found.items()]
+    return [
+        DataRead(sharing[name], list(index.corpora), index.max_epochs, index.examples) for name, index in found.items()
+    ]
 
 
 def last_validation(runs: list[RunResult]) -> list[tuple[str, dict[str, Any]]]:

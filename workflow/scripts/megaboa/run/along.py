@@ -50,7 +50,7 @@ def export_along(folder: RunFolder, spec: AlongSpec, say: Say = print, follow: b
     """
     payload, failed, done = _store(folder), {}, {}
     while True:
-        over = not follow or _is_finished(payload)
+        over = not follow or folder.train_manifest.exists() or _is_finished(payload)
         for iteration in wanted(payload, spec.every):
             if iteration not in done and iteration not in failed:
                 one = _Step(AlongFolder(folder.path, iteration=iteration), payload, spec, say)

@@ -85,8 +85,10 @@ def leave_avoided_nodes(call: Call) -> None:
     if call.site.spares:
         recent = set(ledger.avoided_nodes(call.entries, time.time(), call.recovery.exclude_hours))
         recent |= {one.node for one in node_memory.here(call.folder) if one.avoided}
-        if again := recent.intersection(call.site.nodes):
-            take_spares(call, again, for_good=False)
+        good = [node for node in call.site.spares if node not in recent]
+        if again := sorted(recent.intersection(call.site.nodes))[: len(good)]:
+            call.site.spares = [*good, *(node for node in call.site.spares if node in recent)]  # the first are taken
+            take_spares(call, set(again), for_good=False)
     if job is None or not job.can_requeue or ledger.left_in_a_row(call.entries) >= LONGEST_SEARCH:
         return
     again = _excluded(call)[1].intersection(call.site.nodes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import Event, Recovery, read_ledger
+from megaboa.run import checkpoints
 from megaboa.run.announce import Say
 from megaboa.run.lives import Signals
 from megaboa.run.patience import patiently
@@ -44,6 +45,10 @@ class Call:
     unpacked: bool = False  # the image, once for all steps, as far as that could be done
     sound: set[int] = field(default_factory=set)  # checkpoints that were read in this life, and are as they were saved
     began: float = field(default_factory=time.time)
+    found: frozenset[int] = field(init=False)  # checkpoints that were complete when this life began
+
+    def __post_init__(self) -> None:
+        self.found = frozenset(checkpoints.complete_iterations(self.payload.checkpoints))
 
     def patiently[Result](self, do: Callable[[], Result]) -> Result:
         return patiently(do, self.say)

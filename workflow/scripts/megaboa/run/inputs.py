@@ -12,7 +12,7 @@ from megaboa.errors import InputError
 from megaboa.image import image_file
 from megaboa.index_file import read_header
 from megaboa.paths import RunFolder
-from megaboa.records import Corpus, Dataset, ImportRecord, ModelSource, Sources, read, read_if_there
+from megaboa.records import Corpus, Dataset, Examples, ImportRecord, ModelSource, Sources, read, read_if_there
 from megaboa.scheduler.registry import cluster
 
 SPLITS = ("training", "validation", "test")
@@ -74,6 +74,11 @@ def check_corpora(folder: RunFolder) -> None:
     vocab_size = read(ModelSource, folder.source_manifest).vocab_size if folder.run.has_source else None
     for corpus, path in folder.corpus_manifests.items():
         manifest = read(Corpus, path)
+        if manifest.examples and (problem := examples_problem(manifest.examples)):
+            raise UnusableInputError(
+                f"run {folder.name}: corpora.{corpus}: {problem}. "
+                f"Make the corpus again: remove {Path(manifest.examples.path).parent} and {path}."
+            )
         for dataset in manifest.datasets:
             problem = dataset_problem(dataset, dataset.dtype or manifest.dtype, manifest.is_given)
             if problem and manifest.is_given:
@@ -141,6 +146,9 @@ def check_documents(folder: RunFolder, split: str | None) -> None:
     `split` is data.split, or what Bridge's configuration has: a recipe brings its own.
     """
     data = folder.run.data
+    if folder.run.is_tuned:
+        check_examples(folder, split)
+        return
     named = "data.split" if data.get("split") == split else "dataset.split"
     for corpus, manifest in folder.corpora.items():
         for dataset in (part for part in manifest.datasets if part.tokens):
@@ -152,21 +160,50 @@ def check_documents(folder: RunFolder, split: str | None) -> None:
                     f"{named} {split!r} none of them is left for {name}. Take more documents, a larger share, or a "
                     f"share of 0{'' if named == 'data.split' else ', by data.split'}."
                 )
-        if not any(part.tokens for part in manifest.datasets):
+        if not manifest.examples and not any(part.tokens for part in manifest.datasets):
             raise UnusableInputError(
                 f"run {folder.name}: corpus {corpus!r} has no tokens at all. Give corpora.{corpus}.source more text, "
                 f"or take the corpus out of data."
             )
 
 
+def examples_problem(examples: Examples) -> str | None:
+    path = Path(examples.path)
+    if not path.is_file():
+        return f"{path} is missing"
+    if (found := path.stat().st_size) != examples.size:
+        return f"{path} has {found} bytes, and its manifest says {examples.size}"
+    return None
+
+
+def check_examples(folder: RunFolder, split: str | None) -> None:
+    """Of every corpus that is shared out, each split gets some."""
+    for corpus, manifest in folder.corpora.items():
+        shared = split and corpus in (folder.run.data.get("blend") or {})
+        for name in empty_splits(split, manifest.documents) if shared else ():
+            raise UnusableInputError(
+                f"run {folder.name}: corpus {corpus!r} has {manifest.documents} examples, and with data.split "
+                f"{split!r} none of them is left for {name}. Take more examples, a larger share, or a share of 0."
+            )
+
+
 def empty_splits(split: str, documents: int) -> list[str]:
     """Names of the splits with a share above 0 that get no document, counted as Megatron counts."""
-    given = [float(share) for share in re.findall(r"[.0-9]+", split)]  # as Megatron reads it
-    shares = given + [0.0] * (len(SPLITS) - len(given))
-    ends = [0.0, *accumulate(share / sum(shares) for share in shares)]
-    bounds = [round(end * documents) for end in ends]
+    bounds = bounds_of(split, documents)
     return [
         name
-        for name, share, (begin, end) in zip(SPLITS, shares, pairwise(bounds), strict=True)
+        for name, share, (begin, end) in zip(SPLITS, _shares(split), bounds, strict=True)
         if share > 0 and begin == end
     ]
+
+
+def bounds_of(split: str, documents: int) -> list[tuple[int, int]]:
+    """Of every split its first document, and the one after its last."""
+    shares = _shares(split)
+    ends = [0.0, *accumulate(share / sum(shares) for share in shares)]
+    return list(pairwise(round(end * documents) for end in ends))
+
+
+def _shares(split: str) -> list[float]:
+    given = [float(share) for share in re.findall(r"[.0-9]+", split)]  # as Megatron reads it
+    return given + [0.0] * (len(SPLITS) - len(given))

@@ -26,6 +26,10 @@ USUAL_DAYS = 7.0  # the default of recovery.node_memory_days
 # How much one counts when it is new. "slow": heat, power, lower clocks: it costs time and loses nothing.
 WEIGHTS = {"node_failure": 1.0, "gpu_failure": 1.0, "unhealthy": 1.0, "gpu": 0.5, "hang": 0.5, "slow": 0.25}
 AVOIDED_FROM = 1.5
+# Several runs meet the same event, and a slow node is slow in every attempt: that counts once.
+SAME_EVENT_SECONDS = {"slow": DAY}
+USUAL_EVENT_SECONDS = 3600.0
+AVOIDED_SHARE = 0.1  # of a partition's nodes; where more are bad, something else is
 FORGOTTEN = "forgotten"  # a person says that what came before is repaired
 
 
@@ -48,9 +52,16 @@ class Remembered:
 
 def judge(node: str, troubles: Iterable[NodeTrouble], now: float, days: float) -> Remembered:
     since: list[NodeTrouble] = []
+    counted: list[NodeTrouble] = []
     for trouble in sorted(troubles, key=lambda one: one.time):
-        since = [] if trouble.what == FORGOTTEN else [*since, trouble]
-    counts = (WEIGHTS.get(one.what, 0.0) * 0.5 ** (max(now - one.time, 0.0) / (days * DAY)) for one in since)
+        if trouble.what == FORGOTTEN:
+            since, counted = [], []
+            continue
+        since.append(trouble)
+        span = SAME_EVENT_SECONDS.get(trouble.what, USUAL_EVENT_SECONDS)
+        if not any(trouble.what == one.what and trouble.time - one.time < span for one in counted):
+            counted.append(trouble)
+    counts = (WEIGHTS.get(one.what, 0.0) * 0.5 ** (max(now - one.time, 0.0) / (days * DAY)) for one in counted)
     return Remembered(node, tuple(since), sum(counts))
 
 
@@ -58,16 +69,18 @@ def of_store(store: Path, now: float, days: float) -> dict[str, list[Remembered]
     """By cluster, the worst nodes first."""
     found: dict[str, list[Remembered]] = {}
     for path in NodesFolder.of(store).all:
-        known = judge(path.stem, read_node_troubles(path), now, days)
-        if known.troubles:
-            found.setdefault(path.parent.name, []).append(known)
+        with contextlib.suppress(OSError, ValueError):  # another user's, or of a later version
+            known = judge(path.stem, read_node_troubles(path), now, days)
+            if known.troubles:
+                found.setdefault(path.parent.name, []).append(known)
     return {name: sorted(nodes, key=lambda one: (-one.score, one.node)) for name, nodes in sorted(found.items())}
 
 
 def here(folder: RunFolder) -> list[Remembered]:
-    """The nodes of this cluster that the store's runs have met with trouble; none where that is switched off."""
+    """The nodes of this cluster that the store's runs have met with trouble; none where that is switched off, or the
+    run wants nodes with a feature: how many others have it isn't known."""
     days = folder.launch.recovery.node_memory_days
-    if not days or not folder.launch.store:
+    if not days or not folder.launch.store or folder.launch.constraint:
         return []
     try:
         return of_store(Path(folder.launch.store), time.time(), days).get(cluster().cluster(), [])
@@ -76,11 +89,12 @@ def here(folder: RunFolder) -> list[Remembered]:
 
 
 def bad(nodes: Sequence[Remembered], usable: set[str], kept: set[str], needed: int) -> set[str]:
-    """Of nodes, worst first, those to be avoided besides `kept`: never so many that less than one more than needed is
-    left."""
+    """Of nodes, worst first, those to be avoided besides `kept`: a tenth at most, and never so many that less than one
+    more than needed is left."""
     found: set[str] = set()
+    most = max(1, int(AVOIDED_SHARE * len(usable)))
     for one in nodes:
-        if one.avoided and len(usable - kept - found - {one.node}) > needed:
+        if one.avoided and len(found) < most and len(usable - kept - found - {one.node}) > needed:
             found.add(one.node)
     return found - kept
 
@@ -92,6 +106,8 @@ def remember(folder: RunFolder, nodes: Mapping[str, str], what: str, attempt: in
     with contextlib.suppress(OSError, UnreachableError):
         place = NodesFolder.of(Path(folder.launch.store))
         for node, detail in nodes.items():
+            if "/" in node:  # it may come from a log
+                continue
             path = place.node(cluster().cluster(), node)
             path.parent.mkdir(parents=True, exist_ok=True)
             run = f"{folder.experiment}/{folder.name}"

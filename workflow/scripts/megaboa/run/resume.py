@@ -24,7 +24,7 @@ class Beginning:
 
     def __str__(self) -> str:
         if self.parent:
-            return f"step {self.iteration} of its parent"
+            return f"step {self.iteration} of its parent" if self.iteration else "its parent's weights"
         return f"step {self.iteration}" if self.iteration else "the start"
 
 
@@ -56,33 +56,42 @@ class Resumption:
         return found
 
     def beginning(self) -> Beginning:
-        """Where the next attempt begins, by the sizes of files (`verification` reads them). Damaged checkpoints are set
-        aside; a damaged one of the parent is an error.
+        """Where the next attempt begins, by the sizes of files (`verification.damage` reads them). Damaged checkpoints
+        are set aside; a damaged one of the parent is an error.
         """
         own = self.payload.checkpoints
         while iteration := checkpoints.latest(own):
             problem = checkpoints.damage(own, iteration, full=False)
             if problem is None:
+                if self.folder.run.has_adapters and self.folder.parent_manifest:
+                    self._require_parents()
                 return Beginning(iteration)
             self.set_aside(iteration, problem)
         return self._parents() if self.folder.parent_manifest else Beginning(0)
 
-    def _parents(self) -> Beginning:
-        wanted = self.folder.run.parent
-        iteration, name = wanted.iteration, f"{wanted.experiment}/{wanted.run}"
+    def _require_parents(self) -> tuple[Path, str]:
+        """The folder of the parent's checkpoints, in which the one that is asked for must be complete; how an error
+        about it begins."""
+        iteration = self.folder.run.parent.iteration
         theirs = RunStore(Path(read(TrainRecord, self.folder.parent_manifest).store)).checkpoints
         kept = checkpoints.complete_iterations(theirs)
         begin, remedy = self._about_the_parent(kept)
         if iteration not in kept:
             raise UnusableInputError(f"{begin}: {checkpoints.folder(theirs, iteration)} is not complete. {remedy}.")
-        if problem := checkpoints.damage(theirs, iteration, full=False):
+        return theirs, begin
+
+    def _parents(self) -> Beginning:
+        wanted = self.folder.run.parent
+        name = f"{wanted.experiment}/{wanted.run}"
+        theirs, begin = self._require_parents()
+        if problem := checkpoints.damage(theirs, wanted.iteration, full=False):
             raise UnusableInputError(self.parent_is_damaged(problem))
         if self._other_tokenizer():
             raise UnusableInputError(
                 f"{begin}: the tokenizer of {name} differs from this run's, so every token has another meaning. "
                 f"Write the corpus with the parent's tokenizer, or train from the start."
             )
-        return Beginning(iteration, theirs)
+        return Beginning(wanted.steps_done, theirs)
 
     def _about_the_parent(self, kept: list[int]) -> tuple[str, str]:
         wanted = self.folder.run.parent
@@ -140,13 +149,6 @@ class Resumption:
             )
         self.set_aside(iteration, why, unread=True)
         return None
-
-    def was_damaged(self, begun: int, problem: str) -> None:
-        """A checkpoint isn't what was saved. Those that ranks which had loaded it saved since aren't good either."""
-        for iteration in reversed(checkpoints.complete_iterations(self.payload.checkpoints)):
-            if iteration >= begun:
-                since = f"it comes from checkpoint {begun}: " if iteration > begun else ""
-                self.set_aside(iteration, f"{since}{problem}")
 
     def set_aside(self, iteration: int, why: str, unread: bool = False) -> None:
         """`unread`: for no other reason than that ranks failed to load it."""

@@ -60,7 +60,6 @@ from megaboa.run.inputs import UnusableInputError, check_data, check_image, chec
 from megaboa.run.lives import Signals
 from megaboa.run.patience import FULL, full, patiently
 from megaboa.run.resume import Beginning
-from megaboa.run.verification import Verification
 from megaboa.run.watch import Watched, leave_out, watch_of
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
@@ -121,7 +120,8 @@ def _bring_to_its_end(call: Call) -> None:
     check_image(call.folder)
     check_data(call.folder)
     check_index(call.folder)
-    if not checkpoints.latest(call.payload.checkpoints) and not call.folder.parent_manifest:
+    begins = not checkpoints.latest(call.payload.checkpoints)
+    if (begins or call.folder.run.has_adapters) and not call.folder.parent_manifest:
         check_weights(call.folder)
     _close_what_was_left_open(call)
     if not _is_a_later_life(call):
@@ -166,7 +166,7 @@ def _attempt(call: Call) -> None:
     if folder.launch.start.health_check:
         call.patiently(lambda: require_health(call, target))
         took.note("health_check")
-    beginning, reading = _sound_beginning(call, target)
+    beginning = _sound_beginning(call, target)
     took.note("checkpoint")
     skipped = ledger.skipped_steps(call.entries)
     before = ledger.starts(call.entries)
@@ -200,14 +200,13 @@ def _attempt(call: Call) -> None:
         call.healthy = False
         _look_at_gpus_of(call, number - 1)
         standby = functools.partial(call.site.stand_by, command[:2], world_size, target.standby, environment)
-        watched = watch_of(call, target, reading, standby).until_ended(ranks)
+        watched = watch_of(call, target, standby).until_ended(ranks)
     except BaseException as error:
         cause = "disk_full" if isinstance(error, OSError) and error.errno in FULL else "crash"
         failure = Failure(cause, f"the supervisor failed: {type(error).__name__}: {error}")
         _close(call, number, "failed", failure, "stop")
         raise
     require_claim(call)  # where the scheduler has lost sight of this host the end is written by the run's next holder
-    watched = _judged(call, beginning, reading, watched)
     if finished(folder, payload):
         _close(call, number, "completed", None, None, str(watched.ended))
         _look_at_gpus_of(call, number, GPUS_SECONDS)
@@ -227,30 +226,16 @@ def _look_at_gpus_of(call: Call, number: int, patience: float = 0.0) -> None:
         reader.join(patience)
 
 
-def _sound_beginning(call: Call, target: AttemptFolder) -> tuple[Beginning, Verification]:
-    """Where the attempt begins, as far as that can be told in a moment: the rest is read while ranks start."""
+def _sound_beginning(call: Call, target: AttemptFolder) -> Beginning:
+    """Where the attempt begins: with what is as it was saved. A damaged checkpoint of the parent is an error."""
     while True:
         beginning = call.patiently(call.resumption.beginning)
-        reading = verification.begin(call, beginning, target)
-        if not (problem := reading.wait(verification.QUICK_SECONDS)):
-            return beginning, reading
+        problem = call.patiently(lambda: verification.damage(call, beginning, target))  # noqa: B023
+        if problem is None:
+            return beginning
         if beginning.parent:
             raise UnusableInputError(call.resumption.parent_is_damaged(problem))
-        call.resumption.was_damaged(beginning.iteration, problem)
-
-
-def _judged(call: Call, beginning: Beginning, reading: Verification, watched: Watched) -> Watched:
-    """What ranks have saved counts only if what they began with was sound."""
-    hurried = call.signals.seen or watched.reason in ("time_limit", "stopped")
-    if not hurried and checkpoints.latest(call.payload.checkpoints) > (0 if beginning.parent else beginning.iteration):
-        reading.wait()
-    reading.stop()
-    if not reading.problem:
-        return watched
-    if beginning.parent:
-        return Watched(watched.ended, "config", call.resumption.parent_is_damaged(reading.problem))
-    call.resumption.was_damaged(beginning.iteration, reading.problem)
-    return Watched(watched.ended, "damaged_checkpoint", reading.problem)
+        call.resumption.set_aside(beginning.iteration, problem)
 
 
 def _share_image(call: Call, target: AttemptFolder) -> None:
@@ -304,7 +289,9 @@ def _who_was_waited_for(call: Call, target: AttemptFolder, failure: Failure) -> 
     if failure.cause not in ("hang", "transient"):
         return failure
     size = call.folder.run.world_size
-    verdict = flight.judge(flight.read(target.flight, size), size)
+    verdict = None
+    with contextlib.suppress(Exception):  # dumps of another torch may have any form
+        verdict = flight.judge(flight.read(target.flight, size), size)
     if verdict is None:
         return failure
     nodes = [call.site.nodes[rank // call.folder.launch.gpus_per_node] for rank in verdict.ranks]
@@ -401,7 +388,9 @@ def _close(
     end = _end_of(call, number, outcome, failure)
     if failure and failure.nodes:
         what = failure.cause if CAUSES[failure.cause].node else "hang"
-        node_memory.remember(call.folder, dict.fromkeys(failure.nodes, failure.evidence), what, number)
+        start = ledger.starts(call.entries)[-1]
+        mine = [node for node in failure.nodes if node in (*start.nodes, *start.spares)]  # a log may name any
+        node_memory.remember(call.folder, dict.fromkeys(mine, failure.evidence), what, number)
     ledger.append(call.payload.ledger, replace(end, action=action, detail=str(failure) if failure else detail))
 
 

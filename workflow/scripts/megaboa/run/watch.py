@@ -24,7 +24,6 @@ from megaboa.run.announce import progress_reporter
 from megaboa.run.call import Call
 from megaboa.run.command import checks_network
 from megaboa.run.lives import Signals
-from megaboa.run.verification import Verification
 from megaboa.scheduler.ranks import Ended, Ranks
 
 POLL_SECONDS = 0.2
@@ -159,9 +158,7 @@ def _head(log: Path) -> str:
         return stream.read(HEAD_BYTES).decode(errors="replace")
 
 
-def watch_of(
-    call: Call, target: AttemptFolder, verification: Verification, stand_by: Callable[[], None] = lambda: None
-) -> Watch:
+def watch_of(call: Call, target: AttemptFolder, stand_by: Callable[[], None] = lambda: None) -> Watch:
     """`stand_by`: called again and again from the first step on, to prepare the next attempt."""
     report = progress_reporter(call.payload, call.say, call.site.job is not None)
     keep = checkpoints.keeper(call.payload.checkpoints, call.resumption.verifies, **call.resumption.retention)
@@ -183,21 +180,16 @@ def watch_of(
         report()
         if written is not None and progress.has_steps(target):  # then nobody waits for the processors
             stand_by()
-        if verification.over:  # else the one before may yet be needed
-            keep()
+        keep()
 
     return Watch(
         call.signals,
         silence,
         lambda reason: _patience(call, reason),
-        lambda: _damage(verification) or taken.problem() or _reason_to_stop(call, target),
+        lambda: taken.problem() or _reason_to_stop(call, target),
         each_poll,
         target.stop_now.touch,
     )
-
-
-def _damage(verification: Verification) -> tuple[Cause, str] | None:
-    return ("damaged_checkpoint", verification.problem) if verification.problem else None
 
 
 def _reason_to_stop(call: Call, target: AttemptFolder) -> tuple[Any, str] | None:

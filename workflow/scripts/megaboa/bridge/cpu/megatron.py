@@ -219,6 +219,13 @@ def _gpt_provider(module: ModuleType) -> None:
     module.transformer_engine_layer_spec = module.local_layer_spec
 
 
+def _adapters(module: ModuleType) -> None:
+    """Bridge finds names of Transformer Engine's layers that stand for nothing, and takes it for there."""
+    for name in vars(module):
+        if name.startswith("HAVE_TE"):
+            setattr(module, name, False)
+
+
 def install() -> None:
     """Wait for the modules."""
     for name, change in {
@@ -232,5 +239,7 @@ def install() -> None:
         "megatron.core.optimizer.distrib_optimizer": _distributed_optimizer,
         "megatron.bridge.training.initialize": _initialize,
         "megatron.bridge.models.gpt_provider": _gpt_provider,
+        "megatron.bridge.peft.module_matcher": _adapters,
+        "megatron.bridge.peft.utils": _adapters,
     }.items():
         on_import(name, after=change)

@@ -37,6 +37,9 @@ OptionalBlend = Annotated[
 
 
 OF_PAIRS = {"megatron", "split", "tokenizer"}  # keys that mean something where tokens are given
+# Keys that mean something where examples for fine-tuning are given.
+OF_EXAMPLES = {"source", "messages", "prompt", "answer", "subset", "split", "revision", "limit", "max_document_mb"}
+OF_EXAMPLES |= {"on_bad_record"}
 
 
 class Corpus(Section):
@@ -58,6 +61,15 @@ class Corpus(Section):
     text_key: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] = key(
         "text", "field with the text, nested as `a.b`; several fields make a dataset each"
     )
+    messages: Annotated[str, Field(min_length=1)] | None = key(
+        None,
+        "of examples for fine-tuning, instead of text_key: field with a conversation, a list of turns with `role` and "
+        "`content` (or `from` and `value`)",
+    )
+    prompt: Annotated[str, Field(min_length=1)] | None = key(
+        None, "or, with `answer`, field with a prompt; a template makes a conversation of two turns of them"
+    )
+    answer: Annotated[str, Field(min_length=1)] | None = key(None, "field with the answer to `prompt`")
     separator: Annotated[str, Field(min_length=1)] | None = key(
         None, "separator between the documents of a text file; default: a file is one document"
     )
@@ -92,6 +104,23 @@ class Corpus(Section):
             raise ValueError(f"needs exactly one of source and megatron; given: {'both' if self.source else 'none'}")
         if self.megatron is not None and (others := sorted(self.model_fields_set - OF_PAIRS)):
             raise ValueError(f"megatron names tokens, which are read as they are: remove {' and '.join(others)}")
+        return self
+
+    @property
+    def has_examples(self) -> bool:
+        """For fine-tuning, and not text."""
+        return any(value is not None for value in (self.messages, self.prompt, self.answer))
+
+    @model_validator(mode="after")
+    def _whole_examples(self) -> Corpus:
+        if not self.has_examples or self.megatron is not None:
+            return self
+        if (self.prompt is None) != (self.answer is None) or (self.messages is None) == (self.prompt is None):
+            raise ValueError("examples for fine-tuning need messages, or prompt and answer: set the one or the other")
+        if others := sorted(self.model_fields_set - OF_EXAMPLES):
+            raise ValueError(
+                f"holds examples for fine-tuning, which are not tokenized here: remove {' and '.join(others)}"
+            )
         return self
 
     @model_validator(mode="after")

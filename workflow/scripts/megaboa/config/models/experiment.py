@@ -13,7 +13,8 @@ from megaboa.config.models.outputs import Evaluate, Export, Generate, Profile, P
 from megaboa.config.models.resources import Budget, Image, Launch, Recovery, Resources
 from megaboa.config.models.section import Name, Section, key
 from megaboa.config.models.training import Checkpoint, Load, Optimizer, Parallel, Schedule, Training
-from megaboa.records import Tree
+from megaboa.config.models.tuning import Tuning
+from megaboa.records import Task, Tree
 
 Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_-]+)+$")]
 Parent = Annotated[str, StringConstraints(pattern=r"^(itself|[^/@\s]+/[^/@\s]+)(@[1-9]\d*)?$")]
@@ -75,6 +76,11 @@ class Experiment(Section):
         "cuda",
         "where training runs; `auto`: `cuda` where there are GPUs and Transformer Engine, else `cpu`",
     )
+    task: Task = key(
+        "pretrain",
+        "`pretrain` on text; `sft`: train the whole model on examples; `lora`, `dora`: freeze it, and train adapters",
+        short="task",
+    )
     store: Annotated[str, AfterValidator(os.path.expanduser)] = key(
         "store", "folder of payloads (checkpoints, corpora, models); shared between experiments"
     )
@@ -90,6 +96,7 @@ class Experiment(Section):
     )
     load: Load = key(Load(), "what is loaded from that checkpoint")
     data: Data = key(Data(), "which corpora a run reads")
+    tuning: Tuning = key(Tuning(), "fine-tuning: which tokens count, and the adapters")
     training: Training = key(Training(), "length, batch, precision, evaluation")
     optimizer: Optimizer = key(Optimizer(), "optimizer")
     schedule: Schedule = key(Schedule(), "learning rate schedule")

@@ -55,7 +55,8 @@ done
 GUARD_SECONDS = 5
 GUARD = """
 while sleep "$2"; do
-  scontrol -o show node "$1" | grep -q ' State=[^ ]*DOWN' && scontrol requeue "$SLURM_JOB_ID" && exit
+  scontrol -o show node "$1" | grep -q ' State=DOWN' &&
+    scontrol -o show job "$SLURM_JOB_ID" | grep -q ' JobState=RUNNING ' && scontrol requeue "$SLURM_JOB_ID" && exit
 done
 """
 
@@ -237,6 +238,9 @@ class Allocation:
         if not (self._launch.spare_nodes and others and self.job.can_requeue):
             return
         if self._guard and self._guard.poll() is None:
+            return
+        gone = set(self._gone_of(others))
+        if not (others := [node for node in others if node not in gone]):
             return
         words = [self._launch.start.srun, *STEP, f"--nodelist={others[-1]}", "--mem=0", "--job-name=guard"]
         with contextlib.suppress(OSError):

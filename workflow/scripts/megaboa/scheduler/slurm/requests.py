@@ -119,7 +119,8 @@ def options_problem(options: str) -> str | None:
 
 
 def where(profile: Mapping[str, str]) -> Where:
-    return Where(profile.get("gpu_partition"), profile.get("slurm_account"))
+    names = ("gpu_partition", "slurm_account", "constraint", "qos")
+    return Where(*(profile.get(name) for name in names))
 
 
 def _tasks(size: Size) -> int:

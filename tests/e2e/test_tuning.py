@@ -1,0 +1,118 @@
+"""Fine-tuning from a run of ours: layouts agree, a killed run goes on bit for bit, exports are what was trained."""
+
+import json
+import os
+import signal
+import sysconfig
+from pathlib import Path
+
+import pytest
+from clone import edit
+
+pytestmark = pytest.mark.slow
+
+STEPS, SAVE_INTERVAL, KILLED_AT = 30, 6, 7
+TWO = "resources.gpus_per_node: 2"
+BASE = "data.blend: text, training.train_iters: 4, training.eval_iters: 0"
+FROM = "continue_from: tuned/base@4"
+RUNS = {
+    "base": f"{{{BASE}}}",
+    "sft": f"{{task: sft, {FROM}}}",
+    "lora": f"{{task: lora, {FROM}}}",
+    "lora-dp2": f"{{task: lora, {FROM}, {TWO}}}",
+    "lora-tp2": f"{{task: lora, {FROM}, {TWO}, parallel.tp: 2, parallel.sp: true}}",
+    "lora-pp2": f"{{task: lora, {FROM}, {TWO}, parallel.pp: 2}}",
+    "dora": f"{{task: dora, {FROM}, tuning.loss_on: last-answer}}",
+}
+MORE = """\
+export: {runs: [lora, dora]}
+recovery: {backoff_seconds: 0}
+report:
+  agreements: [{reference: lora, runs: [lora-dp2, lora-tp2, lora-pp2], grad_norm_tolerance: 1.0e-5}]
+"""
+
+
+def experiment(workspace, name, runs, more=""):
+    config = workspace.experiment(name, runs, STEPS, SAVE_INTERVAL, more)
+    edit(
+        config,
+        "limit: 60}\n",
+        "limit: 60}\n  chats: {source: python-stdlib, prompt: question, answer: answer, limit: 400}\n",
+    )
+    edit(config, 'data: {split: "90,5,5"}', 'data: {split: "94,6,0", blend: chats}')
+    tuning = "tuning: {template: config/experiments/templates/chatml.jinja, rank: 4, alpha: 8}\n"
+    edit(config, "training:", f"{tuning}training:")
+    edit(config, "seq_length: 64, precision: fp32}", "seq_length: 128, precision: fp32, eval_interval: 15}")
+    edit(config, "warmup_iters: 2}", "warmup_iters: 2}\noptimizer: {lr: 1.0e-2}")
+    return config
+
+
+@pytest.fixture(scope="module")
+def tuned(workspace):
+    """One experiment, from the parent's pretraining to the report."""
+    config = experiment(workspace, "tuned", RUNS, MORE)
+    workspace.output = workspace.snakemake("--configfile", config)
+    return workspace
+
+
+def test_all_layouts_of_lora_agree_and_every_task_learns(tuned):
+    checks = tuned.json("tuned", "report", "checks.json")
+    assert checks["state"] == "PASS", checks
+    for run in ("sft", "lora", "dora"):
+        curve = [float.fromhex(loss) for _, loss, _ in tuned.steps("tuned", run)]
+        assert len(curve) == STEPS and sum(curve[-3:]) / 3 < curve[0] - 0.05
+    assert tuned.steps("tuned", "sft")[0][1] == tuned.steps("tuned", "lora")[0][1], "adapters begin with adding nothing"
+    # Losses of the last answer are those of all answers, where there is one.
+    assert tuned.steps("tuned", "lora")[0][1] == tuned.steps("tuned", "dora")[0][1]
+
+
+def test_only_adapters_are_saved_and_no_weight_of_the_base(tuned):
+    size = {run: tuned.json("tuned", "runs", run, "train.json")["checkpoints"][-1]["bytes"] for run in ("sft", "lora")}
+    assert size["lora"] < size["sft"] / 2
+
+
+def test_exports_are_the_base_and_the_adapters_and_peft_reads_them(tuned):
+    for run in ("lora", "dora"):
+        proof = tuned.json("tuned", "runs", run, "proof.json")
+        checks = {one["name"]: one for one in proof["checks"]}
+        assert {"merged", "logits", "second export", "validation loss"} <= checks.keys()
+        assert all(one["state"] == "PASS" for one in checks.values())
+        has_peft = Path(sysconfig.get_path("purelib"), "peft").is_dir()  # of `make setup`
+        assert ("peft" in checks) == has_peft and ("peft" in (proof["left_out"] or {})) != has_peft
+        export = tuned.results("tuned", "runs", run, "export")
+        adapter = json.loads((export / "adapter" / "adapter_config.json").read_text())
+        assert (adapter["r"], adapter["lora_alpha"], adapter["use_dora"]) == (4, 8, run == "dora")
+        assert adapter["base_model_name_or_path"] == "tuned/base@4"
+        assert "{% generation %}" in (export / "chat_template.jinja").read_text()
+        assert "`adapter/`; here they are merged" in (export / "README.md").read_text()
+
+
+def test_the_report_shows_which_tokens_count(tuned):
+    page = tuned.results("tuned", "report", "index.html").read_text()
+    shown = page.split('<pre class="example">')[1].split("</pre>")[0]
+    before, marked = shown.split("<mark>")
+    assert "&lt;|im_start|&gt;user\nWhat does" in before and marked.count("&lt;|im_end|&gt;") == 1
+    assert marked.endswith("&lt;|im_end|&gt;</mark>")
+
+
+def test_killed_runs_go_on_bit_for_bit(tuned):
+    """Adapters with the base that they change, in two ranks, and the whole model."""
+    runs = {name: RUNS[name] for name in ("sft", "lora-tp2")}
+    config = experiment(tuned, "killed", runs, "recovery: {backoff_seconds: 0}\n")
+    for run in runs:
+        process = tuned.start(f"results/killed/runs/{run}/train.json", "--configfile", config)
+        os.kill(tuned.wait_for_step("killed", run, KILLED_AT)[-1], signal.SIGKILL)
+        output = process.communicate(timeout=300)[0]
+        assert process.returncode == 0, output
+    for run in runs:
+        assert len(list((tuned.store("killed", run) / "attempts").iterdir())) == 2
+        assert tuned.steps("killed", run) == tuned.steps("tuned", run)
+
+
+def test_a_template_for_other_conversations_is_refused_before_anything_trains(tuned):
+    (tuned.path / "other.jinja").write_text("{% for m in messages %}{{ m['from'] }}: {{ m['value'] }}\n{% endfor %}")
+    config = experiment(tuned, "wrong", {"sft": RUNS["sft"]})
+    edit(config, "config/experiments/templates/chatml.jinja", "other.jinja")
+    output = tuned.snakemake("pretrain", "--configfile", config, code=1)
+    assert "tuning.template" in output and "chat template" in output
+    assert not tuned.results("wrong", "runs", "sft", "attempts.jsonl").exists()

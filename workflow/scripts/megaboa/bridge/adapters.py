@@ -1,0 +1,166 @@
+"""Adapters of a trained run: loaded with what they change, merged into it, written as the library `peft` reads.
+
+The CPU backend, where it is needed, must be active before this module is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from megatron.bridge import AutoBridge
+from megatron.bridge.peft.adapter_wrapper import AdapterWrapper
+from megatron.bridge.peft.dora_layers import DoRALinear
+from megatron.bridge.training.checkpointing import (
+    _generate_model_state_dict,
+    apply_peft_adapter_filter_to_state_dict,
+)
+from megatron.core import dist_checkpointing
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from megaboa.bridge import tuning
+from megaboa.bridge.convert import load_checkpoint
+from megaboa.bridge.logits import LOGITS_BOUND, PROBE_SEQUENCES, PROBE_TOKENS
+from megaboa.bridge.tensor_checks import listed, same_bits
+from megaboa.bridge.verdict import check
+from megaboa.bridge.weights import Tensors
+from megaboa.paths import ADAPTER, RunFolder
+from megaboa.records import Check, ImportRecord, ModelSource, read
+
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
+# How far a merged weight may be from what its parts give, in units of the last place of the largest weight.
+ROUNDING = 2.0
+
+
+def base_of(folder: RunFolder) -> Path:
+    """The Megatron checkpoint that the adapters change."""
+    if folder.run.parent:
+        return tuning.parents_checkpoint(folder)
+    return Path(read(ImportRecord, folder.model_manifest).checkpoint)
+
+
+def load(bridge: AutoBridge, folder: RunFolder, checkpoint: Path) -> list[torch.nn.Module]:
+    """The base with the adapters of a checkpoint."""
+    peft = tuning.adapters(folder.run)
+    model = peft(load_checkpoint(bridge, base_of(folder)), training=False)
+    wanted = apply_peft_adapter_filter_to_state_dict(_generate_model_state_dict(model, {}), peft)
+    found = dist_checkpointing.load(wanted, str(checkpoint))
+    missing = model[0].load_state_dict(found["model"], strict=False).missing_keys
+    if lost := [name for name in missing if ".adapter." in name and "_extra_state" not in name]:
+        raise ValueError(f"{checkpoint} has no {lost[0]}, nor {len(lost) - 1} others")
+    return model
+
+
+def merge(model: list[torch.nn.Module]) -> None:
+    """Add the adapters to the weights that they change, and take them away: a model as it was before them."""
+    for chunk in model:
+        wrapped = [(name, part) for name, part in chunk.named_modules() if isinstance(part, AdapterWrapper)]
+        for name, part in wrapped:
+            weight = part.to_wrap.weight
+            with torch.no_grad():
+                weight.copy_(_merged(part, weight.float()).to(weight.dtype))
+            owner, _, last = name.rpartition(".")
+            setattr(chunk.get_submodule(owner), last, part.to_wrap)
+
+
+def _merged(part: AdapterWrapper, weight: torch.Tensor) -> torch.Tensor:
+    adapter = part.adapter
+    product = adapter.linear_out.weight.float() @ adapter.linear_in.weight.float()
+    changed = weight + (adapter.alpha / adapter.dim) * product
+    if not isinstance(part, DoRALinear):
+        return changed
+    return changed * (adapter.weight_magnitude.float() / changed.norm(dim=1)).unsqueeze(1)
+
+
+def save(
+    bridge: AutoBridge, model: list[torch.nn.Module], folder: RunFolder, source: ModelSource, target: Path
+) -> None:
+    """As `peft` reads them; of a model that still has them."""
+    parent = folder.run.parent
+    base = str(parent) if parent else folder.run.model.get("hf") or source.path
+    bridge.save_hf_adapter(model, target, tuning.adapters(folder.run), base, show_progress=False)
+
+
+def add_magnitudes(folder: Path, merged: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Of DoRA: Bridge writes its matrices alone. A row's magnitude is the norm of the merged weight's row."""
+    found = load_file(folder / WEIGHTS)
+    modules = {name.removesuffix(A) for name in found if name.endswith(A)}
+    for name, tensor in merged:
+        module = f"{PREFIX}{name.removesuffix('weight')}"
+        if module in modules:
+            found[f"{module}{MAGNITUDE}"] = tensor.float().norm(dim=1)
+    save_file(found, str(folder / WEIGHTS), metadata={"format": "pt"})
+
+
+def prove(
+    bridge: AutoBridge, folder: RunFolder, export: Path, reference: PreTrainedModel
+) -> tuple[list[Check], dict[str, str]]:
+    """The exported weights are the base and the adapters, and `peft` makes the same model of these. `reference`:
+    transformers' model of the exported weights. Also what could not be looked at.
+    """
+    base = load_checkpoint(bridge, base_of(folder))
+    with Tensors(export) as merged:
+        checks = [_sums(dict(_hf(bridge, base)), load_file(export / ADAPTER / WEIGHTS), merged, folder)]
+    if importlib.util.find_spec("peft") is None:
+        return checks, {"peft": "the package peft is not installed here (`pip install peft`)"}
+    return [*checks, _same_by_peft(dict(_hf(bridge, base)), export, reference)], {}
+
+
+def _hf(bridge: AutoBridge, model: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    return bridge.export_hf_weights(model, cpu=True, show_progress=False)
+
+
+def _sums(
+    base: dict[str, torch.Tensor], adapters: dict[str, torch.Tensor], merged: Tensors, folder: RunFolder
+) -> Check:
+    """Every weight is the base's, bit for bit, or the base's with its adapter."""
+    scale = folder.run.tuning["alpha"] / folder.run.tuning["rank"]
+    wrong, changed, largest = [], 0, 0.0
+    for name in merged:
+        module, found, before = f"{PREFIX}{name.removesuffix('weight')}", merged[name], base[name]
+        if f"{module}{A}" not in adapters:
+            wrong += [] if same_bits(before.to(found.dtype), found) else [name]
+            continue
+        expected = before.float() + scale * adapters[f"{module}{B}"].float() @ adapters[f"{module}{A}"].float()
+        if (magnitude := adapters.get(f"{module}{MAGNITUDE}")) is not None:
+            expected *= (magnitude / expected.norm(dim=1)).unsqueeze(1)
+        unit = torch.finfo(found.dtype).eps * expected.abs().max().item()
+        difference = (expected - found.float()).abs().max().item() / unit
+        largest, changed = max(largest, difference), changed + (not same_bits(before.to(found.dtype), found))
+        wrong += [] if difference <= ROUNDING else [name]
+    detail = (
+        f"{changed} of {len(merged)} tensors are the base's with an adapter, the others the base's bit for bit; "
+        f"largest difference {largest:.1g} units in the last place, allowed {ROUNDING:g}"
+    )
+    return check("merged", not wrong and changed > 0, detail + listed("different", wrong), largest)
+
+
+def _same_by_peft(base: dict[str, torch.Tensor], export: Path, reference: PreTrainedModel) -> Check:
+    """`peft` with the base and the adapter gives the logits of the merged model, both in fp32."""
+    from peft import PeftModel
+
+    tokens = torch.randint(
+        reference.config.get_text_config().vocab_size,
+        (PROBE_SEQUENCES, PROBE_TOKENS),
+        generator=torch.Generator().manual_seed(1),
+    )
+    bits = torch.finfo(next(iter(base.values())).dtype).eps
+    with torch.no_grad():
+        expected = reference(tokens).logits
+        reference.load_state_dict({name: tensor.float() for name, tensor in base.items()}, strict=False)
+        without = reference(tokens).logits
+        found = PeftModel.from_pretrained(reference, str(export / ADAPTER)).eval()(tokens).logits
+    scale = max(1.0, expected.abs().max().item())
+    difference, moved = ((one - expected).abs().max().item() / scale for one in (found, without))
+    # Merged weights are rounded to their type, which peft doesn't do.
+    bound = max(LOGITS_BOUND, bits if bits > LOGITS_BOUND else 0.0)
+    detail = (
+        f"base and adapter by peft differ from the merged model by {difference:.1e} of the largest logit, allowed "
+        f"{bound:.0e}; the base alone by {moved:.1e}"
+    )
+    return check("peft", difference <= bound and difference < moved, detail, difference)

@@ -1,0 +1,229 @@
+"""The samples of a fine-tuned run, made once before it holds a GPU: examples are split, a template makes tokens of
+them, and they are packed where that is asked for. Bridge's own datasets do it, as the ranks will.
+
+A template that leaves answers out, or marks none of their tokens, would train on nothing, or on prompts: it is an error
+here. What it makes of an example is kept for the report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from megatron.bridge.data.builders.gpt_sft import GPTSFTDatasetBuilder, build_gpt_sft_split
+from megatron.bridge.data.conversation_processing import get_processor_tokenizer
+from megatron.bridge.data.loaders import cyclic_iter
+from megatron.bridge.data.samplers import build_pretraining_data_loader
+from megatron.bridge.training.config import ConfigContainer, runtime_config_update
+from megatron.bridge.training.tokenizers.tokenizer import build_tokenizer
+
+from megaboa.blends import SPLITS, split_blends
+from megaboa.bridge import configuration
+from megaboa.bridge.process import playing_rank_0_of
+from megaboa.bridge.tuning import NO_TEMPLATE, splits
+from megaboa.errors import InputError
+from megaboa.paths import RunFolder
+from megaboa.records import CorpusRead, ExamplesRead, RunSpec, ShownExample, Tree, plain
+from megaboa.run.inputs import bounds_of
+
+FILES = dict(zip(SPLITS, ("training.jsonl", "validation.jsonl", "test.jsonl"), strict=True))  # Bridge's names
+LOOKED_AT = 100  # examples of which it is asked whether the text has their answer
+MOSTLY = 0.5
+
+
+def build(folder: RunFolder, cache: Path) -> Tree:
+    """Fill the folder for a run; say how many samples there are, and what they are made of."""
+    run = folder.run
+    cache.mkdir(parents=True, exist_ok=True)
+    config = configuration.build(run, configuration.Inputs.for_data(folder))
+    config.dataset.dataset_root = str(cache.absolute())
+    with playing_rank_0_of(run.world_size):
+        runtime_config_update(config)
+    tokenizer = build_tokenizer(config.tokenizer)
+    chats = run.tuning["template"] != NO_TEMPLATE
+    if chats and not tokenizer.chat_template:
+        raise InputError(
+            f"the tokenizer of model {run.model['name']!r} has no chat template: set tuning.template to a Jinja file"
+        )
+    counts = {split: _write(folder, split, chats, cache / FILES[split]) for split in splits(run)}
+    corpus = next(iter(split_blends(run.data)["train"]))
+    read = _read(config, run, corpus, tokenizer, cache / FILES["train"])
+    datasets = dict(zip(SPLITS, GPTSFTDatasetBuilder(config.dataset, tokenizer).build(), strict=True))
+    samples = {split: len(dataset) for split, dataset in datasets.items() if dataset is not None}
+    _require_batches(config, samples, counts)
+    read = replace(read, positions=samples["train"] * config.dataset.seq_length)
+    epochs = config.train.train_iters * config.train.global_batch_size / samples["train"]
+    asked = CorpusRead(
+        name=corpus, weight=1.0, tokens_asked=round(epochs * read.tokens), tokens=read.tokens, epochs=epochs
+    )
+    return {"samples": samples, "corpora": [plain(asked)], "examples": plain(read)}
+
+
+def held_out(config: ConfigContainer, folder: RunFolder, first: int, end: int) -> list[dict[str, Any]]:
+    """What an evaluation has read, of all ranks: whole batches, which ranks share out."""
+    config.dataset.dataset_root = folder.index.cache
+    valid = GPTSFTDatasetBuilder(config.dataset, build_tokenizer(config.tokenizer)).build()[SPLITS.index("valid")]
+    size = config.validation.eval_global_batch_size or config.train.global_batch_size
+    loader = build_pretraining_data_loader(
+        valid, first, "batch", size, 0, config.dataset.data_sharding, collate_fn=valid.collate_fn,
+        global_batch_size=size, seed=config.dataset.seed,
+    )  # fmt: skip
+    return list(itertools.islice(cyclic_iter(loader), (end - first) // size))
+
+
+def warnings(read: ExamplesRead) -> Iterator[str]:
+    if read.silent > MOSTLY * read.examples:
+        yield (
+            f"{read.silent:,} of {read.examples:,} examples are so long that no token which counts is left of them: "
+            "raise training.seq_length"
+        )
+
+
+def _write(folder: RunFolder, split: str, chats: bool, path: Path) -> int:
+    """The split's examples, as Bridge reads them. Shares of a corpus are drawn at random, always the same ones."""
+    [name] = split_blends(folder.run.data)[split]
+    corpus = folder.corpora[name].examples
+    rows = Path(corpus.path).read_text(encoding="utf-8").splitlines()
+    chosen = range(len(rows))
+    if folder.run.data.get("blend"):
+        chosen = list(chosen)
+        random.Random(0).shuffle(chosen)
+        begin, end = bounds_of(folder.run.data["split"], len(rows))[SPLITS.index(split)]
+        chosen = sorted(chosen[begin:end])
+    with path.open("w", encoding="utf-8") as out:
+        for number in chosen:
+            example = json.loads(rows[number])
+            if chats and corpus.kind == "pairs":
+                turns = (("user", example["prompt"]), ("assistant", example["answer"]))
+                example = {"messages": [{"role": role, "content": content} for role, content in turns]}
+            out.write(json.dumps(example, ensure_ascii=False) + "\n")
+    return len(chosen)
+
+
+def _require_batches(config: ConfigContainer, samples: dict[str, int], examples: dict[str, int]) -> None:
+    """Bridge reads whole batches."""
+    evaluated = config.validation.eval_global_batch_size or config.train.global_batch_size
+    for split, count in samples.items():
+        batch = config.train.global_batch_size if split == "train" else evaluated
+        used = split == "train" or config.validation.eval_iters
+        if used and count < batch:
+            packed = f", packed to {count} sequences" if config.dataset.enable_offline_packing else ""
+            raise InputError(
+                f"data.split: leaves {examples[split]} examples for {split}{packed}, and a batch is {batch}: take more "
+                "examples, a larger share, a share of 0, or a smaller training.global_batch_size"
+            )
+
+
+def _read(config: ConfigContainer, run: RunSpec, corpus: str, tokenizer: Any, path: Path) -> ExamplesRead:
+    """All training examples, one by one, as they are trained on."""
+    builder = GPTSFTDatasetBuilder(replace(config.dataset), tokenizer)
+    dataset = build_gpt_sft_split(
+        path,
+        tokenizer=tokenizer,
+        seq_length=config.dataset.seq_length,
+        memmap_workers=1,
+        seed=config.dataset.seed,
+        packed_sequence_size=-1,
+        dataset_kwargs=builder.dataset_kwargs,
+    )
+    if run.tuning["template"] != NO_TEMPLATE:
+        _require_text(path, tokenizer, corpus)
+    length = config.dataset.seq_length
+    tokens = counted = longest = cut = silent = 0
+    shown: tuple[list[int], list[int]] | None = None
+    for number in range(len(dataset)):
+        ids, mask = _item(dataset, number, corpus)
+        cut += len(ids) > length + 1
+        longest = max(longest, len(ids))
+        ids, mask = ids[: length + 1], mask[: length + 1]  # the last one is only predicted, the first one never
+        counts = sum(mask[1:])
+        tokens, counted, silent = tokens + len(ids), counted + counts, silent + (counts == 0)
+        if counts and (shown is None or (len(ids) <= length and len(shown[0]) > length)):
+            shown = ids, mask
+    _require_answers(run, corpus, counted, tokens - len(dataset))
+    words = get_processor_tokenizer(tokenizer)
+    return ExamplesRead(
+        examples=len(dataset),
+        tokens=tokens,
+        counted=counted,
+        longest=longest,
+        cut=cut,
+        silent=silent,
+        positions=0,
+        template=_origin(run),
+        shown=ShownExample(corpus=corpus, tokens=len(shown[0]), pieces=tuple(_pieces(*shown, words.decode))),
+    )
+
+
+def _origin(run: RunSpec) -> str:
+    return {None: "the tokenizer's", NO_TEMPLATE: "none"}.get(run.tuning["template"], "a file of the experiment's")
+
+
+def _item(dataset: Any, number: int, corpus: str) -> tuple[list[int], list[int]]:
+    """An example's tokens, and whether each is one that is learned."""
+    with _refusals(corpus):
+        item = dataset[number]
+    return [int(one) for one in item["input_ids"]], [int(bool(one)) for one in item["loss_mask"]]
+
+
+@contextlib.contextmanager
+def _refusals(corpus: str) -> Iterator[None]:
+    """What a template, or Bridge on its behalf, objects to, in one sentence."""
+    try:
+        yield
+    except (ValueError, TypeError, TemplateError) as error:
+        said = " ".join(str(error).split())
+        if "boundary markers" in said:
+            raise InputError(
+                "tuning.template: nothing in the chat template says which tokens are the assistant's: put "
+                "{% generation %} and {% endgeneration %} around what it says"
+            ) from error
+        raise InputError(
+            f"corpora.{corpus}: the chat template refuses an example ({said}): correct tuning.template, or remove the "
+            "example"
+        ) from error
+
+
+def _require_answers(run: RunSpec, corpus: str, counted: int, tokens: int) -> None:
+    if not counted:
+        raise InputError(
+            f"corpora.{corpus}: not one token of the answers would count in the loss: the chat template marks none, or "
+            "training.seq_length cuts all of them off: correct tuning.template, or raise it"
+        )
+    if counted == tokens and run.tuning["loss_on"] != "everything":
+        raise InputError(
+            f"corpora.{corpus}: every token would count in the loss, those of prompts too, and tuning.loss_on is "
+            f"{run.tuning['loss_on']}: correct the template, or set it to everything"
+        )
+
+
+def _require_text(path: Path, tokenizer: Any, corpus: str) -> None:
+    """A template may look at other roles, or other fields, than the examples have, and say nothing."""
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(itertools.islice(lines, LOOKED_AT), start=1):
+            turns = json.loads(line)["messages"]
+            with _refusals(corpus):
+                text = tokenizer.apply_chat_template(turns, tokenize=False)
+            for role in ("assistant", "user"):
+                said = [turn["content"].strip() for turn in turns if turn["role"] == role][-1:]
+                if said and said[0] not in text:
+                    raise InputError(
+                        f"corpora.{corpus}: the chat template leaves out what the {role} says last in example {number} "
+                        f"({said[0][:60]!r}): it is not one for these conversations: set another tuning.template"
+                    )
+
+
+def _pieces(ids: list[int], mask: list[int], decode: Callable[[list[int]], str]) -> Iterator[tuple[str, bool]]:
+    """Stretches of tokens that count, and of others. The first token is never predicted."""
+    mask = [0, *mask[1:]]
+    ends = [number for number in range(1, len(mask)) if mask[number] != mask[number - 1]]
+    for begin, end in pairwise([0, *ends, len(mask)]):
+        yield decode(ids[begin:end]), bool(mask[begin])
