@@ -152,7 +152,7 @@ def test_a_filter_that_decides_by_more_than_the_record_is_noticed(bpe, tmp_path,
     ("code", "said"),
     [
         ("def keeps(record):\n    return True\n", "has no function keep(record)"),
-        ("def keep(record:\n", "line 1: is no Python"),
+        ("def keep(record:\n", "line 1: is not valid Python"),
         (None, "there is no file"),
         (KEEP, None),
         ("from other import good as keep\n", None),

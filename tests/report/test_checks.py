@@ -144,8 +144,12 @@ def test_exports_along_a_training_are_proved_one_by_one_or_say_why_not(results):
     write(folder / "along.json", Along(run="a", identity="1", exports=(step,)))
     logits = Check(name="logits", state="PASS", detail="", difference=1e-7)
     write(folder / "along" / "40" / "proof.json", Proof(state="PASS", digest="1", checks=(logits,)))
+    train = {"run": "a", "identity": "1", "store": "s", "train_iters": 40, "iteration": 40, "world_size": 1}
+    write_json(folder / "train.json", train)
     (found,) = along_checks(results, asked)
     assert (found.name, found.state, found.difference) == ("export of a@40: logits", "PASS", 1e-7)
+    write_json(folder / "train.json", {**train, "identity": "2"})  # it went on in place: these were of what it was
+    assert [one.state for one in along_checks(results, asked)] == ["FAIL"]
 
 
 def test_what_is_there_is_its_proof(results):

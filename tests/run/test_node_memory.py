@@ -25,10 +25,11 @@ def trouble(what="node_failure", days=0.0, **more):
     [
         ([trouble()], 1.0, False),  # chance, or the run's own fault
         ([trouble(), trouble(days=1)], 1 + 0.5 ** (1 / 7), True),
-        ([trouble(days=7), trouble(days=7)], 1.0, False),
+        ([trouble(days=7), trouble(days=7.1)], 0.5 + 0.5 ** (7.1 / 7), False),
+        ([trouble(), trouble(days=0.02)], 1.0 * 0.5 ** (0.02 / 7), False),  # other runs met the same event
         ([trouble("gpu_failure"), trouble("gpu")], 1.5, True),
-        ([trouble("slow")] * 5, 1.25, False),
-        ([trouble("slow")] * 6, 1.5, True),
+        ([trouble("slow")] * 9, 0.25, False),  # attempt after attempt
+        ([trouble("slow", days) for days in range(8)], sum(0.25 * 0.5 ** (day / 7) for day in range(8)), False),
         ([trouble(), trouble(), trouble(FORGOTTEN), trouble("slow")], 0.25, False),
         ([trouble("of a later version")] * 9, 0.0, False),
     ],
@@ -39,7 +40,7 @@ def test_what_troubles_count(troubles, score, avoided):
 
 
 def test_a_node_comes_back_on_the_day_that_is_told():
-    found = judge("n1", [trouble()] * 3, NOW, days=7.0)
+    found = judge("n1", [trouble(), trouble("gpu_failure"), trouble("unhealthy")], NOW, days=7.0)
     assert found.returns(7.0) == pytest.approx(7.0)  # 3 is twice 1.5
     assert not judge("n1", found.troubles, NOW + 7.01 * DAY, days=7.0).avoided
 
@@ -51,15 +52,16 @@ def worst_first(*names):
 @pytest.mark.parametrize(
     ("needed", "kept", "avoided"),
     [
-        (2, set(), {"n1", "n2"}),  # three of five are left: one more than needed
-        (3, set(), {"n1"}),
-        (4, set(), set()),
-        (2, {"n5"}, {"n1"}),  # the run's own first
-        (9, set(), set()),
+        (17, set(), {"n1", "n2"}),  # a tenth of twenty, and one more than needed is left
+        (18, set(), {"n1"}),
+        (19, set(), set()),
+        (17, {"n5"}, {"n1"}),  # the run's own first
+        (2, set(), {"n1", "n2"}),  # where more are bad, something else is
+        (29, set(), set()),
     ],
 )
 def test_never_so_many_are_avoided_that_a_job_cannot_start(needed, kept, avoided):
-    usable = {f"n{number}" for number in range(1, 6)}
+    usable = {f"n{number}" for number in range(1, 21)}
     assert node_memory.bad(worst_first("n1", "n2", "n3"), usable, kept, needed) == avoided
 
 
@@ -121,11 +123,11 @@ def test_the_command_names_them_with_their_evidence_and_forgets_what_is_repaired
     monkeypatch.setenv("COLUMNS", "200")
     store = f"--store={tmp_path / 'store'}"
     assert "no run has met a node" in called("nodes", store).stdout
-    for detail in ("node n3 is DOWN*", "node n3 was started again at 10:00:00"):
-        node_memory.remember(run_of(), {"n3": detail}, "node_failure", 1)
+    for what, detail in (("node_failure", "node n3 is DOWN*"), ("unhealthy", "2 GPUs instead of 4")):
+        node_memory.remember(run_of(), {"n3": detail}, what, 1)
     node_memory.remember(run_of("two"), {"n1": "GPU 0 slowed down"}, "slow", 4)
     table = called("nodes", store).stdout
-    assert "n3    2.00   for 2.9 days  2 x node failure" in table and "n1    0.25   no" in table
+    assert "n3    2.00   for 2.9 days  1 x node failure, 1 x unhealthy" in table and "n1    0.25   no" in table
     assert "node failure: node n3 is DOWN* (one/a, attempt 1)" in called("nodes", "n3", store).stdout
     shown = json.loads(called("nodes", "--json", store).stdout)
     assert [one["avoided"] for one in shown["lab"]] == [True, False]

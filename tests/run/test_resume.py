@@ -89,7 +89,7 @@ def test_adapters_need_the_parents_checkpoint_as_long_as_they_are_trained(run, p
 def test_who_has_no_sound_checkpoint_left_goes_back_to_the_parents(run, parent):
     child = run(PARENT)
     flip(save(child.payload.checkpoints, 15) / "__0_0.distcp")
-    child.was_damaged(15, checkpoints.damage(child.payload.checkpoints, 15))
+    child.set_aside(15, checkpoints.damage(child.payload.checkpoints, 15))
     assert child.beginning() == Beginning(10, parent)
     (entry,) = read_jsonl(child.payload.ledger)
     assert entry["event"] == "distrust" and entry["iteration"] == 15

@@ -473,12 +473,13 @@ def test_ranks_start_on_the_nodes_that_are_named(with_spare, monkeypatch, tmp_pa
 
 def test_the_guard_puts_the_job_back_when_the_supervisors_node_is_down(fake_command, tmp_path):
     """It looks again and again; a node that only doesn't answer for a moment is none that is down."""
-    states = "ALLOCATED", "ALLOCATED+NOT_RESPONDING", "DOWN*+REQUEUE"
+    states = "ALLOCATED", "ALLOCATED+NOT_RESPONDING", "ALLOCATED+POWER_DOWN", "DOWN*+REQUEUE"
     (tmp_path / "states").write_text("\n".join(states) + "\n")
     fake_command(
         "scontrol",
-        f"""case "$1" in
--o) echo "NodeName=$4 CPUAlloc=2 State=$(head -n1 {tmp_path}/states) ThreadsPerCore=1"; sed -i 1d {tmp_path}/states;;
+        f"""case "$1 $3" in
+"-o job") echo "JobId=$4 JobState=RUNNING Reason=None";;
+-o*) echo "NodeName=$4 CPUAlloc=2 State=$(head -n1 {tmp_path}/states) ThreadsPerCore=1"; sed -i 1d {tmp_path}/states;;
 *) echo "$*" >>{tmp_path}/told;;
 esac""",
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,7 @@ def problem(path: str) -> str | None:
     """What is wrong with a filter, as far as its text tells. Nothing of it is run."""
     file = Path(path).expanduser()
     if file.suffix != ".py":
-        return f"{path!r} is not a Python file (.py) (.py)"
+        return f"{path!r} is not a Python file (.py)"
     if not file.is_file():
         return f"there is no file {path!r}: check the path"
     try:
@@ -113,6 +114,7 @@ def load(wanted: FilterVersion, key: str) -> Judge:
         raise InputError(f"{key}: {path} {gone} after the corpus's files were listed: call again")
     spec = importlib.util.spec_from_file_location(f"filter_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there for the names of their annotations
     try:
         spec.loader.exec_module(module)
         keep = getattr(module, FUNCTION)
@@ -122,9 +124,9 @@ def load(wanted: FilterVersion, key: str) -> Judge:
     def judge(record: dict[str, Any], text: str) -> Dropped | Failed | None:
         try:
             answer = keep(record)
+            answer = answer.item() if hasattr(answer, "item") else answer  # of NumPy's
         except Exception as error:
             return Failed(f"{FUNCTION}() raised {_said(error)}")
-        answer = answer.item() if hasattr(answer, "item") else answer  # of NumPy's
         if answer is True:
             return None
         if answer is False or (isinstance(answer, str) and answer.strip()):

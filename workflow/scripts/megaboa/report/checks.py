@@ -89,7 +89,8 @@ def along_checks(results: Path, asked: ReportSpec, over: bool = False) -> list[R
     found: list[ReportCheck] = []
     for run in asked.along:
         folder = ExperimentFolder(results).run(run)
-        made, train = read_if_there(Along, folder.along), read_if_there(TrainRecord, folder.train_manifest)
+        made = read_if_there(Along, folder.along)
+        train = read_if_there(TrainRecord, folder.train_manifest) if made else None
         proofs = [AlongFolder(folder.path, iteration=one.iteration).proof for one in made.exports] if made else []
         if made and train and made.identity == train.identity and all(path.exists() for path in proofs):
             found += proof_checks(proofs)

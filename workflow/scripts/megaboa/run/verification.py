@@ -23,7 +23,8 @@ ONE_READER_BYTES = 4 << 30  # more is divided among the job's nodes
 def damage(call: Call, beginning: Beginning, target: AttemptFolder) -> str | None:
     """What is wrong with the checkpoint that an attempt begins with."""
     folder = beginning.parent or call.payload.checkpoints
-    iteration = beginning.iteration
+    # With a parent's weights alone a run begins at its own step 0.
+    iteration = call.folder.run.parent.iteration if beginning.parent else beginning.iteration
     if not iteration or not call.resumption.verifies or not checkpoints.has_digests(folder, iteration):
         return None
     if beginning.parent is None and (iteration in call.sound or iteration not in call.found):
