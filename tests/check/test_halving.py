@@ -134,7 +134,8 @@ def test_trials_of_settings_that_are_no_more_are_left_aside():
 
 
 @pytest.mark.parametrize(
-    ("t", "freedom", "expected"), [(0, 5, 0.5), (2.015, 5, 0.05), (1.645, 1e4, 0.05), (-2.015, 5, 0.95), (6.965, 2, 0.01)]
+    ("t", "freedom", "expected"),
+    [(0, 5, 0.5), (2.015, 5, 0.05), (1.645, 1e4, 0.05), (-2.015, 5, 0.95), (6.965, 2, 0.01)],
 )
 def test_students_t(t, freedom, expected):
     assert halving.upper_tail(t, freedom) == pytest.approx(expected, rel=2e-3)

@@ -27,7 +27,9 @@ try:
         LOADED, calls.partition(PROFILE), None if SUBMITS else CONFIG_FILES[0]
     )
     COMMAND = calls.call_again(workflow.configfiles, GIVEN)
-    for target in {"prove", "tune"}.intersection(() if IS_MODULE or not SUBMITS else sys.argv):
+    for target in {"prove", "tune"}.intersection(
+        () if IS_MODULE or not SUBMITS else sys.argv
+    ):
         CONFIG_FILES, LOADED = calls.own_experiment(workflow, LOADED, target)
         COMMAND, GIVEN = f"{COMMAND} {target}", {}
     # A job of a run needs that one's plan only.

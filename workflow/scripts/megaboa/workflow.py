@@ -508,9 +508,7 @@ def conversion_commands(scripts: str, shared: Shared) -> tuple[str, str, str]:
     return python, f"--image {image}", f"{conversion} --image {image} --inside {inside}"
 
 
-def own_experiment(
-    workflow: Any, loaded: LoadedExperiment, target: str
-) -> tuple[list[Path], LoadedExperiment]:
+def own_experiment(workflow: Any, loaded: LoadedExperiment, target: str) -> tuple[list[Path], LoadedExperiment]:
     """Put the experiment that `snakemake prove` or `snakemake tune` runs in the place of the user's: its file, and what
     is in it.
 

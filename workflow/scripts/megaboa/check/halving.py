@@ -2,10 +2,11 @@
 
 A pure function of the trials so far, so that an interrupted search resumes where it was.
 
-Round 1 tries every setting once, and round 2 at least the fastest quarter again. Each later round tries the setting that leads and, of those that may still be faster
-than it, the half that is most likely to be. The search ends when the chances of all others, that one is faster than the
-leader by more than the tolerance, add up to less than 1 - confidence. Those that are not tried in a round stay in this
-sum: a setting is out when the clock says so. If its only trial met a busy machine, the scatter of its steps says so.
+Round 1 tries every setting once, and round 2 at least the fastest quarter again. Each later round tries the setting
+that leads and, of those that may still be faster than it, the half that is most likely to be. The search ends when the
+chances of all others, that one is faster than the leader by more than the tolerance, add up to less than 1 -
+confidence. Those that are not tried in a round stay in this sum: a setting is out when the clock says so. If its only
+trial met a busy machine, the scatter of its steps says so.
 
 A trial's value is the logarithm of its step time. It is that of its setting, plus that of its round (a machine that is
 slower for a while is so for all), plus noise. The noise is estimated from settings that were tried more than once; at
@@ -165,7 +166,7 @@ def estimate(trials: Sequence[Trial]) -> Estimate | None:
 
 
 def _scatter(trial: Trial) -> float:
-    """Standard deviation of a trial's steps, as a share: trials differ less than steps, but more than their mean does."""
+    """Standard deviation of a trial's steps, as a share: trials differ less than that, but more than means of steps."""
     return statistics.stdev(map(math.log, trial.steps)) if len(trial.steps) > 1 else FLOOR
 
 

@@ -29,7 +29,19 @@ from megaboa.records import Tree
 WHOLE, RESUMED = "whole", "resumed"
 STOP = "overrides.train.exit_interval"
 # Sections that belong to the user's runs and their report.
-NOT_TAKEN = ("sweep", "report", "export", "evaluate", "generate", "profile", "trackers", "budget", "load", "prove", "tune")
+NOT_TAKEN = (
+    "sweep",
+    "report",
+    "export",
+    "evaluate",
+    "generate",
+    "profile",
+    "trackers",
+    "budget",
+    "load",
+    "prove",
+    "tune",
+)
 RESOLVED = ("training", "optimizer", "schedule")  # where an expression would have another value in another layout
 
 

@@ -55,7 +55,10 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
     said = [f"{len(found)} legal settings of {run.name} on {run.run.world_size} ranks; {len(chosen)} are tried"]
     if len(chosen) < len(found) and chosen[0].candidate.seconds is None:
         said.append("nothing predicts step times here, so that some of each layout are tried: `megaboa calibrate`")
-    return {**tree, "sweep": {"skip_illegal": True, "runs": {one.name: _nothing_lost(one, run) for one in chosen}}}, said
+    return {
+        **tree,
+        "sweep": {"skip_illegal": True, "runs": {one.name: _nothing_lost(one, run) for one in chosen}},
+    }, said
 
 
 def _nothing_lost(option: Option, run: Run) -> Tree:
@@ -87,13 +90,14 @@ def _base(loaded: LoadedExperiment, run: Run, raw: Tree) -> Tree:
 def _options(loaded: LoadedExperiment, tree: Tree, run: Run) -> tuple[str, list[Option]]:
     """The user's own, and all that may be tried, most promising first."""
     also = loaded.experiment.tune.also
-    combinations = [dict(zip(also, values, strict=True)) for values in itertools.product(*also.values())]
+    every = [dict(zip(also, values, strict=True)) for values in itertools.product(*also.values())]
+    combinations = [{key: one[key] for key in one if one[key] != _own_value(run, key)} for one in every]
     runs = {f"c{number}": values for number, values in enumerate(combinations) if values}
-    facts: list[tuple[Tree, Facts]] = [({}, run.facts)]
+    facts: list[tuple[Tree, Facts]] = [({}, run.facts)] if {} in combinations else []
     if runs:
         read = proof.read_back({**tree, "sweep": {"skip_illegal": True, "runs": runs}})
         planned = {one.name: one.facts for one in make_plan(replace(read, machine_gpus=loaded.machine_gpus)).runs}
-        facts = [(values, planned[name]) for name, values in runs.items() if name in planned]
+        facts += [(values, planned[name]) for name, values in runs.items() if name in planned]
     found: dict[str, Option] = {}
     for values, one in facts:
         label = "".join(f"-{_label(key, value)}" for key, value in values.items())
@@ -105,6 +109,14 @@ def _options(loaded: LoadedExperiment, tree: Tree, run: Run) -> tuple[str, list[
         own = "own"
         found[own] = Option(own, Candidate(run.facts, None, None), {})
     return own, sorted(found.values(), key=lambda option: option.candidate.seconds or 0.0)
+
+
+def _own_value(run: Run, key: str) -> object:
+    """What the user's run has; None where that is not set."""
+    section, _, name = key.partition(".")
+    if section == "overrides":
+        return run.config.overrides.get(name)
+    return getattr(getattr(run.config, section, None), name, None)
 
 
 def _label(key: str, value: object) -> str:

@@ -65,7 +65,7 @@ class Tried(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Worth(Record):
-    """What one key of the winner is worth: the step time of the best setting tried with another value, to the winner's."""
+    """What one key of the winner is worth: how much slower the fastest setting with another value is."""
 
     key: str
     value: str

@@ -25,7 +25,7 @@ from megaboa import files, records, store
 from megaboa.check import halving
 from megaboa.image.runtimes import NO_CONTAINER
 from megaboa.paths import AttemptFolder, ExperimentFolder, RunFolder, RunStore
-from megaboa.records import InsideAsked, RankEnd, Setting, Trial, Tried, Tuning, TuneSpec, Worth, plain, write
+from megaboa.records import InsideAsked, RankEnd, Setting, Trial, Tried, TuneSpec, Tuning, Worth, plain, write
 from megaboa.run import site as sites
 from megaboa.run.command import RANK_SCRIPT, rank_environment
 from megaboa.run.failures import classify, read_tails
@@ -42,35 +42,35 @@ Say = Callable[[str], None]
 def tune(folder: ExperimentFolder, spec: TuneSpec, say: Say) -> Tuning:
     """Resumes the search, and ends when it is sure, or when its time is up."""
     runs = {one.name: folder.run(one.name) for one in spec.settings}
-    first = runs[spec.own]
-    launch = first.launch
-    site = sites.here(launch, first.run.device, container=sites.container_of(launch, first.image))
-    check_nodes(first, site.nodes)
-    check_image(first)
-    check_data(first)
+    names = list(runs)
     packages = records.read(InsideAsked, folder.specs.inside).digest
     identities = {name: _identity(run, packages) for name, run in runs.items()}
-    # A job may get other nodes the next time; they are alike where partition and GPU are.
-    machine = [launch.partition, launch.gpu] if site.job else [*site.nodes, launch.gpu]
-    place = store.folder(launch.store, "tunings", folder.name, machine)
-    with store.locked(place.with_name(f".{place.name}.lock")), _Importers(first, site) as importers, _ending_well():
-        ledger = _Ledger(place / "trials.jsonl", identities)
+    with trials_here(runs[spec.own], spec) as here:
+        ledger = _Ledger(here.place / "trials.jsonl", identities)
         if ledger.trials:
             say(f"{len(ledger.trials)} trials were made before: {ledger.minutes:.1f} minutes of {spec.minutes:g}")
-        while batch := (verdict := _verdict(spec, ledger)).batch:
+        while batch := (verdict := halving.decide(names, ledger.trials, spec.tolerance, spec.confidence)).batch:
             if ledger.minutes >= spec.minutes:
                 break
             name = batch[0]
-            trials = _Trials(site, importers, place, spec)
-            found = trials.of(runs[name], name, identities[name], verdict.round)
-            ledger.add(found)
-            say(_told(found, len(batch)))
+            ledger.add(here.measure(runs[name], identities[name], verdict.round))
+            say(_told(ledger.trials[-1], len(batch)))
     return summary(spec, ledger.trials, bool(batch))
 
 
-def _verdict(spec: TuneSpec, ledger: _Ledger) -> halving.Verdict:
-    names = [one.name for one in spec.settings]
-    return halving.decide(names, ledger.trials, spec.tolerance, spec.confidence)
+@contextlib.contextmanager
+def trials_here(run: RunFolder, spec: TuneSpec) -> Iterator[Trials]:
+    """In this job or on this machine, where no other process tries settings of the experiment. `run`: any of them."""
+    launch = run.launch
+    site = sites.here(launch, run.run.device, container=sites.container_of(launch, run.image))
+    check_nodes(run, site.nodes)
+    check_image(run)
+    check_data(run)
+    # A job may get other nodes the next time; they are alike where partition and GPU are.
+    machine = [launch.partition, launch.gpu] if site.job else [*site.nodes, launch.gpu]
+    place = store.folder(launch.store, "tunings", run.experiment, machine)
+    with store.locked(place.with_name(f".{place.name}.lock")), _Importers(run, site) as importers, _ending_well():
+        yield Trials(importers, place, spec)
 
 
 def _identity(run: RunFolder, packages: str | None) -> str:
@@ -149,15 +149,14 @@ class _Importers:
 
 
 @dataclass
-class _Trials:
-    site: Place
+class Trials:
     importers: _Importers
     place: Path
     spec: TuneSpec
 
-    def of(self, run: RunFolder, name: str, identity: str, number: int) -> Trial:
+    def measure(self, run: RunFolder, identity: str, number: int) -> Trial:
         """Start the ranks, and wait until they have ended."""
-        target = AttemptFolder((self.place / "trials" / name).absolute())
+        target = AttemptFolder((self.place / "trials" / run.name).absolute())
         shutil.rmtree(target.path, ignore_errors=True)
         target.path.mkdir(parents=True)
         write(RunStore(target.path).identity, identity_of(run))
@@ -168,15 +167,13 @@ class _Trials:
         command = [sites.python_of(run.launch), str(RANK_SCRIPT), "--capture"]
         command += [f"--run={run.path}", f"--store={target.path}", f"--attempt={target.path}"]
         began = time.monotonic()
-        ranks = self.importers.place.start(
-            command, run.run.world_size, target.path, self.importers.environment(run)
-        )
+        ranks = self.importers.place.start(command, run.run.world_size, target.path, self.importers.environment(run))
         try:
             ended = _wait(ranks, began + self.spec.trial_minutes * 60)
         finally:
             ranks.kill()
         took = time.monotonic() - began
-        found = Trial(setting=name, identity=identity, round=number, state="failed", took=took)
+        found = Trial(setting=run.name, identity=identity, round=number, state="failed", took=took)
         return self._judged(found, target, ended, run.run.world_size)
 
     def _judged(self, found: Trial, target: AttemptFolder, ended: Ended | None, ranks: int) -> Trial:
@@ -256,9 +253,7 @@ def _row(setting: Setting, trials: Sequence[Trial], found: halving.Estimate | No
     own = [trial for trial in trials if trial.setting == setting.name]
     if found is None or setting.name not in found.logs:
         last = own[-1] if own else None
-        return Tried(
-            setting=setting, state=last.state if last else "not_tried", why=last and last.why, trials=len(own)
-        )
+        return Tried(setting=setting, state=last.state if last else "not_tried", why=last and last.why, trials=len(own))
     name = setting.name
     return Tried(
         setting=setting,
@@ -325,7 +320,19 @@ def conclusion(tuning: Tuning) -> list[str]:
     return said
 
 
-COLUMNS = ("setting", "state", "trials", "s/step", "slower", "+-", "chance", "GiB", "predicted s", "predicted GiB", "why")
+COLUMNS = (
+    "setting",
+    "state",
+    "trials",
+    "s/step",
+    "slower",
+    "+-",
+    "chance",
+    "GiB",
+    "predicted s",
+    "predicted GiB",
+    "why",
+)
 
 
 def table(tuning: Tuning) -> list[tuple[str, ...]]:
