@@ -62,7 +62,7 @@ def test_every_setting_is_a_row_also_one_that_crashes(workspace, resumed):
     assert {state for name, state in states.items() if "fp8" in name} == {"failed"}
     assert {state for name, state in states.items() if "fp8" not in name} == {"measured"}
     why = next(row["why"] for row in found["settings"] if row["state"] == "failed")
-    assert "bf16_with_fp8" in why or "FP8" in why or "fp8" in why
+    assert "RefusedOnCpu" in why
     rows = workspace.results(HERE, "tune.tsv").read_text().splitlines()
     assert len(rows) == 7
 

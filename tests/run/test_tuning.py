@@ -26,7 +26,14 @@ def spec(**values):
 def trial(name, number, *, state="measured", why=None):
     steps = tuple(SECONDS[name] * share for share in (1.0, 1.001, 0.999, 1.0)) if state == "measured" else ()
     return Trial(
-        setting=name, identity="x", round=number, state=state, why=why, steps=steps, took=6.0, gib=steps and 40.0 or None
+        setting=name,
+        identity="x",
+        round=number,
+        state=state,
+        why=why,
+        steps=steps,
+        took=6.0,
+        gib=steps and 40.0 or None,
     )
 
 

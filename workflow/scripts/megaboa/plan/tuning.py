@@ -35,6 +35,7 @@ class Option:
     name: str
     candidate: Candidate
     values: Tree
+    kind: str = ""  # which values of `tune.also`
 
 
 def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tuple[Tree, list[str]]:
@@ -103,7 +104,7 @@ def _options(loaded: LoadedExperiment, tree: Tree, run: Run) -> tuple[str, list[
         label = "".join(f"-{_label(key, value)}" for key, value in values.items())
         for candidate in search_space.candidates(one):
             differs = {**values, **search_space.differences(candidate.facts, run.facts)}
-            found.setdefault(candidate.name + label, Option(candidate.name + label, candidate, differs))
+            found.setdefault(candidate.name + label, Option(candidate.name + label, candidate, differs, label))
     own = next((name for name, option in found.items() if not option.values), None)
     if own is None:
         own = "own"
@@ -132,9 +133,9 @@ def _first(options: list[Option], most: int, own: str) -> list[Option]:
 
 
 def _in_turns(options: Iterable[Option]) -> list[Option]:
-    """The first of each layout, the second of each, and so on."""
+    """The first of each layout with each of the further values, the second of each, and so on."""
     groups: dict[object, list[Option]] = {}
     for option in options:
-        groups.setdefault(option.candidate.facts.layout, []).append(option)
+        groups.setdefault((option.candidate.facts.layout, option.kind), []).append(option)
     turns = itertools.zip_longest(*groups.values())
     return [option for turn in turns for option in turn if option is not None]
