@@ -9,7 +9,9 @@ confidence. Those that are not tried in a round stay in this sum: a setting is o
 trial met a busy machine, the scatter of its steps says so.
 
 A trial's value is the logarithm of its step time. It is that of its setting, plus that of its round (a machine that is
-slower for a while is so for all), plus noise. The noise is estimated from settings that were tried more than once; at
+slower for a while is so for all), plus noise. Of several trials the median counts: one in twenty may meet a burst of
+other work, and take several times as long. Such trials are part of the noise, so that a clock that has them needs more
+trials. The noise is estimated from settings that were tried more than once; at
 first, from the scatter of the steps within trials.
 """
 
@@ -29,7 +31,8 @@ FAILURES = 2  # after which a setting is given up; memory fails the same way eac
 LEAST = 2  # settings that a round tries besides the leader, if so many may be faster
 REPEATED = 4  # one setting in so many, the fastest, is tried a second time: else the noise between trials isn't known
 QUARTILE = 0.25  # of a trial's steps: other work on the machine makes steps slower, never faster
-PASSES = 30
+PASSES = 10
+MEDIAN = 1.25  # standard error of a median, to that of a mean
 NORMAL = 200  # degrees of freedom from which Student's t is taken for normal
 
 
@@ -57,7 +60,8 @@ class Estimate:
 
     def _own_error(self, name: str) -> float:
         """Where even its steadiest trial was disturbed, its value is worth less than others'."""
-        return max(self.noise, self.scatter[name]) / math.sqrt(self.counts[name])
+        count = self.counts[name]
+        return max(self.noise, self.scatter[name]) * (MEDIAN if count > 2 else 1.0) / math.sqrt(count)
 
     def chance(self, name: str, tolerance: float) -> float:
         """That it is faster than the leader by more than the tolerance."""
@@ -152,11 +156,13 @@ def estimate(trials: Sequence[Trial]) -> Estimate | None:
     for one in measured:
         scatter[one.setting] = min(scatter.get(one.setting, math.inf), _scatter(one))
     logs, rounds = dict.fromkeys(by_name, 0.0), dict.fromkeys(by_round, 0.0)
-    for _ in range(PASSES if len(rounds) > 1 else 1):  # least squares, one side after the other
-        logs = {name: sum(value - rounds[number] for number, value in own) / len(own) for name, own in by_name.items()}
+    for _ in range(PASSES if len(rounds) > 1 else 1):  # medians, one side after the other
+        logs = {
+            name: statistics.median(value - rounds[number] for number, value in own) for name, own in by_name.items()
+        }
         if len(rounds) > 1:
             rounds = {
-                number: sum(value - logs[name] for name, value in own) / len(own) for number, own in by_round.items()
+                number: statistics.median(value - logs[name] for name, value in own) for number, own in by_round.items()
             }
     squares = sum((value - logs[name] - rounds[number]) ** 2 for name, number, value in values)
     freedom = max(len(values) - len(logs) - len(rounds) + 1, 0)
