@@ -16,8 +16,9 @@ def trial(setting, number, *steps, state="measured"):
 
 
 def clock(truth, noise, drift, seed, bursts=0.0):
-    """Trials of settings with these true step times: each has its noise, and each round a speed of its own. `bursts`: the
-    share of trials that take two to six times as long, from their first step to their last."""
+    """Trials of settings with these true step times: each has its noise, and each round a speed of its own.
+
+    `bursts`: the share of trials that take two to six times as long, from their first step to their last."""
     generator = random.Random(seed)
     speeds: dict[int, float] = {}
 

@@ -33,7 +33,7 @@ def trial(name, number, *, state="measured", why=None):
         why=why,
         steps=steps,
         took=6.0,
-        gib=steps and 40.0 or None,
+        gib=(steps and 40.0) or None,
     )
 
 
