@@ -67,7 +67,7 @@ def b200() -> Calibration:
 def a100() -> Calibration:
     """Five numbers were fitted to the rows that benchmarks/measured/README.md allows: how much faster matrix products
     are than on SimuMax's A100, a PCIe card; the host's layer, the memory, the network, the latency of collectives."""
-    faster, host, memory, network, latency = 1.08, 3.23e-3, 1.5e12, 17.5e9, 190e-6
+    faster, host, memory, network, latency = 1.08, 3.23e-3, 1.875e12, 17.5e9, 190e-6
     products = kernels("a100", "products")
     products = replace(products, rate=products.rate * faster, moved=(products.moved or 0.0) * faster)
     reduce = Law(rate=229e9, latency=latency)
@@ -94,33 +94,6 @@ def a100() -> Calibration:
             send=replace(reduce, latency=20e-6),
         ),
         network=_network(network),
-    )
-
-
-def h200() -> Calibration:
-    """Of GPT2-large's kernels by PyTorch's profiler, as long as there is no measured file."""
-    node = Link(
-        ranks=2,
-        all_reduce=Law(rate=340e9, latency=20e-6),
-        all_gather=Law(rate=340e9, latency=20e-6),
-        reduce_scatter=Law(rate=340e9, latency=20e-6),
-        all_to_all=Law(rate=300e9, latency=25e-6),
-        send=Law(rate=330e9, latency=15e-6),
-    )
-    return Calibration(
-        name="h200, from a profile",
-        gpu="h200",
-        source="docs/benchmarks/h200.md: the kernels of GPT2-large on one H200; collectives and the host are assumed",
-        products={
-            "bf16": Law(rate=740e12, latency=3e-6, moved=10e12),
-            "fp8_current": Law(rate=1300e12, latency=5e-6, moved=2.2e12),
-        },
-        attention={"forward": Law(rate=320e12, latency=5e-6), "backward": Law(rate=290e12, latency=10e-6)},
-        memory=Law(rate=4.1e12),
-        launch=6e-6,
-        layer={"bf16": 1.5e-3, "fp8_current": 2.0e-3},
-        node=node,
-        network=_network(50e9),
     )
 
 
@@ -156,9 +129,6 @@ def _network(rate: float) -> Link:
 
 def main() -> None:
     calibration.SHIPPED.mkdir(exist_ok=True)
-    kept = calibration.SHIPPED / "h200.json"
-    if not kept.exists():
-        records.write(kept, h200())
     for made in (b200(), a100(), h100()):
         records.write(calibration.SHIPPED / f"{made.gpu}.json", made)
         print(f"{made.name}: {made.source}")

@@ -84,10 +84,14 @@ RUN = {
 }
 
 
-def earlier(results, experiment, run, seconds, state="PASS", gpu="h100-80g", predicted=None):
+def earlier(results, experiment, run, seconds, state="PASS", gpu="h100-80g", predicted=None, by=None):
     folder = results / experiment / "runs" / "r"
     if predicted is not None:
-        row = dict.fromkeys(overview.COLUMNS) | {"run": "r", "model_seconds": predicted}
+        row = dict.fromkeys(overview.COLUMNS) | {
+            "run": "r",
+            "model_seconds": predicted,
+            "model_by": by or calibration.name(gpu),
+        }
         write_text(results / experiment / "preflight.tsv", overview.tsv([row]))
     write_json(folder / "run.json", run)
     write_json(folder / "launch.json", {"gpu": gpu})
@@ -116,6 +120,7 @@ def test_a_models_earlier_runs_correct_what_is_predicted_of_another_layout(tmp_p
     earlier(tmp_path, "b", {**RUN, "parallel": {"tp": 1}}, 2.8, predicted=2.0)
     earlier(tmp_path, "c", {**RUN, "model": {"name": "other", "init": "scratch", "hf": "c/d"}}, 9.0, predicted=1.0)
     earlier(tmp_path, "d", RUN, 9.0, gpu="h200-141g", predicted=1.0)
+    earlier(tmp_path, "e", RUN, 9.0, predicted=1.0, by="h100, of another day")
     other = parse(RunSpec, {**RUN, "parallel": {"pp": 2}}, "run.json")
     measured, correction = costs.history(tmp_path).of(other, "h100-80g")
     assert measured is None and correction == costs.Correction(pytest.approx(1.3), 2)

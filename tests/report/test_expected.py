@@ -52,6 +52,24 @@ def test_a_peak_that_was_measured_stands_beside_the_prediction(experiment):
     assert found.measured_seconds > 0
 
 
+def test_the_model_of_speed_stands_beside_the_measured_time_whatever_told_the_expected_one(experiment):
+    expect(
+        experiment, step_seconds=0.5, step_source="measured", model_seconds=0.4, model_parts="products 90%, host 10%"
+    )
+    [found] = load_expected(experiment.results, load_runs(experiment.results))
+    assert (found.model_seconds, found.model_parts) == (0.4, "products 90%, host 10%")
+    assert found.model_error == f"{0.4 / found.measured_seconds - 1:+.1%}"
+
+
+def test_a_table_from_before_the_model_had_columns_is_read(experiment):
+    columns = [name for name in overview.COLUMNS if not name.startswith("model_")]
+    row = dict.fromkeys(columns, "-") | {"run": "a", "step_seconds": "0.5", "step_source": "given"}
+    text = "\n".join("\t".join(line) for line in (columns, [row[name] for name in columns]))
+    write_text(experiment.results / "preflight.tsv", text + "\n")
+    [found] = load_expected(experiment.results, load_runs(experiment.results))
+    assert (found.model_seconds, found.model_parts, found.model_error) == (None, "", "")
+
+
 def test_without_a_gpu_there_is_no_peak(experiment):
     expect(experiment)
     [found] = load_expected(experiment.results, load_runs(experiment.results))

@@ -257,9 +257,9 @@ def attention(bench: Bench) -> dict[str, Law]:
         with torch.no_grad():
             alone = bench.kernels(lambda core=core, q=q, k=k, v=v: core(q, k, v))
         rest = max(bench.kernels(both) - alone, alone)
-        work = 4.0 * scores * channels
-        forward.append(Point(name=name, work=work, values=scores, seconds=alone))
-        backward.append(Point(name=name, work=2.5 * work, values=scores, seconds=rest))
+        work, rows = 4.0 * scores * channels, 1 + round(batch * heads * length / 1000)
+        forward.append(Point(name=name, work=work, values=scores, groups=rows, seconds=alone))
+        backward.append(Point(name=name, work=2.5 * work, values=scores, groups=rows, seconds=rest))
     return {"forward": fitted(forward), "backward": fitted(backward)}
 
 
@@ -440,5 +440,14 @@ def stack(bench: Bench) -> dict[str, str]:
         found["transformer_engine"] = transformer_engine.__version__
     if bench.is_gpu:
         found |= {"cuda": str(torch.version.cuda), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
-        found |= {"device": torch.cuda.get_device_name(), "cudnn": str(torch.backends.cudnn.version())}
+        found |= {"device": torch.cuda.get_device_name(), "cudnn": _cudnn()}
     return found
+
+
+def _cudnn() -> str:
+    """torch refuses to say it of another cuDNN than it was compiled with; kernels are those of the loaded one all the
+    same."""
+    try:
+        return str(torch.backends.cudnn.version())
+    except RuntimeError as error:
+        return f"not torch's own ({str(error).splitlines()[0][:120]})"

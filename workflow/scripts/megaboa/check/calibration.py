@@ -24,11 +24,16 @@ def of(gpu: str | None) -> Calibration | None:
     return _scaled(kind) if peaks.operations(kind) else None
 
 
+def name(gpu: str | None) -> str:
+    found = of(gpu)
+    return found.name if found else "none"
+
+
 def short(gpu: str | None) -> str:
     """`told` in a table."""
     found = of(gpu)
     held = found and found.held_back
-    return f"{found.name if found else gpu} ({f'off by {held.median:.0%}' if held else 'never checked'})"
+    return f"{name(gpu)} ({f'off by {held.median:.0%}' if held else 'never checked'})"
 
 
 def told(gpu: str | None) -> str:

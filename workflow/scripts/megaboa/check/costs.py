@@ -145,8 +145,8 @@ def history(results: Path) -> History:
             continue
         run, gpu = folder.run, folder.launch.gpu
         seconds.setdefault(speed_key(run, gpu), []).append(timed.median)
-        predicted = predicted_in(paths.ExperimentFolder(folder.path.parents[1]).preflight_table).get(folder.path.name)
-        if predicted:
+        table = paths.ExperimentFolder(folder.path.parents[1]).preflight_table
+        if predicted := predicted_in(table, calibration.name(gpu)).get(folder.path.name):
             ratios.setdefault(model_key(run, gpu), []).append(timed.median / predicted)
     return History(
         {key: statistics.median(values) for key, values in seconds.items()},
@@ -154,12 +154,14 @@ def history(results: Path) -> History:
     )
 
 
-def _predicted_in(table: Path) -> dict[str, float]:
-    """Seconds per step by run, as the model of speed had them; tables of older versions don't."""
+def _predicted_in(table: Path, by: str) -> dict[str, float]:
+    """Seconds per step by run, as the model of speed had them with the calibration of today: what an earlier one was
+    off says nothing of this one's errors."""
     if not table.exists():
         return {}
     with table.open(encoding="utf-8", newline="") as stream:
-        said = {row["run"]: row.get("model_seconds") for row in csv.DictReader(stream, delimiter="\t")}
+        rows = [row for row in csv.DictReader(stream, delimiter="\t") if row.get("model_by") == by]
+    said = {row["run"]: row["model_seconds"] for row in rows}
     return {run: float(text) for run, text in said.items() if text and text != "-"}
 
 

@@ -13,6 +13,7 @@ from megaboa.records import Law, Point
 Solution = dict[int, float]  # by column: latency, work, values, groups
 COLUMNS = 4
 ROUNDS = 4
+FASTER = 2.0  # than any measured point a law's rate is at most
 
 
 def fitted(points: Sequence[Point]) -> Law:
@@ -42,8 +43,12 @@ def fitted(points: Sequence[Point]) -> Law:
 def _best(rows: Sequence[Sequence[float]], measured: Sequence[float], used: list[int]) -> Solution:
     """Distances are divided by what was measured; then by the mean of that and the last solution."""
     found = _least_squares(rows, measured, measured, used)
+    least = 1 / (FASTER * max(row[1] / seconds for row, seconds in zip(rows, measured, strict=True)))
+    if found[1] < least and len(used) > 1:  # all the rest explains more than there is: take work at its fastest
+        left = [max(seconds - least * row[1], 0.0) for row, seconds in zip(rows, measured, strict=True)]
+        return {**_least_squares(rows, left, measured, [column for column in used if column != 1]), 1: least}
     for _ in range(ROUNDS):
-        if found[1] <= 0 or min(found.values()) < 0:
+        if min(found.values()) < 0:
             break
         means = [math.sqrt(_value(found, row) * seconds) for row, seconds in zip(rows, measured, strict=True)]
         found = _least_squares(rows, measured, means, used)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megaboa.check import fit, memory, parameters
+from megaboa.check import calibration, fit, memory, parameters
 from megaboa.check.costs import Costs, Total
 from megaboa.check.facts import Facts
 from megaboa.check.memory import GIB
@@ -15,7 +15,17 @@ from megaboa.records import RunCheck, Tree
 COLUMNS = (
     *("run", "state", "ranks", "layout", "params", "memory_gib", "limit_gib", "stage"),
     *("weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "logits_gib", "tensors_gib", "memory_error"),
-    *("tokens", "flops", "step_seconds", "step_source", "model_seconds", "model_parts", "hours", "gpu_hours"),
+    *(
+        "tokens",
+        "flops",
+        "step_seconds",
+        "step_source",
+        "model_seconds",
+        "model_parts",
+        "model_by",
+        "hours",
+        "gpu_hours",
+    ),
     *("checkpoint_bytes", "checkpoints", "disk_bytes", "why"),
 )
 SHOWN = 40  # rows on a terminal
@@ -47,6 +57,7 @@ def row(name: str, result: RunCheck, facts: Facts | None, costs: Costs | None) -
         found |= {"tokens": costs.tokens, "flops": costs.flops, "step_source": costs.source}
         if costs.predicted is not None:
             found |= {"model_seconds": costs.predicted.seconds, "model_parts": costs.predicted.shares()}
+            found["model_by"] = calibration.name(facts.cluster.gpu)
         found |= {"step_seconds": costs.step_seconds, "hours": costs.hours, "gpu_hours": costs.gpu_hours}
         found |= {"checkpoint_bytes": round(costs.checkpoint_bytes), "checkpoints": costs.checkpoints}
         found["disk_bytes"] = round(costs.disk_bytes)

@@ -26,7 +26,7 @@ TYPES = {  # in the name of a precision: in a calibration, and how much faster t
     "mxfp8": ("mxfp8", 1.5),
     "fp4": ("nvfp4", 2.0),
 }
-BYTES_OF_PASS = 1.2  # of a kernel of norms, activations, losses: as many more than the sum of tensors moves in its time
+BYTES_OF_PASS = 1.5  # of a kernel of norms, activations, losses: as many more than the sum of tensors moves in its time
 SCORE_PASSES = 1.2  # the same, of scores that aren't fused, in addition
 ACCUMULATED = 10  # bytes for each parameter and micro-batch: the gradient is read, and added to the one in fp32
 UPDATED = 50  # bytes for each parameter that a rank updates: gradients are measured, Adam's states read and written
@@ -204,7 +204,7 @@ class _Model:
             return self.plain_attention(one)
         operations = 2 * scores.count * scores.channels
         forward, backward = (
-            law.seconds(times * operations, scores.count) + (scores.pieces - 1) * law.latency
+            law.seconds(times * operations, scores.count, 1 + scores.rows / 1000) + (scores.pieces - 1) * law.latency
             for law, times in ((self.known.attention["forward"], 1.0), (self.known.attention["backward"], 2.5))
         )
         return forward, backward

@@ -43,6 +43,7 @@ class Scores:
 
     count: float
     channels: float
+    rows: float  # queries of all heads
     pieces: int = 1  # rounds, as keys and values come from other context parallel ranks
 
 
@@ -76,7 +77,8 @@ def attention(f: Facts) -> Part:
     products = _latent(f) if model.latent else _grouped_queries(f)
     channels = _channels(f)
     length = f.training.seq_length or 0
-    scores = Scores(tokens * heads / tp * length / 2, sum(channels), f.layout.cp)
+    rows = tokens * heads / tp
+    scores = Scores(rows * length / 2, sum(channels), rows, f.layout.cp)
     inner = tokens * heads / tp * sum(channels)  # about what queries, keys and values have together
     turned = 0 if model.learned_positions else 4 * WIDTH * inner
     forward, backward = _row_passes(f, hidden)

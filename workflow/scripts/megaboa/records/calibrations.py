@@ -23,7 +23,8 @@ class Law(Record):
     """Seconds of a kernel: `latency + work / rate + values / moved + (groups - 1) * group`.
 
     Work is operations of a matrix product or of attention, bytes of a collective or of a pass over memory. Values are
-    the elements of a product's three matrices, or the scores of attention. Groups are the experts of a grouped product.
+    the elements of a product's three matrices, or the scores of attention. Groups are the experts of a grouped product,
+    or the rows of attention, queries of all heads, in thousands.
     """
 
     rate: float
