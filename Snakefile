@@ -1,5 +1,5 @@
 # From one YAML file to one report.
-# Stages: snakemake image|data|import|preflight|pretrain|profile|metrics|export|evaluate|report|bundle|prove
+# Stages: snakemake image|data|import|preflight|pretrain|profile|metrics|export|evaluate|report|bundle|prove|tune
 from snakemake.utils import min_version
 
 min_version("9.27")
@@ -20,6 +20,7 @@ include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/bundle.smk"
 include: "workflow/rules/prove.smk"
+include: "workflow/rules/tune.smk"
 
 
 rule all:

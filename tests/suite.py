@@ -49,6 +49,7 @@ EXERCISED = {
     "tests/e2e/test_observed.py": "observe bridge",
     "tests/e2e/test_profile.py": "profile observe",
     "tests/e2e/test_prove.py": "prove plan bridge",
+    "tests/e2e/test_tune.py": "tune plan run",
     "tests/e2e/test_recipe_with_weights.py": "plan bridge",
     "tests/e2e/test_recipes.py": "plan bridge",
     "tests/e2e/test_recipes_for_performance.py": "plan bridge",

@@ -27,9 +27,11 @@ try:
         LOADED, calls.partition(PROFILE), None if SUBMITS else CONFIG_FILES[0]
     )
     COMMAND = calls.call_again(workflow.configfiles, GIVEN)
-    if SUBMITS and not IS_MODULE and RULE_NAME("prove") in sys.argv:
-        CONFIG_FILES, LOADED = calls.plan_proof(workflow, LOADED)
-        COMMAND, GIVEN = f"{COMMAND} prove", {}
+    for target in {"prove", "tune"}.intersection(
+        () if IS_MODULE or not SUBMITS else sys.argv
+    ):
+        CONFIG_FILES, LOADED = calls.own_experiment(workflow, LOADED, target)
+        COMMAND, GIVEN = f"{COMMAND} {target}", {}
     # A job of a run needs that one's plan only.
     PLAN = make_plan(LOADED, only=() if SUBMITS else calls.runs_of_job(sys.argv))
     RESTARTED = restarts.check(PLAN, "results", RESTART) if SUBMITS else []

@@ -47,7 +47,7 @@ JOBS = {
     "data": ("train-tokenizer", "list-sources", "tokenize-shard", "merge-corpus", "verify-corpus", "build-index"),
     "models": ("get-model", "import-model", "prove-import", "export-model", "prove-export", "generate", "push-model"),
     "preflight": ("preflight", "check-inside"),
-    "hosts": ("image", "preflight-in-image", "capture"),
+    "hosts": ("image", "preflight-in-image", "capture", "tune"),
     "results": ("summarize", "evaluate", "export-along", "compare-tensors", "report", "bundle"),
     "tables": ("write-schema", "write-config-keys", "list-recipes"),
 }

@@ -181,8 +181,13 @@ class ExperimentFolder:
 
     @property
     def own_config(self) -> Path:
-        """The file of an experiment that isn't the user's: what `snakemake prove` runs."""
+        """The file of an experiment that isn't the user's: what `snakemake prove` or `snakemake tune` runs."""
         return self.path / "experiment.yaml"
+
+    @property
+    def tuning(self) -> Path:
+        """What came of `snakemake tune`; its table and the winner's keys are next to it."""
+        return self.path / "tune.json"
 
     @property
     def calls(self) -> Path:

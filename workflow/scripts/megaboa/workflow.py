@@ -31,7 +31,7 @@ from megaboa.doctor import failed_stages
 from megaboa.errors import InputError
 from megaboa.observe import status
 from megaboa.paths import ExperimentFolder
-from megaboa.plan import Plan, in_place, places, proof, restarts, screen
+from megaboa.plan import Plan, in_place, places, proof, restarts, screen, tuning
 from megaboa.plan.screen import describe, submission
 from megaboa.plan.shared import Shared
 from megaboa.records import Checks, Fault, Tree, read
@@ -517,14 +517,15 @@ def export_command(shared: Shared, python: str, convert: str, run: str, kind: st
     return f"{convert.format(model=model)} --logs {shared.folder}/logs/export/{run}.{kind}.ranks"
 
 
-def plan_proof(workflow: Any, loaded: LoadedExperiment) -> tuple[list[Path], LoadedExperiment]:
-    """Put the experiment that `snakemake prove` runs in the place of the user's: its file, and what is in it.
+def own_experiment(workflow: Any, loaded: LoadedExperiment, target: str) -> tuple[list[Path], LoadedExperiment]:
+    """Put the experiment that `snakemake prove` or `snakemake tune` runs in the place of the user's: its file, and what
+    is in it.
 
     Its jobs read that file alone: what `--config` gave is in it.
     """
-    tree, unproven = proof.experiment(loaded)
+    tree, said = {"prove": proof.experiment, "tune": tuning.experiment}[target](loaded)
     path = proof.write(tree, ExperimentFolder(Path("results", tree["experiment"])).own_config)
-    for sentence in unproven:
+    for sentence in said:
         say(sentence)
     workflow.config_settings.config_args = []
     return [path], replace(load([path], variables=os.environ), machine_gpus=loaded.machine_gpus)
@@ -536,6 +537,14 @@ def compared(shared: Shared) -> list[str]:
             "`prove` plans an experiment of its own: call `snakemake prove` alone, in a clone, not as a module's rule"
         )
     return shared.tensors
+
+
+def tuned(shared: Shared) -> str:
+    if not shared.plan.experiment.tune.trials_of:
+        raise InputError(
+            "`tune` plans an experiment of its own: call `snakemake tune` alone, in a clone, not as a module's rule"
+        )
+    return str(shared.paths.tuning)
 
 
 def given_values(values: dict[str, Any]) -> list[str]:

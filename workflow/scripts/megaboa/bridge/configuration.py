@@ -193,11 +193,12 @@ def saves_in_background(config: ConfigContainer) -> bool:
 def profile(config: ConfigContainer, wanted: ProfileSpec) -> None:
     """Train the first steps alone, under the profiler, with the learning rates of the whole run, and save nothing.
 
-    A few steps more than are captured: compared with them the profiler's own cost can be seen.
+    A few steps more than are captured: compared with them the profiler's own cost can be seen. Without a profiler, for
+    a trial of `snakemake tune`, there are none to compare.
     """
     begin, end = wanted.steps
     config.scheduler.lr_decay_iters = config.scheduler.lr_decay_iters or config.train.train_iters
-    config.train.train_iters = end + REFERENCE_STEPS
+    config.train.train_iters = end + (REFERENCE_STEPS if wanted.tool != "none" else 0)
     config.validation.eval_iters = 0
     config.checkpoint.save = None
     profiling = config.profiling

@@ -64,13 +64,13 @@ def advise(f: Facts, top: int = 8, known: Calibration | None = None) -> list[Adv
     return sorted(best.values(), key=lambda found: found.step.seconds)[:top]
 
 
-def candidates(f: Facts) -> Iterator[Facts]:
-    """Every legal layout: tensor ranks inside a node, powers of two elsewhere."""
+def candidates(f: Facts, shortest: int = 4096) -> Iterator[Facts]:
+    """Every legal layout: tensor ranks inside a node, powers of two elsewhere. `shortest`: tokens of a context rank."""
     gpus, world = f.cluster.gpus_per_node, f.cluster.nodes * f.cluster.gpus_per_node
     layers = f.model.layers or 1
     tensor = [tp for tp in _powers(gpus) if gpus % tp == 0]
     stages = [pp for pp in range(1, min(layers, world) + 1) if world % pp == 0 and (layers % pp == 0 or pp == 1)]
-    context = [cp for cp in _powers(world) if cp == 1 or (f.training.seq_length or 0) // cp >= 4096]
+    context = [cp for cp in _powers(world) if cp == 1 or (f.training.seq_length or 0) // cp >= shortest]
     experts = _powers(f.model.experts or 1)
     for tp, pp, cp, ep in product(tensor, stages, context, experts):
         for vpp in _interleaved(layers, pp):

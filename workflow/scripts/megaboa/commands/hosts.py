@@ -6,12 +6,13 @@ import shlex
 import sys
 from pathlib import Path
 
-from megaboa import commands
+from megaboa import commands, files
 from megaboa.check.outcome import conclude_in_image
 from megaboa.errors import InputError
 from megaboa.image.make import answer, build_command, make
-from megaboa.paths import Specs
-from megaboa.records import Image, RecordError, read, write
+from megaboa.paths import ExperimentFolder, Specs
+from megaboa.records import Image, RecordError, TuneSpec, read, write
+from megaboa.run import tuning
 from megaboa.run.call import TrainingFailed
 from megaboa.run.capture import capture as capture_run
 from megaboa.run.inputs import UnusableInputError
@@ -67,3 +68,34 @@ def capture(words: list[str]) -> int:
     write(args.out, manifest)
     print(f"run {manifest.run}: {len(manifest.traces)} trace(s) in {manifest.path}")
     return 0
+
+
+def tune(words: list[str]) -> int:
+    """Try the settings of a run in turn, until the fastest is known.
+
+    A table of the same name (.tsv) and the winner's keys (winner.yaml) are written next to it.
+    """
+    parser = commands.job(tune, "spec", "out")
+    args = parser.parse_args(words)
+    try:
+        found = tuning.tune(ExperimentFolder(args.out.parent), read(TuneSpec, args.spec), _say)
+    except (UnusableInputError, RecordError) as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: the next call resumes from the trials that were made", file=sys.stderr)
+        return 130
+    rows = [tuning.COLUMNS, *tuning.table(found)]
+    files.write_text(args.out.with_suffix(".tsv"), "".join("\t".join(row) + "\n" for row in rows))
+    files.write_text(args.out.with_name("winner.yaml"), tuning.yaml(found))
+    print(tuning.text(found))
+    if found.winner is None:
+        return 1
+    if found.ended == "confident":
+        print(f"to paste: {args.out.with_name('winner.yaml')}")
+    write(args.out, found)
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

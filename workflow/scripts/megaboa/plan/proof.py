@@ -29,13 +29,25 @@ from megaboa.records import Tree
 WHOLE, RESUMED = "whole", "resumed"
 STOP = "overrides.train.exit_interval"
 # Sections that belong to the user's runs and their report.
-NOT_TAKEN = ("sweep", "report", "export", "evaluate", "generate", "profile", "trackers", "budget", "load", "prove")
+NOT_TAKEN = (
+    "sweep",
+    "report",
+    "export",
+    "evaluate",
+    "generate",
+    "profile",
+    "trackers",
+    "budget",
+    "load",
+    "prove",
+    "tune",
+)
 RESOLVED = ("training", "optimizer", "schedule")  # where an expression would have another value in another layout
 
 
 def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tuple[Tree, list[str]]:
     """Its keys, and what it can't prove, a sentence each. Raises ConfigError where nothing can be proven."""
-    choice = _chosen(loaded)
+    choice = chosen(loaded, "prove", loaded.experiment.prove.run)
     run = next(one for one in make_plan(loaded, results, only=(choice.name,)).runs if one.name == choice.name)
     if run.config.continue_from:
         message = (
@@ -63,14 +75,13 @@ def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tup
     return _with_legs(base, run, wanted, unproven), unproven
 
 
-def _chosen(loaded: LoadedExperiment) -> Choice:
-    """The run to prove."""
-    wanted = loaded.experiment.prove.run
+def chosen(loaded: LoadedExperiment, section: str, wanted: str | None) -> Choice:
+    """The run that `<section>.run` names; else the first."""
     choices = {choice.name: choice for choice in choices_of(loaded)}
     if wanted is None:
         return next(iter(choices.values()))
     if wanted not in choices:
-        raise ConfigError([loaded.problem(("prove", "run"), choose(wanted, list(choices), "run"))])
+        raise ConfigError([loaded.problem((section, "run"), choose(wanted, list(choices), "run"))])
     return choices[wanted]
 
 
@@ -120,7 +131,7 @@ def _another_layout(loaded: LoadedExperiment, base: Tree, run: Run, results: Pat
     for label, values in _candidates(run):
         tree = _with_legs(base, run, {label: values}, [])
         try:
-            make_plan(replace(_read(tree), machine_gpus=loaded.machine_gpus), results)
+            make_plan(replace(read_back(tree), machine_gpus=loaded.machine_gpus), results)
         except ConfigError as error:
             why.append(f"{label}: {error.problems[0].message}")
         else:
@@ -128,7 +139,7 @@ def _another_layout(loaded: LoadedExperiment, base: Tree, run: Run, results: Pat
     return "", {}, "; ".join(why)
 
 
-def _read(tree: Tree) -> LoadedExperiment:
+def read_back(tree: Tree) -> LoadedExperiment:
     with tempfile.TemporaryDirectory() as folder:
         return load([write(tree, Path(folder, "experiment.yaml"))], variables=os.environ)
 

@@ -31,31 +31,40 @@ class JobResources:
         """On one node."""
         return self.of(run).gpus_per_node * self.of(run).cpus_per_rank
 
-    def training(self, rule: str, spares: bool = False) -> Asked:
+    def training(
+        self, rule: str, spares: bool = False, run_of: Callable[[Any], str] = lambda wildcards: wildcards.run
+    ) -> Asked:
         """One allocation for all ranks of a run. `spares`: with the nodes that wait to take another one's place."""
 
         def nodes(run: str) -> int:
             return self.of(run).nodes + (self.of(run).spare_nodes if spares else 0)
 
+        def asked_for(wildcards: Any) -> Resources:
+            return self.of(run_of(wildcards))
+
         def size(wildcards: Any) -> Size:
-            asked = self.of(wildcards.run)
-            return Size(nodes(wildcards.run), asked.gpus_per_node, self.cores(wildcards.run))
+            asked = asked_for(wildcards)
+            return Size(nodes(run_of(wildcards)), asked.gpus_per_node, self.cores(run_of(wildcards)))
 
         return {
-            "mem_mb": lambda wildcards: self.of(wildcards.run).mem_mb_per_rank * self.of(wildcards.run).gpus_per_node,
-            "runtime": lambda wildcards: self.of(wildcards.run).runtime,
+            "mem_mb": lambda wildcards: asked_for(wildcards).mem_mb_per_rank * asked_for(wildcards).gpus_per_node,
+            "runtime": lambda wildcards: asked_for(wildcards).runtime,
             # Without a scheduler two runs would both take this machine's first GPU: profiles/local lets one in at a
             # time.
             "gpu_machine": int(self.on_gpus),
-            "gpus_in_flight": lambda wildcards: nodes(wildcards.run) * self.of(wildcards.run).gpus_per_node,
+            "gpus_in_flight": lambda wildcards: nodes(run_of(wildcards)) * asked_for(wildcards).gpus_per_node,
             **cluster().resources(
                 size,
-                self._where(lambda wildcards: wildcards.run),
-                lambda wildcards: self.options(wildcards.run, rule, spares),
-                (lambda wildcards: self.of(wildcards.run).gpus_per_node) if self.on_gpus else None,
+                self._where(run_of),
+                lambda wildcards: self.options(run_of(wildcards), rule, spares),
+                (lambda wildcards: asked_for(wildcards).gpus_per_node) if self.on_gpus else None,
                 self.shared.profile,
             ),
         }
+
+    def trials(self, rule: str) -> Asked:
+        """One allocation for all settings that `snakemake tune` tries: all have the ranks of the user's run."""
+        return self.training(rule, run_of=lambda wildcards: self.shared.plan.runs[0].name)
 
     def options(self, run: str, rule: str, spares: bool = False) -> str:
         """What the scheduler is told about a run besides its size: what must end before it, the user's own."""

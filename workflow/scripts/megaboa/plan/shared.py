@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from megaboa import conversion, files, store
+from megaboa.check import search_space
 from megaboa.config.models.data import Corpus
 from megaboa.data import pairs, sources
 from megaboa.paths import ExperimentFolder
@@ -41,10 +42,12 @@ from megaboa.records import (
     Record,
     ReportSpec,
     RunsSpec,
+    Setting,
     TensorsSpec,
     TextSpec,
     TokenizerSpec,
     Tree,
+    TuneSpec,
     plain,
     read_if_there,
 )
@@ -165,6 +168,13 @@ class Shared:
         return [str(self.paths.tensors)] if self._tensors().agreements else []
 
     @property
+    def tried(self) -> list[str]:
+        """What has to be there before settings are tried, where the runs are settings."""
+        if not self.plan.experiment.tune.trials_of:
+            return []
+        return list(dict.fromkeys(path for run in self.plan.runs for path in self.run_inputs(run)))
+
+    @property
     def compared(self) -> list[str]:
         """The manifests of the runs whose checkpoints are compared."""
         groups = self._tensors().agreements
@@ -255,6 +265,7 @@ class Shared:
         specs |= {"costs.json": self._costs(), "report.json": self._report()}
         specs |= {"evaluate.json": self._evaluate(), "generate.json": self._generate()}
         specs |= {"tensors.json": self._tensors()} if self.tensors else {}
+        specs |= {"tune.json": self._tune()} if self.plan.experiment.tune.trials_of else {}
         return {name: plain(spec) for name, spec in specs.items()}
 
     def tokenizer_inputs(self, reference: Reference | None) -> list[str]:
@@ -500,6 +511,25 @@ class Shared:
         Below a job that runs, Snakemake looks for no other reasons: one more export would need a second call.
         """
         return CostsSpec(exports=tuple(self.plan.exports), budget=Budget(**self.plan.experiment.budget.model_dump()))
+
+    def _tune(self) -> TuneSpec:
+        """The settings that one job tries in turn."""
+        wanted = self.plan.experiment.tune
+        settings = []
+        for run in self.plan.runs:
+            seconds, gib = search_space.predicted(run.facts)
+            settings.append(Setting(name=run.name, values=dict(run.values), seconds=seconds, gib=gib))
+        begin, end = self.plan.experiment.profile.steps
+        return TuneSpec(
+            own=settings[0].name,
+            settings=tuple(settings),
+            steps=end - begin + 1,
+            warmup=begin - 1,
+            tolerance=wanted.tolerance,
+            confidence=wanted.confidence,
+            minutes=wanted.minutes,
+            trial_minutes=wanted.trial_minutes,
+        )
 
     def _tensors(self) -> TensorsSpec:
         return TensorsSpec(agreements=tuple(one for one in self.plan.agreements if one.tensors))

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, StringConstraints, WithJso
 
 from megaboa.config.models.data import Corpus, Data
 from megaboa.config.models.model import Model, Tokenizer
-from megaboa.config.models.outputs import Evaluate, Export, Generate, Profile, Prove, Report, Trackers
+from megaboa.config.models.outputs import Evaluate, Export, Generate, Profile, Prove, Report, Trackers, Tune
 from megaboa.config.models.resources import Budget, Image, Launch, Recovery, Resources
 from megaboa.config.models.section import Name, Section, key
 from megaboa.config.models.training import Checkpoint, Load, Optimizer, Parallel, Schedule, Training
@@ -114,5 +114,6 @@ class Experiment(Section):
     evaluate: Evaluate = key(Evaluate(), "evaluation of the exported models")
     report: Report = key(Report(), "the report")
     prove: Prove = key(Prove(), "what `snakemake prove` trains: does stopping and resuming change anything?")
+    tune: Tune = key(Tune(), "what `snakemake tune` tries: which settings of a run are the fastest?")
     overrides: dict[Dotted, Any] = key({}, "fields of Bridge's ConfigContainer by dotted name")
     sweep: Sweep | None = key(None, "axes of the experiment; none: one run called `run`")

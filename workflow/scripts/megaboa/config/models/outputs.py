@@ -204,6 +204,32 @@ class Prove(Section):
         return self
 
 
+class Tune(Section):
+    """What `snakemake tune` tries: settings of one run, in short trials, until the fastest is known."""
+
+    run: Name | None = key(None, "run to tune; default: the first")
+    settings: PositiveInt = key(24, "most settings that are tried: those that are fastest by prediction")
+    steps: Annotated[int, Field(ge=4)] = key(10, "measured steps of a trial")
+    tolerance: Annotated[float, Field(gt=0, lt=1)] = key(
+        0.03, "settings that are faster than the winner by no more than this share don't matter"
+    )
+    confidence: Annotated[float, Field(ge=0.5, lt=1)] = key(
+        0.95, "the search ends when it is this sure that no setting tried is faster by more than `tolerance`"
+    )
+    minutes: PositiveFloat = key(
+        10.0, "trials together take no longer, however sure it is then; a call with more minutes resumes"
+    )
+    trial_minutes: PositiveFloat = key(5.0, "a trial that takes longer is ended, and its setting given up")
+    also: dict[str, list[Any]] = key(
+        {},
+        "further keys and the values to try, as in `training.precision: [bf16_mixed, "
+        "bf16_with_fp8_current_scaling_mixed]`; every layout is tried with each",
+    )
+    trials_of: Name | None = key(
+        None, "the run whose settings the runs of this experiment are; `snakemake tune` sets it"
+    )
+
+
 Scalar = bool | int | float | str
 Column = Annotated[str, Field(min_length=1)]
 

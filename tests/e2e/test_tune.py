@@ -1,0 +1,82 @@
+"""`snakemake tune`: settings are tried by real ranks; a crash is a row, and a search that is killed resumes."""
+
+import time
+
+import pytest
+import yaml
+from clone import kill_group
+
+from megaboa.files import read_jsonl
+
+pytestmark = pytest.mark.slow
+
+TUNE = """\
+tune:
+  settings: 6
+  steps: 4
+  minutes: 3
+  tolerance: 0.2
+  also: {training.precision: [fp32, bf16_with_fp8_current_scaling_mixed]}
+"""
+HERE = "mine-tune-run"
+
+
+def trials(workspace):
+    return [read_jsonl(path) for path in workspace.path.glob(f"store/tunings/{HERE}/*/trials.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def killed(workspace):
+    """The trials of a search that is killed, with all its processes, after the second of them."""
+    config = workspace.experiment("mine", {})
+    text = config.read_text().replace("sweep:\n  runs:\n", TUNE).replace("global_batch_size: 8", "global_batch_size: 4")
+    config.write_text(text)
+    call = workspace.start("tune", "--configfile", config)
+    try:
+        deadline = time.monotonic() + 300
+        while len((trials(workspace) or [[]])[0]) < 2:
+            assert call.poll() is None, call.stdout.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        kill_group(call)
+    return trials(workspace)[0]
+
+
+@pytest.fixture(scope="module")
+def resumed(workspace, killed):
+    return workspace.snakemake("tune", "--rerun-incomplete", "--nolock", "--configfile", workspace.path / "mine.yaml")
+
+
+def test_a_search_that_is_killed_resumes(workspace, killed, resumed):
+    assert f"{len(killed)} trials were made before" in resumed
+    [made] = trials(workspace)
+    assert made[: len(killed)] == killed
+    assert workspace.json(HERE, "tune.json")["trials"] == len(made)
+
+
+def test_every_setting_is_a_row_also_one_that_crashes(workspace, resumed):
+    found = workspace.json(HERE, "tune.json")
+    states = {row["setting"]["name"]: row["state"] for row in found["settings"]}
+    assert set(states.values()) == {"measured", "failed"}
+    assert {state for name, state in states.items() if "fp8" in name} == {"failed"}
+    assert {state for name, state in states.items() if "fp8" not in name} == {"measured"}
+    why = next(row["why"] for row in found["settings"] if row["state"] == "failed")
+    assert "RefusedOnCpu" in why
+    rows = workspace.results(HERE, "tune.tsv").read_text().splitlines()
+    assert len(rows) == 7
+
+
+def test_the_winner_was_measured_and_its_keys_can_be_pasted(workspace, resumed):
+    found = workspace.json(HERE, "tune.json")
+    measured = [row for row in found["settings"] if row["state"] == "measured"]
+    assert found["winner"] == measured[0]["setting"]["name"]
+    assert all(row["seconds"] > 0 for row in measured)
+    assert max(row["trials"] for row in measured) >= 2, "the fastest are tried again"
+    keys = yaml.safe_load(workspace.results(HERE, "winner.yaml").read_text()) or {}
+    assert sum(map(len, keys.values())) == len(measured[0]["setting"]["values"])
+
+
+def test_nothing_is_done_twice_and_the_users_runs_are_left_alone(workspace, resumed):
+    assert workspace.planned("tune", "--configfile", workspace.path / "mine.yaml") == {}
+    assert not workspace.results("mine").exists()

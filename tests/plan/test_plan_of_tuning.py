@@ -1,0 +1,96 @@
+"""What `snakemake tune` tries: every legal setting of a run, in an experiment of its own."""
+
+import pytest
+
+from megaboa.config import ConfigError, load
+from megaboa.plan import make_plan, proof, tuning
+from megaboa.plan.shared import Shared
+
+TWO = "resources: {gpus_per_node: 2}\n"
+H100 = "device: cuda\nresources: {gpus_per_node: 8, gpu: h100-80g}\n"
+LARGE = """\
+models: {dense: {config: {hidden_size: 4096, intermediate_size: 11008, num_hidden_layers: 32, num_attention_heads: 32,
+  num_key_value_heads: 8, vocab_size: 32000}}}
+training: {global_batch_size: 64, seq_length: 4096}
+"""
+
+
+@pytest.fixture
+def tuning_of(loaded_of, tmp_path):
+    """The plan of the trials, read from its file as the call's jobs read it; and what is said of it."""
+
+    def make(text=""):
+        tree, said = tuning.experiment(loaded_of(text, {"training.train_iters": 100}), tmp_path)
+        return make_plan(load([proof.write(tree, tmp_path / "experiment.yaml")]), tmp_path), said
+
+    return make
+
+
+def test_every_layout_and_micro_batch_of_two_ranks(tuning_of):
+    plan, said = tuning_of(f"{TWO}tune: {{settings: 100}}\n")
+    assert plan.name == "small-tune-run"
+    names = {run.name for run in plan.runs}
+    assert said == [f"{len(names)} legal settings of run on 2 ranks; {len(names)} are tried"]
+    assert {"mbs1", "mbs4", "tp2-sp-mbs8", "pp2-mbs2-recompute", "cp2-mbs4"} <= names
+    assert "mbs8" not in names, "two copies of the model share a batch of 8"
+    assert plan.runs[0].name == "mbs1", "the user's own comes first"
+    assert {run.run.world_size for run in plan.runs} == {2}
+    assert {run.run.training["train_iters"] for run in plan.runs} == {13}
+    assert {run.run.model["init"] for run in plan.runs} == {"scratch"}
+    assert not plan.invalid
+
+
+def test_a_setting_says_how_it_differs_from_the_users_run(tuning_of):
+    plan, _ = tuning_of("resources: {gpus_per_node: 4}\nparallel: {tp: 2, sp: true}\ntune: {settings: 100}\n")
+    assert plan.runs[0].name == "tp2-sp-mbs1"
+    assert plan["mbs2"].values == {"parallel.tp": 1, "parallel.sp": False, "training.micro_batch_size": 2}
+    assert plan["tp2-sp-mbs1-recompute"].values["overrides.model.recompute_granularity"] == "full"
+
+
+def test_what_does_not_fit_is_left_out_and_the_fastest_by_prediction_are_tried(tuning_of):
+    plan, said = tuning_of(f"{H100}{LARGE}parallel: {{tp: 2, sp: true}}\ntune: {{settings: 6}}\n")
+    assert len(plan.runs) == 6
+    assert "6 are tried" in said[0]
+    spec = Shared(plan)._tune()
+    assert spec.own == "tp2-sp-mbs1"
+    seconds = [one.seconds for one in spec.settings if one.name != spec.own]
+    assert seconds == sorted(seconds)
+    assert all(one.gib < 80 for one in spec.settings)
+    assert not [run for run in plan.runs if run.name == "mbs8"], "an 8 B model with eight samples on each GPU"
+
+
+def test_further_values_are_tried_with_every_layout(tuning_of):
+    plan, _ = tuning_of(f"{TWO}tune: {{settings: 200, also: {{training.precision: [fp32, bf16_mixed]}}}}\n")
+    precisions = [run.run.training["precision"] for run in plan.runs]
+    assert precisions.count("fp32") == precisions.count("bf16_mixed")
+
+
+def test_what_changes_no_loss_is_a_setting_all_the_same(tuning_of):
+    plan, _ = tuning_of(f"{TWO}tune: {{settings: 200, also: {{parallel.overlap_grad_reduce: [null, false]}}}}\n")
+    early, late = plan["mbs1"], plan["mbs1-overlap_grad_reduce.False"]
+    assert early.run == late.run
+    assert early.launch.overrides != late.launch.overrides
+
+
+def test_only_so_many_of_each_layout_where_nothing_predicts_times(tuning_of):
+    plan, said = tuning_of(f"{TWO}tune: {{settings: 5}}\n")
+    assert "nothing predicts" in said[1]
+    layouts = [(run.facts.layout.tp, run.facts.layout.pp, run.facts.layout.cp) for run in plan.runs]
+    assert len(set(layouts)) == 4
+
+
+def test_a_plan_without_tuning_has_no_such_specification(plan_of):
+    assert "tune.json" not in Shared(plan_of()).specifications()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tune: {run: other}\n", r"tune\.run"),
+        ("models: {dense: {config: null, recipe: llama32_1b_pretrain_config}}\n", "trains a recipe"),
+        ("tune: {confidence: 1.5}\n", r"tune\.confidence"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(tuning_of, text, message):
+    with pytest.raises(ConfigError, match=message):
+        tuning_of(text)

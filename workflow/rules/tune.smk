@@ -1,0 +1,26 @@
+# `snakemake tune` plans another experiment (plan/tuning.py): a run of the user's in every legal setting that fits. One job
+# tries them in turn, and resumes where an earlier call was cut off: the trials are in the store.
+rule tune:
+    input:
+        lambda wildcards: calls.tuned(SHARED),
+
+
+rule try_settings:
+    input:
+        SHARED.tried,
+        image=SHARED.image_manifest,
+        spec=planned("specs/tune.json"),
+    output:
+        "<experiment>/tune.json",
+    log:
+        "<experiment>/logs/tune.log",
+    retries: 0
+    conda:
+        "../../envs/runtime-cpu.yaml"
+    threads: lambda wildcards: ASKED.cores(PLAN.runs[0].name)
+    resources:
+        **ASKED.trials(RULE_NAME("try_settings")),
+    params:
+        scripts=SCRIPTS,
+    shell:
+        "python {params.scripts:q}/megaboa tune --spec {input.spec} --out {output} 2>&1 | tee {log}"

@@ -1,0 +1,87 @@
+"""Every legal setting of a run: layouts, micro-batches, recomputation, FSDP; most promising first by prediction."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megaboa.check import adviser, calibration, fit, memory, speed, table
+from megaboa.check.facts import Facts
+from megaboa.check.memory import GIB
+from megaboa.layout import NAMES
+from megaboa.records import Tree
+
+SHORTEST = {"cuda": 4096, "cpu": 2}  # tokens of a context rank: fewer are never worth it on GPUs
+RECOMPUTE = {  # fields of Bridge, and what holds them here
+    "overrides.model.recompute_granularity": "recompute",
+    "overrides.model.recompute_method": "recompute_method",
+    "overrides.model.recompute_num_layers": "recompute_layers",
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    facts: Facts
+    seconds: float | None  # of a step, by prediction; None: nothing is known of this device
+    gib: float | None
+
+    @property
+    def name(self) -> str:
+        """`tp2-sp-mbs4-recompute`: what isn't split isn't named."""
+        layout = self.facts.layout
+        parts = [f"{name}{getattr(layout, name)}" for name in NAMES if getattr(layout, name) not in (None, 1)]
+        parts += ["sp"] if layout.sp else []
+        parts += ["fsdp"] if layout.fsdp != "none" else []
+        parts.append(f"mbs{self.facts.training.mbs}")
+        return "-".join([*parts, *(["recompute"] if self.facts.kernels.recompute else [])])
+
+
+def candidates(f: Facts) -> list[Candidate]:
+    """Those that are legal and fit the GPU by prediction, fastest first; where nothing predicts times, by layout."""
+    limit = fit.capacity(f.cluster.gpu) if f.cluster.device == "cuda" and f.cluster.gpu else None
+    found = [Candidate(one, *predicted(one)) for one in _legal(f)]
+    fitting = [one for one in found if limit is None or one.gib is None or one.gib * GIB <= limit]
+    return sorted(fitting, key=lambda one: one.seconds or 0.0)
+
+
+def predicted(f: Facts) -> tuple[float | None, float | None]:
+    """Seconds of a step, and GiB of a rank; None where nothing is known of the device or the model."""
+    known = calibration.of(f.cluster.gpu if f.cluster.device == "cuda" else "cpu")
+    seconds = speed.of_step(f, known).seconds if known else None
+    return seconds, memory.peak(f).total / GIB if memory.is_known(f) else None
+
+
+def _legal(f: Facts) -> Iterator[Facts]:
+    """Micro-batches and recomputation come with the adviser's layouts; FSDP, and tensor ranks of experts, are added."""
+    plain = dataclasses.replace(f.kernels, **dict.fromkeys(RECOMPUTE.values()))
+    started = dataclasses.replace(f, kernels=plain, layout=dataclasses.replace(f.layout, fsdp="none", etp=None))
+    for one in adviser.candidates(started, SHORTEST[f.cluster.device]):
+        yield one
+        for change in _further(one):
+            changed = dataclasses.replace(one, layout=dataclasses.replace(one.layout, **change))
+            if changed.microbatches and table.is_legal(changed):
+                yield changed
+
+
+def _further(f: Facts) -> Iterator[Tree]:
+    if f.cluster.device == "cuda" and f.layout.model_ranks == 1 and f.layout.ep == 1:
+        yield {"fsdp": "megatron"}
+    if f.layout.ep > 1 and f.layout.tp > 1:
+        yield {"etp": f.layout.tp}
+
+
+def differences(facts: Facts, own: Facts) -> Tree:
+    """The keys of the experiment in which a setting differs from the user's own run."""
+    found: Tree = {}
+    for name in (*NAMES, "sp", "fsdp", "distributed_optimizer"):
+        value = getattr(facts.layout, name)
+        if value != getattr(own.layout, name):
+            found[f"parallel.{name}"] = value
+    if facts.training.mbs != own.training.mbs:
+        found["training.micro_batch_size"] = facts.training.mbs
+    for key, name in RECOMPUTE.items():
+        value = getattr(facts.kernels, name)
+        if value != getattr(own.kernels, name):
+            found[key] = value
+    return found

@@ -1,0 +1,141 @@
+"""The experiment that `snakemake tune` runs: which settings of a run are the fastest?
+
+It is an experiment like any other, with results of its own. Its runs are the settings to try: the user's run for a few
+steps from random weights, in every legal layout that fits, as far as `tune.settings` allows. They are not trained by a
+job each: one job tries them in turn (run/tuning.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from megaboa.check import search_space
+from megaboa.check.facts import Facts
+from megaboa.check.search_space import Candidate
+from megaboa.config import ConfigError, LoadedExperiment
+from megaboa.plan import proof
+from megaboa.plan.plan import Run
+from megaboa.plan.planner import make_plan
+from megaboa.plan.quantities import overlay
+from megaboa.records import Tree
+
+WARMUP = 3  # steps in which kernels are chosen and memory is set aside
+# Whatever makes no step faster or slower, and what only makes sense in a whole run.
+NOT_TAKEN = (*proof.NOT_TAKEN, "continue_from", "schedule", "recovery", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Option:
+    """A candidate together with values of `tune.also`. `values`: how it differs from the user's run."""
+
+    name: str
+    candidate: Candidate
+    values: Tree
+    kind: str = ""  # which values of `tune.also`
+
+
+def experiment(loaded: LoadedExperiment, results: Path | str = "results") -> tuple[Tree, list[str]]:
+    """Its keys, and what to say of it, a sentence each. Raises ConfigError where nothing can be tried."""
+    choice = proof.chosen(loaded, "tune", loaded.experiment.tune.run)
+    run = next((one for one in make_plan(loaded, results, only=(choice.name,)).runs if one.name == choice.name), None)
+    if run is None:
+        raise ConfigError([loaded.problem(("tune", "run"), f"the run {choice.name!r} is not legal itself")])
+    if run.run.is_recipe:
+        message = f"the run {run.name!r} trains a recipe, whose layouts are not known here: name a run with a `config`"
+        raise ConfigError([loaded.problem(("tune", "run"), message)])
+    if run.facts.model.layers is None:
+        message = f"the model of the run {run.name!r} is not here yet: call `snakemake data import` first"
+        raise ConfigError([loaded.problem(("tune", "run"), message)])
+    tree = _base(loaded, run, overlay(loaded.raw, choice.values))
+    own, found = _options(loaded, tree, run)
+    chosen = _first(found, loaded.experiment.tune.settings, own)
+    said = [f"{len(found)} legal settings of {run.name} on {run.run.world_size} ranks; {len(chosen)} are tried"]
+    if len(chosen) < len(found) and chosen[0].candidate.seconds is None:
+        said.append("nothing predicts step times here, so that some of each layout are tried: `megaboa calibrate`")
+    return {
+        **tree,
+        "sweep": {"skip_illegal": True, "runs": {one.name: _nothing_lost(one, run) for one in chosen}},
+    }, said
+
+
+def _nothing_lost(option: Option, run: Run) -> Tree:
+    """A sweep's run needs a key: the user's own setting has its own micro-batch."""
+    return option.values or {"training.micro_batch_size": run.config.training.micro_batch_size}
+
+
+def _base(loaded: LoadedExperiment, run: Run, raw: Tree) -> Tree:
+    tune = loaded.experiment.tune
+    tree = {name: value for name, value in raw.items() if name not in NOT_TAKEN}
+    for section in ("training", "optimizer"):
+        asked = getattr(run.config, section)
+        tree[section] = {name: getattr(asked, name) for name in tree.get(section) or {}}
+    tree["training"].pop("train_tokens", None)
+    tree["training"] |= {"train_iters": WARMUP + tune.steps, "eval_iters": 0}
+    # Random weights are as fast as any, and nothing has to be imported.
+    tree["models"] = {
+        name: value if value.get("recipe") else {**value, "init": "scratch"} for name, value in tree["models"].items()
+    }
+    tree["checkpoint"] = {"save_interval": 0}
+    tree["profile"] = {"tool": "none", "steps": [WARMUP + 1, WARMUP + tune.steps]}
+    tree["trackers"] = {"tensorboard": False}
+    tree["experiment"] = f"{loaded.experiment.experiment}-tune-{run.name}"
+    tree["device"] = loaded.experiment.device
+    tree["tune"] = {**tune.model_dump(mode="json", exclude_unset=True, exclude={"run"}), "trials_of": run.name}
+    return tree
+
+
+def _options(loaded: LoadedExperiment, tree: Tree, run: Run) -> tuple[str, list[Option]]:
+    """The user's own, and all that may be tried, most promising first."""
+    also = loaded.experiment.tune.also
+    every = [dict(zip(also, values, strict=True)) for values in itertools.product(*also.values())]
+    combinations = [{key: one[key] for key in one if one[key] != _own_value(run, key)} for one in every]
+    runs = {f"c{number}": values for number, values in enumerate(combinations) if values}
+    facts: list[tuple[Tree, Facts]] = [({}, run.facts)] if {} in combinations else []
+    if runs:
+        read = proof.read_back({**tree, "sweep": {"skip_illegal": True, "runs": runs}})
+        planned = {one.name: one.facts for one in make_plan(replace(read, machine_gpus=loaded.machine_gpus)).runs}
+        facts += [(values, planned[name]) for name, values in runs.items() if name in planned]
+    found: dict[str, Option] = {}
+    for values, one in facts:
+        label = "".join(f"-{_label(key, value)}" for key, value in values.items())
+        for candidate in search_space.candidates(one):
+            differs = {**values, **search_space.differences(candidate.facts, run.facts)}
+            found.setdefault(candidate.name + label, Option(candidate.name + label, candidate, differs, label))
+    own = next((name for name, option in found.items() if not option.values), None)
+    if own is None:
+        own = "own"
+        found[own] = Option(own, Candidate(run.facts, None, None), {})
+    return own, sorted(found.values(), key=lambda option: option.candidate.seconds or 0.0)
+
+
+def _own_value(run: Run, key: str) -> object:
+    """What the user's run has; None where that is not set."""
+    section, _, name = key.partition(".")
+    if section == "overrides":
+        return run.config.overrides.get(name)
+    return getattr(getattr(run.config, section, None), name, None)
+
+
+def _label(key: str, value: object) -> str:
+    return re.sub(r"[^A-Za-z0-9._]+", "", f"{key.rpartition('.')[2]}.{value}")[:40]
+
+
+def _first(options: list[Option], most: int, own: str) -> list[Option]:
+    """So many, with the user's own among them. Without predictions, some of each layout."""
+    if options and all(option.candidate.seconds is None for option in options):
+        options = _in_turns(options)
+    kept = [option for option in options if option.name == own]
+    return (kept + [option for option in options if option.name != own])[:most]
+
+
+def _in_turns(options: Iterable[Option]) -> list[Option]:
+    """The first of each layout with each of the further values, the second of each, and so on."""
+    groups: dict[object, list[Option]] = {}
+    for option in options:
+        groups.setdefault((option.candidate.facts.layout, option.kind), []).append(option)
+    turns = itertools.zip_longest(*groups.values())
+    return [option for turn in turns for option in turn if option is not None]

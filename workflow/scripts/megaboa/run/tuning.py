@@ -1,0 +1,372 @@
+"""Try settings in turn, in one allocation, until the fastest is known: what the job of `snakemake tune` does.
+
+A trial is a few steps of a run, by ranks that are forked from one process that has imported everything. If it runs out
+of memory or crashes, it ends alone, and is a row of the table as any other. Each trial is a line of a ledger in the
+store; what is tried next follows from the ledger alone (check/halving.py), so that a search that was killed resumes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from megaboa import files, records, store
+from megaboa.check import halving
+from megaboa.image.runtimes import NO_CONTAINER
+from megaboa.paths import AttemptFolder, ExperimentFolder, RunFolder, RunStore
+from megaboa.records import InsideAsked, RankEnd, Setting, Trial, Tried, TuneSpec, Tuning, Worth, plain, write
+from megaboa.run import site as sites
+from megaboa.run.command import RANK_SCRIPT, rank_environment
+from megaboa.run.failures import classify, read_tails
+from megaboa.run.identity import identity_of
+from megaboa.run.inputs import check_data, check_image, check_nodes
+from megaboa.scheduler import local
+from megaboa.scheduler.protocol import Place
+from megaboa.scheduler.ranks import Ended, Ranks
+
+POLL_SECONDS = 0.05
+Say = Callable[[str], None]
+
+
+def tune(folder: ExperimentFolder, spec: TuneSpec, say: Say) -> Tuning:
+    """Resumes the search, and ends when it is sure, or when its time is up."""
+    runs = {one.name: folder.run(one.name) for one in spec.settings}
+    names = list(runs)
+    packages = records.read(InsideAsked, folder.specs.inside).digest
+    identities = {name: _identity(run, packages) for name, run in runs.items()}
+    with trials_here(runs[spec.own], spec) as here:
+        ledger = _Ledger(here.place / "trials.jsonl", identities)
+        if ledger.trials:
+            say(f"{len(ledger.trials)} trials were made before: {ledger.minutes:.1f} minutes of {spec.minutes:g}")
+        while batch := (verdict := halving.decide(names, ledger.trials, spec.tolerance, spec.confidence)).batch:
+            if ledger.minutes >= spec.minutes:
+                break
+            name = batch[0]
+            ledger.add(here.measure(runs[name], identities[name], verdict.round))
+            say(_told(ledger.trials[-1], len(batch)))
+    return summary(spec, ledger.trials, bool(batch))
+
+
+@contextlib.contextmanager
+def trials_here(run: RunFolder, spec: TuneSpec) -> Iterator[Trials]:
+    """In this job or on this machine, where no other process tries settings of the experiment. `run`: any of them."""
+    launch = run.launch
+    site = sites.here(launch, run.run.device, container=sites.container_of(launch, run.image))
+    check_nodes(run, site.nodes)
+    check_image(run)
+    check_data(run)
+    # A job may get other nodes the next time; they are alike where partition and GPU are.
+    machine = [launch.partition, launch.gpu] if site.job else [*site.nodes, launch.gpu]
+    place = store.folder(launch.store, "tunings", run.experiment, machine)
+    with store.locked(place.with_name(f".{place.name}.lock")), _Importers(run, site) as importers, _ending_well():
+        yield Trials(importers, place, spec)
+
+
+def _identity(run: RunFolder, packages: str | None) -> str:
+    """What is measured. Wall time, partition and the like are none of it."""
+    launch = run.documents["launch"]
+    started = {name: launch.get(name) for name in ("overrides", "cpus_per_rank", "num_workers", "gpu")}
+    started["environment"] = launch["start"]["environment"]
+    profile = run.documents["profile"]
+    return files.digest(
+        {"run": plain(identity_of(run)), "launch": started, "steps": profile["steps"], "packages": packages}
+    )
+
+
+class _Ledger:
+    """The trials of these settings; lines of others, of an edited experiment, are left aside."""
+
+    def __init__(self, path: Path, identities: dict[str, str]):
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        every = records.events({Trial.event: Trial}, files.read_jsonl(path), path)
+        self.trials: list[Trial] = [one for one in every if identities.get(one.setting) == one.identity]
+
+    @property
+    def minutes(self) -> float:
+        return sum(trial.took for trial in self.trials) / 60
+
+    def add(self, trial: Trial) -> None:
+        files.append_line(self._path, records.line(trial))
+        self.trials.append(trial)
+
+
+@dataclass
+class _Importers:
+    """Where ranks are processes of one machine: the process that they are forked from, for each environment of theirs.
+
+    It lives as long as this one, so that also a trial that starts minutes after the last one imports nothing.
+    """
+
+    run: RunFolder
+    site: Place
+    running: dict[str, subprocess.Popen] = field(default_factory=dict)
+
+    def __enter__(self) -> _Importers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+    @property
+    def is_possible(self) -> bool:
+        """In an image, and on several nodes, the scheduler's own start of ranks decides."""
+        return self.run.launch.image is None and len(self.site.nodes) == 1
+
+    def environment(self, run: RunFolder) -> dict[str, str]:
+        """That of its ranks."""
+        wanted = rank_environment(run)
+        if not self.is_possible:
+            return wanted
+        wanted |= {local.FORKED: run.run.device, local.KEEPER: str(os.getpid())}
+        key = files.digest(wanted)
+        if key not in self.running or self.running[key].poll() is not None:
+            self.running[key] = subprocess.Popen(
+                [sites.python_of(run.launch), str(RANK_SCRIPT), "--keep"],
+                env={**os.environ, **wanted},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        return wanted
+
+    @property
+    def place(self) -> Place:
+        return local.Machine(NO_CONTAINER, self.run.launch.start.ports) if self.is_possible else self.site
+
+
+@dataclass
+class Trials:
+    importers: _Importers
+    place: Path
+    spec: TuneSpec
+
+    def measure(self, run: RunFolder, identity: str, number: int) -> Trial:
+        """Start the ranks, and wait until they have ended."""
+        target = AttemptFolder((self.place / "trials" / run.name).absolute())
+        shutil.rmtree(target.path, ignore_errors=True)
+        target.path.mkdir(parents=True)
+        write(RunStore(target.path).identity, identity_of(run))
+        # Megatron's index of the data is the same for all, and made by the first.
+        (self.place / "index-cache").mkdir(exist_ok=True)
+        files.link((self.place / "index-cache").absolute(), RunStore(target.path).index_cache)
+        files.write_json(target.asked, run.documents)
+        command = [sites.python_of(run.launch), str(RANK_SCRIPT), "--capture"]
+        command += [f"--run={run.path}", f"--store={target.path}", f"--attempt={target.path}"]
+        began = time.monotonic()
+        ranks = self.importers.place.start(command, run.run.world_size, target.path, self.importers.environment(run))
+        try:
+            ended = _wait(ranks, began + self.spec.trial_minutes * 60)
+        finally:
+            ranks.kill()
+        took = time.monotonic() - began
+        found = Trial(setting=run.name, identity=identity, round=number, state="failed", took=took)
+        return self._judged(found, target, ended, run.run.world_size)
+
+    def _judged(self, found: Trial, target: AttemptFolder, ended: Ended | None, ranks: int) -> Trial:
+        log = str(target.log((ended.rank if ended else 0) or 0))
+        if ended is None:
+            why = f"took longer than tune.trial_minutes: {self.spec.trial_minutes:g}"
+            return _changed(found, state="too_slow", why=why, log=log)
+        done = [line for line in files.read_jsonl(target.steps) if line.get("event") == "step"]
+        steps = tuple(line["seconds"] for line in done if line["step"] > self.spec.warmup)
+        if ended.ok and len(steps) == self.spec.steps:
+            gib = _memory(target, ranks)
+            shutil.rmtree(target.path, ignore_errors=True)
+            return _changed(found, state="measured", steps=steps, gib=gib)
+        failure = classify(ended, read_tails(target.logs.items()), len(done))
+        state = "out_of_memory" if failure.cause == "out_of_memory" else "failed"
+        return _changed(found, state=state, why=failure.evidence, log=log)
+
+
+def _changed(trial: Trial, **values: Any) -> Trial:
+    return records.parse(Trial, {**plain(trial), **values}, "a trial")
+
+
+def _wait(ranks: Ranks, deadline: float) -> Ended | None:
+    """None: they took too long."""
+    while (ended := ranks.poll()) is None:
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(POLL_SECONDS)
+    return ended
+
+
+def _memory(target: AttemptFolder, ranks: int) -> float | None:
+    ends = [records.read_if_there(RankEnd, target.end_record(rank)) for rank in range(ranks)]
+    return max((end.peak_reserved / 2**30 for end in ends if end and end.peak_reserved), default=None)
+
+
+@contextlib.contextmanager
+def _ending_well() -> Iterator[None]:
+    """A scheduler's SIGTERM ends the ranks too."""
+
+    def stop(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _told(trial: Trial, left: int) -> str:
+    result = f"{halving.seconds_of(trial):.4g} s/step" if trial.steps else f"{trial.state}: {trial.why}"
+    return f"round {trial.round}, {left - 1} more: {trial.setting} {result} ({trial.took:.0f} s)"
+
+
+def summary(spec: TuneSpec, trials: Sequence[Trial], is_cut_short: bool) -> Tuning:
+    """What the trials come to. `is_cut_short`: the time was up before it was sure."""
+    verdict = halving.decide([one.name for one in spec.settings], trials, spec.tolerance, spec.confidence)
+    found = verdict.estimate
+    rows = [_row(one, trials, found, spec) for one in spec.settings]
+    rows.sort(key=lambda row: (row.slower is None, row.slower or 0.0))
+    return Tuning(
+        winner=found.leader if found else None,
+        confidence=verdict.confidence,
+        tolerance=spec.tolerance,
+        ended="nothing_works" if found is None else "out_of_time" if is_cut_short else "confident",
+        noise=found.noise if found else None,
+        rounds=max((trial.round for trial in trials), default=0),
+        trials=len(trials),
+        minutes=sum(trial.took for trial in trials) / 60,
+        settings=tuple(rows),
+        worth=tuple(_worth(rows)) if found else (),
+    )
+
+
+def _row(setting: Setting, trials: Sequence[Trial], found: halving.Estimate | None, spec: TuneSpec) -> Tried:
+    own = [trial for trial in trials if trial.setting == setting.name]
+    if found is None or setting.name not in found.logs:
+        last = own[-1] if own else None
+        return Tried(setting=setting, state=last.state if last else "not_tried", why=last and last.why, trials=len(own))
+    name = setting.name
+    return Tried(
+        setting=setting,
+        state="measured",
+        trials=len(own),
+        seconds=min(halving.seconds_of(trial) for trial in own if trial.steps),
+        gib=max((trial.gib for trial in own if trial.gib), default=None),
+        slower=_share(found.behind(name)),
+        error=found.error(name) if name != found.leader else None,
+        chance=found.chance(name, spec.tolerance),
+    )
+
+
+def _share(log: float) -> float:
+    return math.expm1(log)
+
+
+def _worth(rows: Sequence[Tried]) -> Iterator[Worth]:
+    """Of each key in which the winner differs from others: the fastest of those, compared with it."""
+    winner, *others = [row for row in rows if row.slower is not None]
+    for key in sorted({key for row in rows for key in row.setting.values}):
+        if key.rpartition(".")[2] in ("recompute_method", "recompute_num_layers"):
+            continue  # go with the granularity
+        value = winner.setting.values.get(key, UNCHANGED)
+        other = next((row for row in others if row.setting.values.get(key, UNCHANGED) != value), None)
+        if other:
+            yield Worth(
+                key=key, value=str(value), instead=other.setting.name, slower=other.slower or 0.0, error=other.error
+            )
+
+
+UNCHANGED = "as it is"
+
+
+def yaml(tuning: Tuning) -> str:
+    """The winner's keys, to paste into the experiment."""
+    found = next((row for row in tuning.settings if row.setting.name == tuning.winner), None)
+    if found is None:
+        return "# no setting works\n"
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in found.setting.values.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    lines = [f"# {sentence}" for sentence in conclusion(tuning)]
+    for section, values in sections.items():
+        listed = ", ".join(f"{name}: {json.dumps(value)}" for name, value in values.items())
+        lines.append(f"{section}: {{{listed}}}")
+    return "\n".join(lines) + "\n"
+
+
+def conclusion(tuning: Tuning) -> list[str]:
+    """What is known, a sentence each."""
+    if tuning.winner is None:
+        return [f"no setting works: {tuning.trials} trials failed"]
+    row = next(row for row in tuning.settings if row.setting.name == tuning.winner)
+    measured = sum(one.state == "measured" for one in tuning.settings)
+    said = [
+        f"{tuning.winner}: {row.seconds:.4g} s/step, of {len(tuning.settings)} settings, {measured} of which work",
+        f"{tuning.confidence:.1%} sure that none of them is faster by more than {tuning.tolerance:.0%}"
+        f" ({tuning.trials} trials, {tuning.minutes:.1f} minutes, noise of a trial {tuning.noise:.1%})",
+    ]
+    if tuning.ended == "out_of_time":
+        said.append("the time was up before it was as sure as tune.confidence: raise tune.minutes, and call again")
+    return said
+
+
+COLUMNS = (
+    "setting",
+    "state",
+    "trials",
+    "s/step",
+    "slower",
+    "+-",
+    "chance",
+    "GiB",
+    "predicted s",
+    "predicted GiB",
+    "why",
+)
+
+
+def table(tuning: Tuning) -> list[tuple[str, ...]]:
+    """A row for each setting, the fastest first."""
+
+    def shown(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    return [
+        (
+            row.setting.name,
+            row.state,
+            str(row.trials),
+            shown(row.seconds, ".4g"),
+            shown(row.slower, ".1%"),
+            shown(row.error, ".1%"),
+            shown(row.chance, ".2g"),
+            shown(row.gib, ".1f"),
+            shown(row.setting.seconds, ".4g"),
+            shown(row.setting.gib, ".1f"),
+            " ".join((row.why or "-").split()),
+        )
+        for row in tuning.settings
+    ]
+
+
+def text(tuning: Tuning) -> str:
+    """For the terminal."""
+    rows = [COLUMNS[:7], *(row[:7] for row in table(tuning))]
+    widths = [max(len(row[place]) for row in rows) for place in range(7)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if tuning.worth:
+        lines += ["", "what each key of it is worth: the fastest setting with another value is slower by"]
+        for one in tuning.worth:
+            error = "" if one.error is None else f" +- {one.error:.1%}"
+            lines.append(f"  {one.key}: {one.value:<12} {one.slower:.1%}{error} ({one.instead})")
+    return "\n".join([*lines, "", *conclusion(tuning)])
