@@ -58,7 +58,7 @@ EXERCISED = {
     "tests/e2e/test_sharded_corpus.py": "data",
     "tests/e2e/test_vision.py": "bridge plan",
     "tests/e2e/test_slurm_profile.py": "scheduler plan common",
-    "tests/e2e/test_tuning.py": "bridge data plan",
+    "tests/e2e/test_finetuning.py": "bridge data plan",
 }
 # The longest first, so that none of them is alone at the end.
 LONGEST = (
