@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 
 from megaboa.bridge import tuning
 from megaboa.bridge.convert import load_checkpoint
-from megaboa.bridge.logits import LOGITS_BOUND, PROBE_SEQUENCES, PROBE_TOKENS
+from megaboa.bridge.logits import PROBE_SEQUENCES, PROBE_TOKENS
+from megaboa.bridge.reference import logits_bound
 from megaboa.bridge.tensor_checks import listed, same_bits
 from megaboa.bridge.verdict import check
 from megaboa.bridge.weights import Tensors
@@ -158,7 +159,8 @@ def _same_by_peft(base: dict[str, torch.Tensor], export: Path, reference: PreTra
     scale = max(1.0, expected.abs().max().item())
     difference, moved = ((one - expected).abs().max().item() / scale for one in (found, without))
     # Merged weights are rounded to their type, which peft doesn't do.
-    bound = max(LOGITS_BOUND, bits if bits > LOGITS_BOUND else 0.0)
+    least = logits_bound(reference.config.num_hidden_layers, reference.config.hidden_size)
+    bound = max(least, bits if bits > least else 0.0)
     detail = (
         f"base and adapter by peft differ from the merged model by {difference:.1e} of the largest logit, allowed "
         f"{bound:.0e}; the base alone by {moved:.1e}"
