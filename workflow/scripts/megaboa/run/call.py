@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,10 +46,11 @@ class Call:
     unpacked: bool = False  # the image, once for all steps, as far as that could be done
     sound: set[int] = field(default_factory=set)  # checkpoints that were read in this life, and are as they were saved
     began: float = field(default_factory=time.time)
-    found: frozenset[int] = field(init=False)  # checkpoints that were complete when this life began
 
-    def __post_init__(self) -> None:
-        self.found = frozenset(checkpoints.complete_iterations(self.payload.checkpoints))
+    @functools.cached_property
+    def found(self) -> frozenset[int]:
+        """Checkpoints that were complete when this life began, as long as it is asked for before ranks start."""
+        return frozenset(checkpoints.complete_iterations(self.payload.checkpoints))
 
     def patiently[Result](self, do: Callable[[], Result]) -> Result:
         return patiently(do, self.say)

@@ -22,12 +22,13 @@ ONE_READER_BYTES = 4 << 30  # more is divided among the job's nodes
 
 def damage(call: Call, beginning: Beginning, target: AttemptFolder) -> str | None:
     """What is wrong with the checkpoint that an attempt begins with."""
+    found = call.found  # also where there is nothing to read yet: what comes later is of this life
     folder = beginning.parent or call.payload.checkpoints
     # With a parent's weights alone a run begins at its own step 0.
     iteration = call.folder.run.parent.iteration if beginning.parent else beginning.iteration
     if not iteration or not call.resumption.verifies or not checkpoints.has_digests(folder, iteration):
         return None
-    if beginning.parent is None and (iteration in call.sound or iteration not in call.found):
+    if beginning.parent is None and (iteration in call.sound or iteration not in found):
         return None
     divided = call.site.job and len(call.site.nodes) > 1 and checkpoints.bytes_of(folder, iteration)
     if divided and divided > ONE_READER_BYTES:
