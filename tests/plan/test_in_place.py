@@ -1,4 +1,4 @@
-"""A run that goes on from its own checkpoint under its own name: which one, and what is kept of what it was."""
+"""A run that continues from its own checkpoint under its own name: which one, and what is kept of what it was."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_what_can_not_go_on_is_said_with_its_key(trainer: Trainer, given: dict, 
 
 
 def test_without_a_checkpoint_of_its_own_it_says_so(trainer: Trainer) -> None:
-    said = "continue_from: small/base has no checkpoint of its own in results/small to go on from: remove this key"
+    said = "continue_from: small/base has no checkpoint of its own in results/small to continue from: remove this key"
     with pytest.raises(ConfigError, match=said):
         trainer.plan()
     trainer.call(FROM_THE_START)

@@ -94,7 +94,7 @@ def adapters(run: RunSpec) -> PEFT:
 
 
 def begin(config: ConfigContainer, folder: RunFolder, index_cache: Path, resumes: bool) -> None:
-    """Where examples lie, and whose weights training begins with: other than a run that goes on with its own
+    """Where examples lie, and whose weights training begins with: other than a run that resumes with its own
     checkpoint, adapters need them in every attempt.
     """
     config.dataset.dataset_root = str(index_cache.absolute())

@@ -22,7 +22,7 @@ ITSELF = "itself"
 
 @dataclass(frozen=True)
 class Before:
-    """What a run was, and the step of the checkpoint that it goes on from; None: its last one."""
+    """What a run was, and the step of the checkpoint that it continues from; None: its last one."""
 
     store: RunStore
     identity: Identity
@@ -51,7 +51,7 @@ def before(folder: RunFolder, run: Run) -> Before | None:
     if mine:
         store, identity = max(mine, key=lambda one: checkpoints.latest(one[0].checkpoints))
         return Before(store, identity, None)
-    if parent:  # it was planned so and has not saved yet: it goes on from where that began
+    if parent:  # it was planned so and has not saved yet: it begins where that began
         return next(
             (Before(store, one, parent.iteration) for store, one in known if one.digest == parent.identity), None
         )

@@ -101,7 +101,7 @@ class Parents:
             before = in_place.before(folder, run)
             if before is None:
                 raise NoParentError(
-                    f"{name} has no checkpoint of its own in {self.results}/{self.experiment} to go on from: remove "
+                    f"{name} has no checkpoint of its own in {self.results}/{self.experiment} to continue from: remove "
                     "this key, and train it first"
                 )
             kept = checkpoints.complete_iterations(before.store.checkpoints)
