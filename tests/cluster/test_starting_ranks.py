@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -61,17 +60,14 @@ def test_an_image_is_started_by_apptainer_on_two_hosts(clone, tmp_path):
     """By an ordinary user; the losses are those of the same ranks without an image."""
     machine.require()
     image = clone.path / "debian.sif"
-    squash = ["--mksquashfs-args", "-noI -noD -noF -noX"]  # uncompressed is faster
-    command = ["apptainer", "build", *squash, image, machine.tree(tmp_path / "debian")]
-    subprocess.run(command, check=True, capture_output=True)
+    machine.sif(image, tmp_path / "debian")
     os.chown(image, UID, UID)
     config = clone.experiment(
         "boxed", {"inside": f"{SHORT}, resources.nodes: 2, resources.gpus_per_node: 2"}, save_interval=6
     )
-    mounts = [f"{folder}:{folder}:ro" for folder in dict.fromkeys((sys.prefix, sys.base_prefix))]
-    more = f"image: {{runtime: apptainer, path: {image}, mounts: {mounts}}}\nlaunch: {{python: {sys.executable}}}\n"
     with (clone.path / config).open("a") as file:
-        file.write(more)
+        file.write(f"image: {{runtime: apptainer, path: {image}, mounts: {machine.MOUNTS}}}\n")
+        file.write(f"launch: {{python: {sys.executable}}}\n")
     clone.before_training(config)
     clone.snakemake("pretrain", "--configfile", config)
     assert clone.json("boxed", "image.json")["contract"]["how"] == "apptainer"

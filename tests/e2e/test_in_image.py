@@ -5,7 +5,6 @@ Where there is none (`.ci/install_apptainer`), a stand-in starts on this machine
 
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -28,12 +27,11 @@ while [ "${{1%.sif}}" = "$1" ]; do shift; done
 shift
 exec "$@"
 """
-MOUNTS = [f"{folder}:{folder}:ro" for folder in dict.fromkeys((sys.prefix, sys.base_prefix))]
 
 
 def experiment(workspace, launch="", more=""):
     text = f"""\
-    image: {{runtime: apptainer, path: {workspace.path}/tiny.sif, mounts: {MOUNTS}}}
+    image: {{runtime: apptainer, path: {workspace.path}/tiny.sif, mounts: {machine.MOUNTS}}}
     launch: {{python: {sys.executable}{launch}}}
     export: {{runs: all}}
     {more}
@@ -50,9 +48,7 @@ def calls(workspace):
     image = workspace.path / "tiny.sif"
     if INSTALLED:
         machine.require()
-        tree = machine.tree(workspace.path.parent / "debian")
-        squash = ["--mksquashfs-args", "-noI -noD -noF -noX"]  # uncompressed is faster
-        subprocess.run([INSTALLED, "build", *squash, image, tree], check=True, capture_output=True)
+        machine.sif(image, workspace.path.parent / "debian")
     else:
         image.write_bytes(b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0" + bytes(100))
     config = experiment(workspace)
