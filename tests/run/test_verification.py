@@ -1,6 +1,7 @@
 """megaboa.run.verification: what an attempt begins with is read before its ranks start, once in a life."""
 
 import errno
+import itertools
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from pretended_run import LAST, Run
 
+from megaboa.files import read_json
 from megaboa.records import CheckpointShare, read
 from megaboa.run import checkpoints, patience, verification
 from megaboa.run.call import Call, TrainingFailed
@@ -37,10 +39,10 @@ def reads(monkeypatch):
     """Which checkpoints have been read as a whole."""
     seen, damage = [], checkpoints.damage
 
-    def noted(folder, iteration, full=True, share=(0, 1)):
+    def noted(folder, iteration, full=True, **how):
         if full:
             seen.append(iteration)
-        return damage(folder, iteration, full, share)
+        return damage(folder, iteration, full, **how)
 
     monkeypatch.setattr(checkpoints, "damage", noted)
     return seen
@@ -64,10 +66,10 @@ def test_a_checksum_that_can_not_be_read_now_is_read_again(run, monkeypatch):
     """Trouble of the file system is waited out: it says nothing of the checkpoint."""
     damage, troubles = checkpoints.damage, [OSError(errno.ESTALE, "stale") for _ in range(2)]
 
-    def unlucky(folder, iteration, full=True, share=(0, 1)):
+    def unlucky(folder, iteration, full=True, **how):
         if full and troubles:
             raise troubles.pop()
-        return damage(folder, iteration, full, share)
+        return damage(folder, iteration, full, **how)
 
     monkeypatch.setattr(checkpoints, "damage", unlucky)
     monkeypatch.setattr(patience, "AGAIN_SECONDS", 0.01)
@@ -89,15 +91,14 @@ def test_each_node_reads_a_share_of_the_files(run, tmp_path, monkeypatch):
     for number in range(1, 6):
         (folder / f"__{number}_0.distcp").write_text(f"{number} " * 50 * number)
     checkpoints.add_digests(run.store.checkpoints, 4)
-    damaged = folder / "__3_0.distcp"
-    damaged.write_text(damaged.read_text().replace("3", "4"))
     for node in range(3):
-        for name, value in {"PROCID": node, "LOCALID": 0, "NTASKS": 3, "NODEID": node, "NNODES": 3}.items():
+        for name, value in numbered(node):
             monkeypatch.setenv(f"SLURM_{name}", str(value))
-        words = [f"--checkpoints={run.store.checkpoints}", "--iteration=4", f"--out={tmp_path}"]
-        subprocess.run([sys.executable, verification.CHECK_CHECKPOINT, *words], check=True)
-    said = [read(CheckpointShare, Path(tmp_path, f"{node}.json")).problem for node in range(3)]
-    assert sorted(map(bool, said)) == [False, False, True] and str(damaged) in max(filter(None, said))
+        words = [f"--checkpoint={folder}", f"--out={tmp_path}"]
+        subprocess.run([sys.executable, verification.READ_CHECKPOINT, *words], check=True)
+    said = [read(CheckpointShare, Path(tmp_path, f"{node}.json")).digests for node in range(3)]
+    assert [one.keys() & other.keys() for one, other in itertools.combinations(said, 2)] == [set()] * 3
+    assert said[0] | said[1] | said[2] == read_json(folder / checkpoints.DIGESTS)
 
 
 class Tasks:
@@ -121,12 +122,10 @@ def numbered(node):
     return {"PROCID": node, "LOCALID": 0, "NTASKS": 3, "NODEID": node, "NNODES": 3}.items()
 
 
-@pytest.mark.parametrize(("dead", "damaged"), [(None, False), (None, True), (1, True), (1, False)])
-def test_a_large_checkpoint_is_read_by_all_nodes_and_what_one_leaves_out_is_read_here(run, monkeypatch, dead, damaged):
+def on_three_nodes(run, monkeypatch, dead):
+    """A life of the supervisor in a job of three nodes, and the names of the steps that it starts."""
     monkeypatch.setattr(verification, "ONE_READER_BYTES", 0)
     monkeypatch.setattr(verification, "rank_environment", lambda folder: {})
-    if damaged:
-        flip(run, 4)
     started = []
 
     def start_on_nodes(command, name, logs, environment):
@@ -134,9 +133,29 @@ def test_a_large_checkpoint_is_read_by_all_nodes_and_what_one_leaves_out_is_read
         return Tasks(command, dead)
 
     site = SimpleNamespace(job="17", nodes=["n1", "n2", "n3"], start_on_nodes=start_on_nodes)
-    call = Call(run.folder, run.store, site, None, 0, print)
+    return Call(run.folder, run.store, site, None, 0, print), started
+
+
+@pytest.mark.parametrize(("dead", "damaged"), [(None, False), (None, True), (1, True), (1, False)])
+def test_a_large_checkpoint_is_read_by_all_nodes_and_what_one_leaves_out_is_read_here(run, monkeypatch, dead, damaged):
+    if damaged:
+        flip(run, 4)
+    call, started = on_three_nodes(run, monkeypatch, dead)
     problem = verification.damage(call, call.resumption.beginning(), run.store.attempt(2))
     assert bool(problem) is damaged and started == ["verify-02"]
     assert call.sound == (set() if damaged else {4})
     assert verification.damage(call, call.resumption.beginning(), run.store.attempt(3)) == problem
     assert len(started) == 1 + damaged, "what is known to be sound is not read again"
+
+
+@pytest.mark.parametrize("dead", [None, 1])
+def test_checksums_at_the_end_are_recorded_by_all_nodes(run, monkeypatch, dead):
+    for iteration in (2, 4):
+        (checkpoints.folder(run.store.checkpoints, iteration) / checkpoints.DIGESTS).unlink()
+    call, started = on_three_nodes(run, monkeypatch, dead)
+    verification.record_checksums(call, run.store.attempt(1))
+    assert started == ["verify-01"] * 2
+    assert all(checkpoints.has_digests(run.store.checkpoints, iteration) for iteration in (2, 4))
+    assert checkpoints.damage(run.store.checkpoints, 4) is None
+    flip(run, 4)
+    assert "has changed since it was written" in checkpoints.damage(run.store.checkpoints, 4)

@@ -272,9 +272,9 @@ class StandbyOrder(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointShare(Record):
-    """attempts/NN/verified/<node>.json: what is wrong with the files of a checkpoint that this node has read."""
+    """attempts/NN/verified/<node>.json: checksums of those files of a checkpoint that this node has read."""
 
-    problem: str | None = None
+    digests: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,11 +108,25 @@ def delete_retired(checkpoints: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def add_digests(checkpoints: Path, iteration: int) -> None:
+def read_here(path: Path, names: list[str]) -> dict[str, str]:
+    """Checksums of these files of a checkpoint."""
+    return _of_each(path, names, file_digest)
+
+
+Reader = Callable[[Path, list[str]], dict[str, str]]
+
+
+def digests_of_share(path: Path, reader: int, readers: int) -> dict[str, str]:
+    """Checksums of those files that fall to one of several readers, each of which has about as many bytes to read."""
+    largest_first = sorted(_payload(path), key=lambda name: (-(path / name).stat().st_size, name))
+    return read_here(path, largest_first[reader::readers])
+
+
+def add_digests(checkpoints: Path, iteration: int, read: Reader = read_here) -> None:
     """Record the checksums of a complete checkpoint; from now on they define its content."""
     path = folder(checkpoints, iteration)
     if _counts(path) and not (path / DIGESTS).exists():
-        write_json(path / DIGESTS, _digests(path, _payload(path)))
+        write_json(path / DIGESTS, read(path, _payload(path)))
 
 
 def has_digests(checkpoints: Path, iteration: int) -> bool:
@@ -123,11 +137,10 @@ def bytes_of(checkpoints: Path, iteration: int) -> int:
     return sum(_known_sizes(folder(checkpoints, iteration)).values())
 
 
-def damage(checkpoints: Path, iteration: int, full: bool = True, share: tuple[int, int] = (0, 1)) -> str | None:
+def damage(checkpoints: Path, iteration: int, full: bool = True, read: Reader = read_here) -> str | None:
     """A checkpoint's damage, in a few words; None if it is unchanged, or nothing is known of its files.
 
-    Sizes are always compared, checksums only in `full`: that reads the whole checkpoint, or a `share` (which of how
-    many) of about its bytes.
+    Sizes are always compared, checksums only in `full`: that reads the whole checkpoint.
     """
     path = folder(checkpoints, iteration)
     for name, size in _known_sizes(path).items():
@@ -141,9 +154,7 @@ def damage(checkpoints: Path, iteration: int, full: bool = True, share: tuple[in
     missing = [name for name in known if not (path / name).exists()]
     if missing:
         return f"{path / missing[0]} is missing"
-    largest_first = sorted(known, key=lambda name: (-(path / name).stat().st_size, name))
-    mine = largest_first[share[0] :: share[1]]
-    changed = [name for name, digest in _digests(path, mine).items() if digest != known[name]]
+    changed = [name for name, digest in read(path, list(known)).items() if digest != known[name]]
     return f"{path / changed[0]} has changed since it was written" if changed else None
 
 
@@ -189,10 +200,10 @@ def keeper(
     return look
 
 
-def add_all_digests(checkpoints: Path) -> None:
+def add_all_digests(checkpoints: Path, read: Reader = read_here) -> None:
     """Also of those that came faster than they could be read: any of them may be exported."""
     while iteration := _newest_unread(checkpoints):
-        add_digests(checkpoints, iteration)
+        add_digests(checkpoints, iteration, read)
 
 
 def chosen(run: str, store: RunStore, wanted: str | int) -> int:
@@ -298,10 +309,6 @@ def _put_out_of_sight(path: Path) -> None:
     removed = path.with_name(f"{REMOVED}{path.name}")
     shutil.rmtree(removed, ignore_errors=True)
     path.rename(removed)
-
-
-def _digests(path: Path, names: list[str]) -> dict[str, str]:
-    return _of_each(path, names, file_digest)
 
 
 def _of_each[Fact](path: Path, names: list[str], look: Callable[[Path], Fact]) -> dict[str, Fact]:

@@ -113,14 +113,14 @@ class Resumption:
         mine, other = (read(ModelSource, run.source_manifest).tokenizer_digest for run in (self.folder, theirs))
         return mine != other
 
-    def prove_newest(self) -> None:
+    def prove_newest(self, read_files: checkpoints.Reader = checkpoints.read_here) -> None:
         """Record the checksums of the last checkpoint, remove old ones, and read the rest."""
         newest = checkpoints.latest(self.payload.checkpoints)
         if newest and self.verifies:
-            checkpoints.add_digests(self.payload.checkpoints, newest)
+            checkpoints.add_digests(self.payload.checkpoints, newest, read_files)
         checkpoints.retire(self.payload.checkpoints, **self.retention, verified=self.verifies)
         if self.verifies:
-            checkpoints.add_all_digests(self.payload.checkpoints)
+            checkpoints.add_all_digests(self.payload.checkpoints, read_files)
         checkpoints.delete_retired(self.payload.checkpoints)
 
     def could_not_load(self, iteration: int, why: str) -> str | None:

@@ -104,7 +104,7 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
         elif ledger.open_attempt(call.entries):
             with _told(call):
                 _close_what_was_left_open(call)
-                call.patiently(call.resumption.prove_newest)
+                verification.record_checksums(call, payload.attempt(payload.newest_attempt))
         if identity_of(RunFolder(folder.path)) != identity:  # by its files, as a later call has written them
             raise TrainingFailed(
                 f"run {folder.name} was trained as it was submitted ({payload.path}), and has been changed since; "
@@ -210,7 +210,7 @@ def _attempt(call: Call) -> None:
     if finished(folder, payload):
         _close(call, number, "completed", None, None, str(watched.ended))
         _look_at_gpus_of(call, number, GPUS_SECONDS)
-        call.patiently(call.resumption.prove_newest)
+        verification.record_checksums(call, target)
         call.say(progress.describe(progress.read_progress(payload.path)))
         return
     _act(call, number, target, watched, _or_full_disk(target, _why(call, target, watched, started)))
@@ -341,7 +341,7 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
         leave(call, str(failure))
     elif failure.cause in ("cancelled", "stopped"):
         if failure.cause == "stopped":  # no deadline
-            call.patiently(call.resumption.prove_newest)
+            verification.record_checksums(call, target)
         raise Interrupted(failure.evidence)
     else:
         text = explain(call.folder, target, watched.ended, f"{failure}; {decision.why}", _next(call), failure.rank)

@@ -1,5 +1,5 @@
-"""Is a checkpoint what was saved? It is read before the ranks that are to load it start, a large one by one task per
-node. Of what was saved or read in this life of the supervisor only the sizes are compared, before.
+"""Is a checkpoint what was saved? It is read before the ranks that are to load it start. Of what was saved or read in this
+life of the supervisor only the sizes are compared, before. A large one is read by one task per node, at a run's end too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from megaboa.run.command import SCRIPTS, rank_environment
 from megaboa.run.resume import Beginning
 from megaboa.run.site import python_of
 
-CHECK_CHECKPOINT = SCRIPTS / "check_checkpoint.py"
+READ_CHECKPOINT = SCRIPTS / "read_checkpoint.py"
 ONE_READER_BYTES = 4 << 30  # more is divided among the job's nodes
 
 
@@ -30,36 +30,43 @@ def damage(call: Call, beginning: Beginning, target: AttemptFolder) -> str | Non
         return None
     if beginning.parent is None and (iteration in call.sound or iteration not in found):
         return None
-    divided = call.site.job and len(call.site.nodes) > 1 and checkpoints.bytes_of(folder, iteration)
-    if divided and divided > ONE_READER_BYTES:
-        problem = _by_nodes(call, folder, iteration, target.verified)
-    else:
-        problem = checkpoints.damage(folder, iteration)
+    problem = checkpoints.damage(folder, iteration, read=readers(call, target))
     if problem is None and beginning.parent is None:
         call.sound.add(iteration)
     return problem
 
 
-def _by_nodes(call: Call, folder: Path, iteration: int, out: Path) -> str | None:
-    """A task on each node reads its share of the files. Where one says nothing, everything is read here."""
+def record_checksums(call: Call, target: AttemptFolder) -> None:
+    """Of what the run's end leaves: its GPUs have nothing to do until then."""
+    call.patiently(lambda: call.resumption.prove_newest(readers(call, target)))
+
+
+def readers(call: Call, target: AttemptFolder) -> checkpoints.Reader:
+    """One task per node for a large checkpoint in a job of several."""
+
+    def read_files(path: Path, names: list[str]) -> dict[str, str]:
+        if call.site.job and len(call.site.nodes) > 1:
+            if sum((path / name).stat().st_size for name in names) > ONE_READER_BYTES:
+                found = _by_nodes(call, path, target.verified)
+                if found.keys() >= set(names):
+                    return {name: found[name] for name in names}
+        return checkpoints.read_here(path, names)
+
+    return read_files
+
+
+def _by_nodes(call: Call, path: Path, out: Path) -> dict[str, str]:
+    """What the nodes say of their shares of a checkpoint's files: less than all, if one of them says nothing."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    nodes = len(call.site.nodes)
-    command = [python_of(call.folder.launch), str(CHECK_CHECKPOINT), f"--checkpoints={folder}"]
-    command += [f"--iteration={iteration}", f"--out={out}"]
+    command = [python_of(call.folder.launch), str(READ_CHECKPOINT), f"--checkpoint={path}", f"--out={out}"]
     tasks = call.site.start_on_nodes(command, f"verify-{out.parent.name}", out, rank_environment(call.folder))
     try:
         while tasks.poll() is None:
-            if problem := next((share.problem for share in _shares(out) if share.problem), None):
-                return problem
             time.sleep(0.5)
     finally:
         tasks.kill()
-    shares = _shares(out)
-    if len(shares) == nodes:
-        return next((share.problem for share in shares if share.problem), None)
-    return checkpoints.damage(folder, iteration)
-
-
-def _shares(out: Path) -> list[CheckpointShare]:
-    return [read(CheckpointShare, path) for path in out.glob("*.json")]
+    said: dict[str, str] = {}
+    for answer in out.glob("*.json"):
+        said |= read(CheckpointShare, answer).digests
+    return said

@@ -1,6 +1,6 @@
-"""Read this node's share of a checkpoint's files, and compare them with their checksums.
+"""Read this node's share of a checkpoint's files, and say their checksums.
 
-`python check_checkpoint.py --checkpoints=FOLDER --iteration=500 --out=FOLDER`; the scheduler says which node this is.
+`python read_checkpoint.py --checkpoint=FOLDER --out=FOLDER`; the scheduler says which node this is.
 """
 
 import argparse
@@ -8,20 +8,18 @@ import os
 from pathlib import Path
 
 from megaboa.records import CheckpointShare, write
-from megaboa.run.checkpoints import damage
+from megaboa.run.checkpoints import digests_of_share
 from megaboa.scheduler.registry import cluster
 
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoints", type=Path, required=True, help="the run's folder of checkpoints")
-    parser.add_argument("--iteration", type=int, required=True)
+    parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of the nodes' answers")
     args = parser.parse_args(words)
     here = cluster().task(os.environ)
     node, nodes = (here.node, here.nodes) if here else (0, 1)
-    problem = damage(args.checkpoints, args.iteration, share=(node, nodes))
-    write(args.out / f"{node}.json", CheckpointShare(problem=problem))
+    write(args.out / f"{node}.json", CheckpointShare(digests=digests_of_share(args.checkpoint, node, nodes)))
 
 
 if __name__ == "__main__":
