@@ -2,7 +2,8 @@
 
 Ranks are processes on this machine, with gloo. Groups are those of a small layout: tensor pairs (0,1), (2,3), ... and
 data groups (0,2,...), (1,3,...). Each case picks ranks, the collective and its place at random; the seed is printed.
-`python benchmarks/flight.py [--cases 10] [--ranks 4] [--seed 0] [--keep FOLDER]` prints a table.
+`python benchmarks/flight.py [--cases 10] [--ranks 4] [--seed 0] [--keep FOLDER]` prints a table. `--recorded FOLDER`
+judges NCCL's dumps that others have recorded and labelled: `tests/attribution/unit/fr_traces` of nvidia-resiliency-ext.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import ctypes
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -159,13 +161,30 @@ def start(case: Case, rank: int, port: int, folder: Path) -> int:
 KINDS = ("frozen", "missing", "mismatch", "joined", "deadlock")
 
 
+def judge_recorded(folder: Path) -> None:
+    """Each case is a folder with `_dump_<rank>` of every rank, and a log that names the ranks and what was done."""
+    print("| case | what was done | to ranks | said | of ranks | sentence |\n|---|---|---|---|---|---|")
+    for log in sorted(folder.glob("*/fault_injection.log")):
+        text = log.read_text()
+        done = ", ".join(sorted(set(re.findall(r"fault_type: (\w+)", text))))
+        ranks = re.findall(r"^Rank (\d+), fault_type", text, re.MULTILINE)
+        size = len(list(log.parent.glob("_dump_*")))
+        verdict = flight.judge(flight.read(f"{log.parent}/_dump_", size), size)
+        said = (verdict.kind, ", ".join(map(str, verdict.ranks))) if verdict else ("nothing", "")
+        print(f"| {log.parent.name} | {done} | {', '.join(ranks)} | {' | '.join(said)} | {verdict} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=10, help="of each kind")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="leave the dumps and their labels there")
+    parser.add_argument("--recorded", type=Path, metavar="FOLDER", help="judge these, and make none")
     args = parser.parse_args()
+    if args.recorded:
+        judge_recorded(args.recorded)
+        return
     torch.set_num_threads(1)
     chance = random.Random(args.seed)
     came: Counter[tuple[str, str]] = Counter()

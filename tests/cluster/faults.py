@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import matrix
-from lab import Lab
+from lab import UID, Lab
 from site_clone import SiteClone
 
-from megaboa.paths import RunStore
+from megaboa.paths import RunFolder, RunStore
+from megaboa.run.identity import identity_of, store_of
 
 NAME = "faults"
 SAVE_INTERVAL, HIT_AT = 10, 13
@@ -26,6 +27,19 @@ ONE_HOST, TWO_HOSTS = "resources.nodes: 1", "resources.nodes: 2"
 STEPS = "training.train_iters: 60"
 WAIT = 400.0  # for what comes when it comes: other work may share this machine
 AT_ONCE = "recovery.backoff_seconds: 0"
+PAGE = 4096
+
+
+def fill(disk: Path) -> Path:
+    """To the last byte; what fills it is returned."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as stream:
+        try:
+            while True:
+                stream.write(b"\x00" * PAGE)
+        except OSError:
+            assert os.statvfs(disk).f_bavail == 0
+    return ballast
 
 
 class Faults:
@@ -257,6 +271,15 @@ class Faults:
         kill = f"kill -{name} {min(self.ranks(host, run))}"
         wait = f"for try in $(seq 12000); do [ -e {path} ] && exec {kill}; sleep 0.01; done"
         self.lab.on_node(host, ["bash", "-c", f"{wait}; exit 1"], user="root", timeout=WAIT)
+
+    def keep_on(self, disk: Path, run: str) -> None:
+        """Let the store of a run, its ledger too, lie on a file system of its own."""
+        folder = RunFolder(self.clone.results(NAME, "runs", run))
+        store, target = self.clone.path / store_of(folder, identity_of(folder)).path, disk / run
+        for path in (store.parent, target):
+            path.mkdir(parents=True)
+        subprocess.run(["chown", "-R", f"{UID}:{UID}", str(target), str(store.parent)], check=True)
+        store.symlink_to(target)
 
     def job(self, run: str) -> str:
         return self.clone.starts(NAME, run)[-1]["job"]

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import matrix
 import pytest
-from faults import AT_ONCE, NAME, ONE_HOST, SAVE_INTERVAL, STEPS, WAIT, Faults
-from lab import UID, Lab
+from faults import AT_ONCE, NAME, ONE_HOST, PAGE, SAVE_INTERVAL, STEPS, WAIT, Faults, fill
+from lab import Lab
 from site_clone import SiteClone
-
-from megaboa.paths import RunFolder
-from megaboa.run.identity import identity_of, store_of
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +23,6 @@ RUNS = {
     "still": f"{STEPS}, {AT_ONCE}, recovery.no_progress_minutes: {HANG_MINUTES}",
     "full": f"{STEPS}, recovery.backoff_seconds: 1, recovery.budget: 20",
 }
-PAGE = 4096
 
 
 @pytest.fixture(scope="module")
@@ -38,27 +32,6 @@ def faults(make_lab: Callable[..., Lab], small_disk: Path) -> Iterator[Faults]:
     found.prepare("quiet")
     yield found
     matrix.write(PART, found.rows)
-
-
-def keep_on(disk: Path, faults: Faults, run: str) -> None:
-    """Let the store of a run, its ledger too, lie on a file system of its own."""
-    folder = RunFolder(faults.clone.results(NAME, "runs", run))
-    store, target = faults.clone.path / store_of(folder, identity_of(folder)).path, disk / run
-    for path in (store.parent, target):
-        path.mkdir(parents=True)
-    subprocess.run(["chown", "-R", f"{UID}:{UID}", str(target), str(store.parent)], check=True)
-    store.symlink_to(target)
-
-
-def fill(disk: Path) -> Path:
-    ballast = disk / "ballast"
-    with ballast.open("wb", buffering=0) as stream:
-        try:
-            while True:
-                stream.write(b"\x00" * PAGE)
-        except OSError:
-            assert os.statvfs(disk).f_bavail == 0
-    return ballast
 
 
 def test_the_supervisor_stands_still(faults):
@@ -117,7 +90,7 @@ def test_the_supervisor_and_its_keeper_are_killed_before_the_end_is_written_down
 
 
 def test_the_disk_is_full_when_the_end_is_written_down(faults, small_disk):
-    keep_on(small_disk, faults, "end-line")
+    faults.keep_on(small_disk, "end-line")
     process, start = faults.start_and_wait("end-line", 5)
     (host,) = start["nodes"]
     faults.signal_supervisor(host, "STOP")
@@ -140,7 +113,7 @@ def test_the_disk_is_full_when_the_end_is_written_down(faults, small_disk):
 
 def test_the_store_has_no_byte_left(faults, small_disk):
     """Checkpoints, logs and ledger: nobody can write down what is wrong."""
-    keep_on(small_disk, faults, "full")
+    faults.keep_on(small_disk, "full")
     process, start = faults.start_and_wait("full", SAVE_INTERVAL + 1)
     (host,) = start["nodes"]
     ballast, hit = fill(small_disk), time.time()

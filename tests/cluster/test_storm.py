@@ -1,111 +1,259 @@
-"""Fault after fault, in an order that chance has chosen: one job trains through all of them, on a real cluster.
+"""Fault after fault, each chosen by chance, while two runs train on a cluster of four hosts.
 
-It takes a quarter of an hour, and each of its faults has a test of its own: MEGABOA_STORM=1 runs it.
+A short storm is a test like the others. `MEGABOA_STORM_MINUTES=20` makes a long one, with every kind of fault, and
+`MEGABOA_STORM_SEED` another one; both are printed, with what happened when.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import random
+import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import matrix
 import pytest
-from faults import AT_ONCE, NAME, SAVE_INTERVAL, Faults
+from faults import AT_ONCE, NAME, SAVE_INTERVAL, WAIT, Faults, fill
 from lab import Lab
 from site_clone import SiteClone
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif("MEGABOA_STORM" not in os.environ, reason="only by MEGABOA_STORM=1")]
+pytestmark = pytest.mark.slow
 
 PART = "Several faults"
-SEED = 19
-STEPS = "training.train_iters: 160"
-RUNS = {"quiet": STEPS, "storm": f"{STEPS}, {AT_ONCE}, recovery.budget: 20, recovery.no_progress_minutes: 0.5"}
-SECONDS = 10  # without a supervisor that does anything, or without a controller
+MINUTES = float(os.environ.get("MEGABOA_STORM_MINUTES", "0"))
+SEED = int(os.environ.get("MEGABOA_STORM_SEED", "19"))
+SHORT = ("rank", "supervisor", "requeue", "snakemake")
+ITERATIONS = round(60 * MINUTES) or 100  # a run has some left when the storm is over
+STEPS = f"training.train_iters: {ITERATIONS}, {AT_ONCE}, checkpoint.keep_last: 2"
+STEPS += ", recovery.budget: 200, recovery.no_progress_minutes: 1, recovery.exclude_hours: 0.01"  # all hosts are needed
+RUNS = {"quiet": STEPS, "first": STEPS, "second": f"{STEPS}, resources.partition: low"}
+HIT = tuple(RUNS)[1:]
+SOON = SAVE_INTERVAL + 2  # so many steps that a checkpoint is complete, wherever an attempt began
+REACH = ("preempt", "power", "power_of_the_supervisors_host", "link", "disk_full")  # also the other run
+PAUSE = 8  # seconds of a fault that passes
+LOST = {"node_failure", "killed", "transient", "lost", "requeued", "hang"}  # as SLURM, srun or a rank is first to tell
 
 
 class Storm:
-    """What can happen to a run; each fault returns what its attempt's end may be called, nothing if it has none."""
+    """What can happen. Each fault is done to a run, and returns what the end of its attempt may be called."""
 
-    def __init__(self, faults: Faults):
-        self.faults, self.start = faults, {}
+    def __init__(self, faults: Faults, disk: Path):
+        self.faults, self.lab, self.disk = faults, faults.lab, disk
+        self.run, self.start = "", {}
+
+    def aim(self, run: str) -> None:
+        self.run = self.faults.run = run
+        self.start = self.faults.clone.starts(NAME, run)[-1]
 
     def rank(self) -> set[str]:
+        """SIGKILL of a rank"""
         self.faults.signal_rank(self.start["nodes"][1], "KILL")
         return {"killed"}
 
     def srun(self) -> set[str]:
+        """SIGKILL of srun"""
         pattern = "^srun .*train_rank.py"
-        self.faults.lab.on_node(self.start["nodes"][0], ["pkill", "-KILL", "-f", pattern], user="root")
+        self.lab.on_node(self.start["nodes"][0], ["pkill", "-KILL", "-f", pattern], user="root")
         return {"killed"}
 
     def supervisor(self) -> set[str]:
+        """SIGKILL of the supervisor"""
         self.faults.signal_supervisor(self.start["nodes"][0], "KILL")
         return {"lost"}
 
     def hang(self) -> set[str]:
+        """SIGSTOP of a rank"""
         self.faults.signal_rank(self.start["nodes"][1], "STOP")
         return {"hang"}
 
     def requeue(self) -> set[str]:
-        self.faults.admin("requeue", self.faults.job("storm"))
+        """scontrol requeue"""
+        self.faults.admin("requeue", self.start["job"])
         return {"requeued"}
 
+    def hold(self) -> set[str]:
+        """scontrol requeuehold, and a release later"""
+        self.faults.admin("requeuehold", self.start["job"])
+        time.sleep(PAUSE)
+        self.faults.admin("release", self.start["job"])
+        return {"requeued"}
+
+    def preempt(self) -> set[str]:
+        """a job with a higher priority, if the run may be preempted"""
+        words = ["sbatch", "--partition=gpu", "--nodes=2", "--exclusive", "--account=lab", "--output=/dev/null"]
+        self.lab.run([*words, "--wrap=sleep 5"])
+        return {"requeued", "preempted"}
+
     def power(self) -> set[str]:
-        """Of the host without the supervisor; it is back at once, and looks well."""
-        self.faults.lab.crash(self.start["nodes"][1])
-        self.faults.lab.boot(self.start["nodes"][1])
-        return {"node_failure", "killed"}  # srun may fail before SLURM knows of the boot
+        """a power cut of a host"""
+        return self._power_cut(self.start["nodes"][1])
 
-    def supervisor_stands_still(self) -> None:
-        self.faults.signal_supervisor(self.start["nodes"][0], "STOP")
-        time.sleep(SECONDS)
-        self.faults.signal_supervisor(self.start["nodes"][0], "CONT")
+    def power_of_the_supervisors_host(self) -> set[str]:
+        """a power cut of the supervisor's host"""
+        return self._power_cut(self.start["nodes"][0])
 
-    def controller(self) -> None:
-        self.faults.lab.kill_controller()
-        time.sleep(SECONDS)
-        self.faults.lab.start_controller()
+    def _power_cut(self, host: str) -> set[str]:
+        """Now and then it is back before SLURM has noticed."""
+        self.lab.crash(host)
+        time.sleep(random.choice((0, PAUSE)))
+        self.lab.boot(host)
+        return LOST
 
-    def order(self) -> list[Callable[[], set[str] | None]]:
-        found = [self.rank, self.rank, self.srun, self.supervisor, self.hang, self.requeue, self.power, self.power]
-        found += [self.rank, self.supervisor_stands_still, self.controller]
-        random.Random(SEED).shuffle(found)
-        return found
+    def link(self) -> set[str]:
+        """a link that is down"""
+        host = self.start["nodes"][1]
+        self.lab.isolate(host)
+        time.sleep(PAUSE)
+        self.lab.reconnect(host)
+        return LOST
+
+    def drain(self) -> set[str]:
+        """scontrol drain of a host, and a resume later"""
+        host = self.start["nodes"][1]
+        self.faults.admin("update", f"nodename={host}", "state=drain", "reason=storm")
+        time.sleep(PAUSE)
+        self.faults.admin("update", f"nodename={host}", "state=resume")
+        return set()
+
+    def disk_full(self) -> set[str]:
+        """a full disk, if the run's store is there"""
+        ballast = fill(self.disk)
+        time.sleep(PAUSE)
+        ballast.unlink()
+        return {"disk_full"}
+
+    def supervisor_stands_still(self) -> set[str]:
+        """SIGSTOP of the supervisor, and SIGCONT"""
+        host = self.start["nodes"][0]
+        self.faults.signal_supervisor(host, "STOP")
+        time.sleep(PAUSE)
+        self.faults.signal_supervisor(host, "CONT")
+        return set()
+
+    def controller(self) -> set[str]:
+        """SIGKILL of slurmctld, which is started again"""
+        self.lab.kill_controller()
+        time.sleep(PAUSE)
+        self.lab.start_controller()
+        return set()
+
+    def snakemake(self) -> set[str]:
+        """SIGKILL of Snakemake, and another call"""
+        self.faults.start(*HIT)
+        return set()
+
+
+def kinds() -> list[str]:
+    return [name for name in vars(Storm) if not name.startswith("_") and name != "aim"]
+
+
+def order() -> Iterator[str]:
+    """For a short storm each kind once; a long one has all kinds, in turns of their own order."""
+    while True:
+        yield from random.sample(SHORT if not MINUTES else kinds(), len(SHORT) if not MINUTES else len(kinds()))
+        if not MINUTES:
+            return
 
 
 @pytest.fixture(scope="module")
-def faults(make_lab: Callable[..., Lab]) -> Iterator[Faults]:
-    lab = make_lab(nodes=4, memory_mb=32000)
+def faults(make_lab: Callable[..., Lab], small_disk: Path) -> Iterator[Faults]:
+    lab = make_lab(nodes=4, memory_mb=32000, shared=[small_disk])
     found = Faults(lab, SiteClone(lab), RUNS)
     found.prepare("quiet")
     yield found
     matrix.write(PART, found.rows)
 
 
-def test_a_storm(faults):
-    process, storm = faults.start("storm"), Storm(faults)
-    attempt, causes = 1, {}
-    for fault in storm.order():
-        # So many that a checkpoint is complete, wherever the attempt has begun: the storm doesn't stop the run.
-        faults.wait_for_steps("storm", attempt, SAVE_INTERVAL + 2)
-        storm.start = faults.clone.starts(NAME, "storm")[-1]
-        attempt = storm.start["attempt"]
-        if possible := fault():
-            causes[attempt] = possible
-            faults.wait_for_start("storm", attempt + 1)
-            attempt += 1
-    faults.finish("storm", process)
-    ends = {end["attempt"]: end for end in faults.ends("storm")}
-    assert all(ends[attempt]["cause"] in possible for attempt, possible in causes.items()), ends
-    assert ends[max(ends)]["outcome"] == "completed"
-    event = (
-        f"{len(storm.order())} faults one after the other, in an order of chance: ranks, srun and supervisor killed, "
-    )
-    event += "a hang, a requeue, two power cuts, the supervisor stopped, slurmctld killed"
-    faults.record(event, "resumes each time, in the same job")
+def is_ready(faults: Faults, run: str, after: tuple[int, int]) -> bool:
+    """It trains, will do so for a while, and has made steps since the last fault: `after` its attempt and steps then."""
+    starts = faults.clone.starts(NAME, run)
+    if not starts or len(faults.ends(run)) == len(starts) or faults.clone.last_step(NAME, run) > ITERATIONS - SOON:
+        return False
+    attempt = starts[-1]["attempt"]
+    made = len(faults.clone.steps(NAME, run, attempt))
+    return made >= SOON + (after[1] if attempt == after[0] else 0)
+
+
+def is_clear(faults: Faults, after: dict[str, tuple[int, int]]) -> bool:
+    """The next fault can be done, or there is no run left."""
+    over = all(faults.clone.last_step(NAME, run) > ITERATIONS - SOON for run in HIT)
+    return over or any(is_ready(faults, run, after[run]) for run in HIT)
+
+
+def newest(faults: Faults, run: str) -> int:
+    return faults.clone.starts(NAME, run)[-1]["attempt"]
+
+
+def let_loose(faults: Faults, storm: Storm) -> tuple[list[str], dict[str, dict[int, set[str]]]]:
+    """What happened, and by run and attempt the causes that its end may have."""
+    happened: list[str] = []
+    possible: dict[str, dict[int, set[str]]] = {run: defaultdict(set) for run in HIT}
+    after = dict.fromkeys(HIT, (0, 0))
+    deadline = time.monotonic() + 60 * MINUTES
+    for kind in order():
+        clear = functools.partial(is_clear, faults, after)
+        faults.clone.wait(clear, WAIT, f"a run that makes steps, after {happened[-1:]}")
+        ready = [run for run in HIT if is_ready(faults, run, after[run])]
+        if not ready or (MINUTES and time.monotonic() > deadline):
+            break
+        run = random.choice(ready)
+        storm.aim(run)
+        attempt, hosts = storm.start["attempt"], storm.start["nodes"]
+        print(f"{time.strftime('%H:%M:%S')} {run} attempt {attempt} on {', '.join(hosts)}: {kind}", flush=True)
+        before = {one: newest(faults, one) for one in HIT}
+        causes = getattr(storm, kind)()
+        happened.append(kind)
+        after[run] = (attempt, len(faults.clone.steps(NAME, run, attempt)))
+        for one in HIT:  # what is done to a host or to the cluster may reach the other run, and its next attempt
+            if one == run or kind in REACH:
+                for number in range(before[one], newest(faults, one) + 1):
+                    possible[one][number] |= causes
+    return happened, possible
+
+
+def test_a_storm(faults, small_disk):
+    random.seed(SEED)
+    print(f"\nMEGABOA_STORM_SEED={SEED} MEGABOA_STORM_MINUTES={MINUTES:g}")
+    faults.keep_on(small_disk, "first")
+    faults.start(*HIT)
+    happened, possible = let_loose(faults, Storm(faults, small_disk))
+    for host in faults.lab.nodes:
+        faults.admin("update", f"nodename={host}", "state=resume") if "drain" in faults.lab.state(host) else None
+    for run in HIT:
+        faults.trained(run)
+    os.killpg(faults.process.pid, signal.SIGKILL)
+    faults.process.wait()
+    for run in HIT:
+        honest(faults, run, possible[run])
+    assert set(SHORT) <= set(happened) or MINUTES
+    names = [str(getattr(Storm, kind).__doc__) for kind in dict.fromkeys(sorted(happened))]
+    how_long = f"{MINUTES:g} minutes: {len(happened)} faults" if MINUTES else f"{len(happened)} faults"
+    faults.record(f"a storm over two runs, {how_long} in an order of chance: {', '.join(names)}", "resumes each time")
+
+
+def honest(faults: Faults, run: str, possible: dict[int, set[str]]) -> None:
+    """The curve is that of a run that nothing disturbed; every attempt has one start and one end, with a cause that it
+    can have had; no two attempts trained at a time.
+    """
+    starts, ends = faults.clone.starts(NAME, run), faults.ends(run)
+    assert [entry["attempt"] for entry in starts] == [entry["attempt"] for entry in ends] == [*range(1, 1 + len(ends))]
+    assert [entry["outcome"] == "completed" for entry in ends] == [False] * (len(ends) - 1) + [True]
+    causes = {end["attempt"]: end["cause"] for end in ends[:-1]}
+    print(f"{run}: {causes}")
+    assert all(cause in possible[attempt] for attempt, cause in causes.items()), (causes, possible)
+    times = [[step["time"] for step in faults.clone.steps(NAME, run, start["attempt"])] for start in starts]
+    made = [(min(one), max(one)) for one in times if one]
+    assert all(last <= first for (_, last), (first, _) in itertools.pairwise(made)), "two trained at a time"
+    assert faults.difference(run, "quiet") == 0
+    assert faults.lost_steps(run) <= SAVE_INTERVAL * (len(ends) - 1)
+    assert len({start["job"] for start in starts}) == 1, "a second job has trained"
 
 
 def test_the_page_has_this_event(faults):
-    matrix.check(PART, faults.rows)
+    if not MINUTES:
+        matrix.check(PART, faults.rows)

@@ -106,6 +106,28 @@ def test_nccls_own_files_are_read_and_run_nothing(tmp_path):
     assert judge(found, 4).ranks == (1, 2)
 
 
+def stuck(ended, *begun):
+    """NCCL's dump of a rank whose GPU has ended so many collectives; `begun` are those that it has yet to end."""
+    status = {
+        0: {"last_enqueued_collective": max(begun), "last_started_collective": -1, "last_completed_collective": ended}
+    }
+    return flight.dump_of({"entries": [entry(number) for number in begun], "pg_status": status})
+
+
+def test_a_gpu_that_has_not_ended_what_the_others_have_is_told():
+    """As after an error of a GPU: its processes go on for a while and enqueue as much as the others'."""
+    dumps = {0: stuck(6, 7, 8), 1: stuck(3, 4, 5, 6), 2: stuck(6, 7, 8), 3: stuck(3, 4, 5, 6, 7)}
+    found = judge(dumps, 4)
+    assert (found.kind, found.ranks, found.waiting) == ("stalled", (1, 3), (0, 2))
+    assert str(found) == "all_reduce 4 of Float [4] (group 0) ended on rank 0, 2 and not on the GPU of rank 1, 3"
+    assert judge(dict.fromkeys(range(4), stuck(3, 4, 5)), 4).kind == "joined"
+    late = {0: stuck(6, 7), 1: stuck(6, 7), 2: stuck(6, 7), 3: Dump({})}  # which has done all that it has begun
+    assert judge({**late, 0: replace(late[0], groups=ALL_OF_NCCL)}, 4).kind == "missing"
+
+
+ALL_OF_NCCL = {"0": frozenset(range(4))}
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="one kind of case takes a network away, which needs root")
 def test_real_hangs_of_gloo_are_told(tmp_path):

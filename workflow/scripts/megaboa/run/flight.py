@@ -16,9 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-# frozen: they wrote nothing. missing: they have not come. mismatch: they called another collective than the others.
-# deadlock: ranks wait for each other. joined: all have come, and it doesn't end: the network, or a GPU.
-Kind = Literal["frozen", "missing", "mismatch", "deadlock", "joined"]
+# frozen: they wrote nothing. stalled: their GPUs have not ended what the others' have. missing: they have not come.
+# mismatch: they called another collective than the others. deadlock: ranks wait for each other. joined: all have come,
+# and it ends nowhere: the network, or a GPU.
+Kind = Literal["frozen", "stalled", "missing", "mismatch", "deadlock", "joined"]
+BLAMES_NODE: tuple[Kind, ...] = ("frozen", "stalled")
+GPU = "nccl"  # collectives of which all ranks' kernels end at a time; gloo's sender may be done long before
 MOST_BYTES = 1 << 30
 LIBRARIES = ("/torch/", "/megatron/core/", "/threading.py", "/contextlib.py")  # whose frames say little
 
@@ -43,6 +46,7 @@ class Dump:
     calls: Mapping[str, Mapping[int, Call]]
     groups: Mapping[str, frozenset[int]] = field(default_factory=dict)
     stack: tuple[str, ...] = ()
+    ended: Mapping[str, int] = field(default_factory=dict)  # by group the last that has ended
 
     def last(self, group: str) -> int:
         return max(self.calls.get(group, {}), default=0)
@@ -67,6 +71,7 @@ class Verdict:
         was = f", which was in {self.doing}" if self.doing else ""
         return {
             "frozen": f"{wait} for {who}, which did not even answer",
+            "stalled": f"{there} ended on rank {_brief(self.waiting)} and not on the GPU of {who}",
             "missing": f"{wait} for {who}{was}",
             "mismatch": f"{wait}, where {who} called something else{was}",
             "deadlock": f"{wait} for {who}, which waited for others in turn{was}",
@@ -83,6 +88,9 @@ def judge(dumps: Mapping[int, Dump], world_size: int) -> Verdict | None:
     if frozen := [one for one in stuck if silent.intersection(one.missing)]:
         first = max(frozen, key=lambda one: len(one.waiting))
         return _verdict("frozen", silent.intersection(*[set().union(*(one.missing for one in frozen))]), first, dumps)
+    if stalled := [one for one in stuck if one.stalled]:
+        first = min(stalled, key=lambda one: (-len(one.stalled), one.call.number))
+        return _verdict("stalled", set().union(*(one.stalled for one in stalled)), first, dumps)
     absent = {rank: one for one in stuck for rank in one.missing}
     waits = {rank for one in stuck if one.missing for rank in one.waiting}
     if roots := set(absent) - waits:
@@ -106,6 +114,7 @@ class _Stuck:
     waiting: frozenset[int]
     missing: frozenset[int]
     differ: frozenset[int]  # who called something else than most
+    stalled: frozenset[int] = frozenset()  # where it has not ended, though it has elsewhere
 
 
 def _stuck(dumps: Mapping[int, Dump], silent: set[int]) -> Iterator[_Stuck]:
@@ -122,7 +131,15 @@ def _stuck(dumps: Mapping[int, Dump], silent: set[int]) -> Iterator[_Stuck]:
         missing = {rank for rank in members if rank in silent or dumps[rank].last(group) < number}
         # Who called something else may have left it already.
         called = {rank: call for rank in members - missing if (call := dumps[rank].calls[group].get(number))}
-        yield _Stuck(group, _usual(called.values()), frozenset(here), frozenset(missing), frozenset(_differ(called)))
+        usual = _usual(called.values())
+        beyond = {rank for rank in members - missing if rank not in here and _has_ended(dumps[rank], group, number)}
+        stalled = frozenset(here if beyond and usual.name.startswith(GPU) else ())
+        waiting = frozenset(beyond if stalled else here)
+        yield _Stuck(group, usual, waiting, frozenset(missing), frozenset(_differ(called)), stalled)
+
+
+def _has_ended(dump: Dump, group: str, number: int) -> bool:
+    return dump.ended.get(group, 0) >= number
 
 
 def _usual(calls: Iterable[Call]) -> Call:
@@ -178,10 +195,12 @@ def dump_of(values: Mapping[str, Any]) -> Dump:
     """From torch's own form, of version 2."""
     status = {str(number): int(one["last_completed_collective"]) for number, one in values["pg_status"].items()}
     calls: dict[str, dict[int, Call]] = defaultdict(dict)
+    last: dict[str, int] = {}
     for entry in values["entries"]:
         if entry.get("is_p2p"):
             continue
         number, group = int(entry["collective_seq_id"]), str(entry["process_group"][0])
+        last[group] = status.get(str(entry["pg_id"]), 0)
         ended = number <= status.get(str(entry["pg_id"]), 0) or entry["state"] == "completed"
         calls[group][number] = Call(number, entry["profiling_name"], _sizes(entry), ended)
     groups = {name: frozenset(ranks) for name, ranks in values.get("groups", {}).items()}
@@ -189,7 +208,7 @@ def dump_of(values: Mapping[str, Any]) -> Dump:
         with contextlib.suppress(ValueError, TypeError, KeyError):
             if ranks := json.loads(one["ranks"]):
                 groups.setdefault(str(one["name"]), frozenset(ranks))
-    return Dump(calls, groups, tuple(values.get("stack", ())))
+    return Dump(calls, groups, tuple(values.get("stack", ())), last)
 
 
 def _sizes(entry: Mapping[str, Any]) -> str:

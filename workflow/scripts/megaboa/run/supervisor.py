@@ -295,7 +295,7 @@ def _who_was_waited_for(call: Call, target: AttemptFolder, failure: Failure) -> 
     if verdict is None:
         return failure
     nodes = [call.site.nodes[rank // call.folder.launch.gpus_per_node] for rank in verdict.ranks]
-    frozen = tuple(dict.fromkeys(nodes)) if verdict.kind == "frozen" and call.site.job else ()
+    frozen = tuple(dict.fromkeys(nodes)) if verdict.kind in flight.BLAMES_NODE and call.site.job else ()
     where = f"; on {', '.join(dict.fromkeys(nodes))}" if nodes and call.site.job else ""
     first = verdict.ranks[0] if verdict.ranks else failure.rank
     # Most nodes at once are not broken: what they share is.

@@ -1,5 +1,5 @@
-"""Is a checkpoint what was saved? It is read before the ranks that are to load it start. Of what was saved or read in this
-life of the supervisor only the sizes are compared, before. A large one is read by one task per node, at a run's end too.
+"""Is a checkpoint what was saved? It is read before the ranks that are to load it start, a large one by one task per
+node; its checksums are made so at a run's end. Of what was saved or read in this life only the sizes are compared.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def readers(call: Call, target: AttemptFolder) -> checkpoints.Reader:
     """One task per node for a large checkpoint in a job of several."""
 
     def read_files(path: Path, names: list[str]) -> dict[str, str]:
-        if call.site.job and len(call.site.nodes) > 1:
-            if sum((path / name).stat().st_size for name in names) > ONE_READER_BYTES:
-                found = _by_nodes(call, path, target.verified)
-                if found.keys() >= set(names):
-                    return {name: found[name] for name in names}
+        divided = call.site.job and len(call.site.nodes) > 1
+        if divided and sum((path / name).stat().st_size for name in names) > ONE_READER_BYTES:
+            found = _by_nodes(call, path, target.verified)
+            if found.keys() >= set(names):
+                return {name: found[name] for name in names}
         return checkpoints.read_here(path, names)
 
     return read_files
