@@ -170,7 +170,7 @@ def faults(make_lab: Callable[..., Lab], small_disk: Path) -> Iterator[Faults]:
 
 
 def is_ready(faults: Faults, run: str, after: tuple[int, int]) -> bool:
-    """It trains, will do so for a while, and has made steps since the last fault: `after` its attempt and steps then."""
+    """It trains, will do so for a while, and has made steps since the last fault, at `after`: its attempt and steps."""
     starts = faults.clone.starts(NAME, run)
     if not starts or len(faults.ends(run)) == len(starts) or faults.clone.last_step(NAME, run) > ITERATIONS - SOON:
         return False

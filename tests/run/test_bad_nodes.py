@@ -173,6 +173,15 @@ def test_a_node_that_the_job_has_lost_is_replaced_or_the_job_goes_back(spares, m
         bad_nodes.leave_avoided_nodes(spares)
 
 
+def test_a_later_life_whose_job_has_lost_more_nodes_than_it_had_spares_goes_back(spares):
+    bad_nodes.leave_too_few_nodes(spares)
+    spares.site.nodes, spares.site.spares = ["n1"], []
+    bad_nodes.leave_too_few_nodes(spares)  # its first life: the job has asked for too few
+    spares.life = 2
+    with pytest.raises(Requeued, match=r"resources\.nodes is 2, and the job has 1 left"):
+        bad_nodes.leave_too_few_nodes(spares)
+
+
 def test_a_spare_takes_the_place_of_a_node_that_the_health_check_refuses_and_is_looked_at_too(spares, monkeypatch):
     looked = []
 

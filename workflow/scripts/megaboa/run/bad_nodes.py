@@ -72,6 +72,13 @@ def give_up(call: Call, evidence: str) -> NoReturn:
     raise Interrupted(evidence)
 
 
+def leave_too_few_nodes(call: Call) -> None:
+    """In a later life of the supervisor, for which its job may have lost more nodes than it had spares."""
+    wanted, left = call.folder.launch.nodes, len(call.site.nodes)
+    if call.site.job and call.life > 1 and left < wanted:
+        leave(call, f"resources.nodes is {wanted}, and the job has {left} left")
+
+
 def leave_avoided_nodes(call: Call) -> None:
     """Nodes that the job has lost meanwhile, and those that failed under this run and were given to us again.
 

@@ -50,7 +50,15 @@ from megaboa.run import (
 )
 from megaboa.run import site as sites
 from megaboa.run.announce import announcer, explain, notify
-from megaboa.run.bad_nodes import heed_signals, leave, leave_avoided_nodes, require_claim, require_health, take_spares
+from megaboa.run.bad_nodes import (
+    heed_signals,
+    leave,
+    leave_avoided_nodes,
+    leave_too_few_nodes,
+    require_claim,
+    require_health,
+    take_spares,
+)
 from megaboa.run.call import RESUMES, Call, Interrupted, Requeued, TrainingFailed
 from megaboa.run.command import changes, rank_command, rank_environment, warm_up
 from megaboa.run.command import ran_on as what_runs
@@ -116,6 +124,7 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
 
 
 def _bring_to_its_end(call: Call) -> None:
+    leave_too_few_nodes(call)
     check_nodes(call.folder, call.site.nodes)
     check_image(call.folder)
     check_data(call.folder)
