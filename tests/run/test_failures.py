@@ -246,6 +246,21 @@ def test_lost_connections_of_the_others_are_no_cause(exception, cause, victims):
         assert (failure.cause, failure.rank) == (cause, 2)
 
 
+@pytest.mark.parametrize("victims", [GLOO_RESET, GLOO_CLOSED, GLOO_TIMEOUT, NCCL_REMOTE])
+@pytest.mark.parametrize("own", ["ValueError: sample 17 has 3 tokens", "KeyboardInterrupt"])
+def test_lost_connections_of_the_others_are_no_cause_of_an_exception_that_nobody_knows(own, victims):
+    """If it comes again at the same step the run stops, which it doesn't for a lost connection."""
+    logs = {rank: raised(victims, rank, logged=True) for rank in range(4)} | {2: raised(own, 2, logged=True)}
+    for first_seen in (0, 2):
+        assert classify(Ended(first_seen, 1), logs, steps=12) == Failure("crash", f"[rank2]: {own}", 2)
+
+
+@pytest.mark.parametrize("victims", [GLOO_RESET, GLOO_CLOSED, GLOO_TIMEOUT, NCCL_REMOTE])
+def test_connections_that_all_have_lost_are_the_networks(victims):
+    logs = {rank: raised(victims, rank, logged=True) for rank in range(4)}
+    assert classify(Ended(0, 1), logs, steps=12).cause == "transient"
+
+
 def test_lost_connections_of_victims_hide_that_a_rank_was_killed():
     logs = {0: raised(GLOO_RESET, 0, logged=True), 1: BEGINNING + STEPS}
     failure = classify(Ended(1, -9, "n2"), logs, steps=12)

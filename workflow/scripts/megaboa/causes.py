@@ -16,6 +16,7 @@ ACTIONS = get_args(Action)
 # How torch begins the lines of an exception once the ranks know each other.
 _BEGIN = r"^(?:\[rank\d+\]: ?)?[ \t]*"
 EXCEPTION = rf"{_BEGIN}(?:\w+\.)*\w*(?:Error|Exception|Refused\w*)(?::|$)"
+INTERRUPT = rf"{_BEGIN}KeyboardInterrupt"  # Ctrl-C's signal, by whomever it was sent
 # A kernel has reached where it must not.
 KERNEL_FAULT = (
     r"(?:CUDA error|Cuda failure).*"

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from megaboa.causes import CAUSES, EXCEPTION, Cause, Failure
+from megaboa.causes import CAUSES, EXCEPTION, INTERRUPT, Cause, Failure
 from megaboa.image.tools import plain, why_not_started
 from megaboa.scheduler.ranks import Ended
 
@@ -22,7 +22,9 @@ _LOADING = re.compile(rf'\s+File ".*", line \d+, in {_LOADERS}$')
 _RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 # Each word alone: most begin with a literal, which is found ten times as fast as one of many in an alternation.
 _COMPILED = tuple((cause, tuple(re.compile(word, re.MULTILINE) for word in end.words)) for cause, end in CAUSES.items())
-_LAST_EXCEPTION = re.compile(rf"{EXCEPTION}.*$", re.MULTILINE)
+# What an exception says that has come from outside of the rank.
+_OF_OTHERS = (*dict(_COMPILED)["transient"], *map(re.compile, (r"gloo|NCCL|nccl", r"[Bb]roken pipe", r"\bEOFError\b")))
+_LAST_EXCEPTION = re.compile(rf"(?:{EXCEPTION}|{INTERRUPT}).*$", re.MULTILINE)
 
 
 def classify(ended: Ended, logs: Mapping[int | None, str], steps: int, resumed_from: int = 0) -> Failure:
@@ -48,7 +50,7 @@ def classify(ended: Ended, logs: Mapping[int | None, str], steps: int, resumed_f
     order = _in_order(logs, ended.rank)
     first = heard(rank for rank in order if rank in (ended.rank, None))
     if failure := first if first and not CAUSES[first.cause].second_hand else heard(order):
-        return failure
+        return (failure.cause == "transient" and _of_its_own(logs, order)) or failure
     if ended.killed:
         return Failure("killed", str(ended), ended.rank)
     if ended.ok:
@@ -56,6 +58,17 @@ def classify(ended: Ended, logs: Mapping[int | None, str], steps: int, resumed_f
     if not steps and (why := _not_started(logs, ended)):
         return Failure("crash", why, ended.rank)
     return Failure("crash", _last_words(logs, ended) or str(ended), ended.rank)
+
+
+def _of_its_own(logs: Mapping[int | None, str], order: Iterable[int | None]) -> Failure | None:
+    """An exception that no lost connection explains. Its peers lose the connection, and may be the first to end."""
+    for rank in order:
+        if rank is None:
+            continue
+        raised = _LAST_EXCEPTION.findall(_HANDLED.sub("", logs[rank][-OTHERS_LENGTH:]))
+        if raised and not any(word.search(raised[-1]) for word in _OF_OTHERS):
+            return Failure("crash", raised[-1].strip()[:EVIDENCE_LENGTH], rank)
+    return None
 
 
 class Tails(Mapping[int | None, str]):
