@@ -1,5 +1,5 @@
 # From one YAML file to one report.
-# Stages: snakemake image|data|import|preflight|pretrain|profile|metrics|export|evaluate|report|bundle|prove|tune
+# Stages: snakemake image|data|import|preflight|pretrain|profile|metrics|export|evaluate|report|bundle|prove|tune|calibrate
 from snakemake.utils import min_version
 
 min_version("9.27")

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from clone import kill_group
 
+from megaboa import records
 from megaboa.files import read_jsonl
 
 pytestmark = pytest.mark.slow
@@ -80,3 +81,13 @@ def test_the_winner_was_measured_and_its_keys_can_be_pasted(workspace, resumed):
 def test_nothing_is_done_twice_and_the_users_runs_are_left_alone(workspace, resumed):
     assert workspace.planned("tune", "--configfile", workspace.path / "mine.yaml") == {}
     assert not workspace.results("mine").exists()
+
+
+def test_the_machine_is_measured_by_the_ranks_of_a_run(workspace):
+    """And the planner takes the measurement from then on."""
+    config = workspace.experiment("machine", {"alone": "{}", "pair": "{resources.gpus_per_node: 2}"})
+    workspace.snakemake("calibrate", "--configfile", config)
+    measured = records.read(records.Calibration, workspace.results("machine", "calibration.json"))
+    assert measured.node.ranks == 2, "those of the larger run"
+    assert records.read(records.Calibration, workspace.path / "calibrations" / "cpu.json") == measured
+    assert workspace.planned("calibrate", "--configfile", config) == {}

@@ -166,3 +166,16 @@ def test_another_scheduler_has_words_of_its_own(plan_of, monkeypatch):
         **{"mem_mb": 40000, "runtime": "2h", "gpu_machine": 1, "gpus_in_flight": 8},
         **{"floors": 2, "climb": "up"},
     }
+
+
+def test_a_machine_is_measured_on_full_nodes_and_on_two_where_runs_have_several(plan_of):
+    runs = "{small: {resources.gpus_per_node: 1}, huge: {resources.nodes: 64}, two: {resources.nodes: 2}, one: {}}"
+    found = jobs(
+        plan_of(
+            "device: cuda\nresources: {gpus_per_node: 8}\ntraining: {global_batch_size: 512}\nsweep: {runs: "
+            + runs
+            + "}\n"
+        )
+    )
+    assert found.calibrated == "two"
+    assert asked(found.calibration("measure_machine"))["nodes"] == 2

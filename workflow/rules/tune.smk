@@ -24,3 +24,28 @@ rule try_settings:
         scripts=SCRIPTS,
     shell:
         "python {params.scripts:q}/megaboa tune --spec {input.spec} --out {output} 2>&1 | tee {log}"
+
+
+# Measures what predictions of step times need, by the ranks of one of the runs, where they would be started.
+rule calibrate:
+    input:
+        f"{RESULTS}/calibration.json",
+
+
+rule measure_machine:
+    input:
+        SHARED.image_manifest,
+    output:
+        "<experiment>/calibration.json",
+    log:
+        "<experiment>/logs/calibration.log",
+    conda:
+        "../../envs/runtime-cpu.yaml"
+    threads: lambda wildcards: ASKED.cores(ASKED.calibrated)
+    resources:
+        **ASKED.calibration(RULE_NAME("measure_machine")),
+    params:
+        scripts=SCRIPTS,
+        run=f"{RESULTS}/runs/{ASKED.calibrated}/run.json",  # no input: other steps or losses measure nothing else
+    shell:
+        "python {params.scripts:q}/megaboa calibrate --run {params.run:q} --out {output} 2>&1 | tee {log}"

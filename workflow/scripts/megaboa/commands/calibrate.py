@@ -1,8 +1,8 @@
 """Measure what predictions of step times need, on the GPUs of this machine (or, where there are none, its processors).
 
 Two minutes. It writes calibrations/<GPU>.json, which `advise`, preflight and the report then take for this GPU instead
-of the calibration that Megaboa ships. Started by torchrun on several nodes, with a process for each GPU, it also
-measures the network. Needs torch, and Transformer Engine for FP8 and experts.
+of the calibration that Megaboa ships. On several nodes (--run, or torchrun with a process for each GPU) it measures the
+network too. Needs torch, and Transformer Engine for FP8 and experts.
 """
 
 import argparse
@@ -16,6 +16,9 @@ from pathlib import Path
 
 from megaboa import commands, records
 from megaboa.check import calibration
+from megaboa.paths import RunFolder
+from megaboa.run import converters
+from megaboa.scheduler import adopt_rank
 
 
 def main(words: list[str]) -> int:
@@ -23,8 +26,14 @@ def main(words: list[str]) -> int:
     parser.add_argument("--gpus", type=int, help="how many of this machine; default: all")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--out", type=Path, help=f"default: {calibration.FOLDER}/<GPU>.json")
+    parser.add_argument("--run", type=Path, metavar="RUN.json", help="where ranks of this run are started, by as many")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
-    if "RANK" in os.environ:
+    if arguments.run:
+        return _ranks_of(RunFolder(arguments.run.parent), arguments.out)
+    if arguments.rank:
+        adopt_rank()
+    if arguments.rank or "RANK" in os.environ:
         return _rank(arguments)
     import torch
 
@@ -34,6 +43,20 @@ def main(words: list[str]) -> int:
         print(f"--gpus: {ranks}, and this machine has {torch.cuda.device_count()}", file=sys.stderr)
         return 1
     return _start(words, ranks, "cuda" if has_gpus else "cpu")
+
+
+def _ranks_of(run: RunFolder, out: Path) -> int:
+    """As the ranks of training: by the scheduler, on all nodes of the job, in the image."""
+    launch = run.launch
+    words = [str(commands.MEGABOA), "calibrate", "--rank", f"--device={run.run.device}", f"--out={out}"]
+    words += [f"--gpus={launch.gpus_per_node}"]
+    logs = out.with_suffix(".ranks")
+    print(converters.to_the_end(launch, run.run.device, run.image, run.run.world_size, words, logs), end="")
+    measured = records.read(records.Calibration, out)
+    calibration.FOLDER.mkdir(exist_ok=True)
+    records.write(calibration.FOLDER / f"{measured.gpu}.json", measured)
+    print(f"predictions in this folder are made with {calibration.FOLDER}/{measured.gpu}.json from now on")
+    return 0
 
 
 def _start(words: list[str], ranks: int, device: str) -> int:
@@ -75,7 +98,7 @@ def _rank(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(1)  # as the workflow's ranks have on the CPU
     warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 has other names for what 2.11 has
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    measured = calibrating.measure(device, rank, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    measured = calibrating.measure(device, rank, int(os.environ.get("LOCAL_WORLD_SIZE", arguments.gpus or ranks)))
     if rank == 0:
         path = arguments.out or calibration.FOLDER / f"{measured.gpu}.json"
         path.parent.mkdir(parents=True, exist_ok=True)

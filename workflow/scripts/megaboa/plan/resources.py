@@ -10,6 +10,7 @@ from typing import Any
 
 from megaboa.config.models.resources import Resources
 from megaboa.paths import RunFolder
+from megaboa.plan.plan import Run
 from megaboa.plan.shared import Shared
 from megaboa.scheduler.answers import Size, Where
 from megaboa.scheduler.registry import cluster
@@ -65,6 +66,19 @@ class JobResources:
     def trials(self, rule: str) -> Asked:
         """One allocation for all settings that `snakemake tune` tries: all have the ranks of the user's run."""
         return self.training(rule, run_of=lambda wildcards: self.shared.plan.runs[0].name)
+
+    @property
+    def calibrated(self) -> str:
+        """The run in whose place the machine is measured: full nodes, two of them where there are any, and no more."""
+
+        def worth(run: Run) -> tuple[int, int, int]:
+            asked = run.config.resources
+            return min(asked.nodes, 2), asked.gpus_per_node, -asked.nodes
+
+        return max(self.shared.plan.runs, key=worth).name
+
+    def calibration(self, rule: str) -> Asked:
+        return self.training(rule, run_of=lambda wildcards: self.calibrated)
 
     def options(self, run: str, rule: str, spares: bool = False) -> str:
         """What the scheduler is told about a run besides its size: what must end before it, the user's own."""

@@ -1,4 +1,4 @@
-"""Several ranks for a conversion, started where those of training are and in the same way."""
+"""Several ranks for a conversion or a measurement, started where those of training are and in the same way."""
 
 from __future__ import annotations
 
@@ -34,24 +34,36 @@ def run(wanted: ConversionSpec, image: Image | None, words: Sequence[str], logs:
         start=wanted.start,
         image=wanted.image,
     )
-    count = layout.world_size or 1
+    words = [*words, *conversion.arguments(layout)]
+    return to_the_end(launch, wanted.device, image, layout.world_size or 1, words, logs, "conversion.nodes")
+
+
+def to_the_end(
+    launch: LaunchSpec,
+    device: str,
+    image: Image | None,
+    count: int,
+    words: Sequence[str],
+    logs: Path,
+    key: str = "resources.nodes",
+) -> str:
+    """`words` after the ranks' Python; `key` says how many nodes are wanted."""
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     try:
-        place = site.here(launch, wanted.device, container=site.container_of(launch, image))
+        place = site.here(launch, device, container=site.container_of(launch, image))
     except UnreachableError as error:
         raise InputError(str(error)) from None
     if len(place.nodes) < launch.nodes:
         where = "this job has" if place.job else "here is"
         raise InputError(
-            f"conversion.nodes is {launch.nodes}, and {where} {len(place.nodes)}: call "
+            f"{key} is {launch.nodes}, and {where} {len(place.nodes)}: call "
             f"`snakemake --profile {cluster().profile}`, or set it to 1"
         )
-    if wanted.device == "cuda" and not place.job:
+    if device == "cuda" and not place.job:
         _need_gpus(count)
-    command = [site.python_of(launch), *words, *conversion.arguments(layout)]
     try:
-        ranks = place.start(command, count, logs, environment_of(launch, wanted.device))
+        ranks = place.start([site.python_of(launch), *words], count, logs, environment_of(launch, device))
     except FileNotFoundError as error:
         raise InputError(f"the ranks can't be started: there is no {error.filename} here") from None
     try:
@@ -72,8 +84,8 @@ def _need_gpus(ranks: int) -> None:
         return
     if found < ranks:
         raise InputError(
-            f"the conversion's layout has {ranks} ranks, and here are {found} GPUs: make `models.<name>.conversion` "
-            f"smaller, or call `snakemake --profile {cluster().profile}`"
+            f"the layout has {ranks} ranks, and here are {found} GPUs: make it smaller "
+            f"(`models.<name>.conversion` for a conversion), or call `snakemake --profile {cluster().profile}`"
         )
 
 
