@@ -131,6 +131,12 @@ class Faults:
     def admin(self, *words: str) -> None:
         self.lab.run(["scontrol", *words], user="root")
 
+    def return_to_service(self) -> None:
+        """Drained hosts; a controller that was killed may have forgotten that it was asked to do so."""
+        for host in self.lab.nodes:
+            if "drain" in self.lab.state(host):
+                self.admin("update", f"nodename={host}", "state=resume")
+
     def queue(self, job: str) -> tuple[str, str]:
         """A job's state, and why it waits."""
         shown = self.lab.run(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T %r"], check=False)

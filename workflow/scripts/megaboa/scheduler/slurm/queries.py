@@ -37,6 +37,7 @@ ENDED = frozenset(
         "REVOKED",
     ]
 )
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 # A node in one of these states, or one that doesn't answer (`*`), can't run ranks.
 _DOWN_STATES = re.compile(r"DOWN|FAIL|UNKNOWN|NOT_RESPONDING|\*")
 _BAD_STATES = re.compile(r"DOWN|FAIL|DRAIN|UNKNOWN|POWERING_DOWN|POWERED_DOWN|NOT_RESPONDING|\*")
@@ -75,7 +76,7 @@ class Job:
 
     @property
     def waits(self) -> bool:
-        return self.state == "PENDING"
+        return self.state in WAITING
 
     @property
     def has_ended(self) -> bool:

@@ -21,6 +21,8 @@ QUERY_SECONDS = 30
 # No `|` can be in any of these but the last two.
 FORMAT = "%i|%T|%r|%N|%S|%e|%k|%Z"
 _ENDING = ("COMPLETING", "STAGE_OUT")
+# After so many losses of the first host (MaxBatchRequeue, by default 5), and only the administrator can release it.
+_HELD = "JobHoldMaxRequeue: held, as it was put back too often: scancel {}, then call again"
 # Jobs are listed again after so long: not once for each of a thousand runs.
 LIST_SECONDS = 20
 PAUSES = (1, 5, 10)
@@ -46,9 +48,9 @@ def _job(row: Iterable[str]) -> QueuedJob:
     return QueuedJob(
         job,
         state,
-        waits=state == "PENDING",
+        waits=state in queries.WAITING,
         only_ends=state in _ENDING,
-        reason="" if reason == "None" else reason,
+        reason=_HELD.format(job) if reason == "JobHoldMaxRequeue" else "" if reason == "None" else reason,
         nodes=nodes,
         starts=queries.moment(starts),
         ends=queries.moment(ends),
