@@ -306,6 +306,13 @@ def test_a_command_of_another_users_run_is_not_executed(tmp_path, monkeypatch):
     assert not (tmp_path / "executed").exists()
 
 
+def test_where_nothing_can_be_noted_nothing_is_told(tmp_path):
+    live(FakeExperiment(tmp_path), "stuck", 700)
+    (tmp_path / "store" / "fleet").touch()  # no folder
+    done = called("fleet", tmp_path / "store", "--alert", "--notify", f"touch {tmp_path}/told")
+    assert done.returncode == 1 and "can't be noted" in done.stderr and not (tmp_path / "told").exists()
+
+
 def test_a_command_for_all_is_told_of_nodes_too(tmp_path):
     remembers(tmp_path / "store", "n2")
     assert len(told(tmp_path, f'echo "$MEGABOA_NODE|$MEGABOA_STATE" >>{tmp_path}/heard')) == 1

@@ -64,7 +64,10 @@ def main(words: list[str]) -> None:
 
         files.write_text(args.page, page.render(fleet, found))
     if args.alert:
-        alerts.tell(args.store, found, args.notify, print, now)
+        try:
+            alerts.tell(args.store, found, args.notify, print, now)
+        except OSError as error:
+            sys.exit(f"megaboa fleet: what was told can't be noted, so that it is told once: {error}")
     if args.json:
         print(json.dumps(_record(fleet, found), indent=1))
     elif not (args.prometheus or args.page or args.alert):

@@ -89,6 +89,7 @@ def tell(
             if problem := _tell(alert, command):
                 say(f"  {problem}")
             told[alert.key] = now
+            write(path, ToldAlerts(alerts=told))  # a command may take a minute, in which this process may be ended
         write(path, ToldAlerts(alerts=told))
 
 
