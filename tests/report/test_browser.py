@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from called import called
 from chromium import PROGRAM, Chromium
 from fake_runs import FakeExperiment
 
@@ -177,3 +178,23 @@ def test_no_table_is_cut_in_a_window_of_a_laptop(browser, long_names):
     cut = "[...document.querySelectorAll('.table')].filter(t => t.scrollWidth > t.clientWidth)"
     assert browser.run(f"{cut}.map(t => [t.textContent.trim().slice(0, 60), t.scrollWidth, t.clientWidth])") == []
     assert browser.run("document.querySelectorAll('.table').length") >= 6
+
+
+def test_the_page_of_a_fleet_fits_and_sorts(browser, tmp_path):
+    """Opened after the others: it takes their place in the browser."""
+    experiment = FakeExperiment(tmp_path, "an-experiment-with-a-long-name-of-its-own")
+    for run in ("dp1-lr0.0003-gbs512-seed1234", "dp2"):
+        experiment.completed_run(run)
+    (FakeExperiment(tmp_path, "torn").plan_run("x") / "attempts.jsonl").write_text('{"event": "start", "time": 1}\n')
+    page = tmp_path / "fleet.html"
+    done = called("fleet", tmp_path / "store", "--price", "2.1", "--page", page)
+    assert done.returncode == 0, done.stderr
+    for width in (1100, 390):
+        browser.look(width=width)
+        browser.open(page)
+        wide = browser.run("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"the page is {wide} pixels too wide for {width}"
+        browser.picture(PICTURES / f"fleet-{width}.png")
+    assert click(browser, "runs", 0) == "ascending"
+    assert browser.run("document.querySelector('.bar').getBoundingClientRect().width") > 100
+    assert browser.complaints == []

@@ -26,6 +26,7 @@ GROUPS = {
         "doctor": "why runs failed, and what to do",
         "bisect": "the first image, commit or other value that made it worse",
         "interim": "report on the finished runs while others train or have failed",
+        "fleet": "all runs of a store: effective time, what was lost to what, alerts",
         "nodes": "nodes that keep failing, with the evidence of all runs of the store",
         "site": "its cluster: partitions, relevant settings, and the profile's choices",
     },
@@ -100,8 +101,8 @@ def job(module: str, name: str) -> Callable[[list[str]], int | None]:
 def usage() -> str:
     lines = ["megaboa COMMAND [...]; `--help` says more of one, `--help jobs` lists what Snakemake's jobs call."]
     for title, commands in GROUPS.items():
-        lines += ["", title, *(f"  {name:<16} {what}" for name, what in commands.items())]
-    return "\n".join(lines)
+        lines += [title, *(f"  {name:<16} {what}" for name, what in commands.items()), ""]
+    return "\n".join(lines[:-1])
 
 
 def usage_of_jobs() -> str:

@@ -450,6 +450,11 @@ class NodesFolder:
         return sorted(self.path.glob("*/*.jsonl"))
 
 
+def told_alerts(store: Path) -> Path:
+    """What `megaboa fleet --alert` has told."""
+    return store / "fleet" / "told.json"
+
+
 @dataclass(frozen=True)
 class AlongFolder(RunFolder):
     """A run as it was at one of its checkpoints: runs/<run>/along/<iteration>/ has what was made of that."""
@@ -581,6 +586,11 @@ class RunStore:
 
     def attempt(self, number: int) -> AttemptFolder:
         return AttemptFolder(self.path / "attempts" / f"{number:02d}")
+
+
+def stores(store: Path) -> list[RunStore]:
+    """Of all identities of all runs that began."""
+    return [RunStore(path.parent) for path in sorted(store.glob("runs/*/*/*/attempts.jsonl"))]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from megaboa.observe.numbers import WARMUP_STEPS
 from megaboa.observe.steps import Row
@@ -51,42 +52,60 @@ ENDED_BY = {
 Span = tuple[str, float, float]
 
 
+@dataclass(frozen=True)
+class Course:
+    """An attempt's time by what it was used for, and the time before it in which no rank ran."""
+
+    start: AttemptStart
+    end: float
+    outcome: dict[str, str | None]  # and cause; None: not recorded
+    before: tuple[Span, ...]
+    during: tuple[Span, ...]
+    events: Sequence[StepEvent]
+
+
+def courses(
+    entries: Sequence[Event], events: Sequence[StepEvent], rows: Sequence[Row], lives: Sequence[Life] | None = None
+) -> list[Course]:
+    """Of every attempt, oldest first: the one place that says what a second was used for."""
+    timed = timed_rows([row for row in rows if not row["replayed"]])
+    usual = statistics.median(row["seconds"] for row in timed) if timed else None
+    undone = {(row["step"], row["attempt"]) for row in rows if row["replayed"]}
+    found: list[Course] = []
+    before = _begin(entries, lives)
+    for start, own, end, outcome in _attempts(entries, events, lives):
+        gap = tuple(_between(before, start.time, entries, lives))
+        during = tuple(_inside(start.time, end, own, undone, start.attempt, usual))
+        found.append(Course(start, end, outcome, gap, during, own))
+        before = max(before, end)
+    return found
+
+
 def goodput(
     entries: Sequence[Event], events: Sequence[StepEvent], rows: Sequence[Row], lives: Sequence[Life] | None = None
 ) -> Goodput | None:
     """By the ledger, the attempts' events, the step rows and the scheduler's accounts; None: no attempt."""
-    attempts = list(_attempts(entries, events, lives))
+    attempts = courses(entries, events, rows, lives)
     if not attempts:
         return None
-    timed = timed_rows([row for row in rows if not row["replayed"]])
-    usual = statistics.median(row["seconds"] for row in timed) if timed else None
-    undone = {(row["step"], row["attempt"]) for row in rows if row["replayed"]}
-    spans: list[Span] = []
-    per_attempt = []
-    before = _begin(entries, lives)
-    wall = attempts[-1][2] - before
-    for start, own, end, outcome in attempts:
-        gap = list(_between(before, start.time, entries, lives))
-        inside = list(_inside(start.time, end, own, undone, start.attempt, usual))
-        spans += [*gap, *inside]
-        per_attempt.append(
-            AttemptTime(
-                attempt=start.attempt,
-                **outcome,
-                seconds=_sums(inside),
-                phases=_phases(start.time, own),
-                startup=startup(start, own, lives),
-            )
+    per_attempt = [
+        AttemptTime(
+            attempt=one.start.attempt,
+            **one.outcome,
+            seconds=_sums(one.during),
+            phases=_phases(one.start.time, one.events),
+            startup=startup(one.start, one.events, lives),
         )
-        before = max(before, end)
-    seconds = _sums(spans)
+        for one in attempts
+    ]
+    seconds = _sums([span for one in attempts for span in (*one.before, *one.during)])
     allocated = sum(value for kind, value in seconds.items() if kind not in NOT_ALLOCATED)
     return Goodput(
-        wall_seconds=wall,
+        wall_seconds=attempts[-1].end - _begin(entries, lives),
         allocated_seconds=allocated,
         seconds=seconds,
         goodput=seconds["productive"] / allocated if allocated else None,
-        rank_hours=sum((end - start.time) * start.world_size / 3600 for start, _, end, _ in attempts),
+        rank_hours=sum((one.end - one.start.time) * one.start.world_size / 3600 for one in attempts),
         accounting="ledger" if lives is None else cluster().accounts,
         attempts=tuple(per_attempt),
     )

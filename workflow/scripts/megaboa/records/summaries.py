@@ -200,6 +200,13 @@ class Goodput(Record):
     attempts: tuple[AttemptTime, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ToldAlerts(Record):
+    """<store>/fleet/told.json: which alerts were told, and when."""
+
+    alerts: dict[str, float]
+
+
 # --- what `megaboa read-log` prints -----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,115 @@
+"""What a person should hear of a fleet that no run says by itself, each once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from megaboa import paths
+from megaboa.observe.fleet import Fleet, RunUse
+from megaboa.records import ToldAlerts, read_if_there, write
+from megaboa.run.announce import notify
+from megaboa.run.node_memory import DAY
+from megaboa.run.progress import format_age
+from megaboa.store import locked
+
+RECENT_DAYS = 7.0  # what happened last to a run longer ago is no news
+LEAST_HELD_SECONDS = 3600.0  # a share of less time tells nothing: it is all start
+SILENT_DAYS = 1.0  # in which the same is not told again
+
+
+@dataclass(frozen=True)
+class Alert:
+    state: Literal["quiet", "lost", "ineffective", "bad_node"]
+    subject: str  # `<experiment>/<run>`, an experiment, or a node
+    detail: str
+    key: str  # of one occasion
+    run: RunUse | None  # by whose recovery.notify it is told
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.detail}"
+
+
+def alerts(fleet: Fleet, least: float | None = None) -> list[Alert]:
+    """`least`: the effective share of the time below which an experiment is told of."""
+    recent = [run for run in fleet.latest if fleet.now - run.last_event < RECENT_DAYS * DAY]
+    found = [alert for run in recent for alert in _of_run(run, fleet.now)]
+    found += _of_experiments(fleet, recent, least) if least else []
+    return [*found, *_of_nodes(fleet)]
+
+
+def _of_run(run: RunUse, now: float) -> Iterator[Alert]:
+    progress, key = run.progress, f"{run.name} {run.identity} {run.progress.attempt}"
+    if progress.state == "lost" or (progress.state == "interrupted" and progress.goes_on):
+        why = progress.detail or "its job is gone"
+        yield Alert("lost", run.name, f"nobody trains it any more ({why}): call again", f"lost {key}", run)
+    silent = now - run.last_event
+    if run.quiet_limit is not None and silent > run.quiet_limit:
+        usual = format_age(run.quiet_limit)
+        text = f"has done nothing for {format_age(silent)}, at step {progress.step} (limit by its own past: {usual})"
+        yield Alert("quiet", run.name, text, f"quiet {key}", run)
+
+
+def _of_experiments(fleet: Fleet, recent: Sequence[RunUse], least: float) -> Iterator[Alert]:
+    newest = {run.experiment: run for run in recent}  # which are in this order
+    for experiment, run in newest.items():
+        use, held = fleet.experiments[experiment], sum(one.held_seconds for one in fleet.of(experiment))
+        if held >= LEAST_HELD_SECONDS and use.effective is not None and use.effective < least:
+            text = f"{use.effective:.1%} of its time was effective, less than {least:.0%}"
+            yield Alert("ineffective", experiment, text, f"ineffective {experiment}", run)
+
+
+def _of_nodes(fleet: Fleet) -> Iterator[Alert]:
+    runs = {run.name: run for run in fleet.latest}
+    for cluster, nodes in fleet.remembered.items():
+        for node in (node for node in nodes if node.avoided):
+            last = node.troubles[-1]
+            what = f"{last.what.replace('_', ' ')}{f': {last.detail}' if last.detail else ''}"
+            text = f"its troubles count {node.score:.1f}, so runs avoid it; the last one: {what}"
+            yield Alert("bad_node", node.node, text, f"bad_node {cluster} {node.node}", runs.get(last.run or ""))
+
+
+def tell(
+    store: Path, found: Sequence[Alert], command: str | None, say: Callable[[str], None], now: float | None = None
+) -> None:
+    """Each that has not been told yet, by `command` or else by its run's recovery.notify."""
+    now = time.time() if now is None else now
+    path = paths.told_alerts(store)
+    with locked(path.with_suffix(".lock")):
+        before = read_if_there(ToldAlerts, path)
+        told = dict(before.alerts) if before else {}
+        current = {alert.key for alert in found}
+        told = {key: when for key, when in told.items() if key in current or now - when < SILENT_DAYS * DAY}
+        for alert in (alert for alert in found if alert.key not in told):
+            say(str(alert))
+            if problem := _tell(alert, command):
+                say(f"  {problem}")
+            told[alert.key] = now
+            write(path, ToldAlerts(alerts=told))  # a command may take a minute, in which this process may be ended
+        write(path, ToldAlerts(alerts=told))
+
+
+def _tell(alert: Alert, command: str | None) -> str | None:
+    run = alert.run
+    if command is None:
+        if run is None or run.recovery is None or not run.recovery.notify:
+            return "told here alone: no recovery.notify is known for it (--notify COMMAND tells all)"
+        if not _is_ours(run):
+            return (
+                "told here alone: it is another user's run, whose command isn't executed (--notify COMMAND tells all)"
+            )
+        command = run.recovery.notify
+    about = {"experiment": run.experiment if run else "", "run": run.run if run else ""}
+    if alert.state == "ineffective":
+        about["run"] = ""
+    node = alert.subject if alert.state == "bad_node" else ""
+    return notify(command, **about, node=node, state=alert.state, detail=str(alert))
+
+
+def _is_ours(run: RunUse) -> bool:
+    asked = run.store.attempt(run.progress.attempt).asked
+    return asked.stat().st_uid == os.geteuid()

@@ -1,0 +1,388 @@
+"""All runs of a store together: what their ranks' time was used for, what it was lost to, and on which nodes.
+
+Every second is classified by `goodput.courses`, as for a run's own report; here it is multiplied by the ranks that had
+it, cut at the beginning of the window, and what a failure cost is charged to its cause.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from megaboa import paths
+from megaboa.causes import CAUSES
+from megaboa.files import read_json
+from megaboa.observe.goodput import NOT_ALLOCATED, Course, courses
+from megaboa.observe.queue import Queue, with_queue
+from megaboa.observe.steps import read_events, step_rows, steps_in
+from megaboa.paths import AttemptFolder, RunStore
+from megaboa.records import (
+    AttemptEnd,
+    AttemptStart,
+    Called,
+    Evaluated,
+    Event,
+    Identity,
+    LaunchSpec,
+    Recovery,
+    Saved,
+    Step,
+    StepEvent,
+    Tested,
+    TrainStart,
+    parse,
+    read,
+    read_ledger,
+)
+from megaboa.run import claims, ledger, node_memory
+from megaboa.run.node_memory import Remembered
+from megaboa.run.progress import Progress, read_progress
+from megaboa.scheduler.answers import Life
+from megaboa.scheduler.registry import cluster
+
+# What ranks' time is used for that isn't lost to a failure. `start`: of the first attempt, with what its first steps
+# compile. `idle`: between steps. `spare`: of nodes that wait to replace others.
+USES = ("productive", "checkpoint", "evaluation", "start", "idle", "spare")
+UNRECORDED = "lost"  # the cause of an end that nobody could write
+QUIET_SECONDS, QUIET_GAPS = 600.0, 3.0
+USUAL_START_MINUTES = 60.0  # the default of recovery.start_minutes
+
+
+@dataclass
+class Use:
+    """Seconds of ranks; a rank has a GPU, unless it trains on the CPU."""
+
+    spent: Counter[str] = field(default_factory=Counter)  # by use: USES
+    lost: Counter[str] = field(default_factory=Counter)  # by the cause of the attempt's end that cost them
+
+    @property
+    def held(self) -> float:
+        return self.spent.total() + self.lost.total()
+
+    @property
+    def effective(self) -> float | None:
+        """The share of steps that counted, as a report's goodput: spares are not in it."""
+        own = self.held - self.spent["spare"]
+        return self.spent["productive"] / own if own else None
+
+    def add(self, other: Use) -> None:
+        self.spent.update(other.spent)
+        self.lost.update(other.lost)
+
+
+@dataclass
+class NodeUse(Use):
+    blamed: float = 0.0  # seconds of ranks of all nodes, lost to ends that name this one
+
+
+@dataclass(frozen=True)
+class RunUse:
+    """One identity of a run."""
+
+    experiment: str
+    run: str
+    store: RunStore
+    device: str
+    progress: Progress
+    use: Use
+    nodes: Mapping[str, NodeUse]
+    tokens: int  # of steps that counted
+    queue_seconds: float
+    held_seconds: float  # whatever the number of its ranks
+    attempts: int
+    ends: Counter[str]  # of attempts, by cause
+    last_event: float
+    quiet_limit: float | None  # seconds without an event that are unusual for this run; None: it doesn't train
+    recovery: Recovery | None  # as its newest attempt was asked
+
+    @property
+    def name(self) -> str:
+        return f"{self.experiment}/{self.run}"
+
+    @property
+    def identity(self) -> str:
+        return self.store.path.name
+
+
+@dataclass(frozen=True)
+class Fleet:
+    store: Path
+    now: float
+    since: float | None
+    price: float | None  # of an hour of a rank
+    runs: tuple[RunUse, ...]
+    remembered: Mapping[str, Sequence[Remembered]]  # by cluster
+    broken: Mapping[Path, str]  # ledgers that can't be read, and why
+
+    @cached_property
+    def total(self) -> Use:
+        return _sum(run.use for run in self.runs)
+
+    @cached_property
+    def experiments(self) -> dict[str, Use]:
+        """The largest first."""
+        found: dict[str, Use] = defaultdict(Use)
+        for run in self.runs:
+            found[run.experiment].add(run.use)
+        return dict(sorted(found.items(), key=lambda one: -one[1].held))
+
+    @cached_property
+    def nodes(self) -> dict[str, NodeUse]:
+        """Those first that cost most."""
+        found: dict[str, NodeUse] = defaultdict(NodeUse)
+        for run in self.runs:
+            for name, use in run.nodes.items():
+                found[name].add(use)
+                found[name].blamed += use.blamed
+        return dict(sorted(found.items(), key=lambda one: (-one[1].blamed, -one[1].held, one[0])))
+
+    def of(self, experiment: str) -> list[RunUse]:
+        return [run for run in self.runs if run.experiment == experiment]
+
+    def cost(self, use: Use) -> float | None:
+        return None if self.price is None else self.price * use.held / 3600
+
+    def avoided(self, node: str) -> bool:
+        return any(one.node == node and one.avoided for nodes in self.remembered.values() for one in nodes)
+
+    @property
+    def ends(self) -> Counter[str]:
+        return sum((run.ends for run in self.runs), Counter())
+
+    @property
+    def has_only_gpus(self) -> bool:
+        return all(run.device != "cpu" for run in self.runs)
+
+    @property
+    def latest(self) -> list[RunUse]:
+        """Of every run what it is now, as an earlier identity of it is over; those last that did something last."""
+        by_time = sorted(self.runs, key=lambda run: run.last_event)
+        return sorted({run.name: run for run in by_time}.values(), key=lambda run: run.last_event)
+
+
+def read_fleet(store: Path, queue: Queue, now: float, since: float | None = None, price: float | None = None) -> Fleet:
+    """`since`: what was before isn't counted; `price`: of an hour of a rank."""
+    broken: dict[Path, str] = {}
+    ledgers: dict[RunStore, list[Event]] = {}
+    for one in paths.stores(store):
+        try:
+            if since is None or _touched(one) >= since:
+                ledgers[one] = read_ledger(one.ledger)
+        except Exception as error:  # whatever one ledger holds: the others are counted
+            broken[one.ledger] = _named(one.ledger, error)
+    lives = _lives(ledgers.values())
+    runs = []
+    for one, entries in ledgers.items():
+        try:
+            if ledger.starts(entries):
+                runs.append(_run(one, entries, lives, queue, now, since or 0.0))
+        except Exception as error:
+            broken[one.ledger] = _named(one.ledger, error)
+    remembered = node_memory.of_store(store, now, node_memory.USUAL_DAYS)
+    return Fleet(store, now, since, price, tuple(sorted(runs, key=lambda run: run.name)), remembered, broken)
+
+
+def _named(path: Path, error: Exception) -> str:
+    """What is wrong, with the file where it doesn't say so."""
+    return str(error) if str(path.parent) in str(error) else f"{path}: {type(error).__name__}: {error}"
+
+
+def _touched(store: RunStore) -> float:
+    """When the run did something last; of a run that trains, its newest attempt's file of steps."""
+    newest = [store.attempts[-1].steps] if store.attempts else []
+    return max(path.stat().st_mtime for path in (store.ledger, *newest) if path.exists())
+
+
+def _lives(ledgers: Iterable[Sequence[Event]]) -> list[Life] | None:
+    """Of all jobs, by one question to the scheduler's accounts."""
+    jobs = sorted(set().union(*(_jobs(entries) for entries in ledgers)))
+    return cluster().lives(jobs)
+
+
+def _jobs(entries: Sequence[Event]) -> set[str]:
+    return {entry.job for entry in entries if isinstance(entry, AttemptStart | Called) and entry.job}
+
+
+def _run(
+    store: RunStore, entries: list[Event], lives: list[Life] | None, queue: Queue, now: float, since: float
+) -> RunUse:
+    jobs = _jobs(entries)
+    own = [life for life in lives or () if life.job in jobs] or None
+    events = read_events(store)
+    rows = step_rows(events, steps_in(ledger.skipped_steps(entries)))
+    found = courses(entries, events, rows, own)
+    charges = list(_charges(found, entries, since))
+    use, nodes = _booked(charges)
+    waits = [span for course in found for span in course.before if span[0] == "queue"]
+    progress = read_progress(store.path, run=store.path.parent.name, now=now)
+    progress = with_queue(progress, queue, (), claims.last_holder(store.claims))
+    asked = _asked(store.attempt(found[-1].start.attempt))
+    return RunUse(
+        experiment=store.path.parents[1].name,
+        run=store.path.parent.name,
+        store=store,
+        device=read(Identity, store.identity).run.get("device", "cuda"),
+        progress=progress,
+        use=use,
+        nodes=nodes,
+        tokens=sum(row["tokens"] or 0 for row in rows if not row["replayed"] and row["time"] >= since),
+        queue_seconds=sum(_within(begin, end, since) for _, begin, end in waits),
+        held_seconds=sum(charge.seconds for charge in charges),
+        attempts=sum(course.start.time >= since for course in found),
+        ends=Counter(end.cause for end in ledger.ends(entries) if end.cause and end.time >= since),
+        last_event=max([entries[-1].time, *(event.time for event in events[-1:])]),
+        quiet_limit=_quiet_limit(found, asked) if progress.state == "running" else None,
+        recovery=asked,
+    )
+
+
+@dataclass(frozen=True)
+class _Reason:
+    """What time was used for or, if for nothing, which end cost it."""
+
+    used: str | None = None
+    cause: str = UNRECORDED
+    blamed: tuple[str, ...] = ()  # nodes
+
+
+@dataclass(frozen=True)
+class _Charge:
+    seconds: float
+    start: AttemptStart  # whose nodes had them
+    reason: _Reason
+
+    def book(self, use: Use, ranks: float) -> None:
+        if self.reason.used:
+            use.spent[self.reason.used] += self.seconds * ranks
+        else:
+            use.lost[self.reason.cause] += self.seconds * ranks
+
+
+def _booked(charges: Iterable[_Charge]) -> tuple[Use, dict[str, NodeUse]]:
+    use, nodes = Use(), defaultdict(NodeUse)
+    for one in (one for one in charges if one.seconds):
+        names = one.start.nodes or (one.start.host,)
+        of_a_node = one.start.world_size / len(names)
+        one.book(use, one.start.world_size)
+        for name in names:
+            one.book(nodes[name], of_a_node)
+        for name in one.start.spares:
+            use.spent["spare"] += one.seconds * of_a_node
+            nodes[name].spent["spare"] += one.seconds * of_a_node
+        for name in one.reason.blamed:
+            nodes[name].blamed += one.seconds * one.start.world_size / len(one.reason.blamed)
+    return use, dict(nodes)
+
+
+def _charges(found: Sequence[Course], entries: Sequence[Event], since: float) -> Iterator[_Charge]:
+    """Of a run's attempts. An end costs what was done in vain before it, the time until the next attempt begins, and
+    that attempt's start; an attempt that did no step was in vain."""
+    ends = {end.attempt: end for end in ledger.ends(entries)}
+    previous, begun = None, _Reason("start")
+    for course in found:
+        own = _cost_of(course.start, ends.get(course.start.attempt))
+        for kind, begin, end in course.before:
+            if kind not in NOT_ALLOCATED:
+                held_by = previous.start if previous and kind == "idle" else course.start
+                yield _Charge(_within(begin, end, since), held_by, begun)
+        in_vain = own and not any(isinstance(event, Step) for event in course.events)
+        for number, (kind, begin, end) in enumerate(course.during, start=1):
+            if in_vain or kind == "lost" or (kind == "idle" and own and number == len(course.during)):
+                reason = own or _Reason()
+            elif kind in ("startup", "compile"):
+                reason = begun
+            else:
+                reason = _Reason(kind)
+            yield _Charge(_within(begin, end, since), course.start, reason)
+        previous, begun = course, own or _Reason()
+
+
+def _cost_of(start: AttemptStart, end: AttemptEnd | None) -> _Reason | None:
+    """To what is charged which an attempt's end costs; None: it has not ended, or as it should."""
+    if end is None or (end.cause is None and end.outcome == "completed"):
+        return None
+    known = {*start.nodes, *start.spares}
+    return _Reason(cause=end.cause or UNRECORDED, blamed=tuple(node for node in end.bad_nodes if node in known))
+
+
+def _within(begin: float, end: float, since: float) -> float:
+    return max(0.0, end - max(begin, since))
+
+
+def _sum(uses: Iterable[Use]) -> Use:
+    total = Use()
+    for use in uses:
+        total.add(use)
+    return total
+
+
+def _asked(attempt: AttemptFolder) -> Recovery | None:
+    """How the run wants to be recovered; older attempts don't say."""
+    if not attempt.asked.exists():
+        return None
+    return parse(LaunchSpec, read_json(attempt.asked).get("launch", {}), attempt.asked).recovery
+
+
+def _quiet_limit(found: Sequence[Course], asked: Recovery | None) -> float:
+    """A multiple of the longest time that this run ever was silent while all went well; before it has done two steps,
+    of its slowest start."""
+    gaps = [gap for course in found for gap in _gaps(course.events)]
+    if any(isinstance(event, Step) for event in found[-1].events) and gaps:
+        return max(QUIET_SECONDS, QUIET_GAPS * max(gaps))
+    starts = [first.time - course.start.time for course in found if (first := _first_step(course.events))]
+    if not starts:
+        return 60 * (asked.start_minutes if asked else USUAL_START_MINUTES)
+    return max(QUIET_SECONDS, QUIET_GAPS * max(starts))
+
+
+def _gaps(events: Sequence[StepEvent]) -> Iterator[float]:
+    done = [event.time for event in events if isinstance(event, TrainStart | Step | Saved | Evaluated | Tested)]
+    return (right - left for left, right in itertools.pairwise(done))
+
+
+def _first_step(events: Sequence[StepEvent]) -> Step | None:
+    return next((event for event in events if isinstance(event, Step)), None)
+
+
+# As people read it
+
+
+def causes(fleet: Fleet) -> list[tuple[str, int, float]]:
+    """What it is called, how often an attempt ended so, and the seconds of ranks that it cost; the dearest first."""
+    lost, ends = fleet.total.lost, fleet.ends
+    names = sorted({*lost, *ends}, key=lambda one: (-lost[one], -ends[one], one))
+    return [(CAUSES[name].noun if name in CAUSES else name, ends[name], lost[name]) for name in names]
+
+
+def unit(fleet: Fleet) -> str:
+    return "GPU-hours" if fleet.has_only_gpus else "rank-hours"
+
+
+def hours(seconds: float) -> str:
+    """Two digits of what is small, none behind the point of what is large."""
+    value = seconds / 3600
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def cost(fleet: Fleet, use: Use) -> str:
+    value = fleet.cost(use)
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
+
+
+def states(fleet: Fleet, experiment: str) -> str:
+    """`3 running, 2 done`, of an experiment's runs as they are now."""
+    found = [run.progress.state for run in fleet.latest if run.experiment == experiment]
+    return ", ".join(f"{found.count(state)} {state}" for state in sorted(set(found)))
+
+
+def moment(when: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))

@@ -1,0 +1,81 @@
+"""The page of a fleet: tables and bars of all runs of a store, in one file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from megaboa.observe.alerts import Alert
+from megaboa.observe.fleet import USES, Fleet, Use, causes, cost, hours, moment, share, states, unit
+from megaboa.report.page import HERE, environment
+from megaboa.report.style import PALETTE
+from megaboa.run.progress import format_count
+
+NAMES = {
+    "productive": "steps that counted",
+    "checkpoint": "saves",
+    "evaluation": "evaluation",
+    "start": "first start",
+    "idle": "between steps",
+    "spare": "spare nodes",
+    "lost": "lost to failures and stops",
+}
+COLOURS = {
+    "productive": PALETTE[0],
+    "checkpoint": PALETTE[2],
+    "evaluation": PALETTE[4],
+    "start": PALETTE[5],
+    "idle": PALETTE[7],
+    "spare": PALETTE[6],
+    "lost": PALETTE[1],
+}
+MOST_BARS = 40
+MOST_ROWS = 500  # of runs and of nodes, each
+
+
+@dataclass(frozen=True)
+class Bar:
+    name: str
+    parts: tuple[tuple[str, float], ...]  # use, and its share
+    effective: str
+
+
+def render(fleet: Fleet, alerts: Sequence[Alert]) -> str:
+    held = {name: use for name, use in fleet.experiments.items() if use.held}
+    shown = [_bar(name, use) for name, use in list(held.items())[:MOST_BARS]]
+    uses = [use for use in COLOURS if any(use == one for bar in shown for one, _ in bar.parts)]
+    return (
+        environment()
+        .get_template("fleet.html.j2")
+        .render(
+            css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+            js=Markup((HERE / "page.js").read_text(encoding="utf-8")),
+            fleet=fleet,
+            store=Path(fleet.store).absolute(),
+            made=moment(fleet.now),
+            since=moment(fleet.since) if fleet.since is not None else None,
+            unit=unit(fleet),
+            alerts=alerts,
+            bars=shown,
+            more_bars=len(held) - len(shown),
+            uses=uses,
+            colours=COLOURS,
+            names=NAMES,
+            causes=causes(fleet),
+            hours=hours,
+            share=share,
+            cost=cost,
+            states=states,
+            short=format_count,
+            most=MOST_ROWS,
+        )
+    )
+
+
+def _bar(name: str, use: Use) -> Bar:
+    parts: Mapping[str, float] = {**{one: use.spent[one] for one in USES}, "lost": use.lost.total()}
+    shares = tuple((one, parts[one] / use.held) for one in COLOURS if parts[one])
+    return Bar(name, shares, share(use.effective))
