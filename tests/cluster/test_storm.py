@@ -162,12 +162,41 @@ def order() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def faults(make_lab: Callable[..., Lab], small_disk: Path) -> Iterator[Faults]:
-    # The host of a job's first task is lost more often than SLURM would put the job back: by default 5 times.
-    lab = make_lab(nodes=4, memory_mb=32000, shared=[small_disk], extra_conf=["MaxBatchRequeue=1000"])
+    lab = make_lab(nodes=4, memory_mb=32000, shared=[small_disk])
     found = Faults(lab, SiteClone(lab), RUNS)
     found.prepare("quiet")
     yield found
     matrix.write(PART, found.rows)
+
+
+class User:
+    """What somebody does who looks at the queue now and then: SLURM holds a job whose first host was lost five times."""
+
+    def __init__(self, faults: Faults):
+        self.faults, self.looked = faults, 0.0
+        self.cancelled: dict[str, list[str]] = {run: [] for run in HIT}
+
+    def look(self) -> None:
+        if time.monotonic() < self.looked + PAUSE:
+            return
+        self.looked = time.monotonic()
+        for run in HIT:
+            if self.faults.clone.starts(NAME, run) and not is_trained(self.faults, run):
+                job = self.faults.job(run)
+                if job not in self.cancelled[run] and self.faults.queue(job)[0] == "REQUEUE_HOLD":
+                    print(
+                        f"{time.strftime('%H:%M:%S')} {run}: SLURM holds {job}: scancel, and another call", flush=True
+                    )
+                    self.faults.lab.run(["scancel", job])
+                    self.cancelled[run].append(job)
+                    self.faults.start(*HIT)
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        self.faults.clone.wait(lambda: self.look() or condition(), WAIT, what)
+
+
+def is_trained(faults: Faults, run: str) -> bool:
+    return faults.clone.results(NAME, "runs", run, "train.json").exists()
 
 
 def is_ready(faults: Faults, run: str, after: tuple[int, int]) -> bool:
@@ -190,7 +219,7 @@ def newest(faults: Faults, run: str) -> int:
     return faults.clone.starts(NAME, run)[-1]["attempt"]
 
 
-def let_loose(faults: Faults, storm: Storm) -> tuple[list[str], dict[str, dict[int, set[str]]]]:
+def let_loose(faults: Faults, storm: Storm, user: User) -> tuple[list[str], dict[str, dict[int, set[str]]]]:
     """What happened, and by run and attempt the causes that its end may have."""
     happened: list[str] = []
     possible: dict[str, dict[int, set[str]]] = {run: defaultdict(set) for run in HIT}
@@ -198,7 +227,7 @@ def let_loose(faults: Faults, storm: Storm) -> tuple[list[str], dict[str, dict[i
     deadline = time.monotonic() + 60 * MINUTES
     for kind in order():
         clear = functools.partial(is_clear, faults, after)
-        faults.clone.wait(clear, WAIT, f"a run that makes steps, after {happened[-1:]}")
+        user.wait(clear, f"a run that makes steps, after {happened[-1:]}")
         ready = [run for run in HIT if is_ready(faults, run, after[run])]
         if not ready or (MINUTES and time.monotonic() > deadline):
             break
@@ -224,22 +253,27 @@ def test_a_storm(faults, small_disk):
     faults.keep_on(small_disk, "first")
     faults.start(*HIT)
     began = time.monotonic()
-    happened, possible = let_loose(faults, Storm(faults, small_disk))
+    user = User(faults)
+    happened, possible = let_loose(faults, Storm(faults, small_disk), user)
     faults.return_to_service()
     lasted = (time.monotonic() - began) / 60
+    user.wait(lambda: all(is_trained(faults, run) for run in HIT), "the end of both runs")
     for run in HIT:
-        faults.trained(run)
+        faults.job_ends(run)
     os.killpg(faults.process.pid, signal.SIGKILL)
     faults.process.wait()
     for run in HIT:
-        honest(faults, run, possible[run])
+        honest(faults, run, possible[run], 1 + len(user.cancelled[run]))
     assert set(SHORT) <= set(happened) or MINUTES
     names = [str(getattr(Storm, kind).__doc__) for kind in dict.fromkeys(sorted(happened))]
     how_long = f"{lasted:.0f} minutes, {len(happened)} faults" if MINUTES else f"{len(happened)} faults"
-    faults.record(f"a storm over two runs, {how_long} in an order of chance: {', '.join(names)}", "resumes each time")
+    faults.run, jobs = HIT[1], len({start["job"] for start in faults.clone.starts(NAME, HIT[1])})
+    faults.record(
+        f"a storm over two runs, {how_long} in an order of chance: {', '.join(names)}", "resumes each time", jobs
+    )
 
 
-def honest(faults: Faults, run: str, possible: dict[int, set[str]]) -> None:
+def honest(faults: Faults, run: str, possible: dict[int, set[str]], jobs: int) -> None:
     """The curve is that of a run that nothing disturbed; every attempt has one start and one end, with a cause that it
     can have had; no two attempts trained at a time.
     """
@@ -254,7 +288,7 @@ def honest(faults: Faults, run: str, possible: dict[int, set[str]]) -> None:
     assert all(last <= first for (_, last), (first, _) in itertools.pairwise(made)), "two trained at a time"
     assert faults.difference(run, "quiet") == 0
     assert faults.lost_steps(run) <= SAVE_INTERVAL * (len(ends) - 1)
-    assert len({start["job"] for start in starts}) == 1, "a second job has trained"
+    assert len({start["job"] for start in starts}) <= jobs, "a job more than needed has trained"
 
 
 def test_the_page_has_this_event(faults):
