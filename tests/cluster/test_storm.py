@@ -170,7 +170,7 @@ def faults(make_lab: Callable[..., Lab], small_disk: Path) -> Iterator[Faults]:
 
 
 class User:
-    """What somebody does who looks at the queue now and then: SLURM holds a job whose first host was lost five times."""
+    """What somebody does who looks at the queue: SLURM holds a job whose first host was lost five times."""
 
     def __init__(self, faults: Faults):
         self.faults, self.looked = faults, 0.0
