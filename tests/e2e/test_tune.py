@@ -1,12 +1,14 @@
 """`snakemake tune`: settings are tried by real ranks; a crash is a row, and a search that is killed resumes."""
 
+import subprocess
+import sys
 import time
 
 import pytest
 import yaml
 from clone import kill_group
 
-from megaboa.files import read_jsonl
+from megaboa.files import read_json, read_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +77,26 @@ def test_the_winner_was_measured_and_its_keys_can_be_pasted(workspace, resumed):
     assert max(row["trials"] for row in measured) >= 2, "the fastest are tried again"
     keys = yaml.safe_load(workspace.results(HERE, "winner.yaml").read_text()) or {}
     assert sum(map(len, keys.values())) == len(measured[0]["setting"]["values"])
+
+
+def test_the_runs_of_an_experiment_are_measured_in_turn(workspace, resumed):
+    """benchmarks/in_turn.py: some steps of each, by forked ranks; a second call measures nothing again."""
+    config = workspace.experiment(
+        "turns", {"dp2": "{resources.gpus_per_node: 2}", "tp2": "{resources.gpus_per_node: 2, parallel.tp: 2}"}
+    )
+    config.write_text(config.read_text().replace("init: pretrained", "init: scratch"))
+    workspace.snakemake("data", "import", "--configfile", config)
+    command = [sys.executable, "benchmarks/in_turn.py", config, "--steps", "2", "--out", "turns.json"]
+    done, again = (subprocess.run(command, cwd=workspace.path, capture_output=True, text=True) for _ in range(2))
+    assert done.returncode == 0, done.stderr
+    rows = read_json(workspace.path / "turns.json")
+    assert [row["run"] for row in rows] == ["dp2", "tp2"]
+    for row in rows:
+        [trial] = row["trials"]
+        assert len(trial["steps"]) == 2 and len(trial["losses"]) == 7
+        assert row["tokens"] == pytest.approx(8 * 64 / row["seconds"] / 2)
+        assert f"| `{row['run']}` |" in done.stdout
+    assert again.stdout == done.stdout and not again.stderr
 
 
 def test_nothing_is_done_twice_and_the_users_runs_are_left_alone(workspace, resumed):
