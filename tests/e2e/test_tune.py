@@ -6,7 +6,7 @@ import time
 
 import pytest
 import yaml
-from clone import kill_group
+from clone import kill_group, user_environment
 
 from megaboa.files import read_json, read_jsonl
 
@@ -79,14 +79,19 @@ def test_the_winner_was_measured_and_its_keys_can_be_pasted(workspace, resumed):
     assert sum(map(len, keys.values())) == len(measured[0]["setting"]["values"])
 
 
-def test_the_runs_of_an_experiment_are_measured_in_turn(workspace, resumed):
-    """benchmarks/in_turn.py: some steps of each, by forked ranks; a second call measures nothing again."""
-    config = workspace.experiment(
-        "turns", {"dp2": "{resources.gpus_per_node: 2}", "tp2": "{resources.gpus_per_node: 2, parallel.tp: 2}"}
-    )
+@pytest.fixture(scope="module")
+def turns(workspace, resumed):
+    """An experiment of two runs whose data and model are there."""
+    runs = {"dp2": "{resources.gpus_per_node: 2}", "tp2": "{resources.gpus_per_node: 2, parallel.tp: 2}"}
+    config = workspace.experiment("turns", runs)
     config.write_text(config.read_text().replace("init: pretrained", "init: scratch"))
     workspace.snakemake("data", "import", "--configfile", config)
-    command = [sys.executable, "benchmarks/in_turn.py", config, "--steps", "2", "--out", "turns.json"]
+    return config
+
+
+def test_the_runs_of_an_experiment_are_measured_in_turn(workspace, turns):
+    """benchmarks/in_turn.py: some steps of each, by forked ranks; a second call measures nothing again."""
+    command = [sys.executable, "benchmarks/in_turn.py", turns, "--steps", "2", "--out", "turns.json"]
     done, again = (subprocess.run(command, cwd=workspace.path, capture_output=True, text=True) for _ in range(2))
     assert done.returncode == 0, done.stderr
     rows = read_json(workspace.path / "turns.json")
@@ -97,6 +102,22 @@ def test_the_runs_of_an_experiment_are_measured_in_turn(workspace, resumed):
         assert row["tokens"] == pytest.approx(8 * 64 / row["seconds"] / 2)
         assert f"| `{row['run']}` |" in done.stdout
     assert again.stdout == done.stdout and not again.stderr
+
+
+def test_a_run_is_measured_next_to_others_of_the_same_shape(workspace, turns):
+    """benchmarks/peers.py: transformers' model really trains; what is no checkout of torchtitan is a row of its own."""
+    command = [sys.executable, "benchmarks/peers.py", turns, "--runs", "dp2", "--steps", "2", "--no-compile"]
+    done = subprocess.run(
+        [*command, "--torchtitan", "docs"], cwd=workspace.path, capture_output=True, text=True, env=user_environment()
+    )
+    assert done.returncode == 0, done.stderr
+    ours, theirs, *titans = read_json(workspace.path / "peers/peers.json")
+    for side in (ours, theirs):
+        assert len(side["seconds"]) == 2 and len(side["losses"]) == 7
+    assert theirs["losses"][0] == pytest.approx(ours["losses"][0], abs=0.2), "one shape and vocabulary"
+    assert [side["why"].split("docs ")[1] for side in titans] == ["is no torchtitan 0.2: git checkout v0.2.2"] * 2
+    assert "times as fast as transformers, FSDP2, the fastest of the others" in done.stdout
+    assert "| data | text | random tokens |" in done.stdout
 
 
 def test_nothing_is_done_twice_and_the_users_runs_are_left_alone(workspace, resumed):
