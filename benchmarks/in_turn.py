@@ -16,7 +16,7 @@ import argparse
 import random
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,13 +56,24 @@ def main() -> None:
         print("\n".join(predictions([Row(name, one) for name, one in facts.items()])))
         return
     folders = {name: plan[name].folder("results", plan.experiment.experiment) for name in names}
-    wanted = {path for run in folders.values() for path in (*run.corpus_manifests.values(), run.source_manifest)}
-    if missing := sorted(str(path) for path in wanted if not path.exists()):
-        sys.exit(f"{missing[0]} is missing: call `snakemake data import --configfile {asked.files[0]}` first")
+    refuse_without_inputs(folders.values(), asked.files)
     trials = measured(folders, asked.steps, asked.rounds, asked.out.with_suffix(".jsonl"))
     rows = [Row(name, one, tuple(t for t in trials if t.setting == name)) for name, one in facts.items()]
     files.write_json(asked.out, [row.document for row in rows])
     print("\n".join(table(rows)))
+
+
+def refuse_without_inputs(runs: Iterable[RunFolder], experiment: Sequence[Path]) -> None:
+    """Of a recipe there is no model to make, but maybe a tokenizer to train."""
+    wanted = {
+        path
+        for run in runs
+        for path in (*run.corpus_manifests.values(), run.model_manifest, run.tokenizer_manifest)
+        if path and not path.exists()
+    }
+    if wanted:
+        files_asked = " ".join(map(str, experiment))
+        sys.exit(f"{min(map(str, wanted))} is missing: call `snakemake data import --configfile {files_asked}` first")
 
 
 def measured(folders: Mapping[str, RunFolder], steps: int, rounds: int, lines: Path) -> list[Trial]:

@@ -77,6 +77,7 @@ def train(model: torch.nn.Module, asked: dict[str, Any], device: torch.device) -
     loss_of = torch.compile(cross_entropy, dynamic=False) if asked["compile"] else cross_entropy
     random = torch.Generator(device).manual_seed(dist.get_rank())
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # of the whole weights, before they were sharded
         torch.cuda.reset_peak_memory_stats()
     seconds, losses = [], []
     for _ in range(asked["steps"]):

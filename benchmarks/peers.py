@@ -31,7 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
-from in_turn import Row, measured
+from in_turn import Row, measured, refuse_without_inputs
 
 from megaboa import files
 from megaboa.check.facts import Facts
@@ -46,6 +46,7 @@ MINUTES = 8
 PACKAGES = ("torch", "transformers", "transformer-engine-torch", "megatron-core", "megatron-bridge", "torchao")
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
 ERROR = re.compile(r"\w(Error|Exception)\b.*:|Unrecognized|stopped after")
+SIZE = re.compile(r"size: ([\d,]+) total parameters")
 STEP = re.compile(r"step: +(\d+) +loss: +([\d.]+).*?memory: +(-?[\d.]+)GiB.*?tps: ([\d,]+)")
 
 
@@ -105,15 +106,17 @@ def main() -> None:
     runs = [plan[name] for name in asked.runs]
     folders = {run.name: run.folder("results", plan.experiment.experiment) for run in runs}
     manifest = folders[runs[0].name].source_manifest
-    if not manifest.exists():
-        sys.exit(f"{manifest} is missing: call `snakemake data import --configfile {asked.files[0]}` first")
+    if not runs[0].run.has_source:
+        sys.exit(f"--runs: {runs[0].name} trains a recipe: name a run with a `config`, which the peers can read")
+    refuse_without_inputs(folders.values(), asked.files)
     asked.out.mkdir(parents=True, exist_ok=True)
-    common = _common(runs[0], read(ModelSource, manifest), asked)
+    source = read(ModelSource, manifest)
+    common = _common(runs[0], source, asked)
     _refuse_other_batches(runs)
     (asked.out / "ours.jsonl").unlink(missing_ok=True)  # all in one call
     trials = measured(folders, asked.steps, 1, asked.out / "ours.jsonl")
     rows = [Row(run.name, run.facts, tuple(one for one in trials if one.setting == run.name)) for run in runs]
-    sides = [_of_ours(run, row, asked.out) for run, row in zip(runs, rows, strict=True)]
+    sides = [_of_ours(run, row, source) for run, row in zip(runs, rows, strict=True)]
     for recompute in asked.recompute:
         sides.append(transformers_peer(common, recompute, not asked.no_compile))
         for precision in ("bf16", "float8") if asked.torchtitan else ():
@@ -161,9 +164,10 @@ def _refuse_other_batches(runs: Sequence[Run]) -> None:
 # --- ours -------------------------------------------------------------------------------------------------------------
 
 
-def _of_ours(run: Run, row: Row, out: Path) -> Side:
+def _of_ours(run: Run, row: Row, source: ModelSource) -> Side:
     trial = row.trials[0]
-    side = Side(f"Megaboa, `{run.name}`", True, _our_conditions(run), list(trial.steps), list(trial.losses), trial.gib)
+    told = {"parameters": f"{source.params:,}", **_our_conditions(run)}
+    side = Side(f"Megaboa, `{run.name}`", True, told, list(trial.steps), list(trial.losses), trial.gib)
     if not trial.steps:
         side.why = f"{trial.state}: {trial.why}"
     return side
@@ -227,7 +231,7 @@ def transformers_peer(common: Asked, recompute: str, compiled: bool) -> Side:
         side.why = _end(log)
         return side
     answer = json.loads(out.read_text())
-    side.conditions["attention"] = answer["attention"]
+    side.conditions |= {"attention": answer["attention"], "parameters": f"{answer['params']:,}"}
     side.seconds, side.losses, side.gib = answer["seconds"][WARMUP:], answer["losses"], answer["gib"] or None
     return side
 
@@ -253,16 +257,18 @@ def torchtitan_peer(common: Asked, checkout: Path, precision: str, recompute: st
     if not (checkout / "torchtitan/models/llama3/train_configs/llama3_8b.toml").exists():
         side.why = f"{checkout} is no torchtitan 0.2: git checkout v0.2.2"
         return side
-    text = common.out / "text"
-    _write_text(text)
+    documents = common.out / "text"
+    _write_text(documents)
     log = common.out / f"torchtitan-{precision}-{recompute}.log"
-    command = [str(HERE / "peer_torchtitan.py"), str(common.model), *_flags(common, text, recompute, compiled)]
+    command = [str(HERE / "peer_torchtitan.py"), str(common.model), *_flags(common, documents, recompute, compiled)]
     if precision == "float8":
         command += ["--model.converters", "quantize.linear.float8", "--quantize.linear.float8.filter_fqns", "output"]
         command += ["--quantize.linear.float8.enable_fsdp_float8_all_gather"]
         command += ["--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"]
     code = _torchrun(common, log, command, [str(checkout)])
-    found = [STEP.search(COLORS.sub("", line)) for line in log.read_text(errors="replace").splitlines()]
+    text = COLORS.sub("", log.read_text(errors="replace"))
+    side.conditions["parameters"] = size[1] if (size := SIZE.search(text)) else "-"
+    found = map(STEP.search, text.splitlines())
     steps = {int(one[1]): one for one in found if one}
     if code or len(steps) < common.steps:
         side.why = _end(log)

@@ -118,6 +118,7 @@ def test_a_run_is_measured_next_to_others_of_the_same_shape(workspace, turns):
     assert [side["why"].split("docs ")[1] for side in titans] == ["is no torchtitan 0.2: git checkout v0.2.2"] * 2
     assert "times as fast as transformers, FSDP2, the fastest of the others" in done.stdout
     assert "| data | text | random tokens |" in done.stdout
+    assert ours["conditions"]["parameters"] == theirs["conditions"]["parameters"]
 
 
 def test_nothing_is_done_twice_and_the_users_runs_are_left_alone(workspace, resumed):
