@@ -7,7 +7,8 @@
 Ranks are those of a run, forked from processes that have imported everything (as in `snakemake tune`), so that a run
 takes its own setup and steps alone. They train from random weights with the run's own settings, data and learning
 rates, and save nothing. The table has measured step times, memory and losses next to what is predicted. A run that
-fails or runs out of memory is a row with the reason. An interrupted call resumes: lines of --out's .jsonl are kept.
+fails or runs out of memory is a row with the reason. An interrupted call resumes: lines of --out's .jsonl are kept,
+as far as the runs are still the same.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def measured(folders: Mapping[str, RunFolder], steps: int, rounds: int, lines: P
         trial_minutes=MINUTES,
     )
     runs = {name: _so_long(run, spec) for name, run in folders.items()}
-    done = _read(lines)
+    identities = {name: files.digest(run.documents) for name, run in runs.items()}
+    done = [one for one in _read(lines) if identities.get(one.setting) == one.identity]  # others: of an edited file
     with tuning.trials_here(runs[spec.own], spec) as here:
         for run in runs.values():
             here.importers.environment(run)  # those of all, while the first trains
@@ -98,10 +100,10 @@ def measured(folders: Mapping[str, RunFolder], steps: int, rounds: int, lines: P
             order = names if number == 1 else random.Random(1000 + number).sample(names, len(names))
             for name in order:
                 if not any((trial.round, trial.setting) == (number, name) for trial in done):
-                    done.append(here.measure(runs[name], "", number))
+                    done.append(here.measure(runs[name], identities[name], number))
                     files.append_line(lines, line(done[-1]))
                     print(tuning.told(done[-1]), file=sys.stderr, flush=True)
-    return [trial for trial in done if trial.setting in folders]
+    return done
 
 
 def _read(lines: Path) -> list[Trial]:
