@@ -10,20 +10,20 @@ round's median, as a machine with other work is slower in some rounds than in ot
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "workflow/scripts"))
 
+from in_turn import measured
+
 from megaboa import files
 from megaboa.check import halving
-from megaboa.paths import ExperimentFolder, RunFolder
-from megaboa.records import Trial, TuneSpec, Tuning, line, parse, read
-from megaboa.run import tuning
+from megaboa.paths import ExperimentFolder
+from megaboa.records import Trial, TuneSpec, Tuning, read
 
 
 def main() -> None:
@@ -34,26 +34,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     folder = ExperimentFolder(asked.results)
-    spec = replace(read(TuneSpec, folder.specs.path / "tune.json"), steps=asked.steps)
-    runs = {one.name: _longer(folder.run(one.name), spec) for one in spec.settings}
-    lines = asked.out.with_suffix(".jsonl")
-    done = {(one["round"], one["setting"]) for one in files.read_jsonl(lines)}
-    with tuning.trials_here(runs[spec.own], spec) as here:
-        for number in range(1, asked.rounds + 1):
-            for name in random.Random(1000 + number).sample(list(runs), len(runs)):
-                if (number, name) not in done:
-                    files.append_line(lines, line(here.measure(runs[name], "", number)))
-    _report(folder, lines, asked.out)
+    settings = read(TuneSpec, folder.specs.path / "tune.json").settings
+    runs = {one.name: folder.run(one.name) for one in settings}
+    _report(folder, measured(runs, asked.steps, asked.rounds, asked.out.with_suffix(".jsonl")), asked.out)
 
 
-def _longer(run: RunFolder, spec: TuneSpec) -> RunFolder:
-    """The run, with as many steps as are wanted."""
-    profile = {**run.documents["profile"], "steps": [spec.warmup + 1, spec.warmup + spec.steps]}
-    return RunFolder(run.path, {**run.documents, "profile": profile})
-
-
-def _report(folder: ExperimentFolder, lines: Path, out: Path) -> None:
-    trials = [parse(Trial, one, lines) for one in files.read_jsonl(lines)]
+def _report(folder: ExperimentFolder, trials: Sequence[Trial], out: Path) -> None:
     by_round: dict[int, dict[str, float]] = {}
     for trial in trials:
         if trial.steps:

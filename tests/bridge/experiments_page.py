@@ -12,6 +12,7 @@ EXPERIMENTS = Path(__file__).parents[2] / "config" / "experiments"
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "experiments.md"
 PERFORMANCE = sorted(path.stem for path in EXPERIMENTS.glob("megatron-bridge-*.yaml"))
 NAMES = ("gpt3", "gpt3-h100", "deepseek-v2-lite", "llama3", "moe", "fsdp", "few-layers-4xh200")
+NAMES += ("llama3-8b-2xh200", "moe-2xh200", "llama3-8b-8xh200", "scaling-8xh200")
 NAMES += ("torchtitan-llama3-8b-h200", *PERFORMANCE)
 MARK = "<!-- runs: written by MEGABOA_WRITE_EXPERIMENTS=1 pytest tests/bridge/test_shipped_experiments.py -->"
 HEAD = """\

@@ -97,6 +97,19 @@ def test_recomputation_costs_a_forward_pass():
     assert plain.seconds < step(recompute="selective", recompute_modules=("core_attn",)).seconds < full.seconds
 
 
+def test_a_block_of_layers_costs_their_forward_pass_alone():
+    """The first so many of each virtual stage, as megatron-core has it: 8 of 32, or 2 of each chunk of 4."""
+    plain, full = step(), step(recompute="full", recompute_method="uniform", recompute_layers=1)
+    block = step(recompute="full", recompute_method="block", recompute_layers=8)
+    assert block.seconds - plain.seconds == pytest.approx((full.seconds - plain.seconds) / 4)
+    every = step(recompute="full", recompute_method="block", recompute_layers=40)
+    assert every.seconds == pytest.approx(full.seconds)
+    parts = {"pp": 2, "vpp": 4, "world_size": 2}
+    plain, full = step(**parts), step(recompute="full", recompute_method="uniform", recompute_layers=1, **parts)
+    block = step(recompute="full", recompute_method="block", recompute_layers=2, **parts)
+    assert block.products - plain.products == pytest.approx((full.products - plain.products) / 2)
+
+
 def test_fp8_makes_products_faster_and_leaves_the_output_layer():
     known = calibration.of("h100-80g")
     plain, low = step(), step(precision="bf16_with_fp8_current_scaling_mixed")

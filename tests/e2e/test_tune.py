@@ -1,13 +1,15 @@
 """`snakemake tune`: settings are tried by real ranks; a crash is a row, and a search that is killed resumes."""
 
+import subprocess
+import sys
 import time
 
 import pytest
 import yaml
-from clone import kill_group
+from clone import kill_group, user_environment
 
 from megaboa import records
-from megaboa.files import read_jsonl
+from megaboa.files import read_json, read_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +78,48 @@ def test_the_winner_was_measured_and_its_keys_can_be_pasted(workspace, resumed):
     assert max(row["trials"] for row in measured) >= 2, "the fastest are tried again"
     keys = yaml.safe_load(workspace.results(HERE, "winner.yaml").read_text()) or {}
     assert sum(map(len, keys.values())) == len(measured[0]["setting"]["values"])
+
+
+@pytest.fixture(scope="module")
+def turns(workspace, resumed):
+    """An experiment of two runs whose data and model are there."""
+    runs = {"dp2": "{resources.gpus_per_node: 2}", "tp2": "{resources.gpus_per_node: 2, parallel.tp: 2}"}
+    config = workspace.experiment("turns", runs)
+    config.write_text(config.read_text().replace("init: pretrained", "init: scratch"))
+    workspace.snakemake("data", "import", "--configfile", config)
+    return config
+
+
+def test_the_runs_of_an_experiment_are_measured_in_turn(workspace, turns):
+    """benchmarks/in_turn.py: some steps of each, by forked ranks; a second call measures nothing again."""
+    command = [sys.executable, "benchmarks/in_turn.py", turns, "--steps", "2", "--out", "turns.json"]
+    done, again = (subprocess.run(command, cwd=workspace.path, capture_output=True, text=True) for _ in range(2))
+    assert done.returncode == 0, done.stderr
+    rows = read_json(workspace.path / "turns.json")
+    assert [row["run"] for row in rows] == ["dp2", "tp2"]
+    for row in rows:
+        [trial] = row["trials"]
+        assert len(trial["steps"]) == 2 and len(trial["losses"]) == 7
+        assert row["tokens"] == pytest.approx(8 * 64 / row["seconds"] / 2)
+        assert f"| `{row['run']}` |" in done.stdout
+    assert again.stdout == done.stdout and not again.stderr
+
+
+def test_a_run_is_measured_next_to_others_of_the_same_shape(workspace, turns):
+    """benchmarks/peers.py: transformers' model really trains; what is no checkout of torchtitan is a row of its own."""
+    command = [sys.executable, "benchmarks/peers.py", turns, "--runs", "dp2", "--steps", "2", "--no-compile"]
+    done = subprocess.run(
+        [*command, "--torchtitan", "docs"], cwd=workspace.path, capture_output=True, text=True, env=user_environment()
+    )
+    assert done.returncode == 0, done.stderr
+    ours, theirs, *titans = read_json(workspace.path / "peers/peers.json")
+    for side in (ours, theirs):
+        assert len(side["seconds"]) == 2 and len(side["losses"]) == 7
+    assert theirs["losses"][0] == pytest.approx(ours["losses"][0], abs=0.2), "one shape and vocabulary"
+    assert [side["why"].split("docs ")[1] for side in titans] == ["is no torchtitan 0.2: git checkout v0.2.2"] * 2
+    assert "times as fast as transformers, FSDP2, the fastest of the others" in done.stdout
+    assert "| data | text | random tokens |" in done.stdout
+    assert ours["conditions"]["parameters"] == theirs["conditions"]["parameters"]
 
 
 def test_nothing_is_done_twice_and_the_users_runs_are_left_alone(workspace, resumed):

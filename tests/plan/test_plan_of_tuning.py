@@ -59,6 +59,14 @@ def test_what_does_not_fit_is_left_out_and_the_fastest_by_prediction_are_tried(t
     assert not [run for run in plan.runs if run.name == "mbs8"], "an 8 B model with eight samples on each GPU"
 
 
+def test_the_users_own_setting_is_predicted_where_it_is_none_of_those_that_are_found(tuning_of):
+    also = "tune: {settings: 4, also: {training.precision: [bf16_with_fp8_current_scaling_mixed]}}"
+    plan, said = tuning_of(f"{H100}{LARGE}parallel: {{tp: 2, sp: true}}\n{also}\n")
+    own, *_ = Shared(plan)._tune().settings
+    assert own.name == "own" and own.seconds and own.gib
+    assert len(said) == 1
+
+
 def test_further_values_are_tried_with_every_layout(tuning_of):
     plan, _ = tuning_of(f"{TWO}tune: {{settings: 200, also: {{training.precision: [fp32, bf16_mixed]}}}}\n")
     precisions = [run.run.training["precision"] for run in plan.runs]

@@ -8,6 +8,8 @@ hides, the pipeline, the gradients' sum, the optimizer. docs/explanation/speed.m
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from megaboa.check import calibration, parameters, work
@@ -93,7 +95,7 @@ class _Model:
 
     def __init__(self, f: Facts, known: Calibration) -> None:
         self.f, self.known = f, known
-        self.layers: dict[bool, tuple[Step, Step]] = {}
+        self.layers: dict[tuple[bool, bool], tuple[Step, Step]] = {}
         self.low = next((found for name, found in TYPES.items() if name in (f.training.precision or "")), None)
         layout = f.layout
         inner = layout.tp * layout.cp
@@ -111,9 +113,9 @@ class _Model:
     def step(self) -> Step:
         f = self.f
         count, chunks, every = f.microbatches or 1, f.layout.chunks, stages(f)
-        alike = {(len(one.layers), self.sparse(one), one.embedding, one.loss, one.mtp): one for one in every}
+        alike = {self.kind(one): one for one in every}
         known = {key: self.stage(one) for key, one in alike.items()}
-        times = [known[len(one.layers), self.sparse(one), one.embedding, one.loss, one.mtp] for one in every]
+        times = [known[self.kind(one)] for one in every]
         slowest = max(range(len(times)), key=lambda number: sum(one.seconds for one in times[number]))
         forward, backward = times[slowest]
         both = forward + backward
@@ -135,12 +137,9 @@ class _Model:
     def stage(self, stage: Stage) -> tuple[Step, Step]:
         """One micro-batch through all layers of a rank, forward and backward."""
         forward = backward = NOTHING
-        layers = stage.layers + (stage.layers[-1:] or (0,)) * stage.mtp
-        sparse = self.sparse(stage) + stage.mtp * is_sparse(self.f.model, layers[-1])
-        for is_of_experts, number in ((True, sparse), (False, len(layers) - sparse)):
-            if number:
-                there, back = self.layer(is_of_experts)
-                forward, backward = forward + there * number, backward + back * number
+        for (sparse, again), number in self.layers_of(stage).items():
+            there, back = self.layer(sparse, again)
+            forward, backward = forward + there * number, backward + back * number
         for part, times in ((work.embedding, stage.embedding), (work.loss, stage.loss * (1 + stage.mtp))):
             if times:
                 there, back = self.part(part(self.f), 0.0)
@@ -148,22 +147,37 @@ class _Model:
         gradients = self.trained(stage).total * ACCUMULATED / self.known.memory.rate
         return forward, backward + Step(memory=gradients)
 
-    def sparse(self, stage: Stage) -> int:
-        """How many of its layers have experts."""
-        return sum(is_sparse(self.f.model, layer) for layer in stage.layers) if self.f.model.is_sparse else 0
+    def kind(self, stage: Stage) -> Hashable:
+        """The same for stages that take the same time."""
+        return frozenset(self.layers_of(stage).items()), stage.embedding, stage.loss
 
-    def layer(self, sparse: bool) -> tuple[Step, Step]:
-        if sparse not in self.layers:
-            self.layers[sparse] = self._layer(sparse)
-        return self.layers[sparse]
+    def layers_of(self, stage: Stage) -> Counter[tuple[bool, bool]]:
+        """How many have experts or not, and are calculated again as a whole in the backward pass or not."""
+        f = self.f
+        full, block = f.kernels.recompute == "full", f.kernels.recompute_method == "block"
+        again = (f.kernels.recompute_layers or 1) if block else len(stage.layers)  # of each virtual stage, the first
+        found = Counter(
+            (self.sparse(layer), full and place < again) for chunk in stage.chunks for place, layer in enumerate(chunk)
+        )
+        if stage.mtp:
+            found[self.sparse((stage.layers or (0,))[-1]), full and not block] += stage.mtp
+        return found
 
-    def _layer(self, sparse: bool) -> tuple[Step, Step]:
+    def sparse(self, layer: int) -> bool:
+        return self.f.model.is_sparse and is_sparse(self.f.model, layer)
+
+    def layer(self, sparse: bool, again: bool) -> tuple[Step, Step]:
+        if (sparse, again) not in self.layers:
+            self.layers[sparse, again] = self._layer(sparse, again)
+        return self.layers[sparse, again]
+
+    def _layer(self, sparse: bool, again: bool) -> tuple[Step, Step]:
         f, kernels = self.f, self.f.kernels
         half = work.experts(f) if sparse else work.feed_forward(f)
         host = HOST * self.host(sparse)
         first, second = self.part(work.attention(f), host / 2), self.part(half, host / 2)
         forward, backward = first[0] + second[0], first[1] + second[1]
-        if kernels.recompute == "full":
+        if again:
             backward = backward + forward
         elif kernels.recompute == "selective":
             parts = {"core_attn": Step(attention=forward.attention), "moe": second[0], "mlp": second[0]}

@@ -108,7 +108,7 @@ def _options(loaded: LoadedExperiment, tree: Tree, run: Run) -> tuple[str, list[
     own = next((name for name, option in found.items() if not option.values), None)
     if own is None:
         own = "own"
-        found[own] = Option(own, Candidate(run.facts, None, None), {})
+        found[own] = Option(own, Candidate(run.facts, *search_space.predicted(run.facts)), {})
     return own, sorted(found.values(), key=lambda option: option.candidate.seconds or 0.0)
 
 

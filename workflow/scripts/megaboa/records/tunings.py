@@ -45,6 +45,8 @@ class Trial(Event):
     steps: tuple[float, ...] = ()  # seconds of each, without those that warm up
     took: float = 0.0  # seconds, from the start of the ranks to their end
     gib: float | None = None  # reserved on the GPU that had most
+    tensors_gib: float | None = None  # the most that tensors took there
+    losses: tuple[float, ...] = ()  # of every step, those that warm up included
     log: str | None = None  # of a trial that failed
 
 

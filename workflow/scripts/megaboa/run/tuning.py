@@ -54,7 +54,7 @@ def tune(folder: ExperimentFolder, spec: TuneSpec, say: Say) -> Tuning:
                 break
             name = batch[0]
             ledger.add(here.measure(runs[name], identities[name], verdict.round))
-            say(_told(ledger.trials[-1], len(batch)))
+            say(f"round {verdict.round}, {len(batch) - 1} more: {told(ledger.trials[-1])}")
     return summary(spec, ledger.trials, bool(batch))
 
 
@@ -184,9 +184,12 @@ class Trials:
         done = [line for line in files.read_jsonl(target.steps) if line.get("event") == "step"]
         steps = tuple(line["seconds"] for line in done if line["step"] > self.spec.warmup)
         if ended.ok and len(steps) == self.spec.steps:
-            gib = _memory(target, ranks)
+            reserved, tensors = _memory(target, ranks)
+            losses = [line["loss"] for line in done if line.get("loss") is not None]
             shutil.rmtree(target.path, ignore_errors=True)
-            return _changed(found, state="measured", steps=steps, gib=gib)
+            return _changed(
+                found, state="measured", steps=steps, gib=reserved, tensors_gib=tensors, losses=tuple(losses)
+            )
         failure = classify(ended, read_tails(target.logs.items()), len(done))
         state = "out_of_memory" if failure.cause == "out_of_memory" else "failed"
         return _changed(found, state=state, why=failure.evidence, log=log)
@@ -205,9 +208,14 @@ def _wait(ranks: Ranks, deadline: float) -> Ended | None:
     return ended
 
 
-def _memory(target: AttemptFolder, ranks: int) -> float | None:
-    ends = [records.read_if_there(RankEnd, target.end_record(rank)) for rank in range(ranks)]
-    return max((end.peak_reserved / 2**30 for end in ends if end and end.peak_reserved), default=None)
+def _memory(target: AttemptFolder, ranks: int) -> tuple[float | None, float | None]:
+    """GiB that were reserved, and that tensors took, each on the rank with the most."""
+    found = [records.read_if_there(RankEnd, target.end_record(rank)) for rank in range(ranks)]
+    ends = [end for end in found if end]
+    return (
+        max((end.peak_reserved / 2**30 for end in ends if end.peak_reserved), default=None),
+        max((end.peak_allocated / 2**30 for end in ends if end.peak_allocated), default=None),
+    )
 
 
 @contextlib.contextmanager
@@ -224,9 +232,9 @@ def _ending_well() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _told(trial: Trial, left: int) -> str:
+def told(trial: Trial) -> str:
     result = f"{halving.seconds_of(trial):.4g} s/step" if trial.steps else f"{trial.state}: {trial.why}"
-    return f"round {trial.round}, {left - 1} more: {trial.setting} {result} ({trial.took:.0f} s)"
+    return f"{trial.setting} {result} ({trial.took:.0f} s)"
 
 
 def summary(spec: TuneSpec, trials: Sequence[Trial], is_cut_short: bool) -> Tuning:
