@@ -26,7 +26,7 @@ class Ended(Exception):
     """As a failure ends ranks."""
 
 
-def _pretrain(store, attempt, copies=None, resume_from=0, hosts=("n0", "n1"), ends_after=None):
+def _pretrain(store, attempt, copies=None, resume_from=0, hosts=("n0", "n1"), ends_after=None, pretrained=None):
     """What a rank recorded."""
     from megatron.bridge.training import checkpointing
     from megatron.bridge.training.callbacks import Callback
@@ -47,6 +47,7 @@ def _pretrain(store, attempt, copies=None, resume_from=0, hosts=("n0", "n1"), en
     cfg = tiny_training.configuration(str(store), dropout, {"save_interval": SAVED})
     cfg.train.train_iters, cfg.scheduler.lr_decay_iters = STEPS, STEPS
     cfg.ddp.use_distributed_optimizer = cfg.optimizer.use_distributed_optimizer = True
+    cfg.checkpoint.pretrained_checkpoint = pretrained
     if resume_from:
         cfg.checkpoint.load = str(checkpoints.folder(Path(cfg.checkpoint.save), resume_from))
     record = tiny_training.recorder()
@@ -96,9 +97,10 @@ def again(ended, whole, monkeypatch):
     copies, store = ended / "copies", ended / "e" / "r" / "id"
     shutil.copytree(ended, ended.with_name("kept"))
 
-    def resume(hosts=("n0", "n1")):
-        steps = on_cpu(_pretrain, store, 2, copies, SAVED, hosts, None, world_size=2)[-1]
+    def resume(hosts=("n0", "n1"), newer_than=SAVED, pretrained=None):
+        steps = on_cpu(_pretrain, store, 2, copies, newer_than, hosts, None, pretrained, world_size=2)[-1]
         began = RunStore(store).attempt(2).local_beginning
+        assert len(whole) == STEPS
         first = read(LocalBeginning, began).iteration if began.exists() else SAVED
         assert steps == {step: values for step, values in whole.items() if step >= first}, "bit for bit"
         return first
@@ -142,3 +144,9 @@ def test_parts_of_two_attempts_and_parts_that_are_cut_do_not_make_a_whole(ended,
         record = files[f"{host}/iter_{COPIED:07d}/1.pt"].with_suffix(".json")
         write(record, replace(read(LocalPart, record), attempt=9))
     assert again() == SAVED
+
+
+def test_copies_come_before_the_weights_that_a_run_without_a_checkpoint_begins_with(ended, again):
+    imported = shutil.copytree(ended / "e" / "r" / "id" / "checkpoints", ended / "imported")
+    shutil.rmtree(ended / "e" / "r" / "id" / "checkpoints")
+    assert again(newer_than=0, pretrained=str(imported)) == COPIED
