@@ -54,6 +54,9 @@ def test_every_key_that_changes_a_run_has_its_field() -> None:
     sections = ("training", "optimizer", "schedule", "parallel", "checkpoint", "profile", "data", "load.")
     ours = {
         "checkpoint.keep_every",
+        "checkpoint.local.every",  # set together with Bridge's fields of its second tier
+        "checkpoint.local.folder",
+        "checkpoint.local.partner",
         "training.nudge",
         "checkpoint.verify",
         "data.validation_sets",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from facts_of import facts
 
-from megaboa.check import table
+from megaboa.check import course, table
 from megaboa.check.rule import divisors, multiples, sentence
 
 
@@ -642,6 +642,14 @@ CASES = {
         {"iters": 100, "save_interval": 0},
         "warning",
     ),
+    "copies_on_nodes_can_be_resumed": Case(
+        {"copied_every": 5, "copied_to_partner": True, "nodes": 1},
+        "checkpoint.local.partner",
+        "true with one node, which has no partner",
+        ("false",),
+        {"copied_every": 5, "copied_to_partner": True, "nodes": 2},
+        {"copied_every": 5, "save_interval": 10},
+    ),
     "profiled_steps_are_in_the_run": Case(
         {**PROFILE, "profile_steps": (9, 12)},
         "profile.steps",
@@ -926,3 +934,19 @@ def test_nearest_values():
     assert divisors(12, 5) == (4, 6)
     assert divisors(12, 24) == (12,)
     assert divisors(36, 8, also=20) == (4,)
+
+
+@pytest.mark.parametrize(
+    ("asked", "key", "says"),
+    [
+        ({"task": "lora"}, "checkpoint.local", "set with task: lora, which resumes from checkpoints alone"),
+        ({"fsdp": "megatron"}, "checkpoint.local", "set with parallel.fsdp: megatron"),
+        ({"optimizer": "muon"}, "checkpoint.local", "set with the optimizer muon"),
+        ({"save_interval": 0}, "checkpoint.save_interval", "copies need a checkpoint to fall back on"),
+        ({"save_interval": 5}, "checkpoint.local.every", "5, and every 5 steps a checkpoint is saved anyway"),
+    ],
+)
+def test_copies_on_nodes_are_refused_where_they_could_not_be_resumed(asked, key, says):
+    broken = course.copies_on_nodes_can_be_resumed(facts(copied_every=5, **asked))
+    assert broken.key == key and says in broken.message
+    assert course.copies_on_nodes_can_be_resumed(facts(**asked)) is None

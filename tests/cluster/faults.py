@@ -135,7 +135,7 @@ class Faults:
         """Drained hosts; a controller that was killed may have forgotten that it was asked to do so."""
         for host in self.lab.nodes:
             if "drain" in self.lab.state(host):
-                self.admin("update", f"nodename={host}", "state=resume")
+                self.lab.run(["scontrol", "update", f"nodename={host}", "state=resume"], user="root", check=False)
 
     def queue(self, job: str) -> tuple[str, str]:
         """A job's state, and why it waits."""

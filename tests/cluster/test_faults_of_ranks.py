@@ -23,11 +23,13 @@ from megaboa.run.identity import identity_of, store_of
 pytestmark = pytest.mark.slow
 
 PART = "Ranks, files, Snakemake"
+COPIED_EVERY = 4
 RUNS = {
     "quiet": STEPS,
     **dict.fromkeys(
         ("rank", "srun", "save", "stop", "damage", "unread", "driver-term", "driver-kill"), f"{STEPS}, {AT_ONCE}"
     ),
+    "copies": f"{STEPS}, {AT_ONCE}, checkpoint.local.every: {COPIED_EVERY}",
     "stand-by": f"{STEPS}, {AT_ONCE}, launch.tasks: node",
     "hang": f"{STEPS}, {AT_ONCE}, recovery.no_progress_minutes: 0.25",
     "memory": f"{STEPS}, launch.python: limited-python, overrides.model.ffn_hidden_size: {2**26}",
@@ -70,6 +72,25 @@ def test_a_rank_is_killed(faults):
     assert start["nodes"][1] in end["detail"]
     faults.tell_phases("rank", hit)
     faults.record("SIGKILL of one rank", "killed: starts the ranks again in the same allocation", since=hit)
+
+
+def test_a_rank_is_killed_and_its_hosts_copies_are_gone(faults):
+    """Its partner's host has them."""
+    process, start = faults.start_and_wait("copies")
+    host = start["nodes"][1]
+    faults.signal_rank(host, "STOP")  # so that no copy is made while they are removed
+    faults.lab.on_node(host, ["rm", "-r", f"/tmp/megaboa-{UID}"], user="root")
+    hit = time.time()
+    faults.signal_rank(host, "KILL")
+    faults.finish("copies", process)
+    killed, done = faults.ends("copies")
+    assert killed["cause"] == "killed" and faults.clone.starts(NAME, "copies")[1]["resumed_from"] == SAVE_INTERVAL
+    assert done["local"] > SAVE_INTERVAL and killed["last_step"] - done["local"] < COPIED_EVERY
+    for each in start["nodes"]:
+        faults.lab.on_node(each, ["sh", "-c", f"! ls /tmp/megaboa-{UID}/*"], user="root")
+    outcome = "killed: resumes from the partner's copies, which are newer than the checkpoint"
+    event = "SIGKILL of one rank, and its host's copies are removed, checkpoint.local.every being 4"
+    faults.record(event, outcome, since=hit)
 
 
 def test_a_rank_is_killed_while_others_stand_by(faults):

@@ -117,7 +117,7 @@ class Storm:
         host = self.start["nodes"][1]
         self.faults.admin("update", f"nodename={host}", "state=drain", "reason=storm")
         time.sleep(PAUSE)
-        self.faults.admin("update", f"nodename={host}", "state=resume")
+        self.faults.return_to_service()
         return set()
 
     def disk_full(self) -> set[str]:

@@ -27,9 +27,9 @@ def quiet(workspace):
     return curve
 
 
-def experiment(workspace, name, more=""):
-    """The same run under another name, up to the moment before training."""
-    config = workspace.experiment(name, {"dp2": "{resources.gpus_per_node: 2}"}, STEPS, SAVE_INTERVAL, more)
+def experiment(workspace, name, more="", own=""):
+    """The same run under another name, up to the moment before training; `own`: further keys of its."""
+    config = workspace.experiment(name, {"dp2": f"{{resources.gpus_per_node: 2{own}}}"}, STEPS, SAVE_INTERVAL, more)
     workspace.snakemake("data", "import", "preflight", "--configfile", config)
     return config
 
@@ -103,15 +103,22 @@ def test_killed_snakemake_needs_no_unlock_and_training_is_never_doubled(workspac
 
 
 def test_everything_killed_at_once(workspace, quiet):
-    config = experiment(workspace, "crash")
+    """And what was done since the last checkpoint is in copies on the node."""
+    local = workspace.path / "local-disk"
+    local.mkdir()
+    own = f", checkpoint.local.every: 3, checkpoint.local.folder: {local}"
+    config = experiment(workspace, "crash", own=own)
     process = workspace.start("pretrain", "--configfile", config)
     ranks = workspace.wait_for_step("crash", "dp2", KILLED_AT)
     kill_group(process)  # snakemake, its shells and the supervisor; the ranks must follow by themselves
     assert gone(ranks)
     workspace.snakemake("pretrain", "--configfile", config)
-    _start, lost, again, _done = attempts(workspace, "crash")
+    _start, lost, again, done = attempts(workspace, "crash")
     assert lost["cause"] == "lost"  # written by the second call
     assert again["event"] == "start" and again["resumed_from"] >= SAVE_INTERVAL
+    assert done["local"] > again["resumed_from"] and done["first_step"] == done["local"] + 1
+    assert lost["last_step"] - done["local"] <= 3
+    assert not list(local.glob("*/*")), "nothing is left on the node when the run is over"
     assert workspace.steps("crash", "dp2") == quiet
 
 

@@ -35,6 +35,21 @@ def test_its_runs(proof_of):
     assert agreement.tensors
 
 
+def test_nodes_keep_no_copies_of_a_run_of_a_few_steps(proof_of):
+    plan, unproven = proof_of("checkpoint: {save_interval: 50, local: {every: 20}}\n")
+    assert unproven == [] and all(not run.launch.checkpoint["local"] for run in plan.runs)
+
+
+def test_a_copys_settings_are_in_no_runs_identity(loaded_of, tmp_path):
+    quiet, copied = (
+        make_plan(
+            loaded_of(f"checkpoint: {{save_interval: 50{more}}}\n", {"training.train_iters": 100}), tmp_path
+        ).runs[0]
+        for more in ("", ", local: {every: 20}")
+    )
+    assert copied.run == quiet.run and copied.launch.checkpoint["local"]["every"] == 20
+
+
 def test_learning_rates_are_those_of_the_whole_run(proof_of):
     plan, _ = proof_of("schedule: {warmup_iters: 50}\noptimizer: {lr: 1e-4 * gbs}\n")
     for run in plan.runs:

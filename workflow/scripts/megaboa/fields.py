@@ -55,10 +55,22 @@ BRIDGE_FIELDS: dict[str, tuple[str, ...]] = {
     "profile.ranks": ("profiling.profile_ranks",),
 }
 
+# Bridge's second tier of checkpoints. It would save them, and never begin with one: ours are `checkpoint.local`.
+NON_PERSISTENT = (
+    "non_persistent_ckpt_type",
+    "non_persistent_save_interval",
+    "non_persistent_global_ckpt_dir",
+    "non_persistent_local_ckpt_dir",
+    "non_persistent_local_ckpt_algo",
+    "replication",
+    "replication_jump",
+    "replication_factor",
+)
 # Fields that say where a run writes and what it resumes from: Megaboa sets them itself, after everything else.
 OWN_FIELDS = (
     "checkpoint.save",
     "checkpoint.load",
+    *(f"checkpoint.{name}" for name in NON_PERSISTENT),
     "scheduler.override_opt_param_scheduler",
     "scheduler.use_checkpoint_opt_param_scheduler",
     "dataset.path_to_cache",

@@ -81,6 +81,19 @@ def write_if_changed(path: str | Path, text: str) -> bool:
     return True
 
 
+def is_ours_alone(folder: Path) -> bool:
+    """Made here where it isn't there. In a folder that users share, another one can have made it first."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid() or folder.is_symlink():
+            return False
+        if folder.stat().st_mode & 0o022:
+            folder.chmod(0o700)
+    except OSError:
+        return False
+    return True
+
+
 def link(target: str | Path, path: str | Path) -> None:
     """Point a symbolic link at `target`, replacing an older link in one step.
 

@@ -551,6 +551,11 @@ class RunStore:
         return self.path / "checkpoints"
 
     @property
+    def local_copies(self) -> Path:
+        """The name under which nodes keep copies of the run."""
+        return self.path / "local-copies.json"
+
+    @property
     def found(self) -> Path:
         """What only the ranks can tell of a recipe: how many steps it has, and whether it saves."""
         return self.path / "found.json"
@@ -642,6 +647,11 @@ class AttemptFolder:
     def asked(self) -> Path:
         """What the ranks of this attempt train: run, launch and profile, as their supervisor had them."""
         return self.path / "asked.json"
+
+    @property
+    def local_beginning(self) -> Path:
+        """Written where the ranks begin with copies on their nodes."""
+        return self.path / "local.json"
 
     @property
     def health(self) -> Path:

@@ -115,6 +115,10 @@ class StepWriter(Callback):
     def on_checkpoint_save(self, context: CallbackContext) -> None:
         self._write(Saved(step=_step(context), seconds=time.time() - self._last_written))
 
+    def copied(self, step: int, seconds: float) -> None:
+        """The nodes have copies of a step (`bridge/local_copies.py`); Bridge's callback is for checkpoints."""
+        self._write(Saved(step=step, seconds=seconds, local=True))
+
     def on_train_end(self, context: CallbackContext) -> None:
         self._write(TrainEnd(step=_step(context)))
 

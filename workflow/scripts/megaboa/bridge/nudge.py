@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from megatron.bridge.training.callbacks import Callback, CallbackContext
@@ -12,10 +12,13 @@ from megatron.bridge.training.callbacks import Callback, CallbackContext
 class Nudge(Callback):
     """Before the first step. `number`: which noise."""
 
-    def __init__(self, number: int):
-        self._number = number
+    def __init__(self, number: int, resumed: Callable[[], bool] = lambda: False):
+        """`resumed`: whether the weights, by then, are those of a run that was moved before."""
+        self._number, self._resumed = number, resumed
 
     def on_train_start(self, context: CallbackContext) -> None:
+        if self._resumed():
+            return
         nudge(context.model, self._number)
         if context.optimizer is not None:  # it may have copies of the weights, of a higher precision
             context.optimizer.reload_model_params()

@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--claim", type=int, default=0, help="number of the supervisor's claim; 0: it has none")
     parser.add_argument("--resume-from", type=int, default=0, help="iteration of the checkpoint to continue from")
     parser.add_argument("--parent", type=Path, help="folder of the parent's checkpoints, where that one is among them")
+    parser.add_argument("--local-copies", metavar="NAME", help="copy the state to the nodes, under this name")
     parser.add_argument("--capture", action="store_true", help="profile the first steps instead of training")
     parser.add_argument("--skip", action="append", default=[], help="steps whose batches are left out, as in 40-45")
     arguments = parser.parse_args()
@@ -64,6 +65,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         continuation,
         datasets,
         forward_steps,
+        local_copies,
         profilers,
         tuning,
         validation,
@@ -110,13 +112,18 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     if rank == 0:
         wheels.say(changes)
 
+    copies = None
+    if name := wanted.local_copies:
+        with one_sentence():
+            newer_than = None if wanted.parent else wanted.resume_from  # a parent's settings go with its checkpoint
+            copies = local_copies.attach(config, checkpointing, folder, store, attempt, name, newer_than)
     callbacks = [EndRecord(attempt, rank)]
     if run.data.get("reset_attention_mask"):
         callbacks.append(datasets.MaskFromData())
     if run.data.get("validation_sets") and not wanted.capture:
         callbacks.append(validation.ValidationSets(run.data, inputs.corpora, forward_step))
     if (noise := run.training.get("nudge")) and (wanted.parent or not wanted.resume_from):
-        callbacks.append(Nudge(noise))
+        callbacks.append(Nudge(noise, lambda: copies is not None and copies.taken))
     if folder.launch.samples and not wanted.capture:
         samples = SampleWriter(attempt.samples / f"{rank}.jsonl", kind.tokens)
         callbacks.append(samples)
@@ -134,10 +141,14 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
         writer = StepWriter(attempt.steps, process.reached)
         callbacks.append(writer)
         writer.follow(setup)
+        if copies:
+            copies.copied = writer.copied
         if config.logger.mlflow_experiment and not wanted.capture:
             continue_mlflow_run(store, config.logger.mlflow_tracking_uri)
     begin = finetune if run.is_tuned and config.checkpoint.pretrained_checkpoint != tuning.NOWHERE else pretrain
     begin(config, forward, callbacks=callbacks)
+    if copies:
+        copies.forget_at(config.train.train_iters)
 
 
 def cudnn_version() -> tuple[int, ...] | None:

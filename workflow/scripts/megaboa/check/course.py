@@ -26,6 +26,27 @@ def checkpoints_come_before_the_end(f: Facts) -> Broken | None:
     return warning("checkpoint.save_interval", f"{interval} in a run of {iters} steps saves only the last", (iters,))
 
 
+def copies_on_nodes_can_be_resumed(f: Facts) -> Broken | None:
+    """Copies on nodes (checkpoint.local) are of what a rank can save and load for itself, between checkpoints; the
+    partner is another node."""
+    every, interval, key = f.training.copied_every, f.training.save_interval, "checkpoint.local"
+    if every is None:
+        return None
+    if f.training.task != "pretrain":
+        return Broken(key, f"set with task: {f.training.task}, which resumes from checkpoints alone", ("null",))
+    if f.layout.fsdp != "none":
+        return Broken(key, f"set with parallel.fsdp: {f.layout.fsdp}, whose state no rank saves for itself", ("null",))
+    if f.training.optimizer not in ("adam", "sgd"):
+        return Broken(key, f"set with the optimizer {f.training.optimizer}, which saves files of its own", ("null",))
+    if interval == 0:
+        return Broken("checkpoint.save_interval", "0 with checkpoint.local: copies need a checkpoint to fall back on")
+    if interval and every >= interval:
+        return Broken("checkpoint.local.every", f"{every}, and every {interval} steps a checkpoint is saved anyway")
+    if f.training.copied_to_partner and f.cluster.nodes == 1:
+        return Broken("checkpoint.local.partner", "true with one node, which has no partner", ("false",))
+    return None
+
+
 def tokens_are_in_the_vocabulary(f: Facts) -> Broken | None:
     """The model's vocabulary holds the tokenizer's: setup.py refuses a smaller one, and a token beyond it would read
     memory that isn't the embedding's."""
@@ -154,6 +175,7 @@ def profiler_is_on_a_rank(f: Facts) -> Broken | None:
 RULES = (
     warmup_ends_before_the_decay,
     checkpoints_come_before_the_end,
+    copies_on_nodes_can_be_resumed,
     tokens_are_in_the_vocabulary,
     embeddings_are_tied_as_in_the_checkpoint,
 )

@@ -76,6 +76,9 @@ class Training:
     decay_iters: int | None = None
     save_interval: int | None = None
     keep_last: int | None = None
+    copied_every: int | None = None  # to the nodes (checkpoint.local); None: never
+    copied_to_partner: bool = False
+    task: str = "pretrain"
     checkpoint_format: str | None = None
     precision: Precision | None = None
     fp8_weights: bool = True  # fp8_param_gather, as Bridge has it with current scaling

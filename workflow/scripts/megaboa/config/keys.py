@@ -15,7 +15,7 @@ from megaboa.config.formula import Formula
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.config.problems import Problem, nearest
-from megaboa.fields import OVERRIDES_TOO, OWN_FIELDS, SAME_AS, key_of
+from megaboa.fields import NON_PERSISTENT, OVERRIDES_TOO, OWN_FIELDS, SAME_AS, key_of
 from megaboa.secrets import is_secret_name
 
 Path = tuple[str, ...]
@@ -174,6 +174,8 @@ def _model_key_problem(path: Path, models: list[str]) -> str | None:
 
 def override_problem(field: str) -> str | None:
     """Why a field of Bridge can't be set under `overrides`, if it can't."""
+    if field in {f"checkpoint.{name}" for name in NON_PERSISTENT}:
+        return "saves what a run would never resume from: set checkpoint.local instead"
     if field in OWN_FIELDS:
         return "is set by Megaboa itself: remove it"
     if is_secret_name(field.rpartition(".")[2].rpartition("_")[2]):  # not moe_token_dispatcher_type

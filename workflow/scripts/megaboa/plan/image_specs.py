@@ -91,6 +91,7 @@ def mounts(experiment: Experiment) -> list[str]:
     cache = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     folders = [Path("results"), Path(experiment.store).expanduser()]
     own = [Path.cwd(), CLONE, *(path.absolute() for path in folders), *(path.resolve() for path in folders)]
+    own += [Path(experiment.checkpoint.local.folder)] if experiment.checkpoint.local else []
     own += [*_places_of_models(experiment), *([cache] if cache.is_dir() else [])]
     outer = [path for path in own if not _is_in(path, [other for other in own if other != path])]
     found = [f"{path}:{path}:rw" for path in dict.fromkeys(outer)]

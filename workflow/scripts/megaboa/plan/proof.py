@@ -97,8 +97,9 @@ def _base(loaded: LoadedExperiment, choice: Choice, run: Run) -> Tree:
     tree["training"]["train_iters"] = proven.steps + proven.more
     if last is not None and run.config.schedule.decay_iters is None:
         tree["schedule"]["decay_iters"] = last
-    # Saved after N and after N + M steps, in whatever layout it is read.
-    kept = {name: value for name, value in (tree.get("checkpoint") or {}).items() if not name.startswith("keep_")}
+    # Saved after N and after N + M steps, in whatever layout it is read; what a stop leaves is a checkpoint.
+    unused = ("keep_last", "keep_every", "local")
+    kept = {name: value for name, value in (tree.get("checkpoint") or {}).items() if name not in unused}
     tree["checkpoint"] = {**kept, "save_interval": proven.steps}
     recovery = {
         name: value for name, value in (tree.get("recovery") or {}).items() if name not in ("notify", "actions")

@@ -75,6 +75,9 @@ class AttemptEnd(Event):
     bad_nodes: tuple[str, ...] = ()
     first_step: int | None = None  # done in this attempt; None: none
     last_step: int | None = None
+    # Its ranks began with the copies of this step on their nodes, which are newer than the checkpoint of its start.
+    local: int | None = field(default=None, metadata=IF_SET)
+    repeated: int = field(default=0, metadata=IF_SET)  # steps that an earlier attempt had done, and this one began with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +212,7 @@ class Saved(StepEvent):
     event = "save"
     step: int
     seconds: float | None = None
+    local: bool = field(default=False, metadata=IF_SET)  # a copy on the nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +288,32 @@ class CheckpointMark(Record):
     iteration: int | None = None
     files: dict[str, int] = field(default_factory=dict)  # sizes
     time: float | None = field(default=None, metadata=IF_SET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalName(Record):
+    """local-copies.json: the name under which nodes keep their copies of the run; those of another count no more."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPart(Record):
+    """<rank>.json beside <rank>.pt on a node: what a rank has saved there is complete."""
+
+    iteration: int
+    rank: int
+    attempt: int  # parts of different attempts don't fit together
+    world_size: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalBeginning(Record):
+    """attempts/NN/local.json: the ranks begin with the copies of this step on their nodes."""
+
+    iteration: int
 
 
 @dataclass(frozen=True, kw_only=True)

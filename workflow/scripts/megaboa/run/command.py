@@ -14,6 +14,7 @@ from megaboa import files, paths
 from megaboa.launch import networks
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import Code, RanOn
+from megaboa.run import trusted_copies
 from megaboa.run.gpus import name as gpu_name
 from megaboa.run.identity import identity_of
 from megaboa.run.resume import Beginning
@@ -53,6 +54,7 @@ def rank_command(
         f"--claim={claim}",
         f"--resume-from={beginning.iteration}",
         *([f"--parent={beginning.parent}"] if beginning.parent else []),
+        *([f"--local-copies={trusted_copies.name(payload)}"] if folder.launch.checkpoint.get("local") else []),
         *(f"--skip={first}-{last}" for first, last in skipped),
     ]
 
@@ -111,22 +113,9 @@ def compiled_kernels(folder: RunFolder, environment: str) -> dict[str, str | Non
     share it. Users don't: it is code that is run. Where the folder isn't ours, the libraries keep their own.
     """
     kept = paths.compiled_kernels(Path(folder.launch.store).absolute(), os.getuid(), environment)
-    if not _is_ours_alone(kept.parent):
+    if not files.is_ours_alone(kept.parent):
         return {}
     return {"TORCHINDUCTOR_CACHE_DIR": str(kept / "inductor"), "TRITON_CACHE_DIR": str(kept / "triton")}
-
-
-def _is_ours_alone(folder: Path) -> bool:
-    """Made here where it isn't there. In a store that users share, another one can have made it first."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_uid != os.getuid() or folder.is_symlink():
-            return False
-        if folder.stat().st_mode & 0o022:
-            folder.chmod(0o700)
-    except OSError:
-        return False
-    return True
 
 
 def warm_up(folder: RunFolder, environment: Mapping[str, str]) -> None:

@@ -55,6 +55,12 @@ def ends(entries: Sequence[Event]) -> list[AttemptEnd]:
     return [entry for entry in entries if isinstance(entry, AttemptEnd)]
 
 
+def last_step(entries: Sequence[Event], before: int) -> int:
+    """The last step that the attempt before this one did; 0 if none."""
+    done = [end.last_step for end in ends(entries) if end.attempt < before and end.last_step is not None]
+    return done[-1] if done else 0
+
+
 def open_attempt(entries: Sequence[Event]) -> AttemptStart | None:
     """The start of an attempt without a recorded end."""
     begun, ended = starts(entries), {end.attempt for end in ends(entries)}
@@ -62,7 +68,8 @@ def open_attempt(entries: Sequence[Event]) -> AttemptStart | None:
 
 
 def failures_in_a_row(entries: Sequence[Event]) -> int:
-    """Ends that use up the budget, since the last one that left a newer checkpoint, or since a person called again."""
+    """Ends that use up the budget, since the last one that left a newer checkpoint or began with newer copies, or since
+    a person called again."""
     count, reached = 0, 0
     for entry in entries:
         if isinstance(entry, Called):
@@ -70,8 +77,9 @@ def failures_in_a_row(entries: Sequence[Event]) -> int:
         count += isinstance(entry, Unhealthy)
         if not isinstance(entry, AttemptEnd):
             continue
-        progressed = entry.iteration > reached
-        reached = max(reached, entry.iteration)
+        newest = max(entry.iteration, entry.local or 0)
+        progressed = newest > reached
+        reached = max(reached, newest)
         spends = entry.outcome == "failed" and entry.cause not in FREE
         count = (0 if progressed else count) + spends
     return count
@@ -99,7 +107,9 @@ def links_without_save(entries: Sequence[Event]) -> int:
 def fails_again_at(entries: Sequence[Event]) -> int | None:
     """The step at which the last two attempts of this call failed, if that is reproducible."""
     own = _since_call(entries)
-    last = [end for end in ends(own) if end.cause not in FREE][-2:]
+    # Of one that came to no step after copies on its nodes these may be the cause: the next takes the checkpoint.
+    judged = [end for end in ends(own) if end.cause not in FREE and not (end.local and end.last_step is None)]
+    last = judged[-2:]
     if len(last) < 2 or any(end.cause not in REPEATABLE for end in last):
         return None
     if all(end.last_step is None for end in last):  # no step's fault

@@ -143,8 +143,8 @@ def last_step(store: RunStore) -> int | None:
 
 def slowest_save(store: RunStore) -> float | None:
     """Seconds of the slowest save of the newest attempts; None where none was measured."""
-    saves = (event.seconds for event in _recent(store) if isinstance(event, Saved) and event.seconds)
-    return max(saves, default=None)
+    saves = [event for event in _recent(store) if isinstance(event, Saved) and not event.local]
+    return max((event.seconds for event in saves if event.seconds), default=None)
 
 
 def slowest_background_save(store: RunStore, completed: Mapping[int, float]) -> float | None:

@@ -45,6 +45,7 @@ from megaboa.run import (
     node_memory,
     progress,
     recovery,
+    trusted_copies,
     unfinished,
     verification,
 )
@@ -203,7 +204,8 @@ def _attempt(call: Call) -> None:
     where = f" on {len(call.site.nodes)} nodes" if len(call.site.nodes) > 1 else ""
     call.say(f"attempt {number}, {world_size} rank(s){where}, from {beginning}")
     started = time.time()
-    command = rank_command(folder, payload, target, call.claim, beginning, skipped)
+    arguments = (folder, payload, target, call.claim, beginning, skipped)
+    command = call.patiently(lambda: rank_command(*arguments))
     try:
         ranks = call.patiently(lambda: call.site.start(command, world_size, target.path, environment))
         call.healthy = False
@@ -286,7 +288,7 @@ def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) ->
         return Failure(watched.reason, watched.evidence)
     tails = failures.read_tails(target.logs.items())
     start = ledger.starts(call.entries)[-1]
-    begun = 0 if start.parent else start.resumed_from
+    begun = trusted_copies.beginning(target) or (0 if start.parent else start.resumed_from)
     failure = failures.classify(watched.ended, tails, len(_steps(target)), begun)
     if failure.cause == "damaged_checkpoint" and start.parent:  # it is not ours to set aside
         return Failure("config", f"{start.parent} can't be loaded: {failure.evidence}", failure.rank)
@@ -326,7 +328,9 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     bad = set(failure.nodes)
     replaceable = bool(bad) and bad.issubset(call.site.nodes) and len(bad) <= len(call.site.spares)
     decision = recovery.decide([*call.entries, end], failure.cause, call.recovery, can_requeue, replaceable)
-    if failure.cause == "damaged_checkpoint":
+    if trusted_copies.failed(end):
+        call.patiently(lambda: trusted_copies.forget(call.payload))
+    if failure.cause == "damaged_checkpoint" and end.local is None:
         begun = ledger.starts(call.entries)[-1].resumed_from
         if blameless := call.patiently(lambda: call.resumption.could_not_load(begun, failure.evidence)):
             decision = recovery.Decision("stop", blameless)
@@ -404,7 +408,9 @@ def _close(
 
 
 def _end_of(call: Call, number: int, outcome: Outcome, failure: Failure | None) -> AttemptEnd:
-    steps = _steps(call.payload.attempt(number))
+    target = call.payload.attempt(number)
+    steps, local = _steps(target), trusted_copies.beginning(target)
+    begun = next((start.resumed_from for start in ledger.starts(call.entries) if start.attempt == number), 0)
     return AttemptEnd(
         attempt=number,
         outcome=outcome,
@@ -414,6 +420,8 @@ def _end_of(call: Call, number: int, outcome: Outcome, failure: Failure | None) 
         first_step=steps[0].step if steps else None,
         last_step=steps[-1].step if steps else None,
         iteration=checkpoints.latest(call.payload.checkpoints),
+        local=local,
+        repeated=max(ledger.last_step(call.entries, before=number) - (local or begun), 0),
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import create_model, model_validator
+from pydantic import AfterValidator, create_model, model_validator
 
 from megaboa.config.models.section import Count, NonNegative, Positive, Section, Share, Whole, key
 from megaboa.layout import AXES
@@ -92,6 +93,20 @@ class Parallel(create_model("Sizes", __base__=Section, **_SIZES)):  # type: igno
     )
 
 
+def _absolute(folder: str) -> str:
+    if not Path(folder).is_absolute():
+        raise ValueError(f"{folder!r} is no path from the root: nodes have no common working folder")
+    return folder
+
+
+class LocalCopies(Section):
+    every: Count = key(description="copy the state every N steps")
+    folder: Annotated[str, AfterValidator(_absolute)] = key(
+        "/tmp", "an existing folder of every node, best on its own fast disk or in its memory (`/dev/shm`)"
+    )
+    partner: bool | None = key(None, "keep each node's copies on the next node, too; default: with several nodes")
+
+
 class Checkpoint(Section):
     save_interval: Whole | None = key(None, "save every N steps; 0: never; default: at the end only")
     keep_last: Count | None = key(None, "keep only the newest N checkpoints; default: all")
@@ -101,6 +116,7 @@ class Checkpoint(Section):
     )
     reshardable: bool = key(True, "save so that another layout can resume (dist_ckpt_optim_fully_reshardable)")
     verify: bool = key(True, "record a checkpoint's checksums during training, and compare them before resuming")
+    local: LocalCopies | None = key(None, "copies on the nodes, between checkpoints, to resume from")
 
     @model_validator(mode="after")
     def _beside_the_newest(self) -> Checkpoint:

@@ -1,0 +1,50 @@
+"""A run's copies on its nodes, as its supervisor sees them: under which name they lie, and whether they still count.
+
+Ranks write and choose them (`bridge/local_copies.py`), as the supervisor can't look into other nodes' folders. It only
+has to make sure that copies are never taken again after they failed, or after the run went back behind them: it gives
+the run another name, under which there are none.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from megaboa.causes import CAUSES
+from megaboa.paths import AttemptFolder, RunStore
+from megaboa.records import AttemptEnd, LocalBeginning, LocalName, read_if_there, write
+
+# What they say of the state is that it is wrong, and the copies may be so too.
+OF_THE_STATE = ("nan", "loss_spike")
+
+
+def name(payload: RunStore) -> str:
+    """A new store has a new one, so what another run left on the nodes is never taken."""
+    try:
+        known = read_if_there(LocalName, payload.local_copies)
+    except ValueError:  # torn
+        known = None
+    return known.name if known else forget(payload)
+
+
+def forget(payload: RunStore) -> str:
+    """From now on no copy that there is counts."""
+    new = uuid.uuid4().hex[:16]
+    write(payload.local_copies, LocalName(name=new))
+    return new
+
+
+def beginning(target: AttemptFolder) -> int | None:
+    """The step whose copies the attempt's ranks began with."""
+    found = read_if_there(LocalBeginning, target.local_beginning)
+    return found.iteration if found else None
+
+
+def failed(end: AttemptEnd) -> bool:
+    """Whether copies must not be taken again after this end: it says that they are bad, or may have been.
+
+    An attempt that began with them and came to no step is not the copies' fault where it was ended from outside.
+    """
+    if end.cause is None or end.cause in OF_THE_STATE:
+        return end.cause is not None
+    blameless = CAUSES[end.cause].free or CAUSES[end.cause].node or end.cause in ("cancelled", "stopped")
+    return end.local is not None and end.last_step is None and not blameless
