@@ -71,7 +71,7 @@ class Experiment:
 
     def __init__(self, folder: Path, steps: int, device: str):
         self.folder, self.faults = folder, folder / "faults"
-        self.faults.mkdir()
+        self.faults.mkdir(exist_ok=True)
         values = {"injected": REPOSITORY / "benchmarks" / "injected", "faults": self.faults, "interval": SAVE_INTERVAL}
         precision = {"cpu": "fp32", "cuda": "bf16_mixed"}[device]
         text = EXPERIMENT.format(steps=steps, device=device, precision=precision, **values)
@@ -134,8 +134,14 @@ def main() -> None:
         if made.start("quiet").wait():
             raise SystemExit((folder / "quiet.log").read_text()[-3000:])
         process = made.start("hit")
-        seconds = [made.hit(process, fault, number % 2) for number, fault in enumerate(args.faults)]
-        if process.wait():
+        try:
+            seconds = [made.hit(process, fault, number % 2) for number, fault in enumerate(args.faults)]
+            process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()  # which ends the supervisor and its ranks
+                process.wait()
+        if process.returncode:
             raise SystemExit((folder / "hit.log").read_text()[-3000:])
         ends = made.ledger("end")
         same = made.losses("hit", len(ends)) == made.losses("quiet", 1)

@@ -327,11 +327,14 @@ def _torchrun(common: Asked, log: Path, command: list[str], paths: Sequence[str]
     environment |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     print(f"{log.stem} ...", file=sys.stderr, flush=True)
     with log.open("w") as out:
+        process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=environment)
         try:
-            return subprocess.run(
-                words, stdout=out, stderr=subprocess.STDOUT, env=environment, timeout=60 * MINUTES
-            ).returncode
-        except subprocess.TimeoutExpired:
+            return process.wait(60 * MINUTES)
+        except BaseException as error:
+            process.terminate()  # torchrun ends its ranks, which are in sessions of their own
+            process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
             out.write(f"\nstopped after {MINUTES} minutes\n")
             return 124
 

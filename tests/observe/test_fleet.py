@@ -210,7 +210,7 @@ RECOVERY = plain(Recovery(budget=5, backoff_seconds=0, no_progress_minutes=30, s
 def told(root, command=None, now=NOW, **more):
     lines = []
     found = read(root, now=now, **{key: value for key, value in more.items() if key != "least"})
-    alerts.tell(root / "store", alerts.alerts(found, more.get("least")), command, lines.append, now)
+    alerts.send(root / "store", alerts.alerts(found, more.get("least")), command, lines.append, now)
     return lines
 
 
@@ -301,9 +301,17 @@ def test_what_comes_and_goes_is_not_told_again_on_the_same_day(tmp_path):
 def test_a_command_of_another_users_run_is_not_executed(tmp_path, monkeypatch):
     store = live(FakeExperiment(tmp_path), "stuck", 700)
     asks_for(store, f"touch {tmp_path}/executed")
-    monkeypatch.setattr(alerts.os, "geteuid", lambda: (store / "attempts" / "01" / "asked.json").stat().st_uid + 1)
-    assert "another user's" in told(tmp_path)[1]
+    asked = store / "attempts" / "01" / "asked.json"
+    asked.chmod(0o664)
+    assert "others can have written" in told(tmp_path)[1]
     assert not (tmp_path / "executed").exists()
+
+
+def test_an_alert_whose_command_failed_is_sent_again(tmp_path):
+    live(FakeExperiment(tmp_path), "stuck", 700)
+    assert "the notification failed: exit 7" in told(tmp_path, "exit 7")[1]
+    assert len(told(tmp_path, f"touch {tmp_path}/heard")) == 1 and (tmp_path / "heard").exists()
+    assert told(tmp_path, "true") == []
 
 
 def test_where_nothing_can_be_noted_nothing_is_told(tmp_path):

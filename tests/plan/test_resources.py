@@ -168,14 +168,16 @@ def test_another_scheduler_has_words_of_its_own(plan_of, monkeypatch):
     }
 
 
-def test_a_machine_is_measured_on_full_nodes_and_on_two_where_runs_have_several(plan_of):
-    runs = "{small: {resources.gpus_per_node: 1}, huge: {resources.nodes: 64}, two: {resources.nodes: 2}, one: {}}"
-    found = jobs(
-        plan_of(
-            "device: cuda\nresources: {gpus_per_node: 8}\ntraining: {global_batch_size: 512}\nsweep: {runs: "
-            + runs
-            + "}\n"
-        )
-    )
-    assert found.calibrated == "two"
-    assert asked(found.calibration("measure_machine"))["nodes"] == 2
+@pytest.mark.parametrize(
+    ("runs", "chosen"),
+    [
+        (
+            "{small: {resources.gpus_per_node: 1}, huge: {resources.nodes: 64}, two: {resources.nodes: 2}, one: {}}",
+            "two",
+        ),
+        ("{full: {}, thin: {resources.gpus_per_node: 1, resources.nodes: 2}}", "full"),
+    ],
+)
+def test_a_machine_is_measured_on_full_nodes_and_on_two_where_runs_have_several(plan_of, runs, chosen):
+    more = "device: cuda\nresources: {gpus_per_node: 8}\ntraining: {global_batch_size: 512}\n"
+    assert jobs(plan_of(more + "sweep: {runs: " + runs + "}\n")).calibrated == chosen

@@ -58,11 +58,11 @@ def test_the_command_knows_what_happened(tmp_path):
 
 def test_what_went_wrong_is_said_and_does_no_harm():
     assert notify("echo no such user >&2; exit 3", run="dp2") == (
-        "recovery.notify failed: echo no such user >&2; exit 3: no such user"
+        "the notification failed: echo no such user >&2; exit 3: no such user"
     )
-    assert "recovery.notify failed" in notify("/no/such/program")
+    assert "the notification failed" in notify("/no/such/program")
 
 
 def test_a_command_that_never_ends_is_ended(monkeypatch):
     monkeypatch.setattr(announce, "NOTIFY_SECONDS", 0.2)
-    assert notify("exec sleep 30") == "recovery.notify took more than 0.2 s and was ended: exec sleep 30"
+    assert notify("exec sleep 30") == "the notification took more than 0.2 s and was ended: exec sleep 30"

@@ -261,6 +261,24 @@ def test_connections_that_all_have_lost_are_the_networks(victims):
     assert classify(Ended(0, 1), logs, steps=12).cause == "transient"
 
 
+DATA_WORKER = "RuntimeError: DataLoader worker (pid 17) is killed by signal: Terminated."
+
+
+@pytest.mark.parametrize(
+    "logs",
+    [
+        {0: raised("requests.exceptions.HTTPError: 502") + STEPS + WATCHDOG, 1: raised(NCCL_REMOTE, 1)},
+        {
+            0: raised(NCCL_REMOTE, 0) + "Exception ignored in: <f>\nAttributeError: 'NoneType'\n",
+            1: raised(NCCL_REMOTE, 1),
+        },
+        {0: raised(GLOO_RESET, 0), 1: raised(DATA_WORKER, 1)},
+    ],
+)
+def test_what_a_rank_says_besides_a_lost_connection_is_no_cause(logs):
+    assert classify(Ended(0, 1), logs, steps=12).cause == "transient"
+
+
 def test_lost_connections_of_victims_hide_that_a_rank_was_killed():
     logs = {0: raised(GLOO_RESET, 0, logged=True), 1: BEGINNING + STEPS}
     failure = classify(Ended(1, -9, "n2"), logs, steps=12)

@@ -125,6 +125,20 @@ def test_a_gpu_that_has_not_ended_what_the_others_have_is_told():
     assert judge({**late, 0: replace(late[0], groups=ALL_OF_NCCL)}, 4).kind == "missing"
 
 
+def test_a_broadcast_that_its_root_has_ended_blames_no_gpu():
+    """Rank 3 is late; rank 1 waits for it, and has not reached what rank 0 has sent."""
+
+    def said(**calls):
+        done = {name: {1: Call(1, f"nccl:{kind}", "", ended)} for name, (kind, ended) in calls.items()}
+        return Dump(done, GROUPS, (), {name: 1 for name, (_, ended) in calls.items() if ended})
+
+    dumps = {0: said(tp=("broadcast", True)), 2: Dump({}, GROUPS), 3: Dump({}, GROUPS)}
+    dumps[1] = said(tp=("broadcast", False), dp=("all_gather", False))
+    found = judge(dumps, 4)
+    assert (found.kind, found.ranks) == ("missing", (3,))
+
+
+GROUPS = {"tp": frozenset({0, 1}), "dp": frozenset({1, 3})}
 ALL_OF_NCCL = {"0": frozenset(range(4))}
 
 

@@ -133,7 +133,7 @@ def on_three_nodes(run, monkeypatch, dead):
         return Tasks(command, dead)
 
     site = SimpleNamespace(job="17", nodes=["n1", "n2", "n3"], start_on_nodes=start_on_nodes)
-    return Call(run.folder, run.store, site, None, 0, print), started
+    return Call(run.folder, run.store, site, SimpleNamespace(seen=[]), 0, print), started
 
 
 @pytest.mark.parametrize(("dead", "damaged"), [(None, False), (None, True), (1, True), (1, False)])

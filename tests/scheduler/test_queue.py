@@ -156,8 +156,8 @@ def test_a_run_without_a_job_needs_no_accounts():
     assert queue.read_lives([]) is None
 
 
-def test_a_job_that_slurm_holds_as_it_was_put_back_too_often_waits_and_says_what_to_do():
+def test_a_job_that_slurm_holds_after_too_many_requeues_waits_and_says_what_to_do():
     """As squeue has it: its user can't release it."""
     (held,) = queue.parse_jobs("3|REQUEUE_HOLD|JobHoldMaxRequeue||N/A|N/A|rule_train_wildcards_second|/home/me")
     assert held.waits and not held.only_ends
-    assert held.reason == "JobHoldMaxRequeue: held, as it was put back too often: scancel 3, then call again"
+    assert held.reason == "JobHoldMaxRequeue: held after too many requeues: scancel 3, then call again"

@@ -26,7 +26,7 @@ rule try_settings:
         "python {params.scripts:q}/megaboa tune --spec {input.spec} --out {output} 2>&1 | tee {log}"
 
 
-# Measures what predictions of step times need, by the ranks of one of the runs, where they would be started.
+# Measures what predictions of step times need, by the ranks of the run with most GPUs per node, where they are started.
 rule calibrate:
     input:
         f"{RESULTS}/calibration.json",

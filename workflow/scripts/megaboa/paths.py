@@ -450,9 +450,9 @@ class NodesFolder:
         return sorted(self.path.glob("*/*.jsonl"))
 
 
-def told_alerts(store: Path) -> Path:
-    """What `megaboa fleet --alert` has told."""
-    return store / "fleet" / "told.json"
+def sent_alerts(store: Path, user: int) -> Path:
+    """What `megaboa fleet --alert` has sent for a user."""
+    return store / "fleet" / f"sent-{user}.json"
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ def main(words: list[str]) -> int:
     parser.add_argument("--run", type=Path, metavar="RUN.json", help="where ranks of this run are started, by as many")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
+    if arguments.run and not arguments.out:
+        parser.error("--run needs --out")
     if arguments.run:
         return _ranks_of(RunFolder(arguments.run.parent), arguments.out)
     if arguments.rank:

@@ -1,7 +1,7 @@
 """All runs of a store, by experiment and by node: effective training time, GPU-hours, tokens, what was lost to what.
 
-It reads the store alone, whoever's runs these are; runs under way count up to what they did last. Written files and
-told alerts take the table's place, as from cron.
+It reads the store alone, with the runs of all users; runs under way count up to what they did last. With --page,
+--prometheus or --alert no table is printed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from megaboa import commands, files
@@ -35,12 +36,10 @@ def main(words: list[str]) -> None:
     parser.add_argument(
         "--prometheus", type=Path, metavar="FILE.prom", help="write a text file for node_exporter's textfile collector"
     )
+    parser.add_argument("--alert", action="store_true", help="send new alerts, each once, by the runs' recovery.notify")
+    parser.add_argument("--notify", metavar="COMMAND", help="send them by this command instead, for all runs")
     parser.add_argument(
-        "--alert", action="store_true", help="tell what is new, each once, by the runs' recovery.notify"
-    )
-    parser.add_argument("--notify", metavar="COMMAND", help="tell it by this command instead, for all runs")
-    parser.add_argument(
-        "--least", type=_share, metavar="SHARE", help="effective share below which an experiment is told of"
+        "--least", type=_share, metavar="SHARE", help="effective share below which an experiment gets an alert"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(words)
@@ -65,9 +64,9 @@ def main(words: list[str]) -> None:
         files.write_text(args.page, page.render(fleet, found))
     if args.alert:
         try:
-            alerts.tell(args.store, found, args.notify, print, now)
+            alerts.send(args.store, found, args.notify, print, now)
         except OSError as error:
-            sys.exit(f"megaboa fleet: what was told can't be noted, so that it is told once: {error}")
+            sys.exit(f"megaboa fleet: alerts were not sent, as what is sent can't be noted: {error}")
     if args.json:
         print(json.dumps(_record(fleet, found), indent=1))
     elif not (args.prometheus or args.page or args.alert):
@@ -98,7 +97,7 @@ def _share(text: str) -> float:
 def _show(fleet: Fleet, found: list[alerts.Alert]) -> None:
     console = Console()
     if not fleet.runs:
-        console.print(f"{fleet.store}: no run{' in this time' if fleet.since else ' has begun'}")
+        print(f"{fleet.store}: no run{' in this time' if fleet.since else ' has begun'}")
     else:
         for table in (_experiments(fleet), _causes(fleet), _nodes(fleet)):
             if table.row_count:
@@ -123,7 +122,7 @@ def _experiments(fleet: Fleet) -> Table:
 
     def row(name: str, found: str, use: Use, tokens: int) -> None:
         numbers = (share(use.effective), hours(use.held), hours(use.lost.total()), format_count(tokens))
-        table.add_row(name, found, *numbers, *((cost(fleet, use),) if price else ()))
+        table.add_row(escape(name), found, *numbers, *((cost(fleet, use),) if price else ()))
 
     for name, use in list(fleet.experiments.items())[:SHOWN]:
         row(name, states(fleet, name), use, sum(run.tokens for run in fleet.of(name)))
@@ -137,7 +136,9 @@ def _experiments(fleet: Fleet) -> Table:
 def _causes(fleet: Fleet) -> Table:
     table = _table("lost to", "", "ends", unit(fleet), "of all held")
     for name, count, seconds in causes(fleet):
-        table.add_row(name, str(count), hours(seconds), share(seconds / fleet.total.held))
+        table.add_row(
+            escape(name), str(count), hours(seconds), share(seconds / fleet.total.held if fleet.total.held else None)
+        )
     return table
 
 
@@ -146,7 +147,7 @@ def _nodes(fleet: Fleet) -> Table:
     for name, use in list(fleet.nodes.items())[:SHOWN]:
         blamed = hours(use.blamed) if use.blamed else ""
         avoided = "avoided" if fleet.avoided(name) else ""
-        table.add_row(name, hours(use.held), share(use.effective), blamed, avoided)
+        table.add_row(escape(name), hours(use.held), share(use.effective), blamed, avoided)
     if (more := len(fleet.nodes) - SHOWN) > 0:
         table.add_row(f"and {more} more")
     return table

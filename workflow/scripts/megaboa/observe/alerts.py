@@ -1,9 +1,8 @@
-"""What a person should hear of a fleet that no run says by itself, each once."""
+"""Alerts about a fleet: what no run says by itself, each sent once."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +10,15 @@ from typing import Literal
 
 from megaboa import paths
 from megaboa.observe.fleet import Fleet, RunUse
-from megaboa.records import ToldAlerts, read_if_there, write
+from megaboa.records import SentAlerts, read_if_there, write
 from megaboa.run.announce import notify
 from megaboa.run.node_memory import DAY
 from megaboa.run.progress import format_age
 from megaboa.store import locked
 
 RECENT_DAYS = 7.0  # what happened last to a run longer ago is no news
-LEAST_HELD_SECONDS = 3600.0  # a share of less time tells nothing: it is all start
-SILENT_DAYS = 1.0  # in which the same is not told again
+LEAST_HELD_SECONDS = 3600.0  # less time is all start
+SILENT_DAYS = 1.0  # in which the same is not sent again
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,14 @@ class Alert:
     subject: str  # `<experiment>/<run>`, an experiment, or a node
     detail: str
     key: str  # of one occasion
-    run: RunUse | None  # by whose recovery.notify it is told
+    run: RunUse | None  # by whose recovery.notify it is sent
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.detail}"
 
 
 def alerts(fleet: Fleet, least: float | None = None) -> list[Alert]:
-    """`least`: the effective share of the time below which an experiment is told of."""
+    """`least`: the effective share of the time below which an experiment gets an alert."""
     recent = [run for run in fleet.latest if fleet.now - run.last_event < RECENT_DAYS * DAY]
     found = [alert for run in recent for alert in _of_run(run, fleet.now)]
     found += _of_experiments(fleet, recent, least) if least else []
@@ -73,43 +72,39 @@ def _of_nodes(fleet: Fleet) -> Iterator[Alert]:
             yield Alert("bad_node", node.node, text, f"bad_node {cluster} {node.node}", runs.get(last.run or ""))
 
 
-def tell(
-    store: Path, found: Sequence[Alert], command: str | None, say: Callable[[str], None], now: float | None = None
-) -> None:
-    """Each that has not been told yet, by `command` or else by its run's recovery.notify."""
-    now = time.time() if now is None else now
-    path = paths.told_alerts(store)
+def send(store: Path, found: Sequence[Alert], command: str | None, say: Callable[[str], None], now: float) -> None:
+    """Each that this user has not been sent yet, by `command` or else by its run's recovery.notify.
+
+    One whose command failed is sent again by the next call.
+    """
+    path = paths.sent_alerts(store, os.geteuid())
     with locked(path.with_suffix(".lock")):
-        before = read_if_there(ToldAlerts, path)
-        told = dict(before.alerts) if before else {}
+        before = read_if_there(SentAlerts, path)
+        sent = dict(before.alerts) if before else {}
         current = {alert.key for alert in found}
-        told = {key: when for key, when in told.items() if key in current or now - when < SILENT_DAYS * DAY}
-        for alert in (alert for alert in found if alert.key not in told):
+        sent = {key: when for key, when in sent.items() if key in current or now - when < SILENT_DAYS * DAY}
+        write(path, SentAlerts(alerts=sent))  # before anything is executed: where this fails nothing is sent
+        for alert in (alert for alert in found if alert.key not in sent):
             say(str(alert))
-            if problem := _tell(alert, command):
+            if why := None if command else _has_no_command(alert.run):
+                say(f"  not sent: {why} (--notify COMMAND sends all)")
+            elif problem := _send(alert, command or str(alert.run.notify)):
                 say(f"  {problem}")
-            told[alert.key] = now
-            write(path, ToldAlerts(alerts=told))  # a command may take a minute, in which this process may be ended
-        write(path, ToldAlerts(alerts=told))
+                continue
+            sent[alert.key] = now
+            write(path, SentAlerts(alerts=sent))  # a command may take a minute, in which this process may be ended
 
 
-def _tell(alert: Alert, command: str | None) -> str | None:
+def _has_no_command(run: RunUse | None) -> str | None:
+    if run is None or not run.notify:
+        return "no recovery.notify is known for it"
+    return None if run.is_ours else "others can have written its recovery.notify, which isn't executed"
+
+
+def _send(alert: Alert, command: str) -> str | None:
     run = alert.run
-    if command is None:
-        if run is None or run.recovery is None or not run.recovery.notify:
-            return "told here alone: no recovery.notify is known for it (--notify COMMAND tells all)"
-        if not _is_ours(run):
-            return (
-                "told here alone: it is another user's run, whose command isn't executed (--notify COMMAND tells all)"
-            )
-        command = run.recovery.notify
     about = {"experiment": run.experiment if run else "", "run": run.run if run else ""}
     if alert.state == "ineffective":
         about["run"] = ""
     node = alert.subject if alert.state == "bad_node" else ""
     return notify(command, **about, node=node, state=alert.state, detail=str(alert))
-
-
-def _is_ours(run: RunUse) -> bool:
-    asked = run.store.attempt(run.progress.attempt).asked
-    return asked.stat().st_uid == os.geteuid()

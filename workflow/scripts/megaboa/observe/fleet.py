@@ -7,6 +7,9 @@ it, cut at the beginning of the window, and what a failure cost is charged to it
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import stat
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +19,6 @@ from pathlib import Path
 
 from megaboa import paths
 from megaboa.causes import CAUSES
-from megaboa.files import read_json
 from megaboa.observe.goodput import NOT_ALLOCATED, Course, courses
 from megaboa.observe.queue import Queue, with_queue
 from megaboa.observe.steps import read_events, step_rows, steps_in
@@ -98,7 +100,8 @@ class RunUse:
     ends: Counter[str]  # of attempts, by cause
     last_event: float
     quiet_limit: float | None  # seconds without an event that are unusual for this run; None: it doesn't train
-    recovery: Recovery | None  # as its newest attempt was asked
+    notify: str | None  # its recovery.notify
+    is_ours: bool  # nobody else can have written that
 
     @property
     def name(self) -> str:
@@ -221,7 +224,7 @@ def _run(
     waits = [span for course in found for span in course.before if span[0] == "queue"]
     progress = read_progress(store.path, run=store.path.parent.name, now=now)
     progress = with_queue(progress, queue, (), claims.last_holder(store.claims))
-    asked = _asked(store.attempt(found[-1].start.attempt))
+    asked, is_ours = _asked(store.attempt(found[-1].start.attempt))
     return RunUse(
         experiment=store.path.parents[1].name,
         run=store.path.parent.name,
@@ -237,7 +240,8 @@ def _run(
         ends=Counter(end.cause for end in ledger.ends(entries) if end.cause and end.time >= since),
         last_event=max([entries[-1].time, *(event.time for event in events[-1:])]),
         quiet_limit=_quiet_limit(found, asked) if progress.state == "running" else None,
-        recovery=asked,
+        notify=asked and asked.notify,
+        is_ours=is_ours,
     )
 
 
@@ -321,11 +325,17 @@ def _sum(uses: Iterable[Use]) -> Use:
     return total
 
 
-def _asked(attempt: AttemptFolder) -> Recovery | None:
-    """How the run wants to be recovered; older attempts don't say."""
-    if not attempt.asked.exists():
-        return None
-    return parse(LaunchSpec, read_json(attempt.asked).get("launch", {}), attempt.asked).recovery
+def _asked(attempt: AttemptFolder) -> tuple[Recovery | None, bool]:
+    """How the run wants to be recovered (older attempts don't say), and whether this user alone can have written it."""
+    try:
+        descriptor = os.open(attempt.asked, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None, False
+    with open(descriptor, encoding="utf-8") as stream:
+        facts = os.fstat(descriptor)
+        asked = parse(LaunchSpec, json.load(stream).get("launch", {}), attempt.asked)
+    writable = stat.S_IWGRP | stat.S_IWOTH
+    return asked.recovery, facts.st_uid == os.geteuid() and not facts.st_mode & writable
 
 
 def _quiet_limit(found: Sequence[Course], asked: Recovery | None) -> float:

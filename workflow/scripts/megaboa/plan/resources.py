@@ -69,11 +69,13 @@ class JobResources:
 
     @property
     def calibrated(self) -> str:
-        """The run in whose place the machine is measured: full nodes, two of them where there are any, and no more."""
+        """The run in whose place the machine is measured: the one with most GPUs per node, of several nodes if there is
+        one, and of no more than are needed.
+        """
 
         def worth(run: Run) -> tuple[int, int, int]:
             asked = run.config.resources
-            return min(asked.nodes, 2), asked.gpus_per_node, -asked.nodes
+            return asked.gpus_per_node, min(asked.nodes, 2), -asked.nodes
 
         return max(self.shared.plan.runs, key=worth).name
 

@@ -201,8 +201,8 @@ class Goodput(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToldAlerts(Record):
-    """<store>/fleet/told.json: which alerts were told, and when."""
+class SentAlerts(Record):
+    """<store>/fleet/sent-<uid>.json: which alerts were sent, and when."""
 
     alerts: dict[str, float]
 

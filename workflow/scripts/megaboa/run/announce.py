@@ -86,7 +86,7 @@ def notify(command: str | None, **facts: object) -> str | None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"recovery.notify took more than {NOTIFY_SECONDS} s and was ended: {command}"
+        return f"the notification took more than {NOTIFY_SECONDS} s and was ended: {command}"
     except OSError as error:
-        return f"recovery.notify failed: {command}: {error}"
-    return f"recovery.notify failed: {command}: {done.stderr.strip()}" if done.returncode else None
+        return f"the notification failed: {command}: {error}"
+    return f"the notification failed: {command}: {done.stderr.strip()}" if done.returncode else None

@@ -22,8 +22,11 @@ _LOADING = re.compile(rf'\s+File ".*", line \d+, in {_LOADERS}$')
 _RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 # Each word alone: most begin with a literal, which is found ten times as fast as one of many in an alternation.
 _COMPILED = tuple((cause, tuple(re.compile(word, re.MULTILINE) for word in end.words)) for cause, end in CAUSES.items())
-# What an exception says that has come from outside of the rank.
-_OF_OTHERS = (*dict(_COMPILED)["transient"], *map(re.compile, (r"gloo|NCCL|nccl", r"[Bb]roken pipe", r"\bEOFError\b")))
+# What a rank says that something has reached from outside: a lost connection, or a signal of ours.
+_OF_OTHERS = (
+    *dict(_COMPILED)["transient"],
+    *map(re.compile, (r"[Bb]roken ?[Pp]ipe", r"\bEOFError\b", r"DataLoader worker .* killed by signal: Terminated")),
+)
 _LAST_EXCEPTION = re.compile(rf"(?:{EXCEPTION}|{INTERRUPT}).*$", re.MULTILINE)
 
 
@@ -61,12 +64,13 @@ def classify(ended: Ended, logs: Mapping[int | None, str], steps: int, resumed_f
 
 
 def _of_its_own(logs: Mapping[int | None, str], order: Iterable[int | None]) -> Failure | None:
-    """An exception that no lost connection explains. Its peers lose the connection, and may be the first to end."""
+    """An exception of a rank that lost no connection. Its peers lose theirs, and may be the first to end."""
     for rank in order:
         if rank is None:
             continue
-        raised = _LAST_EXCEPTION.findall(_HANDLED.sub("", logs[rank][-OTHERS_LENGTH:]))
-        if raised and not any(word.search(raised[-1]) for word in _OF_OTHERS):
+        said = _HANDLED.sub("", logs[rank][-OTHERS_LENGTH:])
+        raised = _LAST_EXCEPTION.findall(said)
+        if raised and not any(word.search(said) for word in _OF_OTHERS):
             return Failure("crash", raised[-1].strip()[:EVIDENCE_LENGTH], rank)
     return None
 

@@ -10,18 +10,20 @@ import contextlib
 import io
 import json
 import pickle
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-# frozen: they wrote nothing. stalled: their GPUs have not ended what the others' have. missing: they have not come.
+# frozen: they wrote nothing. stalled: their GPUs have not completed what others have. missing: they have not come.
 # mismatch: they called another collective than the others. deadlock: ranks wait for each other. joined: all have come,
-# and it ends nowhere: the network, or a GPU.
+# and it completes nowhere: the network, or a GPU.
 Kind = Literal["frozen", "stalled", "missing", "mismatch", "deadlock", "joined"]
 BLAMES_NODE: tuple[Kind, ...] = ("frozen", "stalled")
-GPU = "nccl"  # collectives of which all ranks' kernels end at a time; gloo's sender may be done long before
+# Of NCCL's, those that complete nowhere before every rank has come: the root of a broadcast may be done before.
+TOGETHER = re.compile(r"^nccl:_?(?:all|reduce_scatter|coalesced)", re.IGNORECASE)
 MOST_BYTES = 1 << 30
 LIBRARIES = ("/torch/", "/megatron/core/", "/threading.py", "/contextlib.py")  # whose frames say little
 
@@ -133,7 +135,7 @@ def _stuck(dumps: Mapping[int, Dump], silent: set[int]) -> Iterator[_Stuck]:
         called = {rank: call for rank in members - missing if (call := dumps[rank].calls[group].get(number))}
         usual = _usual(called.values())
         beyond = {rank for rank in members - missing if rank not in here and _has_ended(dumps[rank], group, number)}
-        stalled = frozenset(here if beyond and usual.name.startswith(GPU) else ())
+        stalled = frozenset(here if beyond and TOGETHER.match(usual.name) else ())
         waiting = frozenset(beyond if stalled else here)
         yield _Stuck(group, usual, waiting, frozenset(missing), frozenset(_differ(called)), stalled)
 

@@ -113,7 +113,8 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
         elif ledger.open_attempt(call.entries):
             with _told(call):
                 _close_what_was_left_open(call)
-                verification.record_checksums(call, payload.attempt(payload.newest_attempt))
+        if newest := payload.newest_attempt:  # the job may have ended while the checksums were made
+            verification.record_checksums(call, payload.attempt(newest))
         if identity_of(RunFolder(folder.path)) != identity:  # by its files, as a later call has written them
             raise TrainingFailed(
                 f"run {folder.name} was trained as it was submitted ({payload.path}), and has been changed since; "

@@ -18,6 +18,7 @@ from megaboa.run.site import python_of
 
 READ_CHECKPOINT = SCRIPTS / "read_checkpoint.py"
 ONE_READER_BYTES = 4 << 30  # more is divided among the job's nodes
+MOST_SECONDS, SLOWEST = 120.0, 50e6  # a step's start; bytes a second of a node that is waited for
 
 
 def damage(call: Call, beginning: Beginning, target: AttemptFolder) -> str | None:
@@ -46,8 +47,8 @@ def readers(call: Call, target: AttemptFolder) -> checkpoints.Reader:
 
     def read_files(path: Path, names: list[str]) -> dict[str, str]:
         divided = call.site.job and len(call.site.nodes) > 1
-        if divided and sum((path / name).stat().st_size for name in names) > ONE_READER_BYTES:
-            found = _by_nodes(call, path, target.verified)
+        if divided and (size := sum((path / name).stat().st_size for name in names)) > ONE_READER_BYTES:
+            found = _by_nodes(call, path, size, target.verified)
             if found.keys() >= set(names):
                 return {name: found[name] for name in names}
         return checkpoints.read_here(path, names)
@@ -55,14 +56,16 @@ def readers(call: Call, target: AttemptFolder) -> checkpoints.Reader:
     return read_files
 
 
-def _by_nodes(call: Call, path: Path, out: Path) -> dict[str, str]:
-    """What the nodes say of their shares of a checkpoint's files: less than all, if one of them says nothing."""
+def _by_nodes(call: Call, path: Path, checkpoint_bytes: int, out: Path) -> dict[str, str]:
+    """What the nodes say of their shares of the files: less than all, if one of them says nothing in time."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     command = [python_of(call.folder.launch), str(READ_CHECKPOINT), f"--checkpoint={path}", f"--out={out}"]
     tasks = call.site.start_on_nodes(command, f"verify-{out.parent.name}", out, rank_environment(call.folder))
+    seconds = MOST_SECONDS + checkpoint_bytes / SLOWEST / len(call.site.nodes)
+    deadline = time.monotonic() + seconds
     try:
-        while tasks.poll() is None:
+        while tasks.poll() is None and not call.signals.seen and time.monotonic() < deadline:
             time.sleep(0.5)
     finally:
         tasks.kill()

@@ -21,8 +21,8 @@ QUERY_SECONDS = 30
 # No `|` can be in any of these but the last two.
 FORMAT = "%i|%T|%r|%N|%S|%e|%k|%Z"
 _ENDING = ("COMPLETING", "STAGE_OUT")
-# After so many losses of the first host (MaxBatchRequeue, by default 5), and only the administrator can release it.
-_HELD = "JobHoldMaxRequeue: held, as it was put back too often: scancel {}, then call again"
+# SLURM does so when a job's first host was lost five times (MaxBatchRequeue). Only an administrator can release it.
+_HELD = "JobHoldMaxRequeue: held after too many requeues: scancel {}, then call again"
 # Jobs are listed again after so long: not once for each of a thousand runs.
 LIST_SECONDS = 20
 PAUSES = (1, 5, 10)
