@@ -97,7 +97,7 @@ def wait_until_still(pids: list[int]) -> None:
     while time.monotonic() - since < 1.5 and time.monotonic() < deadline:
         stats = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids]
         now = [int(stat[11]) + int(stat[12]) for stat in stats]
-        if now != used or any(stat[0] == "R" for stat in stats):
+        if now != used or any(stat[0] in "RD" for stat in stats):
             used, since = now, time.monotonic()
         time.sleep(0.05)
 

@@ -125,6 +125,16 @@ def test_a_gpu_that_has_not_ended_what_the_others_have_is_told():
     assert judge({**late, 0: replace(late[0], groups=ALL_OF_NCCL)}, 4).kind == "missing"
 
 
+def test_who_waits_in_what_all_have_joined_is_not_the_one_to_look_at():
+    """0 has not got the end of what 1 has done, so 1 waits for it elsewhere: the network, and not what 0 does."""
+    pair = {"tensor": frozenset({0, 1}), "world": frozenset({0, 1})}
+    dumps = {0: dump(tensor=(1, 0), groups=pair), 1: dump((1, 0), tensor=(1, 1), groups=pair)}
+    assert (judge(dumps, 2).kind, judge(dumps, 2).group) == ("joined", "tensor")
+    apart = {"data": frozenset({0, 2}), **pair}
+    late = {**dumps, 0: dump(tensor=(1, 0), data=(1, 0), groups=apart), 2: dump(groups=apart)}
+    assert (judge(late, 3).kind, judge(late, 3).ranks) == ("missing", (2,))
+
+
 def test_a_broadcast_that_its_root_has_ended_blames_no_gpu():
     """Rank 3 is late; rank 1 waits for it, and has not reached what rank 0 has sent."""
 

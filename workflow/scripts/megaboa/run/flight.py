@@ -94,17 +94,16 @@ def judge(dumps: Mapping[int, Dump], world_size: int) -> Verdict | None:
         first = min(stalled, key=lambda one: (-len(one.stalled), one.call.number))
         return _verdict("stalled", set().union(*(one.stalled for one in stalled)), first, dumps)
     absent = {rank: one for one in stuck for rank in one.missing}
-    waits = {rank for one in stuck if one.missing for rank in one.waiting}
+    waits = {rank for one in stuck for rank in one.waiting}
     if roots := set(absent) - waits:
         first = max((one for one in stuck if roots.intersection(one.missing)), key=lambda one: len(one.waiting))
         return _verdict("missing", roots, first, dumps)
     # Only now: who waits for a missing rank may have called something else before that.
     if other := next((one for one in stuck if one.differ), None):
         return _verdict("mismatch", other.differ, other, dumps)
-    if absent:
-        first = next(one for one in stuck if one.missing)
-        return _verdict("deadlock", first.missing, first, dumps)
-    return _verdict("joined", (), max(stuck, key=lambda one: len(one.waiting)), dumps)
+    if joined := [one for one in stuck if not one.missing]:
+        return _verdict("joined", (), max(joined, key=lambda one: len(one.waiting)), dumps)
+    return _verdict("deadlock", stuck[0].missing, stuck[0], dumps)
 
 
 @dataclass(frozen=True)
