@@ -224,7 +224,7 @@ def be_a_rank(
     folder.launch.checkpoint["save_interval"] = 0
     folder.launch.trackers["tensorboard"] = False
     folder.run.training["eval_iters"] = 0
-    wanted = argparse.Namespace(claim=0, resume_from=0, parent=None, capture=False, skip=[])
+    wanted = argparse.Namespace(claim=0, resume_from=0, parent=None, capture=False, skip=[], local_copies=None)
     train.train(folder, store, attempt, wanted)
     os._exit(0)
 
