@@ -9,17 +9,19 @@ from megaboa.errors import InputError
 from megaboa.paths import RunStore
 
 
-def config(ckpt_format="torch_dist", peft=None, optimizer="adam", save="checkpoints"):
+def config(ckpt_format="torch_dist", peft=None, optimizer="adam", save="checkpoints", exit_interval=None):
     return SimpleNamespace(
         checkpoint=SimpleNamespace(ckpt_format=ckpt_format, save=save),
         peft=peft,
         optimizer=SimpleNamespace(optimizer=optimizer),
+        train=SimpleNamespace(exit_interval=exit_interval, exit_duration_in_mins=None),
     )
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        ({"exit_interval": 100}, "train.exit_interval and train.exit_duration_in_mins end a run without a checkpoint"),
         ({"ckpt_format": "fsdp_dtensor"}, "checkpoints in the format fsdp_dtensor"),
         ({"peft": "lora"}, "adapters are resumed from checkpoints alone"),
         ({"optimizer": "dist_muon"}, "the optimizer dist_muon keeps its state in files of its own"),

@@ -40,7 +40,23 @@ def test_a_store_has_one_name_until_it_is_forgotten_and_another_store_another(tm
     ],
 )
 def test_copies_count_no_more_after_they_failed_or_the_state_was_bad(end, bad):
-    assert trusted_copies.failed(AttemptEnd(attempt=2, **end)) is bad
+    assert trusted_copies.failed([AttemptEnd(attempt=2, **end)]) is bad
+
+
+def test_copies_with_which_two_attempts_came_to_no_step_count_no_more():
+    """Whatever ended them: to load them may have ended the supervisor."""
+    ends = [AttemptEnd(attempt=number, cause="lost", local=5) for number in (2, 3)]
+    assert trusted_copies.failed(ends) and not trusted_copies.failed(ends[:1])
+    assert not trusted_copies.failed([AttemptEnd(attempt=2, cause="lost", local=4), ends[1]])
+
+
+def test_copies_of_steps_that_were_given_up_count_no_more():
+    """Attempt 2 was on other nodes, began with the checkpoint and made steps: what 1 has copied is another branch."""
+    ends = [AttemptEnd(attempt=1, last_step=9), AttemptEnd(attempt=2, last_step=7)]
+    assert trusted_copies.lineage([]) == trusted_copies.lineage(ends[:1]) == 1
+    assert trusted_copies.lineage(ends) == 2
+    assert trusted_copies.lineage([*ends, AttemptEnd(attempt=3, local=6, last_step=8)]) == 2
+    assert trusted_copies.lineage([ends[0], AttemptEnd(attempt=2)]) == 1, "which came to no step"
 
 
 def test_a_beginning_with_newer_copies_is_progress_and_a_step_that_fails_after_them_is_the_same():

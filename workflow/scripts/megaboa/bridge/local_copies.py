@@ -29,7 +29,7 @@ from torch import distributed
 from megaboa import files
 from megaboa.errors import InputError
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
-from megaboa.records import LocalBeginning, LocalPart, plain, read, write
+from megaboa.records import LocalBeginning, LocalName, LocalPart, plain, read, read_if_there, write
 
 NONE = -1  # Bridge's word for "there is none"
 PIECE = 1 << 28  # bytes of a message between two nodes
@@ -66,6 +66,8 @@ def refuse(config: Any) -> None:
         why = "adapters are resumed from checkpoints alone"
     elif optimizer not in ("adam", "sgd"):
         why = f"the optimizer {optimizer} keeps its state in files of its own"
+    elif config.train.exit_interval or config.train.exit_duration_in_mins:
+        why = "train.exit_interval and train.exit_duration_in_mins end a run without a checkpoint after a copy"
     elif not saved.save:
         why = "a run that saves no checkpoint has nothing to fall back on"
     if why:
@@ -81,15 +83,17 @@ class LocalCopies:
         attempt: int,
         per_node: int,
         newer_than: int | None,
+        since: int,
         partner: bool,
         begins: Callable[[int], None],
     ):
-        """`newer_than`: the step of the checkpoint that is there anyway; None: no copy may be taken.
+        """`newer_than`: the step of the checkpoint that is there anyway; None: no copy may be taken. `since`: the first
+        attempt whose copies count.
 
         `begins` is called where one is.
         """
         self._root, self._attempt, self._per_node, self._begins = root, attempt, per_node, begins
-        self._newer_than, self._partner = newer_than, partner
+        self._newer_than, self._since, self._partner = newer_than, since, partner
         self._rank, self._world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._found: int | None = None
         self._state: Any = None
@@ -108,8 +112,7 @@ class LocalCopies:
             self._group = distributed.new_group(backend="gloo")
             self._found = NONE if self._newer_than is None else self._choose(self._newer_than)
             self._remove_others()
-            if self._found != NONE:
-                self._begins(self._found)
+            self._begins(self._found)
         return self._found
 
     def load(self) -> tuple[Any, str]:
@@ -146,11 +149,12 @@ class LocalCopies:
         """Damaged parts are set aside, and the next best is looked for; each turn has fewer parts to choose from."""
         while True:
             there = self._gathered({key: sorted(parts) for key, parts in self._parts().items()})
-            keys = {key for found in there for key in found if key[0] > newer_than}
+            keys = {key for found in there for key in found if key[0] > newer_than and key[1] >= self._since}
             covered = {key: {rank for found in there for rank in found.get(key, ())} for key in keys}
             key = max((key for key, ranks in covered.items() if len(ranks) == self._world), default=None)
             if key is None:
                 return NONE
+            self._begins(key[0])  # what fails from here on is the copies' fault
             holders = [self._holder(rank, key, there) for rank in range(self._world)]
             read = {rank: self._read(key, rank) for rank in range(self._world) if holders[rank] == self._rank}
             if all(self._gathered(all(data is not None for data in read.values()))):
@@ -162,7 +166,7 @@ class LocalCopies:
     def _holder(self, rank: int, key: Key, there: list[dict[Key, list[int]]]) -> int:
         """The rank that reads another one's part: itself, if its node has it."""
         holders = [holder for holder, found in enumerate(there) if rank in found.get(key, ())]
-        return rank if rank in holders else holders[0]
+        return rank if rank in holders else holders[rank % len(holders)]  # not all by one rank of the node
 
     def _parts(self) -> dict[Key, set[int]]:
         """Which ranks' parts this node has, as far as their sizes say."""
@@ -275,18 +279,24 @@ def attach(
 
     wanted = run.launch.checkpoint["local"]
     refuse(config)
+    instead = config.checkpoint.load, config.checkpoint.pretrained_checkpoint
 
     def begins(iteration: int) -> None:
-        """Bridge looks for the checkpoint after this."""
-        config.checkpoint.load = config.checkpoint.pretrained_checkpoint = None
+        """Written before they are read, so that the supervisor knows what ranks that die meanwhile began with."""
+        taken = iteration != NONE  # Bridge looks for the checkpoint after this
+        config.checkpoint.load, config.checkpoint.pretrained_checkpoint = (None, None) if taken else instead
         if int(os.environ["RANK"]) == 0:
-            write(attempt.local_beginning, LocalBeginning(iteration=iteration))
-            _say(f"continues from the nodes' copies of step {iteration}")
+            attempt.local_beginning.unlink(missing_ok=True)
+            if taken:
+                write(attempt.local_beginning, LocalBeginning(iteration=iteration))
+                _say(f"continues from the nodes' copies of step {iteration}")
 
     root = place(Path(wanted["folder"]), store, name)
+    known = read_if_there(LocalName, store.local_copies)
+    since = known.since if known else 1
     nodes, per_node = run.launch.nodes, run.launch.gpus_per_node
     copies = LocalCopies(
-        root, attempt.number, per_node, newer_than, wanted["partner"] is not False and nodes > 1, begins
+        root, attempt.number, per_node, newer_than, since, wanted["partner"] is not False and nodes > 1, begins
     )
     saved = config.checkpoint
     saved.non_persistent_ckpt_type, saved.non_persistent_local_ckpt_algo = "local", "atomic"

@@ -292,9 +292,11 @@ class CheckpointMark(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalName(Record):
-    """local-copies.json: the name under which nodes keep their copies of the run; those of another count no more."""
+    """local-copies.json: the name under which nodes keep their copies of the run. Those of another name count no more,
+    nor do those of attempts before `since`."""
 
     name: str
+    since: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

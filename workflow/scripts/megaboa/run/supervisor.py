@@ -329,7 +329,7 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     bad = set(failure.nodes)
     replaceable = bool(bad) and bad.issubset(call.site.nodes) and len(bad) <= len(call.site.spares)
     decision = recovery.decide([*call.entries, end], failure.cause, call.recovery, can_requeue, replaceable)
-    if trusted_copies.failed(end):
+    if call.payload.local_copies.exists() and trusted_copies.failed([*ledger.ends(call.entries), end]):
         call.patiently(lambda: trusted_copies.forget(call.payload))
     if failure.cause == "damaged_checkpoint" and end.local is None:
         begun = ledger.starts(call.entries)[-1].resumed_from
@@ -394,6 +394,8 @@ def _close_what_was_left_open(call: Call) -> None:
         elif start.job == job.id and start.restarts != job.restarts:
             failure = Failure("requeued", "the job was put back into the queue")
     _close(call, start.attempt, "interrupted", failure, "resume")
+    if call.payload.local_copies.exists() and trusted_copies.failed(ledger.ends(call.entries)):
+        call.patiently(lambda: trusted_copies.forget(call.payload))
 
 
 def _close(

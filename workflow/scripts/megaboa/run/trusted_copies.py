@@ -8,10 +8,13 @@ the run another name, under which there are none.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
+from dataclasses import replace
 
 from megaboa.causes import CAUSES
 from megaboa.paths import AttemptFolder, RunStore
-from megaboa.records import AttemptEnd, LocalBeginning, LocalName, read_if_there, write
+from megaboa.records import AttemptEnd, LocalBeginning, LocalName, read_if_there, read_ledger, write
+from megaboa.run import ledger
 
 # What they say of the state is that it is wrong, and the copies may be so too.
 OF_THE_STATE = ("nan", "loss_spike")
@@ -23,6 +26,9 @@ def name(payload: RunStore) -> str:
         known = read_if_there(LocalName, payload.local_copies)
     except ValueError:  # torn
         known = None
+    since = lineage(ledger.ends(read_ledger(payload.ledger)))
+    if known and known.since != since:
+        write(payload.local_copies, replace(known, since=since))
     return known.name if known else forget(payload)
 
 
@@ -33,18 +39,30 @@ def forget(payload: RunStore) -> str:
     return new
 
 
+def lineage(ends: Sequence[AttemptEnd]) -> int:
+    """The first attempt that the newest steps descend from, by copies from attempt to attempt: copies of one before
+    that are of steps that were given up, as when they lay on nodes that the run didn't have for a while."""
+    stepped = [end for end in ends if end.last_step is not None]
+    return next((end.attempt for end in reversed(stepped) if end.local is None), 1)
+
+
 def beginning(target: AttemptFolder) -> int | None:
     """The step whose copies the attempt's ranks began with."""
     found = read_if_there(LocalBeginning, target.local_beginning)
     return found.iteration if found else None
 
 
-def failed(end: AttemptEnd) -> bool:
-    """Whether copies must not be taken again after this end: it says that they are bad, or may have been.
+def failed(ends: Sequence[AttemptEnd]) -> bool:
+    """Whether copies must not be taken again after the last of these ends: it says that they are bad, or may have been.
 
-    An attempt that began with them and came to no step is not the copies' fault where it was ended from outside.
+    An attempt that began with them and came to no step is not the copies' fault where it was ended from outside. Two
+    in a row may be: to load them may be what ends the supervisor or the node.
     """
+    end = ends[-1]
     if end.cause is None or end.cause in OF_THE_STATE:
         return end.cause is not None
-    blameless = CAUSES[end.cause].free or CAUSES[end.cause].node or end.cause in ("cancelled", "stopped")
-    return end.local is not None and end.last_step is None and not blameless
+    if end.local is None or end.last_step is not None:
+        return False
+    if len(ends) > 1 and (ends[-2].local, ends[-2].last_step) == (end.local, None):
+        return True
+    return not (CAUSES[end.cause].free or CAUSES[end.cause].node or end.cause in ("cancelled", "stopped"))
