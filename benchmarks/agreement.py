@@ -224,8 +224,8 @@ def be_a_rank(
     folder.launch.checkpoint["save_interval"] = 0
     folder.launch.trackers["tensorboard"] = False
     folder.run.training["eval_iters"] = 0
-    wanted = argparse.Namespace(claim=0, resume_from=0, parent=None, capture=False, skip=[], local_copies=None)
-    train.train(folder, store, attempt, wanted)
+    words = [f"--run={folder.path}", f"--store={store.path}", f"--attempt={attempt.path}"]
+    train.train(folder, store, attempt, train.arguments(words))
     os._exit(0)
 
 

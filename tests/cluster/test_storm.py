@@ -154,10 +154,10 @@ def kinds() -> list[str]:
 
 def order() -> Iterator[str]:
     """For a short storm each kind once; a long one has all kinds, in turns of their own order."""
-    while True:
-        yield from random.sample(SHORT if not MINUTES else kinds(), len(SHORT) if not MINUTES else len(kinds()))
-        if not MINUTES:
-            return
+    names = kinds() if MINUTES else SHORT
+    yield from random.sample(names, len(names))
+    while MINUTES:
+        yield from random.sample(names, len(names))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 import made
 import numpy as np
 import pytest
+import tiny_training
 from cpu_ranks import on_cpu
 from indexed_files import write_indexed
 
@@ -36,8 +37,6 @@ def folder(tmp_path_factory):
 
 def _pretrain(root: str, name: str, data: dict, model: dict) -> float:
     import torch
-    from megatron.bridge.models.gpt_provider import GPTModelProvider
-    from megatron.bridge.recipes.common import _pretrain_common
     from megatron.bridge.training.callbacks import Callback
     from megatron.bridge.training.gpt_step import forward_step
     from megatron.bridge.training.pretrain import pretrain
@@ -68,33 +67,11 @@ def _pretrain(root: str, name: str, data: dict, model: dict) -> float:
 
     corpora = {name: parse(Corpus, found, root) for name, found in read_json(f"{root}/corpora.json").items()}
     learning_rate = model.pop("learning_rate", 1e-2)
-    cfg = _pretrain_common()
-    cfg.model = GPTModelProvider(
-        num_layers=2,
-        hidden_size=32,
-        num_attention_heads=4,
-        seq_length=LENGTH,
-        vocab_size=128,
-        make_vocab_size_divisible_by=64,
-        position_embedding_type="rope",
-        share_embeddings_and_output_weights=False,
-        params_dtype=torch.float32,
-        pipeline_dtype=torch.float32,
-        bf16=False,
-        **{"hidden_dropout": 0.1, "attention_dropout": 0.1, **model},
-    )
-    cfg.mixed_precision = None
-    cfg.optimizer.bf16 = cfg.optimizer.fp16 = False
-    cfg.optimizer.params_dtype = torch.float32
+    dropout = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
+    cfg = tiny_training.configuration(f"{root}/{name}", {**dropout, **model}, {"save": None, "save_interval": None})
     cfg.optimizer.lr, cfg.optimizer.min_lr = learning_rate, learning_rate / 10
-    cfg.scheduler.lr_warmup_iters, cfg.scheduler.lr_decay_iters = 0, 10
-    cfg.train.train_iters, cfg.train.global_batch_size, cfg.train.micro_batch_size = 5, 4, 2
+    cfg.train.train_iters = 5
     cfg.validation.eval_iters, cfg.validation.eval_interval = 2, 2
-    cfg.dataset.seq_length, cfg.dataset.num_workers = LENGTH, 0
-    cfg.tokenizer.tokenizer_type, cfg.tokenizer.vocab_size = "NullTokenizer", VOCABULARY
-    cfg.logger.tensorboard_dir = f"{root}/{name}/tensorboard"
-    cfg.dist.distributed_backend, cfg.dist.use_gloo_process_groups = "gloo", False
-    cfg.checkpoint.save = cfg.checkpoint.load = None
     datasets.configure(cfg, data, corpora)
     cfg.dataset.path_to_cache = f"{root}/cache"
     look = LookAcross()

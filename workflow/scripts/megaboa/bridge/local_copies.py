@@ -5,7 +5,7 @@ nvidia-resiliency-ext. This is another one with the same methods. Its copies car
 attempt, and are found by what is on a node and not by the number of the rank that looks
 (docs/decisions/0066-local-copies.md).
 
-    <folder>/megaboa-<user>/<run>/<name>/<host>/iter_0000015/3.pt, 3.json     of rank 3; its partner's lie beside it
+    <folder>/megaboa-<user>/<run>/<name>/<host>/iter_0000015/3.pt, 3.json     of rank 3; also of the partner's ranks
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class LocalCopies:
         """`newer_than`: the step of the checkpoint that is there anyway; None: no copy may be taken. `since`: the first
         attempt whose copies count.
 
-        `begins` is called where one is.
+        `begins` is called with the step whose copies are about to be read, and with NONE if there are no others.
         """
         self._root, self._attempt, self._per_node, self._begins = root, attempt, per_node, begins
         self._newer_than, self._since, self._partner = newer_than, since, partner
@@ -112,7 +112,6 @@ class LocalCopies:
             self._group = distributed.new_group(backend="gloo")
             self._found = NONE if self._newer_than is None else self._choose(self._newer_than)
             self._remove_others()
-            self._begins(self._found)
         return self._found
 
     def load(self) -> tuple[Any, str]:
@@ -153,6 +152,7 @@ class LocalCopies:
             covered = {key: {rank for found in there for rank in found.get(key, ())} for key in keys}
             key = max((key for key, ranks in covered.items() if len(ranks) == self._world), default=None)
             if key is None:
+                self._begins(NONE)
                 return NONE
             self._begins(key[0])  # what fails from here on is the copies' fault
             holders = [self._holder(rank, key, there) for rank in range(self._world)]

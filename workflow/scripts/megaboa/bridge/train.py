@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,20 @@ REPLAYS_ALL_LENGTHS = (9, 15, 1)  # of cuDNN
 
 
 def main() -> None:
+    wanted = arguments()
+    store, attempt = RunStore(wanted.store), AttemptFolder(wanted.attempt)
+    folder = RunFolder(wanted.run, files.read_json(attempt.asked))
+    process.reached["started"] = process.started()
+    process.prepare(folder.run.device, folder.launch.cpus_per_rank)
+    process.reached["imported"] = time.time()
+    if identity_of(folder) != records.read(Identity, store.identity):
+        sys.exit(f"what run {folder.name} reads (corpora, model, image) was made again while it started; call again")
+    if not wanted.capture:  # a profiler would see the sampler, too
+        gpu_sampler.start(folder, attempt)
+    train(folder, store, attempt, wanted)
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="the run's folder below results/")
     parser.add_argument("--store", type=Path, required=True, help="the run's payload folder")
@@ -34,18 +49,7 @@ def main() -> None:
     parser.add_argument("--local-copies", metavar="NAME", help="copy the state to the nodes, under this name")
     parser.add_argument("--capture", action="store_true", help="profile the first steps instead of training")
     parser.add_argument("--skip", action="append", default=[], help="steps whose batches are left out, as in 40-45")
-    arguments = parser.parse_args()
-
-    store, attempt = RunStore(arguments.store), AttemptFolder(arguments.attempt)
-    folder = RunFolder(arguments.run, files.read_json(attempt.asked))
-    process.reached["started"] = process.started()
-    process.prepare(folder.run.device, folder.launch.cpus_per_rank)
-    process.reached["imported"] = time.time()
-    if identity_of(folder) != records.read(Identity, store.identity):
-        sys.exit(f"what run {folder.name} reads (corpora, model, image) was made again while it started; call again")
-    if not arguments.capture:  # a profiler would see the sampler, too
-        gpu_sampler.start(folder, attempt)
-    train(folder, store, attempt, arguments)
+    return parser.parse_args(words)
 
 
 def steps_of(ranges: list[str]) -> list[int]:

@@ -22,8 +22,8 @@ from megaboa.observe import alerts, prometheus
 from megaboa.observe.fleet import Fleet, Use, causes, cost, hours, read_fleet, share, states, unit
 from megaboa.observe.queue import read_queue
 from megaboa.run.progress import format_count
+from megaboa.run.recovery import UNITS
 
-UNITS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 SHOWN = 20  # rows of a table on the terminal
 
 

@@ -284,8 +284,8 @@ def _booked(charges: Iterable[_Charge]) -> tuple[Use, dict[str, NodeUse]]:
 
 
 def _charges(found: Sequence[Course], entries: Sequence[Event], since: float) -> Iterator[_Charge]:
-    """Of a run's attempts. An end costs what was done in vain before it, the time until the next attempt begins, and
-    that attempt's start; an attempt that did no step was in vain."""
+    """Of a run's attempts. A failure costs the steps that are repeated, the time until the next attempt begins, and
+    that attempt's start; an attempt without a step is wasted as a whole."""
     ends = {end.attempt: end for end in ledger.ends(entries)}
     previous, begun = None, _Reason("start")
     for course in found:
@@ -294,9 +294,9 @@ def _charges(found: Sequence[Course], entries: Sequence[Event], since: float) ->
             if kind not in NOT_ALLOCATED:
                 held_by = previous.start if previous and kind == "idle" else course.start
                 yield _Charge(_within(begin, end, since), held_by, begun)
-        in_vain = own and not any(isinstance(event, Step) for event in course.events)
+        wasted = own and not any(isinstance(event, Step) for event in course.events)
         for number, (kind, begin, end) in enumerate(course.during, start=1):
-            if in_vain or kind == "lost" or (kind == "idle" and own and number == len(course.during)):
+            if wasted or kind == "lost" or (kind == "idle" and own and number == len(course.during)):
                 reason = own or _Reason()
             elif kind in ("startup", "compile"):
                 reason = begun

@@ -301,7 +301,7 @@ class LocalName(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPart(Record):
-    """<rank>.json beside <rank>.pt on a node: what a rank has saved there is complete."""
+    """<rank>.json next to <rank>.pt on a node: what a rank has saved there is complete."""
 
     iteration: int
     rank: int

@@ -133,10 +133,6 @@ def has_digests(checkpoints: Path, iteration: int) -> bool:
     return (folder(checkpoints, iteration) / DIGESTS).exists()
 
 
-def bytes_of(checkpoints: Path, iteration: int) -> int:
-    return sum(_known_sizes(folder(checkpoints, iteration)).values())
-
-
 def damage(checkpoints: Path, iteration: int, full: bool = True, read: Reader = read_here) -> str | None:
     """A checkpoint's damage, in a few words; None if it is unchanged, or nothing is known of its files.
 

@@ -20,7 +20,7 @@ IDLE_LINKS = 3  # jobs of a chain that used up their wall time for nothing
 MARGIN_SECONDS = 30.0
 # Where no save has been measured yet.
 UNMEASURED_SHARE, UNMEASURED_SECONDS = 0.1, 300.0
-_UNITS = {"m": 60, "h": 3600, "d": 86_400}
+UNITS = {"m": 60, "h": 3600, "d": 86_400}
 
 
 @dataclass(frozen=True)
@@ -101,5 +101,5 @@ def links(seconds: float, wall_time: float, step: float | None = None, save: flo
 
 def wall_seconds(runtime: str) -> int:
     """`resources.runtime` in seconds: `90` and `90m` are minutes, `4h` hours, `2d` days."""
-    number, unit = (runtime[:-1], runtime[-1]) if runtime[-1] in _UNITS else (runtime, "m")
-    return int(number) * _UNITS[unit]
+    number, unit = (runtime[:-1], runtime[-1]) if runtime[-1] in UNITS else (runtime, "m")
+    return int(number) * UNITS[unit]

@@ -110,11 +110,10 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
         if not finished(folder, payload):
             with _told(call):
                 _bring_to_its_end(call)
-        elif ledger.open_attempt(call.entries):
-            with _told(call):
+        else:  # the job may have ended before its end was written, or while the checksums were made
+            with _told(call) if ledger.open_attempt(call.entries) else contextlib.nullcontext():
                 _close_what_was_left_open(call)
-        if newest := payload.newest_attempt:  # the job may have ended while the checksums were made
-            verification.record_checksums(call, payload.attempt(newest))
+                verification.record_checksums(call, payload.attempt(payload.newest_attempt))
         if identity_of(RunFolder(folder.path)) != identity:  # by its files, as a later call has written them
             raise TrainingFailed(
                 f"run {folder.name} was trained as it was submitted ({payload.path}), and has been changed since; "
@@ -329,8 +328,7 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
     bad = set(failure.nodes)
     replaceable = bool(bad) and bad.issubset(call.site.nodes) and len(bad) <= len(call.site.spares)
     decision = recovery.decide([*call.entries, end], failure.cause, call.recovery, can_requeue, replaceable)
-    if call.payload.local_copies.exists() and trusted_copies.failed([*ledger.ends(call.entries), end]):
-        call.patiently(lambda: trusted_copies.forget(call.payload))
+    call.patiently(lambda: trusted_copies.reconsider(call.payload, [*ledger.ends(call.entries), end]))
     if failure.cause == "damaged_checkpoint" and end.local is None:
         begun = ledger.starts(call.entries)[-1].resumed_from
         if blameless := call.patiently(lambda: call.resumption.could_not_load(begun, failure.evidence)):
@@ -394,8 +392,7 @@ def _close_what_was_left_open(call: Call) -> None:
         elif start.job == job.id and start.restarts != job.restarts:
             failure = Failure("requeued", "the job was put back into the queue")
     _close(call, start.attempt, "interrupted", failure, "resume")
-    if call.payload.local_copies.exists() and trusted_copies.failed(ledger.ends(call.entries)):
-        call.patiently(lambda: trusted_copies.forget(call.payload))
+    call.patiently(lambda: trusted_copies.reconsider(call.payload, ledger.ends(call.entries)))
 
 
 def _close(

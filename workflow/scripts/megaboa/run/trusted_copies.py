@@ -52,6 +52,12 @@ def beginning(target: AttemptFolder) -> int | None:
     return found.iteration if found else None
 
 
+def reconsider(payload: RunStore, ends: Sequence[AttemptEnd]) -> None:
+    """After the last of these ends. A run that never had copies has no name to forget."""
+    if payload.local_copies.exists() and failed(ends):
+        forget(payload)
+
+
 def failed(ends: Sequence[AttemptEnd]) -> bool:
     """Whether copies must not be taken again after the last of these ends: it says that they are bad, or may have been.
 
