@@ -93,7 +93,8 @@ def faults(make_lab: Callable[..., Lab]) -> Iterator[Faults]:
     hosts = f"{HOSTS} hosts, whose {'processors' if REHEARSAL else f'GPUs are {FOUND} of the machine'}"
     note = NOTE.format(hosts=hosts, steps=STEPS, milliseconds=pace, interval=SAVE_INTERVAL, bound=found.bound)
     print(note, *found.rows, *starts(found), sep="\n")
-    matrix.write(PART, found.rows, note)
+    if not REHEARSAL:
+        matrix.write(PART, found.rows, note)
 
 
 def starts(faults: Faults) -> list[str]:

@@ -170,7 +170,7 @@ def faults(make_lab: Callable[..., Lab], small_disk: Path) -> Iterator[Faults]:
 
 
 class User:
-    """What somebody does who looks at the queue: SLURM holds a job whose first host was lost five times."""
+    """What somebody does who looks at the queue: SLURM holds a job whose first host was lost five times, or refused it."""
 
     def __init__(self, faults: Faults):
         self.faults, self.looked = faults, 0.0
@@ -183,13 +183,18 @@ class User:
         for run in HIT:
             if self.faults.clone.starts(NAME, run) and not is_trained(self.faults, run):
                 job = self.faults.job(run)
-                if job not in self.cancelled[run] and self.faults.queue(job)[0] == "REQUEUE_HOLD":
-                    print(
-                        f"{time.strftime('%H:%M:%S')} {run}: SLURM holds {job}: scancel, and another call", flush=True
-                    )
+                state, reason = self.faults.queue(job)
+                if state == "REQUEUE_HOLD" and job not in self.cancelled[run]:
+                    self._say(run, f"SLURM holds {job}: scancel, and another call")
                     self.faults.lab.run(["scancel", job])
                     self.cancelled[run].append(job)
                     self.faults.start(*HIT)
+                elif reason == "launch failed requeued held":
+                    self._say(run, f"SLURM holds {job}: scontrol release")
+                    self.faults.lab.run(["scontrol", "release", job])
+
+    def _say(self, run: str, what: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {run}: {what}", flush=True)
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         self.faults.clone.wait(lambda: self.look() or condition(), WAIT, what)

@@ -161,3 +161,9 @@ def test_a_job_that_slurm_holds_after_too_many_requeues_waits_and_says_what_to_d
     (held,) = queue.parse_jobs("3|REQUEUE_HOLD|JobHoldMaxRequeue||N/A|N/A|rule_train_wildcards_second|/home/me")
     assert held.waits and not held.only_ends
     assert held.reason == "JobHoldMaxRequeue: held after too many requeues: scancel 3, then call again"
+
+
+def test_a_job_that_a_host_refused_to_start_says_how_it_is_released():
+    (held,) = queue.parse_jobs("3|PENDING|launch failed requeued held||N/A|N/A|rule_train_wildcards_second|/home/me")
+    assert held.waits
+    assert held.reason == "launch failed requeued held: a host refused to start it: scontrol release 3"

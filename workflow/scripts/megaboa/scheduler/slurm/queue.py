@@ -21,8 +21,12 @@ QUERY_SECONDS = 30
 # No `|` can be in any of these but the last two.
 FORMAT = "%i|%T|%r|%N|%S|%e|%k|%Z"
 _ENDING = ("COMPLETING", "STAGE_OUT")
-# SLURM does so when a job's first host was lost five times (MaxBatchRequeue). Only an administrator can release it.
-_HELD = "JobHoldMaxRequeue: held after too many requeues: scancel {}, then call again"
+# What SLURM holds: a job whose first host was lost five times (MaxBatchRequeue), which only an administrator can
+# release, and one that a host refused to start.
+_HELD = {
+    "JobHoldMaxRequeue": "held after too many requeues: scancel {}, then call again",
+    "launch failed requeued held": "a host refused to start it: scontrol release {}",
+}
 # Jobs are listed again after so long: not once for each of a thousand runs.
 LIST_SECONDS = 20
 PAUSES = (1, 5, 10)
@@ -50,13 +54,18 @@ def _job(row: Iterable[str]) -> QueuedJob:
         state,
         waits=state in queries.WAITING,
         only_ends=state in _ENDING,
-        reason=_HELD.format(job) if reason == "JobHoldMaxRequeue" else "" if reason == "None" else reason,
+        reason=_told(reason, job),
         nodes=nodes,
         starts=queries.moment(starts),
         ends=queries.moment(ends),
         comment=queries.given(comment),
         folder=folder,
     )
+
+
+def _told(reason: str, job: str) -> str:
+    reason = "" if reason == "None" else reason.replace("_", " ")  # SLURM's versions differ in that
+    return f"{reason}: {_HELD[reason].format(job)}" if reason in _HELD else reason
 
 
 # Which run a job is for
