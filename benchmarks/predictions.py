@@ -30,11 +30,14 @@ from megaboa import peaks, records
 from megaboa.check import adviser, calibration, memory, speed
 from megaboa.check.facts import Cluster, Facts, Kernels, Model, Training
 from megaboa.check.memory import GIB
+from megaboa.config import load
 from megaboa.layout import Layout
+from megaboa.plan import make_plan
 from megaboa.records import Calibration, HeldBack, Law, Link
 
 HERE = Path(__file__).parent / "measured"
 PUBLISHED = Path(__file__).parents[1] / "config" / "published"
+LLAMA_FILE = Path(__file__).parents[1] / "config" / "experiments" / "llama3-8b-2xh200.yaml"
 FULL = Kernels(recompute="full", recompute_method="uniform", recompute_layers=1)
 NO_OVERLAP = {"grad_overlap": False, "gather_overlap": False}
 DEEPSPEED = {**NO_OVERLAP, "scattered_stages": True}
@@ -201,6 +204,14 @@ def h200() -> Iterator[Row]:
         yield Row("h200-gpt2-large", name, name != "bf16 fused", facts, seconds, gib, one["group"])
 
 
+def llama() -> Iterator[Row]:
+    """Of a shipped experiment, whose plan has the facts."""
+    plan = make_plan(load([LLAMA_FILE]))
+    for one in _csv("h200-llama3-8b.csv"):
+        seconds, gib = float(one["milliseconds"]) / 1000, float(one["gib"])
+        yield Row("h200-llama3-8b", one["name"], True, plan[one["name"]].facts, seconds, gib, one["group"])
+
+
 OF_BRIDGE = {
     "LLAMA3_8B": "llama3_8b",
     "LLAMA3_70B": "llama3_70b",
@@ -237,7 +248,7 @@ def bridge() -> Iterator[Row]:
 
 
 def rows() -> list[Row]:
-    return [*vtrain("vtrain-multi"), *vtrain("vtrain-single"), *simumax(), *h200(), *bridge()]
+    return [*vtrain("vtrain-multi"), *vtrain("vtrain-single"), *simumax(), *h200(), *llama(), *bridge()]
 
 
 # --- the errors -------------------------------------------------------------------------------------------------------

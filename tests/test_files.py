@@ -57,6 +57,27 @@ def test_a_torn_line_in_the_middle_spoils_no_other(tmp_path):
     assert files.read_jsonl(path) == [{"a": 1}, {"a": 3}, {"a": 4}]
 
 
+def test_a_line_that_the_disk_has_no_room_for_is_an_error_and_is_there_when_it_is_written_again(tmp_path):
+    """The limit on a file's size stops a write in its middle, as a full disk does at the end of a page."""
+    path = tmp_path / "lines.jsonl"
+    writer = (
+        "import json, resource, signal, sys; sys.path.insert(0, 'workflow/scripts')\n"
+        "from megaboa import files\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))\n"
+        f"path, text = {str(path)!r}, json.dumps('x' * 60)\n"
+        "files.append_line(path, text)\n"
+        "try:\n"
+        "    files.append_line(path, text)\n"
+        "except OSError:\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
+        "    files.append_line(path, text)\n"
+    )
+    subprocess.run([sys.executable, "-c", writer], check=True)
+    assert len(path.read_text().splitlines()) == 3, "the second was torn"
+    assert files.read_jsonl(path) == ["x" * 60] * 2
+
+
 def test_link_replaces_an_older_link(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).write_text(name)

@@ -117,6 +117,9 @@ def test_quantized_copies_of_weights_in_bf16_are_kept():
     low = dataclasses.replace(TRAINING, precision="bf16_with_fp8_current_scaling_mixed", fp8_weights=False)
     copies = memory.peak(Facts(Layout(64), LLAMA_8B, low, Kernels())).weights - of(LLAMA_8B).weights
     assert copies == pytest.approx(2 * 30 * 218.1e6, rel=0.001)
+    sharded = Layout(64, fsdp="megatron", fsdp_sharding="optim_grads_params")
+    one, other = (memory.every_stage(Facts(sharded, LLAMA_8B, each, Kernels()))[0].weights for each in (low, TRAINING))
+    assert one - other == pytest.approx(copies), "whole, where weights are in shards"
     kept_low = dataclasses.replace(low, fp8_weights=True)
     assert memory.peak(Facts(Layout(64), LLAMA_8B, kept_low, Kernels())).weights == of(LLAMA_8B).weights
 

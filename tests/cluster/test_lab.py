@@ -25,7 +25,9 @@ PYTHON = REPOSITORY / ".venv" / "bin" / "python"
 @pytest.fixture(scope="module")
 def plain_lab(make_lab: Callable[..., Lab]) -> Lab:
     """A second cluster, up at the same time: one host, no accounting, an eye on memory, --gres alone for GPUs."""
-    return make_lab(nodes=1, accounting=False, memory_kill=True, extra_conf=["SelectType=select/cons_res"])
+    return make_lab(
+        nodes=1, accounting=False, memory_kill=True, extra_conf=["SelectType=select/cons_res", "KillWait=600"]
+    )
 
 
 def submit(lab: Lab, command: str, *options: str) -> str:
@@ -97,6 +99,31 @@ def assert_gpus(lab: Lab, option: str) -> None:
     number = submit(lab, call, *sizes, *gres, *words["slurm_extra"].split())
     wait_for(lab, number, "COMPLETED")
     assert sorted((lab.home / f"{number}.out").read_text().splitlines()) == ["0 0,1", "1 0,1"]
+
+
+DEAF = """\
+import os, signal, sys, time
+sys.path.insert(0, {scripts!r})
+from pathlib import Path
+from megaboa.scheduler.slurm.srun import SrunRanks, srun_command
+task = "[ $SLURM_PROCID = 1 ] && kill -9 $$; trap '' TERM; while :; do sleep 1; done"
+command = srun_command(
+    ["sh", "-c", task], nodes=1, tasks_per_node=2, cpus_per_task=1, output="/dev/null", name="attempt-01"
+)
+ranks = SrunRanks(os.environ["SLURM_JOB_ID"], command, "attempt-01", Path.cwd(), dict(os.environ), "localhost")
+while (ended := ranks.poll()) is None:
+    time.sleep(0.2)
+print(ended, flush=True)
+"""
+
+
+def test_a_rank_that_does_not_hear_is_not_waited_for_when_another_has_failed(plain_lab: Lab) -> None:
+    """As on a GPU, where it waits in a collective; SLURM would kill it after KillWait."""
+    program = DEAF.format(scripts=str(REPOSITORY / "workflow" / "scripts"))
+    (plain_lab.home / "deaf.py").write_text(program)
+    number = submit(plain_lab, f"{PYTHON} deaf.py", "--ntasks=2", "--mem=200")
+    wait_for(plain_lab, number, "COMPLETED", timeout=120)
+    assert (plain_lab.home / f"{number}.out").read_text() == "rank 1 on n1 was killed by SIGKILL\n"
 
 
 def test_the_repository_s_python_has_torch(lab: Lab) -> None:

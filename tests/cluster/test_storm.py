@@ -170,7 +170,9 @@ def faults(make_lab: Callable[..., Lab], small_disk: Path) -> Iterator[Faults]:
 
 
 class User:
-    """What somebody does who looks at the queue: SLURM holds a job whose first host was lost five times, or refused it."""
+    """What somebody does who looks at the queue: SLURM holds a job whose first host was lost five times, and one that a
+    host refused to start.
+    """
 
     def __init__(self, faults: Faults):
         self.faults, self.looked = faults, 0.0
@@ -283,7 +285,10 @@ def honest(faults: Faults, run: str, possible: dict[int, set[str]], jobs: int) -
     can have had; no two attempts trained at a time.
     """
     starts, ends = faults.clone.starts(NAME, run), faults.ends(run)
-    assert [entry["attempt"] for entry in starts] == [entry["attempt"] for entry in ends] == [*range(1, 1 + len(ends))]
+    numbers = [[entry["attempt"] for entry in entries] for entries in (starts, ends)]
+    assert numbers == [[*range(1, 1 + len(starts))]] * 2, faults.clone.results(
+        NAME, "runs", run, "attempts.jsonl"
+    ).read_text()
     assert [entry["outcome"] == "completed" for entry in ends] == [False] * (len(ends) - 1) + [True]
     causes = {end["attempt"]: end["cause"] for end in ends[:-1]}
     print(f"{run}: {causes}")

@@ -166,6 +166,20 @@ def test_ranks_that_outlive_their_srun_are_ended_before_it_counts_as_ended(start
     assert (tmp_path / "sent").read_text().splitlines() == ["--signal=KILL 17.0"]
 
 
+def test_ranks_that_wait_for_one_that_failed_are_ended(start, tmp_path, fake_command, monkeypatch):
+    """After last words, and again where the controller does not answer. The exception stays the cause."""
+    monkeypatch.setattr("megaboa.scheduler.slurm.srun.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("megaboa.scheduler.slurm.srun.LAST_WORDS_SECONDS", 0.2)
+    fake_command("squeue", f"[ -e {tmp_path}/ended ] || echo '17.0 attempt-01'")
+    twice = f'[ "$(wc -l <{tmp_path}/sent)" -lt 2 ] || touch {tmp_path}/ended'
+    fake_command("scancel", f'echo "$@" >>{tmp_path}/sent; {twice}')
+    wait_here = f"while ! [ -e {tmp_path}/ended ]; do sleep 0.05; done"
+    failed, killed = ("srun: error: n2: task 3: Exited with exit code 1", "srun: error: n1: task 0: Killed")
+    ended = wait(start(f"echo '{failed}'; {wait_here}; echo '{killed}'; exit 137"))
+    assert (ended.rank, ended.returncode, ended.node) == (3, 1, "n2")
+    assert (tmp_path / "sent").read_text().splitlines() == ["--signal=KILL 17.0"] * 2
+
+
 def test_signals_go_to_the_step_by_its_name(start, tmp_path, fake_command):
     fake_command("squeue", f"echo \"$@\" >{tmp_path}/asked; echo '17.0 attempt-00'; echo '17.2 attempt-01'")
     fake_command("scancel", f'echo "$@" >>{tmp_path}/sent')

@@ -118,11 +118,18 @@ def append_line(path: str | Path, text: str, durable: bool = True) -> None:
     try:
         size = os.fstat(handle).st_size
         torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-        os.write(handle, (("\n" if torn else "") + text + "\n").encode())
+        write_all(handle, ("\n" if torn else "") + text + "\n")
         if durable:
             os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_all(handle: int, text: str) -> None:
+    """What a disk has no room for is an error: the call alone writes a part of it, and returns how much."""
+    rest = text.encode()
+    while rest:
+        rest = rest[os.write(handle, rest) :]
 
 
 def read_jsonl(path: str | Path) -> list[Any]:

@@ -20,6 +20,7 @@ import torch
 from megatron.bridge.training.callbacks import Callback, CallbackContext
 from megatron.core.num_microbatches_calculator import get_current_running_global_batch_size
 
+from megaboa import files
 from megaboa.check import flops
 from megaboa.check.facts import Facts, Model, Training
 from megaboa.paths import AttemptFolder
@@ -124,7 +125,7 @@ class StepWriter(Callback):
 
     def _write(self, event: StepEvent) -> None:
         self._last_written = event.time
-        os.write(self._stream, (line(event) + "\n").encode())
+        files.write_all(self._stream, line(event) + "\n")
 
 
 class CheckpointMarker(Callback):

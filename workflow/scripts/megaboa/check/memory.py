@@ -94,9 +94,9 @@ def _stage(f: Facts, stage: Stage) -> Breakdown:
 
 def _quantized_copies(f: Facts, stage: Stage, held: Parameters) -> float:
     """Weights that are kept in 16 bits are cast once a step, by rows and by columns, and Transformer Engine keeps both
-    (module/base.py, get_weight_workspace): with current scaling in layers that calculate in FP8. For other kinds of FP8
-    `bytes_per_parameter` has them."""
-    if "fp8_current" not in (f.training.precision or "") or f.training.fp8_weights or f.layout.fsdp != "none":
+    (module/base.py, get_weight_workspace), whole under Megatron-FSDP too: with current scaling in layers that calculate
+    in FP8. For other kinds of FP8 `bytes_per_parameter` has them."""
+    if "fp8_current" not in (f.training.precision or "") or f.training.fp8_weights or f.layout.fsdp == "torch":
         return 0.0
     low = sum(activations.in_low_precision(f, layer) for layer in stage.layers) / (len(stage.layers) or 1)
     return 2 * low * (held.total - held.outside)

@@ -21,6 +21,9 @@ from megaboa.scheduler.slurm import queries
 # srun's own output, next to the logs of the ranks.
 SRUN_LOG = "srun.log"
 GONE_SECONDS = 30
+LOOK_SECONDS = 1
+# So long may the others still say why they end when one has failed. In a collective, on a GPU, they wait for ever.
+LAST_WORDS_SECONDS = 3
 # One process: within the job's own allocation, next to the step that waits for it, or as a job of its own.
 STEP = ("--overlap", "--nodes=1", "--ntasks=1")
 # Who makes an image doesn't wait in the queue until a GPU is free.
@@ -67,7 +70,7 @@ def srun_command(
         *([f"--gres=gpu:{gpus_per_node}"] if gpus_per_node else []),
         *([f"--cpu-bind={cpu_bind}"] if cpu_bind else []),
         "--overlap",  # never wait for a step that won't die
-        "--kill-on-bad-exit=1",
+        "--kill-on-bad-exit=0",  # srun would send SIGTERM, which no rank in a collective hears, and wait for KillWait
         "--export=ALL",
         f"--output={output}",
         f"--job-name={name}",
@@ -130,6 +133,8 @@ class SrunRanks:
     ):
         self.tasks_are_ranks = tasks_are_ranks
         self.job, self.name, self.log = job, name, logs / SRUN_LOG
+        self._look_at, self._one_failed = 0.0, False
+        self._end_before_ours: Ended | None = None
         # Reserved on this host, which is the first of the job's: rank 0 is here too. Held until the ranks have ended.
         self.port = ReservedPort(ports=ports)
         with self.log.open("ab") as stream:
@@ -145,16 +150,29 @@ class SrunRanks:
     def poll(self) -> Ended | None:
         code = self.process.poll()
         if code is None:
+            self._end_what_waits_for_one_that_failed()
             return None
         if code:
             end_step(self.job, self.name)
         self.port.close()
-        try:
-            said = self.log.read_text(errors="replace")
-        except OSError:
-            said = ""
-        ended = read_end(code, said)
+        ended = self._end_before_ours or read_end(code, self._said())
         return ended if self.tasks_are_ranks else replace(ended, rank=None)
+
+    def _end_what_waits_for_one_that_failed(self) -> None:
+        if time.monotonic() < self._look_at:
+            return
+        said = self._said()
+        if self._one_failed:  # again and again: the controller may not have answered
+            self._end_before_ours = self._end_before_ours or read_end(1, said)
+            self._signal("KILL")
+        self._one_failed = _TASK.search(said) is not None
+        self._look_at = time.monotonic() + (LAST_WORDS_SECONDS if self._one_failed else LOOK_SECONDS)
+
+    def _said(self) -> str:
+        try:
+            return self.log.read_text(errors="replace")
+        except OSError:
+            return ""
 
     def ask(self) -> bool:
         return self._signal("TERM")
