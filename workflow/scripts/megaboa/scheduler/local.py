@@ -20,6 +20,7 @@ from pathlib import Path
 from megaboa.causes import Failure
 from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.ranks import (
+    LAST_WORDS_SECONDS,
     OF_A_RANK,
     STACKS_SIGNAL,
     Ended,
@@ -29,7 +30,6 @@ from megaboa.scheduler.ranks import (
     rendezvous_environment,
 )
 
-GRACE_SECONDS = 3.0
 POLL_SECONDS = 0.1
 ADDRESS = "127.0.0.1"
 # Where ranks may be forked by a process that isn't ours: ends of pipes that they hold open for as long as they live.
@@ -141,7 +141,7 @@ class LocalRanks:
     def kill(self) -> None:
         self.end(grace=0)
 
-    def end(self, grace: float = GRACE_SECONDS) -> None:
+    def end(self, grace: float = LAST_WORDS_SECONDS) -> None:
         """Ask every rank still alive to end, then make it; with it goes whatever it started."""
         if grace:
             self.ask()

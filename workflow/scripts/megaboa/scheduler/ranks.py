@@ -19,6 +19,8 @@ from typing import Protocol
 
 # A rank that gets this signal writes its threads' stacks to its log and continues.
 STACKS_SIGNAL = signal.SIGUSR2
+# So long may ranks still say why they end when another has failed. In a collective, on a GPU, they wait for ever.
+LAST_WORDS_SECONDS = 3.0
 _SIOCGIFADDR = 0x8915
 
 

@@ -15,15 +15,13 @@ from pathlib import Path
 
 from megaboa.records import ImageStart
 from megaboa.scheduler.answers import Task, UnreachableError
-from megaboa.scheduler.ranks import STACKS_SIGNAL, Ended, ReservedPort, rendezvous_environment
+from megaboa.scheduler.ranks import LAST_WORDS_SECONDS, STACKS_SIGNAL, Ended, ReservedPort, rendezvous_environment
 from megaboa.scheduler.slurm import queries
 
 # srun's own output, next to the logs of the ranks.
 SRUN_LOG = "srun.log"
 GONE_SECONDS = 30
 LOOK_SECONDS = 1
-# So long may the others still say why they end when one has failed. In a collective, on a GPU, they wait for ever.
-LAST_WORDS_SECONDS = 3
 # One process: within the job's own allocation, next to the step that waits for it, or as a job of its own.
 STEP = ("--overlap", "--nodes=1", "--ntasks=1")
 # Who makes an image doesn't wait in the queue until a GPU is free.
