@@ -208,6 +208,15 @@ def test_where_slurm_does_not_answer_srun_ends_its_step_itself(start, unreachabl
     assert ranks.poll().killed
 
 
+def test_where_slurm_does_not_answer_srun_ends_those_that_wait_for_one_that_failed(
+    start, unreachable_slurm, monkeypatch
+):
+    monkeypatch.setattr("megaboa.scheduler.slurm.srun.LAST_WORDS_SECONDS", 0.2)
+    monkeypatch.setattr("megaboa.scheduler.slurm.srun.GONE_SECONDS", 0.5)
+    ended = wait(start("echo 'srun: error: n2: task 3: Killed'; sleep 60"), timeout=30)
+    assert (ended.rank, ended.returncode, ended.node) == (3, -9, "n2")
+
+
 def test_an_srun_that_does_not_end_is_killed(start, unreachable_slurm, monkeypatch, tmp_path):
     monkeypatch.setattr("megaboa.scheduler.slurm.srun.GONE_SECONDS", 0.5)
     ranks = start("trap '' TERM; echo deaf; while :; do sleep 0.1; done")

@@ -160,9 +160,9 @@ class SrunRanks:
         if time.monotonic() < self._look_at:
             return
         said = self._said()
-        if self._one_failed:  # again and again: the controller may not have answered
+        if self._one_failed:
             self._end_before_ours = self._end_before_ours or read_end(1, said)
-            self._signal("KILL")
+            self._kill_step()
         self._one_failed = _TASK.search(said) is not None
         self._look_at = time.monotonic() + (LAST_WORDS_SECONDS if self._one_failed else LOOK_SECONDS)
 
@@ -184,15 +184,18 @@ class SrunRanks:
         self.port.close()
 
     def _end(self) -> None:
-        if not self._signal("KILL"):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGTERM)  # srun then ends the step itself
+        self._kill_step()
         deadline = time.monotonic() + GONE_SECONDS
         while self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.2)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+    def _kill_step(self) -> None:
+        if not self._signal("KILL"):  # the controller doesn't answer
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGTERM)  # srun then ends the step itself
 
     def _signal(self, name: str) -> bool:
         try:
