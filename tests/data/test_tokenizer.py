@@ -5,10 +5,10 @@ import json
 import made
 import pytest
 
-from megaboa.data import jobs, tokenizer
+from megaboa.data import tokenizer
 from megaboa.errors import InputError
 from megaboa.files import folder_digests
-from megaboa.records import Tokenizer, TokenizerSpec, write
+from megaboa.records import Tokenizer, write
 
 TEXTS = [f"def function_{number}(value):\n    return value + {number}\n" for number in range(300)]
 
@@ -80,30 +80,3 @@ def test_a_reference_that_leads_nowhere_names_its_key(tmp_path):
         tokenizer.resolve({"kind": "path", "path": str(tmp_path / "empty")}, "corpora.c.tokenizer")
     with pytest.raises(InputError, match=r"corpora\.c\.tokenizer: .*neither an existing folder nor a Hugging Face id"):
         tokenizer.resolve({"kind": "path", "path": "./not/a/folder"}, "corpora.c.tokenizer")
-
-
-def test_gpt2s_two_files_give_the_same_tokens(trained, tmp_path):
-    """As Megatron's --vocab-file and --merge-file name them."""
-    model = json.loads((trained / "tokenizer.json").read_text())["model"]
-    (tmp_path / "gpt2-vocab.json").write_text(json.dumps(model["vocab"]))
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    (tmp_path / "gpt2-merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
-    files = {"vocab": str(tmp_path / "gpt2-vocab.json"), "merges": str(tmp_path / "gpt2-merges.txt")}
-    spec = TokenizerSpec(name="gpt2", store=str(tmp_path / "store"), train_on=None, vocab_size=300, **files)
-    made_of_files = jobs.make_tokenizer(spec)
-    words = tokenizer.load(tokenizer.find(made_of_files.path))
-    reference = tokenizer.load(tokenizer.find(trained))
-    for text in [TEXTS[3], "Grüße, 世界 🐍\t", " two  spaces "]:
-        assert words(text)["input_ids"] == reference(text)["input_ids"]
-    assert (made_of_files.vocab_size, words.eos_token) == (300, tokenizer.END_OF_TEXT)
-    assert jobs.make_tokenizer(spec) == made_of_files
-
-
-def test_other_files_are_not_gpt2s(tmp_path):
-    for name in ("vocab.json", "merges.txt"):
-        (tmp_path / name).write_text("{}" if name == "vocab.json" else "one two three four\n")
-    files = {"vocab": str(tmp_path / "vocab.json"), "merges": str(tmp_path / "merges.txt")}
-    spec = TokenizerSpec(name="gpt2", store=str(tmp_path / "store"), train_on=None, vocab_size=1, **files)
-    with pytest.raises(InputError, match=r"^tokenizers.gpt2: .*vocab.json and .*merges.txt"):
-        jobs.make_tokenizer(spec)
-    assert not list((tmp_path / "store").rglob("tokenizer.json"))

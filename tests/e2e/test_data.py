@@ -6,6 +6,7 @@ import random
 
 import pandas as pd
 import pytest
+import sentencepiece
 from clone import edit
 from indexed_files import write_indexed
 
@@ -20,11 +21,13 @@ device: cpu
 tokenizers:
   bpe: {train_on: code, vocab_size: 384}
   gpt2: {vocab: old/gpt2-vocab.json, merges: old/gpt2-merges.txt}
+  llama: {sentencepiece: old/llama.model}
 corpora:
   old: {megatron: "0.3 old/a 0.7 old/b"}
   code: {source: python-stdlib, limit: 60}
   sums: {source: sums.jsonl}
   far: {source: far.jsonl, filter: short.py}
+  pieces: {source: sums.jsonl, tokenizer: llama}
 model: dense
 models:
   dense:
@@ -33,6 +36,7 @@ models:
     config: &dense {model_type: qwen3, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2,
       num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 128}
   other: {tokenizer: gpt2, config: *dense}
+  llama: {tokenizer: llama, config: *dense}
 training: {train_iters: 6, global_batch_size: 8, micro_batch_size: 2, seq_length: 64, precision: fp32, eval_interval: 3}
 checkpoint: {save_interval: 3}
 data: {max_epochs: 0.3}
@@ -44,6 +48,7 @@ sweep:
     sets: {data.blend: BLEND, data.split: "80,10,10", data.validation_sets: SETS}
     sets-dp2: {data.blend: BLEND, data.split: "80,10,10", data.validation_sets: SETS, resources.gpus_per_node: 2}
     own: {data.blend_per_split.train: code, data.blend_per_split.valid: sums}
+    pieces: {model: llama, data.blend: pieces, data.split: "80,10,10"}
     given: {model: other, data.blend: old, data.split: "80,10,10"}
 report:
   agreements: [{reference: sets, runs: [sets-dp2]}]
@@ -54,7 +59,7 @@ def keep(record):
 """
 BLEND = "{code: 3, sums: 1}"
 SETS = "{sums: sums, far: {far: 1}}"
-RUNS = ("plain", "packed", "sets", "sets-dp2", "own", "given")
+RUNS = ("plain", "packed", "sets", "sets-dp2", "own", "pieces", "given")
 
 
 def index_files(workspace):
@@ -71,6 +76,14 @@ def write_old(folder):
     (folder / "gpt2-vocab.json").write_text(json.dumps(model["vocab"]))
     lines = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     (folder / "gpt2-merges.txt").write_text("\n".join(["#version: 0.2", *lines]) + "\n")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([f"{number} + {number + 1} and so on" for number in range(300)]),
+        model_prefix=str(folder / "llama"),
+        vocab_size=340,
+        model_type="bpe",
+        byte_fallback=True,
+        minloglevel=2,
+    )
     chance = random.Random(5)
     for name in ("a", "b"):
         documents = [chance.choices(range(300), k=chance.randint(1, 200)) for _ in range(60)]
@@ -103,7 +116,7 @@ def test_runs_that_draw_the_same_samples_share_an_index(done):
     workspace, *_ = done
     names = {run: workspace.json("blends", "runs", run, "launch.json")["index"] for run in RUNS}
     assert names["plain"] == names["packed"] and names["sets"] == names["sets-dp2"]
-    assert len(set(names.values())) == len(list(workspace.results("blends", "data", "indexes").glob("*.json"))) == 4
+    assert len(set(names.values())) == len(list(workspace.results("blends", "data", "indexes").glob("*.json"))) == 5
 
 
 def test_training_builds_no_index(done):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Annotated, Any
@@ -19,7 +18,7 @@ from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
 from megaboa.config.problems import Problem, choose, nearest, show
 from megaboa.config.yaml_file import Places, dotted
-from megaboa.data import filters, pairs
+from megaboa.data import filters, pairs, tokenizer_files
 from megaboa.data.sources import STDLIB, file_stems, files_of, hub_id, is_hub_id
 from megaboa.errors import InputError
 from megaboa.image import dockerfile, image_file
@@ -228,7 +227,7 @@ def references(raw: Tree, places: Places, factors: Any) -> list[Problem]:
             path = ("tokenizers", name, "train_on")
             complain(path, _unknown_reference(tokenizer["train_on"], raw.get("corpora"), "corpus"))
             complain(path, _no_text(tokenizer["train_on"], named("corpora")))
-        for field in ("vocab", "merges"):
+        for field in ("vocab", "merges", "sentencepiece", "tiktoken"):
             complain(("tokenizers", name, field), _tokenizer_file_problem(field, tokenizer.get(field)))
     for name, model in named("models").items():
         for field in ("hf", "recipe", "tokenizer"):
@@ -338,12 +337,11 @@ def _tokenizer_file_problem(field: str, value: Any) -> list[str]:
     path = FilePath(value).expanduser()
     if not path.is_file():
         return [f"there is no file {value!r}: check the path"]
-    if field == "vocab":
-        try:
-            if not isinstance(json.loads(path.read_text(encoding="utf-8")), dict):
-                raise ValueError("it is no mapping from tokens to numbers")
-        except ValueError as error:
-            return [f"{value!r} is not GPT-2's vocab.json: {error}"]
+    try:
+        if field != "merges":
+            tokenizer_files.size(value, field)
+    except InputError as error:
+        return [str(error)]
     return []
 
 

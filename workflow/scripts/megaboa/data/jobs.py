@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import tokenizers
 
 from megaboa import store
-from megaboa.data import examples, filters, given, sources, tokenizer, verify
+from megaboa.data import examples, filters, given, sources, tokenizer, tokenizer_files, verify
 from megaboa.data.encoder import Encoder
 from megaboa.data.merging import merge
 from megaboa.data.readers import Format, documents
@@ -108,19 +108,30 @@ def _frozen(reference: tokenizer.Reference, loaded: PreTrainedTokenizerFast, fol
 
 
 def tokenizer_of_files(spec: TokenizerSpec) -> Tokenizer:
-    """GPT-2's vocab.json and merges.txt as a folder that `transformers` and Bridge load."""
+    """As a folder that `transformers` and Bridge load."""
     key = f"tokenizers.{spec.name}"
+    files = {kind: getattr(spec, kind) for kind in ("vocab", "merges", "sentencepiece", "tiktoken")}
+    rules = {"pattern": spec.pattern, "special_tokens": spec.special_tokens, "vocab_size": spec.vocab_size}
     identity = {
-        "vocab": file_digest(spec.vocab),
-        "merges": file_digest(spec.merges),
+        **{kind: file_digest(path) for kind, path in files.items() if path},
+        **(rules if spec.tiktoken else {}),
         "transformers": version("transformers"),
     }
     folder = store.folder(spec.store, "tokenizers", spec.name, identity)
     with store.building(folder) as partial:
         if partial:
-            tokenizer.from_gpt2(spec.vocab, spec.merges, partial, key)
+            _convert(spec, partial, key)
     found = tokenizer.find(folder)
     return Tokenizer(name=spec.name, path=found.path, digest=found.digest, vocab_size=len(tokenizer.load(found)))
+
+
+def _convert(spec: TokenizerSpec, folder: Path, key: str) -> None:
+    if spec.sentencepiece:
+        tokenizer_files.from_sentencepiece(spec.sentencepiece, folder, key)
+    elif spec.tiktoken:
+        tokenizer_files.from_tiktoken(spec.tiktoken, folder, spec.pattern, spec.special_tokens, spec.vocab_size)
+    else:
+        tokenizer_files.from_gpt2(spec.vocab, spec.merges, folder, key)
 
 
 def list_sources(spec: CorpusSpec, threads: int) -> Sources:

@@ -68,21 +68,6 @@ def train(texts: Iterable[str], vocab_size: int, folder: str | Path) -> int:
     return len(fast)
 
 
-def from_gpt2(vocab: str, merges: str, folder: str | Path, key: str) -> None:
-    """Write GPT-2's two files as a tokenizer for `AutoTokenizer`. Megatron calls them --vocab-file and --merge-file."""
-    from transformers import GPT2Tokenizer
-
-    try:
-        loaded = GPT2Tokenizer(vocab=vocab, merges=merges)
-        whole = len(loaded("a b")["input_ids"]) > 0
-    except Exception as error:  # whatever the libraries raise
-        said = " ".join(str(error).split())[:200]
-        raise InputError(f"{key}: {vocab} and {merges} are not GPT-2's vocab.json and merges.txt: {said}") from error
-    if not whole:
-        raise InputError(f"{key}: {vocab} and {merges} make nothing of a text: are they of one tokenizer?")
-    loaded.save_pretrained(str(folder))
-
-
 def resolve(reference: dict[str, str], key: str) -> Reference:
     """Find the tokenizer that a specification names (`key`: the key of the experiment file that named it).
 

@@ -341,7 +341,7 @@ class Shared:
     def tokenizer_texts(self, tokenizer: str) -> list[str]:
         made = self.plan.experiment.tokenizers[tokenizer]
         if made.train_on is None:
-            return [expanded(path) for path in (made.vocab, made.merges) if path]
+            return [expanded(path) for path in made.files.values()]
         return files_of(self.plan.experiment.corpora[made.train_on])
 
     def model_inputs(self, model: str) -> list[str]:
@@ -412,10 +412,16 @@ class Shared:
 
     def _tokenizer(self, name: str) -> TokenizerSpec:
         tokenizer = self.plan.experiment.tokenizers[name]
-        if tokenizer.vocab and tokenizer.merges:
-            files = {"vocab": expanded(tokenizer.vocab), "merges": expanded(tokenizer.merges)}
-            store = self.plan.experiment.store
-            return TokenizerSpec(name=name, store=store, train_on=None, vocab_size=tokenizer.size, **files)
+        if tokenizer.files:
+            rules = {"pattern": tokenizer.tiktoken_pattern, "special_tokens": tokenizer.tiktoken_num_special_tokens}
+            return TokenizerSpec(
+                name=name,
+                store=self.plan.experiment.store,
+                train_on=None,
+                vocab_size=tokenizer.size,
+                **{kind: expanded(path) for kind, path in tokenizer.files.items()},
+                **(rules if tokenizer.tiktoken else {}),
+            )
         corpus = self.plan.experiment.corpora[tokenizer.train_on]
         reading = ("text_key", "separator", "subset", "split", "revision", "limit", "max_document_mb", "on_bad_record")
         text = corpus.model_dump(include=set(reading))
@@ -423,7 +429,7 @@ class Shared:
             name=name,
             store=self.plan.experiment.store,
             train_on=TextSpec(name=tokenizer.train_on, source=expanded_source(corpus.source), **text),
-            vocab_size=tokenizer.vocab_size,
+            vocab_size=tokenizer.size,
         )
 
     def _corpus(self, name: str) -> CorpusSpec:

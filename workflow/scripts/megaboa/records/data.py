@@ -58,7 +58,7 @@ class CorpusSpec(TextSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSpec(Record):
-    """One to be trained on text, or made of GPT-2's two files."""
+    """One to be trained on text, or made of the files of others."""
 
     name: str
     store: str
@@ -66,6 +66,10 @@ class TokenizerSpec(Record):
     vocab_size: int
     vocab: str | None = field(default=None, metadata=IF_SET)
     merges: str | None = field(default=None, metadata=IF_SET)
+    sentencepiece: str | None = field(default=None, metadata=IF_SET)
+    tiktoken: str | None = field(default=None, metadata=IF_SET)
+    pattern: str | None = field(default=None, metadata=IF_SET)  # of tiktoken, as its special tokens
+    special_tokens: int | None = field(default=None, metadata=IF_SET)
 
 
 # --- tokenizers/<tokenizer>.json --------------------------------------------------------------------------------------
@@ -73,7 +77,7 @@ class TokenizerSpec(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer(Record):
-    """One that the experiment trained, or made of GPT-2's files."""
+    """One that the experiment trained, or made of the files of others."""
 
     name: str
     path: str

@@ -1,52 +1,69 @@
-"""Models, and tokenizers that are trained on the spot or made of GPT-2's files."""
+"""Models, and tokenizers that are trained on the spot or made of the files of others."""
 
 from __future__ import annotations
 
-import functools
-import json
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from megaboa import conversion
 from megaboa.config.models.section import Name, Section, key
-from megaboa.data.tokenizer import END_OF_TEXT
+from megaboa.data import tokenizer_files
+from megaboa.data.tokenizer_files import SPECIAL_TOKENS
 from megaboa.layout import Layout
 from megaboa.records import Tree
 
+TRAINED_TOKENS = 512
+
 
 class Tokenizer(Section):
-    """Either `train_on`, or `vocab` and `merges`."""
+    """Either trained, or of the files of others: GPT-2's two, SentencePiece's, or those that Megatron's TikTokenizer
+    reads.
+    """
 
     train_on: Name | None = key(None, "corpus whose text the tokenizer is trained on")
-    vocab_size: Annotated[int, Field(ge=260)] = key(512, "size of the byte-level BPE vocabulary that is trained")
+    vocab_size: Annotated[int, Field(ge=260)] | None = key(
+        None, "size of the byte-level BPE vocabulary that is trained, by default 512; of tiktoken the most tokens"
+    )
     vocab: str | None = key(None, "GPT-2's vocab.json (Megatron's --vocab-file), instead of train_on")
     merges: str | None = key(None, "GPT-2's merges.txt (Megatron's --merge-file)")
+    sentencepiece: str | None = key(None, "a SentencePiece model, unigram or BPE, instead of train_on")
+    tiktoken: str | None = key(None, "the JSON that Megatron's TikTokenizer reads, instead of train_on")
+    tiktoken_pattern: Literal["v1", "v2"] = key("v2", "how it cuts text (Megatron's --tiktoken-pattern)")
+    tiktoken_num_special_tokens: Annotated[int, Field(ge=len(SPECIAL_TOKENS))] = key(
+        1000, "numbers before its own (Megatron's --tiktoken-num-special-tokens)"
+    )
 
     @model_validator(mode="after")
     def _one_origin(self) -> Tokenizer:
         if (self.vocab is None) != (self.merges is None):
             raise ValueError("vocab and merges belong together: set both or none")
-        if (self.train_on is None) == (self.vocab is None):
-            raise ValueError("needs either train_on, or vocab and merges")
-        if self.vocab is not None and "vocab_size" in self.model_fields_set:
-            raise ValueError("vocab_size is of a tokenizer that is trained, and vocab has its own: remove one")
+        if [self.train_on, self.vocab, self.sentencepiece, self.tiktoken].count(None) != 3:
+            raise ValueError("needs one of train_on, sentencepiece, tiktoken, or vocab and merges")
+        if self.vocab_size is not None and (self.vocab or self.sentencepiece):
+            raise ValueError("vocab_size is of a tokenizer that is trained, and these files have their own: remove it")
+        if self.tiktoken is None and {"tiktoken_pattern", "tiktoken_num_special_tokens"} & self.model_fields_set:
+            raise ValueError(
+                "tiktoken_pattern and tiktoken_num_special_tokens are of tiktoken: name its file, or remove them"
+            )
         return self
+
+    @property
+    def files(self) -> dict[str, str]:
+        """By key; none of one that is trained."""
+        named = {name: getattr(self, name) for name in ("vocab", "merges", "sentencepiece", "tiktoken")}
+        return {name: path for name, path in named.items() if path is not None}
 
     @property
     def size(self) -> int:
         """How many tokens it has."""
-        if self.vocab is None:
-            return self.vocab_size
-        path = Path(self.vocab).expanduser()
-        return _entries(str(path), path.stat().st_mtime_ns)
-
-
-@functools.cache
-def _entries(vocab: str, _changed: int) -> int:
-    known = json.loads(Path(vocab).read_text(encoding="utf-8"))
-    return len(known) + (END_OF_TEXT not in known)
+        if self.tiktoken is not None:
+            known = tokenizer_files.size(self.tiktoken, "tiktoken", self.tiktoken_num_special_tokens)
+            return min(known, self.vocab_size or known)
+        for kind in ("vocab", "sentencepiece"):
+            if path := getattr(self, kind):
+                return tokenizer_files.size(path, kind)
+        return self.vocab_size or TRAINED_TOKENS
 
 
 class Conversion(Section):

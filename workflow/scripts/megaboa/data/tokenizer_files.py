@@ -1,0 +1,222 @@
+"""Tokenizers in the files of others, as Megatron takes them: written as `tokenizer.json`, with the same numbers.
+
+GPT-2's vocab.json and merges.txt, SentencePiece's .model, and the JSON that Megatron's TikTokenizer reads. Neither
+SentencePiece nor tiktoken is needed. Sizes are read with the standard library, as a plan wants them.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megaboa.data.tokenizer import END_OF_TEXT
+from megaboa.errors import InputError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+SPACE = "▁"  # SentencePiece's
+UNIGRAM, BPE = 1, 2  # its models; pieces that its user defined
+USER_DEFINED = 4
+# megatron/core/tokenizers/text/libraries/tiktoken_tokenizer.py, 0.19
+SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
+PATTERNS = {
+    "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    "v2": (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+        r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+}
+MOST_TOKENS = 2**17  # of TikTokenizer, where no other size is given
+
+
+# How many tokens
+
+
+def size(path: str, kind: str, special_tokens: int = 0) -> int:
+    """Of a file that is `vocab`, `sentencepiece` or `tiktoken`. One that is none of these: InputError."""
+    expanded = Path(path).expanduser()
+    return _size(str(expanded), kind, special_tokens, expanded.stat().st_mtime_ns)
+
+
+@functools.cache
+def _size(path: str, kind: str, special_tokens: int, _changed: int) -> int:
+    if kind == "sentencepiece":
+        return sum(1 for _ in _pieces(path))
+    if kind == "tiktoken":
+        return min(len(_ranked(path)) + special_tokens, MOST_TOKENS)
+    try:
+        known = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path!r} is not GPT-2's vocab.json: {error}") from error
+    if not isinstance(known, dict):
+        raise InputError(f"{path!r} is not GPT-2's vocab.json: it is no mapping from tokens to numbers")
+    return len(known) + (END_OF_TEXT not in known)
+
+
+def _pieces(path: str) -> Iterator[bytes]:
+    """The first field of SentencePiece's ModelProto, as protobuf writes it: a number for field and type, the length."""
+    data, at = Path(path).read_bytes(), 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at, value, shift = at + 1, value | (byte & 0x7F) << shift, shift + 7
+            if byte < 0x80:
+                return value
+
+    try:
+        while at < len(data):
+            key = number()
+            length = number()
+            if key & 7 != 2 or at + length > len(data):
+                raise IndexError
+            if key >> 3 == 1:
+                yield data[at : at + length]
+            at += length
+    except IndexError as error:
+        raise InputError(f"{path!r} is not a model of SentencePiece") from error
+
+
+def _ranked(path: str) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        sound = isinstance(found, list) and all(one["rank"] == rank for rank, one in enumerate(found))
+    except (ValueError, TypeError, KeyError):
+        sound = False
+    if not sound:
+        raise InputError(f"{path!r} is not what TikTokenizer reads: a JSON list of rank and token_bytes, in order")
+    return found
+
+
+# Converted
+
+
+def from_gpt2(vocab: str, merges: str, folder: str | Path, key: str) -> None:
+    """Write GPT-2's two files as a tokenizer for `AutoTokenizer`. Megatron calls them --vocab-file and --merge-file."""
+    from transformers import GPT2Tokenizer
+
+    try:
+        loaded = GPT2Tokenizer(vocab=vocab, merges=merges)
+        whole = len(loaded("a b")["input_ids"]) > 0
+    except Exception as error:  # whatever the libraries raise
+        said = " ".join(str(error).split())[:200]
+        raise InputError(f"{key}: {vocab} and {merges} are not GPT-2's vocab.json and merges.txt: {said}") from error
+    if not whole:
+        raise InputError(f"{key}: {vocab} and {merges} make nothing of a text: are they of one tokenizer?")
+    loaded.save_pretrained(str(folder))
+
+
+def from_sentencepiece(path: str, folder: str | Path, key: str) -> None:
+    """Text is cut at spaces only where no piece goes across one: SentencePiece itself never cuts."""
+    from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+    from transformers.convert_slow_tokenizer import import_protobuf
+
+    proto = import_protobuf().ModelProto()
+    try:
+        proto.ParseFromString(Path(path).read_bytes())
+    except Exception as error:  # protobuf's own
+        raise InputError(f"{key}: {path!r} is not a model of SentencePiece") from error
+    trainer, rules = proto.trainer_spec, proto.normalizer_spec
+    if trainer.model_type not in (UNIGRAM, BPE):
+        raise InputError(f"{key}: {path} has a model of words or characters; only unigram and BPE are converted")
+    if own := [one.piece for one in proto.pieces if one.type == USER_DEFINED]:
+        shown = ", ".join(own[:3])
+        raise InputError(f"{key}: {path} has symbols of its user ({shown}), around which no other library cuts alike")
+    if trainer.eos_id < 0:
+        raise InputError(f"{key}: {path} has no piece that ends a document: train it with an eos_id")
+    if not rules.escape_whitespaces:
+        raise InputError(f"{key}: {path} doesn't escape white space, which isn't converted")
+
+    made = _model_of(proto)
+    steps = [normalizers.Precompiled(rules.precompiled_charsmap)] if rules.precompiled_charsmap else []
+    if rules.remove_extra_whitespaces:
+        ends = normalizers.Replace(Regex(r"\A +| +\z"), "")  # not Strip: other white space stays
+        steps += [ends, normalizers.Replace(Regex(" {2,}"), " ")]
+    if rules.add_dummy_prefix:
+        steps += [normalizers.Prepend(SPACE)]
+    made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    if not any(SPACE in one.piece[1:] for one in proto.pieces):
+        made.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
+    first = [decoders.Strip(" ", 1, 0)] if rules.add_dummy_prefix else []
+    made.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *first])
+    names = {"unk_token": trainer.unk_id, "bos_token": trainer.bos_id, "eos_token": trainer.eos_id}
+    names["pad_token"] = trainer.pad_id
+    _save(made, folder, {name: proto.pieces[number].piece for name, number in names.items() if number >= 0})
+
+
+def _model_of(proto: Any) -> Tokenizer:
+    from tokenizers import Tokenizer, models
+    from transformers.convert_slow_tokenizer import generate_merges
+
+    trainer = proto.trainer_spec
+    scores = [(one.piece, one.score) for one in proto.pieces]
+    if trainer.model_type == UNIGRAM:
+        return Tokenizer(models.Unigram(scores, unk_id=trainer.unk_id, byte_fallback=trainer.byte_fallback))
+    numbers = {piece: number for number, (piece, _) in enumerate(scores)}
+    return Tokenizer(
+        models.BPE(
+            numbers,
+            generate_merges(numbers, scores),
+            unk_token=proto.pieces[trainer.unk_id].piece,
+            fuse_unk=True,
+            byte_fallback=trainer.byte_fallback,
+        )
+    )
+
+
+def from_tiktoken(path: str, folder: str | Path, pattern: str, special_tokens: int, tokens: int) -> None:
+    """Special tokens have the first numbers, then come ranks, of which as many count as there is room for."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = bytes_to_unicode()
+    ranks = {
+        base64.b64decode(one["token_bytes"]): special_tokens + one["rank"]
+        for one in _ranked(path)[: tokens - special_tokens]
+    }
+
+    def spelled(token: bytes) -> str:
+        return "".join(letters[byte] for byte in token)
+
+    special = special_names(special_tokens)
+    numbers = dict(zip(special, range(special_tokens), strict=True))
+    numbers |= {spelled(token): number for token, number in ranks.items()}
+    merges = [(spelled(left), spelled(right)) for left, right in _merges(ranks)]
+    made = Tokenizer(models.BPE(numbers, merges, ignore_merges=True))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(PATTERNS[pattern]), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(special)
+    names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    _save(made, folder, {**names, "mask_token": "<mask>", "cls_token": "<cls>", "sep_token": "<sep>"})
+
+
+def special_names(count: int) -> list[str]:
+    return [*SPECIAL_TOKENS, *(f"<SPECIAL_{number}>" for number in range(len(SPECIAL_TOKENS), count))]
+
+
+def _merges(ranks: Mapping[bytes, int]) -> Sequence[tuple[bytes, bytes]]:
+    """In the order of what they make; of one token, pairs of lower ranks first."""
+    found = []
+    for token, rank in ranks.items():
+        cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
+        known = [(ranks[left], ranks[right], left, right) for left, right in cuts if left in ranks and right in ranks]
+        found += [(rank, *one) for one in sorted(known)]
+    return [(left, right) for *_, left, right in sorted(found)]
+
+
+def _save(made: Tokenizer, folder: str | Path, names: Mapping[str, str]) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    whole: PreTrainedTokenizerFast = PreTrainedTokenizerFast(tokenizer_object=made, **names)
+    whole.save_pretrained(str(folder))
