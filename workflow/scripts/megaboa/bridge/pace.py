@@ -28,8 +28,8 @@ class Work(NamedTuple):
     repeats: int
 
 
-# Some 20 ms of an H100, and 100 ms of a processor's core. A repeat must be as long as the slices in which a processor is
-# taken away, else most see nothing of it.
+# Some 20 ms of an H100, and 100 ms of a processor's core. A repeat must be as long as the slices in which that is taken
+# away, else most see nothing of it.
 GPU, CPU = Work(4096, torch.bfloat16, 20, 5), Work(256, torch.float32, 120, 3)
 
 
