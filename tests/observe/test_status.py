@@ -72,11 +72,13 @@ def test_a_rank_that_stands_out_at_the_last_saves_is_shown_while_it_trains(exper
     def slow():
         return {run.run: run.slow for run in experiment_progress(experiment.results) if run.slow}
 
-    paces = RunStore(experiment.plan_run("busy")).attempt(1).paces
+    store = experiment.plan_run("busy")
+    paces = RunStore(store).attempt(1).paces
+    experiment.begin("busy", store, [start_event(1, job="17", nodes=["n1", "n2"])])
     for times in (1.3, 1.2, 1.4):
         assert not slow()
         append_line(paces, line(Pace(step=10, seconds=(0.02, 0.02 * times))))
-    assert slow() == {"busy": "rank 1 calculates 1.20 times as long as the others"}
+    assert slow() == {"busy": "rank 1 on n2 calculates 1.20 times as long as the others"}
     (busy,) = [run for run in experiment_progress(experiment.results) if run.slow]
     assert busy.slow in event(busy, START)
     append_line(paces, line(Pace(step=20, seconds=(0.02, 0.02))))

@@ -72,7 +72,8 @@ class Run:
         asked = replace(SETTINGS.stragglers, **settings)
         self.recovery = replace(SETTINGS, stragglers=asked)
         launch = types.SimpleNamespace(gpus_per_node=2, recovery=self.recovery, store=str(path))
-        self.folder = types.SimpleNamespace(launch=launch, experiment="x", name="r")
+        run = types.SimpleNamespace(device="cuda")
+        self.folder = types.SimpleNamespace(launch=launch, experiment="x", name="r", run=run)
         self.site = types.SimpleNamespace(
             nodes=["n1", "n2"], spares=["n3"], job=types.SimpleNamespace(can_requeue=True)
         )
@@ -108,6 +109,12 @@ def test_without_a_job_no_node_is_named(tmp_path, remembered):
     run.site.job = None
     assert run.saves(*[SLOW] * 3) is None
     assert run.said[0].startswith("WARNING: rank 3 calculates") and not remembered()
+
+
+def test_of_a_laptops_processors_nothing_is_told(tmp_path, remembered):
+    run = Run(tmp_path)
+    run.site.job, run.folder.run.device = None, "cpu"
+    assert run.saves(*[SLOW] * 3) is None and not run.said
 
 
 def test_where_asked_for_its_node_is_left(tmp_path, remembered):

@@ -61,7 +61,9 @@ class Stragglers:
 
     def reason(self) -> tuple[Cause, str] | None:
         """To stop the ranks, where their nodes are to be replaced."""
-        settings = self._call.recovery.stragglers
+        call, settings = self._call, self._call.recovery.stragglers
+        if not call.site.job and call.folder.run.device == "cpu":
+            return None  # whoever else works on this machine takes a rank's processor, and no node is to blame
         size = self._target.paces.stat().st_size if settings and self._target.paces.exists() else 0
         if size == self._size:
             return None
@@ -71,7 +73,7 @@ class Stragglers:
             if one.rank not in self._told:
                 self._told.add(one.rank)
                 self._tell(one)
-        failure = to_replace(self._call, self._target)
+        failure = to_replace(call, self._target)
         return (failure.cause, failure.evidence) if failure else None
 
     def _tell(self, one: Straggler) -> None:
