@@ -257,8 +257,8 @@ class Faults:
         self.lab.on_node(host, ["kill", "-KILL", *numbers], user="root")
 
     def slow_down(self, host: str) -> None:
-        """The rank on a host stands still for two thirds of the time, until it ends."""
-        words = (sys.executable, REPOSITORY / "tests" / "stop_and_go.py", min(self.ranks(host)), 0.02, 0.01)
+        """The rank on a host stands still for five sixths of the time, which is slow on a busy machine, too."""
+        words = (sys.executable, REPOSITORY / "tests" / "stop_and_go.py", min(self.ranks(host)), 0.05, 0.01)
         self.lab.on_node(host, ["sh", "-c", f"{' '.join(map(str, words))} >/dev/null 2>&1 &"], user="root")
 
     def signal_rank(self, host: str, name: str, run: str | None = None) -> None:

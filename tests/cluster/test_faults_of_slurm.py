@@ -20,7 +20,7 @@ RUNS = {
     **dict.fromkeys(("power-off", "power-cycle", "scancel", "requeue", "controller", "status", "accounting"), STEPS),
     "time-limit": f"{STEPS}, resources.runtime: 2m",
     **dict.fromkeys(("spare", "spare-supervisor"), f"{STEPS}, resources.spare_nodes: 1"),
-    "slow": f"{STEPS}, resources.spare_nodes: 1, recovery.stragglers.replace: true, recovery.stragglers.saves: 2",
+    "slow": f"{STEPS}, resources.spare_nodes: 1, checkpoint.save_interval: 2, recovery.stragglers.replace: true",
     "preempt-requeue": f"{STEPS}, resources.partition: low",
     "preempt-cancel": f"{STEPS}, resources.partition: lowcancel",
 }
@@ -101,7 +101,8 @@ def test_a_spare_takes_the_place_of_a_host_that_is_slow(faults):
     assert f"rank 1 on {slow} calculates" in end["detail"] and end["last_step"] - last["resumed_from"] < SAVE_INTERVAL
     assert (last["job"], set(last["nodes"])) == (start["job"], {start["nodes"][0], spare})
     outcome = "slow: from the last save on, its rank runs on the spare, in the same job"
-    faults.record("a host calculates three times as long as the other, a spare being there", outcome, since=hit)
+    event = "a rank stands still for five sixths of the time; a spare is there, and every 2 steps are saved"
+    faults.record(event, outcome, since=hit)
 
 
 def test_the_supervisors_host_loses_its_power_though_the_job_has_a_spare(faults):
