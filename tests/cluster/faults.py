@@ -10,12 +10,13 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import matrix
-from lab import UID, Lab
+from lab import REPOSITORY, UID, Lab
 from site_clone import SiteClone
 
 from megaboa.paths import RunFolder, RunStore
@@ -254,6 +255,11 @@ class Faults:
         """With the process that keeps it, which goes first: else it starts the next one."""
         numbers = [str(number) for number in sorted(self.supervisor(host))]
         self.lab.on_node(host, ["kill", "-KILL", *numbers], user="root")
+
+    def slow_down(self, host: str) -> None:
+        """The rank on a host stands still for five sixths of the time, which is slow on a busy machine, too."""
+        words = (sys.executable, REPOSITORY / "tests" / "stop_and_go.py", min(self.ranks(host)), 0.05, 0.01)
+        self.lab.on_node(host, ["sh", "-c", f"{' '.join(map(str, words))} >/dev/null 2>&1 &"], user="root")
 
     def signal_rank(self, host: str, name: str, run: str | None = None) -> None:
         """Send a signal to the rank on a host: the oldest of the processes with its name."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import matrix
 import pytest
-from faults import AT_ONCE, NAME, STEPS, WAIT, Faults
+from faults import AT_ONCE, NAME, SAVE_INTERVAL, STEPS, WAIT, Faults
 from lab import Lab
 from site_clone import SiteClone
 
@@ -20,6 +20,7 @@ RUNS = {
     **dict.fromkeys(("power-off", "power-cycle", "scancel", "requeue", "controller", "status", "accounting"), STEPS),
     "time-limit": f"{STEPS}, resources.runtime: 2m",
     **dict.fromkeys(("spare", "spare-supervisor"), f"{STEPS}, resources.spare_nodes: 1"),
+    "slow": f"{STEPS}, resources.spare_nodes: 1, checkpoint.save_interval: 2, recovery.stragglers.replace: true",
     "preempt-requeue": f"{STEPS}, resources.partition: low",
     "preempt-cancel": f"{STEPS}, resources.partition: lowcancel",
 }
@@ -87,6 +88,21 @@ def test_a_spare_takes_the_place_of_a_host_that_loses_its_power(faults):
     assert set(last["nodes"]) == {start["nodes"][0], spare}
     faults.tell_phases("spare", hit, noticed)
     faults.record("a host loses its power, resources.spare_nodes being 1", SPARE, since=hit)
+
+
+def test_a_spare_takes_the_place_of_a_host_that_is_slow(faults):
+    process, start = faults.start_and_wait("slow", 3)
+    slow, (spare,) = start["nodes"][1], start["spares"]
+    faults.slow_down(slow)
+    hit = time.time()
+    faults.finish("slow", process)
+    end, last = faults.ends("slow")[0], faults.clone.starts(NAME, "slow")[-1]
+    assert end["cause"] == "slow" and end["bad_nodes"] == [slow] and end["rank"] == 1 and end["action"] == "resume"
+    assert f"rank 1 on {slow} calculates" in end["detail"] and end["last_step"] - last["resumed_from"] < SAVE_INTERVAL
+    assert (last["job"], set(last["nodes"])) == (start["job"], {start["nodes"][0], spare})
+    outcome = "slow: from the last save on, its rank runs on the spare, in the same job"
+    event = "a rank stands still for five sixths of the time; a spare is there, and every 2 steps are saved"
+    faults.record(event, outcome, since=hit)
 
 
 def test_the_supervisors_host_loses_its_power_though_the_job_has_a_spare(faults):

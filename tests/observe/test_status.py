@@ -11,10 +11,11 @@ import pytest
 from fake_runs import START, FakeExperiment, end_event, start_event, step_event, write_attempt
 from rich.console import Console
 
-from megaboa.files import write_json
+from megaboa.files import append_line, write_json
 from megaboa.observe.queue import Queue, trained_by
 from megaboa.observe.status import as_record, event, experiment_progress, progress_table
 from megaboa.paths import RunStore
+from megaboa.records import Pace, line
 from megaboa.run import checkpoints
 from megaboa.scheduler.answers import QueuedJob
 from megaboa.scheduler.slurm import queries
@@ -65,6 +66,23 @@ def test_the_table_shows_every_run_and_counts_them(experiment):
     assert "12/30" in text
     assert "rank 0: exit code 1" in text
     assert "1 running, 1 done, 1 failed, 1 waiting" in text
+
+
+def test_a_rank_that_stands_out_at_the_last_saves_is_shown_while_it_trains(experiment):
+    def slow():
+        return {run.run: run.slow for run in experiment_progress(experiment.results) if run.slow}
+
+    store = experiment.plan_run("busy")
+    paces = RunStore(store).attempt(1).paces
+    experiment.begin("busy", store, [start_event(1, job="17", nodes=["n1", "n2"])])
+    for times in (1.3, 1.2, 1.4):
+        assert not slow()
+        append_line(paces, line(Pace(step=10, seconds=(0.02, 0.02 * times))))
+    assert slow() == {"busy": "rank 1 on n2 calculates 1.20 times as long as the others"}
+    (busy,) = [run for run in experiment_progress(experiment.results) if run.slow]
+    assert busy.slow in event(busy, START)
+    append_line(paces, line(Pace(step=20, seconds=(0.02, 0.02))))
+    assert not slow()
 
 
 def test_checkpoints_are_counted_and_weighed(experiment):

@@ -196,6 +196,8 @@ CAUSES: dict[str, End] = {
     # NCCL took another network between the nodes than the one that was asked for
     "wrong_network": End("wrong network", "stop", "network", can_save=False),
     "loss_spike": End("loss spike", "resume", "divergence", can_save=False),
+    # a rank has calculated slower than the others for several saves; they are killed right after one
+    "slow": End("slow node", "requeue", "node", free=True, node=True, can_save=False),
     # the same step failed twice
     "poisoned": End("poisoned step", "stop", "unknown"),
     # the supervisor itself was killed, and nothing says why

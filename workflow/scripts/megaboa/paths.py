@@ -611,6 +611,11 @@ class AttemptFolder:
         return self.path / "steps.jsonl"
 
     @property
+    def paces(self) -> Path:
+        """How long each rank calculated at each save, for the same."""
+        return self.path / "paces.jsonl"
+
+    @property
     def stop_now(self) -> Path:
         """A file whose presence asks the ranks to save and end, should no signal reach them."""
         return self.path / "stop-now"

@@ -77,6 +77,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     from megaboa.bridge.callbacks import CheckpointMarker, EndRecord, Fence, StepWriter
     from megaboa.bridge.config_facts import facts_of
     from megaboa.bridge.nudge import Nudge
+    from megaboa.bridge.pace import PaceWriter
     from megaboa.bridge.routing_writer import RoutingWriter
     from megaboa.bridge.sample_writer import SampleWriter
 
@@ -149,6 +150,9 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
             copies.copied = writer.copied
         if config.logger.mlflow_experiment and not wanted.capture:
             continue_mlflow_run(store, config.logger.mlflow_tracking_uri)
+    asked = folder.launch.recovery and folder.launch.recovery.stragglers
+    if asked and asked.measure and world_size > 1 and not wanted.capture:
+        callbacks.append(PaceWriter(attempt))  # the last one: the checkpoint is marked, and its time is written
     begin = finetune if run.is_tuned and config.checkpoint.pretrained_checkpoint != tuning.NOWHERE else pretrain
     begin(config, forward, callbacks=callbacks)
     if copies:

@@ -18,7 +18,8 @@ from rich.text import Text
 from megaboa.doctor import examine
 from megaboa.observe.queue import Queue, trained_by, with_queue
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore
-from megaboa.run import checkpoints, claims, ledger
+from megaboa.records import read_paces
+from megaboa.run import checkpoints, claims, ledger, stragglers
 from megaboa.run.identity import is_outdated, is_trained
 from megaboa.run.progress import (
     Progress,
@@ -50,6 +51,7 @@ WIDE = 140  # columns of a terminal that has room for everything
 SILENT_SECONDS, SILENT_STEPS = 120.0, 10
 _RIGHT = {"justify": "right", "no_wrap": True}
 SHOWN = 10
+SHOWN_SCORE, SCORED_SAVES = 1.1, 3  # a rank's, at each of the last saves
 
 
 def experiment_progress(results: str | Path, now: float | None = None, queue: Queue | None = None) -> list[Progress]:
@@ -88,7 +90,21 @@ def run_progress(
         return progress
     if queue:
         progress = with_queue(progress, queue, jobs, claims.last_holder(store.claims))
-    return replace(progress, jobs_left=jobs_left(progress, store, run, time.time() if now is None else now))
+    left = jobs_left(progress, store, run, time.time() if now is None else now)
+    return replace(progress, jobs_left=left, slow=slowest(progress, store))
+
+
+def slowest(progress: Progress, store: RunStore) -> str | None:
+    """The rank that stands out at each of the newest saves of a running attempt."""
+    if progress.state != "running" or not progress.attempt or not progress.job:
+        return None
+    newest = read_paces(store.attempt(progress.attempt).paces)[-SCORED_SAVES:]
+    worst = max(stragglers.find(newest, SHOWN_SCORE, SCORED_SAVES), key=lambda one: one.times, default=None)
+    if worst is None:
+        return None
+    nodes, ranks = progress.nodes, len(newest[-1].seconds)
+    where = f" on {nodes[worst.rank * len(nodes) // ranks]}" if nodes else ""
+    return f"rank {worst.rank}{where} calculates {worst.times:.2f} times as long as the others"
 
 
 def jobs_left(progress: Progress, store: RunStore, run: RunFolder, now: float) -> int | None:
@@ -184,6 +200,8 @@ def event(run: Progress, now: float) -> str:
         parts.append(f"no step for {format_age(run.age_seconds or 0)}")
     elif run.state in ("lost", "interrupted") and run.detail and run.detail not in (run.event or ""):
         parts.append(run.detail)
+    if run.slow:
+        parts.append(run.slow)
     if run.event:
         parts.append(f"{run.event}, {format_age(now - (run.event_time or now))} ago")
     if run.slurm == "unknown":

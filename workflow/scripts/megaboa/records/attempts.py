@@ -332,6 +332,16 @@ class Holder(Record):
     time: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pace(Event):
+    """A line of attempts/NN/paces.jsonl, after a save: the seconds of each rank for the same product of matrices; NaN:
+    its GPU had no memory left for it."""
+
+    event = "pace"
+    step: int
+    seconds: tuple[float, ...]
+
+
 LEDGER = {
     kind.event: kind
     for kind in (Called, AttemptStart, AttemptEnd, Left, Cancelled, Unhealthy, Distrusted, Trusted, LeftOut)
@@ -343,6 +353,11 @@ def read_ledger(path: str | Path) -> list[Event]:
     """What happened to a run, oldest first. Incomplete lines, and events of unknown kinds, are left
     out."""
     return events(LEDGER, files.read_jsonl(path), path)
+
+
+def read_paces(path: str | Path) -> list[Pace]:
+    """Oldest first; none where there is no file."""
+    return events({Pace.event: Pace}, files.read_jsonl(path), path)
 
 
 def read_node_troubles(path: str | Path) -> list[NodeTrouble]:

@@ -61,6 +61,14 @@ class LossSpike(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StragglerSettings(Record):
+    measure: bool
+    factor: float
+    saves: int
+    replace: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recovery(Record):
     """What to do when ranks fail."""
 
@@ -74,6 +82,7 @@ class Recovery(Record):
     node_memory_days: float = field(default=7.0, metadata=IF_SET)
     actions: dict[Cause, Action]
     loss_spike: LossSpike | None
+    stragglers: StragglerSettings | None = field(default=None, metadata=IF_SET)
     notify: str | None
 
 

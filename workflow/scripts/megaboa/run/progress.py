@@ -74,6 +74,7 @@ class Progress:
     job_ends: float | None = None  # when its wall time is used up
     slurm: str | None = None  # "unknown": the scheduler could not be asked
     holder: str | None = None  # the holder, if the scheduler doesn't show it
+    slow: str | None = None  # the rank that calculated longest at all of the last saves, and its score
     jobs_left: int | None = None  # further jobs that the run needs, at the speed that was measured
 
     @property

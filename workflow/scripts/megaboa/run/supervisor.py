@@ -45,6 +45,7 @@ from megaboa.run import (
     node_memory,
     progress,
     recovery,
+    stragglers,
     trusted_copies,
     unfinished,
     verification,
@@ -280,6 +281,8 @@ def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) ->
 
     Also before a signal and the end of the wall time: a preemption brings both.
     """
+    if watched.reason == stragglers.CAUSE and (slow := stragglers.to_replace(call, target)):
+        return slow
     if watched.reason and watched.reason not in ("cancelled", "time_limit"):
         return _who_was_waited_for(call, target, Failure(watched.reason, watched.evidence))
     if interruption := call.site.interruption(started):

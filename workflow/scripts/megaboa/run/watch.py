@@ -24,6 +24,7 @@ from megaboa.run.announce import progress_reporter
 from megaboa.run.call import Call
 from megaboa.run.command import checks_network
 from megaboa.run.lives import Signals
+from megaboa.run.stragglers import Stragglers
 from megaboa.scheduler.ranks import Ended, Ranks
 
 POLL_SECONDS = 0.2
@@ -163,7 +164,7 @@ def watch_of(call: Call, target: AttemptFolder, stand_by: Callable[[], None] = l
     report = progress_reporter(call.payload, call.say, call.site.job is not None)
     keep = checkpoints.keeper(call.payload.checkpoints, call.resumption.verifies, **call.resumption.retention)
 
-    taken = TakenNetwork(call, target)
+    taken, slow = TakenNetwork(call, target), Stragglers(call, target)
     written, since = None, time.monotonic()
 
     def silence() -> tuple[float, float]:
@@ -186,7 +187,7 @@ def watch_of(call: Call, target: AttemptFolder, stand_by: Callable[[], None] = l
         call.signals,
         silence,
         lambda reason: _patience(call, reason),
-        lambda: taken.problem() or _reason_to_stop(call, target),
+        lambda: taken.problem() or _reason_to_stop(call, target) or slow.reason(),
         each_poll,
         target.stop_now.touch,
     )

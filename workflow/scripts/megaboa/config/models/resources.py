@@ -215,6 +215,17 @@ class LossSpike(Section):
     limit: PositiveInt = key(3, "spikes skipped per run; one more stops it")
 
 
+class StragglerSettings(Section):
+    measure: bool = key(
+        True, "let every rank time a fixed product of matrices after each save, where there are several"
+    )
+    factor: Annotated[float, Field(gt=1)] = key(1.5, "a rank that takes so many times as long as the others is slow")
+    saves: PositiveInt = key(3, "saves in a row at which it must be slow to be named")
+    replace: bool = key(
+        False, "start again without its node, from that save: on a spare where there is one, else through the queue"
+    )
+
+
 class Recovery(Section):
     """What is done when ranks fail. Changes no loss, except `loss_spike`: ledger and report say so."""
 
@@ -238,6 +249,7 @@ class Recovery(Section):
         {}, "action instead of the default, by cause (listed in docs/explanation/recovery.md)"
     )
     loss_spike: LossSpike | None = key(None, "return to the checkpoint before a spike and skip its batches; off")
+    stragglers: StragglerSettings = key(StragglerSettings(), "ranks that calculate slower than the others")
     notify: str | None = key(
         None, "shell command called at the end or final failure of a run, with MEGABOA_* variables"
     )

@@ -1,0 +1,105 @@
+"""Ranks that calculate slower than the others, by what all of them measure after each save (`bridge/pace.py`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megaboa.causes import Cause, Failure
+from megaboa.paths import AttemptFolder
+from megaboa.records import Pace, read_paces
+from megaboa.run import ledger, node_memory
+from megaboa.run.call import Call
+
+CAUSE: Cause = "slow"  # in the memory for nodes, too
+SINCE_THE_LAST_LOOK = 10  # saves, at most
+
+
+@dataclass(frozen=True)
+class Straggler:
+    rank: int
+    times: float  # as long as the others, at the fastest of these saves
+    saves: int
+
+    def __str__(self) -> str:
+        return f"calculates {self.times:.2f} times as long as the others, or longer, at {self.saves} saves in a row"
+
+
+def scores(pace: Pace) -> list[float]:
+    """Of each rank its seconds by the median of the others'; 1.0 where one of them is unknown."""
+    known = sorted(one for one in pace.seconds if math.isfinite(one) and one > 0)
+    if len(known) < 2:
+        return [1.0] * len(pace.seconds)
+    others = len(known) - 1
+
+    def median_without(place: int) -> float:
+        low, high = (known[at + (at >= place)] for at in ((others - 1) // 2, others // 2))
+        return (low + high) / 2
+
+    score = {one: one / median_without(place) for place, one in enumerate(known)}
+    return [score.get(one, 1.0) for one in pace.seconds]
+
+
+def find(paces: Sequence[Pace], factor: float, saves: int) -> list[Straggler]:
+    """Those that were above the factor at so many saves in a row: the newest, or a few before."""
+    found: dict[int, Straggler] = {}
+    every = [scores(pace) for pace in paces[-saves - SINCE_THE_LAST_LOOK :]]
+    for end in range(saves, len(every) + 1):
+        for rank, least in enumerate(map(min, zip(*every[end - saves : end], strict=True))):
+            if least > factor:
+                found.setdefault(rank, Straggler(rank, least, saves))
+    return [found[rank] for rank in sorted(found)]
+
+
+class Stragglers:
+    """Of an attempt: each is told once. Asked again and again, reads only what is new."""
+
+    def __init__(self, call: Call, target: AttemptFolder):
+        self._call, self._target = call, target
+        self._size, self._told = 0, set[int]()
+
+    def reason(self) -> tuple[Cause, str] | None:
+        """To stop the ranks, where their nodes are to be replaced."""
+        call, settings = self._call, self._call.recovery.stragglers
+        if not call.site.job and call.folder.run.device == "cpu":
+            return None  # whoever else works on this machine takes a rank's processor, and no node is to blame
+        size = self._target.paces.stat().st_size if settings and self._target.paces.exists() else 0
+        if size == self._size:
+            return None
+        self._size = size
+        found = find(read_paces(self._target.paces), settings.factor, settings.saves)
+        for one in found:
+            if one.rank not in self._told:
+                self._told.add(one.rank)
+                self._tell(one)
+        failure = to_replace(call, self._target)
+        return (failure.cause, failure.evidence) if failure else None
+
+    def _tell(self, one: Straggler) -> None:
+        call, node = self._call, _node(self._call, one.rank)
+        call.say(f"WARNING: rank {one.rank}{f' on {node}' if node else ''} {one}")
+        if node:
+            node_memory.remember(call.folder, {node: f"rank {one.rank} {one}"}, CAUSE, self._target.number)
+
+
+def to_replace(call: Call, target: AttemptFolder) -> Failure | None:
+    """The nodes that the run had better go on without: each once, where something takes their place, and never most of
+    them at once. Those are not slow: what they share is."""
+    settings, site = call.recovery.stragglers, call.site
+    if not (settings and settings.replace and site.job):
+        return None
+    slow = find(read_paces(target.paces), settings.factor, settings.saves)
+    nodes = {_node(call, one.rank) for one in slow}
+    if 2 * len(nodes) > len(site.nodes):
+        return None
+    nodes -= {node for end in ledger.ends(call.entries) if end.cause == CAUSE for node in end.bad_nodes}
+    if not nodes or (len(nodes) > len(site.spares) and not site.job.can_requeue):
+        return None
+    slow = [one for one in slow if _node(call, one.rank) in nodes]
+    evidence = "; ".join(f"rank {one.rank} on {_node(call, one.rank)} {one}" for one in slow)
+    return Failure(CAUSE, evidence, slow[0].rank, tuple(sorted(nodes)))
+
+
+def _node(call: Call, rank: int) -> str | None:
+    return call.site.nodes[rank // call.folder.launch.gpus_per_node] if call.site.job else None
