@@ -52,7 +52,8 @@ class PaceWriter(Callback):
 
 
 def seconds(device: str) -> float:
-    """Of the fastest repeat, as what takes a processor away now and then isn't slowness; NaN: no memory is left for it.
+    """Of the fastest repeat, as what takes a processor away now and then isn't slowness; NaN: it couldn't be done, as
+    where no memory is left.
 
     No random numbers: these are the training's.
     """
@@ -62,7 +63,7 @@ def seconds(device: str) -> float:
         product = torch.empty_like(factor)
         timed(factor, product, 1)  # the first one may load a kernel
         return min(timed(factor, product, work.products) for _ in range(REPEATS))
-    except torch.OutOfMemoryError:
+    except RuntimeError:  # of memory, too
         return math.nan
 
 
