@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiktoken._educational import bpe_train
 
+from megaboa.config.models import model as config
 from megaboa.data import jobs, tokenizer, tokenizer_files
 from megaboa.errors import InputError
 from megaboa.records import TokenizerSpec
@@ -84,9 +85,10 @@ def test_of_any_text(both, text):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"user_defined_symbols": ["<sep>"]}, r"has symbols of its user \(<sep>\)"),
+        ({"user_defined_symbols": ["<sep>"]}, r"has user_defined_symbols \(<sep>\)"),
         ({"eos_id": -1}, "no piece that ends a document"),
         ({"model_type": "char", "vocab_size": 60}, "only unigram and BPE"),
+        ({"treat_whitespace_as_suffix": True}, "white space at the ends of words"),
     ],
 )
 def test_a_model_that_would_cut_text_otherwise_is_refused(tmp_path, options, reason):
@@ -94,6 +96,50 @@ def test_a_model_that_would_cut_text_otherwise_is_refused(tmp_path, options, rea
     with pytest.raises(InputError, match=rf"^tokenizers\.t: .*{reason}"):
         made(tmp_path, sentencepiece=str(path))
     assert not list((tmp_path / "store").rglob("tokenizer.json"))
+
+
+def test_a_model_that_was_cut_off_is_refused(tmp_path):
+    """Also between two pieces, where protobuf reads it."""
+    whole = trained(tmp_path).read_bytes()
+    first = 2 + whole[1]
+    for cut in (0, first, first + 3, len(whole) - 1):
+        (tmp_path / "m.model").write_bytes(whole[:cut])
+        with pytest.raises(InputError, match=r"m\.model' is not a (whole )?model of SentencePiece"):
+            tokenizer_files.size(str(tmp_path / "m.model"), "sentencepiece")
+
+
+def ranked(count: int) -> list[dict[str, object]]:
+    tokens = [*(bytes([byte]) for byte in range(256)), *(bytes([65, 66, byte]) for byte in range(256))][:count]
+    return [{"rank": rank, "token_bytes": base64.b64encode(one).decode()} for rank, one in enumerate(tokens)]
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        [],
+        {},
+        ranked(255),
+        ranked(257)[1:],
+        [*ranked(256), {"rank": 256}],
+        [*ranked(256), {"rank": 256, "token_bytes": 5}],
+        [*ranked(256), {"rank": 256, "token_bytes": "?"}],
+        [*ranked(256), {"rank": 256, "token_bytes": "QQ=="}],
+    ],
+)
+def test_what_tiktokenizer_would_not_read_is_refused(tmp_path, listed):
+    (tmp_path / "v.json").write_text(json.dumps(listed))
+    with pytest.raises(InputError, match=r"v\.json' is not what TikTokenizer reads"):
+        tokenizer_files.size(str(tmp_path / "v.json"), "tiktoken", 20)
+
+
+def test_how_many_tokens_of_tiktoken_count(tmp_path):
+    """As many as are asked for, with the special ones; by default as many as Megatron takes."""
+    (tmp_path / "v.json").write_text(json.dumps(ranked(300)))
+    asked = {"tiktoken": str(tmp_path / "v.json"), "tiktoken_num_special_tokens": 20}
+    assert config.Tokenizer(**asked).size == 320
+    assert config.Tokenizer(**asked, vocab_size=300).size == 300
+    with pytest.raises(ValueError, match="vocab_size must be 276 or more"):
+        config.Tokenizer(**asked, vocab_size=275)
 
 
 @pytest.mark.parametrize("pattern", ["v1", "v2"])

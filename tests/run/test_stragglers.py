@@ -9,7 +9,7 @@ import pytest
 from megaboa import records
 from megaboa.config.models.resources import Recovery
 from megaboa.files import append_line
-from megaboa.paths import AttemptFolder
+from megaboa.paths import AttemptFolder, RunStore
 from megaboa.records import AttemptEnd, Pace, line, parse, read_node_troubles
 from megaboa.run import node_memory, stragglers
 from megaboa.run.stragglers import Stragglers, find, scores, to_replace
@@ -69,6 +69,7 @@ class Run:
     def __init__(self, path, **settings):
         self.target, self.said, self.entries = AttemptFolder(path / "01"), [], []
         self.target.path.mkdir()
+        self.payload = RunStore(path)
         asked = replace(SETTINGS.stragglers, **settings)
         self.recovery = replace(SETTINGS, stragglers=asked)
         launch = types.SimpleNamespace(gpus_per_node=2, recovery=self.recovery, store=str(path))
@@ -142,6 +143,14 @@ def test_where_nothing_takes_its_place_it_stays(tmp_path, remembered):
 def test_most_nodes_at_once_are_not_replaced(tmp_path, remembered):
     run = Run(tmp_path, replace=True)
     assert run.saves(*[(0.08, 0.01, 0.01, 0.08)] * 3) is None and len(run.said) == 2
+
+
+def test_after_the_last_save_nothing_is_left(tmp_path, remembered, monkeypatch):
+    """The run's last test and its end are still to come."""
+    run = Run(tmp_path, replace=True)
+    monkeypatch.setattr(stragglers.progress, "last_step", lambda payload: 30)
+    monkeypatch.setattr(stragglers.checkpoints, "latest", lambda folder: 30)
+    assert run.saves(*[SLOW] * 3) is None and run.said
 
 
 def test_settings_of_older_versions_have_none(tmp_path):

@@ -502,6 +502,10 @@ class Waiting:
     def poll(self):
         return self.ended
 
+    @property
+    def sound(self):
+        return self.ended is None
+
     def kill(self):
         self.killed = True
 

@@ -52,6 +52,11 @@ slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-11-20T16:28:55 ***
 srun: error: n1: task 1: Terminated
 """
 ABORTED = SEGMENTATION_FAULT.replace("Segmentation fault (core dumped)", "Aborted (core dumped)")
+# The watchdog of NCCL ends a peer that lost its connection.
+PEER_ABORTED = """\
+srun: error: n1: task 3: Exited with exit code 1
+srun: error: n2: task 4: Aborted
+"""
 OUT_OF_MEMORY = """\
 slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.
 srun: error: n2: task 2: Out Of Memory
@@ -88,6 +93,7 @@ NOT_STARTED = "srun: error: Unable to create step for job 5: More processors req
         (143, ONE_KILLED, 3, -9, "n2"),
         (137, PEERS_WERE_FASTER, 3, -9, "n2"),
         (137, DEAF_PEERS, 1, 1, "n1"),
+        (137, PEER_ABORTED, 3, 1, "n1"),
         (1, ALL_EXITED, 0, 1, "n[1-2]"),
         (139, SEGMENTATION_FAULT, 0, -11, "n1"),
         (134, ABORTED, 0, -6, "n1"),
@@ -206,6 +212,29 @@ def test_where_slurm_does_not_answer_srun_ends_its_step_itself(start, unreachabl
     ranks.kill()
     assert ranks.process.returncode == -signal.SIGTERM and time.monotonic() - before < 5
     assert ranks.poll().killed
+
+
+def test_a_step_that_slurm_ends_is_left_to_it(start, tmp_path, fake_command, monkeypatch):
+    """Ranks have KillWait to save; and a second signal would meet slurmd at it."""
+    monkeypatch.setattr("megaboa.scheduler.slurm.srun.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("megaboa.scheduler.slurm.srun.LAST_WORDS_SECONDS", 0.05)
+    fake_command("scancel", f'echo "$@" >>{tmp_path}/sent')
+    fake_command("squeue", "echo '17.0 attempt-01'")
+    cancelled = "slurmstepd: error: *** STEP 17.0 ON n1 CANCELLED AT 2026-11-20T16:29:07 ***"
+    ranks = start(f"echo '{cancelled}'; echo 'srun: error: n2: task 2: Terminated'; sleep 60")
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        assert ranks.poll() is None
+    assert not (tmp_path / "sent").exists()
+
+
+def test_a_step_that_has_lost_a_task_is_not_sound(start):
+    ranks = start("sleep 0.2; echo 'srun: error: n2: task 1: Killed'; sleep 60")
+    assert ranks.sound
+    deadline = time.monotonic() + 10
+    while ranks.sound and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not ranks.sound and ranks.process.poll() is None
 
 
 def test_where_slurm_does_not_answer_srun_ends_those_that_wait_for_one_that_failed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from pathlib import Path as FilePath
@@ -15,7 +16,7 @@ from megaboa import bridge_recipes
 from megaboa.config import config_keys, keys
 from megaboa.config.keys import Path
 from megaboa.config.models.experiment import Experiment
-from megaboa.config.models.model import Model
+from megaboa.config.models.model import Model, Tokenizer
 from megaboa.config.problems import Problem, choose, nearest, show
 from megaboa.config.yaml_file import Places, dotted
 from megaboa.data import filters, pairs, tokenizer_files
@@ -229,6 +230,7 @@ def references(raw: Tree, places: Places, factors: Any) -> list[Problem]:
             complain(path, _no_text(tokenizer["train_on"], named("corpora")))
         for field in ("vocab", "merges", "sentencepiece", "tiktoken"):
             complain(("tokenizers", name, field), _tokenizer_file_problem(field, tokenizer.get(field)))
+        complain(("tokenizers", name, "vocab_size"), _too_many_tokens(tokenizer))
     for name, model in named("models").items():
         for field in ("hf", "recipe", "tokenizer"):
             complain(("models", name, field), _model_problem(field, model.get(field), list(named("tokenizers"))))
@@ -328,7 +330,9 @@ def _no_text(corpus: str, corpora: dict[str, Tree]) -> list[str]:
     asked = corpora.get(corpus, {})
     if asked.get("megatron") is None or asked.get("source") is not None:
         return []
-    return [f"the corpus {corpus!r} has tokens, and no text to train a tokenizer on: name another, or vocab and merges"]
+    return [
+        f"the corpus {corpus!r} has tokens, and no text to train a tokenizer on: name another, or a tokenizer's files"
+    ]
 
 
 def _tokenizer_file_problem(field: str, value: Any) -> list[str]:
@@ -342,6 +346,22 @@ def _tokenizer_file_problem(field: str, value: Any) -> list[str]:
             tokenizer_files.size(value, field)
     except InputError as error:
         return [str(error)]
+    except OSError as error:
+        return [f"{value!r} can't be read: {error.strerror}"]
+    return []
+
+
+def _too_many_tokens(tokenizer: Tree) -> list[str]:
+    """More than the file has: Megatron refuses that too."""
+    path, wanted = tokenizer.get("tiktoken"), tokenizer.get("vocab_size")
+    special = tokenizer.get(
+        "tiktoken_num_special_tokens", Tokenizer.model_fields["tiktoken_num_special_tokens"].default
+    )
+    if not isinstance(path, str) or not isinstance(wanted, int) or not isinstance(special, int):
+        return []
+    with contextlib.suppress(InputError, OSError):  # told elsewhere
+        if wanted > (most := tokenizer_files.size(path, "tiktoken", special)):
+            return [f"is {wanted}, and {path!r} with {special} special tokens has {most}: at most that"]
     return []
 
 

@@ -122,7 +122,12 @@ def tokenizer_of_files(spec: TokenizerSpec) -> Tokenizer:
         if partial:
             _convert(spec, partial, key)
     found = tokenizer.find(folder)
-    return Tokenizer(name=spec.name, path=found.path, digest=found.digest, vocab_size=len(tokenizer.load(found)))
+    size = len(tokenizer.load(found))
+    if not spec.vocab and size != spec.vocab_size:
+        raise InputError(
+            f"{key}: the plan counted {spec.vocab_size} tokens, and {size} came of it: was the file changed?"
+        )
+    return Tokenizer(name=spec.name, path=found.path, digest=found.digest, vocab_size=size)
 
 
 def _convert(spec: TokenizerSpec, folder: Path, key: str) -> None:

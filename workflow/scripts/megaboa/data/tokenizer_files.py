@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ PATTERNS = {
     ),
 }
 MOST_TOKENS = 2**17  # of TikTokenizer, where no other size is given
+BYTES = 256  # its first ranks
 
 
 # How many tokens
@@ -48,9 +49,9 @@ def size(path: str, kind: str, special_tokens: int = 0) -> int:
 @functools.cache
 def _size(path: str, kind: str, special_tokens: int, _changed: int) -> int:
     if kind == "sentencepiece":
-        return sum(1 for _ in _pieces(path))
+        return len(_pieces(path))
     if kind == "tiktoken":
-        return min(len(_ranked(path)) + special_tokens, MOST_TOKENS)
+        return len(_ranked(path)) + special_tokens
     try:
         known = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -60,41 +61,50 @@ def _size(path: str, kind: str, special_tokens: int, _changed: int) -> int:
     return len(known) + (END_OF_TEXT not in known)
 
 
-def _pieces(path: str) -> Iterator[bytes]:
-    """The first field of SentencePiece's ModelProto, as protobuf writes it: a number for field and type, the length."""
+def _pieces(path: str) -> list[bytes]:
+    """The first field of SentencePiece's ModelProto, as protobuf writes it: a number for field and type, the length.
+    The second and third say how text is cut: where they are missing, the file was cut off."""
     data, at = Path(path).read_bytes(), 0
+    fields: dict[int, list[bytes]] = {}
 
     def number() -> int:
         nonlocal at
-        value = shift = 0
-        while True:
+        value = 0
+        for shift in range(0, 64, 7):
             byte = data[at]
-            at, value, shift = at + 1, value | (byte & 0x7F) << shift, shift + 7
+            at, value = at + 1, value | (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
+        raise IndexError
 
     try:
         while at < len(data):
-            key = number()
-            length = number()
+            key, length = number(), number()
             if key & 7 != 2 or at + length > len(data):
                 raise IndexError
-            if key >> 3 == 1:
-                yield data[at : at + length]
+            fields.setdefault(key >> 3, []).append(data[at : at + length])
             at += length
     except IndexError as error:
         raise InputError(f"{path!r} is not a model of SentencePiece") from error
+    if not {1, 2, 3} <= fields.keys():
+        raise InputError(f"{path!r} is not a whole model of SentencePiece: copy it again")
+    return fields[1]
 
 
-def _ranked(path: str) -> list[dict[str, Any]]:
+def _ranked(path: str) -> list[bytes]:
+    """Tokens, by rank."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-        sound = isinstance(found, list) and all(one["rank"] == rank for rank, one in enumerate(found))
-    except (ValueError, TypeError, KeyError):
-        sound = False
-    if not sound:
-        raise InputError(f"{path!r} is not what TikTokenizer reads: a JSON list of rank and token_bytes, in order")
-    return found
+        tokens = [base64.b64decode(one["token_bytes"], validate=True) for one in found]
+        sound = all(one["rank"] == rank for rank, one in enumerate(found))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        tokens, sound = [], False
+    if not sound or tokens[:BYTES] != [bytes([byte]) for byte in range(BYTES)] or len({*tokens}) < len(tokens):
+        raise InputError(
+            f"{path!r} is not what TikTokenizer reads: a JSON list of rank and token_bytes, in order, of which the "
+            f"first {BYTES} are the bytes"
+        )
+    return tokens
 
 
 # Converted
@@ -122,19 +132,20 @@ def from_sentencepiece(path: str, folder: str | Path, key: str) -> None:
 
     proto = import_protobuf().ModelProto()
     try:
+        _pieces(path)
         proto.ParseFromString(Path(path).read_bytes())
-    except Exception as error:  # protobuf's own
-        raise InputError(f"{key}: {path!r} is not a model of SentencePiece") from error
+    except Exception as error:  # protobuf's own, too
+        raise InputError(f"{key}: {path!r} is not a model of SentencePiece, or not a whole one") from error
     trainer, rules = proto.trainer_spec, proto.normalizer_spec
     if trainer.model_type not in (UNIGRAM, BPE):
         raise InputError(f"{key}: {path} has a model of words or characters; only unigram and BPE are converted")
     if own := [one.piece for one in proto.pieces if one.type == USER_DEFINED]:
         shown = ", ".join(own[:3])
-        raise InputError(f"{key}: {path} has symbols of its user ({shown}), around which no other library cuts alike")
+        raise InputError(f"{key}: {path} has user_defined_symbols ({shown}), around which `tokenizers` cuts otherwise")
     if trainer.eos_id < 0:
         raise InputError(f"{key}: {path} has no piece that ends a document: train it with an eos_id")
-    if not rules.escape_whitespaces:
-        raise InputError(f"{key}: {path} doesn't escape white space, which isn't converted")
+    if not rules.escape_whitespaces or trainer.treat_whitespace_as_suffix:
+        raise InputError(f"{key}: {path} has white space at the ends of words or unescaped, which isn't converted")
 
     made = _model_of(proto)
     steps = [normalizers.Precompiled(rules.precompiled_charsmap)] if rules.precompiled_charsmap else []
@@ -179,10 +190,8 @@ def from_tiktoken(path: str, folder: str | Path, pattern: str, special_tokens: i
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     letters = bytes_to_unicode()
-    ranks = {
-        base64.b64decode(one["token_bytes"]): special_tokens + one["rank"]
-        for one in _ranked(path)[: tokens - special_tokens]
-    }
+    kept = _ranked(path)[: max(tokens - special_tokens, 0)]
+    ranks = {token: special_tokens + rank for rank, token in enumerate(kept)}
 
     def spelled(token: bytes) -> str:
         return "".join(letters[byte] for byte in token)

@@ -335,7 +335,7 @@ class Holder(Record):
 @dataclass(frozen=True, kw_only=True)
 class Pace(Event):
     """A line of attempts/NN/paces.jsonl, after a save: the seconds of each rank for the same product of matrices; NaN:
-    its GPU had no memory left for it."""
+    it could not be measured, as where a GPU has no memory left."""
 
     event = "pace"
     step: int

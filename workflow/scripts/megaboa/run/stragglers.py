@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from megaboa.causes import Cause, Failure
 from megaboa.paths import AttemptFolder
 from megaboa.records import Pace, read_paces
-from megaboa.run import ledger, node_memory
+from megaboa.run import checkpoints, ledger, node_memory, progress
 from megaboa.run.call import Call
 
 CAUSE: Cause = "slow"  # in the memory for nodes, too
@@ -67,8 +67,8 @@ class Stragglers:
         size = self._target.paces.stat().st_size if settings and self._target.paces.exists() else 0
         if size == self._size:
             return None
-        self._size = size
         found = find(read_paces(self._target.paces), settings.factor, settings.saves)
+        self._size = size
         for one in found:
             if one.rank not in self._told:
                 self._told.add(one.rank)
@@ -89,6 +89,9 @@ def to_replace(call: Call, target: AttemptFolder) -> Failure | None:
     settings, site = call.recovery.stragglers, call.site
     if not (settings and settings.replace and site.job):
         return None
+    last = progress.last_step(call.payload)
+    if last is not None and checkpoints.latest(call.payload.checkpoints) >= last:
+        return None  # only the end is to come
     slow = find(read_paces(target.paces), settings.factor, settings.saves)
     nodes = {_node(call, one.rank) for one in slow}
     if 2 * len(nodes) > len(site.nodes):

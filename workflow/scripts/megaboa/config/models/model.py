@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from megaboa import conversion
 from megaboa.config.models.section import Name, Section, key
 from megaboa.data import tokenizer_files
-from megaboa.data.tokenizer_files import SPECIAL_TOKENS
+from megaboa.data.tokenizer_files import BYTES, MOST_TOKENS, SPECIAL_TOKENS
 from megaboa.layout import Layout
 from megaboa.records import Tree
 
@@ -46,6 +46,9 @@ class Tokenizer(Section):
             raise ValueError(
                 "tiktoken_pattern and tiktoken_num_special_tokens are of tiktoken: name its file, or remove them"
             )
+        least = self.tiktoken_num_special_tokens + BYTES
+        if self.tiktoken and (self.vocab_size or MOST_TOKENS) < least:
+            raise ValueError(f"vocab_size must be {least} or more: special tokens, and one for each byte")
         return self
 
     @property
@@ -59,7 +62,7 @@ class Tokenizer(Section):
         """How many tokens it has."""
         if self.tiktoken is not None:
             known = tokenizer_files.size(self.tiktoken, "tiktoken", self.tiktoken_num_special_tokens)
-            return min(known, self.vocab_size or known)
+            return min(known, self.vocab_size or MOST_TOKENS)
         for kind in ("vocab", "sentencepiece"):
             if path := getattr(self, kind):
                 return tokenizer_files.size(path, kind)

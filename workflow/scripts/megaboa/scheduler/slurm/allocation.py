@@ -359,7 +359,7 @@ class _Standby:
     container: Container
 
     def fits(self, nodes: Sequence[str], container: Container) -> bool:
-        return tuple(nodes) == self.nodes and container == self.container and self.ranks.process.poll() is None
+        return tuple(nodes) == self.nodes and container == self.container and self.ranks.sound
 
     def begin(self, command: Sequence[str], logs: Path, environment: Environment) -> SrunRanks:
         with contextlib.suppress(FileExistsError):

@@ -33,6 +33,8 @@ _NO_ALLOCATION = re.compile(
 _TASK = re.compile(r"^srun: error: (?P<node>\S+): tasks? (?P<rank>\d+)\S*: (?P<what>.*)$", re.MULTILINE)
 # From here on tasks end because srun makes them.
 _CANCELLED = re.compile(r"^slurmstepd\S*: error: \*\*\* STEP \S+ ON \S+ CANCELLED", re.MULTILINE)
+# SLURM ends the step: a node failed, somebody cancelled it, its time is over.
+_ENDS_ANYWAY = re.compile(rf"{_CANCELLED.pattern}|^srun: Job step aborted", re.MULTILINE)
 _SAID = re.compile(r"^(?:srun|slurmstepd\S*): error: .*", re.MULTILINE)
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS = {"Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7, "Interrupt": 2}
@@ -156,15 +158,23 @@ class SrunRanks:
         ended = self._end_before_ours or read_end(code, self._said())
         return ended if self.tasks_are_ranks else replace(ended, rank=None)
 
+    @property
+    def sound(self) -> bool:
+        """Of a step that waits to be told what to do: whether all of its tasks are there."""
+        return self.process.poll() is None and not _TASK.search(self._said())
+
     def _end_what_waits_for_one_that_failed(self) -> None:
         if time.monotonic() < self._look_at:
             return
-        said = self._said()
-        if self._one_failed:
+        said, wait = self._said(), float(LOOK_SECONDS)
+        if _ENDS_ANYWAY.search(said):  # a second signal would only meet slurmd at it
+            self._one_failed = False
+        elif self._one_failed:
             self._end_before_ours = self._end_before_ours or read_end(1, said)
-            self._kill_step()
-        self._one_failed = _TASK.search(said) is not None
-        self._look_at = time.monotonic() + (LAST_WORDS_SECONDS if self._one_failed else LOOK_SECONDS)
+            wait = LAST_WORDS_SECONDS if self._kill_step() else GONE_SECONDS
+        elif _TASK.search(said):
+            self._one_failed, wait = True, LAST_WORDS_SECONDS
+        self._look_at = time.monotonic() + wait
 
     def _said(self) -> str:
         try:
@@ -192,10 +202,13 @@ class SrunRanks:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def _kill_step(self) -> None:
-        if not self._signal("KILL"):  # the controller doesn't answer
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGTERM)  # srun then ends the step itself
+    def _kill_step(self) -> bool:
+        """Whether SLURM does it; else, as where the controller doesn't answer, srun was told to."""
+        if self._signal("KILL"):
+            return True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        return False
 
     def _signal(self, name: str) -> bool:
         try:
@@ -220,7 +233,8 @@ def end_step(job: str, name: str) -> None:
 def read_end(code: int, log: str) -> Ended:
     """How the ranks ended, from srun's exit code and its words.
 
-    A task that was killed is the cause of others that failed; those that srun terminated caused nothing.
+    A task that was killed is the cause of others that failed; those that srun terminated caused nothing. One that
+    aborts may do so because NCCL lost another.
     """
     if code == 0:
         return Ended()
@@ -231,7 +245,7 @@ def read_end(code: int, log: str) -> Ended:
 
 
 def _blame(task: Ended) -> tuple[bool, bool]:
-    return task.returncode == -signal.SIGTERM, task.returncode > 0
+    return task.returncode == -signal.SIGTERM, task.returncode > 0 or task.returncode == -signal.SIGABRT
 
 
 def _task(match: re.Match[str]) -> Ended:
