@@ -96,7 +96,8 @@ def test_a_spare_takes_the_place_of_a_host_that_is_slow(faults):
     faults.slow_down(slow)
     hit = time.time()
     faults.finish("slow", process)
-    end, last = faults.ends("slow")[0], faults.clone.starts(NAME, "slow")[-1]
+    # The first two: on a busy machine other ranks are slow as well, later.
+    end, last = faults.ends("slow")[0], faults.clone.starts(NAME, "slow")[1]
     assert end["cause"] == "slow" and end["bad_nodes"] == [slow] and end["rank"] == 1 and end["action"] == "resume"
     assert f"rank 1 on {slow} calculates" in end["detail"] and end["last_step"] - last["resumed_from"] < SAVE_INTERVAL
     assert (last["job"], set(last["nodes"])) == (start["job"], {start["nodes"][0], spare})
