@@ -10,7 +10,7 @@ from megaboa import records
 from megaboa.config.models.resources import Recovery
 from megaboa.files import append_line
 from megaboa.paths import AttemptFolder, RunStore
-from megaboa.records import AttemptEnd, Pace, line, parse, read_node_troubles
+from megaboa.records import AttemptEnd, Pace, line, parse, read_node_troubles, read_paces
 from megaboa.run import node_memory, stragglers
 from megaboa.run.stragglers import Stragglers, find, scores, to_replace
 
@@ -95,6 +95,14 @@ def remembered(monkeypatch, tmp_path):
     return lambda: [
         (path.stem, trouble.what) for path in tmp_path.glob("nodes/here/*") for trouble in read_node_troubles(path)
     ]
+
+
+def test_the_last_lines_are_read_however_long_they_are(tmp_path):
+    path, many = tmp_path / "paces.jsonl", paces(*[(0.0373123,) * 4096] * 20)
+    assert read_paces(path, 3) == []
+    for pace in many:
+        append_line(path, line(pace))
+    assert read_paces(path, 3) == many[-3:] and read_paces(path, 30) == read_paces(path) == many
 
 
 def test_it_is_told_once_and_remembered_and_the_ranks_train_on(tmp_path, remembered):

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -137,8 +138,25 @@ def read_jsonl(path: str | Path) -> list[Any]:
     path = Path(path)
     if not path.exists():
         return []
+    return _sound_lines(path.read_text(encoding="utf-8", errors="replace").split("\n"))
+
+
+def read_jsonl_tail(path: str | Path, size: int) -> list[Any]:
+    """The complete lines in the last `size` bytes of such a file, without reading the rest of it."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    with path.open("rb") as stream:
+        start = max(stream.seek(0, os.SEEK_END) - size, 0)
+        # One byte more, to see whether the tail begins at the beginning of a line.
+        stream.seek(max(start - 1, 0))
+        text = stream.read()
+    return _sound_lines(text.split(b"\n")[1 if start else 0 : -1])
+
+
+def _sound_lines(lines: Iterable[str | bytes]) -> list[Any]:
     found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        with contextlib.suppress(json.JSONDecodeError):
+    for line in lines:
+        with contextlib.suppress(json.JSONDecodeError):  # torn by a full disk or a kill
             found.append(json.loads(line))
     return found

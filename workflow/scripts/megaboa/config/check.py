@@ -228,7 +228,7 @@ def references(raw: Tree, places: Places, factors: Any) -> list[Problem]:
             path = ("tokenizers", name, "train_on")
             complain(path, _unknown_reference(tokenizer["train_on"], raw.get("corpora"), "corpus"))
             complain(path, _no_text(tokenizer["train_on"], named("corpora")))
-        for field in ("vocab", "merges", "sentencepiece", "tiktoken"):
+        for field in tokenizer_files.FILES:
             complain(("tokenizers", name, field), _tokenizer_file_problem(field, tokenizer.get(field)))
         complain(("tokenizers", name, "vocab_size"), _too_many_tokens(tokenizer))
     for name, model in named("models").items():

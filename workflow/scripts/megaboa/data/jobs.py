@@ -110,7 +110,7 @@ def _frozen(reference: tokenizer.Reference, loaded: PreTrainedTokenizerFast, fol
 def tokenizer_of_files(spec: TokenizerSpec) -> Tokenizer:
     """As a folder that `transformers` and Bridge load."""
     key = f"tokenizers.{spec.name}"
-    files = {kind: getattr(spec, kind) for kind in ("vocab", "merges", "sentencepiece", "tiktoken")}
+    files = {kind: getattr(spec, kind) for kind in tokenizer_files.FILES}
     rules = {"pattern": spec.pattern, "special_tokens": spec.special_tokens, "vocab_size": spec.vocab_size}
     identity = {
         **{kind: file_digest(path) for kind, path in files.items() if path},

@@ -18,10 +18,11 @@ from megaboa.errors import InputError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
 
-SPACE = "▁"  # SentencePiece's
-UNIGRAM, BPE = 1, 2  # its models; pieces that its user defined
+FILES = ("vocab", "merges", "sentencepiece", "tiktoken")  # the keys that name them
+# SentencePiece's: the character for a space, kinds of models, the kind of pieces that its user defined.
+SPACE = "▁"
+UNIGRAM, BPE = 1, 2
 USER_DEFINED = 4
 # megatron/core/tokenizers/text/libraries/tiktoken_tokenizer.py, 0.19
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
@@ -43,15 +44,15 @@ BYTES = 256  # its first ranks
 def size(path: str, kind: str, special_tokens: int = 0) -> int:
     """Of a file that is `vocab`, `sentencepiece` or `tiktoken`. One that is none of these: InputError."""
     expanded = Path(path).expanduser()
-    return _size(str(expanded), kind, special_tokens, expanded.stat().st_mtime_ns)
+    return _size(str(expanded), kind, expanded.stat().st_mtime_ns) + special_tokens
 
 
 @functools.cache
-def _size(path: str, kind: str, special_tokens: int, _changed: int) -> int:
+def _size(path: str, kind: str, _changed: int) -> int:
     if kind == "sentencepiece":
         return len(_pieces(path))
     if kind == "tiktoken":
-        return len(_ranked(path)) + special_tokens
+        return len(_ranked(path))
     try:
         known = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -132,10 +133,11 @@ def from_sentencepiece(path: str, folder: str | Path, key: str) -> None:
 
     proto = import_protobuf().ModelProto()
     try:
-        _pieces(path)
         proto.ParseFromString(Path(path).read_bytes())
-    except Exception as error:  # protobuf's own, too
-        raise InputError(f"{key}: {path!r} is not a model of SentencePiece, or not a whole one") from error
+    except Exception as error:  # protobuf's own
+        raise InputError(f"{key}: {path!r} is not a model of SentencePiece") from error
+    if not (proto.HasField("trainer_spec") and proto.HasField("normalizer_spec")):
+        raise InputError(f"{key}: {path!r} is not a whole model of SentencePiece: copy it again")
     trainer, rules = proto.trainer_spec, proto.normalizer_spec
     if trainer.model_type not in (UNIGRAM, BPE):
         raise InputError(f"{key}: {path} has a model of words or characters; only unigram and BPE are converted")
@@ -190,13 +192,12 @@ def from_tiktoken(path: str, folder: str | Path, pattern: str, special_tokens: i
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     letters = bytes_to_unicode()
-    kept = _ranked(path)[: max(tokens - special_tokens, 0)]
-    ranks = {token: special_tokens + rank for rank, token in enumerate(kept)}
+    ranks = {token: special_tokens + rank for rank, token in enumerate(_ranked(path)[: tokens - special_tokens])}
 
     def spelled(token: bytes) -> str:
         return "".join(letters[byte] for byte in token)
 
-    special = special_names(special_tokens)
+    special = [*SPECIAL_TOKENS, *(f"<SPECIAL_{number}>" for number in range(len(SPECIAL_TOKENS), special_tokens))]
     numbers = dict(zip(special, range(special_tokens), strict=True))
     numbers |= {spelled(token): number for token, number in ranks.items()}
     merges = [(spelled(left), spelled(right)) for left, right in _merges(ranks)]
@@ -210,22 +211,17 @@ def from_tiktoken(path: str, folder: str | Path, pattern: str, special_tokens: i
     _save(made, folder, {**names, "mask_token": "<mask>", "cls_token": "<cls>", "sep_token": "<sep>"})
 
 
-def special_names(count: int) -> list[str]:
-    return [*SPECIAL_TOKENS, *(f"<SPECIAL_{number}>" for number in range(len(SPECIAL_TOKENS), count))]
-
-
 def _merges(ranks: Mapping[bytes, int]) -> Sequence[tuple[bytes, bytes]]:
     """In the order of what they make; of one token, pairs of lower ranks first."""
     found = []
     for token, rank in ranks.items():
         cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
-        known = [(ranks[left], ranks[right], left, right) for left, right in cuts if left in ranks and right in ranks]
-        found += [(rank, *one) for one in sorted(known)]
+        known = [(left, right) for left, right in cuts if left in ranks and right in ranks]
+        found += [(rank, ranks[left], ranks[right], left, right) for left, right in known]
     return [(left, right) for *_, left, right in sorted(found)]
 
 
 def _save(made: Tokenizer, folder: str | Path, names: Mapping[str, str]) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    whole: PreTrainedTokenizerFast = PreTrainedTokenizerFast(tokenizer_object=made, **names)
-    whole.save_pretrained(str(folder))
+    PreTrainedTokenizerFast(tokenizer_object=made, **names).save_pretrained(str(folder))

@@ -98,7 +98,7 @@ def slowest(progress: Progress, store: RunStore) -> str | None:
     """The rank that stands out at each of the newest saves of a running attempt."""
     if progress.state != "running" or not progress.attempt or not progress.job:
         return None
-    newest = read_paces(store.attempt(progress.attempt).paces)[-SCORED_SAVES:]
+    newest = read_paces(store.attempt(progress.attempt).paces, SCORED_SAVES)
     worst = max(stragglers.find(newest, SHOWN_SCORE, SCORED_SAVES), key=lambda one: one.times, default=None)
     if worst is None:
         return None

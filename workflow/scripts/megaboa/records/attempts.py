@@ -332,6 +332,9 @@ class Holder(Record):
     time: float | None = None
 
 
+PACES_BYTES = 32_768  # of paces.jsonl, at first
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pace(Event):
     """A line of attempts/NN/paces.jsonl, after a save: the seconds of each rank for the same product of matrices; NaN:
@@ -355,9 +358,14 @@ def read_ledger(path: str | Path) -> list[Event]:
     return events(LEDGER, files.read_jsonl(path), path)
 
 
-def read_paces(path: str | Path) -> list[Pace]:
-    """Oldest first; none where there is no file."""
-    return events({Pace.event: Pace}, files.read_jsonl(path), path)
+def read_paces(path: str | Path, last: int | None = None) -> list[Pace]:
+    """Oldest first, all or the last so many; none where there is no file. A line of many ranks is long."""
+    if last is None:
+        return events({Pace.event: Pace}, files.read_jsonl(path), path)
+    size, there = PACES_BYTES, Path(path).stat().st_size if Path(path).exists() else 0
+    while len(found := files.read_jsonl_tail(path, size)) < last and size < there:
+        size *= 4
+    return events({Pace.event: Pace}, found[-last:], path)
 
 
 def read_node_troubles(path: str | Path) -> list[NodeTrouble]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from megaboa import files
 from megaboa.paths import AttemptFolder, RunStore
 from megaboa.records import (
     STEPS,
@@ -185,20 +183,7 @@ def has_steps(attempt: AttemptFolder) -> bool:
 
 def read_tail(path: str | Path, size: int = TAIL_BYTES) -> list[StepEvent]:
     """The events in the last complete lines of a steps.jsonl, without reading the rest of it."""
-    path = Path(path)
-    if not path.exists():
-        return []
-    with path.open("rb") as stream:
-        start = max(stream.seek(0, os.SEEK_END) - size, 0)
-        # One byte more, to see whether the tail begins at the beginning of a line.
-        stream.seek(max(start - 1, 0))
-        text = stream.read()
-    lines = text.split(b"\n")[1 if start else 0 : -1]
-    found = []
-    for line in lines:
-        with contextlib.suppress(json.JSONDecodeError):  # torn by a full disk or a kill
-            found.append(json.loads(line))
-    return events(STEPS, found, path)
+    return events(STEPS, files.read_jsonl_tail(path, size), path)
 
 
 def speed(steps: Sequence[Step]) -> float | None:

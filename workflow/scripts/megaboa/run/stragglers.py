@@ -53,7 +53,7 @@ def find(paces: Sequence[Pace], factor: float, saves: int) -> list[Straggler]:
 
 
 class Stragglers:
-    """Of an attempt: each is told once. Asked again and again, reads only what is new."""
+    """Of an attempt: each is told once. Asked again and again, reads only after a save."""
 
     def __init__(self, call: Call, target: AttemptFolder):
         self._call, self._target = call, target
@@ -67,13 +67,13 @@ class Stragglers:
         size = self._target.paces.stat().st_size if settings and self._target.paces.exists() else 0
         if size == self._size:
             return None
-        found = find(read_paces(self._target.paces), settings.factor, settings.saves)
+        found = _newest(call, self._target)
         self._size = size
         for one in found:
             if one.rank not in self._told:
                 self._told.add(one.rank)
                 self._tell(one)
-        failure = to_replace(call, self._target)
+        failure = _to_replace(call, found)
         return (failure.cause, failure.evidence) if failure else None
 
     def _tell(self, one: Straggler) -> None:
@@ -83,7 +83,19 @@ class Stragglers:
             node_memory.remember(call.folder, {node: f"rank {one.rank} {one}"}, CAUSE, self._target.number)
 
 
+def _newest(call: Call, target: AttemptFolder) -> list[Straggler]:
+    settings = call.recovery.stragglers
+    if not settings:
+        return []
+    paces = read_paces(target.paces, settings.saves + SINCE_THE_LAST_LOOK)
+    return find(paces, settings.factor, settings.saves)
+
+
 def to_replace(call: Call, target: AttemptFolder) -> Failure | None:
+    return _to_replace(call, _newest(call, target))
+
+
+def _to_replace(call: Call, slow: Sequence[Straggler]) -> Failure | None:
     """The nodes that the run had better go on without: each once, where something takes their place, and never most of
     them at once. Those are not slow: what they share is."""
     settings, site = call.recovery.stragglers, call.site
@@ -92,7 +104,6 @@ def to_replace(call: Call, target: AttemptFolder) -> Failure | None:
     last = progress.last_step(call.payload)
     if last is not None and checkpoints.latest(call.payload.checkpoints) >= last:
         return None  # only the end is to come
-    slow = find(read_paces(target.paces), settings.factor, settings.saves)
     nodes = {_node(call, one.rank) for one in slow}
     if 2 * len(nodes) > len(site.nodes):
         return None

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from megaboa import conversion
 from megaboa.config.models.section import Name, Section, key
 from megaboa.data import tokenizer_files
-from megaboa.data.tokenizer_files import BYTES, MOST_TOKENS, SPECIAL_TOKENS
+from megaboa.data.tokenizer_files import BYTES, FILES, MOST_TOKENS, SPECIAL_TOKENS
 from megaboa.layout import Layout
 from megaboa.records import Tree
 
@@ -23,7 +23,8 @@ class Tokenizer(Section):
 
     train_on: Name | None = key(None, "corpus whose text the tokenizer is trained on")
     vocab_size: Annotated[int, Field(ge=260)] | None = key(
-        None, "size of the byte-level BPE vocabulary that is trained, by default 512; of tiktoken the most tokens"
+        None,
+        f"size of the byte-level BPE vocabulary that is trained, by default {TRAINED_TOKENS}; of tiktoken: at most",
     )
     vocab: str | None = key(None, "GPT-2's vocab.json (Megatron's --vocab-file), instead of train_on")
     merges: str | None = key(None, "GPT-2's merges.txt (Megatron's --merge-file)")
@@ -54,7 +55,7 @@ class Tokenizer(Section):
     @property
     def files(self) -> dict[str, str]:
         """By key; none of one that is trained."""
-        named = {name: getattr(self, name) for name in ("vocab", "merges", "sentencepiece", "tiktoken")}
+        named = {name: getattr(self, name) for name in FILES}
         return {name: path for name, path in named.items() if path is not None}
 
     @property
