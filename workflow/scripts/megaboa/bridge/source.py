@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from megaboa import store
 from megaboa.bridge import weights
 from megaboa.bridge.quiet import quietly
+from megaboa.bridge.random_weights import PIECE, drawn_in_pieces
 from megaboa.data import hub, tokenizer
 from megaboa.errors import InputError
 from megaboa.files import digest, file_digest, folder_digests, read_json, write_json
@@ -191,6 +192,7 @@ def _make(spec: ModelSpec, named: tokenizer.Reference | None, key: str) -> Found
         "tokenizer": named.digest if named else None,
         "transformers": version("transformers"),
         "torch": torch.__version__,
+        **({"pieces": PIECE} if spec.weights else {}),
     }
     folder = store.folder(spec.store, "models", spec.name, identity)
     with store.building(folder) as partial:
@@ -256,8 +258,8 @@ def _on_one_line(error: Exception) -> str:
 def _random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     import torch
 
-    torch.manual_seed(seed)
-    model = class_of(config).from_config(config, dtype=config.dtype)
+    with drawn_in_pieces(seed):
+        model = class_of(config).from_config(config, dtype=config.dtype)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() == 1:
