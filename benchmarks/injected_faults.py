@@ -40,6 +40,7 @@ FAULTS = (
 )
 SAVE_INTERVAL = 10
 SOON = SAVE_INTERVAL + 3  # steps after which a checkpoint is complete
+STEPS = {"cpu": 2 * SOON, "cuda": 20 * SOON}  # per attempt: enough to be hit before the last one
 PATIENCE = 300.0
 EXPERIMENT = """\
 experiment: injected
@@ -130,7 +131,7 @@ def main() -> None:
     with contextlib.ExitStack() as held:
         folder = args.keep or Path(held.enter_context(tempfile.TemporaryDirectory(prefix="megaboa-")))
         folder.mkdir(parents=True, exist_ok=True)
-        made = Experiment(folder.resolve(), 2 * SOON * (1 + len(args.faults)), args.device)
+        made = Experiment(folder.resolve(), STEPS[args.device] * (1 + len(args.faults)), args.device)
         if made.start("quiet").wait():
             raise SystemExit((folder / "quiet.log").read_text()[-3000:])
         process = made.start("hit")
