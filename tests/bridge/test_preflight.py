@@ -72,7 +72,10 @@ ILLEGAL = {
     },
     "expert_overlap_can_work": {
         "model": "moe",
-        "overrides": {"model.overlap_moe_expert_parallel_comm": True},
+        "overrides": {
+            "comm_overlap.overlap_moe_expert_parallel_comm": True,
+            "comm_overlap.tp_comm_overlap": False,
+        },
     },
     "flex_dispatcher_has_a_backend": {
         "model": "moe",

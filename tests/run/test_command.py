@@ -73,8 +73,9 @@ def test_ranks_on_gpus_have_the_networks_preset_and_the_layouts_connections(envi
 def test_connections_follow_the_gpu_and_the_overlap_of_experts(environment):
     assert environment("cuda", gpu="h200")["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert environment("cuda", gpu="b200-180g")["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
-    overlap = {command.EXPERT_OVERLAP: True}
-    assert environment("cuda", gpu="h200", overrides=overlap)["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+    for section in ("model", "comm_overlap"):
+        overlap = {f"{section}.overlap_moe_expert_parallel_comm": True}
+        assert environment("cuda", gpu="h200", overrides=overlap)["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
 
 
 def test_the_allocator_is_as_in_bridges_recipes_unless_somebody_says_otherwise(environment, monkeypatch):

@@ -286,12 +286,14 @@ FIELDS: dict[str, str] = {
     "kernels.grad_overlap": "ddp.overlap_grad_reduce",
     "kernels.gather_overlap": "ddp.overlap_param_gather",
 }
+# Where a section of Bridge's writes the model's field before training, also with None.
+OVERWRITTEN = {"kernels.expert_overlap": "comm_overlap.overlap_moe_expert_parallel_comm"}
 
 
 def overlay(facts: Facts, value_of: Callable[[str], Any], known: Callable[[str], bool]) -> Facts:
     """Facts with the values of all fields that are known."""
     changed: dict[str, Tree] = {}
-    for fact, where in FIELDS.items():
+    for fact, where in (*FIELDS.items(), *OVERWRITTEN.items()):
         if known(where):
             section, name = fact.split(".")
             changed.setdefault(section, {})[name] = _plain(name, value_of(where), facts)
@@ -312,6 +314,8 @@ def _plain(name: str, value: Any, facts: Facts) -> Any:
             return value or 0
         case "ranks":
             return tuple(value or ())
+        case "expert_overlap":
+            return bool(value)
         case "norm_bias":
             return value == "LayerNorm"
         case "optimizer_instances":

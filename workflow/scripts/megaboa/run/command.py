@@ -29,7 +29,6 @@ RANK_SCRIPT = SCRIPTS / "train_rank.py"
 ASK_SECONDS = 20  # that git, or the ranks' Python, may take to answer
 SHOWN = 5  # packages in which two attempts differ
 BRIDGE = "megatron-bridge"
-EXPERT_OVERLAP = "model.overlap_moe_expert_parallel_comm"
 _LIST = """
 import importlib.metadata, json, platform
 found = {one.name.lower().replace("_", "-"): one.version for one in importlib.metadata.distributions() if one.name}
@@ -82,7 +81,7 @@ def rank_environment(
         overrides = {**run.overrides, **folder.launch.overrides}
         preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(
             run.parallel,
-            expert_overlap=bool(overrides.get(EXPERT_OVERLAP)),
+            expert_overlap=networks.overlaps_experts(overrides),
             blackwell=networks.is_blackwell(folder.launch.gpu or gpu_name()),
         )
         preset["PYTORCH_CUDA_ALLOC_CONF"] = networks.allocator(overrides)
