@@ -11,8 +11,9 @@ from megaboa.config.models.resources import Launch
 from megaboa.files import write_json
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import Identity, Preflight, RunCheck
-from megaboa.run import command
+from megaboa.run import capture, command, tuning
 from megaboa.run.resume import Beginning
+from megaboa.scheduler.ranks import Ended
 
 LAYOUT = {"tp": 2, "pp": 1, "vpp": None, "cp": 1, "ep": 1, "etp": None, "sp": True, "fsdp": "none"}
 
@@ -31,6 +32,7 @@ def environment(tmp_path, monkeypatch):
         launch = {
             "nodes": nodes,
             "gpu": gpu,
+            "store": str(tmp_path / "store"),
             "cpus_per_rank": 3,
             "start": Launch().model_dump(mode="json") | start,
             "trackers": trackers or {},
@@ -124,6 +126,29 @@ def test_compiled_kernels_are_kept_where_nobody_else_can_write_them(tmp_path):
         ours.mkdir()
         os.chown(ours, 65534, 65534)
         assert command.compiled_kernels(folder, "0123456789abcdef") == {}
+
+
+def test_captures_and_trials_keep_compiled_kernels_with_those_of_training(environment, tmp_path):
+    class Site:
+        nodes, spares = ("n1", "n2"), ()
+
+        def start(self, command, world_size, logs, environment):
+            self.environment = environment
+            return types.SimpleNamespace(poll=Ended, kill=lambda: None)
+
+        def unpack_image(self, nodes, logs):
+            """There is none."""
+
+        def remove_image(self):
+            """Likewise."""
+
+    environment("cuda")
+    folder, site = RunFolder(tmp_path / "results" / "tiny" / "runs" / "dp2"), Site()
+    trained = command.compiled_kernels(folder, command.environment_digest(folder))
+    assert trained["TRITON_CACHE_DIR"].startswith(str(tmp_path / "store"))
+    capture._run(site, ["a rank"], folder, AttemptFolder(tmp_path / "capture"))
+    assert trained.items() <= site.environment.items()
+    assert trained.items() <= tuning._Importers(folder, site).environment(folder).items()
 
 
 def test_a_preset_is_taken_where_it_is_asked_for(environment):

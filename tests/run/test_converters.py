@@ -66,6 +66,7 @@ def test_in_a_job_they_are_a_step_of_it_in_the_image(tmp_path, monkeypatch, fake
         allocation, "_show_job_once_reachable", lambda job: Job(job, "RUNNING", nodes="n[1-2]", node_count=2)
     )
     monkeypatch.setattr(allocation.queries, "hostnames", lambda nodes: ["n1", "n2"])
+    monkeypatch.setattr(allocation.queries, "cluster", lambda: "lab")
     fake_command("srun", "true")
     monkeypatch.setattr(allocation.queries, "available", lambda: True)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
@@ -74,7 +75,9 @@ def test_in_a_job_they_are_a_step_of_it_in_the_image(tmp_path, monkeypatch, fake
     asked = wanted(tp=8, image=image, device="cuda", gpus_per_node=4, nodes=2, network="infiniband")
     image = Image(runtime="pyxis", digest="sha256:1", path="/i.sqsh")
     converters.run(asked, image, ["megaboa", "import-model", "--out=x"], tmp_path / "logs")
-    command, environment = seen[0]
+    unpacked, (command, environment) = seen
+    (name,) = [word for word in unpacked[0] if word.startswith("--container-name=")]
+    assert unpacked[0][-1] == "true" and name in command, "once on both hosts, and used by the ranks"
     assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--gres=gpu:4", "--cpus-per-task=3"} <= set(command)
     assert "--container-image=/i.sqsh" in command and "--container-mounts=/w:/w:rw" in command
     assert command[-7:] == ["python3", "megaboa", "import-model", "--out=x", "--tp=8", "--pp=1", "--ep=1"]

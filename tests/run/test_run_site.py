@@ -128,6 +128,16 @@ def test_the_image_is_unpacked_once(nodes, ends, did, tmp_path):
     assert hosts.did == did and failed == (None if did[-1] != "remove" else "damaged")
 
 
+def test_who_starts_ranks_without_a_supervisor_removes_the_image(tmp_path, capsys):
+    hosts = Hosts(2, ["File exists", "well", "well"])
+    with pytest.raises(ValueError, match="of the ranks"), site.image_shared(hosts, tmp_path / "image"):
+        hosts.did.append("ranks")
+        raise ValueError("of the ranks")
+    assert hosts.did == [2, "remove", 1, 2, "share", "ranks", "remove"] and not capsys.readouterr().err
+    with site.image_shared(Hosts(1, ["damaged"]), tmp_path / "image"):
+        assert "could not be unpacked once for all steps: damaged" in capsys.readouterr().err
+
+
 def test_who_is_stopped_waits_for_no_image(tmp_path, monkeypatch):
     step = Step(None)
     hosts = Hosts(2, [])

@@ -11,7 +11,7 @@ from megaboa.records import Identity, Trace, plain, write
 from megaboa.run import site as sites
 from megaboa.run.announce import explain
 from megaboa.run.call import TrainingFailed
-from megaboa.run.command import RANK_SCRIPT, rank_environment
+from megaboa.run.command import RANK_SCRIPT, environment_digest, rank_environment
 from megaboa.run.identity import identity_of
 from megaboa.run.inputs import check_data, check_image, check_nodes
 from megaboa.scheduler import local
@@ -63,9 +63,10 @@ def _profile(folder: RunFolder, site: Place, identity: Identity, target: Attempt
 
 def _run(site: Place, command: list[str], folder: RunFolder, target: AttemptFolder) -> Ended:
     # A profiler sees what it has started itself, so no rank may be forked by another process.
-    environment = {**rank_environment(folder), local.FORKED: "0"}
-    ranks = site.start(command, folder.run.world_size, target.path, environment)
-    try:
-        return local.wait(ranks)
-    finally:
-        ranks.kill()
+    environment = {**rank_environment(folder, environment=environment_digest(folder)), local.FORKED: "0"}
+    with sites.image_shared(site, target.image):
+        ranks = site.start(command, folder.run.world_size, target.path, environment)
+        try:
+            return local.wait(ranks)
+        finally:
+            ranks.kill()

@@ -141,6 +141,12 @@ def ran_on(folder: RunFolder, store: RunStore) -> RanOn:
     return RanOn(environment=name, bridge=(found or {}).get("packages", {}).get(BRIDGE), code=_code())
 
 
+def environment_digest(folder: RunFolder) -> str | None:
+    """What names the packages that ranks find; None where that can't be asked."""
+    found = _environment(folder)
+    return files.digest(found) if found else None
+
+
 def changes(before: RanOn | None, now: RanOn, store: RunStore) -> str | None:
     """How the software of two attempts differs, in a few words; None if it doesn't, or is unknown."""
     then, told = before or RanOn(), []

@@ -62,15 +62,16 @@ def to_the_end(
         )
     if device == "cuda" and not place.job:
         _need_gpus(count)
-    try:
-        ranks = place.start([site.python_of(launch), *words], count, logs, environment_of(launch, device))
-    except FileNotFoundError as error:
-        raise InputError(f"the ranks can't be started: there is no {error.filename} here") from None
-    try:
-        ended = local.wait(ranks)
-    except BaseException:
-        ranks.kill()
-        raise
+    with site.image_shared(place, logs / "image"):
+        try:
+            ranks = place.start([site.python_of(launch), *words], count, logs, environment_of(launch, device))
+        except FileNotFoundError as error:
+            raise InputError(f"the ranks can't be started: there is no {error.filename} here") from None
+        try:
+            ended = local.wait(ranks)
+        except BaseException:
+            ranks.kill()
+            raise
     if not ended.ok:
         raise InputError(f"{ended}; its end, in {logs}:\n{_end_of(logs, ended.rank)}")
     return "".join(path.read_text(errors="replace") for path in sorted(logs.glob("*.log")))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from megaboa import scheduler
@@ -15,7 +16,7 @@ from megaboa.image.tools import why_not_started
 from megaboa.records import Image, LaunchSpec
 from megaboa.run import health, pass_marks
 from megaboa.run.inputs import UnusableInputError
-from megaboa.scheduler.answers import NoPlaceError
+from megaboa.scheduler.answers import NoPlaceError, UnreachableError
 from megaboa.scheduler.protocol import Environment, Place
 from megaboa.scheduler.ranks import Ended, Ranks
 
@@ -88,6 +89,21 @@ def share_image(place: Place, logs: Path, stopped: Callable[[], object]) -> str 
         if stopped():
             break
     return failed
+
+
+@contextlib.contextmanager
+def image_shared(place: Place, logs: Path) -> Iterator[None]:
+    """For what starts ranks without a supervisor; the image that was unpacked goes at the end."""
+    try:
+        try:
+            failed = share_image(place, logs, lambda: False)
+        except UnreachableError as error:
+            failed = str(error)
+        if failed:
+            print(f"WARNING: the image could not be unpacked once for all steps: {failed}", file=sys.stderr)
+        yield
+    finally:
+        place.remove_image()
 
 
 def _wait_for_image(tasks: Ranks, stopped: Callable[[], object]) -> Ended | None:

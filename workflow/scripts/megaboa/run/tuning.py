@@ -8,6 +8,7 @@ store; what is tried next follows from the ledger alone (check/halving.py), so t
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -27,7 +28,7 @@ from megaboa.image.runtimes import NO_CONTAINER
 from megaboa.paths import AttemptFolder, ExperimentFolder, RunFolder, RunStore
 from megaboa.records import InsideAsked, RankEnd, Setting, Trial, Tried, TuneSpec, Tuning, Worth, plain, write
 from megaboa.run import site as sites
-from megaboa.run.command import RANK_SCRIPT, rank_environment
+from megaboa.run.command import RANK_SCRIPT, environment_digest, rank_environment
 from megaboa.run.failures import classify, read_tails
 from megaboa.run.identity import identity_of
 from megaboa.run.inputs import check_data, check_image, check_nodes
@@ -69,7 +70,13 @@ def trials_here(run: RunFolder, spec: TuneSpec) -> Iterator[Trials]:
     # A job may get other nodes the next time; they are alike where partition and GPU are.
     machine = [launch.partition, launch.gpu] if site.job else [*site.nodes, launch.gpu]
     place = store.folder(launch.store, "tunings", run.experiment, machine)
-    with store.locked(place.with_name(f".{place.name}.lock")), _Importers(run, site) as importers, _ending_well():
+    # The image goes last: before that a signal has become an exception.
+    with (
+        store.locked(place.with_name(f".{place.name}.lock")),
+        _ending_well(),
+        sites.image_shared(site, AttemptFolder(place).image),
+        _Importers(run, site) as importers,
+    ):
         yield Trials(importers, place, spec)
 
 
@@ -121,6 +128,10 @@ class _Importers:
             process.kill()
             process.wait()
 
+    @functools.cached_property
+    def packages(self) -> str | None:
+        return environment_digest(self.run)
+
     @property
     def is_possible(self) -> bool:
         """In an image, and on several nodes, the scheduler's own start of ranks decides."""
@@ -128,7 +139,7 @@ class _Importers:
 
     def environment(self, run: RunFolder) -> dict[str, str]:
         """That of its ranks."""
-        wanted = rank_environment(run)
+        wanted = rank_environment(run, environment=self.packages)
         if not self.is_possible:
             return wanted
         wanted |= {local.FORKED: run.run.device, local.KEEPER: str(os.getpid())}
