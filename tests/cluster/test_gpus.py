@@ -265,4 +265,6 @@ def test_the_health_check_refuses_hosts_whose_gpu_is_gone_or_slow(faults):
 
 
 def test_the_page_has_these_events(faults):
+    if REHEARSAL and not matrix.has(PART):
+        pytest.skip(f"{matrix.PAGE.name} has no part {PART!r}: it is written where there are GPUs")
     matrix.check(PART, faults.rows)
