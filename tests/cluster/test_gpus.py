@@ -25,6 +25,7 @@ from lab import Lab
 from site_clone import SiteClone
 
 from megaboa.files import read_jsonl
+from megaboa.launch import networks
 from megaboa.paths import AttemptFolder
 from megaboa.records import read_gpu_events
 
@@ -44,7 +45,11 @@ HOSTS = 8 if FOUND > 1 else 3
 FIRST, LAST = (f"resources.constraint: gpu{number}" for number in (0, FOUND - 1))
 EACH = "resources.constraint: '[gpu0*1&gpu1*1]'"
 CAPTURED = "profile.tool: pytorch, profile.steps: [5, 10], profile.ranks: [0, 1]"
-LAYOUTS = {"dp2": "", "tp2": f", parallel.tp: 2, {CAPTURED}", "pp2": ", parallel.pp: 2"} if FOUND > 1 else {}
+LAYOUTS = (
+    {"dp2": ", launch.network: ethernet", "tp2": f", parallel.tp: 2, {CAPTURED}", "pp2": ", parallel.pp: 2"}
+    if FOUND > 1
+    else {}
+)
 LOST, LATE, BLIND, STAND_BY = "lost", "late", "blind", "stand-by"
 RUNS = {
     "quiet": f"{ONE_HOST}, {FIRST}",
@@ -143,8 +148,67 @@ def test_every_host_samples_its_own_gpu(faults):
         assert all(samples and samples[0].watts[0] > 20 for _, *samples in found), found
 
 
+@on_two_gpus
+@pytest.mark.skipif(REHEARSAL, reason="processors have no NCCL")
+def test_nccl_has_taken_the_network_that_the_preset_is_for(faults):
+    log = AttemptFolder(faults.store("dp2") / "attempts" / "01").log(0).read_text(errors="replace")
+    assert networks.fits("ethernet", networks.taken(log) or "none")
+
+
+def test_an_export_is_proved(faults):
+    """Converted on the cluster's GPUs; by the same call a profile is captured over two hosts."""
+    wanted = [("quiet", "proof.json"), *((run, "analysis.json") for run in LAYOUTS if run == "tp2")]
+    targets = [f"results/{NAME}/runs/{run}/{name}" for run, name in wanted]
+    faults.clone.snakemake(*targets, "--configfile", faults.config)
+    assert faults.clone.json(NAME, "runs", "quiet", "proof.json")["state"] == "PASS"
+
+
+@on_two_gpus
+def test_a_profile_shows_what_the_gpus_of_two_hosts_did(faults):
+    analysis = faults.clone.json(NAME, "runs", "tp2", "analysis.json")
+    assert analysis["device"] == ("cpu" if REHEARSAL else "gpu")
+    assert len(analysis["ranks"]) == 2 and all(row["communication"] > 0 for row in analysis["budget"])
+    print(*analysis["summary"], sep="\n")
+
+
+@pytest.mark.skipif(REHEARSAL, reason="processors are never gone, and have no published speed")
+def test_the_health_check_refuses_hosts_whose_gpu_is_gone_or_slow(faults):
+    """Of the hosts that are taken first, one has no GPU any more, and another's has other work to do."""
+    gone, slow, *others = faults.lab.nodes
+    faults.lab.hide_gpu(gone)
+    weights = {slow: 5, **{node: 9 if faults.lab.features[node] == "gpu0" else 20 for node in others}}
+    for node, weight in weights.items():  # the lightest is taken first
+        faults.admin("update", f"NodeName={node}", f"Weight={weight}")
+    refused = [gone]
+    burners = []
+    if FOUND > 1:
+        refused.append(slow)
+        command = [sys.executable, "-c", BURN]
+        options = {"host": slow, "stdout": subprocess.PIPE, "user": "root"}
+        burners = [faults.lab.popen(command, **options) for _ in range(BURNERS)]
+        for burner in burners:
+            assert b"burning" in burner.stdout.readline()
+            Thread(target=burner.stdout.read, daemon=True).start()
+    since = time.time()
+    try:
+        faults.finish(BLIND)
+    finally:
+        for burner in burners:
+            burner.kill()
+        faults.lab.crash(gone)  # it comes back with its GPU
+        faults.lab.boot(gone)
+        faults.lab.wait_idle()
+    entries = [entry for entry in faults.clone.ledger(NAME, BLIND) if entry["event"] == "unhealthy"]
+    print(*(entry["detail"] for entry in entries), sep="\n")
+    assert [entry["bad_nodes"] for entry in entries] == [[node] for node in refused], entries
+    assert "GPU" in entries[0]["detail"] and all("published peak" in entry["detail"] for entry in entries[1:]), entries
+    assert not set(faults.clone.starts(NAME, BLIND)[0]["nodes"]) & set(refused)
+    told = "the check before the first start refuses the host, same job on another"
+    faults.record("a host's GPU is gone, that of the next is slow", f"unhealthy: {told}", since=since)
+
+
 def test_what_can_end_runs(faults):
-    """One run loses its rank, then its host; at the same time another is preempted, then its wall time ends."""
+    """The longest part, and so the last that trains. One run loses its rank, then its host; at the same time another is preempted, then its wall time ends."""
     hit = {LOST: lose_a_rank_and_a_host, LATE: preempt_and_run_out_of_time}
     for runs in [tuple(hit)] if FOUND > 1 else [(run,) for run in hit]:
         faults.start(*runs)
@@ -211,57 +275,14 @@ def preempt_and_run_out_of_time(faults: Faults) -> list[Event]:
     ]
 
 
-def test_the_workflow_ends_with_a_proved_export_and_a_report(faults):
-    """Converted on the cluster's GPUs, a profile captured over two hosts; nothing is trained again."""
-    before = {run: faults.clone.starts(NAME, run) for run in RUNS if run != BLIND}
+def test_the_workflow_ends_with_a_report(faults):
+    """Nothing is trained again."""
+    before = {
+        run: starts for run in RUNS if faults.clone.ledger(NAME, run) and (starts := faults.clone.starts(NAME, run))
+    }
     faults.clone.snakemake("--configfile", faults.config)
-    assert faults.clone.json(NAME, "runs", "quiet", "proof.json")["state"] == "PASS"
     assert faults.clone.json(NAME, "report", "checks.json")["state"] == "PASS"
     assert {run: faults.clone.starts(NAME, run) for run in before} == before
-
-
-@on_two_gpus
-def test_a_profile_shows_what_the_gpus_of_two_hosts_did(faults):
-    analysis = faults.clone.json(NAME, "runs", "tp2", "analysis.json")
-    assert analysis["device"] == ("cpu" if REHEARSAL else "gpu")
-    assert len(analysis["ranks"]) == 2 and all(row["communication"] > 0 for row in analysis["budget"])
-    print(*analysis["summary"], sep="\n")
-
-
-@pytest.mark.skipif(REHEARSAL, reason="processors are never gone, and have no published speed")
-def test_the_health_check_refuses_hosts_whose_gpu_is_gone_or_slow(faults):
-    """Of the hosts that are taken first, one has no GPU any more, and another's has other work to do."""
-    gone, slow, *others = faults.lab.nodes
-    faults.lab.hide_gpu(gone)
-    weights = {slow: 5, **{node: 9 if faults.lab.features[node] == "gpu0" else 20 for node in others}}
-    for node, weight in weights.items():  # the lightest is taken first
-        faults.admin("update", f"NodeName={node}", f"Weight={weight}")
-    refused = [gone]
-    burners = []
-    if FOUND > 1:
-        refused.append(slow)
-        command = [sys.executable, "-c", BURN]
-        options = {"host": slow, "stdout": subprocess.PIPE, "user": "root"}
-        burners = [faults.lab.popen(command, **options) for _ in range(BURNERS)]
-        for burner in burners:
-            assert b"burning" in burner.stdout.readline()
-            Thread(target=burner.stdout.read, daemon=True).start()
-    since = time.time()
-    try:
-        faults.finish(BLIND)
-    finally:
-        for burner in burners:
-            burner.kill()
-        faults.lab.crash(gone)  # it comes back with its GPU
-        faults.lab.boot(gone)
-        faults.lab.wait_idle()
-    entries = [entry for entry in faults.clone.ledger(NAME, BLIND) if entry["event"] == "unhealthy"]
-    print(*(entry["detail"] for entry in entries), sep="\n")
-    assert [entry["bad_nodes"] for entry in entries] == [[node] for node in refused], entries
-    assert "GPU" in entries[0]["detail"] and all("published peak" in entry["detail"] for entry in entries[1:]), entries
-    assert not set(faults.clone.starts(NAME, BLIND)[0]["nodes"]) & set(refused)
-    told = "the check before the first start refuses the host, same job on another"
-    faults.record("a host's GPU is gone, that of the next is slow", f"unhealthy: {told}", since=since)
 
 
 def test_the_page_has_these_events(faults):
