@@ -208,7 +208,10 @@ def test_the_health_check_refuses_hosts_whose_gpu_is_gone_or_slow(faults):
 
 
 def test_what_can_end_runs(faults):
-    """The longest part, and so the last that trains. One run loses its rank, then its host; at the same time another is preempted, then its wall time ends."""
+    """The longest part, and so the last that trains.
+
+    One run loses its rank, then its host; at the same time another is preempted, then its wall time ends.
+    """
     hit = {LOST: lose_a_rank_and_a_host, LATE: preempt_and_run_out_of_time}
     for runs in [tuple(hit)] if FOUND > 1 else [(run,) for run in hit]:
         faults.start(*runs)

@@ -12,7 +12,7 @@ from test_analysis import tell
 
 from megaboa.layout import Layout
 from megaboa.observe.traces.analysis import Expected, analyse
-from megaboa.records import write
+from megaboa.records import NetworkCounter, write
 from megaboa.report import style
 from megaboa.report.page import read_captions, render
 from megaboa.report.profiles import FIGURES, Profile, bytes_text, draw_profiles, load_profiles
@@ -71,8 +71,15 @@ def test_every_figure_is_drawn_and_named(experiment, folder, figures):
 def test_the_page_says_what_to_look_at_first(experiment, document, figures):
     runs = load_runs(experiment.results)
     profiles = load_profiles(experiment.results, ["dp4"])
+    counters = {"n": 2, "mean": 200.0, "max": 300}
+    sent = NetworkCounter(rank=0, card=9, metric="Bytes sent", unit="B/s", **counters)
+    active = NetworkCounter(rank=0, card=1, metric="SMs Active [Throughput %]", unit=None, **counters)
+    document = replace(profiles[0].document, network=(sent,), gpu_metrics=(active,))
+    profiles = [replace(profiles[0], document=document)]
     given = {"runs": runs, "corpora": [], "checks": [], "drawn": [], "provenance": test_page.PROVENANCE}
     html = render(title="T", experiment="e", **given, profiles=profiles, profile_figures=figures)
+    assert '<td class="name">Bytes sent</td><td class="number">0</td><td class="number">9</td>' in html
+    assert "Network cards: 1 counters" in html and "SMs Active [Throughput %]" in html
     assert "Rank 2 on node-1 is slow" in html and document.summary[0] in html
     assert html.count("<svg") == len(FIGURES)
     ids = re.findall(r'\bid="([^"]+)"', html)

@@ -203,6 +203,33 @@ def test_samples_of_network_cards(tmp_path):
     assert read_all([path])[0][0].network == (expected,)
 
 
+GPU_SCHEMA = """
+CREATE TABLE GPU_METRICS (
+    timestamp INTEGER, typeId INTEGER NOT NULL, metricId INTEGER NOT NULL, value INTEGER NOT NULL
+);
+CREATE TABLE TARGET_INFO_GPU_METRICS (
+    typeId INTEGER NOT NULL, sourceId INTEGER NOT NULL, typeName TEXT NOT NULL, metricId INTEGER NOT NULL,
+    metricName TEXT NOT NULL
+);
+"""
+
+
+def test_samples_of_gpus(tmp_path):
+    """Tables as the user guide of Nsight Systems lists them."""
+    path = story().nsys(tmp_path)
+    connection = sqlite3.connect(path)
+    connection.executescript(GPU_SCHEMA)
+    kinds = [(72057594037928192 + gpu, 1, "GPU Metrics [GPU]", 3, "SMs Active [Throughput %]") for gpu in (0, 1)]
+    connection.executemany("INSERT INTO TARGET_INFO_GPU_METRICS VALUES (?, ?, ?, ?, ?)", kinds)
+    samples = [(0, kinds[0][0], 3, 40), (1, kinds[0][0], 3, 80), (0, kinds[1][0], 3, 10), (0, kinds[1][0], 4, 99)]
+    connection.executemany("INSERT INTO GPU_METRICS VALUES (?, ?, ?, ?)", samples)
+    connection.commit()
+    connection.close()
+    common = {"metric": "SMs Active [Throughput %]", "unit": None}
+    first = {"card": 0, **common, "n": 2, "mean": 60.0, "max": 80}
+    assert read_all([path])[0][0].gpu_metrics == (first, {"card": 1, **common, "n": 1, "mean": 10.0, "max": 10})
+
+
 def test_a_copy_of_a_report_beside_its_export_is_not_read_twice(tmp_path):
     for name in ("rank-0.nsys-rep", "rank-0.sqlite", "rank-1.nsys-rep", ".rank-2.json", "notes.txt"):
         (tmp_path / name).touch()

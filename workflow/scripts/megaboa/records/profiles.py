@@ -236,7 +236,7 @@ class PipelineIdle(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkCounter(Record):
-    """A counter of a network card."""
+    """A counter of a network card, or of a GPU."""
 
     rank: int | None
     card: int
@@ -330,6 +330,7 @@ class Analysis(Record):
     stragglers: tuple[PartSpeeds, ...] = ()
     pipeline: PipelineIdle | None = None
     network: tuple[NetworkCounter, ...] = ()
+    gpu_metrics: tuple[NetworkCounter, ...] = ()
     timeline: StepTimeline | None = None
     findings: tuple[ProfileFinding, ...] = ()
     opportunities: tuple[Opportunity, ...] = ()

@@ -113,6 +113,7 @@ def analyse(paths: list[Path], expected: Expected | None = None) -> Analysis:
         stragglers=tuple(_stragglers(analysed, expected)),
         pipeline=pipeline(analysed, expected),
         network=tuple(NetworkCounter(rank=capture.rank, **row) for capture in captures for row in capture.network),
+        gpu_metrics=tuple(NetworkCounter(rank=one.rank, **row) for one in captures for row in one.gpu_metrics),
         timeline=timeline_of(analysed[0].timeline, analysed[0].steps) if analysed else None,
         findings=tuple(ProfileFinding(**vars(finding)) for finding in worst_first(findings)),
     )

@@ -105,6 +105,7 @@ class Capture:
     operators: Events = EMPTY  # PyTorch's, on the host
     calls: Events = EMPTY  # of the CUDA API
     network: tuple[dict, ...] = ()
+    gpu_metrics: tuple[dict, ...] = ()
     missing: tuple[str, ...] = ()  # tables or kinds of events that the capture doesn't have
     findings: tuple[Finding, ...] = field(default=())
 

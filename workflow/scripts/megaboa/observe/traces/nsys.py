@@ -40,6 +40,7 @@ KNOWN_SCHEMA = (3, 25)
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 WORLD_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 JOB_VARIABLES = ("SLURM_JOB_ID",)
+COUNTER = ("card", "metric", "unit", "n", "mean", "max")
 SIZE_FIELD = "Message size [bytes]"
 _IN_JSON = re.compile(r'"message size[^"]*"\s*:\s*"?(\d+)', re.IGNORECASE)
 # Before the payload: domain, flags, schema, flags, size of the payload, size of all. So nsys-ai 0.3 reads exports of
@@ -105,6 +106,7 @@ class _Reader:
             ranges=ranges,
             calls=calls,
             network=tuple(_network(database)),
+            gpu_metrics=tuple(_gpu_metrics(database)),
             missing=tuple(self.missing),
             findings=(*newer, *self.findings, *_diagnostics(database, where)),
         )
@@ -308,8 +310,20 @@ def _network(database: Database) -> list[dict[str, Any]]:
         "JOIN TARGET_INFO_NETWORK_METRICS t USING (metricsListId, metricsIdx) "
         "GROUP BY m.globalId, t.name, t.unit ORDER BY t.name, m.globalId"
     )
-    keys = ("card", "metric", "unit", "n", "mean", "max")
-    return [dict(zip(keys, row, strict=True)) for row in database.rows(query)]
+    return [dict(zip(COUNTER, row, strict=True)) for row in database.rows(query)]
+
+
+def _gpu_metrics(database: Database) -> list[dict[str, Any]]:
+    """Likewise of a GPU, whose number is the low byte of a type; units are in the names."""
+    named = ("TARGET_INFO_GPU_METRICS", "typeId", "metricId", "metricName")
+    if database.lacks("GPU_METRICS", "typeId", "metricId", "value") or database.lacks(*named):
+        return []
+    query = (
+        "SELECT m.typeId & 255, t.metricName, NULL, COUNT(*), AVG(m.value), MAX(m.value) FROM GPU_METRICS m "
+        "JOIN (SELECT DISTINCT typeId, metricId, metricName FROM TARGET_INFO_GPU_METRICS) t USING (typeId, metricId) "
+        "GROUP BY m.typeId & 255, t.metricName ORDER BY t.metricName, m.typeId & 255"
+    )
+    return [dict(zip(COUNTER, row, strict=True)) for row in database.rows(query)]
 
 
 def _diagnostics(database: Database, where: str) -> list[Finding]:
