@@ -18,8 +18,6 @@ from megatron.bridge.training.checkpointing import (
     apply_peft_adapter_filter_to_state_dict,
 )
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedBase
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
@@ -31,7 +29,7 @@ from megaboa.bridge.tensor_checks import listed, same_bits
 from megaboa.bridge.verdict import check
 from megaboa.bridge.weights import Tensors
 from megaboa.paths import ADAPTER, RunFolder
-from megaboa.records import Check, ImportRecord, ModelSource, Tree, read
+from megaboa.records import Check, ImportRecord, ModelSource, read
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -53,20 +51,11 @@ def load(bridge: AutoBridge, folder: RunFolder, checkpoint: Path) -> list[torch.
     model = peft(load_checkpoint(bridge, base_of(folder)), training=False)
     tuning.require_adapters(peft, model)
     wanted = apply_peft_adapter_filter_to_state_dict(_generate_model_state_dict(model, {}), peft)
-    _require_all(wanted["model"], checkpoint)
     found = dist_checkpointing.load(wanted, str(checkpoint))
     missing = model[0].load_state_dict(found["model"], strict=False).missing_keys
     if lost := [name for name in missing if ".adapter." in name and "_extra_state" not in name]:
         raise ValueError(f"{checkpoint} has no {lost[0]}, nor {len(lost) - 1} others")
     return model
-
-
-def _require_all(wanted: Tree, checkpoint: Path) -> None:
-    """No adapter of the checkpoint is left out: the export would be another model than the trained one."""
-    keys = {one.key for one in nested_values(wanted) if isinstance(one, ShardedBase)}
-    saved = {name for name in dist_checkpointing.load_tensors_metadata(str(checkpoint)) if ".adapter." in name}
-    if more := sorted(name for name in saved - keys if not name.startswith("optimizer.")):
-        raise ValueError(f"{checkpoint} has {more[0]} and {len(more) - 1} others, which the model has no place for")
 
 
 def merge(model: list[torch.nn.Module]) -> None:
