@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaboa.check import flops, memory, parameters
+from megaboa.check import adapters, flops, memory, parameters
 from megaboa.check.stages import stages
 from megaboa.config import ConfigError
 from megaboa.files import digest
@@ -68,6 +68,14 @@ def test_a_sweep_over_tasks_shares_one_index_of_the_examples(plan_of):
             (TUNED % "lora").replace("init:", "config: {model_type: qwen3_moe, num_experts: 4}, init:"),
             "adapters to experts",
         ),
+        (TUNED % "lora" + "tuning: {targets: [linear_proj, v_proj]}\n", "'v_proj' ends with the name of no layer"),
+        (TUNED % "lora" + "tuning: {targets: [down_proj]}\n", "nearest: linear_fc2"),
+        (TUNED % "lora" + "tuning: {targets: ['linear_(qkv']}\n", "tuning.targets"),
+        (
+            (TUNED % "lora").replace("init:", "config: {model_type: deepseek_v3}, init:")
+            + "tuning: {targets: [linear_qkv]}\n",
+            "they are linear_q_down_proj, linear_q_up_proj, linear_kv_down_proj, linear_kv_up_proj, linear_proj",
+        ),
         (
             (TUNED % "sft").replace("init:", "config: {model_type: qwen2_5_vl}, init:"),
             "task: sft reads text, and vision and language (Qwen2.5-VL) is trained here on images",
@@ -110,15 +118,15 @@ def test_continue_from_begins_at_step_0_with_the_weights_alone(plan_of):
 def test_of_frozen_weights_there_are_no_gradients_and_no_optimizer(plan_of):
     whole, lora, dora = (run_of(plan_of, task, "tuning: {rank: 8}\n").facts for task in ("sft", "lora", "dora"))
     count = parameters.of_stage(whole, stages(whole)[0]).total
-    [adapters] = [parameters.adapters_of_stage(lora, stage) for stage in stages(lora)]
+    [added] = [adapters.of_stage(lora, stage) for stage in stages(lora)]
     hidden, ffn, layers = 4096, 128, 2  # llama's own size, as the experiment names none
     assert whole.model.hidden == hidden
     expected = layers * 8 * (hidden + 3 * hidden + 2 * hidden + hidden + 2 * ffn + ffn + hidden)
-    assert adapters == expected
+    assert added == expected
     weight, gradient, optimizer = memory.bytes_per_parameter(lora)
     found = memory.peak(lora)
-    assert found.weights == weight * (count + adapters)
-    assert (found.gradients, found.optimizer) == (gradient * adapters, optimizer * adapters)
+    assert found.weights == weight * (count + added)
+    assert (found.gradients, found.optimizer) == (gradient * added, optimizer * added)
     assert memory.peak(whole).gradients == gradient * count
-    assert parameters.adapters_of_model(dora) == adapters + layers * (3 * hidden + 2 * hidden + 2 * ffn)
+    assert adapters.of_model(dora) == added + layers * (3 * hidden + 2 * hidden + 2 * ffn)
     assert 0.66 < flops.of_step(lora) / flops.of_step(whole) < 0.75

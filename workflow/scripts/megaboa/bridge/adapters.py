@@ -49,6 +49,7 @@ def load(bridge: AutoBridge, folder: RunFolder, checkpoint: Path) -> list[torch.
     """The base with the adapters of a checkpoint."""
     peft = tuning.adapters(folder.run)
     model = peft(load_checkpoint(bridge, base_of(folder)), training=False)
+    tuning.require_adapters(peft, model)
     wanted = apply_peft_adapter_filter_to_state_dict(_generate_model_state_dict(model, {}), peft)
     found = dist_checkpointing.load(wanted, str(checkpoint))
     missing = model[0].load_state_dict(found["model"], strict=False).missing_keys

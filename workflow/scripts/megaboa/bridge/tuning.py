@@ -26,6 +26,8 @@ from megatron.bridge.training.config import ConfigContainer
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from megaboa.blends import SPLITS, split_blends
+from megaboa.check.adapters import matches
+from megaboa.errors import InputError
 from megaboa.paths import RunFolder, RunStore
 from megaboa.records import RunSpec, TrainRecord, Tree, read
 from megaboa.run import checkpoints
@@ -122,6 +124,7 @@ def _adapt(seed: int, random_weights: bool) -> None:
 
     def transform_and_draw(peft: PEFT, model: list[Any]) -> list[Any]:
         adapted = transform(peft, model)
+        require_adapters(peft, adapted)
         draw(adapted, seed)
         return adapted
 
@@ -148,6 +151,20 @@ def draw(model: list[torch.nn.Module], seed: int) -> None:
         torch.nn.init.xavier_normal_(whole, generator=numbers)
         with torch.no_grad():
             weight.copy_(whole.chunk(ranks, axis)[rank])
+
+
+def require_adapters(peft: PEFT, model: list[torch.nn.Module]) -> None:
+    """Of every target: Bridge only warns of one that matches no layer."""
+    parts = [part for chunk in model for part in chunk.modules()]
+    adapted = [part.base_linear_name for part in parts if isinstance(part, ParallelLinearAdapter)]
+    has_layers = any(isinstance(part, TransformerLayer) for part in parts)  # a stage may have the embedding alone
+    for target in peft.target_modules:
+        if has_layers and not any(matches(target, name) for name in adapted):
+            found = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in adapted)) or "none"
+            raise InputError(
+                f"tuning.targets: {target!r} matches no layer of this model (adapters are at: {found}): correct it, or "
+                "remove it"
+            )
 
 
 def _adapters(model: list[torch.nn.Module]) -> Iterator[tuple[str, ParallelLinearAdapter]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megaboa import files, paths, peaks, records
-from megaboa.check import calibration, flops, memory, parameters, speed
+from megaboa.check import adapters, calibration, flops, memory, parameters, speed
 from megaboa.check.facts import Facts
 from megaboa.records import RunSpec, Summary, Tree
 
@@ -85,7 +85,7 @@ def of_run(
     predicted = speed.of_step(f) if f.cluster.device == "cuda" and speed.is_known(f) else None
     seconds, source = _step_seconds(f, step, given, earlier, mfu, predicted)
     count = parameters.of_model(f)
-    saved = parameters.adapters_of_model(f) if f.is_frozen else count
+    saved = adapters.of_model(f) if f.is_frozen else count
     width = 4 if f.training.precision == "fp32" else 2
     return Costs(
         tokens=f.training.iters * f.training.gbs * (f.training.seq_length or 0),

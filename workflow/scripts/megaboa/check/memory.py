@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
-from megaboa.check import activations, parameters, work
+from megaboa.check import activations, adapters, parameters, work
 from megaboa.check.facts import Facts
 from megaboa.check.parameters import Parameters, is_sparse
 from megaboa.check.stages import Stage, in_flight, stages
@@ -79,7 +79,7 @@ def every_stage(f: Facts) -> list[Breakdown]:
 
 def _stage(f: Facts, stage: Stage) -> Breakdown:
     held = parameters.of_stage(f, stage)
-    states = _frozen_states(f, held, parameters.adapters_of_stage(f, stage)) if f.is_frozen else _states(f, held)
+    states = _frozen_states(f, held, adapters.of_stage(f, stage)) if f.is_frozen else _states(f, held)
     kept = activations.stage_bytes(f, stage) * in_flight(f, stage.number)
     logits = activations.logits_bytes(f) * (1 + stage.mtp) if stage.loss else 0.0
     inside = max(activations.backward_bytes(f, stage), activations.recomputed_bytes(f, stage))

@@ -71,31 +71,6 @@ def of_model(f: Facts) -> float:
     return of_stage(alone, Stage(0, (layers,), embedding=True, loss=True, mtp=f.model.mtp_layers)).total
 
 
-def adapters_of_model(f: Facts) -> float:
-    layers = tuple(range(f.model.layers or 0))
-    whole = Stage(0, (layers,), embedding=True, loss=True)
-    return adapters_of_stage(Facts(model=f.model, training=f.training), whole)
-
-
-def adapters_of_stage(f: Facts, stage: Stage) -> float:
-    """Of adapters, on one rank of a stage: a wide and a narrow matrix for every layer that has one. A wildcard counts
-    as if it took in all layers.
-    """
-    model, rank = f.model, f.training.adapter_rank or 0
-    hidden, head, heads = model.hidden or 0, model.head_dim or 0, model.heads or 0
-    ffn = (model.ffn or 0) * (2 if model.gated else 1)
-    sizes = {  # inputs and outputs
-        "linear_qkv": (hidden, (heads + 2 * (model.kv_groups or heads)) * head),
-        "linear_proj": (heads * head, hidden),
-        "linear_fc1": (hidden, ffn),
-        "linear_fc2": (model.ffn or 0, hidden),
-    }
-    named = {target.rpartition(".")[2] for target in f.training.adapter_targets}
-    chosen = [size for name, size in sizes.items() if name in named]
-    of_layer = sum(rank * (inputs + outputs) + f.training.adapter_magnitudes * outputs for inputs, outputs in chosen)
-    return len(stage.layers) * of_layer / f.layout.tp
-
-
 def is_sparse(model: Model, layer: int) -> bool:
     return model.is_sparse and (model.moe_layers is None or model.moe_layers[layer])
 

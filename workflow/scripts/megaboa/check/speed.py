@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from megaboa.check import calibration, parameters, work
+from megaboa.check import adapters, calibration, parameters, work
 from megaboa.check.facts import Facts
 from megaboa.check.parameters import is_sparse
 from megaboa.check.stages import Stage, stages
@@ -131,7 +131,7 @@ class _Model:
     def trained(self, stage: Stage) -> parameters.Parameters:
         """What of a stage's parameters has gradients. Adapters' own products are few, and not counted."""
         if self.f.is_frozen:
-            return parameters.Parameters(parameters.adapters_of_stage(self.f, stage), 0.0)
+            return parameters.Parameters(adapters.of_stage(self.f, stage), 0.0)
         return parameters.of_stage(self.f, stage)
 
     def stage(self, stage: Stage) -> tuple[Step, Step]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megaboa.check import (
+    adapters,
     course,
     device,
     experts,
@@ -26,6 +27,7 @@ SUBJECTS: dict[str, tuple[Rule, ...]] = {
     "Experts": experts.RULES,
     "FSDP and the distributed optimizer": sharding.RULES,
     "CUDA graphs, recomputation, offloading": graphs.RULES,
+    "Adapters": adapters.RULES,
     "The course of a run": course.RULES,
     "The device": device.RULES,
     "Profilers": course.PROFILERS,

@@ -251,7 +251,7 @@ class RunPlanner:
             message = f"{config.task} reads text, and {kind.text} is trained here on {kind.dataset}: set it to pretrain"
             self.problems.add(self.problems.place_of(("task",), choice), message, choice.name)
             return
-        for path, message in tasks.problems(config, model, self.hf_config(model, config.models[model].model_dump())):
+        for path, message in tasks.problems(config, model):
             self.problems.add(self.problems.place_of(path, choice), message, choice.name)
         if warning := tasks.warning(config, model):
             self.warnings.setdefault(warning, []).append(choice.name)

@@ -15,8 +15,6 @@ OF_ADAPTERS = ("rank", "alpha", "dropout", "targets")
 ADAPTERS = ("lora", "dora")
 # Of `data`: what says how text is cut into samples, or masked.
 OF_TEXT = ("validation_sets", "reset_position_ids", "reset_attention_mask", "eod_mask_loss", "fim")
-OF_ATTENTION = ("linear_qkv", "linear_proj")
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def spec(config: Experiment) -> Tree:
@@ -46,7 +44,7 @@ def _text(template: str | None) -> str | None:
     return Path(template).expanduser().read_text(encoding="utf-8")
 
 
-def problems(config: Experiment, model: str, hf_config: Tree | None) -> Iterator[tuple[tuple[str, ...], str]]:
+def problems(config: Experiment, model: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """Keys, and what is wrong with them."""
     data = config.data.model_dump()
     used = blends.corpora(data)
@@ -75,8 +73,6 @@ def problems(config: Experiment, model: str, hf_config: Tree | None) -> Iterator
         yield ("data", "blend"), "mixes corpora of examples: give one corpus several sources instead"
     yield from _template_problems(config, examples)
     yield from _model_problems(config, model)
-    if config.task in ADAPTERS and any((hf_config or {}).get(key) for key in EXPERTS):
-        yield from _expert_problems(config)
 
 
 def _template_problems(config: Experiment, examples: list[str]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -117,16 +113,6 @@ def _model_problems(config: Experiment, model: str) -> Iterator[tuple[tuple[str,
         yield ("tuning", "pack"), "packed sequences need a GPU's attention: set it to false for device: cpu"
     if task in ADAPTERS and config.parallel.fsdp != "none":
         yield ("parallel", "fsdp"), f"shards all weights, and {task} trains adapters alone: set it to none"
-
-
-def _expert_problems(config: Experiment) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Bridge gives the experts of a rank one adapter: another layout would train another model."""
-    if beyond := [one for one in config.tuning.targets if not one.endswith(OF_ATTENTION)]:
-        yield (
-            ("tuning", "targets"),
-            f"{', '.join(beyond)} would give adapters to experts too, which every layout shares out otherwise: set it "
-            f"to {show(list(OF_ATTENTION))}",
-        )
 
 
 def changes_random_weights(config: Experiment, model: str) -> bool:

@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints
 
 from megaboa.config.models.section import Count, Section, Share, key
 
-Target = Annotated[str, StringConstraints(min_length=1)]
+Target = Annotated[str, StringConstraints(pattern=r"^[\w.*]+$")]
 
 
 class Tuning(Section):
@@ -28,6 +28,6 @@ class Tuning(Section):
     dropout: Share = key(0.0, "dropout before the adapters", short="adapterdropout")
     targets: Annotated[list[Target], Field(min_length=1)] = key(
         ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"],
-        "Megatron's layers that get adapters; wildcards as in `*.layers.0.*.linear_qkv`",
+        "Megatron's layers that get adapters; wildcards as in `*.layers.0.*.linear_qkv`, with numbers for pp 1",
         short="targets",
     )
