@@ -18,8 +18,9 @@ def main() -> None:
     parser.add_argument("--memory-gib", type=float, help="how much memory each GPU must have")
     parser.add_argument("--folder", type=Path, help="a folder that must be writable, such as the checkpoints'")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long everything may take (%(default)s)")
+    parser.add_argument("--wait", type=Path, help="an empty file: begin when something is written to it")
     asked = parser.parse_args()
-    result = check(asked.out, asked.gpus, asked.memory_gib, asked.folder, asked.seconds)
+    result = check(asked.out, asked.gpus, asked.memory_gib, asked.folder, asked.seconds, asked.wait)
     print(result.node + ": " + ("; ".join(result.problems) or result.collective.error or "ok"))
 
 

@@ -663,6 +663,11 @@ class AttemptFolder:
         return self.path / "health"
 
     @property
+    def next_health(self) -> Path:
+        """Of the check before the attempt that follows this one, if it waited while this one trained."""
+        return self.path / "next-health"
+
+    @property
     def standby(self) -> Path:
         """Of a step that waits, with Bridge imported, to start the ranks of the next attempt."""
         return self.path / "standby"

@@ -133,7 +133,10 @@ def require_health(call: Call, target: AttemptFolder) -> None:
         return
     began = time.time()
     folder = call.folder
-    problems = sites.check_nodes(call.site, folder.launch, folder.run.device, target.health, rank_environment(folder))
+    waiting, call.waiting_check = call.waiting_check, None
+    environment = rank_environment(folder)
+    device = folder.run.device
+    problems = sites.check_nodes(call.site, folder.launch, device, target.health, environment, waiting)
     call.healthy = True
     if not problems or call.signals.seen:
         return

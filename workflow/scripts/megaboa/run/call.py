@@ -14,6 +14,7 @@ from megaboa.run.announce import Say
 from megaboa.run.lives import Signals
 from megaboa.run.patience import patiently
 from megaboa.run.resume import Resumption
+from megaboa.run.site import WaitingCheck
 from megaboa.scheduler.protocol import Place
 
 RESUMES = "The next call resumes from the newest complete checkpoint."
@@ -43,6 +44,7 @@ class Call:
     say: Say
     life: int = 1  # of several that its keeper has given it
     healthy: bool = False  # the nodes were looked at since ranks ran on them
+    waiting_check: WaitingCheck | None = None  # of the nodes, when these ranks have ended
     unpacked: bool = False  # the image, once for all steps, as far as that could be done
     sound: set[int] = field(default_factory=set)  # checkpoints that were read in this life, and are as they were saved
     began: float = field(default_factory=time.time)
@@ -51,6 +53,10 @@ class Call:
     def found(self) -> frozenset[int]:
         """Checkpoints that were complete when this life began, as long as it is asked for before ranks start."""
         return frozenset(checkpoints.complete_iterations(self.payload.checkpoints))
+
+    def end_waiting_check(self) -> None:
+        if self.waiting_check:
+            self.waiting_check.tasks.kill()
 
     def patiently[Result](self, do: Callable[[], Result]) -> Result:
         return patiently(do, self.say)

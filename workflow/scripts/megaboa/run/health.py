@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ SILENT_SHARE = 0.1  # of the nodes; where more are silent, the fault is not thei
 LATE_SHARE = 0.5  # of the check's time: who begins so much later than the first may miss the others without a fault
 OCCUPIED_PATIENCE_SECONDS = 5.0  # the ranks of an earlier attempt may still be leaving
 TEST_BYTES = 1 << 20
+POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,31 @@ class Result:
         return result
 
 
-def check(out: Path, gpus: int, memory_gib: float | None, folder: Path | None, seconds: float) -> NodeHealth:
-    """Test this node, then the way to the others; write the result, and return it."""
+def check(
+    out: Path, gpus: int, memory_gib: float | None, folder: Path | None, seconds: float, wait: Path | None = None
+) -> NodeHealth:
+    """Test this node, then the way to the others; write the result, and return it.
+
+    `wait`: an empty file. As long as it is, only what the test needs is imported.
+    """
+    task = this_task()
+    with importing(task, gpus) as workers:
+        while wait and not wait.read_text():
+            time.sleep(POLL_SECONDS)
+        return _check(out, gpus, memory_gib, folder, seconds, task, workers)
+
+
+def _check(
+    out: Path,
+    gpus: int,
+    memory_gib: float | None,
+    folder: Path | None,
+    seconds: float,
+    task: Task,
+    workers: Workers,
+) -> NodeHealth:
     start = time.monotonic()
     deadline = start + seconds
-    task = this_task()
     result = Result(node_name(), task.number)
     with contextlib.suppress(OSError):  # the folder is tested below
         mark_of(out, result.node).touch()
@@ -93,7 +115,7 @@ def check(out: Path, gpus: int, memory_gib: float | None, folder: Path | None, s
         complete = check_gpus(gpus, memory_gib, result)
     if complete:  # without all GPUs the ranks would only wait for the missing one
         result.doing = "the test on each GPU" if gpus else "the test of the processors"
-        run_ranks(task, gpus, deadline - MARGIN_SECONDS, result, out)
+        run_ranks(workers, task, gpus, deadline - MARGIN_SECONDS, result, out)
     result.stage = "done"
     result.measured["seconds"] = round(time.monotonic() - start, 2)
     watchdog.cancel()
@@ -237,35 +259,53 @@ def measure_folder(folder: Path, problems: list[str]) -> dict[str, Any]:
     return measured
 
 
-def run_ranks(task: Task, gpus: int, deadline: float, result: Result, out: Path) -> None:
-    """Start a process per GPU (or one), follow what they say, and write the first result once the node is known."""
-    ranks = max(1, gpus)
+@dataclass(frozen=True)
+class Workers:
+    """A process per GPU, or one, that imports torch, and waits to be told when the test must be done."""
+
+    processes: list[subprocess.Popen]
+    logs: list[Path]
+
+
+@contextlib.contextmanager
+def importing(task: Task, gpus: int) -> Iterator[Workers]:
     with tempfile.TemporaryDirectory(prefix="megaboa-health-") as name:
-        logs = [Path(name, f"{rank}.log") for rank in range(ranks)]
-        port = ReservedPort()  # where the ranks of this node meet
-        workers = _start(task, gpus, deadline, logs, port.number)
+        logs = [Path(name, f"{rank}.log") for rank in range(max(1, gpus))]
+        workers = Workers(_start(task, logs), logs)
         try:
-            local = False
-            while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
-                time.sleep(0.1)
-                if not local and all(_knows_node(said(log), gpus) for log in logs):
-                    local = True
-                    judge_node([said(log) for log in logs], logs, gpus, result)
-                    result.doing = BETWEEN_NODES
-                    result.write(out)
+            yield workers
         finally:
-            for worker in workers:
-                if worker.poll() is None:
-                    worker.kill()
-            port.close()
-        if not local:
+            for process in workers.processes:
+                process.kill()
+                process.wait()
+                process.stdin.close()
+
+
+def run_ranks(workers: Workers, task: Task, gpus: int, deadline: float, result: Result, out: Path) -> None:
+    """Let the workers test, follow what they say, and write the first result once the node is known."""
+    logs = workers.logs
+    port = ReservedPort()  # where the ranks of this node meet
+    plan = {"gpu": gpus > 0, "gpus": gpus, "seconds": deadline - time.monotonic(), "node_port": port.number}
+    for process in workers.processes:
+        with contextlib.suppress(OSError):  # it has ended, and its log says why
+            process.stdin.write(json.dumps(plan).encode() + b"\n")
+            process.stdin.flush()
+    local = False
+    while any(process.poll() is None for process in workers.processes) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        if not local and all(_knows_node(said(log), gpus) for log in logs):
+            local = True
             judge_node([said(log) for log in logs], logs, gpus, result)
-        judge_nodes([said(log) for log in logs], task, result)
+            result.doing = BETWEEN_NODES
+            result.write(out)
+    port.close()
+    if not local:
+        judge_node([said(log) for log in logs], logs, gpus, result)
+    judge_nodes([said(log) for log in logs], task, result)
 
 
-def _start(task: Task, gpus: int, deadline: float, logs: list[Path], port: int) -> list[subprocess.Popen]:
+def _start(task: Task, logs: list[Path]) -> list[subprocess.Popen]:
     ranks = len(logs)
-    plan = {"gpu": gpus > 0, "gpus": gpus, "seconds": deadline - time.monotonic(), "node_port": port}
     library = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (library, os.environ.get("PYTHONPATH"))))
     workers = []
@@ -275,9 +315,9 @@ def _start(task: Task, gpus: int, deadline: float, logs: list[Path], port: int) 
         with log.open("wb") as stream:
             workers.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "megaboa.run.health_rank", json.dumps(plan)],
+                    [sys.executable, "-m", "megaboa.run.health_rank", str(os.getpid())],
                     env={**os.environ, **environment, "PYTHONPATH": path},
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,
                     stdout=stream,
                     stderr=subprocess.STDOUT,
                 )

@@ -1,7 +1,7 @@
 """One process of the node health check: on one GPU, or on the CPUs of a node without GPUs.
 
-It runs as `python -m megaboa.run.health_rank <plan>` and prints each finding at once as one line of JSON, so its parent
-knows from the last line how far it came, however it ends.
+It runs as `python -m megaboa.run.health_rank <parent's pid>`, imports torch, reads its plan, and prints each finding at
+once as one line of JSON, so its parent knows from the last line how far it came, however it ends.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from megaboa.scheduler import adopt_rank
+from megaboa.scheduler.local import die_with_parent
 
 MARGIN_SECONDS = 2.0  # to say what went wrong before being ended
 REPEATS = 20
@@ -25,12 +26,13 @@ NUMBERS = {"cuda": 1 << 24, "cpu": 1 << 20}  # of an all-reduce: 64 MiB and 4 Mi
 
 
 def main() -> None:
-    plan = json.loads(sys.argv[1])
-    deadline = time.monotonic() + plan["seconds"]
-    _end_at(deadline)
+    die_with_parent(int(sys.argv[1]))
     adopt_rank()
     import torch
 
+    plan = json.loads(sys.stdin.readline())
+    deadline = time.monotonic() + plan["seconds"]
+    _end_at(deadline)
     kind = "cuda" if plan["gpu"] else "cpu"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if plan["gpu"] else torch.device("cpu")
     if plan["gpu"]:

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from megaboa import scheduler
@@ -25,6 +26,7 @@ CHECK_SECONDS_GPU = 60  # importing torch from a cold image takes its time
 SLOW_START = 3.0
 CHECK_END_SECONDS = 10.0  # for the launcher to end processes
 UNPACK_SECONDS = 1800.0  # tens of gigabytes, from a file system that everybody reads
+GO = "go"  # the file that a check waits for
 CHECK_NODE = Path(__file__).parents[2] / "check_node.py"
 
 
@@ -38,19 +40,69 @@ def here(
         raise UnusableInputError(str(error)) from None
 
 
-def check_nodes(
+@dataclass(frozen=True)
+class WaitingCheck:
+    """A health check that has imported what it needs, and waits: of the nodes before the next attempt."""
+
+    tasks: Ranks
+    out: Path
+    nodes: tuple[str, ...]
+
+    def fits(self, place: Place) -> bool:
+        return tuple(place.nodes) == self.nodes and self.tasks.sound
+
+    def begin(self) -> None:
+        (self.out / GO).write_text("now")
+
+
+def prepare_check(
     place: Place, launch: LaunchSpec, device: str, out: Path, environment: Environment
+) -> WaitingCheck | None:
+    """None where that can't be done; never raises."""
+    try:
+        tasks = _start_check(place, launch, device, out, environment, waits=True)
+    except OSError:
+        return None
+    return WaitingCheck(tasks, out, tuple(place.nodes))
+
+
+def _start_check(
+    place: Place, launch: LaunchSpec, device: str, out: Path, environment: Environment, waits: bool = False
+) -> Ranks:
+    shutil.rmtree(out, ignore_errors=True)  # an older answer would speak for a dead node
+    out.mkdir(parents=True)
+    gpus = launch.gpus_per_node if device == "cuda" else 0
+    command = [python_of(launch), str(CHECK_NODE), f"--out={out}", f"--seconds={_check_seconds(device)}"]
+    command += [f"--gpus={gpus}", f"--folder={out}"]
+    if waits:
+        (out / GO).touch()
+        command.append(f"--wait={out / GO}")
+    return place.start_on_nodes(command, f"{out.name}-{out.parent.name}", out, environment)
+
+
+def _check_seconds(device: str) -> float:
+    return CHECK_SECONDS_GPU if device == "cuda" else health.SECONDS
+
+
+def check_nodes(
+    place: Place,
+    launch: LaunchSpec,
+    device: str,
+    out: Path,
+    environment: Environment,
+    waiting: WaitingCheck | None = None,
 ) -> dict[str, list[str]]:
     """Problems by node, where there are any. One process per node looks at it, and all of them talk to each other."""
     if place.job is None:  # it is the user's own machine
         return {}
-    shutil.rmtree(out, ignore_errors=True)  # an older answer would speak for a dead node
-    out.mkdir(parents=True)
-    gpus = launch.gpus_per_node if device == "cuda" else 0
-    seconds = CHECK_SECONDS_GPU if gpus else health.SECONDS
-    command = [python_of(launch), str(CHECK_NODE), f"--out={out}", f"--seconds={seconds}"]
-    command += [f"--gpus={gpus}", f"--folder={out}"]
-    tasks = place.start_on_nodes(command, f"health-{out.parent.name}", out, environment)
+    seconds = _check_seconds(device)
+    if waiting and waiting.fits(place):
+        tasks, out = waiting.tasks, waiting.out
+        waiting.begin()
+    else:
+        if waiting:
+            waiting.tasks.kill()
+        tasks = _start_check(place, launch, device, out, environment)
     waited = wait_for_answers(tasks, out, len(place.nodes), seconds, launch.start.health_check_seconds)
     tasks.kill()
     if not any(out.glob("*.json")):  # the launcher or the scheduler failed, and says nothing of the nodes

@@ -7,12 +7,11 @@ the store, and its next life continues from there.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from megaboa import files
@@ -106,6 +105,7 @@ def train(folder: RunFolder, life: int = 1) -> TrainRecord:
         held.callback(site.close)
         patiently(introduce, say)
         call = Call(folder, payload, site, signals, claim, say, life)
+        held.callback(call.end_waiting_check)
         if site.job:  # of other runs, whose supervisors may be gone
             bad_nodes.revise_in_background(folder.path.parents[2])
         if not finished(folder, payload):
@@ -211,8 +211,7 @@ def _attempt(call: Call) -> None:
         ranks = call.patiently(lambda: call.site.start(command, world_size, target.path, environment))
         call.healthy = False
         _look_at_gpus_of(call, number - 1)
-        standby = functools.partial(call.site.stand_by, command[:2], world_size, target.standby, environment)
-        watched = watch_of(call, target, standby).until_ended(ranks)
+        watched = watch_of(call, target, lambda: _stand_by(call, target, command[:2], environment)).until_ended(ranks)
     except BaseException as error:
         cause = "disk_full" if isinstance(error, OSError) and error.errno in FULL else "crash"
         failure = Failure(cause, f"the supervisor failed: {type(error).__name__}: {error}")
@@ -226,6 +225,15 @@ def _attempt(call: Call) -> None:
         call.say(progress.describe(progress.read_progress(payload.path)))
         return
     _act(call, number, target, watched, _or_full_disk(target, _why(call, target, watched, started)))
+
+
+def _stand_by(call: Call, target: AttemptFolder, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Prepare the next attempt, where the place does: its ranks, and the health check before them."""
+    folder = call.folder
+    call.site.stand_by(command, folder.run.world_size, target.standby, environment)
+    if call.site.stands_by and not call.waiting_check:
+        given = (folder.launch, folder.run.device, target.next_health, rank_environment(folder))
+        call.waiting_check = sites.prepare_check(call.site, *given)
 
 
 def _look_at_gpus_of(call: Call, number: int, patience: float = 0.0) -> None:

@@ -56,6 +56,8 @@ class Machine:
     def stand_by(self, command: Sequence[str], world_size: int, logs: Path, environment: Environment) -> None:
         """Here a zygote does that."""
 
+    stands_by = False
+
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
         return self.start(command, 1, logs, environment)
 
@@ -119,6 +121,10 @@ class LocalRanks:
         except BaseException:
             self.kill()
             raise
+
+    @property
+    def sound(self) -> bool:
+        return all(process.poll() is None for process in self.processes)
 
     def poll(self) -> Ended | None:
         codes = [process.poll() for process in self.processes]

@@ -72,6 +72,10 @@ class Place(Protocol):
 
         `command`: how every rank's begins; `logs`: a folder for it."""
 
+    @property
+    def stands_by(self) -> bool:
+        """Whether a next `start` was prepared."""
+
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
         """One process on each node."""
 

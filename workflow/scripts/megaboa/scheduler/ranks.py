@@ -55,6 +55,10 @@ class Ended:
 class Ranks(Protocol):
     """Ranks that were started together and end together."""
 
+    @property
+    def sound(self) -> bool:
+        """Of what waits to be told what to do: whether all of its processes are there."""
+
     def poll(self) -> Ended | None:
         """None while they run. When one fails the others, which would wait for it for ever, are ended too."""
 

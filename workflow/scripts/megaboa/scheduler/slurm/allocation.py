@@ -102,6 +102,10 @@ class Allocation:
             ranks = self._start(command, world_size, logs, environment, standby_name(logs.parent), go)
             self._standby = _Standby(ranks, go, tuple(self.nodes), self._container)
 
+    @property
+    def stands_by(self) -> bool:
+        return self._standby is not None
+
     def _start(
         self,
         command: Sequence[str],
@@ -264,7 +268,7 @@ class Allocation:
 
     def end_left_over(self, logs: Path) -> None:
         """An srun outlives a supervisor that is killed."""
-        names = [step_name(logs), standby_name(logs)]
+        names = [step_name(logs), standby_name(logs), f"next-health-{logs.name}"]
         if (logs / SRUN_LOG).is_symlink():  # its ranks were started by what stood by
             names.append(standby_name((logs / SRUN_LOG).resolve().parents[1]))
         for name in names:

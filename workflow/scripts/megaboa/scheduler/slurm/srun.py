@@ -160,7 +160,6 @@ class SrunRanks:
 
     @property
     def sound(self) -> bool:
-        """Of a step that waits to be told what to do: whether all of its tasks are there."""
         return self.process.poll() is None and not _TASK.search(self._said())
 
     def _end_what_waits_for_one_that_failed(self) -> None:
