@@ -23,7 +23,8 @@ def environment(tmp_path, monkeypatch):
     """The environment of a run's ranks, by its device and its `launch`."""
     monkeypatch.setattr(command, "identity_of", lambda folder: Identity(run={"name": folder.name}))
     ours = ("NCCL_DEBUG", "NCCL_IB_TIMEOUT", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_DEVICE_MAX_CONNECTIONS")
-    for name in ours:
+    compilers = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")  # torch sets the first when it compiles
+    for name in (*ours, *compilers):
         monkeypatch.delenv(name, raising=False)
 
     def make(device="cpu", trackers=None, nodes=1, attempt=None, gpu=None, overrides=None, **start):
