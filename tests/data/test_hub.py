@@ -35,7 +35,7 @@ def test_other_errors_are_left_to_the_caller():
 class HubServer:
     """The few answers of the hub that a push of a small folder needs."""
 
-    def __init__(self, private=True, files=()):
+    def __init__(self, private=True, files=(), status=200):
         self.private, self.files = private, files
         self.asked, self.tokens = {}, set()
         outer = self
@@ -58,7 +58,7 @@ class HubServer:
 
             def answer(self, value):
                 body = json.dumps(value).encode()
-                self.send_response(200)
+                self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -98,6 +98,17 @@ def test_a_hub_that_does_not_answer_is_one_sentence(nobody, monkeypatch, tmp_pat
     monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(InputError, match=r"export.push.a: 'o/n': the hub can't be reached from here"):
         hub.upload(tmp_path, "o/n", True, "m", "export.push.a")
+
+
+@pytest.mark.parametrize("status", [401, 403, 500])
+def test_a_hub_that_refuses_a_model_is_not_said_to_be_out_of_reach(status, nobody, monkeypatch, tmp_path):
+    with HubServer(status=status) as server:
+        monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", server.url)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+        with pytest.raises(InputError, match=rf"models.a.hf: 'o/n': the hub refuses it: .*{status}"):
+            hub.download("o/n", None, ["*.json"], "models.a.hf")
 
 
 def test_a_folder_is_sent_to_a_hub(nobody, monkeypatch, tmp_path):

@@ -115,6 +115,21 @@ def test_where_slurm_put_the_job_back_the_signal_is_its_own(call, job):
     assert failure.cause == "node_failure" and failure.nodes == ("n2",)
 
 
+@pytest.mark.parametrize(("rank", "node"), [(0, "n1"), (1, "n2")])
+def test_a_gpu_that_fails_is_its_nodes_fault_where_one_task_starts_all_ranks_of_a_node(call, rank, node, monkeypatch):
+    """srun's words name no rank then, and the rank's own log does."""
+    (call.site.job, call.site.nodes) = (JOB, ["n1", "n2"])
+    call.show("RUNNING", "None", 0)
+    monkeypatch.setattr(call.site, "interruption", lambda since: None)
+    target = call.payload.attempt(1)
+    target.path.mkdir(parents=True)
+    (target.path / f"rank-{rank}.log").write_text(
+        f"[rank{rank}]: torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\n"
+    )
+    failure = supervisor._why(call, target, Watched(Ended(returncode=1, node="n9"), None), time.time())
+    assert (failure.cause, failure.rank, failure.nodes) == ("gpu_failure", rank, (node,))
+
+
 def test_a_signal_between_attempts_is_written_down(call):
     bad_nodes.heed_signals(call)
     call.signals.seen.append("SIGTERM")

@@ -28,6 +28,9 @@ def download(repo: str, revision: str | None, patterns: list[str], key: str) -> 
     except errors.HFValidationError as error:
         raise InputError(f"{where} is neither an existing folder nor a Hugging Face id (`owner/name`)") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
+        for answer in (error, error.__cause__):
+            if isinstance(answer, errors.HfHubHTTPError):
+                raise InputError(_refused(where, answer)) from error
         raise InputError(
             f"{where} is not in the local cache and the hub can't be reached from here: download it where there is "
             f"a network (`hf download {repo}`) and share HF_HOME, or name a local folder"
@@ -64,10 +67,13 @@ def upload(folder: Path, repo: str, private: bool, message: str, key: str) -> st
     except ValueError as error:  # the card's head, before anything is sent
         raise InputError(f"{where}: the hub's client refuses it: {' '.join(str(error).split())[:200]}") from error
     except errors.HfHubHTTPError as error:
-        answer = " ".join(str(error).split())[:200]
-        raise InputError(f"{where}: the hub refuses it: {answer}") from error
+        raise InputError(_refused(where, error)) from error
     except (errors.OfflineModeIsEnabled, OSError, httpx.HTTPError) as error:
         raise InputError(f"{where}: the hub can't be reached from here: push where there is a network") from error
+
+
+def _refused(where: str, error: Exception) -> str:
+    return f"{where}: the hub refuses it: {' '.join(str(error).split())[:200]}"
 
 
 @contextlib.contextmanager

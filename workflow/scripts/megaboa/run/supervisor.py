@@ -303,7 +303,14 @@ def _why(call: Call, target: AttemptFolder, watched: Watched, started: float) ->
     failure = failures.classify(watched.ended, tails, len(_steps(target)), begun)
     if failure.cause == "damaged_checkpoint" and start.parent:  # it is not ours to set aside
         return Failure("config", f"{start.parent} can't be loaded: {failure.evidence}", failure.rank)
+    if failure.cause == "gpu_failure" and watched.ended.rank is None and failure.rank is not None and call.site.job:
+        # With one task per node the scheduler names no rank; the rank's own log does.
+        return replace(failure, nodes=(_node_of(call, failure.rank),))
     return _who_was_waited_for(call, target, failure)
+
+
+def _node_of(call: Call, rank: int) -> str:
+    return call.site.nodes[rank // call.folder.launch.gpus_per_node]
 
 
 def _who_was_waited_for(call: Call, target: AttemptFolder, failure: Failure) -> Failure:
@@ -316,7 +323,7 @@ def _who_was_waited_for(call: Call, target: AttemptFolder, failure: Failure) -> 
         verdict = flight.judge(flight.read(target.flight, size), size)
     if verdict is None:
         return failure
-    nodes = [call.site.nodes[rank // call.folder.launch.gpus_per_node] for rank in verdict.ranks]
+    nodes = [_node_of(call, rank) for rank in verdict.ranks]
     frozen = tuple(dict.fromkeys(nodes)) if verdict.kind in flight.BLAMES_NODE and call.site.job else ()
     where = f"; on {', '.join(dict.fromkeys(nodes))}" if nodes and call.site.job else ""
     first = verdict.ranks[0] if verdict.ranks else failure.rank
