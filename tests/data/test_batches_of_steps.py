@@ -12,7 +12,7 @@ from megaboa.doctor.examine import _read_in
 from megaboa.errors import InputError
 from megaboa.files import write_json
 from megaboa.layout import Layout
-from megaboa.paths import RunFolder
+from megaboa.paths import EarlierRun, RunFolder
 from megaboa.records import DataIndex, Preflight, RunCheck, write
 
 
@@ -71,6 +71,21 @@ def test_samples_of_the_parent_count(indexed):
     assert batches.consumed(child, 4, 5) == 2 * 4 + 1 * 5
     with pytest.raises(InputError, match=r"--step 2: the run child begins after step 2 of e/r@2"):
         batches.consumed(child, 2, 5)
+
+
+def test_steps_before_a_run_went_on_in_place_are_those_of_what_it_was(indexed):
+    was = run_of(indexed)
+    expected = pieces(batches.of_step(was, 2))
+    load = {"optimizer": True, "rng": False}
+    parent = {"experiment": "e", "run": "r", "iteration": 2, "load": load, "identity": "d" * 64}
+    earlier = EarlierRun(was.path, identity="d" * 64)
+    for name in ("run", "launch"):
+        write_json(earlier.file(name), json.loads((was.path / f"{name}.json").read_text()))
+    now = run_of(indexed, parent=parent, index="made for more steps", training={"global_batch_size": 5})
+    batch = batches.of_step(now, 2)
+    assert pieces(batch) == expected and batch.run == "e/r"
+    with pytest.raises(InputError, match="the index of its data isn't made yet"):
+        batches.of_step(now, 3)
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,9 @@ def of_step(folder: RunFolder, step: int, rank: int | None = None, layout: Layou
             f"the run {folder.name} is fine-tuned on examples (task: {folder.run.task}), and documents are of text: "
             "its report shows an example"
         )
+    parent = folder.run.parent
+    if folder.is_in_place and 1 <= step <= parent.iteration:  # a step of what the run was before
+        return of_step(folder.parent_folder, step, rank, layout)
     cache = _cache(folder)
     size, micro = _batch_sizes(folder)
     steps = _steps(folder)
