@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import functools
 import inspect
+import os
 import signal
 import typing
 from collections import defaultdict
@@ -24,7 +25,7 @@ from megatron.bridge.training.mixed_precision import get_mixed_precision_config
 from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 from megatron.core.dist_checkpointing.strategies.nvrx import has_nvrx_async_support
 
-from megaboa.bridge import datasets, image_text, kernels, recipe_models, tuning
+from megaboa.bridge import datasets, image_text, kernels, recipe_models, tuning, wheels
 from megaboa.bridge.convert import bridge_of, provider_of
 from megaboa.bridge.overrides import hydra_overrides
 from megaboa.fields import BRIDGE_FIELDS
@@ -185,9 +186,12 @@ def saves_in_background(config: ConfigContainer) -> bool:
     if config.dist.distributed_backend == "gloo" or config.checkpoint.save is None or config.dist.use_megatron_fsdp:
         return False
     try:
-        return has_nvrx_async_support()
+        found = has_nvrx_async_support()
     except AssertionError:  # it is there, but too old
-        return False
+        found = False
+    if not found and os.environ.get("RANK", "0") == "0":
+        wheels.say(["ranks wait while a checkpoint is written: nvidia-resiliency-ext isn't installed, or too old"])
+    return found
 
 
 def profile(config: ConfigContainer, wanted: ProfileSpec) -> None:

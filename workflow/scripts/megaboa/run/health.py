@@ -278,7 +278,8 @@ def importing(task: Task, gpus: int) -> Iterator[Workers]:
             for process in workers.processes:
                 process.kill()
                 process.wait()
-                process.stdin.close()
+                with contextlib.suppress(OSError):  # of one that has ended
+                    process.stdin.close()
 
 
 def run_ranks(workers: Workers, task: Task, gpus: int, deadline: float, result: Result, out: Path) -> None:
