@@ -67,6 +67,14 @@ CASES = {
         {"pp": 1, "world_size": 2, "adapter_targets": ("linear_fc1", "*.layers.0.*.linear_fc1")},
         {"pp": 2, "world_size": 2, "adapter_targets": ("linear_fc1", "*.mlp.linear_fc2")},
     ),
+    "magnitudes_are_of_whole_layers": Case(
+        {"tp": 2, "world_size": 2, "adapter_targets": ("linear_fc1",), "adapter_magnitudes": True},
+        "parallel.tp",
+        "task: dora with tp = 2 would train and export another model than with tp = 1",
+        (1,),
+        {"tp": 1, "world_size": 2, "adapter_targets": ("linear_fc1",), "adapter_magnitudes": True},
+        {"tp": 2, "world_size": 2, "adapter_targets": ("linear_fc1",), "adapter_magnitudes": False},
+    ),
     "kind_takes_the_sequences": Case(
         {"kind": "bert", "world_size": 2, "tp": 2, "sp": True},
         "parallel.sp",

@@ -15,20 +15,26 @@ STEPS, SAVE_INTERVAL, KILLED_AT = 30, 6, 7
 TWO = "resources.gpus_per_node: 2"
 BASE = "data.blend: text, training.train_iters: 4, training.eval_iters: 0"
 FROM = "continue_from: tuned/base@4"
+LAYOUTS = {"dp2": "parallel.tp: 1", "tp2": "parallel.tp: 2, parallel.sp: true", "pp2": "parallel.pp: 2"}
 RUNS = {
     "base": f"{{{BASE}}}",
     "sft": f"{{task: sft, {FROM}}}",
+    **{f"sft-{name}": f"{{task: sft, {FROM}, {TWO}, {values}}}" for name, values in LAYOUTS.items()},
     "lora": f"{{task: lora, {FROM}}}",
-    "lora-dp2": f"{{task: lora, {FROM}, {TWO}}}",
-    "lora-tp2": f"{{task: lora, {FROM}, {TWO}, parallel.tp: 2, parallel.sp: true}}",
-    "lora-pp2": f"{{task: lora, {FROM}, {TWO}, parallel.pp: 2}}",
+    **{f"lora-{name}": f"{{task: lora, {FROM}, {TWO}, {values}}}" for name, values in LAYOUTS.items()},
+    "lora-cp2": f"{{task: lora, {FROM}, {TWO}, parallel.cp: 2}}",
+    "lora-imported": "{task: lora, tuning.targets: [linear_qkv]}",
     "dora": f"{{task: dora, {FROM}, tuning.loss_on: last-answer}}",
+    "dora-pp2": f"{{task: dora, {FROM}, tuning.loss_on: last-answer, {TWO}, {LAYOUTS['pp2']}}}",
 }
 MORE = """\
-export: {runs: [lora, dora]}
+export: {runs: [lora, dora, lora-imported]}
 recovery: {backoff_seconds: 0}
 report:
-  agreements: [{reference: lora, runs: [lora-dp2, lora-tp2, lora-pp2], grad_norm_tolerance: 1.0e-5}]
+  agreements:
+    - {reference: sft, runs: [sft-dp2, sft-tp2, sft-pp2], grad_norm_tolerance: 1.0e-5}
+    - {reference: lora, runs: [lora-dp2, lora-tp2, lora-pp2, lora-cp2], grad_norm_tolerance: 1.0e-5}
+    - {reference: dora, runs: [dora-pp2], grad_norm_tolerance: 1.0e-5}
 """
 
 
@@ -55,10 +61,10 @@ def tuned(workspace):
     return workspace
 
 
-def test_all_layouts_of_lora_agree_and_every_task_learns(tuned):
+def test_all_layouts_agree_and_every_task_learns(tuned):
     checks = tuned.json("tuned", "report", "checks.json")
     assert checks["state"] == "PASS", checks
-    for run in ("sft", "lora", "dora"):
+    for run in ("sft", "lora", "dora", "lora-imported"):
         curve = [float.fromhex(loss) for _, loss, _ in tuned.steps("tuned", run)]
         assert len(curve) == STEPS and sum(curve[-3:]) / 3 < curve[0] - 0.05
     assert tuned.steps("tuned", "sft")[0][1] == tuned.steps("tuned", "lora")[0][1], "adapters begin with adding nothing"
@@ -72,7 +78,7 @@ def test_only_adapters_are_saved_and_no_weight_of_the_base(tuned):
 
 
 def test_exports_are_the_base_and_the_adapters_and_peft_reads_them(tuned):
-    for run in ("lora", "dora"):
+    for run in ("lora", "dora", "lora-imported"):
         proof = tuned.json("tuned", "runs", run, "proof.json")
         checks = {one["name"]: one for one in proof["checks"]}
         assert {"merged", "logits", "second export", "validation loss"} <= checks.keys()
@@ -82,7 +88,10 @@ def test_exports_are_the_base_and_the_adapters_and_peft_reads_them(tuned):
         export = tuned.results("tuned", "runs", run, "export")
         adapter = json.loads((export / "adapter" / "adapter_config.json").read_text())
         assert (adapter["r"], adapter["lora_alpha"], adapter["use_dora"]) == (4, 8, run == "dora")
-        assert adapter["base_model_name_or_path"] == "tuned/base@4"
+        base = adapter["base_model_name_or_path"]
+        assert base == "tuned/base@4" or (run == "lora-imported" and "models/dense" in base), base
+        others = set() if run == "lora-imported" else {"o_proj", "gate_proj", "up_proj", "down_proj"}
+        assert set(adapter["target_modules"]) == {"q_proj", "k_proj", "v_proj"} | others
         assert "{% generation %}" in (export / "chat_template.jinja").read_text()
         assert "`adapter/`; here they are merged" in (export / "README.md").read_text()
 

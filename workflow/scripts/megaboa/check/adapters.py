@@ -127,6 +127,15 @@ def numbered_targets_are_of_one_stage(f: Facts) -> Broken | None:
     return Broken(KEY, f"{text} name layers without numbers", (numbered[0].rpartition(".")[2],))
 
 
+def magnitudes_are_of_whole_layers(f: Facts) -> Broken | None:
+    """DoRA is for tp 1: where a layer's inputs are divided, Bridge 0.6.2 takes the norm of one rank's part and
+    saves it as the whole layer's; magnitudes of other layers count on one rank alone when gradients are clipped."""
+    if not f.training.adapter_magnitudes or f.layout.tp == 1:
+        return None
+    text = f"task: dora with tp = {f.layout.tp} would train and export another model than with tp = 1"
+    return Broken("parallel.tp", f"{text}. Divide by pp, dp or cp, or take task: lora", (1,))
+
+
 def _ends(target: str, names: Iterable[str]) -> bool:
     return target.endswith(tuple(names))
 
@@ -135,4 +144,9 @@ def _listed(names: Iterable[str]) -> str:
     return f"[{', '.join(names)}]"
 
 
-RULES = (adapters_leave_experts_alone, targets_name_layers, numbered_targets_are_of_one_stage)
+RULES = (
+    adapters_leave_experts_alone,
+    targets_name_layers,
+    numbered_targets_are_of_one_stage,
+    magnitudes_are_of_whole_layers,
+)
