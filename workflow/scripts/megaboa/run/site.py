@@ -19,14 +19,13 @@ from megaboa.run import health, pass_marks
 from megaboa.run.inputs import UnusableInputError
 from megaboa.scheduler.answers import NoPlaceError, UnreachableError
 from megaboa.scheduler.protocol import Environment, Place
-from megaboa.scheduler.ranks import Ended, Ranks
+from megaboa.scheduler.ranks import GO, Ended, Ranks, step_on_nodes
 
 CHECK_SECONDS_GPU = 60  # importing torch from a cold image takes its time
 # For nodes to start the health check, where the experiment doesn't say; three times what half of them took, if longer.
 SLOW_START = 3.0
 CHECK_END_SECONDS = 10.0  # for the launcher to end processes
 UNPACK_SECONDS = 1800.0  # tens of gigabytes, from a file system that everybody reads
-GO = "go"  # the file that a check waits for
 CHECK_NODE = Path(__file__).parents[2] / "check_node.py"
 
 
@@ -77,7 +76,7 @@ def _start_check(
     if waits:
         (out / GO).touch()
         command.append(f"--wait={out / GO}")
-    return place.start_on_nodes(command, f"{out.name}-{out.parent.name}", out, environment)
+    return place.start_on_nodes(command, step_on_nodes(out), out, environment)
 
 
 def _check_seconds(device: str) -> float:

@@ -15,6 +15,7 @@ import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 # A rank that gets this signal writes its threads' stacks to its log and continues.
@@ -79,6 +80,14 @@ def rank_environment(rank: int, local_rank: int, world_size: int, address: str, 
         "WORLD_SIZE": str(world_size),
         **rendezvous_environment(address, port),
     }
+
+
+GO = "go"  # the file that what stands by waits for
+
+
+def step_on_nodes(logs: Path) -> str:
+    """Name of a step of one process per node that writes to a folder of an attempt."""
+    return f"{logs.name}-{logs.parent.name}"
 
 
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")

@@ -40,7 +40,6 @@ KNOWN_SCHEMA = (3, 25)
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 WORLD_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 JOB_VARIABLES = ("SLURM_JOB_ID",)
-COUNTER = ("card", "metric", "unit", "n", "mean", "max")
 SIZE_FIELD = "Message size [bytes]"
 _IN_JSON = re.compile(r'"message size[^"]*"\s*:\s*"?(\d+)', re.IGNORECASE)
 # Before the payload: domain, flags, schema, flags, size of the payload, size of all. So nsys-ai 0.3 reads exports of
@@ -310,7 +309,7 @@ def _network(database: Database) -> list[dict[str, Any]]:
         "JOIN TARGET_INFO_NETWORK_METRICS t USING (metricsListId, metricsIdx) "
         "GROUP BY m.globalId, t.name, t.unit ORDER BY t.name, m.globalId"
     )
-    return [dict(zip(COUNTER, row, strict=True)) for row in database.rows(query)]
+    return _counters(database, query)
 
 
 def _gpu_metrics(database: Database) -> list[dict[str, Any]]:
@@ -323,7 +322,12 @@ def _gpu_metrics(database: Database) -> list[dict[str, Any]]:
         "JOIN (SELECT DISTINCT typeId, metricId, metricName FROM TARGET_INFO_GPU_METRICS) t USING (typeId, metricId) "
         "GROUP BY m.typeId & 255, t.metricName ORDER BY t.metricName, m.typeId & 255"
     )
-    return [dict(zip(COUNTER, row, strict=True)) for row in database.rows(query)]
+    return _counters(database, query)
+
+
+def _counters(database: Database, query: str) -> list[dict[str, Any]]:
+    columns = ("card", "metric", "unit", "n", "mean", "max")
+    return [dict(zip(columns, row, strict=True)) for row in database.rows(query)]
 
 
 def _diagnostics(database: Database, where: str) -> list[Finding]:

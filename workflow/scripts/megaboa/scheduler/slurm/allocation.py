@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megaboa.causes import Failure
+from megaboa.paths import AttemptFolder
 from megaboa.records import LaunchSpec, StandbyOrder, line
 from megaboa.scheduler.answers import NoPlaceError, UnreachableError
 from megaboa.scheduler.local import FORKED
 from megaboa.scheduler.protocol import Container, Environment
-from megaboa.scheduler.ranks import OF_A_RANK, RENDEZVOUS, Ranks
+from megaboa.scheduler.ranks import GO, OF_A_RANK, RENDEZVOUS, Ranks, step_on_nodes
 from megaboa.scheduler.slurm import queries
 from megaboa.scheduler.slurm.srun import SRUN_LOG, STEP, SrunRanks, end_step, srun_command, without_options
 
@@ -27,7 +28,6 @@ REQUEUE_AGAIN_SECONDS = 3.0
 EXCLUDE_TRIES, EXCLUDE_AGAIN_SECONDS = 10, 0.3
 REMOVE_SECONDS = 120.0  # for tens of gigabytes, on the slowest node
 GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_GPUS")  # how variables begin that SLURM sets for a job with GPUs
-GO = "go"  # the file that a standby's order is written to
 START_NODE = Path(__file__).parents[3] / "start_node.py"
 
 # Unpacked images that the steps of a job share. srun's plugin keeps a container that has a name when its step ends, and
@@ -268,7 +268,7 @@ class Allocation:
 
     def end_left_over(self, logs: Path) -> None:
         """An srun outlives a supervisor that is killed."""
-        names = [step_name(logs), standby_name(logs), f"next-health-{logs.name}"]
+        names = [step_name(logs), standby_name(logs), step_on_nodes(AttemptFolder(logs).next_health)]
         if (logs / SRUN_LOG).is_symlink():  # its ranks were started by what stood by
             names.append(standby_name((logs / SRUN_LOG).resolve().parents[1]))
         for name in names:
