@@ -11,6 +11,8 @@ from faults import AT_ONCE, NAME, SAVE_INTERVAL, STEPS, WAIT, Faults
 from lab import Lab
 from site_clone import SiteClone
 
+from megaboa.paths import RunStore
+
 pytestmark = pytest.mark.slow
 
 PART = "Hosts, jobs, SLURM"
@@ -97,7 +99,9 @@ def test_a_spare_takes_the_place_of_a_host_that_is_slow(faults):
     hit = time.time()
     faults.finish("slow", process)
     # The first two: on a busy machine other ranks are slow as well, later.
-    end, last = faults.ends("slow")[0], faults.clone.starts(NAME, "slow")[1]
+    starts = faults.clone.starts(NAME, "slow")
+    assert len(starts) > 1, RunStore(faults.store("slow")).attempt(1).paces.read_text()
+    end, last = faults.ends("slow")[0], starts[1]
     assert end["cause"] == "slow" and end["bad_nodes"] == [slow] and end["rank"] == 1 and end["action"] == "resume"
     assert f"rank 1 on {slow} calculates" in end["detail"] and end["last_step"] - last["resumed_from"] < SAVE_INTERVAL
     assert (last["job"], set(last["nodes"])) == (start["job"], {start["nodes"][0], spare})
