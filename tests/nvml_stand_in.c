@@ -64,13 +64,25 @@ int nvmlDeviceGetTotalEccErrors(gpu_t *gpu, int kind, int counter, unsigned long
   *count = counter ? 1000 : kind ? 2 * says("NVML_ECC") * (gpu->asked > 2) : 7;
   return OK;
 }
+/* As of an H200: 18 links. */
+int nvmlDeviceGetNvLinkState(gpu_t *gpu, unsigned link, unsigned *up) {
+  LIVES(gpu);
+  *up = !(gpu->index && link == 7 && says("NVML_LINK_DOWN"));
+  return OK;
+}
+int nvmlDeviceGetMaxPcieLinkWidth(gpu_t *gpu, unsigned *lanes) { LIVES(gpu); *lanes = 16; return OK; }
+int nvmlDeviceGetCurrPcieLinkWidth(gpu_t *gpu, unsigned *lanes) {
+  LIVES(gpu);
+  *lanes = gpu->index && says("NVML_NARROW") ? 8 : 16;
+  return OK;
+}
 typedef struct { uint32_t field, scope; int64_t time, latency; int type, result; union { double d; unsigned u; unsigned long long ull; } value; } field_t;
 int nvmlDeviceGetFieldValues(gpu_t *gpu, int count, field_t *fields) {
   LIVES(gpu);
   for (int i = 0; i < count; i++) {
     fields[i].result = OK;
     if (fields[i].field == 82) { fields[i].type = 1; fields[i].value.u = 70 + gpu->index; }
-    else if (fields[i].field == 52) { fields[i].type = 3; fields[i].value.ull = 12 * gpu->index; }
+    else if (fields[i].field == 52) { fields[i].type = 3; fields[i].value.ull = 12 * gpu->index * (says("NVML_LINK_ERRORS") ? 1 + gpu->asked++ : 1); }
     else if (fields[i].field == 59) { fields[i].type = 3; fields[i].value.ull = 1; }
     else fields[i].result = NOT_SUPPORTED;
   }

@@ -209,19 +209,22 @@ class Faults:
         keeper = min(self._processes(host, r"megaboa\.bridge\.zygote"))
         self.lab.on_node(host, ["pkill", f"-{name}", "-P", str(keeper), "-f", "train_rank"], user="root")
 
-    def kill_rank_when_others_stand_by(self, start: dict) -> float:
-        """The second host's rank, when a process on each host has imported Bridge for the next attempt; returns when.
-
-        Until then the run stands still, as it would be done before.
-        """
-        first, second = start["nodes"]
-        standby = self.store(self.run) / "attempts" / f"{start['attempt']:02d}" / "standby"
-        self.signal_forked_rank(first, "STOP")
+    def park_until_others_stand_by(self, run: str, step: int) -> list[str]:
+        """Let a run stand still from a step on, as it would be done before a process on each of its hosts has imported
+        Bridge for the next attempt; returns these hosts."""
+        self.clone.wait_for_step(NAME, run, step)
+        start = self.clone.starts(NAME, run)[0]
+        self.signal_forked_rank(start["nodes"][0], "STOP")
+        standby = self.store(run) / "attempts" / f"{start['attempt']:02d}" / "standby"
         self.clone.wait(lambda: len(list(standby.glob("keeper-*.log"))) == 2, WAIT, "processes that stand by")
         for host in start["nodes"]:
             self.clone.wait(lambda host=host: self.has_imported(host), WAIT, f"{host} to stand by")
+        return start["nodes"]
+
+    def kill_forked_rank(self, host: str) -> float:
+        """Returns when."""
         hit = time.time()
-        self.signal_forked_rank(second, "KILL")
+        self.signal_forked_rank(host, "KILL")
         return hit
 
     def has_imported(self, host: str) -> bool:

@@ -95,8 +95,9 @@ def test_a_rank_is_killed_and_its_hosts_copies_are_gone(faults):
 
 def test_a_rank_is_killed_while_others_stand_by(faults):
     """The next attempt's ranks are forked by processes that have imported Bridge meanwhile, on each node one."""
-    process, start = faults.start_and_wait("stand-by", SAVE_INTERVAL + 1)
-    hit = faults.kill_rank_when_others_stand_by(start)
+    process = faults.start("stand-by")
+    _, second = faults.park_until_others_stand_by("stand-by", SAVE_INTERVAL + 1)
+    hit = faults.kill_forked_rank(second)
     faults.finish("stand-by", process)
     end, attempts = faults.ends("stand-by")[0], faults.store("stand-by") / "attempts"
     assert end["cause"] == "killed" and end["action"] == "resume"

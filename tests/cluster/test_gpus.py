@@ -1,18 +1,20 @@
 """A real SLURM whose hosts have real GPUs (`make test-gpu`): the whole workflow, and what can end a run.
 
 Every host has one GPU of the machine's, and shares it with others: SLURM knows them by a feature, so that a run on two
-hosts has two GPUs, and one that is disturbed has its GPU to itself. MEGABOA_REHEARSAL=1 does the same on processors.
+hosts has two GPUs. All runs but one are on their way at the same time, as a start takes most of each one's time.
+MEGABOA_REHEARSAL=1 does the same on processors.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Thread
 
@@ -37,11 +39,14 @@ on_two_gpus = pytest.mark.skipif(FOUND < 2, reason=f"two GPUs are needed, and {F
 PART = "With GPUs"
 NOTE = """\
 On {hosts}: runs of {steps} steps of about {milliseconds:.0f} ms, which save every
-{interval}. Two of them are hit by one event after the other. A curve is called the same where it differs from the
-undisturbed run's by no more than that of another undisturbed run, here by {bound:.2g}.
+{interval}, all at the same time. Two of them are hit by one event after the other. A curve is called the same where it
+differs from the undisturbed run's by no more than that of another undisturbed run, here by {bound:.2g}.
 """
+EXPORTED = (("quiet", "proof.json"),)
+PROFILED = (("tp2", "analysis.json"),) if FOUND > 1 else ()
 STEPS, SAVE_INTERVAL = (100, 10) if REHEARSAL else (120, 30)
-HOSTS = 8 if FOUND > 1 else 3
+# One for each rank, and one more on each GPU for a run that loses its host: who has to wait would preempt another.
+HOSTS = 14 if FOUND > 1 else 6
 FIRST, LAST = (f"resources.constraint: gpu{number}" for number in (0, FOUND - 1))
 EACH = "resources.constraint: '[gpu0*1&gpu1*1]'"
 CAPTURED = "profile.tool: pytorch, profile.steps: [5, 10], profile.ranks: [0, 1]"
@@ -77,19 +82,42 @@ BURNERS = 3
 Event = tuple[str, str, float]  # what was done, what came of it, when
 
 
+class AllAtOnce(Faults):
+    """One call, with an export and a profile: runs that nothing disturbs, and those that something is done to."""
+
+    def train(self) -> None:
+        runs = (*UNDISTURBED, LOST, LATE, *([STAND_BY] if FOUND > 1 else []))
+        made = [*((run, "train.json") for run in runs), *EXPORTED, *PROFILED]
+        self.clone.before_training(self.config)
+        self.process = self.clone.start(*(result(*one) for one in made), "--configfile", self.config)
+        with ThreadPoolExecutor() as pool:
+            self.lost = pool.submit(lose_a_rank_and_a_host, self)
+            self.late = pool.submit(preempt_and_run_out_of_time, self)
+            self.stand_by = pool.submit(kill_a_rank_while_others_stand_by, self) if FOUND > 1 else None
+            for run in UNDISTURBED:
+                self.trained(run)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(WAIT)
+        self.end_call()
+
+
+def result(run: str, name: str) -> str:
+    return f"results/{NAME}/runs/{run}/{name}"
+
+
 @pytest.fixture(scope="module")
-def faults(make_lab: Callable[..., Lab]) -> Iterator[Faults]:
+def faults(make_lab: Callable[..., Lab]) -> Iterator[AllAtOnce]:
     devices = [] if REHEARSAL else [Path(f"/dev/nvidia{number}") for number in range(FOUND)]
     features = [f"gpu{number}" for number in range(FOUND)]
     lab = make_lab(nodes=HOSTS, memory_mb=32000, accounting=False, real_gpus=devices, features=features)
     runs = {run: f"{values}, training.train_iters: {STEPS}, {AT_ONCE}" for run, values in RUNS.items()}
-    found = Faults(lab, SiteClone(lab), runs, hosts="", save_interval=SAVE_INTERVAL)
+    found = AllAtOnce(lab, SiteClone(lab), runs, hosts="", save_interval=SAVE_INTERVAL)
     config = found.clone.path / found.config
     if not REHEARSAL:
         edit(config, "device: cpu", "device: cuda")
         edit(config, "seq_length: 64, precision: fp32", "seq_length: 128, precision: bf16_mixed")
     config.write_text(f"{config.read_text()}export: {{runs: [quiet]}}\n")
-    found.prepare(*UNDISTURBED)
+    found.train()
     found.bound = found.difference("quiet", "again")
     assert math.isfinite(found.bound)
     yield found
@@ -102,7 +130,7 @@ def faults(make_lab: Callable[..., Lab]) -> Iterator[Faults]:
         matrix.write(PART, found.rows, note)
 
 
-def starts(faults: Faults) -> list[str]:
+def starts(faults: AllAtOnce) -> list[str]:
     """How long each start took: seconds from srun to what the first rank says, and to its first step."""
     lines = []
     for run in RUNS:
@@ -126,9 +154,8 @@ def test_layouts_over_two_hosts_agree(faults):
 @on_two_gpus
 def test_a_rank_is_killed_while_others_stand_by(faults):
     """`-s` prints how long each part took until the next step."""
-    process, start = faults.start_and_wait(STAND_BY, SAVE_INTERVAL + 2)
-    hit = faults.kill_rank_when_others_stand_by(start)
-    faults.finish(STAND_BY, process)
+    hit = faults.stand_by.result()
+    faults.trained(STAND_BY)
     end, attempts = faults.ends(STAND_BY)[0], faults.store(STAND_BY) / "attempts"
     assert end["cause"] == "killed" and end["action"] == "resume"
     assert (attempts / "02" / "srun.log").resolve().parent == (attempts / "01" / "standby").resolve()
@@ -156,10 +183,7 @@ def test_nccl_has_taken_the_network_that_the_preset_is_for(faults):
 
 
 def test_an_export_is_proved(faults):
-    """Converted on the cluster's GPUs; by the same call a profile is captured over two hosts."""
-    wanted = [("quiet", "proof.json"), *((run, "analysis.json") for run in LAYOUTS if run == "tp2")]
-    targets = [f"results/{NAME}/runs/{run}/{name}" for run, name in wanted]
-    faults.clone.snakemake(*targets, "--configfile", faults.config)
+    """Converted on the cluster's GPUs."""
     assert faults.clone.json(NAME, "runs", "quiet", "proof.json")["state"] == "PASS"
 
 
@@ -208,23 +232,15 @@ def test_the_health_check_refuses_hosts_whose_gpu_is_gone_or_slow(faults):
 
 
 def test_what_can_end_runs(faults):
-    """The longest part, and so the last that trains.
-
-    One run loses its rank, then its host; at the same time another is preempted, then its wall time ends.
-    """
-    hit = {LOST: lose_a_rank_and_a_host, LATE: preempt_and_run_out_of_time}
-    for runs in [tuple(hit)] if FOUND > 1 else [(run,) for run in hit]:
-        faults.start(*runs)
-        with ThreadPoolExecutor() as pool:
-            events = dict(zip(runs, pool.map(lambda run: hit[run](faults), runs), strict=True))
-        for run in runs:
-            faults.trained(run)
-            for event, outcome, since in events[run]:
-                faults.record(event, outcome, since=since)
-        faults.end_call()
+    """One loses its rank, then its host; another is preempted, then its wall time ends."""
+    for run, done in ((LOST, faults.lost), (LATE, faults.late)):
+        events = done.result()
+        faults.trained(run)
+        for event, outcome, since in events:
+            faults.record(event, outcome, since=since)
 
 
-def with_steps_to_lose(faults: Faults, run: str, attempt: int) -> tuple[str, float]:
+def with_steps_to_lose(faults: AllAtOnce, run: str, attempt: int) -> tuple[str, float]:
     """The attempt's host, and when it began."""
     faults.wait_for_steps(run, attempt, SAVE_INTERVAL + 2)
     start = faults.clone.starts(NAME, run)[attempt - 1]
@@ -232,7 +248,7 @@ def with_steps_to_lose(faults: Faults, run: str, attempt: int) -> tuple[str, flo
     return start["nodes"][0], start["time"]
 
 
-def lose_a_rank_and_a_host(faults: Faults) -> list[Event]:
+def lose_a_rank_and_a_host(faults: AllAtOnce) -> list[Event]:
     host, _ = with_steps_to_lose(faults, LOST, 1)
     killed = time.time()
     faults.signal_rank(host, "KILL", LOST)
@@ -253,7 +269,14 @@ def lose_a_rank_and_a_host(faults: Faults) -> list[Event]:
     ]
 
 
-def preempt_and_run_out_of_time(faults: Faults) -> list[Event]:
+def kill_a_rank_while_others_stand_by(faults: AllAtOnce) -> float:
+    """When; nothing else starts then, so that its time until the next step is its own."""
+    _, second = faults.park_until_others_stand_by(STAND_BY, SAVE_INTERVAL + 2)
+    wait([faults.lost, faults.late])
+    return faults.kill_forked_rank(second)
+
+
+def preempt_and_run_out_of_time(faults: AllAtOnce) -> list[Event]:
     host, _ = with_steps_to_lose(faults, LATE, 1)
     preempted = time.time()
     more = [f"--nodelist={host}", "--exclusive", "--account=lab", "--output=/dev/null", "--wrap=sleep 5"]

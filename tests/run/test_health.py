@@ -11,6 +11,7 @@ import pytest
 
 from megaboa.records import write
 from megaboa.run import gpus, health
+from megaboa.run.gpu_watch import Watch
 from megaboa.scheduler.ranks import ReservedPort
 
 SCRIPT = Path(health.__file__).parents[2] / "check_node.py"
@@ -380,7 +381,7 @@ def test_a_rank_that_fails_or_computes_wrongly_is_named(tmp_path):
         '{"said": "started"}\n{"said": "failed", "error": "AcceleratorError: CUDA error: unknown error"}\n'
     )
     result = health.Result("n1", 0)
-    health.judge_node([health.said(log) for log in logs], logs, 3, result)
+    health.judge_node([health.said(log) for log in logs], logs, 3, result, Watch(()))
     assert result.problems == [
         "GPU 1: 12 wrong numbers in a product of matrices",
         "GPU 2: no result of multiplying matrices: AcceleratorError: CUDA error: unknown error",
@@ -420,7 +421,8 @@ def test_two_nodes_reduce_with_each_other(tmp_path):
     port.close()
     assert said == {"n0: ok\n", "n1: ok\n"}
     assert health.verdict(tmp_path, ["n0", "n1"]) == {"n0": [], "n1": []}
-    assert json.loads((tmp_path / "n1.json").read_text())["measured"]["nodes_gb_per_second"] > 0
+    measured = json.loads((tmp_path / "n1.json").read_text())["measured"]
+    assert measured["nodes_gb_per_second"] > 0 and measured["nodes_all_to_all_gb_per_second"] > 0
 
 
 @pytest.mark.slow

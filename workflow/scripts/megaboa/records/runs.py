@@ -16,8 +16,11 @@ class PassMarks(Record):
     """What a node must reach in the health check."""
 
     tflops: float | None = None
+    host_gb_per_second: float | None = field(default=None, metadata=IF_SET)
     node_gb_per_second: float | None = None
+    node_all_to_all_gb_per_second: float | None = field(default=None, metadata=IF_SET)
     nodes_gb_per_second: float | None = None
+    nodes_all_to_all_gb_per_second: float | None = field(default=None, metadata=IF_SET)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import socket
@@ -24,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from megaboa.records import BetweenNodes, NodeHealth, read, write
+from megaboa.run import gpu_watch
 from megaboa.run import gpus as driver
+from megaboa.run.gpu_watch import Watch
 from megaboa.scheduler.ranks import ReservedPort, rank_environment
 from megaboa.scheduler.registry import cluster
 
@@ -291,17 +294,19 @@ def run_ranks(workers: Workers, task: Task, gpus: int, deadline: float, result: 
         with contextlib.suppress(OSError):  # it has ended, and its log says why
             process.stdin.write(json.dumps(plan).encode() + b"\n")
             process.stdin.flush()
+    watch = Watch({gpu["uuid"] for gpu in result.measured.get("gpus", [])})
     local = False
     while any(process.poll() is None for process in workers.processes) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
+        watch.look()
         if not local and all(_knows_node(said(log), gpus) for log in logs):
             local = True
-            judge_node([said(log) for log in logs], logs, gpus, result)
+            judge_node([said(log) for log in logs], logs, gpus, result, watch)
             result.doing = BETWEEN_NODES
             result.write(out)
     port.close()
     if not local:
-        judge_node([said(log) for log in logs], logs, gpus, result)
+        judge_node([said(log) for log in logs], logs, gpus, result, watch)
     judge_nodes([said(log) for log in logs], task, result)
 
 
@@ -341,7 +346,7 @@ def _knows_node(steps: dict[str, Any], gpus: int) -> bool:
     return ("node" if gpus > 1 else "multiply") in steps
 
 
-def judge_node(ranks: list[dict[str, Any]], logs: list[Path], gpus: int, result: Result) -> None:
+def judge_node(ranks: list[dict[str, Any]], logs: list[Path], gpus: int, result: Result, watch: Watch) -> None:
     """The part of the ranks' answers that only this node can be blamed for."""
     names = [f"GPU {number}" for number in range(gpus)] or ["processors"]
     silent = False
@@ -352,17 +357,23 @@ def judge_node(ranks: list[dict[str, Any]], logs: list[Path], gpus: int, result:
             result.problems.append(f"{name}: no result of {doing}: {_last_words(steps, log)}")
         elif steps["multiply"]["wrong"]:
             result.problems.append(f"{name}: {steps['multiply']['wrong']} wrong numbers in a product of matrices")
+    if gpus:
+        watched = watch.found()
+        result.measured["watched"] = gpu_watch.measured(watched)
+        result.problems += gpu_watch.problems(watched)
     result.measured["tflops"] = [
         round(steps["multiply"]["tflops"], 3) if "multiply" in steps else None for steps in ranks
     ]
+    if gpus:
+        rates = [steps.get("multiply", {}).get("host_gb_per_second") for steps in ranks]
+        result.measured["host_gb_per_second"] = [rate and round(rate, 3) for rate in rates]
     if gpus > 1 and not silent:  # a GPU that is silent makes its neighbours wait, and is named above
         for name, steps, log in zip(names, ranks, logs, strict=True):
             if "node" not in steps:
                 result.problems.append(f"{name}: all-reduce over the GPUs of the node: {_last_words(steps, log)}")
             elif steps["node"]["wrong"]:
-                result.problems.append(f"{name}: {steps['node']['wrong']} wrong numbers after an all-reduce")
-        rates = [steps["node"]["gb_per_second"] for steps in ranks if "node" in steps]
-        result.measured["node_gb_per_second"] = round(min(rates), 3) if rates else None
+                result.problems.append(f"{name}: {steps['node']['wrong']} wrong numbers after a collective")
+        result.measured |= _slowest("node", ranks)
 
 
 def judge_nodes(ranks: list[dict[str, Any]], task: Task, result: Result) -> None:
@@ -370,8 +381,8 @@ def judge_nodes(ranks: list[dict[str, Any]], task: Task, result: Result) -> None
     result.reached = task.nodes == 1 or all("reached" in steps for steps in ranks)
     result.missing = sorted({node for steps in ranks for node in steps.get("missing", {}).get("nodes", [])})
     done = [steps["world"] for steps in ranks if "world" in steps]
-    if task.nodes > 1 and done:
-        result.measured["nodes_gb_per_second"] = round(min(step["gb_per_second"] for step in done), 3)
+    if task.nodes > 1:
+        result.measured |= _slowest("nodes", [{"nodes": step} for step in done])
     if result.problems:
         return
     failed = [steps["failed"]["error"] for steps in ranks if "failed" in steps]
@@ -382,7 +393,18 @@ def judge_nodes(ranks: list[dict[str, Any]], task: Task, result: Result) -> None
     elif len(done) < len(ranks):
         result.error = f"the all-reduce over {task.nodes} nodes failed: {(failed or ['not done in time'])[0]}"
     elif wrong := sum(step.get("wrong", 0) for step in done):
-        result.error = f"{wrong} wrong numbers after the all-reduce over {task.nodes} nodes"
+        result.error = f"{wrong} wrong numbers after a collective over {task.nodes} nodes"
+
+
+def _slowest(where: str, ranks: list[dict[str, Any]]) -> dict[str, float]:
+    """Of each collective's rates, over a node's GPUs or over the nodes."""
+    rates: dict[str, float] = {}
+    for step in (steps[where] for steps in ranks if where in steps):
+        for name in ("gb_per_second", "all_to_all_gb_per_second"):
+            if name in step:
+                key = f"{where}_{name}"
+                rates[key] = round(min(step[name], rates.get(key, math.inf)), 3)
+    return rates
 
 
 def _last_words(steps: dict[str, Any], log: Path) -> str:

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from megaboa.scheduler import adopt_rank
@@ -22,7 +23,9 @@ MARGIN_SECONDS = 2.0  # to say what went wrong before being ended
 REPEATS = 20
 ROUNDS = {"cuda": 5, "cpu": 1}  # the fastest counts: an idle GPU's clock needs a while to rise
 SIZE = {"cuda": 8192, "cpu": 1024}  # powers of two, see `multiply`
-NUMBERS = {"cuda": 1 << 24, "cpu": 1 << 20}  # of an all-reduce: 64 MiB and 4 MiB
+NUMBERS = {"cuda": 1 << 24, "cpu": 1 << 20}  # of a collective: 64 MiB and 4 MiB
+MOST_PAIRED = 256  # ranks of an all-to-all: each connects with each, which takes too long for more
+COPIED = 1 << 28  # bytes between a host and its GPU
 
 
 def main() -> None:
@@ -38,10 +41,13 @@ def main() -> None:
     if plan["gpu"]:
         torch.cuda.set_device(device)
     say("started", torch=torch.__version__)
-    say("multiply", **multiply(device, SIZE[kind]))
+    found = multiply(device, SIZE[kind])
+    if plan["gpu"]:
+        found["host_gb_per_second"] = copy(device)
+    say("multiply", **found)
     if plan["gpus"] > 1:
         store = _store("127.0.0.1", plan["node_port"], int(os.environ["LOCAL_RANK"]), deadline)
-        say("node", **all_reduce(store, int(os.environ["LOCAL_RANK"]), plan["gpus"], device, NUMBERS[kind], deadline))
+        say("node", **collectives(store, int(os.environ["LOCAL_RANK"]), plan["gpus"], device, NUMBERS[kind], deadline))
     over_all_nodes(device, NUMBERS[kind], deadline, max(1, plan["gpus"]))
     _leave(0)
 
@@ -60,7 +66,7 @@ def over_all_nodes(device: Any, numbers: int, deadline: float, ranks_per_node: i
         say("missing", nodes=[node for node in nodes if store.add(f"here/{node}", 0) < ranks_per_node])
         return
     say("met")
-    say("world", **all_reduce(store, rank, world, device, numbers, deadline))
+    say("world", **collectives(store, rank, world, device, numbers, deadline))
     done = min(deadline - MARGIN_SECONDS, time.monotonic() + MARGIN_SECONDS)
     if rank == 0:  # the store lives in this process: leave last
         _together(store, "done", world, done)
@@ -96,8 +102,19 @@ def multiply(device: Any, size: int) -> dict[str, Any]:
     return {"wrong": wrong, "tflops": 2 * size**3 / seconds / 1e12}
 
 
-def all_reduce(store: Any, rank: int, world: int, device: Any, numbers: int, deadline: float) -> dict[str, Any]:
-    """Sum a tensor over the ranks, check every number of it, and time it; bus bandwidth as nccl-tests define it."""
+def copy(device: Any) -> float:
+    """GB/s from the host's memory to the GPU and back: of the slower way."""
+    import torch
+
+    host = torch.empty(COPIED, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(COPIED, dtype=torch.uint8, device=device)
+    into = _seconds(device, lambda: there.copy_(host, non_blocking=True))
+    back = _seconds(device, lambda: host.copy_(there, non_blocking=True))
+    return COPIED / max(into, back) / 1e9
+
+
+def collectives(store: Any, rank: int, world: int, device: Any, numbers: int, deadline: float) -> dict[str, Any]:
+    """All-reduce and all-to-all over the ranks: check every number, and time them; GB/s as nccl-tests define it."""
     import torch
     import torch.distributed as dist
 
@@ -114,14 +131,38 @@ def all_reduce(store: Any, rank: int, world: int, device: Any, numbers: int, dea
     dist.all_reduce(tensor)
     wrong = int((tensor != pattern * world + world * (world - 1) // 2).sum())
     tensor.zero_()
+    share = (world - 1) / world * 4 / 1e9
+    found = {"gb_per_second": 2 * share * numbers / _seconds(device, lambda: dist.all_reduce(tensor))}
+    if world <= MOST_PAIRED:
+        wrong_there, found["all_to_all_gb_per_second"] = all_to_all(rank, world, device, numbers // world)
+        wrong += wrong_there
+    dist.destroy_process_group()
+    return {"wrong": wrong, **found}
+
+
+def all_to_all(rank: int, world: int, device: Any, part: int) -> tuple[int, float]:
+    """Wrong numbers, and GB/s."""
+    import torch
+    import torch.distributed as dist
+
+    sent = torch.arange(world, dtype=torch.float32, device=device).repeat_interleave(part) + world * rank
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent)  # of every rank the part that is this one's
+    expected = world * torch.arange(world, dtype=torch.float32, device=device).repeat_interleave(part) + rank
+    wrong = int((received != expected).sum())
+    seconds = _seconds(device, lambda: dist.all_to_all_single(received, sent))
+    return wrong, 4 * part * (world - 1) / seconds / 1e9
+
+
+def _seconds(device: Any, work: Callable[[], object]) -> float:
+    """Of one time, the mean of three; what is done first may set something up."""
+    work()
     _synchronize(device)
     start = time.perf_counter()
     for _ in range(3):
-        dist.all_reduce(tensor)
+        work()
     _synchronize(device)
-    seconds = (time.perf_counter() - start) / 3
-    dist.destroy_process_group()
-    return {"wrong": wrong, "gb_per_second": 2 * (world - 1) / world * 4 * numbers / seconds / 1e9}
+    return (time.perf_counter() - start) / 3
 
 
 def say(what: str, **found: Any) -> None:

@@ -19,6 +19,7 @@ _SINCE_DRIVER_LOAD = 0
 _FIELD_MEMORY_TEMPERATURE = 82
 # Of all links together: CRC of control and of data, replay, recovery, ECC.
 _FIELDS_NVLINK_ERRORS = (38, 45, 52, 59, 160)
+_MOST_NVLINKS = 18
 _FUNCTION_NOT_FOUND = 13
 _GONE = {15: "the GPU is lost", 16: "the GPU requires a reset", 999: "unknown error"}
 
@@ -185,6 +186,22 @@ class Gpu:
         """Of all kinds and links; the driver counts them since it was loaded."""
         known = [count for count in self._fields(_FIELDS_NVLINK_ERRORS) if count is not None]
         return sum(known) if known else None
+
+    @property
+    def nvlinks(self) -> int | None:
+        """How many are up; None: it has none."""
+        found = [self._number("nvmlDeviceGetNvLinkState", c_uint(link)) for link in range(_MOST_NVLINKS)]
+        known = [state for state in found if state is not None]
+        return sum(known) if known else None
+
+    @property
+    def pcie_lanes(self) -> int | None:
+        return self._number("nvmlDeviceGetCurrPcieLinkWidth")
+
+    @property
+    def most_pcie_lanes(self) -> int | None:
+        """Of this GPU in this slot."""
+        return self._number("nvmlDeviceGetMaxPcieLinkWidth")
 
     def _ecc(self, kind: int) -> int | None:
         return self._number("nvmlDeviceGetTotalEccErrors", c_int(kind), c_int(_SINCE_DRIVER_LOAD), kind=c_uint64)

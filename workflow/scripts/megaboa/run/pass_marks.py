@@ -16,10 +16,13 @@ SLOW_PEAK_SHARE = 0.4  # of the GPUs' published peak: healthy ones reach 0.5 to 
 ENOUGH_OTHERS = 3
 UNITS = {
     "tflops": "TFLOP/s in a product of matrices",
+    "host_gb_per_second": "GB/s between a GPU and the host's memory",
     "node_gb_per_second": "GB/s in the all-reduce over its GPUs",
+    "node_all_to_all_gb_per_second": "GB/s in the all-to-all over its GPUs",
     "nodes_gb_per_second": "GB/s in the all-reduce over the nodes",
+    "nodes_all_to_all_gb_per_second": "GB/s in the all-to-all over the nodes",
 }
-OF_ALL_NODES = "nodes_gb_per_second"
+OF_ALL_NODES = ("nodes_gb_per_second", "nodes_all_to_all_gb_per_second")
 
 
 def slow(results: Mapping[str, NodeHealth], marks: PassMarks | None) -> dict[str, list[str]]:
@@ -33,7 +36,7 @@ def slow(results: Mapping[str, NodeHealth], marks: PassMarks | None) -> dict[str
         for node, value in values.items():
             if mark is not None and value < mark:
                 found.setdefault(node, []).append(f"{value:.3g} {unit}, and launch.pass_marks.{name} is {mark:g}")
-            elif name != OF_ALL_NODES and (usual := _usual(results, values, node)) and value < SLOW_SHARE * usual:
+            elif name not in OF_ALL_NODES and (usual := _usual(results, values, node)) and value < SLOW_SHARE * usual:
                 found.setdefault(node, []).append(f"{value:.3g} {unit}, and the other nodes have {usual:.3g}")
             elif name == "tflops" and value < SLOW_PEAK_SHARE * (peak := _peak(results[node])):
                 found.setdefault(node, []).append(f"{value:.3g} {unit}, and the published peak is {peak:.0f}")

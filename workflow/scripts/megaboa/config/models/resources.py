@@ -74,9 +74,14 @@ class PassMarks(Section):
     """What `check_node.py` measures on a good node of the site, less what you allow for."""
 
     tflops: PositiveFloat | None = key(None, "TFLOP/s that every GPU must reach in the product of matrices")
+    host_gb_per_second: PositiveFloat | None = key(None, "GB/s between every GPU and the host's memory, both ways")
     node_gb_per_second: PositiveFloat | None = key(None, "GB/s of the all-reduce over a node's GPUs")
+    node_all_to_all_gb_per_second: PositiveFloat | None = key(None, "GB/s of the all-to-all over a node's GPUs")
     nodes_gb_per_second: PositiveFloat | None = key(
         None, "GB/s of the all-reduce over all nodes; what is slower is reported, and blames no node"
+    )
+    nodes_all_to_all_gb_per_second: PositiveFloat | None = key(
+        None, "the same of the all-to-all, which up to 256 GPUs do"
     )
 
 
