@@ -1,5 +1,7 @@
 """Hangs of known causes, made on the spot, and what `megaboa.run.flight` makes of them: precision and recall.
 
+Besides hangs, ranks that are well: some that are slow, and some that have come to their end. Nothing should be said.
+
 Ranks are processes on this machine, with gloo. Groups are those of a small layout: tensor pairs (0,1), (2,3), ... and
 data groups (0,2,...), (1,3,...). Each case picks ranks, the collective and its place at random; the seed is printed.
 `python benchmarks/flight.py [--cases 10] [--ranks 4] [--seed 0] [--keep FOLDER]` prints a table. `--recorded FOLDER`
@@ -49,7 +51,7 @@ class Case:
         self.bad = sorted(chance.sample(range(ranks), count))
         if kind == "mismatch":  # of two that differ nobody could say who is wrong
             self.place = "world"
-        self.label: tuple[str, tuple[int, ...]] = (kind, () if kind in ("joined", "deadlock") else tuple(self.bad))
+        self.pause, self.asked_after = chance.uniform(0.3, 2), chance.uniform(1, 4)
 
     def rank(self, rank: int, ready: Callable[[], None]) -> None:
         groups = self._groups()
@@ -59,6 +61,13 @@ class Case:
             for group in mine.values():
                 dist.all_reduce(data, group=group)
         ready()
+        if self.kind == "ended":  # some have left already
+            os._exit(0) if rank in self.bad else time.sleep(60)
+        while self.kind == "slow":
+            for name, group in mine.items():
+                if rank in self.bad and name == self.place:
+                    time.sleep(self.pause)
+                dist.all_reduce(data, group=group)
         if self.kind == "joined":
             for _ in range(10_000):
                 dist.all_reduce(torch.ones(1 << 20))
@@ -124,10 +133,13 @@ def run(case: Case, folder: Path) -> flight.Verdict | None:
         time.sleep(0.3)
         if own_network:
             os.system("ip link set lo down")
-        wait_until_still(pids)
+        if case.kind == "slow":
+            time.sleep(case.asked_after)
+        else:
+            wait_until_still(pids)
         for pid in pids:
             os.kill(pid, STACKS_SIGNAL)
-        answers = case.size - (len(case.bad) if case.kind == "frozen" else 0)
+        answers = case.size - (len(case.bad) if case.kind in ("frozen", "ended") else 0)
         deadline = time.monotonic() + ANSWER_SECONDS
         while len(list(folder.glob("flight-rank-*.json"))) < answers and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -159,6 +171,7 @@ def start(case: Case, rank: int, port: int, folder: Path) -> int:
 
 
 KINDS = ("frozen", "missing", "mismatch", "joined", "deadlock")
+BENIGN = ("slow", "ended")  # of which nothing should be said
 
 
 def judge_recorded(folder: Path) -> None:
@@ -189,18 +202,19 @@ def main() -> None:
     chance = random.Random(args.seed)
     came: Counter[tuple[str, str]] = Counter()
     right: Counter[str] = Counter()
-    for kind in KINDS:
+    for kind in (*KINDS, *BENIGN):
         for number in range(args.cases):
             case = Case(kind, args.ranks, chance)
             with tempfile.TemporaryDirectory() as name:
                 verdict = run(case, Path(name))
                 if args.keep:
                     shutil.copytree(name, args.keep / f"{kind}-{number}", dirs_exist_ok=True)
-            said = verdict.kind if verdict else "nothing"
+            said, wanted = verdict.kind if verdict else "nothing", "nothing" if kind in BENIGN else kind
             came[kind, said] += 1
-            exact = kind in ("joined", "deadlock") or (verdict is not None and verdict.ranks == tuple(case.bad))
-            right[kind] += said == kind and exact
-            if said != kind or not exact:
+            named = verdict is not None and verdict.ranks == tuple(case.bad)
+            exact = said == wanted and (named or kind in ("joined", "deadlock", *BENIGN))
+            right[kind] += exact
+            if not exact:
                 print(f"{kind} {case.bad} in {case.place}: {verdict}", file=sys.stderr)
     print(f"{args.ranks} ranks, {args.cases} cases of each kind, seed {args.seed}, torch {torch.__version__}\n")
     print("| what was done | cases | said so | said something else | precision | recall | with exactly these ranks |")
@@ -211,6 +225,10 @@ def main() -> None:
         others = ", ".join(f"{said} {n}" for (real, said), n in came.items() if real == kind and said != kind) or "–"
         precision = f"{hits / named:.0%}" if named else "–"
         print(f"| {kind} | {cases} | {hits} | {others} | {precision} | {hits / cases:.0%} | {right[kind]} |")
+    print("\n| what went on | cases | said nothing | said something |\n|---|---:|---:|---|")
+    for kind in BENIGN:
+        others = ", ".join(f"{said} {n}" for (real, said), n in came.items() if real == kind and said != "nothing")
+        print(f"| {kind} | {args.cases} | {came[kind, 'nothing']} | {others or '–'} |")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import matrix
@@ -221,10 +221,12 @@ class Faults:
             self.clone.wait(lambda host=host: self.has_imported(host), WAIT, f"{host} to stand by")
         return start["nodes"]
 
-    def kill_forked_rank(self, host: str) -> float:
-        """Returns when."""
+    def kill_parked_rank(self, hosts: list[str]) -> float:
+        """That of the second host, which is not the one that stands still; returns when."""
+        first, second = hosts
         hit = time.time()
-        self.signal_forked_rank(host, "KILL")
+        self.signal_forked_rank(second, "KILL")
+        self.signal_forked_rank(first, "CONT")  # else it would be given its time for last words, and have none
         return hit
 
     def has_imported(self, host: str) -> bool:
@@ -264,6 +266,23 @@ class Faults:
         words = (sys.executable, REPOSITORY / "tests" / "stop_and_go.py", min(self.ranks(host)), 0.05, 0.01)
         self.lab.on_node(host, ["sh", "-c", f"{' '.join(map(str, words))} >/dev/null 2>&1 &"], user="root")
 
+    @contextlib.contextmanager
+    def slow_check(self, host: str) -> Iterator[None]:
+        """The next health check there multiplies matrices while it stands still for most of the time."""
+        script = """\
+            until pid=$(pgrep -o -f "[m]egaboa.run.health_rank"); do sleep 0.1; done
+            until grep -qs '"started"' /tmp/megaboa-health-*/0.log; do sleep 0.01; done
+            kill -STOP $pid
+            exec "$@" $pid 0.1 0.005
+        """
+        words = ["bash", "-c", script, "slow", sys.executable, REPOSITORY / "tests" / "stop_and_go.py"]
+        slow = self.lab.popen(words, user="root", host=host)
+        try:
+            yield
+        finally:
+            slow.kill()
+            slow.wait()
+
     def signal_rank(self, host: str, name: str, run: str | None = None) -> None:
         """Send a signal to the rank on a host: the oldest of the processes with its name."""
         self.lab.on_node(host, ["kill", f"-{name}", str(min(self.ranks(host, run)))], user="root")
@@ -277,6 +296,22 @@ class Faults:
                     return path
             time.sleep(0.01)
         raise TimeoutError(f"no save of {run} in {timeout} s")
+
+    def newest_copies(self, host: str) -> list[str]:
+        """The parts of the state that a host keeps for itself and for its partner, by rank."""
+        script = f"ls -d /tmp/megaboa-{UID}/*/*/{host}/iter_*/0.json | sort | tail -1"
+        newest = self.lab.on_node(host, ["sh", "-c", script], user="root").stdout.strip()
+        found = self.lab.on_node(host, ["sh", "-c", f"ls {Path(newest).parent}/*.pt"], user="root").stdout.split()
+        assert len(found) == 2
+        return found
+
+    def flip_byte(self, host: str, path: str) -> None:
+        """In the middle of a file, which keeps its size."""
+        program = (
+            "import os, sys; file = open(sys.argv[1], 'r+b'); file.seek(os.path.getsize(sys.argv[1]) // 2); "
+            "old = file.read(1); file.seek(-1, 1); file.write(bytes([old[0] ^ 1]))"
+        )
+        self.lab.on_node(host, [sys.executable, "-c", program, path], user="root")
 
     def kill_rank_when_there(self, host: str, path: Path) -> None:
         self.signal_rank_when_there(self.run, host, path, "KILL")

@@ -29,7 +29,7 @@ RUNS = {
     **dict.fromkeys(
         ("rank", "srun", "save", "stop", "damage", "unread", "driver-term", "driver-kill"), f"{STEPS}, {AT_ONCE}"
     ),
-    "copies": f"{STEPS}, {AT_ONCE}, checkpoint.local.every: {COPIED_EVERY}",
+    **dict.fromkeys(("copies", "bad-copies"), f"{STEPS}, {AT_ONCE}, checkpoint.local.every: {COPIED_EVERY}"),
     "stand-by": f"{STEPS}, {AT_ONCE}, launch.tasks: node",
     "hang": f"{STEPS}, {AT_ONCE}, recovery.no_progress_minutes: 0.25",
     "memory": f"{STEPS}, launch.python: limited-python, overrides.model.ffn_hidden_size: {2**26}",
@@ -93,11 +93,38 @@ def test_a_rank_is_killed_and_its_hosts_copies_are_gone(faults):
     faults.record(event, outcome, since=hit)
 
 
+def test_a_rank_is_killed_and_copies_are_damaged(faults):
+    """First one host's, of which one is cut and a byte of the other changed; then those of a rank on both."""
+    process, start = faults.start_and_wait("bad-copies")
+    host = start["nodes"][1]
+    faults.signal_rank(host, "STOP")  # so that no copy is made meanwhile
+    cut, flipped = faults.newest_copies(host)
+    faults.lab.on_node(host, ["truncate", "--size=-1000", cut], user="root")
+    faults.flip_byte(host, flipped)
+    hit = time.time()
+    faults.signal_rank(host, "KILL")
+    faults.wait_for_steps("bad-copies", 2, 13)  # 13 to 25: copies of step 24 are newer than checkpoint 20
+    again = faults.clone.starts(NAME, "bad-copies")[1]
+    faults.signal_rank(again["nodes"][1], "STOP")
+    for each in again["nodes"]:
+        faults.flip_byte(each, faults.newest_copies(each)[0])
+    faults.signal_rank(again["nodes"][1], "KILL")
+    faults.finish("bad-copies", process)
+    ends, starts = faults.ends("bad-copies"), faults.clone.starts(NAME, "bad-copies")
+    assert [end["cause"] for end in ends[:-1]] == ["killed"] * 2, "damage is found before it ends anything"
+    assert ends[0]["last_step"] - ends[1]["local"] < COPIED_EVERY, "the partner's are unchanged"
+    assert ends[2].get("local") is None and starts[2]["resumed_from"] == 2 * SAVE_INTERVAL, "the checkpoint"
+    said = (faults.store("bad-copies") / "attempts" / "03").glob("rank-*.log")
+    assert sum(log.read_text().count("has changed since it was written") for log in said) == 2, "each is tried once"
+    outcome = "killed: resumes from the partner's copies, then, where a rank's are damaged on both hosts, a checkpoint"
+    event = "SIGKILL of one rank, twice, and copies are cut or a byte is changed"
+    faults.record(event, outcome, since=hit)
+
+
 def test_a_rank_is_killed_while_others_stand_by(faults):
     """The next attempt's ranks are forked by processes that have imported Bridge meanwhile, on each node one."""
     process = faults.start("stand-by")
-    _, second = faults.park_until_others_stand_by("stand-by", SAVE_INTERVAL + 1)
-    hit = faults.kill_forked_rank(second)
+    hit = faults.kill_parked_rank(faults.park_until_others_stand_by("stand-by", SAVE_INTERVAL + 1))
     faults.finish("stand-by", process)
     end, attempts = faults.ends("stand-by")[0], faults.store("stand-by") / "attempts"
     assert end["cause"] == "killed" and end["action"] == "resume"

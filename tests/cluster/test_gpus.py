@@ -271,9 +271,9 @@ def lose_a_rank_and_a_host(faults: AllAtOnce) -> list[Event]:
 
 def kill_a_rank_while_others_stand_by(faults: AllAtOnce) -> float:
     """When; nothing else starts then, so that its time until the next step is its own."""
-    _, second = faults.park_until_others_stand_by(STAND_BY, SAVE_INTERVAL + 2)
+    hosts = faults.park_until_others_stand_by(STAND_BY, SAVE_INTERVAL + 2)
     wait([faults.lost, faults.late])
-    return faults.kill_forked_rank(second)
+    return faults.kill_parked_rank(hosts)
 
 
 def preempt_and_run_out_of_time(faults: AllAtOnce) -> list[Event]:

@@ -62,6 +62,9 @@ def test_a_failure_costs_what_was_done_again_the_wait_and_the_next_start(tmp_pat
     assert list(nodes) == ["n2", "n1"]  # what cost most comes first
     assert (nodes["n2"].blamed, nodes["n1"].blamed) == (200.0, 0.0)
     assert nodes["n1"].held == nodes["n2"].held == found.total.held / 2
+    assert nodes["n1"].lost == nodes["n2"].lost == {"node_failure": 100.0}, "the other node's ranks wait as well"
+    assert nodes["n1"].tokens == nodes["n2"].tokens == found.runs[0].tokens / 2 > 0
+    assert fleet.losses(nodes["n1"]) == "node failure 0.028"
 
 
 def test_spares_are_held_too_and_are_in_no_share(tmp_path):
@@ -375,6 +378,15 @@ def test_the_text_for_prometheus_keeps_its_rules(tmp_path):
     assert sum(lost) == pytest.approx(sum(by_cause)) and sum(by_cause) > 0
     cost = [value for (name, _), value in samples.items() if name == "megaboa_run_cost"]
     assert sum(cost) == pytest.approx(2.0 * found.total.held / 3600)
+    for of_runs, of_nodes in (
+        ("run_lost_rank_seconds", "node_lost_rank_seconds"),
+        ("run_tokens", "node_tokens"),
+        ("run_cost", "node_cost"),
+    ):
+        one, other = (
+            sum(value for (name, _), value in samples.items() if name == f"megaboa_{of}") for of in (of_runs, of_nodes)
+        )
+        assert one == pytest.approx(other) and one > 0, of_nodes
 
 
 # The command
@@ -394,6 +406,7 @@ def test_the_command_shows_writes_and_tells(tmp_path):
     assert "node failure" in html and "src=" not in html and "http" not in html
     assert not list(tmp_path.rglob("*.tmp"))
     told = json.loads(called("fleet", store, "--json").stdout)
+    assert told["nodes"]["n1"]["lost"] == {"node_failure": 100.0} and told["nodes"]["n1"]["tokens"] > 0
     assert told["runs"][0]["lost"] == {"node_failure": 200.0} and told["effective"] == pytest.approx(20 / 110)
 
 

@@ -2,15 +2,18 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from megaboa.records import write
-from megaboa.run import gpus, health
+from megaboa.config.models.resources import Launch
+from megaboa.records import LaunchSpec, Start, parse, write
+from megaboa.run import gpus, health, site
 from megaboa.run.gpu_watch import Watch
 from megaboa.scheduler.ranks import ReservedPort
 
@@ -103,6 +106,7 @@ def test_what_the_driver_reports_is_a_problem_or_is_not(changed, said):
 
 def test_memory_is_measured_with_the_slack_of_its_name():
     assert gpus.problems(gpu(memory__total="81559"), memory_gib=80) == []  # an H100 with "80 GB"
+    assert gpus.problems(gpu(memory__total="183359"), memory_gib=192) == []  # a B200 with "192 GB"
     assert gpus.problems(gpu(memory__total="40960"), memory_gib=None) == []
 
 
@@ -165,6 +169,20 @@ def test_healthy_gpus_pass(smi):
     complete, result = ask_driver(2, 141)
     assert complete and result.problems == []
     assert [gpu["uuid"][:8] for gpu in result.measured["gpus"]] == ["GPU-09e6", "GPU-2760"]
+
+
+def test_gpus_with_less_memory_than_the_run_was_planned_for_are_a_problem(smi, tmp_path):
+    smi(H200)
+    node = socket.gethostname()
+    start = parse(Start, Launch().model_dump(mode="json"), "a test")
+    launch = LaunchSpec(gpus_per_node=4, start=start)  # so that nothing is started on the two
+
+    def problems(gpu):
+        place = SimpleNamespace(job="17", nodes=[node], start_on_nodes=lambda command, *_: subprocess.Popen(command))
+        return site.check_nodes(place, replace(launch, gpu=gpu), "cuda", tmp_path / "health", os.environ)[node]
+
+    assert problems("h200-141g") == problems(None) == ["2 GPUs instead of 4"]
+    assert problems("b200-192g")[:2] == [f"GPU {n}: 140.4 GiB of memory instead of 192" for n in (0, 1)]
 
 
 def test_a_job_on_parts_of_a_gpu_has_them(smi, monkeypatch):

@@ -186,6 +186,53 @@ def test_how_a_job_asks_for_gpus_follows_from_what_slurm_counts(monkeypatch, sel
     assert partitions.find(["gpu_option"], {"gpu_partition": partition}).taken == {"gpu_option": option}
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "noted"),
+    [
+        ("MinJobAge", "60 sec", "below 120 s"),
+        ("MinJobAge", "300 sec", ""),
+        ("MinJobAge", None, ""),
+        ("KillWait", "10 sec", "last save"),
+        ("KillWait", "30 sec", ""),
+        ("ProctrackType", "proctrack/linuxproc", "may not find all processes"),
+        ("ProctrackType", "proctrack/cgroup", ""),
+        ("PreemptMode", "REQUEUE", ""),
+    ],
+)
+def test_a_setting_is_shown_with_what_it_costs(name, value, noted):
+    rows = {row[0]: row[1:] for row in partitions._settings({name: value} if value else {}).rows}
+    assert tuple(rows) == partitions.SETTINGS, "one row each, whatever the cluster says"
+    assert rows[name][0] == (value or "-") and noted in rows[name][1] and bool(noted) == bool(rows[name][1])
+    assert all(row == ("-", "") for other, row in rows.items() if other != name)
+
+
+def test_the_limits_of_the_users_accounts_with_their_qos_are_shown(monkeypatch):
+    asked = []
+
+    def query(words):
+        asked.append(words)
+        return "llm|h200|normal,long|gres/gpu=64|8|2-00:00:00\nvision||normal|||\n"
+
+    monkeypatch.setattr(queries, "query", query)
+    monkeypatch.setattr(queries, "cluster", lambda: "here")
+    table = partitions._limits_of(NAMED)
+    assert table.columns == ("account", "partition", "QOS", "most of each job", "most jobs", "longest")
+    assert table.rows == [
+        ("llm", "h200", "normal,long", "gres/gpu=64", "8", "2-00:00:00"),
+        ("vision", "-", "normal", "-", "-", "-"),
+    ]
+    assert {f"user={getpass.getuser()}", "cluster=here", "format=account,partition,qos,maxtres,maxjobs,maxwall"} <= {
+        *asked[0]
+    }
+    assert partitions._limits_of(Cluster(None, NAMED.partitions)).rows == [] and len(asked) == 1, "it keeps no accounts"
+
+    def away(words):
+        raise UnreachableError("away")
+
+    monkeypatch.setattr(queries, "query", away)
+    assert partitions._limits_of(NAMED).rows == []
+
+
 def test_accounts_are_those_of_this_cluster_from_whoever_answers(monkeypatch):
     associations = "sacctmgr --noheader --parsable2 show associations user"
     said = {

@@ -22,6 +22,7 @@ PEAKS: dict[str, tuple[float, str]] = {
     "L40S": (362.05, "L40S data sheet"),
     "V100": (125.0, "V100 data sheet"),
 }
+NAME = re.compile(r"^[a-z]+\d+[a-z]*-(\d+)g$")
 KINDS = tuple(name.lower() for name in PEAKS if " " not in name)
 
 
@@ -37,6 +38,12 @@ def kind_of(gpu: str) -> str:
     found = next((name for name in PEAKS if re.search(rf"\b{name}\b", gpu)), None)
     word = found or next((word for word in gpu.split() if re.search(r"\d", word)), gpu)
     return word.split()[0].lower()
+
+
+def memory_gib(gpu: str | None) -> int | None:
+    """What a GPU's name in `resources.gpu` says: 80 for h100-80g."""
+    found = NAME.match(gpu or "")
+    return int(found[1]) if found else None
 
 
 def operations(kind: str | None) -> float | None:

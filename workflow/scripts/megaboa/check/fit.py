@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,9 @@ from megaboa.check import memory
 from megaboa.check.facts import Facts
 from megaboa.check.memory import GIB
 from megaboa.check.rule import Broken, warning
+from megaboa.peaks import memory_gib
 from megaboa.records import Tree
 
-NAME = re.compile(r"^([a-z]+\d+[a-z]*)-(\d+)g$")
 USABLE = 0.99  # of the nominal GiB: an H100 of 80 has 79.6, an H200 of 141 has 139.8
 CALIBRATED = 0.05  # what is stated for models like those that were measured
 DENSE = 0.07  # more was reserved by none of 31 dense runs on B200s (benchmarks/measured/simumax-b200.csv)
@@ -39,10 +38,10 @@ class Change:
 
 def capacity(gpu: str) -> float:
     """Bytes that a GPU such as h100-80g lets a process use."""
-    found = NAME.match(gpu)
-    if not found:
+    found = memory_gib(gpu)
+    if found is None:
         raise ValueError(f"{gpu!r} must be a name and its memory, as h100-80g")
-    return int(found[2]) * GIB * USABLE
+    return found * GIB * USABLE
 
 
 def stated_error(f: Facts) -> float:

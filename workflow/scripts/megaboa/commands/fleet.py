@@ -19,7 +19,7 @@ from rich.table import Table
 
 from megaboa import commands, files
 from megaboa.observe import alerts, prometheus
-from megaboa.observe.fleet import Fleet, Use, causes, cost, hours, read_fleet, share, states, unit
+from megaboa.observe.fleet import Fleet, Use, causes, cost, hours, losses, read_fleet, share, states, unit
 from megaboa.observe.queue import read_queue
 from megaboa.run.progress import format_count
 from megaboa.run.recovery import UNITS
@@ -143,11 +143,14 @@ def _causes(fleet: Fleet) -> Table:
 
 
 def _nodes(fleet: Fleet) -> Table:
-    table = _table("nodes, those that cost most first", "", unit(fleet), "effective", "lost because of it", "")
+    price = ("cost",) if fleet.price is not None else ()
+    columns = (unit(fleet), "effective", "lost to", "tokens", *price, "lost because of it", "")
+    table = _table("nodes, those that cost most first", "", *columns)
     for name, use in list(fleet.nodes.items())[:SHOWN]:
         blamed = hours(use.blamed) if use.blamed else ""
         avoided = "avoided" if fleet.avoided(name) else ""
-        table.add_row(escape(name), hours(use.held), share(use.effective), blamed, avoided)
+        numbers = (hours(use.held), share(use.effective), escape(losses(use)), format_count(round(use.tokens)))
+        table.add_row(escape(name), *numbers, *((cost(fleet, use),) if price else ()), blamed, avoided)
     if (more := len(fleet.nodes) - SHOWN) > 0:
         table.add_row(f"and {more} more")
     return table
@@ -161,7 +164,9 @@ def _record(fleet: Fleet, found: list[alerts.Alert]) -> dict[str, object]:
         "since": fleet.since,
         **_use(fleet, fleet.total),
         "experiments": {name: _use(fleet, use) for name, use in fleet.experiments.items()},
-        "nodes": {name: {**_use(fleet, use), "blamed": use.blamed} for name, use in fleet.nodes.items()},
+        "nodes": {
+            name: {**_use(fleet, use), "tokens": use.tokens, "blamed": use.blamed} for name, use in fleet.nodes.items()
+        },
         "runs": [
             {
                 "experiment": run.experiment,

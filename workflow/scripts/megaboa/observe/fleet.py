@@ -80,6 +80,7 @@ class Use:
 @dataclass
 class NodeUse(Use):
     blamed: float = 0.0  # seconds of ranks of all nodes, lost to ends that name this one
+    tokens: float = 0.0  # of steps that counted: of each the node's share
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ class Fleet:
             for name, use in run.nodes.items():
                 found[name].add(use)
                 found[name].blamed += use.blamed
+                found[name].tokens += use.tokens
         return dict(sorted(found.items(), key=lambda one: (-one[1].blamed, -one[1].held, one[0])))
 
     def of(self, experiment: str) -> list[RunUse]:
@@ -221,6 +223,14 @@ def _run(
     found = courses(entries, events, rows, own)
     charges = list(_charges(found, entries, since))
     use, nodes = _booked(charges)
+    counted = Counter[int]()  # tokens by attempt
+    for row in rows:
+        if not row["replayed"] and row["time"] >= since:
+            counted[row["attempt"]] += row["tokens"] or 0
+    for course in found:
+        names = _nodes_of(course.start)
+        for name in names if counted[course.start.attempt] else ():
+            nodes[name].tokens += counted[course.start.attempt] / len(names)
     waits = [span for course in found for span in course.before if span[0] == "queue"]
     progress = read_progress(store.path, run=store.path.parent.name, now=now)
     progress = with_queue(progress, queue, (), claims.last_holder(store.claims))
@@ -233,7 +243,7 @@ def _run(
         progress=progress,
         use=use,
         nodes=nodes,
-        tokens=sum(row["tokens"] or 0 for row in rows if not row["replayed"] and row["time"] >= since),
+        tokens=counted.total(),
         queue_seconds=sum(_within(begin, end, since) for _, begin, end in waits),
         held_seconds=sum(charge.seconds for charge in charges),
         attempts=sum(course.start.time >= since for course in found),
@@ -267,10 +277,10 @@ class _Charge:
             use.lost[self.reason.cause] += self.seconds * ranks
 
 
-def _booked(charges: Iterable[_Charge]) -> tuple[Use, dict[str, NodeUse]]:
+def _booked(charges: Iterable[_Charge]) -> tuple[Use, defaultdict[str, NodeUse]]:
     use, nodes = Use(), defaultdict(NodeUse)
     for one in (one for one in charges if one.seconds):
-        names = one.start.nodes or (one.start.host,)
+        names = _nodes_of(one.start)
         of_a_node = one.start.world_size / len(names)
         one.book(use, one.start.world_size)
         for name in names:
@@ -280,7 +290,11 @@ def _booked(charges: Iterable[_Charge]) -> tuple[Use, dict[str, NodeUse]]:
             nodes[name].spent["spare"] += one.seconds * of_a_node
         for name in one.reason.blamed:
             nodes[name].blamed += one.seconds * one.start.world_size / len(one.reason.blamed)
-    return use, dict(nodes)
+    return use, nodes
+
+
+def _nodes_of(start: AttemptStart) -> tuple[str, ...]:
+    return start.nodes or (start.host,)
 
 
 def _charges(found: Sequence[Course], entries: Sequence[Event], since: float) -> Iterator[_Charge]:
@@ -366,7 +380,16 @@ def causes(fleet: Fleet) -> list[tuple[str, int, float]]:
     """What it is called, how often an attempt ended so, and the seconds of ranks that it cost; the dearest first."""
     lost, ends = fleet.total.lost, fleet.ends
     names = sorted({*lost, *ends}, key=lambda one: (-lost[one], -ends[one], one))
-    return [(CAUSES[name].noun if name in CAUSES else name, ends[name], lost[name]) for name in names]
+    return [(_noun(name), ends[name], lost[name]) for name in names]
+
+
+def losses(use: Use) -> str:
+    """`node failure 1.2, hang 0.3`: hours by cause, the dearest first."""
+    return ", ".join(f"{_noun(cause)} {hours(seconds)}" for cause, seconds in use.lost.most_common() if seconds)
+
+
+def _noun(cause: str) -> str:
+    return CAUSES[cause].noun if cause in CAUSES else cause
 
 
 def unit(fleet: Fleet) -> str:

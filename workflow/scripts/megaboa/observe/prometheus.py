@@ -100,6 +100,28 @@ def _metrics(fleet: Fleet) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
         [({"node": node, "use": use}, value) for node, own in fleet.nodes.items() for use, value in _uses(own)],
     )
     yield (
+        "megaboa_node_lost_rank_seconds",
+        "gauge",
+        "Of these the lost ones, by the cause of the end that cost them",
+        [
+            ({"node": node, "cause": cause}, value)
+            for node, own in fleet.nodes.items()
+            for cause, value in sorted(own.lost.items())
+        ],
+    )
+    yield (
+        "megaboa_node_tokens",
+        "gauge",
+        "Tokens of the steps that counted, of each the node's share",
+        [({"node": node}, own.tokens) for node, own in fleet.nodes.items()],
+    )
+    yield (
+        "megaboa_node_cost",
+        "gauge",
+        "Hours of ranks on the node times their price, in its currency",
+        [({"node": node}, cost) for node, own in fleet.nodes.items() if (cost := fleet.cost(own)) is not None],
+    )
+    yield (
         "megaboa_node_blamed_rank_seconds",
         "gauge",
         "Seconds of ranks of all nodes that were lost to ends which name this node",

@@ -9,7 +9,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from megaboa.observe.alerts import Alert
-from megaboa.observe.fleet import USES, Fleet, Use, causes, cost, hours, moment, share, states, unit
+from megaboa.observe.fleet import USES, Fleet, Use, causes, cost, hours, losses, moment, share, states, unit
 from megaboa.report.page import HERE, environment
 from megaboa.report.style import PALETTE
 from megaboa.run.progress import format_count
@@ -66,6 +66,7 @@ def render(fleet: Fleet, alerts: Sequence[Alert]) -> str:
             names=NAMES,
             causes=causes(fleet),
             hours=hours,
+            losses=losses,
             share=share,
             cost=cost,
             states=states,

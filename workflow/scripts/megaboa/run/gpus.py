@@ -13,7 +13,7 @@ SMI_SECONDS = 15.0
 # What the driver doesn't say: for this GPU, or to this user. Of a GPU in parts (MIG) only root is told its memory.
 UNTOLD = frozenset({"", "N/A", "[N/A]", "[Not Supported]", "[Not Found]", "[Insufficient Permissions]"})
 OCCUPIED_GIB = 2.0  # drivers and monitors hold some hundred MiB of an idle GPU
-MEMORY_SLACK = 0.98  # "80 GB" are 79.6 GiB on an H100
+MEMORY_SLACK = 0.92  # "80 GB" are 79.6 GiB on an H100, "192 GB" 179 GiB on a B200
 # Faults of the GPU, its memory, its links or its firmware. Others (13, 31, 43, 45 ...) come from a program that ended
 # badly, mostly other users', and say nothing about the node.
 HARDWARE_XIDS = frozenset({46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143})

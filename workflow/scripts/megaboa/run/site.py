@@ -14,6 +14,7 @@ from pathlib import Path
 from megaboa import scheduler
 from megaboa.image.runtimes import NO_CONTAINER, Container
 from megaboa.image.tools import why_not_started
+from megaboa.peaks import memory_gib
 from megaboa.records import Image, LaunchSpec
 from megaboa.run import health, pass_marks
 from megaboa.run.inputs import UnusableInputError
@@ -73,6 +74,8 @@ def _start_check(
     gpus = launch.gpus_per_node if device == "cuda" else 0
     command = [python_of(launch), str(CHECK_NODE), f"--out={out}", f"--seconds={_check_seconds(device)}"]
     command += [f"--gpus={gpus}", f"--folder={out}"]
+    if gpus and (named := memory_gib(launch.gpu)):  # with which the plan says that the run fits
+        command.append(f"--memory-gib={named}")
     if waits:
         (out / GO).touch()
         command.append(f"--wait={out / GO}")
