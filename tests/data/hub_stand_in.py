@@ -17,16 +17,17 @@ REVISIONS = {"main": MAIN, "refs/convert/parquet": PARQUET, MAIN: MAIN, PARQUET:
 API, FILES = f"/api/datasets/{NAME}", f"/datasets/{NAME}/resolve/"
 
 
-def table(texts):
+def table(columns):
     stream = io.BytesIO()
-    pq.write_table(pa.table({"text": texts}), stream)
+    pq.write_table(pa.table(columns), stream)
     return stream.getvalue()
 
 
-def trees(subsets):
-    """The files of both branches, by commit."""
+def trees(subsets, rows=None):
+    """The files of both branches, by commit; `rows`: columns other than the texts that a subset has."""
     script = {"openwebtext-10k.py": b"import datasets\n", "README.md": b"# a dataset\n"}
-    tables = {f"{name}/train/0000.parquet": table([f"{name} {row}" for row in range(20)]) for name in subsets}
+    texts = {name: rows or {"text": [f"{name} {row}" for row in range(20)]} for name in subsets}
+    tables = {f"{name}/train/0000.parquet": table(columns) for name, columns in texts.items()}
     return {MAIN: script, PARQUET: tables}
 
 
@@ -103,9 +104,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving(*subsets):
+def serving(*subsets, rows=None):
     """The address of a hub whose dataset has these subsets."""
-    handler = type("Dataset", (Handler,), {"files": trees(subsets)})
+    handler = type("Dataset", (Handler,), {"files": trees(subsets, rows)})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

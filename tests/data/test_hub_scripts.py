@@ -1,4 +1,4 @@
-"""Datasets of the hub that are Python scripts, and the hub's branch of Parquet files, over HTTP as the jobs do it."""
+"""Datasets of the hub over HTTP, as the jobs read them: Python scripts, the branch of Parquet files, conversations."""
 
 import json
 import os
@@ -36,7 +36,8 @@ def calls(root, hub, bpe, *changes, name=NAME):
         spec.write_text(canonical(plain(specification(root, f"hf:{name}", bpe, **changed))))
         words.append(["list-sources", "--spec", str(spec), "--out", str(root / f"{number}-sources.json")])
     given = ["--spec", str(spec), "--sources", str(root / f"{number}-sources.json")]
-    words.append(["tokenize-shard", *given, "--shard", "0", "--shards", "1", "--out", str(root / "shard.json")])
+    if bpe:  # examples are no tokens before a template makes them
+        words.append(["tokenize-shard", *given, "--shard", "0", "--shards", "1", "--out", str(root / "shard.json")])
     words.append(["merge-corpus", *given, "--shards", "1", "--out", str(root / "c.json")])
     own = {"HF_ENDPOINT": hub, "HF_HOME": str(root / "hf"), "HF_HUB_OFFLINE": "0", "HF_TOKEN": ""}
     done = subprocess.run(
@@ -90,3 +91,12 @@ def test_a_hub_that_answers_401_is_one_sentence(bpe, tmp_path):
     (sentence,) = [line for line in said.splitlines() if line.startswith("ended with error: ")]
     assert sentence.startswith("ended with error: corpus source hf:some/private: the hub refuses it (")
     assert "401" in sentence and sentence.endswith("or run `hf auth login` with an account that may read it")
+
+
+def test_conversations_of_the_hub_become_examples(tmp_path):
+    chat = [{"role": "user", "content": "Wie heißt du?"}, {"role": "assistant", "content": "Äffchen."}]
+    with serving("chats", rows={"conversation": [chat] * 7}) as hub:
+        said = calls(tmp_path, hub, None, {"revision": "refs/convert/parquet", "messages": "conversation", "limit": 5})
+    manifest = read_json(tmp_path / "c.json")
+    found = [json.loads(line) for line in open(manifest["examples"]["path"], encoding="utf-8")]
+    assert found == [{"messages": chat}] * 5 and manifest["documents"] == 5, said
