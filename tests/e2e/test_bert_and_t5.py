@@ -41,6 +41,7 @@ RUNS = {
     "t5": "{model: t5}",
     "bert-tp2": "{model: bert, continue_from: masked/bert@20, resources.gpus_per_node: 2, parallel.tp: 2}",
     "bert-pp2": "{model: bert, continue_from: masked/bert@20, resources.gpus_per_node: 2, parallel.pp: 2}",
+    "bert-dp2": "{model: bert, continue_from: masked/bert@20, resources.gpus_per_node: 2}",
     "t5-tp2": "{model: t5, continue_from: masked/t5@20, resources.gpus_per_node: 2, parallel.tp: 2}",
     "t5-dp2": "{model: t5, continue_from: masked/t5@20, resources.gpus_per_node: 2}",
 }
@@ -108,7 +109,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(trained, killed, kind):
     assert float.fromhex(curve[-1][1]) < float.fromhex(curve[0][1]) - 0.2  # it learns
 
 
-@pytest.mark.parametrize("run", ["bert-tp2", "bert-pp2", "t5-tp2", "t5-dp2"])
+@pytest.mark.parametrize("run", ["bert-tp2", "bert-pp2", "bert-dp2", "t5-tp2", "t5-dp2"])
 def test_losses_do_not_depend_on_the_layout(trained, run):
     whole = {step: float.fromhex(loss) for step, loss, _ in trained.steps("masked", run.split("-")[0])}
     found = {step: float.fromhex(loss) for step, loss, _ in trained.steps("masked", run)}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sysconfig
 from pathlib import Path
@@ -16,16 +17,18 @@ TWO = "resources.gpus_per_node: 2"
 BASE = "data.blend: text, training.train_iters: 4, training.eval_iters: 0"
 FROM = "continue_from: tuned/base@4"
 LAYOUTS = {"dp2": "parallel.tp: 1", "tp2": "parallel.tp: 2, parallel.sp: true", "pp2": "parallel.pp: 2"}
+OF_LORA = {**LAYOUTS, "pp2": "parallel.pp: 2, parallel.vpp: 2"}
+LAST = "data.blend: talks, tuning.loss_on: last-answer"
 RUNS = {
     "base": f"{{{BASE}}}",
     "sft": f"{{task: sft, {FROM}}}",
     **{f"sft-{name}": f"{{task: sft, {FROM}, {TWO}, {values}}}" for name, values in LAYOUTS.items()},
     "lora": f"{{task: lora, {FROM}}}",
-    **{f"lora-{name}": f"{{task: lora, {FROM}, {TWO}, {values}}}" for name, values in LAYOUTS.items()},
+    **{f"lora-{name}": f"{{task: lora, {FROM}, {TWO}, {values}}}" for name, values in OF_LORA.items()},
     "lora-cp2": f"{{task: lora, {FROM}, {TWO}, parallel.cp: 2}}",
-    "lora-imported": "{task: lora, tuning.targets: [linear_qkv]}",
-    "dora": f"{{task: dora, {FROM}, tuning.loss_on: last-answer}}",
-    "dora-pp2": f"{{task: dora, {FROM}, tuning.loss_on: last-answer, {TWO}, {LAYOUTS['pp2']}}}",
+    "lora-imported": "{task: lora, tuning.targets: [linear_qkv], data.blend: talks}",
+    "dora": f"{{task: dora, {FROM}, {LAST}}}",
+    "dora-pp2": f"{{task: dora, {FROM}, {LAST}, {TWO}, {LAYOUTS['pp2']}}}",
 }
 MORE = """\
 export: {runs: [lora, dora, lora-imported]}
@@ -40,11 +43,12 @@ report:
 
 def experiment(workspace, name, runs, more=""):
     config = workspace.experiment(name, runs, STEPS, SAVE_INTERVAL, more)
-    edit(
-        config,
-        "limit: 60}\n",
-        "limit: 60}\n  chats: {source: python-stdlib, prompt: question, answer: answer, limit: 400}\n",
-    )
+    corpora = """limit: 60}
+  chats: {source: python-stdlib, prompt: question, answer: answer, limit: 400}
+  talks: {source: talks.jsonl, messages: talk}
+"""
+    edit(config, "limit: 60}\n", corpora)
+    edit(config, "num_hidden_layers: 2", "num_hidden_layers: 4")
     edit(config, 'data: {split: "90,5,5"}', 'data: {split: "94,6,0", blend: chats}')
     tuning = "tuning: {template: config/experiments/templates/chatml.jinja, rank: 4, alpha: 8}\n"
     edit(config, "training:", f"{tuning}training:")
@@ -53,9 +57,17 @@ def experiment(workspace, name, runs, more=""):
     return config
 
 
+def turn(number, place):
+    """Of four: two questions, each with its answer."""
+    said = (f"{number}?", str(number + 1), "and then?", str(number + 2))[place]
+    return {"role": ("user", "assistant")[place % 2], "content": said}
+
+
 @pytest.fixture(scope="module")
 def tuned(workspace):
     """One experiment, from the parent's pretraining to the report."""
+    talks = ([turn(number, place) for place in range(4)] for number in range(200))
+    (workspace.path / "talks.jsonl").write_text("".join(json.dumps({"talk": talk}) + "\n" for talk in talks))
     config = experiment(workspace, "tuned", RUNS, MORE)
     workspace.output = workspace.snakemake("--configfile", config)
     return workspace
@@ -68,8 +80,6 @@ def test_all_layouts_agree_and_every_task_learns(tuned):
         curve = [float.fromhex(loss) for _, loss, _ in tuned.steps("tuned", run)]
         assert len(curve) == STEPS and sum(curve[-3:]) / 3 < curve[0] - 0.05
     assert tuned.steps("tuned", "sft")[0][1] == tuned.steps("tuned", "lora")[0][1], "adapters begin with adding nothing"
-    # Losses of the last answer are those of all answers, where there is one.
-    assert tuned.steps("tuned", "lora")[0][1] == tuned.steps("tuned", "dora")[0][1]
 
 
 def test_only_adapters_are_saved_and_no_weight_of_the_base(tuned):
@@ -98,10 +108,22 @@ def test_exports_are_the_base_and_the_adapters_and_peft_reads_them(tuned):
 
 def test_the_report_shows_which_tokens_count(tuned):
     page = tuned.results("tuned", "report", "index.html").read_text()
-    shown = page.split('<pre class="example">')[1].split("</pre>")[0]
-    before, marked = shown.split("<mark>")
+    shown = [part.split("</pre>")[0] for part in page.split('<pre class="example">')[1:]]
+    before, marked = next(one for one in shown if "What does" in one).split("<mark>")
     assert "&lt;|im_start|&gt;user\nWhat does" in before and marked.count("&lt;|im_end|&gt;") == 1
     assert marked.endswith("&lt;|im_end|&gt;</mark>")
+    talks = [re.findall("<mark>(.*?)</mark>", one, re.DOTALL) for one in shown if "and then?" in one]
+    one, two = sorted(talks, key=len)  # of a conversation its last answer, or both
+    assert (len(one), len(two)) == (1, 2) and two[1:] == one
+    first, last = (int(answer.removesuffix("&lt;|im_end|&gt;")) for answer in two)
+    assert last == first + 1
+
+
+def test_all_turns_of_a_conversation_are_read_and_the_asked_ones_count(tuned):
+    read = {run: tuned.json("tuned", "runs", run, "index.json")["examples"] for run in ("lora-imported", "dora")}
+    assert all((one["examples"], one["cut"], one["silent"]) == (188, 0, 0) for one in read.values())
+    assert read["lora-imported"]["tokens"] == read["dora"]["tokens"]
+    assert read["dora"]["counted"] < read["lora-imported"]["counted"] < read["dora"]["tokens"] / 2
 
 
 def test_killed_runs_go_on_bit_for_bit(tuned):

@@ -33,6 +33,8 @@ def test_its_layouts_agree_and_its_export_is_transformers_model(shipped):
 def test_its_tower_is_trained_with_its_decoder(shipped):
     workspace, _ = shipped
     curve = [float.fromhex(loss) for _, loss, _ in workspace.steps(SHIPPED, "dp1")]
+    # Bridge's count of operations leaves the tower out: no TFLOP/s is better than a wrong one.
+    assert '"flops_per_token": null' in next(workspace.store(SHIPPED, "dp1").glob("attempts/*/steps.jsonl")).read_text()
     assert len(curve) == STEPS and curve[-1] < 0.7 * curve[0]
     before, after = (
         tensors(workspace.path / workspace.json(SHIPPED, *manifest)["path"])

@@ -195,6 +195,13 @@ def test_unknown_family_points_to_the_remedy() -> None:
         ("{model_type: t5}", r"models\.m\.config: t5: Megatron-Bridge \S+ has no converter .* recipes/t5\.py"),
         ("{model_type: bert}", r"models\.m\.config: bert: Megatron-Bridge \S+ has no converter .* recipes/bert\.py"),
         ("{model_type: qwen3_vl}", r"models\.m\.config: qwen3_vl: other-vlm \(vision and language, of another family"),
+        *(
+            (
+                f"{{model_type: {family}, architectures: [{name}ForConditionalGeneration]}}",
+                rf"models\.m\.config: {family}: {name}ForConditionalGeneration: other-vlm \(vision and language",
+            )
+            for family, name in (("gemma3", "Gemma3"), ("gemma4", "Gemma4"), ("qwen3_5", "Qwen3_5"))
+        ),
         ("{model_type: nemotron_h}", r"device: cpu: hybrid \(Mamba layers .*\) needs the package mamba_ssm"),
     ],
 )

@@ -91,6 +91,118 @@ def _build(models):
     return found
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """By model and task: how far exported weights are from base and exported adapters; and of checkpoints with other
+    adapters what is said."""
+    [found] = on_cpu(_export, str(tmp_path_factory.mktemp("adapters")))
+    return found
+
+
+CHOSEN = {
+    "dense": ["linear_qkv", "linear_fc1"],
+    "latent": ["linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj"],
+}
+
+
+def _export(root):
+    from pathlib import Path
+
+    import torch
+    from megatron.bridge import AutoBridge
+    from megatron.bridge.peft.dora import DoRA
+    from megatron.bridge.peft.lora import LoRA
+    from megatron.bridge.training.checkpointing import (
+        _generate_model_state_dict,
+        apply_peft_adapter_filter_to_state_dict,
+    )
+    from megatron.core import dist_checkpointing
+    from safetensors.torch import load_file
+    from transformers import AutoConfig
+
+    from megaboa.bridge import adapters, convert
+    from megaboa.errors import InputError
+
+    far, said = {}, {}
+    with convert.process_groups("cpu"):
+        for name, targets in CHOSEN.items():
+            config = AutoConfig.for_model(**MODELS[name][0], vocab_size=256)
+            bridge = AutoBridge.from_hf_config(config)
+            for kind in (LoRA, DoRA):
+                provider = convert.provider_of(bridge, load_weights=False)
+                provider.finalize()
+                base = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
+                before = {one: tensor.clone() for one, tensor in convert.hf_tensors(bridge, base)}
+                peft = kind(target_modules=targets, dim=4, alpha=8)
+                model = peft(base)
+                torch.manual_seed(1)
+                with torch.no_grad():
+                    for one, parameter in model[0].named_parameters():
+                        if ".adapter." in one:  # magnitudes of both signs, as training may make them
+                            parameter.copy_(torch.randn_like(parameter))
+                folder = Path(root, name, kind.__name__)
+                (folder / "checkpoint").mkdir(parents=True)
+                state = apply_peft_adapter_filter_to_state_dict(_generate_model_state_dict(model, {}), peft)
+                dist_checkpointing.save(state, str(folder / "checkpoint"))
+                bridge.save_hf_adapter(model, folder, peft, "base", show_progress=False)
+                rows = adapters.magnitudes(model)
+                adapters.merge(model)
+                if rows:
+                    adapters.add_magnitudes(bridge, model, folder, rows)
+                merged = dict(convert.hf_tensors(bridge, model))
+                far[name, kind.__name__] = _distances(before, load_file(folder / adapters.WEIGHTS), merged)
+        for case, (kind, targets) in {
+            "fewer": (LoRA, ["linear_qkv"]),
+            "more": (LoRA, ["linear_qkv", "linear_fc1", "linear_fc2"]),
+            "other": (DoRA, CHOSEN["dense"]),
+            "same": (LoRA, CHOSEN["dense"]),
+        }.items():
+            bridge = AutoBridge.from_hf_config(AutoConfig.for_model(**DENSE, vocab_size=256))
+            provider = convert.provider_of(bridge, load_weights=False)
+            provider.finalize()
+            peft = kind(target_modules=targets, dim=4, alpha=8)
+            model = peft(provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True))
+            try:
+                adapters.restore(model, peft, Path(root, "dense", "LoRA", "checkpoint"))
+                said[case] = None
+            except InputError as error:
+                said[case] = str(error)
+    return far, said
+
+
+def _distances(before, found, merged):
+    """Of every weight with an adapter: its difference from base and adapter. Others are the base's."""
+    distances = {}
+    for name, tensor in merged.items():
+        module = f"base_model.model.{name.removesuffix('weight')}"
+        if f"{module}lora_A.weight" not in found:
+            assert tensor.equal(before[name]), name
+            continue
+        expected = before[name] + 2 * found[f"{module}lora_B.weight"] @ found[f"{module}lora_A.weight"]
+        if (magnitude := found.get(f"{module}lora_magnitude_vector")) is not None:
+            expected *= (magnitude / expected.norm(dim=1)).unsqueeze(1)
+        distances[name] = ((expected - tensor).abs().max() / expected.abs().max()).item()
+    return distances
+
+
+@pytest.mark.parametrize("task", ["LoRA", "DoRA"])
+@pytest.mark.parametrize(("name", "layers"), [("dense", 5), ("latent", 5)])
+def test_exported_weights_are_the_base_with_the_exported_adapters(exported, name, layers, task):
+    far = exported[0][name, task]
+    assert len(far) == 2 * layers and max(far.values()) < 1e-6, far
+
+
+def test_a_checkpoint_with_other_adapters_is_refused(exported):
+    said = exported[1]
+    assert said["same"] is None
+    assert "has adapters that the model lacks: " in said["fewer"] and "linear_fc1.adapter." in said["fewer"]
+    assert ": lacks " in said["more"] and "linear_fc2.adapter." in said["more"]
+    assert ": lacks " in said["other"] and "magnitude" in said["other"]
+    assert all(
+        text.endswith("it is of a run with other tuning.targets or another task") for text in said.values() if text
+    )
+
+
 def facts(name, targets, magnitudes=False):
     training = Training(adapter_rank=4, adapter_targets=tuple(targets), adapter_magnitudes=magnitudes)
     return Facts(model=Model(**MODELS[name][1]), training=training)

@@ -12,12 +12,14 @@ from pathlib import Path
 import torch
 from megatron.bridge import AutoBridge
 from megatron.bridge.peft.adapter_wrapper import AdapterWrapper
+from megatron.bridge.peft.base import PEFT
 from megatron.bridge.peft.dora_layers import DoRALinear
 from megatron.bridge.training.checkpointing import (
     _generate_model_state_dict,
     apply_peft_adapter_filter_to_state_dict,
 )
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.validation import StrictHandling
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
@@ -28,6 +30,7 @@ from megaboa.bridge.reference import logits_bound
 from megaboa.bridge.tensor_checks import listed, same_bits
 from megaboa.bridge.verdict import check
 from megaboa.bridge.weights import Tensors
+from megaboa.errors import InputError
 from megaboa.paths import ADAPTER, RunFolder
 from megaboa.records import Check, ImportRecord, ModelSource, read
 
@@ -50,12 +53,25 @@ def load(bridge: AutoBridge, folder: RunFolder, checkpoint: Path) -> list[torch.
     peft = tuning.adapters(folder.run)
     model = peft(load_checkpoint(bridge, base_of(folder)), training=False)
     tuning.require_adapters(peft, model)
-    wanted = apply_peft_adapter_filter_to_state_dict(_generate_model_state_dict(model, {}), peft)
-    found = dist_checkpointing.load(wanted, str(checkpoint))
-    missing = model[0].load_state_dict(found["model"], strict=False).missing_keys
-    if lost := [name for name in missing if ".adapter." in name and "_extra_state" not in name]:
-        raise ValueError(f"{checkpoint} has no {lost[0]}, nor {len(lost) - 1} others")
+    restore(model, peft, checkpoint)
     return model
+
+
+def restore(model: list[torch.nn.Module], peft: PEFT, checkpoint: Path) -> None:
+    """Load adapters: those of a checkpoint must be those of the model, no more and no fewer."""
+    wanted = apply_peft_adapter_filter_to_state_dict(_generate_model_state_dict(model, {}), peft)
+    found, beyond, _ = dist_checkpointing.load(wanted, str(checkpoint), strict=StrictHandling.RETURN_ALL)
+    lost = model[0].load_state_dict(found["model"], strict=False).missing_keys
+    for names, text in ((lost, "lacks"), (beyond, "has adapters that the model lacks:")):
+        if wrong := sorted(name for name in names if _is_weight_of_adapter(name)):
+            more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            raise InputError(
+                f"{checkpoint}: {text} {wrong[0]}{more}: it is of a run with other tuning.targets or another task"
+            )
+
+
+def _is_weight_of_adapter(name: str) -> bool:
+    return ".adapter." in name and "_extra_state" not in name and "optimizer" not in name
 
 
 def merge(model: list[torch.nn.Module]) -> None:
@@ -88,14 +104,34 @@ def save(
     bridge.save_hf_adapter(model, target, tuning.adapters(folder.run), base, show_progress=False)
 
 
-def add_magnitudes(folder: Path, merged: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Of DoRA: Bridge writes its matrices alone. A row's magnitude is the norm of the merged weight's row."""
+def magnitudes(model: list[torch.nn.Module]) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
+    """Of DoRA: weights, and a number for each of their rows. Training may have made it negative."""
+    parts = [part for chunk in model for part in chunk.modules() if isinstance(part, DoRALinear)]
+    return [(part.to_wrap.weight, part.adapter.weight_magnitude.detach()) for part in parts]
+
+
+def add_magnitudes(
+    bridge: AutoBridge,
+    model: list[torch.nn.Module],
+    folder: Path,
+    rows: Iterable[tuple[torch.nn.Parameter, torch.Tensor]],
+) -> None:
+    """Bridge writes DoRA's matrices alone. Of the merged model every row is filled with its magnitude for a moment, so
+    that Bridge gives them Hugging Face's names and order.
+    """
     found = load_file(folder / WEIGHTS)
     modules = {name.removesuffix(A) for name in found if name.endswith(A)}
-    for name, tensor in merged:
-        module = f"{PREFIX}{name.removesuffix('weight')}"
-        if module in modules:
-            found[f"{module}{MAGNITUDE}"] = tensor.float().norm(dim=1)
+    rows = list(rows)
+    weights = [weight.detach().clone() for weight, _ in rows]
+    with torch.no_grad():
+        for weight, magnitude in rows:
+            weight.copy_(magnitude.unsqueeze(1).expand_as(weight))
+        for name, tensor in _hf(bridge, model):
+            module = f"{PREFIX}{name.removesuffix('weight')}"
+            if module in modules:
+                found[f"{module}{MAGNITUDE}"] = tensor[:, 0].float().clone()
+        for (weight, _), before in zip(rows, weights, strict=True):
+            weight.copy_(before)
     save_file(found, str(folder / WEIGHTS), metadata={"format": "pt"})
 
 

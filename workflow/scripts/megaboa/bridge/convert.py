@@ -101,9 +101,10 @@ def export_adapters(
 
     model = adapters.load(bridge, run, checkpoint)
     adapters.save(bridge, model, run, source, folder / ADAPTER)
+    magnitudes = adapters.magnitudes(model)
     adapters.merge(model)
-    if run.run.task == "dora":
-        adapters.add_magnitudes(folder / ADAPTER, hf_tensors(bridge, model))
+    if magnitudes:
+        adapters.add_magnitudes(bridge, model, folder / ADAPTER, magnitudes)
     return model
 
 

@@ -26,6 +26,9 @@ SHIPPED = {"t5": "recipes/t5.py", "bert": "recipes/bert.py"}  # kinds that no fa
 # Of other classes than those of causal language models.
 SEEING = frozenset(("qwen2_5_vl",))
 
+# How classes end that read more than text, where the family is of decoders.
+CONDITIONED = "ForConditionalGeneration"
+
 Config = Tree
 
 
@@ -33,13 +36,18 @@ class UnknownFamilyError(ValueError):
     """A model whose parameters this module can't count."""
 
 
-def problem(model_type: str, model: str, recipe: bool = False) -> str | None:
+def problem(config: Config, model: str, recipe: bool = False) -> str | None:
     """Why a model can't be trained from its Hugging Face config, and what can be done. `recipe`: it has one too."""
-    if why := model_kinds.refusal(model_kinds.of_family(model_type)):
+    model_type = str(config.get("model_type"))
+    if why := model_kinds.refusal(kind := model_kinds.of_family(model_type)):
         return f"{model_type}: {why}"
+    # One family may have models with a vision tower and without: gemma3, gemma4, qwen3_5.
+    if seeing := [one for one in config.get("architectures") or () if str(one).endswith(CONDITIONED)]:
+        if kind.name == model_kinds.GPT:
+            return f"{model_type}: {seeing[0]}: {model_kinds.refusal(model_kinds.BY_NAME['other-vlm'])}"
     if model_type in CONVERTIBLE or model_type in SEEING:
         return None
-    if (kind := model_kinds.of_family(model_type)).name in SHIPPED and not recipe:
+    if kind.name in SHIPPED and not recipe:
         return (
             f"{model_type}: Megatron-Bridge {BRIDGE} has no converter for {kind.text}: it is pretrained as a recipe "
             f"(models.{model}.recipe: {SHIPPED[kind.name]}), without Hugging Face stages"

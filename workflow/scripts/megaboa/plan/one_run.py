@@ -160,7 +160,7 @@ class RunPlanner:
         recipe = str(definition.get("recipe") or "")
         if recipe.endswith(".py") and (wrong := model_kinds.in_file(recipe)[1]):
             self.problems.add(self.problems.place_of(("models", model, "recipe"), choice), wrong)
-        if config and (message := families.problem(str(config.get("model_type")), model, "recipe" in definition)):
+        if config and (message := families.problem(config, model, "recipe" in definition)):
             self.problems.add(self.problems.place_of(("models", model, key), choice), message)
 
     def choose_blend(self, raw: Tree, choice: Choice) -> None:
