@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hub_stand_in import NAME, PARQUET, serving
@@ -98,5 +99,5 @@ def test_conversations_of_the_hub_become_examples(tmp_path):
     with serving("chats", rows={"conversation": [chat] * 7}) as hub:
         said = calls(tmp_path, hub, None, {"revision": "refs/convert/parquet", "messages": "conversation", "limit": 5})
     manifest = read_json(tmp_path / "c.json")
-    found = [json.loads(line) for line in open(manifest["examples"]["path"], encoding="utf-8")]
+    found = [json.loads(line) for line in Path(manifest["examples"]["path"]).read_text().splitlines()]
     assert found == [{"messages": chat}] * 5 and manifest["documents"] == 5, said

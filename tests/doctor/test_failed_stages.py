@@ -116,6 +116,22 @@ def test_data_that_could_not_be_made(results, name):
     assert failed_stages.failed(results)[0] == f"{name}: disk full"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "tuning.template: nothing in the chat template says which tokens are the assistant's: put {% generation %} and "
+        "{% endgeneration %} around what it says",
+        "corpora.chats: not one token of the answers would count in the loss: the chat template marks none, or "
+        "training.seq_length cuts all of them off: correct tuning.template, or raise it",
+    ],
+)
+def test_a_template_that_is_wrong_is_told_in_its_own_words(results, said):
+    program = "import sys; from megaboa.errors import InputError, one_sentence\nwith one_sentence(): raise InputError("
+    done = subprocess.run([sys.executable, "-c", f"{program}{said!r})"], capture_output=True, text=True)
+    path = log(results, "data/indexes/0a1b", f"reading examples\n{done.stderr}")
+    assert failed_stages.failed(results) == ["data/indexes/0a1b: failed", f"  | error: {said}", f"  logs: {path}"]
+
+
 def test_a_stage_that_is_at_work_has_not_failed(results):
     write_json(results / "models/llama/source.json", {})
     path = log(results, "models/llama.import", "Loading from meta-llama/Llama-3.1-8B: 12%\nINFO: no error: so far\n")

@@ -11,14 +11,16 @@ import pytest
 
 from megaboa.check import table
 from megaboa.doctor import passed
-from megaboa.doctor.passed import ENOUGH, Course, curve_findings, spikes
+from megaboa.doctor.passed import ENOUGH, Course, curve_findings, of_examples, spikes
 from megaboa.records import (
     Analysis,
+    ExamplesRead,
     MedianAndEnds,
     PhaseTime,
     PipelineIdle,
     RankDetails,
     RankSteps,
+    ShownExample,
     Spread,
     Step,
     Summary,
@@ -199,3 +201,14 @@ def test_of_short_runs_and_of_losses_that_are_none_nothing_is_said():
 def test_a_spike_says_what_its_step_has_read():
     lines = curve_findings(raised(curve(), {300: 3.0}), COURSE, lambda step: [f"  step {step} read a"])
     assert lines[1] == "  step 300 read a" and lines[2].startswith("  try: ")
+
+
+def test_a_loss_of_hardly_any_token_is_explained():
+    shown = ShownExample(corpus="chats", tokens=3, pieces=(("a", False), ("b", True)))
+    counts = {"examples": 100, "longest": 5000, "cut": 0, "positions": 204_800, "template": "the tokenizer's"}
+    usual = ExamplesRead(**counts, tokens=50_000, counted=9_000, silent=2, shown=shown)
+    assert of_examples(usual) == of_examples(None) == []
+    said, advice = of_examples(replace(usual, counted=300))
+    assert said.startswith("300 of 50,000 tokens count in the loss") and "tuning.template or tuning.loss_on" in advice
+    said, advice = of_examples(replace(usual, counted=300, silent=60))
+    assert said.startswith("60 of 100 examples are so long") and "the longest has 5,000 tokens" in advice

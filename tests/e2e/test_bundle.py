@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from clone import Workspace, copy_repository, user_environment
+from clone import Workspace, copy_repository, edit, user_environment
 
 from megaboa.bundle.archive import Archive, pack
 from megaboa.bundle.crate import METADATA
@@ -27,7 +27,12 @@ VARIABLES = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "MLFLOW_TRACKING_TOKEN", "SOME_TOKEN"),
     *("MLFLOW_TRACKING_PASSWORD", "GITHUB_TOKEN", "AZURE_STORAGE_KEY", "SOME_API_KEY", "SOME_PASSWORD", "SOME_SECRET"),
 )
-RUNS = {"dp1": "{training.seed: 7}", "dp2": "{resources.gpus_per_node: 2, training.seed: 7}"}
+TEMPLATE = "config/experiments/templates/chatml.jinja"
+RUNS = {
+    "dp1": "{training.seed: 7}",
+    "dp2": "{resources.gpus_per_node: 2, training.seed: 7}",
+    "sft": f"{{task: sft, data.blend: chats, tuning.template: {TEMPLATE}, training: {{seed: 7, seq_length: 256}}}}",
+}
 MORE = """\
 export: {runs: [dp1]}
 evaluate: {command: 'ls {model} | wc -l > {out}'}
@@ -66,6 +71,9 @@ def shell(tmp_path_factory):
     shell = Shell(tmp_path_factory.mktemp("home") / USER)
     shell.workspace.experiment("small", RUNS, steps=4, save_interval=4, more=MORE)
     source = shell.workspace.path / "small.yaml"
+    chats = "limit: 60}\n  chats: {source: python-stdlib, prompt: question, answer: answer, limit: 200}\n"
+    edit(source, "limit: 60}\n", chats)
+    edit(source, 'data: {split: "90,5,5"}', 'data: {split: "90,5,5", blend: text}')
     source.write_text(source.read_text() + f"# written by hand in {shell.workspace.path}\n")
     shell.snakemake("bundle", "--configfile", "small.yaml", "--config", "training={eval_interval: 2}")
     return shell
@@ -92,11 +100,21 @@ def test_it_holds_what_a_reader_needs(files):
     assert not [name for name in files if name.startswith(("store/", "profiles/slurm", ".git"))]
     assert json.loads(files["results/small/runs/dp1/evaluation.json"])["values"] == {"value": 6}  # files of the export
     manifest = json.loads(files["bundle.json"])
-    assert manifest["seeds"] == {"dp1": 7, "dp2": 7} and manifest["device"] == ["cpu"]
+    assert manifest["seeds"] == {"dp1": 7, "dp2": 7, "sft": 7} and manifest["device"] == ["cpu"]
     assert manifest["config"] == ["small.yaml", "config/command-line.yaml"]
     assert manifest["environment"]["packages"]["snakemake"] and manifest["image"]["digest"]
     entities = {entity["@id"] for entity in json.loads(files["ro-crate-metadata.json"])["@graph"]}
     assert set(files) - {"ro-crate-metadata.json"} <= entities
+
+
+def test_of_a_tuned_run_it_holds_the_template_and_what_was_read(shell, files):
+    template = (shell.workspace.path / TEMPLATE).read_text()
+    run, launch = (json.loads(files[f"results/small/runs/sft/{name}.json"]) for name in ("run", "launch"))
+    assert run["tuning"]["template"] == template == files[TEMPLATE].decode()
+    examples = json.loads(files["results/small/data/chats.json"])["examples"]
+    assert (examples["kind"], examples["count"]) == ("pairs", 200) and len(examples["sha256"]) == 64
+    read = json.loads(files[f"results/small/data/indexes/{launch['index']}.json"])["examples"]
+    assert read["examples"] == 180 and 0 < read["counted"] < read["tokens"]
 
 
 def test_nothing_in_it_says_where_it_was_made(shell, files):

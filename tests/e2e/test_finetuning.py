@@ -17,7 +17,10 @@ TWO = "resources.gpus_per_node: 2"
 BASE = "data.blend: text, training.train_iters: 4, training.eval_iters: 0"
 FROM = "continue_from: tuned/base@4"
 LAYOUTS = {"dp2": "parallel.tp: 1", "tp2": "parallel.tp: 2, parallel.sp: true", "pp2": "parallel.pp: 2"}
-OF_LORA = {**LAYOUTS, "pp2": "parallel.pp: 2, parallel.vpp: 2"}
+COUNTED = (
+    "overrides: {model.account_for_embedding_in_pipeline_split: true, model.account_for_loss_in_pipeline_split: true}"
+)
+OF_LORA = {**LAYOUTS, "pp2": f"parallel.pp: 2, parallel.vpp: 2, {COUNTED}"}  # four stages, of which two hold a layer
 LAST = "data.blend: talks, tuning.loss_on: last-answer"
 RUNS = {
     "base": f"{{{BASE}}}",
@@ -48,7 +51,6 @@ def experiment(workspace, name, runs, more=""):
   talks: {source: talks.jsonl, messages: talk}
 """
     edit(config, "limit: 60}\n", corpora)
-    edit(config, "num_hidden_layers: 2", "num_hidden_layers: 4")
     edit(config, 'data: {split: "90,5,5"}', 'data: {split: "94,6,0", blend: chats}')
     tuning = "tuning: {template: config/experiments/templates/chatml.jinja, rank: 4, alpha: 8}\n"
     edit(config, "training:", f"{tuning}training:")
@@ -120,7 +122,8 @@ def test_the_report_shows_which_tokens_count(tuned):
 
 
 def test_all_turns_of_a_conversation_are_read_and_the_asked_ones_count(tuned):
-    read = {run: tuned.json("tuned", "runs", run, "index.json")["examples"] for run in ("lora-imported", "dora")}
+    index = {run: tuned.json("tuned", "runs", run, "launch.json")["index"] for run in ("lora-imported", "dora")}
+    read = {run: tuned.json("tuned", "data", "indexes", f"{name}.json")["examples"] for run, name in index.items()}
     assert all((one["examples"], one["cut"], one["silent"]) == (188, 0, 0) for one in read.values())
     assert read["lora-imported"]["tokens"] == read["dora"]["tokens"]
     assert read["dora"]["counted"] < read["lora-imported"]["counted"] < read["dora"]["tokens"] / 2

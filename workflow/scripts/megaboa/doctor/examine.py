@@ -18,6 +18,8 @@ from megaboa.records import (
     Analysis,
     AttemptEnd,
     AttemptStart,
+    DataIndex,
+    ExamplesRead,
     Preflight,
     ReportSpec,
     RunsSpec,
@@ -114,10 +116,17 @@ def _of_summary(folder: RunFolder, summary: Summary, facts: Facts | None) -> lis
         lines += [*passed.slow(facts, summary), *passed.unbalanced(facts, analysis)]
         lines += [*passed.waits_for_host(facts, analysis), *passed.casts_single_rows(facts)]
     lines += [
+        *passed.of_examples(_examples(folder)),
         *passed.gpu_findings(summary.gpus),
         *passed.curve_findings(_steps(folder), _course(folder), _reader(folder)),
     ]
     return [line if line.startswith(" ") else f"{folder.name}: passed; {line}" for line in lines]
+
+
+def _examples(folder: RunFolder) -> ExamplesRead | None:
+    name = folder.launch.index if folder.run.is_tuned else None
+    index = read_if_there(DataIndex, folder.experiment_folder.index(name)) if name else None
+    return index.examples if index else None
 
 
 def _steps(folder: RunFolder) -> list[Step]:

@@ -16,7 +16,7 @@ from megaboa.check import calibration, flops, memory, parameters, speed, table
 from megaboa.check.facts import Facts
 from megaboa.check.stages import Stage, stages
 from megaboa.doctor.troubles import AVOID
-from megaboa.records import Analysis, Gpus, GpuUse, RankSteps, Step, Summary
+from megaboa.records import Analysis, ExamplesRead, Gpus, GpuUse, RankSteps, Step, Summary
 from megaboa.run.gpu_troubles import troubles_of
 
 LOW = 0.2  # of the peak: half of what large models reach
@@ -37,6 +37,8 @@ SPREADS = 8  # median deviations above the median of these: a spike
 RISE = 0.1  # of the loss: less is noise, however calm the curve
 CLIPPED = 0.5  # of the steps after warm-up
 ENOUGH = 200  # steps: of shorter runs nothing is said
+MOSTLY = 0.5  # of the examples
+FEW_COUNT = 0.02  # of the tokens: answers of two words to a page of prompt
 FLAT = 0.02  # of all that was won, in the second half
 MOVED = 0.05  # of the first loss
 
@@ -159,6 +161,24 @@ def casts_single_rows(f: Facts) -> list[str]:
         f"{precision} keeps the weights in FP8, which makes the optimizer's casts slow: 15% of a step of GPT2-large",
         "  try: overrides: {mixed_precision.fp8_param_gather: false}: faster, with 2 bytes a weight to gather, not 1",
     ]
+
+
+def of_examples(read: ExamplesRead | None) -> list[str]:
+    """Of a fine-tuned run: whether there was much to learn from."""
+    if read is None:
+        return []
+    if read.silent > MOSTLY * read.examples:
+        return [
+            f"{read.silent:,} of {read.examples:,} examples are so long that no token which counts is left of them",
+            f"  try: a higher training.seq_length: the longest has {read.longest:,} tokens",
+        ]
+    if read.counted < FEW_COUNT * read.tokens:
+        return [
+            f"{read.counted:,} of {read.tokens:,} tokens count in the loss: it is learned from hardly anything",
+            f"  try: another tuning.template or tuning.loss_on (the template is {read.template}); the report "
+            "marks what counts in an example",
+        ]
+    return []
 
 
 def gpu_findings(found: Gpus | None) -> list[str]:
