@@ -31,7 +31,7 @@ TEMPLATE = "config/experiments/templates/chatml.jinja"
 RUNS = {
     "dp1": "{training.seed: 7}",
     "dp2": "{resources.gpus_per_node: 2, training.seed: 7}",
-    "sft": f"{{task: sft, data.blend: chats, tuning.template: {TEMPLATE}, training: {{seed: 7, seq_length: 256}}}}",
+    "sft": f"{{task: sft, data.blend: chats, tuning.template: {TEMPLATE}, training.seed: 7, training.seq_length: 256}}",
 }
 MORE = """\
 export: {runs: [dp1]}

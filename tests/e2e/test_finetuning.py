@@ -17,9 +17,7 @@ TWO = "resources.gpus_per_node: 2"
 BASE = "data.blend: text, training.train_iters: 4, training.eval_iters: 0"
 FROM = "continue_from: tuned/base@4"
 LAYOUTS = {"dp2": "parallel.tp: 1", "tp2": "parallel.tp: 2, parallel.sp: true", "pp2": "parallel.pp: 2"}
-COUNTED = (
-    "overrides: {model.account_for_embedding_in_pipeline_split: true, model.account_for_loss_in_pipeline_split: true}"
-)
+COUNTED = ", ".join(f"overrides.model.account_for_{part}_in_pipeline_split: true" for part in ("embedding", "loss"))
 OF_LORA = {**LAYOUTS, "pp2": f"parallel.pp: 2, parallel.vpp: 2, {COUNTED}"}  # four stages, of which two hold a layer
 LAST = "data.blend: talks, tuning.loss_on: last-answer"
 RUNS = {
