@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import matrix
@@ -265,23 +265,6 @@ class Faults:
         """The rank on a host stands still for five sixths of the time, which is slow on a busy machine, too."""
         words = (sys.executable, REPOSITORY / "tests" / "stop_and_go.py", min(self.ranks(host)), 0.05, 0.01)
         self.lab.on_node(host, ["sh", "-c", f"{' '.join(map(str, words))} >/dev/null 2>&1 &"], user="root")
-
-    @contextlib.contextmanager
-    def slow_check(self, host: str) -> Iterator[None]:
-        """The next health check there multiplies matrices while it stands still for most of the time."""
-        script = """\
-            until pid=$(pgrep -o -f "[m]egaboa.run.health_rank"); do sleep 0.1; done
-            until grep -qs '"started"' /tmp/megaboa-health-*/0.log; do sleep 0.01; done
-            kill -STOP $pid
-            exec "$@" $pid 0.1 0.005
-        """
-        words = ["bash", "-c", script, "slow", sys.executable, REPOSITORY / "tests" / "stop_and_go.py"]
-        slow = self.lab.popen(words, user="root", host=host)
-        try:
-            yield
-        finally:
-            slow.kill()
-            slow.wait()
 
     def signal_rank(self, host: str, name: str, run: str | None = None) -> None:
         """Send a signal to the rank on a host: the oldest of the processes with its name."""

@@ -18,15 +18,12 @@ pytestmark = pytest.mark.slow
 PART = "Hosts, jobs, SLURM"
 COPIED_EVERY = 4
 SPARE = "node failure: its ranks start on the spare, in the same job, from the copies of the host that is left"
-# TFLOP/s that a host reaches on a busy machine, too, and doesn't where it stands still for most of the time.
-MARK = 0.004
 RUNS = {
     "quiet": STEPS,
     **dict.fromkeys(("power-off", "power-cycle", "scancel", "requeue", "controller", "status", "accounting"), STEPS),
     "time-limit": f"{STEPS}, resources.runtime: 2m",
     "spare": f"{STEPS}, resources.spare_nodes: 1, checkpoint.local.every: {COPIED_EVERY}",
     "spare-supervisor": f"{STEPS}, resources.spare_nodes: 1",
-    "marks": f"{STEPS}, resources.spare_nodes: 1, launch.health_check: true, launch.pass_marks.tflops: {MARK}",
     "slow": f"{STEPS}, resources.spare_nodes: 1, checkpoint.save_interval: 2, recovery.stragglers.replace: true",
     "preempt-requeue": f"{STEPS}, resources.partition: low",
     "preempt-cancel": f"{STEPS}, resources.partition: lowcancel",
@@ -99,20 +96,6 @@ def test_a_spare_takes_the_place_of_a_host_that_loses_its_power(faults):
     faults.tell_phases("spare", hit, noticed)
     event = f"a host loses its power, resources.spare_nodes being 1 and checkpoint.local.every {COPIED_EVERY}"
     faults.record(event, SPARE, since=hit)
-
-
-def test_a_spare_takes_the_place_of_a_host_that_misses_a_pass_mark(faults):
-    """Before the first step: from the check's product of matrices on, the host stands still for most of the time."""
-    slow = faults.lab.nodes[1]
-    with faults.slow_check(slow):
-        process = faults.start("marks")
-        start = faults.wait_for_start("marks", 1)
-    faults.finish("marks", process)
-    (unhealthy,) = [entry for entry in faults.clone.ledger(NAME, "marks") if entry["event"] == "unhealthy"]
-    assert unhealthy["bad_nodes"] == [slow] and f"launch.pass_marks.tflops is {MARK}" in unhealthy["detail"]
-    assert slow not in start["nodes"] and start["restarts"] == 0 and len(faults.ends("marks")) == 1
-    outcome = "unhealthy: a spare takes its place before the first step, in the same job"
-    faults.record("a host calculates too slowly for launch.pass_marks; a spare is there", outcome)
 
 
 def test_a_spare_takes_the_place_of_a_host_that_is_slow(faults):

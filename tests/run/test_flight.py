@@ -40,6 +40,8 @@ WAITS = dump((3, 2), **ALL)
         ({}, None, ()),
         ({0: WAITS, 1: WAITS, 2: WAITS, 3: dump((2, 2), **ALL)}, "missing", (3,)),
         ({0: WAITS, 1: WAITS, 2: WAITS}, "frozen", (3,)),
+        ({0: WAITS, 1: replace(WAITS, moved=True), 2: WAITS}, "slow", (3,)),  # what goes on doesn't hang
+        ({rank: replace(WAITS, moved=True) for rank in range(4)}, "slow", ()),
         ({0: WAITS, 2: dump((2, 2), **ALL)}, "frozen", (1, 3)),  # who didn't answer goes before who is only late
         (dict.fromkeys(range(4), WAITS), "joined", ()),
         (

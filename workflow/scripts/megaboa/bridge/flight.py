@@ -13,6 +13,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from megaboa.scheduler.ranks import STACKS_SIGNAL
 PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # where dumps go: the rank's number follows
 CALLS = 50  # of each group
 FRAMES = 12  # of the main thread, innermost first
+MOVES_SECONDS = 2.0  # between two looks, that tell ranks that are slow from those that hang
 
 
 def on_signal() -> None:
@@ -34,24 +36,38 @@ def on_signal() -> None:
 
     def listen() -> None:
         while numbers := os.read(hears, 64):
-            if STACKS_SIGNAL in numbers:
-                write()
+            if STACKS_SIGNAL in numbers and (first := write()):  # at once, as the rank may be ended at any time
+                time.sleep(MOVES_SECONDS)
+                write(first)
 
     threading.Thread(target=listen, daemon=True, name="flight").start()
 
 
-def write() -> None:
-    """Whatever is wrong with it: the rank has other troubles now."""
+def write(before: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    """What was written. Whatever is wrong with it: the rank has other troubles now.
+
+    `before`: what was written some time ago; whether there was progress since then is told, too.
+    """
     prefix, torch = os.environ.get(PREFIX), sys.modules.get("torch")
     if not prefix or torch is None or "RANK" not in os.environ:
-        return
+        return None
     try:
         path = Path(f"{prefix}{os.environ['RANK']}.json")
+        dump = _dump()
+        if before:
+            dump["moved"] = _states(dump) != _states(before)
         temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(_dump()), encoding="utf-8")
+        temporary.write_text(json.dumps(dump), encoding="utf-8")
         temporary.replace(path)
+        return dump
     except Exception as error:
         print(f"the flight recorder's dump could not be written: {error!r}", file=sys.stderr, flush=True)
+        return None
+
+
+def _states(dump: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Of the last calls; another one, or one that has ended, is progress."""
+    return [(entry["process_group"][0], entry["collective_seq_id"], entry["state"]) for entry in dump["entries"]]
 
 
 def _dump() -> dict[str, Any]:

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-# frozen: they wrote nothing. stalled: their GPUs have not completed what others have. missing: they have not come.
-# mismatch: they called another collective than the others. deadlock: ranks wait for each other. joined: all have come,
-# and it completes nowhere: the network, or a GPU.
-Kind = Literal["frozen", "stalled", "missing", "mismatch", "deadlock", "joined"]
+# slow: collectives still ended while they wrote, so nothing hangs. frozen: they wrote nothing. stalled: their GPUs have
+# not completed what others have. missing: they have not come. mismatch: they called another collective than the others.
+# deadlock: ranks wait for each other. joined: all have come, and it completes nowhere: the network, or a GPU.
+Kind = Literal["slow", "frozen", "stalled", "missing", "mismatch", "deadlock", "joined"]
 BLAMES_NODE: tuple[Kind, ...] = ("frozen", "stalled")
 # Of NCCL's, those that complete nowhere before every rank has come: the root of a broadcast may be done before.
 TOGETHER = re.compile(r"^nccl:_?(?:all|reduce_scatter|coalesced)", re.IGNORECASE)
@@ -49,6 +49,7 @@ class Dump:
     groups: Mapping[str, frozenset[int]] = field(default_factory=dict)
     stack: tuple[str, ...] = ()
     ended: Mapping[str, int] = field(default_factory=dict)  # by group the last that has ended
+    moved: bool = False  # calls began or ended while it was written
 
     def last(self, group: str) -> int:
         return max(self.calls.get(group, {}), default=0)
@@ -71,7 +72,9 @@ class Verdict:
         who, there = f"rank {_brief(self.ranks)}", f"{self.call} (group {self.group})"
         wait = f"rank {_brief(self.waiting)} waited in {there}"
         was = f", which was in {self.doing}" if self.doing else ""
+        for_whom = f" for {who}{was}" if self.ranks else ""
         return {
+            "slow": f"{wait}{for_whom}, and collectives ended meanwhile: slow, not hung",
             "frozen": f"{wait} for {who}, which did not even answer",
             "stalled": f"{there} ended on rank {_brief(self.waiting)} and not on the GPU of {who}",
             "missing": f"{wait} for {who}{was}",
@@ -87,6 +90,9 @@ def judge(dumps: Mapping[int, Dump], world_size: int) -> Verdict | None:
     stuck = list(_stuck(dumps, silent))
     if not stuck:
         return None
+    if any(dump.moved for dump in dumps.values()):
+        first = max(stuck, key=lambda one: len(one.waiting))
+        return _verdict("slow", first.missing, first, dumps)
     if frozen := [one for one in stuck if silent.intersection(one.missing)]:
         first = max(frozen, key=lambda one: len(one.waiting))
         return _verdict("frozen", silent.intersection(*[set().union(*(one.missing for one in frozen))]), first, dumps)
@@ -209,7 +215,7 @@ def dump_of(values: Mapping[str, Any]) -> Dump:
         with contextlib.suppress(ValueError, TypeError, KeyError):
             if ranks := json.loads(one["ranks"]):
                 groups.setdefault(str(one["name"]), frozenset(ranks))
-    return Dump(calls, groups, tuple(values.get("stack", ())), last)
+    return Dump(calls, groups, tuple(values.get("stack", ())), last, values.get("moved", False))
 
 
 def _sizes(entry: Mapping[str, Any]) -> str:
