@@ -35,7 +35,8 @@ class Place:
         words = train_tokenizer(path / "tokenizer")
         write(path / "source.json", obtain(specification(path / "models", words, name="moe", config=MOE)))
 
-    def start(self, name, **layout):
+    def start(self, name, file_kb="unlimited", **layout):
+        """`file_kb`: of a file no more can be written, as if the disk were full then."""
         spec = {
             "layout": {"tp": 1, "pp": 1, "ep": 1, **layout},
             "nodes": 1,
@@ -50,9 +51,9 @@ class Place:
         words += [SCRIPTS / "megaboa", "import-model", "--source", "source.json", "--store", f"{name}/store"]
         words += ["--device", "cpu", "--out", f"{name}/import.json"]
         return subprocess.Popen(
-            [sys.executable, *map(str, words)],
+            ["bash", "-c", f'ulimit -f {file_kb}; exec "$@"', "bash", sys.executable, *map(str, words)],
             cwd=self.path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MEGABOA_ZYGOTE": "0"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -135,9 +136,25 @@ def test_a_killed_rank_leaves_nothing_that_counts_as_finished(place):
     os.kill(victim, signal.SIGKILL)
     _, said = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
-    assert said.startswith("error: rank 1 was killed by SIGKILL; its end, in killed/logs:")
+    assert said.splitlines() == ["error: rank 1 was killed by SIGKILL; see killed/logs/rank-1.log"]
     assert not (place.path / "killed" / "import.json").exists()
     assert not [path for path in place.path.glob("killed/store/models/moe/*") if not path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_disk_that_fills_is_one_sentence_and_the_next_call_succeeds(place, alone, ranks):
+    name = f"full-{ranks}"
+    process = place.start(name, file_kb=30, tp=ranks)
+    _, said = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1
+    assert said.splitlines() == [
+        f"error: {name}/store/models/moe: files may not be that large here (`ulimit -f`); no partial file was kept. "
+        "Free some space, or set `store` to another place"
+    ]
+    assert not (place.path / name / "import.json").exists()
+    assert [path.suffix for path in place.path.glob(f"{name}/store/models/moe/*")] == [".lock"], "nothing half-written"
+    manifest = place.convert(name, tp=ranks)
+    assert tensors_of(place, manifest) == tensors_of(place, alone)
 
 
 def rank_of(launcher, rank):

@@ -1,11 +1,19 @@
 """transformers' model in fp32, layer by layer: the same numbers as of one that is held whole, in less memory."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_models import LATENT, MOE, TIED_BF16, specification, train_tokenizer
 
+import megaboa
 from megaboa.bridge import reference
 from megaboa.bridge.source import obtain
+
+SCRIPTS = Path(megaboa.__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -17,12 +25,13 @@ def words(tmp_path_factory):
 def test_layer_by_layer_is_the_same_to_the_last_bit(words, tmp_path, monkeypatch, config):
     source = obtain(specification(tmp_path, words, config=config))
     tokens = torch.randint(source.vocab_size, (2, 20), generator=torch.Generator().manual_seed(1))
-    assert reference.how(source.params) == "held whole"
     with torch.no_grad():
-        whole = reference.load(source.path, source.params)(tokens).logits
+        model, how = reference.load(source.path, source.params)
+        assert how == "held whole"
+        whole = model(tokens).logits
         monkeypatch.setattr(reference, "HELD_WHOLE", source.params - 1)
-        assert reference.how(source.params) == "read layer by layer"
-        model = reference.load(source.path, source.params)
+        model, how = reference.load(source.path, source.params)
+        assert how == "read layer by layer"
         widest = []
         for layer in model.model.layers:  # while one computes, the others have their own type
             layer.register_forward_pre_hook(lambda *_: widest.append(wide(model)))
@@ -31,6 +40,40 @@ def test_layer_by_layer_is_the_same_to_the_last_bit(words, tmp_path, monkeypatch
     assert wide(model) == 0
     largest = max(sum(weight.numel() for weight in layer.parameters()) for layer in model.model.layers)
     assert 0 < max(widest) <= largest
+
+
+LOADS = """
+import sys
+from pathlib import Path
+from megaboa.bridge import reference
+free, take = Path("free"), "take" in sys.argv
+reference.free_bytes = lambda: float(free.read_text())
+with reference.deciding(1_000) as whole:
+    print("whole" if whole else "layer by layer", flush=True)
+    if take:
+        sys.stdin.readline()
+        free.write_text("1000")
+"""
+
+
+def test_who_decides_while_another_loads_counts_what_that_one_takes(tmp_path):
+    """4 kB are needed, and 10 kB are free until the first one has loaded."""
+    (tmp_path / "free").write_text("10000")
+
+    def start(*words):
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        environment = {**os.environ, "PYTHONPATH": str(SCRIPTS), "TMPDIR": str(tmp_path)}
+        command = [sys.executable, "-c", LOADS, *words]
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **pipes)
+
+    first = start("take")
+    assert first.stdout.readline() == "whole\n"
+    second = start()
+    while not (said := second.stderr.readline()).startswith("waits for"):
+        assert said, "it ended without waiting"
+    assert said.startswith(f"waits for process {first.pid} on host ")
+    first.communicate("\n")
+    assert second.communicate()[0] == "layer by layer\n"
 
 
 def wide(model):

@@ -1,5 +1,6 @@
 """Runs that continue from another's checkpoint: the curve goes on, whatever the layout; the settings are their own."""
 
+import json
 import time
 from pathlib import Path
 
@@ -104,6 +105,9 @@ def test_the_same_layout_goes_on_bit_for_bit(workspace, family):
         workspace.json("family", "runs", run, "metrics", "summary.json")["validation"] for run in ("parent", "same")
     ]
     assert evals[1] == [evaluation for evaluation in evals[0] if evaluation["step"] > 10]
+    *_, compared = workspace.megaboa("inspect", "family/parent", "family/same", "--norms").splitlines()
+    count = int(compared.split()[0])
+    assert count > 0 and compared == f"{count} of {count} common tensors have equal numbers"
 
 
 @pytest.mark.parametrize("run", ["dp2", "tp2", "pp2"])
@@ -232,5 +236,11 @@ def test_a_run_goes_on_under_its_own_name_with_more_steps_and_in_another_layout(
     assert steps["step"].tolist() == list(range(1, 10)) and steps["attempt"].tolist() == [0] * 6 + [1] * 3
     assert [float(loss).hex() for loss in steps["loss"][:6]] == [loss for _, loss, _ in curve]
     assert workspace.json("itself", "report", "checks.json")["state"] == "PASS"
+    seen = workspace.megaboa("inspect", "itself/a")
+    assert "iteration 9, torch_dist, layout tp=2" in seen and "written by 2 ranks" in seen
+    halfway = json.loads(workspace.megaboa("inspect", first["checkpoint"], "itself/a@9", "--norms", "--json"))
+    changed = {name: one for name, one in halfway["differences"].items() if not name.startswith("optimizer.")}
+    assert changed and not any(one["kinds"] for one in changed.values()), "one model, whatever the layout"
+    assert all(0 < one["relative"] < 1 for one in changed.values()), "three steps have moved every tensor"
     assert "after itself/a@6" in workspace.results("itself", "report", "index.html").read_text()
     assert workspace.planned("--configfile", config) == {}

@@ -4,6 +4,7 @@ Of a run that started from imported weights (experiment `hf`), and of one from s
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -127,28 +128,45 @@ def folders(workspace):
     return sorted(path.name for path in workspace.path.glob("store/exports/hf/dp2/*") if path.is_dir())
 
 
-def test_a_disk_that_fills_is_one_sentence_and_leaves_no_export(done):
-    """The system refuses to write more than 50 kB to a file."""
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_disk_that_fills_is_one_sentence_and_leaves_no_export(done, ranks):
+    """The system refuses to write more than 50 kB to a file. Once there is room, the same call makes it."""
     spec = {"run": "dp2", "checkpoint": 4, "file_gb": 5.0, "license": None}
     write_json(done.path / "spec.json", spec)
     before = folders(done)
     call = (
         "export-model --spec spec.json --source results/hf/models/moe/source.json --out results/hf/runs/dp2/full.json"
     )
-    ended = subprocess.run(
-        ["bash", "-c", f"ulimit -f 50; exec {sys.executable} workflow/scripts/megaboa {call}"],
-        cwd=done.path,
-        env={**user_environment(), "MEGABOA_ZYGOTE": "0"},
-        capture_output=True,
-        text=True,
+    conversion = read_json(done.results("hf", "specs", "conversions", "moe.json"))
+    write_json(done.path / "ranks.json", conversion | {"layout": {"tp": ranks, "pp": 1, "ep": 1}})
+    words = (
+        f"{sys.executable} workflow/scripts/convert.py --spec ranks.json --logs ranks workflow/scripts/megaboa {call}"
     )
+
+    def export(limit):
+        return subprocess.run(
+            ["bash", "-c", f"ulimit -f {limit}; exec {words}"],
+            cwd=done.path,
+            env={**user_environment(), "MEGABOA_ZYGOTE": "0"},
+            capture_output=True,
+            text=True,
+        )
+
+    ended = export(50)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.splitlines() == [
         "error: store/exports/hf/dp2: files may not be that large here (`ulimit -f`); no partial file was kept. "
         "Free some space, or set `store` to another place"
     ]
-    assert not done.results("hf", "runs", "dp2", "full.json").exists()
+    manifest = done.results("hf", "runs", "dp2", "full.json")
+    assert not manifest.exists()
     assert folders(done) == before
+    ended = export("unlimited")
+    assert ended.returncode == 0, ended.stderr
+    made = Path(read_json(manifest)["path"])
+    assert folders(done) == sorted([*before, made.name])
+    manifest.unlink()
+    shutil.rmtree(done.path / made)
 
 
 def test_a_damaged_export_loses_its_proof(done):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from clone import edit
 
 pytestmark = pytest.mark.slow
 
@@ -37,8 +38,17 @@ def test_a_run_that_trains_is_exported_and_goes_on(workspace):
 
 
 def test_the_workflow_exports_what_was_kept_and_compares_it(workspace):
-    config = workspace.experiment("series", {"a": "{}"}, steps=6, save_interval=3, more=MORE.replace("EVERY", "3"))
+    """At multiples of some steps, and then all: what is there already is not made again."""
+    config = workspace.experiment("series", {"a": "{}"}, steps=6, save_interval=3, more=MORE.replace("EVERY", "6"))
     workspace.snakemake("--configfile", config)
+    along = workspace.results("series", "runs", "a", "along")
+    assert [path.name for path in along.iterdir()] == ["6"]
+    before = (along / "6" / "proof.json").stat().st_mtime_ns
+    edit(config, "checkpoints: {every: 6}", "checkpoints: all")
+    jobs = workspace.planned("--configfile", config)
+    assert jobs["export_along"] == 1 and not {"train", "export_model"} & jobs.keys()
+    workspace.snakemake("--configfile", config)
+    assert (along / "6" / "proof.json").stat().st_mtime_ns == before
     rows = workspace.results("series", "report", "tables", "along.tsv").read_text().splitlines()
     assert rows[0].split("\t")[:2] == ["run", "step"] and [row.split("\t")[1] for row in rows[1:]] == ["3", "6"]
     page = workspace.results("series", "report", "index.html").read_text()

@@ -8,6 +8,9 @@ CONFIG = "config/experiments/families.yaml"
 FAMILIES = {"llama", "qwen2", "qwen3-moe", "deepseek-v2", "deepseek-v3", "gemma", "gpt-oss", "mistral", "nemotron"}
 
 
+# Those that two ranks hold together where they are converted: tp2, pp2, tp2 with experts, ep2.
+BY_RANKS = ("llama", "qwen2", "qwen3-moe", "deepseek-v2")
+PROMPTS = "generate: {prompts: [import, 'def f('], tokens: 8}\n"
 # The same experiment, but that every run starts from random weights.
 SCRATCH = "experiment: scratch\nmodels:\n" + "".join(f"  {family}: {{init: scratch}}\n" for family in sorted(FAMILIES))
 
@@ -40,6 +43,19 @@ def test_its_proofs_leave_nothing_out(done, family):
     assert {"second export", "read back", "logits", "validation loss"} <= exported
     moe = family in ("qwen3-moe", "deepseek-v2", "deepseek-v3", "gpt-oss")
     assert ("experts" in imported) == ("experts" in exported) == moe
+
+
+def test_ranks_that_hold_a_part_each_say_what_transformers_says(done):
+    """By tensors, by pipeline stages and by experts: the same tokens, the likeliest every time."""
+    (done.path / "prompts.yaml").write_text(PROMPTS)
+    wanted = [f"results/families/runs/{family}/generations.json" for family in BY_RANKS]
+    done.snakemake(*wanted, "--configfile", CONFIG, "prompts.yaml")
+    for family in BY_RANKS:
+        ranks = sorted(done.results("families", "logs", "export", f"{family}.generate.ranks").glob("rank-*.log"))
+        assert [path.name for path in ranks] == ["rank-0.log", "rank-1.log"]
+        found = done.json("families", "runs", family, "generations.json")["generations"]
+        assert [one["prompt"] for one in found] == ["import", "def f("]
+        assert all(one["same"] and one["megatron"] for one in found), found
 
 
 def test_every_family_that_is_trained_from_scratch_comes_out_unharmed(scratch):

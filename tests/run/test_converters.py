@@ -39,8 +39,38 @@ def test_every_rank_knows_who_it_is_and_what_part_it_has(tmp_path):
 def test_one_that_fails_ends_the_others_and_is_named_with_its_words(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(FAILS)
-    with pytest.raises(InputError, match=r"rank 1 ended with exit code 1; its end, in .*logs:\nno such tensor"):
+    with pytest.raises(InputError, match=r"^rank 1 ended with exit code 1: no such tensor; see \S+rank-1.log$"):
         converters.run(wanted(), None, [str(script)], tmp_path / "logs")
+
+
+LOSES_ITS_PEER = """\
+import os, sys, time
+from pathlib import Path
+logs = Path(__file__).with_name("logs")
+if os.environ["RANK"] == "0":  # it ends first, and knows nothing
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
+while "Connection closed" not in (logs / "rank-0.log").read_text():
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "said", "printed"),
+    [
+        (
+            "print('FAIL head: gone', flush=True); sys.exit('error: the disk is full')",
+            "^the disk is full$",
+            "FAIL head: gone",
+        ),
+        ("raise KeyError('lm_head')", r"^rank 1 failed: KeyError: 'lm_head'; see \S+rank-1.log$", ""),
+    ],
+)
+def test_the_rank_that_is_the_cause_says_it_in_one_sentence(tmp_path, capsys, end, said, printed):
+    script = tmp_path / "script.py"
+    script.write_text(LOSES_ITS_PEER + end)
+    with pytest.raises(InputError, match=said):
+        converters.run(wanted(), None, [str(script)], tmp_path / "logs")
+    assert capsys.readouterr().out.strip() == printed
 
 
 def test_logs_are_those_of_the_last_call(tmp_path):

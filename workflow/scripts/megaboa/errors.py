@@ -24,10 +24,22 @@ def disk_full(where: object, remedy: str) -> Iterator[None]:
     """Turn the system's refusal to write more into an `InputError`."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in FULL:
+    except InputError:
+        raise
+    except Exception as error:
+        if (refused := no_room(error)) is None:
             raise
-        raise InputError(f"{where}: {FULL[error.errno]}; no partial file was kept. {remedy}") from error
+        raise InputError(f"{where}: {FULL[refused]}; no partial file was kept. {remedy}") from error
+
+
+def no_room(error: BaseException) -> int | None:
+    """The system's number for a lack of room, if that is what led to an exception: torch's own says nothing of it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in FULL:
+            return seen.errno
+        seen = seen.__cause__ or seen.__context__
+    return None
 
 
 @contextlib.contextmanager

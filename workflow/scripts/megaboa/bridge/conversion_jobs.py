@@ -35,6 +35,7 @@ from megaboa.records import (
 )
 from megaboa.run import checkpoints
 
+NO_ROOM = "Free some space, or set `store` to another place"
 VERSIONS = ("megatron-bridge", "megatron-core", "torch", "transformers")  # that an export's card names
 
 
@@ -70,7 +71,7 @@ def _import(source: ModelSource, folder: Path, layout: Layout) -> None:
     """The checkpoint, if it isn't there yet."""
     if layout.world_size == 1 and folder.exists():
         return
-    with quietly():
+    with quietly(), disk_full(folder.parent, NO_ROOM):
         _make_fit(source.device)
         from megaboa.bridge.convert import building, import_checkpoint, process_groups
 
@@ -132,7 +133,7 @@ def export_model(
     # A run lies in <store>/runs/<experiment>/<run>/<id>, its export in <store>/exports/<experiment>/<run>/<id>.
     target = store.folder(folder.launch.store, "exports", f"{folder.experiment}/{folder.name}", identity)
     if layout.world_size > 1 or not target.exists():
-        with quietly(), disk_full(target.parent, "Free some space, or set `store` to another place"):
+        with quietly(), disk_full(target.parent, NO_ROOM):
             _make_fit(source.device)
             from megaboa.bridge.convert import building, export_run, is_last, process_groups
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
@@ -19,6 +20,7 @@ from megatron.bridge import AutoBridge
 from megatron.bridge.models.hf_pretrained.causal_lm import PreTrainedCausalLM
 from megatron.bridge.models.hf_pretrained.state import StateDict
 from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -26,6 +28,7 @@ from megaboa import store
 from megaboa.bridge import process, weights
 from megaboa.bridge.source import copy_settings, has_weights, saved_tensors
 from megaboa.conversion import WHOLE
+from megaboa.errors import no_room
 from megaboa.files import write_text
 from megaboa.layout import AXES, Layout
 from megaboa.paths import ADAPTER, CHAT_TEMPLATE, RunFolder
@@ -50,7 +53,30 @@ def import_checkpoint(source: ModelSource, folder: Path, layout: Layout = WHOLE)
     provider.finalize()
     model = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
     process.save_in_foreground()
-    bridge.save_megatron_model(model, folder, hf_tokenizer_path=source.tokenizer, low_memory_save=True)
+    with _full_disks_told():
+        bridge.save_megatron_model(model, folder, hf_tokenizer_path=source.tokenizer, low_memory_save=True)
+
+
+@contextlib.contextmanager
+def _full_disks_told() -> Iterator[None]:
+    """Megatron says that a worker failed, and drops why: here the error is that of the system, if there was no room."""
+    write, full = FileSystemWriterAsync.write_preloaded_data, []
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        number, found = write(*arguments, **named)
+        if isinstance(found, Exception) and (code := no_room(found)):
+            full.append(OSError(code, os.strerror(code)))
+        return number, found
+
+    FileSystemWriterAsync.write_preloaded_data = staticmethod(watched)
+    try:
+        yield
+    except BaseException as error:  # as torch's CheckpointException is
+        if full:
+            raise full[0] from error
+        raise
+    finally:
+        FileSystemWriterAsync.write_preloaded_data = staticmethod(write)
 
 
 def export_run(
@@ -207,10 +233,19 @@ def is_last() -> bool:
 
 @contextlib.contextmanager
 def building(final: Path) -> Iterator[Path | None]:
-    """As `store.building`, for all ranks together: the first one has the lock, and waits for the others at the end."""
+    """As `store.building`, for all ranks together: the first one has the lock, and waits for the others at the end.
+
+    A rank for which there is no room removes what all have written: the first one may be ended while it waits.
+    """
     first = dist.get_rank() == 0
     with store.building(final) if first else contextlib.nullcontext() as partial:
-        yield _from_first(partial)
+        partial = _from_first(partial)
+        try:
+            yield partial
+        except Exception as error:
+            if partial and no_room(error):
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
         from_all(None)
     from_all(None)  # it has its final name now: whoever writes the record may look
 

@@ -33,7 +33,7 @@ def generate(
             mine = greedy(model, start, spec.tokens, rows, words.eos_token_id)
             if theirs is None:
                 continue
-            said = _by_transformers(theirs, start, spec.tokens, words)
+            said = _by_transformers(theirs.model, start, spec.tokens, words)
             found.append(
                 Generation(
                     prompt=prompt,

@@ -13,21 +13,17 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
-from transformers import PreTrainedModel
 
 from megaboa.bridge import image_text
-from megaboa.bridge.reference import logits_bound
+from megaboa.bridge.reference import Reference, logits_bound
 from megaboa.bridge.verdict import check
 from megaboa.records import Check
 
 PROBE_SEQUENCES, PROBE_TOKENS = 2, 64
 
 
-def same_logits(
-    model: list[torch.nn.Module], reference: PreTrainedModel | None, vocab_size: int, how: str
-) -> list[Check]:
+def same_logits(model: list[torch.nn.Module], reference: Reference | None, vocab_size: int) -> list[Check]:
     """Megatron's model and transformers' give the same logits in fp32: of several ranks the one with the other says it.
-    `how` that one was computed.
 
     It leaves the model in fp32.
     """
@@ -38,12 +34,12 @@ def same_logits(
     if reference is None:
         return []
     with torch.no_grad():
-        expected = reference(tokens, **seen).logits
+        expected = reference.model(tokens, **seen).logits
     scale = max(1.0, expected.abs().max().item())
     difference = (found - expected).abs().max().item() / scale
     detail = f"largest difference {difference:.1e} of the largest logit, over {tokens.numel()} tokens"
     detail += f" and {len(tokens)} images" if seen else ""
-    detail += f" in fp32, transformers' model {how}"
+    detail += f" in fp32, transformers' model {reference.how}"
     bound = logits_bound(whole.config.num_layers, whole.config.hidden_size)
     # A NaN compares false, so it fails.
     return [check("logits", difference <= bound, f"{detail}; allowed {bound:.1e}", difference)]

@@ -90,9 +90,8 @@ def prove_import(source: ModelSource, checkpoint: Path, layout: Layout = WHOLE) 
             checks = [*complete(originals, config), *checks, *round_trip(originals, hf_tensors(bridge, model))]
         else:
             deque(hf_tensors(bridge, model), maxlen=0)  # every rank gives its part
-        how = reference.how(source.params)
         theirs = reference.load(source.path, source.params) if is_last() else None
-        checks += same_logits(model, theirs, config.get_text_config().vocab_size, how)
+        checks += same_logits(model, theirs, config.get_text_config().vocab_size)
         return checks if is_last() else []
 
 
@@ -117,21 +116,20 @@ def prove_export(
         checks = [mapped(bridge, model)]
         trained_bits = parameter_digests(bridge, model, vocab_size)
         checks.append(second_export(bridge, model, folder, source, export))
-        how = reference.how(source.params)
         theirs = reference.load(export.path, source.params) if found else None
-        checks += same_logits(model, theirs, vocab_size, how)
+        checks += same_logits(model, theirs, vocab_size)
         del model  # in fp32 now
         model = load_trained(bridge, folder, checkpoint, layout)
         read_back(bridge, model, export.path)
         checks.append(same_parameters(trained_bits, parameter_digests(bridge, model, vocab_size)))
     if found is None:
         return [], {}
-    checks = [*found.checks, *checks, *found.loss(theirs)]
+    checks = [*found.checks, *checks, *found.loss(theirs.model)]
     if not folder.run.has_adapters:
         return checks, found.left_out
     del model
     with process_groups(source.device):  # it leaves the reference with the base's weights
-        merged, unseen = adapters.prove(bridge, folder, Path(export.path), theirs)
+        merged, unseen = adapters.prove(bridge, folder, Path(export.path), theirs.model)
     return [*checks, *merged], found.left_out | unseen
 
 

@@ -5,14 +5,19 @@ Needs torch and transformers, no Megatron.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
+from megaboa import store
 from megaboa.bridge.source import class_of
 from megaboa.conversion import HELD_WHOLE
 
@@ -23,26 +28,39 @@ HALF_ULP = 2.0**-24  # of fp32, relative
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def load(folder: str, params: int) -> PreTrainedModel:
+class Reference(NamedTuple):
+    model: PreTrainedModel
+    how: str  # it is computed, in words for a proof
+
+
+def load(folder: str, params: int) -> Reference:
     """`params`: how many weights it has, by which it is decided."""
-    whole = fits(params)
-    # In its own type a model stays in its files: pages of them, which the system takes back when it needs memory.
-    dtype = torch.float32 if whole else "auto"
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    model = class_of(config).from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+    with deciding(params) as whole:
+        # In its own type a model stays in its files: pages of them, which the system takes back when it needs memory.
+        dtype = torch.float32 if whole else "auto"
+        model = class_of(config).from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
     if not whole:
         widen_by_layers(model)
-    return _with_scaled_softmax(model)
+    return Reference(_with_scaled_softmax(model), "held whole" if whole else "read layer by layer")
+
+
+@contextlib.contextmanager
+def deciding(params: int) -> Iterator[bool]:
+    """Whether to hold a model whole, while it is loaded. Another process of this user waits meanwhile: it would count
+    memory as free that this one is about to take.
+    """
+    with store.locked(Path(tempfile.gettempdir(), f"megaboa-reference-{os.getuid()}.lock"), _waits):
+        yield fits(params)
+
+
+def _waits(holder: str) -> None:
+    print(f"waits for {holder}, which loads a model", file=sys.__stderr__, flush=True)
 
 
 def fits(params: int) -> bool:
     """Whether a model can be held in fp32."""
     return params <= HELD_WHOLE and BYTES * params <= SHARE * free_bytes()
-
-
-def how(params: int) -> str:
-    """In words for a proof."""
-    return "held whole" if fits(params) else "read layer by layer"
 
 
 def logits_bound(layers: int, hidden: int) -> float:

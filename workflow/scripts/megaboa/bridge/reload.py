@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from megaboa.bridge.quiet import quietly
-from megaboa.bridge.reference import fits
+from megaboa.bridge.reference import deciding
 from megaboa.bridge.source import class_of
 from megaboa.data import tokenizer
 
@@ -22,12 +22,11 @@ NEW_TOKENS = 16
 
 def observe(folder: str, params: int) -> dict[str, object]:
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    model, loading = class_of(config).from_pretrained(
-        folder,
-        dtype=torch.float32 if fits(params) else "auto",
-        local_files_only=True,
-        output_loading_info=True,
-    )
+    with deciding(params) as whole:
+        dtype = torch.float32 if whole else "auto"
+        model, loading = class_of(config).from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
     model.eval()
     words = AutoTokenizer.from_pretrained(folder, local_files_only=True) if tokenizer.find(folder) else None
     prompt = words(PROMPT, return_tensors="pt")["input_ids"] if words else torch.tensor([[0, 1]])

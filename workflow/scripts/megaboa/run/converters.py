@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -11,14 +12,15 @@ from pathlib import Path
 from megaboa import conversion
 from megaboa.errors import InputError
 from megaboa.launch import networks
+from megaboa.paths import AttemptFolder
 from megaboa.records import ConversionSpec, Image, LaunchSpec
-from megaboa.run import gpus, site
+from megaboa.run import failures, gpus, site
 from megaboa.scheduler import local
 from megaboa.scheduler.answers import UnreachableError
-from megaboa.scheduler.ranks import layered, threads_environment
+from megaboa.scheduler.ranks import Ended, layered, threads_environment
 from megaboa.scheduler.registry import cluster
 
-SHOWN_LINES = 40  # of the log of a rank that failed
+SENTENCE = re.compile(r"^error: ", re.MULTILINE)  # of a rank that knows what is wrong
 
 
 def run(wanted: ConversionSpec, image: Image | None, words: Sequence[str], logs: Path) -> str:
@@ -73,7 +75,7 @@ def to_the_end(
             ranks.kill()
             raise
     if not ended.ok:
-        raise InputError(f"{ended}; its end, in {logs}:\n{_end_of(logs, ended.rank)}")
+        raise InputError(_why(ended, AttemptFolder(logs)))
     return "".join(path.read_text(errors="replace") for path in sorted(logs.glob("*.log")))
 
 
@@ -102,7 +104,17 @@ def environment_of(launch: LaunchSpec, device: str) -> dict[str, str]:
     return layered(own, preset, start.environment)
 
 
-def _end_of(logs: Path, rank: int | None) -> str:
-    log = logs / f"rank-{rank}.log"
-    found = [log] if log.exists() else sorted(logs.glob("*.log"))
-    return "\n".join(line for path in found for line in path.read_text(errors="replace").splitlines()[-SHOWN_LINES:])
+def _why(ended: Ended, folder: AttemptFolder) -> str:
+    """In one sentence. A rank that has one of its own is the cause: its peers lose their connections to it, and may be
+    the first to end. What that rank has said before, the checks of a proof for instance, is printed.
+    """
+    tails = failures.read_tails(folder.logs.items())
+    for rank in sorted(rank for rank in tails if rank is not None):
+        if found := list(SENTENCE.finditer(tails[rank])):
+            print(tails[rank][: found[-1].start()], end="")
+            return tails[rank][found[-1].end() :].strip()
+    failure = failures.classify(ended, tails, steps=0)
+    who = str(ended) if failure.rank == ended.rank else f"rank {failure.rank} failed"
+    why = "" if failure.evidence == who else f": {failure.evidence}"
+    log = folder.logs.get(failure.rank)
+    return f"{who}{why}; see {log if log and log.exists() else folder.path}"
