@@ -192,9 +192,9 @@ def _floats(losses: Mapping[str, Any] | None) -> dict[str, float]:
 
 def _flops_per_token(config: Any) -> float | None:
     """As Bridge counts them, for samples of the full length; None where it can't, which must not end the training."""
-    if getattr(config.model, "vision_config", None) is not None:
-        return None  # Bridge leaves out the vision tower
     with contextlib.suppress(Exception):
+        if getattr(config.model, "vision_config", None) is not None:
+            return None  # Bridge leaves out the vision tower
         from megatron.bridge.training.utils.flop_utils import num_floating_point_operations
 
         counted = float(num_floating_point_operations(config, 1))
