@@ -37,7 +37,7 @@ def calls(root, hub, bpe, *changes, name=NAME):
         spec.write_text(canonical(plain(specification(root, f"hf:{name}", bpe, **changed))))
         words.append(["list-sources", "--spec", str(spec), "--out", str(root / f"{number}-sources.json")])
     given = ["--spec", str(spec), "--sources", str(root / f"{number}-sources.json")]
-    if bpe:  # examples are no tokens before a template makes them
+    if bpe:  # chat examples have no tokenizer yet: the run's template tokenizes them
         words.append(["tokenize-shard", *given, "--shard", "0", "--shards", "1", "--out", str(root / "shard.json")])
     words.append(["merge-corpus", *given, "--shards", "1", "--out", str(root / "c.json")])
     own = {"HF_ENDPOINT": hub, "HF_HOME": str(root / "hf"), "HF_HUB_OFFLINE": "0", "HF_TOKEN": ""}

@@ -12,13 +12,13 @@ from megaboa.run import gpu_watch
 from megaboa.run.gpu_watch import Watched
 
 LOOK = """
-import json
+import dataclasses, json
 from megaboa.run import gpu_watch
 watch = gpu_watch.Watch({"GPU-0000abc0", "GPU-0000abc1"})
 for _ in range(3):
     watch.look()
 found = watch.found()
-print(json.dumps([gpu_watch.measured(found), gpu_watch.problems(found)]))
+print(json.dumps([[dataclasses.asdict(gpu) for gpu in found], gpu_watch.problems(found)]))
 """
 
 

@@ -6,7 +6,7 @@ The CPU backend, where it is needed, must be active before this module is import
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -114,14 +114,13 @@ def add_magnitudes(
     bridge: AutoBridge,
     model: list[torch.nn.Module],
     folder: Path,
-    rows: Iterable[tuple[torch.nn.Parameter, torch.Tensor]],
+    rows: Sequence[tuple[torch.nn.Parameter, torch.Tensor]],
 ) -> None:
     """Bridge writes DoRA's matrices alone. Of the merged model every row is filled with its magnitude for a moment, so
     that Bridge gives them Hugging Face's names and order.
     """
     found = load_file(folder / WEIGHTS)
     modules = {name.removesuffix(A) for name in found if name.endswith(A)}
-    rows = list(rows)
     weights = [weight.detach().clone() for weight, _ in rows]
     with torch.no_grad():
         for weight, magnitude in rows:

@@ -228,9 +228,10 @@ def _run(
         if not row["replayed"] and row["time"] >= since:
             counted[row["attempt"]] += row["tokens"] or 0
     for course in found:
-        names = _nodes_of(course.start)
-        for name in names if counted[course.start.attempt] else ():
-            nodes[name].tokens += counted[course.start.attempt] / len(names)
+        if tokens := counted[course.start.attempt]:
+            names = _nodes_of(course.start)
+            for name in names:
+                nodes[name].tokens += tokens / len(names)
     waits = [span for course in found for span in course.before if span[0] == "queue"]
     progress = read_progress(store.path, run=store.path.parent.name, now=now)
     progress = with_queue(progress, queue, (), claims.last_holder(store.claims))

@@ -42,9 +42,9 @@ def problem(config: Config, model: str, recipe: bool = False) -> str | None:
     if why := model_kinds.refusal(kind := model_kinds.of_family(model_type)):
         return f"{model_type}: {why}"
     # One family may have models with a vision tower and without: gemma3, gemma4, qwen3_5.
-    seeing = [str(one) for one in config.get("architectures") or () if str(one).endswith(CONDITIONED)]
+    seeing = next((one for one in map(str, config.get("architectures") or ()) if one.endswith(CONDITIONED)), None)
     if seeing and kind.name == model_kinds.GPT:
-        return f"{model_type}: {seeing[0]}: {model_kinds.refusal(model_kinds.BY_NAME['other-vlm'])}"
+        return f"{model_type}: {seeing}: {model_kinds.refusal(model_kinds.BY_NAME['other-vlm'])}"
     if model_type in CONVERTIBLE or model_type in SEEING:
         return None
     if kind.name in SHIPPED and not recipe:

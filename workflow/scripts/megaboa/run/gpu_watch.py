@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from megaboa.run.gpu_use import POWER_CAP, slowed
 from megaboa.run.nvml import Nvml, NvmlError
@@ -82,7 +81,3 @@ def _problems(one: Watched, found: Sequence[Watched]) -> Iterator[str]:
     if one.pcie_lanes and one.most_pcie_lanes and one.pcie_lanes < one.most_pcie_lanes:
         yield f"{one.pcie_lanes} of its {one.most_pcie_lanes} PCIe lanes are up"
     yield from (f"slowed down by {name} while it was tested" for name, looks in one.slowed.items() if looks >= OFTEN)
-
-
-def measured(found: Sequence[Watched]) -> list[dict[str, Any]]:
-    return [asdict(one) for one in found]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shutil
 import socket
@@ -20,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -357,23 +356,19 @@ def judge_node(ranks: list[dict[str, Any]], logs: list[Path], gpus: int, result:
             result.problems.append(f"{name}: no result of {doing}: {_last_words(steps, log)}")
         elif steps["multiply"]["wrong"]:
             result.problems.append(f"{name}: {steps['multiply']['wrong']} wrong numbers in a product of matrices")
+    result.measured["tflops"] = _of_each("tflops", ranks)
     if gpus:
+        result.measured["host_gb_per_second"] = _of_each("host_gb_per_second", ranks)
         watched = watch.found()
-        result.measured["watched"] = gpu_watch.measured(watched)
+        result.measured["watched"] = [asdict(gpu) for gpu in watched]
         result.problems += gpu_watch.problems(watched)
-    result.measured["tflops"] = [
-        round(steps["multiply"]["tflops"], 3) if "multiply" in steps else None for steps in ranks
-    ]
-    if gpus:
-        rates = [steps.get("multiply", {}).get("host_gb_per_second") for steps in ranks]
-        result.measured["host_gb_per_second"] = [rate and round(rate, 3) for rate in rates]
     if gpus > 1 and not silent:  # a GPU that is silent makes its neighbours wait, and is named above
         for name, steps, log in zip(names, ranks, logs, strict=True):
             if "node" not in steps:
                 result.problems.append(f"{name}: all-reduce over the GPUs of the node: {_last_words(steps, log)}")
             elif steps["node"]["wrong"]:
                 result.problems.append(f"{name}: {steps['node']['wrong']} wrong numbers after a collective")
-        result.measured |= _slowest("node", ranks)
+        result.measured |= _slowest("node", [steps["node"] for steps in ranks if "node" in steps])
 
 
 def judge_nodes(ranks: list[dict[str, Any]], task: Task, result: Result) -> None:
@@ -382,7 +377,7 @@ def judge_nodes(ranks: list[dict[str, Any]], task: Task, result: Result) -> None
     result.missing = sorted({node for steps in ranks for node in steps.get("missing", {}).get("nodes", [])})
     done = [steps["world"] for steps in ranks if "world" in steps]
     if task.nodes > 1:
-        result.measured |= _slowest("nodes", [{"nodes": step} for step in done])
+        result.measured |= _slowest("nodes", done)
     if result.problems:
         return
     failed = [steps["failed"]["error"] for steps in ranks if "failed" in steps]
@@ -396,15 +391,17 @@ def judge_nodes(ranks: list[dict[str, Any]], task: Task, result: Result) -> None
         result.error = f"{wrong} wrong numbers after a collective over {task.nodes} nodes"
 
 
-def _slowest(where: str, ranks: list[dict[str, Any]]) -> dict[str, float]:
+def _of_each(name: str, ranks: list[dict[str, Any]]) -> list[float | None]:
+    """What each rank measured with its GPU alone."""
+    found = (steps.get("multiply", {}).get(name) for steps in ranks)
+    return [None if rate is None else round(rate, 3) for rate in found]
+
+
+def _slowest(where: str, done: list[dict[str, Any]]) -> dict[str, float]:
     """Of each collective's rates, over a node's GPUs or over the nodes."""
-    rates: dict[str, float] = {}
-    for step in (steps[where] for steps in ranks if where in steps):
-        for name in ("gb_per_second", "all_to_all_gb_per_second"):
-            if name in step:
-                key = f"{where}_{name}"
-                rates[key] = round(min(step[name], rates.get(key, math.inf)), 3)
-    return rates
+    names = ("gb_per_second", "all_to_all_gb_per_second")
+    rates = {name: [step[name] for step in done if name in step] for name in names}
+    return {f"{where}_{name}": round(min(found), 3) for name, found in rates.items() if found}
 
 
 def _last_words(steps: dict[str, Any], log: Path) -> str:

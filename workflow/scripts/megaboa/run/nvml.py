@@ -7,6 +7,7 @@ A value that this GPU, driver or user doesn't get is None.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from ctypes import byref, c_char, c_double, c_int, c_int64, c_uint, c_uint32, c_uint64, c_ulong, c_ulonglong, c_void_p
 from typing import Any
 
@@ -184,15 +185,12 @@ class Gpu:
     @property
     def nvlink_errors(self) -> int | None:
         """Of all kinds and links; the driver counts them since it was loaded."""
-        known = [count for count in self._fields(_FIELDS_NVLINK_ERRORS) if count is not None]
-        return sum(known) if known else None
+        return _sum_of_known(self._fields(_FIELDS_NVLINK_ERRORS))
 
     @property
     def nvlinks(self) -> int | None:
         """How many are up; None: it has none."""
-        found = [self._number("nvmlDeviceGetNvLinkState", c_uint(link)) for link in range(_MOST_NVLINKS)]
-        known = [state for state in found if state is not None]
-        return sum(known) if known else None
+        return _sum_of_known(self._number("nvmlDeviceGetNvLinkState", c_uint(link)) for link in range(_MOST_NVLINKS))
 
     @property
     def pcie_lanes(self) -> int | None:
@@ -234,3 +232,8 @@ class Gpu:
 
 def _thousandth(value: int | None) -> float | None:
     return None if value is None else value / 1000
+
+
+def _sum_of_known(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
