@@ -8,20 +8,34 @@ For a machine that can't reach the hub, where recipes read the config of the mod
 from __future__ import annotations
 
 import json
+import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 CONFIGS = Path(__file__).parents[1] / "tests" / "fixtures" / "hf_configs.json"
 COMMIT = "0" * 40
+PINNED = re.compile(r'^(\w+)_MODEL_(ID|REVISION) = "(.+?)"', re.MULTILINE)
+
+
+def pinned() -> dict[str, str]:
+    """The commit of each model that a recipe of the installed Bridge asks for by a commit."""
+    commits = {}
+    for module in (Path(find_spec("megatron.bridge").submodule_search_locations[0]) / "recipes").rglob("*.py"):
+        found = {(name, what): value for name, what, value in PINNED.findall(module.read_text(encoding="utf-8"))}
+        commits |= {found[name, "ID"]: value for (name, what), value in found.items() if what == "REVISION"}
+    return commits
 
 
 def main(home: Path) -> None:
+    commits = pinned()
     for name, config in json.loads(CONFIGS.read_text(encoding="utf-8")).items():
         folder = home / "hub" / f"models--{name.replace('/', '--')}"
-        for part in ("refs", f"snapshots/{COMMIT}"):
+        commit = commits.get(name, COMMIT)
+        for part in ("refs", f"snapshots/{commit}"):
             (folder / part).mkdir(parents=True, exist_ok=True)
-        (folder / "refs" / "main").write_text(COMMIT)
-        (folder / "snapshots" / COMMIT / "config.json").write_text(json.dumps(config))
+        (folder / "refs" / "main").write_text(commit)
+        (folder / "snapshots" / commit / "config.json").write_text(json.dumps(config))
     print(home)
 
 

@@ -259,7 +259,7 @@ CASES = {
         "warning",
     ),
     "interleaving_needs_a_pipeline": Case(
-        {"vpp": 2}, "parallel.vpp", "2 needs parallel.pp above 1", ("null",), {"vpp": 2, "pp": 2}, {"pp": 2}
+        {"vpp": 2}, "parallel.vpp", "2 needs parallel.pp above 1", (1,), {"vpp": 2, "pp": 2}, {"pp": 2}
     ),
     "layers_fill_the_stages": Case(
         {"layers": 36, "pp": 8},

@@ -42,7 +42,7 @@ class Axis:
         return f"model.{self.argument}"
 
 
-_VPP = "virtual pipeline stages per rank (interleaved schedule)"
+_VPP = "virtual pipeline stages per rank (interleaved schedule); 1: none, also where the recipe has more"
 _ETP = "tensor parallel size inside experts; default: tp, or 1 where ep is above 1"
 AXES = (
     Axis("tp", "tensor parallel size", "tensor_model_parallel_size", dense=True, weights=True),

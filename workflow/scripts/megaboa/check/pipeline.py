@@ -11,9 +11,9 @@ DEEPSEEK_V3_PAIRS = ((1, 1), (4, 1), (8, 1), (4, 2), (16, 1), (8, 2), (4, 4))
 
 def interleaving_needs_a_pipeline(f: Facts) -> Broken | None:
     """Virtual stages take turns on several ranks: parallel_state.py refuses vpp where pp is 1."""
-    if f.layout.vpp is None or f.layout.pp > 1:
+    if f.layout.chunks == 1 or f.layout.pp > 1:
         return None
-    return Broken("parallel.vpp", f"{f.layout.vpp} needs parallel.pp above 1", ("null",))
+    return Broken("parallel.vpp", f"{f.layout.vpp} needs parallel.pp above 1", (1,))
 
 
 def layers_fill_the_stages(f: Facts) -> Broken | None:
