@@ -24,6 +24,7 @@ sys.path.insert(0, str(REPOSITORY / "workflow" / "scripts"))
 
 from megaboa.files import read_jsonl
 from megaboa.paths import RunFolder
+from megaboa.run.checkpoints import latest
 
 ON_GPU = ("GPU_ERROR", "GPU_SLEEP")
 FAULTS = (
@@ -39,8 +40,7 @@ FAULTS = (
     "SIGSTOP",
 )
 SAVE_INTERVAL = 10
-SOON = SAVE_INTERVAL + 3  # steps after which a checkpoint is complete
-STEPS = {"cpu": 2 * SOON, "cuda": 20 * SOON}  # per attempt: enough to be hit before the last one
+STEPS = {"cpu": 3 * SAVE_INTERVAL, "cuda": 15 * SAVE_INTERVAL}  # per attempt: enough to be hit before the last one
 PATIENCE = 300.0
 EXPERIMENT = """\
 experiment: injected
@@ -85,13 +85,15 @@ class Experiment:
         with (self.folder / f"{run}.log").open("wb") as log:
             return subprocess.Popen([*words, target], stdout=log, stderr=subprocess.STDOUT, cwd=self.folder)
 
+    def store(self, run: str) -> Path:
+        return RunFolder(self.folder / "results" / "injected" / "runs" / run).attempts_link.resolve().parent
+
     def ledger(self, event: str) -> list[dict]:
-        path = RunFolder(self.folder / "results" / "injected" / "runs" / "hit").attempts_link
+        path = self.store("hit") / "attempts.jsonl"
         return [entry for entry in read_jsonl(path) if entry["event"] == event] if path.exists() else []
 
     def steps(self, run: str, attempt: int) -> list[dict]:
-        store = RunFolder(self.folder / "results" / "injected" / "runs" / run).attempts_link.resolve().parent
-        path = store / "attempts" / f"{attempt:02d}" / "steps.jsonl"
+        path = self.store(run) / "attempts" / f"{attempt:02d}" / "steps.jsonl"
         return [one for one in read_jsonl(path) if one["event"] == "step"] if path.exists() else []
 
     def losses(self, run: str, attempts: int) -> dict[int, float]:
@@ -101,11 +103,13 @@ class Experiment:
     def hit(self, process: subprocess.Popen, fault: str, rank: int) -> float:
         """Do it to the newest attempt when it has a checkpoint of its own; seconds to the next attempt's first step."""
 
-        def soon() -> int:
+        def saved() -> int:
             starts = self.ledger("start")
-            return len(starts) if starts and len(self.steps("hit", len(starts))) >= SOON else 0
+            return (
+                len(starts) if starts and latest(self.store("hit") / "checkpoints") > starts[-1]["resumed_from"] else 0
+            )
 
-        attempt = wait(soon, process, f"{SOON} steps before {fault}")
+        attempt = wait(saved, process, f"a checkpoint before {fault}")
         began = time.time()
         (self.faults / f"{rank}.new").write_text(fault)
         (self.faults / f"{rank}.new").rename(self.faults / str(rank))

@@ -37,7 +37,7 @@ from megaboa.records import Calibration, HeldBack, Law, Link
 
 HERE = Path(__file__).parent / "measured"
 PUBLISHED = Path(__file__).parents[1] / "config" / "published"
-LLAMA_FILE = Path(__file__).parents[1] / "config" / "experiments" / "llama3-8b-2xh200.yaml"
+EXPERIMENTS = Path(__file__).parents[1] / "config" / "experiments"
 FULL = Kernels(recompute="full", recompute_method="uniform", recompute_layers=1)
 NO_OVERLAP = {"grad_overlap": False, "gather_overlap": False}
 DEEPSPEED = {**NO_OVERLAP, "scattered_stages": True}
@@ -204,12 +204,12 @@ def h200() -> Iterator[Row]:
         yield Row("h200-gpt2-large", name, name != "bf16 fused", facts, seconds, gib, one["group"])
 
 
-def llama() -> Iterator[Row]:
-    """Of a shipped experiment, whose plan has the facts."""
-    plan = make_plan(load([LLAMA_FILE]))
-    for one in _csv("h200-llama3-8b.csv"):
+def of_experiment(data: str, name: str) -> Iterator[Row]:
+    """Of a shipped one, whose plan has the facts."""
+    plan = make_plan(load([EXPERIMENTS / f"{name}.yaml"]))
+    for one in _csv(f"{data}.csv"):
         seconds, gib = float(one["milliseconds"]) / 1000, float(one["gib"])
-        yield Row("h200-llama3-8b", one["name"], True, plan[one["name"]].facts, seconds, gib, one["group"])
+        yield Row(data, one["name"], True, plan[one["name"]].facts, seconds, gib, one["group"])
 
 
 OF_BRIDGE = {
@@ -248,7 +248,9 @@ def bridge() -> Iterator[Row]:
 
 
 def rows() -> list[Row]:
-    return [*vtrain("vtrain-multi"), *vtrain("vtrain-single"), *simumax(), *h200(), *llama(), *bridge()]
+    llama = of_experiment("h200-llama3-8b", "llama3-8b-2xh200")
+    blind = of_experiment("h200-blind", "blind-2xh200")
+    return [*vtrain("vtrain-multi"), *vtrain("vtrain-single"), *simumax(), *h200(), *llama, *blind, *bridge()]
 
 
 # --- the errors -------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ BOUNDS = {
     "vtrain-single": (8, 35, 90, 7, 40),
     "simumax-b200": (8, 25, 92, 3, 10),
     "h200-gpt2-large": (8, 25, 92, 3, 10),
+    "h200-blind": (15, 35, 92, 3, 10),
     "bridge-h100": (30, 112, None, None, None),
 }
 

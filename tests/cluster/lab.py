@@ -25,7 +25,10 @@ from subprocess import DEVNULL, PIPE, STDOUT
 REPOSITORY = Path(__file__).resolve().parents[2]
 USER, UID = "labuser", 2000
 STATUS_COMMANDS = ("squeue", "sacct", "scontrol")
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter", "setpriv", "gcc")
+PROGRAMS = (
+    *("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "sinfo", "sacctmgr", "sshare", "munged"),
+    *("ip", "unshare", "nsenter", "setpriv", "gcc"),
+)
 ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db")
 CLOCK = Path(__file__).with_name("clock_ahead.c")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

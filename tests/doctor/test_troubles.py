@@ -121,9 +121,9 @@ def test_what_nccl_says_when_all_is_well_is_no_trouble_of_the_network(cause):
 def test_the_supervisors_line_stays_the_first_beside_those_of_the_network():
     log = f"{HEALTHY}node1:811 [0] NCCL WARN NET/IB : Got async event : port error\n"
     for cause in ("crash", "poisoned"):
-        found = trouble(cause, "step 7 failed twice in the same way: SIGABRT", {0: log})
+        found = trouble(cause, "step 7 failed twice in a row: SIGABRT", {0: log})
         assert found.name == "network"
-        assert found.evidence[0] == "step 7 failed twice in the same way: SIGABRT"
+        assert found.evidence[0] == "step 7 failed twice in a row: SIGABRT"
         assert found.evidence[1:] == ("node1:811 [0] NCCL WARN NET/IB : Got async event : port error",)
 
 

@@ -180,9 +180,9 @@ def _low(f: Facts, width: float) -> float:
 
 
 def in_low_precision(f: Facts, layer: int) -> bool:
-    """Bridge's current scaling leaves the first and the last layer in bf16."""
-    ends = (0, (f.model.layers or 1) - 1) if "fp8_current" in (f.training.precision or "") else ()
-    return layer not in ends
+    """Bridge's current scaling leaves the first and the last layer in bf16, unless told otherwise."""
+    ends = f.training.bf16_ends and "fp8_current" in (f.training.precision or "")
+    return not ends or layer not in (0, (f.model.layers or 1) - 1)
 
 
 def _drops(part: str, f: Facts) -> bool:

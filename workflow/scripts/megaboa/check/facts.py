@@ -82,6 +82,7 @@ class Training:
     checkpoint_format: str | None = None
     precision: Precision | None = None
     fp8_weights: bool = True  # fp8_param_gather, as Bridge has it with current scaling
+    bf16_ends: bool = True  # the first and the last layer, with current scaling
     bf16: bool | None = None
     fp16: bool | None = None
     pipeline_dtype: bool = True  # whether one is set
@@ -245,6 +246,7 @@ FIELDS: dict[str, str] = {
     "training.warmup_iters": "scheduler.lr_warmup_iters",
     "training.decay_iters": "scheduler.lr_decay_iters",
     "training.fp8_weights": "mixed_precision.fp8_param_gather",
+    "training.bf16_ends": "mixed_precision.first_last_layers_bf16",
     "training.bf16": "model.bf16",
     "training.fp16": "model.fp16",
     "training.optimizer": "optimizer.optimizer",

@@ -88,7 +88,7 @@ def _stage(f: Facts, stage: Stage) -> Breakdown:
     weights += _quantized_copies(f, stage, held)
     plain = Breakdown(stage.number, weights, *states, kept, max(logits, inside), workspace)
     if f.layout.fsdp != "megatron":
-        return plain
+        return max(plain, _optimizer_step(f, stage, held, plain), key=lambda one: one.tensors)
     return max(_moments_of_fsdp(f, stage, held, plain, inside), key=lambda one: one.tensors)
 
 
@@ -96,10 +96,16 @@ def _quantized_copies(f: Facts, stage: Stage, held: Parameters) -> float:
     """Weights that are kept in 16 bits are cast once a step, by rows and by columns, and Transformer Engine keeps both
     (module/base.py, get_weight_workspace), whole under Megatron-FSDP too: with current scaling in layers that calculate
     in FP8. For other kinds of FP8 `bytes_per_parameter` has them."""
-    if "fp8_current" not in (f.training.precision or "") or f.training.fp8_weights or f.layout.fsdp == "torch":
+    if f.training.fp8_weights or f.layout.fsdp == "torch":
         return 0.0
-    low = sum(activations.in_low_precision(f, layer) for layer in stage.layers) / (len(stage.layers) or 1)
-    return 2 * low * (held.total - held.outside)
+    return 2 * _share_by_current_scaling(f, stage) * (held.total - held.outside)
+
+
+def _share_by_current_scaling(f: Facts, stage: Stage) -> float:
+    """Of the stage's layers, those that calculate in FP8 with it."""
+    if "fp8_current" not in (f.training.precision or ""):
+        return 0.0
+    return sum(activations.in_low_precision(f, layer) for layer in stage.layers) / (len(stage.layers) or 1)
 
 
 def _unused_gradients(f: Facts, stage: Stage) -> float:
@@ -114,9 +120,8 @@ def _unused_gradients(f: Facts, stage: Stage) -> float:
 
 
 def _moments_of_fsdp(f: Facts, stage: Stage, held: Parameters, shards: Breakdown, inside: float) -> list[Breakdown]:
-    """When the loss is calculated, at every layer of the backward pass, and in the optimizer's step, to which 16-bit
-    gradients are copied as fp32 ones."""
-    sharding, (weight, gradient, optimizer) = f.layout.fsdp_sharding, bytes_per_parameter(f)
+    """When the loss is calculated, at every layer of the backward pass, and in the optimizer's step."""
+    sharding, (weight, gradient, _) = f.layout.fsdp_sharding, bytes_per_parameter(f)
     cut = _cut_by_fsdp(f, held)
 
     def at(moment: _Moment, work: float) -> Breakdown:
@@ -131,9 +136,23 @@ def _moments_of_fsdp(f: Facts, stage: Stage, held: Parameters, shards: Breakdown
     loss = _fsdp_forward(sharding, cut)
     begins = max(inside, activations.logits_gradient_bytes(f) if stage.loss else 0.0)
     first, *others = _fsdp_backward(sharding, cut, len(stage.layers) or 1)
-    copies = 4 * shards.optimizer / optimizer if gradient < 4 else 0.0
-    step = replace(at(replace(loss, kept=0.0), 0.0), gradients=shards.gradients + copies)
+    step = _optimizer_step(f, stage, held, at(loss, 0.0))
     return [at(loss, shards.logits), at(first, begins), *(at(moment, inside) for moment in others), step]
+
+
+def _optimizer_step(f: Facts, stage: Stage, held: Parameters, before: Breakdown) -> Breakdown:
+    """16-bit gradients are copied to fp32 for it (distrib_optimizer.py, _copy_model_grads_to_main_grads). Weights stored in
+    FP8 are all cast to 16 bits before the first is written (Transformer Engine, quantize_master_weights).
+    """
+    _, gradient, optimizer = bytes_per_parameter(f)
+    copied = 4 * before.optimizer / optimizer if gradient < 4 else 0.0
+    cast = 0.0
+    if f.training.fp8_weights and f.layout.distributed_optimizer and f.layout.fsdp == "none":
+        copies, expert_copies = _copies(f)
+        in_layers = (held.dense - held.outside) / copies + held.expert / expert_copies
+        cast = 2 * _share_by_current_scaling(f, stage) * in_layers
+    states = {"weights": before.weights + cast, "gradients": before.gradients + copied}
+    return replace(before, **states, activations=0.0, logits=0.0)
 
 
 @dataclass(frozen=True)

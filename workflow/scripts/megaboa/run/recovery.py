@@ -45,7 +45,7 @@ def decide(
     if step is not None and cause in REPEATABLE and cause not in settings.actions:
         wanted = settings.actions.get("poisoned", CAUSES["poisoned"].action)
         if wanted == "stop":
-            return Decision("stop", f"step {step} failed twice in the same way", poisoned=True)
+            return Decision("stop", f"step {step} failed twice in a row", poisoned=True)
     if cause == "time_limit" and (links := ledger.links_without_progress(entries)) >= IDLE_LINKS:
         return Decision(
             "stop", f"{links} jobs in a row ended without a new checkpoint: give resources.runtime more time"
