@@ -141,8 +141,8 @@ def _moments_of_fsdp(f: Facts, stage: Stage, held: Parameters, shards: Breakdown
 
 
 def _optimizer_step(f: Facts, stage: Stage, held: Parameters, before: Breakdown) -> Breakdown:
-    """16-bit gradients are copied to fp32 for it (distrib_optimizer.py, _copy_model_grads_to_main_grads). Weights stored
-    in FP8 are all cast to 16 bits before the first is written (Transformer Engine, quantize_master_weights).
+    """16-bit gradients are copied to fp32 for it (distrib_optimizer.py, _copy_model_grads_to_main_grads). Weights
+    stored in FP8 are all cast to 16 bits before the first is written (Transformer Engine, quantize_master_weights).
     """
     _, gradient, optimizer = bytes_per_parameter(f)
     copied = 4 * before.optimizer / optimizer if gradient < 4 else 0.0
