@@ -28,6 +28,8 @@ def main(root):
             convert.import_checkpoint(source, folder / "megatron")
         checks = prove_import(source, folder / "megatron")
         write_json(folder / "checks.json", [plain(check) for check in checks])
+        with convert.process_groups("cpu"):
+            write_json(folder / "by_layers.json", by_layers(source, folder / "megatron"))
     with convert.process_groups("cpu"):
         bridge = convert.bridge_of(source)
         model = convert.load_checkpoint(bridge, folder / "megatron")
@@ -35,6 +37,24 @@ def main(root):
         attention.linear_q_proj = torch.nn.Module()
         attention.linear_q_proj.layer_norm_weight = torch.nn.Parameter(torch.ones(1))
         write(root / "unknown.json", mapped(bridge, model))
+
+
+def by_layers(source, checkpoint):
+    """Whether logits are the same when weights are in fp32 only as long as they are needed, and which weights stay."""
+    import torch
+    from megatron.core.utils import unwrap_model
+
+    from megaboa.bridge import convert, logits
+
+    tokens = torch.arange(48).reshape(2, 24)
+    found = []
+    for prepared in (torch.nn.Module.float, logits.compute_by_layers):
+        model = unwrap_model(convert.load_checkpoint(convert.bridge_of(source), checkpoint))[0].eval()
+        narrow = sum(weight.dtype == torch.bfloat16 for weight in model.parameters())
+        prepared(model)
+        found.append(logits.megatron_logits(model, tokens, source.vocab_size))
+    left = sum(weight.dtype == torch.bfloat16 for weight in model.parameters())
+    return {"same": torch.equal(*found), "narrow": narrow, "left": left}
 
 
 if __name__ == "__main__":

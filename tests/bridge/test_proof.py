@@ -17,7 +17,8 @@ from megaboa.files import read_json, write_json
 from megaboa.records import write
 
 SCRIPTS = Path(megaboa.__file__).parents[1]
-MODELS = {"dense": DENSE, "latent": LATENT, "moe": MOE, "tied-bf16": TIED_BF16}
+BF16 = {"dtype": "bfloat16"}
+MODELS = {"dense": DENSE, "latent": LATENT | BF16, "moe": MOE | BF16, "tied-bf16": TIED_BF16}
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +58,12 @@ def test_an_import_loses_nothing(root, name):
     assert states(checks) == dict.fromkeys(names, "PASS"), checks
     count = len(load_file(Path(read_json(root / name / "source.json")["path"], "model.safetensors")))
     assert next(check["detail"] for check in checks if check["name"] == "tensors").startswith(f"{count} of {count}")
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "dense"])
+def test_weights_that_are_in_fp32_only_while_they_are_needed_give_the_same_logits(root, name):
+    found = read_json(root / name / "by_layers.json")
+    assert found["same"] and found["left"] == found["narrow"] > 10
 
 
 def test_a_parameter_that_bridge_does_not_know_is_named(root):

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from megaboa.bridge import reference
 from megaboa.bridge.convert import bridge_of, from_all, is_last, load_trained, process_groups
-from megaboa.bridge.logits import megatron_logits
+from megaboa.bridge.logits import compute_in_fp32, megatron_logits
 from megaboa.conversion import WHOLE
 from megaboa.layout import Layout
 from megaboa.paths import RunFolder
@@ -25,7 +25,8 @@ def generate(
     words = AutoTokenizer.from_pretrained(export.path, local_files_only=True)
     rows = AutoConfig.from_pretrained(export.path, local_files_only=True).get_text_config().vocab_size
     with process_groups(source.device, layout):
-        model = unwrap_model(load_trained(bridge_of(source), run, Path(export.checkpoint), layout))[0].float().eval()
+        model = unwrap_model(load_trained(bridge_of(source), run, Path(export.checkpoint), layout))[0].eval()
+        compute_in_fp32(model)
         theirs = reference.load(export.path, source.params) if is_last() else None
         found = []
         for prompt in spec.prompts:

@@ -15,7 +15,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
 
 from megaboa.bridge import image_text
-from megaboa.bridge.reference import Reference, logits_bound
+from megaboa.bridge.reference import BYTES, SHARE, Reference, free_bytes, logits_bound, widen_by_layers
 from megaboa.bridge.verdict import check
 from megaboa.records import Check
 
@@ -25,10 +25,11 @@ PROBE_SEQUENCES, PROBE_TOKENS = 2, 64
 def same_logits(model: list[torch.nn.Module], reference: Reference | None, vocab_size: int) -> list[Check]:
     """Megatron's model and transformers' give the same logits in fp32: of several ranks the one with the other says it.
 
-    It leaves the model in fp32.
+    It may leave the model in fp32.
     """
     tokens = torch.randint(vocab_size, (PROBE_SEQUENCES, PROBE_TOKENS), generator=torch.Generator().manual_seed(1))
-    whole = unwrap_model(model)[0].float().eval()
+    whole = unwrap_model(model)[0].eval()
+    is_held = compute_in_fp32(whole)
     seen = image_text.probe(whole.config, tokens)  # of a model that sees, each sequence with an image
     found = megatron_logits(whole, tokens, vocab_size, seen)
     if reference is None:
@@ -40,9 +41,34 @@ def same_logits(model: list[torch.nn.Module], reference: Reference | None, vocab
     detail = f"largest difference {difference:.1e} of the largest logit, over {tokens.numel()} tokens"
     detail += f" and {len(tokens)} images" if seen else ""
     detail += f" in fp32, transformers' model {reference.how}"
+    detail += "" if is_held else ", Megatron's weights widened layer by layer"
     bound = logits_bound(whole.config.num_layers, whole.config.hidden_size)
     # A NaN compares false, so it fails.
     return [check("logits", difference <= bound, f"{detail}; allowed {bound:.1e}", difference)]
+
+
+def compute_in_fp32(model: torch.nn.Module) -> bool:
+    """With weights in that type, all of them if this rank has room for its part: whether it has."""
+    if _has_room(model):
+        model.float()
+        return True
+    compute_by_layers(model)
+    return False
+
+
+def _has_room(model: torch.nn.Module) -> bool:
+    """On the CPU next to all other ranks: they may be on one host."""
+    device = next(model.parameters()).device
+    on_gpu = device.type == "cuda"
+    room = torch.cuda.mem_get_info(device)[0] if on_gpu else free_bytes() / dist.get_world_size()
+    return BYTES * sum(weight.numel() for weight in model.parameters()) <= SHARE * room
+
+
+def compute_by_layers(model: torch.nn.Module) -> None:
+    """With weights in fp32 only as long as they are needed. A tied head borrows those of the embedding."""
+    head = getattr(model, "output_layer", None)
+    is_tied = head is not None and next(head.parameters(), None) is None
+    widen_by_layers(model, {head: model.shared_embedding_or_output_weight()} if is_tied else {})
 
 
 def megatron_logits(

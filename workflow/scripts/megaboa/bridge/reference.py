@@ -10,8 +10,10 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,7 @@ SHARE = 0.7  # of the memory that is free, for a model that is held whole
 LOGITS_BOUND = 1e-5
 HALF_ULP = 2.0**-24  # of fp32, relative
 CGROUP = Path("/sys/fs/cgroup")
+NOTHING: Mapping[torch.nn.Module, torch.Tensor] = MappingProxyType({})
 
 
 class Reference(NamedTuple):
@@ -86,10 +89,14 @@ def free_bytes() -> float:
         return free
 
 
-def widen_by_layers(model: torch.nn.Module) -> None:
-    """Let every part of a model compute in fp32, with its weights in that type only as long as it computes."""
-    for part in _parts(model):
-        part.register_forward_pre_hook(_widen)
+def widen_by_layers(model: torch.nn.Module, borrowed: Mapping[torch.nn.Module, torch.Tensor] = NOTHING) -> None:
+    """Let every part of a model compute in fp32, with its weights in that type only as long as it computes.
+
+    `borrowed`: weights of other parts that a part is given when it is called.
+    """
+    own = {part: list(part.parameters()) for part in _parts(model)}
+    for part, weights in (own | {part: [weight] for part, weight in borrowed.items()}).items():
+        part.register_forward_pre_hook(partial(_widen, weights))
         part.register_forward_hook(_restore, always_call=True)
 
 
@@ -105,9 +112,9 @@ def _parts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
             yield from _parts(child)
 
 
-def _widen(part: torch.nn.Module, _: Any) -> None:
-    part.narrow = [(weight, weight.data) for weight in part.parameters()]
-    for weight in part.parameters():
+def _widen(weights: Sequence[torch.Tensor], part: torch.nn.Module, _: Any) -> None:
+    part.narrow = [(weight, weight.data) for weight in weights]
+    for weight in weights:
         weight.data = weight.data.float()
 
 
