@@ -66,9 +66,9 @@ def _has_room(model: torch.nn.Module) -> bool:
 
 def compute_by_layers(model: torch.nn.Module) -> None:
     """With weights in fp32 only as long as they are needed. A tied head borrows those of the embedding."""
-    head = getattr(model, "output_layer", None)
-    is_tied = head is not None and next(head.parameters(), None) is None
-    widen_by_layers(model, {head: model.shared_embedding_or_output_weight()} if is_tied else {})
+    heads = [(part, head) for part in model.modules() if (head := getattr(part, "output_layer", None)) is not None]
+    tied = {head: part.shared_embedding_or_output_weight() for part, head in heads if not [*head.parameters()]}
+    widen_by_layers(model, tied)
 
 
 def megatron_logits(
