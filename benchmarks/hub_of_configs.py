@@ -21,9 +21,13 @@ PINNED = re.compile(r'^(\w+)_MODEL_(ID|REVISION) = "(.+?)"', re.MULTILINE)
 def pinned() -> dict[str, str]:
     """The commit of each model that a recipe of the installed Bridge asks for by a commit."""
     commits = {}
-    for module in (Path(find_spec("megatron.bridge").submodule_search_locations[0]) / "recipes").rglob("*.py"):
+    for module in Path(find_spec("megatron.bridge").submodule_search_locations[0]).glob("*recipes/**/*.py"):
         found = {(name, what): value for name, what, value in PINNED.findall(module.read_text(encoding="utf-8"))}
-        commits |= {found[name, "ID"]: value for (name, what), value in found.items() if what == "REVISION"}
+        commits |= {
+            found[name, "ID"]: found[name, "REVISION"]
+            for name, _ in found
+            if {(name, "ID"), (name, "REVISION")} <= {*found}
+        }
     return commits
 
 

@@ -105,9 +105,8 @@ class Experiment:
 
         def saved() -> int:
             starts = self.ledger("start")
-            return (
-                len(starts) if starts and latest(self.store("hit") / "checkpoints") > starts[-1]["resumed_from"] else 0
-            )
+            is_new = starts and latest(self.store("hit") / "checkpoints") > starts[-1]["resumed_from"]
+            return len(starts) if is_new else 0
 
         attempt = wait(saved, process, f"a checkpoint before {fault}")
         began = time.time()

@@ -155,6 +155,13 @@ def test_the_optimizer_copies_gradients_of_16_bits_and_casts_weights_of_8(name):
     assert memory.peak(given).tensors / GIB == pytest.approx(measured, rel=BAR)
 
 
+def test_frozen_weights_in_8_bits_are_not_cast():
+    training = dataclasses.replace(
+        TRAINING, precision=CURRENT, task="lora", adapter_rank=8, adapter_targets=("linear_qkv",)
+    )
+    assert memory.peak(Facts(Layout(1), LLAMA_8B, training, Kernels())).weights < 2.05 * 8.03e9
+
+
 def test_layers_that_are_offloaded_leave_one_at_a_time():
     """As in NVIDIA's performance recipes for Llama 3 70B on GB200: 40 of 80."""
     kept = facts()

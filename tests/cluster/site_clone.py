@@ -27,7 +27,7 @@ class SiteClone:
 
     def __init__(self, lab: Lab, name: str = "megaboa"):
         self.lab, self.path = lab, lab.home / name
-        self.needed: subprocess.Popen | None = None
+        self.needed: subprocess.Popen | None = None  # the call to Snakemake after whose failure nothing is waited for
         copy_repository(self.path)
         (self.path / SITE_FILE).write_text("slurm_account: lab\nslurm_partition: cpu\ngpu_partition: gpu\n")
         subprocess.run(["chown", "-R", f"{UID}:{UID}", str(self.path)], check=True)
@@ -144,19 +144,13 @@ class SiteClone:
     def wait_for_step(self, experiment: str, run: str, step: int, timeout: float = 600) -> None:
         self.wait(lambda: self.last_step(experiment, run) >= step, timeout, f"step {step} of {experiment}/{run}")
 
-    def needs(self, call: subprocess.Popen | None) -> None:
-        """Whatever is waited for from now on comes of this call, and not at all once the call has failed."""
-        self.needed = call
-
     def wait(self, condition: Callable[[], object], timeout: float, what: str) -> None:
         """As long as some run makes steps, a slow machine has more time, within reason."""
         begun = moved = time.monotonic()
         steps = 0
         while not condition():
-            if self.needed and self.needed.poll():
-                raise AssertionError(
-                    f"before {what}, the call ended with {self.needed.poll()}\n{self.output()[-4000:]}"
-                )
+            if self.needed and (code := self.needed.poll()):
+                raise AssertionError(f"before {what}, the call ended with {code}\n{self.output()[-4000:]}")
             time.sleep(0.1)
             now = time.monotonic()
             if now < moved + timeout:

@@ -95,7 +95,7 @@ class AllAtOnce(Faults):
         self.clone.before_training(self.config)
         begun = time.monotonic()
         self.process = self.clone.start(*(result(*one) for one in made), "--configfile", self.config)
-        self.clone.needs(self.process)
+        self.clone.needed = self.process
         with ThreadPoolExecutor() as pool:
             self.lost = pool.submit(lose_a_rank_and_a_host, self)
             self.late = pool.submit(preempt_and_run_out_of_time, self)
@@ -105,7 +105,7 @@ class AllAtOnce(Faults):
                 print(f"{run}: trained after {time.monotonic() - begun:.0f} s", flush=True)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(WAIT)
-        self.clone.needs(None)
+        self.clone.needed = None
         self.end_call()
 
 
@@ -117,7 +117,7 @@ def result(run: str, name: str) -> str:
 def faults(make_lab: Callable[..., Lab]) -> Iterator[AllAtOnce]:
     devices = [] if REHEARSAL else [Path(f"/dev/nvidia{number}") for number in range(FOUND)]
     features = [f"gpu{number}" for number in range(FOUND)]
-    # Two processors are what a rank asks for: a run that is to be preempted shares its host with none that can't be.
+    # A rank asks for two processors: one rank per host, so that a preemptible run has its host for itself.
     lab = make_lab(nodes=HOSTS, cpus=2, memory_mb=32000, accounting=False, real_gpus=devices, features=features)
     long = f"training.train_iters: {STEPS}"
     runs = {run: f"{values}{'' if SHORT in values else f', {long}'}, {AT_ONCE}" for run, values in RUNS.items()}

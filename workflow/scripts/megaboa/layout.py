@@ -89,7 +89,8 @@ class Layout:
         """The sizes in run.json; None for a recipe, which may divide the model as it likes."""
         if run.is_recipe:
             return None
-        return cls(run.world_size, **{axis.name: run.parallel.get(axis.name) or axis.default for axis in AXES})
+        sizes = {axis.name: run.parallel.get(axis.name) or axis.default for axis in AXES}
+        return cls(run.world_size, **sizes | {"vpp": None if sizes["vpp"] == 1 else sizes["vpp"]})
 
     def size(self, name: str) -> int:
         """Of an axis, as it is in effect."""

@@ -354,6 +354,7 @@ def _set_pipeline(config: ConfigContainer, parallel: Tree) -> None:
     """With two pipeline ranks and several stages each, batched exchange trains wrongly, and says nothing (seen)."""
     if parallel.get("vpp") == 1:  # plain stages, whatever the recipe has
         config.model.virtual_pipeline_model_parallel_size = None
+        config.model.overlap_p2p_comm, config.model.batch_p2p_comm = False, True
     elif parallel.get("vpp"):
         config.model.overlap_p2p_comm, config.model.batch_p2p_comm = True, False
 

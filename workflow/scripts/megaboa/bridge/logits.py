@@ -25,7 +25,7 @@ PROBE_SEQUENCES, PROBE_TOKENS = 2, 64
 def same_logits(model: list[torch.nn.Module], reference: Reference | None, vocab_size: int) -> list[Check]:
     """Megatron's model and transformers' give the same logits in fp32: of several ranks the one with the other says it.
 
-    It may leave the model in fp32.
+    It leaves the model in fp32, or with hooks that make it compute in fp32.
     """
     tokens = torch.randint(vocab_size, (PROBE_SEQUENCES, PROBE_TOKENS), generator=torch.Generator().manual_seed(1))
     whole = unwrap_model(model)[0].eval()
@@ -48,8 +48,11 @@ def same_logits(model: list[torch.nn.Module], reference: Reference | None, vocab
 
 
 def compute_in_fp32(model: torch.nn.Module) -> bool:
-    """With weights in that type, all of them if this rank has room for its part: whether it has."""
-    if _has_room(model):
+    """With weights in that type, all of them if this rank has room for its part: whether it has.
+
+    Models that see are held whole: parts of them look at the type of weights before they use them.
+    """
+    if image_text.sees(model.config) or _has_room(model):
         model.float()
         return True
     compute_by_layers(model)
@@ -61,11 +64,14 @@ def _has_room(model: torch.nn.Module) -> bool:
     device = next(model.parameters()).device
     on_gpu = device.type == "cuda"
     room = torch.cuda.mem_get_info(device)[0] if on_gpu else free_bytes() / dist.get_world_size()
-    return BYTES * sum(weight.numel() for weight in model.parameters()) <= SHARE * room
+    return BYTES * sum(one.numel() for one in model.parameters() if one.dtype != torch.float32) <= SHARE * room
 
 
 def compute_by_layers(model: torch.nn.Module) -> None:
     """With weights in fp32 only as long as they are needed. A tied head borrows those of the embedding."""
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            buffer.data = buffer.data.float()
     heads = [(part, head) for part in model.modules() if (head := getattr(part, "output_layer", None)) is not None]
     tied = {head: part.shared_embedding_or_output_weight() for part, head in heads if not [*head.parameters()]}
     widen_by_layers(model, tied)

@@ -118,7 +118,7 @@ def prove_export(
         checks.append(second_export(bridge, model, folder, source, export))
         theirs = reference.load(export.path, source.params) if found else None
         checks += same_logits(model, theirs, vocab_size)
-        del model  # in fp32 now, as a rule
+        del model  # it computes in fp32 now
         model = load_trained(bridge, folder, checkpoint, layout)
         read_back(bridge, model, export.path)
         checks.append(same_parameters(trained_bits, parameter_digests(bridge, model, vocab_size)))

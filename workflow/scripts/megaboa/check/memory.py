@@ -102,7 +102,7 @@ def _quantized_copies(f: Facts, stage: Stage, held: Parameters) -> float:
 
 
 def _share_by_current_scaling(f: Facts, stage: Stage) -> float:
-    """Of the stage's layers, those that calculate in FP8 with it."""
+    """Share of the stage's layers that calculate in FP8 with current scaling."""
     if "fp8_current" not in (f.training.precision or ""):
         return 0.0
     return sum(activations.in_low_precision(f, layer) for layer in stage.layers) / (len(stage.layers) or 1)
@@ -147,12 +147,12 @@ def _optimizer_step(f: Facts, stage: Stage, held: Parameters, before: Breakdown)
     _, gradient, optimizer = bytes_per_parameter(f)
     copied = 4 * before.optimizer / optimizer if gradient < 4 else 0.0
     cast = 0.0
-    if f.training.fp8_weights and f.layout.distributed_optimizer and f.layout.fsdp == "none":
+    if f.training.fp8_weights and not f.is_frozen and f.layout.distributed_optimizer and f.layout.fsdp == "none":
         copies, expert_copies = _copies(f)
         in_layers = (held.dense - held.outside) / copies + held.expert / expert_copies
         cast = 2 * _share_by_current_scaling(f, stage) * in_layers
-    states = {"weights": before.weights + cast, "gradients": before.gradients + copied}
-    return replace(before, **states, activations=0.0, logits=0.0)
+    weights, gradients = before.weights + cast, before.gradients + copied
+    return replace(before, weights=weights, gradients=gradients, activations=0.0, logits=0.0)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ def fsdp_has_no_pipeline(f: Facts) -> Broken | None:
     key = next((key for key, size in sizes.items() if size > 1), None)
     if layout.fsdp == "none" or key is None:
         return None
-    return warning(key, f"{sizes[key]} with parallel.fsdp: {layout.fsdp}", ("null" if key == "parallel.vpp" else 1,))
+    return warning(key, f"{sizes[key]} with parallel.fsdp: {layout.fsdp}", (1,))
 
 
 def fsdp_has_no_layer_graphs(f: Facts) -> Broken | None:

@@ -158,6 +158,6 @@ def _candidates(run: Run) -> Iterator[tuple[str, Tree]]:
         yield "tp2-sp", {**alone, "parallel.tp": 2, "parallel.sp": True}  # experts want it
     else:
         yield "tp1", {"parallel.tp": 1, "parallel.sp": False}
-    yield ("pp2", {**alone, "parallel.pp": 2}) if sizes.pp == 1 else ("pp1", {"parallel.pp": 1, "parallel.vpp": None})
+    yield ("pp2", {**alone, "parallel.pp": 2}) if sizes.pp == 1 else ("pp1", {"parallel.pp": 1, "parallel.vpp": 1})
     if alone:
         yield "dp2", alone
