@@ -15,19 +15,14 @@ from pathlib import Path
 
 CONFIGS = Path(__file__).parents[1] / "tests" / "fixtures" / "hf_configs.json"
 COMMIT = "0" * 40
-PINNED = re.compile(r'^(\w+)_MODEL_(ID|REVISION) = "(.+?)"', re.MULTILINE)
+PINNED = re.compile(r'^(\w+)_MODEL_ID = "(.+?)"\n\1_MODEL_REVISION = "(.+?)"', re.MULTILINE)
 
 
 def pinned() -> dict[str, str]:
     """The commit of each model that a recipe of the installed Bridge asks for by a commit."""
     commits = {}
     for module in Path(find_spec("megatron.bridge").submodule_search_locations[0]).glob("*recipes/**/*.py"):
-        found = {(name, what): value for name, what, value in PINNED.findall(module.read_text(encoding="utf-8"))}
-        commits |= {
-            found[name, "ID"]: found[name, "REVISION"]
-            for name, _ in found
-            if {(name, "ID"), (name, "REVISION")} <= {*found}
-        }
+        commits |= {name: commit for _, name, commit in PINNED.findall(module.read_text(encoding="utf-8"))}
     return commits
 
 

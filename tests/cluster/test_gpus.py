@@ -47,6 +47,7 @@ PROFILED = (("tp2", "analysis.json"),) if FOUND > 1 else ()
 STEPS, SAVE_INTERVAL = (100, 10) if REHEARSAL else (120, 30)
 # A collective of processes that share their GPUs with others waits until both have their turn, some 20 ms: the run of a
 # layout is short, and has few micro-batches.
+LONG = f"training.train_iters: {STEPS}"
 SHORT = f"training.train_iters: 40, schedule.decay_iters: {STEPS}"
 FEW = "training.micro_batch_size: 16"
 # One for each rank, and one more on each GPU for a run that loses its host: who has to wait would preempt another.
@@ -61,13 +62,13 @@ LAYOUTS = (
 )
 LOST, LATE, BLIND, STAND_BY = "lost", "late", "blind", "stand-by"
 RUNS = {
-    "quiet": f"{ONE_HOST}, {FIRST}",
-    "again": f"{ONE_HOST}, {LAST}",
-    LOST: f"{ONE_HOST}, {FIRST}",
-    LATE: f"{ONE_HOST}, {LAST}, resources.partition: low, recovery.lead_minutes: 10",
-    BLIND: f"{ONE_HOST}, launch.health_check: true",
+    "quiet": f"{ONE_HOST}, {FIRST}, {LONG}",
+    "again": f"{ONE_HOST}, {LAST}, {LONG}",
+    LOST: f"{ONE_HOST}, {FIRST}, {LONG}",
+    LATE: f"{ONE_HOST}, {LAST}, {LONG}, resources.partition: low, recovery.lead_minutes: 10",
+    BLIND: f"{ONE_HOST}, {LONG}, launch.health_check: true",
     **{run: f"{TWO_HOSTS}, {EACH}, {FEW}, {SHORT}{values}" for run, values in LAYOUTS.items()},
-    **({STAND_BY: f"{TWO_HOSTS}, {EACH}, {FEW}, launch.tasks: node"} if FOUND > 1 else {}),
+    **({STAND_BY: f"{TWO_HOSTS}, {EACH}, {FEW}, {LONG}, launch.tasks: node"} if FOUND > 1 else {}),
 }
 UNDISTURBED = ("quiet", "again", *LAYOUTS)
 BF16 = 5e-2  # largest difference of a step's loss between layouts
@@ -119,8 +120,7 @@ def faults(make_lab: Callable[..., Lab]) -> Iterator[AllAtOnce]:
     features = [f"gpu{number}" for number in range(FOUND)]
     # A rank asks for two processors: one rank per host, so that a preemptible run has its host for itself.
     lab = make_lab(nodes=HOSTS, cpus=2, memory_mb=32000, accounting=False, real_gpus=devices, features=features)
-    long = f"training.train_iters: {STEPS}"
-    runs = {run: f"{values}{'' if SHORT in values else f', {long}'}, {AT_ONCE}" for run, values in RUNS.items()}
+    runs = {run: f"{values}, {AT_ONCE}" for run, values in RUNS.items()}
     found = AllAtOnce(lab, SiteClone(lab), runs, hosts="", save_interval=SAVE_INTERVAL)
     config = found.clone.path / found.config
     if not REHEARSAL:

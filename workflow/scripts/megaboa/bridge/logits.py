@@ -15,7 +15,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
 
 from megaboa.bridge import image_text
-from megaboa.bridge.reference import BYTES, SHARE, Reference, free_bytes, logits_bound, widen_by_layers
+from megaboa.bridge.reference import BYTES, SHARE, Reference, free_bytes, logits_bound, widen, widen_by_layers
 from megaboa.bridge.verdict import check
 from megaboa.records import Check
 
@@ -72,9 +72,11 @@ def compute_by_layers(model: torch.nn.Module) -> None:
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.data = buffer.data.float()
-    heads = [(part, head) for part in model.modules() if (head := getattr(part, "output_layer", None)) is not None]
-    tied = {head: part.shared_embedding_or_output_weight() for part, head in heads if not [*head.parameters()]}
-    widen_by_layers(model, tied)
+    widen_by_layers(model)
+    for part in model.modules():
+        head = getattr(part, "output_layer", None)
+        if head is not None and next(head.parameters(), None) is None:
+            widen(head, [part.shared_embedding_or_output_weight()])
 
 
 def megatron_logits(

@@ -10,10 +10,9 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +27,6 @@ SHARE = 0.7  # of the memory that is free, for a model that is held whole
 LOGITS_BOUND = 1e-5
 HALF_ULP = 2.0**-24  # of fp32, relative
 CGROUP = Path("/sys/fs/cgroup")
-NOTHING: Mapping[torch.nn.Module, torch.Tensor] = MappingProxyType({})
 
 
 class Reference(NamedTuple):
@@ -89,15 +87,16 @@ def free_bytes() -> float:
         return free
 
 
-def widen_by_layers(model: torch.nn.Module, borrowed: Mapping[torch.nn.Module, torch.Tensor] = NOTHING) -> None:
-    """Let every part of a model compute in fp32, with its weights in that type only as long as it computes.
+def widen_by_layers(model: torch.nn.Module) -> None:
+    """Let every part of a model compute in fp32, with its weights in that type only as long as it computes."""
+    for part in _parts(model):
+        widen(part, list(part.parameters()))
 
-    `borrowed`: weights of other parts that a part is given when it is called.
-    """
-    own = {part: list(part.parameters()) for part in _parts(model)}
-    for part, weights in (own | {part: [weight] for part, weight in borrowed.items()}).items():
-        part.register_forward_pre_hook(partial(_widen, weights))
-        part.register_forward_hook(_restore, always_call=True)
+
+def widen(part: torch.nn.Module, weights: Sequence[torch.Tensor]) -> None:
+    """Have these weights in fp32 while a part computes: its own, or those of another that it is called with."""
+    part.register_forward_pre_hook(partial(_widen, weights))
+    part.register_forward_hook(_restore, always_call=True)
 
 
 def _parts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
