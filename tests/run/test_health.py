@@ -444,8 +444,13 @@ def test_two_nodes_reduce_with_each_other(tmp_path):
 
 
 @pytest.mark.slow
-def test_of_three_nodes_the_one_that_never_came_is_blamed(tmp_path):
-    port, nodes = start_nodes(tmp_path, [0, 2], 3, 60)
+def test_of_three_nodes_the_one_that_never_came_is_blamed(tmp_path, monkeypatch):
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    # An interpreter that starts slowly, as from a busy file system, has less time left, not a later deadline.
+    (slow / "sitecustomize.py").write_text("import time; time.sleep(2)\n")
+    monkeypatch.setenv("PYTHONPATH", str(slow))
+    port, nodes = start_nodes(tmp_path, [0, 2], 3, 45)
     said = [node.communicate(timeout=120)[0] for node in nodes]
     # The first to give up says it; when that is the first node, the other loses the place where they meet.
     assert any("until the time-out" in words for words in said), said

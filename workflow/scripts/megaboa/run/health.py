@@ -288,7 +288,7 @@ def run_ranks(workers: Workers, task: Task, gpus: int, deadline: float, result: 
     """Let the workers test, follow what they say, and write the first result once the node is known."""
     logs = workers.logs
     port = ReservedPort()  # where the ranks of this node meet
-    plan = {"gpu": gpus > 0, "gpus": gpus, "seconds": deadline - time.monotonic(), "node_port": port.number}
+    plan = {"gpu": gpus > 0, "gpus": gpus, "deadline": deadline, "node_port": port.number}
     for process in workers.processes:
         with contextlib.suppress(OSError):  # it has ended, and its log says why
             process.stdin.write(json.dumps(plan).encode() + b"\n")
