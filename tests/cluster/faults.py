@@ -20,6 +20,7 @@ from lab import REPOSITORY, UID, Lab
 from site_clone import SiteClone
 
 from megaboa.paths import RunFolder, RunStore
+from megaboa.run import node_memory
 from megaboa.run.identity import identity_of, store_of
 
 NAME = "faults"
@@ -260,6 +261,16 @@ class Faults:
         """With the process that keeps it, which goes first: else it starts the next one."""
         numbers = [str(number) for number in sorted(self.supervisor(host))]
         self.lab.on_node(host, ["kill", "-KILL", *numbers], user="root")
+
+    def kill_health_rank(self, host: str) -> bool:
+        """The process of the health check that tests the host's GPU; whether there was one."""
+        words = ["pkill", "-KILL", "-f", r"megaboa\.run\.health_rank"]
+        return self.lab.on_node(host, words, user="root", check=False).returncode == 0
+
+    def remembered(self, run: str) -> list[node_memory.Remembered]:
+        """What the store's runs know of hosts."""
+        (known,) = node_memory.of_store(self.store(run).parents[3], time.time(), node_memory.USUAL_DAYS).values()
+        return known
 
     def slow_down(self, host: str) -> None:
         """The rank on a host stands still for five sixths of the time, which is slow on a busy machine, too."""

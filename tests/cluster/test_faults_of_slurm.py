@@ -24,6 +24,7 @@ RUNS = {
     "time-limit": f"{STEPS}, resources.runtime: 2m",
     "spare": f"{STEPS}, resources.spare_nodes: 1, checkpoint.local.every: {COPIED_EVERY}",
     "spare-supervisor": f"{STEPS}, resources.spare_nodes: 1",
+    "prescreened": f"{STEPS}, resources.spare_nodes: 1, launch.health_check: true",
     "slow": f"{STEPS}, resources.spare_nodes: 1, checkpoint.save_interval: 2, recovery.stragglers.replace: true",
     "preempt-requeue": f"{STEPS}, resources.partition: low",
     "preempt-cancel": f"{STEPS}, resources.partition: lowcancel",
@@ -114,6 +115,22 @@ def test_a_spare_takes_the_place_of_a_host_that_is_slow(faults):
     outcome = "slow: from the last save on, its rank runs on the spare, in the same job"
     event = "a rank stands still for five sixths of the time; a spare is there, and every 2 steps are saved"
     faults.record(event, outcome, since=hit)
+
+
+def test_a_spare_takes_the_place_of_a_host_that_the_health_check_refuses(faults):
+    """Before the first step: what tests one of its processors or GPUs dies of that."""
+    process, hit = faults.start("prescreened"), time.time()
+    broken = faults.lab.nodes[1]
+    faults.clone.wait(lambda: faults.kill_health_rank(broken), WAIT, f"the health check of {broken}")
+    faults.finish("prescreened", process)
+    (refused,) = (entry for entry in faults.clone.ledger(NAME, "prescreened") if entry["event"] == "unhealthy")
+    assert refused["bad_nodes"] == [broken] and "processors: no result" in refused["detail"]
+    (start,) = faults.clone.starts(NAME, "prescreened")
+    assert (start["nodes"], start["restarts"]) == ([faults.lab.nodes[0], faults.lab.nodes[2]], 0)
+    troubles = {one.node: one.troubles[-1] for one in faults.remembered("prescreened")}
+    assert troubles[broken].what == "unhealthy" and troubles[broken].run == f"{NAME}/prescreened"
+    outcome = "unhealthy: the spare takes its place before the first step, and the store's runs remember it"
+    faults.record("a host fails the check before the first start; a spare is there", outcome, since=hit)
 
 
 def test_the_supervisors_host_loses_its_power_though_the_job_has_a_spare(faults):

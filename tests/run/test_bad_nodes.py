@@ -198,11 +198,12 @@ def test_a_later_life_whose_job_has_lost_more_nodes_than_it_had_spares_goes_back
 
 
 def test_a_spare_takes_the_place_of_a_node_that_the_health_check_refuses_and_is_looked_at_too(spares, monkeypatch):
-    looked = []
+    looked, told = [], []
+    monkeypatch.setattr(bad_nodes.node_memory, "remember", lambda _, nodes, what: told.append((nodes, what)))
 
     def check_nodes(place, *_):
         looked.append(list(place.nodes))
-        return {"n1": ["2 GPUs instead of 4"]} if "n1" in place.nodes else {}
+        return bad_nodes.sites.Unfit({"n1": ["50 TFLOP/s"]} if "n1" in place.nodes else {}, "slow")
 
     monkeypatch.setattr(bad_nodes.sites, "check_nodes", check_nodes)
     monkeypatch.setattr(bad_nodes, "rank_environment", lambda folder: {})
@@ -210,6 +211,7 @@ def test_a_spare_takes_the_place_of_a_node_that_the_health_check_refuses_and_is_
     bad_nodes.require_health(spares, spares.payload.attempt(1))
     assert looked == [["n1", "n2"], ["n2", "n3"]] and spares.told() == []
     assert (spares.entries[-1].event, spares.entries[-1].bad_nodes) == ("unhealthy", ("n1",))
+    assert told == [({"n1": "50 TFLOP/s"}, "slow")]
 
 
 def acted(call, *nodes):

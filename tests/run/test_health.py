@@ -179,7 +179,7 @@ def test_gpus_with_less_memory_than_the_run_was_planned_for_are_a_problem(smi, t
 
     def problems(gpu):
         place = SimpleNamespace(job="17", nodes=[node], start_on_nodes=lambda command, *_: subprocess.Popen(command))
-        return site.check_nodes(place, replace(launch, gpu=gpu), "cuda", tmp_path / "health", os.environ)[node]
+        return site.check_nodes(place, replace(launch, gpu=gpu), "cuda", tmp_path / "health", os.environ).nodes[node]
 
     assert problems("h200-141g") == problems(None) == ["2 GPUs instead of 4"]
     assert problems("b200-192g")[:2] == [f"GPU {n}: 140.4 GiB of memory instead of 192" for n in (0, 1)]

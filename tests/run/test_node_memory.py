@@ -3,12 +3,13 @@
 import json
 
 import pytest
+import yaml
 from called import called
 
 from megaboa import files
 from megaboa.config.models.resources import Recovery
 from megaboa.paths import AttemptFolder, NodesFolder, RunFolder
-from megaboa.records import NodeTrouble
+from megaboa.records import BetweenNodes, NodeHealth, NodeTrouble, PassMarks, write
 from megaboa.run import bad_nodes, node_memory
 from megaboa.run.node_memory import DAY, FORGOTTEN, Remembered, judge
 from megaboa.scheduler.slurm import queries
@@ -134,3 +135,22 @@ def test_the_command_names_them_with_their_evidence_and_forgets_what_is_repaired
     assert called("nodes", "n3", "--forget", store).stdout == "n3: 2 trouble(s) count no more\n"
     assert "n3" not in called("nodes", store).stdout
     assert NodesFolder.of(tmp_path / "store").node("lab", "n3").exists(), "what was is kept"
+
+
+def test_the_command_prints_marks_from_the_checks_of_the_store(run_of, tmp_path):
+    store = f"--store={tmp_path / 'store'}"
+    asked = called("nodes", "--marks", store)
+    assert asked.returncode and "has no health check of a node with GPUs: set launch.health_check" in asked.stderr
+    files.write_text(tmp_path / "store/runs/e/r/1/attempts.jsonl", "")
+    folder = AttemptFolder(tmp_path / "store/runs/e/r/1/attempts/01").health
+    for number, tflops in enumerate((880.0, 900.0)):
+        measured = {"gpus": [{"name": "NVIDIA H200"}] * 2, "tflops": [tflops, 890.0], "node_gb_per_second": 250.0}
+        check = NodeHealth(
+            node=f"n{number}", number=number, ok=True, problems=(), stage="done",
+            collective=BetweenNodes(reached=True), measured=measured,
+        )  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder / f"n{number}.json", check)
+    marks = yaml.safe_load(called("nodes", "--marks", store).stdout)["launch"]["pass_marks"]
+    assert marks == {"tflops": 792, "node_gb_per_second": 225}
+    assert PassMarks(**marks).tflops == 792

@@ -1,9 +1,11 @@
 """megaboa.run.pass_marks: which nodes are too slow, by the site's numbers or by the other nodes'."""
 
+from dataclasses import replace
+
 import pytest
 
 from megaboa.records import BetweenNodes, NodeHealth, PassMarks
-from megaboa.run.pass_marks import slow
+from megaboa.run.pass_marks import by_kind, of_good_nodes, slow
 
 
 def nodes(gpu="H200", **tflops):
@@ -56,5 +58,17 @@ def test_other_gpus_and_processors_are_no_measure():
 def test_what_is_slow_between_nodes_is_every_nodes_problem():
     both = {node: answer(node, nodes_gb_per_second=12.0) for node in ("n1", "n2")}
     assert list(slow(both, PassMarks(nodes_gb_per_second=40.0))) == ["n1", "n2"] and slow(both, None) == {}
+    one_slow = both | {"n1": answer("n1", nodes_gb_per_second=12.0, tflops=[300.0])}
+    assert list(slow(one_slow, PassMarks(nodes_gb_per_second=40.0, tflops=600.0))) == ["n1"], "it slows the others down"
     silent = {node: answer(node, tflops=[None, 700.0]) for node in ("n1", "n2")}
     assert slow(silent, PassMarks(nodes_gb_per_second=40.0)) == {}
+
+
+def test_marks_of_good_nodes_are_passed_by_them_and_by_no_slow_one():
+    good = [answer(f"n{number}", tflops=[700.0 + number], sm_mhz=[1700]) for number in range(20)]
+    kinds = by_kind([*good, replace(good[0], ok=False), answer("c", None, tflops=[1.0])])
+    assert {kind: len(checks) for kind, checks in kinds.items()} == {"2 x H200": 20}
+    marks = of_good_nodes(kinds["2 x H200"])
+    assert marks == PassMarks(tflops=632.0, sm_mhz=1530.0)
+    assert slow({one.node: one for one in good}, marks) == {}
+    assert list(slow({"n1": answer("n1", tflops=[700.0], sm_mhz=[345])}, marks)) == ["n1"]

@@ -85,7 +85,7 @@ def test_a_chain_goes_on_while_its_jobs_make_progress_and_stops_when_they_do_not
 
 def test_the_pause_doubles_and_is_bounded():
     pauses = [after("transient", [end("transient")] * count, budget=99).pause for count in range(9)]
-    assert pauses == [10, 20, 40, 80, 160, 320, LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert pauses == [0, 20, 40, 80, 160, 320, LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
     assert after("transient", [end("transient")] * 3000, budget=9999).pause == LONGEST_PAUSE
     assert after("transient", [end("transient")] * 3, backoff_seconds=0).pause == 0
 
@@ -185,8 +185,8 @@ def test_links_without_the_save_of_their_last_step(ends, count):
 
 def test_a_spare_of_the_job_saves_the_queue():
     settings = replace(SETTINGS, actions={})
-    for cause in NODE_CAUSES:
-        decision = decide([end(cause)], cause, settings, True, replaceable=True)
+    for cause in {*NODE_CAUSES, "hang"}:
+        decision = decide([end(cause)] * 3, cause, settings, True, replaceable=True)
         assert (decision.action, decision.pause) == ("resume", 0.0)
-        assert decide([end(cause)], cause, settings, False, replaceable=True).action == "resume"
+        assert decide([end(cause)] * 3, cause, settings, False, replaceable=True).action == "resume"
     assert decide([end("gpu_failure")] * 7, "gpu_failure", settings, True, replaceable=True).action == "stop"

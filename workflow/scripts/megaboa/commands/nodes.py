@@ -2,6 +2,7 @@
 
 A node whose troubles add up to 1.5 or more is avoided by the runs of its cluster. They count half after a week
 (recovery.node_memory_days), so it comes back by itself; --forget brings it back at once.
+--marks prints launch.pass_marks to paste, from what health checks of the store's runs have measured on fit nodes.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from rich.table import Table
 
 from megaboa import commands
 from megaboa.files import append_line
-from megaboa.paths import NodesFolder
+from megaboa.paths import NodesFolder, stores
 from megaboa.records import NodeTrouble, line, plain
-from megaboa.run import node_memory
+from megaboa.run import health, node_memory, pass_marks
 from megaboa.run.node_memory import Remembered
 
 
@@ -31,10 +32,14 @@ def main(words: list[str]) -> None:
     parser.add_argument(
         "--forget", action="store_true", help="these nodes are repaired: what was before counts no more"
     )
+    parser.add_argument("--marks", action="store_true", help="print marks for the health check, by kind of GPU")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(words)
     if args.days <= 0:
         parser.error("--days must be above 0")
+    if args.marks:
+        print_marks(args.store)
+        return
     found = node_memory.of_store(args.store, time.time(), args.days)
     if missing := sorted(set(args.node) - {one.node for nodes in found.values() for one in nodes}):
         sys.exit(f"megaboa nodes: {args.store} remembers nothing of {', '.join(missing)}")
@@ -50,6 +55,23 @@ def main(words: list[str]) -> None:
     else:
         for name, nodes in found.items():
             Console().print(_table(name, nodes, args.days))
+
+
+def print_marks(store: Path) -> None:
+    checks = [
+        one
+        for run in stores(store)
+        for attempt in run.attempts
+        for folder in (attempt.health, attempt.next_health)
+        for one in health.results_in(folder)
+    ]
+    kinds = pass_marks.by_kind(checks)
+    if not kinds:
+        sys.exit(f"megaboa nodes: {store} has no health check of a node with GPUs: set launch.health_check, and train")
+    for kind, good in kinds.items():
+        print(f"# {kind}: 90% of what nine tenths of {len(good)} check(s) reached\nlaunch:\n  pass_marks:")
+        marks = plain(pass_marks.of_good_nodes(good))
+        print("\n".join(f"    {name}: {value:g}" for name, value in marks.items() if value is not None))
 
 
 def forget(store: Path, found: dict[str, list[Remembered]], names: list[str]) -> None:

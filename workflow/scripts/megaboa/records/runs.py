@@ -16,6 +16,8 @@ class PassMarks(Record):
     """What a node must reach in the health check."""
 
     tflops: float | None = None
+    sm_mhz: float | None = field(default=None, metadata=IF_SET)
+    memory_gb_per_second: float | None = field(default=None, metadata=IF_SET)
     host_gb_per_second: float | None = field(default=None, metadata=IF_SET)
     node_gb_per_second: float | None = None
     node_all_to_all_gb_per_second: float | None = field(default=None, metadata=IF_SET)

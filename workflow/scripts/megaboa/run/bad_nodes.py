@@ -136,7 +136,8 @@ def require_health(call: Call, target: AttemptFolder) -> None:
     waiting, call.waiting_check = call.waiting_check, None
     environment = rank_environment(folder)
     device = folder.run.device
-    problems = sites.check_nodes(call.site, folder.launch, device, target.health, environment, waiting)
+    unfit = sites.check_nodes(call.site, folder.launch, device, target.health, environment, waiting)
+    problems = unfit.nodes
     call.healthy = True
     if not problems or call.signals.seen:
         return
@@ -148,7 +149,7 @@ def require_health(call: Call, target: AttemptFolder) -> None:
     text = "; ".join(f"{node}: {', '.join(found)}" for node, found in sorted(problems.items()))
     call.say(f"unhealthy: {text}")
     ledger.append(call.payload.ledger, Unhealthy(bad_nodes=tuple(sorted(problems)), detail=text))
-    node_memory.remember(folder, {node: ", ".join(found) for node, found in problems.items()}, "unhealthy")
+    node_memory.remember(folder, {node: ", ".join(found) for node, found in problems.items()}, unfit.what)
     if take_spares(call, set(problems)):  # these are looked at as well
         call.healthy = False
         require_health(call, target)

@@ -177,6 +177,11 @@ def results_of(folder: Path, nodes: list[str]) -> dict[str, NodeHealth]:
     return {node: result for node, result in found.items() if result}
 
 
+def results_in(folder: Path) -> list[NodeHealth]:
+    """Of every node that has answered there."""
+    return list(filter(None, map(_read, sorted(folder.glob("*.json")))))
+
+
 def _late(folder: Path, nodes: list[str], seconds: float) -> set[str]:
     """Nodes that began long after the first."""
     begun = {node: mark_of(folder, node).stat().st_mtime for node in nodes if mark_of(folder, node).exists()}
@@ -358,9 +363,11 @@ def judge_node(ranks: list[dict[str, Any]], logs: list[Path], gpus: int, result:
             result.problems.append(f"{name}: {steps['multiply']['wrong']} wrong numbers in a product of matrices")
     result.measured["tflops"] = _of_each("tflops", ranks)
     if gpus:
-        result.measured["host_gb_per_second"] = _of_each("host_gb_per_second", ranks)
+        for name in ("host_gb_per_second", "memory_gb_per_second"):
+            result.measured[name] = _of_each(name, ranks)
         watched = watch.found()
         result.measured["watched"] = [asdict(gpu) for gpu in watched]
+        result.measured["sm_mhz"] = [gpu.sm_mhz for gpu in watched]
         result.problems += gpu_watch.problems(watched)
     if gpus > 1 and not silent:  # a GPU that is silent makes its neighbours wait, and is named above
         for name, steps, log in zip(names, ranks, logs, strict=True):

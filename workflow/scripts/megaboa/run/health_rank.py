@@ -43,7 +43,7 @@ def main() -> None:
     say("started", torch=torch.__version__)
     found = multiply(device, SIZE[kind])
     if plan["gpu"]:
-        found["host_gb_per_second"] = copy(device)
+        found |= copy(device)
     say("multiply", **found)
     if plan["gpus"] > 1:
         store = _store("127.0.0.1", plan["node_port"], int(os.environ["LOCAL_RANK"]), deadline)
@@ -102,15 +102,19 @@ def multiply(device: Any, size: int) -> dict[str, Any]:
     return {"wrong": wrong, "tflops": 2 * size**3 / seconds / 1e12}
 
 
-def copy(device: Any) -> float:
-    """GB/s from the host's memory to the GPU and back: of the slower way."""
+def copy(device: Any) -> dict[str, float]:
+    """GB/s from the host's memory to the GPU and back, of the slower way, and of the GPU's own memory."""
     import torch
 
     host = torch.empty(COPIED, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty(COPIED, dtype=torch.uint8, device=device)
+    there, other = (torch.empty(COPIED, dtype=torch.uint8, device=device) for _ in range(2))
     into = _seconds(device, lambda: there.copy_(host, non_blocking=True))
     back = _seconds(device, lambda: host.copy_(there, non_blocking=True))
-    return COPIED / max(into, back) / 1e9
+    inside = _seconds(device, lambda: other.copy_(there))
+    return {
+        "host_gb_per_second": COPIED / max(into, back) / 1e9,
+        "memory_gb_per_second": 2 * COPIED / inside / 1e9,  # read and written
+    }
 
 
 def collectives(store: Any, rank: int, world: int, device: Any, numbers: int, deadline: float) -> dict[str, Any]:

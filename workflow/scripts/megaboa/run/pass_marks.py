@@ -5,7 +5,8 @@ others, or far below what their GPUs are made for. Between nodes nobody can be t
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from megaboa.peaks import peak_of
@@ -14,8 +15,11 @@ from megaboa.records import NodeHealth, PassMarks
 SLOW_SHARE = 0.8  # of the other nodes' median
 SLOW_PEAK_SHARE = 0.4  # of the GPUs' published peak: healthy ones reach 0.5 to 0.8
 ENOUGH_OTHERS = 3
+MARGIN = 0.9  # good nodes differ by some percent, and one node from one check to the next
 UNITS = {
     "tflops": "TFLOP/s in a product of matrices",
+    "sm_mhz": "MHz of a GPU at work",
+    "memory_gb_per_second": "GB/s in a GPU's memory",
     "host_gb_per_second": "GB/s between a GPU and the host's memory",
     "node_gb_per_second": "GB/s in the all-reduce over its GPUs",
     "node_all_to_all_gb_per_second": "GB/s in the all-to-all over its GPUs",
@@ -26,9 +30,37 @@ OF_ALL_NODES = ("nodes_gb_per_second", "nodes_all_to_all_gb_per_second")
 
 
 def slow(results: Mapping[str, NodeHealth], marks: PassMarks | None) -> dict[str, list[str]]:
-    """By node; the lowest of a node's GPUs counts. Processors are compared with marks only: other work shares them."""
+    """By node; the lowest of a node's GPUs counts. Processors are compared with marks only: other work shares them.
+
+    What is slow between the nodes is said only if no node is slow by itself, which is the usual reason.
+    """
+    alone = tuple(name for name in UNITS if name not in OF_ALL_NODES)
+    return _slow_in(alone, results, marks) or _slow_in(OF_ALL_NODES, results, marks)
+
+
+def by_kind(checks: Iterable[NodeHealth]) -> dict[str, list[NodeHealth]]:
+    """Those of fit nodes, by their GPUs as in `8 x NVIDIA H200`."""
+    kinds: dict[str, list[NodeHealth]] = {}
+    for one in checks:
+        if one.ok and (gpus := Counter(_gpus(one))):
+            kinds.setdefault(", ".join(f"{count} x {name}" for name, count in sorted(gpus.items())), []).append(one)
+    return dict(sorted(kinds.items()))
+
+
+def of_good_nodes(good: Sequence[NodeHealth]) -> PassMarks:
+    """What nine tenths of these checks pass with a margin."""
+    return PassMarks(**_marks_of(good))
+
+
+def _marks_of(good: Sequence[NodeHealth]) -> dict[str, float]:
+    reached = {name: sorted(filter(None, (_lowest(one.measured.get(name)) for one in good))) for name in UNITS}
+    return {name: float(f"{MARGIN * values[len(values) // 10]:.3g}") for name, values in reached.items() if values}
+
+
+def _slow_in(names: Sequence[str], results: Mapping[str, NodeHealth], marks: PassMarks | None) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for name, unit in UNITS.items():
+    for name in names:
+        unit = UNITS[name]
         values = {
             node: value for node, one in results.items() if (value := _lowest(one.measured.get(name))) is not None
         }

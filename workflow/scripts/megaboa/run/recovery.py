@@ -58,13 +58,15 @@ def decide(
         return Decision(
             "stop", f"{count} failures in a row without a new checkpoint (recovery.budget is {settings.budget})"
         )
-    if wanted == "requeue" and replaceable:
+    if replaceable:
         return Decision("resume", f"{named}, and a spare takes over")
     if wanted == "requeue" and not can_requeue:
         return Decision("stop", f"{named}, and this job can't be requeued: call again")
     if wanted == "requeue" or cause in FREE:
         return Decision(wanted, named)
-    doubled = min(max(count - 1, 0), 60)  # more is longer than the longest pause anyway
+    if count < 2:  # most failures happen once, and training waits
+        return Decision(wanted, named)
+    doubled = min(count - 2, 60)  # more is longer than the longest pause anyway
     return Decision(wanted, named, min(settings.backoff_seconds * 2.0**doubled, LONGEST_PAUSE))
 
 

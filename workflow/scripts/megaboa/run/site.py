@@ -41,6 +41,14 @@ def here(
 
 
 @dataclass(frozen=True)
+class Unfit:
+    """Nodes that ranks had better not start on, each with its problems."""
+
+    nodes: dict[str, list[str]]
+    what: str = "unhealthy"  # or "slow", as run/node_memory.py weighs it
+
+
+@dataclass(frozen=True)
 class WaitingCheck:
     """A health check that has imported what it needs, and waits: of the nodes before the next attempt."""
 
@@ -93,10 +101,10 @@ def check_nodes(
     out: Path,
     environment: Environment,
     waiting: WaitingCheck | None = None,
-) -> dict[str, list[str]]:
-    """Problems by node, where there are any. One process per node looks at it, and all of them talk to each other."""
+) -> Unfit:
+    """One process per node looks at it, and all of them talk to each other."""
     if place.job is None:  # it is the user's own machine
-        return {}
+        return Unfit({})
     seconds = _check_seconds(device)
     if waiting and waiting.fits(place):
         tasks, out = waiting.tasks, waiting.out
@@ -108,11 +116,11 @@ def check_nodes(
     waited = wait_for_answers(tasks, out, len(place.nodes), seconds, launch.start.health_check_seconds)
     tasks.kill()
     if not any(out.glob("*.json")):  # the launcher or the scheduler failed, and says nothing of the nodes
-        return {}
+        return Unfit({})
     found = health.verdict(out, place.nodes, seconds, waited)
-    if not any(found.values()):  # else a broken node may have slowed the others down
-        found = pass_marks.slow(health.results_of(out, place.nodes), launch.start.pass_marks)
-    return {node: problems for node, problems in found.items() if problems}
+    if any(found.values()):  # a broken node may have slowed the others down
+        return Unfit({node: problems for node, problems in found.items() if problems})
+    return Unfit(pass_marks.slow(health.results_of(out, place.nodes), launch.start.pass_marks), "slow")
 
 
 def share_image(place: Place, logs: Path, stopped: Callable[[], object]) -> str | None:

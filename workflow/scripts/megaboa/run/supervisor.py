@@ -374,6 +374,7 @@ def _act(call: Call, number: int, target: AttemptFolder, watched: Watched, failu
             verification.record_checksums(call, target)
         raise Interrupted(failure.evidence)
     else:
+        _look_at_gpus_of(call, number, GPUS_SECONDS)
         text = explain(call.folder, target, watched.ended, f"{failure}; {decision.why}", _next(call), failure.rank)
         raise TrainingFailed(text)
 

@@ -74,6 +74,8 @@ class PassMarks(Section):
     """What `check_node.py` measures on a good node of the site, less what you allow for."""
 
     tflops: PositiveFloat | None = key(None, "TFLOP/s that every GPU must reach in the product of matrices")
+    sm_mhz: PositiveFloat | None = key(None, "MHz that every GPU's clock must reach meanwhile")
+    memory_gb_per_second: PositiveFloat | None = key(None, "GB/s read and written by a copy in every GPU's memory")
     host_gb_per_second: PositiveFloat | None = key(None, "GB/s between every GPU and the host's memory, both ways")
     node_gb_per_second: PositiveFloat | None = key(None, "GB/s of the all-reduce over a node's GPUs")
     node_all_to_all_gb_per_second: PositiveFloat | None = key(None, "GB/s of the all-to-all over a node's GPUs")
@@ -235,7 +237,9 @@ class Recovery(Section):
     """What is done when ranks fail. Changes no loss, except `loss_spike`: ledger and report say so."""
 
     budget: NonNegativeInt = key(5, "failures in a row without a new checkpoint after which a run stops")
-    backoff_seconds: NonNegative = key(10.0, "pause before ranks restart; doubled with every failure in a row")
+    backoff_seconds: NonNegative = key(
+        20.0, "pause before ranks restart after a second failure in a row; doubled with every further one"
+    )
     no_progress_minutes: PositiveFloat = key(
         30.0, "after this time without a new step, write stacks and restart the ranks"
     )
