@@ -15,7 +15,7 @@ from megaboa.observe.queue import Queue
 from megaboa.paths import ExperimentFolder, NodesFolder
 from megaboa.records import NodeTrouble, Recovery, line, plain
 from megaboa.run.node_memory import DAY
-from megaboa.scheduler.answers import QueuedJob
+from megaboa.scheduler.answers import Life, QueuedJob
 
 NOW = START + 10_000
 
@@ -32,8 +32,10 @@ def run_of(experiment, name, entries, events, dp=1):
     return store
 
 
-def failing(nodes=("n1", "n2"), bad=("n2",), cause="node_failure", spares=()):
-    """A run of four ranks on two nodes: 13 steps, of which 3 are done again, and 10 further ones."""
+def failing(nodes=("n1", "n2"), bad=("n2",), cause="node_failure", spares=(), between=(), then=None):
+    """A run of four ranks on two nodes: 13 steps, of which 3 are done again, and 10 further ones.
+
+    `between`: entries before the second attempt; `then`: its own values."""
     events = [
         event("train_start", 1, START + 40),
         *steps(1, 1, 13, START + 40),
@@ -45,7 +47,8 @@ def failing(nodes=("n1", "n2"), bad=("n2",), cause="node_failure", spares=()):
         {"event": "call", "time": START, "job": None},
         start_event(1, START + 10, **begins),
         end_event(1, 10, START + 60, outcome="failed", cause=cause, action="resume", bad_nodes=list(bad)),
-        start_event(2, START + 70, resumed_from=10, **begins),
+        *between,
+        start_event(2, START + 70, resumed_from=10, **{**begins, **(then or {})}),
         end_event(2, 20, START + 110),
     ]
     return entries, events
@@ -73,6 +76,51 @@ def test_spares_are_held_too_and_are_in_no_share(tmp_path):
     assert found.total.spent["spare"] == 2 * 110.0  # as many ranks as another node has
     assert found.nodes["n3"].held == 220.0
     assert found.total.effective == pytest.approx(20 / 110)
+
+
+def test_a_node_that_a_spare_has_replaced_is_held_as_long_as_the_job_has_it(tmp_path):
+    replaced = {"nodes": ["n1", "n3"], "spares": [], "unused": ["n2"]}
+    run_of(FakeExperiment(tmp_path), "a", *failing(spares=["n3"], then=replaced))
+    found = read(tmp_path, price=1.0)
+    assert {name: node.held for name, node in found.nodes.items()} == {"n1": 220.0, "n2": 220.0, "n3": 220.0}
+    assert found.total.spent["spare"] == 220.0 and found.cost(found.total) == 660.0 / 3600
+    assert found.total.effective == pytest.approx(20 / 110)
+
+
+def test_a_check_that_refuses_nodes_costs_the_time_before_it_and_so_does_a_job_that_goes_back(tmp_path):
+    between = [
+        {"event": "unhealthy", "time": START + 64, "bad_nodes": ["n2"]},
+        {"event": "trust", "time": START + 65, "iteration": 10},
+        {"event": "unhealthy", "time": START + 67, "bad_nodes": ["n4", "n5"]},
+    ]
+    run_of(FakeExperiment(tmp_path), "a", *failing(cause="hang", bad=(), between=between))
+    found = read(tmp_path)
+    # Of the ten seconds without ranks four and two.
+    assert dict(found.total.lost) == {"hang": 4 * (50.0 - 6.0), "unhealthy": 4 * 6.0}
+    assert {name: node.blamed for name, node in found.nodes.items()} == {"n2": 16.0, "n4": 4.0, "n5": 4.0, "n1": 0.0}
+    assert fleet.causes(found) == [("hang", 1, 176.0), ("failed health check", 0, 24.0)]
+    assert found.total.held == 4 * 110.0 == sum(node.held for node in found.nodes.values())
+    assert read(tmp_path, since=START + 66).total.lost["unhealthy"] == 4 * 1.0
+
+
+def test_the_time_of_a_life_that_left_its_nodes_is_lost_to_them(tmp_path, monkeypatch):
+    begins = {"job": "7", "nodes": ["n1", "n2"], "world_size": 4}
+    entries = [
+        start_event(1, START, **begins),
+        end_event(1, 10, START + 20, outcome="failed", cause="preempted", action="requeue"),
+        {"event": "left", "time": START + 109, "nodes": ["n2"]},
+        start_event(2, START + 205, **begins, restarts=2, resumed_from=10),
+        end_event(2, 20, START + 225),
+    ]
+    events = [*steps(1, 1, 10, START + 10), *steps(2, 11, 20, START + 215)]
+    held = ((0, 0, 23), (23, 100, 110), (110, 200, 226))
+    lives = [Life("7", *(START + moment for moment in life)) for life in held]
+    monkeypatch.setattr(fleet, "_lives", lambda ledgers: lives)
+    run_of(FakeExperiment(tmp_path), "a", entries, events)
+    found = read(tmp_path)
+    assert found.total.lost["left"] == 4 * 9.0 == found.nodes["n2"].blamed, "of its ten seconds"
+    assert found.total.lost["preempted"] == 4 * (3.0 + 1.0 + 5.0 + 10.0)
+    assert "avoided nodes 0.01" in fleet.losses(found.total)
 
 
 @pytest.mark.parametrize("seed", range(6))

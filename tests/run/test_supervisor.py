@@ -93,6 +93,16 @@ def test_a_node_that_came_up_before_the_last_step_is_not_blamed(run, monkeypatch
     assert ledger.ends(run.entries)[0].cause == cause
 
 
+def test_a_start_names_the_nodes_that_the_job_holds_and_does_not_use(run, monkeypatch):
+    class WithAReplaced(Machine):
+        def unused(self):
+            return ["n2"]
+
+    monkeypatch.setattr(sites, "here", lambda *asked, **more: WithAReplaced(NO_CONTAINER))
+    run.train()
+    assert ledger.starts(run.entries)[0].unused == ("n2",)
+
+
 LOADING = """
     if {when}:
         def load_checkpoint(): raise {error}

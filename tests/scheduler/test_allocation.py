@@ -1,5 +1,6 @@
 """Where ranks start, what a SLURM job is told, and what SLURM says of an end."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from megaboa.run.inputs import UnusableInputError
 from megaboa.scheduler import local
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.local import Machine
+from megaboa.scheduler.ranks import NoPortError, ReservedPort
 from megaboa.scheduler.slurm import allocation, queries
 from megaboa.scheduler.slurm.allocation import Allocation, fallen, fallen_of
 from megaboa.scheduler.slurm.queries import Job, Node
@@ -426,6 +428,7 @@ def with_spare(fake_command, tmp_path):
         "scontrol",
         f"""case "$*" in
 "-o show job"*) cat {tmp_path}/job;;
+"-o show node n1,n3") ;;
 "-o show node"*) echo "NodeName=n2 State=DOWN* Reason=Not responding [root@2026-11-22T20:03:36]";;
 "show hostnames"*) {names};;
 *) exit 1;;
@@ -458,6 +461,45 @@ def test_a_job_that_goes_on_without_a_node_has_lost_it(with_spare, state, cause)
     found = place.interruption(time.time())
     assert found.cause == cause and "node n2 is DOWN* (Not responding)" in found.evidence
     assert found.nodes == (("n2",) if cause == "node_failure" else ())
+
+
+def test_a_node_that_was_replaced_is_held_until_the_job_has_lost_it(with_spare):
+    place, show = with_spare
+    assert place.unused() == []
+    place.replace({"n2"})
+    assert place.unused() == ["n2"]
+    show("n1 n3")
+    assert place.unused() == []
+
+
+@pytest.mark.parametrize(
+    ("for_good", "cause", "bad"), [(True, "requeued", ()), (False, "node_failure", ("n2",))], ids=["unused", "waits"]
+)
+def test_a_node_that_was_replaced_and_died_is_not_why_the_job_went_back(with_spare, tmp_path, for_good, cause, bad):
+    place, _ = with_spare
+    place.replace({"n2"}, for_good)
+    (tmp_path / "job").write_text(REQUEUED)
+    found = place.interruption(time.time())
+    assert (found.cause, found.nodes) == (cause, bad)
+
+
+def test_a_port_is_reserved_only_where_rank_0_is_on_this_host(with_spare, fake_command, monkeypatch, tmp_path):
+    """On another host, as after the first node was replaced, what is taken here may be free."""
+    place, _ = with_spare
+    fake_command("srun", 'echo "$MASTER_ADDR $MASTER_PORT"')
+    monkeypatch.setattr(place, "_keep_guarded", lambda: None)
+    held = ReservedPort()
+    ports = f"{held.number}-{held.number}"
+    place._launch = replace(place._launch, start=replace(place._launch.start, ports=ports))
+    with contextlib.closing(held):
+        with pytest.raises(NoPortError):
+            place.start(["python", "rank.py"], 8, tmp_path, {})
+        place.replace({"n1"})
+        ranks = place.start(["python", "rank.py"], 8, tmp_path, {})
+        ranks.process.wait()
+        check = place.start_on_nodes(["python", "check.py"], "health", tmp_path, {})
+        check.process.wait()
+    assert ranks.log.read_text() == 2 * f"n2 {held.number}\n"
 
 
 def test_ranks_start_on_the_nodes_that_are_named(with_spare, monkeypatch, tmp_path):

@@ -31,12 +31,14 @@ from megaboa.records import (
     Event,
     Identity,
     LaunchSpec,
+    Left,
     Recovery,
     Saved,
     Step,
     StepEvent,
     Tested,
     TrainStart,
+    Unhealthy,
     parse,
     read,
     read_ledger,
@@ -48,9 +50,10 @@ from megaboa.scheduler.answers import Life
 from megaboa.scheduler.registry import cluster
 
 # What ranks' time is used for that isn't lost to a failure. `start`: of the first attempt, with what its first steps
-# compile. `idle`: between steps. `spare`: of nodes that wait to replace others.
+# compile. `idle`: between steps. `spare`: of nodes that wait to replace others, or were replaced and are held.
 USES = ("productive", "checkpoint", "evaluation", "start", "idle", "spare")
 UNRECORDED = "lost"  # the cause of an end that nobody could write
+REFUSED = {Unhealthy.event: "failed health check", Left.event: "avoided nodes"}  # nodes on which no attempt began
 QUIET_SECONDS, QUIET_GAPS = 600.0, 3.0
 USUAL_START_MINUTES = 60.0  # the default of recovery.start_minutes
 
@@ -60,7 +63,7 @@ class Use:
     """Seconds of ranks; a rank has a GPU, unless it trains on the CPU."""
 
     spent: Counter[str] = field(default_factory=Counter)  # by use: USES
-    lost: Counter[str] = field(default_factory=Counter)  # by the cause of the attempt's end that cost them
+    lost: Counter[str] = field(default_factory=Counter)  # by the cause of the attempt's end that cost them, or REFUSED
 
     @property
     def held(self) -> float:
@@ -79,7 +82,7 @@ class Use:
 
 @dataclass
 class NodeUse(Use):
-    blamed: float = 0.0  # seconds of ranks of all nodes, lost to ends that name this one
+    blamed: float = 0.0  # seconds of ranks of all nodes, lost to ends, and refusals, that name this one
     tokens: float = 0.0  # of steps that counted: of each the node's share
 
 
@@ -286,7 +289,7 @@ def _booked(charges: Iterable[_Charge]) -> tuple[Use, defaultdict[str, NodeUse]]
         one.book(use, one.start.world_size)
         for name in names:
             one.book(nodes[name], of_a_node)
-        for name in one.start.spares:
+        for name in (*one.start.spares, *one.start.unused):
             use.spent["spare"] += one.seconds * of_a_node
             nodes[name].spent["spare"] += one.seconds * of_a_node
         for name in one.reason.blamed:
@@ -300,7 +303,8 @@ def _nodes_of(start: AttemptStart) -> tuple[str, ...]:
 
 def _charges(found: Sequence[Course], entries: Sequence[Event], since: float) -> Iterator[_Charge]:
     """Of a run's attempts. A failure costs the steps that are repeated, the time until the next attempt begins, and
-    that attempt's start; an attempt without a step is wasted as a whole."""
+    that attempt's start; an attempt without a step is wasted as a whole. Nodes that are refused cost the time until
+    then."""
     ends = {end.attempt: end for end in ledger.ends(entries)}
     previous, begun = None, _Reason("start")
     for course in found:
@@ -308,7 +312,8 @@ def _charges(found: Sequence[Course], entries: Sequence[Event], since: float) ->
         for kind, begin, end in course.before:
             if kind not in NOT_ALLOCATED:
                 held_by = previous.start if previous and kind == "idle" else course.start
-                yield _Charge(_within(begin, end, since), held_by, begun)
+                for left, right, reason in _refusals(begin, end, entries, begun):
+                    yield _Charge(_within(left, right, since), held_by, reason)
         wasted = own and not any(isinstance(event, Step) for event in course.events)
         for number, (kind, begin, end) in enumerate(course.during, start=1):
             if wasted or kind == "lost" or (kind == "idle" and own and number == len(course.during)):
@@ -319,6 +324,20 @@ def _charges(found: Sequence[Course], entries: Sequence[Event], since: float) ->
                 reason = _Reason(kind)
             yield _Charge(_within(begin, end, since), course.start, reason)
         previous, begun = course, own or _Reason()
+
+
+def _refusals(
+    begin: float, end: float, entries: Sequence[Event], otherwise: _Reason
+) -> Iterator[tuple[float, float, _Reason]]:
+    """A time without ranks, in parts: before nodes were refused, from the ledger's previous entry on; and the rest."""
+    for previous, entry in itertools.pairwise(entries):
+        if isinstance(entry, Unhealthy | Left) and begin < entry.time <= end:
+            middle = min(max(begin, previous.time), entry.time)
+            bad = entry.bad_nodes if isinstance(entry, Unhealthy) else entry.nodes
+            yield begin, middle, otherwise
+            yield middle, entry.time, _Reason(cause=entry.event, blamed=bad)
+            begin = entry.time
+    yield begin, end, otherwise
 
 
 def _cost_of(start: AttemptStart, end: AttemptEnd | None) -> _Reason | None:
@@ -390,7 +409,7 @@ def losses(use: Use) -> str:
 
 
 def _noun(cause: str) -> str:
-    return CAUSES[cause].noun if cause in CAUSES else cause
+    return CAUSES[cause].noun if cause in CAUSES else REFUSED.get(cause, cause)
 
 
 def unit(fleet: Fleet) -> str:

@@ -35,7 +35,7 @@ def _metrics(fleet: Fleet) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
     yield (
         "megaboa_run_lost_rank_seconds",
         "gauge",
-        "Of these the lost ones, by the cause of the end that cost them",
+        "Of these the lost ones, by the cause of the end that cost them, or how nodes were refused",
         [({**of, "cause": cause}, value) for of, run in runs for cause, value in sorted(run.use.lost.items())],
     )
     yield (
@@ -102,7 +102,7 @@ def _metrics(fleet: Fleet) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
     yield (
         "megaboa_node_lost_rank_seconds",
         "gauge",
-        "Of these the lost ones, by the cause of the end that cost them",
+        "Of these the lost ones, by the cause of the end that cost them, or how nodes were refused",
         [
             ({"node": node, "cause": cause}, value)
             for node, own in fleet.nodes.items()
@@ -124,7 +124,7 @@ def _metrics(fleet: Fleet) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
     yield (
         "megaboa_node_blamed_rank_seconds",
         "gauge",
-        "Seconds of ranks of all nodes that were lost to ends which name this node",
+        "Seconds of ranks of all nodes that were lost to ends or refusals which name this node",
         [({"node": node}, own.blamed) for node, own in fleet.nodes.items()],
     )
     known = [({"cluster": name, "node": one.node}, one) for name, nodes in fleet.remembered.items() for one in nodes]

@@ -50,6 +50,7 @@ class AttemptStart(Event):
     restarts: int | None = None  # of the job
     nodes: tuple[str, ...] = ()
     spares: tuple[str, ...] = field(default=(), metadata=IF_SET)  # the job's other nodes, which wait
+    unused: tuple[str, ...] = field(default=(), metadata=IF_SET)  # and those that spares have replaced: it holds them
     world_size: int = 1
     resumed_from: int = 0
     parent: str | None = None  # `<experiment>/<run>@<step>`, where it begins with another run's checkpoint

@@ -20,7 +20,7 @@ NAMES = {
     "evaluation": "evaluation",
     "start": "first start",
     "idle": "between steps",
-    "spare": "spare nodes",
+    "spare": "spare and replaced nodes",
     "lost": "lost to failures and stops",
 }
 COLOURS = {

@@ -193,6 +193,7 @@ def _attempt(call: Call) -> None:
         restarts=job and job.restarts,
         nodes=tuple(call.site.nodes),
         spares=tuple(call.site.spares),
+        unused=tuple(call.site.unused()),
         world_size=world_size,
         resumed_from=beginning.iteration,
         parent=folder.parent_name if beginning.parent else None,

@@ -73,6 +73,9 @@ class Machine:
     def replace(self, bad: Set[str], for_good: bool = True) -> bool:
         return False
 
+    def unused(self) -> list[str]:
+        return []
+
     def lost(self) -> dict[str, str]:
         return {}
 

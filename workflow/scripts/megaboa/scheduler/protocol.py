@@ -61,6 +61,9 @@ class Place(Protocol):
         """Let spares take the place of these nodes, which this job uses no more (or only as its last spares); False,
         and nothing is done, where there are too few."""
 
+    def unused(self) -> list[str]:
+        """Nodes that were replaced, and that the job still holds."""
+
     def lost(self) -> dict[str, str]:
         """Nodes among `nodes` that the scheduler has taken out of the job, which goes on, with what it says of each."""
 

@@ -161,3 +161,16 @@ class ReservedPort:
 
     def close(self) -> None:
         self._socket.close()
+
+
+class AnyPort:
+    """A port of another host, where none can be reserved."""
+
+    def __init__(self, ports: str | None = None):
+        if ports:
+            self.number = random.randint(*map(int, ports.split("-")))
+            return
+        with contextlib.closing(ReservedPort()) as free:
+            self.number = free.number
+
+    def close(self) -> None: ...

@@ -137,8 +137,9 @@ class Allocation:
             chosen=self._chosen(self.nodes),
         )
         inherited = self._container.inherited()
+        first, ports = self.nodes[0], start.ports
         return SrunRanks(
-            self.job.id, srun, name, logs, environment, self.nodes[0], not one_task, inherited, start.ports
+            self.job.id, srun, name, logs, environment, first, not one_task, inherited, ports, self._has_rank_0_here
         )
 
     def start_on_nodes(self, command: Sequence[str], name: str, logs: Path, environment: Environment) -> Ranks:
@@ -154,6 +155,7 @@ class Allocation:
             self.nodes[0],
             inherited=inherited,
             ports=self._launch.start.ports,
+            is_here=self._has_rank_0_here,
         )
 
     def unpack_image(self, nodes: int, logs: Path) -> Ranks | None:
@@ -201,6 +203,11 @@ class Allocation:
             chosen=self._chosen(nodes),
         )
 
+    @property
+    def _has_rank_0_here(self) -> bool:
+        """The supervisor stays on the job's first node."""
+        return self.nodes[0] == self._all[0]
+
     def _chosen(self, nodes: Sequence[str]) -> Sequence[str]:
         """To be named where others of the job wait, or did."""
         return nodes if self._launch.spare_nodes else ()
@@ -216,6 +223,11 @@ class Allocation:
         self.nodes = [node for node in self._all if node in now]  # SLURM gives ranks to nodes in this order
         self.spares = [*spares[missing:], *waiting]
         return True
+
+    def unused(self) -> list[str]:
+        replaced = [node for node in self._all if node not in {*self.nodes, *self.spares}]
+        gone = self._gone_of(replaced)
+        return [node for node in replaced if node not in gone]
 
     def lost(self) -> dict[str, str]:
         try:
@@ -300,7 +312,8 @@ class Allocation:
     def interruption(self, since: float) -> Failure | None:
         try:
             now = queries.show_job(self.job.id)
-            nodes = queries.show_nodes(self.job.nodes)
+            # Not the job's: a node that was replaced and died later has nothing to do with what happens now.
+            nodes = queries.show_nodes(",".join([*self.nodes, *self.spares]))
         except UnreachableError:
             return None
         bad = fallen(nodes, since - (self._ahead or 0.0))

@@ -15,7 +15,14 @@ from pathlib import Path
 
 from megaboa.records import ImageStart
 from megaboa.scheduler.answers import Task, UnreachableError
-from megaboa.scheduler.ranks import LAST_WORDS_SECONDS, STACKS_SIGNAL, Ended, ReservedPort, rendezvous_environment
+from megaboa.scheduler.ranks import (
+    LAST_WORDS_SECONDS,
+    STACKS_SIGNAL,
+    AnyPort,
+    Ended,
+    ReservedPort,
+    rendezvous_environment,
+)
 from megaboa.scheduler.slurm import queries
 
 # srun's own output, next to the logs of the ranks.
@@ -130,13 +137,16 @@ class SrunRanks:
         tasks_are_ranks: bool = True,
         inherited: Mapping[str, str] = os.environ,
         ports: str | None = None,
+        is_here: bool = True,
     ):
+        """`address`: the host of rank 0; `is_here`: it is this one."""
         self.tasks_are_ranks = tasks_are_ranks
         self.job, self.name, self.log = job, name, logs / SRUN_LOG
         self._look_at, self._one_failed = 0.0, False
         self._end_before_ours: Ended | None = None
-        # Reserved on this host, which is the first of the job's: rank 0 is here too. Held until the ranks have ended.
-        self.port = ReservedPort(ports=ports)
+        # Held until the ranks have ended. If a spare has replaced this host, rank 0 is elsewhere, and what is free here
+        # says nothing: a port that is taken there is a transient failure, and the next attempt takes another.
+        self.port = ReservedPort(ports=ports) if is_here else AnyPort(ports)
         with self.log.open("ab") as stream:
             self.process = subprocess.Popen(
                 command,
