@@ -253,8 +253,8 @@ class Faults:
 
     def signal_supervisor(self, host: str, name: str) -> None:
         """To itself, whose number is in the ledger, and not to the process that keeps it."""
-        number = self.clone.starts(NAME, self.run)[-1]["pid"]
-        assert number in self.supervisor(host)
+        number, found = self.clone.starts(NAME, self.run)[-1]["pid"], self.supervisor(host)
+        assert number in found, (number, found, self.clone.ledger(NAME, self.run)[-4:])
         self.lab.on_node(host, ["kill", f"-{name}", str(number)], user="root")
 
     def kill_supervisor(self, host: str) -> None:
