@@ -5,6 +5,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +14,9 @@ from pretended_run import LAST, Run
 
 from megaboa.files import read_json
 from megaboa.records import CheckpointShare, read
-from megaboa.run import checkpoints, patience, verification
+from megaboa.run import checkpoints, node_memory, patience, verification
 from megaboa.run.call import Call, TrainingFailed
+from megaboa.run.resume import Beginning
 
 DIES = "step == 4 and attempt == 1 and os.kill(os.getpid(), signal.SIGKILL)"
 
@@ -101,11 +103,24 @@ def test_each_node_reads_a_share_of_the_files(run, tmp_path, monkeypatch):
     assert said[0] | said[1] | said[2] == read_json(folder / checkpoints.DIGESTS)
 
 
-class Tasks:
-    """A process for each of three nodes, in place of a step of SLURM's; `dead` ones write nothing."""
+# Whatever the file is.
+MISREADS = """
+import runpy, sys
+from megaboa.run import checkpoints
+checkpoints.file_digest = lambda path: "0" * 64
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
-    def __init__(self, command, dead):
+
+class Tasks:
+    """A process for each of three nodes, in place of a step of SLURM's; `dead` ones write nothing, and one with `bad`
+    memory what isn't there."""
+
+    def __init__(self, command, dead, bad=None):
         words = {node: command if node != dead else ["false"] for node in range(3)}
+        if bad is not None:
+            words[bad] = [sys.executable, "-c", MISREADS, *command[1:]]
         numbers = {node: {f"SLURM_{name}": str(value) for name, value in numbered(node)} for node in words}
         self.processes = [subprocess.Popen(words[node], env={**os.environ, **numbers[node]}) for node in words]
 
@@ -122,7 +137,7 @@ def numbered(node):
     return {"PROCID": node, "LOCALID": 0, "NTASKS": 3, "NODEID": node, "NNODES": 3}.items()
 
 
-def on_three_nodes(run, monkeypatch, dead):
+def on_three_nodes(run, monkeypatch, dead=None, bad=None):
     """A life of the supervisor in a job of three nodes, and the names of the steps that it starts."""
     monkeypatch.setattr(verification, "ONE_READER_BYTES", 0)
     monkeypatch.setattr(verification, "rank_environment", lambda folder: {})
@@ -130,7 +145,7 @@ def on_three_nodes(run, monkeypatch, dead):
 
     def start_on_nodes(command, name, logs, environment):
         started.append(name)
-        return Tasks(command, dead)
+        return Tasks(command, dead, bad)
 
     site = SimpleNamespace(job="17", nodes=["n1", "n2", "n3"], start_on_nodes=start_on_nodes)
     return Call(run.folder, run.store, site, SimpleNamespace(seen=[]), 0, print), started
@@ -142,10 +157,45 @@ def test_a_large_checkpoint_is_read_by_all_nodes_and_what_one_leaves_out_is_read
         flip(run, 4)
     call, started = on_three_nodes(run, monkeypatch, dead)
     problem = verification.damage(call, call.resumption.beginning(), run.store.attempt(2))
-    assert bool(problem) is damaged and started == ["verify-02"]
+    assert bool(problem) is damaged and started == ["verify-02"] * (1 + damaged), "what differs is read twice"
     assert call.sound == (set() if damaged else {4})
     assert verification.damage(call, call.resumption.beginning(), run.store.attempt(3)) == problem
-    assert len(started) == 1 + damaged, "what is known to be sound is not read again"
+    assert len(started) == 1 + 3 * damaged, "what is known to be sound is not read again"
+
+
+def test_one_node_with_bad_memory_sets_no_checkpoint_aside(run, monkeypatch):
+    """What it has read is read by the next node; it is told of, and remembered."""
+    call, started = on_three_nodes(run, monkeypatch, bad=0)
+    said, troubles = [], []
+    call.say = said.append
+    monkeypatch.setattr(node_memory, "remember", lambda folder, *trouble: troubles.append(trouble))
+    assert verification.damage(call, call.resumption.beginning(), run.store.attempt(2)) is None
+    assert started == ["verify-02"] * 2 and call.sound == {4}
+    ((nodes, what, attempt),) = troubles
+    assert len(said) == 1 and "n1 read __0_0.distcp of checkpoint 4 wrongly" in said[0]
+    assert list(nodes) == ["n1"] and what == "unhealthy" and attempt == 2
+    flip(run, 2)
+    problem = verification.damage(call, Beginning(2), run.store.attempt(3))
+    assert "has changed since it was written" in problem and len(said) == 1
+
+
+@pytest.mark.parametrize(("wrong", "sound"), [(1, True), (2, False)])
+def test_what_one_host_has_read_wrongly_it_reads_again(run, monkeypatch, capsys, wrong, sound):
+    """Only if it differs twice the checkpoint is set aside."""
+    seen, file_digest = Counter(), checkpoints.file_digest
+
+    def misread(path):
+        if path.suffix == ".distcp" and path.parent.name.endswith("4"):
+            seen[path] += 1
+            if seen[path] <= wrong:
+                return "0" * 64
+        return file_digest(path)
+
+    monkeypatch.setattr(checkpoints, "file_digest", misread)
+    assert run.train().iteration == LAST
+    assert run.attempts[1:] == [(4 if sound else 2, "completed", None)]
+    assert ("distrust" in {entry.event for entry in run.entries}) is not sound
+    assert ("a second reading was right" in capsys.readouterr().err) is sound
 
 
 @pytest.mark.parametrize("dead", [None, 1])

@@ -138,11 +138,27 @@ def test_a_changed_copy_is_replaced_by_the_partners_and_two_by_the_checkpoint(en
     assert again() == SAVED
 
 
-def test_parts_of_two_attempts_and_parts_that_are_cut_do_not_make_a_whole(ended, again):
+def _of_another_attempt(part):
+    record = part.with_suffix(".json")
+    write(record, replace(read(LocalPart, record), attempt=9))
+
+
+def _of_another_step(part):
+    record = part.with_suffix(".json")
+    write(record, replace(read(LocalPart, record), iteration=COPIED + 2))
+
+
+def _cut(part):
+    os.truncate(part, part.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("spoil", [_of_another_attempt, _of_another_step, _cut])
+def test_parts_that_do_not_fit_together_and_parts_that_are_cut_do_not_make_a_whole(ended, again, spoil):
+    """The second: every record of the step is wrong in the same digit."""
     files = parts(ended / "copies")
     for host in ("n0", "n1"):
-        record = files[f"{host}/iter_{COPIED:07d}/1.pt"].with_suffix(".json")
-        write(record, replace(read(LocalPart, record), attempt=9))
+        for rank in (0, 1) if spoil is _of_another_step else (1,):
+            spoil(files[f"{host}/iter_{COPIED:07d}/{rank}.pt"])
     assert again() == SAVED
 
 

@@ -145,12 +145,17 @@ class LocalCopies:
             shutil.rmtree(self._root.parents[1], ignore_errors=True)
 
     def _choose(self, newer_than: int) -> int:
-        """Damaged parts are set aside, and the next best is looked for; each turn has fewer parts to choose from."""
+        """Damaged parts are set aside, and the next best is looked for.
+
+        It ends: a part counts only at its own place, so what can't be read is one of those found, and the rank that
+        tried it doesn't find it again.
+        """
+        everyone = {*range(self._world)}
         while True:
             there = self._gathered({key: sorted(parts) for key, parts in self._parts().items()})
             keys = {key for found in there for key in found if key[0] > newer_than and key[1] >= self._since}
             covered = {key: {rank for found in there for rank in found.get(key, ())} for key in keys}
-            key = max((key for key, ranks in covered.items() if len(ranks) == self._world), default=None)
+            key = max((key for key, ranks in covered.items() if ranks >= everyone), default=None)
             if key is None:
                 self._begins(NONE)
                 return NONE
@@ -169,33 +174,46 @@ class LocalCopies:
         return rank if rank in holders else holders[rank % len(holders)]  # not all by one rank of the node
 
     def _parts(self) -> dict[Key, set[int]]:
-        """Which ranks' parts this node has, as far as their sizes say."""
+        """Which ranks' parts this node has, as far as their places and sizes say."""
         found: dict[Key, set[int]] = {}
         for path in {*self._root.glob("iter_*/*.json")} - self._damaged:
             with contextlib.suppress(OSError, ValueError):
                 part = read(LocalPart, path)
-                if part.world_size == self._world and path.with_suffix(".pt").stat().st_size == part.bytes:
+                if path != self._place(part.iteration, part.rank).with_suffix(".json"):
+                    self._set_aside(path)
+                elif part.world_size == self._world and path.with_suffix(".pt").stat().st_size == part.bytes:
                     found.setdefault((part.iteration, part.attempt), set()).add(part.rank)
         return found
 
     def _read(self, key: Key, rank: int) -> bytearray | None:
         """None if the part has changed since it was written; it is set aside then, and never counts again."""
-        path = self._root / _folder(key[0]) / f"{rank}.pt"
+        path = self._place(key[0], rank)
         with contextlib.suppress(OSError, ValueError):
             data = bytearray(path.stat().st_size)
             with path.open("rb") as stream:
                 stream.readinto(data)
             if _digest(data) == read(LocalPart, path.with_suffix(".json")).sha256:
                 return data
-        self._damaged.add(path.with_suffix(".json"))
-        with contextlib.suppress(OSError):
-            path.with_suffix(".json").replace(path.with_suffix(".damaged"))
-        _say(f"WARNING: {path} on host {socket.gethostname()} has changed since it was written, and is not used")
+        self._set_aside(path.with_suffix(".json"))
         return None
+
+    def _set_aside(self, record: Path) -> None:
+        self._damaged.add(record)
+        try:
+            record.replace(record.with_suffix(".damaged"))
+        except FileNotFoundError:
+            return  # another rank of this node has done it
+        except OSError:
+            pass
+        part = record.with_suffix(".pt")
+        _say(f"WARNING: {part} on host {socket.gethostname()} has changed since it was written, and is not used")
+
+    def _place(self, iteration: int, rank: int) -> Path:
+        return self._root / _folder(iteration) / f"{rank}.pt"
 
     def _keep(self, rank: int, iteration: int, data: memoryview) -> bool:
         """The record comes last. Neither waits for the disk: after a power loss the checksum shows what is missing."""
-        path = self._root / _folder(iteration) / f"{rank}.pt"
+        path = self._place(iteration, rank)
         part = LocalPart(
             iteration=iteration,
             rank=rank,

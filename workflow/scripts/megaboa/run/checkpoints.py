@@ -4,7 +4,8 @@ Bridge's own tracker files are written while the last parts of a checkpoint are 
 rank 0 writes a marker into a checkpoint's folder after the whole save (`mark_complete`), with the sizes of its files,
 and only folders with a marker count. The supervisor adds checksums while training goes on, and compares sizes and
 checksums before it resumes: a checkpoint that was damaged since is set aside (`distrust`), and the one before it is
-taken. It also removes old checkpoints (`retire`): renames them first, atomically, and then deletes them.
+taken. Files whose checksums differ are read twice, as a host's memory may be bad. It also removes old checkpoints
+(`retire`): renames them first, atomically, and then deletes them.
 """
 
 from __future__ import annotations
@@ -113,6 +114,19 @@ def read_here(path: Path, names: list[str]) -> dict[str, str]:
     return _of_each(path, names, file_digest)
 
 
+def read_again(path: Path, names: list[str]) -> dict[str, str]:
+    """The same past what this host remembers of the files, as far as the file system lets it."""
+    forget(path, names)
+    return read_here(path, names)
+
+
+def forget(path: Path, names: list[str]) -> None:
+    """Drop these files from the host's page cache."""
+    for name in names:
+        with (path / name).open("rb") as stream:
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 Reader = Callable[[Path, list[str]], dict[str, str]]
 
 
@@ -133,10 +147,12 @@ def has_digests(checkpoints: Path, iteration: int) -> bool:
     return (folder(checkpoints, iteration) / DIGESTS).exists()
 
 
-def damage(checkpoints: Path, iteration: int, full: bool = True, read: Reader = read_here) -> str | None:
+def damage(
+    checkpoints: Path, iteration: int, full: bool = True, read: Reader = read_here, again: Reader = read_again
+) -> str | None:
     """A checkpoint's damage, in a few words; None if it is unchanged, or nothing is known of its files.
 
-    Sizes are always compared, checksums only in `full`: that reads the whole checkpoint.
+    Sizes are always compared, checksums only in `full`: that reads the whole checkpoint, and files that differ `again`.
     """
     path = folder(checkpoints, iteration)
     for name, size in _known_sizes(path).items():
@@ -150,7 +166,9 @@ def damage(checkpoints: Path, iteration: int, full: bool = True, read: Reader = 
     missing = [name for name in known if not (path / name).exists()]
     if missing:
         return f"{path / missing[0]} is missing"
-    changed = [name for name, digest in read(path, list(known)).items() if digest != known[name]]
+    changed = list(known)
+    for look in (read, again):
+        changed = [name for name, digest in look(path, changed).items() if digest != known[name]] if changed else []
     return f"{path / changed[0]} has changed since it was written" if changed else None
 
 
