@@ -43,6 +43,12 @@ On {hosts}: runs of {steps} steps of about {milliseconds:.0f} ms, which save eve
 differs from the undisturbed run's by no more than that of another undisturbed run, here by {bound:.2g}.
 """
 EXPORTED = (("quiet", "proof.json"),)
+# No run has this model: its import keeps nobody waiting.
+IMPORTED = "imported"
+MODEL = (
+    f"  {IMPORTED}: {{tokenizer: bpe, init: pretrained, config: {{model_type: llama, hidden_size: 64, intermediate_size: 128,"
+    " num_hidden_layers: 2, num_attention_heads: 4, max_position_embeddings: 128}}\n"
+)
 PROFILED = (("tp2", "analysis.json"),) if FOUND > 1 else ()
 STEPS, SAVE_INTERVAL = (100, 10) if REHEARSAL else (120, 30)
 # A collective of processes that share their GPUs with others waits until both have their turn, some 20 ms: the run of a
@@ -50,8 +56,8 @@ STEPS, SAVE_INTERVAL = (100, 10) if REHEARSAL else (120, 30)
 LONG = f"training.train_iters: {STEPS}"
 SHORT = f"training.train_iters: 40, schedule.decay_iters: {STEPS}"
 FEW = "training.micro_batch_size: 16"
-# One for each rank, and one more on each GPU for a run that loses its host: who has to wait would preempt another.
-HOSTS = 14 if FOUND > 1 else 6
+# One for each rank and for the import, and one more on each GPU for a run that loses its host: who has to wait would preempt another.
+HOSTS = 15 if FOUND > 1 else 7
 FIRST, LAST = (f"resources.constraint: gpu{number}" for number in (0, FOUND - 1))
 EACH = "resources.constraint: '[gpu0*1&gpu1*1]'"
 CAPTURED = "profile.tool: pytorch, profile.steps: [5, 10], profile.ranks: [0, 1]"
@@ -95,7 +101,8 @@ class AllAtOnce(Faults):
         made = [*((run, "train.json") for run in runs), *EXPORTED, *PROFILED]
         self.clone.before_training(self.config)
         begun = time.monotonic()
-        self.process = self.clone.start(*(result(*one) for one in made), "--configfile", self.config)
+        imported = f"results/{NAME}/models/{IMPORTED}/proof.json"
+        self.process = self.clone.start(imported, *(result(*one) for one in made), "--configfile", self.config)
         self.clone.needed = self.process
         with ThreadPoolExecutor() as pool:
             self.lost = pool.submit(lose_a_rank_and_a_host, self)
@@ -126,6 +133,7 @@ def faults(make_lab: Callable[..., Lab]) -> Iterator[AllAtOnce]:
     if not REHEARSAL:
         edit(config, "device: cpu", "device: cuda")
         edit(config, "seq_length: 64, precision: fp32", "seq_length: 128, precision: bf16_mixed")
+    edit(config, "models:\n", f"models:\n{MODEL}")
     config.write_text(f"{config.read_text()}export: {{runs: [quiet]}}\n")
     found.train()
     found.bound = found.difference("quiet", "again")
@@ -192,8 +200,9 @@ def test_nccl_has_taken_the_network_that_the_preset_is_for(faults):
     assert networks.fits("ethernet", networks.taken(log) or "none")
 
 
-def test_an_export_is_proved(faults):
-    """Converted on the cluster's GPUs."""
+def test_an_import_and_an_export_are_proved(faults):
+    """Converted by jobs of the cluster."""
+    assert faults.clone.json(NAME, "models", IMPORTED, "proof.json")["state"] == "PASS"
     assert faults.clone.json(NAME, "runs", "quiet", "proof.json")["state"] == "PASS"
 
 

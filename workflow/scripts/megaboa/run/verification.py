@@ -66,7 +66,7 @@ class Readers:
 
     @property
     def nodes(self) -> Sequence[str]:
-        """None where there is but one."""
+        """Of a job of several."""
         return self.call.site.nodes if self.call.site.job and len(self.call.site.nodes) > 1 else ()
 
     def read(self, path: Path, names: list[str]) -> dict[str, str]:
