@@ -222,7 +222,16 @@ def override(config: ConfigContainer, overrides: Tree) -> ConfigContainer:
     for name in overrides:
         if choices := _choices(changed, name):
             _choose(changed, name, choices)
+    _keep_overlaps(changed, overrides)
     return changed
+
+
+def _keep_overlaps(config: ConfigContainer, overrides: Tree) -> None:
+    """Where a recipe sets `comm_overlap`, that writes these fields again before training, unless it has them too."""
+    for name, value in overrides.items():
+        part, _, field = name.partition(".")
+        if part == "ddp" and hasattr(config.comm_overlap, field) and f"comm_overlap.{field}" not in overrides:
+            setattr(config.comm_overlap, field, value)
 
 
 def _choices(config: ConfigContainer, name: str) -> type[enum.Enum] | None:

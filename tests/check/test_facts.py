@@ -1,0 +1,22 @@
+"""megaboa.check.facts: what Bridge's configuration says, and which of its sections decides."""
+
+import pytest
+
+from megaboa.check.facts import Facts, overlay
+
+
+def kernels(fields):
+    return overlay(Facts(), fields.__getitem__, fields.__contains__).kernels
+
+
+@pytest.mark.parametrize(
+    ("fields", "grad", "gather"),
+    [
+        ({}, False, True),
+        ({"comm_overlap.overlap_grad_reduce": None, "comm_overlap.overlap_param_gather": False}, None, False),
+        ({"comm_overlap.overlap_grad_reduce": True, "ddp.use_distributed_optimizer": False}, False, True),
+    ],
+)
+def test_bridges_comm_overlap_decides_over_ddp_where_the_optimizer_is_distributed(fields, grad, gather):
+    found = kernels({"ddp.overlap_grad_reduce": False, "ddp.overlap_param_gather": True, **fields})
+    assert (found.grad_overlap, found.gather_overlap) == (grad, gather)
