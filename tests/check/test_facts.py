@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaboa.check.facts import Facts, overlay
+from megaboa.check.facts import Facts, overlay, with_overrides
 
 
 def kernels(fields):
@@ -20,3 +20,16 @@ def kernels(fields):
 def test_bridges_comm_overlap_decides_over_ddp_where_the_optimizer_is_distributed(fields, grad, gather):
     found = kernels({"ddp.overlap_grad_reduce": False, "ddp.overlap_param_gather": True, **fields})
     assert (found.grad_overlap, found.gather_overlap) == (grad, gather)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "overlaps"),
+    [
+        ({}, False),
+        ({"model.overlap_moe_expert_parallel_comm": True}, True),
+        ({"comm_overlap.overlap_moe_expert_parallel_comm": True}, True),
+        ({"model.overlap_moe_expert_parallel_comm": True, "comm_overlap.tp_comm_overlap": False}, False),
+    ],
+)
+def test_bridges_comm_overlap_decides_over_the_models_own_field(overrides, overlaps):
+    assert with_overrides(Facts(), overrides).kernels.expert_overlap is overlaps

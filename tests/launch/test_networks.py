@@ -128,19 +128,6 @@ def test_connections_with_expert_overlap_and_on_blackwell():
     assert networks.connections({}, blackwell=True) is None
 
 
-@pytest.mark.parametrize(
-    ("overrides", "overlaps"),
-    [
-        ({}, False),
-        ({"model.overlap_moe_expert_parallel_comm": True}, True),
-        ({"comm_overlap.overlap_moe_expert_parallel_comm": True}, True),
-        ({"model.overlap_moe_expert_parallel_comm": True, "comm_overlap.tp_comm_overlap": False}, False),
-    ],
-)
-def test_bridges_comm_overlap_decides_over_the_models_own_field(overrides, overlaps):
-    assert networks.overlaps_experts(overrides) is overlaps
-
-
 def test_fsdp_never_gets_the_one_connection_that_bridge_refuses():
     for fsdp in ("megatron", "torch"):
         for tp in (1, 8):

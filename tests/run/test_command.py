@@ -15,6 +15,7 @@ from megaboa.run import capture, command, tuning
 from megaboa.run.resume import Beginning
 from megaboa.scheduler.ranks import Ended
 
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 LAYOUT = {"tp": 2, "pp": 1, "vpp": None, "cp": 1, "ep": 1, "etp": None, "sp": True, "fsdp": "none"}
 
 
@@ -79,6 +80,14 @@ def test_connections_follow_the_gpu_and_the_overlap_of_experts(environment):
     for section in ("model", "comm_overlap"):
         overlap = {f"{section}.overlap_moe_expert_parallel_comm": True}
         assert environment("cuda", gpu="h200", overrides=overlap)["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+
+
+def test_connections_follow_a_recipes_own_overlap_of_experts(environment, tmp_path):
+    """1 would undo it, though tensor parallelism asks for that; preflight has the recipe's configuration."""
+    for overlap, connections in ((True, "32"), (False, "1")):
+        built = RunCheck(facts={"kernels": {"expert_overlap": overlap}}, environment={CONNECTIONS: "32"})
+        records.write(tmp_path / "results" / "tiny" / "preflight.json", Preflight(runs={"dp2": built}))
+        assert environment("cuda", gpu="h200")[CONNECTIONS] == connections
 
 
 def test_the_allocator_is_as_in_bridges_recipes_unless_somebody_says_otherwise(environment, monkeypatch):

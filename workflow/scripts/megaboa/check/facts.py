@@ -311,6 +311,13 @@ def overlay(facts: Facts, value_of: Callable[[str], Any], known: Callable[[str],
     return dataclasses.replace(facts, **sections)
 
 
+def with_overrides(facts: Facts, overrides: Tree) -> Facts:
+    """What an experiment says in Bridge's own words. One of `comm_overlap` brings that whole section."""
+    if any(name.startswith("comm_overlap.") for name in overrides):
+        overrides = {**dict.fromkeys(OVERWRITTEN.values()), **overrides}
+    return overlay(facts, overrides.__getitem__, overrides.__contains__)
+
+
 def _plain(name: str, value: Any, facts: Facts) -> Any:
     """A field's value as facts have it: tuples of text, 0 for nothing."""
     match name:

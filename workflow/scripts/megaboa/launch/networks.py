@@ -79,13 +79,6 @@ def connections(parallel: Mapping[str, Any], *, expert_overlap: bool = False, bl
     return None
 
 
-def overlaps_experts(overrides: Mapping[str, Any]) -> bool:
-    """Whether experts' all-to-all is hidden. Where Bridge's `comm_overlap` is set, it writes the model's field, also to
-    false (training/comm_overlap.py)."""
-    section = "comm_overlap" if any(name.startswith("comm_overlap.") for name in overrides) else "model"
-    return bool(overrides.get(f"{section}.overlap_moe_expert_parallel_comm"))
-
-
 def allocator(overrides: Mapping[str, Any]) -> str | None:
     """PYTORCH_CUDA_ALLOC_CONF, as all of Bridge's recipes have it (recipes/utils/environment_utils.py, 0.6.2): segments
     that grow leave no holes where batches or experts have changing sizes.

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files, paths
+from megaboa.check.facts import Facts, with_overrides
 from megaboa.launch import networks
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
-from megaboa.records import Code, RanOn
+from megaboa.records import Code, RanOn, Tree
 from megaboa.run import trusted_copies
 from megaboa.run.gpus import name as gpu_name
 from megaboa.run.identity import identity_of
@@ -81,7 +82,7 @@ def rank_environment(
         overrides = {**run.overrides, **folder.launch.overrides}
         preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(
             run.parallel,
-            expert_overlap=networks.overlaps_experts(overrides),
+            expert_overlap=_overlaps_experts(folder, overrides),
             blackwell=networks.is_blackwell(folder.launch.gpu or gpu_name()),
         )
         preset["PYTORCH_CUDA_ALLOC_CONF"] = networks.allocator(overrides)
@@ -96,6 +97,13 @@ def rank_environment(
     if target and checks_network(folder, target):
         preset |= networks.NAMING
     return layered(own, preset, start.environment)
+
+
+def _overlaps_experts(folder: RunFolder, overrides: Tree) -> bool:
+    """By preflight, which has a recipe's own settings; a trial of `snakemake tune` has only the experiment's."""
+    if folder.preflight and folder.preflight.facts:
+        return bool(folder.preflight.facts["kernels"].get("expert_overlap"))
+    return with_overrides(Facts(), overrides).kernels.expert_overlap
 
 
 def checks_network(folder: RunFolder, target: AttemptFolder) -> bool:
