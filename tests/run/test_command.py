@@ -28,9 +28,11 @@ def environment(tmp_path, monkeypatch):
     for name in (*ours, *compilers):
         monkeypatch.delenv(name, raising=False)
 
-    def make(device="cpu", trackers=None, nodes=1, attempt=None, gpu=None, overrides=None, **start):
+    def make(device="cpu", trackers=None, nodes=1, attempt=None, gpu=None, overrides=None, fsdp="none", **start):
         path = tmp_path / "results" / "tiny" / "runs" / "dp2"
-        write_json(path / "run.json", {"device": device, "parallel": LAYOUT, "overrides": overrides or {}})
+        write_json(
+            path / "run.json", {"device": device, "parallel": {**LAYOUT, "fsdp": fsdp}, "overrides": overrides or {}}
+        )
         launch = {
             "nodes": nodes,
             "gpu": gpu,
@@ -85,9 +87,23 @@ def test_connections_follow_the_gpu_and_the_overlap_of_experts(environment):
 def test_connections_follow_a_recipes_own_overlap_of_experts(environment, tmp_path):
     """1 would undo it, though tensor parallelism asks for that; preflight has the recipe's configuration."""
     for overlap, connections in ((True, "32"), (False, "1")):
-        built = RunCheck(facts={"kernels": {"expert_overlap": overlap}}, environment={CONNECTIONS: "32"})
+        facts = {"layout": {"fsdp": "none"}, "kernels": {"expert_overlap": overlap}}
+        built = RunCheck(facts=facts, environment={CONNECTIONS: "32"})
         records.write(tmp_path / "results" / "tiny" / "preflight.json", Preflight(runs={"dp2": built}))
         assert environment("cuda", gpu="h200")[CONNECTIONS] == connections
+
+
+def test_one_connection_that_a_site_exports_does_not_end_ranks_with_fsdp(environment, monkeypatch, tmp_path):
+    """Bridge refuses it after GPUs were allocated. Other values are the site's own affair."""
+    monkeypatch.setenv(CONNECTIONS, "4")
+    assert CONNECTIONS not in environment("cuda", fsdp="megatron")
+    monkeypatch.setenv(CONNECTIONS, "1")
+    assert CONNECTIONS not in environment("cuda")
+    assert environment("cuda", fsdp="megatron")[CONNECTIONS] == "32"
+    assert environment("cuda", fsdp="megatron", environment={CONNECTIONS: "8"})[CONNECTIONS] == "8"
+    of_recipe = RunCheck(facts={"layout": {"fsdp": "megatron"}, "kernels": {}})
+    records.write(tmp_path / "results" / "tiny" / "preflight.json", Preflight(runs={"dp2": of_recipe}))
+    assert environment("cuda")[CONNECTIONS] == "32"
 
 
 def test_the_allocator_is_as_in_bridges_recipes_unless_somebody_says_otherwise(environment, monkeypatch):

@@ -20,6 +20,7 @@ _CALLED = {
 _USING = re.compile(r"NCCL INFO Using network (.+)")
 # What makes NCCL say so. Not in every attempt: each communicator of each rank would fill a page.
 NAMING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
+CONNECTIONS, SEVERAL = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
 _PRESETS = Path(__file__).with_name("networks.toml")
 
 
@@ -58,7 +59,8 @@ def connections(parallel: Mapping[str, Any], *, expert_overlap: bool = False, bl
 
     What megatron-core 0.19.2 and Megatron-Bridge 0.6.2 ask for:
     - FSDP: not 1 (asserted in bridge/training/config.py for Megatron's, in megatron/training/arguments.py for both);
-      Bridge's recipes with FSDP set 32. So it is set, in case a site or an image says 1.
+      Bridge's recipes with FSDP set 32. So it is set, in case an image says 1; over one that is exported it wins, too
+      (run/command.py).
     - tensor, sequence or context parallelism before Blackwell: 1, so that kernels run in the order in which they were
       queued and communication starts before the computation that hides it (core/tensor_parallel/layers.py warns,
       megatron/training/arguments.py asserts). It decides the speed, never the result.
@@ -71,11 +73,11 @@ def connections(parallel: Mapping[str, Any], *, expert_overlap: bool = False, bl
     if fsdp is None:
         return None  # a recipe may turn on FSDP, which 1 would break; Bridge's recipes carry a value of their own
     if fsdp != "none" or expert_overlap or blackwell:
-        return "32"
+        return SEVERAL
     if _size(parallel, "tp") > 1 or _size(parallel, "cp") > 1:
         return "1"
     if _size(parallel, "ep") > 1:
-        return "32"
+        return SEVERAL
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 from megaboa import files, paths
 from megaboa.check.facts import Facts, with_overrides
 from megaboa.launch import networks
+from megaboa.layout import Layout
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import Code, RanOn, Tree
 from megaboa.run import trusted_copies
@@ -80,18 +82,21 @@ def rank_environment(
         preset["TORCH_FR_BUFFER_SIZE"] = FLIGHT_CALLS
     if run.device == "cuda":
         overrides = {**run.overrides, **folder.launch.overrides}
-        preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(
+        built = _built(folder, overrides)
+        preset[networks.CONNECTIONS] = networks.connections(
             run.parallel,
-            expert_overlap=_overlaps_experts(folder, overrides),
+            expert_overlap=bool(built["kernels"].get("expert_overlap")),
             blackwell=networks.is_blackwell(folder.launch.gpu or gpu_name()),
         )
+        if built["layout"].get("fsdp", "none") != "none" and os.environ.get(networks.CONNECTIONS) == "1":
+            own[networks.CONNECTIONS] = networks.SEVERAL  # a site means the speed by it; here every rank would fail
         preset["PYTORCH_CUDA_ALLOC_CONF"] = networks.allocator(overrides)
         if environment:
             preset |= compiled_kernels(folder, environment)
     if run.device == "cuda" or start.network:
         preset |= networks.environment(start.network, {})
     if run.device == "cuda" and folder.preflight:  # Bridge sets it too, but after Transformer Engine is imported
-        for_layout = {"CUDA_DEVICE_MAX_CONNECTIONS"} if preset["CUDA_DEVICE_MAX_CONNECTIONS"] else set()
+        for_layout = {networks.CONNECTIONS} if preset[networks.CONNECTIONS] else set()
         recipes = folder.preflight.environment or {}
         preset |= {name: value for name, value in recipes.items() if name not in for_layout}
     if target and checks_network(folder, target):
@@ -99,11 +104,12 @@ def rank_environment(
     return layered(own, preset, start.environment)
 
 
-def _overlaps_experts(folder: RunFolder, overrides: Tree) -> bool:
-    """By preflight, which has a recipe's own settings; a trial of `snakemake tune` has only the experiment's."""
+def _built(folder: RunFolder, overrides: Tree) -> Tree:
+    """Facts by preflight, which has a recipe's own settings; a trial of `snakemake tune` has only the experiment's."""
     if folder.preflight and folder.preflight.facts:
-        return bool(folder.preflight.facts["kernels"].get("expert_overlap"))
-    return with_overrides(Facts(), overrides).kernels.expert_overlap
+        return folder.preflight.facts
+    said = Facts(Layout(fsdp=folder.run.parallel.get("fsdp") or "none"))
+    return dataclasses.asdict(with_overrides(said, overrides))
 
 
 def checks_network(folder: RunFolder, target: AttemptFolder) -> bool:
