@@ -140,11 +140,19 @@ def test_segments_grow_unless_nccl_registers_buffers():
     assert networks.allocator({"ddp.nccl_ub": True}) is None
 
 
-@pytest.mark.parametrize("gpu", ["NVIDIA B200", "b200-180g", "NVIDIA GB300", "gb200"])
+BLACKWELL = (
+    *("NVIDIA B200", "b200-180g", "nvidia_b200", "b300_288gb", "NVIDIA B100", "NVIDIA GB300", "gb200", "NVIDIA GB10"),
+    *("NVIDIA RTX PRO 6000 Blackwell Server Edition", "NVIDIA GeForce RTX 5090", "rtx_5070_ti", "vr200"),
+)
+
+
+@pytest.mark.parametrize("gpu", BLACKWELL)
 def test_blackwell_by_name(gpu):
     assert networks.is_blackwell(gpu)
 
 
-@pytest.mark.parametrize("gpu", [None, "", "NVIDIA H200", "h100-80g", "NVIDIA H20", "AB200"])
+@pytest.mark.parametrize(
+    "gpu", [None, "", "NVIDIA H200", "h100-80g", "NVIDIA H20", "AB200", "B2000", "RTX 5000 Ada", "RTX A5000"]
+)
 def test_no_blackwell(gpu):
     assert not networks.is_blackwell(gpu)

@@ -21,6 +21,10 @@ _USING = re.compile(r"NCCL INFO Using network (.+)")
 # What makes NCCL say so. Not in every attempt: each communicator of each rank would fill a page.
 NAMING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 CONNECTIONS, SEVERAL = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
+# Or Rubin, which follows it.
+_BLACKWELL = re.compile(
+    r"(?<![a-z0-9])(G?B(100|200|300)|GB10|V?R[12]00)(?![0-9])|Blackwell|RTX[ _-]*50[5-9]0", re.IGNORECASE
+)
 _PRESETS = Path(__file__).with_name("networks.toml")
 
 
@@ -92,8 +96,8 @@ def allocator(overrides: Mapping[str, Any]) -> str | None:
 
 
 def is_blackwell(gpu: str | None) -> bool:
-    """By a GPU's name, as `resources.gpu` or its driver has it."""
-    return bool(gpu and re.search(r"\bG?B(200|300)\b", gpu, re.IGNORECASE))
+    """Or newer. By a GPU's name, as `resources.gpu` or its driver has it."""
+    return bool(gpu and _BLACKWELL.search(gpu))
 
 
 def _size(parallel: Mapping[str, Any], key: str) -> int:
