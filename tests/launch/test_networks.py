@@ -121,6 +121,12 @@ def test_connections_before_blackwell(layout, expected):
     assert networks.connections(layout) == expected
 
 
+def test_what_keeps_nccl_from_naming_its_network():
+    assert networks.silenced_by({**networks.NAMING, "PATH": "/bin"}) == []
+    found = networks.silenced_by({"NCCL_DEBUG": None, "NCCL_DEBUG_SUBSYS": "COLL", "NCCL_DEBUG_FILE": "/tmp/nccl.%h"})
+    assert found == ["NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"]
+
+
 def test_connections_with_expert_overlap_and_on_blackwell():
     experts = {**ALONE, "tp": 2, "ep": 8}
     assert networks.connections(experts, expert_overlap=True) == "32"

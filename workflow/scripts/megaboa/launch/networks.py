@@ -53,6 +53,12 @@ def taken(log: str) -> str | None:
     return found[1].strip() if found else None
 
 
+def silenced_by(environment: Mapping[str, str | None]) -> list[str]:
+    """The variables that are set to another value than the one by which ranks' logs name the network."""
+    wanted = {**NAMING, "NCCL_DEBUG_FILE": None}
+    return [name for name, value in wanted.items() if environment.get(name, value) != value]
+
+
 def fits(network: str, name: str) -> bool:
     """Whether what NCCL has taken is what the preset is for."""
     return _CALLED[network].match(name) is not None
