@@ -1,5 +1,6 @@
 """megaboa.run.command: what ranks are started with."""
 
+import json
 import os
 import types
 from pathlib import Path
@@ -10,7 +11,7 @@ from megaboa import records
 from megaboa.config.models.resources import Launch
 from megaboa.files import write_json
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
-from megaboa.records import Identity, Preflight, RunCheck
+from megaboa.records import Identity, Preflight, RunCheck, Step
 from megaboa.run import capture, command, tuning
 from megaboa.run.resume import Beginning
 from megaboa.scheduler.ranks import Ended
@@ -51,14 +52,18 @@ def environment(tmp_path, monkeypatch):
     ("asked", "level"),
     [
         ({"network": "efa"}, "INFO"),
-        ({"network": "efa", "attempt": 2}, "WARN"),
+        ({"network": "efa", "attempt": 2}, "INFO"),
+        ({"network": "efa", "attempt": 3, "steps_in": 2}, "WARN"),
         ({"network": "efa", "nodes": 1}, "WARN"),
         ({"network": "efa", "network_check": False}, "WARN"),
         ({"network": "nvlink"}, "WARN"),
         ({"network": None}, "WARN"),
     ],
 )
-def test_the_first_attempt_on_several_nodes_has_nccl_name_its_network(environment, asked, level):
+def test_until_an_attempt_on_several_nodes_has_done_a_step_nccl_names_its_network(environment, tmp_path, asked, level):
+    if done := asked.pop("steps_in", None):
+        (tmp_path / f"{done:02d}").mkdir()
+        (tmp_path / f"{done:02d}" / "steps.jsonl").write_text(json.dumps(records.plain(Step(step=1, loss=1.0))) + "\n")
     assert environment(**{"device": "cuda", "nodes": 2, "attempt": 1} | asked)["NCCL_DEBUG"] == level
 
 

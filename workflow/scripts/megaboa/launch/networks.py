@@ -18,7 +18,7 @@ _CALLED = {
     "slingshot": re.compile(r"(AWS )?Libfabric|OFI"),
 }
 _USING = re.compile(r"NCCL INFO Using network (.+)")
-# What makes NCCL say so. Not in every attempt: each communicator of each rank would fill a page.
+# What makes NCCL say so. Not in all attempts: each communicator of each rank would fill a page.
 NAMING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 CONNECTIONS, SEVERAL = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
 # Or Rubin, which follows it.

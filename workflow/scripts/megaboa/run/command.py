@@ -17,7 +17,7 @@ from megaboa.launch import networks
 from megaboa.layout import Layout
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
 from megaboa.records import Code, RanOn, Tree
-from megaboa.run import trusted_copies
+from megaboa.run import progress, trusted_copies
 from megaboa.run.gpus import name as gpu_name
 from megaboa.run.identity import identity_of
 from megaboa.run.resume import Beginning
@@ -113,10 +113,12 @@ def _built(folder: RunFolder, overrides: Tree) -> Tree:
 
 
 def checks_network(folder: RunFolder, target: AttemptFolder) -> bool:
-    """Whether NCCL is to say in this attempt, the run's first, which network it has taken."""
+    """Whether NCCL is to say in this attempt which network it has taken. It does before the first step, so not once an
+    attempt has done one; those that ended earlier may have ended before that."""
     start, several = folder.launch.start, folder.launch.nodes > 1
     asked = folder.run.device == "cuda" and start.network_check and networks.can_check(start.network)
-    return several and asked and target.number == 1
+    before = (AttemptFolder(target.path.with_name(f"{number:02d}")) for number in range(1, target.number))
+    return several and asked and not any(map(progress.has_steps, before))
 
 
 def compiled_kernels(folder: RunFolder, environment: str) -> dict[str, str | None]:
