@@ -74,8 +74,9 @@ def main(folder):
         if ranks := case.get("ranks"):
             with playing_rank_0_of(ranks):
                 config.set_data_parallel_size()
-            config.comm_overlap.finalize()
-            config.comm_overlap.setup(config.model, config.optimizer, config.ddp)
+            if config.comm_overlap:
+                config.comm_overlap.finalize()
+                config.comm_overlap.setup(config.model, config.optimizer, config.ddp)
         found[name] = {field: _read(config, field) for field in case["expected"]}
     return found
 

@@ -45,7 +45,12 @@ CASES = {
         },
     },
     **{
-        f"overlaps: {name}": {"run": run, "launch": launch, "expected": dict(zip(OVERLAPS, expected, strict=True))}
+        f"overlaps: {name}": {
+            "run": run,
+            "launch": launch,
+            "ranks": 4,
+            "expected": dict(zip(OVERLAPS, expected, strict=True)),
+        }
         for name, (run, launch, expected) in {
             "on the CPU there are none": ({}, {}, (False, False, False)),
             "on GPUs both": ({"device": "cuda"}, {}, (True, True, False)),
@@ -60,6 +65,11 @@ CASES = {
                 {"device": "cuda", "overrides": {"ddp.overlap_param_gather": False}},
                 {},
                 (True, False, False),
+            ),
+            "FSDP2 with a comm_overlap of the experiment's": (
+                {"device": "cuda", "parallel": {"fsdp": "torch"}, "overrides": {"comm_overlap.tp_comm_overlap": False}},
+                {},
+                (False, False, False),
             ),
             "the key wins": (
                 {"device": "cuda"},
