@@ -1,7 +1,8 @@
 """Builds Bridge's configuration of some runs in a process of its own, as the CPU backend must come before Megatron.
 
 `python configurations.py FOLDER`: FOLDER holds cases.json, {name: changes to the run}; the fields asked for are
-printed as JSON; of a case that is `refused`, what the error says.
+printed as JSON; of a case that is `refused`, what the error says. Of one of `ranks`, after Bridge has written what its
+`comm_overlap` says.
 """
 
 import copy
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import made
 
-from megaboa.bridge.process import prepare
+from megaboa.bridge.process import playing_rank_0_of, prepare
 from megaboa.bridge.quiet import quietly
 from megaboa.files import read_json
 from megaboa.paths import AttemptFolder, RunStore
@@ -67,9 +68,15 @@ def main(folder):
         if "refused" in case:
             found[name] = why_refused(configuration, run, inputs)
             continue
-        config = configuration.build(run, inputs)
+        config = configuration.build(run, configuration.Inputs(None, None, None, {}) if run.is_recipe else inputs)
         launch = parse(LaunchSpec, LAUNCH | case.get("launch", {}), name)
         configuration.place(config, launch, store, attempt, None, folder / "cache")
+        if ranks := case.get("ranks"):
+            with playing_rank_0_of(ranks):
+                config.set_data_parallel_size()
+            if config.comm_overlap:
+                config.comm_overlap.finalize()
+                config.comm_overlap.setup(config.model, config.optimizer, config.ddp)
         found[name] = {field: _read(config, field) for field in case["expected"]}
     return found
 

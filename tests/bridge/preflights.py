@@ -66,6 +66,7 @@ def write_runs(folder, cases):
     for name, case in cases.items():
         run = copy.deepcopy(RUN)
         model = case.pop("model", "dense")
+        launch = {**LAUNCH, **case.pop("launch", {})}
         recipe = {"recipe": model, "args": case.pop("args", {}), "tokenizer": None}
         if source := case.pop("of", None):
             recipe |= {"name": source, "hf": "owner/name", "revision": None, "init": "scratch"}
@@ -74,7 +75,7 @@ def write_runs(folder, cases):
             run[section] = {**run[section], **values} if isinstance(values, dict) else values
         path = folder / "runs" / name
         write_json(path / "run.json", run)
-        write_json(path / "launch.json", {**LAUNCH, "gpus_per_node": run["world_size"]})
+        write_json(path / "launch.json", {**launch, "gpus_per_node": run["world_size"]})
         write_json(path / "profile.json", PROFILE)
 
 

@@ -18,6 +18,11 @@ pytestmark = pytest.mark.slow
 # Bridge turns both of the latter on where one of them is.
 OVERLAPS = ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather", "optimizer.overlap_param_gather")
 PARENT = {"experiment": "small", "run": "dp1"}
+GPT3 = {  # one that sets `comm_overlap`, by which Bridge writes all of OVERLAPS
+    "device": "cuda",
+    "model": {"recipe": "gpt3_175b_pretrain_32gpu_h100_bf16_config", "args": {}, "tokenizer": None},
+    "data": {},
+}
 CASES = {
     "defaults": {
         "run": {},
@@ -40,7 +45,12 @@ CASES = {
         },
     },
     **{
-        f"overlaps: {name}": {"run": run, "launch": launch, "expected": dict(zip(OVERLAPS, expected, strict=True))}
+        f"overlaps: {name}": {
+            "run": run,
+            "launch": launch,
+            "ranks": 4,
+            "expected": dict(zip(OVERLAPS, expected, strict=True)),
+        }
         for name, (run, launch, expected) in {
             "on the CPU there are none": ({}, {}, (False, False, False)),
             "on GPUs both": ({"device": "cuda"}, {}, (True, True, False)),
@@ -56,10 +66,34 @@ CASES = {
                 {},
                 (True, False, False),
             ),
+            "FSDP2 with a comm_overlap of the experiment's": (
+                {"device": "cuda", "parallel": {"fsdp": "torch"}, "overrides": {"comm_overlap.tp_comm_overlap": False}},
+                {},
+                (False, False, False),
+            ),
             "the key wins": (
                 {"device": "cuda"},
                 {"overrides": dict.fromkeys(OVERLAPS, False)},
                 (False, False, False),
+            ),
+        }.items()
+    },
+    **{
+        f"overlaps of a recipe's comm_overlap: {name}": {
+            "run": GPT3 | {"overrides": overrides},
+            "launch": {"overrides": launched},
+            "ranks": 64,
+            "expected": dict(zip(OVERLAPS, expected, strict=True)),
+        }
+        for name, (overrides, launched, expected) in {
+            "Bridge's default": ({}, {}, (True, True, True)),
+            "the key": ({}, dict.fromkeys(OVERLAPS, False), (False, False, False)),
+            "the key of one": ({}, dict.fromkeys(OVERLAPS[1:], False), (True, False, False)),
+            "an override of ddp": ({"ddp.overlap_param_gather": False}, {}, (True, False, False)),
+            "an override of its own": (
+                {"ddp.overlap_grad_reduce": True, "comm_overlap.overlap_grad_reduce": False},
+                {},
+                (False, True, True),
             ),
         }.items()
     },

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from megaboa.config.models.resources import Launch
 from megaboa.files import write_json
 
 pytestmark = pytest.mark.slow
@@ -84,6 +85,10 @@ ILLEGAL = {
 }
 # Illegal too, but found by nobody else before the first step, or the start of all ranks.
 OURS_ALONE = {
+    "fsdp_has_several_connections": {
+        "parallel": {"fsdp": "megatron"},
+        "launch": {"start": Launch(environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}).model_dump(mode="json")},
+    },
     "experts_beside_tensor_parallelism_need_sequence_parallelism": {
         "model": "moe",
         "parallel": {"tp": 2},

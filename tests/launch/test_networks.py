@@ -121,24 +121,17 @@ def test_connections_before_blackwell(layout, expected):
     assert networks.connections(layout) == expected
 
 
+def test_what_keeps_nccl_from_naming_its_network():
+    assert networks.silenced_by({**networks.NAMING, "PATH": "/bin"}) == []
+    found = networks.silenced_by({"NCCL_DEBUG": None, "NCCL_DEBUG_SUBSYS": "COLL", "NCCL_DEBUG_FILE": "/tmp/nccl.%h"})
+    assert found == ["NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"]
+
+
 def test_connections_with_expert_overlap_and_on_blackwell():
     experts = {**ALONE, "tp": 2, "ep": 8}
     assert networks.connections(experts, expert_overlap=True) == "32"
     assert networks.connections({**ALONE, "tp": 2}, blackwell=True) == "32"
     assert networks.connections({}, blackwell=True) is None
-
-
-@pytest.mark.parametrize(
-    ("overrides", "overlaps"),
-    [
-        ({}, False),
-        ({"model.overlap_moe_expert_parallel_comm": True}, True),
-        ({"comm_overlap.overlap_moe_expert_parallel_comm": True}, True),
-        ({"model.overlap_moe_expert_parallel_comm": True, "comm_overlap.tp_comm_overlap": False}, False),
-    ],
-)
-def test_bridges_comm_overlap_decides_over_the_models_own_field(overrides, overlaps):
-    assert networks.overlaps_experts(overrides) is overlaps
 
 
 def test_fsdp_never_gets_the_one_connection_that_bridge_refuses():
@@ -153,11 +146,19 @@ def test_segments_grow_unless_nccl_registers_buffers():
     assert networks.allocator({"ddp.nccl_ub": True}) is None
 
 
-@pytest.mark.parametrize("gpu", ["NVIDIA B200", "b200-180g", "NVIDIA GB300", "gb200"])
+BLACKWELL = (
+    *("NVIDIA B200", "b200-180g", "nvidia_b200", "b300_288gb", "NVIDIA B100", "NVIDIA GB300", "gb200", "NVIDIA GB10"),
+    *("NVIDIA RTX PRO 6000 Blackwell Server Edition", "NVIDIA GeForce RTX 5090", "rtx_5070_ti", "vr200"),
+)
+
+
+@pytest.mark.parametrize("gpu", BLACKWELL)
 def test_blackwell_by_name(gpu):
     assert networks.is_blackwell(gpu)
 
 
-@pytest.mark.parametrize("gpu", [None, "", "NVIDIA H200", "h100-80g", "NVIDIA H20", "AB200"])
+@pytest.mark.parametrize(
+    "gpu", [None, "", "NVIDIA H200", "h100-80g", "NVIDIA H20", "AB200", "B2000", "RTX 5000 Ada", "RTX A5000"]
+)
 def test_no_blackwell(gpu):
     assert not networks.is_blackwell(gpu)

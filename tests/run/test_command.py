@@ -1,5 +1,6 @@
 """megaboa.run.command: what ranks are started with."""
 
+import json
 import os
 import types
 from pathlib import Path
@@ -10,11 +11,12 @@ from megaboa import records
 from megaboa.config.models.resources import Launch
 from megaboa.files import write_json
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
-from megaboa.records import Identity, Preflight, RunCheck
+from megaboa.records import Identity, Preflight, RunCheck, Step
 from megaboa.run import capture, command, tuning
 from megaboa.run.resume import Beginning
 from megaboa.scheduler.ranks import Ended
 
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 LAYOUT = {"tp": 2, "pp": 1, "vpp": None, "cp": 1, "ep": 1, "etp": None, "sp": True, "fsdp": "none"}
 
 
@@ -27,9 +29,11 @@ def environment(tmp_path, monkeypatch):
     for name in (*ours, *compilers):
         monkeypatch.delenv(name, raising=False)
 
-    def make(device="cpu", trackers=None, nodes=1, attempt=None, gpu=None, overrides=None, **start):
+    def make(device="cpu", trackers=None, nodes=1, attempt=None, gpu=None, overrides=None, fsdp="none", **start):
         path = tmp_path / "results" / "tiny" / "runs" / "dp2"
-        write_json(path / "run.json", {"device": device, "parallel": LAYOUT, "overrides": overrides or {}})
+        write_json(
+            path / "run.json", {"device": device, "parallel": {**LAYOUT, "fsdp": fsdp}, "overrides": overrides or {}}
+        )
         launch = {
             "nodes": nodes,
             "gpu": gpu,
@@ -48,14 +52,18 @@ def environment(tmp_path, monkeypatch):
     ("asked", "level"),
     [
         ({"network": "efa"}, "INFO"),
-        ({"network": "efa", "attempt": 2}, "WARN"),
+        ({"network": "efa", "attempt": 2}, "INFO"),
+        ({"network": "efa", "attempt": 3, "steps_in": 2}, "WARN"),
         ({"network": "efa", "nodes": 1}, "WARN"),
         ({"network": "efa", "network_check": False}, "WARN"),
         ({"network": "nvlink"}, "WARN"),
         ({"network": None}, "WARN"),
     ],
 )
-def test_the_first_attempt_on_several_nodes_has_nccl_name_its_network(environment, asked, level):
+def test_until_an_attempt_on_several_nodes_has_done_a_step_nccl_names_its_network(environment, tmp_path, asked, level):
+    if done := asked.pop("steps_in", None):
+        (tmp_path / f"{done:02d}").mkdir()
+        (tmp_path / f"{done:02d}" / "steps.jsonl").write_text(json.dumps(records.plain(Step(step=1, loss=1.0))) + "\n")
     assert environment(**{"device": "cuda", "nodes": 2, "attempt": 1} | asked)["NCCL_DEBUG"] == level
 
 
@@ -79,6 +87,28 @@ def test_connections_follow_the_gpu_and_the_overlap_of_experts(environment):
     for section in ("model", "comm_overlap"):
         overlap = {f"{section}.overlap_moe_expert_parallel_comm": True}
         assert environment("cuda", gpu="h200", overrides=overlap)["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+
+
+def test_connections_follow_a_recipes_own_overlap_of_experts(environment, tmp_path):
+    """1 would undo it, though tensor parallelism asks for that; preflight has the recipe's configuration."""
+    for overlap, connections in ((True, "32"), (False, "1")):
+        facts = {"layout": {"fsdp": "none"}, "kernels": {"expert_overlap": overlap}}
+        built = RunCheck(facts=facts, environment={CONNECTIONS: "32"})
+        records.write(tmp_path / "results" / "tiny" / "preflight.json", Preflight(runs={"dp2": built}))
+        assert environment("cuda", gpu="h200")[CONNECTIONS] == connections
+
+
+def test_one_connection_that_a_site_exports_does_not_end_ranks_with_fsdp(environment, monkeypatch, tmp_path):
+    """Bridge refuses it after GPUs were allocated. Other values are the site's own affair."""
+    monkeypatch.setenv(CONNECTIONS, "4")
+    assert CONNECTIONS not in environment("cuda", fsdp="megatron")
+    monkeypatch.setenv(CONNECTIONS, "1")
+    assert CONNECTIONS not in environment("cuda")
+    assert environment("cuda", fsdp="megatron")[CONNECTIONS] == "32"
+    assert environment("cuda", fsdp="megatron", environment={CONNECTIONS: "8"})[CONNECTIONS] == "8"
+    of_recipe = RunCheck(facts={"layout": {"fsdp": "megatron"}, "kernels": {}})
+    records.write(tmp_path / "results" / "tiny" / "preflight.json", Preflight(runs={"dp2": of_recipe}))
+    assert environment("cuda")[CONNECTIONS] == "32"
 
 
 def test_the_allocator_is_as_in_bridges_recipes_unless_somebody_says_otherwise(environment, monkeypatch):

@@ -187,7 +187,7 @@ def launched(**start):
     )
 
 
-def test_a_node_on_which_nccl_takes_another_network_ends_the_first_attempt(tmp_path):
+def test_a_node_on_which_nccl_takes_another_network_ends_the_attempt(tmp_path):
     said, target = [], AttemptFolder(tmp_path / "01")
     folder = types.SimpleNamespace(
         run=types.SimpleNamespace(device="cuda", world_size=4), launch=launched(network="efa")
@@ -196,19 +196,26 @@ def test_a_node_on_which_nccl_takes_another_network_ends_the_first_attempt(tmp_p
     call = types.SimpleNamespace(folder=folder, say=said.append)
 
     def taken(names, number=1):
+        now = AttemptFolder(target.path.with_name(f"{number:02d}"))
+        now.path.mkdir(exist_ok=True)
         for rank, name in names.items():
-            target.log(rank).write_text(f"n:1:1 [0] NCCL INFO Using network {name}\n")
-        return watch.TakenNetwork(call, AttemptFolder(target.path.with_name(f"{number:02d}"))).problem()
+            now.log(rank).write_text(f"n:1:1 [0] NCCL INFO Using network {name}\n")
+        return watch.TakenNetwork(call, now).problem()
 
     assert taken({0: "Libfabric", 1: "Socket"}) is None and not said, "rank 1 is another GPU of the first node"
     assert taken({2: "Libfabric"}) is None and "NCCL takes the network Libfabric" in said[0]
     cause, evidence = taken({2: "Socket"})
     assert cause == "wrong_network" and "launch.network is efa, and NCCL takes Socket on the node of rank 2" in evidence
-    assert taken({2: "Socket"}, number=2) is None
+    assert taken({2: "Socket"}, number=2), "the first one ended before its first step"
+    target.steps.write_text(json.dumps(plain(Step(step=1, loss=1.0))) + "\n")
+    assert taken({2: "Socket"}, number=3) is None
 
 
 def test_a_network_that_nccl_does_not_name_is_not_looked_for_for_ever(tmp_path, monkeypatch):
-    """A site may set NCCL_DEBUG itself."""
+    """A site may have NCCL write elsewhere."""
+    monkeypatch.delenv("NCCL_DEBUG_SUBSYS", raising=False)
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("NCCL_DEBUG_FILE", "/tmp/nccl.%h")
     said, target = [], AttemptFolder(tmp_path / "01")
     folder = types.SimpleNamespace(
         run=types.SimpleNamespace(device="cuda", world_size=4), launch=launched(network="efa")
@@ -222,7 +229,8 @@ def test_a_network_that_nccl_does_not_name_is_not_looked_for_for_ever(tmp_path, 
     target.steps.write_text(json.dumps(plain(Step(step=1, loss=1.0))) + "\n")
     assert taken.problem() is None and taken.problem() is None
     [warning] = said
-    assert "launch.network: efa could not be checked" in warning and "NCCL_DEBUG must be INFO" in warning
+    assert "launch.network: efa could not be checked" in warning
+    assert warning.endswith("hasn't said which network it takes: this site or launch.environment sets NCCL_DEBUG_FILE")
     target.log(0).unlink()
     target.log(0).mkdir()
     assert taken.problem() is None and len(said) == 1, "no log is read any more"

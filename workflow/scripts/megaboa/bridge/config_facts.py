@@ -60,6 +60,7 @@ def facts_of(config: ConfigContainer, run: RunSpec, launch: LaunchSpec, profile:
             launch.nodes,
             launch.gpus_per_node,
             launch.gpu,
+            max_connections=launch.start.environment.get("CUDA_DEVICE_MAX_CONNECTIONS") if launch.start else None,
             tuned_for=bridge_recipes.tuned_for(run.model.get("recipe")),
         ),
     )

@@ -83,8 +83,9 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
     if not run.is_recipe and run.training.get("eval_interval") is None:
         config.validation.eval_interval = config.train.train_iters + 1  # Bridge evaluates at the end in any case
     _set_sharding(config, run.parallel)
-    if not run.is_recipe:
-        _set_overlaps(config, run)
+    overlaps = {} if run.is_recipe else _overlaps(config, run)
+    for field, value in overlaps.items():
+        _set(config, field, value)
     _set_pipeline(config, run.parallel)
     config.checkpoint.pretrained_checkpoint = inputs.pretrained
     if run.is_tuned:
@@ -100,7 +101,7 @@ def build(run: RunSpec, inputs: Inputs) -> ConfigContainer:
     if config.model.vocab_size is not None or "model.vocab_size" in run.overrides:
         # A model has its own vocabulary, and its tokenizer may use only a part; Bridge would cut it.
         config.tokenizer.use_tokenizer_vocab_size = False
-    config = override(config, run.overrides)
+    config = override(config, run.overrides and {**overlaps, **run.overrides})  # which may set `comm_overlap`
     if run.is_recipe and inputs.source:
         recipe_models.refuse_another(config.model, run.model, inputs.source)
     return config
@@ -222,7 +223,16 @@ def override(config: ConfigContainer, overrides: Tree) -> ConfigContainer:
     for name in overrides:
         if choices := _choices(changed, name):
             _choose(changed, name, choices)
+    _keep_overlaps(changed, overrides)
     return changed
+
+
+def _keep_overlaps(config: ConfigContainer, overrides: Tree) -> None:
+    """Where a recipe sets `comm_overlap`, that writes these fields again before training, unless it has them too."""
+    for name, value in overrides.items():
+        part, _, field = name.partition(".")
+        if part == "ddp" and hasattr(config.comm_overlap, field) and f"comm_overlap.{field}" not in overrides:
+            setattr(config.comm_overlap, field, value)
 
 
 def _choices(config: ConfigContainer, name: str) -> type[enum.Enum] | None:
@@ -338,16 +348,16 @@ def _set_sharding(config: ConfigContainer, parallel: Tree) -> None:
         config.checkpoint.ckpt_format = "fsdp_dtensor"
 
 
-def _set_overlaps(config: ConfigContainer, run: RunSpec) -> None:
-    """Bridge's own defaults (both) where they apply: what a key says of them comes later, with other overrides.
+def _overlaps(config: ConfigContainer, run: RunSpec) -> Tree:
+    """Where Bridge's own defaults (both) don't apply: what a key says of them comes later, with other overrides.
 
     gloo's messages are copied by the processor that calculates: on the CPU there is nothing to hide them behind.
     """
-    ddp = config.ddp
     if run.device == "cpu" or run.parallel.get("fsdp") == "torch":
-        ddp.overlap_grad_reduce = ddp.overlap_param_gather = False
-    elif not ddp.use_distributed_optimizer and not ddp.use_megatron_fsdp:
-        ddp.overlap_param_gather = False
+        return {"ddp.overlap_grad_reduce": False, "ddp.overlap_param_gather": False}
+    if not config.ddp.use_distributed_optimizer and not config.ddp.use_megatron_fsdp:
+        return {"ddp.overlap_param_gather": False}
+    return {}
 
 
 def _set_pipeline(config: ConfigContainer, parallel: Tree) -> None:

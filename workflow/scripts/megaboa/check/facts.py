@@ -288,19 +288,34 @@ FIELDS: dict[str, str] = {
     "kernels.grad_overlap": "ddp.overlap_grad_reduce",
     "kernels.gather_overlap": "ddp.overlap_param_gather",
 }
-# Where a section of Bridge's writes the model's field before training, also with None.
+# Where a section of Bridge's writes the field before training, also with None: its own default.
 OVERWRITTEN = {"kernels.expert_overlap": "comm_overlap.overlap_moe_expert_parallel_comm"}
+# The same, but only with a distributed optimizer.
+OVERWRITTEN_IN_SHARDS = {
+    "kernels.grad_overlap": "comm_overlap.overlap_grad_reduce",
+    "kernels.gather_overlap": "comm_overlap.overlap_param_gather",
+}
 
 
 def overlay(facts: Facts, value_of: Callable[[str], Any], known: Callable[[str], bool]) -> Facts:
     """Facts with the values of all fields that are known."""
     changed: dict[str, Tree] = {}
-    for fact, where in (*FIELDS.items(), *OVERWRITTEN.items()):
+    switch = FIELDS["layout.distributed_optimizer"]
+    in_shards = value_of(switch) if known(switch) else facts.layout.distributed_optimizer
+    overwritten = OVERWRITTEN | (OVERWRITTEN_IN_SHARDS if in_shards else {})
+    for fact, where in (*FIELDS.items(), *overwritten.items()):
         if known(where):
             section, name = fact.split(".")
             changed.setdefault(section, {})[name] = _plain(name, value_of(where), facts)
     sections = {name: dataclasses.replace(getattr(facts, name), **values) for name, values in changed.items()}
     return dataclasses.replace(facts, **sections)
+
+
+def with_overrides(facts: Facts, overrides: Tree) -> Facts:
+    """What an experiment says in Bridge's own words. One of `comm_overlap` brings that whole section."""
+    if any(name.startswith("comm_overlap.") for name in overrides):
+        overrides = {**dict.fromkeys(OVERWRITTEN.values()), **overrides}
+    return overlay(facts, overrides.__getitem__, overrides.__contains__)
 
 
 def _plain(name: str, value: Any, facts: Facts) -> Any:

@@ -18,8 +18,13 @@ _CALLED = {
     "slingshot": re.compile(r"(AWS )?Libfabric|OFI"),
 }
 _USING = re.compile(r"NCCL INFO Using network (.+)")
-# What makes NCCL say so. Not in every attempt: each communicator of each rank would fill a page.
+# What makes NCCL say so. Not in all attempts: each communicator of each rank would fill a page.
 NAMING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
+CONNECTIONS, SEVERAL = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
+# Or Rubin, which follows it.
+_BLACKWELL = re.compile(
+    r"(?<![a-z0-9])(G?B(100|200|300)|GB10|V?R[12]00)(?![0-9])|Blackwell|RTX[ _-]*50[5-9]0", re.IGNORECASE
+)
 _PRESETS = Path(__file__).with_name("networks.toml")
 
 
@@ -48,6 +53,12 @@ def taken(log: str) -> str | None:
     return found[1].strip() if found else None
 
 
+def silenced_by(environment: Mapping[str, str | None]) -> list[str]:
+    """The variables that are set to another value than the one by which ranks' logs name the network."""
+    wanted = {**NAMING, "NCCL_DEBUG_FILE": None}
+    return [name for name, value in wanted.items() if environment.get(name, value) != value]
+
+
 def fits(network: str, name: str) -> bool:
     """Whether what NCCL has taken is what the preset is for."""
     return _CALLED[network].match(name) is not None
@@ -58,7 +69,8 @@ def connections(parallel: Mapping[str, Any], *, expert_overlap: bool = False, bl
 
     What megatron-core 0.19.2 and Megatron-Bridge 0.6.2 ask for:
     - FSDP: not 1 (asserted in bridge/training/config.py for Megatron's, in megatron/training/arguments.py for both);
-      Bridge's recipes with FSDP set 32. So it is set, in case a site or an image says 1.
+      Bridge's recipes with FSDP set 32. So it is set, in case an image says 1; over one that is exported it wins, too
+      (run/command.py).
     - tensor, sequence or context parallelism before Blackwell: 1, so that kernels run in the order in which they were
       queued and communication starts before the computation that hides it (core/tensor_parallel/layers.py warns,
       megatron/training/arguments.py asserts). It decides the speed, never the result.
@@ -71,19 +83,12 @@ def connections(parallel: Mapping[str, Any], *, expert_overlap: bool = False, bl
     if fsdp is None:
         return None  # a recipe may turn on FSDP, which 1 would break; Bridge's recipes carry a value of their own
     if fsdp != "none" or expert_overlap or blackwell:
-        return "32"
+        return SEVERAL
     if _size(parallel, "tp") > 1 or _size(parallel, "cp") > 1:
         return "1"
     if _size(parallel, "ep") > 1:
-        return "32"
+        return SEVERAL
     return None
-
-
-def overlaps_experts(overrides: Mapping[str, Any]) -> bool:
-    """Whether experts' all-to-all is hidden. Where Bridge's `comm_overlap` is set, it writes the model's field, also to
-    false (training/comm_overlap.py)."""
-    section = "comm_overlap" if any(name.startswith("comm_overlap.") for name in overrides) else "model"
-    return bool(overrides.get(f"{section}.overlap_moe_expert_parallel_comm"))
 
 
 def allocator(overrides: Mapping[str, Any]) -> str | None:
@@ -97,8 +102,8 @@ def allocator(overrides: Mapping[str, Any]) -> str | None:
 
 
 def is_blackwell(gpu: str | None) -> bool:
-    """By a GPU's name, as `resources.gpu` or its driver has it."""
-    return bool(gpu and re.search(r"\bG?B(200|300)\b", gpu, re.IGNORECASE))
+    """Or newer. By a GPU's name, as `resources.gpu` or its driver has it."""
+    return bool(gpu and _BLACKWELL.search(gpu))
 
 
 def _size(parallel: Mapping[str, Any], key: str) -> int:

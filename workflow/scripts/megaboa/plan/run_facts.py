@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import bridge_recipes, files, model_kinds
-from megaboa.check.facts import Cluster, Facts, Kernels, Model, Profiling, Training, overlay
+from megaboa.check.facts import Cluster, Facts, Kernels, Model, Profiling, Training, with_overrides
 from megaboa.config.check import is_local
 from megaboa.config.formula import Number
 from megaboa.config.models.experiment import Experiment
@@ -43,7 +43,7 @@ def facts_of(config: Experiment, quantities: Quantities, hf_config: Tree | None)
         profiling=_profiling(config),
         cluster=_cluster(config),
     )
-    facts = overlay(facts, config.overrides.__getitem__, config.overrides.__contains__)
+    facts = with_overrides(facts, config.overrides)
     return dataclasses.replace(facts, model=dataclasses.replace(facts.model, vocab_rows=facts.model.vocab_size))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from megaboa import files, paths
+from megaboa.check.facts import Facts, with_overrides
 from megaboa.launch import networks
+from megaboa.layout import Layout
 from megaboa.paths import AttemptFolder, RunFolder, RunStore
-from megaboa.records import Code, RanOn
-from megaboa.run import trusted_copies
+from megaboa.records import Code, RanOn, Tree
+from megaboa.run import progress, trusted_copies
 from megaboa.run.gpus import name as gpu_name
 from megaboa.run.identity import identity_of
 from megaboa.run.resume import Beginning
@@ -79,18 +82,21 @@ def rank_environment(
         preset["TORCH_FR_BUFFER_SIZE"] = FLIGHT_CALLS
     if run.device == "cuda":
         overrides = {**run.overrides, **folder.launch.overrides}
-        preset["CUDA_DEVICE_MAX_CONNECTIONS"] = networks.connections(
+        built = _built(folder, overrides)
+        preset[networks.CONNECTIONS] = networks.connections(
             run.parallel,
-            expert_overlap=networks.overlaps_experts(overrides),
+            expert_overlap=bool(built["kernels"].get("expert_overlap")),
             blackwell=networks.is_blackwell(folder.launch.gpu or gpu_name()),
         )
+        if built["layout"].get("fsdp", "none") != "none" and os.environ.get(networks.CONNECTIONS) == "1":
+            own[networks.CONNECTIONS] = networks.SEVERAL  # a site means the speed by it; here every rank would fail
         preset["PYTORCH_CUDA_ALLOC_CONF"] = networks.allocator(overrides)
         if environment:
             preset |= compiled_kernels(folder, environment)
     if run.device == "cuda" or start.network:
         preset |= networks.environment(start.network, {})
     if run.device == "cuda" and folder.preflight:  # Bridge sets it too, but after Transformer Engine is imported
-        for_layout = {"CUDA_DEVICE_MAX_CONNECTIONS"} if preset["CUDA_DEVICE_MAX_CONNECTIONS"] else set()
+        for_layout = {networks.CONNECTIONS} if preset[networks.CONNECTIONS] else set()
         recipes = folder.preflight.environment or {}
         preset |= {name: value for name, value in recipes.items() if name not in for_layout}
     if target and checks_network(folder, target):
@@ -98,11 +104,21 @@ def rank_environment(
     return layered(own, preset, start.environment)
 
 
+def _built(folder: RunFolder, overrides: Tree) -> Tree:
+    """Facts by preflight, which has a recipe's own settings; a trial of `snakemake tune` has only the experiment's."""
+    if folder.preflight and folder.preflight.facts:
+        return folder.preflight.facts
+    said = Facts(Layout(fsdp=folder.run.parallel.get("fsdp") or "none"))
+    return dataclasses.asdict(with_overrides(said, overrides))
+
+
 def checks_network(folder: RunFolder, target: AttemptFolder) -> bool:
-    """Whether NCCL is to say in this attempt, the run's first, which network it has taken."""
+    """Whether NCCL is to say in this attempt which network it has taken. It does before the first step, so not once an
+    attempt has done one; those that ended earlier may have ended before that."""
     start, several = folder.launch.start, folder.launch.nodes > 1
     asked = folder.run.device == "cuda" and start.network_check and networks.can_check(start.network)
-    return several and asked and target.number == 1
+    before = (AttemptFolder(target.path.with_name(f"{number:02d}")) for number in range(1, target.number))
+    return several and asked and not any(map(progress.has_steps, before))
 
 
 def compiled_kernels(folder: RunFolder, environment: str) -> dict[str, str | None]:

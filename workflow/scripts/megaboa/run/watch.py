@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import signal
 import statistics
 import time
@@ -122,6 +123,7 @@ class TakenNetwork:
     def __init__(self, call: Call, target: AttemptFolder):
         folder, launch = call.folder, call.folder.launch
         self.wanted, self.say, self._target = launch.start.network, call.say, target
+        self._environment = launch.start.environment
         self._stepped: float | None = None  # when a step was seen first
         asked = range(0, folder.run.world_size, launch.gpus_per_node) if checks_network(folder, target) else ()
         self._open = {rank: target.log(rank) for rank in asked}
@@ -141,9 +143,11 @@ class TakenNetwork:
                 self.say(f"NCCL takes the network {name} between nodes, as launch.network: {self.wanted} wants it")
         if self._open and self._is_late():
             self._open.clear()  # to read them again and again would load the file system for the whole attempt
+            silent = " and ".join(networks.silenced_by({**os.environ, **self._environment}))
+            why = f": this site or launch.environment sets {silent}" if silent else ""
             self.say(
                 f"WARNING: launch.network: {self.wanted} could not be checked, as NCCL hasn't said which network it "
-                "takes: NCCL_DEBUG must be INFO in the first attempt, and this site or launch.environment sets another"
+                f"takes{why}"
             )
         return None
 

@@ -104,7 +104,7 @@ class Launch(Section):
         None, "preset of environment variables for the network between nodes"
     )
     network_check: bool = key(
-        True, "end the first attempt of a run on several nodes if NCCL takes another network than the preset's"
+        True, "end a run on several nodes before its first step if NCCL takes another network than the preset's"
     )
     environment: dict[str, str | None] = key({}, "environment variables of the ranks; null removes one of the preset")
     ports: Annotated[str, AfterValidator(_checked_ports)] | None = key(
