@@ -34,6 +34,7 @@ def test_what_is_missing_says_what_it_disables():
     every = set(selftest.OPTIONAL)
     assert told("cuda", every, {"nsys": "/nsys"}) == told("cpu", every) == {}
     assert "fp8" in told("cuda", every - {"transformer_engine"})["transformer_engine"]
+    assert "an export's adapters" in told("cpu", every - {"peft"})["peft"]
     assert told("cuda", every)["nsys"] == "profile.tool: nsys"
     assert "transformer_engine" not in told("cpu", {"wandb"})
 

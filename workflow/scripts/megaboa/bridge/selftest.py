@@ -38,6 +38,7 @@ OPTIONAL = {
     "mamba_ssm": ("cuda", "Mamba layers of hybrid models (the package index has CUDA source only)"),
     "causal_conv1d": ("cuda", "Mamba layers of hybrid models (the package index has CUDA source only)"),
     "fla": ("cuda", "gated delta nets (Qwen3-Next, Qwen3.5)"),
+    "peft": ("any", "proof that the library peft makes the trained model of an export's adapters"),
     "viztracer": ("any", "traces of VizTracer"),
     "wandb": ("any", "Weights & Biases"),
     "tensorboard": ("any", "TensorBoard"),
