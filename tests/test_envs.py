@@ -8,6 +8,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from megaboa.image import dockerfile
+from megaboa.image.pins import LOCKS as OF_RANKS
 
 ENVS = Path(__file__).parents[1] / "envs"
 BOTH = ("bootstrap", "pipeline", "megatron", "peft", "dev")
@@ -31,6 +32,7 @@ def wanted(name):
 def test_setup_installs_these_together():
     first, *of_gpus = re.findall(r"locks\+?=\((.*)\)", (ENVS / "setup.sh").read_text())
     for device, lists in {"cpu": [first], "cuda": [first, *of_gpus]}.items():
+        assert {*OF_RANKS[device]} == {*ENVIRONMENTS[device]} - {"bootstrap", "resiliency", *NOT_OF_RANKS}
         names = re.findall(r"envs/(\S+)\.txt", " ".join(lists).replace("$device", device))
         assert set(names) == set(ENVIRONMENTS[device])
 
