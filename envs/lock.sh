@@ -36,13 +36,13 @@ done
 theirs=(torch triton numpy setuptools $(pins runtime-cuda.txt | grep -oE '^(nvidia-(cublas|cuda|cudnn-cu|cufft|cufile|curand|cusolver|cusparse|nccl|nvjitlink|nvshmem|nvtx)|cuda-)[a-z0-9-]*'))
 gpus --constraint runtime-cuda.txt --output-file image-cuda.txt $(printf -- '--no-emit-package %s ' "${alone[@]}" "${theirs[@]}")
 
-# The same pins for people who use conda (`snakemake --sdm conda`); megatron.in follows in runtime-cpu.post-deploy.sh.
+# The same pins for people who use conda (`snakemake --sdm conda`); megatron.in and peft.in follow in runtime-cpu.post-deploy.sh.
 for name in pipeline runtime-cpu; do
   { echo "# Made by envs/lock.sh from $name.txt."
     printf 'channels: [conda-forge, nodefaults]\ndependencies:\n  - python=3.12\n  - pip\n  - pip:\n'
     grep -E '^[a-z0-9.-]+==' "$name.txt" | sed -E 's/ .*//; s/^/      - /'
   } > "$name.yaml"
 done
-{ echo "# Made by envs/lock.sh from megatron.txt. See megatron.in for why without dependencies."
-  echo "python -m pip install --no-deps $(grep -E '^[a-z0-9.-]+==' megatron.txt | sed -E 's/ .*//' | tr '\n' ' ')"
+{ echo "# Made by envs/lock.sh from megatron.txt and peft.txt. See megatron.in for why without dependencies."
+  echo "python -m pip install --no-deps $(grep -hE '^[a-z0-9.-]+==' megatron.txt peft.txt | sed -E 's/ .*//' | tr '\n' ' ')"
 } > runtime-cpu.post-deploy.sh

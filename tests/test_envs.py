@@ -7,11 +7,15 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from megaboa.image import dockerfile
+from megaboa.image.pins import LOCKS as OF_RANKS
+
 ENVS = Path(__file__).parents[1] / "envs"
-BOTH = ("bootstrap", "pipeline", "megatron", "dev")
+BOTH = ("bootstrap", "pipeline", "megatron", "peft", "dev")
 GPUS = ("runtime-cuda", "transformer-engine", "resiliency")
 ENVIRONMENTS = {"cpu": (*BOTH, "runtime-cpu"), "cuda": (*BOTH, *GPUS)}  # what setup.sh installs together
 LOCKS = (*BOTH, "runtime-cpu", *GPUS)
+NOT_OF_RANKS = {"pipeline", "dev"}
 
 
 def pins(name):
@@ -23,6 +27,23 @@ def wanted(name):
     lines = [line.split("#")[0].strip() for line in (ENVS / f"{name}.in").read_text().splitlines()]
     asked = [Requirement(line) for line in lines if line]
     return {one.name.lower().replace("_", "-"): one.specifier for one in asked}
+
+
+def test_setup_installs_these_together():
+    first, *of_gpus = re.findall(r"locks\+?=\((.*)\)", (ENVS / "setup.sh").read_text())
+    for device, lists in {"cpu": [first], "cuda": [first, *of_gpus]}.items():
+        assert {*OF_RANKS[device]} == {*ENVIRONMENTS[device]} - {"bootstrap", "resiliency", *NOT_OF_RANKS}
+        names = re.findall(r"envs/(\S+)\.txt", " ".join(lists).replace("$device", device))
+        assert set(names) == set(ENVIRONMENTS[device])
+
+
+@pytest.mark.parametrize(("file", "device"), [("Dockerfile.cpu", "cpu"), ("Dockerfile", "cuda")])
+def test_an_image_has_what_setup_installs_for_ranks(file, device):
+    """Without `peft`, for one, an adapter's proof leaves a check out."""
+    wanted = {name.replace("runtime-cuda", "image-cuda") for name in ENVIRONMENTS[device]} - NOT_OF_RANKS
+    read = dockerfile.read(ENVS.parent / "containers" / file)
+    for instruction in ("COPY", "RUN"):
+        assert set(re.findall(r"([\w-]+)\.txt\b", " ".join(one.text for one in read.named(instruction)))) == wanted
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -92,6 +113,8 @@ def test_the_conda_file_has_the_same_pins(name):
     assert dict(pin.split("==") for pin in listed) == pins(name)
 
 
-def test_the_conda_environment_of_the_ranks_gets_megatron_too():
+def test_the_conda_environment_of_the_ranks_gets_megatron_and_peft_too():
     script = (ENVS / "runtime-cpu.post-deploy.sh").read_text()
-    assert all(f"{package}=={version}" in script for package, version in pins("megatron").items())
+    assert all(
+        f"{package}=={version}" in script for name in ("megatron", "peft") for package, version in pins(name).items()
+    )

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SETUP = Path(__file__).parents[1] / "envs" / "setup.sh"
 
 
@@ -60,11 +62,44 @@ case "$2" in *get_path*) echo {tmp_path}/include ;; *) exec {sys.executable} "$@
 """)
     bare.chmod(0o755)
     compiler = tmp_path / "c++"
-    compiler.write_text("#!/bin/sh\n")
+    compiler.write_text("#!/bin/sh\ncat > /dev/null\n")
     compiler.chmod(0o755)
     wheels = str(tmp_path / "none")
     said = setup(tmp_path / "venv", PYTHON=str(bare), DEVICE="cuda", CXX=str(compiler), MEGABOA_WHEELS=wheels)
     assert f"{tmp_path}/include/Python.h is missing" in said and "python3.12-dev" in said
+
+
+@pytest.mark.parametrize(("glibc", "has_it"), [("2.36", False), ("2.38", False), ("2.39", True), ("2.41", True)])
+def test_what_wants_a_newer_glibc_is_installed_where_that_is(tmp_path, glibc, has_it):
+    """With programs that install nothing: elsewhere one sentence says what is missing, and the rest is installed."""
+    programs, venv, python = tmp_path / "programs", tmp_path / "venv", tmp_path / "programs/python3.12"
+    for path, code in {
+        python: f'case "$2" in *CS_GNU_LIBC_VERSION*) echo {glibc} ;; *) exec {sys.executable} "$@" ;; esac',
+        programs / "df": "printf 'head\\n/dev/x 1 1 99999999 1%% /\\n'",
+        venv / "bin/python": "",
+        venv / "bin/uv": f'echo "$@" >> {tmp_path}/installed',
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{code}\n")
+        path.chmod(0o755)
+    wheel = tmp_path / "wheels" / wheel_folder() / "transformer_engine_torch.whl"
+    wheel.parent.mkdir(parents=True)
+    wheel.touch()
+    environment = {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHON": str(python),
+        "DEVICE": "cuda",
+        "MEGABOA_WHEELS": str(tmp_path / "wheels"),
+    }
+    done = subprocess.run([SETUP, venv], env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0 and (venv / ".ready").exists(), done.stderr
+    packages, engine = (tmp_path / "installed").read_text().splitlines()
+    assert ("envs/resiliency.txt" in packages) == has_it and "envs/runtime-cuda.txt" in packages
+    assert engine.endswith(str(wheel))
+    said = [line for line in done.stderr.splitlines() if "nvidia-resiliency-ext" in line]
+    why = f"whose wheels want glibc 2.39 (here: {glibc}): ranks wait while a checkpoint is written"
+    assert said == ([] if has_it else [f"megaboa: without nvidia-resiliency-ext, {why}"])
 
 
 BUILD = SETUP.parent / "build_transformer_engine.sh"

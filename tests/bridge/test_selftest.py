@@ -14,6 +14,7 @@ from megaboa.bridge import selftest
 from megaboa.bridge.wheels import is_installed
 from megaboa.files import read_json
 from megaboa.image import pins
+from megaboa.records import Contract, OtherVersion
 
 ENTRYPOINT = Path(__file__).parents[2] / "workflow/scripts/train_rank.py"
 
@@ -21,10 +22,79 @@ ENTRYPOINT = Path(__file__).parents[2] / "workflow/scripts/train_rank.py"
 def test_versions_are_held_against_the_pins():
     found = {"Torch": "2.13.0+cu130", "megatron_core": "0.19.1"}
     wanted = {"torch": "2.13.0", "megatron-core": "0.19.2", "deep-ep": "1"}
-    assert selftest.differences(found, wanted) == [
-        ("megatron-core", "0.19.1", "0.19.2"),
-        ("deep-ep", None, "1"),
+    assert selftest.differences(found, wanted) == (
+        OtherVersion(package="deep-ep", found=None, pinned="1"),
+        OtherVersion(package="megatron-core", found="0.19.1", pinned="0.19.2"),
+    )
+
+
+def test_one_line_says_what_is_other_than_pinned():
+    locked = pins.locked(*pins.LOCKS["cuda"])
+
+    def told(found):
+        other = selftest.differences(found, locked)
+        report = Contract(state="PASS", device="cuda", python="3.12.1", c_library="glibc 2.39", other_than_pinned=other)
+        return [line for line in selftest.told(report) if "pinned" in line]
+
+    assert told(locked) == []
+    others = {"torch": "2.12.0a0+nv26.6", "nvidia-modelopt": "0.44.0", "megatron_energon": "7.0.0"}
+    assert told(locked | others) == [
+        f"other than pinned: torch 2.12.0a0+nv26.6 (pinned: {locked['torch']}), "
+        f"megatron-energon 7.0.0 (pinned: {locked['megatron-energon']}), "
+        f"nvidia-modelopt 0.44.0 (pinned: {locked['nvidia-modelopt']})"
     ]
+    (line,) = told({"diffusers": "0.1"})
+    assert line.startswith("other than pinned: megatron-bridge missing (pinned: ")
+    assert line.endswith(f"diffusers 0.1 (pinned: {locked['diffusers']}), {len(locked) - 6} more in the report")
+
+
+@pytest.fixture
+def examined(monkeypatch, tmp_path):
+    """The strict self-test of an environment with these packages, in an image of ours or outside."""
+
+    def examine(found, image=False, glibc=(2, 39)):
+        (tmp_path / "versions.toml").touch()
+        monkeypatch.setattr(pins, "IN_IMAGE", tmp_path / ("versions.toml" if image else "none"))
+        monkeypatch.setattr(pins, "_glibc", lambda: glibc)
+        monkeypatch.setattr(selftest, "installed_packages", lambda: found)
+        monkeypatch.setattr(selftest, "linked_imports", lambda installed: {})
+        monkeypatch.setattr(selftest, "_failed_imports", lambda device: {"torch": "not tried"})
+        report = selftest.examine("cuda", strict=True)
+        others = {one.package: (one.found, one.pinned) for one in report.other_than_pinned}
+        return others, [text for text in report.problems if "is pinned" in text]
+
+    return examine
+
+
+def test_what_make_setup_installs_is_what_is_pinned(examined):
+    """NVSHMEM too: torch's own, where no image brings the one for DeepEP."""
+    locked = pins.locked(*pins.LOCKS["cuda"])
+    assert examined(locked | pins.locked("resiliency")) == ({}, [])
+    assert examined(locked, glibc=(2, 36)) == ({}, [])
+    others, problems = examined(locked)
+    assert list(others) == ["nvidia-resiliency-ext"] and "is not installed" in problems[0]
+
+
+def test_what_an_images_base_brings_is_listed_and_no_mistake(examined):
+    ours = pins.locked("image-cuda", "transformer-engine", "resiliency", "megatron", "peft")
+    built = {"nvidia-nvshmem-cu13": pins.arguments()["NVSHMEM_VERSION"]}
+    assert examined(ours | built, image=True) == ({}, [])
+    torch = pins.packages("cuda")["torch"]
+    found = ours | built | {"torch": "2.12.0a0+nv26.6"}
+    assert examined(found, image=True) == ({"torch": ("2.12.0a0+nv26.6", torch)}, [])
+    _, (problem,) = examined({**ours, "nvidia-nvshmem-cu13": "3.4.5"}, image=True)
+    assert problem == f"nvidia-nvshmem-cu13 is 3.4.5, and {built['nvidia-nvshmem-cu13']} is pinned"
+
+
+def test_the_first_of_two_versions_counts_which_is_imported(tmp_path, monkeypatch):
+    """An image's environment lies over its base's packages."""
+    for folder, name, version in (("base", "Transformer-Engine", "2.17"), ("venv", "transformer_engine", "2.20.2")):
+        info = tmp_path / folder / f"transformer_engine-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    found = selftest.installed_packages()
+    assert found["transformer_engine"] == "2.20.2" and "Transformer-Engine" not in found
 
 
 def test_what_is_missing_says_what_it_disables():
@@ -34,6 +104,7 @@ def test_what_is_missing_says_what_it_disables():
     every = set(selftest.OPTIONAL)
     assert told("cuda", every, {"nsys": "/nsys"}) == told("cpu", every) == {}
     assert "fp8" in told("cuda", every - {"transformer_engine"})["transformer_engine"]
+    assert "an export's adapters" in told("cpu", every - {"peft"})["peft"]
     assert told("cuda", every)["nsys"] == "profile.tool: nsys"
     assert "transformer_engine" not in told("cpu", {"wandb"})
 
@@ -106,8 +177,7 @@ def test_the_entrypoint_examines_this_environment(tmp_path):
     report = read_json(tmp_path / "report.json")
     assert report["state"] == "PASS" and report["other_than_pinned"] == []
     assert report["imports"] == list(selftest.REQUIRED)
-    for package, version in pins.packages("cpu").items():
-        assert report["packages"][package] == version
+    assert report["packages"]["torch"].split("+")[0] == pins.packages("cpu")["torch"]
     assert report["gpu"]["cuda"].startswith("13.") and report["gpu"]["nccl"]  # torch's own, unused here
     assert Path(report["bridge"]).name == "bridge"
 

@@ -23,11 +23,10 @@ def test_every_entry_is_complete():
 
 
 def test_python_packages_are_those_of_the_locks():
-    for device in ("cpu", "cuda"):
-        locks = locked(device)
-        for package, version in pins.packages(device).items():
-            if device == "cpu" or package in locks:
-                assert locks[package] == version, package
+    for one in pins.entries():
+        if one.python and not one.argument:
+            for device in one.device:
+                assert pins.locked(*pins.LOCKS[device], "resiliency")[one.python] == one.version, one.name
 
 
 def test_what_is_pinned_for_gpus_beside_the_locks_is_a_build_argument():

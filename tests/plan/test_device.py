@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SMI = """#!/bin/sh
 fields=$(echo "$1" | tr ',' '\\n' | wc -l)
 for gpu in GPUS; do
-  row="$gpu, GPU-$gpu, NVIDIA H200, 00000000:0$gpu:00.0, 143771, 4"
+  row="$gpu, GPU-$gpu, NVIDIA H200, 00000000:0$gpu:00.0, 143771, 4, DRIVER"
   while [ "$(echo "$row" | tr ',' '\\n' | wc -l)" -lt "$fields" ]; do row="$row, [N/A]"; done
   echo "$row"
 done
@@ -27,11 +28,11 @@ done
 def machine(tmp_path, monkeypatch):
     """A machine with so many GPUs, by its driver's program, whose Python has Transformer Engine or hasn't."""
 
-    def make(gpus, kernels=True):
+    def make(gpus, kernels=True, driver="[N/A]"):
         programs = tmp_path / "bin"
         programs.mkdir(exist_ok=True)
         smi = programs / "nvidia-smi"
-        smi.write_text(SMI.replace("GPUS", " ".join(map(str, range(gpus)))))
+        smi.write_text(SMI.replace("GPUS", " ".join(map(str, range(gpus)))).replace("DRIVER", driver))
         smi.chmod(0o755)
         monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -193,3 +194,61 @@ def test_another_python_of_the_ranks_is_asked(plan_file, machine, tmp_path, code
     launch = experiment.launch.model_copy(update={"python": str(other)})
     found = device.find(experiment.model_copy(update={"launch": launch}), None)
     assert found.device == ("cpu" if says else "cuda") and (says or "") in found.why
+
+
+@pytest.fixture
+def torch_of(tmp_path):
+    """A Python of the ranks whose torch is built for a CUDA, and can open it here or can't."""
+
+    def make(cuda, opens=False):
+        python = tmp_path / "python-of-ranks"
+        python.write_text(f"""#!/bin/sh
+case "$2" in *is_available*) echo {opens} ;; *version.py*) echo {cuda} ;; esac
+""")
+        python.chmod(0o755)
+        return str(python)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "opens", "needed"),
+    [
+        ("580.65.06", "13.0", False, None),
+        ("570.172.08", "13.0", False, 580),
+        ("570.172.08", "13.0", True, None),  # by libraries for older drivers
+        ("570.172.08", "12.8", False, None),
+        ("470.256.02", "12.8", False, 525),
+        ("470.256.02", "14.0", False, None),  # of which nothing is known
+        ("[N/A]", "13.0", False, None),
+        ("[Unknown Error]", "13.0", False, None),
+    ],
+)
+def test_a_driver_that_is_too_old_for_torch(plan_file, machine, torch_of, driver, cuda, opens, needed):
+    machine(2, kernels=False, driver=driver)
+    python = {"launch.python": torch_of(cuda, opens)}
+    auto = device.settle(load([plan_file], python))
+    named = device.settle(load([plan_file], {**python, "device": "cuda"}))
+    assert named.experiment.device == "cuda"
+    if needed:
+        why = f"this machine's driver {driver} is too old for torch's CUDA {cuda}, which needs {needed} or newer"
+        assert auto.experiment.device == "cpu" and auto.notes == (f"device: auto is cpu: {why}",)
+        assert named.notes == (f"device: cuda can't be used here: {why}",)
+    else:
+        assert auto.experiment.device == "cuda" and named.notes == ()
+
+
+def test_an_old_driver_is_said_of_this_machine_alone(plan_file, machine, torch_of):
+    """Not where a cluster trains, in a job, in an image, nor twice."""
+    machine(2, kernels=False, driver="535.54.03")
+    loaded = load([plan_file], {"launch.python": torch_of("13.0"), "device": "cuda"})
+    assert device.settle(loaded, partition="train").notes == ()
+    assert device.settle(loaded, config_file=plan_file).notes == ()
+    assert len(make_plan(device.settle(loaded)).notes) == 1
+    image = loaded.experiment.image.model_copy(update={"runtime": "apptainer"})
+    assert device.find(loaded.experiment.model_copy(update={"image": image}), None).device == "cuda"
+
+
+def test_torchs_cuda_is_read_from_its_file():
+    cuda = device._said(sys.executable, device.CUDA_OF_TORCH)
+    assert cuda and version("nvidia-cuda-runtime").startswith(f"{cuda}.")

@@ -38,6 +38,7 @@ OPTIONAL = {
     "mamba_ssm": ("cuda", "Mamba layers of hybrid models (the package index has CUDA source only)"),
     "causal_conv1d": ("cuda", "Mamba layers of hybrid models (the package index has CUDA source only)"),
     "fla": ("cuda", "gated delta nets (Qwen3-Next, Qwen3.5)"),
+    "peft": ("any", "proof that the library peft makes the trained model of an export's adapters"),
     "viztracer": ("any", "traces of VizTracer"),
     "wandb": ("any", "Weights & Biases"),
     "tensorboard": ("any", "TensorBoard"),
@@ -51,6 +52,9 @@ BROKEN = re.compile(
     r"|(?<!libcuda\.so\.1: )(?<!libnvidia-ml\.so\.1: )cannot open shared object file"
 )
 OFI_NCCL = Path("/opt/amazon/ofi-nccl/lib")
+# The packages that a person asks for first, and how many that are other than pinned fit into a line.
+TOLD = ("torch", "megatron-core", "megatron-bridge", "transformer-engine", "nvidia-resiliency-ext", "transformers")
+OTHERS_TOLD = 6
 
 
 def main() -> int:
@@ -72,17 +76,20 @@ def main() -> int:
 
 def examine(device: str, strict: bool = False) -> Contract:
     """Packages, imports, GPU libraries and tools; what is missing, and what that disables."""
-    packages = {package.name: package.version for package in importlib.metadata.distributions() if package.name}
+    packages = installed_packages()
     # These before the CPU backend hides kernels.
     absent = missing(device, is_installed, shutil.which)
     linked = linked_imports(is_installed) if device == "cuda" and is_installed("torch") else {}
     failed = _failed_imports(device)
-    other = differences(packages, pins.packages(device))
+    held = pins.packages_of_image(device) if pins.IN_IMAGE.exists() else pins.packages(device)
+    other = differences(packages, pins.packages(device) | held)
+    other = tuple(one for one in other if one.found or one.package in held)  # a base has some in builds of its own
     untried = {} if _has_gpu() else {name: why for name, why in linked.items() if why and not BROKEN.search(why)}
     failed |= {name: why for name, why in linked.items() if why and name not in untried}
     problems = [f"{name} can't be imported: {why}" for name, why in failed.items()]
     if strict:
-        problems += [f"{name} is {found or 'not installed'}, and {want} is pinned" for name, found, want in other]
+        wrong = [one for one in other if one.package in held]
+        problems += [f"{one.package} is {one.found or 'not installed'}, and {one.pinned} is pinned" for one in wrong]
     return Contract(
         state="FAIL" if problems else "PASS",
         problems=tuple(problems),
@@ -91,7 +98,7 @@ def examine(device: str, strict: bool = False) -> Contract:
         architecture=platform.machine(),
         c_library=os.confstr("CS_GNU_LIBC_VERSION") or "not glibc",
         packages=dict(sorted(packages.items())),
-        other_than_pinned=tuple(OtherVersion(package=name, found=found, pinned=want) for name, found, want in other),
+        other_than_pinned=other,
         imports=tuple(name for name in (*REQUIRED, *linked) if name not in failed and name not in untried),
         untried=untried,
         bridge=_place_of("megatron.bridge"),
@@ -104,9 +111,8 @@ def examine(device: str, strict: bool = False) -> Contract:
 
 def told(report: Contract) -> list[str]:
     """What a person reads first: the versions that matter, what can't be used, and what is missing."""
-    names = ("torch", "megatron-core", "megatron-bridge", "transformer-engine", "nvidia-resiliency-ext", "transformers")
-    normal = {name.lower().replace("_", "-"): version for name, version in (report.packages or {}).items()}
-    versions = [f"{name} {normal[name]}" for name in names if name in normal]
+    found = {_normal(name): version for name, version in (report.packages or {}).items()}
+    versions = [f"{name} {found[name]}" for name in TOLD if name in found]
     disabled: dict[str, list[str]] = {}
     for one in report.missing or ():
         disabled.setdefault(one.disables, []).append(one.what)
@@ -119,15 +125,37 @@ def told(report: Contract) -> list[str]:
         *on_gpus,
         *(report.problems or ()),
         *(f"{name} could not be tried here: {why}" for name, why in (report.untried or {}).items()),
+        *_other_versions(report.other_than_pinned or ()),
         *(f"without {' and '.join(what)}: no {disables}" for disables, what in disabled.items()),
     ]
 
 
-def differences(found: dict[str, str], wanted: dict[str, str]) -> list[tuple[str, str | None, str]]:
+def _other_versions(other: tuple[OtherVersion, ...]) -> list[str]:
+    """One line, however many: those that matter most come first."""
+    ordered = sorted(other, key=lambda one: (one.package not in TOLD, one.found is None, one.package))
+    said = [f"{one.package} {one.found or 'missing'} (pinned: {one.pinned})" for one in ordered[:OTHERS_TOLD]]
+    more = [f"{len(other) - OTHERS_TOLD} more in the report"] if len(other) > OTHERS_TOLD else []
+    return [f"other than pinned: {', '.join([*said, *more])}"] if other else []
+
+
+def installed_packages() -> dict[str, str]:
+    """Versions by name. The first on the path counts, which is imported: an image's base may have another one."""
+    first: dict[str, importlib.metadata.Distribution] = {}
+    for package in importlib.metadata.distributions():
+        if package.name:
+            first.setdefault(_normal(package.name), package)
+    return {package.name: package.version for package in first.values()}
+
+
+def differences(found: dict[str, str], wanted: dict[str, str]) -> tuple[OtherVersion, ...]:
     """Packages whose version isn't the pinned one; what a build adds after `+` doesn't count."""
-    normal = {name.lower().replace("_", "-"): version for name, version in found.items()}
-    pairs = [(name, normal.get(name), version) for name, version in wanted.items()]
-    return [(name, is_, want) for name, is_, want in pairs if (is_ or "").split("+")[0] != want]
+    here = {_normal(name): version for name, version in found.items()}
+    pairs = [OtherVersion(package=name, found=here.get(name), pinned=want) for name, want in sorted(wanted.items())]
+    return tuple(one for one in pairs if (one.found or "").split("+")[0] != one.pinned)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def missing(device: str, installed: Callable[[str], bool], which: Callable[[str], str | None]) -> list[Lacking]:

@@ -1,8 +1,10 @@
-"""containers/versions.toml: every version that the images are made of, in one file."""
+"""What versions are pinned: containers/versions.toml, of which images are made, and the locks in envs/."""
 
 from __future__ import annotations
 
 import functools
+import os
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,12 @@ from megaboa.image import dockerfile
 from megaboa.image.dockerfile import Dockerfile
 
 FILE = Path(__file__).parents[4] / "containers" / "versions.toml"
+ENVS = FILE.parents[1] / "envs"
+LOCKS = {  # of ranks
+    "cpu": ("runtime-cpu", "megatron", "peft"),
+    "cuda": ("runtime-cuda", "transformer-engine", "megatron", "peft"),
+}
+IN_IMAGE = Path("/opt/megaboa/versions.toml")  # where our Dockerfiles copy it
 BEGIN, END = "<!-- versions: generated from versions.toml by megaboa write-schema -->", "<!-- end of versions -->"
 _ROLES = {"argument": "build argument", "python": "Python package"}
 
@@ -25,7 +33,6 @@ class Pin:
     device: list[str]  # in whose images it is
     argument: str | None = None
     python: str | None = None
-    installed: str | None = None  # what the package calls its version, where that is another
 
 
 @functools.cache
@@ -38,10 +45,27 @@ def arguments() -> dict[str, str]:
     return {one.argument: one.version for one in entries() if one.argument}
 
 
+def locked(*names: str) -> dict[str, str]:
+    """Versions of the Python packages in these locks."""
+    text = "".join((ENVS / f"{name}.txt").read_text(encoding="utf-8") for name in names)
+    return dict(re.findall(r"^([a-z0-9.-]+)==(\S+)", text, re.MULTILINE))
+
+
 def packages(device: str) -> dict[str, str]:
-    """Python packages whose versions an image for this device must have."""
-    wanted = {one.python: one.installed or one.version for one in entries() if one.python and device in one.device}
-    return dict(sorted(wanted.items()))
+    """Python packages that `make setup` installs here for ranks."""
+    resiliency = ["resiliency"] if device == "cuda" and _glibc() >= (2, 39) else []  # as envs/setup.sh
+    return locked(*LOCKS[device], *resiliency)
+
+
+def packages_of_image(device: str) -> dict[str, str]:
+    """Those of an image of ours: without what NVIDIA's base has in builds of its own, with what DeepEP is built on."""
+    bases = locked("runtime-cuda").keys() - locked("image-cuda") if device == "cuda" else set()
+    built = {one.python: one.version for one in entries() if one.python and one.argument and device in one.device}
+    return {name: version for name, version in packages(device).items() if name not in bases} | built
+
+
+def _glibc() -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", os.confstr("CS_GNU_LIBC_VERSION") or "")))
 
 
 def are_changed(given: dict[str, str]) -> bool:

@@ -19,6 +19,12 @@ KERNELS = "transformer_engine"  # a model for GPUs is built of its modules
 DRIVER = Path("/dev/nvidiactl")
 ASK_SECONDS = 120  # that torch may take to be imported, and to look for GPUs
 SETUP = "`make setup DEVICE=cuda` installs it"
+DRIVERS = {"12": 525, "13": 580}  # the oldest for a CUDA; libraries for older drivers (cuda-compat) may be there
+# From its file, as the import of torch takes seconds.
+CUDA_OF_TORCH = """import importlib.util, pathlib, runpy
+origin = importlib.util.find_spec("torch").origin
+print(runpy.run_path(str(pathlib.Path(origin).with_name("version.py")))["cuda"])"""
+OPENS_CUDA = "import torch; print(torch.cuda.is_available())"
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ def settle(loaded: LoadedExperiment, partition: str | None = None, config_file: 
     of the call that has submitted it, takes what that call found: it may be on a machine of another kind.
     """
     if loaded.experiment.device != AUTO:
-        return loaded
+        return loaded if partition or config_file else _doubted(loaded)
     found = _of_call(config_file) or find(loaded.experiment, partition)
     return replace(
         loaded,
@@ -45,6 +51,12 @@ def settle(loaded: LoadedExperiment, partition: str | None = None, config_file: 
         device_found=True,
         machine_gpus=found.gpus,
     )
+
+
+def _doubted(loaded: LoadedExperiment) -> LoadedExperiment:
+    """Said, and not refused: a call may look at the plan here, or make a report."""
+    why = _old_driver(loaded.experiment) if loaded.experiment.device == "cuda" else None
+    return replace(loaded, notes=(f"device: cuda can't be used here: {why}", *loaded.notes)) if why else loaded
 
 
 def _of_call(config_file: Path | None) -> Found | None:
@@ -60,6 +72,8 @@ def find(experiment: Experiment, partition: str | None) -> Found:
         return Found("cpu", f"this machine has {_gpus(here)}, but {why}" if here else why)
     if here is None:
         return _on_cluster(str(partition))
+    if why := _old_driver(experiment):
+        return Found("cpu", why)
     return Found("cuda", f"this machine has {_gpus(here)}, and {_python(experiment)} has Transformer Engine", here)
 
 
@@ -90,6 +104,28 @@ def _without_kernels(experiment: Experiment) -> str | None:
         except OSError as error:
             return f"launch.python can't be started: {error}"
     return None
+
+
+def _old_driver(experiment: Experiment) -> str | None:
+    """Why the ranks' torch can't use this machine's driver; None where it can, or where only their image knows."""
+    driver = gpus.driver() if experiment.image.runtime == "none" else None
+    number = (driver or "").split(".")[0]
+    if not number.isdigit():
+        return None
+    python = experiment.launch.python or sys.executable
+    cuda = _said(python, CUDA_OF_TORCH)
+    needed = DRIVERS.get(cuda.split(".")[0], 0)
+    if int(number) >= needed or _said(python, OPENS_CUDA) == "True":
+        return None
+    return f"this machine's driver {driver} is too old for torch's CUDA {cuda}, which needs {needed} or newer"
+
+
+def _said(python: str, code: str) -> str:
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=ASK_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
 
 
 def _python(experiment: Experiment) -> str:

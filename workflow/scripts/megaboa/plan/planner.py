@@ -36,7 +36,8 @@ def make_plan(loaded: LoadedExperiment, results: Path | str = "results", only: C
     the report are left out of it, as is what is wrong with the whole: the call that submitted the job has looked. If
     the device isn't settled yet, this machine decides it.
     """
-    loaded = device.settle(loaded)
+    if loaded.experiment.device == device.AUTO:
+        loaded = device.settle(loaded)
     if only and (plan := _Planner(loaded, Path(results)).plan_of(only)):
         return plan
     return _Planner(loaded, Path(results)).plan()

@@ -57,6 +57,14 @@ def name() -> str | None:
         return None
 
 
+def driver() -> str | None:
+    """Its version; None where there is none, or nvidia-smi fails or doesn't say."""
+    try:
+        return query()[0].get("driver_version")
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        return None
+
+
 def capabilities(chosen: str | None) -> list[tuple[int, int]] | None:
     """Of the GPUs that CUDA shows, without opening CUDA; None where nvidia-smi fails."""
     try:
