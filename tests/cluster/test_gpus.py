@@ -43,7 +43,7 @@ On {hosts}: runs of {steps} steps of about {milliseconds:.0f} ms, which save eve
 differs from the undisturbed run's by no more than that of another undisturbed run, here by {bound:.2g}.
 """
 EXPORTED = (("quiet", "proof.json"),)
-# No run has this model: its import keeps nobody waiting.
+# A model and its run: its import keeps no other run waiting.
 IMPORTED = "imported"
 MODEL = (
     f"  {IMPORTED}: {{tokenizer: bpe, init: pretrained, config: {{model_type: llama, hidden_size: 64, intermediate_size: 128,"
@@ -70,6 +70,7 @@ LOST, LATE, BLIND, STAND_BY = "lost", "late", "blind", "stand-by"
 RUNS = {
     "quiet": f"{ONE_HOST}, {FIRST}, {LONG}",
     "again": f"{ONE_HOST}, {LAST}, {LONG}",
+    IMPORTED: f"{ONE_HOST}, {LAST}, {FEW}, {SHORT}, model: {IMPORTED}",
     LOST: f"{ONE_HOST}, {FIRST}, {LONG}",
     LATE: f"{ONE_HOST}, {LAST}, {LONG}, resources.partition: low, recovery.lead_minutes: 10",
     BLIND: f"{ONE_HOST}, {LONG}, launch.health_check: true",
@@ -97,7 +98,7 @@ class AllAtOnce(Faults):
     """One call, with an export and a profile: runs that nothing disturbs, and those that something is done to."""
 
     def train(self) -> None:
-        runs = (*UNDISTURBED, LOST, LATE, *([STAND_BY] if FOUND > 1 else []))
+        runs = (*UNDISTURBED, IMPORTED, LOST, LATE, *([STAND_BY] if FOUND > 1 else []))
         made = [*((run, "train.json") for run in runs), *EXPORTED, *PROFILED]
         self.clone.before_training(self.config)
         begun = time.monotonic()
@@ -108,7 +109,7 @@ class AllAtOnce(Faults):
             self.lost = pool.submit(lose_a_rank_and_a_host, self)
             self.late = pool.submit(preempt_and_run_out_of_time, self)
             self.stand_by = pool.submit(kill_a_rank_while_others_stand_by, self) if FOUND > 1 else None
-            for run in UNDISTURBED:
+            for run in (*UNDISTURBED, IMPORTED):
                 self.trained(run)
                 print(f"{run}: trained after {time.monotonic() - begun:.0f} s", flush=True)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -134,7 +135,7 @@ def faults(make_lab: Callable[..., Lab]) -> Iterator[AllAtOnce]:
         edit(config, "device: cpu", "device: cuda")
         edit(config, "seq_length: 64, precision: fp32", "seq_length: 128, precision: bf16_mixed")
     edit(config, "models:\n", f"models:\n{MODEL}")
-    config.write_text(f"{config.read_text()}export: {{runs: [quiet]}}\n")
+    config.write_text(f"{config.read_text()}model: dense\nexport: {{runs: [quiet]}}\n")
     found.train()
     found.bound = found.difference("quiet", "again")
     assert math.isfinite(found.bound)
