@@ -233,6 +233,40 @@ def test_the_limits_of_the_users_accounts_with_their_qos_are_shown(monkeypatch):
     assert partitions._limits_of(NAMED).rows == []
 
 
+def test_what_is_set_of_every_qos_that_the_user_may_use_is_shown(monkeypatch):
+    # As SLURM 22.05 prints them.
+    listed = """\
+normal||||||||||cluster|
+long|7-00:00:00|gres/gpu=1|cpu=64,gres/gpu=8|gres/gpu=16||gres/gpu=64|4|10|low|requeue|DenyOnLimit
+a100_part|1-00:00:00|||||||||cluster|
+root_only|1-00:00:00|||||||||cluster|
+"""
+    asked = []
+
+    def query(words):
+        asked.append(words)
+        return listed
+
+    monkeypatch.setattr(queries, "query", query)
+    rules = "PartitionName=a100 AllowQos=ALL QoS=a100_part\nPartitionName=cpu QoS=N/A\n"
+    there = parse_partitions(MIXED, rules)
+    assert str(there[1]).endswith("at most 2-00:00:00, limits of QOS a100_part") and "QOS" not in str(there[0])
+    user = (Association("llm", "", frozenset({"normal"})), Association("vision", "", frozenset({"normal", "long"})))
+    table = partitions._qos_of(Cluster(user, there))
+    long = (
+        "MaxWall 7-00:00:00; MinTRES gres/gpu=1; MaxTRES cpu=64,gres/gpu=8; MaxTRESPU gres/gpu=16; "
+        "GrpTRES gres/gpu=64; MaxJobsPU 4; MaxSubmitPU 10; Preempt low; PreemptMode requeue; Flags DenyOnLimit"
+    )
+    assert table.rows == [("normal", "-"), ("long", long), ("a100_part", "MaxWall 1-00:00:00")]
+    assert partitions._qos_of(Cluster(None, there)).rows == [] and len(asked) == 1, "it keeps no accounts"
+
+    def away(words):
+        raise UnreachableError("away")
+
+    monkeypatch.setattr(queries, "query", away)
+    assert partitions._qos_of(Cluster(user, there)).rows == []
+
+
 def test_accounts_are_those_of_this_cluster_from_whoever_answers(monkeypatch):
     associations = "sacctmgr --noheader --parsable2 show associations user"
     said = {
