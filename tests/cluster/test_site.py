@@ -89,3 +89,18 @@ def test_the_users_account_is_found(lab):
     assert re.search(r"^gpu_part +MaxJobsPU 3; Flags DenyOnLimit *$", shown, re.MULTILINE), shown
     assert re.search(r"^normal +- *$", shown, re.MULTILINE) and "not_yours" not in shown
     assert '"gpu"  # 3 nodes of 2 h100, at most infinite, limits of QOS gpu_part, the default\n' in shown
+    try:
+        for name, state in (("cpu", "DRAIN"), ("low", "INACTIVE"), ("lowcancel", "DOWN"), ("short", "DOWN")):
+            lab.run(["scontrol", "update", f"PartitionName={name}", f"State={state}"], user="root")
+        shown = lab.run(command, cwd=repository, env=ENVIRONMENT).stdout
+        assert '\ngpu_partition: "gpu"\n' in shown, "the only one that is up"
+        lab.run(["scontrol", "update", "PartitionName=gpu", "State=DRAIN"], user="root")
+        shown = lab.run(command, cwd=repository, env=ENVIRONMENT).stdout
+        assert "\ngpu_partition" not in shown and '# gpu_partition: "short"' in shown, "two whose jobs wait"
+        for name, said in (("low", "inactive: it takes no jobs"), ("short", "down: its jobs wait")):
+            assert re.search(f'"{name}"  #.*, {said}$', shown, re.MULTILINE), shown
+            submitted = lab.run(["sbatch", "--hold", f"--partition={name}", "--wrap=true"], check=False)
+            assert (submitted.returncode == 0) == (name == "short"), submitted.stderr
+    finally:
+        for name in ("gpu", "cpu", "low", "lowcancel", "short"):
+            lab.run(["scontrol", "update", f"PartitionName={name}", "State=UP"], user="root")

@@ -39,7 +39,7 @@ class Partition:
     gpus: tuple[str, ...] = ()  # of a node, such as "8 h100"; several where nodes differ
     limit: str = ""
     default: bool = False
-    state: str = "up"
+    state: str = "up"  # down: takes jobs, which wait; drain, inactive: takes none
     allowed: frozenset[str] | None = None  # accounts, and what is below them; None: all
     denied: frozenset[str] = frozenset()
     qos: frozenset[str] | None = None  # which alone may be used there; None: all
@@ -51,8 +51,12 @@ class Partition:
         parts = [f"{self.nodes} node{'' if self.nodes == 1 else 's'}{of}", f"at most {self.limit}"]
         parts += [f"only with QOS {' or '.join(sorted(self.qos))}"] if self.qos else []
         parts += [f"limits of QOS {self.limited_by}"] if self.limited_by else []
-        parts += [self.state] * (self.state != "up")
+        parts += [f"{self.state}: {'its jobs wait' if self.takes_jobs else 'it takes no jobs'}"] * (self.state != "up")
         return ", ".join([*parts, *(["the default"] if self.default else [])])
+
+    @property
+    def takes_jobs(self) -> bool:
+        return self.state in ("up", "down")
 
     def takes(self, user: Association) -> bool:
         if user.partition not in ("", self.name):
@@ -197,11 +201,14 @@ def choose(
         missing.append(f"{PARTITION_VARIABLE} names {', '.join(sorted(unknown))}, which sinfo doesn't show to you")
     training = [one for one in partitions if one.gpus] or partitions
     # What isn't training costs little: the cluster's default is good enough.
-    others = [one for one in partitions if not one.gpus] or partitions
+    others = [one for one in partitions if not one.gpus]
+    others = others if any(one.takes_jobs for one in others) else partitions
     for name, candidates, default_will_do in (("slurm_partition", others, True), ("gpu_partition", training, False)):
         wanted = [one for one in candidates if one.name in asked]
-        default = [one for one in candidates if one.default] if default_will_do else []
-        if picked := wanted or next((found for found in (candidates, default) if len(found) == 1), []):
+        up = [one for one in candidates if one.state == "up"]
+        likely = up or [one for one in candidates if one.takes_jobs]
+        default = [one for one in likely if one.default] if default_will_do else []
+        if picked := wanted or next((found for found in (likely, default) if len(found) == 1), []):
             taken[name] = ",".join(one.name for one in picked)
         elif candidates:
             left += [f"{site_line(name, one.name)}  # {one}" for one in candidates]
