@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
 from clone import copy_repository
+from lab import USER
 from site_clone import ENVIRONMENT, SHORT, SITE_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.walk]
@@ -71,7 +73,34 @@ def test_the_users_account_is_found(lab):
     """On a cluster that keeps accounts."""
     repository = lab.home / "clone"
     copy_repository(repository)
+    for words in (
+        ["add", "qos", "long", "MaxWall=2-00:00:00", "MaxTRESPerUser=gres/gpu=4"],
+        ["add", "qos", "gpu_part", "MaxJobsPerUser=3", "Flags=DenyOnLimit"],
+        ["add", "qos", "not_yours", "MaxWall=1"],
+        ["modify", "user", USER, "set", "qos+=long"],
+    ):
+        lab.run(["sacctmgr", "-i", *words], user="root")
+    lab.run(["scontrol", "update", "PartitionName=gpu", "QoS=gpu_part"], user="root")
     command = [sys.executable, "workflow/scripts/megaboa", "site"]
     shown = lab.run(command, cwd=repository, env=ENVIRONMENT).stdout
     assert "cluster lab: your accounts are lab" in shown and '\nslurm_account: "lab"\n' in shown
     assert "most of each job" in shown and "normal" in shown, "the limits of the account"
+    assert re.search(r"^long +MaxWall 2-00:00:00; MaxTRESPU gres/gpu=4 *$", shown, re.MULTILINE), shown
+    assert re.search(r"^gpu_part +MaxJobsPU 3; Flags DenyOnLimit *$", shown, re.MULTILINE), shown
+    assert re.search(r"^normal +- *$", shown, re.MULTILINE) and "not_yours" not in shown
+    assert '"gpu"  # 3 nodes of 2 h100, at most infinite, limits of QOS gpu_part, the default\n' in shown
+    try:
+        for name, state in (("cpu", "DRAIN"), ("low", "INACTIVE"), ("lowcancel", "DOWN"), ("short", "DOWN")):
+            lab.run(["scontrol", "update", f"PartitionName={name}", f"State={state}"], user="root")
+        shown = lab.run(command, cwd=repository, env=ENVIRONMENT).stdout
+        assert '\ngpu_partition: "gpu"\n' in shown, "the only one that is up"
+        lab.run(["scontrol", "update", "PartitionName=gpu", "State=DRAIN"], user="root")
+        shown = lab.run(command, cwd=repository, env=ENVIRONMENT).stdout
+        assert "\ngpu_partition" not in shown and '# gpu_partition: "short"' in shown, "two whose jobs wait"
+        for name, said in (("low", "inactive: it takes no jobs"), ("short", "down: its jobs wait")):
+            assert re.search(f'"{name}"  #.*, {said}$', shown, re.MULTILINE), shown
+            submitted = lab.run(["sbatch", "--hold", f"--partition={name}", "--wrap=true"], check=False)
+            assert (submitted.returncode == 0) == (name == "short"), submitted.stderr
+    finally:
+        for name in ("gpu", "cpu", "low", "lowcancel", "short"):
+            lab.run(["scontrol", "update", f"PartitionName={name}", "State=UP"], user="root")

@@ -1,6 +1,7 @@
 """Account and partitions: what SLURM says of them, and what follows where it leaves one choice."""
 
 import getpass
+import re
 
 import pytest
 
@@ -124,10 +125,43 @@ def test_a_partition_whose_name_sinfo_does_not_show_is_no_reason_to_take_another
     assert choose(NAMED, {"SBATCH_PARTITION": "a100,h200"}).taken["gpu_partition"] == "a100,h200", "as sbatch has it"
 
 
-def test_a_partition_that_is_down_today_stays_a_choice():
-    down = MIXED.replace("h200|h200|up", "h200|h200|down")
-    found = choose(Cluster(of("llm"), parse_partitions(down, RULES)), {})
-    assert found.left[1] == 'gpu_partition: "h200"  # 1 node of 8 GPU, at most 12:00:00, down'
+def in_state(**states):
+    """`NAMED`, with partitions that aren't up."""
+    listed = MIXED
+    for name, state in states.items():
+        listed = re.sub(rf"^({name}\|{name}\*?)\|up", rf"\1|{state}", listed, flags=re.MULTILINE)
+    return Cluster(of("llm"), parse_partitions(listed, RULES))
+
+
+@pytest.mark.parametrize("state", ["down", "drain", "inactive"])
+def test_a_partition_that_is_up_is_taken_before_those_that_are_not(state):
+    found = choose(in_state(h200=state), {}, PLACES)
+    assert found.taken["gpu_partition"] == "a100" and not found.left
+    assert choose(in_state(h200=state), {"SBATCH_PARTITION": "h200"}).taken["gpu_partition"] == "h200", "as said"
+    said = choose(in_state(a100=state), {}, ["gpu_partition", "gpu_option"], {"gpu_partition": "a100"})
+    assert said.taken["gpu_option"] == "gpus-per-node", "what a run names itself is asked for as ever"
+
+
+def test_where_none_is_up_those_whose_jobs_wait_are_taken_and_never_those_that_take_none():
+    assert choose(in_state(a100="down", h200="drain"), {}, PLACES).taken["gpu_partition"] == "a100"
+    found = choose(in_state(a100="down", h200="down"), {}, PLACES)
+    assert "gpu_partition" not in found.taken
+    assert found.left[1] == 'gpu_partition: "h200"  # 1 node of 8 GPU, at most 12:00:00, down: its jobs wait'
+    found = choose(in_state(a100="inactive", h200="drain"), {}, PLACES)
+    assert "gpu_partition" not in found.taken, "nor one without GPUs"
+    assert [line.rsplit(", ", 1)[1] for line in found.left] == ["inactive: it takes no jobs", "drain: it takes no jobs"]
+
+
+def test_other_jobs_go_to_no_partition_that_takes_none():
+    found = choose(in_state(cpu="drain", h200="down"), {}, PLACES)
+    assert found.taken["slurm_partition"] == "a100", "the one that is up, as there is no other without GPUs"
+    assert choose(in_state(cpu="down"), {}, PLACES).taken["slurm_partition"] == "cpu", "they wait"
+    two = Cluster(of("llm"), (Partition("cpu", state="drain"), Partition("more")))
+    assert choose(two, {}, PLACES).taken["slurm_partition"] == "more"
+    assert choose(two, {"SBATCH_PARTITION": "cpu"}, PLACES).taken["slurm_partition"] == "cpu", "as said"
+    alike = ALIKE.replace("gpu*|up", "gpu*|drain") + "long|long|up|infinite|3|gpu:h100:2\n"
+    found = choose(Cluster(of("llm"), parse_partitions(alike, "")), {}, PLACES)
+    assert "slurm_partition" not in found.taken and len(found.left) == 6, "the default takes none"
 
 
 def test_who_may_use_a_partition():
@@ -231,6 +265,40 @@ def test_the_limits_of_the_users_accounts_with_their_qos_are_shown(monkeypatch):
 
     monkeypatch.setattr(queries, "query", away)
     assert partitions._limits_of(NAMED).rows == []
+
+
+def test_what_is_set_of_every_qos_that_the_user_may_use_is_shown(monkeypatch):
+    # As SLURM 22.05 prints them.
+    listed = """\
+normal||||||||||cluster|
+long|7-00:00:00|gres/gpu=1|cpu=64,gres/gpu=8|gres/gpu=16||gres/gpu=64|4|10|low|requeue|DenyOnLimit
+a100_part|1-00:00:00|||||||||cluster|
+root_only|1-00:00:00|||||||||cluster|
+"""
+    asked = []
+
+    def query(words):
+        asked.append(words)
+        return listed
+
+    monkeypatch.setattr(queries, "query", query)
+    rules = "PartitionName=a100 AllowQos=ALL QoS=a100_part\nPartitionName=cpu QoS=N/A\n"
+    there = parse_partitions(MIXED, rules)
+    assert str(there[1]).endswith("at most 2-00:00:00, limits of QOS a100_part") and "QOS" not in str(there[0])
+    user = (Association("llm", "", frozenset({"normal"})), Association("vision", "", frozenset({"normal", "long"})))
+    table = partitions._qos_of(Cluster(user, there))
+    long = (
+        "MaxWall 7-00:00:00; MinTRES gres/gpu=1; MaxTRES cpu=64,gres/gpu=8; MaxTRESPU gres/gpu=16; "
+        "GrpTRES gres/gpu=64; MaxJobsPU 4; MaxSubmitPU 10; Preempt low; PreemptMode requeue; Flags DenyOnLimit"
+    )
+    assert table.rows == [("normal", "-"), ("long", long), ("a100_part", "MaxWall 1-00:00:00")]
+    assert partitions._qos_of(Cluster(None, there)).rows == [] and len(asked) == 1, "it keeps no accounts"
+
+    def away(words):
+        raise UnreachableError("away")
+
+    monkeypatch.setattr(queries, "query", away)
+    assert partitions._qos_of(Cluster(user, there)).rows == []
 
 
 def test_accounts_are_those_of_this_cluster_from_whoever_answers(monkeypatch):

@@ -26,7 +26,7 @@ import yaml
 
 from megaboa import files
 from megaboa.check.refusals import some_of
-from megaboa.config import LoadedExperiment, load
+from megaboa.config import DEFAULT_CONFIG, LoadedExperiment, load
 from megaboa.doctor import failed_stages
 from megaboa.errors import InputError
 from megaboa.observe import status
@@ -41,7 +41,6 @@ from megaboa.scheduler import local
 from megaboa.scheduler.answers import UnreachableError
 from megaboa.scheduler.registry import cluster
 
-DEFAULT_CONFIG = Path("config/config.yaml")
 PREVIEW = "preview"  # in the results: a plan that was only looked at
 LOOKS = {
     *("--dag", "--rulegraph", "--filegraph", "--d3dag", "--summary", "-S", "--detailed-summary", "-D", "--lint"),

@@ -6,6 +6,7 @@ With --write, the profile's choices go to its site.yaml, which it reads first; o
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megaboa import commands
+from megaboa.config import DEFAULT_CONFIG, ConfigError, load
 from megaboa.errors import InputError
 from megaboa.plan import places
 from megaboa.scheduler import answers
@@ -24,8 +26,10 @@ from megaboa.scheduler.registry import cluster
 
 def main(words: list[str]) -> int:
     parser = commands.parser("site", __doc__)
+    parser.add_argument("experiment", nargs="*", help=f"its files, for its store; default: {DEFAULT_CONFIG}")
     parser.add_argument("--write", action="store_true", help="begin that file")
     args, ours = parser.parse_args(words), cluster()
+    store = _store(args.experiment)
     try:
         there = args.write and places.site_file().exists()
         heading, tables = ours.describe()
@@ -36,7 +40,7 @@ def main(words: list[str]) -> int:
         sys.exit(f"megaboa site: {ours.name} can't be asked here: {error}")
     console = Console()
     console.print(heading)
-    for table in (*(_shown(one) for one in tables), _folders()):
+    for table in (*(_shown(one) for one in tables), _folders(store)):
         if table.row_count:
             console.print("", table)
     lines = [answers.site_line(name, value) for name, value in choice.taken.items()]
@@ -59,10 +63,21 @@ def _shown(told: answers.Table) -> Table:
     return table
 
 
-def _folders() -> Table:
-    """Whether locks work where results and checkpoints lie."""
-    table = _table("folder", "file system", "locks (flock) of this host")
-    found = (path.resolve() if path.is_dir() else Path.cwd() for path in (Path("results"), Path("store")))
+def _store(files: list[str]) -> Path:
+    try:
+        return Path(load(files or [DEFAULT_CONFIG]).experiment.store)
+    except ConfigError as error:
+        if files:
+            sys.exit(f"megaboa site: {error}")
+        return Path("store")  # there is no such file, or it is that of a workflow around this one
+
+
+def _folders(store: Path) -> Table:
+    """Whether locks work where results and checkpoints lie, or will lie."""
+    table = _table("folder", "file system", "locks (flock) on this host")
+    found = (path.resolve() for path in (Path("results"), store))
+    # Of a folder that isn't there yet, or can't be looked at, the nearest one above it.
+    found = (next(one for one in (path, *path.parents) if os.path.isdir(one)) for path in found)  # noqa: PTH112
     for folder in dict.fromkeys(found):
         kind = subprocess.run(["stat", "--file-system", "--format=%T", folder], capture_output=True, text=True)
         table.add_row(str(folder), kind.stdout.strip() or "unknown", _lock_in(folder))
@@ -75,7 +90,7 @@ def _lock_in(folder: Path) -> str:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return f"they don't work: {error.strerror} (mount option, or file mode)"
-    return "they work"
+    return "they work"  # between hosts they may not, as on Lustre mounted with -o localflock
 
 
 def _table(*columns: str) -> Table:

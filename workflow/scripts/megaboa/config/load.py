@@ -17,6 +17,7 @@ from megaboa.config.yaml_file import Places, dotted
 from megaboa.image.references import split_mount
 from megaboa.records import Tree
 
+DEFAULT_CONFIG = Path("config/config.yaml")  # of a call that names no file
 # Variables that scripts around Megatron-Bridge have long had, the keys that they are laid over, and those scripts'
 # defaults.
 VARIABLES = {"SQSH": ("image", "path"), "MOUNT": ("image", "mounts"), "GPUS_PER_NODE": ("resources", "gpus_per_node")}

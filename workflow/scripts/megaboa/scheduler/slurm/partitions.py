@@ -26,6 +26,10 @@ _WITHOUT_ACCOUNTING = ("", "(null)", "accounting_storage/none")
 # Those that `megaboa site` shows; docs/how-to/slurm.md says what each decides.
 SETTINGS = ("MinJobAge", "SlurmdTimeout", "KillWait", "ProctrackType", "JobRequeue", "PreemptMode", "MaxArraySize")
 SETTINGS += ("PrivateData", "AccountingStorageEnforce")
+# What sacctmgr says of a QOS; PU and PA: per user, per account.
+QOS_LIMITS = ("MaxWall", "MinTRES", "MaxTRES", "MaxTRESPU", "MaxTRESPA", "GrpTRES", "MaxJobsPU", "MaxSubmitPU")
+QOS_LIMITS += ("Preempt", "PreemptMode", "Flags")
+_NOT_SET = ("", "cluster")  # the second: its PreemptMode is the cluster's
 
 
 @dataclass(frozen=True)
@@ -35,18 +39,24 @@ class Partition:
     gpus: tuple[str, ...] = ()  # of a node, such as "8 h100"; several where nodes differ
     limit: str = ""
     default: bool = False
-    state: str = "up"
+    state: str = "up"  # down: takes jobs, which wait; drain, inactive: takes none
     allowed: frozenset[str] | None = None  # accounts, and what is below them; None: all
     denied: frozenset[str] = frozenset()
     qos: frozenset[str] | None = None  # which alone may be used there; None: all
     denied_qos: frozenset[str] = frozenset()
+    limited_by: str = ""  # the QOS whose limits hold for all jobs there
 
     def __str__(self) -> str:
         of = f" of {' or '.join(self.gpus)}" if self.gpus else " without GPUs"
         parts = [f"{self.nodes} node{'' if self.nodes == 1 else 's'}{of}", f"at most {self.limit}"]
         parts += [f"only with QOS {' or '.join(sorted(self.qos))}"] if self.qos else []
-        parts += [self.state] * (self.state != "up")
+        parts += [f"limits of QOS {self.limited_by}"] if self.limited_by else []
+        parts += [f"{self.state}: {'its jobs wait' if self.takes_jobs else 'it takes no jobs'}"] * (self.state != "up")
         return ", ".join([*parts, *(["the default"] if self.default else [])])
+
+    @property
+    def takes_jobs(self) -> bool:
+        return self.state in ("up", "down")
 
     def takes(self, user: Association) -> bool:
         if user.partition not in ("", self.name):
@@ -137,6 +147,7 @@ def parse_partitions(groups: str, rules: str) -> tuple[Partition, ...]:
             denied=_names(field.get("DenyAccounts", "")) or frozenset(),
             qos=_names(field.get("AllowQos", "ALL")),
             denied_qos=_names(field.get("DenyQos", "")) or frozenset(),
+            limited_by=field.get("QoS", "N/A").replace("N/A", ""),
         )
     found: dict[str, Partition] = {}
     for line in groups.splitlines():
@@ -190,11 +201,14 @@ def choose(
         missing.append(f"{PARTITION_VARIABLE} names {', '.join(sorted(unknown))}, which sinfo doesn't show to you")
     training = [one for one in partitions if one.gpus] or partitions
     # What isn't training costs little: the cluster's default is good enough.
-    others = [one for one in partitions if not one.gpus] or partitions
+    others = [one for one in partitions if not one.gpus]
+    others = others if any(one.takes_jobs for one in others) else partitions
     for name, candidates, default_will_do in (("slurm_partition", others, True), ("gpu_partition", training, False)):
         wanted = [one for one in candidates if one.name in asked]
-        default = [one for one in candidates if one.default] if default_will_do else []
-        if picked := wanted or next((found for found in (candidates, default) if len(found) == 1), []):
+        up = [one for one in candidates if one.state == "up"]
+        likely = up or [one for one in candidates if one.takes_jobs]
+        default = [one for one in likely if one.default] if default_will_do else []
+        if picked := wanted or next((found for found in (likely, default) if len(found) == 1), []):
             taken[name] = ",".join(one.name for one in picked)
         elif candidates:
             left += [f"{site_line(name, one.name)}  # {one}" for one in candidates]
@@ -232,7 +246,7 @@ def find(names: Collection[str], known: Mapping[str, str]) -> Choice:
 def describe() -> tuple[str, list[Table]]:
     cluster, settings = ask(), queries.settings()
     heading = f"cluster {settings.get('ClusterName', '')}: {_accounts(cluster)}"
-    return heading, [_partitions_of(cluster), _limits_of(cluster), _settings(settings)]
+    return heading, [_partitions_of(cluster), _limits_of(cluster), _qos_of(cluster), _settings(settings)]
 
 
 def _accounts(cluster: Cluster) -> str:
@@ -259,6 +273,23 @@ def _limits_of(cluster: Cluster) -> Table:
         except UnreachableError:
             return table
         table.rows.extend(tuple(value or "-" for value in line.split("|")) for line in listed.splitlines())
+    return table
+
+
+def _qos_of(cluster: Cluster) -> Table:
+    """The limits of each QOS that the user may name, or that a partition has for all of its jobs."""
+    table = Table(("QOS", "its limits"))
+    if cluster.associations:
+        form = f"format={','.join(('Name', *QOS_LIMITS))}"
+        try:
+            listed = queries.query(["sacctmgr", "--noheader", "--parsable2", "show", "qos", form]) or ""
+        except UnreachableError:
+            return table
+        theirs = {one.limited_by for one in cluster.usable(None)}
+        usable = theirs.union(*(one.qos for one in cluster.associations))
+        for name, *values in (line.split("|") for line in listed.splitlines()):
+            limits = [" ".join(pair) for pair in zip(QOS_LIMITS, values, strict=False) if pair[1] not in _NOT_SET]
+            table.rows.extend([(name, "; ".join(limits) or "-")] if name in usable else [])
     return table
 
 
