@@ -46,8 +46,8 @@ EXPORTED = (("quiet", "proof.json"),)
 # A model and its run: its import keeps no other run waiting.
 IMPORTED = "imported"
 MODEL = (
-    f"  {IMPORTED}: {{tokenizer: bpe, init: pretrained, config: {{model_type: llama, hidden_size: 64, intermediate_size: 128,"
-    " num_hidden_layers: 2, num_attention_heads: 4, max_position_embeddings: 128}}\n"
+    f"  {IMPORTED}: {{tokenizer: bpe, init: pretrained, config: {{model_type: llama, hidden_size: 64,"
+    " intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 4, max_position_embeddings: 128}}\n"
 )
 PROFILED = (("tp2", "analysis.json"),) if FOUND > 1 else ()
 STEPS, SAVE_INTERVAL = (100, 10) if REHEARSAL else (120, 30)
@@ -56,7 +56,7 @@ STEPS, SAVE_INTERVAL = (100, 10) if REHEARSAL else (120, 30)
 LONG = f"training.train_iters: {STEPS}"
 SHORT = f"training.train_iters: 40, schedule.decay_iters: {STEPS}"
 FEW = "training.micro_batch_size: 16"
-# One for each rank and for the import, and one more on each GPU for a run that loses its host: who has to wait would preempt another.
+# One for each rank, and one more on each GPU for a run that loses its host: who has to wait would preempt another.
 HOSTS = 15 if FOUND > 1 else 7
 FIRST, LAST = (f"resources.constraint: gpu{number}" for number in (0, FOUND - 1))
 EACH = "resources.constraint: '[gpu0*1&gpu1*1]'"
