@@ -12,11 +12,12 @@ from pathlib import Path
 
 import matrix
 import pytest
+from clone import edit
 from faults import AT_ONCE, HIT_AT, NAME, SAVE_INTERVAL, STEPS, Faults
 from lab import UID, Lab
 from site_clone import SiteClone
 
-from megaboa.paths import RunFolder
+from megaboa.paths import RunFolder, RunStore
 from megaboa.run import checkpoints
 from megaboa.run.identity import identity_of, store_of
 
@@ -27,7 +28,8 @@ COPIED_EVERY = 4
 RUNS = {
     "quiet": STEPS,
     **dict.fromkeys(
-        ("rank", "srun", "save", "stop", "damage", "unread", "driver-term", "driver-kill"), f"{STEPS}, {AT_ONCE}"
+        ("rank", "srun", "save", "stop", "damage", "damage-large", "unread", "driver-term", "driver-kill"),
+        f"{STEPS}, {AT_ONCE}",
     ),
     **dict.fromkeys(("copies", "bad-copies"), f"{STEPS}, {AT_ONCE}, checkpoint.local.every: {COPIED_EVERY}"),
     "stand-by": f"{STEPS}, {AT_ONCE}, launch.tasks: node",
@@ -184,26 +186,40 @@ def test_the_loss_becomes_nan(faults):
     faults.stops("the loss becomes NaN", "nan: stops at once and says so")
 
 
-def test_the_newest_checkpoint_is_damaged(faults):
-    process, _ = faults.start_and_wait("damage", 2 * SAVE_INTERVAL + 2)
-    faults.clone.megaboa("stop", f"{NAME}/damage")
-    newest = faults.stop("damage", process)["iteration"]
-    folder = faults.store("damage") / "checkpoints" / f"iter_{newest:07d}"
+@pytest.mark.parametrize("large", [False, True])
+def test_the_newest_checkpoint_is_damaged(faults, large):
+    run = "damage-large" if large else "damage"
+    process, _ = faults.start_and_wait(run, 2 * SAVE_INTERVAL + 2)
+    faults.clone.megaboa("stop", f"{NAME}/{run}")
+    newest = faults.stop(run, process)["iteration"]
+    folder = faults.store(run) / "checkpoints" / f"iter_{newest:07d}"
     if not (folder / "digests.json").exists():
         pytest.fail("the newest checkpoint has no checksums")
     shard = max(folder.glob("*.distcp"), key=lambda path: path.stat().st_size)
     with shard.open("r+b") as stream:  # in the middle of the tensors: it can be loaded, and is wrong
         stream.seek(shard.stat().st_size // 2)
         stream.write(b"\x00" * 64)
-    again = time.time()
-    faults.finish("damage")
-    distrust = next(entry for entry in faults.clone.ledger(NAME, "damage") if entry["event"] == "distrust")
+    again, library = time.time(), faults.clone.path / "workflow" / "scripts" / "megaboa" / "run" / "verification.py"
+    if large:  # for this library: gigabytes would be read for minutes
+        edit(library, "ONE_READER_BYTES = 4 << 30", "ONE_READER_BYTES = 0")
+    try:
+        faults.finish(run)
+    finally:
+        if large:
+            edit(library, "ONE_READER_BYTES = 0", "ONE_READER_BYTES = 4 << 30")
+    distrust = next(entry for entry in faults.clone.ledger(NAME, run) if entry["event"] == "distrust")
     assert distrust["iteration"] == newest and shard.name in distrust["detail"]
-    resumed_from = faults.clone.starts(NAME, "damage")[1]["resumed_from"]
-    assert resumed_from == (newest - 1) // SAVE_INTERVAL * SAVE_INTERVAL > 0
+    before = (newest - 1) // SAVE_INTERVAL * SAVE_INTERVAL
+    begun = [start["resumed_from"] for start in faults.clone.starts(NAME, run)[1:]]
+    assert begun == ([newest, before] if large else [before]) and before > 0
     assert "was set aside" in (faults.clone.results(NAME, "logs", "progress.log")).read_text()
-    outcome = "checksums differ: set aside, resumes from the one before"
-    faults.record("the newest checkpoint is damaged", outcome, jobs=2, since=again)
+    event, outcome = "the newest checkpoint is damaged", "checksums differ: set aside, resumes from the one before"
+    if large:
+        assert [end["cause"] for end in faults.ends(run)[1:]] == ["damaged_checkpoint", None]
+        attempts = RunStore(faults.store(run)).attempts
+        assert [one.may_load.read_text() for one in attempts[1:]] == ["", "yes"]
+        event = f"{event}, and so large that both hosts read it while ranks start"
+    faults.record(event, outcome, jobs=2, since=again)
 
 
 def test_the_newest_checkpoint_was_saved_badly(faults):

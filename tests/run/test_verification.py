@@ -5,13 +5,16 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from pretended_run import LAST, Run
 
+from megaboa.bridge.train import wait_for_word
 from megaboa.files import read_json
 from megaboa.records import CheckpointShare, read
 from megaboa.run import checkpoints, node_memory, patience, verification
@@ -161,6 +164,48 @@ def test_a_large_checkpoint_is_read_by_all_nodes_and_what_one_leaves_out_is_read
     assert call.sound == (set() if damaged else {4})
     assert verification.damage(call, call.resumption.beginning(), run.store.attempt(3)) == problem
     assert len(started) == 1 + 3 * damaged, "what is known to be sound is not read again"
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_ranks_start_meanwhile_and_wait_for_the_word(run, monkeypatch, damaged):
+    """Here a thread in place of ranks."""
+    if damaged:
+        flip(run, 4)
+    call, started = on_three_nodes(run, monkeypatch)
+    target, beginning = run.store.attempt(2), call.resumption.beginning()
+    target.path.mkdir(parents=True)
+    assert verification.takes_long(call, beginning)
+    reading = verification.Reading(call, beginning, target)
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(wait_for_word, target.may_load)
+        assert reading.problem() is None and not target.may_load.read_text(), "the nodes have only begun"
+        while reading.goes_on:
+            assert not waits.done()
+            time.sleep(0.1)
+        found = reading.problem()
+        assert bool(target.may_load.read_text()) is not damaged
+        target.may_load.write_text("for the thread, which would wait for ever")
+    assert reading.problem() is None, "it is said once"
+    assert started == ["verify-02"] * (1 + damaged)
+    if damaged:
+        assert found[0] == "damaged_checkpoint" and "has changed since it was written" in found[1]
+        assert call.resumption.beginning() == Beginning(2)
+    else:
+        assert found is None and not verification.takes_long(call, beginning), "what was read is not read again"
+
+
+def test_ranks_that_end_leave_nobody_reading(run, tmp_path, monkeypatch):
+    call, _ = on_three_nodes(run, monkeypatch)
+    target = run.store.attempt(2)
+    target.path.mkdir(parents=True)
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(verification, "READ_CHECKPOINT", slow)
+    reading = verification.Reading(call, call.resumption.beginning(), target)
+    began = time.monotonic()
+    reading.leave()
+    assert not reading.goes_on and time.monotonic() - began < verification.LEAVE_SECONDS
+    assert call.sound == set()
 
 
 def test_one_node_with_bad_memory_sets_no_checkpoint_aside(run, monkeypatch):

@@ -678,6 +678,11 @@ class AttemptFolder:
         return self.path / "verified"
 
     @property
+    def may_load(self) -> Path:
+        """Empty until the checkpoint was found sound which the ranks are to load, where they start meanwhile."""
+        return self.path / "may-load"
+
+    @property
     def image(self) -> Path:
         """What was said while the image was unpacked."""
         return self.path / "image"

@@ -22,6 +22,7 @@ from megaboa.run import checkpoints, gpu_sampler
 from megaboa.run.identity import identity_of
 
 REPLAYS_ALL_LENGTHS = (9, 15, 1)  # of cuDNN
+WORD_SECONDS = 0.5  # between two looks of each rank
 
 
 def main() -> None:
@@ -33,6 +34,9 @@ def main() -> None:
     process.reached["imported"] = time.time()
     if identity_of(folder) != records.read(Identity, store.identity):
         sys.exit(f"what run {folder.name} reads (corpora, model, image) was made again while it started; call again")
+    if wanted.verified:
+        wait_for_word(wanted.verified)
+        process.reached["verified"] = time.time()
     if not wanted.capture:  # a profiler would see the sampler, too
         gpu_sampler.start(folder, attempt)
     train(folder, store, attempt, wanted)
@@ -46,10 +50,17 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--claim", type=int, default=0, help="number of the supervisor's claim; 0: it has none")
     parser.add_argument("--resume-from", type=int, default=0, help="iteration of the checkpoint to continue from")
     parser.add_argument("--parent", type=Path, help="folder of the parent's checkpoints, where that one is among them")
+    parser.add_argument("--verified", type=Path, help="file that is empty until that checkpoint may be loaded")
     parser.add_argument("--local-copies", metavar="NAME", help="copy the state to the nodes, under this name")
     parser.add_argument("--capture", action="store_true", help="profile the first steps instead of training")
     parser.add_argument("--skip", action="append", default=[], help="steps whose batches are left out, as in 40-45")
     return parser.parse_args(words)
+
+
+def wait_for_word(path: Path) -> None:
+    """By its content: that a file is there is something that a file server may tell late."""
+    while not path.read_text():
+        time.sleep(WORD_SECONDS)
 
 
 def steps_of(ranges: list[str]) -> list[int]:

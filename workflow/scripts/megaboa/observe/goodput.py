@@ -41,6 +41,7 @@ STARTUP += ("connect", "model", "load", "data", "first_step")
 ENDED_BY = {
     "started": "launch",
     "imported": "import",
+    "verified": "checkpoint",  # by nodes that read it meanwhile
     "configured": "configure",
     "connected": "connect",
     "model": "model",
@@ -227,7 +228,7 @@ def startup(start: AttemptStart, events: Sequence[StepEvent], lives: Sequence[Li
     moments += [("train_start", begun.time)] if begun else []
     moments += [("step", first.time)] if begun and first else []
     for (_, left), (name, right) in itertools.pairwise(moments):
-        parts[ENDED_BY[name]] = right - left
+        parts[ENDED_BY[name]] = parts.get(ENDED_BY[name], 0.0) + right - left
     if keeper is not None and "launch" in parts:
         waited = min(parts["launch"], max(0.0, keeper - start.time))
         parts |= {"launch": parts["launch"] - waited, "keeper": waited}

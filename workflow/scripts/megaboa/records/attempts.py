@@ -156,7 +156,7 @@ class StepEvent(Event):
 
 # `keeper`: the process that ranks are forked from has imported Bridge, if there is one, maybe before the attempt began;
 # `built`: a checkpoint is read, too. After these comes `train_start`: the data's index is there.
-PHASES = ("keeper", "started", "imported", "configured", "connected", "model", "built")
+PHASES = ("keeper", "started", "imported", "verified", "configured", "connected", "model", "built")
 
 
 @dataclass(frozen=True, kw_only=True)

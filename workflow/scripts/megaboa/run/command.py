@@ -46,7 +46,9 @@ def rank_command(
     claim: int,
     beginning: Beginning,
     skipped: list[list[int]],
+    waits: bool = False,
 ) -> list[str]:
+    """`waits`: for the word that what it is to load is sound."""
     return [
         python_of(folder.launch),
         str(RANK_SCRIPT),
@@ -56,6 +58,7 @@ def rank_command(
         f"--claim={claim}",
         f"--resume-from={beginning.iteration}",
         *([f"--parent={beginning.parent}"] if beginning.parent else []),
+        *([f"--verified={target.may_load}"] if waits else []),
         *([f"--local-copies={trusted_copies.name(payload)}"] if folder.launch.checkpoint.get("local") else []),
         *(f"--skip={first}-{last}" for first, last in skipped),
     ]

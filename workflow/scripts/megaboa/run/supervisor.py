@@ -7,6 +7,7 @@ the store, and its next life continues from there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import threading
@@ -177,7 +178,7 @@ def _attempt(call: Call) -> None:
     if folder.launch.start.health_check:
         call.patiently(lambda: require_health(call, target))
         took.note("health_check")
-    beginning = _sound_beginning(call, target)
+    beginning, reading = _sound_beginning(call, target)
     took.note("checkpoint")
     skipped = ledger.skipped_steps(call.entries)
     before = ledger.starts(call.entries)
@@ -206,18 +207,22 @@ def _attempt(call: Call) -> None:
     where = f" on {len(call.site.nodes)} nodes" if len(call.site.nodes) > 1 else ""
     call.say(f"attempt {number}, {world_size} rank(s){where}, from {beginning}")
     started = time.time()
-    arguments = (folder, payload, target, call.claim, beginning, skipped)
+    arguments = (folder, payload, target, call.claim, beginning, skipped, bool(reading))
     command = call.patiently(lambda: rank_command(*arguments))
     try:
         ranks = call.patiently(lambda: call.site.start(command, world_size, target.path, environment))
         call.healthy = False
         _look_at_gpus_of(call, number - 1)
-        watched = watch_of(call, target, lambda: _stand_by(call, target, command[:2], environment)).until_ended(ranks)
+        stand_by = functools.partial(_stand_by, call, target, command[:2], environment)
+        watched = watch_of(call, target, stand_by, reading).until_ended(ranks)
     except BaseException as error:
         cause = "disk_full" if isinstance(error, OSError) and error.errno in FULL else "crash"
         failure = Failure(cause, f"the supervisor failed: {type(error).__name__}: {error}")
         _close(call, number, "failed", failure, "stop")
         raise
+    finally:
+        if reading:
+            reading.leave()
     require_claim(call)  # where the scheduler has lost sight of this host the end is written by the run's next holder
     if finished(folder, payload):
         _close(call, number, "completed", None, None, str(watched.ended))
@@ -247,13 +252,18 @@ def _look_at_gpus_of(call: Call, number: int, patience: float = 0.0) -> None:
         reader.join(patience)
 
 
-def _sound_beginning(call: Call, target: AttemptFolder) -> Beginning:
-    """Where the attempt begins: with what is as it was saved. A damaged checkpoint of the parent is an error."""
+def _sound_beginning(call: Call, target: AttemptFolder) -> tuple[Beginning, verification.Reading | None]:
+    """Where the attempt begins: with what is as it was saved, or what nodes read while ranks start.
+
+    A damaged checkpoint of the parent is an error.
+    """
     while True:
         beginning = call.patiently(call.resumption.beginning)
+        if verification.takes_long(call, beginning):
+            return beginning, call.patiently(lambda: verification.Reading(call, beginning, target))  # noqa: B023
         problem = call.patiently(lambda: verification.damage(call, beginning, target))  # noqa: B023
         if problem is None:
-            return beginning
+            return beginning, None
         if beginning.parent:
             raise UnusableInputError(call.resumption.parent_is_damaged(problem))
         call.resumption.set_aside(beginning.iteration, problem)

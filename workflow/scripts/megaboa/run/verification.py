@@ -1,5 +1,6 @@
 """Is a checkpoint what was saved? It is read before the ranks that are to load it start, a large one by one task per
-node; its checksums are made so at a run's end. Of what was saved or read in this life only the sizes are compared.
+node while they start: they wait for the word before they load it. Its checksums are made so at a run's end. Of what was
+saved or read in this life only the sizes are compared.
 
 Files whose checksums differ are read again, in a job of several nodes by another node: one with bad memory would call
 every checkpoint damaged, and lead the run back to its first step.
@@ -10,11 +11,13 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from megaboa.causes import Cause
 from megaboa.paths import AttemptFolder
 from megaboa.records import CheckpointShare, read
 from megaboa.run import checkpoints, node_memory
@@ -26,22 +29,27 @@ from megaboa.scheduler.registry import cluster
 
 READ_CHECKPOINT = SCRIPTS / "read_checkpoint.py"
 ONE_READER_BYTES = 4 << 30  # more is divided among the job's nodes
+POLL_SECONDS = 0.5
+LEAVE_SECONDS = 10.0  # for a step to be ended
 MOST_SECONDS, SLOWEST = 120.0, 50e6  # a step's start; bytes a second of a node that is waited for
 
 type Said = tuple[int, str]  # the number of the node that has read a file, and the checksum
 
 
-def damage(call: Call, beginning: Beginning, target: AttemptFolder) -> str | None:
-    """What is wrong with the checkpoint that an attempt begins with."""
-    found = call.found  # also where there is nothing to read yet: what comes later is of this life
+def takes_long(call: Call, beginning: Beginning) -> bool:
+    """Whether ranks had better start meanwhile. A parent's checkpoint is read before: if it is damaged, nothing can be
+    trained."""
+    if beginning.parent or not (iteration := _unread(call, beginning)):
+        return False
+    return checkpoints.sizes(call.payload.checkpoints)[iteration] > ONE_READER_BYTES and bool(_nodes(call))
+
+
+def damage(call: Call, beginning: Beginning, target: AttemptFolder, left: threading.Event | None = None) -> str | None:
+    """What is wrong with the checkpoint that an attempt begins with. `left`: set when nobody waits for it any more."""
+    if not (iteration := _unread(call, beginning)):
+        return None
+    readers = Readers(call, target, left or threading.Event())
     folder = beginning.parent or call.payload.checkpoints
-    # With a parent's weights alone a run begins at its own step 0.
-    iteration = call.folder.run.parent.iteration if beginning.parent else beginning.iteration
-    if not iteration or not call.resumption.verifies or not checkpoints.has_digests(folder, iteration):
-        return None
-    if beginning.parent is None and (iteration in call.sound or iteration not in found):
-        return None
-    readers = Readers(call, target)
     problem = checkpoints.damage(folder, iteration, read=readers.read, again=readers.read_again)
     if problem is None:
         readers.blame(iteration)
@@ -50,9 +58,72 @@ def damage(call: Call, beginning: Beginning, target: AttemptFolder) -> str | Non
     return problem
 
 
+def _unread(call: Call, beginning: Beginning) -> int:
+    """The checkpoint that is to be read; 0 if there is none."""
+    found = call.found  # also where there is nothing to read yet: what comes later is of this life
+    folder = beginning.parent or call.payload.checkpoints
+    # With a parent's weights alone a run begins at its own step 0.
+    iteration = call.folder.run.parent.iteration if beginning.parent else beginning.iteration
+    if not iteration or not call.resumption.verifies or not checkpoints.has_digests(folder, iteration):
+        return 0
+    return 0 if beginning.parent is None and (iteration in call.sound or iteration not in found) else iteration
+
+
+def _nodes(call: Call) -> Sequence[str]:
+    """Of a job of several."""
+    return call.site.nodes if call.site.job and len(call.site.nodes) > 1 else ()
+
+
+class Reading:
+    """A checkpoint that is read while ranks start."""
+
+    def __init__(self, call: Call, beginning: Beginning, target: AttemptFolder):
+        self._call, self._beginning, self._target = call, beginning, target
+        self._found: str | None = None
+        self._error: Exception | None = None
+        self._told, self._left = False, threading.Event()
+        target.may_load.touch()
+        call.say(f"{len(_nodes(call))} nodes read checkpoint {beginning.iteration} while ranks start")
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    @property
+    def goes_on(self) -> bool:
+        return self._thread.is_alive()
+
+    def problem(self) -> tuple[Cause, str] | None:
+        """For which ranks are ended. Where there is none they get the word, once."""
+        if self._told or self.goes_on:
+            return None
+        if self._error:
+            raise self._error
+        if self._found:
+            self._call.resumption.set_aside(self._beginning.iteration, self._found)
+        else:
+            self._target.may_load.write_text("yes")
+        self._told = True
+        return ("damaged_checkpoint", self._found) if self._found else None
+
+    def leave(self) -> None:
+        """The ranks have ended."""
+        self._left.set()
+        self._thread.join(LEAVE_SECONDS)
+
+    def _read(self) -> None:
+        try:
+            given = (self._call, self._beginning, self._target, self._left)
+            self._found = self._call.patiently(lambda: damage(*given))
+        except Exception as error:  # the supervisor's own thread raises it
+            self._error = error
+
+
+class _Left(Exception):
+    """Nobody waits for what is read."""
+
+
 def record_checksums(call: Call, target: AttemptFolder) -> None:
     """Of what the run's end leaves: its GPUs have nothing to do until then."""
-    call.patiently(lambda: call.resumption.prove_newest(Readers(call, target).read))
+    call.patiently(lambda: call.resumption.prove_newest(Readers(call, target, threading.Event()).read))
 
 
 @dataclass
@@ -61,21 +132,17 @@ class Readers:
 
     call: Call
     target: AttemptFolder
+    left: threading.Event
     first: dict[str, str] = field(default_factory=dict)  # which node read a file first
     doubted: list[str] = field(default_factory=list)  # files that were read again
 
-    @property
-    def nodes(self) -> Sequence[str]:
-        """Of a job of several."""
-        return self.call.site.nodes if self.call.site.job and len(self.call.site.nodes) > 1 else ()
-
     def read(self, path: Path, names: list[str]) -> dict[str, str]:
         """One task per node for a large checkpoint in a job of several."""
-        size = _bytes(path, names)
-        if self.nodes and size > ONE_READER_BYTES:
-            found = self._by_nodes(path, size / len(self.nodes))
+        size, nodes = _bytes(path, names), _nodes(self.call)
+        if nodes and size > ONE_READER_BYTES:
+            found = self._by_nodes(path, size / len(nodes))
             if found.keys() >= set(names):
-                self.first = {name: self.nodes[node] for name, (node, _) in found.items()}
+                self.first = {name: nodes[node] for name, (node, _) in found.items()}
                 return {name: found[name][1] for name in names}
         self.first = dict.fromkeys(names, cluster().node_name(os.environ) or socket.gethostname())
         return checkpoints.read_here(path, names)
@@ -83,8 +150,8 @@ class Readers:
     def read_again(self, path: Path, names: list[str]) -> dict[str, str]:
         """Each file by the node after the one that read it first; here, where there is no other or it says nothing."""
         self.doubted, found = names, {}
-        if self.nodes:
-            after = {node: (number + 1) % len(self.nodes) for number, node in enumerate(self.nodes)}
+        if nodes := _nodes(self.call):
+            after = {node: (number + 1) % len(nodes) for number, node in enumerate(nodes)}
             shares: dict[int, list[str]] = {}
             for name in names:
                 shares.setdefault(after.get(self.first[name], 0), []).append(name)
@@ -98,7 +165,7 @@ class Readers:
             names = ", ".join(name for name in self.doubted if self.first[name] == node)
             said = f"{node} read {names} of checkpoint {iteration} wrongly, and a second reading was right"
             self.call.say(f"WARNING: {said}: the checkpoint is used; test the memory of {node}")
-            if node in self.nodes:
+            if node in _nodes(self.call):
                 node_memory.remember(self.call.folder, {node: said}, "unhealthy", self.target.number)
 
     def _by_nodes(self, path: Path, most: float, again: Mapping[int, list[str]] | None = None) -> dict[str, Said]:
@@ -116,7 +183,8 @@ class Readers:
         deadline = time.monotonic() + MOST_SECONDS + most / SLOWEST
         try:
             while tasks.poll() is None and not call.signals.seen and time.monotonic() < deadline:
-                time.sleep(0.5)
+                if self.left.wait(POLL_SECONDS):
+                    raise _Left
         finally:
             tasks.kill()
         said: dict[str, Said] = {}

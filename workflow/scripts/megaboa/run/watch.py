@@ -26,6 +26,7 @@ from megaboa.run.call import Call
 from megaboa.run.command import checks_network
 from megaboa.run.lives import Signals
 from megaboa.run.stragglers import Stragglers
+from megaboa.run.verification import Reading
 from megaboa.scheduler.ranks import Ended, Ranks
 
 POLL_SECONDS = 0.2
@@ -163,8 +164,11 @@ def _head(log: Path) -> str:
         return stream.read(HEAD_BYTES).decode(errors="replace")
 
 
-def watch_of(call: Call, target: AttemptFolder, stand_by: Callable[[], None] = lambda: None) -> Watch:
-    """`stand_by`: called again and again from the first step on, to prepare the next attempt."""
+def watch_of(
+    call: Call, target: AttemptFolder, stand_by: Callable[[], None] = lambda: None, reading: Reading | None = None
+) -> Watch:
+    """`stand_by`: called again and again from the first step on, to prepare the next attempt. `reading`: what the ranks
+    wait for before they load."""
     report = progress_reporter(call.payload, call.say, call.site.job is not None)
     keep = checkpoints.keeper(call.payload.checkpoints, call.resumption.verifies, **call.resumption.retention)
 
@@ -175,7 +179,7 @@ def watch_of(call: Call, target: AttemptFolder, stand_by: Callable[[], None] = l
         """By this process's own watch: the file server's clock may be another one than this host's."""
         nonlocal written, since
         seen = target.steps.stat().st_mtime_ns if progress.has_steps(target) else None
-        if seen != written:
+        if seen != written or (reading and reading.goes_on):
             written, since = seen, time.monotonic()
         settings = call.recovery
         minutes = settings.start_minutes if written is None else settings.no_progress_minutes
@@ -191,7 +195,7 @@ def watch_of(call: Call, target: AttemptFolder, stand_by: Callable[[], None] = l
         call.signals,
         silence,
         lambda reason: _patience(call, reason),
-        lambda: taken.problem() or _reason_to_stop(call, target) or slow.reason(),
+        lambda: (reading and reading.problem()) or taken.problem() or _reason_to_stop(call, target) or slow.reason(),
         each_poll,
         target.stop_now.touch,
     )
