@@ -123,6 +123,8 @@ def test_connections_before_blackwell(layout, expected):
 
 def test_what_keeps_nccl_from_naming_its_network():
     assert networks.silenced_by({**networks.NAMING, "PATH": "/bin"}) == []
+    assert networks.silenced_by({"NCCL_DEBUG": "trace", "NCCL_DEBUG_SUBSYS": "NET,GRAPH,INIT"}) == []
+    assert networks.silenced_by({"NCCL_DEBUG_SUBSYS": "ALL"}) == []
     found = networks.silenced_by({"NCCL_DEBUG": None, "NCCL_DEBUG_SUBSYS": "COLL", "NCCL_DEBUG_FILE": "/tmp/nccl.%h"})
     assert found == ["NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"]
 
@@ -132,6 +134,7 @@ def test_connections_with_expert_overlap_and_on_blackwell():
     assert networks.connections(experts, expert_overlap=True) == "32"
     assert networks.connections({**ALONE, "tp": 2}, blackwell=True) == "32"
     assert networks.connections({}, blackwell=True) is None
+    assert networks.connections({"tp": 2}, expert_overlap=True) == "32", "a recipe's run has only what is set"
 
 
 def test_fsdp_never_gets_the_one_connection_that_bridge_refuses():

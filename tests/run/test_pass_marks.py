@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from megaboa.records import BetweenNodes, NodeHealth, PassMarks
-from megaboa.run.pass_marks import by_kind, of_good_nodes, slow
+from megaboa.files import append_line
+from megaboa.paths import RunStore
+from megaboa.records import BetweenNodes, NodeHealth, PassMarks, Unhealthy, line, write
+from megaboa.run.pass_marks import checks_of, of_good_nodes, slow
 
 
 def nodes(gpu="H200", **tflops):
@@ -64,11 +66,16 @@ def test_what_is_slow_between_nodes_is_every_nodes_problem():
     assert slow(silent, PassMarks(nodes_gb_per_second=40.0)) == {}
 
 
-def test_marks_of_good_nodes_are_passed_by_them_and_by_no_slow_one():
+def test_marks_of_good_nodes_are_passed_by_them_and_by_no_slow_one(tmp_path):
     good = [answer(f"n{number}", tflops=[700.0 + number], sm_mhz=[1700]) for number in range(20)]
-    kinds = by_kind([*good, replace(good[0], ok=False), answer("c", None, tflops=[1.0])])
+    slow_one = answer("s", tflops=[300.0], sm_mhz=[345])
+    run = RunStore(tmp_path / "runs" / "e" / "r" / "1")
+    append_line(run.ledger, line(Unhealthy(bad_nodes=("s",), detail="300 TFLOP/s")))
+    for one in (*good, slow_one, replace(good[0], node="b", ok=False), answer("c", None, tflops=[1.0])):
+        write(run.attempt(1).health / f"{one.node}.json", one)
+    kinds = checks_of(tmp_path)
     assert {kind: len(checks) for kind, checks in kinds.items()} == {"2 x H200": 20}
     marks = of_good_nodes(kinds["2 x H200"])
     assert marks == PassMarks(tflops=632.0, sm_mhz=1530.0)
     assert slow({one.node: one for one in good}, marks) == {}
-    assert list(slow({"n1": answer("n1", tflops=[700.0], sm_mhz=[345])}, marks)) == ["n1"]
+    assert list(slow({"s": slow_one}, marks)) == ["s"]

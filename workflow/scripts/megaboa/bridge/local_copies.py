@@ -147,8 +147,7 @@ class LocalCopies:
     def _choose(self, newer_than: int) -> int:
         """Damaged parts are set aside, and the next best is looked for.
 
-        It ends: a part counts only at its own place, so what can't be read is one of those found, and the rank that
-        tried it doesn't find it again.
+        It terminates: a part counts only at its own place, and the rank that failed to read one excludes it.
         """
         everyone = {*range(self._world)}
         while True:

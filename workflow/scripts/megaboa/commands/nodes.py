@@ -18,9 +18,9 @@ from rich.table import Table
 
 from megaboa import commands
 from megaboa.files import append_line
-from megaboa.paths import NodesFolder, stores
+from megaboa.paths import NodesFolder
 from megaboa.records import NodeTrouble, line, plain
-from megaboa.run import health, node_memory, pass_marks
+from megaboa.run import node_memory, pass_marks
 from megaboa.run.node_memory import Remembered
 
 
@@ -58,14 +58,7 @@ def main(words: list[str]) -> None:
 
 
 def print_marks(store: Path) -> None:
-    checks = [
-        one
-        for run in stores(store)
-        for attempt in run.attempts
-        for folder in (attempt.health, attempt.next_health)
-        for one in health.results_in(folder)
-    ]
-    kinds = pass_marks.by_kind(checks)
+    kinds = pass_marks.checks_of(store)
     if not kinds:
         sys.exit(f"megaboa nodes: {store} has no health check of a node with GPUs: set launch.health_check, and train")
     for kind, good in kinds.items():

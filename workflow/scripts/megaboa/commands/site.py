@@ -69,7 +69,12 @@ def _store(files: list[str]) -> Path:
     except ConfigError as error:
         if files:
             sys.exit(f"megaboa site: {error}")
-        return Path("store")  # there is no such file, or it is that of a workflow around this one
+        if DEFAULT_CONFIG.exists():  # perhaps that of a workflow around this one
+            print(
+                f"megaboa site: {DEFAULT_CONFIG} is no experiment, so locks are tried in store/: {error}",
+                file=sys.stderr,
+            )
+        return Path("store")
 
 
 def _folders(store: Path) -> Table:

@@ -54,9 +54,15 @@ def taken(log: str) -> str | None:
 
 
 def silenced_by(environment: Mapping[str, str | None]) -> list[str]:
-    """The variables that are set to another value than the one by which ranks' logs name the network."""
-    wanted = {**NAMING, "NCCL_DEBUG_FILE": None}
-    return [name for name, value in wanted.items() if environment.get(name, value) != value]
+    """The variables that keep ranks' logs from naming the network."""
+    said = {**NAMING, **{name: value for name, value in environment.items() if value}}
+    systems = {*said["NCCL_DEBUG_SUBSYS"].upper().split(",")}
+    silent = {
+        "NCCL_DEBUG": said["NCCL_DEBUG"].upper() not in ("INFO", "TRACE"),
+        "NCCL_DEBUG_SUBSYS": "ALL" not in systems and not systems >= {"INIT", "NET"},
+        "NCCL_DEBUG_FILE": "NCCL_DEBUG_FILE" in said,
+    }
+    return [name for name, hides in silent.items() if hides]
 
 
 def fits(network: str, name: str) -> bool:
@@ -79,10 +85,12 @@ def connections(parallel: Mapping[str, Any], *, expert_overlap: bool = False, bl
       `overlap_moe_expert_parallel_comm`, where 1 and 32 exclude each other; that flag decides). Expert with tensor
       parallelism without that overlap stays at 1, as in Bridge's recipes for the H100.
     """
+    if expert_overlap:
+        return SEVERAL
     fsdp = parallel.get("fsdp")
     if fsdp is None:
         return None  # a recipe may turn on FSDP, which 1 would break; Bridge's recipes carry a value of their own
-    if fsdp != "none" or expert_overlap or blackwell:
+    if fsdp != "none" or blackwell:
         return SEVERAL
     if _size(parallel, "tp") > 1 or _size(parallel, "cp") > 1:
         return "1"

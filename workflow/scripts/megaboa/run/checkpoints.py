@@ -115,7 +115,7 @@ def read_here(path: Path, names: list[str]) -> dict[str, str]:
 
 
 def read_again(path: Path, names: list[str]) -> dict[str, str]:
-    """The same past what this host remembers of the files, as far as the file system lets it."""
+    """The same, bypassing this host's page cache as far as the file system lets it."""
     forget(path, names)
     return read_here(path, names)
 

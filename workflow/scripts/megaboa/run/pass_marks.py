@@ -4,13 +4,17 @@ others, or far below what their GPUs are made for. Between nodes nobody can be t
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from megaboa.paths import stores
 from megaboa.peaks import peak_of
-from megaboa.records import NodeHealth, PassMarks
+from megaboa.records import NodeHealth, PassMarks, Unhealthy, read_ledger
+from megaboa.run import health
 
 SLOW_SHARE = 0.8  # of the other nodes' median
 SLOW_PEAK_SHARE = 0.4  # of the GPUs' published peak: healthy ones reach 0.5 to 0.8
@@ -27,6 +31,7 @@ UNITS = {
     "nodes_all_to_all_gb_per_second": "GB/s in the all-to-all over the nodes",
 }
 OF_ALL_NODES = ("nodes_gb_per_second", "nodes_all_to_all_gb_per_second")
+ALONE = tuple(name for name in UNITS if name not in OF_ALL_NODES)
 
 
 def slow(results: Mapping[str, NodeHealth], marks: PassMarks | None) -> dict[str, list[str]]:
@@ -34,26 +39,31 @@ def slow(results: Mapping[str, NodeHealth], marks: PassMarks | None) -> dict[str
 
     What is slow between the nodes is said only if no node is slow by itself, which is the usual reason.
     """
-    alone = tuple(name for name in UNITS if name not in OF_ALL_NODES)
-    return _slow_in(alone, results, marks) or _slow_in(OF_ALL_NODES, results, marks)
+    return _slow_in(ALONE, results, marks) or _slow_in(OF_ALL_NODES, results, marks)
 
 
-def by_kind(checks: Iterable[NodeHealth]) -> dict[str, list[NodeHealth]]:
-    """Those of fit nodes, by their GPUs as in `8 x NVIDIA H200`."""
+def checks_of(store: Path) -> dict[str, list[NodeHealth]]:
+    """All health checks of fit nodes by a store's runs, by the nodes' GPUs as in `8 x NVIDIA H200`."""
     kinds: dict[str, list[NodeHealth]] = {}
-    for one in checks:
-        if one.ok and (gpus := Counter(_gpus(one))):
-            kinds.setdefault(", ".join(f"{count} x {name}" for name, count in sorted(gpus.items())), []).append(one)
+    for run in stores(store):
+        refused = [entry.bad_nodes for entry in read_ledger(run.ledger) if isinstance(entry, Unhealthy)]
+        unfit = set(itertools.chain.from_iterable(refused))  # also the slow ones, which don't know that
+        for folder in (folder for attempt in run.attempts for folder in (attempt.health, attempt.next_health)):
+            for one in health.results_in(folder):
+                if one.ok and one.node not in unfit and (gpus := Counter(_gpus(one))):
+                    name = ", ".join(f"{count} x {kind}" for kind, count in sorted(gpus.items()))
+                    kinds.setdefault(name, []).append(one)
     return dict(sorted(kinds.items()))
 
 
 def of_good_nodes(good: Sequence[NodeHealth]) -> PassMarks:
-    """What nine tenths of these checks pass with a margin."""
+    """What nine tenths of these checks pass with a margin. How fast it is between nodes depends on how many there are:
+    no mark is made of that."""
     return PassMarks(**_marks_of(good))
 
 
 def _marks_of(good: Sequence[NodeHealth]) -> dict[str, float]:
-    reached = {name: sorted(filter(None, (_lowest(one.measured.get(name)) for one in good))) for name in UNITS}
+    reached = {name: sorted(filter(None, (_lowest(one.measured.get(name)) for one in good))) for name in ALONE}
     return {name: float(f"{MARGIN * values[len(values) // 10]:.3g}") for name, values in reached.items() if values}
 
 

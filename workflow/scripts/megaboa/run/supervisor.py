@@ -212,7 +212,8 @@ def _attempt(call: Call) -> None:
     try:
         ranks = call.patiently(lambda: call.site.start(command, world_size, target.path, environment))
         call.healthy = False
-        _look_at_gpus_of(call, number - 1)
+        if not _has_stopped(call, number - 1):  # of which that life has looked
+            _look_at_gpus_of(call, number - 1)
         stand_by = functools.partial(_stand_by, call, target, command[:2], environment)
         watched = watch_of(call, target, stand_by, reading).until_ended(ranks)
     except BaseException as error:
@@ -240,6 +241,10 @@ def _stand_by(call: Call, target: AttemptFolder, command: Sequence[str], environ
     if call.site.stands_by and not call.waiting_check:
         given = (folder.launch, folder.run.device, target.next_health, rank_environment(folder))
         call.waiting_check = sites.prepare_check(call.site, *given)
+
+
+def _has_stopped(call: Call, number: int) -> bool:
+    return any(end.attempt == number and end.action == "stop" for end in ledger.ends(call.entries))
 
 
 def _look_at_gpus_of(call: Call, number: int, patience: float = 0.0) -> None:

@@ -148,7 +148,7 @@ class Readers:
         return checkpoints.read_here(path, names)
 
     def read_again(self, path: Path, names: list[str]) -> dict[str, str]:
-        """Each file by the node after the one that read it first; here, where there is no other or it says nothing."""
+        """Each file by the node after the one that read it first; by the supervisor if that fails."""
         self.doubted, found = names, {}
         if nodes := _nodes(self.call):
             after = {node: (number + 1) % len(nodes) for number, node in enumerate(nodes)}

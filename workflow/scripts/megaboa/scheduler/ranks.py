@@ -164,7 +164,7 @@ class ReservedPort:
 
 
 class AnyPort:
-    """A port of another host, where none can be reserved."""
+    """An unreserved port, for rank 0 on another host."""
 
     def __init__(self, ports: str | None = None):
         if ports:
