@@ -70,6 +70,7 @@ def test_marks_of_good_nodes_are_passed_by_them_and_by_no_slow_one(tmp_path):
     good = [answer(f"n{number}", tflops=[700.0 + number], sm_mhz=[1700]) for number in range(20)]
     slow_one = answer("s", tflops=[300.0], sm_mhz=[345])
     run = RunStore(tmp_path / "runs" / "e" / "r" / "1")
+    run.path.mkdir(parents=True)
     append_line(run.ledger, line(Unhealthy(bad_nodes=("s",), detail="300 TFLOP/s")))
     for one in (*good, slow_one, replace(good[0], node="b", ok=False), answer("c", None, tflops=[1.0])):
         write(run.attempt(1).health / f"{one.node}.json", one)

@@ -55,12 +55,12 @@ def taken(log: str) -> str | None:
 
 def silenced_by(environment: Mapping[str, str | None]) -> list[str]:
     """The variables that keep ranks' logs from naming the network."""
-    said = {**NAMING, **{name: value for name, value in environment.items() if value}}
-    systems = {*said["NCCL_DEBUG_SUBSYS"].upper().split(",")}
+    said = {name: (value or "").upper() for name, value in {**NAMING, **environment}.items()}
+    systems = {*said["NCCL_DEBUG_SUBSYS"].split(",")}
     silent = {
-        "NCCL_DEBUG": said["NCCL_DEBUG"].upper() not in ("INFO", "TRACE"),
+        "NCCL_DEBUG": said["NCCL_DEBUG"] not in ("INFO", "TRACE"),
         "NCCL_DEBUG_SUBSYS": "ALL" not in systems and not systems >= {"INIT", "NET"},
-        "NCCL_DEBUG_FILE": "NCCL_DEBUG_FILE" in said,
+        "NCCL_DEBUG_FILE": bool(said.get("NCCL_DEBUG_FILE")),
     }
     return [name for name, hides in silent.items() if hides]
 
