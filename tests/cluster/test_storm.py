@@ -48,6 +48,7 @@ class Storm:
         self.run, self.start = "", {}
 
     def aim(self, run: str) -> None:
+        """The supervisor is on the job's first host, also where a spare has replaced that one."""
         self.run = self.faults.run = run
         self.start = self.faults.clone.starts(NAME, run)[-1]
 
@@ -59,12 +60,12 @@ class Storm:
     def srun(self) -> set[str]:
         """SIGKILL of srun"""
         pattern = "^srun .*train_rank.py"
-        self.lab.on_node(self.start["nodes"][0], ["pkill", "-KILL", "-f", pattern], user="root")
+        self.lab.on_node(self.start["host"], ["pkill", "-KILL", "-f", pattern], user="root")
         return {"killed"}
 
     def supervisor(self) -> set[str]:
         """SIGKILL of the supervisor"""
-        self.faults.signal_supervisor(self.start["nodes"][0], "KILL")
+        self.faults.signal_supervisor(self.start["host"], "KILL")
         return {"lost"}
 
     def hang(self) -> set[str]:
@@ -96,7 +97,7 @@ class Storm:
 
     def power_of_the_supervisors_host(self) -> set[str]:
         """a power cut of the supervisor's host"""
-        return self._power_cut(self.start["nodes"][0])
+        return self._power_cut(self.start["host"])
 
     def _power_cut(self, host: str) -> set[str]:
         """Now and then it is back before SLURM has noticed."""
@@ -130,7 +131,7 @@ class Storm:
 
     def supervisor_stands_still(self) -> set[str]:
         """SIGSTOP of the supervisor, and SIGCONT"""
-        host = self.start["nodes"][0]
+        host = self.start["host"]
         self.faults.signal_supervisor(host, "STOP")
         time.sleep(PAUSE)
         self.faults.signal_supervisor(host, "CONT")
