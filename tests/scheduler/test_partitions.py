@@ -154,7 +154,7 @@ def test_where_none_is_up_those_whose_jobs_wait_are_taken_and_never_those_that_t
 
 def test_other_jobs_go_to_no_partition_that_takes_none():
     found = choose(in_state(cpu="drain", h200="down"), {}, PLACES)
-    assert found.taken["slurm_partition"] == "a100", "the one that is up, as there is no other without GPUs"
+    assert found.taken["slurm_partition"] == "a100", "the only partition that is up"
     assert choose(in_state(cpu="down"), {}, PLACES).taken["slurm_partition"] == "cpu", "they wait"
     two = Cluster(of("llm"), (Partition("cpu", state="drain"), Partition("more")))
     assert choose(two, {}, PLACES).taken["slurm_partition"] == "more"

@@ -50,17 +50,19 @@ def query() -> list[Gpu]:
 
 
 def name() -> str | None:
-    """Of this host's first GPU; None where there is none, or nvidia-smi fails."""
-    try:
-        return query()[0]["name"]
-    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
-        return None
+    """Of this host's first GPU."""
+    return _of_first("name")
 
 
 def driver() -> str | None:
-    """Its version; None where there is none, or nvidia-smi fails or doesn't say."""
+    """Its version."""
+    return _of_first("driver_version")
+
+
+def _of_first(field: str) -> str | None:
+    """None where there is no GPU, or nvidia-smi fails or doesn't say."""
     try:
-        return query()[0].get("driver_version")
+        return query()[0].get(field)
     except (OSError, ValueError, IndexError, subprocess.SubprocessError):
         return None
 

@@ -59,12 +59,9 @@ def checks_of(store: Path) -> dict[str, list[NodeHealth]]:
 def of_good_nodes(good: Sequence[NodeHealth]) -> PassMarks:
     """What nine tenths of these checks pass with a margin. How fast it is between nodes depends on how many there are:
     no mark is made of that."""
-    return PassMarks(**_marks_of(good))
-
-
-def _marks_of(good: Sequence[NodeHealth]) -> dict[str, float]:
     reached = {name: sorted(filter(None, (_lowest(one.measured.get(name)) for one in good))) for name in ALONE}
-    return {name: float(f"{MARGIN * values[len(values) // 10]:.3g}") for name, values in reached.items() if values}
+    tenths = {name: values[len(values) // 10] for name, values in reached.items() if values}
+    return PassMarks(**{name: float(f"{MARGIN * value:.3g}") for name, value in tenths.items()})
 
 
 def _slow_in(names: Sequence[str], results: Mapping[str, NodeHealth], marks: PassMarks | None) -> dict[str, list[str]]:

@@ -44,11 +44,15 @@ def takes_long(call: Call, beginning: Beginning) -> bool:
     return checkpoints.sizes(call.payload.checkpoints)[iteration] > ONE_READER_BYTES and bool(_nodes(call))
 
 
-def damage(call: Call, beginning: Beginning, target: AttemptFolder, left: threading.Event | None = None) -> str | None:
-    """What is wrong with the checkpoint that an attempt begins with. `left`: set when nobody waits for it any more."""
+def damage(call: Call, beginning: Beginning, target: AttemptFolder) -> str | None:
+    """What is wrong with the checkpoint that an attempt begins with."""
+    return _damage(beginning, Readers(call, target))
+
+
+def _damage(beginning: Beginning, readers: Readers) -> str | None:
+    call = readers.call
     if not (iteration := _unread(call, beginning)):
         return None
-    readers = Readers(call, target, left or threading.Event())
     folder = beginning.parent or call.payload.checkpoints
     problem = checkpoints.damage(folder, iteration, read=readers.read, again=readers.read_again)
     if problem is None:
@@ -79,9 +83,10 @@ class Reading:
 
     def __init__(self, call: Call, beginning: Beginning, target: AttemptFolder):
         self._call, self._beginning, self._target = call, beginning, target
+        self._readers = Readers(call, target)
         self._found: str | None = None
         self._error: Exception | None = None
-        self._told, self._left = False, threading.Event()
+        self._told = False
         target.may_load.touch()
         call.say(f"{len(_nodes(call))} nodes read checkpoint {beginning.iteration} while ranks start")
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -106,13 +111,12 @@ class Reading:
 
     def leave(self) -> None:
         """The ranks have ended."""
-        self._left.set()
+        self._readers.left.set()
         self._thread.join(LEAVE_SECONDS)
 
     def _read(self) -> None:
         try:
-            given = (self._call, self._beginning, self._target, self._left)
-            self._found = self._call.patiently(lambda: damage(*given))
+            self._found = self._call.patiently(lambda: _damage(self._beginning, self._readers))
         except Exception as error:  # the supervisor's own thread raises it
             self._error = error
 
@@ -123,7 +127,7 @@ class _Left(Exception):
 
 def record_checksums(call: Call, target: AttemptFolder) -> None:
     """Of what the run's end leaves: its GPUs have nothing to do until then."""
-    call.patiently(lambda: call.resumption.prove_newest(Readers(call, target, threading.Event()).read))
+    call.patiently(lambda: call.resumption.prove_newest(Readers(call, target).read))
 
 
 @dataclass
@@ -132,12 +136,13 @@ class Readers:
 
     call: Call
     target: AttemptFolder
-    left: threading.Event
+    left: threading.Event = field(default_factory=threading.Event)  # set when nobody waits for it any more
     first: dict[str, str] = field(default_factory=dict)  # which node read a file first
     doubted: list[str] = field(default_factory=list)  # files that were read again
 
     def read(self, path: Path, names: list[str]) -> dict[str, str]:
         """One task per node for a large checkpoint in a job of several."""
+        self.doubted = []  # by an earlier try, which the file system has ended
         size, nodes = _bytes(path, names), _nodes(self.call)
         if nodes and size > ONE_READER_BYTES:
             found = self._by_nodes(path, size / len(nodes))
