@@ -40,7 +40,7 @@ FAULTS = (
     "SIGSTOP",
 )
 SAVE_INTERVAL = 10
-STEPS = {"cpu": 3 * SAVE_INTERVAL, "cuda": 15 * SAVE_INTERVAL}  # per attempt: enough to be hit before the last one
+STEPS = {"cpu": 3 * SAVE_INTERVAL, "cuda": 8 * SAVE_INTERVAL}  # per attempt: enough to be hit before the last one
 PATIENCE = 300.0
 EXPERIMENT = """\
 experiment: injected

@@ -2,7 +2,7 @@
 
 `python configurations.py FOLDER`: FOLDER holds cases.json, {name: changes to the run}; the fields asked for are
 printed as JSON; of a case that is `refused`, what the error says. Of one of `ranks`, after Bridge has written what its
-`comm_overlap` says.
+`comm_overlap` says; of one to `profile`, after Bridge has checked how it is saved.
 """
 
 import copy
@@ -16,7 +16,7 @@ from megaboa.bridge.process import playing_rank_0_of, prepare
 from megaboa.bridge.quiet import quietly
 from megaboa.files import read_json
 from megaboa.paths import AttemptFolder, RunStore
-from megaboa.records import LaunchSpec, ModelSource, RunSpec, parse
+from megaboa.records import LaunchSpec, ModelSource, ProfileSpec, RunSpec, parse
 
 MODEL = {"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "vocab_size": 500}
 RUN = {
@@ -71,6 +71,9 @@ def main(folder):
         config = configuration.build(run, configuration.Inputs(None, None, None, {}) if run.is_recipe else inputs)
         launch = parse(LaunchSpec, LAUNCH | case.get("launch", {}), name)
         configuration.place(config, launch, store, attempt, None, folder / "cache")
+        if profile := case.get("profile"):
+            configuration.profile(config, parse(ProfileSpec, profile, name))
+            config.checkpoint.finalize()
         if ranks := case.get("ranks"):
             with playing_rank_0_of(ranks):
                 config.set_data_parallel_size()

@@ -234,6 +234,12 @@ CASES = {
         "run": {"device": "cuda"},
         "expected": {"dist.distributed_backend": "nccl", "checkpoint.async_save": False},
     },
+    "first steps under a profiler save nothing, not in the background either": {
+        "run": {"device": "cuda"},
+        "launch": {"checkpoint": {"save_interval": None, "async_save": True, "keep_last": 3}},
+        "profile": {"tool": "pytorch", "steps": [2, 3]},
+        "expected": {"checkpoint.save": None, "checkpoint.async_save": False, "train.train_iters": 7},
+    },
     "going on with the optimizer's state": {
         "run": {"parent": {**PARENT, "iteration": 4, "load": {"optimizer": True, "rng": True}}},
         "expected": {"scheduler.lr_decay_iters": None},  # the last step

@@ -57,7 +57,7 @@ LONG = f"training.train_iters: {STEPS}"
 SHORT = f"training.train_iters: 40, schedule.decay_iters: {STEPS}"
 FEW = "training.micro_batch_size: 16"
 # One for each rank, and one more on each GPU for a run that loses its host: who has to wait would preempt another.
-HOSTS = 15 if FOUND > 1 else 7
+HOSTS = 16 if FOUND > 1 else 7
 FIRST, LAST = (f"resources.constraint: gpu{number}" for number in (0, FOUND - 1))
 EACH = "resources.constraint: '[gpu0*1&gpu1*1]'"
 CAPTURED = "profile.tool: pytorch, profile.steps: [5, 10], profile.ranks: [0, 1]"
@@ -114,6 +114,9 @@ class AllAtOnce(Faults):
                 print(f"{run}: trained after {time.monotonic() - begun:.0f} s", flush=True)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(WAIT)
+        if self.process.poll():
+            logs = sorted(self.clone.results(NAME, "logs").rglob("*.log"))
+            print(self.clone.output()[-6000:], *(f"{path}:\n{path.read_text()[-2000:]}" for path in logs), sep="\n")
         self.clone.needed = None
         self.end_call()
 

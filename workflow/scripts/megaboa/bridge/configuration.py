@@ -205,7 +205,7 @@ def profile(config: ConfigContainer, wanted: ProfileSpec) -> None:
     config.scheduler.lr_decay_iters = config.scheduler.lr_decay_iters or config.train.train_iters
     config.train.train_iters = end + (REFERENCE_STEPS if wanted.tool != "none" else 0)
     config.validation.eval_iters = 0
-    config.checkpoint.save = None
+    config.checkpoint.save, config.checkpoint.async_save = None, False  # Bridge refuses the second without the first
     profiling = config.profiling
     profiling.profile_ranks = list(wanted.ranks)
     profiling.profile_step_start, profiling.profile_step_end = begin - 1, end - 1  # steps that are done
