@@ -240,6 +240,11 @@ CASES = {
         "profile": {"tool": "pytorch", "steps": [2, 3]},
         "expected": {"checkpoint.save": None, "checkpoint.async_save": False, "train.train_iters": 7},
     },
+    "nothing is saved": {
+        "run": {"device": "cuda"},
+        "launch": {"checkpoint": {"save_interval": 0, "async_save": True, "keep_last": 3}},
+        "expected": {"checkpoint.save": None, "checkpoint.async_save": False},
+    },
     "going on with the optimizer's state": {
         "run": {"parent": {**PARENT, "iteration": 4, "load": {"optimizer": True, "rng": True}}},
         "expected": {"scheduler.lr_decay_iters": None},  # the last step

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from megatron.bridge.recipes.common import _pretrain_common
-from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.config import CheckpointConfig, ConfigContainer
 from megatron.bridge.training.mixed_precision import get_mixed_precision_config
 from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 from megatron.core.dist_checkpointing.strategies.nvrx import has_nvrx_async_support
@@ -120,14 +120,16 @@ def place(
     saved = config.checkpoint
     if "save_interval" in wanted:
         saved.save_interval = config.train.train_iters if wanted["save_interval"] is None else wanted["save_interval"]
-    saved.save = str(store.checkpoints.absolute()) if saved.save_interval else None
+    saved.save = str(store.checkpoints.absolute())
     saved.load = None
     if load:  # this very folder: Bridge's tracker files may be older, torn, or lost
         saved.load = str(load.absolute())
         if config.peft is None:  # adapters are saved without what they change
             saved.pretrained_checkpoint = None
     saved.dist_ckpt_optim_fully_reshardable = wanted.get("reshardable", True)
-    if wanted.get("async_save") is not None:
+    if not saved.save_interval:
+        _save_nothing(saved)
+    elif wanted.get("async_save") is not None:
         saved.async_save = wanted["async_save"]
     elif "async_save" in wanted:
         saved.async_save = saves_in_background(config)
@@ -184,7 +186,7 @@ def saves_in_background(config: ConfigContainer) -> bool:
 
     Not under Megatron-FSDP: on two H200s all of its shardings hung in their first save (Bridge 0.6.2).
     """
-    if config.dist.distributed_backend == "gloo" or config.checkpoint.save is None or config.dist.use_megatron_fsdp:
+    if config.dist.distributed_backend == "gloo" or config.dist.use_megatron_fsdp:
         return False
     try:
         found = has_nvrx_async_support()
@@ -193,6 +195,10 @@ def saves_in_background(config: ConfigContainer) -> bool:
     if not found and os.environ.get("RANK", "0") == "0":
         wheels.say(["ranks wait while a checkpoint is written: nvidia-resiliency-ext isn't installed, or too old"])
     return found
+
+
+def _save_nothing(saved: CheckpointConfig) -> None:
+    saved.save, saved.async_save = None, False  # Bridge refuses the second without the first
 
 
 def profile(config: ConfigContainer, wanted: ProfileSpec) -> None:
@@ -205,7 +211,7 @@ def profile(config: ConfigContainer, wanted: ProfileSpec) -> None:
     config.scheduler.lr_decay_iters = config.scheduler.lr_decay_iters or config.train.train_iters
     config.train.train_iters = end + (REFERENCE_STEPS if wanted.tool != "none" else 0)
     config.validation.eval_iters = 0
-    config.checkpoint.save, config.checkpoint.async_save = None, False  # Bridge refuses the second without the first
+    _save_nothing(config.checkpoint)
     profiling = config.profiling
     profiling.profile_ranks = list(wanted.ranks)
     profiling.profile_step_start, profiling.profile_step_end = begin - 1, end - 1  # steps that are done
