@@ -14,14 +14,22 @@ from faults import AT_ONCE, NAME, ONE_HOST, SAVE_INTERVAL, STEPS, WAIT, Faults
 from lab import UID, Lab
 from site_clone import SiteClone
 
-from megaboa.files import read_json
+from megaboa.files import append_line, read_json
+from megaboa.paths import NodesFolder
+from megaboa.records import NodeTrouble, line
+from megaboa.run.node_memory import DAY
 
 pytestmark = pytest.mark.slow
 
 PART = "Calls, queues"
 PARKED = ("limit", "second", "clones", "environment", "held", "started")
 WAITING = ("waiting", "edited")
-RUNS = {"quiet": STEPS, **dict.fromkeys((*PARKED, *WAITING), f"{STEPS}, {AT_ONCE}")}
+REMEMBERING = "remembering"  # what other runs of the store met on a host; all others do without
+RUNS = {
+    "quiet": STEPS,
+    REMEMBERING: f"{STEPS}, {AT_ONCE}",
+    **dict.fromkeys((*PARKED, *WAITING), f"{STEPS}, {AT_ONCE}, recovery.node_memory_days: 0"),
+}
 PARTITION = "gpu"  # that runs are trained in
 EDITED_RATE = 0.5
 WALL_TIME = 60  # seconds: SLURM knows no shorter one
@@ -54,6 +62,25 @@ def others(faults: Faults) -> SiteClone:
     subprocess.run(["chown", f"{UID}:{UID}", str(clone.path / faults.config)], check=True)
     clone.before_training(faults.config)
     return clone
+
+
+def test_a_host_on_which_other_runs_have_failed(faults):
+    """The one that is given out first: it is in the queue again before anything has started there."""
+    (start,) = faults.clone.starts(NAME, "quiet")
+    (bad,) = start["nodes"]
+    place = NodesFolder.of(faults.clone.path / "store").node("lab", bad)
+    place.parent.mkdir(parents=True)
+    for days in (1, 2):
+        when = time.time() - days * DAY
+        append_line(place, line(NodeTrouble(time=when, what="node_failure", detail="down", run="earlier/dp2", attempt=1)))
+    faults.finish(REMEMBERING)
+    entries = faults.clone.ledger(NAME, REMEMBERING)
+    assert [entry["event"] for entry in entries] == ["call", "left", "start", "end"]
+    assert entries[1]["nodes"] == [bad] and bad not in entries[2]["nodes"]
+    shown = faults.clone.megaboa("nodes", bad)
+    assert "avoided" in shown and "earlier/dp2" in shown
+    outcome = "the same job starts on another, from the queue"
+    faults.record("a host is given to the job on which other runs of the store have failed twice", outcome)
 
 
 def test_a_second_call(faults, call):

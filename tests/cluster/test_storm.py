@@ -172,8 +172,8 @@ def faults(make_lab: Callable[..., Lab], small_disk: Path) -> Iterator[Faults]:
 
 
 class User:
-    """What somebody does who looks at the queue: SLURM holds a job whose first host was lost five times, and one that a
-    host refused to start.
+    """What somebody does who looks at the queue: SLURM holds a job whose first host was lost five times, one that a
+    host refused to start, and one that was released while its processes still ended.
     """
 
     def __init__(self, faults: Faults):
@@ -193,7 +193,7 @@ class User:
                     self.faults.lab.run(["scancel", job])
                     self.cancelled[run].append(job)
                     self.faults.start(*HIT)
-                elif reason == "launch failed requeued held":
+                elif reason in ("launch failed requeued held", "job requeued in held state"):
                     self._say(run, f"SLURM holds {job}: scontrol release")
                     self.faults.lab.run(["scontrol", "release", job])
 

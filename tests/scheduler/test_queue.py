@@ -163,7 +163,17 @@ def test_a_job_that_slurm_holds_after_too_many_requeues_waits_and_says_what_to_d
     assert held.reason == "JobHoldMaxRequeue: held after too many requeues: scancel 3, then call again"
 
 
-def test_a_job_that_a_host_refused_to_start_says_how_it_is_released():
-    (held,) = queue.parse_jobs("3|PENDING|launch failed requeued held||N/A|N/A|rule_train_wildcards_second|/home/me")
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("launch failed requeued held", "a host refused to start it: scontrol release 3"),
+        ("job requeued in held state", "by scontrol requeuehold: scontrol release 3"),
+        ("job_requeued_in_held_state", "by scontrol requeuehold: scontrol release 3"),
+        ("JobHeldUser", "scontrol release 3"),
+        ("JobHeldAdmin", "an administrator held it, and can release it: scontrol release 3"),
+    ],
+)
+def test_a_held_job_says_how_it_is_released(reason, told):
+    (held,) = queue.parse_jobs(f"3|PENDING|{reason}||N/A|N/A|rule_train_wildcards_second|/home/me")
     assert held.waits
-    assert held.reason == "launch failed requeued held: a host refused to start it: scontrol release 3"
+    assert held.reason == f"{reason.replace('_', ' ')}: {told}"
