@@ -24,9 +24,11 @@ test-fast: setup
 	@$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow"
 
 # On a machine with GPUs (SLURM too, where it is installed), after `make setup DEVICE=cuda`; or PYTHON=/path/to/python, one with
-# Transformer Engine.
+# Transformer Engine. Where SLURM checks the GPUs, nothing else may use them.
+GPU_TESTS = $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON)) -m pytest -v -ra
 test-gpu:
-	@$(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON)) -m pytest -v -ra -n 4 --dist loadfile tests/e2e/gpus tests/cluster/test_gpus.py
+	@$(GPU_TESTS) -n 4 --dist loadfile tests/e2e/gpus
+	@$(GPU_TESTS) tests/cluster/test_gpus.py
 
 lint: setup
 	$(BIN)/ruff check .

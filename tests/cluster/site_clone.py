@@ -93,10 +93,11 @@ class SiteClone:
         assert process.returncode == code, self.output()[-8000:]
         return self.output()
 
-    def before_training(self, config: str) -> None:
+    def before_training(self, config: str, *targets: str) -> None:
         """Make what the runs read without SLURM: it has nothing to say there, and its queue takes time."""
-        words = [sys.executable, "-m", "snakemake", "--cores", "all", "pretrain", "--omit-from", "train"]
-        self.lab.run([*words, "--configfile", config], cwd=self.path, env=ENVIRONMENT, timeout=900)
+        words = [sys.executable, "-m", "snakemake", "--cores", "all", *(targets or ("pretrain",))]
+        options = ["--omit-from", "train", "--configfile", config]
+        self.lab.run([*words, *options], cwd=self.path, env=ENVIRONMENT, timeout=900)
 
     def megaboa(self, *words: str, **options: object) -> str:
         return self.lab.run(self.command(*words), cwd=self.path, env=ENVIRONMENT, **options).stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -70,6 +71,8 @@ def test_a_host_on_which_other_runs_have_failed(faults):
     (bad,) = start["nodes"]
     place = NodesFolder.of(faults.clone.path / "store").node("lab", bad)
     place.parent.mkdir(parents=True)
+    shutil.chown(place.parent.parent, UID, UID)
+    shutil.chown(place.parent, UID, UID)
     for days in (1, 2):
         when = time.time() - days * DAY
         append_line(place, line(NodeTrouble(time=when, what="node_failure", detail="down", run="a/dp2", attempt=1)))
@@ -80,8 +83,9 @@ def test_a_host_on_which_other_runs_have_failed(faults):
     assert bad not in entries[2]["nodes"]
     shown = faults.clone.megaboa("nodes", bad)
     assert "avoided" in shown and "a/dp2" in shown
+    assert len(faults.clone.jobs(REMEMBERING)) == 1
     outcome = "the same job starts on another, from the queue"
-    faults.record("a host is given to the job on which other runs of the store have failed twice", outcome)
+    faults.record("a host is given to the job that the store remembers for two failures of other runs", outcome)
 
 
 def test_a_second_call(faults, call):

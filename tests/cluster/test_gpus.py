@@ -32,7 +32,7 @@ from megaboa.paths import AttemptFolder
 from megaboa.records import read_gpu_events
 
 REHEARSAL = os.environ.get("MEGABOA_REHEARSAL") == "1"
-FOUND = 2 if REHEARSAL else gpus()
+FOUND = 2 if REHEARSAL else min(gpus(), 2)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOUND, reason="there is no GPU")]
 on_two_gpus = pytest.mark.skipif(FOUND < 2, reason=f"two GPUs are needed, and {FOUND} found")
 
@@ -42,7 +42,7 @@ On {hosts}: runs of {steps} steps of about {milliseconds:.0f} ms, which save eve
 {interval}, all at the same time. Two of them are hit by one event after the other. A curve is called the same where it
 differs from the undisturbed run's by no more than that of another undisturbed run, here by {bound:.2g}.
 """
-# A model and its run: its import keeps no other run waiting.
+# A model and its run. Jobs import it, which keeps no other run waiting.
 IMPORTED = "imported"
 MODEL = (
     f"  {IMPORTED}: {{tokenizer: bpe, init: pretrained, config: {{model_type: llama, hidden_size: 64,"
@@ -53,6 +53,7 @@ STEPS, SAVE_INTERVAL = (100, 10) if REHEARSAL else (90, 20)
 # layout is short, and has few micro-batches.
 LONG = f"training.train_iters: {STEPS}"
 SHORT = f"training.train_iters: 40, schedule.decay_iters: {STEPS}"
+MIDDLE = f"training.train_iters: {2 * SAVE_INTERVAL + 20}, schedule.decay_iters: {STEPS}"
 FEW = "training.micro_batch_size: 16"
 # One for each rank, and one more on each GPU for a run that loses its host: who has to wait would preempt another.
 HOSTS = 16 if FOUND > 1 else 7
@@ -75,7 +76,7 @@ RUNS = {
     LATE: f"{ONE_HOST}, {LAST}, {LONG}, resources.partition: low, recovery.lead_minutes: 10",
     BLIND: f"{ONE_HOST}, {LONG}, launch.health_check: true, resources.constraint: {CHECKED}",
     **{run: f"{TWO_HOSTS}, {EACH}, {FEW}, {SHORT}{values}" for run, values in LAYOUTS.items()},
-    **({STAND_BY: f"{TWO_HOSTS}, {EACH}, {FEW}, {SHORT}, launch.tasks: node"} if FOUND > 1 else {}),
+    **({STAND_BY: f"{TWO_HOSTS}, {EACH}, {FEW}, {MIDDLE}, launch.tasks: node"} if FOUND > 1 else {}),
 }
 UNDISTURBED = ("quiet", "again", *LAYOUTS)
 BF16 = 5e-2  # largest difference of a step's loss between layouts
@@ -102,20 +103,23 @@ class AllAtOnce(Faults):
         later = self.lab.nodes[HOSTS:]
         for host in later:
             self.admin("update", f"NodeName={host}", "State=DRAIN", "Reason=later")
-        self.clone.before_training(self.config)
+        self.clone.before_training(self.config, *(result(run, "train.json") for run in RUNS if run != IMPORTED))
         self.tell("what the runs read is there")
         self.process = self.clone.start("--configfile", self.config)
         self.clone.needed = self.process
         with ThreadPoolExecutor() as pool:
-            self.undisturbed = pool.submit(self.wait_for, (*UNDISTURBED, IMPORTED))
+            self.undisturbed = pool.submit(self.wait_for, UNDISTURBED)
+            self.stand_by = pool.submit(kill_a_rank_while_others_stand_by, self) if FOUND > 1 else None
+            # From then on no rank waits for another in NCCL, which keeps a GPU as busy as work would.
+            self.free = self.stand_by or self.undisturbed
             self.refused = pool.submit(return_unsound_hosts, self, dict(zip(UNSOUND, later, strict=False)))
             self.lost = pool.submit(lose_a_rank_and_a_host, self)
             self.late = pool.submit(preempt_and_run_out_of_time, self)
-            self.stand_by = pool.submit(kill_a_rank_while_others_stand_by, self) if FOUND > 1 else None
-            wait([done for done in (self.refused, self.lost, self.late, self.stand_by) if done])
+            done = [self.free, self.refused, self.lost, self.late, pool.submit(self.wait_for, (IMPORTED,))]
+            wait(done)
             self.admin("update", f"NodeName={later[-1]}", "State=RESUME")
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(WAIT)
+            self.process.wait(0 if any(one.exception() for one in done) else WAIT)
         self.tell(f"the call has ended with {self.process.poll()}")
         if self.process.poll():
             logs = sorted(self.clone.results(NAME, "logs").rglob("*.log"))
@@ -135,6 +139,10 @@ class AllAtOnce(Faults):
     def refusals(self) -> list[dict]:
         """Of the check before the first start."""
         return [entry for entry in self.clone.ledger(NAME, BLIND) if entry["event"] == "unhealthy"]
+
+
+def result(run: str, name: str) -> str:
+    return f"results/{NAME}/runs/{run}/{name}"
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +229,9 @@ def test_nccl_has_taken_the_network_that_the_preset_is_for(faults):
 
 
 def test_an_import_and_an_export_are_proved(faults):
-    """Converted by jobs of the cluster."""
+    """By jobs of the cluster."""
+    submitted = faults.clone.path / "logs" / "slurm"
+    assert all(list((submitted / f"rule_{rule}" / IMPORTED).glob("*.log")) for rule in ("import_model", "prove_import"))
     assert faults.clone.json(NAME, "models", IMPORTED, "proof.json")["state"] == "PASS"
     assert faults.clone.json(NAME, "runs", "quiet", "proof.json")["state"] == "PASS"
 
@@ -243,8 +253,9 @@ def test_the_health_check_refuses_hosts_whose_gpu_is_gone_or_slow(faults):
     print(*(entry["detail"] for entry in entries), sep="\n")
     faults.trained(BLIND)
     assert faults.clone.starts(NAME, BLIND)[0]["nodes"] == faults.lab.nodes[-1:]
-    told = "the check before the first start refuses the host, same job on another"
-    faults.record("a host's GPU is gone, that of the next is slow", f"unhealthy: {told}")
+    assert len(faults.clone.jobs(BLIND)) == 1
+    event = "a host's GPU is gone" + (", that of the next is slow" if len(hosts) > 1 else "")
+    faults.record(event, "unhealthy: the check before the first start refuses the host, same job on another")
 
 
 def test_what_can_end_runs(faults):
@@ -265,7 +276,7 @@ def return_unsound_hosts(faults: AllAtOnce, hosts: Mapping[str, str]) -> list[st
     faults.clone.wait(faults.refusals, WAIT, "the refusal of a host without its GPU")
     faults.tell("a host without its GPU is refused")
     if "slow" in hosts:
-        faults.undisturbed.result()
+        faults.free.result()
         options = {"host": hosts["slow"], "stdout": subprocess.PIPE, "user": "root"}
         burners = [faults.lab.popen([sys.executable, "-c", BURN], **options) for _ in range(BURNERS)]
         try:
@@ -277,26 +288,27 @@ def return_unsound_hosts(faults: AllAtOnce, hosts: Mapping[str, str]) -> list[st
         finally:
             for burner in burners:
                 burner.kill()
+                burner.wait()
         faults.tell("a host with a slow GPU is refused")
     return list(hosts.values())
 
 
-def with_steps_to_lose(faults: AllAtOnce, run: str, attempt: int) -> tuple[str, float]:
+def with_steps(faults: AllAtOnce, run: str, attempt: int, steps: int) -> tuple[str, float]:
     """The attempt's host, and when it began."""
-    faults.wait_for_steps(run, attempt, SAVE_INTERVAL + 2)
+    faults.wait_for_steps(run, attempt, steps)
     start = faults.clone.starts(NAME, run)[attempt - 1]
-    faults.tell(f"{run}, attempt {attempt}: steps to lose {time.time() - start['time']:.0f} s after its start")
+    faults.tell(f"{run}, attempt {attempt}: {steps} steps {time.time() - start['time']:.0f} s after its start")
     return start["nodes"][0], start["time"]
 
 
 def lose_a_rank_and_a_host(faults: AllAtOnce) -> list[Event]:
-    host, _ = with_steps_to_lose(faults, LOST, 1)
+    host, _ = with_steps(faults, LOST, 1, SAVE_INTERVAL + 2)
     faults.signal_rank(host, "STOP", LOST)  # until its host's GPU can be checked
-    faults.undisturbed.result()
+    faults.free.result()
     killed = time.time()
     faults.signal_rank(host, "KILL", LOST)
 
-    lost, _ = with_steps_to_lose(faults, LOST, 2)
+    lost, _ = with_steps(faults, LOST, 2, SAVE_INTERVAL + 2)
     assert lost == host
     crashed = time.time()
     faults.lab.crash(lost)
@@ -315,9 +327,9 @@ def lose_a_rank_and_a_host(faults: AllAtOnce) -> list[Event]:
 
 
 def kill_a_rank_while_others_stand_by(faults: AllAtOnce) -> float:
-    """When; nothing else starts then, so that its time until the next step is its own."""
+    """When; one other run at most starts then, so that its time until the next step is its own."""
     hosts = faults.park_until_others_stand_by(STAND_BY, SAVE_INTERVAL + 2)
-    wait([faults.refused, faults.lost, faults.late])
+    faults.undisturbed.result()
     hit = faults.kill_parked_rank(hosts)
     faults.wait_for_end(STAND_BY, 2)
     faults.tell(f"{STAND_BY} has ended")
@@ -325,12 +337,12 @@ def kill_a_rank_while_others_stand_by(faults: AllAtOnce) -> float:
 
 
 def preempt_and_run_out_of_time(faults: AllAtOnce) -> list[Event]:
-    host, _ = with_steps_to_lose(faults, LATE, 1)
+    host, _ = with_steps(faults, LATE, 1, 2)
     preempted = time.time()
     more = [f"--nodelist={host}", "--exclusive", "--account=lab", "--output=/dev/null", "--wrap=sleep 5"]
     faults.lab.run(["sbatch", "--partition=gpu", *more])
 
-    host, began = with_steps_to_lose(faults, LATE, 2)
+    host, began = with_steps(faults, LATE, 2, 2)
     job, asked = f"JobId={faults.job(LATE)}", faults.store(LATE) / "attempts" / "02" / "stop-now"
     faults.signal_rank(host, "STOP", LATE)  # until it is asked: steps are short, and SLURM is seldom asked for the end
     faults.admin("update", job, f"TimeLimit={math.ceil((time.time() - began) / 60) + 2}")

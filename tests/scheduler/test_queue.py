@@ -169,8 +169,9 @@ def test_a_job_that_slurm_holds_after_too_many_requeues_waits_and_says_what_to_d
         ("launch failed requeued held", "a host refused to start it: scontrol release 3"),
         ("job requeued in held state", "by scontrol requeuehold: scontrol release 3"),
         ("job_requeued_in_held_state", "by scontrol requeuehold: scontrol release 3"),
-        ("JobHeldUser", "scontrol release 3"),
-        ("JobHeldAdmin", "an administrator held it, and can release it: scontrol release 3"),
+        ("job requeued in special exit state", "scontrol release 3"),
+        ("JobHeldUser", "by scontrol hold: scontrol release 3"),
+        ("JobHeldAdmin", "an administrator holds it: ask for scontrol release 3"),
     ],
 )
 def test_a_held_job_says_how_it_is_released(reason, told):

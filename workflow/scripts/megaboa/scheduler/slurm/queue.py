@@ -22,14 +22,15 @@ QUERY_SECONDS = 30
 FORMAT = "%i|%T|%r|%N|%S|%e|%k|%Z"
 _ENDING = ("COMPLETING", "STAGE_OUT")
 # What SLURM holds: a job whose first host was lost five times (MaxBatchRequeue), which only an administrator can
-# release, one that a host refused to start, and one that somebody held. A release that comes while such a job still
+# release, one that a host refused to start, and one that somebody held. A release that comes while a held job still
 # ends is forgotten (SLURM 22.05).
 _HELD = {
     "JobHoldMaxRequeue": "held after too many requeues: scancel {}, then call again",
     "launch failed requeued held": "a host refused to start it: scontrol release {}",
     "job requeued in held state": "by scontrol requeuehold: scontrol release {}",
-    "JobHeldUser": "scontrol release {}",
-    "JobHeldAdmin": "an administrator held it, and can release it: scontrol release {}",
+    "job requeued in special exit state": "scontrol release {}",
+    "JobHeldUser": "by scontrol hold: scontrol release {}",
+    "JobHeldAdmin": "an administrator holds it: ask for scontrol release {}",
 }
 # Jobs are listed again after so long: not once for each of a thousand runs.
 LIST_SECONDS = 20
