@@ -25,12 +25,8 @@ pytestmark = pytest.mark.slow
 PART = "Calls, queues"
 PARKED = ("limit", "second", "clones", "environment", "held", "started")
 WAITING = ("waiting", "edited")
-REMEMBERING = "remembering"  # what other runs of the store met on a host; all others do without
-RUNS = {
-    "quiet": STEPS,
-    REMEMBERING: f"{STEPS}, {AT_ONCE}",
-    **dict.fromkeys((*PARKED, *WAITING), f"{STEPS}, {AT_ONCE}, recovery.node_memory_days: 0"),
-}
+REMEMBERING = "remembering"  # what other runs of the store met on a host
+RUNS = {"quiet": STEPS, **dict.fromkeys((REMEMBERING, *PARKED, *WAITING), f"{STEPS}, {AT_ONCE}")}
 PARTITION = "gpu"  # that runs are trained in
 EDITED_RATE = 0.5
 WALL_TIME = 60  # seconds: SLURM knows no shorter one
@@ -71,11 +67,11 @@ def test_a_host_on_which_other_runs_have_failed(faults):
     (bad,) = start["nodes"]
     place = NodesFolder.of(faults.clone.path / "store").node("lab", bad)
     place.parent.mkdir(parents=True)
-    shutil.chown(place.parent.parent, UID, UID)
-    shutil.chown(place.parent, UID, UID)
     for days in (1, 2):
         when = time.time() - days * DAY
         append_line(place, line(NodeTrouble(time=when, what="node_failure", detail="down", run="a/dp2", attempt=1)))
+    for path in (place.parent.parent, place.parent, place):
+        shutil.chown(path, UID, UID)
     faults.finish(REMEMBERING)
     entries = faults.clone.ledger(NAME, REMEMBERING)
     assert [entry["event"] for entry in entries] == ["call", "left", "start", "end"]
@@ -83,6 +79,7 @@ def test_a_host_on_which_other_runs_have_failed(faults):
     assert bad not in entries[2]["nodes"]
     shown = faults.clone.megaboa("nodes", bad)
     assert "avoided" in shown and "a/dp2" in shown
+    faults.clone.megaboa("nodes", bad, "--forget")
     assert len(faults.clone.jobs(REMEMBERING)) == 1
     outcome = "the same job starts on another, from the queue"
     faults.record("a host is given to the job that the store remembers for two failures of other runs", outcome)
