@@ -30,6 +30,7 @@ STEPS = "training.train_iters: 60"
 WAIT = 400.0  # for what comes when it comes: other work may share this machine
 AT_ONCE = "recovery.backoff_seconds: 0"
 PAGE = 4096
+RANKS_OF = r".*train_rank\.py .*--run=\S*/runs/{}( |$)"
 
 
 def fill(disk: Path) -> Path:
@@ -202,7 +203,11 @@ class Faults:
         return max((abs(float.fromhex(one) - float.fromhex(two)) for one, two in both if one != two), default=0.0)
 
     def ranks(self, host: str, run: str | None = None) -> list[int]:
-        return self._processes(host, rf"^\S*python\S* .*train_rank\.py .*--run=\S*/runs/{run or self.run}( |$)")
+        return self._processes(host, rf"^\S*python\S* {RANKS_OF.format(run or self.run)}")
+
+    def kill_srun(self, host: str) -> None:
+        """That of the run's ranks: another run's may be on the host, too."""
+        self.lab.on_node(host, ["pkill", "-KILL", "-f", rf"^srun {RANKS_OF.format(self.run)}"], user="root")
 
     def signal_forked_rank(self, host: str, name: str) -> None:
         """With `launch.tasks: node`, in a first attempt: to the child of the process that ranks are forked from, which

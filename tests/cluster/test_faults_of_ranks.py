@@ -141,7 +141,7 @@ def test_srun_is_killed(faults):
     """The ranks outlive it, and must not go on beside those of the next attempt."""
     process, start = faults.start_and_wait("srun")
     hit = time.time()
-    faults.lab.on_node(start["nodes"][0], ["pkill", "-KILL", "-f", "^srun .*train_rank.py"], user="root")
+    faults.kill_srun(start["nodes"][0])
     faults.finish("srun", process)
     end, again = faults.ends("srun")[0], faults.clone.starts(NAME, "srun")[1]
     assert end["cause"] == "killed" and "launcher" in end["detail"]

@@ -363,8 +363,12 @@ def preempt_and_run_out_of_time(faults: AllAtOnce) -> list[Event]:
 
 
 def test_the_workflow_ends_with_a_report(faults):
+    """Another call trains nothing again."""
     assert faults.process.returncode == 0
     assert faults.clone.json(NAME, "report", "checks.json")["state"] == "PASS"
+    before = {run: faults.clone.starts(NAME, run) for run in RUNS}
+    faults.clone.snakemake("--configfile", faults.config)
+    assert {run: faults.clone.starts(NAME, run) for run in RUNS} == before
 
 
 def test_the_page_has_these_events(faults):

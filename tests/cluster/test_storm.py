@@ -59,8 +59,7 @@ class Storm:
 
     def srun(self) -> set[str]:
         """SIGKILL of srun"""
-        pattern = rf"^srun .*train_rank\.py .*--run=\S*/runs/{self.run}( |$)"  # not of the other run on this host
-        self.lab.on_node(self.start["host"], ["pkill", "-KILL", "-f", pattern], user="root")
+        self.faults.kill_srun(self.start["host"])
         return {"killed"}
 
     def supervisor(self) -> set[str]:
