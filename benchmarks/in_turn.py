@@ -42,7 +42,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+", help="the experiment's YAML files, as for --configfile")
     parser.add_argument("--runs", nargs="+", help="default: all, in the order of the file")
-    parser.add_argument("--steps", type=int, default=12, help=f"measured steps of each, after {WARMUP} others")
+    parser.add_argument("--steps", type=int, default=12, help="measured steps of each")
+    parser.add_argument("--warmup", type=int, default=WARMUP, help="steps before these; fewer where each takes long")
     parser.add_argument("--rounds", type=int, default=1, help="how often each is measured, every time in another order")
     parser.add_argument("--out", type=Path, default=Path("in_turn.json"))
     parser.add_argument("--predict", action="store_true", help="print what is predicted, and run nothing")
@@ -58,7 +59,8 @@ def main() -> None:
         return
     folders = {name: plan[name].folder("results", plan.experiment.experiment) for name in names}
     refuse_without_inputs(folders.values(), asked.files)
-    trials = measured(folders, asked.steps, asked.rounds, asked.out.with_suffix(".jsonl"))
+    lines = asked.out.with_suffix(".jsonl")
+    trials = measured(folders, asked.steps, asked.rounds, lines, asked.warmup)
     rows = [Row(name, one, tuple(t for t in trials if t.setting == name)) for name, one in facts.items()]
     files.write_json(asked.out, [row.document for row in rows])
     print("\n".join(table(rows)))
@@ -77,14 +79,16 @@ def refuse_without_inputs(runs: Iterable[RunFolder], experiment: Sequence[Path])
         sys.exit(f"{min(map(str, wanted))} is missing: call `snakemake data import --configfile {files_asked}` first")
 
 
-def measured(folders: Mapping[str, RunFolder], steps: int, rounds: int, lines: Path) -> list[Trial]:
+def measured(
+    folders: Mapping[str, RunFolder], steps: int, rounds: int, lines: Path, warmup: int = WARMUP
+) -> list[Trial]:
     """So many steps of each run in every round; the first round has the given order, every other one its own."""
     names = list(folders)
     spec = TuneSpec(
         own=names[0],
         settings=tuple(Setting(name=name, values={}) for name in names),
         steps=steps,
-        warmup=WARMUP,
+        warmup=warmup,
         tolerance=0.0,
         confidence=1.0,
         minutes=MINUTES,

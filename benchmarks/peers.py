@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, help="of the peers; default: the first run's")
     parser.add_argument("--steps", type=int, default=12, help=f"measured steps, after {WARMUP} others")
     parser.add_argument("--no-compile", action="store_true", help="peers without torch.compile")
+    parser.add_argument("--no-transformers", action="store_true", help="torchtitan alone")
     parser.add_argument("--out", type=Path, default=Path("peers"), help="folder of logs and results")
     asked = parser.parse_args()
     plan = make_plan(load(asked.files))
@@ -118,7 +119,8 @@ def main() -> None:
     rows = [Row(run.name, run.facts, tuple(one for one in trials if one.setting == run.name)) for run in runs]
     sides = [_of_ours(run, row, source) for run, row in zip(runs, rows, strict=True)]
     for recompute in asked.recompute:
-        sides.append(transformers_peer(common, recompute, not asked.no_compile))
+        if not asked.no_transformers:
+            sides.append(transformers_peer(common, recompute, not asked.no_compile))
         for precision in ("bf16", "float8") if asked.torchtitan else ():
             sides.append(torchtitan_peer(common, asked.torchtitan, precision, recompute, not asked.no_compile))
     text = [*table(common, sides), "", *verdict(sides), "", *conditions(sides), "", versions(asked.torchtitan)]

@@ -361,7 +361,10 @@ class Lab:
         return self.real_gpus[self.nodes.index(node) % len(self.real_gpus)]
 
     def _foreign_gpus(self, name: str) -> list[Path]:
-        return [gpu for gpu in self.real_gpus if name in self.nodes and gpu != self._owned_gpu(name)]
+        """All others of this machine, also those that no host has."""
+        if not self.real_gpus or name not in self.nodes:
+            return []
+        return sorted({*self.real_gpus, *Path("/dev").glob("nvidia[0-9]*")} - {self._owned_gpu(name)})
 
     def state(self, node: str) -> str:
         """Such as "idle", "allocated", "down*" (the asterisk: doesn't answer)."""
