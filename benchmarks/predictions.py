@@ -204,9 +204,9 @@ def h200() -> Iterator[Row]:
         yield Row("h200-gpt2-large", name, name != "bf16 fused", facts, seconds, gib, one["group"])
 
 
-def of_experiment(data: str, name: str) -> Iterator[Row]:
-    """Of a shipped one, whose plan has the facts."""
-    plan = make_plan(load([EXPERIMENTS / f"{name}.yaml"]))
+def of_experiment(data: str, *names: str) -> Iterator[Row]:
+    """Of a shipped one, maybe with an overlay, whose plan has the facts."""
+    plan = make_plan(load([EXPERIMENTS / f"{name}.yaml" for name in names]))
     for one in _csv(f"{data}.csv"):
         seconds, gib = float(one["milliseconds"]) / 1000, float(one["gib"])
         yield Row(data, one["name"], True, plan[one["name"]].facts, seconds, gib, one["group"])
@@ -250,7 +250,10 @@ def bridge() -> Iterator[Row]:
 def rows() -> list[Row]:
     llama = of_experiment("h200-llama3-8b", "llama3-8b-2xh200")
     blind = of_experiment("h200-blind", "blind-2xh200")
-    return [*vtrain("vtrain-multi"), *vtrain("vtrain-single"), *simumax(), *h200(), *llama, *blind, *bridge()]
+    four = of_experiment("h200-four", "llama3-8b-8xh200", "overlays/llama3-8b-4xh200")
+    scaling = of_experiment("h200-scaling", "scaling-8xh200")
+    ours = (*h200(), *llama, *blind, *four, *scaling)
+    return [*vtrain("vtrain-multi"), *vtrain("vtrain-single"), *simumax(), *ours, *bridge()]
 
 
 # --- the errors -------------------------------------------------------------------------------------------------------
