@@ -362,27 +362,33 @@ def ranked(count: int = 10_000) -> tuple[int, float]:
     return len(every), time.process_time() - start
 
 
-def held_back() -> dict[str, HeldBack]:
-    """Of the shipped calibrations, by GPU."""
+def checked() -> dict[str, Calibration]:
+    """The shipped calibrations, by GPU, with their errors."""
     found = defaultdict(list)
     for one in rows():
         if one.held_back and one.seconds:
             found[str(one.facts.cluster.gpu).split("-")[0]].append(one)
-    return {gpu: _held_back(gpu, given) for gpu, given in found.items()}
+    return {gpu: _checked(gpu, given) for gpu, given in found.items()}
 
 
-def _held_back(gpu: str, given: list[Row]) -> HeldBack:
+def _checked(gpu: str, given: list[Row]) -> Calibration:
     known = records.read(Calibration, calibration.SHIPPED / f"{gpu}.json")
+    hard = [one for one in given if speed.is_uncertain(one.facts, speed.of_step(one.facts, known))]
+    others = [one for one in given if one not in hard]
+    return replace(known, held_back=_errors(others, known), held_back_by_host=_errors(hard, known))
+
+
+def _errors(given: list[Row], known: Calibration) -> HeldBack | None:
     errors = of_times(given, lambda f: speed.of_step(f, known).seconds)
-    assert errors is not None
+    if errors is None:
+        return None
     data = ", ".join(dict.fromkeys(one.data for one in given))
     return HeldBack(data=data, rows=errors.rows, median=round(errors.median, 3), worst=round(errors.worst, 3))
 
 
 def write() -> None:
-    for gpu, found in held_back().items():
-        path = calibration.SHIPPED / f"{gpu}.json"
-        records.write(path, replace(records.read(Calibration, path), held_back=found))
+    for gpu, found in checked().items():
+        records.write(calibration.SHIPPED / f"{gpu}.json", found)
 
 
 def main() -> None:

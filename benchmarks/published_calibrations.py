@@ -118,6 +118,7 @@ def h100() -> Calibration:
         memory=replace(measured.memory, rate=measured.memory.rate * share, points=(), error=None),
         network=measured.network or _network(50e9),
         held_back=None,
+        held_back_by_host=None,
     )
 
 

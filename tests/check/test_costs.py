@@ -32,11 +32,10 @@ def test_tokens_and_time_by_an_assumed_share_of_the_peak():
 @pytest.mark.parametrize("layout", [{}, {"tp": 2, "sp": True}, {"pp": 2}, {"cp": 2}])
 def test_time_is_predicted_by_layout_and_by_the_one_model_of_speed(layout):
     given = course(facts(mbs=8, world=2, **layout))
-    found = costs.of_run(given)
-    assert (found.step_seconds, found.source) == (
-        speed.of_step(given).seconds,
-        f"predicted by {calibration.short('h200-141g')}",
-    )
+    found, step = costs.of_run(given), speed.of_step(given)
+    assert found.step_seconds == step.seconds
+    is_uncertain = step.host >= speed.HOST_SHARE * step.seconds
+    assert found.source == f"predicted by {calibration.short('h200-141g', is_uncertain)}"
     assert bool(layout) == (found.step_seconds != costs.of_run(course(facts(mbs=8, world=2))).step_seconds)
 
 

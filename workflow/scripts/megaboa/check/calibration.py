@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megaboa import peaks, records
 from megaboa.errors import InputError
-from megaboa.records import Calibration, Law
+from megaboa.records import Calibration, HeldBack, Law
 
 FOLDER = Path("calibrations")  # of the user's working directory
 SHIPPED = Path(__file__).parent / "calibrations"
@@ -30,22 +30,28 @@ def name(gpu: str | None) -> str:
     return found.name if found else "none"
 
 
-def short(gpu: str | None) -> str:
-    """`told` in a table."""
+def short(gpu: str | None, is_uncertain: bool) -> str:
+    """Which one, and how far its predictions of such runs were off that it wasn't fitted to (`speed.is_uncertain`)."""
     found = of(gpu)
-    held = found and found.held_back
+    held = found and (found.held_back_by_host if is_uncertain else found.held_back)
     return f"{name(gpu)} ({f'off by {held.median:.0%}' if held else 'never checked'})"
 
 
 def told(gpu: str | None) -> str:
-    """Which one, and how far its predictions of runs were off that it wasn't fitted to."""
+    """The same of all runs."""
     found = of(gpu)
     if found is None:
         return f"no calibration of {gpu}"
-    held = found.held_back
-    if held is None:
-        return f"{found.name}; never held against runs"
-    return f"{found.name}; off by {held.median:.0%}, at most {held.worst:.0%}, in {held.rows} other runs"
+    errors = []
+    if found.held_back:
+        errors.append(_errors(found.held_back))
+    if found.held_back_by_host:
+        errors.append(f"{_errors(found.held_back_by_host)} of experts or that wait for the host")
+    return f"{found.name}; {'; '.join(errors) or 'never held against runs'}"
+
+
+def _errors(held: HeldBack) -> str:
+    return f"off by {held.median:.0%}, at most {held.worst:.0%}, in {held.rows} other runs"
 
 
 @functools.cache
@@ -83,4 +89,5 @@ def _scaled(kind: str) -> Calibration:
         attention=every(known.attention),
         memory=scaled(known.memory),
         held_back=None,
+        held_back_by_host=None,
     )

@@ -36,6 +36,7 @@ CAST = 6  # bytes for each weight in bf16 that is cast once a step: read twice, 
 CAST_BY_ROW = 14e9  # weights per second: megatron-core casts those kept in FP8 as single rows (docs/benchmarks/h200.md)
 HOST = 1.0  # of a layer, as a multiple of what a calibration's layer takes
 GRAPHS = {"full_iteration": 0.0, "local": 0.3, "transformer_engine": 0.3}  # of the host's time that is left
+HOST_SHARE = 0.05  # of a step, from which it is uncertain
 WAITS = 2.7  # exponent: at infinity the longer of host and GPU alone would count
 FIRST_PIECE = 0.1  # of gradients or weights that are sent behind calculation
 OVERLAPPED_LATENCIES = 0.2  # of what runs behind calculation: shares of it that show all the same
@@ -88,6 +89,12 @@ def of_step(f: Facts, given: Calibration | None = None) -> Step:
     if known is None:
         raise ValueError(f"resources.gpu: there is no calibration of a {f.cluster.gpu}")
     return _Model(f, known).step()
+
+
+def is_uncertain(f: Facts, step: Step) -> bool:
+    """Whether the host, or tokens that aren't spread evenly over experts, may have a large part in it: that is
+    predicted far worse than the rest."""
+    return f.model.is_sparse or step.host >= HOST_SHARE * step.seconds
 
 
 class _Model:

@@ -68,7 +68,8 @@ class Calibration(Record):
     likewise, for experts. `attention` is `forward` and `backward`.
 
     `layer` is what the host takes to start a layer's kernels, forward and backward, `experts_host` an expert layer's
-    two grouped products, `launch` a single kernel.
+    two grouped products, `launch` a single kernel. `held_back_by_host`: of mixtures of experts, and steps that wait for
+    the host (`speed.is_uncertain`); `held_back`: of all others.
     """
 
     VERSION = 1
@@ -86,3 +87,4 @@ class Calibration(Record):
     node: Link
     network: Link | None = None
     held_back: HeldBack | None = None
+    held_back_by_host: HeldBack | None = None
