@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 
 import pandas as pd
 import pytest
@@ -190,6 +191,20 @@ def test_existing_tokens_that_change_are_noticed_and_the_same_ones_are_trained_o
     planned = workspace.planned("--configfile", config)
     assert (planned["list_sources"], planned["merge_corpus"], planned["train"]) == (1, 1, 1)
     path.write_bytes(before)
+
+
+def test_existing_tokens_beyond_the_models_vocabulary_make_no_index(done):
+    workspace, config, *_ = done
+    write_indexed(workspace.path / "old" / "wide", [[5, 399, 7]] * 60)
+    wide = workspace.path / "wide.yaml"
+    text = re.sub(r"(?ms)^sweep:.*", "data: {blend: old, split: '80,10,10'}\nmodel: other\n", config.read_text())
+    text = text.replace("experiment: blends", "experiment: wide").replace("0.3 old/a 0.7 old/b", "old/wide")
+    wide.write_text(text.replace("\ndata: {max_epochs: 0.3}", "").replace("\nmodel: dense\n", "\n"))
+    said = workspace.snakemake("data", "--configfile", wide, code=1)
+    assert (
+        "corpora.old.megatron: old/wide.bin holds token 399, and its tokenizer has 300 tokens: set corpora.old" in said
+    )
+    assert not workspace.results("wide", "data", "old.json").exists()
 
 
 def test_the_report_shows_the_blend_and_every_validation_loss(done):

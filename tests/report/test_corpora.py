@@ -64,6 +64,17 @@ def test_a_card_says_what_a_corpus_is(tmp_path):
     assert (tmp_path / "report" / "lengths.png").exists()
 
 
+def test_a_card_of_tokens_that_no_tokenizer_reads_has_their_numbers(tmp_path):
+    results = FakeExperiment(tmp_path).results
+    write_json(results / "specs" / "corpora" / "old.json", {})
+    dataset = made.dataset(
+        documents=3, tokens=8, bytes_per_token=None, lengths=[1, 1, 1] + [0] * 37, frequent=[[5, 5], [7, 1]]
+    )
+    write(results / "data" / "old.json", made.corpus(dataset, name="old", encoders=()))
+    html = page([], tmp_path / "report", agreements=[], corpora=load_corpora(results))
+    assert "old|3|8|–|none|–|–|5 7" in rows(html)
+
+
 def test_without_corpora_there_is_no_card(tmp_path):
     html = page([], tmp_path / "report", agreements=[], corpora=())
     assert 'id="data"' not in html and not (tmp_path / "report" / "lengths.png").exists()
