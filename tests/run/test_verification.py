@@ -166,12 +166,17 @@ def test_a_large_checkpoint_is_read_by_all_nodes_and_what_one_leaves_out_is_read
     assert len(started) == 1 + 3 * damaged, "what is known to be sound is not read again"
 
 
+@pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize("damaged", [False, True])
-def test_ranks_start_meanwhile_and_wait_for_the_word(run, monkeypatch, damaged):
+def test_ranks_start_meanwhile_and_wait_for_the_word(run, monkeypatch, damaged, nodes):
     """Here a thread in place of ranks."""
     if damaged:
         flip(run, 4)
     call, started = on_three_nodes(run, monkeypatch)
+    if nodes == 1:
+        call.site.nodes = ["n1"]
+        read = checkpoints.read_here
+        monkeypatch.setattr(checkpoints, "read_here", lambda *given: time.sleep(0.5) or read(*given))
     target, beginning = run.store.attempt(2), call.resumption.beginning()
     target.path.mkdir(parents=True)
     assert verification.takes_long(call, beginning)
@@ -186,7 +191,7 @@ def test_ranks_start_meanwhile_and_wait_for_the_word(run, monkeypatch, damaged):
         assert bool(target.may_load.read_text()) is not damaged
         target.may_load.write_text("for the thread, which would wait for ever")
     assert reading.problem() is None, "it is said once"
-    assert started == ["verify-02"] * (1 + damaged)
+    assert started == ["verify-02"] * (1 + damaged) * (nodes > 1)
     if damaged:
         assert found[0] == "damaged_checkpoint" and "has changed since it was written" in found[1]
         assert call.resumption.beginning() == Beginning(2)

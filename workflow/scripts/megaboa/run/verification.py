@@ -1,5 +1,5 @@
-"""Is a checkpoint what was saved? It is read before the ranks that are to load it start, a large one by one task per
-node while they start: they wait for the word before they load it. Its checksums are made so at a run's end. Of what was
+"""Is a checkpoint what was saved? It is read before the ranks that are to load it start, a large one while they start,
+in a job of several nodes by one task per node: they wait for the word before they load it. Its checksums are made so at a run's end. Of what was
 saved or read in this life only the sizes are compared.
 
 Files whose checksums differ are read again, in a job of several nodes by another node: one with bad memory would call
@@ -41,7 +41,7 @@ def takes_long(call: Call, beginning: Beginning) -> bool:
     trained."""
     if beginning.parent or not (iteration := _unread(call, beginning)):
         return False
-    return checkpoints.sizes(call.payload.checkpoints)[iteration] > ONE_READER_BYTES and bool(_nodes(call))
+    return checkpoints.sizes(call.payload.checkpoints)[iteration] > ONE_READER_BYTES
 
 
 def damage(call: Call, beginning: Beginning, target: AttemptFolder) -> str | None:
@@ -88,7 +88,9 @@ class Reading:
         self._error: Exception | None = None
         self._told = False
         target.may_load.touch()
-        call.say(f"{len(_nodes(call))} nodes read checkpoint {beginning.iteration} while ranks start")
+        nodes = len(_nodes(call))
+        by = f" by {nodes} nodes" if nodes else ""
+        call.say(f"checkpoint {beginning.iteration} is read{by} while ranks start")
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
