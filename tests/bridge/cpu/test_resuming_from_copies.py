@@ -26,8 +26,18 @@ class Ended(Exception):
     """As a failure ends ranks."""
 
 
-def _pretrain(store, attempt, copies=None, resume_from=0, hosts=("n0", "n1"), ends_after=None, pretrained=None):
-    """What a rank recorded."""
+def _pretrain(
+    store,
+    attempt,
+    copies=None,
+    resume_from=0,
+    hosts=("n0", "n1"),
+    ends_after=None,
+    pretrained=None,
+    model=(),
+    low=False,
+):
+    """What a rank recorded. `model`: further fields of it, `low`: in bf16 with copies of the weights in fp32."""
     from megatron.bridge.training import checkpointing
     from megatron.bridge.training.callbacks import Callback
     from megatron.bridge.training.gpt_step import forward_step
@@ -44,7 +54,9 @@ def _pretrain(store, attempt, copies=None, resume_from=0, hosts=("n0", "n1"), en
 
     save_in_foreground()
     dropout = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
-    cfg = tiny_training.configuration(str(store), dropout, {"save_interval": SAVED})
+    cfg = tiny_training.configuration(str(store), dropout | dict(model), {"save_interval": SAVED})
+    if low:
+        cfg.mixed_precision, cfg.optimizer.bf16, cfg.model.bf16 = "bf16_mixed", True, True
     cfg.train.train_iters, cfg.scheduler.lr_decay_iters = STEPS, STEPS
     cfg.ddp.use_distributed_optimizer = cfg.optimizer.use_distributed_optimizer = True
     cfg.checkpoint.pretrained_checkpoint = pretrained
@@ -166,3 +178,22 @@ def test_copies_come_before_the_weights_that_a_run_without_a_checkpoint_begins_w
     imported = shutil.copytree(ended / "e" / "r" / "id" / "checkpoints", ended / "imported")
     shutil.rmtree(ended / "e" / "r" / "id" / "checkpoints")
     assert again(newer_than=0, pretrained=str(imported)) == COPIED
+
+
+TP2, PP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}, {"pipeline_model_parallel_size": 2}
+EP2 = {"num_moe_experts": 4, "moe_ffn_hidden_size": 32, "expert_model_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("model", "low"), [(TP2, False), (TP2, True), (PP2, False), (EP2, False)], ids=["tp2", "tp2-bf16", "pp2", "ep2"]
+)
+def test_ranks_that_share_a_model_resume_from_their_copies(tmp_path, model, low):
+    store, copies = tmp_path / "e" / "r" / "id", tmp_path / "copies"
+    copies.mkdir()
+    shared = (None, model, low)
+    whole = on_cpu(_pretrain, tmp_path / "whole", 1, None, 0, (), None, *shared, world_size=2)[-1]
+    on_cpu(_pretrain, store, 1, copies, 0, ("n0", "n1"), ENDED, *shared, world_size=2)
+    shutil.rmtree(next(copies.glob("*/*/abc/n1")))  # it gets its part from its partner
+    steps = on_cpu(_pretrain, store, 2, copies, SAVED, ("n0", "n1"), None, *shared, world_size=2)[-1]
+    assert read(LocalBeginning, RunStore(store).attempt(2).local_beginning).iteration == COPIED
+    assert steps == {step: values for step, values in whole.items() if step >= COPIED}, "bit for bit"
