@@ -1,6 +1,6 @@
 """Seconds and peak memory of an import and of an export, compared with a plain copy of the same files.
 
-    .venv/bin/python benchmarks/conversion.py [--gigabytes 2.2] [--repetitions 3] [--folder /tmp]
+    .venv/bin/python benchmarks/conversion.py [--gigabytes 2.2] [--repetitions 3] [--folder /tmp] [--cases export ...]
 
 A model of random weights in bfloat16 is made once. Each conversion runs in a process of its own, in turn with a copy
 that also waits for the disk; memory is the process's largest resident set, of several ranks that of the largest one.
@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=2.2)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--folder", default=None, help="where the files lie; default: the folder for temporary files")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help="default: all")
     arguments = parser.parse_args()
     layers = max(2, 2 * round((arguments.gigabytes * 1e9 - BYTES_OUTSIDE) / BYTES_PER_LAYER / 2))  # two stages
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
@@ -122,10 +123,10 @@ def main() -> None:
         values = {"source": str(source), "checkpoint": str(checkpoint)}
         begin = BEGIN.format(**values, target=str(checkpoint), layout="")
         measured([sys.executable, "-c", begin + CASES["import"].format(**values)])
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("copy", *CASES)}
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("copy", *arguments.cases)}
         for _ in range(arguments.repetitions):
-            for case, code in CASES.items():
-                target = folder / "target"
+            for case in arguments.cases:
+                code, target = CASES[case], folder / "target"
                 layout = LAYOUTS.get(case, "")
                 script = BEGIN.format(**values, target=str(target), layout=layout) + code.format(**values)
                 command = [sys.executable, "-c", script]
