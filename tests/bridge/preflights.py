@@ -67,7 +67,7 @@ def write_runs(folder, cases):
         run = copy.deepcopy(RUN)
         model = case.pop("model", "dense")
         launch = {**LAUNCH, **case.pop("launch", {})}
-        recipe = {"recipe": model, "args": case.pop("args", {}), "tokenizer": None}
+        recipe = {"name": "own", "recipe": model, "args": case.pop("args", {}), "tokenizer": None}
         if source := case.pop("of", None):
             recipe |= {"name": source, "hf": "owner/name", "revision": None, "init": "scratch"}
         run["model"] = recipe if model not in MODELS else {"name": model, "init": "scratch", "config": MODELS[model][0]}

@@ -7,7 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
-from huggingface_hub import errors
+from hub_stand_in import ACCEPTED, GATED, serving
+from huggingface_hub import errors, hf_hub_download
 
 from megaboa.data import hub
 from megaboa.errors import InputError
@@ -30,6 +31,44 @@ def test_a_refusal_is_one_sentence(kind, said):
 def test_other_errors_are_left_to_the_caller():
     with pytest.raises(TimeoutError), hub.refusals("x", page="o/n"):
         raise TimeoutError
+    with pytest.raises(ZeroDivisionError), hub.reading("x", "o/n"):
+        raise ZeroDivisionError
+
+
+@pytest.fixture
+def read(tmp_path):
+    """A file of the gated model, by a library that puts what it is told into an exception of its own."""
+
+    def read(url, name="config.json", **given):
+        with hub.reading("x", GATED, " (`hf download it`)"):
+            try:
+                return hf_hub_download(GATED, name, endpoint=url, cache_dir=tmp_path, **given)
+            except OSError as error:
+                raise ValueError("Failed to load it") from error
+
+    return read
+
+
+@pytest.mark.parametrize("token", [False, "hf_of_somebody"])
+def test_a_model_whose_licence_was_not_accepted(read, token):
+    with serving() as url, pytest.raises(hub.HubError) as refused:
+        read(url, token=token)
+    page = f"https://huggingface.co/{GATED}"
+    assert str(refused.value) == f"x is gated: ask for access at {page}, then set HF_TOKEN or run `hf auth login`"
+
+
+def test_a_file_that_the_hub_does_not_have_is_left_to_the_caller(read):
+    with serving() as url:
+        assert read(url, token=ACCEPTED)
+        with pytest.raises(ValueError, match="Failed to load it"):
+            read(url, "weights.bin", token=ACCEPTED)
+
+
+@pytest.mark.parametrize("given", [{}, {"local_files_only": True}])
+def test_a_hub_that_cannot_be_reached(read, given, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client tries again for half a minute
+    with pytest.raises(hub.HubError, match=r"^x is not in the local cache and the hub can't be reached from here: "):
+        read("http://127.0.0.1:9", **given)
 
 
 class HubServer:
@@ -107,8 +146,9 @@ def test_a_hub_that_refuses_a_model_is_not_said_to_be_out_of_reach(status, nobod
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
         monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", server.url)
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
-        with pytest.raises(InputError, match=rf"models.a.hf: 'o/n': the hub refuses it: .*{status}"):
+        with pytest.raises(hub.HubError, match=rf"models.a.hf: 'o/n': the hub refuses it: .*{status}") as refused:
             hub.download("o/n", None, ["*.json"], "models.a.hf")
+    assert ("check HF_TOKEN" in str(refused.value)) == (status != 500)
 
 
 def test_a_folder_is_sent_to_a_hub(nobody, monkeypatch, tmp_path):

@@ -38,6 +38,9 @@ warning: run b: parallel.tp: 2
 run a is refused: parallel.pp: 36 layers can't be divided over pp * vpp = 8 * 1 stages [layers_fill_the_stages]
 1 of 6 runs could never work; nothing was trained.
 """
+UNREAD = """warning: run b: parallel.tp: 2
+error: run a is not checked: models.a.recipe: 'o/n': the hub refuses it: check HF_TOKEN, or run `hf auth login`
+"""
 IMAGE = "error: container.image: nvcr.io/x:1 can't be fetched: unauthorized: authentication required\n"
 
 
@@ -97,6 +100,13 @@ def test_what_preflight_refused_with_its_reasons(results):
     path = log(results, "preflight", PREFLIGHT)
     reason, count = PREFLIGHT.splitlines()[-2:]
     assert failed_stages.failed(results) == ["preflight: refused", f"  | {reason}", f"  | {count}", f"  logs: {path}"]
+
+
+def test_what_preflight_could_not_read(results):
+    path = log(results, "preflight", UNREAD)
+    lines = failed_stages.failed(results)
+    assert lines[:3] == ["preflight: hub", f"  | {UNREAD.splitlines()[1]}", f"  logs: {path}"]
+    assert any("HF_TOKEN" in line for line in lines[3:])
 
 
 def test_what_was_refused_in_an_image_is_told_as_long_as_there_is_one(results):

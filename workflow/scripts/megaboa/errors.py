@@ -34,12 +34,15 @@ def disk_full(where: object, remedy: str) -> Iterator[None]:
 
 def no_room(error: BaseException) -> int | None:
     """The system's number for a lack of room, if that is what led to an exception: torch's own says nothing of it."""
+    return next((seen.errno for seen in led_to(error) if isinstance(seen, OSError) and seen.errno in FULL), None)
+
+
+def led_to(error: BaseException) -> Iterator[BaseException]:
+    """An exception, and those before it: a library may put what it was told into an exception of its own."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in FULL:
-            return seen.errno
+        yield seen
         seen = seen.__cause__ or seen.__context__
-    return None
 
 
 @contextlib.contextmanager

@@ -317,12 +317,10 @@ def _from_hugging_face(source: ModelSource) -> ConfigContainer:
 
 def _from_recipe(model: Tree, source: ModelSource | None) -> ConfigContainer:
     """A recipe, of the model that it brings or of the `source`'s."""
-    make = recipe_models.named(model["recipe"])
-    if source is None:
-        return make(**model["args"])
-    with recipe_models.reading(source, model):
-        config = make(**recipe_models.arguments(make, model["args"], source))
-    if config.model.vocab_size is None:
+    with recipe_models.reading(model, source):
+        make = recipe_models.named(model["recipe"])
+        config = make(**(recipe_models.arguments(make, model["args"], source) if source else model["args"]))
+    if source and config.model.vocab_size is None:
         config.model.vocab_size = source.vocab_size
     return config
 

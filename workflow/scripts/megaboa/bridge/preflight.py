@@ -14,6 +14,7 @@ from megaboa import files, records
 from megaboa.bridge.process import playing_rank_0_of
 from megaboa.check import needs_image
 from megaboa.check.facts import Facts
+from megaboa.data import hub
 from megaboa.paths import RunFolder
 from megaboa.records import LaunchSpec, RunCheck, RunSpec, Tree, plain
 
@@ -32,7 +33,8 @@ class NotInTheImageError(Exception):
 def check(
     experiment: Path, runs: Sequence[str], inside: needs_image.Packages | None = None
 ) -> dict[str, tuple[RunCheck, Facts | None]]:
-    """Per run: PASS and what the configuration says of itself, or FAIL and what is wrong with it.
+    """Per run: PASS and what the configuration says of itself, or FAIL and what is wrong with it; NOT_RUN where the hub
+    doesn't give what a recipe reads, so that there is nothing to judge.
 
     With it the facts, where there is a configuration. One dry run serves all runs of one model and layout. `inside`:
     the packages of the image, where this process runs in it.
@@ -48,6 +50,8 @@ def check_run(
     with playing_rank_0_of(folder.run.world_size), as_on_a_gpu():
         try:
             return _check(folder, played, known, inside), known[0]
+        except hub.HubError as error:
+            return RunCheck(state="NOT_RUN", reasons=(str(error),)), None
         except Exception as error:
             return _failed(_objection(error)), known[0] if known else None
 

@@ -24,6 +24,7 @@ from megatron.bridge.training.config import ConfigContainer
 from megaboa import bridge_recipes
 from megaboa.bridge.continuation import ARCHITECTURE
 from megaboa.bridge.convert import bridge_of
+from megaboa.data import hub
 from megaboa.records import ModelSource, Tree
 
 FOLDER = "hf_path"  # the parameter by which a recipe asks for the model's folder
@@ -45,6 +46,9 @@ NEUTRAL = {  # what None means
     **{"mtp_num_layers": 0, "softmax_type": "vanilla", "moe_shared_expert_intermediate_size": 0},
 }
 SHOWN = 6
+
+# What the hub didn't give, for all runs of a call: Bridge and the hub's client try for two minutes to reach it.
+_not_given: dict[str, hub.HubError] = {}
 
 Make = Callable[..., ConfigContainer]
 
@@ -100,16 +104,30 @@ def arguments(make: Make, given: Tree, source: ModelSource) -> Tree:
 
 
 @contextlib.contextmanager
-def reading(source: ModelSource, model: Tree) -> Iterator[None]:
-    """A recipe that reads the config of this very model from the hub reads it in the folder that was fetched."""
-    read, hub = AutoBridge.from_hf_pretrained, model.get("hf")
+def reading(model: Tree, source: ModelSource | None) -> Iterator[None]:
+    """A recipe that reads the config of this very model from the hub reads it in the folder that was fetched.
+
+    Where the hub doesn't give another one, the error names the recipe's key.
+    """
+    read, key = AutoBridge.from_hf_pretrained, f"models.{model['name']}.recipe"
 
     def from_folder(path: Any, *args: Any, **kwargs: Any) -> AutoBridge:
-        return read(source.path if hub and str(path) == hub else path, *args, **kwargs)
+        if source and str(path) == model.get("hf"):
+            return read(source.path, *args, **kwargs)
+        where = f"{key}: {str(path)!r}"
+        if where in _not_given:
+            raise _not_given[where]
+        try:
+            with hub.reading(where, str(path), f" (`hf download {path} config.json`)"):
+                return read(path, *args, **kwargs)
+        except hub.HubError as error:
+            _not_given[where] = error
+            raise
 
     AutoBridge.from_hf_pretrained = from_folder
     try:
-        yield
+        with hub.reading(f"{key}: what {model['recipe']} reads"):  # by other ways
+            yield
     finally:
         AutoBridge.from_hf_pretrained = read
 

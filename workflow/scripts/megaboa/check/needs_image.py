@@ -63,8 +63,6 @@ NEEDS = {
 }
 # Of the package itself: a sentence may name versions of CUDA, or of a GPU's architecture.
 _VERSION = re.compile(r"(?:transformer[ _-]?engine|\bTE\b|mamba[_-]?ssm)\D{0,20}?(\d+(?:\.\d+)+)", re.IGNORECASE)
-# What a node without a network says of a model that it can't fetch: nothing of the run or the image.
-_HUB = re.compile(r"couldn't connect|LocalEntryNotFound|OfflineMode|offline mode", re.IGNORECASE)
 
 
 def low_precision_has_kernels(f: Facts) -> Broken | None:
@@ -207,8 +205,3 @@ def _numbers(version: str) -> tuple[int, ...]:
     """The leading numbers of a version; none of one that isn't known."""
     leading = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, leading[0].split("."))) if leading else ()
-
-
-def is_verdict(reasons: list[str]) -> bool:
-    """Whether a refusal is about the run: not where a model's config couldn't be fetched from within the image."""
-    return not any(_HUB.search(reason) for reason in reasons)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megaboa import files
-from megaboa.check import costs, needs_image, overview, refusals
+from megaboa.check import costs, overview, refusals
 from megaboa.check.costs import Costs
 from megaboa.check.facts import Facts
 from megaboa.paths import ExperimentFolder, RunFolder
@@ -49,13 +49,17 @@ def conclude(order: Path, found: Mapping[str, tuple[RunCheck, Facts | None]], ou
     if read(InsideAsked, specs.inside).container:
         _say("The image is checked before training, or by `snakemake preflight_in_image`.")
 
-    refused = {name: result.reasons or () for name, result in runs.items() if result.state == "FAIL"}
+    refused = _reasons(runs, "FAIL")
     if refused:
         _say("\n".join(refusals.grouped(refused, "is refused", "are refused")))
         _say(f"{len(refused)} of {len(runs)} runs could never work; nothing was trained.")
         if asked.skip_illegal:
             refusals.write(folder, refused)
             _say(LEFT_OUT)
+    unread = refusals.grouped(_reasons(runs, "NOT_RUN"), "is not checked", "are not checked")
+    for line in unread:  # at the end, where the doctor looks for it
+        _say(f"error: {line}")
+    if refused or unread:
         return 1
     exceeded = costs.over_budget(total, added_up.budget.gpu_hours, added_up.budget.disk)
     for key, problem in exceeded.items():
@@ -76,7 +80,7 @@ def conclude_in_image(order: Path, digest: str, report: PreflightInImage, out: P
     runs = report.runs or {}
     for left in refusals.grouped({name: _open_in_image(result) for name, result in runs.items()}):
         _say(f"not checked in the image: {left}")
-    if refused := {name: one.reasons or () for name, one in runs.items() if _is_refused(one)}:
+    if refused := _reasons(runs, "FAIL"):
         _say("\n".join(refusals.grouped(refused, "is refused in the image", "are refused in the image")))
         _say(f"{len(refused)} of {len(runs)} runs could never work in this image; nothing was trained.")
         if read(RunsSpec, order).skip_illegal:
@@ -105,13 +109,12 @@ def _open_here(result: RunCheck) -> Sequence[str]:
 
 def _open_in_image(result: InsideCheck) -> Sequence[str]:
     """What only a GPU, or a network, can tell."""
-    stopped = result.stopped_at
-    unreached = () if result.state == "PASS" or _is_refused(result) else result.reasons or ()
-    return [*(result.needs_gpu or ()), *([f"needs a GPU: {stopped}"] if stopped else []), *unreached]
+    stopped, unread = result.stopped_at, result.reasons if result.state == "NOT_RUN" else None
+    return [*(result.needs_gpu or ()), *([f"needs a GPU: {stopped}"] if stopped else []), *(unread or ())]
 
 
-def _is_refused(result: InsideCheck) -> bool:
-    return result.state == "FAIL" and needs_image.is_verdict(result.reasons or ())
+def _reasons(runs: Mapping[str, RunCheck | InsideCheck], state: str) -> dict[str, Sequence[str]]:
+    return {name: result.reasons or () for name, result in runs.items() if result.state == state}
 
 
 def _say(text: str) -> None:

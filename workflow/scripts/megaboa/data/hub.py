@@ -5,13 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from megaboa.errors import InputError
+from megaboa.errors import InputError, led_to
 from megaboa.files import digest, folder_digests
 from megaboa.records import ExportRecord, Proof
 
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+
 # Files of an earlier push that this one may not have: transformers would read them first.
 REPLACED = ["*.safetensors", "*.safetensors.index.json"]
+CLIENTS = ("httpx", "requests")  # what huggingface_hub sends by, since 1.0 and before
+
+
+class HubError(InputError):
+    """The hub refuses, or can't be reached: that says nothing about the run that asks, and another call may succeed."""
 
 
 def download(repo: str, revision: str | None, patterns: list[str], key: str) -> tuple[Path, str]:
@@ -23,18 +32,10 @@ def download(repo: str, revision: str | None, patterns: list[str], key: str) -> 
 
     where = f"{key}: {repo!r}" + (f" at revision {revision!r}" if revision else "")
     try:
-        with refusals(where, page=repo):
+        with reading(where, repo, f" (`hf download {repo}`)", ", or name a local folder"):
             folder = Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
     except errors.HFValidationError as error:
         raise InputError(f"{where} is neither an existing folder nor a Hugging Face id (`owner/name`)") from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
-        for answer in (error, error.__cause__):
-            if isinstance(answer, errors.HfHubHTTPError):
-                raise InputError(_refused(where, answer)) from error
-        raise InputError(
-            f"{where} is not in the local cache and the hub can't be reached from here: download it where there is "
-            f"a network (`hf download {repo}`) and share HF_HOME, or name a local folder"
-        ) from error
     # The cache keeps a snapshot in a folder that is called after its commit.
     return folder, folder.name
 
@@ -72,24 +73,67 @@ def upload(folder: Path, repo: str, private: bool, message: str, key: str) -> st
         raise InputError(f"{where}: the hub can't be reached from here: push where there is a network") from error
 
 
-def _refused(where: str, error: Exception) -> str:
-    return f"{where}: the hub refuses it: {' '.join(str(error).split())[:200]}"
+def _refused(where: str, answer: HfHubHTTPError) -> str:
+    said = " ".join(str(answer).split())[:200]
+    if answer.response.status_code in (401, 403):
+        said = f"check HF_TOKEN, or run `hf auth login` with an account that has access ({said})"
+    return f"{where}: the hub refuses it: {said}"
 
 
 @contextlib.contextmanager
-def refusals(where: str, page: str) -> Iterator[None]:
-    """What the hub itself answers, in a sentence; that it doesn't answer is another matter."""
+def refusals(where: str, page: str | None) -> Iterator[None]:
+    """What the hub itself answers, in a sentence; that it doesn't answer is another matter.
+
+    Also where a library that asks it (transformers, Bridge) has put the answer into an exception of its own.
+    """
     from huggingface_hub import errors
 
     try:
         yield
-    except errors.GatedRepoError as error:
-        raise InputError(
-            f"{where} is gated: ask for access at https://huggingface.co/{page}, then run `hf auth login`"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise InputError(f"{where}: there is no such commit, tag or branch") from error
-    except errors.RepositoryNotFoundError as error:
-        raise InputError(
-            f"{where} is not on the hub, or is private: check the spelling, or run `hf auth login`"
-        ) from error
+    except InputError:  # which may say the same already
+        raise
+    except Exception as error:
+        for answer in led_to(error):
+            if isinstance(answer, errors.GatedRepoError):
+                place = f"at https://huggingface.co/{page}" if page else "on its page"
+                raise HubError(
+                    f"{where} is gated: ask for access {place}, then set HF_TOKEN or run `hf auth login`"
+                ) from error
+            if isinstance(answer, errors.RevisionNotFoundError):
+                raise InputError(f"{where}: there is no such commit, tag or branch") from error
+            if isinstance(answer, errors.RepositoryNotFoundError):
+                raise HubError(
+                    f"{where} is not on the hub, or is private: check the spelling, set HF_TOKEN or run `hf auth login`"
+                ) from error
+        raise
+
+
+@contextlib.contextmanager
+def reading(where: str, repo: str | None = None, command: str = "", otherwise: str = "") -> Iterator[None]:
+    """As `refusals`, of files that the cache may have; and whatever else keeps the hub from giving them.
+
+    `command` fetches them on a machine with a network; `otherwise`: what else helps where there is none.
+    """
+    from huggingface_hub import errors
+
+    try:
+        with refusals(where, page=repo):
+            yield
+    except InputError:
+        raise
+    except Exception as error:
+        chain = [*led_to(error)]
+        for answer in chain:
+            if isinstance(answer, errors.HfHubHTTPError) and not isinstance(answer, errors.EntryNotFoundError):
+                raise HubError(_refused(where, answer)) from error
+        if any(isinstance(one, errors.LocalEntryNotFoundError) or _without_answer(one) for one in chain):
+            raise HubError(
+                f"{where} is not in the local cache and the hub can't be reached from here: download it where there "
+                f"is a network{command} and share HF_HOME{otherwise}"
+            ) from error
+        raise
+
+
+def _without_answer(error: BaseException) -> bool:
+    of_client = type(error).__module__.partition(".")[0] in CLIENTS and getattr(error, "response", None) is None
+    return of_client or isinstance(error, (ConnectionError, TimeoutError))

@@ -20,7 +20,7 @@ from megaboa.scheduler.registry import cluster
 HUB = (
     r"GatedRepo|gated repo|RepositoryNotFound|401 Client Error|403 Client Error|HF_TOKEN|OfflineMode"
     r"|couldn't connect to 'https://huggingface\.co'|LocalEntryNotFoundError|Invalid user token"
-    r"|the hub can't be reached|is gated: ask for access|is not on the hub, or is private"
+    r"|the hub can't be reached|the hub refuses it|is gated: ask for access|is not on the hub, or is private"
 )
 NETWORK = (
     r"ibv_\w+ failed|libfabric|\bEFA\b|NET/(?:IB|OFI|Socket)|No route to host|Network is unreachable|NCCL_SOCKET_IFNAME"

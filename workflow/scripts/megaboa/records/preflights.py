@@ -48,9 +48,12 @@ class StageParameters(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunCheck(Record):
-    """Facts from Bridge's configuration of a run, or why the run can't work."""
+    """Facts from Bridge's configuration of a run, or why the run can't work.
 
-    state: Literal["PASS", "FAIL"] = "PASS"
+    NOT_RUN: what its recipe reads was not to be had, which is no verdict on the run.
+    """
+
+    state: Literal["PASS", "FAIL", "NOT_RUN"] = "PASS"
     reasons: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
     data_parallel_size: int | None = None
     train_iters: int | None = None
@@ -79,7 +82,7 @@ class Preflight(Record):
 class InsideCheck(Record):
     """The result of a run's preflight in the image."""
 
-    state: Literal["PASS", "FAIL"]
+    state: Literal["PASS", "FAIL", "NOT_RUN"]
     reasons: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
     needs_gpu: tuple[str, ...] | None = field(default=None, metadata=IF_SET)
     stopped_at: str | None = field(default=None, metadata=IF_SET)

@@ -1,10 +1,12 @@
-"""A server on this machine that answers as the hub does for one dataset: a script, and its branch of Parquet files."""
+"""A server on this machine that answers as the hub does: for one dataset (a script, and its branch of Parquet files),
+and for one gated model, of which it gives `config.json` to a token whose owner has accepted the licence."""
 
 import contextlib
 import io
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import ClassVar
 from urllib.parse import unquote, urlparse
 
@@ -15,6 +17,8 @@ NAME = "stas/openwebtext-10k"
 MAIN, PARQUET = "a" * 40, "b" * 40
 REVISIONS = {"main": MAIN, "refs/convert/parquet": PARQUET, MAIN: MAIN, PARQUET: PARQUET}
 API, FILES = f"/api/datasets/{NAME}", f"/datasets/{NAME}/resolve/"
+GATED, ACCEPTED = "meta-llama/Meta-Llama-3-8B", "hf_accepted"
+CONFIGS = Path(__file__).parent / "fixtures" / "hf_configs.json"
 
 
 def table(columns):
@@ -46,6 +50,8 @@ class Handler(BaseHTTPRequestHandler):
         elif path.startswith(FILES):
             commit, _, name = path.removeprefix(FILES).partition("/")
             self.send(commit, name)
+        elif path.startswith(f"/{GATED}/resolve/"):
+            self.send_gated(path.rpartition("/")[2])
         elif path.startswith("/api/datasets/"):
             self.answer(401, b"{}")
         else:
@@ -78,8 +84,20 @@ class Handler(BaseHTTPRequestHandler):
             entries = [{"path": path, "size": 0, **kind} for path, kind in found.items()]
             self.answer(200, json.dumps(entries).encode())
 
+    def send_gated(self, name):
+        """401 to nobody, 403 to a token of somebody else."""
+        token = self.headers.get("Authorization")
+        if token != f"Bearer {ACCEPTED}":
+            said = f"Access to model {GATED} is restricted."
+            self.answer(403 if token else 401, said.encode(), X_Error_Code="GatedRepo", X_Error_Message=said)
+            return
+        config = json.loads(CONFIGS.read_text())[GATED]
+        self.give(MAIN, json.dumps(config).encode() if name == "config.json" else None)
+
     def send(self, commit, name):
-        content = self.files[commit].get(name)
+        self.give(commit, self.files[commit].get(name))
+
+    def give(self, commit, content):
         if content is None:
             self.answer(404, b"", X_Error_Code="EntryNotFound", X_Repo_Commit=commit)
         elif (wanted := self.headers.get("Range")) and self.command == "GET":

@@ -1,0 +1,66 @@
+"""What preflight's verdicts on all runs come to. A hub that gives nothing is none of them."""
+
+import pytest
+
+from megaboa.check import outcome
+from megaboa.files import read_json, write_json
+from megaboa.paths import ExperimentFolder
+from megaboa.records import (
+    Budget,
+    CostsSpec,
+    InsideCheck,
+    Preflight,
+    PreflightInImage,
+    RunCheck,
+    RunsSpec,
+    read,
+    write,
+)
+
+GATED = "models.a.recipe: 'o/n' is gated: ask for access"
+CHECKS = {"good": ("PASS", None), "bad": ("FAIL", ("too long",)), "unread": ("NOT_RUN", (GATED,))}
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    specs = ExperimentFolder(tmp_path).specs
+    write(specs.runs, RunsSpec(runs=tuple(CHECKS), skip_illegal=True))
+    write(specs.costs, CostsSpec(exports=(), budget=Budget()))
+    write_json(specs.inside, {"digest": "packages"})
+    for name in CHECKS:
+        write_json(tmp_path / "runs" / name / "run.json", {"name": name})
+    return tmp_path
+
+
+def concluded(experiment, *names):
+    found = {name: (RunCheck(state=CHECKS[name][0], reasons=CHECKS[name][1]), None) for name in names}
+    specs = ExperimentFolder(experiment).specs
+    return outcome.conclude(specs.runs, found, experiment / "preflight.json")
+
+
+def test_what_the_hub_does_not_give_ends_the_call_and_is_not_remembered(experiment, capsys):
+    assert concluded(experiment, "good", "unread") == 1
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1] == f"error: run unread is not checked: {GATED}" and "could never work" not in said
+    assert not (experiment / "refused.json").exists() and not (experiment / "preflight.json").exists()
+
+
+def test_beside_a_run_that_is_refused(experiment, capsys):
+    assert concluded(experiment, "good", "bad", "unread") == 1
+    said = capsys.readouterr().err
+    assert "run bad is refused: too long\n1 of 3 runs could never work" in said
+    assert said.splitlines()[-1] == f"error: run unread is not checked: {GATED}"
+    assert set(read_json(experiment / "refused.json")["runs"]) == {"bad"}
+
+
+def test_when_the_hub_gives_it_the_run_is_accepted(experiment):
+    assert concluded(experiment, "good") == 0
+    assert set(read(Preflight, experiment / "preflight.json").runs) == {"good"}
+
+
+def test_in_the_image_training_will_tell(experiment, capsys):
+    runs = {name: InsideCheck(state=CHECKS[name][0], reasons=CHECKS[name][1]) for name in ("good", "unread")}
+    order, out = ExperimentFolder(experiment).specs.runs, experiment / "preflight-in-image.json"
+    assert outcome.conclude_in_image(order, "sha256:1", PreflightInImage(state="PASS", runs=runs), out) == 0
+    assert f"not checked in the image: run unread: {GATED}" in capsys.readouterr().err
+    assert read_json(out)["runs"]["unread"]["state"] == "NOT_RUN" and not (experiment / "refused.json").exists()
