@@ -1,6 +1,6 @@
 """Is a checkpoint what was saved? It is read before the ranks that are to load it start, a large one while they start,
-in a job of several nodes by one task per node: they wait for the word before they load it. Its checksums are made so at a run's end. Of what was
-saved or read in this life only the sizes are compared.
+in a job of several nodes by one task per node: they wait for the word before they load it. Its checksums are made so
+at a run's end. Of what was saved or read in this life only the sizes are compared.
 
 Files whose checksums differ are read again, in a job of several nodes by another node: one with bad memory would call
 every checkpoint damaged, and lead the run back to its first step.
