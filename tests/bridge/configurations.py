@@ -68,7 +68,7 @@ def main(folder):
         if "refused" in case:
             found[name] = why_refused(configuration, run, inputs)
             continue
-        config = configuration.build(run, configuration.Inputs(None, None, None, {}) if run.is_recipe else inputs)
+        config = configuration.build(run, inputs if run.has_source else configuration.Inputs(None, None, None, {}))
         launch = parse(LaunchSpec, LAUNCH | case.get("launch", {}), name)
         configuration.place(config, launch, store, attempt, None, folder / "cache")
         if profile := case.get("profile"):

@@ -1,15 +1,18 @@
 """Convert models in a process of its own, as the CPU backend must come before Megatron.
 
 `python convert_models.py FOLDER`: FOLDER holds `<model>/source.json`. Each model is imported and the import proved;
-what was found goes to `<model>/checks.json`, and to
-`unknown.json` what is said of a parameter that Bridge doesn't know.
+what was found goes to `<model>/checks.json`. Models in bf16 are proved again as if no host could hold them
+(`<model>/large.json`). What is said of a parameter that Bridge doesn't know goes to `unknown.json`.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 from megaboa.bridge.process import prepare
 from megaboa.bridge.quiet import quietly
+from megaboa.conversion import HELD_WHOLE
 from megaboa.files import write_json
 from megaboa.records import ModelSource, plain, read, write
 
@@ -19,7 +22,7 @@ def main(root):
     import torch
     from megatron.core.utils import unwrap_model
 
-    from megaboa.bridge import convert
+    from megaboa.bridge import convert, logits
     from megaboa.bridge.proof import mapped, prove_import
 
     for folder in sorted(path.parent for path in root.glob("*/source.json")):
@@ -28,6 +31,10 @@ def main(root):
             convert.import_checkpoint(source, folder / "megatron")
         checks = prove_import(source, folder / "megatron")
         write_json(folder / "checks.json", [plain(check) for check in checks])
+        if source.dtype == "bfloat16":
+            with patch.object(logits, "_has_room", lambda model: False):
+                checks = prove_import(replace(source, params=HELD_WHOLE + 1), folder / "megatron")
+            write_json(folder / "large.json", [plain(check) for check in checks])
         with convert.process_groups("cpu"):
             write_json(folder / "by_layers.json", by_layers(source, folder / "megatron"))
     with convert.process_groups("cpu"):

@@ -23,6 +23,7 @@ GPT3 = {  # one that sets `comm_overlap`, by which Bridge writes all of OVERLAPS
     "model": {"recipe": "gpt3_175b_pretrain_32gpu_h100_bf16_config", "args": {}, "tokenizer": None},
     "data": {},
 }
+NAMED = {"recipe": "llama32_1b_pretrain_config", "args": {}, "hf": "meta-llama/Llama-3.2-1B"}
 CASES = {
     "defaults": {
         "run": {},
@@ -345,6 +346,19 @@ CASES = {
         "run": {"overrides": {"model.attention_backend": "unfuse"}},
         "refused": "overrides.model.attention_backend: there is no 'unfuse'; one of flash, fused, unfused, local, auto",
     },
+    "a recipe of Bridge's that reads this model on the hub reads it in the folder that was fetched": {
+        "run": {"model": NAMED, "data": {}},
+        "expected": {
+            "model.num_layers": 4,
+            "model.hidden_size": 32,
+            "model.vocab_size": 500,
+            "scheduler.lr_warmup_iters": 2000,
+        },
+    },
+    "a recipe of Bridge's that reads another model on the hub reads it there, also after the one before": {
+        "run": {"model": NAMED | {"hf": "somebody/else"}, "data": {}},
+        "refused": "meta-llama/Llama-3.2-1B",
+    },
     "overrides win": {
         "run": {"overrides": {"tokenizer.use_tokenizer_vocab_size": True, "ddp.bucket_size": 1000}},
         "expected": {"tokenizer.use_tokenizer_vocab_size": True, "ddp.bucket_size": 1000},
@@ -358,9 +372,8 @@ def found(tmp_path_factory):
     write_json(folder / "cases.json", CASES)
     script = Path(__file__).with_name("configurations.py")
     path = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, script, folder], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
-    )
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "empty")}
+    done = subprocess.run([sys.executable, script, folder], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -50,6 +50,11 @@ def states(checks):
     return {check["name"]: check["state"] for check in checks}
 
 
+def of_logits(checks):
+    """What is said of them, and the difference."""
+    return next((check["detail"], check["difference"]) for check in checks if check["name"] == "logits")
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_an_import_loses_nothing(root, name):
     checks = read_json(root / name / "checks.json")
@@ -58,6 +63,17 @@ def test_an_import_loses_nothing(root, name):
     assert states(checks) == dict.fromkeys(names, "PASS"), checks
     count = len(load_file(Path(read_json(root / name / "source.json")["path"], "model.safetensors")))
     assert next(check["detail"] for check in checks if check["name"] == "tensors").startswith(f"{count} of {count}")
+    assert "in fp32, transformers' model held whole; allowed" in of_logits(checks)[0]
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "dense"])
+def test_an_import_that_no_host_could_hold_is_proved_by_the_same_logits_and_says_how(root, name):
+    whole, large = (read_json(root / name / f"{kind}.json") for kind in ("checks", "large"))
+    assert states(large) == states(whole) and set(states(large).values()) == {"PASS"}
+    (said, difference), (expected, exactly) = of_logits(large), of_logits(whole)
+    how = "transformers' model read layer by layer, Megatron's weights widened layer by layer"
+    assert said == expected.replace("transformers' model held whole", how) != expected
+    assert difference == exactly
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "dense"])
