@@ -151,6 +151,36 @@ def test_a_hub_that_refuses_a_model_is_not_said_to_be_out_of_reach(status, nobod
     assert ("check HF_TOKEN" in str(refused.value)) == (status != 500)
 
 
+@pytest.fixture(params=[True, False], ids=["offline", "no network"])
+def cache(request, nobody, monkeypatch, tmp_path):
+    """The folder of a repository in the cache of a machine that reaches no hub, whether it was told so or not."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", request.param)
+    monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    return tmp_path / "models--o--n"
+
+
+@pytest.mark.parametrize("revision", [None, "v1", "c" * 40])
+def test_what_is_in_the_cache_needs_no_hub_whatever_its_revision(cache, revision):
+    """As an older client of the hub leaves it: without a list of the commit's files."""
+    commit = cache / "snapshots" / ("c" * 40)
+    (cache / "refs").mkdir(parents=True)
+    for branch in ("main", "v1"):
+        (cache / "refs" / branch).write_text(commit.name)
+    commit.mkdir(parents=True)
+    assert hub.download("o/n", revision, ["*.json"], "models.a.hf") == (commit, commit.name)
+
+
+@pytest.mark.parametrize("revision", [None, "v1", "c" * 40])
+def test_what_is_not_in_the_cache_is_one_sentence_that_names_the_revision(cache, revision):
+    with pytest.raises(InputError) as error:
+        hub.download("o/n", revision, ["*.json"], "models.a.hf")
+    command = f"hf download o/n --revision {revision}" if revision else "hf download o/n"
+    assert "is not in the local cache and the hub can't be reached" in str(error.value)
+    assert f"(`{command}`)" in str(error.value)
+
+
 def test_a_folder_is_sent_to_a_hub(nobody, monkeypatch, tmp_path):
     """To a server on this machine that answers as the hub does: no hub can be reached in a test."""
     (tmp_path / "README.md").write_text("# a model\n")

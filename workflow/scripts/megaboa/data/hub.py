@@ -28,16 +28,28 @@ def download(repo: str, revision: str | None, patterns: list[str], key: str) -> 
 
     `key` is the key of the experiment file that named the repository: errors name it.
     """
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import errors
 
     where = f"{key}: {repo!r}" + (f" at revision {revision!r}" if revision else "")
+    command = f"hf download {repo}" + (f" --revision {revision}" if revision else "")
     try:
-        with reading(where, repo, f" (`hf download {repo}`)", ", or name a local folder"):
-            folder = Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
+        with reading(where, repo, f" (`{command}`)", ", or name a local folder"):
+            folder = Path(_snapshot(repo, revision, patterns))
     except errors.HFValidationError as error:
         raise InputError(f"{where} is neither an existing folder nor a Hugging Face id (`owner/name`)") from error
     # The cache keeps a snapshot in a folder that is called after its commit.
     return folder, folder.name
+
+
+def _snapshot(repo: str, revision: str | None, patterns: list[str]) -> str:
+    """Of a commit the client first asks the hub for the names of the files, even if all of them are in the cache."""
+    import httpx
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return snapshot_download(repo, revision=revision, allow_patterns=patterns)
+    except (errors.OfflineModeIsEnabled, httpx.TransportError):
+        return snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=True)
 
 
 def require_proven(export: ExportRecord, proof: Proof) -> None:
