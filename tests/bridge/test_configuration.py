@@ -355,7 +355,7 @@ CASES = {
             "scheduler.lr_warmup_iters": 2000,
         },
     },
-    "a recipe of Bridge's that reads another model on the hub reads it there, also after the one before": {
+    "a recipe of Bridge's that reads another model on the hub reads it there": {
         "run": {"model": NAMED | {"hf": "somebody/else"}, "data": {}},
         "refused": "meta-llama/Llama-3.2-1B",
     },

@@ -1,0 +1,42 @@
+"""A recipe of Bridge's that names its model on the hub, and is to read it in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+
+from cpu_ranks import on_cpu
+
+from megaboa.files import write_json
+
+HUB = "meta-llama/Llama-3.2-1B"
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "num_attention_heads": 4}
+
+
+def read(folder, failing):
+    """By a recipe how many layers, of another folder how many, and whether Bridge is afterwards as it was."""
+    import made
+    from huggingface_hub import constants
+    from megatron.bridge import AutoBridge
+
+    from megaboa.bridge import recipe_models
+
+    constants.HF_HUB_OFFLINE = True
+
+    def layers(path):
+        return AutoBridge.from_hf_pretrained(path).to_megatron_provider(load_weights=False).num_layers
+
+    before, found = AutoBridge.from_hf_pretrained, ()
+    source = made.source(path=str(folder / "fetched"))
+    with contextlib.suppress(KeyError), recipe_models.reading(source, {"hf": HUB}):
+        recipe = recipe_models.named("llama32_1b_pretrain_config")
+        found = recipe().model.num_layers, layers(folder / "fetched"), layers(str(folder / "other"))
+        if failing:
+            raise KeyError
+    return *found, AutoBridge.from_hf_pretrained == before
+
+
+def test_the_folder_takes_the_place_of_the_hub_for_this_model_alone_and_for_a_while(tmp_path):
+    """Also where the recipe fails."""
+    for name, layers in (("fetched", 3), ("other", 5)):
+        write_json(tmp_path / name / "config.json", CONFIG | {"num_hidden_layers": layers})
+    assert on_cpu(read, tmp_path, False) == on_cpu(read, tmp_path, True) == [(3, 3, 5, True)]
