@@ -1,22 +1,26 @@
-"""Damage copies of an export, prove each, and write down which checks failed.
+"""Damage copies of an export, prove each, and write down which checks failed, and what the passed ones said.
 
 A process of its own, as the CPU backend must come before Megatron.
 
 `python exports_with_faults.py RUN_FOLDER SOURCE OUT`, in the clone. Faults called `early` were there when the export's
-manifest was written, so that its digests don't show them.
+manifest was written, so that its digests don't show them. One copy is whole, and proved as if no host could hold it.
 """
 
+import contextlib
 import json
+import math
 import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from megaboa.bridge.process import prepare
 from megaboa.bridge.quiet import quietly
+from megaboa.conversion import HELD_WHOLE
 from megaboa.files import folder_digests, write_json
 from megaboa.paths import RunFolder
 from megaboa.records import ExportRecord, ModelSource, read
@@ -69,7 +73,14 @@ def nan(tensors):
     tensors["lm_head.weight"][3, 3] = torch.nan
 
 
-FAULTS = {
+def nothing(folder):
+    pass
+
+
+LARGE = "nothing, and too large to be held"
+COPIES = {
+    "nothing": (nothing, False),
+    LARGE: (nothing, False),
     "one bit flipped": (flip, False),
     "a file cut off": (truncate, False),
     "a file deleted": (delete, False),
@@ -81,21 +92,34 @@ FAULTS = {
 }
 
 
+@contextlib.contextmanager
+def as_if_large(source):
+    """The source of a model with more weights than are held whole. Its loss is compared however long that takes."""
+    from megaboa.bridge import logits, proof
+
+    with patch.object(logits, "_has_room", lambda model: False), patch.object(proof, "MOST_WORK", math.inf):
+        yield replace(source, params=HELD_WHOLE + 1)
+
+
 def main(run, source, out):
     prepare("cpu")
     from megaboa.bridge.proof import prove_export
 
     export, source, found = read(ExportRecord, run / "export.json"), read(ModelSource, source), {}
-    for name, (damage, early) in {"nothing": (lambda folder: None, False), **FAULTS}.items():
+    for name, (damage, early) in COPIES.items():
         copy = out.parent / name.replace(" ", "-")
         shutil.copytree(export.path, copy)
         damage(copy)
         files = folder_digests(copy) if early else export.files
+        proved = replace(export, path=str(copy), files=files)
         try:
-            checks, _ = prove_export(replace(export, path=str(copy), files=files), source, RunFolder(run))
-            found[name] = [check.name for check in checks if not check.passed]
+            with as_if_large(source) if name == LARGE else contextlib.nullcontext(source) as described:
+                checks, left_out = prove_export(proved, described, RunFolder(run))
+            failed = [check.name for check in checks if not check.passed]
+            passed = {check.name: [check.detail, check.difference] for check in checks if check.passed}
+            found[name] = {"failed": failed, "passed": passed, "left_out": left_out}
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
+            found[name] = {"failed": [], "error": f"{type(error).__name__}: {error}"}
     write_json(out, found)
 
 

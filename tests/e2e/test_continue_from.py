@@ -1,6 +1,7 @@
 """Runs that continue from another's checkpoint: the curve goes on, whatever the layout; the settings are their own."""
 
 import json
+import math
 import time
 from pathlib import Path
 
@@ -108,6 +109,16 @@ def test_the_same_layout_goes_on_bit_for_bit(workspace, family):
     *_, compared = workspace.megaboa("inspect", "family/parent", "family/same", "--norms").splitlines()
     count = int(compared.split()[0])
     assert count > 0 and compared == f"{count} of {count} common tensors have equal numbers"
+
+
+def test_the_numbers_of_a_checkpoint_are_shown(workspace, family):
+    """Norms start as ones, moved a little."""
+    lines = workspace.megaboa("inspect", "family/parent", "--norms").splitlines()
+    rows = {row.split()[0]: row.split()[1:] for row in lines if "  float32  " in row}
+    kind, shape, pieces, *size, norm, largest = rows["decoder.final_layernorm.weight"]
+    assert (kind, shape, pieces, size) == ("float32", "32", "1", ["128", "B"])
+    assert float(norm) == pytest.approx(math.sqrt(32), rel=0.05) and 1 < float(largest) < 1.2
+    assert all(0 < float(row[-2]) < math.inf for row in rows.values()), "nothing in the last column: all are finite"
 
 
 @pytest.mark.parametrize("run", ["dp2", "tp2", "pp2"])

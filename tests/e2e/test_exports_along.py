@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 from clone import edit
 
@@ -49,8 +50,10 @@ def test_the_workflow_exports_what_was_kept_and_compares_it(workspace):
     assert jobs["export_along"] == 1 and not {"train", "export_model"} & jobs.keys()
     workspace.snakemake("--configfile", config)
     assert (along / "6" / "proof.json").stat().st_mtime_ns == before
-    rows = workspace.results("series", "report", "tables", "along.tsv").read_text().splitlines()
-    assert rows[0].split("\t")[:2] == ["run", "step"] and [row.split("\t")[1] for row in rows[1:]] == ["3", "6"]
+    table = pd.read_csv(workspace.results("series", "report", "tables", "along.tsv"), sep="\t")
+    assert list(table.columns[:2]) == ["run", "step"] and table["step"].tolist() == [3, 6]
+    values = [json.loads((along / step / "evaluation.json").read_text())["values"] for step in ("3", "6")]
+    assert table["bytes"].tolist() == [one["bytes"] for one in values] and table["bytes"].min() > 1000
     page = workspace.results("series", "report", "index.html").read_text()
     assert "Along the training" in page and (workspace.results("series", "report") / "along.svg").exists()
     checks = workspace.json("series", "report", "checks.json")["checks"]
