@@ -26,8 +26,8 @@ def read(folder, failing):
         return AutoBridge.from_hf_pretrained(path).to_megatron_provider(load_weights=False).num_layers
 
     before, found = AutoBridge.from_hf_pretrained, ()
-    source = made.source(path=str(folder / "fetched"))
-    with contextlib.suppress(KeyError), recipe_models.reading(source, {"hf": HUB}):
+    model, source = {"name": "m", "recipe": "llama32_1b", "hf": HUB}, made.source(path=str(folder / "fetched"))
+    with contextlib.suppress(KeyError), recipe_models.reading(model, source):
         recipe = recipe_models.named("llama32_1b_pretrain_config")
         found = recipe().model.num_layers, layers(folder / "fetched"), layers(str(folder / "other"))
         if failing:
