@@ -373,9 +373,10 @@ def checked() -> dict[str, Calibration]:
 
 def _checked(gpu: str, given: list[Row]) -> Calibration:
     known = records.read(Calibration, calibration.SHIPPED / f"{gpu}.json")
-    hard = [one for one in given if speed.is_uncertain(one.facts, speed.of_step(one.facts, known))]
-    others = [one for one in given if one not in hard]
-    return replace(known, held_back=_errors(others, known), held_back_by_host=_errors(hard, known))
+    kinds: dict[bool, list[Row]] = {False: [], True: []}
+    for one in given:
+        kinds[speed.is_uncertain(one.facts, speed.of_step(one.facts, known))].append(one)
+    return replace(known, held_back=_errors(kinds[False], known), held_back_by_host=_errors(kinds[True], known))
 
 
 def _errors(given: list[Row], known: Calibration) -> HeldBack | None:

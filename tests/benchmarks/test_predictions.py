@@ -72,12 +72,15 @@ def test_what_the_shipped_calibrations_say_of_their_errors_is_so():
         assert records.read(Calibration, calibration.SHIPPED / f"{gpu}.json") == found
 
 
+def test_a_step_of_experts_has_the_error_of_its_kind(rows):
+    facts = next(one.facts for one in rows if (one.data, one.name) == ("h200-four", "qwen3-30b-a3b-ep"))
+    assert speed.is_uncertain(facts, speed.of_step(facts))
+    assert calibration.short("h200-141g", is_uncertain=True) != calibration.short("h200-141g", is_uncertain=False)
+
+
 def test_a_gpu_that_nobody_measured_is_scaled_and_says_so():
     known, derived = calibration.of("h100-80g"), calibration.of("l40s-48g")
     assert derived.products["bf16"].rate < known.products["bf16"].rate / 2
-    h200 = next(one for one in predictions.rows() if one.data == "h200-four" and one.name == "qwen3-30b-a3b-ep").facts
-    assert speed.is_uncertain(h200, speed.of_step(h200))
-    assert calibration.short("h200-141g", is_uncertain=True) != calibration.short("h200-141g", is_uncertain=False)
     assert calibration.told("l40s-48g") == "h100's, scaled to l40s by data sheets; never held against runs"
     assert calibration.of("abacus-1g") is None
 

@@ -45,7 +45,7 @@ def test_what_the_hub_does_not_give_ends_the_call_and_is_not_remembered(experime
     assert not (experiment / "refused.json").exists() and not (experiment / "preflight.json").exists()
 
 
-def test_beside_a_run_that_is_refused(experiment, capsys):
+def test_of_two_runs_one_is_refused_and_one_is_not_checked(experiment, capsys):
     assert concluded(experiment, "good", "bad", "unread") == 1
     said = capsys.readouterr().err
     assert "run bad is refused: too long\n1 of 3 runs could never work" in said

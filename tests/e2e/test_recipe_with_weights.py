@@ -19,7 +19,7 @@ SMALL = {
     **{"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "vocab_size": 384},
     **{"bos_token_id": 0, "eos_token_id": 0, "torch_dtype": "float32"},
 }
-HUB, COMMIT = "meta-llama/Llama-3.2-1B", "c" * 40  # of which there is no other commit, and no branch
+HUB, COMMIT = "meta-llama/Llama-3.2-1B", "c" * 40  # the only commit in the cache, which has no branch
 LLAMA = {
     **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 64},
     **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 384},

@@ -5,6 +5,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -173,10 +174,11 @@ def test_ranks_start_meanwhile_and_wait_for_the_word(run, monkeypatch, damaged, 
     if damaged:
         flip(run, 4)
     call, started = on_three_nodes(run, monkeypatch)
+    seen = threading.Event()
     if nodes == 1:
         call.site.nodes = ["n1"]
         read = checkpoints.read_here
-        monkeypatch.setattr(checkpoints, "read_here", lambda *given: time.sleep(0.5) or read(*given))
+        monkeypatch.setattr(checkpoints, "read_here", lambda *given: seen.wait() and read(*given))
     target, beginning = run.store.attempt(2), call.resumption.beginning()
     target.path.mkdir(parents=True)
     assert verification.takes_long(call, beginning)
@@ -184,6 +186,7 @@ def test_ranks_start_meanwhile_and_wait_for_the_word(run, monkeypatch, damaged, 
     with ThreadPoolExecutor() as pool:
         waits = pool.submit(wait_for_word, target.may_load)
         assert reading.problem() is None and not target.may_load.read_text(), "the nodes have only begun"
+        seen.set()
         while reading.goes_on:
             assert not waits.done()
             time.sleep(0.1)

@@ -43,12 +43,13 @@ def download(repo: str, revision: str | None, patterns: list[str], key: str) -> 
 
 def _snapshot(repo: str, revision: str | None, patterns: list[str]) -> str:
     """Of a commit the client first asks the hub for the names of the files, even if all of them are in the cache."""
-    import httpx
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import snapshot_download
 
     try:
         return snapshot_download(repo, revision=revision, allow_patterns=patterns)
-    except (errors.OfflineModeIsEnabled, httpx.TransportError):
+    except Exception as error:
+        if not _without_answer(error):
+            raise
         return snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=True)
 
 
