@@ -1,6 +1,6 @@
 """Out of Megatron, and proof of it: for real, and with faults in what was written.
 
-Of a run that started from imported weights (experiment `hf`), and of one from scratch (`fresh`), which trains in bf16.
+Of a run that started from imported weights (experiment `hf`), and of one from scratch (`fresh`).
 """
 
 import os
@@ -42,7 +42,6 @@ export: {runs: [dp2], file_gb: 0.0001, license: apache-2.0}
 generate: {prompts: [import, "def f("], tokens: 8}
 """
 FRESH = EXPERIMENT.replace("experiment: hf", "experiment: fresh").replace("init: pretrained", "init: scratch")
-FRESH = FRESH.replace("precision: fp32", "precision: bf16_mixed")
 BOTH = ("hf", "fresh")
 PROVED = {
     *("files", "tensors", "trained", "experts", "vocabulary", "head", "loads", "finite", "generates"),
@@ -83,8 +82,6 @@ def test_everything_is_proved(done, experiment):
     proof = done.json(experiment, "runs", "dp2", "proof.json")
     assert proof["left_out"] == {}
     assert {check["name"]: check["state"] for check in proof["checks"]} == dict.fromkeys(PROVED, "PASS")
-    written = done.json(experiment, "runs", "dp2", "export", "config.json")
-    assert written["dtype"] == {"hf": "float32", "fresh": "bfloat16"}[experiment]
 
 
 def test_the_folder_is_what_the_hub_expects(done):
@@ -127,9 +124,7 @@ def numbers(found):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(faults, fault):
-    loss, _ = faults["nothing"]["passed"]["validation loss"]
-    coarse = {"validation loss"} if loss.endswith("for bf16_mixed") else set()  # it may differ by 2e-2 there
-    assert FAULTS[fault] - coarse <= set(faults[fault]["failed"])
+    assert FAULTS[fault] <= set(faults[fault]["failed"])
 
 
 def test_a_file_that_was_never_whole_is_named(faults):
