@@ -210,10 +210,11 @@ class Faults:
         self.lab.on_node(host, ["pkill", "-KILL", "-f", rf"^srun {RANKS_OF.format(self.run)}"], user="root")
 
     def signal_forked_rank(self, host: str, name: str) -> None:
-        """With `launch.tasks: node`, in a first attempt: to the child of the process that ranks are forked from, which
-        is older than what stands by."""
+        """With `launch.tasks: node`, in a first attempt: to the last child of the process that ranks are forked from,
+        which is older than what stands by."""
         keeper = min(self._processes(host, r"megaboa\.bridge\.zygote"))
-        self.lab.on_node(host, ["pkill", f"-{name}", "-P", str(keeper), "-f", "train_rank"], user="root")
+        words = ["pkill", f"-{name}", "--newest", "-P", str(keeper), "-f", "train_rank"]
+        self.lab.on_node(host, words, user="root")
 
     def park_until_others_stand_by(self, run: str, step: int) -> list[str]:
         """Let a run stand still from a step on, as it would be done before a process on each of its hosts has imported
@@ -222,17 +223,18 @@ class Faults:
         start = self.clone.starts(NAME, run)[0]
         self.signal_forked_rank(start["nodes"][0], "STOP")
         standby = self.store(run) / "attempts" / f"{start['attempt']:02d}" / "standby"
-        self.clone.wait(lambda: len(list(standby.glob("keeper-*.log"))) == 2, WAIT, "processes that stand by")
+        hosts = len(start["nodes"])
+        self.clone.wait(lambda: len(list(standby.glob("keeper-*.log"))) == hosts, WAIT, "processes that stand by")
         for host in start["nodes"]:
             self.clone.wait(lambda host=host: self.has_imported(host), WAIT, f"{host} to stand by")
         return start["nodes"]
 
     def kill_parked_rank(self, hosts: list[str]) -> float:
-        """That of the second host, which is not the one that stands still; returns when."""
-        first, second = hosts
+        """That of the last host; returns when. The one that stands still is another, if there are several hosts."""
         hit = time.time()
-        self.signal_forked_rank(second, "KILL")
-        self.signal_forked_rank(first, "CONT")  # else it would be given its time for last words, and have none
+        self.signal_forked_rank(hosts[-1], "KILL")
+        if len(hosts) > 1:
+            self.signal_forked_rank(hosts[0], "CONT")  # else it would be given its time for last words, and have none
         return hit
 
     def has_imported(self, host: str) -> bool:

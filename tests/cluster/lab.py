@@ -188,8 +188,8 @@ class Lab:
     `shared`: folders that the hosts see although they lie in /tmp or where others can't enter (they always see the
     repository, its Python and `root`). `programs`: a Debian tree to take the programs from. `memory_kill`: kill what
     uses more memory than its job asked for; such jobs end as FAILED (see `out_of_memory`). `extra_conf`: lines for
-    slurm.conf; they win over ours. `real_gpus`: devices of this machine, of which each host has one, in turn, in place
-    of `gpus` that are none. `features`: of which each host has one, in turn.
+    slurm.conf; they win over ours. `real_gpus`: devices of this machine, in as many as each host has, which hosts take
+    in turn, in place of `gpus` that are none. `features`: of which each host has one, in turn.
     """
 
     def __init__(
@@ -204,14 +204,14 @@ class Lab:
         memory_kill: bool = False,
         programs: Path | None = None,
         shared: Sequence[Path] = (),
-        real_gpus: Sequence[Path] = (),
+        real_gpus: Sequence[Sequence[Path]] = (),
         features: Sequence[str] = (),
     ) -> None:
         self.root = Path(root).resolve()
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self.home = self.root / "home" / USER
         self._logs = self.root / "log"
-        self.cpus, self.gpus, self.memory_mb = cpus, 1 if real_gpus else gpus, memory_mb
+        self.cpus, self.gpus, self.memory_mb = cpus, len(real_gpus[0]) if real_gpus else gpus, memory_mb
         self.real_gpus = real_gpus
         self.features = dict(zip(self.nodes, itertools.cycle(features), strict=False))
         self.accounting, self.memory_kill, self.programs = accounting, memory_kill, programs
@@ -354,17 +354,19 @@ class Lab:
         self._mounts(node, script, "/run/etc", library)
 
     def hide_gpu(self, node: str) -> None:
-        """A host's real GPU falls off its bus."""
-        self._mounts(node, 'mount --bind "$1" "$2"', NO_DEVICE, self._owned_gpu(node))
+        """The first of a host's real GPUs falls off its bus."""
+        self._mounts(node, 'mount --bind "$1" "$2"', NO_DEVICE, self._owned_gpus(node)[0])
 
-    def _owned_gpu(self, node: str) -> Path:
+    def _owned_gpus(self, node: str) -> Sequence[Path]:
         return self.real_gpus[self.nodes.index(node) % len(self.real_gpus)]
 
     def _foreign_gpus(self, name: str) -> list[Path]:
         """All others of this machine, also those that no host has."""
         if not self.real_gpus or name not in self.nodes:
             return []
-        return sorted({*self.real_gpus, *Path("/dev").glob("nvidia[0-9]*")} - {self._owned_gpu(name)})
+        return sorted(
+            {*itertools.chain(*self.real_gpus), *Path("/dev").glob("nvidia[0-9]*")} - {*self._owned_gpus(name)}
+        )
 
     def state(self, node: str) -> str:
         """Such as "idle", "allocated", "down*" (the asterisk: doesn't answer)."""
@@ -479,7 +481,7 @@ class Lab:
         if self.real_gpus:
             owned = zip(self.nodes, itertools.cycle(self.real_gpus), strict=False)
             return "AutoDetect=off\n" + "".join(
-                f"NodeName={node} Name=gpu Type=h100 File={device}\n" for node, device in owned
+                f"NodeName={node} Name=gpu Type=h100 File={','.join(map(str, devices))}\n" for node, devices in owned
             )
         for number in range(self.gpus):  # SLURM wants a device per GPU; these are more of /dev/null
             device = self.root / "dev" / f"nvidia{number}"
@@ -511,7 +513,7 @@ class Lab:
             _shell("mount", "--bind", self.root / "munge", "/run/munge"),
             "mount -t tmpfs -o mode=1777 tmpfs /dev/shm",
             _CGROUP_1,
-            # As a site's cgroups do: a compute host's GPU is the only one that can be opened there.
+            # As a site's cgroups do: a compute host's GPUs are the only ones that can be opened there.
             _shell("mknod", NO_DEVICE, "c", "511", "255"),
             *(_shell("mount", "--bind", NO_DEVICE, gpu) for gpu in self._foreign_gpus(name)),
             *_uncover({REPOSITORY, self.root, Path(sys.prefix), Path(sys.base_prefix), *self.shared}),

@@ -148,7 +148,7 @@ def result(run: str, name: str) -> str:
 
 @pytest.fixture(scope="module")
 def faults(make_lab: Callable[..., Lab]) -> Iterator[AllAtOnce]:
-    devices = [] if REHEARSAL else [Path(f"/dev/nvidia{number}") for number in range(FOUND)]
+    devices = [] if REHEARSAL else [(Path(f"/dev/nvidia{number}"),) for number in range(FOUND)]
     features = [*(f"gpu{number % FOUND}" for number in range(HOSTS)), *([CHECKED] * (len(UNSOUND) + 1))]
     # A rank asks for two processors: one rank per host, so that a preemptible run has its host for itself.
     lab = make_lab(nodes=len(features), cpus=2, memory_mb=32000, accounting=False, real_gpus=devices, features=features)

@@ -126,8 +126,9 @@ def start(tmp_path, fake_command):
     begun = []
     fake_command("squeue", "true")  # no steps
 
-    def start(script, **environment):
-        ranks = SrunRanks("17", ["sh", "-c", script], "attempt-01", tmp_path, environment, "n1")
+    def start(script, tasks_are_ranks=True, **environment):
+        words = ["sh", "-c", script]
+        ranks = SrunRanks("17", words, "attempt-01", tmp_path, environment, "n1", tasks_are_ranks)
         begun.append(ranks)
         return ranks
 
@@ -161,6 +162,22 @@ def test_the_ranks_know_where_rank_0_is_and_nothing_of_the_jobs_own_options(star
 def test_how_it_ended_is_read_from_its_log(start):
     ended = wait(start("echo 'srun: error: n2: task 3: Killed' >&2; exit 137"))
     assert (ended.rank, ended.returncode, ended.node) == (3, -9, "n2")
+
+
+@pytest.mark.parametrize(
+    "said, rank",
+    [
+        ("warning: rank 3 was slow\nrank 5 was killed by SIGKILL\n", 5),
+        ("rank 5 ended with exit code 7\n", 5),
+        ("nothing of ranks\n", None),
+        (None, None),  # a log that can't be seen yet
+    ],
+)
+def test_a_nodes_only_task_says_which_of_its_ranks_failed(start, tmp_path, said, rank):
+    if said:
+        (tmp_path / "node-1.log").write_text(said)
+    ended = wait(start("echo 'srun: error: n2: task 1: Killed' >&2; exit 137", tasks_are_ranks=False))
+    assert (ended.rank, ended.returncode, ended.node) == (rank, -9, "n2")
 
 
 def test_ranks_that_outlive_their_srun_are_ended_before_it_counts_as_ended(start, tmp_path, fake_command):

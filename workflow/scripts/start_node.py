@@ -87,7 +87,7 @@ def supervise(ranks: LocalRanks) -> int:
             signal.signal(-ended.returncode, signal.SIG_DFL)
         sys.stderr.flush()
         os.kill(os.getpid(), -ended.returncode)
-    return 0 if ended.ok else 1
+    return ended.returncode
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from megaboa.scheduler.local import FORKED
 from megaboa.scheduler.protocol import Container, Environment
 from megaboa.scheduler.ranks import GO, OF_A_RANK, RENDEZVOUS, Ranks, step_on_nodes
 from megaboa.scheduler.slurm import queries
-from megaboa.scheduler.slurm.srun import SRUN_LOG, STEP, SrunRanks, end_step, srun_command, without_options
+from megaboa.scheduler.slurm.srun import NODE_LOG, SRUN_LOG, STEP, SrunRanks, end_step, srun_command, without_options
 
 ASK_AGAIN_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
@@ -128,7 +128,7 @@ class Allocation:
             nodes=world_size // per_node,
             tasks_per_node=1 if one_task else per_node,
             cpus_per_task=self._launch.cpus_per_rank * (per_node if one_task else 1),
-            output=str(logs / ("node-%n.log" if one_task else "rank-%t.log")),
+            output=str(logs / (NODE_LOG.format("%n") if one_task else "rank-%t.log")),
             name=name,
             srun=start.srun,
             gpus_per_node=self._gpus,
@@ -195,7 +195,7 @@ class Allocation:
             nodes=len(nodes),
             tasks_per_node=1,
             cpus_per_task=self._launch.cpus_per_rank * self._launch.gpus_per_node,
-            output=str(logs / "node-%n.log") if logs else "/dev/null",
+            output=str(logs / NODE_LOG.format("%n")) if logs else "/dev/null",
             name=name,
             srun=start.srun,
             gpus_per_node=self._gpus,

@@ -25,8 +25,8 @@ from megaboa.scheduler.ranks import (
 )
 from megaboa.scheduler.slurm import queries
 
-# srun's own output, next to the logs of the ranks.
-SRUN_LOG = "srun.log"
+# srun's own output, next to the logs of the ranks; and that of a node's only task.
+SRUN_LOG, NODE_LOG = "srun.log", "node-{}.log"
 GONE_SECONDS = 30
 LOOK_SECONDS = 1
 # One process: within the job's own allocation, next to the step that waits for it, or as a job of its own.
@@ -43,6 +43,8 @@ _CANCELLED = re.compile(r"^slurmstepd\S*: error: \*\*\* STEP \S+ ON \S+ CANCELLE
 # SLURM ends the step: a node failed, somebody cancelled it, its time is over.
 _ENDS_ANYWAY = re.compile(rf"{_CANCELLED.pattern}|^srun: Job step aborted", re.MULTILINE)
 _SAID = re.compile(r"^(?:srun|slurmstepd\S*): error: .*", re.MULTILINE)
+# Of a node whose only task starts its ranks, that task's last words.
+_RANK = re.compile(r"^rank (\d+) (?:was killed by|ended with)", re.MULTILINE)
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS = {"Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7, "Interrupt": 2}
 
@@ -166,7 +168,14 @@ class SrunRanks:
             end_step(self.job, self.name)
         self.port.close()
         ended = self._end_before_ours or read_end(code, self._said())
-        return ended if self.tasks_are_ranks else replace(ended, rank=None)
+        return ended if self.tasks_are_ranks else replace(ended, rank=self._failed_rank_of(ended.rank))
+
+    def _failed_rank_of(self, task: int | None) -> int | None:
+        """By the log of a node's only task, if this host can read it already."""
+        if task is None:
+            return None
+        said = _text(self.log.with_name(NODE_LOG.format(task)))
+        return next((int(rank) for rank in reversed(_RANK.findall(said))), None)
 
     @property
     def sound(self) -> bool:
@@ -186,10 +195,7 @@ class SrunRanks:
         self._look_at = time.monotonic() + wait
 
     def _said(self) -> str:
-        try:
-            return self.log.read_text(errors="replace")
-        except OSError:
-            return ""
+        return _text(self.log)
 
     def ask(self) -> bool:
         return self._signal("TERM")
@@ -225,6 +231,13 @@ class SrunRanks:
         except UnreachableError:
             return False
         return step is not None and queries.signal_step(step, name)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def end_step(job: str, name: str) -> None:

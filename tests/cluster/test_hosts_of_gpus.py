@@ -1,0 +1,102 @@
+"""A real SLURM whose hosts have two real GPUs each (`make test-gpu`): a task per rank, or one per node that forks them.
+
+One run of each, one after the other, as each is timed: its start, its steps, and what a rank's death costs. `-s` prints
+that. Two GPUs are one host, four are two. MEGABOA_REHEARSAL=1 does the same on processors.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from clone import edit
+from faults import AT_ONCE, NAME, Faults
+from gpu_count import gpus
+from lab import Lab
+from site_clone import SiteClone
+
+from megaboa.paths import AttemptFolder
+from megaboa.records import read_gpu_events
+
+REHEARSAL = os.environ.get("MEGABOA_REHEARSAL") == "1"
+PER_HOST = 2
+HOSTS = 1 if REHEARSAL else min(gpus(), 4) // PER_HOST
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HOSTS, reason="there are no two GPUs")]
+
+# A checkpoint of its own is behind the first attempt when it is hit.
+STEPS, SAVE_INTERVAL = (40, 10) if REHEARSAL else (300, 100)
+LAYOUT = f"resources.nodes: {HOSTS}, resources.gpus_per_node: {PER_HOST}, parallel.tp: {PER_HOST}"
+RUNS = {
+    tasks: f"{LAYOUT}, launch.tasks: {tasks}, training.train_iters: {STEPS}, {AT_ONCE}" for tasks in ("rank", "node")
+}
+BF16 = 5e-2  # largest difference of a step's loss: a mean of bf16's own order on other ranks
+
+
+class OneAfterTheOther(Faults):
+    """Each run loses its last rank when the one after it stands by, if it does."""
+
+    def train(self, run: str) -> None:
+        begun = time.time()
+        process = self.start(run)
+        if run == "node":
+            hit = self.kill_parked_rank(self.park_until_others_stand_by(run, SAVE_INTERVAL + 2))
+        else:
+            self.clone.wait_for_step(NAME, run, SAVE_INTERVAL + 2)
+            host = self.clone.starts(NAME, run)[0]["nodes"][-1]
+            hit = time.time()
+            self.signal_rank(host, "KILL")
+        self.finish(run, process)
+        first, again = self.clone.starts(NAME, run)
+        print(f"launch.tasks: {run}", f"from the call to the first start: {first['time'] - begun:.1f} s", sep="\n")
+        for start in (first, again):
+            phases = self.clone.phases(NAME, run, start["attempt"])
+            said = ", ".join(f"{name} {moment - start['time']:.1f}" for name, moment in phases)
+            print(f"attempt {start['attempt']}, seconds from its start: {said}")
+        self.tell_phases(run, hit)
+        seconds = [step["seconds"] for step in self.clone.steps(NAME, run, again["attempt"])[5:]]
+        print(f"median step: {1000 * statistics.median(seconds):.1f} ms")
+
+
+@pytest.fixture(scope="module")
+def faults(make_lab: Callable[..., Lab]) -> OneAfterTheOther:
+    devices = [] if REHEARSAL else [Path(f"/dev/nvidia{number}") for number in range(HOSTS * PER_HOST)]
+    owned = [devices[first : first + PER_HOST] for first in range(0, len(devices), PER_HOST)]
+    lab = make_lab(nodes=HOSTS, cpus=8, memory_mb=64000, accounting=False, real_gpus=owned)
+    found = OneAfterTheOther(lab, SiteClone(lab), RUNS, hosts="", save_interval=SAVE_INTERVAL)
+    if not REHEARSAL:
+        config = found.clone.path / found.config
+        edit(config, "device: cpu", "device: cuda")
+        edit(config, "seq_length: 64, precision: fp32", "seq_length: 128, precision: bf16_mixed")
+    found.clone.before_training(found.config)
+    for run in RUNS:
+        found.train(run)
+    return found
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_ranks_continue_after_one_is_killed_which_is_named(faults, run):
+    end, last = faults.ends(run)
+    assert end["cause"] == "killed" and end["action"] == "resume" and last["cause"] is None
+    ranks = range((HOSTS - 1) * PER_HOST, HOSTS * PER_HOST)
+    host = faults.lab.nodes[-1]
+    assert any(f"rank {rank} on {host} was killed by SIGKILL" in end["detail"] for rank in ranks), end
+    assert len({start["job"] for start in faults.clone.starts(NAME, run)}) == 1
+    assert faults.lost_steps(run) <= 2 * SAVE_INTERVAL  # the last save may have been in the background still
+
+
+def test_both_ways_have_the_same_losses(faults):
+    one, other = ([float.fromhex(loss) for _, loss, _ in faults.curve(run)] for run in RUNS)
+    assert len(one) == STEPS
+    assert max(abs(left - right) for left, right in zip(one, other, strict=True)) <= BF16
+
+
+@pytest.mark.skipif(REHEARSAL, reason="processors have no driver")
+@pytest.mark.parametrize("run", RUNS)
+def test_every_host_samples_its_own_gpus(faults, run):
+    sampled = [read_gpu_events(path) for path in AttemptFolder(faults.store(run) / "attempts" / "01").sampled]
+    assert [len(found[0].gpus) for found in sampled] == [PER_HOST] * HOSTS
+    assert len({gpu.uuid for found in sampled for gpu in found[0].gpus}) == HOSTS * PER_HOST
