@@ -1,0 +1,140 @@
+"""What a save in the background costs a run, and how long it takes to resume from it: one table.
+
+    python benchmarks/saves.py config/experiments/llama3-8b-2xh200.yaml --run fp8-dp2 --save-at 15 [--interval 50]
+
+The run is trained by the workflow, with its own settings, and saves at that step. When the checkpoint is complete, one
+of its ranks is killed; when the next attempt has done a step, the call ends, and the run can be trained on by the next
+one. A save's stall is what the steps from the save until the checkpoint is complete took longer than as many of those
+before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "workflow/scripts"))
+
+from megaboa.config import load
+from megaboa.files import read_jsonl
+from megaboa.paths import RunFolder
+from megaboa.plan import make_plan
+from megaboa.run.checkpoints import latest
+
+WARMUP = 5  # steps of an attempt that don't count
+PATIENCE = 900.0
+GIB = 2**30
+
+
+class Saved:
+    """The run, on its way."""
+
+    def __init__(self, config: list[Path], run: str, folder: RunFolder) -> None:
+        self.folder = folder
+        target = str(folder.path / "train.json")
+        words = [sys.executable, "-m", "snakemake", target, "--profile", str(ROOT / "profiles" / "local")]
+        self.process = subprocess.Popen([*words, "--configfile", *map(str, config)], cwd=ROOT, start_new_session=True)
+
+    @property
+    def store(self) -> Path:
+        return self.folder.attempts_link.resolve().parent
+
+    def events(self, attempt: int) -> list[dict]:
+        path = self.store / "attempts" / f"{attempt:02d}" / "steps.jsonl"
+        return read_jsonl(path) if path.exists() else []
+
+    def steps(self, attempt: int) -> dict[int, float]:
+        """When each was done."""
+        return {event["step"]: event["time"] for event in self.events(attempt) if event["event"] == "step"}
+
+    def wait[Found](self, look: Callable[[], Found], what: str) -> Found:
+        deadline = time.monotonic() + PATIENCE
+        while not (found := look()):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{what} did not come")
+            time.sleep(0.05)
+        return found
+
+    def kill_a_rank(self) -> float:
+        """The last one; returns when."""
+        named = f"--run={self.folder.path}"
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                starter = Path(
+                    "/proc", (place / "stat").read_text().rsplit(")", 1)[1].split()[1], "cmdline"
+                ).read_text()
+                if "train_rank.py" in words and named in words and ("zygote" in starter or "megaboa" in starter):
+                    found.append((str((place / "fd" / "1").readlink()), int(place.name)))  # ending in rank-K.log
+            except OSError:  # it has ended, or is somebody else's
+                continue
+        hit = time.time()
+        os.kill(max(found)[1], signal.SIGKILL)
+        return hit
+
+    def end(self) -> None:
+        """As Ctrl-C does: ranks save and end."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
+            self.process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="+", help="the experiment's YAML files, as for --configfile")
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--save-at", type=int, default=15, help="the step")
+    parser.add_argument("--interval", type=int, default=50, help="of which the stall is given as a share")
+    asked = parser.parse_args()
+    changes = {"checkpoint": {"save_interval": asked.save_at, "keep_last": 1}, "training": {"train_iters": 10_000}}
+    with tempfile.TemporaryDirectory(prefix="megaboa-") as folder:
+        changed = Path(folder, "saves.yaml")
+        changed.write_text(yaml.safe_dump(changes))
+        config = [path.resolve() for path in (*asked.files, changed)]
+        plan = make_plan(load(config))
+        run = plan[asked.run].folder("results", plan.experiment.experiment)
+        saved = Saved(config, asked.run, run)
+        try:
+            print("\n".join(measured(saved, asked.save_at, asked.interval)))
+        finally:
+            saved.end()
+
+
+def measured(saved: Saved, save_at: int, interval: int) -> list[str]:
+    checkpoint = saved.wait(lambda: latest(saved.store / "checkpoints"), "a checkpoint")
+    complete = (saved.store / "checkpoints" / f"iter_{checkpoint:07d}" / "complete.json").stat().st_mtime
+    size = sum(path.stat().st_size for path in (saved.store / "checkpoints").rglob("*") if path.is_file())
+    saved.wait(lambda: max(saved.steps(1).values()) > complete, "a step after the save")
+    done = saved.steps(1)
+    hit = saved.kill_a_rank()
+    saved.wait(lambda: saved.steps(2), "a step of the next attempt")
+
+    took = {step: done[step] - done[step - 1] for step in done if step - 1 in done}
+    usual = statistics.median(seconds for step, seconds in took.items() if WARMUP < step <= save_at)
+    during = [seconds for step, seconds in took.items() if step > save_at and done[step - 1] <= complete]
+    stall = sum(during) - len(during) * usual
+    reached = {event.get("phase", event["event"]): event["time"] - hit for event in reversed(saved.events(2))}
+    return [
+        f"{size / GIB:.1f} GiB, saved at step {save_at}; a step takes {usual:.3f} s",
+        f"complete {complete - done[save_at]:.1f} s after the step: {len(during)} steps meanwhile",
+        f"the first of them took {during[0] - usual:+.2f} s longer, all of them {stall:+.2f} s",
+        f"which is {stall / (interval * usual):.2%} of {interval} steps",
+        "after a rank's death: "
+        + ", ".join(f"{name} {at:.1f} s" for name, at in sorted(reached.items(), key=lambda one: one[1])),
+    ]
+
+
+if __name__ == "__main__":
+    main()
