@@ -42,6 +42,30 @@ def test_what_recipes_and_overrides_made_of_it_is_refused(changes, said):
 
 
 @pytest.mark.parametrize(
+    ("saved", "own", "refused"),
+    [
+        ({"dist_ckpt_optim_fully_reshardable": False}, {"tensor_model_parallel_size": 2}, True),
+        ({"dist_ckpt_optim_fully_reshardable": False}, {"virtual_pipeline_model_parallel_size": 2}, True),
+        ({"dist_ckpt_optim_fully_reshardable": False}, {"tensor_model_parallel_size": 1}, False),
+        (
+            {"dist_ckpt_optim_fully_reshardable": False, "ckpt_format": "fsdp_dtensor"},
+            {"context_parallel_size": 2},
+            False,
+        ),
+        ({"dist_ckpt_optim_fully_reshardable": True}, {"tensor_model_parallel_size": 2}, False),
+        ({}, {"tensor_model_parallel_size": 2}, False),
+    ],
+)
+@pytest.mark.parametrize("distributed", [True, False])
+def test_shards_that_were_saved_as_they_lie_are_refused_by_another_layout(saved, own, refused, distributed):
+    asked = config(**own)
+    asked.optimizer = asked.ddp = SimpleNamespace(use_distributed_optimizer=distributed)
+    theirs = {**THEIRS, "checkpoint": saved}
+    with pytest.raises(ValueError, match="reshardable: false") if refused and distributed else contextlib.nullcontext():
+        continuation.refuse_other_layout(asked, theirs)
+
+
+@pytest.mark.parametrize(
     ("own", "of_tokenizer", "said"),
     [
         (512, False, None),

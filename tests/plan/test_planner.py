@@ -411,6 +411,27 @@ def test_a_recipes_own_way_of_saving_is_left_alone(plan_of: PlanOf, tmp_path: Pa
     assert make_plan(load([loaded])).runs[0].launch.checkpoint == {"keep_last": 2}
 
 
+@pytest.mark.parametrize(
+    ("more", "layers", "reshardable"),
+    [
+        ("", 2, True),  # 142 million parameters
+        ("", 3, False),  # 210 million
+        ("resources: {gpus_per_node: 2}\nparallel: {tp: 2}\n", 3, True),
+        ("resources: {gpus_per_node: 2}\n", 3, False),
+        ("checkpoint: {reshardable: true}\n", 3, True),
+        ("checkpoint: {reshardable: false}\n", 2, False),
+        ("parallel: {distributed_optimizer: false}\n", 3, True),
+        ("device: cuda\nparallel: {fsdp: megatron}\n", 3, True),
+    ],
+)
+def test_large_models_are_saved_as_the_ranks_are_cut(
+    plan_of: PlanOf, more: str, layers: int, reshardable: bool
+) -> None:
+    sizes = f"models.dense.config.num_hidden_layers: [{layers}]"
+    plan = plan_of(f"{more}sweep: {{grid: {{{sizes}}}}}\n")
+    assert plan.runs[0].launch.checkpoint["reshardable"] is reshardable
+
+
 def test_the_shipped_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     plan = make_plan(load([ROOT / "config/config.yaml"]))

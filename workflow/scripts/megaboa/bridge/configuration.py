@@ -126,7 +126,8 @@ def place(
         saved.load = str(load.absolute())
         if config.peft is None:  # adapters are saved without what they change
             saved.pretrained_checkpoint = None
-    saved.dist_ckpt_optim_fully_reshardable = wanted.get("reshardable", True)
+    if wanted.get("reshardable") is not None:
+        saved.dist_ckpt_optim_fully_reshardable = wanted["reshardable"]
     if not saved.save_interval:
         _save_nothing(saved)
     elif wanted.get("async_save") is not None:

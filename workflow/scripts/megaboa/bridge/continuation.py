@@ -25,6 +25,11 @@ ARCHITECTURE = (
 )
 # They name a group of parameters together with what they are here: structure, and settings that may differ.
 _SETTINGS_IN_NAMES = ("max_lr", "min_lr", "start_wd", "end_wd")
+# How a model is cut over ranks, as far as it is known before ranks start.
+CUTS = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
+    *("context_parallel_size", "expert_model_parallel_size"),
+)
 _STATE_OF_A_GROUP = ("params", "step")
 
 
@@ -33,6 +38,7 @@ def configure(config: Any, theirs: Tree, parent: Parent, checkpoints: Path, iter
     refuse(config, theirs, iteration)
     if parent.load.optimizer:
         refuse_optimizer(config, theirs)
+        refuse_other_layout(config, theirs)
     config.checkpoint.load_optim = parent.load.optimizer
     config.checkpoint.load_rng = parent.load.rng and _same_ranks(config, theirs, checkpoints)
     config.scheduler.override_opt_param_scheduler = True
@@ -98,6 +104,23 @@ def refuse_optimizer(config: Any, theirs: Tree) -> None:
             "continue_from: without the distributed optimizer fp32 and 16 bits have states of another form: set "
             "training.precision as there, or load.optimizer: false"
         )
+
+
+def refuse_other_layout(config: Any, theirs: Tree) -> None:
+    """Shards of the optimizer that were saved as they lie are cut as the ranks were."""
+    saved = theirs.get("checkpoint") or {}
+    if saved.get("dist_ckpt_optim_fully_reshardable") is not False or saved.get("ckpt_format") == "fsdp_dtensor":
+        return
+    if not _is_distributed(config):
+        return
+    for field in CUTS:
+        own, other = getattr(config.model, field, None) or 1, theirs["model"].get(field) or 1
+        if own != other:
+            raise ValueError(
+                f"continue_from: the checkpoint was saved with checkpoint.reshardable: false (the default for large "
+                f"models) and {field} {other}, and this run has {own}: take that layout, set load.optimizer: false, or "
+                f"train the other run some steps more with true"
+            )
 
 
 def _is_distributed(config: Any) -> bool:

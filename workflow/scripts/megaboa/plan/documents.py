@@ -15,6 +15,7 @@ from megaboa.config.formula import Number
 from megaboa.config.models.data import Data
 from megaboa.config.models.experiment import Experiment
 from megaboa.config.models.model import Model
+from megaboa.config.models.training import Parallel
 from megaboa.fields import BRIDGE_FIELDS
 from megaboa.harmless import is_harmless
 from megaboa.plan import image_specs, tasks
@@ -36,6 +37,8 @@ _SAME_SAMPLES = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", 
 _SAMPLES = ("train_iters", "global_batch_size", "seq_length", "seed", "eval_interval", "eval_iters")
 _SAMPLE_FIELDS = ("dataset.", "train.", "validation.", "tokenizer.", "rng.")
 WHILE_TRAINING = ("profiling.use_viztracer", "profiling.record_memory_history")
+# Up to so many per rank of a data parallel group, every rank gathers 1.8 GB at a save, and others wait a second.
+GATHERED_PARAMETERS = 150e6
 RECIPE = "recipe"  # in the plan: a value that the recipe decides
 
 
@@ -114,14 +117,14 @@ def _code_digest(code: str) -> str:
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
-def launch(config: Experiment, model: str) -> LaunchSpec:
+def launch(config: Experiment, model: str, params: int | None) -> LaunchSpec:
     """Where and how a run runs: no input of training."""
     asked = {
         **config.resources.model_dump(mode="json"),
         "start": config.launch.model_dump(mode="json"),
         "recovery": config.recovery.model_dump(mode="json"),
         "trackers": config.trackers.model_dump(mode="json"),
-        "checkpoint": config.checkpoint.model_dump(mode="json", exclude_unset=config.models[model].recipe is not None),
+        "checkpoint": _checkpoint(config, config.models[model].recipe is not None, params),
         "store": config.store,
         **config.data.model_dump(
             mode="json", exclude_unset=config.models[model].recipe is not None, include={"num_workers"}
@@ -129,6 +132,22 @@ def launch(config: Experiment, model: str) -> LaunchSpec:
         "overrides": _launch_overrides(config),
     }
     return replace(parse(LaunchSpec, asked, "launch"), image=image_specs.launch(config))
+
+
+def _checkpoint(config: Experiment, is_recipe: bool, params: int | None) -> Tree:
+    kept = config.checkpoint.model_dump(mode="json", exclude_unset=is_recipe)
+    if kept.get("reshardable") is None:
+        kept.pop("reshardable", None)
+        if not is_recipe:
+            kept["reshardable"] = _is_reshardable(config.parallel, params)
+    return kept
+
+
+def _is_reshardable(parallel: Parallel, params: int | None) -> bool:
+    """By default. Only the distributed optimizer's shards have to be gathered."""
+    if parallel.fsdp == "megatron" or not parallel.distributed_optimizer:
+        return True
+    return params is not None and params <= GATHERED_PARAMETERS * parallel.tp * parallel.pp
 
 
 def _launch_overrides(config: Experiment) -> Tree:

@@ -225,8 +225,8 @@ def mismatches(parent: ParentRun, run: Run, step: int) -> list[tuple[tuple[str, 
     layouts = [(one.world_size, *(one.parallel.get(size) for size in layout.NAMES)) for one in (own, theirs)]
     if load and not parent.settings.get("reshardable", True) and layouts[0] != layouts[1]:
         message = (
-            f"{parent.name} was saved with checkpoint.reshardable: false, and has another layout: "
-            f"take its layout, or set load.optimizer: false"
+            f"{parent.name} was saved with checkpoint.reshardable: false (the default for large models), and has "
+            f"another layout: take its layout, set load.optimizer: false, or train it some steps more with true"
         )
         found.append((where, message))
     return found

@@ -114,7 +114,11 @@ class Checkpoint(Section):
     async_save: bool | None = key(
         None, "write checkpoints in the background; default: on GPUs with nvidia-resiliency-ext"
     )
-    reshardable: bool = key(True, "save so that another layout can resume (dist_ckpt_optim_fully_reshardable)")
+    reshardable: bool | None = key(
+        None,
+        "save so that another layout can resume, for which every rank gathers its stage's whole optimizer state in the "
+        "host's memory (dist_ckpt_optim_fully_reshardable); default: up to 150 million parameters per tp x pp",
+    )
     verify: bool = key(True, "record a checkpoint's checksums during training, and compare them before resuming")
     local: LocalCopies | None = key(None, "copies on the nodes, between checkpoints, to resume from")
 
