@@ -20,6 +20,7 @@ from site_clone import SiteClone
 from megaboa.paths import RunFolder, RunStore
 from megaboa.run import checkpoints
 from megaboa.run.identity import identity_of, store_of
+from megaboa.run.watch import ASK_AGAIN_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -282,16 +283,32 @@ def test_the_disk_is_full_during_a_save(faults, small_disk):
     faults.record("the disk is full during a save", "disk full: tries again with growing pauses", since=hit)
 
 
-def test_a_user_stops_one_run(faults):
-    process, _ = faults.start_and_wait("stop")
-    said = faults.clone.megaboa("stop", f"{NAME}/stop")
-    assert "asked SLURM job" in said
+def test_a_user_stops_one_run_and_the_request_must_be_repeated(faults):
+    """SLURM's commands fail where the supervisor tries to pass it on. The file that tells the ranks as well is removed
+    while one of them stands still: else they would have ended before the request is repeated."""
+    process, start = faults.start_and_wait("stop")
+    first = start["nodes"][0]
+    faults.signal_rank(first, "STOP")
+    faults.lab.break_commands(["squeue", "scancel"], first)
+    try:
+        said = faults.clone.megaboa("stop", f"{NAME}/stop")
+        assert "asked SLURM job" in said
+        faults.wait_for_the_word_to_stop("stop")
+        time.sleep(ASK_AGAIN_SECONDS + 2)
+        assert not faults.has_pending(first, signal.SIGTERM), "nobody has been told"
+        RunStore(faults.store("stop")).attempt(1).stop_now.unlink()
+    finally:
+        faults.lab.mend_commands()
+    faults.clone.wait(lambda: faults.has_pending(first, signal.SIGTERM), 120, "the request to save")
+    faults.signal_rank(first, "CONT")
     end = faults.stop("stop", process)
     assert end["cause"] == "stopped" and end["iteration"] == end["last_step"] >= HIT_AT
     again = time.time()
     faults.finish("stop")
     assert faults.lost_steps("stop") == 0
-    faults.record("megaboa stop", "stopped: saves and stops; the next call resumes", jobs=2, since=again)
+    event = "megaboa stop; SLURM's commands fail on the supervisor's host at first, and the file stop-now is lost"
+    outcome = "stopped: repeats the request until it succeeds, saves and stops; the next call resumes"
+    faults.record(event, outcome, jobs=2, since=again)
 
 
 def test_snakemake_gets_sigterm(faults):
