@@ -44,6 +44,25 @@ def test_files_next_to_what_changed_come_first():
     assert set(near) == {"tests/run/test_b.py", "tests/e2e/test_export.py"}
 
 
+def test_the_storm_comes_before_what_changed_and_is_never_left_out(monkeypatch):
+    (storm,) = suite.CERTAIN
+    assert storm in suite.slow_files("rest")
+    assert suite.order(["tests/run/test_b.py", storm], ["tests/run/test_b.py"])[0] == storm
+    monkeypatch.setattr(suite, "start", lambda name, *_: suite.Running(name, Path("/dev/null"), Ended()))
+    tally = suite.Tally()
+    assert suite.run_files("rest", [storm, "tests/run/test_b.py"], time.time() - 1, tally) == ["tests/run/test_b.py"]
+    assert tally.counts["passed"] == 0 and not tally.failed
+
+
+class Ended:
+    """Stands in for a pytest that has ended."""
+
+    returncode = 0
+
+    def poll(self):
+        return self.returncode
+
+
 @pytest.fixture(autouse=True)
 def no_plugins(monkeypatch):
     """The pytests that these tests start import none."""

@@ -15,7 +15,7 @@ import pytest
 from lab import Lab, skip_reason
 from site_clone import SiteClone
 
-SMALL_DISK_MB = 16
+SMALL_DISK_MB = 24  # a run fills 6, and three of test_faults_of_supervisors.py lie there
 
 
 @pytest.fixture(scope="module")

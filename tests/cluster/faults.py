@@ -288,6 +288,12 @@ class Faults:
         """Send a signal to the rank on a host: the oldest of the processes with its name."""
         self.lab.on_node(host, ["kill", f"-{name}", str(min(self.ranks(host, run)))], user="root")
 
+    def has_pending(self, host: str, number: signal.Signals) -> bool:
+        """The rank on a host, which stands still, has been sent a signal."""
+        status = self.lab.on_node(host, ["cat", f"/proc/{min(self.ranks(host))}/status"], user="root").stdout
+        pending = next(line.split()[1] for line in status.splitlines() if line.startswith("ShdPnd:"))
+        return bool(int(pending, 16) & 1 << number - 1)
+
     def wait_for_a_save(self, run: str, timeout: float = 120) -> Path:
         """A checkpoint that is being written now."""
         folder, deadline = self.store(run) / "checkpoints", time.monotonic() + timeout

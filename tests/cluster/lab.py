@@ -219,7 +219,7 @@ class Lab:
         self.addresses = {"login": "10.77.0.1"} | {name: f"10.77.0.{10 + int(name[1:])}" for name in self.nodes}
         self._hosts: dict[str, Host] = {}
         self._daemons: dict[str, subprocess.Popen] = {}
-        self._broken: list[str] = []
+        self._broken: list[tuple[str, str]] = []  # hosts and commands
 
     def __enter__(self) -> "Lab":
         try:
@@ -416,15 +416,16 @@ class Lab:
     def stop_accounting(self) -> None:
         self._end("slurmdbd")
 
-    def break_commands(self, commands: Sequence[str] = STATUS_COMMANDS) -> None:
-        """Make SLURM's client programs fail on the login host, as they do while the controller doesn't answer."""
+    def break_commands(self, commands: Sequence[str] = STATUS_COMMANDS, host: str = "login") -> None:
+        """Make SLURM's client programs fail on a host, as they do while the controller doesn't answer."""
         for command in commands:
-            self._mounts("login", 'mount --bind "$1" "$(command -v "$2")"', self.root / "broken-command", command)
-            self._broken.append(command)
+            self._mounts(host, 'mount --bind "$1" "$(command -v "$2")"', self.root / "broken-command", command)
+            self._broken.append((host, command))
 
     def mend_commands(self) -> None:
         while self._broken:
-            self._mounts("login", 'umount "$(command -v "$1")"', self._broken.pop())
+            host, command = self._broken.pop()
+            self._mounts(host, 'umount "$(command -v "$1")"', command)
 
     def wait(self, condition: Callable[[], object], timeout: float, what: str) -> None:
         """Wait until `condition()` is true."""

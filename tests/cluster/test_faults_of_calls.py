@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -15,18 +14,20 @@ from faults import AT_ONCE, NAME, ONE_HOST, SAVE_INTERVAL, STEPS, WAIT, Faults
 from lab import UID, Lab
 from site_clone import SiteClone
 
-from megaboa.files import append_line, read_json
-from megaboa.paths import NodesFolder
-from megaboa.records import NodeTrouble, line
-from megaboa.run.node_memory import DAY
+from megaboa.files import read_json
 
 pytestmark = pytest.mark.slow
 
 PART = "Calls, queues"
 PARKED = ("limit", "second", "clones", "environment", "held", "started")
 WAITING = ("waiting", "edited")
-REMEMBERING = "remembering"  # what other runs of the store met on a host
-RUNS = {"quiet": STEPS, **dict.fromkeys((REMEMBERING, *PARKED, *WAITING), f"{STEPS}, {AT_ONCE}")}
+FAILING, REMEMBERING = "failing", "remembering"  # one fails twice on a host, which the other one avoids
+RUNS = {
+    "quiet": STEPS,
+    # It takes no notice of its own failures: else the host would not be given to it again.
+    FAILING: f"{STEPS}, {AT_ONCE}, launch.health_check: true, recovery.exclude_hours: 0",
+    **dict.fromkeys((REMEMBERING, *PARKED, *WAITING), f"{STEPS}, {AT_ONCE}"),
+}
 PARTITION = "gpu"  # that runs are trained in
 EDITED_RATE = 0.5
 WALL_TIME = 60  # seconds: SLURM knows no shorter one
@@ -61,28 +62,43 @@ def others(faults: Faults) -> SiteClone:
     return clone
 
 
-def test_a_host_on_which_other_runs_have_failed(faults):
-    """The one that is given out first: it is in the queue again before anything has started there."""
-    (start,) = faults.clone.starts(NAME, "quiet")
-    (bad,) = start["nodes"]
-    place = NodesFolder.of(faults.clone.path / "store").node("lab", bad)
-    place.parent.mkdir(parents=True)
-    for days in (1, 2):
-        when = time.time() - days * DAY
-        append_line(place, line(NodeTrouble(time=when, what="node_failure", detail="down", run="a/dp2", attempt=1)))
-    for path in (place.parent.parent, place.parent, place):
-        shutil.chown(path, UID, UID)
+def test_a_host_on_which_a_run_fails_twice_is_avoided_by_another_run(faults):
+    """The host that is given out first: the other run is in the queue again before anything has started there."""
+    (first,) = faults.clone.starts(NAME, "quiet")
+    (bad,) = first["nodes"]
+    process = faults.start(FAILING)
+    faults.clone.wait(lambda: faults.kill_health_rank(bad), WAIT, f"the health check of {bad}")
+    faults.clone.wait_for_step(NAME, FAILING, 3)
+    hit = time.time()
+    faults.lab.crash(bad)
+    try:  # the administrator is quicker than SLURM, which takes half a minute to notice
+        faults.admin("update", f"nodename={bad}", "state=down", "reason=power")
+        faults.wait_for_start(FAILING, 2)
+    finally:
+        faults.lab.boot(bad)
+    faults.finish(FAILING, process)
+    (refused,) = (one for one in faults.clone.ledger(NAME, FAILING) if one["event"] == "unhealthy")
+    lost, done = faults.ends(FAILING)
+    assert (refused["bad_nodes"], lost["cause"], lost["bad_nodes"]) == ([bad], "node_failure", [bad])
+    assert done["outcome"] == "completed"
+    begun, again = faults.clone.starts(NAME, FAILING)
+    assert begun["nodes"] == [bad] != again["nodes"] and (begun["restarts"], again["restarts"]) == (1, 2)
+    event = "a host fails the check before the first start, and loses its power when it is given to the job again"
+    outcome = "unhealthy, node failure: the same job goes on, and the store remembers both"
+    faults.record(f"{event} (recovery.exclude_hours: 0)", outcome, since=hit)
+    faults.lab.wait_idle()
     faults.finish(REMEMBERING)
     entries = faults.clone.ledger(NAME, REMEMBERING)
     assert [entry["event"] for entry in entries] == ["call", "left", "start", "end"]
     assert entries[1]["nodes"] == [bad]
     assert bad not in entries[2]["nodes"]
     shown = faults.clone.megaboa("nodes", bad)
-    assert "avoided" in shown and "a/dp2" in shown
+    assert ", avoided for " in shown and shown.count(f"({NAME}/{FAILING}") == 2
+    assert "unhealthy: processors: no result" in shown and f"node failure: node {bad} is DOWN" in shown
     faults.clone.megaboa("nodes", bad, "--forget")
     assert len(faults.clone.jobs(REMEMBERING)) == 1
     outcome = "the same job starts on another, from the queue"
-    faults.record("a host is given to the job that the store remembers for two failures of other runs", outcome)
+    faults.record("a host is given to the job on which another run of the store has just failed twice", outcome)
 
 
 def test_a_second_call(faults, call):

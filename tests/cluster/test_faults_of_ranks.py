@@ -20,6 +20,7 @@ from site_clone import SiteClone
 from megaboa.paths import RunFolder, RunStore
 from megaboa.run import checkpoints
 from megaboa.run.identity import identity_of, store_of
+from megaboa.run.watch import ASK_AGAIN_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +34,7 @@ RUNS = {
     ),
     **dict.fromkeys(("copies", "bad-copies"), f"{STEPS}, {AT_ONCE}, checkpoint.local.every: {COPIED_EVERY}"),
     "stand-by": f"{STEPS}, {AT_ONCE}, launch.tasks: node",
-    "hang": f"{STEPS}, {AT_ONCE}, recovery.no_progress_minutes: 0.25",
+    "hang": f"{STEPS}, {AT_ONCE}, recovery.no_progress_minutes: 0.25, resources.spare_nodes: 1",
     "memory": f"{STEPS}, launch.python: limited-python, overrides.model.ffn_hidden_size: {2**26}",
     "diverges": f"{STEPS}, optimizer.lr: 1.0e+30",
     "disk": f"{STEPS}, recovery.backoff_seconds: 5, recovery.budget: 20",
@@ -161,18 +162,31 @@ def test_a_rank_is_killed_in_the_middle_of_a_save(faults):
     faults.record("SIGKILL in the middle of a save", "killed: resumes from the checkpoint before", since=hit)
 
 
-def test_a_rank_hangs(faults):
+def test_a_rank_hangs_and_a_spare_takes_over_and_then_another_one_hangs(faults):
+    """The first host is replaced at once, in the same job. For the second no spare is left: it is used again, as a host
+    on which ranks froze once may be innocent."""
     process, start = faults.start_and_wait("hang")
+    (kept, frozen), (spare,) = start["nodes"], start["spares"]
     hit = time.time()
-    faults.signal_rank(start["nodes"][1], "STOP")
+    faults.signal_rank(frozen, "STOP")
+    faults.wait_for_steps("hang", 2, HIT_AT)
+    faults.signal_rank(spare, "STOP")
     faults.finish("hang", process)
-    end = faults.ends("hang")[0]
-    assert end["cause"] == "hang" and end["action"] == "resume" and end["bad_nodes"] == [start["nodes"][1]]
-    assert "rank 0 waited in" in end["detail"] and "for rank 1, which did not even answer" in end["detail"]
+    ends, starts = faults.ends("hang"), faults.clone.starts(NAME, "hang")
+    assert [(end["cause"], end["action"]) for end in ends[:-1]] == [("hang", "resume")] * 2
+    assert [end["bad_nodes"] for end in ends[:-1]] == [[frozen], [spare]]
+    assert [one["nodes"] for one in starts] == [[kept, frozen], [kept, spare], [kept, spare]]
+    assert [(one["job"], one["restarts"], one.get("spares", [])) for one in starts[1:]] == [(start["job"], 0, [])] * 2
+    for end in ends[:-1]:
+        assert "rank 0 waited in" in end["detail"] and "for rank 1, which did not even answer" in end["detail"]
     log = (faults.store("hang") / "attempts" / "01" / "rank-0.log").read_text()
     assert "Current thread" in log and "train.py" in log, "the stacks of the ranks that could still write them"
-    outcome = "no progress for 15 s: says who waited for whom in which collective, starts the ranks again"
-    faults.record("a rank hangs (SIGSTOP)", outcome, since=hit)
+    troubles = {one.node: one.troubles[-1] for one in faults.remembered("hang")}
+    assert (troubles[frozen].what, troubles[frozen].run, troubles[frozen].attempt) == ("hang", f"{NAME}/hang", 1)
+    faults.tell_phases("hang", hit)
+    outcome = "no progress for 15 s: says who waited for whom in which collective; its rank runs on the spare, in the"
+    outcome += " same job; where none is left, the ranks start again on the same hosts"
+    faults.record("a rank hangs (SIGSTOP), resources.spare_nodes being 1, and then another one", outcome, since=hit)
 
 
 def test_a_rank_runs_out_of_memory(faults):
@@ -270,16 +284,32 @@ def test_the_disk_is_full_during_a_save(faults, small_disk):
     faults.record("the disk is full during a save", "disk full: tries again with growing pauses", since=hit)
 
 
-def test_a_user_stops_one_run(faults):
-    process, _ = faults.start_and_wait("stop")
-    said = faults.clone.megaboa("stop", f"{NAME}/stop")
-    assert "asked SLURM job" in said
+def test_a_user_stops_one_run_and_the_request_must_be_repeated(faults):
+    """SLURM's commands fail where the supervisor tries to pass it on. The file that tells the ranks as well is removed
+    while one of them stands still: else they would have ended before the request is repeated."""
+    process, start = faults.start_and_wait("stop")
+    first = start["nodes"][0]
+    faults.signal_rank(first, "STOP")
+    faults.lab.break_commands(["squeue", "scancel"], first)
+    try:
+        said = faults.clone.megaboa("stop", f"{NAME}/stop")
+        assert "asked SLURM job" in said
+        faults.wait_for_the_word_to_stop("stop")
+        time.sleep(ASK_AGAIN_SECONDS + 2)
+        assert not faults.has_pending(first, signal.SIGTERM), "nobody has been told"
+        RunStore(faults.store("stop")).attempt(1).stop_now.unlink()
+    finally:
+        faults.lab.mend_commands()
+    faults.clone.wait(lambda: faults.has_pending(first, signal.SIGTERM), 120, "the request to save")
+    faults.signal_rank(first, "CONT")
     end = faults.stop("stop", process)
     assert end["cause"] == "stopped" and end["iteration"] == end["last_step"] >= HIT_AT
     again = time.time()
     faults.finish("stop")
     assert faults.lost_steps("stop") == 0
-    faults.record("megaboa stop", "stopped: saves and stops; the next call resumes", jobs=2, since=again)
+    event = "megaboa stop; SLURM's commands fail on the supervisor's host at first, and the file stop-now is lost"
+    outcome = "stopped: repeats the request until it succeeds, saves and stops; the next call resumes"
+    faults.record(event, outcome, jobs=2, since=again)
 
 
 def test_snakemake_gets_sigterm(faults):

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 PART = "Supervisors"
 HANG_MINUTES, STILL = 0.25, 20
+HALF_A_LINE = 100  # bytes of an attempt's end, which has a few hundred
 LAST = "iter_0000060"
 RUNS = {
     "quiet": STEPS,
@@ -23,6 +24,14 @@ RUNS = {
     "still": f"{STEPS}, {AT_ONCE}, recovery.no_progress_minutes: {HANG_MINUTES}",
     "full": f"{STEPS}, recovery.backoff_seconds: 1, recovery.budget: 20",
 }
+
+
+def leave_room(ledger: Path, size: int) -> int:
+    """Let so many bytes be left in its last page: what a line needs beyond them is refused by a full disk. Returns how
+    long it is now."""
+    with ledger.open("a") as lines:
+        lines.write(" " * ((-(lines.tell() + 1 + size)) % PAGE) + "\n")
+        return lines.tell()
 
 
 @pytest.fixture(scope="module")
@@ -71,22 +80,34 @@ def test_a_rank_is_killed_between_the_last_step_and_the_marker(faults):
     faults.record("SIGKILL of a rank between its last step and the checkpoint's marker", outcome, since=hit)
 
 
-def test_the_supervisor_and_its_keeper_are_killed_before_the_end_is_written_down(faults):
+def test_the_supervisor_and_its_keeper_are_killed_while_the_end_is_written_down(faults, small_disk):
+    """The disk takes half of the line, which nobody can finish any more."""
+    faults.keep_on(small_disk, "no-end")
     process, start = faults.start_and_wait("no-end", 5)
     (host,) = start["nodes"]
     faults.signal_supervisor(host, "STOP")
     marker = faults.store("no-end") / "checkpoints" / LAST / "complete.json"
+    ledger = faults.store("no-end") / "attempts.jsonl"
     faults.clone.wait(lambda: marker.exists() and not faults.ranks(host), WAIT, "the end of the ranks")
+    size = leave_room(ledger, HALF_A_LINE)
+    ballast = fill(small_disk)
+    faults.signal_supervisor(host, "CONT")
+    faults.clone.wait(lambda: ledger.stat().st_size > size, WAIT, "half a line")
     faults.kill_supervisor(host)
+    half = ledger.read_text().splitlines()[-1]
+    assert len(half) == HALF_A_LINE and half.startswith("{") and not faults.ends("no-end")
+    ballast.unlink()
     faults.job_ends("no-end")
     faults.snakemake_ends(process, code=1)
     assert not faults.ends("no-end")
     faults.finish("no-end")
     (end,) = faults.ends("no-end")
     assert end["outcome"] == "completed" and "was killed before it could say so" in end["detail"]
+    assert half in ledger.read_text().splitlines(), "it stays alone"
     assert len(faults.clone.starts(NAME, "no-end")) == 1
-    outcome = "the next call closes the attempt, and trains nothing"
-    faults.record("SIGKILL of the supervisor and its keeper after the last step, before the end is written", outcome)
+    event = "SIGKILL of the supervisor and its keeper while the end is written: a full disk has taken half of its line"
+    outcome = "the next call leaves the half line out, closes the attempt, and trains nothing"
+    faults.record(event, outcome)
 
 
 def test_the_disk_is_full_when_the_end_is_written_down(faults, small_disk):
@@ -97,8 +118,7 @@ def test_the_disk_is_full_when_the_end_is_written_down(faults, small_disk):
     store = faults.store("end-line")
     marker = store / "checkpoints" / LAST / "complete.json"
     faults.clone.wait(lambda: marker.exists() and not faults.ranks(host), WAIT, "the end of the ranks")
-    with (store / "attempts.jsonl").open("a") as lines:  # to the end of its last page: the next line needs another one
-        lines.write(" " * (-(lines.tell() + 1) % PAGE) + "\n")
+    leave_room(store / "attempts.jsonl", 0)
     ballast = fill(small_disk)
     faults.signal_supervisor(host, "CONT")
     time.sleep(10)  # as long as the disk is full; it is tried every 5 s

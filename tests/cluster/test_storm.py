@@ -1,7 +1,7 @@
 """Fault after fault, each chosen by chance, while two runs train on a cluster of four hosts.
 
-A short storm is a test like the others. `MEGABOA_STORM_MINUTES=20` makes a long one, with every kind of fault, and
-`MEGABOA_STORM_SEED` another one; both are printed, with what happened when.
+A short storm is a test that `.ci/run` never leaves out. `MEGABOA_STORM_MINUTES=20` makes a long one, with every kind of
+fault, and `MEGABOA_STORM_SEED` another one; both are printed, with what happened when.
 """
 
 from __future__ import annotations
