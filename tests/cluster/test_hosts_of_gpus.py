@@ -41,6 +41,7 @@ class OneAfterTheOther(Faults):
 
     def train(self, run: str) -> None:
         begun = time.time()
+        print(f"launch.tasks: {run}", flush=True)
         process = self.start(run)
         if run == "node":
             hit = self.kill_parked_rank(self.park_until_others_stand_by(run, SAVE_INTERVAL + 2))
@@ -51,7 +52,7 @@ class OneAfterTheOther(Faults):
             self.signal_rank(host, "KILL")
         self.finish(run, process)
         first, again = self.clone.starts(NAME, run)
-        print(f"launch.tasks: {run}", f"from the call to the first start: {first['time'] - begun:.1f} s", sep="\n")
+        print(f"from the call to the first start: {first['time'] - begun:.1f} s")
         for start in (first, again):
             phases = self.clone.phases(NAME, run, start["attempt"])
             said = ", ".join(f"{name} {moment - start['time']:.1f}" for name, moment in phases)

@@ -16,7 +16,8 @@ pytestmark = on_two_gpus
 
 SHARDINGS = {"fsdp-1": "optim", "fsdp-2": "optim_grads", "fsdp-3": "optim_grads_params"}  # no_shard can't be saved
 RUNS = {
-    "dp2": f"{{{TWO}}}",  # saves in the background
+    "dp2": f"{{{TWO}}}",  # saves in the background, as the next one does, as a large model is saved
+    "dp2-shards": f"{{{TWO}, checkpoint.reshardable: false}}",
     **{run: f"{{{TWO}, parallel.fsdp: megatron, parallel.fsdp_sharding: {kind}}}" for run, kind in SHARDINGS.items()},
 }
 STEPS, SAVE_INTERVAL = 600, 200
