@@ -251,7 +251,7 @@ def rows() -> list[Row]:
     llama = of_experiment("h200-llama3-8b", "llama3-8b-2xh200")
     blind = of_experiment("h200-blind", "blind-2xh200")
     four = of_experiment("h200-four", "llama3-8b-8xh200", "overlays/llama3-8b-4xh200")
-    scaling = of_experiment("h200-scaling", "scaling-8xh200")
+    scaling = [one for data in ("h200-scaling", "h200-scaling-4") for one in of_experiment(data, "scaling-8xh200")]
     ours = (*h200(), *llama, *blind, *four, *scaling)
     return [*vtrain("vtrain-multi"), *vtrain("vtrain-single"), *simumax(), *ours, *bridge()]
 

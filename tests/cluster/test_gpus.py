@@ -83,8 +83,8 @@ RUNS = {
 }
 UNDISTURBED = ("quiet", "again", *LAYOUTS)
 BF16 = 5e-2  # largest difference of a step's loss between layouts
-# Other programs that use a GPU, and little of its memory: to a run it is slow, as all have it in turn. Half of an H200's
-# speed, which one of them leaves, is about what passes; three have so much memory that the host is refused for that.
+# Other programs that use a GPU, and little of its memory: to a run it is slow, as all have it in turn. One leaves half
+# of its speed, which on an H200 is about what passes; three have so much memory that the host is refused for that.
 BURN = """\
 import torch
 a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
