@@ -154,6 +154,14 @@ def test_two_equal_runs_are_refused_unless_their_tensors_are_compared(plan_of):
     assert [run.launch.samples for run in plan.runs] == [True, True]
 
 
+@pytest.mark.parametrize(("asked", "reshardable"), [("", True), ("checkpoint: {reshardable: false}\n", False)])
+def test_tensors_that_are_compared_are_saved_whole(plan_of, asked, reshardable):
+    large = "models.dense.config.num_hidden_layers: 3"  # 210 million parameters
+    sweep = f"{asked}sweep: {{runs: {{a: {{{large}}}, b: {{{large}, overrides.train.exit_interval: 3}}}}}}\n"
+    plan = plan_of(sweep + "report: {agreements: [{reference: a, runs: [b], tensors: true}]}")
+    assert [run.launch.checkpoint["reshardable"] for run in plan.runs] == [reshardable, reshardable]
+
+
 def test_fine_tuning_is_proven_in_its_own_layout(proof_of):
     plan, unproven = proof_of(
         "corpora: {text: {source: python-stdlib}, chats: {source: python-stdlib, messages: messages}}\n"
