@@ -65,6 +65,24 @@ def test_shards_that_were_saved_as_they_lie_are_refused_by_another_layout(saved,
         continuation.refuse_other_layout(asked, theirs)
 
 
+@pytest.mark.parametrize("with_part", [True, False])
+@pytest.mark.parametrize(
+    ("whole", "was", "own", "kept"),
+    [(False, True, False, True), (False, False, True, False), (False, True, True, True), (True, False, True, True)],
+)
+def test_buckets_stay_as_the_state_was_saved(with_part, whole, was, own, kept):
+    asked = config()
+    asked.optimizer = SimpleNamespace(use_distributed_optimizer=True)
+    asked.ddp = SimpleNamespace(overlap_grad_reduce=own, overlap_param_gather=own, bucket_size=None)
+    asked.comm_overlap = SimpleNamespace(overlap_grad_reduce=own, overlap_param_gather=own) if with_part else None
+    theirs = {"checkpoint": {"dist_ckpt_optim_fully_reshardable": whole}, "ddp": {"overlap_grad_reduce": was}}
+    said = continuation.keep_buckets(asked, theirs)
+    assert bool(said) == (was != own and not whole)
+    parts = [asked.ddp, *filter(None, [asked.comm_overlap])]
+    assert all(part.overlap_grad_reduce == kept for part in parts)
+    assert not any(part.overlap_param_gather and not part.overlap_grad_reduce for part in parts)
+
+
 @pytest.mark.parametrize(
     ("own", "of_tokenizer", "said"),
     [

@@ -23,6 +23,10 @@ FAMILY = {
     "pp2": f"{{{PARENT}, {TWO}, parallel.pp: 2}}",
     "beta": f"{{{PARENT}, optimizer.beta2: 0.5}}",
     "fresh": f"{{{PARENT}, load.optimizer: false, load.rng: false}}",
+    # The optimizer's shards as they lie, as large models save them: of two ranks, then of one.
+    "halves": f"{{{TWO}, checkpoint.reshardable: false}}",
+    "joined": "{continue_from: family/halves@10, checkpoint.reshardable: false}",
+    "cut": f"{{continue_from: family/joined@20, {TWO}, training.train_iters: 30}}",
 }
 AGREEMENTS = """\
 report:

@@ -70,18 +70,30 @@ def test_a_killed_rank_takes_the_others_down_and_the_run_goes_on_by_itself(works
 
 
 def test_a_run_that_fails_again_and_again_stops_and_shows_why(workspace, quiet):
-    config = experiment(workspace, "budget", "recovery: {budget: 0}")
-    process = workspace.start("pretrain", "--configfile", config)
-    ranks = workspace.wait_for_step("budget", "dp2", KILLED_AT)
-    os.kill(ranks[0], signal.SIGKILL)
-    output = process.communicate(timeout=60)[0]
-    assert process.returncode != 0
+    config = experiment(workspace, "budget", "recovery: {budget: 0}", own=", overrides.ddp.bucket_size: 4000")
+    output = killed_at(workspace, config, KILLED_AT)
     assert "was killed by SIGKILL" in output and "recovery.budget" in output and "The last lines of" in output
     assert "1 run failed" in output and "`megaboa interim budget` makes a report of what is there" in output
     assert not workspace.results("budget", "runs", "dp2", "train.json").exists()
     edit(config, f"save_interval: {SAVE_INTERVAL}", f"save_interval: {SAVE_INTERVAL}, reshardable: false")
-    workspace.snakemake("pretrain", "--configfile", config)  # from a checkpoint that isn't saved that way
+    killed_at(workspace, config, KILLED_AT + SAVE_INTERVAL)  # resumed from a checkpoint that isn't saved that way
+    edit(config, "bucket_size: 4000", "bucket_size: 4000, parallel.overlap_grad_reduce: true")
+    workspace.snakemake("pretrain", "--configfile", config)
     assert workspace.steps("budget", "dp2") == quiet
+    starts = [entry for entry in attempts(workspace, "budget") if entry["event"] == "start"]
+    assert [start["resumed_from"] for start in starts] == [0, SAVE_INTERVAL, 2 * SAVE_INTERVAL]
+    said = (workspace.store("budget", "dp2") / "attempts" / "03" / "rank-0.log").read_text()
+    assert "overlap_grad_reduce stays False" in said, "else no bucket would be the same"
+
+
+def killed_at(workspace, config, step):
+    """What a call says whose first rank is killed after a step."""
+    process = workspace.start("pretrain", "--configfile", config)
+    ranks = workspace.wait_for_step("budget", "dp2", step)
+    os.kill(ranks[0], signal.SIGKILL)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode != 0
+    return output
 
 
 def test_killed_snakemake_needs_no_unlock_and_training_is_never_doubled(workspace, quiet):

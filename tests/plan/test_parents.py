@@ -178,7 +178,7 @@ def test_another_layout_needs_a_checkpoint_that_was_saved_for_it(plan_of: PlanOf
     trained(**{"checkpoint.reshardable": False})
     wide = "continue_from: old/base@10\nresources: {gpus_per_node: 2}\nparallel: {tp: 2}\n"
     text = problems(plan_of, wide)
-    assert "saved with checkpoint.reshardable: false (the default for large models), and has another layout" in text
+    assert "saves with checkpoint.reshardable: false (the default for large models), and has another layout" in text
     assert plan_of(wide + "load: {optimizer: false}", **SAVES).runs[0].run.parent.iteration == 10
 
 

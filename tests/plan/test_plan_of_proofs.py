@@ -107,7 +107,7 @@ def test_a_layout_that_does_not_divide_is_said(proof_of):
 
 def test_checkpoints_that_no_other_layout_reads_are_said(proof_of):
     _, [sentence] = proof_of("checkpoint: {reshardable: false}\n")
-    assert "was saved with checkpoint.reshardable: false" in sentence
+    assert "saves with checkpoint.reshardable: false" in sentence
 
 
 def test_no_twin_where_weights_lie_in_pieces(proof_of):

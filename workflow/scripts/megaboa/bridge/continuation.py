@@ -108,19 +108,38 @@ def refuse_optimizer(config: Any, theirs: Tree) -> None:
 
 def refuse_other_layout(config: Any, theirs: Tree) -> None:
     """Shards of the optimizer that were saved as they lie are cut as the ranks were."""
-    saved = theirs.get("checkpoint") or {}
-    if saved.get("dist_ckpt_optim_fully_reshardable") is not False or saved.get("ckpt_format") == "fsdp_dtensor":
-        return
-    if not _is_distributed(config):
+    if not _is_by_buckets(config, theirs):
         return
     for field in CUTS:
         own, other = getattr(config.model, field, None) or 1, theirs["model"].get(field) or 1
         if own != other:
             raise ValueError(
                 f"continue_from: the checkpoint was saved with checkpoint.reshardable: false (the default for large "
-                f"models) and {field} {other}, and this run has {own}: take that layout, set load.optimizer: false, or "
-                f"train the other run some steps more with true"
+                f"models) and {field} {other}, and this run has {own}: train the other run some steps more with true, "
+                f"take its layout, or set load.optimizer: false"
             )
+
+
+def keep_buckets(config: Any, theirs: Tree) -> list[str]:
+    """The optimizer's shards that were saved as they lie fit the same buckets only, and there is but one where no
+    gradients are reduced early. Returns what was changed."""
+    if not _is_by_buckets(config, theirs) or "overlap_grad_reduce" not in theirs.get("ddp", {}):
+        return []
+    was, own = theirs["ddp"]["overlap_grad_reduce"], config.ddp.overlap_grad_reduce
+    config.ddp.overlap_grad_reduce, config.ddp.bucket_size = was, theirs["ddp"].get("bucket_size")
+    parts = [config.ddp, *([config.comm_overlap] if config.comm_overlap else [])]  # which writes them again
+    for part in parts:
+        part.overlap_grad_reduce = was
+        part.overlap_param_gather = part.overlap_param_gather and was
+    if was == own:
+        return []
+    return [f"overlap_grad_reduce stays {was}: the optimizer's state is that of its buckets (checkpoint.reshardable)"]
+
+
+def _is_by_buckets(config: Any, theirs: Tree) -> bool:
+    saved = theirs.get("checkpoint") or {}
+    is_whole = saved.get("dist_ckpt_optim_fully_reshardable") is not False
+    return not is_whole and saved.get("ckpt_format") != "fsdp_dtensor" and _is_distributed(config)
 
 
 def _is_distributed(config: Any) -> bool:

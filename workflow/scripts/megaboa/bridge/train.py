@@ -98,11 +98,14 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     cache = store.index_cache if wanted.capture or not folder.index else Path(folder.index.cache)
     load = checkpoints.folder(wanted.parent or store.checkpoints, wanted.resume_from) if wanted.resume_from else None
     configuration.place(config, folder.launch, store, attempt, load, cache)
+    changes: list[str] = []  # of what was asked for
     if run.is_tuned:
         tuning.begin(config, folder, Path(folder.index.cache), resumes=bool(load))
     if load:
         theirs = continuation.saved_with(config.checkpoint.load)
         continuation.refuse_other_rows(config, theirs)
+        if not wanted.parent or run.parent.load.optimizer:
+            changes += continuation.keep_buckets(config, theirs)
         if wanted.parent:
             continuation.configure(config, theirs, run.parent, wanted.parent, wanted.resume_from)
             continuation.keep_own_settings(checkpointing, theirs)
@@ -124,7 +127,7 @@ def train(folder: RunFolder, store: RunStore, attempt: AttemptFolder, wanted: ar
     if not config.checkpoint.async_save:
         process.save_in_foreground()
     wheels.keep_compiled_helpers(initialize)
-    changes = wheels.without_missing_kernels(config.model)
+    changes += wheels.without_missing_kernels(config.model)
     if rank == 0:
         wheels.say(changes)
 

@@ -222,11 +222,12 @@ def mismatches(parent: ParentRun, run: Run, step: int) -> list[tuple[tuple[str, 
     if kinds[0] != kinds[1]:
         message = f"checkpoints of Megatron-FSDP have their own format: set it as in {parent.name}"
         found.append((("parallel", "fsdp"), message))
-    layouts = [(one.world_size, *(one.parallel.get(size) for size in layout.NAMES)) for one in (own, theirs)]
+    layouts = [[one.parallel.get(size) for size in layout.NAMES] for one in (own, theirs)]  # in any number of copies
     if load and not parent.settings.get("reshardable", True) and layouts[0] != layouts[1]:
         message = (
-            f"{parent.name} was saved with checkpoint.reshardable: false (the default for large models), and has "
-            f"another layout: take its layout, set load.optimizer: false, or train it some steps more with true"
+            f"{parent.name} saves with checkpoint.reshardable: false (the default for large models), and has another "
+            f"layout: set it to true there (a trained run saves so when it has some steps more), take its layout, or "
+            f"set load.optimizer: false"
         )
         found.append((where, message))
     return found
