@@ -4,8 +4,8 @@
 
 The run is trained by the workflow, with its own settings, and saves at that step. When the checkpoint is complete, one
 of its ranks is killed; when the next attempt has done a step, the call ends, and the run can be trained on by the next
-one. A save's stall is what the steps from the save until the checkpoint is complete took longer than as many of those
-before.
+one. Its results have the experiment's name and `-saves`. The stall is how much longer the steps during the save took
+than as many usual ones.
 """
 
 from __future__ import annotations
@@ -77,9 +77,12 @@ class Saved:
                     "/proc", (place / "stat").read_text().rsplit(")", 1)[1].split()[1], "cmdline"
                 ).read_text()
                 if "train_rank.py" in words and named in words and ("zygote" in starter or "megaboa" in starter):
-                    found.append((str((place / "fd" / "1").readlink()), int(place.name)))  # ending in rank-K.log
-            except OSError:  # it has ended, or is somebody else's
+                    log = (place / "fd" / "1").readlink().stem  # rank-K
+                    found.append((int(log.removeprefix("rank-")), int(place.name)))
+            except (OSError, ValueError):  # it has ended, is somebody else's, or no rank
                 continue
+        if not found:
+            raise SystemExit("no rank is left to kill")
         hit = time.time()
         os.kill(max(found)[1], signal.SIGKILL)
         return hit
@@ -99,10 +102,12 @@ def main() -> None:
     parser.add_argument("--interval", type=int, default=50, help="of which the stall is given as a share")
     asked = parser.parse_args()
     changes = {"checkpoint": {"save_interval": asked.save_at, "keep_last": 1}, "training": {"train_iters": 10_000}}
+    given = [path.resolve() for path in asked.files]
+    os.chdir(ROOT)  # where results and the store are
     with tempfile.TemporaryDirectory(prefix="megaboa-") as folder:
         changed = Path(folder, "saves.yaml")
-        changed.write_text(yaml.safe_dump(changes))
-        config = [path.resolve() for path in (*asked.files, changed)]
+        changed.write_text(yaml.safe_dump({"experiment": f"{load(given).experiment.experiment}-saves", **changes}))
+        config = [*given, changed]
         plan = make_plan(load(config))
         run = plan[asked.run].folder("results", plan.experiment.experiment)
         saved = Saved(config, asked.run, run)

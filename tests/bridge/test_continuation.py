@@ -47,6 +47,7 @@ def test_what_recipes_and_overrides_made_of_it_is_refused(changes, said):
         ({"dist_ckpt_optim_fully_reshardable": False}, {"tensor_model_parallel_size": 2}, True),
         ({"dist_ckpt_optim_fully_reshardable": False}, {"virtual_pipeline_model_parallel_size": 2}, True),
         ({"dist_ckpt_optim_fully_reshardable": False}, {"tensor_model_parallel_size": 1}, False),
+        ({"dist_ckpt_optim_fully_reshardable": False}, {"expert_tensor_parallel_size": 2}, True),
         (
             {"dist_ckpt_optim_fully_reshardable": False, "ckpt_format": "fsdp_dtensor"},
             {"context_parallel_size": 2},
@@ -72,15 +73,23 @@ def test_shards_that_were_saved_as_they_lie_are_refused_by_another_layout(saved,
 )
 def test_buckets_stay_as_the_state_was_saved(with_part, whole, was, own, kept):
     asked = config()
-    asked.optimizer = SimpleNamespace(use_distributed_optimizer=True)
-    asked.ddp = SimpleNamespace(overlap_grad_reduce=own, overlap_param_gather=own, bucket_size=None)
-    asked.comm_overlap = SimpleNamespace(overlap_grad_reduce=own, overlap_param_gather=own) if with_part else None
-    theirs = {"checkpoint": {"dist_ckpt_optim_fully_reshardable": whole}, "ddp": {"overlap_grad_reduce": was}}
+
+    def part(**more):
+        return SimpleNamespace(overlap_grad_reduce=own, overlap_param_gather=own, bucket_size=None, **more)
+
+    asked.optimizer = SimpleNamespace(use_distributed_optimizer=True, overlap_param_gather=own)
+    asked.ddp, asked.comm_overlap = part(num_buckets=4), part() if with_part else None
+    size = 1 << 27 if was else None
+    saved = {"overlap_grad_reduce": was, "bucket_size": size}
+    theirs = {"checkpoint": {"dist_ckpt_optim_fully_reshardable": whole}, "ddp": saved}
     said = continuation.keep_buckets(asked, theirs)
-    assert bool(said) == (was != own and not whole)
+    assert len(said) == (was != own and not whole)
     parts = [asked.ddp, *filter(None, [asked.comm_overlap])]
     assert all(part.overlap_grad_reduce == kept for part in parts)
-    assert not any(part.overlap_param_gather and not part.overlap_grad_reduce for part in parts)
+    assert all(part.bucket_size == (None if whole else size) for part in parts)
+    assert asked.ddp.num_buckets == (4 if whole else None)
+    if not whole:
+        assert [part.overlap_param_gather for part in (*parts, asked.optimizer)] == [own and was] * (len(parts) + 1)
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,33 @@ def test_a_tensor_that_is_gone_fails(lab):
     assert MOMENT in found.detail
 
 
+@pytest.mark.parametrize("both", [True, False])
+def test_shards_of_another_layout_are_not_compared(lab, both):
+    """The weights are."""
+    shards = {name: value for name, value in lab.state.items() if not name.startswith("optimizer.")}
+    shards["optimizer.distributed.dp_group_idx_0.gbuf_idx_0.exp_avg"] = torch.ones(768)
+    if both:
+        lab.path.joinpath("whole", "checkpoints", "iter_0000011").rename(lab.path / "away")
+        lab.save("whole", END, {name: value[:384] if value.dim() == 1 else value for name, value in shards.items()})
+    lab.run("resumed", world_size=2)
+    lab.save("resumed", END, shards)
+    found = lab.checks()
+    assert found["weights"].verdict == "equal"
+    assert found["optimizer"].state == "NOT_RUN" and "checkpoint.reshardable" in found["optimizer"].detail
+
+
+def test_a_twin_that_was_saved_otherwise_sets_no_limit(lab):
+    shards = {name: value for name, value in lab.rounded(1).items() if not name.startswith("optimizer.")}
+    shards["optimizer.distributed.dp_group_idx_0.gbuf_idx_0.exp_avg"] = torch.ones(768)
+    lab.path.joinpath("twin", "checkpoints", "iter_0000011").rename(lab.path / "away")
+    lab.save("twin", END, shards)
+    lab.run("resumed", world_size=2)
+    lab.save("resumed", END, lab.rounded(2))
+    found = lab.checks()
+    assert found["weights"].verdict == "within rounding"
+    assert found["optimizer"].state == "NOT_RUN" and "without a twin" in found["optimizer"].detail
+
+
 def test_rows_that_pad_a_vocabulary_are_not_compared(lab):
     name = "embedding.word_embeddings.weight"
     lab.run("resumed", world_size=2)

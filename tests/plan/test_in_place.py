@@ -45,7 +45,7 @@ class Trainer:
         for iteration in iterations:
             folder = checkpoints.folder(store.checkpoints, iteration)
             folder.mkdir(parents=True)
-            (folder / checkpoints.LAST_WRITTEN).write_text("x")
+            (folder / checkpoints.LAST_WRITTEN).write_text("checkpoint: {ckpt_format: torch_dist}\n")
         checkpoints.mark_complete(store.checkpoints)
         return identity
 

@@ -21,11 +21,12 @@ PlanOf = Callable[..., Plan]
 SAVES = {"training.train_iters": 100, "checkpoint.save_interval": 10}
 
 
-def saved(root: Path, *iterations: int) -> None:
+def saved(root: Path, *iterations: int, whole: bool = True) -> None:
     for iteration in iterations:
         folder = checkpoints.folder(root, iteration)
         folder.mkdir(parents=True)
-        (folder / checkpoints.LAST_WRITTEN).write_text("x")
+        form = f"dist_ckpt_optim_fully_reshardable: {str(whole).lower()}"
+        (folder / checkpoints.LAST_WRITTEN).write_text(f"checkpoint: {{{form}, ckpt_format: torch_dist}}\n")
     checkpoints.mark_complete(root)
 
 
@@ -34,7 +35,7 @@ def trained(plan_of: PlanOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Plan the small experiment as `old`, with a run `base` that has been trained and has checkpoints 10 and 20."""
     monkeypatch.chdir(tmp_path)
 
-    def make(**changes: object) -> Plan:
+    def make(whole: bool = True, **changes: object) -> Plan:
         given = {"experiment": "old", "training.train_iters": 20, "checkpoint.save_interval": 10, **changes}
         plan = plan_of("sweep: {runs: {base: {}}}", **given)
         plan.write("results")
@@ -42,7 +43,7 @@ def trained(plan_of: PlanOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         store = RunStore(Path("store/runs/old/base/0123"))
         identity = {"run": read_json(run.path / "run.json")}
         write_json(store.identity, identity)
-        saved(store.checkpoints, 10, 20)
+        saved(store.checkpoints, 10, 20, whole=whole)
         write(run.train_manifest, made.trained(store=str(store.path), identity=digest(identity)))
         return plan
 
@@ -175,11 +176,30 @@ def test_a_smaller_batch_would_have_read_too_much(plan_of: PlanOf, trained: Call
 
 
 def test_another_layout_needs_a_checkpoint_that_was_saved_for_it(plan_of: PlanOf, trained: Callable[..., Plan]) -> None:
-    trained(**{"checkpoint.reshardable": False})
+    """By what the checkpoint says, as the key may have been another when it was saved."""
+    trained(whole=False, **{"checkpoint.reshardable": True})
     wide = "continue_from: old/base@10\nresources: {gpus_per_node: 2}\nparallel: {tp: 2}\n"
     text = problems(plan_of, wide)
-    assert "saves with checkpoint.reshardable: false (the default for large models), and has another layout" in text
+    assert (
+        "the optimizer's state of old/base is saved by ranks of another layout (checkpoint.reshardable: false" in text
+    )
+    assert "continue old/base (continue_from: itself) by some steps with true" in text
     assert plan_of(wide + "load: {optimizer: false}", **SAVES).runs[0].run.parent.iteration == 10
+    more = "continue_from: old/base@10\nresources: {gpus_per_node: 2}\n"
+    assert plan_of(more, **SAVES).runs[0].run.parent.iteration == 10, "any number of data parallel ranks takes it"
+
+
+def test_a_checkpoint_that_was_saved_whole_has_any_layout(plan_of: PlanOf, trained: Callable[..., Plan]) -> None:
+    trained(whole=True, **{"checkpoint.reshardable": False})
+    wide = "continue_from: old/base@10\nresources: {gpus_per_node: 2}\nparallel: {tp: 2}\n"
+    assert plan_of(wide, **SAVES).runs[0].run.parent.iteration == 10
+
+
+def test_a_parent_that_is_yet_to_be_trained_is_told_to_save_whole(plan_of: PlanOf) -> None:
+    child = "b: {continue_from: small/a@10, resources.gpus_per_node: 2, parallel.tp: 2}"
+    sweep = f"sweep: {{runs: {{a: {{}}, {child}}}}}\n"
+    text = problems(plan_of, f"checkpoint: {{reshardable: false, save_interval: 10}}\n{sweep}")
+    assert "another layout (checkpoint.reshardable: false" in text and "set it to true for that run" in text
 
 
 def test_another_precision_takes_the_state_of_a_distributed_optimizer_or_none(

@@ -106,8 +106,12 @@ def test_a_layout_that_does_not_divide_is_said(proof_of):
 
 
 def test_checkpoints_that_no_other_layout_reads_are_said(proof_of):
-    _, [sentence] = proof_of("checkpoint: {reshardable: false}\n")
-    assert "saves with checkpoint.reshardable: false" in sentence
+    """Only the number of data parallel ranks may differ."""
+    shards = "checkpoint: {reshardable: false}\n"
+    plan, unproven = proof_of(shards)
+    assert unproven == [] and plan["dp2"].run.world_size == 2
+    _, [sentence] = proof_of(f"{shards}training: {{global_batch_size: 1, micro_batch_size: 1}}\n")
+    assert "another layout (checkpoint.reshardable: false" in sentence
 
 
 def test_no_twin_where_weights_lie_in_pieces(proof_of):
@@ -158,8 +162,9 @@ def test_two_equal_runs_are_refused_unless_their_tensors_are_compared(plan_of):
 def test_tensors_that_are_compared_are_saved_whole(plan_of, asked, reshardable):
     large = "models.dense.config.num_hidden_layers: 3"  # 210 million parameters
     sweep = f"{asked}sweep: {{runs: {{a: {{{large}}}, b: {{{large}, overrides.train.exit_interval: 3}}}}}}\n"
-    plan = plan_of(sweep + "report: {agreements: [{reference: a, runs: [b], tensors: true}]}")
-    assert [run.launch.checkpoint["reshardable"] for run in plan.runs] == [reshardable, reshardable]
+    plan = plan_of(sweep + "report: {agreements: [{reference: a, runs: [b], tensors: true, twins: 1}]}")
+    assert [run.name for run in plan.runs] == ["a", "b", "a-twin1"]
+    assert {run.launch.checkpoint["reshardable"] for run in plan.runs} == {reshardable}
 
 
 def test_fine_tuning_is_proven_in_its_own_layout(proof_of):

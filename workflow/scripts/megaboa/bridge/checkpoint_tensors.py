@@ -21,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 from megaboa.records import Tree
 
 OPTIMIZER = "optimizer."
+SHARDS = "optimizer.distributed."  # of the ranks, where they aren't gathered
 COMMON, RANDOM = "common_state", "rng_state"
 # Megatron pads their rows so that tensor ranks divide them.
 PADDED = ("word_embeddings.weight", "output_layer.weight")
@@ -59,6 +60,11 @@ class Checkpoint:
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Shapes by name."""
         return {name: tuple(kind.size) for name, kind in self._kinds.items() if hasattr(kind, "size")}
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether its optimizer's tensors are those of ranks, and not those of parameters."""
+        return any(name.startswith(SHARDS) for name in self.tensors)
 
     def tensor(self, name: str) -> torch.Tensor:
         kind = self._kinds[name]

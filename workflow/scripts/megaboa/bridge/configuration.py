@@ -126,7 +126,7 @@ def place(
         saved.load = str(load.absolute())
         if config.peft is None:  # adapters are saved without what they change
             saved.pretrained_checkpoint = None
-    if wanted.get("reshardable") is not None:
+    if "reshardable" in wanted:
         saved.dist_ckpt_optim_fully_reshardable = wanted["reshardable"]
     if not saved.save_interval:
         _save_nothing(saved)

@@ -9,9 +9,11 @@ only the state.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from megaboa import layout
 from megaboa.paths import RunStore
 from megaboa.records import Identity, Parent, Tree, read
 
@@ -25,11 +27,6 @@ ARCHITECTURE = (
 )
 # They name a group of parameters together with what they are here: structure, and settings that may differ.
 _SETTINGS_IN_NAMES = ("max_lr", "min_lr", "start_wd", "end_wd")
-# How a model is cut over ranks, as far as it is known before ranks start.
-CUTS = (
-    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
-    *("context_parallel_size", "expert_model_parallel_size"),
-)
 _STATE_OF_A_GROUP = ("params", "step")
 
 
@@ -107,33 +104,49 @@ def refuse_optimizer(config: Any, theirs: Tree) -> None:
 
 
 def refuse_other_layout(config: Any, theirs: Tree) -> None:
-    """Shards of the optimizer that were saved as they lie are cut as the ranks were."""
+    """The optimizer's shards are cut as the ranks were."""
     if not _is_by_buckets(config, theirs):
         return
-    for field in CUTS:
-        own, other = getattr(config.model, field, None) or 1, theirs["model"].get(field) or 1
-        if own != other:
-            raise ValueError(
-                f"continue_from: the checkpoint was saved with checkpoint.reshardable: false (the default for large "
-                f"models) and {field} {other}, and this run has {own}: train the other run some steps more with true, "
-                f"take its layout, or set load.optimizer: false"
-            )
+    own = _layout(lambda field: getattr(config.model, field, None))
+    other = _layout(theirs["model"].get)
+    if own != other:
+        raise ValueError(
+            f"continue_from: the optimizer's state was saved by ranks of another layout (checkpoint.reshardable: "
+            f"false, the default for large models), {_differing(other, own)}, here {_differing(own, other)}: save it "
+            f"with true, take that layout, or set load.optimizer: false"
+        )
+
+
+def _layout(size_of: Callable[[str], int | None]) -> dict[str, int]:
+    found = {axis.name: size_of(axis.argument) for axis in layout.AXES}
+    return {name: size or (found["tp"] if name == "etp" else None) or 1 for name, size in found.items()}
+
+
+def _differing(one: dict[str, int], other: dict[str, int]) -> str:
+    return " ".join(f"{name}{size}" for name, size in one.items() if size != other[name])
 
 
 def keep_buckets(config: Any, theirs: Tree) -> list[str]:
-    """The optimizer's shards that were saved as they lie fit the same buckets only, and there is but one where no
-    gradients are reduced early. Returns what was changed."""
+    """The optimizer's shards fit the buckets only that they were saved in, and there is but one where no gradients are
+    reduced early. Returns what was changed."""
     if not _is_by_buckets(config, theirs) or "overlap_grad_reduce" not in theirs.get("ddp", {}):
         return []
-    was, own = theirs["ddp"]["overlap_grad_reduce"], config.ddp.overlap_grad_reduce
-    config.ddp.overlap_grad_reduce, config.ddp.bucket_size = was, theirs["ddp"].get("bucket_size")
-    parts = [config.ddp, *([config.comm_overlap] if config.comm_overlap else [])]  # which writes them again
-    for part in parts:
-        part.overlap_grad_reduce = was
+    was, size = theirs["ddp"]["overlap_grad_reduce"], theirs["ddp"].get("bucket_size")
+    changed = {
+        name: value
+        for name, value in {"overlap_grad_reduce": was, "bucket_size": size}.items()
+        if getattr(config.ddp, name) not in (None, value)
+    }
+    for part in filter(None, (config.ddp, config.comm_overlap)):  # the second writes the first again
+        part.overlap_grad_reduce, part.bucket_size = was, size
+    for part in filter(None, (config.ddp, config.comm_overlap, config.optimizer)):  # Bridge takes any of them for all
         part.overlap_param_gather = part.overlap_param_gather and was
-    if was == own:
-        return []
-    return [f"overlap_grad_reduce stays {was}: the optimizer's state is that of its buckets (checkpoint.reshardable)"]
+    if getattr(config.ddp, "num_buckets", None):  # or else a size
+        config.ddp.num_buckets = None
+    return [
+        f"{name} is {value}, as the optimizer's shards were saved in these buckets (checkpoint.reshardable: false)"
+        for name, value in changed.items()
+    ]
 
 
 def _is_by_buckets(config: Any, theirs: Tree) -> bool:

@@ -37,8 +37,7 @@ _SAME_SAMPLES = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", 
 _SAMPLES = ("train_iters", "global_batch_size", "seq_length", "seed", "eval_interval", "eval_iters")
 _SAMPLE_FIELDS = ("dataset.", "train.", "validation.", "tokenizer.", "rng.")
 WHILE_TRAINING = ("profiling.use_viztracer", "profiling.record_memory_history")
-# Up to so many per rank of a data parallel group, every rank gathers 1.8 GB at a save, and others wait a second.
-GATHERED_PARAMETERS = 150e6
+GATHERED_PARAMETERS = 150e6  # of which every rank gathers 1.8 GB of optimizer state at a save
 RECIPE = "recipe"  # in the plan: a value that the recipe decides
 
 
@@ -117,14 +116,14 @@ def _code_digest(code: str) -> str:
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
-def launch(config: Experiment, model: str, params: int | None) -> LaunchSpec:
+def launch(config: Experiment, model: str, quantities: Quantities) -> LaunchSpec:
     """Where and how a run runs: no input of training."""
     asked = {
         **config.resources.model_dump(mode="json"),
         "start": config.launch.model_dump(mode="json"),
         "recovery": config.recovery.model_dump(mode="json"),
         "trackers": config.trackers.model_dump(mode="json"),
-        "checkpoint": _checkpoint(config, config.models[model].recipe is not None, params),
+        "checkpoint": _checkpoint(config, config.models[model].recipe is not None, quantities),
         "store": config.store,
         **config.data.model_dump(
             mode="json", exclude_unset=config.models[model].recipe is not None, include={"num_workers"}
@@ -134,16 +133,18 @@ def launch(config: Experiment, model: str, params: int | None) -> LaunchSpec:
     return replace(parse(LaunchSpec, asked, "launch"), image=image_specs.launch(config))
 
 
-def _checkpoint(config: Experiment, is_recipe: bool, params: int | None) -> Tree:
+def _checkpoint(config: Experiment, is_recipe: bool, quantities: Quantities) -> Tree:
     kept = config.checkpoint.model_dump(mode="json", exclude_unset=is_recipe)
     if kept.get("reshardable") is None:
         kept.pop("reshardable", None)
-        if not is_recipe:
-            kept["reshardable"] = _is_reshardable(config.parallel, params)
+        if any(one.tensors for one in config.report.agreements):  # which are compared by name
+            kept["reshardable"] = True
+        elif not is_recipe:
+            kept["reshardable"] = _is_reshardable(config.parallel, quantities.get("params"))
     return kept
 
 
-def _is_reshardable(parallel: Parallel, params: int | None) -> bool:
+def _is_reshardable(parallel: Parallel, params: Number | None) -> bool:
     """By default. Only the distributed optimizer's shards have to be gathered."""
     if parallel.fsdp == "megatron" or not parallel.distributed_optimizer:
         return True

@@ -109,8 +109,6 @@ class RunPlanner:
         corpora = tuple(blends.corpora(config.data.model_dump()))
         used = [config.models[model].tokenizer, *(config.corpora[name].tokenizer for name in corpora)]
         asked = documents.run_spec(config, model, int(quantities("world_size")))
-        known = quantities.get("params")
-        params = None if known is None else int(known)
         return Run(
             name=choice.name,
             values={dotted(path): value for path, value in choice.values.items()},
@@ -119,7 +117,7 @@ class RunPlanner:
             corpora=corpora,
             tokenizers=tuple(dict.fromkeys(name for name in used if name in config.tokenizers)),
             run=asked,
-            launch=replace(documents.launch(config, model, params), index=documents.index_name(asked)),
+            launch=replace(documents.launch(config, model, quantities), index=documents.index_name(asked)),
             profile=documents.profile(config),
             row=row,
             facts=facts,

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from megaboa import layout
 from megaboa.config.problems import choose, show
 from megaboa.paths import ExperimentFolder, RunFolder, RunStore, trained
@@ -38,6 +40,15 @@ class ParentRun:
     settings: Tree  # its launch.checkpoint
     last: int | None  # step of its last checkpoint, where that is known
     kept: list[int] | None  # steps of the checkpoints that it has, or will have; None: unknown
+    checkpoints: Path | None = None  # of a run that has some
+
+    def is_reshardable(self, step: int) -> bool:
+        """Whether any layout can take the optimizer's state. Where a recipe decides, the ranks look again."""
+        if self.checkpoints is None:
+            return bool(self.settings.get("reshardable", True))
+        path = checkpoints.folder(self.checkpoints, step) / checkpoints.LAST_WRITTEN
+        saved = yaml.safe_load(path.read_text(encoding="utf-8")).get("checkpoint", {}) if path.exists() else {}
+        return saved.get("dist_ckpt_optim_fully_reshardable") is not False or saved.get("ckpt_format") == "fsdp_dtensor"
 
 
 def split(text: str) -> tuple[str, str, int | None]:
@@ -106,7 +117,8 @@ class Parents:
                 )
             kept = checkpoints.complete_iterations(before.store.checkpoints)
             earlier = parse(RunSpec, before.identity.run, before.store.identity)
-            parent = ParentRun(name, earlier, folder.launch.checkpoint, max(kept, default=None), kept)
+            settings, last = folder.launch.checkpoint, max(kept, default=None)
+            parent = ParentRun(name, earlier, settings, last, kept, before.store.checkpoints)
             step = _step(parent, int(wanted) if wanted else before.step)
         except NoParentError as error:
             self.complain(run, ("continue_from",), str(error))
@@ -155,7 +167,7 @@ def trained_parent(folder: RunFolder) -> ParentRun:
     settings = folder.launch.checkpoint if folder.file("launch").exists() else {}
     kept = checkpoints.complete_iterations(store.checkpoints)
     run = parse(RunSpec, read(Identity, store.identity).run, store.identity)
-    return ParentRun(name, run, settings, max(kept, default=None), kept)
+    return ParentRun(name, run, settings, max(kept, default=None), kept, store.checkpoints)
 
 
 def planned_steps(settings: Tree, last: int | None) -> list[int] | None:
@@ -223,11 +235,15 @@ def mismatches(parent: ParentRun, run: Run, step: int) -> list[tuple[tuple[str, 
         message = f"checkpoints of Megatron-FSDP have their own format: set it as in {parent.name}"
         found.append((("parallel", "fsdp"), message))
     layouts = [[one.parallel.get(size) for size in layout.NAMES] for one in (own, theirs)]  # in any number of copies
-    if load and not parent.settings.get("reshardable", True) and layouts[0] != layouts[1]:
+    if load and layouts[0] != layouts[1] and not parent.is_reshardable(step):
+        remedy = (
+            "set it to true for that run"
+            if parent.checkpoints is None
+            else f"continue {parent.name} (continue_from: itself) by some steps with true, and begin with these"
+        )
         message = (
-            f"{parent.name} saves with checkpoint.reshardable: false (the default for large models), and has another "
-            f"layout: set it to true there (a trained run saves so when it has some steps more), take its layout, or "
-            f"set load.optimizer: false"
+            f"the optimizer's state of {parent.name} is saved by ranks of another layout (checkpoint.reshardable: "
+            f"false, the default for large models): {remedy}, take its layout, or set load.optimizer: false"
         )
         found.append((where, message))
     return found

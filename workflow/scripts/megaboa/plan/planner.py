@@ -76,7 +76,7 @@ class _Planner:
         # What the report needs to tell a tie of two experts from a mistake.
         runs = [replace(run, launch=replace(run.launch, routing=True)) if run.name in compared else run for run in runs]
         read = {name for one in agreements if one.tensors for name in (one.reference, *one.runs)}
-        runs = [_to_compare(run) if run.name in read else run for run in runs]
+        runs = [replace(run, launch=replace(run.launch, samples=True)) if run.name in read else run for run in runs]
         if sound and self.base.tune.trials_of is None:  # settings that change no loss are what is tried there
             pairs = [(one.reference, run) for one in agreements if one.tensors for run in one.runs]
             self.check_same(runs, repeated=set(map(frozenset, pairs)))
@@ -193,14 +193,6 @@ class _Planner:
                 message = f"the models need different tokenizers ({listed}): define the corpus once for each of them"
                 self.problems.add(("corpora", corpus), message)
         return given | {corpus: next(iter(asked)) for corpus, asked in found.items()}
-
-
-def _to_compare(run: Run) -> Run:
-    """Of a run whose tensors are compared with another's: by name, for which they have to be saved whole."""
-    checkpoint = dict(run.launch.checkpoint)
-    if run.config.checkpoint.reshardable is None:
-        checkpoint["reshardable"] = True
-    return replace(run, launch=replace(run.launch, samples=True, checkpoint=checkpoint))
 
 
 def over_budget(runs: Collection[Run], exports: Collection[str], budget: Budget, results: Path) -> dict[str, str]:

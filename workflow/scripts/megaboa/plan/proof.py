@@ -100,7 +100,7 @@ def _base(loaded: LoadedExperiment, choice: Choice, run: Run) -> Tree:
     # Saved after N and after N + M steps, in whatever layout it is read; what a stop leaves is a checkpoint.
     unused = ("keep_last", "keep_every", "local")
     kept = {name: value for name, value in (tree.get("checkpoint") or {}).items() if name not in unused}
-    tree["checkpoint"] = {"reshardable": True, **kept, "save_interval": proven.steps}
+    tree["checkpoint"] = {**kept, "save_interval": proven.steps}
     recovery = {
         name: value for name, value in (tree.get("recovery") or {}).items() if name not in ("notify", "actions")
     }

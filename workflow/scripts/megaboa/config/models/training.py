@@ -116,8 +116,9 @@ class Checkpoint(Section):
     )
     reshardable: bool | None = key(
         None,
-        "save so that another layout can resume, for which every rank gathers its stage's whole optimizer state in the "
-        "host's memory (dist_ckpt_optim_fully_reshardable); default: up to 150 million parameters per tp x pp",
+        "save so that another tp, pp, vpp, cp, ep or etp can take the optimizer's state, for which every rank gathers "
+        "that of its stage in the host's memory (dist_ckpt_optim_fully_reshardable); default: true up to 150 million "
+        "parameters per rank of tp x pp, false above or where the number isn't known; a recipe's own",
     )
     verify: bool = key(True, "record a checkpoint's checksums during training, and compare them before resuming")
     local: LocalCopies | None = key(None, "copies on the nodes, between checkpoints, to resume from")
