@@ -54,7 +54,7 @@ STEPS, SAVE_INTERVAL = (100, 10) if REHEARSAL else (90, 20)
 # layout is short, and has few micro-batches.
 LONG = f"training.train_iters: {STEPS}"
 SHORT = f"training.train_iters: 40, schedule.decay_iters: {STEPS}"
-MIDDLE = f"training.train_iters: {2 * SAVE_INTERVAL + 20}, schedule.decay_iters: {STEPS}"
+MIDDLE = f"training.train_iters: {2 * SAVE_INTERVAL}, schedule.decay_iters: {STEPS}"
 FEW = "training.micro_batch_size: 16"
 # One for each rank, and one more on each GPU for a run that loses its host: who has to wait would preempt another.
 HOSTS = 16 if FOUND > 1 else 7
