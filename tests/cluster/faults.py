@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import matrix
+from clone import edit
 from lab import REPOSITORY, UID, Lab
 from site_clone import SiteClone
 
@@ -63,6 +64,12 @@ class Faults:
         self.process: subprocess.Popen | None = None
         runs = {run: f"{hosts}, {values}" if hosts else values for run, values in runs.items()}
         self.config = clone.experiment(NAME, runs, save_interval)
+
+    def use_gpus(self) -> None:
+        """Before anything is made."""
+        config = self.clone.path / self.config
+        edit(config, "device: cpu", "device: cuda")
+        edit(config, "seq_length: 64, precision: fp32", "seq_length: 128, precision: bf16_mixed")
 
     def prepare(self, *undisturbed: str) -> None:
         """What comes before training, on the login host as that is quicker, and the runs that nothing disturbs."""

@@ -163,8 +163,7 @@ def faults(make_lab: Callable[..., Lab]) -> Iterator[AllAtOnce]:
     found = AllAtOnce(lab, SiteClone(lab), runs, hosts="", save_interval=SAVE_INTERVAL)
     config = found.clone.path / found.config
     if not REHEARSAL:
-        edit(config, "device: cpu", "device: cuda")
-        edit(config, "seq_length: 64, precision: fp32", "seq_length: 128, precision: bf16_mixed")
+        found.use_gpus()
     edit(config, "models:\n", f"models:\n{MODEL}")
     config.write_text(f"{config.read_text()}model: dense\nexport: {{runs: [quiet]}}\n")
     found.train()

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from clone import edit
 from faults import AT_ONCE, NAME, Faults
 from gpu_count import gpus
 from lab import Lab
@@ -25,7 +24,7 @@ from megaboa.records import read_gpu_events
 REHEARSAL = os.environ.get("MEGABOA_REHEARSAL") == "1"
 PER_HOST = 2
 HOSTS = 1 if REHEARSAL else min(gpus(), 4) // PER_HOST
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HOSTS, reason="there are no two GPUs")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HOSTS, reason=f"two GPUs are needed, and {gpus()} found")]
 
 # A checkpoint of its own is behind the first attempt when it is hit.
 STEPS, SAVE_INTERVAL = (40, 10) if REHEARSAL else (300, 100)
@@ -69,9 +68,7 @@ def faults(make_lab: Callable[..., Lab]) -> OneAfterTheOther:
     lab = make_lab(nodes=HOSTS, cpus=8, memory_mb=64000, accounting=False, real_gpus=owned)
     found = OneAfterTheOther(lab, SiteClone(lab), RUNS, hosts="", save_interval=SAVE_INTERVAL)
     if not REHEARSAL:
-        config = found.clone.path / found.config
-        edit(config, "device: cpu", "device: cuda")
-        edit(config, "seq_length: 64, precision: fp32", "seq_length: 128, precision: bf16_mixed")
+        found.use_gpus()
     found.clone.before_training(found.config)
     for run in RUNS:
         found.train(run)

@@ -16,6 +16,7 @@ from typing import Any
 from megaboa import layout
 from megaboa.paths import RunStore
 from megaboa.records import Identity, Parent, Tree, read
+from megaboa.run.checkpoints import has_shards
 
 # What must be equal for the same tensors to mean the same model.
 ARCHITECTURE = (
@@ -105,7 +106,7 @@ def refuse_optimizer(config: Any, theirs: Tree) -> None:
 
 def refuse_other_layout(config: Any, theirs: Tree) -> None:
     """The optimizer's shards are cut as the ranks were."""
-    if not _is_by_buckets(config, theirs):
+    if not (has_shards(theirs) and _is_distributed(config)):
         return
     own = _layout(lambda field: getattr(config.model, field, None))
     other = _layout(theirs["model"].get)
@@ -129,7 +130,7 @@ def _differing(one: dict[str, int], other: dict[str, int]) -> str:
 def keep_buckets(config: Any, theirs: Tree) -> list[str]:
     """The optimizer's shards fit the buckets only that they were saved in, and there is but one where no gradients are
     reduced early. Returns what was changed."""
-    if not _is_by_buckets(config, theirs) or "overlap_grad_reduce" not in theirs.get("ddp", {}):
+    if not (has_shards(theirs) and _is_distributed(config) and "overlap_grad_reduce" in theirs.get("ddp", {})):
         return []
     was, size = theirs["ddp"]["overlap_grad_reduce"], theirs["ddp"].get("bucket_size")
     changed = {
@@ -147,12 +148,6 @@ def keep_buckets(config: Any, theirs: Tree) -> list[str]:
         f"{name} is {value}, as the optimizer's shards were saved in these buckets (checkpoint.reshardable: false)"
         for name, value in changed.items()
     ]
-
-
-def _is_by_buckets(config: Any, theirs: Tree) -> bool:
-    saved = theirs.get("checkpoint") or {}
-    is_whole = saved.get("dist_ckpt_optim_fully_reshardable") is not False
-    return not is_whole and saved.get("ckpt_format") != "fsdp_dtensor" and _is_distributed(config)
 
 
 def _is_distributed(config: Any) -> bool:

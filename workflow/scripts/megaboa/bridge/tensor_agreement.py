@@ -32,6 +32,10 @@ FLOOR = 2.0**-22  # what twins may agree in by chance, relative
 UNTOLD = 1.0  # a limit as large as the tensor itself
 SHOWN = 3
 PARTS = ("weights", "optimizer", "counters", "random numbers", "data order")
+SHARDS_DIFFER = (
+    "the optimizer's state was saved as shards of ranks that were laid out otherwise, or of one run only "
+    "(checkpoint.reshardable: false), so that no tensor can be compared"
+)
 Samples = dict[int, list[str]]  # digests by step
 
 
@@ -46,12 +50,6 @@ def _of_agreement(agreement: AgreementSpec, experiment: ExperimentFolder) -> Ite
     reference = experiment.run(agreement.reference)
     for name in agreement.runs:
         yield from _of_run(agreement, reference, experiment.run(name), [experiment.run(one) for one in agreement.twins])
-
-
-SHARDS_DIFFER = (
-    "the optimizer's state was saved as shards of ranks that were laid out otherwise, or of one run only "
-    "(checkpoint.reshardable: false), so that no tensor can be compared"
-)
 
 
 def _of_run(

@@ -118,16 +118,15 @@ def _code_digest(code: str) -> str:
 
 def launch(config: Experiment, model: str, quantities: Quantities) -> LaunchSpec:
     """Where and how a run runs: no input of training."""
+    is_recipe = config.models[model].recipe is not None
     asked = {
         **config.resources.model_dump(mode="json"),
         "start": config.launch.model_dump(mode="json"),
         "recovery": config.recovery.model_dump(mode="json"),
         "trackers": config.trackers.model_dump(mode="json"),
-        "checkpoint": _checkpoint(config, config.models[model].recipe is not None, quantities),
+        "checkpoint": _checkpoint(config, is_recipe, quantities),
         "store": config.store,
-        **config.data.model_dump(
-            mode="json", exclude_unset=config.models[model].recipe is not None, include={"num_workers"}
-        ),
+        **config.data.model_dump(mode="json", exclude_unset=is_recipe, include={"num_workers"}),
         "overrides": _launch_overrides(config),
     }
     return replace(parse(LaunchSpec, asked, "launch"), image=image_specs.launch(config))

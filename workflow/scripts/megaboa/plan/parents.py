@@ -47,8 +47,7 @@ class ParentRun:
         if self.checkpoints is None:
             return bool(self.settings.get("reshardable", True))
         path = checkpoints.folder(self.checkpoints, step) / checkpoints.LAST_WRITTEN
-        saved = yaml.safe_load(path.read_text(encoding="utf-8")).get("checkpoint", {}) if path.exists() else {}
-        return saved.get("dist_ckpt_optim_fully_reshardable") is not False or saved.get("ckpt_format") == "fsdp_dtensor"
+        return not path.exists() or not checkpoints.has_shards(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 def split(text: str) -> tuple[str, str, int | None]:

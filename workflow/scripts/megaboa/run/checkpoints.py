@@ -24,7 +24,7 @@ from pathlib import Path
 from megaboa.errors import InputError
 from megaboa.files import file_digest, read_json, write_json
 from megaboa.paths import RunStore
-from megaboa.records import CheckpointMark, Evaluated, read, read_steps, write
+from megaboa.records import CheckpointMark, Evaluated, Tree, read, read_steps, write
 
 MARKER = "complete.json"
 DIGESTS = "digests.json"
@@ -53,6 +53,12 @@ def mark_complete(checkpoints: Path) -> None:
 
 def complete_iterations(checkpoints: Path) -> list[int]:
     return sorted(number for number, path in _folders(checkpoints) if _counts(path))
+
+
+def has_shards(config: Tree) -> bool:
+    """Whether each rank has saved its own shard of the optimizer: by the configuration that a checkpoint holds."""
+    saved = config.get("checkpoint") or {}
+    return saved.get("dist_ckpt_optim_fully_reshardable") is False and saved.get("ckpt_format") != "fsdp_dtensor"
 
 
 def latest(checkpoints: Path) -> int:

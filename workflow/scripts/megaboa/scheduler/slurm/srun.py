@@ -174,8 +174,8 @@ class SrunRanks:
         """By the log of a node's only task, if this host can read it already."""
         if task is None:
             return None
-        said = _text(self.log.with_name(NODE_LOG.format(task)))
-        return next((int(rank) for rank in reversed(_RANK.findall(said))), None)
+        found = _RANK.findall(_text(self.log.with_name(NODE_LOG.format(task))))
+        return int(found[-1]) if found else None
 
     @property
     def sound(self) -> bool:
