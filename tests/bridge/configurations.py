@@ -44,7 +44,8 @@ CORPORA = {
 }
 FIM = {"rate": 0.9, "spm_rate": 0.5, "split_sample": None, "fragment_rate": None, "no_prefix": None}
 FIM["tokens"] = {part: f"<{part}>" for part in ("prefix", "middle", "suffix", "pad", "eod")}
-LAUNCH = {"checkpoint": {"save_interval": None, "async_save": None, "keep_last": 3}, "num_workers": 2, "overrides": {}}
+CHECKPOINT = {"save_interval": None, "async_save": None, "keep_last": 3, "reshardable": True}
+LAUNCH = {"checkpoint": CHECKPOINT, "num_workers": 2, "overrides": {}}
 
 
 def main(folder):
