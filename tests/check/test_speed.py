@@ -129,6 +129,25 @@ def test_small_layers_take_as_long_as_the_host_needs_and_none_with_a_graph():
     assert slow.host > 0.8 * slow.seconds and graph.host == 0
 
 
+def test_the_host_takes_longer_for_layers_that_ranks_share_and_for_experts_and_has_work_outside_layers():
+    small = {"hidden": 256, "ffn": 512, "heads": 4, "kv_groups": 4, "head_dim": 64, "seq_length": 256, "graphs": "none"}
+    known = dataclasses.replace(calibration.of("h200-141g"), tensor_host=0.0, micro_batch=0.0, experts_host=None)
+    given, moe = of(**small, tp=2), of(**small, experts=64, topk=6, moe_ffn=128, ep=2)
+    microbatches, layers = given.microbatches, 32
+
+    def more(facts, **host):
+        changed = dataclasses.replace(known, **host)
+        return speed.of_step(facts, changed).host - speed.of_step(facts, known).host
+
+    assert more(given, tensor_host=1e-3) == pytest.approx(1e-3 * microbatches * layers, rel=0.02)
+    assert more(of(**small), tensor_host=1e-3) == 0
+    assert more(given, micro_batch=2e-3) == pytest.approx(2e-3 * microbatches, rel=0.2)
+    assert more(dataclasses.replace(given, kernels=of(graphs="full_iteration").kernels), micro_batch=2e-3) == 0
+    unknown = known.layer["bf16"] + speed.ROUTING * known.launch
+    law = Law(rate=1e30, latency=unknown, group=1e-4)
+    assert more(moe, experts_host=law) == pytest.approx(31e-4 * moe.microbatches * layers, rel=0.02)
+
+
 def test_experts_pay_for_each_group_and_for_sending():
     moe = {"experts": 64, "topk": 6, "moe_ffn": 1024}
     known = calibration.of("h100-80g")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from megaboa import peaks
-from megaboa.bridge import kernel_times
+from megaboa.bridge import host_times, kernel_times
 from megaboa.bridge.kernel_times import Bench
 from megaboa.records import Calibration, Law, Link
 from megaboa.run import nvml
@@ -19,7 +19,7 @@ from megaboa.run import nvml
 
 def measure(device: torch.device, rank: int, ranks_per_node: int) -> Calibration:
     """By every rank of a job at the same time, so that the GPUs share power and the host as in training; what the
-    first one found is the result. Ranks meet only for the collectives."""
+    first one found is the result. Ranks meet for the host's times and for the collectives."""
     bench = Bench(device)
     begun = time.monotonic()
 
@@ -31,17 +31,19 @@ def measure(device: torch.device, rank: int, ranks_per_node: int) -> Calibration
     kinds = bench.kinds
     launch, memory = kernel_times.launch(bench), kernel_times.memory(bench)
     done("memory, launches")
-    layer = _each(kinds, lambda kind: kernel_times.layer(bench, kind), done, "host")
     products = _each(kinds, lambda kind: kernel_times.products(bench, kind), done, "products")
     attention = kernel_times.attention(bench)
     done("attention")
     grouped = _each(kinds, lambda kind: kernel_times.experts(bench, kind), done, "experts")
-    experts_host = kernel_times.experts_host(bench)
     dist.init_process_group(
         "nccl" if bench.is_gpu else "gloo", device_id=device if bench.is_gpu else None, timeout=timedelta(seconds=120)
     )
     node, network = kernel_times.links(bench, ranks_per_node)
     done("collectives")
+    # On the CPU what ranks send each other is the host's work too, and counted as such.
+    sharing = ranks_per_node if bench.is_gpu else 1
+    host = host_times.measure(bench, sharing, lambda work: _each(kinds, work, done, "host"))
+    done("host of layers that ranks share, and of experts")
     stack, gpu = kernel_times.stack(bench), "cpu"
     if bench.is_gpu:
         stack["driver"] = _driver() or "unknown"
@@ -56,8 +58,7 @@ def measure(device: torch.device, rank: int, ranks_per_node: int) -> Calibration
         attention=attention,
         memory=memory,
         launch=launch,
-        layer=layer,
-        experts_host=experts_host,
+        **vars(host),
         node=node or _alone(memory),
         network=network,
     )
@@ -103,8 +104,12 @@ def told(found: Calibration) -> str:
         if link is not None:
             names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
             lines += [_line(f"{what} {name}", getattr(link, name), 1e9, "GB/s") for name in names]
-    hosts = ", ".join(f"{name} {seconds * 1e6:.0f}" for name, seconds in found.layer.items())
-    lines.append(f"host: {found.launch * 1e6:.1f} us a launch, by layer {hosts} us")
+    hosts = ", ".join(f"{name} {seconds * 1e6:,.0f}" for name, seconds in found.layer.items())
+    more = [f"{found.tensor_host * 1e6:,.0f} more where ranks share it"]
+    if law := found.experts_host:
+        more.append(f"{law.latency * 1e6:,.0f} more with an expert, {law.group * 1e6:,.0f} with each further one")
+    lines.append(f"host: a launch {found.launch * 1e6:.1f} us, a layer {hosts}, {', '.join(more)}")
+    lines.append(f"host: a micro-batch outside its layers {found.micro_batch * 1e6:,.0f} us")
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 Needs torch, and Transformer Engine for FP8, for grouped products and for its attention. Each rank has a GPU, or the
 machine's processors. Kernels are timed by events with a queue that is full, so that the host's time isn't in them; the
-host's is measured by layers so small that the GPU waits for it.
+host's is measured apart (`host_times`).
 """
 
 from __future__ import annotations
@@ -302,33 +302,6 @@ def launch(bench: Bench) -> float:
     """What the host takes for one small operation of PyTorch."""
     tensor = torch.zeros(16, device=bench.device)
     return bench.host(lambda: tensor.add_(1), times=500)
-
-
-def layer(bench: Bench, kind: str) -> float:
-    """What the host takes for a layer of a transformer, forward and backward."""
-    if te is None or not bench.is_gpu:
-        made = torch.nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True, device=bench.device)
-        x = torch.randn(1, 16, 32, device=bench.device, requires_grad=True)
-        return bench.host(lambda: made(x).sum().backward())
-    made = te.TransformerLayer(
-        256, 512, 4, hidden_dropout=0.0, attention_dropout=0.0, params_dtype=bench.type, self_attn_mask_type="causal",
-        normalization="RMSNorm", activation="swiglu", bias=False, device="cuda",
-    )  # fmt: skip
-    x = bench.random(128, 1, 256, grad=True)
-    return bench.host(_trained(made, x, torch.ones_like(x), kind))
-
-
-def experts_host(bench: Bench) -> Law | None:
-    """What the host takes for an expert layer's two grouped products, forward and backward, by number of experts."""
-    if te is None or not bench.is_gpu:
-        return None
-    found = {}
-    for groups in (8, 64):
-        layer = te.GroupedLinear(groups, 64, 64, bias=False, params_dtype=bench.type, device="cuda")
-        x, gradient = bench.random(groups * 16, 64, grad=True), bench.random(groups * 16, 64)
-        found[groups] = 2 * bench.host(_trained(layer, x, gradient, "bf16", [16] * groups))
-    each = max(0.0, (found[64] - found[8]) / (64 - 8))
-    return Law(rate=1e30, latency=max(0.0, found[8] - 7 * each), group=each)
 
 
 # --- several ----------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ ACCUMULATED = 10  # bytes for each parameter and micro-batch: the gradient is re
 UPDATED = 50  # bytes for each parameter that a rank updates: gradients are measured, Adam's states read and written
 CAST = 6  # bytes for each weight in bf16 that is cast once a step: read twice, written by rows and by columns
 CAST_BY_ROW = 14e9  # weights per second: megatron-core casts those kept in FP8 as single rows (docs/benchmarks/h200.md)
-HOST = 1.0  # of a layer, as a multiple of what a calibration's layer takes
+ROUTING = 60  # launches of a layer of experts that wasn't measured: routing, sorting, exchanging, both ways
 GRAPHS = {"full_iteration": 0.0, "local": 0.3, "transformer_engine": 0.3}  # of the host's time that is left
 HOST_SHARE = 0.05  # of a step, from which it is uncertain
 WAITS = 2.7  # exponent: at infinity the longer of host and GPU alone would count
@@ -149,7 +149,7 @@ class _Model:
             forward, backward = forward + there * number, backward + back * number
         for part, times in ((work.embedding, stage.embedding), (work.loss, stage.loss * (1 + stage.mtp))):
             if times:
-                there, back = self.part(part(self.f), 0.0)
+                there, back = self.part(part(self.f), self.outside() / 2)
                 forward, backward = forward + there * times, backward + back * times
         gradients = self.trained(stage).total * ACCUMULATED / self.known.memory.rate
         return forward, backward + Step(memory=gradients)
@@ -181,7 +181,7 @@ class _Model:
     def _layer(self, sparse: bool, again: bool) -> tuple[Step, Step]:
         f, kernels = self.f, self.f.kernels
         half = work.experts(f) if sparse else work.feed_forward(f)
-        host = HOST * self.host(sparse)
+        host = self.host(sparse)
         first, second = self.part(work.attention(f), host / 2), self.part(half, host / 2)
         forward, backward = first[0] + second[0], first[1] + second[1]
         if again:
@@ -194,15 +194,18 @@ class _Model:
 
     def host(self, sparse: bool) -> float:
         """What it takes to start a layer's kernels, forward and backward."""
-        by_type = self.known.layer
-        kind = self.low[0] if self.low else ""
-        seconds = by_type.get(kind, next(iter(by_type.values())))
+        by_type, law = self.known.layer, self.known.experts_host
+        seconds = by_type.get(self.low[0] if self.low else "", next(iter(by_type.values())))
+        if self.f.layout.tp > 1:
+            seconds += self.known.tensor_host
         if sparse:
-            law = self.known.experts_host
             groups = (self.f.model.experts or 1) / self.f.layout.ep
-            seconds += law.seconds(0, groups=groups) if law else seconds
-            seconds += 60 * self.known.launch  # routing, sorting, exchanging, both ways
+            seconds += law.seconds(0, groups=groups) if law else seconds + ROUTING * self.known.launch
         return seconds * GRAPHS.get(self.f.kernels.graphs, 1.0)
+
+    def outside(self) -> float:
+        """The same outside a micro-batch's layers, which only a graph of the whole iteration spares the host."""
+        return 0.0 if self.f.kernels.graphs == "full_iteration" else self.known.micro_batch
 
     def part(self, one: Part, host: float) -> tuple[Step, Step]:
         """Forward, and backward: two products for each, or one where weights are frozen."""

@@ -1,8 +1,8 @@
 """Measure what predictions of step times need, on the GPUs of this machine (or, where there are none, its processors).
 
-Two minutes. It writes calibrations/<GPU>.json, which `advise`, preflight and the report then take for this GPU instead
-of the calibration that Megaboa ships. On several nodes (--run, or torchrun with a process for each GPU) it measures the
-network too. Needs torch, and Transformer Engine for FP8 and experts.
+Three minutes. It writes calibrations/<GPU>.json, which `advise`, preflight and the report then take for this GPU, not
+the calibration that Megaboa ships. On several nodes (--run, or torchrun with a process for each GPU) it measures the
+network too. Needs Bridge, and on GPUs Transformer Engine for FP8 and experts.
 """
 
 import argparse
@@ -89,15 +89,17 @@ def _rank(arguments: argparse.Namespace) -> int:
     import torch
     import torch.distributed as dist
 
-    from megaboa.bridge import calibrating
+    from megaboa.bridge.process import prepare
+    from megaboa.bridge.quiet import quietly
 
     local = int(os.environ["LOCAL_RANK"])
     is_gpu = torch.cuda.is_available() and arguments.device != "cpu"
     device = torch.device("cuda", local) if is_gpu else torch.device("cpu")
+    with quietly():
+        prepare(device.type)
+        from megaboa.bridge import calibrating
     if is_gpu:
         torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)  # as the workflow's ranks have on the CPU
     warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 has other names for what 2.11 has
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     measured = calibrating.measure(device, rank, int(os.environ.get("LOCAL_WORLD_SIZE", arguments.gpus or ranks)))

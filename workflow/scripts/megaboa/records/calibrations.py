@@ -67,12 +67,15 @@ class Calibration(Record):
     """`products` by type: bf16 (and what else has 16 bits), fp8_current, fp8_delayed, fp8_blocks, mxfp8; `grouped`
     likewise, for experts. `attention` is `forward` and `backward`.
 
-    `layer` is what the host takes to start a layer's kernels, forward and backward, `experts_host` an expert layer's
-    two grouped products, `launch` a single kernel. `held_back_by_host`: of mixtures of experts, and steps that wait for
-    the host (`speed.is_uncertain`); `held_back`: of all others.
+    What the host takes to start kernels, forward and backward: `layer` of a dense layer by type, `tensor_host` how much
+    longer where tensor ranks share the layer, `experts_host` how much longer a layer with experts takes, whose groups
+    are the rank's experts; `micro_batch` everything of a micro-batch but its layers; `launch` a single kernel.
+
+    `held_back_by_host`: of mixtures of experts, and steps that wait for the host (`speed.is_uncertain`); `held_back`:
+    of all others.
     """
 
-    VERSION = 1
+    VERSION = 2
     name: str
     gpu: str  # as resources.gpu has it, without the memory
     source: str
@@ -83,7 +86,9 @@ class Calibration(Record):
     memory: Law
     launch: float
     layer: dict[str, float]
+    tensor_host: float = 0.0
     experts_host: Law | None = None
+    micro_batch: float = 0.0
     node: Link
     network: Link | None = None
     held_back: HeldBack | None = None

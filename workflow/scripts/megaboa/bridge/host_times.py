@@ -1,0 +1,158 @@
+"""What the host takes to start the kernels of a model that Megatron trains, by layer.
+
+Measured with a model so small that the GPU waits for the host: a layer is the difference between two numbers of layers,
+all else of a micro-batch is the rest. It is a model as `models.<name>.config` makes them, in Megatron's wrapper for
+data parallelism and its schedule, as in training: there hooks of every parameter cost the host more than Transformer
+Engine's layer alone would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.bridge import AutoBridge
+from megatron.bridge.training.mixed_precision import get_mixed_precision_config
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from transformers import AutoConfig
+
+from megaboa.bridge import wheels
+from megaboa.bridge.kernel_times import Bench
+from megaboa.bridge.quiet import quietly
+from megaboa.records import Law
+
+type Each = Callable[[Callable[[str], tuple[float, float]]], dict[str, tuple[float, float]]]
+
+
+@dataclass(frozen=True)
+class Small:
+    """Layers of the two models that are compared, and experts of a rank; micro-batches, tokens of each; channels."""
+
+    layers: tuple[int, int]
+    experts: tuple[int, int]
+    micro_batches: int
+    tokens: int
+    width: int
+
+
+GPU = Small(layers=(6, 2), experts=(4, 32), micro_batches=4, tokens=128, width=256)
+CPU = Small(layers=(6, 1), experts=(2, 6), micro_batches=2, tokens=16, width=32)
+PRECISIONS = {  # Bridge's names, by the type's name in a calibration
+    "fp32": None,
+    "bf16": "bf16_mixed",
+    "fp8_current": "bf16_with_fp8_current_scaling_mixed",
+    "fp8_delayed": "bf16_with_fp8_delayed_scaling_mixed",
+    "fp8_blocks": "bf16_with_fp8_subchannel_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+}
+
+
+@dataclass(frozen=True)
+class Host:
+    """Seconds, forward and backward; the names are those of a calibration."""
+
+    layer: dict[str, float]
+    tensor_host: float
+    experts_host: Law
+    micro_batch: float
+
+
+def measure(bench: Bench, ranks: int, each: Each) -> Host:
+    """By all ranks at the same time, of which so many share layers, or experts. `each` measures by type."""
+    small = GPU if bench.is_gpu else CPU
+    plain, *_ = bench.kinds
+    dense = each(lambda kind: _layer(bench, small, kind))
+    layer = dense[plain][0]
+    shared, _ = _layer(bench, small, plain, tp=ranks) if ranks > 1 else dense[plain]
+    few, many = (_layer(bench, small, plain, ep=ranks, experts=experts)[0] - layer for experts in small.experts)
+    group = max(0.0, (many - few) / (small.experts[1] - small.experts[0]))
+    return Host(
+        layer={kind: seconds for kind, (seconds, _) in dense.items()},
+        tensor_host=max(0.0, shared - layer),
+        experts_host=Law(rate=1e30, latency=max(0.0, few - (small.experts[0] - 1) * group), group=group),
+        micro_batch=dense[plain][1],
+    )
+
+
+def _layer(bench: Bench, small: Small, kind: str, tp: int = 1, ep: int = 1, experts: int = 0) -> tuple[float, float]:
+    """Seconds of a layer, and of what else a micro-batch has."""
+    with quietly():
+        # The larger one first: Megatron's table of experts' losses has as many rows as the first model has layers.
+        more, fewer = (_seconds(bench, small, kind, layers, tp, ep, experts) for layers in small.layers)
+    layer = (more - fewer) / (small.layers[0] - small.layers[1])
+    return layer, max(0.0, fewer - small.layers[1] * layer)
+
+
+def _seconds(bench: Bench, small: Small, kind: str, layers: int, tp: int, ep: int, experts: int) -> float:
+    """Of a micro-batch."""
+    made = _provider(small, layers, experts * ep)
+    made.tensor_model_parallel_size, made.sequence_parallel = tp, tp > 1
+    made.expert_model_parallel_size = ep
+    ddp = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
+    if precision := PRECISIONS[kind]:
+        get_mixed_precision_config(precision).setup(made, ddp_config=ddp)
+    made.finalize()
+    wheels.without_missing_kernels(made)
+    made.initialize_model_parallel(seed=1)
+    try:
+        model = made.provide_distributed_model(ddp)
+        made.no_sync_func = model[0].no_sync
+        data = _same(bench, small.tokens)
+
+        def step() -> None:
+            get_forward_backward_func()(
+                forward_step_func=_forward,
+                data_iterator=data,
+                model=model,
+                num_microbatches=small.micro_batches,
+                seq_length=small.tokens,
+                micro_batch_size=1,
+                forward_only=False,
+            )
+
+        return bench.host(step, times=3) / small.micro_batches
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
+def _provider(small: Small, layers: int, experts: int) -> Any:
+    sizes = {
+        "num_hidden_layers": layers,
+        "hidden_size": small.width,
+        "intermediate_size": 2 * small.width,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": small.width // 4,
+        "vocab_size": 1024,
+        "max_position_embeddings": small.tokens,
+        "tie_word_embeddings": False,
+    }
+    family, name = "qwen3", "Qwen3ForCausalLM"
+    if experts:
+        family, name = "qwen3_moe", "Qwen3MoeForCausalLM"
+        sizes |= {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": small.width}
+    config = AutoConfig.for_model(family, architectures=[name], **sizes)
+    made = AutoBridge.from_hf_config(config).to_megatron_provider(load_weights=False)
+    made.seq_length = small.tokens
+    return made
+
+
+def _same(bench: Bench, tokens: int) -> Iterator[dict[str, torch.Tensor]]:
+    words = torch.ones((1, tokens), dtype=torch.long, device=bench.device)
+    places = torch.arange(tokens, device=bench.device).unsqueeze(0)
+    while True:
+        yield {"input_ids": words, "position_ids": places, "labels": words}
+
+
+def _forward(data: Iterator[dict[str, torch.Tensor]], model: Any) -> Any:
+    losses = model(attention_mask=None, **next(data))
+
+    def mean(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss = output.float().mean()
+        return loss, {"loss": loss.detach()}
+
+    return losses, mean
