@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from megaboa.run.gpu_use import POWER_CAP, slowed
 from megaboa.run.nvml import Nvml, NvmlError
 
-NVLINK_ERRORS = 10  # within the seconds of a check: fewer are corrected without harm
+# Within the seconds of a check: fewer are corrected without harm.
+NVLINK_ERRORS = 10
+PCIE_REPLAYS = 10
 OFTEN = 2  # looks: a single one may see a clock on its way up
 
 
@@ -24,6 +26,7 @@ class Watched:
     nvlink_errors: int | None = None  # since the check began
     pcie_lanes: int | None = None
     most_pcie_lanes: int | None = None  # of this GPU in this slot
+    pcie_replays: int | None = None  # since the check began
     sm_mhz: int | None = None  # the most that was seen
     most_sm_mhz: int | None = None
     slowed: dict[str, int] = field(default_factory=dict)  # by what, and how many looks saw it
@@ -37,7 +40,7 @@ class Watch:
             self._gpus = [gpu for gpu in Nvml().gpus() if gpu.uuid in uuids]
         except NvmlError:
             self._gpus = []
-        self._errors = [gpu.nvlink_errors for gpu in self._gpus]
+        self._errors = [(gpu.nvlink_errors, gpu.pcie_replays) for gpu in self._gpus]
         self._slowed: list[Counter[str]] = [Counter() for _ in self._gpus]
         self._clocks: list[list[int]] = [[] for _ in self._gpus]
 
@@ -53,14 +56,15 @@ class Watch:
                 index=gpu.index,
                 name=gpu.name,
                 nvlinks=gpu.nvlinks,
-                nvlink_errors=_more(gpu.nvlink_errors, before),
+                nvlink_errors=_more(gpu.nvlink_errors, nvlink),
                 pcie_lanes=gpu.pcie_lanes,
                 most_pcie_lanes=gpu.most_pcie_lanes,
+                pcie_replays=_more(gpu.pcie_replays, pcie),
                 sm_mhz=max(clocks, default=None),
                 most_sm_mhz=gpu.most_sm_mhz,
                 slowed=dict(names),
             )
-            for gpu, before, names, clocks in seen
+            for gpu, (nvlink, pcie), names, clocks in seen
         ]
 
 
@@ -80,4 +84,6 @@ def _problems(one: Watched, found: Sequence[Watched]) -> Iterator[str]:
         yield f"{one.nvlink_errors} NVLink errors while it was tested"
     if one.pcie_lanes and one.most_pcie_lanes and one.pcie_lanes < one.most_pcie_lanes:
         yield f"{one.pcie_lanes} of its {one.most_pcie_lanes} PCIe lanes are up"
+    if (one.pcie_replays or 0) >= PCIE_REPLAYS:
+        yield f"{one.pcie_replays} packets were sent again over PCIe while it was tested"
     yield from (f"slowed down by {name} while it was tested" for name, looks in one.slowed.items() if looks >= OFTEN)

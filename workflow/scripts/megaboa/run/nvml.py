@@ -201,6 +201,11 @@ class Gpu:
         """Of this GPU in this slot."""
         return self._number("nvmlDeviceGetMaxPcieLinkWidth")
 
+    @property
+    def pcie_replays(self) -> int | None:
+        """Packets that had to be sent again since the driver was loaded."""
+        return self._number("nvmlDeviceGetPcieReplayCounter")
+
     def _ecc(self, kind: int) -> int | None:
         return self._number("nvmlDeviceGetTotalEccErrors", c_int(kind), c_int(_SINCE_DRIVER_LOAD), kind=c_uint64)
 
