@@ -70,6 +70,12 @@ int nvmlDeviceGetNvLinkState(gpu_t *gpu, unsigned link, unsigned *up) {
   *up = !(gpu->index && link == 7 && says("NVML_LINK_DOWN"));
   return OK;
 }
+/* Two sockets: even processors are near GPU 0, odd ones near GPU 1. */
+int nvmlDeviceGetCpuAffinity(gpu_t *gpu, unsigned words, unsigned long *set) {
+  LIVES(gpu);
+  for (unsigned i = 0; i < words; i++) set[i] = i ? 0 : gpu->index ? 0xaaul : 0x55ul;
+  return OK;
+}
 int nvmlDeviceGetMaxPcieLinkWidth(gpu_t *gpu, unsigned *lanes) { LIVES(gpu); *lanes = 16; return OK; }
 int nvmlDeviceGetCurrPcieLinkWidth(gpu_t *gpu, unsigned *lanes) {
   LIVES(gpu);

@@ -127,16 +127,18 @@ def test_a_task_per_node_starts_the_nodes_ranks(started):
     command, logs = started(tasks="node")
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=12"} <= set(command)
     assert f"--output={logs}/node-%n.log" in command
-    assert command[-8:] == [
+    assert command[-9:] == [
         "python",
         str(allocation.START_NODE),
         "--ranks=4",
         f"--logs={logs}",
         "--fork=cuda",
+        "--bind",
         "--",
         "python",
         "rank.py",
     ]
+    assert "--bind" not in started(tasks="node", cpu_bind="none")[0]
     assert allocation.START_NODE.exists() and site.CHECK_NODE.exists()
 
 

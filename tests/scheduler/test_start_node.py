@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parents[2] / "workflow" / "scripts" / "start_node.py"
 def start(tmp_path):
     begun = []
 
-    def start(code, ranks=2, node=1, nodes=3):
+    def start(code, *further, ranks=2, node=1, nodes=3):
         here = {"SLURM_PROCID": str(node), "SLURM_NODEID": str(node), "SLURM_NNODES": str(nodes)}
         here |= {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
         command = [
@@ -26,6 +26,7 @@ def start(tmp_path):
             str(SCRIPT),
             f"--ranks={ranks}",
             f"--logs={tmp_path}",
+            *further,
             "--",
             sys.executable,
             "-c",
@@ -45,6 +46,17 @@ def test_the_ranks_of_the_second_node_of_three(start, tmp_path):
     assert start(code).wait(20) == 0
     assert (tmp_path / "rank-2.log").read_text() == "2 0 6 n1\n"
     assert (tmp_path / "rank-3.log").read_text() == "3 1 6 n1\n"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+@pytest.mark.parametrize("given", [0, -1], ids=["of exactly its job's", "of more than its job's"])
+def test_ranks_are_bound_to_their_share_of_the_tasks_processors(start, tmp_path, monkeypatch, given):
+    here = os.sched_getaffinity(0)
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", str(len(here) + given))
+    code = "import os; print(*os.sched_getaffinity(0))"
+    assert start(code, "--bind").wait(20) == 0
+    found = [set(map(int, (tmp_path / f"rank-{rank}.log").read_text().split())) for rank in (2, 3)]
+    assert found == [here, here] if given else found[0] | found[1] == here and not found[0] & found[1]
 
 
 def test_the_task_ends_with_the_code_of_the_rank_that_failed(start):

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from megaboa.records import StandbyOrder, parse
+from megaboa.run import cores
 from megaboa.scheduler.local import DEVICES, FORKED, KEEPER, POLL_SECONDS, LocalRanks
 from megaboa.scheduler.ranks import STACKS_SIGNAL
 from megaboa.scheduler.registry import cluster
@@ -28,12 +29,14 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, required=True, help="folder of the ranks' logs")
     parser.add_argument("--fork", choices=DEVICES, help="fork the ranks from one process, made fit for this device")
     parser.add_argument("--wait", type=Path, help="an empty file, until it says what every rank runs, where, and how")
+    parser.add_argument("--bind", action="store_true", help="bind each rank to its share of the task's processors")
     parser.add_argument("command", nargs="+", help="what every rank runs")
     arguments = parser.parse_args()
     here = cluster().task(os.environ)
     if here is None:
         sys.exit("not started by a scheduler, so the number of this node is unknown: set launch.tasks to rank")
     environment = dict(os.environ)
+    processors = cores.of_ranks(arguments.ranks, here.processors, environment) if arguments.bind else []
     keeper = None
     if arguments.fork:
         environment |= {FORKED: arguments.fork, KEEPER: str(os.getpid())}
@@ -59,6 +62,7 @@ def main() -> int:
                 environment,
                 first=here.node * arguments.ranks,
                 count=arguments.ranks,
+                processors=processors,
             )
         )
     finally:

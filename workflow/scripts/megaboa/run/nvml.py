@@ -21,6 +21,7 @@ _FIELD_MEMORY_TEMPERATURE = 82
 # Of all links together: CRC of control and of data, replay, recovery, ECC.
 _FIELDS_NVLINK_ERRORS = (38, 45, 52, 59, 160)
 _MOST_NVLINKS = 18
+_WORDS_OF_PROCESSORS = 64  # of 64 bits
 _FUNCTION_NOT_FOUND = 13
 _GONE = {15: "the GPU is lost", 16: "the GPU requires a reset", 999: "unknown error"}
 
@@ -205,6 +206,15 @@ class Gpu:
     def pcie_replays(self) -> int | None:
         """Packets that had to be sent again since the driver was loaded."""
         return self._number("nvmlDeviceGetPcieReplayCounter")
+
+    @property
+    def processors(self) -> set[int]:
+        """Those that are near; empty where the driver doesn't say."""
+        words = (c_ulong * _WORDS_OF_PROCESSORS)()
+        if not self._asked("nvmlDeviceGetCpuAffinity", c_uint(_WORDS_OF_PROCESSORS), words):
+            return set()
+        bits = 8 * ctypes.sizeof(c_ulong)
+        return {bits * word + bit for word, value in enumerate(words) for bit in range(bits) if value >> bit & 1}
 
     def _ecc(self, kind: int) -> int | None:
         return self._number("nvmlDeviceGetTotalEccErrors", c_int(kind), c_int(_SINCE_DRIVER_LOAD), kind=c_uint64)

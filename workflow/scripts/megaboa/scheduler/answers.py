@@ -50,6 +50,7 @@ class Task:
     count: int
     node: int
     nodes: int
+    processors: int = 0  # that the step has on this node; 0: unknown
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,9 @@ class LocalRanks:
         first: int = 0,
         count: int | None = None,
         port: ReservedPort | None = None,
+        processors: Sequence[Set[int]] = (),
     ):
+        """`processors` that each is bound to; empty: all of this process."""
         self.first, self.port = first, port
         self.processes: list[subprocess.Popen] = []
         self.alive: list[int] = []
@@ -120,7 +122,8 @@ class LocalRanks:
                 who = rank_environment(
                     first + local, local, world_size, environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
                 )
-                self._start(command, logs / f"rank-{first + local}.log", {**environment, **who})
+                with _bound_to(processors[local] if processors else None):
+                    self._start(command, logs / f"rank-{first + local}.log", {**environment, **who})
         except BaseException:
             self.kill()
             raise
@@ -201,6 +204,20 @@ class LocalRanks:
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(number)
+
+
+@contextlib.contextmanager
+def _bound_to(processors: Set[int] | None) -> Iterator[None]:
+    """What is started meanwhile inherits it."""
+    if processors is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def start(

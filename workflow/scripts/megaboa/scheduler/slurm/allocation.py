@@ -121,7 +121,17 @@ class Allocation:
         if one_task:
             forks = [f"--fork={self._device}"] if environment.get(FORKED) != "0" else []
             waits = [f"--wait={wait}"] if wait else []
-            spawner = [command[0], str(START_NODE), f"--ranks={per_node}", f"--logs={logs}", *forks, *waits, "--"]
+            binds = [] if start.cpu_bind == "none" else ["--bind"]
+            spawner = [
+                command[0],
+                str(START_NODE),
+                f"--ranks={per_node}",
+                f"--logs={logs}",
+                *forks,
+                *waits,
+                *binds,
+                "--",
+            ]
             command = [*spawner, *command]
         srun = srun_command(
             self._container.around(command, {*environment, *OF_A_RANK}),
