@@ -100,8 +100,8 @@ class Launch(Section):
     srun_args: list[str] = key([], "further arguments of srun, such as `--mpi=none`")
     cpu_bind: str | None = key(
         None,
-        "srun's --cpu-bind, such as `cores`; default: the site's. With `tasks: node` each rank is bound to a share of the "
-        "task's processors, near its GPU, unless this is `none`",
+        "srun's --cpu-bind, such as `cores`; default: the site's. With `tasks: node` each rank is bound to a share of "
+        "the task's processors, near its GPU, unless this is `none`",
     )
     python: str | None = key(None, "Python of the ranks; default: the one that runs Snakemake, in an image `python3`")
     network: Literal[networks.names()] | None = key(
