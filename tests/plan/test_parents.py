@@ -202,6 +202,28 @@ def test_a_parent_that_is_yet_to_be_trained_is_told_to_save_whole(plan_of: PlanO
     assert "another layout (checkpoint.reshardable: false" in text and "set it to true for that run" in text
 
 
+@pytest.mark.parametrize(
+    ("child", "whole"),
+    [
+        ("resources.gpus_per_node: 2, parallel.tp: 2", True),
+        ("resources.gpus_per_node: 2, parallel.tp: 2, load.optimizer: false", None),
+        ("resources.gpus_per_node: 2", None),  # as many shards as there are copies can be put together
+    ],
+)
+def test_a_parent_saves_whole_where_a_run_goes_on_in_another_layout(
+    plan_of: PlanOf, tmp_path: Path, child: str, whole: bool | None
+) -> None:
+    """Also where else its recipe decides, which the plan doesn't read."""
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text("def configure(): ...\n")
+    text = f"models: {{r: {{recipe: {recipe}, tokenizer: bpe}}}}\n"
+    text += f"sweep: {{runs: {{a: {{model: r}}, b: {{model: r, continue_from: small/a@10, {child}}}}}}}\n"
+    plan = plan_of(text, **SAVES)
+    parent, other = plan.runs
+    assert other.run.parent.iteration == 10
+    assert parent.launch.checkpoint.get("reshardable") is whole and "reshardable" not in other.launch.checkpoint
+
+
 def test_another_precision_takes_the_state_of_a_distributed_optimizer_or_none(
     plan_of: PlanOf, trained: Callable[..., Plan]
 ) -> None:

@@ -152,6 +152,28 @@ class Parents:
         return ParentRun(f"{experiment}/{name}", run.run, settings, last, planned_steps(settings, last))
 
 
+def saved_for_other_layouts(experiment: str, runs: list[Run]) -> list[Run]:
+    """The runs; those from whose optimizer another of them continues in another layout save it whole, by default."""
+    parents = {run.name: run for run in runs if run.config.checkpoint.reshardable is None}
+    wanted = set()
+    for run in runs:
+        if not run.config.continue_from or run.run.is_tuned or not run.config.load.optimizer:
+            continue
+        its_experiment, name, _ = split(run.config.continue_from)
+        if its_experiment == experiment and name in parents and _layout(parents[name].run) != _layout(run.run):
+            wanted.add(name)
+    return [_saving_whole(run) if run.name in wanted else run for run in runs]
+
+
+def _saving_whole(run: Run) -> Run:
+    return replace(run, launch=replace(run.launch, checkpoint={**run.launch.checkpoint, "reshardable": True}))
+
+
+def _layout(run: RunSpec) -> list[Any]:
+    """Of any number of copies."""
+    return [run.parallel.get(size) for size in layout.NAMES]
+
+
 def trained_parent(folder: RunFolder) -> ParentRun:
     """A run that has been trained, by its files."""
     name = f"{folder.experiment}/{folder.name}"
@@ -233,8 +255,7 @@ def mismatches(parent: ParentRun, run: Run, step: int) -> list[tuple[tuple[str, 
     if kinds[0] != kinds[1]:
         message = f"checkpoints of Megatron-FSDP have their own format: set it as in {parent.name}"
         found.append((("parallel", "fsdp"), message))
-    layouts = [[one.parallel.get(size) for size in layout.NAMES] for one in (own, theirs)]  # in any number of copies
-    if load and layouts[0] != layouts[1] and not parent.is_reshardable(step):
+    if load and _layout(own) != _layout(theirs) and not parent.is_reshardable(step):
         remedy = (
             "set it to true for that run"
             if parent.checkpoints is None

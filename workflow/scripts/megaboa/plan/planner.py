@@ -21,7 +21,7 @@ from megaboa.paths import ExperimentFolder
 from megaboa.plan import device, documents, tasks
 from megaboa.plan.choices import Choice, Place, Problems, TreePath, bad_names, choices_of, seeds, twins
 from megaboa.plan.one_run import RunPlanner
-from megaboa.plan.parents import Parents, listed, planned_steps, split
+from megaboa.plan.parents import Parents, listed, planned_steps, saved_for_other_layouts, split
 from megaboa.plan.plan import Plan, Run
 from megaboa.records import AgreementSpec, Tree
 
@@ -141,6 +141,7 @@ class _Planner:
         if not any(run.config.continue_from for run in runs):
             return runs
         by_name = {choice.name: choice for choice in choices}
+        runs = saved_for_other_layouts(str(self.base.experiment), runs)
 
         def complain(run: Run, path: TreePath, message: str) -> None:
             self.problems.add(self.problems.place_of(path, by_name[run.name]), message, run.name)

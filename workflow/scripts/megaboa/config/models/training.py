@@ -117,8 +117,8 @@ class Checkpoint(Section):
     reshardable: bool | None = key(
         None,
         "save so that another tp, pp, vpp, cp, ep or etp can take the optimizer's state, for which every rank gathers "
-        "that of its stage in the host's memory (dist_ckpt_optim_fully_reshardable); default: true up to 150 million "
-        "parameters per rank of tp x pp, false above or where the number isn't known; a recipe's own",
+        "that of its stage in the host's memory (dist_ckpt_optim_fully_reshardable); default: true where another run "
+        "of the experiment takes it so, else a recipe's own, else true up to 150M parameters per rank of tp x pp",
     )
     verify: bool = key(True, "record a checkpoint's checksums during training, and compare them before resuming")
     local: LocalCopies | None = key(None, "copies on the nodes, between checkpoints, to resume from")
