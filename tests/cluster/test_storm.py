@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import os
 import random
 import signal
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,8 @@ import pytest
 from faults import AT_ONCE, NAME, SAVE_INTERVAL, WAIT, Faults, fill
 from lab import Lab
 from site_clone import SiteClone
+
+from megaboa.observe.fleet import REFUSED, UNRECORDED
 
 pytestmark = pytest.mark.slow
 
@@ -272,6 +275,7 @@ def test_a_storm(faults, small_disk):
     faults.process.wait()
     for run in HIT:
         honest(faults, run, possible[run], 1 + len(user.cancelled[run]))
+    counted(faults)
     assert set(SHORT) <= set(happened) or MINUTES
     names = [str(getattr(Storm, kind).__doc__) for kind in dict.fromkeys(sorted(happened))]
     how_long = f"{lasted:.0f} minutes, {len(happened)} faults" if MINUTES else f"{len(happened)} faults"
@@ -302,6 +306,23 @@ def honest(faults: Faults, run: str, possible: dict[int, set[str]], jobs: int) -
     assert faults.difference(run, "quiet") == 0
     assert faults.lost_steps(run) <= SAVE_INTERVAL * (len(ends) - 1)
     assert len({start["job"] for start in starts}) <= jobs, "a job more than needed has trained"
+
+
+def counted(faults: Faults) -> None:
+    """The view of all runs in the store adds up what the ledgers say, and no token twice."""
+    fleet = json.loads(faults.clone.megaboa("fleet", "--json"))
+    runs = {one["run"]: one for one in fleet["runs"]}
+    assert not fleet["broken"] and set(runs) == set(RUNS)
+    assert {one["state"] for one in runs.values()} == {"done"}
+    assert {one["tokens"] for one in runs.values()} == {runs["quiet"]["tokens"]}
+    for run in HIT:
+        ends = [end for end in faults.ends(run) if end["cause"]]
+        assert runs[run]["attempts"] == len(faults.clone.starts(NAME, run))
+        assert runs[run]["ends"] == dict(Counter(end["cause"] for end in ends))
+        assert set(runs[run]["lost"]) <= {*runs[run]["ends"], *REFUSED.values(), UNRECORDED}, runs[run]
+        assert 0 < runs[run]["effective"] < 1
+    assert fleet["held_seconds"] == pytest.approx(sum(one["held_seconds"] for one in runs.values()))
+    assert fleet["held_seconds"] == pytest.approx(sum(node["held_seconds"] for node in fleet["nodes"].values()))
 
 
 def test_the_page_has_this_event(faults):
